@@ -10,23 +10,19 @@ _WORDS: dict[str, str] = {
     "recurrent": "LSTM GRU RNN",
     "normalisation": (
         "BatchNormalization LayerNormalization InstanceNormalization GroupNormalization "
-        "LpNormalization LRN "
-        "MeanVarianceNormalization RMSNormalization"
+        "LpNormalization LRN MeanVarianceNormalization RMSNormalization"
     ),
     "activation": (
         "Relu LeakyRelu PRelu Elu Selu Celu Gelu Sigmoid HardSigmoid HardSwish Tanh Softplus "
-        "Softsign Mish Softmax "
-        "LogSoftmax Clip ThresholdedRelu Swish"
+        "Softsign Mish Softmax LogSoftmax Clip ThresholdedRelu Swish"
     ),
     "pooling": (
         "MaxPool AveragePool GlobalMaxPool GlobalAveragePool LpPool GlobalLpPool Resize Upsample "
-        "DepthToSpace "
-        "SpaceToDepth"
+        "DepthToSpace SpaceToDepth"
     ),
     "shape": (
         "Reshape Flatten Transpose Squeeze Unsqueeze Expand Tile Concat Split Slice Gather "
-        "GatherElements GatherND Pad "
-        "Identity Dropout Shape Size Trilu"
+        "GatherElements GatherND Pad Identity Dropout Shape Size Trilu"
     ),
     "creation": "Constant ConstantOfShape Range EyeLike OneHot",
     "arithmetic": (
@@ -40,8 +36,7 @@ _WORDS: dict[str, str] = {
     ),
     "reduction": (
         "ReduceSum ReduceMean ReduceMax ReduceMin ReduceProd ReduceL1 ReduceL2 ReduceLogSum "
-        "ReduceLogSumExp "
-        "ReduceSumSquare ArgMax ArgMin TopK"
+        "ReduceLogSumExp ReduceSumSquare ArgMax ArgMin TopK"
     ),
 }
 KIND_OF: dict[str, str] = {name: kind for kind, words in _WORDS.items() for name in words.split()}

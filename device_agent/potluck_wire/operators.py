@@ -30,55 +30,43 @@ KINDS: dict[str, tuple[str, ...]] = {
     ),
     "activation": _names(
         "relu relu6 gelu silu sigmoid tanh hardtanh hardswish hardsigmoid leaky_relu elu selu celu "
-        "softplus mish prelu "
-        "log_sigmoid softmax.int log_softmax.int clamp clamp_min clamp_max"
+        "softplus mish prelu log_sigmoid softmax.int log_softmax.int clamp clamp_min clamp_max"
     ),
     "pooling": _names(
         "max_pool1d max_pool2d avg_pool1d avg_pool2d adaptive_avg_pool1d adaptive_avg_pool2d "
-        "adaptive_max_pool2d "
-        "upsample_nearest2d.vec upsample_bilinear2d.vec"
+        "adaptive_max_pool2d upsample_nearest2d.vec upsample_bilinear2d.vec"
     ),
     "shape": _names(
         "view reshape flatten.using_ints unflatten.int permute transpose.int t numpy_T swapaxes "
-        "movedim.int unsqueeze "
-        "squeeze squeeze.dim squeeze.dims expand expand_as view_as reshape_as repeat "
-        "repeat_interleave.self_int "
-        "contiguous clone detach alias select.int slice.Tensor narrow diagonal index.Tensor "
-        "index_select gather "
-        "broadcast_tensors split.Tensor split_with_sizes chunk unbind.int cat stack pad "
-        "constant_pad_nd roll flip tril "
-        "triu pixel_shuffle pixel_unshuffle channel_shuffle"
+        "movedim.int unsqueeze squeeze squeeze.dim squeeze.dims expand expand_as view_as "
+        "reshape_as repeat repeat_interleave.self_int contiguous clone detach alias select.int "
+        "slice.Tensor narrow diagonal index.Tensor index_select gather broadcast_tensors "
+        "split.Tensor split_with_sizes chunk unbind.int cat stack pad constant_pad_nd roll flip "
+        "tril triu pixel_shuffle pixel_unshuffle channel_shuffle"
     ),
     "creation": _names(
         "arange arange.start arange.start_step full zeros ones full_like zeros_like ones_like "
-        "new_zeros new_ones "
-        "new_full scalar_tensor"
+        "new_zeros new_ones new_full scalar_tensor"
     ),
     "arithmetic": _names(
         "add.Tensor add.Scalar sub.Tensor sub.Scalar mul.Tensor mul.Scalar div.Tensor div.Scalar "
-        "div.Tensor_mode "
-        "rsub.Scalar neg abs sign exp expm1 log log1p log2 sqrt rsqrt reciprocal square "
-        "pow.Tensor_Scalar "
-        "pow.Tensor_Tensor sin cos erf floor ceil round trunc maximum minimum remainder.Scalar "
-        "floor_divide addcmul "
-        "to.dtype type_as"
+        "div.Tensor_mode rsub.Scalar neg abs sign exp expm1 log log1p log2 sqrt rsqrt reciprocal "
+        "square pow.Tensor_Scalar pow.Tensor_Tensor sin cos erf floor ceil round trunc maximum "
+        "minimum remainder.Scalar floor_divide addcmul to.dtype type_as"
     ),
     "comparison": _names(
         "eq.Tensor eq.Scalar ne.Tensor ne.Scalar lt.Tensor lt.Scalar le.Tensor le.Scalar gt.Tensor "
-        "gt.Scalar ge.Tensor "
-        "ge.Scalar logical_and logical_or logical_not logical_xor bitwise_and.Tensor "
-        "bitwise_or.Tensor bitwise_not "
-        "__and__.Tensor __or__.Tensor isnan isinf where.self masked_fill.Scalar masked_fill.Tensor"
+        "gt.Scalar ge.Tensor ge.Scalar logical_and logical_or logical_not logical_xor "
+        "bitwise_and.Tensor bitwise_or.Tensor bitwise_not __and__.Tensor __or__.Tensor isnan isinf "
+        "where.self masked_fill.Scalar masked_fill.Tensor"
     ),
     "reduction": _names(
         "sum sum.dim_IntList mean mean.dim amax amin max min max.dim min.dim argmax argmin "
-        "var.correction "
-        "std.correction logsumexp cumsum diff topk any any.dim all all.dim"
+        "var.correction std.correction logsumexp cumsum diff topk any any.dim all all.dim"
     ),
     "loss": _names(
         "cross_entropy_loss nll_loss nll_loss_nd mse_loss l1_loss smooth_l1_loss huber_loss "
-        "binary_cross_entropy "
-        "binary_cross_entropy_with_logits kl_div"
+        "binary_cross_entropy binary_cross_entropy_with_logits kl_div"
     ),
     "random": _names("dropout feature_dropout"),
     # in place, on a buffer alone: how batch normalisation counts its batches

@@ -126,9 +126,9 @@ class _Version(argparse.Action):
 
 
 def _one_line(error: PotluckError) -> str:
-    from potluck.display.text import clean
+    from potluck.texts import harmless
 
-    return clean(" ".join(str(error).split()))
+    return harmless(" ".join(str(error).split()))
 
 
 if __name__ == "__main__":

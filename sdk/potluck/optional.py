@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from potluck.errors import UserError
+from potluck_wire.installing import install
 
 EXTRAS = {
     "efficientnet_lite_pytorch": "demo",
@@ -19,15 +20,6 @@ EXTRAS = {
     "torch": "sdk",
     "transformers": "catalog",
 }
-
-
-def install(extra: str) -> str:
-    """What brings an extra: potluck is in no package registry, so that its own folder is what pip
-    installs.
-
-    The agent has the same words in `potluck_agent/optional.py`.
-    """
-    return f"""pip install ".[{extra}]" in potluck's folder"""
 
 
 @contextmanager

@@ -273,8 +273,7 @@ class LayerCost:
         if len(self.forward_s) != len(self.rows) or len(self.backward_s) not in (0, len(self.rows)):
             raise UserError(
                 f"Costs need one time per batch size: {len(self.rows)} batch sizes, "
-                f"{len(self.forward_s)} forward and "
-                f"{len(self.backward_s)} backward times."
+                f"{len(self.forward_s)} forward and {len(self.backward_s)} backward times."
             )
         for seconds in (*self.forward_s, *self.backward_s, self.update_s or 0.0):
             _positive("layer time in seconds", seconds, zero=True)

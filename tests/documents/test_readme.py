@@ -16,9 +16,10 @@ import pytest
 from potluck import cli
 from potluck.bench import frame
 from potluck.commands import bench
-from potluck.optional import EXTRAS, install
-from potluck_agent import optional as of_agent
+from potluck.optional import EXTRAS
 from potluck_agent.cli import arguments
+from potluck_agent.worker.arrays import backends as of_agent
+from potluck_wire.installing import install
 
 torch = pytest.importorskip("torch")
 

@@ -11,8 +11,7 @@ from tests.security.row import Row, tests_of
 _NO_RECOVERY = "a run does not go on by itself: it is deployed again, from its last saved file"
 _STRIKES = tests_of(
     "sdk/run/test_faults:test_killed_while_a_plan_is_deployed "
-    "test_killed_in_training_and_its_switch "
-    "test_killed_while_requests_are_answered"
+    "test_killed_in_training_and_its_switch test_killed_while_requests_are_answered"
 )
 _CHAOS = tests_of("security/test_resume:test_f14_chaos_changes_nothing_that_is_learned")
 
@@ -20,8 +19,7 @@ ROWS: dict[str, Row] = {
     "F1": Row(
         "an agent is killed, at any moment of a run",
         "the run ends and names the device; the other agents live and are free; from its saved "
-        "file the run equals the "
-        "undisturbed one to the bit, no step lost or applied twice",
+        "file the run equals the undisturbed one to the bit, no step lost or applied twice",
         _STRIKES
         + _CHAOS
         + tests_of("sdk/run/test_failures:test_a_killed_agent_is_named_and_the_others_go_on"),
@@ -104,8 +102,7 @@ ROWS: dict[str, Row] = {
     "F9": Row(
         "plans are switched under load, and something dies meanwhile",
         "training equals one machine to the bit; a switch that fails leaves the old plan at work; "
-        "each request is "
-        "answered once",
+        "each request is answered once",
         _STRIKES[1:]
         + tests_of(
             "sdk/run/test_switching:test_training_goes_on_during_a_switch_and_equals_one_machine_to_the_bit "
@@ -164,8 +161,7 @@ ROWS: dict[str, Row] = {
     "F15": Row(
         "both machines in virtual time",
         "every value arrives once and whole, whatever the order and however often links break; "
-        "nothing that peers or a "
-        "worker say, in any order, raises anything",
+        "nothing that peers or a worker say, in any order, raises anything",
         tests_of(
             "agent/core/test_core_links:test_every_value_arrives_once_and_whole_however_often_a_link_breaks",
             "agent/core/test_credit:test_values_that_overtake_one_another_all_arrive_the_most_urgent_first",
@@ -233,9 +229,8 @@ ROWS: dict[str, Row] = {
     "S6": Row(
         "spoiled frames; a worker or an agent that was taken over",
         "nothing but wire errors; the agent answers the next message, and the notebook's other "
-        "devices work on; a "
-        "notebook holds no more of a device's values than it asked for, and shows nothing of its "
-        "texts that hides",
+        "devices work on; a notebook holds no more of a device's values than it asked for, and "
+        "shows nothing of its texts that hides",
         tests_of(
             "security/test_wire_fuzz:test_s6_spoiled_frames_only_ever_raise_wire_errors "
             "test_s6_many_more_spoiled_frames",
@@ -255,8 +250,7 @@ ROWS: dict[str, Row] = {
             "security/test_wire_fuzz:test_s7_spoiled_graphs_only_ever_raise_segment_errors "
             "test_s7_many_more_spoiled_graphs",
             "security/test_operators:test_no_call_crashes_or_reads_what_is_not_its_own "
-            "test_many_more_calls "
-            "test_sizes_that_torch_does_not_check_are_refused_by_rule",
+            "test_many_more_calls test_sizes_that_torch_does_not_check_are_refused_by_rule",
             "agent/worker/test_interpreter:test_refuses_to_make_what_no_memory_holds "
             "test_refuses_parameters_that_no_memory_holds",
         ),
@@ -288,15 +282,13 @@ ROWS: dict[str, Row] = {
         "a paired notebook asks for more than a busy worker gets done, or for one thing that leads "
         "to thousands",
         "it is refused as busy before memory grows without bound; the agent never goes deeper, and "
-        "looks at the others "
-        "in between",
+        "looks at the others in between",
         tests_of(
             "agent/core/test_core_crowded:test_what_waits_behind_a_busy_worker_has_an_end "
             "test_what_waits_for_a_worker_that_is_only_starting_has_an_end_too "
             "test_values_are_rejected_while_too_much_waits "
-            "test_instructions_of_executions_have_an_end "
-            "test_plans_have_an_end test_the_answers_that_are_kept_have_an_end "
-            "test_aborted_sends_to_nobody_are_not_kept",
+            "test_instructions_of_executions_have_an_end test_plans_have_an_end "
+            "test_the_answers_that_are_kept_have_an_end test_aborted_sends_to_nobody_are_not_kept",
             "agent/core/test_core_chains:test_loose_sends_that_wait_for_one_another_all_leave_in_order "
             "test_executions_behind_one_another_that_have_nothing_left_to_wait_for_all_end "
             "test_values_that_wait_for_one_place_all_get_it "
@@ -309,8 +301,7 @@ ROWS: dict[str, Row] = {
     "S13": Row(
         "a worker that was taken over turns on its agent, or makes noise instead of answering",
         "on Linux it sends no signal but to itself, changes no limit of another process and has no "
-        "children; only "
-        "answers that are due count",
+        "children; only answers that are due count",
         tests_of(
             "agent/worker/test_seccomp:test_the_filter_refuses "
             "test_a_worker_that_was_taken_over_cannot_touch_its_agent "

@@ -24,10 +24,9 @@ GOALS = {"prediction_error_frac": ("<=", 0.10)}
 LEARNING_RATE = 1e-3
 LIMITS = (
     "prediction_error_local_frac: layers are timed with nobody else at work. In a run workers, "
-    "agents and the notebook "
-    "share the cores; the prediction knows that of the workers' tasks, by one number measured on "
-    "the heaviest layer, "
-    "and not of encryption, messages, the notebook and other programs.",
+    "agents and the notebook share the cores; the prediction knows that of the workers' tasks, by "
+    "one number measured on the heaviest layer, and not of encryption, messages, the notebook and "
+    "other programs.",
 )
 
 

@@ -122,9 +122,8 @@ def run(settings: Mapping[str, float]) -> Result:
         rows = list(pool.map(measure, chosen, [dict(settings)] * len(chosen)))
     notes = (
         "Our implementations of what the papers describe. The first plans of "
-        f"{', '.join(CANDIDATES)} (of dora only "
-        "where a model has branches) are among our own candidates; other rivals: "
-        f"{', '.join(OTHERS)}.",
+        f"{', '.join(CANDIDATES)} (of dora only where a model has branches) are among our own "
+        f"candidates; other rivals: {', '.join(OTHERS)}.",
     )
     return Result(
         name="planners", figures=figures(rows), settings=dict(settings), goals=GOALS, notes=notes

@@ -7,6 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from potluck.errors import HomeError
+from potluck.texts import harmless
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,7 +47,7 @@ def main(args: argparse.Namespace) -> int:
         print(text.render(tables.members(there, title)))
     for member in members:
         if member not in there:
-            print(f"potluck: {text.clean(str(member.error))}", file=sys.stderr)
+            print(f"potluck: {harmless(str(member.error))}", file=sys.stderr)
     return int(len(there) < len(members))
 
 

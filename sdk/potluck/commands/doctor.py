@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from potluck.optional import install
+from potluck_wire.installing import install
 from potluck_wire.limits import PORT
 
 GOOD, HINT, BAD = "ok", "note", "PROBLEM"
@@ -67,10 +67,10 @@ def examine(wait_s: float) -> Iterator[Finding]:
 
 def show(finding: Finding) -> str:
     """One finding as one or two lines."""
-    from potluck.display.text import clean
+    from potluck.texts import harmless
 
-    remedy = f"\n{'':9}{clean(finding.remedy)}" if finding.remedy else ""
-    return f"{finding.level:<9}{clean(finding.what)}{remedy}"
+    remedy = f"\n{'':9}{harmless(finding.remedy)}" if finding.remedy else ""
+    return f"{finding.level:<9}{harmless(finding.what)}{remedy}"
 
 
 def packages(version: Callable[[str], str | None]) -> Iterator[Finding]:
@@ -176,8 +176,7 @@ def multicast() -> Finding:
     except OSError as error:
         remedy = (
             "Allow local network access (macOS: System Settings, Privacy; a firewall elsewhere), "
-            "or add a route for "
-            "224.0.0.0/4. Until then, give addresses: potluck devices ADDRESS."
+            "or add a route for 224.0.0.0/4. Until then, give addresses: potluck devices ADDRESS."
         )
         return Finding(
             level=HINT, what=f"multicast does not work here ({error or 'timeout'})", remedy=remedy
@@ -200,8 +199,7 @@ def devices(wait_s: float) -> Iterator[Finding]:
     if not found:
         remedy = (
             "Is `potluck agent` running on the devices, in this same network? Access points often "
-            "keep guests apart. "
-            "Addresses always work: potluck devices ADDRESS."
+            "keep guests apart. Addresses always work: potluck devices ADDRESS."
         )
         yield Finding(
             level=HINT, what=f"nobody announced itself within {wait_s:g} s", remedy=remedy

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from potluck.display.text import clean
 from potluck.display.timeline import devices, kind
 from potluck.records import Device, Event, Trace
+from potluck.texts import harmless
 
 LANES = ("compute", "send", "receive")
 LANE_TIDS = 100  # thread ids per lane: lane index * LANE_TIDS + 1 + how many overlap
@@ -105,7 +105,7 @@ def _group(trace: Trace, group: int, watts: Watts) -> list[dict[str, Any]]:
     threads = _threads(trace.events)
     rows: list[dict[str, Any]] = []
     for name, pid in pids.items():
-        rows.append(_named("process_name", pid, 0, f"{trace.source}: {clean(name)}"))
+        rows.append(_named("process_name", pid, 0, f"{trace.source}: {harmless(name)}"))
         rows.append(
             {
                 "name": "process_sort_index",
@@ -178,11 +178,11 @@ def _slice(event: Event, pid: int, tid: int) -> dict[str, Any]:
     args: dict[str, Any] = {
         "step": event.step,
         "instruction": event.instruction,
-        "op": clean(event.op),
+        "op": harmless(event.op),
     }
     if event.peer:
-        args |= {"peer": clean(event.peer), "bytes": event.nbytes}
-    name = clean(event.label or event.op or event.lane)
+        args |= {"peer": harmless(event.peer), "bytes": event.nbytes}
+    name = harmless(event.label or event.op or event.lane)
     row = {
         "name": name,
         "cat": kind(event),

@@ -68,8 +68,7 @@ def _notes(explanation: Explanation) -> tuple[str, ...]:
     ]
     notes += [
         f"{device} alone: {units.duration(alone.latency_s)} "
-        f"({_change(alone.latency_s, plan.latency_s)}), "
-        f"{units.energy(alone.energy_j)}"
+        f"({_change(alone.latency_s, plan.latency_s)}), {units.energy(alone.energy_j)}"
         for device, alone in explanation.alone.items()
         if (device,) != plan.devices
     ]

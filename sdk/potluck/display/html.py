@@ -12,11 +12,12 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from potluck.display import chart, tables, text, timeline
+from potluck.display import chart, explanation_tables, tables, text, timeline
 from potluck.display.png import save_png
 from potluck.display.scene import PALETTE, Scene, save_svg
 from potluck.display.tables import Bar, Cell, Heat, Table
 from potluck.records import Device, Layer, Plan, Problem, Trace
+from potluck.texts import harmless
 
 if TYPE_CHECKING:
     from potluck.planning.explain import Explanation
@@ -95,7 +96,7 @@ def _cell(tag: str, cell: Cell, right: bool) -> str:
 
 
 def _escaped(words: str) -> str:
-    return escape(text.clean(words))
+    return escape(harmless(words))
 
 
 def devices(found: Iterable[Device], title: str = "Devices") -> str:
@@ -142,8 +143,6 @@ def plans(candidates: Sequence[Plan], best: Plan | None = None) -> str:
 
 def explanation(found: "Explanation") -> str:
     """Where a plan's time goes, and what would help."""
-    from potluck.display import explanation_tables
-
     parts = [table(explanation_tables.time_spent(found))] + (
         [table(explanation_tables.improvements(found))] if found.improvements else []
     )

@@ -8,8 +8,8 @@ from typing import Any
 
 from potluck.display import scene as scenes
 from potluck.display.scene import Dot, Item, Line, Rect, Scene
-from potluck.display.text import clean
 from potluck.errors import UserError
+from potluck.texts import harmless
 
 DPI = 100
 POINTS_PER_PIXEL = 72 / DPI
@@ -43,7 +43,7 @@ def save_png(scene: Scene, path: str | Path, scale: float = 2.0) -> Path:
         axes.axis("off")
         for order, item in enumerate(scene.items):
             _paint(axes, item, order)
-        figure.savefig(path, dpi=DPI * scale, metadata={"Title": clean(scene.title)})
+        figure.savefig(path, dpi=DPI * scale, metadata={"Title": harmless(scene.title)})
     return Path(path)
 
 
@@ -103,7 +103,7 @@ def _paint(axes: Any, item: Item, order: int) -> None:
         axes.text(
             item.x,
             item.y + 0.35 * item.size,
-            clean(item.text).replace("$", r"\$"),
+            harmless(item.text).replace("$", r"\$"),
             color=colour,
             alpha=alpha,
             fontsize=item.size * POINTS_PER_PIXEL,

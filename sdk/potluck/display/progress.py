@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Protocol
 
-from potluck.display.text import clean
+from potluck.texts import harmless
 
 REDRAW_S = 0.2
 LONG_S = 2.0  # what takes longer is told in a line where there is no terminal, such as in a log
@@ -93,7 +93,7 @@ class _Line:
     def __call__(self, done_frac: float, words: str = "") -> None:
         if done_frac < 1.0 and time.monotonic() >= self._due_s:
             self._due_s = math.inf
-            sys.stderr.write(clean(f"potluck: {self._title} ... {words}".rstrip()) + "\n")
+            sys.stderr.write(harmless(f"potluck: {self._title} ... {words}".rstrip()) + "\n")
             sys.stderr.flush()
 
 
@@ -137,8 +137,10 @@ class Terminal:
                 self._bars.start()
             bars = self._bars
             self._under_way += 1
-            task = bars.add_task(clean(handle.title), total=1.0, words="")
-        handle.listen(lambda frac, words="": bars.update(task, completed=frac, words=clean(words)))
+            task = bars.add_task(harmless(handle.title), total=1.0, words="")
+        handle.listen(
+            lambda frac, words="": bars.update(task, completed=frac, words=harmless(words))
+        )
         handle.on_done(lambda _handle: self._ended(task))
 
     def _ended(self, task: Any) -> None:
@@ -193,14 +195,16 @@ class _Widget:
             min=0.0, max=1.0, layout=ipywidgets.Layout(width="260px")
         )
         self._words = ipywidgets.Label()
-        title = ipywidgets.Label(clean(handle.title), layout=ipywidgets.Layout(min_width="160px"))
+        title = ipywidgets.Label(
+            harmless(handle.title), layout=ipywidgets.Layout(min_width="160px")
+        )
         handle.listen(self._update)
         handle.on_done(self._ended)
         display(ipywidgets.HBox([title, self._bar, self._words]))  # type: ignore[no-untyped-call]
 
     def _update(self, done_frac: float, words: str = "") -> None:
         self._bar.value = done_frac
-        self._words.value = clean(words)
+        self._words.value = harmless(words)
 
     def _ended(self, handle: Working) -> None:
         self._bar.bar_style = "danger" if _failed(handle) else "success"

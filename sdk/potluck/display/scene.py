@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
-from potluck.display.text import clean
+from potluck.texts import harmless
 
 # M. Okabe, K. Ito, "Color Universal Design" (2008)
 PALETTE = {
@@ -206,7 +206,7 @@ def _close(tag: str, title: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    return escape(clean(text))
+    return escape(harmless(text))
 
 
 def _n(value: float) -> str:

@@ -4,7 +4,7 @@ import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from potluck.display import tables
+from potluck.display import explanation_tables, tables
 from potluck.display.tables import Bar, Cell, Heat, Table
 from potluck.records import Device, Plan, Problem, Trace
 from potluck.texts import harmless
@@ -18,20 +18,15 @@ BAR_CELLS = 12
 def render(table: Table) -> str:
     """The table with its title above and its notes below; no line ends in blanks."""
     body = [[_plain(cell) for cell in row] for row in table.rows]
-    headings = [clean(heading.removeprefix(">")) for heading in table.columns]
+    headings = [harmless(heading.removeprefix(">")) for heading in table.columns]
     right = [heading.startswith(">") for heading in table.columns]
     widths = [max(map(_width, column)) for column in zip(headings, *body, strict=True)]
-    lines = [clean(table.title)]
+    lines = [harmless(table.title)]
     lines.append(_line(headings, widths, right))
     lines.append("  ".join("─" * width for width in widths))
     lines += [_line(row, widths, right) for row in body]
-    lines += [f"  {clean(note)}" for note in table.notes]
+    lines += [f"  {harmless(note)}" for note in table.notes]
     return "\n".join(line.rstrip() for line in lines)
-
-
-def clean(text: str) -> str:
-    """The text as it may be shown: names come from other machines, and from files."""
-    return harmless(text)
 
 
 def bar(frac: float, cells: int = BAR_CELLS) -> str:
@@ -46,8 +41,8 @@ def bar(frac: float, cells: int = BAR_CELLS) -> str:
 
 def _plain(cell: Cell) -> str:
     if isinstance(cell, Bar):
-        return f"{bar(cell.frac)} {clean(cell.text)}"
-    return clean(cell.text if isinstance(cell, Heat) else cell)
+        return f"{bar(cell.frac)} {harmless(cell.text)}"
+    return harmless(cell.text if isinstance(cell, Heat) else cell)
 
 
 def _width(text: str) -> int:
@@ -92,8 +87,6 @@ def plans(candidates: Sequence[Plan], best: Plan | None = None, most: int | None
 
 def explanation(found: "Explanation") -> str:
     """Where a plan's time goes, and what would help."""
-    from potluck.display import explanation_tables
-
     parts = [render(explanation_tables.time_spent(found))] + (
         [render(explanation_tables.improvements(found))] if found.improvements else []
     )

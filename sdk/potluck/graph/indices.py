@@ -105,7 +105,6 @@ def check_indices(bounds: Sequence[Bound], names: Sequence[str], tensors: Sequen
         if bool(wrong.any()):
             raise ModelError(
                 f"{names[bound.position]} holds {int(tensor[wrong][0])}; indices from 0 to "
-                f"{bound.size - 1} are "
-                "expected.",
+                f"{bound.size - 1} are expected.",
                 next_step="Check the labels or tokens of this batch; nothing of it was sent.",
             )

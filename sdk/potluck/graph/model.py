@@ -20,9 +20,10 @@ from potluck.graph.partition.batch_norms import check_values
 from potluck.graph.partition.cuts import Linearization, line
 from potluck.graph.partition.layers import Layers, layers
 from potluck.graph.torch.state_names import as_module, load
-from potluck.optional import install, needed
+from potluck.optional import needed
 from potluck.shown import Shown
 from potluck_wire.graph import BATCH, DTYPE_BYTES, FLOATS, Graph, Input, Output, evaluate
+from potluck_wire.installing import install
 from potluck_wire.segment import dumps
 
 from .arguments import Arguments, dims_in_order, placeless
@@ -340,8 +341,7 @@ class Model(Shown):
         if line.traced.unproven:
             notes.append(
                 "that the loss is a mean over rows was tried on several batches, and is not "
-                "proven: how "
-                f"{line.traced.unproven} treats rows is not known"
+                f"proven: how {line.traced.unproven} treats rows is not known"
             )
         return tuple(notes)
 

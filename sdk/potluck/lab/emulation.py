@@ -61,8 +61,7 @@ class Emulation:
             rate = rates[fastest]
             raise UserError(
                 f"{self.home.name}: {fastest[0]} sends {rate / 1e6:.0f} MB/s to {fastest[1]}; a "
-                "lab on one machine "
-                f"carries {MAX_LINK_BYTES_PER_S / 1e6:.0f} MB/s.",
+                f"lab on one machine carries {MAX_LINK_BYTES_PER_S / 1e6:.0f} MB/s.",
                 next_step=_slower(rate / MAX_LINK_BYTES_PER_S),
                 time_scale=_round_up(rate / MAX_LINK_BYTES_PER_S),
             )
@@ -117,10 +116,8 @@ class Emulation:
         needed = self.time_scale * worst.slowness / FULL_FRAC * UNSTEADY
         raise UserError(
             f"{self.home.name} is too fast for this machine: of {worst.layer}, {worst.device} "
-            "would need "
-            f"{1 / worst.alone:.2g} of the time that it really takes here, and {worst.n_devices} "
-            f"devices share {cores} "
-            "cores.",
+            f"would need {1 / worst.alone:.2g} of the time that it really takes here, and "
+            f"{worst.n_devices} devices share {cores} cores.",
             next_step=_slower(needed),
             time_scale=_round_up(needed),
         )

@@ -42,8 +42,7 @@ class Searched:
         """What that means for requests."""
         return (
             f"better ways to share are searched for, {self.done} of {self.most} bandwidths so far; "
-            "until then there is "
-            "a way for every few MB/s."
+            "until then there is a way for every few MB/s."
         )
 
 

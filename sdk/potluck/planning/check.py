@@ -46,18 +46,15 @@ def check_problem(problem: Problem) -> None:
     if stated is not None and batch // stated > MOST_STATED:
         raise UserError(
             f"a batch of {batch} in micro-batches of {stated} makes {batch // stated} of them a "
-            "step; plans have "
-            f"{MOST_STATED} at most.",
+            f"step; plans have {MOST_STATED} at most.",
             next_step="Choose larger micro-batches, or a smaller batch.",
         )
     smallest = stated or batch
     if smallest < fewest_rows(problem):
         raise UserError(
-            f"{problem.model} cannot be trained on {smallest} row at a time: the batch norm "
-            "of layer "
-            f"{next(layer.name for layer in problem.layers if layer.norm_values == 1)!r} needs "
-            "more than 1 value per "
-            "channel when training.",
+            f"{problem.model} cannot be trained on {smallest} row at a time: the batch norm of "
+            f"layer {next(layer.name for layer in problem.layers if layer.norm_values == 1)!r} "
+            "needs more than 1 value per channel when training.",
             next_step="Choose micro-batches of 2 rows or more.",
         )
 
@@ -103,6 +100,5 @@ def check_plan(plan: Plan, problem: Problem) -> None:
     if plan.batch != problem.workload.batch:
         raise PlanError(
             f"The plan takes {plan.n_micro_batches} micro-batches of {plan.micro_batch} rows, "
-            f"{plan.batch} in all; "
-            f"the batch has {problem.workload.batch}."
+            f"{plan.batch} in all; the batch has {problem.workload.batch}."
         )

@@ -68,8 +68,7 @@ def no_plan(breach: Breach, problem: Problem) -> Infeasible:
     unit = "s" if breach.limit == "latency" else "J"
     return Infeasible(
         f"Every plan for {problem.model} needs more than {breach.needed:.3g} {unit} per "
-        f"{_one(problem)}; the "
-        f"{breach.limit} limit is {breach.available:.4g} {unit}.",
+        f"{_one(problem)}; the {breach.limit} limit is {breach.available:.4g} {unit}.",
         next_step="Allow more, or add a device.",
         limit=breach.limit,
         needed=breach.needed,
@@ -135,8 +134,7 @@ def too_big(problem: Problem) -> Infeasible:
     if needs[worst] > budget:
         return Infeasible(
             f"layer {problem.layers[worst].name!r} of {problem.model} fits on no device: it needs "
-            f"{_mb(needs[worst])}, "
-            f"and the largest device may use {_given(budget)}.",
+            f"{_mb(needs[worst])}, and the largest device may use {_given(budget)}.",
             device=biggest.name,
             next_step=f"Allow {biggest.name} {_mb(needs[worst])}, or use a smaller batch.",
             limit="memory",

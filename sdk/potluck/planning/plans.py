@@ -91,8 +91,7 @@ def order_notes(problem: Problem | None) -> tuple[str, ...]:
     names = ", ".join(unknown_power(problem))
     return (
         f"the fastest plan comes first, not the one of the least energy: the power of {names} is "
-        "not known "
-        f"(state it there: potluck agent start --power IDLE,BUSY,RADIO)",
+        "not known (state it there: potluck agent start --power IDLE,BUSY,RADIO)",
     )
 
 

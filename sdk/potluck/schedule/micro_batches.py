@@ -153,8 +153,7 @@ def check_company(plan: Plan, segments: Sequence[Segment]) -> None:
         if segment.norm_values * share == 1:
             raise PlanError(
                 f"it takes 1 row of every micro-batch of layers [{stage.start}, {stage.stop}), "
-                "whose batch norm needs "
-                "more than 1 value per channel when training.",
+                "whose batch norm needs more than 1 value per channel when training.",
                 device=device,
                 next_step="Give it 2 rows or more, or none.",
             )

@@ -9,12 +9,11 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import Any, Protocol
 
-from potluck_agent.optional import install
+from potluck_wire.installing import install
 
 NOTHING = (
     "this device computes nothing: install torch or onnxruntime on it. To train and to answer "
-    "requests, run "
-    f"{install('torch')}; to answer requests, {install('onnx')}."
+    f"requests, run {install('torch')}; to answer requests, {install('onnx')}."
 )
 # what each backend needs
 PACKAGES = {"torch": ("torch",), "onnxruntime": ("onnxruntime", "onnx", "numpy")}

@@ -29,8 +29,7 @@ if TYPE_CHECKING:
 KEPT_INSIDE_BYTES = 1024
 _NOT_TRAINED = (
     "a model from an ONNX file answers, and is not trained. Train the torch module that the file "
-    "was made from: "
-    "Model.from_torch(net, example, loss=...)."
+    "was made from: Model.from_torch(net, example, loss=...)."
 )
 
 

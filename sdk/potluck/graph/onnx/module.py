@@ -114,8 +114,7 @@ class OnnxNet(torch.nn.Module):
             ):
                 raise ModelError(
                     f"made of torch's operators it answers {list(got.shape)}, off by {off:.3g}; "
-                    "onnxruntime "
-                    f"answers {list(wanted.shape)}."
+                    f"onnxruntime answers {list(wanted.shape)}."
                 )
 
 

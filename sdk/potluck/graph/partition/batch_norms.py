@@ -37,8 +37,7 @@ def check_values(traced: Traced, sizes: Mapping[str, int]) -> None:
             module = traced.modules[position] if position < len(traced.modules) else ""
             raise ModelError(
                 f"a batch of {sizes[BATCH]} row{'s' * (sizes[BATCH] != 1)} cannot be trained on: "
-                "Expected more than 1 "
-                f"value per channel when training ({module or 'batch norm'}).",
+                f"Expected more than 1 value per channel when training ({module or 'batch norm'}).",
                 next_step="Give it two rows or more: with drop_last=True, a DataLoader leaves out "
                 "what is over.",
             )

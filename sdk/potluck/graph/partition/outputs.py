@@ -23,8 +23,7 @@ def check_outputs(traced: Traced) -> None:
         if output.ref not in traced.by_rows:
             raise ModelError(
                 f"{output.name} does not hold one result for each row of the "
-                f"batch{_since(traced, output.ref)}, "
-                "so the rows cannot be divided.",
+                f"batch{_since(traced, output.ref)}, so the rows cannot be divided.",
                 next_step=APART,
             )
 

@@ -81,14 +81,7 @@ def check_learning(
         hooked: list[object] = []
         with _told_of_hooks(hooked):
             loss = module(*tensors)
-    _check_hooks(module, hooked)
-    for name, part in module.named_modules():
-        if getattr(part, "scale_grad_by_freq", False):
-            raise ModelError(
-                f"the gradient of {name} counts how often a row is in the batch "
-                "(scale_grad_by_freq), which no device knows of the others' rows.",
-                next_step="Leave scale_grad_by_freq out.",
-            )
+    _check_gradients(module, hooked)
     if not loss.requires_grad:
         raise ModelError(
             "no weight learns from the loss: it does not depend on any parameter that requires a "
@@ -117,8 +110,7 @@ def check_learning(
     if strangers:
         raise ModelError(
             f"a gradient reaches a tensor {list(strangers[0].shape)} that belongs to no module, so "
-            "that nothing would "
-            "train it.",
+            "that nothing would train it.",
             next_step="Make it a parameter of the network, or of a loss that is a torch.nn.Module; "
             "requires_grad_(False) leaves it as it is.",
         )
@@ -141,19 +133,30 @@ def _told_of_hooks(hooked: list[object]) -> Iterator[None]:
         torch.Tensor.register_hook = register  # type: ignore[method-assign]
 
 
-def _check_hooks(module: torch.nn.Module, hooked: Sequence[object]) -> None:
-    """Raise ModelError where a hook of the user's own would change gradients, here alone."""
-    for name, parameter in module.named_parameters():
-        if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
-            hooked = [*hooked, name]
-    if hooked:
-        where = hooked[-1] if isinstance(hooked[-1], str) else "a tensor of the forward pass"
+def _check_gradients(module: torch.nn.Module, hooked: Sequence[object]) -> None:
+    """Raise ModelError where gradients are not those of the operators: a hook of the user's own, or
+    one that counts rows of the whole batch.
+    """
+    where = ["a tensor of the forward pass"] if hooked else []
+    where += [
+        name
+        for name, parameter in module.named_parameters()
+        if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None)
+    ]
+    if where:
         raise ModelError(
-            f"a hook is on the gradient of {where}: devices run no Python code, so that it would "
-            "be lost.",
+            f"a hook is on the gradient of {where[0]}: devices run no Python code, so that it "
+            "would be lost.",
             next_step="Remove it (handle.remove()); freeze with requires_grad_(False), scale in "
             "the loss.",
         )
+    for name, part in module.named_modules():
+        if getattr(part, "scale_grad_by_freq", False):
+            raise ModelError(
+                f"the gradient of {name} counts how often a row is in the batch "
+                "(scale_grad_by_freq), which no device knows of the others' rows.",
+                next_step="Leave scale_grad_by_freq out.",
+            )
 
 
 def _check_same(learned: set[int], module: torch.nn.Module, traced: Traced) -> None:
@@ -166,8 +169,7 @@ def _check_same(learned: set[int], module: torch.nn.Module, traced: Traced) -> N
             way = "reaches" if id(parameter) in learned else "does not reach"
             raise ModelError(
                 f"a gradient {way} {name.removeprefix('net.')} when the module is called, and in "
-                "its exported graph it "
-                f"{'does not' if id(parameter) in learned else 'does'}.",
+                f"its exported graph it {'does not' if id(parameter) in learned else 'does'}.",
                 next_step="Look for branches that differ from call to call, and for "
                 "torch.no_grad() around operators "
                 "that may return what they are given, such as float() or contiguous(): detach() "

@@ -141,13 +141,11 @@ def _readme(problem: Problem, types: Mapping[str, tuple[str, ...]], max_rows: in
     cut_bytes = int(median(layer.output_bytes for layer in problem.layers[:-1] or problem.layers))
     command = (
         f"python cost_het_cluster.py --model_name={problem.model} "
-        f"--num_layers={len(problem.layers)} "
-        f"--gbs={problem.workload.batch} --hidden_size={cut_bytes} --sequence_length=1 "
-        "--vocab_size=1 "
-        "--hostfile_path=hostfile --clusterfile_path=clusterfile.json --profile_data_path=profile "
+        f"--num_layers={len(problem.layers)} --gbs={problem.workload.batch} "
+        f"--hidden_size={cut_bytes} --sequence_length=1 --vocab_size=1 --hostfile_path=hostfile "
+        "--clusterfile_path=clusterfile.json --profile_data_path=profile "
         f"--max_profiled_tp_degree=1 --max_profiled_batch_size={max_rows} "
-        "--min_group_scale_variance=1 "
-        f"--max_permute_len={len(problem.devices)}"
+        f"--min_group_scale_variance=1 --max_permute_len={len(problem.devices)}"
     )
     legend = "\n".join(f"{name}: {', '.join(members)}" for name, members in types.items())
     return (

@@ -1,7 +1,4 @@
-"""What brings the packages that the light install leaves out.
-
-The SDK has the same words in `potluck/optional.py`.
-"""
+"""What brings the packages that the light install leaves out, in the same words on both sides."""
 
 
 def install(extra: str) -> str:
