@@ -454,7 +454,7 @@ class Home(Shown):
             a profile); default: turns, that order as priorities, or neither, as simulated. CP-SAT
             (ortools) may better it for `refine_s`.
         profile
-            What the run is foretold by; default: the latest one of this model here.
+            What the run is predicted by; default: the latest one of this model here.
 
         Raises
         ------

@@ -68,13 +68,13 @@ class EpochTable:
         self,
         settings: Settings,
         out: Outbox,
-        laborer: WorkerProxy,
+        worker: WorkerProxy,
         end_epoch: Callable[[LoadedRun, int, float], None],
     ) -> None:
-        self._settings, self._out, self._laborer, self._end_epoch = (
+        self._settings, self._out, self._worker, self._end_epoch = (
             settings,
             out,
-            laborer,
+            worker,
             end_epoch,
         )
         self.runs: dict[str, LoadedRun] = {}
@@ -111,7 +111,7 @@ class EpochTable:
             loading={slot: segment for segment, slot in slots.items()},
             credit_along=message.credit_along,
         )
-        self._laborer.need(now_s)
+        self._worker.need(now_s)
         for piece in load.segments:
             order = LoadSegment(
                 slot=slots[piece.name],
@@ -119,7 +119,7 @@ class EpochTable:
                 seed=message.seed,
                 weights=slot_of(this, piece.weights),
             )
-            self._laborer.tell(order, (piece.document,), now_s)
+            self._worker.tell(order, (piece.document,), now_s)
         if not slots:
             self._out.say(key, Prepared(run=message.run, epoch=message.epoch))
 
@@ -162,7 +162,7 @@ class EpochTable:
                 "drop one"
             )
         nbytes = sum(map(len, buffers[1:]))
-        return self._laborer.crowded(nbytes)
+        return self._worker.crowded(nbytes)
 
     def loaded(self, message: SegmentLoaded) -> None:
         """The worker has a segment; the last one completes its epoch."""
@@ -301,7 +301,7 @@ class EpochTable:
         del run.epochs[number]
         if not run.epochs:
             self.runs.pop(run.name, None)
-        self._laborer.tell(Forget(prefix=f"{run.name}/{number}/"), (), now_s)
+        self._worker.tell(Forget(prefix=f"{run.name}/{number}/"), (), now_s)
 
     def lose_all(self, code: str, text: str) -> None:
         """The worker is gone, and all that was loaded with it."""

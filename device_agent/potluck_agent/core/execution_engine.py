@@ -27,7 +27,7 @@ from potluck_agent.core.receive_buffers import WORKER, Arrival, ReceiveBuffers, 
 from potluck_agent.core.run_state import LoadedRun
 from potluck_agent.core.send_queue import SendQueue, Transfer
 from potluck_agent.core.waiting import Ask, Behind, crowded
-from potluck_agent.core.work_queue import Turns
+from potluck_agent.core.work_queue import WorkQueue
 from potluck_agent.core.worker_proxy import WorkerProxy
 from potluck_wire.documents import dump
 from potluck_wire.messages import (
@@ -59,20 +59,20 @@ class ExecutionEngine:
         self,
         settings: Settings,
         out: Outbox,
-        laborer: WorkerProxy,
+        worker: WorkerProxy,
         incoming: ReceiveBuffers,
         outgoing: SendQueue,
         members: Callable[[str], dict[str, Member]],
     ) -> None:
-        self._out, self._laborer, self._hang_s = out, laborer, settings.hang_s
+        self._out, self._worker, self._hang_s = out, worker, settings.hang_s
         self._is_told_times, self._outbound_bytes = settings.is_told_times, settings.outbound_bytes
         self._incoming, self._outgoing, self._members = incoming, outgoing, members
         self._lane = ComputeQueue()
-        self.plans = EpochTable(settings, out, laborer, self._end_epoch)
+        self.plans = EpochTable(settings, out, worker, self._end_epoch)
         self._executions: dict[Name, Execution] = {}
         self._early: dict[Name, dict[str, Early]] = {}
         self._behind = Behind()
-        self._turns = Turns()
+        self._queue = WorkQueue()
         self._loose: set[SendOf] = set()
         self._n_executions = 0
 
@@ -107,7 +107,7 @@ class ExecutionEngine:
             return
         if (
             text := crowded(self._executions.values(), self._behind, layout)
-            or self._laborer.crowded()
+            or self._worker.crowded()
         ):
             self._out.refuse(key, message, RefusalCode.BUSY, text)
             return
@@ -145,14 +145,14 @@ class ExecutionEngine:
             self._let_follow(execution, now_s)
 
     def _offer(self, execution: Execution, ready: Ready) -> None:
-        self._laborer.n_finished += len(ready.done)
+        self._worker.n_finished += len(ready.done)
         for index in ready.tasks:
             self._lane.offer(execution, index)
 
     def _let_follow(self, execution: Execution, now_s: float) -> None:
         """The executions that wait behind this one begin."""
         for ask in self._behind.take(execution.name):
-            self._turns.do(partial(self.execute, ask.key, ask.message, now_s))
+            self._queue.do(partial(self.execute, ask.key, ask.message, now_s))
 
     def feed(self, now_s: float) -> None:
         """Keep the worker supplied."""
@@ -164,7 +164,7 @@ class ExecutionEngine:
         execution = task.execution
         ready, frees = execution.queued(task.index)
         order = compute_of(execution, task.index, tag, frees, is_told_times=self._is_told_times)
-        self._laborer.tell(order, (execution.layout.attrs[task.index],), now_s)
+        self._worker.tell(order, (execution.layout.attrs[task.index],), now_s)
         self._go_on(execution, ready, now_s)
 
     def computed(self, message: Computed, buffers: Sequence[Buffer], now_s: float) -> None:
@@ -253,7 +253,7 @@ class ExecutionEngine:
         execution, index = sent
         start_s = parcel.start_s if parcel.start_s is not None else now_s
         ready, last = execution.sent(index, start_s, now_s)
-        self._laborer.n_finished += 1
+        self._worker.n_finished += 1
         if last:
             self._give_back(
                 execution.places.pop(execution.instruction(index).inputs[0]).span, now_s
@@ -306,7 +306,7 @@ class ExecutionEngine:
         for located in execution.places.values():
             self._give_back(located.span, now_s)
         execution.places.clear()
-        self._laborer.tell(Forget(prefix=execution.name.prefix), (), now_s)
+        self._worker.tell(Forget(prefix=execution.name.prefix), (), now_s)
         if isinstance(answer, Done):
             self._let_follow(execution, now_s)
             return
@@ -369,7 +369,7 @@ class ExecutionEngine:
             return None
         if execution is None and name not in self._early and len(self._early) >= MAX_EARLY:
             raise Unwanted(RefusalCode.MEMORY, f"values for {MAX_EARLY} executions wait already")
-        if text := self._laborer.crowded():
+        if text := self._worker.crowded():
             raise Unwanted(RefusalCode.BUSY, text)
         return value.run, value.epoch
 
@@ -387,7 +387,7 @@ class ExecutionEngine:
         self._out.add(*step.actions)
         for arrival in step.complete:
             if not arrival.sink:
-                self._turns.do(partial(self._arrived, arrival, now_s))
+                self._queue.do(partial(self._arrived, arrival, now_s))
 
     def _arrived(self, arrival: Arrival, now_s: float) -> None:
         """A value is complete: to the worker, if it computes with it.
@@ -419,7 +419,7 @@ class ExecutionEngine:
                 dtype=value.dtype,
                 shape=value.shape,
             )
-            self._laborer.tell(put, (), now_s)
+            self._worker.tell(put, (), now_s)
         if not sends:
             self._give_back(span, now_s)
         early = Early(Located(span, value.dtype, value.shape), sends > 0, arrival.start_s, now_s)
@@ -441,7 +441,7 @@ class ExecutionEngine:
         """A value that found no room for long, while nothing is computed that could free some,
         never will.
         """
-        if not self._laborer.is_working:
+        if not self._worker.is_working:
             self.apply(self._incoming.give_up(now_s - self._hang_s), now_s)
 
     def _give_back(self, span: Span, now_s: float) -> None:
@@ -449,8 +449,8 @@ class ExecutionEngine:
         if span.arena == "inbound":
             self.apply(self._incoming.release(span.offset), now_s)
         else:
-            self._laborer.tell(Release(offset=span.offset), (), now_s)
-            self._laborer.moved(now_s)
+            self._worker.tell(Release(offset=span.offset), (), now_s)
+            self._worker.moved(now_s)
 
     def _waste(self, early: Early, now_s: float) -> None:
         """Nobody will send that value on."""

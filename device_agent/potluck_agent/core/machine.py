@@ -110,25 +110,19 @@ class Core:
         settings, out = self._settings, self._out
         self._sessions: dict[str, Session] = {}
         self._radio_s = 0.0
-        self._laborer = WorkerProxy(settings, out)
+        self._worker = WorkerProxy(settings, out)
         self._incoming = ReceiveBuffers(settings.inbound_bytes)
         self._outgoing = SendQueue(
             link_bytes_per_s=settings.link_bytes_per_s, along=self._incoming.along
         )
         self._work = ExecutionEngine(
-            settings, out, self._laborer, self._incoming, self._outgoing, self._members
+            settings, out, self._worker, self._incoming, self._outgoing, self._members
         )
         self._measuring = MeasurementQueue(
-            out, self._laborer, self._outgoing, self._members, self._work.plans.is_taken
+            out, self._worker, self._outgoing, self._members, self._work.plans.is_taken
         )
         self._exchange = ValueExchange(
-            settings,
-            out,
-            self._laborer,
-            self._incoming,
-            self._outgoing,
-            self._work,
-            self._measuring,
+            settings, out, self._worker, self._incoming, self._outgoing, self._work, self._measuring
         )
         self._controls: dict[
             type[Message], Callable[[str, Any, tuple[Buffer, ...], float], None]
@@ -177,7 +171,7 @@ class Core:
 
     def _go_on(self, now_s: float) -> list[Action]:
         """The worker is fed, what waits is sent; all that is to be done."""
-        if self._laborer.state == READY:
+        if self._worker.state == READY:
             self._work.feed(now_s)
         self._out.add(*self._outgoing.pump(now_s), *self._incoming.credit(now_s))
         return self._out.take()
@@ -228,8 +222,8 @@ class Core:
         if session is not None:
             session.heard_s = now_s
         if isinstance(message, Ping):
-            busy = self._work.busy or self._laborer.is_working
-            progress = self._laborer.n_finished + self._exchange.n_moved
+            busy = self._work.busy or self._worker.is_working
+            progress = self._worker.n_finished + self._exchange.n_moved
             self._out.say(key, Pong(seq=message.seq, clock_s=now_s, progress=progress, busy=busy))
             return
         state = (
@@ -254,12 +248,12 @@ class Core:
             self._out.refuse(key, message, RefusalCode.VERSION, error.text)
             return
         self._sessions.setdefault(key, Session(now_s, None)).hello = message
-        self._laborer.need(now_s)
-        if self._laborer.state == READY:
+        self._worker.need(now_s)
+        if self._worker.state == READY:
             self._welcome()
 
     def _welcome(self) -> None:
-        statement = (dump(self._settings.statement(self._laborer.facts)),)
+        statement = (dump(self._settings.statement(self._worker.facts)),)
         for key, session in self._sessions.items():
             if session.hello is not None:
                 session.hello = None
@@ -309,9 +303,9 @@ class Core:
             self._lose_worker(FailureCause.CRASHED, text, now_s, kill=True)
 
     def _hear_worker(self, message: Message, buffers: tuple[Buffer, ...], now_s: float) -> None:
-        was_ready = self._laborer.state == READY
-        self._laborer.heard(message, buffers, now_s)
-        if not was_ready and self._laborer.state == READY:
+        was_ready = self._worker.state == READY
+        self._worker.heard(message, buffers, now_s)
+        if not was_ready and self._worker.state == READY:
             self._welcome()
         match message:
             case SegmentLoaded():
@@ -333,9 +327,9 @@ class Core:
     def _lose_worker(self, cause: str, text: str, now_s: float, *, kill: bool = False) -> None:
         """The worker is gone, or has to go; another one is started when it is needed."""
         if kill:
-            self._laborer.kill(text)
+            self._worker.kill(text)
         else:
-            self._laborer.gone()
+            self._worker.gone()
         self._work.lose_worker(cause, text, now_s)
         self._measuring.lose_worker(RefusalCode.STATE, text)
         for key, session in self._sessions.items():
@@ -348,7 +342,7 @@ class Core:
         }
 
     def _tick(self, now_s: float) -> None:
-        overdue_s = self._laborer.overdue_s(now_s)
+        overdue_s = self._worker.overdue_s(now_s)
         if overdue_s is not None:
             self._lose_worker(
                 FailureCause.HUNG, f"the worker was silent for {overdue_s:.0f} s", now_s, kill=True

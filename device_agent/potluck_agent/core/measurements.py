@@ -67,12 +67,12 @@ class MeasurementQueue:
     def __init__(
         self,
         out: Outbox,
-        laborer: WorkerProxy,
+        worker: WorkerProxy,
         outgoing: SendQueue,
         members: Callable[[str], dict[str, Member]],
         is_taken: Callable[[str], bool],
     ) -> None:
-        self._out, self._laborer, self._outgoing, self._members = out, laborer, outgoing, members
+        self._out, self._worker, self._outgoing, self._members = out, worker, outgoing, members
         # by another notebook's run, which would slow what is measured and be slowed by it
         self._is_taken = is_taken
         self._measures: dict[str, tuple[str, Measure]] = {}  # by task: who asked what
@@ -104,7 +104,7 @@ class MeasurementQueue:
             self._out.refuse(key, message, RefusalCode.BUSY, TAKEN)
             return
         n_waiting = sum(owner == key for owner, _ in self._measures.values())
-        crowded = self._laborer.crowded(sum(map(len, buffers)))
+        crowded = self._worker.crowded(sum(map(len, buffers)))
         if n_waiting >= MAX_MEASURES:
             crowded = (
                 f"{n_waiting} measurements wait already; ask again when one of them is answered"
@@ -113,7 +113,7 @@ class MeasurementQueue:
             self._out.refuse(key, message, RefusalCode.BUSY, crowded)
             return
         self._measures[message.task] = (key, message)
-        self._laborer.need(now_s)
+        self._worker.need(now_s)
         order = MeasureTask(
             task=message.task,
             kind=message.kind,
@@ -121,7 +121,7 @@ class MeasurementQueue:
             rows=message.rows,
             repeats=message.repeats,
         )
-        self._laborer.tell(order, buffers, now_s)
+        self._worker.tell(order, buffers, now_s)
 
     def measured(self, message: MeasuredTask) -> None:
         """It has been timed. WireError where something else was measured than what was asked
@@ -231,14 +231,14 @@ class MeasurementQueue:
         self._meters.pop(key, None)
         if message.period_s > 0:
             period_s = max(MIN_PERIOD_S, message.period_s)
-            self._meters[key] = Subscription(period_s, now_s, self._laborer.busy_s, now_s)
+            self._meters[key] = Subscription(period_s, now_s, self._worker.busy_s, now_s)
 
     def tick(self, now_s: float, radio_s: float) -> None:
         """Readings that are due."""
         for key, meter in self._meters.items():
             if now_s < meter.due_s:
                 continue
-            busy_s, span_s = self._laborer.busy_s, now_s - meter.since_s
+            busy_s, span_s = self._worker.busy_s, now_s - meter.since_s
             busy_frac = min(1.0, max(0.0, (busy_s - meter.busy_s) / span_s)) if span_s > 0 else 0.0
             self._out.add(ReadMeter(key, busy_s, radio_s, busy_frac))
             meter.busy_s, meter.since_s = busy_s, now_s

@@ -28,13 +28,13 @@ class ValueExchange:
         self,
         settings: Settings,
         out: Outbox,
-        laborer: WorkerProxy,
+        worker: WorkerProxy,
         incoming: ReceiveBuffers,
         outgoing: SendQueue,
         work: ExecutionEngine,
         measuring: MeasurementQueue,
     ) -> None:
-        self._is_emulated, self._out, self._laborer = settings.is_emulated, out, laborer
+        self._is_emulated, self._out, self._worker = settings.is_emulated, out, worker
         self._incoming, self._outgoing, self._work, self._measuring = (
             incoming,
             outgoing,
@@ -92,7 +92,7 @@ class ValueExchange:
         self._delivered(parcel, now_s)
 
     def _delivered(self, parcel: Transfer | None, now_s: float) -> None:
-        self._laborer.moved(now_s)
+        self._worker.moved(now_s)
         if parcel is not None:
             self._work.delivered(parcel, now_s)
             self._measuring.delivered(parcel, now_s)

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 
 
-class Turns:
+class WorkQueue:
     """Pieces of work in the order they came up."""
 
     def __init__(self) -> None:

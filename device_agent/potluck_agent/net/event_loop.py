@@ -138,16 +138,22 @@ class EventLoop:
         self._load_peers()
         self._context.set(zmq.BLOCKY, False)
         try:
-            self._door = ServerSockets(self._context, identity, self._admits, host, port)
-            self_test(self._context, self._door, identity)
+            self._sockets = ServerSockets(self._context, identity, self._admits, host, port)
+            self_test(self._context, self._sockets, identity)
         except BaseException:
             self._context.destroy(0)
             raise
-        self.port = self._door.port
+        self.port = self._sockets.port
         self._reception = PairingListener(
-            self._door.listener, self._sources, self.desk, self._trust, state_dir, note, core.fault
+            self._sockets.listener,
+            self._sources,
+            self.desk,
+            self._trust,
+            state_dir,
+            note,
+            core.fault,
         )
-        for source in (self._door.zap, *self._door.routers.values()):
+        for source in (self._sockets.zap, *self._sockets.routers.values()):
             self._sources.register(source)
 
     # --- the loop ---------------------------------------------------------------------------------
@@ -174,16 +180,16 @@ class EventLoop:
 
     def _round(self, ready: Container[Any]) -> None:
         """Everything that has something to say gets its share, the urgent first."""
-        door = self._door
+        sockets = self._sockets
         for channel in (Channel.PULSE, Channel.CONTROL):
-            if door.routers[channel] in ready:
+            if sockets.routers[channel] in ready:
                 self._read_router(channel)
-        if door.zap in ready:
-            door.answer_zap()
+        if sockets.zap in ready:
+            sockets.answer_zap()
         if self._workplace.has_news(ready):
             self._read_worker()
             self._workplace.supply()
-        if door.routers[Channel.DATA] in ready:
+        if sockets.routers[Channel.DATA] in ready:
             self._read_router(Channel.DATA)
             self._workplace.supply()
         self._links.serve(ready)
@@ -209,7 +215,7 @@ class EventLoop:
         self._links.close()
         self._reception.hang_up()
         self._sources.close()
-        self._door.close()
+        self._sockets.close()
         self._context.destroy(0)
 
     # --- peers ------------------------------------------------------------------------------------
@@ -242,11 +248,11 @@ class EventLoop:
 
     def _reopen(self) -> None:
         """Cut every connection; the trusted ones come back by themselves."""
-        for router in self._door.routers.values():
+        for router in self._sockets.routers.values():
             self._sources.unregister(router)
         self._routes.clear()
-        self._door.reopen()
-        for router in self._door.routers.values():
+        self._sockets.reopen()
+        for router in self._sockets.routers.values():
             self._sources.register(router)
 
     def _trust(self, paired: Paired) -> bool:
@@ -273,13 +279,13 @@ class EventLoop:
     # --- messages in ------------------------------------------------------------------------------
 
     def _read_router(self, channel: Channel) -> None:
-        router, n_bytes = self._door.routers[channel], 0
+        router, n_bytes = self._sockets.routers[channel], 0
         for _ in range(AT_ONCE[channel]):
             route, *frames = receive(router)
             n_bytes += sum(map(len, frames))
             if frames:
                 self._take(channel, route.bytes, frames)
-            reopened = self._door.routers.get(channel) is not router
+            reopened = self._sockets.routers.get(channel) is not router
             is_enough = channel is Channel.CONTROL and n_bytes > BYTES_AT_ONCE
             if reopened or not self._sources.has_message(router) or is_enough:
                 return
@@ -384,7 +390,7 @@ class EventLoop:
         frames = encode(action.message, buffers)
         # it is gone, or does not read: its silence is noticed elsewhere
         with suppress(zmq.ZMQError):
-            socket = self._door.routers[channel] if link is None else link.socket
+            socket = self._sockets.routers[channel] if link is None else link.socket
             self._sources.use(socket)
             hand_over(socket, frames if route is None else [route, *frames])
 

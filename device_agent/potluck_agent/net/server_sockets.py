@@ -77,7 +77,7 @@ class ServerSockets:
     def __init__(
         self, context: Any, identity: Identity, admits: Callable[[str], bool], host: str, port: int
     ) -> None:
-        self._context, self._identity, self._host = context, identity, host
+        self._context, self._identity, self.host = context, identity, host
         self.admits = admits
         self.zap: Socket = context.socket(zmq.REP)
         self.zap.linger = 0
@@ -105,11 +105,11 @@ class ServerSockets:
             reason = str(getattr(error, "strerror", None) or error).partition(" (addr=")[0]
             if error.errno not in (errno.EADDRINUSE, errno.EACCES):
                 raise AgentError(
-                    f"cannot listen on {self._host}, port {taken}: {reason}. "
+                    f"cannot listen on {self.host}, port {taken}: {reason}. "
                     "Give --bind an address of this device, or leave it out to listen everywhere."
                 ) from error
             raise _Taken(
-                f"cannot listen on {self._host}, port {taken}: {reason}. "
+                f"cannot listen on {self.host}, port {taken}: {reason}. "
                 "Is another agent running? Choose another base port with --port (0: any free one)."
             ) from error
         return port
@@ -119,25 +119,25 @@ class ServerSockets:
             with suppress(_Taken):
                 # below what connections get
                 return self._bind(20_000 + N_PORTS * secrets.randbelow(3_000))
-        raise AgentError(f"no {N_PORTS} free ports in a row on {self._host}. Give one with --port.")
+        raise AgentError(f"no {N_PORTS} free ports in a row on {self.host}. Give one with --port.")
 
     def _listen(self, port: int) -> None:
         self.listener.close()
-        self.listener = socket.socket(socket.AF_INET6 if ":" in self._host else socket.AF_INET)
+        self.listener = socket.socket(socket.AF_INET6 if ":" in self.host else socket.AF_INET)
         # on Windows SO_REUSEADDR lets others steal the port
         if hasattr(socket, "SO_EXCLUSIVEADDRUSE"):
             self.listener.setsockopt(socket.SOL_SOCKET, socket.SO_EXCLUSIVEADDRUSE, 1)
         else:
             self.listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.listener.setblocking(False)
-        self.listener.bind((self._host, port))
+        self.listener.bind((self.host, port))
         self.listener.listen(MAX_HALF_OPEN)
 
     def _router(self, channel: Channel, port: int) -> Socket:
         router = self._context.socket(zmq.ROUTER)
         try:
             router.linger = 0
-            router.ipv6 = ":" in self._host
+            router.ipv6 = ":" in self.host
             router.curve_server = True
             router.curve_publickey = self._identity.public.encode()
             router.curve_secretkey = self._identity.secret.encode()
@@ -148,7 +148,7 @@ class ServerSockets:
             router.handshake_ivl = int(HANDSHAKE_S * 1000)
             router.rcvhwm = RECEIVED_AT_ONCE
             router.sndhwm = 0 if channel is Channel.DATA else SENT_AT_ONCE
-            router.bind(endpoint(self._host, port))
+            router.bind(endpoint(self.host, port))
         except zmq.ZMQError:
             router.close(0)
             raise
@@ -224,7 +224,7 @@ def zap_reply(frames: Sequence[bytes], admits: Callable[[str], bool]) -> list[by
         return [b"1.0", request, b"500", b"the authenticator failed", b"", b""]
 
 
-def self_test(context: Any, door: ServerSockets, identity: Identity) -> None:
+def self_test(context: Any, sockets: ServerSockets, identity: Identity) -> None:
     """Knock at every socket: with an unknown key and without encryption nobody may come in.
 
     With a known key one must.
@@ -235,9 +235,9 @@ def self_test(context: Any, door: ServerSockets, identity: Identity) -> None:
         If this device would let a stranger in, or nobody at all. Then it must not start.
     """
     friend, stranger = (tuple(part.decode() for part in zmq.curve_keypair()) for _ in range(2))
-    before, door.admits = door.admits, lambda key: key == friend[0]
+    before, sockets.admits = sockets.admits, lambda key: key == friend[0]
     visitors = [
-        _Visitor(context, door, identity, channel, who, keys)
+        _Visitor(context, sockets, identity, channel, who, keys)
         for channel in OFFSETS
         for who, keys in (("friend", friend), ("stranger", stranger), ("plain", None))
     ]
@@ -248,9 +248,9 @@ def self_test(context: Any, door: ServerSockets, identity: Identity) -> None:
             heard == {(channel, "friend") for channel in OFFSETS}
             and all(visitor.turned_away for visitor in visitors)
         ):
-            _listen_once(door, visitors, heard)
+            _listen_once(sockets, visitors, heard)
     finally:
-        door.admits = before
+        sockets.admits = before
         for visitor in visitors:
             visitor.close()
     intruders = sorted(f"{who} on {channel.value}" for channel, who in heard if who != "friend")
@@ -267,15 +267,19 @@ def self_test(context: Any, door: ServerSockets, identity: Identity) -> None:
 
 
 def _listen_once(
-    door: ServerSockets, visitors: Sequence["_Visitor"], heard: set[tuple[Channel, str]]
+    sockets: ServerSockets, visitors: Sequence["_Visitor"], heard: set[tuple[Channel, str]]
 ) -> None:
     poller = zmq.Poller()
-    for source in (door.zap, *door.routers.values(), *(visitor.monitor for visitor in visitors)):
+    for source in (
+        sockets.zap,
+        *sockets.routers.values(),
+        *(visitor.monitor for visitor in visitors),
+    ):
         poller.register(source, zmq.POLLIN)
     for source, _ in poller.poll(100):
-        if source is door.zap:
-            door.answer_zap()
-        for channel, router in door.routers.items():
+        if source is sockets.zap:
+            sockets.answer_zap()
+        for channel, router in sockets.routers.items():
             if source is router:
                 heard.add((channel, router.recv_multipart()[-1].decode()))
         for visitor in visitors:
@@ -289,7 +293,7 @@ class _Visitor:
     def __init__(
         self,
         context: Any,
-        door: ServerSockets,
+        sockets: ServerSockets,
         server: Identity,
         channel: Channel,
         who: str,
@@ -304,9 +308,10 @@ class _Visitor:
                 part.encode() for part in keys
             )
         self.monitor = self._socket.get_monitor_socket(_WATCHED)
-        host = {"0.0.0.0": "127.0.0.1", "::": "::1", "*": "127.0.0.1"}.get(door._host, door._host)  # noqa: S104
+        any_host = {"0.0.0.0": "127.0.0.1", "::": "::1", "*": "127.0.0.1"}  # noqa: S104
+        host = any_host.get(sockets.host, sockets.host)
         self._socket.ipv6 = ":" in host
-        self._socket.connect(endpoint(host, door.port + OFFSETS[channel]))
+        self._socket.connect(endpoint(host, sockets.port + OFFSETS[channel]))
         self._socket.send(who.encode(), zmq.DONTWAIT)
 
     def watch(self) -> None:

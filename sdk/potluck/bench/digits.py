@@ -5,7 +5,7 @@ Agents here share this computer's cores, so more of them need not be faster: wha
 what the splitting costs. The lab's emulated devices leave each other room; there, several plans are
 tried against their predictions.
 
-Agents on shared cores are foretold worse than those of the lab, for reasons that `LIMITS` names.
+Agents on shared cores are predicted worse than those of the lab, for reasons that `LIMITS` names.
 """
 
 import time

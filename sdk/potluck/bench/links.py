@@ -1,6 +1,6 @@
 """The same home, models and plans over links of network namespaces and over links in user space: is
-either as foretold, and do they measure the same? `potluck bench fidelity --set links=N`, of so many
-homes; Linux and root only.
+either as predicted, and do they measure the same? `potluck bench fidelity --set links=N`, of so
+many homes; Linux and root only.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -61,7 +61,7 @@ def _step_s(compared: "Comparison") -> float:
 
 
 def _errors(kind: str, compared: "Iterable[Comparison]") -> dict[str, float]:
-    """What was measured over links of this kind against what was foretold."""
+    """What was measured over links of this kind against what was predicted."""
     errors = [one.error_frac for one in compared]
     return {
         f"{kind}: time_error_median_frac": median(errors),

@@ -48,7 +48,7 @@ MEASURED_LOADS = (0.7, 1.0, 1.5)
 # WiFi of 600 Mbit/s, 40 times slower: 0.9 MB/s from device to device
 HOME, TIME_SCALE = "smart-home-2", 40.0
 WIDTH, ROWS, N_MICRO_BATCHES = 512, 16, 6
-TURNS, OFF, AT_ONCE = "turns", "off", "at once"
+ORDERED, OFF, AT_ONCE = "ordered", "off", "at once"
 SPEEDS = (1.0, 1.6, 1.1, 1.4)  # of the stages, that of the slowest is 1
 
 
@@ -177,7 +177,7 @@ def _measured(settings: Mapping[str, float]) -> dict[str, float]:
     from potluck.home import Home
     from potluck.profile.measure import name_of
 
-    over_all, over_off, foretold, errors = [], [], [], []
+    over_all, over_off, predicted, errors = [], [], [], []
     with Home.lab(HOME, time_scale=TIME_SCALE) as home:
         model, batch = _model()
         plan = _plan(
@@ -189,17 +189,17 @@ def _measured(settings: Mapping[str, float]) -> dict[str, float]:
         for load in MEASURED_LOADS:
             loaded = _profile(home, model, plan, load)
             measured_s, predicted_s = _sides(home, model, plan, loaded, batch, settings)
-            over_all.append(measured_s[AT_ONCE] / measured_s[TURNS])
-            over_off.append(measured_s[OFF] / measured_s[TURNS])
-            foretold.append(predicted_s[OFF] / predicted_s[TURNS])
-            errors += [abs(predicted_s[side] / measured_s[side] - 1) for side in (TURNS, OFF)]
+            over_all.append(measured_s[AT_ONCE] / measured_s[ORDERED])
+            over_off.append(measured_s[OFF] / measured_s[ORDERED])
+            predicted.append(predicted_s[OFF] / predicted_s[ORDERED])
+            errors += [abs(predicted_s[side] / measured_s[side] - 1) for side in (ORDERED, OFF)]
     return {
         "speedup_median": median(over_all),
         "speedup_max": max(over_all),
         "speedup_min": min(over_all),
         "speedup_over_off_median": median(over_off),
         "speedup_over_off_min": min(over_off),
-        "predicted_speedup_over_off_median": median(foretold),
+        "predicted_speedup_over_off_median": median(predicted),
         "prediction_error_median_frac": median(errors),
         "prediction_error_max_frac": max(errors),
     }
@@ -216,7 +216,7 @@ def _sides(
     """Seconds of a step of each side, measured and predicted."""
     no_paths = replace(profile, network=Network(media=(), paths={}))  # so nothing has a pace
     runs = {
-        TURNS: home.deploy(plan, model, profile=profile).wait(),
+        ORDERED: home.deploy(plan, model, profile=profile).wait(),
         OFF: home.deploy(plan, model, order_transfers=False, profile=profile).wait(),
         AT_ONCE: home.deploy(plan, model, order_transfers=False, profile=no_paths).wait(),
     }
@@ -226,8 +226,8 @@ def _sides(
             for side, run in runs.items():
                 seconds = run.fit([batch] * (int(settings["steps"]) + 1)).wait().step_s
                 steps[side] += seconds[1:]  # the first fills the pipeline of steps
-        foretold = {side: runs[side].predicted for side in (TURNS, OFF)}
-        predicted_s = {side: median(trace.step_s[1:]) for side, trace in foretold.items() if trace}
+        predicted = {side: runs[side].predicted for side in (ORDERED, OFF)}
+        predicted_s = {side: median(trace.step_s[1:]) for side, trace in predicted.items() if trace}
     finally:
         for run in runs.values():
             run.close()

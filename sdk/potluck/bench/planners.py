@@ -11,8 +11,8 @@ the best of its `judged` plans.
 
 Our forms of these planners may leave devices out and try several orders. `..._published` compares
 with what is printed: Asteroid and Alpa use every device, Alpa in the order listed; they run without
-a schedule for the network, while ours takes turns on it where that is sooner. `turns_gain` is the
-part of our latency that turns save.
+a schedule for the network, while ours takes turns on it where that is sooner.
+`transfer_order_gain` is the part of our latency that turns save.
 
 Energy, Dora section 6.2: the least joules at a latency of "0.8x latency performance of the best
 baseline". Performance may be speed or time, so there are three figures: at 1/0.8 times its time
@@ -161,7 +161,7 @@ def figures(rows: Sequence[Row]) -> dict[str, float]:
                 f"energy_saving{what}{kind}",
                 [r.saving[kind, part] for r in solved if (kind, part) in r.saving],
             )
-    found |= _of("turns_gain", [1 - row.turned_s / row.latency_s(OURS) for row in solved])
+    found |= _of("transfer_order_gain", [1 - row.turned_s / row.latency_s(OURS) for row in solved])
     found |= {
         "n_cases": float(len(rows)),
         "n_infeasible": float(len(rows) - len(solved)),

@@ -1,4 +1,4 @@
-"""Plans that a lab plays, and what each measured beside what was foretold of it."""
+"""Plans that a lab plays, and what each measured beside what was predicted of it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

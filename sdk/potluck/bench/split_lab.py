@@ -1,4 +1,4 @@
-"""A request shared by the paper's robot and server in a lab: foretold and measured, next to either
+"""A request shared by the paper's robot and server in a lab: predicted and measured, next to either
 alone; and what dividing costs."""
 
 import ctypes
@@ -140,7 +140,7 @@ def _played(
 def _steady(
     home: "Home", fast: "AcceleratedModel", x: "torch.Tensor", requests: int
 ) -> dict[str, float]:
-    """Foretold and measured where the air stays as it is."""
+    """Predicted and measured where the air stays as it is."""
     found: dict[str, float] = {}
     errors: list[float] = []
     for mb in reversed(MB_PER_S):
@@ -218,7 +218,7 @@ def overhead(model: Any, x: "torch.Tensor", bytes_per_s: float, repeats: int) ->
     computes here.
 
     `overhead_frac`: how much longer that takes than the undivided model; rows that both sides
-    compute count twice, sending counts nothing. `error_frac`: how far it is from what was foretold
+    compute count twice, sending counts nothing. `error_frac`: how far it is from what was predicted
     of these pieces.
     """
     shareable = Shareable(model.traced_line())
@@ -244,10 +244,10 @@ def overhead(model: Any, x: "torch.Tensor", bytes_per_s: float, repeats: int) ->
 
     seconds = frame.interleaved({"divided": divided, "whole": lambda: undivided([x])}, repeats)
     sides = Sides(names=("device", "helper"), kinds={}, sharing=sharing, batch=len(x))
-    foretold_s = sum(sides.piece_s(shareable, piece) + sharing.piece_s for piece in pieces)
+    predicted_s = sum(sides.piece_s(shareable, piece) + sharing.piece_s for piece in pieces)
     return {
         "overhead_frac": frame.ratio(seconds, "divided", "whole") - 1,
-        "error_frac": abs(foretold_s / min(seconds["divided"]) - 1),
+        "error_frac": abs(predicted_s / min(seconds["divided"]) - 1),
     }
 
 

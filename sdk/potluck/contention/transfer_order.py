@@ -30,7 +30,7 @@ SHORT_S = 0.005  # what is over that soon keeps nobody waiting
 SOONER_S = 1e-9
 # beginning together costs a round trip and waits for the slowest: not for less than that
 WORTH_FRAC = 0.02
-# How much longer computing and transfers may last than foretold before turns collide: a turn that
+# How much longer computing and transfers may last than predicted before turns collide: a turn that
 # begins before the one ahead is over makes both late. In a WiFi lab they lasted 1.03 and 1.04 to
 # 1.25 times as long.
 SLACK = (1.02, 1.08)
@@ -120,7 +120,7 @@ def schedule_transfers(
 
     `slack`: turns leave room for computing and transfers that last so many times as long as the
     profile says. A send that in this order leaves as soon as its value is there has no release: if
-    it is ready sooner than foretold, nobody is in its way.
+    it is ready sooner than predicted, nobody is in its way.
 
     Dora, section 4.2.
 

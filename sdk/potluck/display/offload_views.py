@@ -189,7 +189,7 @@ def at_work(account: RequestExplanation, found: Stats, state: str = "") -> Table
     times = account.alone_s / account.latency_s if account.latency_s else 1.0
     sooner = f", {times:.1f} times as long" if times >= 1.05 else ""
     told = (
-        f"{units.duration(account.latency_s)} foretold; {account.device} alone "
+        f"{units.duration(account.latency_s)} predicted; {account.device} alone "
         f"{units.duration(account.alone_s)}"
     )
     done = units.number(found.requests, "request")

@@ -425,7 +425,7 @@ def _compared(
 
 
 def _held(device: str, pair: Sequence[int | None]) -> tuple[Cell, ...]:
-    """Memory is promised, not foretold: what counts is that the peak stays within."""
+    """Memory is promised, not predicted: what counts is that the peak stays within."""
     predicted, measured = pair
     row = _compared("peak memory", device, pair, units.size)
     return (

@@ -151,7 +151,7 @@ class AcceleratedModel(Tabular):
     @property
     def alone_s(self) -> float:
         """What that should take."""
-        return self._loaded.foretold.seconds(self.alone, self.bytes_per_s)
+        return self._loaded.predictions.seconds(self.alone, self.bytes_per_s)
 
     @property
     def memory_bytes(self) -> dict[str, int]:
@@ -214,7 +214,7 @@ class AcceleratedModel(Tabular):
             at_s=at_s,
             way=ALONE if compiled is self.alone else next(iter(compiled.programs.values())).name,
             latency_s=time.monotonic() - at_s,
-            predicted_s=self._loaded.foretold.seconds(compiled, bytes_per_s),
+            predicted_s=self._loaded.predictions.seconds(compiled, bytes_per_s),
             bytes_per_s=bytes_per_s,
             joules=trace.energy_j.get(self.device),
             source=trace.energy_source.get(self.device, ""),
@@ -237,7 +237,7 @@ class AcceleratedModel(Tabular):
         try:
             self._await_device(future)
             execution = future.result(
-                LATE * self._loaded.foretold.seconds(compiled, self.bytes_per_s) + LATE_S
+                LATE * self._loaded.predictions.seconds(compiled, self.bytes_per_s) + LATE_S
             )
         except TimeoutError:
             return self._race(future, compiled, named)
@@ -374,7 +374,7 @@ class AcceleratedModel(Tabular):
         with self._upkeep.works, self._loaded.lock:  # a request under way is answered first
             self._tables.close()
             with suppress(HomeError):  # the home was closed before
-                self._loaded.crew.drop()
+                self._loaded.group.drop()
             if self._agents is not None:
                 self._members.remove(self.device)
                 self._agents.close()

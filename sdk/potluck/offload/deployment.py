@@ -48,21 +48,21 @@ class OffloadDeployment:
         self.case = self.full = case  # of those that are there, and of all
         self.device, self.helpers = case.names[DEVICE], case.names[HELPER:]
         self.table = table
-        self.crew = DeviceGroup(link, members, f"fast-{uuid.uuid4().hex[:12]}")
+        self.group = DeviceGroup(link, members, f"fast-{uuid.uuid4().hex[:12]}")
         self.lock = threading.RLock()
         self.failure: PotluckError | None = None
         self.is_helped = False  # whether there is a helper with all that it needs
         self._n_epochs = self._epoch = self._n_steps = 0
-        self._whole = {name: case.whole(name, self.crew.run) for name in case.names}
+        self._whole = {name: case.whole(name, self.group.run) for name in case.names}
         self.alone = self._whole[self.device].compiled[INFER]
-        self.foretold = Predictions(case, self.alone)
+        self.predictions = Predictions(case, self.alone)
         self._there = self.helpers  # that have the model
         try:
             for name in case.names:
                 self._load(name)
             self.go_over(case, table)
         except BaseException:
-            self.crew.drop()
+            self.group.drop()
             raise
 
     @property
@@ -76,7 +76,7 @@ class OffloadDeployment:
         return {name: self._needs_bytes(name, self.table) for name in self.case.names}
 
     def _needs_bytes(self, device: str, table: SplitTable) -> int:
-        return self.foretold.memory_bytes(self._whole[device], device, table, self._bytes_per_s)
+        return self.predictions.memory_bytes(self._whole[device], device, table, self._bytes_per_s)
 
     def next_step(self) -> int:
         """A number that nothing of this run has had."""
@@ -87,7 +87,7 @@ class OffloadDeployment:
     def start(self, compiled: "Compiled", named: "dict[str, torch.Tensor]") -> "Future[Execution]":
         """Begin a request by one of the programs."""
         epoch = 0 if compiled is self.alone else self._epoch
-        return self.crew.execute(epoch, compiled, self.next_step(), batch=named, request=True)
+        return self.group.execute(epoch, compiled, self.next_step(), batch=named, request=True)
 
     def go_over(self, case: SplitCase, table: SplitTable) -> None:
         """The pieces and programs of the whole table onto all sides, under a new epoch, which then
@@ -96,24 +96,24 @@ class OffloadDeployment:
         self._n_epochs += 1
         epoch, before = self._n_epochs, (self._epoch, self.case.names)
         memory = {name: self._needs_bytes(name, table) for name in case.names}
-        self.crew.prepare(epoch, shared_requests(self.crew.run, epoch, table.programs, memory))
+        self.group.prepare(epoch, shared_requests(self.group.run, epoch, table.programs, memory))
         with self.lock:
             self.case, self.table, self._epoch, self.is_helped = case, table, epoch, True
-            self.foretold = Predictions(case, self.alone)
+            self.predictions = Predictions(case, self.alone)
         if before[0]:
-            self.crew.drop(*before)
+            self.group.drop(*before)
 
     def lost(self, error: PotluckError) -> None:
         """A request that was shared has failed: its epoch is gone on all sides."""
         self.failure, self._there = error, self._left(error)
         before, self.is_helped, self._epoch = self._epoch, False, 0
         if before:
-            self.crew.drop(before, (self.device, *self._there))
+            self.group.drop(before, (self.device, *self._there))
 
     def load_device(self) -> None:
         """The whole model onto the device once more: its worker has ended."""
         self._members.need([self.device])
-        self.crew.drop(-1, [self.device])
+        self.group.drop(-1, [self.device])
         self._load(self.device)
 
     def reach(self) -> SplitCase | None:
@@ -126,7 +126,7 @@ class OffloadDeployment:
             if name not in self._there:
                 try:
                     self._members.need([name])
-                    self.crew.drop(-1, [name])
+                    self.group.drop(-1, [name])
                     self._load(name)
                 except PotluckError as error:
                     self.failure = error
@@ -151,13 +151,13 @@ class OffloadDeployment:
     def _load(self, device: str) -> None:
         """The whole model with its weights onto a device that has nothing of this run."""
         edition = self._whole[device]
-        self.crew.prepare(
+        self.group.prepare(
             0, edition.requests(memory={device: self._needs_bytes(device, self.table)})
         )
-        self.crew.commit(0, [device])
+        self.group.commit(0, [device])
         if PUSH in edition.compiled:
             push = edition.compiled[PUSH]
-            self.crew.execute(0, push, self.next_step(), states=self.case.model.state()).result()
+            self.group.execute(0, push, self.next_step(), states=self.case.model.state()).result()
 
     def _left(self, error: PotluckError) -> tuple[str, ...]:
         """The helpers without the one that failed.

@@ -86,7 +86,7 @@ class Maintenance:
         elif self._should_ask(now_s):
             self._air.ask(
                 self._link,
-                f"{self._loaded.crew.run}-{self._loaded.next_step()}",
+                f"{self._loaded.group.run}-{self._loaded.next_step()}",
                 *self._loaded.case.names[: HELPER + 1],
             )
         elif wrong := self._speeds.wrong():

@@ -1,6 +1,6 @@
 """What the ways to answer a request should take: seconds, by the simulator, and memory. Pure.
 
-Programs are foretold once for bandwidths that are alike in two digits.
+Programs are predicted once for bandwidths that are alike in two digits.
 """
 
 from potluck.offload.split_table import SplitCase, SplitTable
@@ -19,7 +19,7 @@ class Predictions:
         """What a request should take by this program."""
         key = id(compiled), f"{bytes_per_s:.2g}"
         if key not in self._seconds:
-            self._seconds[key] = max(self._case.foretell(compiled, float(key[1])).step_s)
+            self._seconds[key] = max(self._case.predict(compiled, float(key[1])).step_s)
         return self._seconds[key]
 
     def memory_bytes(
@@ -41,7 +41,7 @@ class Predictions:
         """
 
         def peak_bytes(compiled: Compiled) -> int:
-            return self._case.foretell(compiled, bytes_per_s).peak_bytes.get(device, 0)
+            return self._case.predict(compiled, bytes_per_s).peak_bytes.get(device, 0)
 
         resting = self._case.problem.device(device).floor_bytes + whole.held_bytes(device)
         needed = [resting + peak_bytes(program.compiled) for program in table.programs]

@@ -1,5 +1,5 @@
 """How to share one request at every bandwidth: a table of splits, planned, lowered, compiled and
-foretold. Pure.
+predicted. Pure.
 
 An entry is a program on each side; where sharing does not pay, there is none, and the device
 answers alone.
@@ -222,14 +222,14 @@ class SplitCase:
 
     def rivals(self, alone: Compiled, bytes_per_s: float) -> dict[str, tuple[float, float | None]]:
         """Seconds, and joules of the device, of a request as others would answer it at this
-        bandwidth, foretold.
+        bandwidth, predicted.
         """
         splitter = Splitter(self.sharing)
-        found = {"the device alone": self.foretell(alone, bytes_per_s)}
+        found = {"the device alone": self.predict(alone, bytes_per_s)}
         for name, way in (("all on the helper", "helper"), ("the best layer cut", "layer cut")):
             split = baselines.answer(way, splitter, bytes_per_s)
             program = self._program(split) if split is not None else None
-            found[name] = self.foretell(
+            found[name] = self.predict(
                 program.compiled if program is not None else alone, bytes_per_s
             )
         device = self.names[DEVICE]
@@ -243,7 +243,7 @@ class SplitCase:
         """The programs with the times that emulated devices shall take."""
         return paced(compiled, self.problem, self.emulated) if self.emulated else compiled
 
-    def foretell(self, compiled: Compiled, bytes_per_s: float) -> Trace:
+    def predict(self, compiled: Compiled, bytes_per_s: float) -> Trace:
         """What one request does at this bandwidth, by the simulator.
 
         Alone, the link does not count.
@@ -283,8 +283,8 @@ class SplitCase:
             rows=entry.program.rows
             if entry.program is not None
             else {self.names[DEVICE]: everything},
-            predicted=self.foretell(compiled, bytes_per_s),
-            alone_s=max(self.foretell(alone, bytes_per_s).step_s),
+            predicted=self.predict(compiled, bytes_per_s),
+            alone_s=max(self.predict(alone, bytes_per_s).step_s),
             notes=tuple(notes),
         )
 

@@ -99,7 +99,7 @@ class Stats(Tabular):
     @property
     def prediction_error_fracs(self) -> dict[str, tuple[int, float]]:
         """The same by what was predicted, {SHARED, ALONE: (requests, error)}: what is shared is
-        harder to foretell.
+        harder to predict.
         """
         kinds: dict[str, list[Answer]] = {}
         for answer in self.answers:

@@ -19,11 +19,11 @@ N_PLANS = 6  # that are looked at again
 def rerank(
     problem: Problem, plans: Sequence[Plan], refine_s: float = 0.0
 ) -> list[tuple[Plan, Plan]]:
-    """Each of these plans as judged and as foretold: the first of them by what is foretold, then
+    """Each of these plans as judged and as predicted: the first of them by what is predicted, then
     the others as judged.
 
-    What is foretold is the steady time of a step: where the transfers of one step meet those of the
-    next, that is not the time of a step alone. `refine_s`: seconds that an exact solver has for
+    What is predicted is the steady time of a step: where the transfers of one step meet those of
+    the next, that is not the time of a step alone. `refine_s`: seconds that an exact solver has for
     better orders, all plans together (needs ortools). Requests that stream are left as they are:
     only the first of several at once takes turns.
 
@@ -41,15 +41,15 @@ def rerank(
     as_judged = [(plan, plan) for plan in plans]
     if not isinstance(problem.workload, Training) and problem.workload.streaming:
         return as_judged
-    foretold = [(plan, _foretold(problem, plan, refine_s / N_PLANS)) for plan in plans[:N_PLANS]]
-    holding = [pair for pair in foretold if not feasibility.breaches(problem, pair[1])]
+    predicted = [(plan, _predicted(problem, plan, refine_s / N_PLANS)) for plan in plans[:N_PLANS]]
+    holding = [pair for pair in predicted if not feasibility.breaches(problem, pair[1])]
     return (
         sorted(holding, key=lambda pair: preference(pair[1], problem)) + as_judged[N_PLANS:]
         or as_judged
     )
 
 
-def _foretold(problem: Problem, plan: Plan, refine_s: float) -> Plan:
+def _predicted(problem: Problem, plan: Plan, refine_s: float) -> Plan:
     """The plan with time, energy and memory of its programs as they are deployed.
 
     Its gap, of one step, goes.

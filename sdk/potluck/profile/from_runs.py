@@ -38,7 +38,7 @@ def learned(
     profile
         Before the run.
     predicted
-        What it foretold.
+        What it predicted.
     measured
         What the run did.
     compiled

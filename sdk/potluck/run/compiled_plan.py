@@ -435,7 +435,7 @@ def _moves(bare: CompiledPlan) -> dict[str, Compiled]:
 
 
 def beyond_plan(edition: CompiledPlan, problem: Problem) -> dict[str, int]:
-    """Bytes that devices need for steps that may take more than the plan foretells: on more rows,
+    """Bytes that devices need for steps that may take more than the plan predicts: on more rows,
     or other shares.
     """
     found: dict[str, int] = {}

@@ -52,7 +52,7 @@ def deploy(
     resume
         A file of `Run.save`.
     profile
-        What the run is foretold by.
+        What the run is predicted by.
     schedule
         A policy, by name or as a function.
     order_transfers, refine_s
@@ -106,7 +106,7 @@ def deploy(
             if saved.moments:
                 engine.push(saved.moments, moments=True)
             engine.step = saved.step
-        engine.crew.meter()
+        engine.group.meter()
     except BaseException:
         run.close()
         raise

@@ -147,7 +147,7 @@ class DeviceGroup:
         """Execute the programs of `compiled` once, with the rows of `batch` and the `states` that
         they ask for.
 
-        `output_bytes`: of outputs of this batch that may be larger than the plan foretells. `lane`
+        `output_bytes`: of outputs of this batch that may be larger than the plan predicts. `lane`
         and `request`: see `StartExecution`.
 
         Parameters
@@ -163,7 +163,7 @@ class DeviceGroup:
         states
             Weights that home sends, by name.
         output_bytes
-            Of outputs that may be larger than the plan foretells.
+            Of outputs that may be larger than the plan predicts.
         lane
             As in `StartExecution`.
         request
@@ -214,8 +214,8 @@ def _raw(
 
 
 def _most_bytes(result: Result, output_bytes: Mapping[str, int]) -> int:
-    """What a result can have at most. Losses are foretold as float32, and of a float64 model are as
-    long as two.
+    """What a result can have at most. Losses are predicted as float32, and of a float64 model are
+    as long as two.
     """
     if result.kind == "loss":
         return len(result.rows) * LOSS_BYTES

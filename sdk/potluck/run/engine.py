@@ -75,7 +75,7 @@ class Engine:
     seed
         Of the random numbers of training.
     profile
-        What steps are foretold by; None foretells nothing.
+        What steps are predicted by; None predicts nothing.
     schedule
         A policy, by name or as a function; default: 1F1B, or forward only.
     order_transfers, refine_s
@@ -129,12 +129,12 @@ class Engine:
                 fed_whole=self._all_speak(TAKES, plan),
             )
         )
-        self.crew = DeviceGroup(link, members, name)
-        devices = self.crew.prepare(0, self.edition.requests())
+        self.group = DeviceGroup(link, members, name)
+        devices = self.group.prepare(0, self.edition.requests())
         try:
-            self.crew.commit(0, devices)
+            self.group.commit(0, devices)
         except PotluckError:  # nobody would take it away from the others
-            self.crew.drop()
+            self.group.drop()
             raise
 
     @property
@@ -218,7 +218,7 @@ class Engine:
             )
         if rows > plan.batch:
             self._note(
-                f"batches of {rows} rows are trained on as one step each; this plan foretells "
+                f"batches of {rows} rows are trained on as one step each; this plan predicts "
                 f"{plan.batch}."
             )
         name = train_name(rows, plan)
@@ -227,7 +227,7 @@ class Engine:
         compiled = self.active.compiled[name]
         named = self.model.fed(*batch)
         step = self.step + len(self._in_flight)
-        future = self.crew.execute(self.active.epoch, compiled, step, batch=named, lane=TRAIN)
+        future = self.group.execute(self.active.epoch, compiled, step, batch=named, lane=TRAIN)
         self._in_flight.append((future, compiled, rows))
         if self.crossing is not None:
             self.crossing.follow(name, step, named)
@@ -281,7 +281,7 @@ class Engine:
     def end(self, error: PotluckError) -> None:
         """End the run on every device that can be reached."""
         self.failed = self.failed or error
-        self.crew.drop()
+        self.group.drop()
 
     def request(
         self, inputs: "Sequence[torch.Tensor]", start: int, stop: int
@@ -310,9 +310,9 @@ class Engine:
                 port.name: tensor for port, tensor in zip(self.model.inputs(), rows, strict=True)
             }
             compiled = edition.compiled[INFER]
-            foretold = self.model.traced_line().traced.output_bytes(rows)
-            future = self.crew.execute(
-                edition.epoch, compiled, number, batch=named, output_bytes=foretold, request=True
+            predicted = self.model.traced_line().traced.output_bytes(rows)
+            future = self.group.execute(
+                edition.epoch, compiled, number, batch=named, output_bytes=predicted, request=True
             )
             self.n_requests += 1
             under_way = self._requests.setdefault(edition.epoch, set())
@@ -423,13 +423,13 @@ class Engine:
         move = compile_move(
             MOVE, holders, targets(plan, new.segments, new.states(optimizer=moments))
         )
-        devices = self.crew.prepare(new.epoch, new.requests(move, old.plan.devices))
+        devices = self.group.prepare(new.epoch, new.requests(move, old.plan.devices))
         try:
             if any_work(move):
-                self.crew.execute(new.epoch, move, 0).result()
+                self.group.execute(new.epoch, move, 0).result()
             self.commit(new)
         except PotluckError:
-            self.crew.drop(new.epoch, devices)
+            self.group.drop(new.epoch, devices)
             raise
 
     def commit(self, new: CompiledPlan) -> None:
@@ -441,20 +441,20 @@ class Engine:
         old = self.edition
         standing = [device for device in new.plan.devices if device in self.active.plan.devices]
         alone = {device: new.memory_bytes(device) for device in new.plan.devices}
-        self.crew.commit(
+        self.group.commit(
             new.epoch, [device for device in new.plan.devices if device not in standing], alone
         )
         with self._requesting:
             self.edition, self.crossing = new, None
         try:
             wait_for(self._requests.pop(old.epoch, ()))
-            self.crew.commit(new.epoch, standing, alone)
+            self.group.commit(new.epoch, standing, alone)
         except PotluckError as error:
             self.end(error)
             raise
         if new.plan != old.plan:
             self.kept.clear()  # a trace tells of one plan
-        self.crew.keep(new.plan.devices)
+        self.group.keep(new.plan.devices)
 
     def problem(self, edition: CompiledPlan) -> Problem | None:
         """The planning problem that this edition solves.
@@ -477,7 +477,7 @@ class Engine:
         as a profile says.
 
         A schedule of the user's own keeps other values than the one that was planned for: its peaks
-        are foretold here.
+        are predicted here.
 
         Raises
         ------
@@ -547,7 +547,7 @@ class Engine:
     ) -> Execution:
         self._n_moves += 1
         return self.result(
-            self.crew.execute(self.active.epoch, compiled, self._n_moves, states=states)
+            self.group.execute(self.active.epoch, compiled, self._n_moves, states=states)
         )
 
 

@@ -118,16 +118,16 @@ def _cross_requests(engine: "Engine", plan: Plan, task: Task) -> None:
     memory = {d: old.held_bytes(d) + new.held_bytes(d) + _work_bytes(d, old, new) for d in devices}
     requests = new.requests(move, devices, memory)
     task.update(0.1, "loading the plan")
-    engine.crew.prepare(new.epoch, requests)
+    engine.group.prepare(new.epoch, requests)
     try:
         task.update(0.2, "copying weights")
         if any_work(move):
-            _await([engine.crew.execute(new.epoch, move, 0)], look)
+            _await([engine.group.execute(new.epoch, move, 0)], look)
         with engine.boundary():
             look()
             engine.commit(new)
     except BaseException:
-        engine.crew.drop(new.epoch, requests)
+        engine.group.drop(new.epoch, requests)
         raise
 
 
@@ -259,11 +259,11 @@ class PlanMigration:
 
     def prepare(self) -> None:
         """Load the bridge and the shadows."""
-        bridge, crew = self.bridge, self._engine.crew
+        bridge, group = self.bridge, self._engine.group
         memory = {device: self._bytes(device, self._old) for device in self._devices}
-        crew.prepare(bridge.epoch, bridge.requests(self._keep, (), memory))
+        group.prepare(bridge.epoch, bridge.requests(self._keep, (), memory))
         programs = [self._fetch, *self._follow.values()]
-        crew.prepare(
+        group.prepare(
             self._shadow_epoch,
             {
                 device: request(
@@ -317,8 +317,8 @@ class PlanMigration:
         if engine.edition is not self._old:
             raise Gone
         engine.finish()
-        engine.crew.execute(bridge.epoch, self._keep, 0).result()
-        self._fetching = [engine.crew.execute(self._shadow_epoch, self._fetch, 0, lane=FOLLOW)]
+        engine.group.execute(bridge.epoch, self._keep, 0).result()
+        self._fetching = [engine.group.execute(self._shadow_epoch, self._fetch, 0, lane=FOLLOW)]
         engine.crossing = self
 
     def follow(self, train: str, step: int, batch: "Mapping[str, torch.Tensor]") -> None:
@@ -340,7 +340,7 @@ class PlanMigration:
             wait(self._behind, timeout=LOOK_S, return_when=FIRST_COMPLETED)
         self._behind = self._not_taken()
         self._behind.append(
-            self._engine.crew.execute(self._shadow_epoch, compiled, step, batch=batch, lane=FOLLOW)
+            self._engine.group.execute(self._shadow_epoch, compiled, step, batch=batch, lane=FOLLOW)
         )
 
     def _most_behind(self, compiled: Compiled) -> int:
@@ -390,13 +390,13 @@ class PlanMigration:
         """Until the shadows are in step, or come no closer; meanwhile the new plan is loaded."""
         engine, new = self._engine, self._new
         _await(self._fetching, lambda: self._look(task))
-        engine.crew.drop(self._old.epoch, self._old.plan.devices)
+        engine.group.drop(self._old.epoch, self._old.plan.devices)
         memory = {
             device: max(self._bytes(device, e) for e in (self._old, new))
             for device in self._devices
         }
         try:
-            engine.crew.prepare(new.epoch, new.requests(self._move, self._move.programs, memory))
+            engine.group.prepare(new.epoch, new.requests(self._move, self._move.programs, memory))
         except PotluckError:
             self._look(task)
             raise
@@ -424,7 +424,7 @@ class PlanMigration:
             raise Gone
         engine.finish()
         _await([*self._behind], engine.check)
-        engine.crew.execute(new.epoch, self._move, 0).result()
+        engine.group.execute(new.epoch, self._move, 0).result()
         engine.commit(new)
 
     def turn_back(self) -> None:
@@ -441,12 +441,12 @@ class PlanMigration:
 
     def give_up(self) -> None:
         """Nobody follows any more; the bridge still stands if it is in use."""
-        engine, crew, self._given_up = self._engine, self._engine.crew, True
+        engine, group, self._given_up = self._engine, self._engine.group, True
         for future in (*self._fetching, *self._behind):
             future.cancel()
-        crew.drop(self._shadow_epoch, self._fetch.programs)
-        crew.drop(self._new.epoch, self._move.programs)
+        group.drop(self._shadow_epoch, self._fetch.programs)
+        group.drop(self._new.epoch, self._move.programs)
         if engine.crossing is not self:
-            crew.drop(self.bridge.epoch, self._old.plan.devices)
+            group.drop(self.bridge.epoch, self._old.plan.devices)
         else:
-            crew.drop(self._old.epoch, self._old.plan.devices)
+            group.drop(self._old.epoch, self._old.plan.devices)

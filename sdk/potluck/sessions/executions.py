@@ -25,7 +25,7 @@ class Executions:
         values = {(device, name) for device, names in launch.expects.items() for name in names}
         alone = not any(other.launch.request and other.launch.run == launch.run for other in self)
         launched = Launched(
-            launch, now_s, values, list(launch.devices), in_turns=launch.together and alone
+            launch, now_s, values, list(launch.devices), ordered=launch.together and alone
         )
         self._launched[launch.ticket] = launched
         for device in launch.devices:

@@ -90,7 +90,7 @@ class Launched:
     outputs: dict[tuple[str, str], Raw] = field(default_factory=dict)
     timelines: dict[str, Timeline] = field(default_factory=dict)
     # its releases count from a common begin: there is one, and no other request is under way
-    in_turns: bool = False
+    ordered: bool = False
     # fail with this after that time, unless a better cause appears
     suspicion: tuple[float, PotluckError] | None = None
 
@@ -140,7 +140,7 @@ class Launched:
     def order(self, ahead: "Launched | None", peer: Peer, now_s: float) -> Execute:
         """What a device is told, to begin it, perhaps behind another execution."""
         run, epoch, program, step = self.place
-        begin_s = peer.own_s(now_s) if self.in_turns else 0.0
+        begin_s = peer.own_s(now_s) if self.ordered else 0.0
         after_step = ahead.launch.step if ahead is not None else -1
         return Execute(
             run=run, epoch=epoch, program=program, step=step, begin_s=begin_s, after_step=after_step

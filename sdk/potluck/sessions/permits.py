@@ -62,7 +62,7 @@ class Permits:
         ------
         WireError
             Where no honest device sends that: nobody asked for it, or it is larger than was
-            foretold.
+            predicted.
         """
         if not value.run:
             return self._code_of_probe(value)

@@ -1,4 +1,4 @@
-"""What a run should do, foretold: several steps of its very own programs under virtual time."""
+"""What a run should do, predicted: several steps of its very own programs under virtual time."""
 
 from dataclasses import replace
 

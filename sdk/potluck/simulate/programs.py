@@ -119,8 +119,8 @@ class Simulation:
         before = [self.marks[step - in_flight][1]] if step >= in_flight else []
         begin = origin = graph.add(idle, 0.0, after=before, priority=first)
         # requests at once: the first
-        in_turns = self.compiled.together and (serial or in_flight == 1 or not step)
-        if step and in_turns:
+        ordered = self.compiled.together and (serial or in_flight == 1 or not step)
+        if step and ordered:
             origin = graph.add(idle, 0.0, after=[begin, self.marks[-1][1]], priority=first)
         tasks: dict[tuple[str, int], int] = {}
         # (from, to, name) -> the task that brings it
@@ -161,7 +161,7 @@ class Simulation:
                 } or {origin}
                 if not item.after and item.op != "send":
                     waits.update(ended)
-                if in_turns and program.release_s and program.release_s[item.id]:
+                if ordered and program.release_s and program.release_s[item.id]:
                     waits.add(self._timer(origin, program.release_s[item.id]))
                 for other in sorted(waits):
                     graph.wait(task, other)

@@ -192,7 +192,7 @@ DOES: dict[str, Does] = {
     "value: of a run that nobody has": Does(
         Execute, lambda o: [_data(_value(o, run="another"), bytes(8))]
     ),
-    "value: larger than was foretold": Does(
+    "value: larger than was predicted": Does(
         Execute,
         lambda o: [_data(_value(o, shape=(2**20,), nbytes=2**22, chunk_bytes=2**21), bytes(2**21))],
     ),

@@ -135,9 +135,9 @@ def test_what_waits_behind_a_busy_worker_has_an_end(flood, monkeypatch):
 def test_what_waits_for_a_worker_that_is_only_starting_has_an_end_too():
     talk = Talk()
     talk.hear(Hello(major=1))
-    laborer, n_held = talk.core._laborer, 0
-    while not laborer.crowded(len(HEAVY)):
-        laborer.tell(LoadSegment(slot="s"), (HEAVY,), talk.now_s)
+    worker, n_held = talk.core._worker, 0
+    while not worker.crowded(len(HEAVY)):
+        worker.tell(LoadSegment(slot="s"), (HEAVY,), talk.now_s)
         n_held += 1
     assert n_held == MAX_BEHIND_BYTES // (MAX_BUFFER_BYTES + ORDER_BYTES)
 
@@ -257,4 +257,4 @@ def test_ordinary_work_is_far_from_all_of_it():
                 codes(talk.hear(value(f"x{i}", step=step, transfer=1 + i + 64 * step), EIGHT)) == []
             )
     assert codes(talk.hear(Prepare(run="r", epoch=2), *plan(*rows, segments=("s",)))) == []
-    assert talk.core._laborer.behind_bytes < MAX_BEHIND_BYTES / 100
+    assert talk.core._worker.behind_bytes < MAX_BEHIND_BYTES / 100

@@ -44,7 +44,7 @@ class Sources:
 
 def taken_in_one_round(channel, n_messages, nbytes):
     net, router = EventLoop.__new__(EventLoop), Router(n_messages, nbytes)
-    net._sources, net._door = Sources(), type("Door", (), {"routers": {channel: router}})()
+    net._sources, net._sockets = Sources(), type("Sockets", (), {"routers": {channel: router}})()
     net._take = lambda *message: None
     net._read_router(channel)
     return n_messages - router.n_left

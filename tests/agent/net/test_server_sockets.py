@@ -118,7 +118,7 @@ def without(option, value):
         for name, setting in (settings | {option: value}).items():
             if setting is not None:
                 setattr(router, name, setting)
-        router.bind(server_sockets.endpoint(self._host, port))
+        router.bind(server_sockets.endpoint(self.host, port))
         return router
 
     return weak

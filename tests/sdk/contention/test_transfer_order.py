@@ -166,7 +166,7 @@ def test_a_roomy_network_changes_nothing():
     )
 
 
-def test_slack_keeps_turns_apart_when_transfers_last_longer_than_foretold():
+def test_slack_keeps_turns_apart_when_transfers_last_longer_than_predicted():
     problem, compiled = congested(*PIPES["four"], 1.0)
     (air,) = problem.network.media
     slower = replace(air, capacity_bytes_per_s=air.capacity_bytes_per_s / 1.08)
@@ -192,7 +192,7 @@ def test_devices_begin_a_step_together_when_transfers_take_turns():
     assert ends == pytest.approx([one_s, 2 * one_s, 3 * one_s], rel=0.02)
 
 
-def test_requests_at_once_are_foretold_by_priorities_and_not_one_after_the_other():
+def test_requests_at_once_are_predicted_by_priorities_and_not_one_after_the_other():
     problem, compiled = congested(*PIPES["three"], 1.0, training=False)
     ordered = schedule_transfers(compiled, problem)
     ends = [
@@ -242,7 +242,7 @@ def test_the_order_is_within_two_percent_of_the_best(training):
                 assert enforced_s <= best.latency_s * 1.005
 
 
-def test_a_refined_order_is_taken_where_it_is_foretold_to_be_sooner(monkeypatch):
+def test_a_refined_order_is_taken_where_it_is_predicted_to_be_sooner(monkeypatch):
     pytest.importorskip("ortools")
     problem, compiled = congested(*PIPES["shared stages"], 2.0, training=True, latency_s=0.05)
     listed_s, refined_s = (

@@ -61,11 +61,11 @@ def test_a_request_that_fails_only_where_it_is_shared_is_answered_and_the_helper
     wrong = {"input": torch.full((2, 9, 4), 99.0)}
     with torch.no_grad(), fast_of(home, net, good) as fast:
         fast.bytes_per_s = 1e8
-        crew = fast._loaded.crew
-        execute = crew.execute
+        group = fast._loaded.group
+        execute = group.execute
         with monkeypatch.context() as patch:
             patch.setattr(
-                crew,
+                group,
                 "execute",
                 lambda *args, **more: execute(
                     *args, **(more | {"batch": wrong} if args[0] else more)

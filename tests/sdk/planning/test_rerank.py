@@ -42,11 +42,11 @@ def test_the_first_plans_are_ranked_as_their_programs_are_deployed():
         for plan in before[:N_PLANS]
         if ways(plan) in {ways(other) for other in after[:N_PLANS]}
     ]
-    foretold_s = {ways(plan): step_s(problem, plan) for plan in looked_at}
+    predicted_s = {ways(plan): step_s(problem, plan) for plan in looked_at}
     assert [plan.latency_s for plan in after[:N_PLANS]] == pytest.approx(
-        sorted(foretold_s.values())
+        sorted(predicted_s.values())
     )
-    assert after.best.latency_s < foretold_s[ways(before.best)]
+    assert after.best.latency_s < predicted_s[ways(before.best)]
     assert after.best.energy_j == pytest.approx(sum(after.best.device_energy_j.values()))
     assert after.best.gap_frac is None  # what is certified is one step alone
 

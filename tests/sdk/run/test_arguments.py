@@ -176,7 +176,7 @@ def test_a_loss_that_is_no_number_is_noted_once_and_training_goes_on(run):
     ]
 
 
-def test_a_plan_for_a_device_that_the_profile_does_not_know_runs_and_is_not_foretold(home, model):
+def test_a_plan_for_a_device_that_the_profile_does_not_know_runs_and_is_not_predicted(home, model):
     profile = home.profile(model, train=False, rows=(1,), repeats=1, devices=["local-1"]).wait()
     plan = make_plan(model, (("local-2",), (4,)), micro_batch=4, training=False)
     deployed = home.deploy(plan, model, profile=profile).wait()

@@ -42,7 +42,7 @@ def crossing(home, monkeypatch):
     _, model = make_model("mlp")
     run = home.deploy(make_plan(model, ((A,), (4,)), micro_batch=4), model).wait()
     crossing = PlanMigration(run._engine, make_plan(model, ((B,), (4,)), micro_batch=4))
-    monkeypatch.setattr(run._engine.crew, "execute", lambda *_, **__: Future())
+    monkeypatch.setattr(run._engine.group, "execute", lambda *_, **__: Future())
     monkeypatch.setattr(crossing, "_most_behind", lambda _: sys.maxsize)
     yield crossing
     run.close()

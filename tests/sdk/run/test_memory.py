@@ -41,7 +41,7 @@ def deployed(home, model, stages, *, train):
 
 
 def check(run, unseen_bytes=0):
-    """The peaks, within what was foretold; beside the floor that is close.
+    """The peaks, within what was predicted; beside the floor that is close.
 
     Between tasks nobody sees `unseen_bytes`.
     """
@@ -51,7 +51,7 @@ def check(run, unseen_bytes=0):
 
 
 @pytest.mark.parametrize("stages", STAGES.values(), ids=STAGES)
-def test_peaks_of_training_and_inference_are_those_foretold(home, stages):
+def test_peaks_of_training_and_inference_are_those_predicted(home, stages):
     x, y = torch.randn(32, 64), torch.randint(0, 10, (32,))
     model = potluck.Model.from_torch(
         wide(), x[:8], loss=torch.nn.functional.cross_entropy, example_targets=y[:8]
@@ -69,7 +69,7 @@ def test_peaks_of_training_and_inference_are_those_foretold(home, stages):
 
 
 @pytest.mark.parametrize("kind", ["cnn", "encoder"])
-def test_no_peak_of_a_network_with_kernels_of_many_kinds_is_beyond_what_was_foretold(home, kind):
+def test_no_peak_of_a_network_with_kernels_of_many_kinds_is_beyond_what_was_predicted(home, kind):
     case = CASES[kind]
     x, y = case.inputs(32), case.targets(32)
     model = potluck.Model.from_torch(case.make(), x[:8], loss=case.loss, example_targets=y[:8])
@@ -80,7 +80,7 @@ def test_no_peak_of_a_network_with_kernels_of_many_kinds_is_beyond_what_was_fore
     run.close()
 
 
-def test_what_libraries_need_for_products_of_every_size_is_foretold():
+def test_what_libraries_need_for_products_of_every_size_is_predicted():
     """On new workers, whose libraries make their buffers with the first step."""
     nn = torch.nn
     net = nn.Sequential(nn.Linear(1024, 4096), nn.ReLU(), nn.Linear(4096, 256))
@@ -135,7 +135,7 @@ def test_a_plan_of_large_tensors_that_fits_to_the_byte_trains_in_micro_batches()
 
 def test_a_model_that_fits_only_two_devices_trains_there_however_often_it_was_profiled():
     """Profiles leave nothing on the devices: what fits by plan fits, and what is used is what was
-    foretold.
+    predicted.
     """
     torch.manual_seed(0)
     net = torch.nn.Sequential(
@@ -171,7 +171,7 @@ def test_a_model_that_fits_only_two_devices_trains_there_however_often_it_was_pr
         run.close()
 
 
-def test_weights_that_onnxruntime_holds_twice_are_foretold_so():
+def test_weights_that_onnxruntime_holds_twice_are_predicted_so():
     pytest.importorskip("onnxruntime")
     specs = [Spec(name=name, backends=("onnxruntime",)) for name in (A, B)]
     with potluck.Home.lab(specs) as home:
