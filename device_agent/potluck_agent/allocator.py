@@ -17,11 +17,9 @@ class ArenaFull(MemoryError):
             f"shared memory is full: {needed_bytes} bytes needed in one piece, {free_bytes} free, "
             f"largest piece {largest_bytes}"
         )
-        self.needed_bytes, self.free_bytes, self.largest_bytes = (
-            needed_bytes,
-            free_bytes,
-            largest_bytes,
-        )
+        self.needed_bytes = needed_bytes
+        self.free_bytes = free_bytes
+        self.largest_bytes = largest_bytes
 
 
 class Allocator:
@@ -65,7 +63,10 @@ class Allocator:
         """
         length = self._used.pop(offset)
         index = bisect.bisect(self._gaps, (offset, 0))
-        start, stop, first, last = offset, offset + length, index, index
+        start = offset
+        stop = offset + length
+        first = index
+        last = index
         if index and sum(self._gaps[index - 1]) == start:
             first, start = index - 1, self._gaps[index - 1][0]
         if index < len(self._gaps) and self._gaps[index][0] == stop:

@@ -15,13 +15,11 @@ from typing import Any
 from potluck_agent.errors import AgentError
 from potluck_agent.keys import write_private
 
-RUNNING, WINDOW, TRIES, PAIRED, LOAD = (
-    "agent.json",
-    "window.json",
-    "tries.json",
-    "paired.json",
-    "load.json",
-)
+RUNNING = "agent.json"
+WINDOW = "window.json"
+TRIES = "tries.json"
+PAIRED = "paired.json"
+LOAD = "load.json"
 MAX_LOAD = 1000.0
 # an agent that was told to stop gives its ports and its worker back in well under a second
 ENDING_S = 2.0

@@ -29,7 +29,9 @@ class Unfit(Exception):
 
     def __init__(self, expected: str, got: Any, place: str = "") -> None:
         super().__init__(expected)
-        self.expected, self.got, self.place = expected, got, place
+        self.expected = expected
+        self.got = got
+        self.place = place
 
     def __str__(self) -> str:
         return f"must be {self.expected}, got {shown(self.got)}"

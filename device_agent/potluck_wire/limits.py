@@ -88,7 +88,10 @@ PAIRING_STEP_S = 5.0  # each message of the exchange has to come within it
 
 # the base port; each channel has its own socket, so that a bulky message never delays an urgent one
 PORT = 47600
-CONTROL_OFFSET, PAIRING_OFFSET, DATA_OFFSET, PULSE_OFFSET = 0, 1, 2, 3
+CONTROL_OFFSET = 0
+PAIRING_OFFSET = 1
+DATA_OFFSET = 2
+PULSE_OFFSET = 3
 ZAP_DOMAIN = "potluck"  # not empty, and enforced: an empty or unenforced domain lets everybody in
 SERVICE_TYPE = "_potluck._tcp.local."
 MAX_SHOWN_DEVICES = 64  # found by mDNS; 100,000 invented ones can be announced in 22 s

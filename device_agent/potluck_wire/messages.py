@@ -646,7 +646,10 @@ class Entry:
     buffers: tuple[int, int] = (0, 0)
 
 
-_C, _D, _P, _W = Channel.CONTROL, Channel.DATA, Channel.PULSE, Channel.WORKER
+_C = Channel.CONTROL
+_D = Channel.DATA
+_P = Channel.PULSE
+_W = Channel.WORKER
 
 MESSAGES: dict[int, Entry] = {
     1: Entry(Hello, _C, "controller"),

@@ -27,14 +27,12 @@ from potluck_wire.limits import PAIRING_DIGITS, is_device_name, is_key
 from potluck_wire.messages import Message, PairConfirm, PairHello, PairRefused, PairShare
 from potluck_wire.version import VERSION, agree
 
-CLOSED, EXPIRED, WRONG_CODE, BUSY, WRONG_VERSION, MALFORMED = (
-    "closed",
-    "expired",
-    "wrong-code",
-    "busy",
-    "version",
-    "malformed",
-)
+CLOSED = "closed"
+EXPIRED = "expired"
+WRONG_CODE = "wrong-code"
+BUSY = "busy"
+WRONG_VERSION = "version"
+MALFORMED = "malformed"
 
 TOKEN_BYTES = 16  # 128 bits
 
@@ -54,7 +52,9 @@ class PairingFailed(Exception):
 
     def __init__(self, code: str, text: str, tries_left: int = -1) -> None:
         super().__init__(text)
-        self.code, self.text, self.tries_left = code, text, tries_left
+        self.code = code
+        self.text = text
+        self.tries_left = tries_left
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +103,9 @@ class _Side:
     """What both roles share: the transcript and the two MACs."""
 
     def __init__(self, *, secret: str, hello: PairHello, controller: bool) -> None:
-        self._secret, self._hello, self._controller = secret, hello, controller
+        self._secret = secret
+        self._hello = hello
+        self._controller = controller
         self._spake: Any = None
         self._share = b""
         self._key = b""

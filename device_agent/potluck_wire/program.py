@@ -64,7 +64,10 @@ SEGMENT = frozenset({"run", "backward", "gradients", "step", "state", "assign"})
 MAX_VALUES = 4096  # inputs or outputs of one instruction: `state` of a whole segment
 # so many, with the longest names, fit into the message by which a worker is told an instruction
 SURELY_TOLD = 200
-_ONE, _NONE, _ANY, _SOME = (1, 1), (0, 0), (0, MAX_VALUES), (1, MAX_VALUES)
+_ONE = (1, 1)
+_NONE = (0, 0)
+_ANY = (0, MAX_VALUES)
+_SOME = (1, MAX_VALUES)
 ARITY: dict[str, tuple[tuple[int, int], tuple[int, int]]] = {
     "send": (_ONE, _NONE),
     "recv": (_NONE, _ONE),

@@ -41,7 +41,9 @@ class PotluckError(Exception):
     ) -> None:
         parts = [f"{device}: {message}" if device else message, next_step]
         super().__init__(" ".join(part for part in parts if part))
-        self.device, self.next_step, self.facts = device, next_step, facts
+        self.device = device
+        self.next_step = next_step
+        self.facts = facts
 
 
 class UserError(PotluckError):

@@ -61,7 +61,9 @@ class Home(Shown):
         add_peers(self._members, ring, addresses)
 
     def _open(self, keys: Keys, name: str, ring: "Keyring | None") -> None:
-        self._keys, self._name, self._ring = keys, name, ring
+        self._keys = keys
+        self._name = name
+        self._ring = ring
         self._lab: Lab | JoinedLab | None = None
         self._models: dict[str, Model] = {}
         self._profiles: dict[str, Profile] = {}

@@ -71,12 +71,10 @@ class EpochTable:
         worker: WorkerProxy,
         end_epoch: Callable[[LoadedRun, int, float], None],
     ) -> None:
-        self._settings, self._out, self._worker, self._end_epoch = (
-            settings,
-            out,
-            worker,
-            end_epoch,
-        )
+        self._settings = settings
+        self._out = out
+        self._worker = worker
+        self._end_epoch = end_epoch
         self.runs: dict[str, LoadedRun] = {}
         self._lost: dict[str, Lost] = {}
         self.n_old = 0  # messages of an epoch that is over

@@ -104,13 +104,11 @@ class Execution:
     def __init__(
         self, name: Name, layout: DependencyGraph, owner: str, order: int, begin_s: float = 0.0
     ) -> None:
-        self.name, self.layout, self.owner, self.order, self.begin_s = (
-            name,
-            layout,
-            owner,
-            order,
-            begin_s,
-        )
+        self.name = name
+        self.layout = layout
+        self.owner = owner
+        self.order = order
+        self.begin_s = begin_s
         self.places: dict[str, Located] = {}  # values that are to be sent
         self.busy_s = self._done_s = 0.0
         self.peak_bytes = 0

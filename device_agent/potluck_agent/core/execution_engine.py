@@ -64,9 +64,13 @@ class ExecutionEngine:
         outgoing: SendQueue,
         members: Callable[[str], dict[str, Member]],
     ) -> None:
-        self._out, self._worker, self._hang_s = out, worker, settings.hang_s
+        self._out = out
+        self._worker = worker
+        self._hang_s = settings.hang_s
         self._is_told_times, self._outbound_bytes = settings.is_told_times, settings.outbound_bytes
-        self._incoming, self._outgoing, self._members = incoming, outgoing, members
+        self._incoming = incoming
+        self._outgoing = outgoing
+        self._members = members
         self._lane = ComputeQueue()
         self.plans = EpochTable(settings, out, worker, self._end_epoch)
         self._executions: dict[Name, Execution] = {}

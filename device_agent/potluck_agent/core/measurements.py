@@ -72,7 +72,10 @@ class MeasurementQueue:
         members: Callable[[str], dict[str, Member]],
         is_taken: Callable[[str], bool],
     ) -> None:
-        self._out, self._worker, self._outgoing, self._members = out, worker, outgoing, members
+        self._out = out
+        self._worker = worker
+        self._outgoing = outgoing
+        self._members = members
         # by another notebook's run, which would slow what is measured and be slowed by it
         self._is_taken = is_taken
         self._measures: dict[str, tuple[str, Measure]] = {}  # by task: who asked what

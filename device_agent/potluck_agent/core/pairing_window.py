@@ -46,14 +46,19 @@ class PairingWindow:
 
         `window_s` None: until used.
         """
-        self._secret, self._tries_left, self._expired = secret, PAIRING_TRIES, False
+        self._secret = secret
+        self._tries_left = PAIRING_TRIES
+        self._expired = False
         self.n_wrong = 0
         self._attempt = None  # whoever is at the desk knew the secret of another window
         self._closes_s = None if window_s is None else now_s + window_s
 
     def close(self) -> None:
         """Close the window; whoever is at the desk is refused at the next message."""
-        self._secret, self._closes_s, self._tries_left, self._attempt = "", None, 0, None
+        self._secret = ""
+        self._closes_s = None
+        self._tries_left = 0
+        self._attempt = None
 
     def is_open(self, now_s: float) -> bool:
         """Whether a visitor may try now."""

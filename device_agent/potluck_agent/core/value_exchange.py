@@ -34,13 +34,13 @@ class ValueExchange:
         work: ExecutionEngine,
         measuring: MeasurementQueue,
     ) -> None:
-        self._is_emulated, self._out, self._worker = settings.is_emulated, out, worker
-        self._incoming, self._outgoing, self._work, self._measuring = (
-            incoming,
-            outgoing,
-            work,
-            measuring,
-        )
+        self._is_emulated = settings.is_emulated
+        self._out = out
+        self._worker = worker
+        self._incoming = incoming
+        self._outgoing = outgoing
+        self._work = work
+        self._measuring = measuring
         self.n_moved = 0  # messages of values that come in and go out: a long transfer gets on, too
         self._heard: dict[type[Message], Callable[[str, Any, tuple[Buffer, ...], float], None]] = {
             Value: self._value,

@@ -27,7 +27,9 @@ from potluck_wire.statement import read_facts
 HANG_TASKS = 10  # times the longest task so far
 ORDER_BYTES = 512  # about what an order takes beside its documents
 
-ABSENT, STARTING, READY = "absent", "starting", "ready"
+ABSENT = "absent"
+STARTING = "starting"
+READY = "ready"
 
 
 class WorkerProxy:
@@ -105,7 +107,9 @@ class WorkerProxy:
         is_due = answer in self._owed
         match message:
             case WorkerReady() if self.state == STARTING:
-                self.state, self.facts, self._heard_s = READY, read_facts(buffers[0]), now_s
+                self.facts = read_facts(buffers[0])
+                self.state = READY
+                self._heard_s = now_s
                 backlog, self._backlog = self._backlog, []
                 for order, told_bytes in backlog:
                     self._send(order, told_bytes, now_s)

@@ -16,7 +16,9 @@ class Model:
                 f"power of {idle_w}, {max_w}, {radio_w} W: expected 0 <= idle <= max and 0 <= radio"
             )
         self.source = source
-        self._idle_w, self._max_w, self._radio_w = idle_w, max_w, radio_w
+        self._idle_w = idle_w
+        self._max_w = max_w
+        self._radio_w = radio_w
         self._last: tuple[float, float, float] | None = None  # (now_s, busy_s, radio_s)
 
     def advance(self, now_s: float, busy_s: float, radio_s: float) -> tuple[float, float]:

@@ -121,8 +121,12 @@ class EventLoop:
         note: Callable[[str], None],
     ) -> None:
         check_library()
-        self._core, self._identity, self._state_dir = core, identity, state_dir
-        self._trusted, self._meter, self._note = trusted, meter, note
+        self._core = core
+        self._identity = identity
+        self._state_dir = state_dir
+        self._trusted = trusted
+        self._meter = meter
+        self._note = note
         self.desk = PairingWindow(name=name, key=identity.public)
         self.stopping = self._closed = False
         self.load = 1.0

@@ -32,7 +32,11 @@ class Announcement:
     def __init__(
         self, *, name: str, host: str, port: int, key: str, note: Callable[[str], None]
     ) -> None:
-        self._name, self._host, self._port, self._key, self._note = name, host, port, key, note
+        self._name = name
+        self._host = host
+        self._port = port
+        self._key = key
+        self._note = note
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="potluck announce", daemon=True)
         self._thread.start()

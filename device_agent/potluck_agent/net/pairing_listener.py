@@ -36,8 +36,13 @@ class PairingListener:
         note: Callable[[str], None],
         fault: Callable[[object, Exception], None],
     ) -> None:
-        self._listener, self._sources, self._desk, self._trust = listener, sources, desk, trust
-        self._state_dir, self._note, self._fault = state_dir, note, fault
+        self._listener = listener
+        self._sources = sources
+        self._desk = desk
+        self._trust = trust
+        self._state_dir = state_dir
+        self._note = note
+        self._fault = fault
         self._n_wrong_told = 0
         self._visitor: socket.socket | None = None
         sources.register(listener.fileno())

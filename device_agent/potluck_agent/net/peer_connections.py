@@ -73,8 +73,12 @@ class PeerConnections:
         blame: Callable[[str, Exception], None],
         resolver: Resolver | None = None,
     ) -> None:
-        self._context, self._sources, self._identity = context, sources, identity
-        self._feed, self._blame, self._resolver = feed, blame, resolver or Resolver()
+        self._context = context
+        self._sources = sources
+        self._identity = identity
+        self._feed = feed
+        self._blame = blame
+        self._resolver = resolver or Resolver()
         self._links: dict[str, PeerConnection] = {}
 
     def __contains__(self, key: str) -> bool:

@@ -77,7 +77,9 @@ class ServerSockets:
     def __init__(
         self, context: Any, identity: Identity, admits: Callable[[str], bool], host: str, port: int
     ) -> None:
-        self._context, self._identity, self.host = context, identity, host
+        self._context = context
+        self._identity = identity
+        self.host = host
         self.admits = admits
         self.zap: Socket = context.socket(zmq.REP)
         self.zap.linger = 0
@@ -299,7 +301,9 @@ class _Visitor:
         who: str,
         keys: tuple[str, ...] | None,
     ) -> None:
-        self.who, self.let_in, self.turned_away = who, False, who == "friend"
+        self.who = who
+        self.let_in = False
+        self.turned_away = who == "friend"
         self._socket = context.socket(zmq.DEALER)
         self._socket.linger = 0
         if keys is not None:

@@ -102,11 +102,9 @@ def _learn_shapes() -> None:
     """Operators on meta tensors, one for each way that torch has to tell a shape: its Python code
     is loaded here.
     """
-    aten, x, image = (
-        torch.ops.aten,
-        torch.ones(4, 6, device="meta"),
-        torch.ones(2, 4, 6, 6, device="meta"),
-    )
+    aten = torch.ops.aten
+    x = torch.ones(4, 6, device="meta")
+    image = torch.ones(2, 4, 6, 6, device="meta")
     classes, four = torch.zeros(4, dtype=torch.int64, device="meta"), torch.ones(4, device="meta")
     heads = torch.ones(2, 4, 6, 8, device="meta")
     with torch.no_grad():

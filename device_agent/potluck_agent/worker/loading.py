@@ -16,7 +16,9 @@ class Loader:
     """What can be computed here: `present` are the backends, with their versions."""
 
     def __init__(self, present: Mapping[str, str], arrays: Arrays, threads: int = 1) -> None:
-        self._present, self._arrays, self._threads = present, arrays, threads
+        self._present = present
+        self._arrays = arrays
+        self._threads = threads
 
     def capabilities(self) -> dict[str, Any]:
         """Backends with their versions, operators of graph documents and element types."""

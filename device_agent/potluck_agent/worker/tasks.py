@@ -181,7 +181,9 @@ def _along(value: Any, dim: int, start: int, stop: int) -> tuple[slice, ...]:
 
 def _pad(task: Task) -> Tensors:
     (value,) = task.inputs
-    dim, before, after = task.integer("dim", 0), task.integer("before", 0), task.integer("after", 0)
+    dim = task.integer("dim", 0)
+    before = task.integer("before", 0)
+    after = task.integer("after", 0)
     if min(before, after) < 0:
         raise ValueError(f"{before} before and {after} after: padding cannot be negative")
     shape = list(value.shape)

@@ -64,7 +64,9 @@ class Segment:
         """
         if self._masks:
             _check_rows(rows)
-            self._masks.rows, self._masks.step, self._masks.micro_batch = rows, step, micro_batch
+            self._masks.rows = rows
+            self._masks.step = step
+            self._masks.micro_batch = micro_batch
         if not train:
             return self._interpreter.run(inputs, self._state, train=False, observe=observe)
         if len(inputs) != len(self.graph.inputs):

@@ -92,7 +92,9 @@ class Exports:
     """
 
     def __init__(self, outbound: Arena, wait: Callable[[], None], arrays: Arrays) -> None:
-        self._outbound, self._wait, self._arrays = outbound, wait, arrays
+        self._outbound = outbound
+        self._wait = wait
+        self._arrays = arrays
         self._allocator = Allocator(outbound.nbytes)
 
     @property

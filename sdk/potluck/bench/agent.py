@@ -38,7 +38,10 @@ MIB = 2**20
 def run(settings: Mapping[str, float]) -> Result:
     """Measure all figures."""
     repeats = int(settings["repeats"])
-    imports, agent_help, command_help, starts = [], [], [], []
+    imports = []
+    agent_help = []
+    command_help = []
+    starts = []
     for _ in range(repeats):
         imports.append(float(_output("-c", IMPORT)))
         agent_help.append(_elapsed_s("-m", "potluck_agent", "--help"))

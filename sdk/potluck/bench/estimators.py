@@ -29,7 +29,10 @@ EVERY_S, LASTS_S = 0.25, 600.0  # between two requests; of a trace
 CALM_S = 2.0  # the autoregression forgets in so long
 BACK_FRAC = 0.4  # of drops that end, per second
 DROP = 0.02  # of the bandwidth is left
-NOISE, ODD_FRAC, BURST, STALL = 0.15, 0.04, 4.0, 0.2
+NOISE = 0.15
+ODD_FRAC = 0.04
+BURST = 4.0
+STALL = 0.2
 SENT_BYTES = 150_000
 SOON = 5  # turns
 GRID = tuple(10 ** (4.5 + k / 12) for k in range(41))  # 32 KB/s to 68 MB/s
@@ -131,7 +134,9 @@ def _regret(rule: Rule, place: str, latency_s: list[list[float]], seed: int) -> 
     taken_s = best_s = 0.0
     alone_s, asking = latency_s[0][0], Asking(0.0)
     for turn, truth in enumerate(trace(place, seed)):
-        at_s, now, believed = turn * EVERY_S, _nearest(truth), rule.bytes_per_s
+        at_s = turn * EVERY_S
+        now = _nearest(truth)
+        believed = rule.bytes_per_s
         thought = _nearest(believed)
         late_s = LATE * latency_s[thought][thought] + LATE_S
         chosen_s = latency_s[thought][now]

@@ -27,7 +27,9 @@ def run(settings: Mapping[str, float]) -> Result:
     chosen = [case for case in (*cases.dora(), *cases.asteroid()) if case.train][
         :: int(settings["every"])
     ]
-    error, export_s, n_metis = list[float](), list[float](), 0
+    error = list[float]()
+    export_s = list[float]()
+    n_metis = 0
     judge_s, ratios = list[float](), list[float]()
     for case in chosen:
         problem = case.problem()

@@ -47,8 +47,12 @@ LOADS = (0.7, 1.0, 1.5, 2.5)
 MEASURED_LOADS = (0.7, 1.0, 1.5)
 # WiFi of 600 Mbit/s, 40 times slower: 0.9 MB/s from device to device
 HOME, TIME_SCALE = "smart-home-2", 40.0
-WIDTH, ROWS, N_MICRO_BATCHES = 512, 16, 6
-ORDERED, OFF, AT_ONCE = "ordered", "off", "at once"
+WIDTH = 512
+ROWS = 16
+N_MICRO_BATCHES = 6
+ORDERED = "ordered"
+OFF = "off"
+AT_ONCE = "at once"
 SPEEDS = (1.0, 1.6, 1.1, 1.4)  # of the stages, that of the slowest is 1
 
 
@@ -64,7 +68,9 @@ def run(settings: Mapping[str, float]) -> Result:
 
 
 def _predicted(n_pipelines: int, exact_s: float) -> dict[str, float]:
-    ups, always, seconds = list[float](), list[float](), list[float]()
+    ups = list[float]()
+    always = list[float]()
+    seconds = list[float]()
     gaps, unproved = list[float](), list[float]()
     for problem, plan in pipelines(n_pipelines):
         compiled = compile_plan(problem, plan)
@@ -177,7 +183,10 @@ def _measured(settings: Mapping[str, float]) -> dict[str, float]:
     from potluck.home import Home
     from potluck.profile.measure import name_of
 
-    over_all, over_off, predicted, errors = [], [], [], []
+    over_all = []
+    over_off = []
+    predicted = []
+    errors = []
     with Home.lab(HOME, time_scale=TIME_SCALE) as home:
         model, batch = _model()
         plan = _plan(

@@ -89,7 +89,9 @@ def _best_rival_s(problem: Problem, each_s: float) -> tuple[float, int]:
     in `each_s`.
     """
     table = CostTable(problem)
-    simulator, best_s, n_late = Direct(problem, table), inf, 0
+    simulator = Direct(problem, table)
+    best_s = inf
+    n_late = 0
     for planner in RIVALS.values():
         end_s = time.process_time() + each_s
         found = in_time(planner, problem, WorkBudget(), partial(_is_over, end_s))

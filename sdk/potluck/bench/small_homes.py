@@ -153,11 +153,9 @@ def _latency(problem: Problem, rng: random.Random) -> Problem:
 def _batch(problem: Problem, rng: random.Random) -> Problem:
     costs = {}
     for device in problem.devices:
-        speed, power, tile = (
-            10 ** rng.uniform(1, 2.5),
-            rng.uniform(0.2, 1.3),
-            rng.choice([1, 1, 2, 4]),
-        )
+        speed = 10 ** rng.uniform(1, 2.5)
+        power = rng.uniform(0.2, 1.3)
+        tile = rng.choice([1, 1, 2, 4])
         fixed = rng.choice([0.0, 1.0, 4.0])
         seconds = [(fixed + (tile * ceil(n / tile)) ** power) / speed for n in ROWS]
         costs[device.name] = tuple(

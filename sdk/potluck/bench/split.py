@@ -59,7 +59,9 @@ MODELS = (
     "efficientnet-b1",
 )
 TABLED = "mobilenet-v2"  # the one whose best split changes most with the bandwidth
-HOME, ROBOT, SERVER = "robot-indoors", "robot", "server"
+HOME = "robot-indoors"
+ROBOT = "robot"
+SERVER = "server"
 # to robots that are alike, and between the helpers among them
 ALIKE_BYTES_PER_S, WIRED_BYTES_PER_S = 50e6, 125e6
 OTHERS = tuple(name for name in rivals.WAYS if name != "thriftiest cut")  # that needs a deadline

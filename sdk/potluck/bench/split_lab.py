@@ -26,7 +26,10 @@ if TYPE_CHECKING:
     from potluck.home import Home
     from potluck.offload.accelerated import AcceleratedModel
 
-HOME, ROBOT, SERVER = "robot-indoors", "robot", "server"  # Intra-DP's, on its WiFi
+# Intra-DP's, on its WiFi
+HOME = "robot-indoors"
+ROBOT = "robot"
+SERVER = "server"
 # channels, in the lab: 0.7 Mflop for each pixel that is sent, VGG-19 does 0.8
 WIDE = (96, 192, 384)
 SMALL, PIXELS = (32, 64, 128), 96  # where pieces are computed one after the other
@@ -265,7 +268,9 @@ def _ready(
 
 def _between_equals(model: Any, shareable: Shareable, x: "torch.Tensor") -> OffloadProblem:
     """The problem of two sides that are as fast as this process, layer by layer in sequence."""
-    state, values, layers = model.state(), [x], {}
+    state = model.state()
+    values = [x]
+    layers = {}
     for index in range(len(model.layers())):
         layer = _ready(model.segment(index, index + 1)[1], state)
         layers[str(index)] = partial(layer, values)

@@ -90,7 +90,9 @@ def _requests(home: "Home", settings: Mapping[str, float]) -> dict[str, float]:
     before, after, model = _plans(net, x, None)
     running = home.deploy(before, model).wait()
     usual_s = median(_timed_s(lambda: running(x)) for _ in range(int(settings["steps_before"])))
-    switching, begin_s, seconds = running.switch(after), time.perf_counter(), []
+    switching = running.switch(after)
+    begin_s = time.perf_counter()
+    seconds = []
     while not switching.done:
         seconds.append(_timed_s(lambda: running(x)))
     switch_s = time.perf_counter() - begin_s

@@ -23,7 +23,9 @@ from potluck.records import Plan, Trace
 if TYPE_CHECKING:
     from potluck.run.run import Run
 
-BATCH, MICRO_BATCH, LR = 64, 16, 3e-3
+BATCH = 64
+MICRO_BATCH = 16
+LR = 3e-3
 # of losses from 2.3 down: rounding, where devices share a stage and sum in another order; else 0
 TOLERANCE = 1e-5
 STREAMED = 4  # times both photographs, so that the stream has a steady rate

@@ -15,7 +15,9 @@ from typing import Any
 from potluck_wire.installing import install
 from potluck_wire.limits import PORT
 
-GOOD, HINT, BAD = "ok", "note", "PROBLEM"
+GOOD = "ok"
+HINT = "note"
+BAD = "PROBLEM"
 OPTIONAL = {
     "torch": f'to train and to run torch models: {install("sdk")} (on a device, ".[torch]")',
     "onnxruntime": f"to run ONNX models: {install('onnx')}",

@@ -21,12 +21,10 @@ def run(graph: TaskGraph, urgency: Sequence[float] | None = None) -> Times:
     `engine.run`; media are never shared, so that a transfer runs at the full rate of its path. Nor
     are the processors of hosts.
     """
-    n_tasks, lane_of, route_of, latency_s = (
-        len(graph.lane),
-        graph.lane,
-        graph.route,
-        graph.latency_s,
-    )
+    n_tasks = len(graph.lane)
+    lane_of = graph.lane
+    route_of = graph.route
+    latency_s = graph.latency_s
     rank = [level * n_tasks + task for task, level in enumerate(graph.priority)]
     urgent = rank if urgency is None else _ranked(urgency)
     media = [[medium for medium, _ in route] for route in graph.routes]
@@ -39,13 +37,11 @@ def run(graph: TaskGraph, urgency: Sequence[float] | None = None) -> Times:
     free, open_media = [True] * n_lanes, [True] * len(graph.capacity)
     waiting: list[int] = []  # transfers, the most urgent first
     course, now_s = SimulationState(graph), 0.0
-    ends, start_s, stop, came, touched = (
-        course.ends,
-        course.start_s,
-        course.stop,
-        course.first(),
-        list[int](),
-    )
+    ends = course.ends
+    start_s = course.start_s
+    stop = course.stop
+    came = course.first()
+    touched = list[int]()
     while True:
         for task in came:
             if route_of[task] == COMPUTE:
@@ -174,12 +170,10 @@ def insert(graph: TaskGraph, urgency: Sequence[float]) -> Times:
     for a transfer that is not ready yet, which is what the best schedules do.
     """
     n_tasks = len(graph.lane)
-    start_s, free_s, stop_s, ready_s = (
-        [0.0] * n_tasks,
-        [0.0] * n_tasks,
-        [0.0] * n_tasks,
-        [0.0] * n_tasks,
-    )
+    start_s = [0.0] * n_tasks
+    free_s = [0.0] * n_tasks
+    stop_s = [0.0] * n_tasks
+    ready_s = [0.0] * n_tasks
     n_media = len(graph.capacity)
     taken: dict[int, list[tuple[float, float]]] = {}  # medium, or n_media + lane -> spans in order
     for task in _by_urgency(graph, urgency):
@@ -189,11 +183,9 @@ def insert(graph: TaskGraph, urgency: Sequence[float]) -> Times:
         media = [] if route == COMPUTE else [medium for medium, _ in graph.routes[route]]
         rows = [taken.setdefault(key, []) for key in (n_media + graph.lane[task], *media)]
         at_s = _room(rows, ready_s[task], length_s) if length_s > 0 else ready_s[task]
-        start_s[task], free_s[task], stop_s[task] = (
-            at_s,
-            at_s + length_s,
-            at_s + length_s + latency_s,
-        )
+        start_s[task] = at_s
+        free_s[task] = at_s + length_s
+        stop_s[task] = at_s + length_s + latency_s
         if length_s > 0:
             for row in rows:
                 insort(row, (at_s, at_s + length_s))

@@ -12,7 +12,9 @@ from potluck.display.scene import Dot, Item, Line, Scene, Text, legend
 from potluck.records import Plan
 
 WIDTH, HEIGHT = 640.0, 320.0
-LEFT, RIGHT, BOTTOM = 64.0, 20.0, 44.0
+LEFT = 64.0
+RIGHT = 20.0
+BOTTOM = 44.0
 MOST_NUMBERED = 8  # beyond, only plans that nothing beats carry their number
 FAR = 2.5
 COLOURS = ("blue", "vermilion", "green", "purple", "sky", "orange")

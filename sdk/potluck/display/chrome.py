@@ -66,7 +66,9 @@ def _power_steps(events: Sequence[Event], device: Device) -> list[tuple[float, f
         for at_s, delta in ((event.start_s, 1), (event.stop_s, -1))
     )
     idle_w, busy_w = device.idle_w or 0.0, device.busy_w or 0.0
-    steps, computing, moving = [(0.0, idle_w)], 0, 0
+    steps = [(0.0, idle_w)]
+    computing = 0
+    moving = 0
     for at_s, delta, computes in changes:
         computing, moving = (computing + delta, moving) if computes else (computing, moving + delta)
         watts = (busy_w if computing else idle_w) + (device.radio_w or 0.0) * (moving > 0)

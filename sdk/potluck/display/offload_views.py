@@ -16,7 +16,10 @@ from potluck.offload.explanation import RequestExplanation
 from potluck.offload.plan.problem import DEVICE, Operator
 from potluck.offload.stats import ALONE, Stats
 
-LEFT, TOP, HEIGHT, GAP = 120.0, 64.0, 130.0, 16.0
+LEFT = 120.0
+TOP = 64.0
+HEIGHT = 130.0
+GAP = 16.0
 SIDES, SEVERAL = ("blue", "orange", "green", "sky", "yellow"), "purple"
 CHART_HEIGHT, MIDDLE = 210.0, 26.0
 

@@ -26,7 +26,10 @@ PALETTE = {
 # text on these; white on the others
 ON_COLOUR = {"orange": "#1a1a1a", "sky": "#1a1a1a", "purple": "#1a1a1a"}
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
-INK, DARK_INK, PAPER, DARK_PAPER = "#24292f", "#e6edf3", "#ffffff", "#0d1117"
+INK = "#24292f"
+DARK_INK = "#e6edf3"
+PAPER = "#ffffff"
+DARK_PAPER = "#0d1117"
 FADED = {"ink": 1.0, "muted": 0.62, "grid": 0.14, "faint": 0.05}  # shares of the ink
 
 

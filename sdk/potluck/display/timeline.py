@@ -27,7 +27,9 @@ from potluck.display.scene import (
 from potluck.display.tables import one_of, step_s
 from potluck.records import Event, Trace
 
-WIDTH, MARGIN, RIGHT = 960.0, 16.0, 16.0
+WIDTH = 960.0
+MARGIN = 16.0
+RIGHT = 16.0
 LANES = {"compute": 22.0, "send": 7.0, "receive": 7.0}  # heights in pixels
 LANE_GAP, DEVICE_GAP = 2.0, 11.0
 BODY = sum(LANES.values()) + LANE_GAP * (len(LANES) - 1)

@@ -65,7 +65,10 @@ class Model(Shown):
         name: str = "",
         arguments: Arguments | None = None,
     ) -> None:
-        self._inference, self._training, self._net, self._name = inference, training, net, name
+        self._inference = inference
+        self._training = training
+        self._net = net
+        self._name = name
         names = tuple(port.name for port in inference.line.traced.graph.inputs)
         # what a batch may call inputs and targets
         self.arguments = arguments or Arguments(inputs=names)

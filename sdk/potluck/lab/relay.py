@@ -195,7 +195,9 @@ class _Direction:
     """What is under way to one end of a connection: waiting for its turn, then for its latency."""
 
     def __init__(self, writer: asyncio.StreamWriter, room: int, latency_s: float) -> None:
-        self._writer, self._latency_s, self._n_room = writer, latency_s, room
+        self._writer = writer
+        self._latency_s = latency_s
+        self._n_room = room
         self._waiting: deque[bytes] = deque()
         self._room = asyncio.Semaphore(room)
         self._under_way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()

@@ -28,7 +28,10 @@ PULSE_PORT = PORT + PULSE_OFFSET
 QUANTUM_BYTES = 1514  # a frame at a time from each queue
 MAX_HOSTS = 200
 BRIDGE = "air"  # the hub's own end, where all devices are plugged in
-_GATEWAY, _HOME, _FIRST = 254, 1, 10  # last number of the addresses
+# last number of the addresses
+_GATEWAY = 254
+_HOME = 1
+_FIRST = 10
 _FIRST_TABLE = 100
 _URGENT, _FIRST_CLASS = 15, 16
 _CHANCES = 1_000_000

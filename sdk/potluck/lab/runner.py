@@ -95,7 +95,9 @@ class ScenarioRunner:
         tell: Callable[[Happened], None] = log,
     ) -> None:
         self.happened: list[Happened] = []
-        self._devices, self._links, self._tell = devices, links, tell
+        self._devices = devices
+        self._links = links
+        self._tell = tell
         self._numbers = count()
         self._queue = [
             _Entry(

@@ -133,7 +133,9 @@ def accelerate(
     first: tuple[float, ...] = ()
     n_searches = 0
     if bandwidths is None and len(helpers) == 1:
-        bandwidths, first, n_searches = BANDWIDTHS, FIRST_BANDWIDTHS, N_SEARCHES
+        bandwidths = BANDWIDTHS
+        first = FIRST_BANDWIDTHS
+        n_searches = N_SEARCHES
     elif bandwidths is None:
         bandwidths, first = BANDWIDTHS_OF_SEVERAL, FIRST_BANDWIDTHS_OF_SEVERAL
     _check_wishes(objective, deadline_s, bandwidths)

@@ -82,7 +82,10 @@ class AcceleratedModel(Tabular):
         task: Task,
         store: SplitCache | None = None,
     ) -> None:
-        self._link, self._members, self._rebuild, self._agents = link, members, rebuild, agents
+        self._link = link
+        self._members = members
+        self._rebuild = rebuild
+        self._agents = agents
         device, helper = case.names[:2]
         path = case.problem.network.path(device, helper)
         self._air = LinkBandwidth(case.problem.network.bandwidth(device, helper), path.latency_s)
@@ -190,7 +193,9 @@ class AcceleratedModel(Tabular):
         named = self._loaded.full.request(_in_order(inputs, named, self.model.arguments))
         with self._loaded.lock:  # one request at a time, whoever asks
             self._check()
-            at_s, bytes_per_s, entry = time.monotonic(), self.bytes_per_s, self._entry()
+            at_s = time.monotonic()
+            bytes_per_s = self.bytes_per_s
+            entry = self._entry()
             done = (
                 self._shared(named, entry.program.compiled) if entry.program is not None else None
             )

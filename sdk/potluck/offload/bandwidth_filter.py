@@ -19,7 +19,9 @@ LEAST_BYTES = 16 * 1024  # a smaller transfer shows the latency, not the bandwid
 # older transfers say nothing of a link that fades within seconds; the latest is kept in any case
 STALE_S = 10.0
 # between two askings: half as many as one every 0.25 s
-FIRST_WAIT_S, GROWTH, MOST_WAIT_S = 0.25, 1.5, 3.0
+FIRST_WAIT_S = 0.25
+GROWTH = 1.5
+MOST_WAIT_S = 3.0
 RISEN = 2.0  # times what was thought: soon asked again, whether that is so
 LEAST_S = 1e-6  # a clock's grain: no transfer is infinitely fast
 
@@ -47,7 +49,9 @@ class Estimator:
         short: int = SHORT,
         long: int = LONG,
     ) -> None:
-        self._first, self._latency_s, self._short = first_bytes_per_s, latency_s, short
+        self._first = first_bytes_per_s
+        self._latency_s = latency_s
+        self._short = short
         self._seen: deque[tuple[float, float]] = deque(maxlen=max(short, long))
 
     def observe(self, nbytes: int, seconds: float, at_s: float) -> None:

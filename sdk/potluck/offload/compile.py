@@ -224,7 +224,9 @@ def _piece(step: SharedPiece, model: Any, lender: str, kind: str) -> Piece:
 
 class _Build:
     def __init__(self, shareable: Shareable, sides: Sides, programs: ProgramBuilder) -> None:
-        self.model, self.sides, self.programs = shareable, sides, programs
+        self.model = shareable
+        self.sides = sides
+        self.programs = programs
         self.here: list[set[str]] = [set() for _ in sides.names]  # the values of each side
 
     def feed(self, tensor: str) -> None:

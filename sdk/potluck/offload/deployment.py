@@ -98,7 +98,10 @@ class OffloadDeployment:
         memory = {name: self._needs_bytes(name, table) for name in case.names}
         self.group.prepare(epoch, shared_requests(self.group.run, epoch, table.programs, memory))
         with self.lock:
-            self.case, self.table, self._epoch, self.is_helped = case, table, epoch, True
+            self.case = case
+            self.table = table
+            self._epoch = epoch
+            self.is_helped = True
             self.predictions = Predictions(case, self.alone)
         if before[0]:
             self.group.drop(*before)
@@ -106,7 +109,9 @@ class OffloadDeployment:
     def lost(self, error: PotluckError) -> None:
         """A request that was shared has failed: its epoch is gone on all sides."""
         self.failure, self._there = error, self._left(error)
-        before, self.is_helped, self._epoch = self._epoch, False, 0
+        before = self._epoch
+        self.is_helped = False
+        self._epoch = 0
         if before:
             self.group.drop(before, (self.device, *self._there))
 

@@ -48,13 +48,11 @@ class Maintenance:
         speeds: DriftMonitor,
         is_late: Callable[[], bool],
     ) -> None:
-        self._link, self._loaded, self._tables, self._air, self._speeds = (
-            link,
-            loaded,
-            tables,
-            air,
-            speeds,
-        )
+        self._link = link
+        self._loaded = loaded
+        self._tables = tables
+        self._air = air
+        self._speeds = speeds
         self._is_late, self._retry_s = is_late, 0.0
         self.works, self._closed = threading.Lock(), threading.Event()
         self.thread = threading.Thread(target=self._look, name="potluck fast", daemon=True)

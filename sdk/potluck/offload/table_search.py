@@ -76,6 +76,8 @@ class TableSearch:
 
     def close(self) -> None:
         """Stay with what there is."""
-        self._lacking, search, self._search = None, self._search, None
+        self._lacking = None
+        search = self._search
+        self._search = None
         if search is not None:
             search.close()

@@ -80,7 +80,10 @@ class Attention(nn.Module):
 
     def __init__(self, width: int, heads: int, shared: int, *, causal: bool) -> None:
         super().__init__()
-        self.heads, self.shared, self.causal, self.size = heads, shared, causal, width // heads
+        self.heads = heads
+        self.shared = shared
+        self.causal = causal
+        self.size = width // heads
         self.query = nn.Linear(width, width)
         self.key = nn.Linear(width, shared * self.size)
         self.value = nn.Linear(width, shared * self.size)
@@ -116,7 +119,10 @@ class Block(nn.Module):
         self, attention: Attention, mlp: nn.Module, norm: type[nn.Module], width: int
     ) -> None:
         super().__init__()
-        self.norm1, self.attention, self.norm2, self.mlp = norm(width), attention, norm(width), mlp
+        self.norm1 = norm(width)
+        self.attention = attention
+        self.norm2 = norm(width)
+        self.mlp = mlp
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attention(self.norm1(x))
@@ -181,7 +187,9 @@ class Omni(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        width, inner, words = 3584, 18944, 152064
+        width = 3584
+        inner = 18944
+        words = 152064
         self.vision, self.audio = Vision(width), Audio(width)
         self.words = nn.Embedding(words, width)
         self.blocks = nn.Sequential(

@@ -302,7 +302,9 @@ class _Table:
     """
 
     def __init__(self, fields: Mapping[str, Any], file: str, prefix: str = "") -> None:
-        self.fields, self.file, self.prefix = dict(fields), file, prefix
+        self.fields = dict(fields)
+        self.file = file
+        self.prefix = prefix
 
     def take(self, field: str, kind: type | tuple[type, ...], expected: str) -> Any:
         value = self.fields.pop(field, None)

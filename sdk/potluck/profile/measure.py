@@ -53,7 +53,9 @@ class Bench:
     """
 
     def __init__(self, link: Link, members: Members, task: Task, n_tasks: int) -> None:
-        self._link, self._members, self._task = link, members, task
+        self._link = link
+        self._members = members
+        self._task = task
         self._n_tasks, self._n_done = max(n_tasks, 1), 0
 
     def done(self, text: str) -> None:

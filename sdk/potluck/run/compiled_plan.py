@@ -40,7 +40,11 @@ from potluck_wire.messages import Prepare
 Request = tuple[Prepare, tuple[bytes, ...]]
 Requests = Mapping[str, Request]  # by device
 
-TRAIN, INFER, PUSH, PULL, MOVE = "train", "infer", "push", "pull", "move"
+TRAIN = "train"
+INFER = "infer"
+PUSH = "push"
+PULL = "pull"
+MOVE = "move"
 MOMENTS = "-optimizer"  # ends the names of the programs that move the optimizer's state
 _ITEM_BYTES = {
     "float64": 8,

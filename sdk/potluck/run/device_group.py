@@ -38,7 +38,9 @@ class DeviceGroup:
     """
 
     def __init__(self, link: Link, members: Members, run: str) -> None:
-        self.link, self._members, self.run = link, members, run
+        self.link = link
+        self._members = members
+        self.run = run
         self.devices: tuple[str, ...] = ()
 
     def check_memory(self, requests: Requests) -> None:

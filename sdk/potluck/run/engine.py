@@ -96,7 +96,9 @@ class Engine:
         order_transfers: bool | None = None,
         refine_s: float = 0.0,
     ) -> None:
-        self.model, self.members, self.profile = model, members, profile
+        self.model = model
+        self.members = members
+        self.profile = profile
         self._refine_s = refine_s  # of an exact solver, to better the order of transfers
         self.step = self.n_requests = 0
         self.history = History()
@@ -106,11 +108,9 @@ class Engine:
         self.crossing: PlanMigration | None = None  # on the way to another plan
         self.one_crossing = threading.Lock()
         self._requests: dict[int, set[Future[Execution]]] = {}  # under way, by epoch
-        self._turnstile, self._lock, self._requesting = (
-            threading.Lock(),
-            threading.RLock(),
-            threading.Lock(),
-        )
+        self._turnstile = threading.Lock()
+        self._lock = threading.RLock()
+        self._requesting = threading.Lock()
         self._holder = 0  # the thread that holds the boundary
         self._in_flight: deque[tuple[Future[Execution], Compiled, int]] = deque()
         self._n_moves, self._n_epochs = 0, 1

@@ -441,7 +441,9 @@ class PlanMigration:
 
     def give_up(self) -> None:
         """Nobody follows any more; the bridge still stands if it is in use."""
-        engine, group, self._given_up = self._engine, self._engine.group, True
+        engine = self._engine
+        group = self._engine.group
+        self._given_up = True
         for future in (*self._fetching, *self._behind):
             future.cancel()
         group.drop(self._shadow_epoch, self._fetch.programs)

@@ -133,7 +133,9 @@ class Run(Shown):
         UserError
             Where nothing was predicted or measured yet.
         """
-        predicted, alike, problem = self.predicted, self._engine.alike, self.problem
+        predicted = self.predicted
+        alike = self._engine.alike
+        problem = self.problem
         if predicted is None or problem is None or not alike:
             raise UserError(
                 "there is nothing to compare yet.",
@@ -435,7 +437,9 @@ class Run(Shown):
         UserError
             The data has no batch.
         """
-        n_inputs, total, seen = len(self._engine.model.inputs()), 0.0, 0
+        n_inputs = len(self._engine.model.inputs())
+        total = 0.0
+        seen = 0
         arguments = self._engine.model.arguments.scored(score)
         for batch in batches.batches(data, EVALUATION_ROWS * REQUESTS_IN_FLIGHT, arguments):
             rows = int(batch[0].shape[0])

@@ -87,12 +87,10 @@ class LocalAgents:
         bind: str = "127.0.0.1",
     ) -> None:
         self._bind = bind
-        self._inside, self._trust, self._announce, self._extra = (
-            inside,
-            trust,
-            announce,
-            tuple(extra),
-        )
+        self._inside = inside
+        self._trust = trust
+        self._announce = announce
+        self._extra = tuple(extra)
         sweep()
         self.directory = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-"))
         self._processes: dict[str, subprocess.Popen[bytes]] = {}

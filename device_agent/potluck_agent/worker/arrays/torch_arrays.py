@@ -11,7 +11,10 @@ from potluck_wire import tensors
 DTYPES: dict[str, Any] = {name: getattr(torch, name) for name in tensors.DTYPES}
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
-ones_like, add, from_numpy, clone = torch.ones_like, torch.add, torch.from_numpy, torch.clone
+ones_like = torch.ones_like
+add = torch.add
+from_numpy = torch.from_numpy
+clone = torch.clone
 
 
 def name_of(array: torch.Tensor) -> str | None:

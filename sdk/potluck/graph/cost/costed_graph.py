@@ -54,8 +54,13 @@ def priced(
 
 def nodes_of(made: Linearization) -> dict[int, Node]:
     """The operators of a line by their place in it, per row of the batch."""
-    traced, graph, names = made.traced, made.traced.graph, _names(made)
-    sizes, seen_states, seen_kept, found = _sizes(made), set[int](), set[Ref](), {}
+    traced = made.traced
+    graph = made.traced.graph
+    names = _names(made)
+    sizes = _sizes(made)
+    seen_states = set[int]()
+    seen_kept = set[Ref]()
+    found = {}
     n_inputs, first = len(graph.inputs), graph.first_node
     states: list[Parameter | Buffer] = [*graph.parameters, *graph.buffers]
     for i, position in enumerate(made.bound):

@@ -24,7 +24,9 @@ _SOME = "takes some of the rows"
 
 def viewed(look: Look) -> Dependence | None:
     """A reshape: the groups that come before the rows stay before them."""
-    value, axis, own = look.known[look.first], look.axis_of(look.first), look.axis
+    value = look.known[look.first]
+    axis = look.axis_of(look.first)
+    own = look.axis
     if axis is None or own is None:
         return value if axis == own else None
     before, now = prod(look.shape_of(look.first)[:axis]) * value.outer, prod(look.shape[:own])

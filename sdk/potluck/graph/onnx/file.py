@@ -7,7 +7,11 @@ from pathlib import Path
 from potluck.errors import FileError
 
 GRAPH = 7  # the field of a ModelProto that holds the graph
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # how a field of a protobuf message may be written
+# how a field of a protobuf message may be written
+_VARINT = 0
+_FIXED64 = 1
+_BYTES = 2
+_FIXED32 = 5
 
 
 def read_bytes(path: Path) -> bytes:

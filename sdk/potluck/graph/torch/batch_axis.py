@@ -53,7 +53,9 @@ class _Watcher(Runner):
         self, program: Any, values: Mapping[torch.fx.Node, Any], types: Sequence[tuple[Type, ...]]
     ) -> None:
         super().__init__(program.graph_module)
-        self.values, self.types, self.rows = values, types, ROWS
+        self.values = values
+        self.types = types
+        self.rows = ROWS
         self.found: dict[Ref, torch.Tensor] = {}
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -99,7 +101,9 @@ def by_rows(
             _run(watcher, program, weights, [x[part].clone() for x in inputs])
             return watcher.found
 
-        whole, first, second = digests(slice(0, ROWS)), digests(_FIRST), digests(_SECOND)
+        whole = digests(slice(0, ROWS))
+        first = digests(_FIRST)
+        second = digests(_SECOND)
         everywhere = whole.keys() & first.keys() & second.keys()
         return frozenset(
             ref for ref in everywhere if _same(whole[ref], torch.cat([first[ref], second[ref]]))

@@ -64,7 +64,9 @@ class Converter:
     """
 
     def __init__(self, first: int, symbols: Mapping[str, str], buffers: range) -> None:
-        self.first, self.symbols, self.buffers = first, symbols, buffers
+        self.first = first
+        self.symbols = symbols
+        self.buffers = buffers
         self.nodes: list[Node] = []
         self.made: list[Any] = []  # what torch says that each node gives
         self.modules: list[str] = []  # where in the user's model each stands

@@ -55,7 +55,10 @@ class _WithLoss(torch.nn.Module):
         keywords: Sequence[str],
     ) -> None:
         super().__init__()
-        self.net, self.loss, self._n_inputs, self._keywords = net, loss, n_inputs, tuple(keywords)
+        self.net = net
+        self.loss = loss
+        self._n_inputs = n_inputs
+        self._keywords = tuple(keywords)
 
     def forward(self, *tensors: torch.Tensor) -> torch.Tensor:
         with Divided():

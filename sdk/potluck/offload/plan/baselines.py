@@ -140,7 +140,9 @@ def least_cut(
     radio_w
         What it counts more while the device sends or receives.
     """
-    sharing, operators, last = shares.sharing, shares.operators, shares.last
+    sharing = shares.sharing
+    operators = shares.operators
+    last = shares.last
     n = len(operators)
     # the two ends; n + i stands for the value of operator i on the helper
     device, helper = 2 * n, 2 * n + 1
@@ -226,7 +228,9 @@ def greedy_tiling(shares: Shares, bytes_per_s: float, n_shares: int = 5) -> tupl
     n_shares
         Ways to divide an operator that are tried.
     """
-    sharing, last, idle = shares.sharing, shares.last, (NONE,) * (len(shares.sides) - 2)
+    sharing = shares.sharing
+    last = shares.last
+    idle = (NONE,) * (len(shares.sides) - 2)
     found: list[Division] = [((0, shares.operators[0].count), NONE, *idle)]
     ready = {DEVICE: 0.0, HELPER: 0.0}
     for place in range(1, last):

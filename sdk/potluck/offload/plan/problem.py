@@ -222,7 +222,9 @@ class Shares:
     """
 
     def __init__(self, sharing: OffloadProblem) -> None:
-        self.sharing, self.operators, self.sides = sharing, sharing.operators, sharing.sides
+        self.sharing = sharing
+        self.operators = sharing.operators
+        self.sides = sharing.sides
         tables: dict[tuple[object, int], tuple[tuple[int, ...], tuple[int, ...]]] = {}
         # per operator and input: (source, first row read by each row, end of the rows read by each
         # row); None: all

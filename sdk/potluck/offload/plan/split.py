@@ -97,7 +97,9 @@ class Splitter:
     def __init__(
         self, sharing: OffloadProblem, *, rules: Rules | None = None, levels: int = LEVELS
     ) -> None:
-        self.shares, self.rules, self.levels = Shares(sharing), rules or Rules(), levels
+        self.shares = Shares(sharing)
+        self.rules = rules or Rules()
+        self.levels = levels
         one_helper, sides = self.shares, tuple(sharing.sides)
         # the sides that are left, and what they can do
         self.fewer: list[tuple[tuple[int, ...], Splitter]] = []
@@ -350,7 +352,9 @@ class Splitter:
                 tries += 1
                 found = self._of_way(other, bytes_per_s, tiles)
                 if found and rank(found, deadline_s) < rank(split, deadline_s):
-                    way, split, better = other, found, True
+                    way = other
+                    split = found
+                    better = True
                     break
             if not better:
                 size /= 2

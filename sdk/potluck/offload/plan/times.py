@@ -44,7 +44,9 @@ def times(sharing: OffloadProblem, steps: Sequence[Step], bytes_per_s: float) ->
     bytes_per_s
         Of the link.
     """
-    n_sides, work, lanes = len(sharing.sides), [], []
+    n_sides = len(sharing.sides)
+    work = []
+    lanes = []
     for step in steps:
         lanes.append(step.side if step.to is None else n_sides + step.side)
         if step.to is not None:

@@ -15,7 +15,9 @@ from potluck_wire.graph import BATCH, Ref, node_refs
 
 # One x86 core with torch 2.13 (profile/roofline.py): dispatch of an operator, convolutions, and
 # what a copy gets.
-DISPATCH_S, FLOP_PER_S, BYTES_PER_S = 10e-6, 60e9, 10e9
+DISPATCH_S = 10e-6
+FLOP_PER_S = 60e9
+BYTES_PER_S = 10e9
 # In the pieces of a request, one after the other as they run (in a loop of its own each takes a
 # third of that):
 # of an operator with weights: 10 to 104 more than its part of the whole, 52 on the mean

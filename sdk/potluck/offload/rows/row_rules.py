@@ -12,7 +12,9 @@ from potluck.graph.traced import Traced
 from potluck_wire.graph import Node, Ref, evaluate, node_refs
 from potluck_wire.operators import KINDS
 
-ELEMENT_WISE, BLOCK_WISE, ROW_WISE = "element-wise", "block-wise", "row-wise"
+ELEMENT_WISE = "element-wise"
+BLOCK_WISE = "block-wise"
+ROW_WISE = "row-wise"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

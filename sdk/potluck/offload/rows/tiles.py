@@ -163,7 +163,9 @@ class _Build:
     def __init__(
         self, line: Linearization, localities: Sequence[Local], takes: Sequence[TensorSlice]
     ) -> None:
-        self.line, self.localities, self.takes = line, localities, tuple(dict.fromkeys(takes))
+        self.line = line
+        self.localities = localities
+        self.takes = tuple(dict.fromkeys(takes))
         self.graph = line.traced.graph
         self.nodes: list[tuple[int, str, tuple[Any, ...], dict[str, Any]]] = []
         self.at: dict[Ref, list[tuple[Interval, Any]]] = {}
@@ -202,7 +204,9 @@ class _Build:
 
     def _some(self, node: Node, local: Local, value: int, rows: Interval) -> Any:
         values: dict[Ref, Any] = {}
-        padded, first, n_read = (0, 0), 0, 0
+        padded = (0, 0)
+        first = 0
+        n_read = 0
         for ref in _refs_of(node):
             reads = local.reads.get(ref)
             if reads is None:
