@@ -7,9 +7,7 @@ programs, values), `MeasurementQueue` (layers, links, power) and `WorkerProxy` (
 """
 
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from potluck_agent import fault_log
 from potluck_agent.core.events import (
@@ -124,23 +122,6 @@ class Core:
         self._exchange = ValueExchange(
             settings, out, self._worker, self._incoming, self._outgoing, self._work, self._measuring
         )
-        self._controls: dict[
-            type[Message], Callable[[str, Any, tuple[Buffer, ...], float], None]
-        ] = {
-            Hello: lambda key, message, buffers, now_s: self._hello(key, message, now_s),
-            Roster: self._roster,
-            Goodbye: lambda key, message, buffers, now_s: self._end_session(key, now_s),
-            Prepare: self._work.plans.prepare,
-            Commit: lambda key, message, buffers, now_s: self._work.plans.commit(
-                key, message, now_s
-            ),
-            Drop: lambda key, message, buffers, now_s: self._work.plans.drop(key, message, now_s),
-            Execute: lambda key, message, buffers, now_s: self._work.execute(key, message, now_s),
-            Abort: lambda key, message, buffers, now_s: self._work.abort(key, message, now_s),
-            Measure: self._measuring.measure,
-            Probe: lambda key, message, buffers, now_s: self._measuring.probe(key, message, now_s),
-            Meter: lambda key, message, buffers, now_s: self._measuring.meter(key, message, now_s),
-        }
 
     def handle(self, event: Event, now_s: float) -> list[Action]:
         """What to do because of this event, in order.
@@ -238,7 +219,34 @@ class Core:
         except WireError as error:
             self._out.refuse(key, message, RefusalCode.STATE, error.text)
             return
-        self._controls[type(message)](key, message, event.buffers, now_s)
+        self._from_notebook(key, message, event.buffers, now_s)
+
+    def _from_notebook(
+        self, key: str, message: Message, buffers: tuple[Buffer, ...], now_s: float
+    ) -> None:
+        match message:
+            case Hello():
+                self._hello(key, message, now_s)
+            case Roster():
+                self._roster(key, message, buffers, now_s)
+            case Goodbye():
+                self._end_session(key, now_s)
+            case Prepare():
+                self._work.plans.prepare(key, message, buffers, now_s)
+            case Commit():
+                self._work.plans.commit(key, message, now_s)
+            case Drop():
+                self._work.plans.drop(key, message, now_s)
+            case Execute():
+                self._work.execute(key, message, now_s)
+            case Abort():
+                self._work.abort(key, message, now_s)
+            case Measure():
+                self._measuring.measure(key, message, buffers, now_s)
+            case Probe():
+                self._measuring.probe(key, message, now_s)
+            case Meter():
+                self._measuring.meter(key, message, now_s)
 
     def _hello(self, key: str, message: Hello, now_s: float) -> None:
         """A session begins; the welcome waits until the worker has said what it can do."""

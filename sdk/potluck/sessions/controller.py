@@ -30,6 +30,7 @@ from potluck.sessions.events import (
     Send,
     Session,
     StartExecution,
+    Tick,
     UplinkProbe,
 )
 from potluck.sessions.executions import Executions
@@ -100,24 +101,25 @@ class Controller:
     def handle(self, event: Event, now_s: float) -> list[Action]:
         """Take in one event; returns what to do, in order."""
         self._now_s = now_s
-        if isinstance(event, Received):
-            self._receive(event)
-        elif isinstance(event, StartExecution):
-            self._launch(event)
-        elif isinstance(event, RequestAll):
-            self._gather(event)
-        elif isinstance(event, UplinkProbe):
-            self._deliver(event)
-        elif isinstance(event, Join):
-            self._join(event)
-        elif isinstance(event, Leave):
-            self._leave(event.device)
-        elif isinstance(event, CancelExecution):
-            self._forsake(event.ticket)
-        elif isinstance(event, Lost):
-            self._lose(event.device, event.error)
-        else:
-            self._tick()
+        match event:
+            case Received():
+                self._receive(event)
+            case StartExecution():
+                self._start(event)
+            case RequestAll():
+                self._request_all(event)
+            case UplinkProbe():
+                self._probe_uplink(event)
+            case Join():
+                self._join(event)
+            case Leave():
+                self._leave(event.device)
+            case CancelExecution():
+                self._cancel(event.ticket)
+            case Lost():
+                self._lose(event.device, event.error)
+            case Tick():
+                self._tick()
         return self._taken()
 
     def _taken(self) -> list[Action]:
@@ -135,7 +137,7 @@ class Controller:
         )
         if isinstance(event, Join | RequestAll | UplinkProbe | StartExecution):
             self._actions.append(Reject(ticket=event.ticket, error=ProtocolError(text)))
-            self._forsake(event.ticket)
+            self._cancel(event.ticket)
         device = getattr(event, "device", "")
         for lost in (device,) if device else () if hasattr(event, "ticket") else tuple(self._peers):
             self._lose(lost, ProtocolError(text, device=lost))
@@ -175,7 +177,7 @@ class Controller:
                 return True
         return False
 
-    def _gather(self, event: RequestAll) -> None:
+    def _request_all(self, event: RequestAll) -> None:
         if self._is_missing(event.ticket, event.requests):
             return
         for device, (message, buffers) in event.requests.items():
@@ -192,7 +194,7 @@ class Controller:
         messages = {device: message for device, (message, _) in event.requests.items()}
         self._actions += self._questions.ask(event.ticket, messages)
 
-    def _deliver(self, event: UplinkProbe) -> None:
+    def _probe_uplink(self, event: UplinkProbe) -> None:
         if self._is_missing(event.ticket, [event.device]):
             return
         self._questions.probe(event.ticket, event.device, self._now_s)
@@ -200,7 +202,7 @@ class Controller:
             event.device, self._peers[event.device].traffic.probe(event.ticket, event.nbytes)
         )
 
-    def _launch(self, event: StartExecution) -> None:
+    def _start(self, event: StartExecution) -> None:
         if self._is_missing(event.ticket, event.devices):
             return
         launched = self._executions.begin(event, self._now_s)
@@ -215,8 +217,8 @@ class Controller:
             launched.running.add(device)
             self._send(device, launched.order(ahead, self._peers[device], self._now_s))
 
-    def _forsake(self, ticket: int) -> None:
-        self._questions.forsake(ticket)
+    def _cancel(self, ticket: int) -> None:
+        self._questions.cancel(ticket)
         if launched := self._executions.of(ticket):
             self._executions.end(launched)
             self._fail(launched.launch, failures.dropped())
@@ -233,34 +235,36 @@ class Controller:
             self._lose(event.device, failures.broke(event.device, error))
 
     def _take_in(self, event: Received, peer: Peer, message: Message) -> None:
-        if isinstance(message, Pong):
-            check_clock(message.clock_s)
-            peer.pulse.pong(message, self._now_s)
-        elif isinstance(message, (Value, Chunk, Credit, Rejected)):
-            self._receive_data(event.device, peer, message, event.buffers)
-        else:
-            self._receive_control(event, peer, message)
+        match message:
+            case Pong():
+                check_clock(message.clock_s)
+                peer.pulse.pong(message, self._now_s)
+            case Value() | Chunk() | Credit() | Rejected():
+                self._receive_data(event.device, peer, message, event.buffers)
+            case _:
+                self._receive_control(event, peer, message)
 
     def _receive_control(self, event: Received, peer: Peer, message: Message) -> None:
         check(State.OPENING if peer.session is None else State.OPEN, message, AGENT)
-        if isinstance(message, Done):
-            self._done(event.device, message, event.buffers)
-        elif isinstance(message, Failed):
-            self._failed(event.device, message)
-        elif isinstance(message, Refused):
-            self._refused(event.device, message)
-        elif isinstance(message, Welcome):
-            self._welcome(event.device, peer, message, event.buffers)
-        elif isinstance(message, Reading):
-            timed = replace(message, at_s=message.at_s + (peer.pulse.offset_s or 0.0))
-            self._actions.append(Notification(device=event.device, message=timed))
-        elif isinstance(message, Goodbye):
-            why = f"the agent said goodbye: {failures.clean(message.reason)}."
-            self._lose(event.device, DeviceGone(why, device=event.device))
-        else:
-            self._actions += self._questions.answered(event.device, message, event.buffers)
-            if isinstance(message, Probed):
-                peer.permits.probed(message.task)
+        match message:
+            case Done():
+                self._done(event.device, message, event.buffers)
+            case Failed():
+                self._failed(event.device, message)
+            case Refused():
+                self._refused(event.device, message)
+            case Welcome():
+                self._welcome(event.device, peer, message, event.buffers)
+            case Reading():
+                timed = replace(message, at_s=message.at_s + (peer.pulse.offset_s or 0.0))
+                self._actions.append(Notification(device=event.device, message=timed))
+            case Goodbye():
+                why = f"the agent said goodbye: {failures.clean(message.reason)}."
+                self._lose(event.device, DeviceGone(why, device=event.device))
+            case _:
+                self._actions += self._questions.answered(event.device, message, event.buffers)
+                if isinstance(message, Probed):
+                    peer.permits.probed(message.task)
 
     def _welcome(self, device: str, peer: Peer, message: Welcome, buffers: tuple[Any, ...]) -> None:
         version = message.major, message.minor

@@ -280,19 +280,20 @@ class Link:
             self._feed(Lost(device=device, error=error))
 
     def _act(self, action: Action) -> None:
-        if isinstance(action, Send):
-            self._send(action)
-        elif isinstance(action, Resolve):
-            self._settle(action.ticket, action.result, None)
-        elif isinstance(action, Reject):
-            self._settle(action.ticket, None, action.error)
-        elif isinstance(action, Connect):
-            self._connect(action)
-        elif isinstance(action, Disconnect):
-            self._disconnect(action.device)
-        elif isinstance(action, Notification):
-            with suppress(Exception):  # whoever listens must not stop the link
-                self._heard(action.device, action.message)
+        match action:
+            case Send():
+                self._send(action)
+            case Resolve():
+                self._settle(action.ticket, action.result, None)
+            case Reject():
+                self._settle(action.ticket, None, action.error)
+            case Connect():
+                self._connect(action)
+            case Disconnect():
+                self._disconnect(action.device)
+            case Notification():
+                with suppress(Exception):  # whoever listens must not stop the link
+                    self._heard(action.device, action.message)
 
     def _settle(self, ticket: int, result: Any, error: PotluckError | None) -> None:
         future = self._futures.pop(ticket, None)

@@ -105,7 +105,7 @@ class PendingRequests:
         for ticket, question in self._open(device):
             is_of_it = _subject(question)[:2] in ((message.run, message.epoch), ("", ""))
             if NUMBER_OF[type(question)] == message.about and is_of_it:
-                return self.forsake(ticket, error)
+                return self.cancel(ticket, error)
         return []
 
     def give_up(
@@ -116,9 +116,9 @@ class PendingRequests:
     ) -> list[Action]:
         """The device will not answer these questions (default: any)."""
         ended = [ticket for ticket, question in self._open(device) if which(question)]
-        return [action for ticket in ended for action in self.forsake(ticket, error)]
+        return [action for ticket in ended for action in self.cancel(ticket, error)]
 
-    def forsake(self, ticket: int, error: PotluckError | None = None) -> list[Action]:
+    def cancel(self, ticket: int, error: PotluckError | None = None) -> list[Action]:
         """Nobody waits for this any more; whoever did is told the error."""
         known = self._asked.pop(ticket, None) is not None
         return [Reject(ticket=ticket, error=error)] if known and error is not None else []

@@ -107,7 +107,7 @@ def test_what_is_dropped_while_it_is_executed_is_waited_for_no_more(dropped, ove
     assert all(isinstance(action.error, PlanError) for action in ended.values())
 
 
-def test_one_that_is_forsaken_ends_the_others_of_its_plan():
+def test_one_that_is_cancelled_ends_the_others_of_its_plan():
     play = Play("a")
     play.launch(ticket=1, devices=("a",))
     play.launch(ticket=2, devices=("a",), step=1)

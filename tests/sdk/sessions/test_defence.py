@@ -70,7 +70,7 @@ def test_a_real_link_lives_on(link, monkeypatch, what):
     with TakenOver(HONEST) as agent:
         join(link, agent).result(PATIENCE_S)
         with monkeypatch.context() as broken:
-            broken.setattr(Controller, "_gather", raises)
+            broken.setattr(Controller, "_request_all", raises)
             if what == "the way out, too":
                 broken.setattr(Controller, "survive", raises)
             assert isinstance(link.ask(ASKED).exception(PATIENCE_S), ProtocolError)
