@@ -56,9 +56,9 @@ def text(value: Any) -> str:
 
 def words(said: str) -> str:
     """A sentence as HTML."""
-    from potluck.display import html
+    from potluck.display import markup
 
-    return html.words(said)
+    return markup.words(said)
 
 
 def progress_bar(title: str, done_frac: float, said: str) -> str:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import potluck
 from potluck import handle, units
-from potluck.display import chart, chrome, html, progress, tables, text, timeline
+from potluck.display import chart, chrome, html, markup, progress, tables, text, timeline
 from potluck.display.png import save_png
 from potluck.errors import FileError, HomeError, PotluckError, UserError
 from potluck.records import Plan, Trace
@@ -56,12 +56,15 @@ def main(args: argparse.Namespace) -> int:
     begun_s = time.monotonic()
     with _demo_home() as home:
         fragments = [html.members([home.devices[name] for name in home.devices.ready])]
-        fragments += [html.heading("Digits, learned together"), *_train(home, args.steps, args.out)]
         fragments += [
-            html.heading("Photographs, named together"),
+            markup.heading("Digits, learned together"),
+            *_train(home, args.steps, args.out),
+        ]
+        fragments += [
+            markup.heading("Photographs, named together"),
             *_name_photographs(home, args.out),
         ]
-    html.save(args.out / "demo.html", "potluck demo", *fragments)
+    markup.save(args.out / "demo.html", "potluck demo", *fragments)
     _say(
         f"\nDone in {units.duration(time.monotonic() - begun_s)}. Look at {args.out / 'demo.html'};"
     )
@@ -149,7 +152,7 @@ def _train(home: potluck.Home, n_steps: int, out: Path) -> list[str]:
         f"Switching to another plan after {half} steps: {_where(first)} becomes {_where(other)}"
     )
     run.switch(other).wait()
-    fragments.append(html.heading(f"After a switch of plans at step {half}", level=3))
+    fragments.append(markup.heading(f"After a switch of plans at step {half}", level=3))
     losses += run.fit(batches[half:]).losses
     trained = digits_network(seed=1)  # other weights, to be overwritten
     run.load_into(trained)

@@ -211,7 +211,7 @@ def _judge(args: argparse.Namespace, file: str, home: str = "", model: str = "")
 
 
 def _share(args: argparse.Namespace, home: str, model: str) -> None:
-    from potluck.display import html
+    from potluck.display import markup
     from potluck.offload.what_if import BANDWIDTHS, offload_what_if
     from potluck.units import parse_rate
 
@@ -219,7 +219,7 @@ def _share(args: argparse.Namespace, home: str, model: str) -> None:
     found = offload_what_if(home, model, device=args.device, helper=args.helper, bandwidths=rates)
     print(repr(found))
     if args.html:
-        _write(args.html, html.page(f"One request of {model} in {home}", found._repr_html_()))
+        _write(args.html, markup.page(f"One request of {model} in {home}", found._repr_html_()))
 
 
 def _export(args: argparse.Namespace, peer: str, home: str, model: str) -> None:
@@ -372,7 +372,7 @@ def _number(limit: str, value: str) -> float:
 
 
 def _show(args: argparse.Namespace, plans: "Plans") -> None:
-    from potluck.display import html, text
+    from potluck.display import html, markup, text
 
     best = plans.best
     if args.json:
@@ -396,7 +396,7 @@ def _show(args: argparse.Namespace, plans: "Plans") -> None:
     if args.html:
         parts = [html.plans(plans.items, best), html.plan(best, best.problem)]
         parts += [html.explanation(explanation)] if explanation is not None else []
-        _write(args.html, html.page(f"{best.model} on {best.home or 'an imagined home'}", *parts))
+        _write(args.html, markup.page(f"{best.model} on {best.home or 'an imagined home'}", *parts))
 
 
 def _sign(words: str) -> None:

@@ -1,66 +1,23 @@
-"""Records as HTML fragments for notebooks, and as whole pages: escaped, self-contained, readable on
-light and dark.
+"""Records as HTML fragments. Pure, but for `save_picture`."""
 
-Where styles are stripped (a notebook on GitHub, an untrusted one), a plain text shows instead. Ids
-are made from the content, so that the same record gives the same HTML. Pure, but for `save`.
-"""
-
-import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from potluck.display import chart, explanation_tables, tables, text, timeline
+from potluck.display.markup import escaped, fragment, save
+from potluck.display.palette import PALETTE
 from potluck.display.png import save_png
-from potluck.display.scene import PALETTE, Scene, save_svg
+from potluck.display.scene import Scene, save_svg
 from potluck.display.tables import Bar, Cell, Heat, Table
 from potluck.records import Device, Layer, Plan, Problem, Trace
-from potluck.texts import harmless
 
 if TYPE_CHECKING:
     from potluck.planning.explain import Explanation
 
 MOST_PLANS = 10  # rows of a table; the picture shows all
 MOST_STEPS = 3  # more of them in one timeline are too narrow to read
-
-# Everything is scoped under .potluck, named twice to outweigh what notebooks say of tables; colours
-# come from the page (ink) or work on white and on black (the palette).
-STYLE = f"""<style>
-.potluck-plain{{display:none!important}}
-.potluck{{display:block!important;margin:4px 0 14px;
-  font:13px/1.45 system-ui,-apple-system,'Segoe UI',Roboto,sans-serif}}
-.potluck.potluck table{{border-collapse:collapse;font-size:13px;margin:10px 0 6px;border:0;background:none}}
-.potluck.potluck caption{{caption-side:top;text-align:left;font-weight:600;font-size:14px;padding:4px 0;
-  color:inherit;white-space:nowrap}}
-.potluck.potluck th,.potluck.potluck td{{padding:3px 14px 3px 0;text-align:left;border:0;background:none;
-  font-variant-numeric:tabular-nums}}
-.potluck.potluck th{{font-weight:500;opacity:.62;
-  border-bottom:1px solid color-mix(in srgb,currentColor 30%,transparent)}}
-.potluck.potluck tr{{background:none!important}}
-.potluck.potluck .number{{text-align:right}}
-.potluck.potluck summary{{font-weight:600;font-size:14px;cursor:pointer;padding:4px 0}}
-.potluck.potluck details caption{{display:none}}
-.potluck.potluck .note{{opacity:.62;margin:0 0 2px}}
-.potluck.potluck .bar{{display:inline-block;width:110px;height:9px;border-radius:5px;vertical-align:middle;
-  margin-right:8px;overflow:hidden;background:color-mix(in srgb,currentColor 12%,transparent)}}
-.potluck.potluck .bar>i{{display:block;height:100%;border-radius:5px;background:{PALETTE["blue"]}}}
-.potluck.potluck .bar.over>i{{background:{PALETTE["vermilion"]}}}
-.potluck.potluck .heat{{padding:3px 14px 3px 10px!important;text-align:right}}
-</style>"""
-
-
-def fragment(kind: str, plain: str, *parts: str) -> str:
-    """Parts of HTML under one stable id, with a text for where styles are stripped."""
-    body = "\n".join(parts)
-    name = f"potluck-{kind}-{hashlib.sha256(body.encode()).hexdigest()[:8]}"
-    fallback_text = "\n".join(map(_escaped, plain.splitlines()))
-    fallback = f'<pre class="potluck-plain">{fallback_text}</pre>'
-    return (
-        f'{STYLE}\n{fallback}\n<div class="potluck" id="{name}" '
-        f'style="display:none">\n{body}\n</div>'
-    )
 
 
 def table(content: Table) -> str:
@@ -74,8 +31,8 @@ def table(content: Table) -> str:
         "<tr>" + "".join(_cell("td", cell, r) for cell, r in zip(row, right, strict=True)) + "</tr>"
         for row in content.rows
     )
-    notes = "".join(f'<p class="note">{_escaped(note)}</p>' for note in content.notes)
-    caption = f"<caption>{_escaped(content.title)}</caption>"
+    notes = "".join(f'<p class="note">{escaped(note)}</p>' for note in content.notes)
+    caption = f"<caption>{escaped(content.title)}</caption>"
     return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>\n{rows}\n</tbody></table>{notes}"
 
 
@@ -83,20 +40,16 @@ def _cell(tag: str, cell: Cell, right: bool) -> str:
     if isinstance(cell, Heat):
         strength = f"{min(max(cell.frac, 0.0), 1.0) * 72:.0f}%"
         colour = f"color-mix(in srgb,{PALETTE['orange']} {strength},transparent)"
-        return f'<td class="heat" style="background:{colour}">{_escaped(cell.text)}</td>'
+        return f'<td class="heat" style="background:{colour}">{escaped(cell.text)}</td>'
     number = ' class="number"' if right else ""
     if isinstance(cell, Bar):
         over = " over" if cell.frac > 1 else ""
         width = f"{min(max(cell.frac, 0.0), 1.0) * 100:.0f}%"
         return (
             f'<td><span class="bar{over}"><i '
-            f'style="width:{width}"></i></span>{_escaped(cell.text)}</td>'
+            f'style="width:{width}"></i></span>{escaped(cell.text)}</td>'
         )
-    return f"<{tag}{number}>{_escaped(cell)}</{tag}>"
-
-
-def _escaped(words: str) -> str:
-    return escape(harmless(words))
+    return f"<{tag}{number}>{escaped(cell)}</{tag}>"
 
 
 def devices(found: Iterable[Device], title: str = "Devices") -> str:
@@ -116,7 +69,7 @@ def profile(problem: Problem, notes: Sequence[str] = ()) -> str:
     heat, links = tables.costs(problem), tables.links(problem.network)
     heat = replace(heat, notes=(*heat.notes, *notes))
     # n² rows
-    folded = f"<details><summary>{_escaped(links.title)}</summary>{table(links)}</details>"
+    folded = f"<details><summary>{escaped(links.title)}</summary>{table(links)}</details>"
     return fragment("profile", text.profile(problem), table(heat), folded)
 
 
@@ -189,16 +142,6 @@ def compared(found: Any) -> str:
     return fragment("comparison", text.render(content), both.svg(), table(content))
 
 
-def heading(said: str, level: int = 2) -> str:
-    """A heading between the fragments of a page."""
-    return f"<h{level}>{_escaped(said)}</h{level}>"
-
-
-def words(said: str) -> str:
-    """A sentence, such as how some work failed."""
-    return fragment("words", said, f"<p>{_escaped(said)}</p>")
-
-
 def _of_table(kind: str, content: Table) -> str:
     return fragment(kind, text.render(content), table(content))
 
@@ -215,26 +158,6 @@ def progress(title: str, done_frac: float, words: str = "") -> str:
 def picture(scene: Scene) -> str:
     """One picture."""
     return fragment("picture", scene.title, scene.svg())
-
-
-def page(title: str, *fragments: str) -> str:
-    """A whole page of fragments; follows the reader's choice of light or dark, loads nothing."""
-    body = "\n".join(fragments)
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width"><meta name="color-scheme" '
-        'content="light dark">\n'
-        f"<title>{_escaped(title)}</title>\n"
-        "<style>body{max-width:1000px;margin:32px auto;padding:0 "
-        "16px;font-family:system-ui,sans-serif}</style>\n"
-        f"</head><body>\n<h1>{_escaped(title)}</h1>\n{body}\n</body></html>\n"
-    )
-
-
-def save(path: str | Path, title: str, *fragments: str) -> Path:
-    """Write a page as a file."""
-    Path(path).write_text(page(title, *fragments), encoding="utf-8")
-    return Path(path)
 
 
 def save_picture(path: str | Path, scene: Scene, fragment: str) -> Path:

@@ -6,8 +6,8 @@ The only file of the display that imports matplotlib.
 from pathlib import Path
 from typing import Any
 
-from potluck.display import scene as scenes
-from potluck.display.scene import Dot, Item, Line, Rect, Scene
+from potluck.display.palette import INK, PAPER
+from potluck.display.scene import Dot, Item, Line, Rect, Scene, paint
 from potluck.errors import UserError
 from potluck.texts import harmless
 
@@ -34,9 +34,7 @@ def save_png(scene: Scene, path: str | Path, scale: float = 2.0) -> Path:
     with matplotlib.rc_context(
         {"font.family": next((name for name in FONTS if name in known), "sans-serif")}
     ):
-        figure = Figure(
-            figsize=(scene.width / DPI, scene.height / DPI), dpi=DPI, facecolor=scenes.PAPER
-        )
+        figure = Figure(figsize=(scene.width / DPI, scene.height / DPI), dpi=DPI, facecolor=PAPER)
         FigureCanvasAgg(figure)
         axes = figure.add_axes((0, 0, 1, 1))
         axes.set(xlim=(0, scene.width), ylim=(scene.height, 0))
@@ -48,8 +46,8 @@ def save_png(scene: Scene, path: str | Path, scale: float = 2.0) -> Path:
 
 
 def _colour(name: str, opacity: float = 1.0) -> tuple[str, float]:
-    colour, share = scenes.paint(name)
-    return (scenes.INK if colour == "currentColor" else colour), share * opacity
+    colour, share = paint(name)
+    return (INK if colour == "currentColor" else colour), share * opacity
 
 
 def _paint(axes: Any, item: Item, order: int) -> None:

@@ -1,36 +1,16 @@
 """A picture as data: rectangles, lines, dots and text in pixels, drawn the same as SVG and as PNG.
 
-Colours are names in `PALETTE`, which is Okabe and Ito's: told apart with any colour vision, on
-white and on black. `ink` is the text colour of wherever the picture stands. Pure, but for
-`save_png` and `save_svg`.
+Colours are names in `palette`. `ink` is the text colour of wherever the picture stands. Pure, but
+for `save_svg`.
 """
 
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 
-from potluck.texts import harmless
-
-# M. Okabe, K. Ito, "Color Universal Design" (2008)
-PALETTE = {
-    "blue": "#0072b2",
-    "orange": "#e69f00",
-    "green": "#009e73",
-    "sky": "#56b4e9",
-    "vermilion": "#d55e00",
-    "purple": "#cc79a7",
-    "grey": "#8c8c8c",
-}
-# text on these; white on the others
-ON_COLOUR = {"orange": "#1a1a1a", "sky": "#1a1a1a", "purple": "#1a1a1a"}
-FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
-INK = "#24292f"
-DARK_INK = "#e6edf3"
-PAPER = "#ffffff"
-DARK_PAPER = "#0d1117"
-FADED = {"ink": 1.0, "muted": 0.62, "grid": 0.14, "faint": 0.05}  # shares of the ink
+from potluck.display.markup import escaped, fragment
+from potluck.display.palette import DARK_INK, DARK_PAPER, FADED, FONT, INK, PALETTE, PAPER
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +88,7 @@ class Scene:
             f'viewBox="0 0 {_n(self.width)} {_n(self.height)}" width="{_n(self.width)}" '
             f'height="{_n(self.height)}" '
             f'style="max-width:100%;height:auto" font-family="{FONT}" fill="currentColor">\n'
-            f'<title id="{name}-title">{_escaped(self.title)}</title>\n{body}\n</svg>'
+            f'<title id="{name}-title">{escaped(self.title)}</title>\n{body}\n</svg>'
         )
 
     def standalone(self) -> str:
@@ -122,9 +102,7 @@ class Scene:
 
     def _repr_html_(self) -> str:
         # inside the page, where its ink is that of the page's theme
-        from potluck.display import html
-
-        return html.picture(self)
+        return fragment("picture", self.title, self.svg())
 
     def _repr_svg_(self) -> str:
         return self.standalone()
@@ -193,23 +171,19 @@ def _text(item: Text) -> str:
     place = f'x="{_n(item.x)}" y="{_n(item.y + 0.35 * item.size)}" font-size="{_n(item.size)}"'
     weight = ' font-weight="600"' if item.bold else ""
     colour = _painted("fill", item.fill)
-    return f'<text {place} text-anchor="{item.anchor}"{weight}{colour}>{_escaped(item.text)}</text>'
+    return f'<text {place} text-anchor="{item.anchor}"{weight}{colour}>{escaped(item.text)}</text>'
 
 
 def _painted(attribute: str, name: str, opacity: float = 1.0) -> str:
     colour, share = paint(name)
     faded = share * opacity
-    return f' {attribute}="{escape(colour)}"' + (
+    return f' {attribute}="{escaped(colour)}"' + (
         f' {attribute}-opacity="{_n(faded)}"' if faded < 1 else ""
     )
 
 
 def _close(tag: str, title: str) -> str:
-    return f"><title>{_escaped(title)}</title></{tag}>" if title else "/>"
-
-
-def _escaped(text: str) -> str:
-    return escape(harmless(text))
+    return f"><title>{escaped(title)}</title></{tag}>" if title else "/>"
 
 
 def _n(value: float) -> str:

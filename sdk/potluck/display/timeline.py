@@ -13,17 +13,8 @@ from itertools import chain, repeat
 from potluck import units
 from potluck.display import axes
 from potluck.display.axes import Scale
-from potluck.display.scene import (
-    ON_COLOUR,
-    Item,
-    Line,
-    Rect,
-    Scene,
-    Text,
-    fitting,
-    legend,
-    text_width,
-)
+from potluck.display.palette import ON_COLOUR
+from potluck.display.scene import Item, Line, Rect, Scene, Text, fitting, legend, text_width
 from potluck.display.tables import one_of, step_s
 from potluck.records import Event, Trace
 

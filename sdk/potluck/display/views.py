@@ -4,7 +4,7 @@ from functools import singledispatch
 from pathlib import Path
 from typing import Any
 
-from potluck.display import html, offload_views, text, what_if_views
+from potluck.display import html, markup, offload_views, text, what_if_views
 from potluck.graph.model import Model
 from potluck.home import Home
 from potluck.offload.accelerated import AcceleratedModel
@@ -85,7 +85,7 @@ def _(members: Members) -> str:
 
 @as_html.register
 def _(home: Home) -> str:
-    return html.words(repr(home)) if home.closed else as_html(home.devices)
+    return markup.words(repr(home)) if home.closed else as_html(home.devices)
 
 
 @as_html.register
@@ -103,7 +103,7 @@ def _(run: Run) -> str:
 def _(stats: Stats) -> str:
     content = offload_views.stats(stats)
     pictures = [offload_views.over_time(stats).svg()] if stats.requests > 1 else []
-    return html.fragment("stats", text.render(content), *pictures, html.table(content))
+    return markup.fragment("stats", text.render(content), *pictures, html.table(content))
 
 
 @as_text.register
@@ -114,7 +114,7 @@ def _(stats: Stats) -> str:
 @as_html.register
 def _(account: RequestExplanation) -> str:
     content = offload_views.divided(account)
-    return html.fragment(
+    return markup.fragment(
         "account", text.render(content), offload_views.picture(account).svg(), html.table(content)
     )
 
@@ -128,7 +128,7 @@ def _(account: RequestExplanation) -> str:
 def _(fast: AcceleratedModel) -> str:
     account = fast.explain()
     content = offload_views.at_work(account, fast.stats, fast.state)
-    return html.fragment(
+    return markup.fragment(
         "fast", text.render(content), offload_views.rows(account).svg(), html.table(content)
     )
 
@@ -142,7 +142,7 @@ def _(fast: AcceleratedModel) -> str:
 def _(prospect: OffloadWhatIf) -> str:
     content = what_if_views.table(prospect)
     picture = what_if_views.chart(prospect)
-    return html.fragment("prospect", text.render(content), picture.svg(), html.table(content))
+    return markup.fragment("prospect", text.render(content), picture.svg(), html.table(content))
 
 
 @as_text.register

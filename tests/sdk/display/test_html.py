@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from potluck.display import chart, html
+from potluck.display import chart, html, markup
 from potluck.run.comparison import Comparison, Transfers
 from potluck.run.history import History
 from potluck.sessions.members import Member
@@ -64,7 +64,7 @@ def everything() -> dict[str, str]:
         "layers": html.layers(example.PROBLEM.layers, "Model"),
         "history": html.history([1.0, 0.5], [0.1, 0.1], ["a last batch was smaller"]),
         "comparison": html.compared(COMPARED),
-        "words": html.words("it <failed>"),
+        "words": markup.words("it <failed>"),
         "picture": html.picture(chart.loss({"a": [1.0, 0.5]})),
     }
 
@@ -120,7 +120,7 @@ def test_memory_that_does_not_fit_is_marked():
 
 
 def test_a_page_is_whole_and_follows_light_and_dark(tmp_path):
-    path = html.save(tmp_path / "page.html", "A <home>", *everything().values())
+    path = markup.save(tmp_path / "page.html", "A <home>", *everything().values())
     document = path.read_text(encoding="utf-8")
     parsed = Balanced(document.removeprefix("<!doctype html>\n"))
     assert parsed.faults == []
