@@ -11,6 +11,7 @@ from potluck.errors import EmptyHome, HomeError, UserError
 from potluck.handle import Handle, Task
 from potluck.records import Network, Plan
 from potluck.sessions.connections import Keys
+from potluck.sessions.curve_link import CurveLink
 from potluck.sessions.link import Link
 from potluck.sessions.members import Member, Members
 from potluck.shown import Shown
@@ -18,7 +19,7 @@ from potluck.shown import Shown
 if TYPE_CHECKING:
     from potluck.discover.keyring import Keyring
     from potluck.graph import Model
-    from potluck.lab.lab import JoinedLab, Lab
+    from potluck.lab.lab import Playground
     from potluck.lab.scenario import Script
     from potluck.offload.accelerate import Place
     from potluck.profile.profiles import Profile
@@ -57,20 +58,20 @@ class Home(Shown):
         ring = Keyring(Path(state) if state is not None else None)
         public, secret = ring.identity()
         ring.claim(self._give_way)
-        self._open(Keys(public=public, secret=secret), controller_name(), ring)
+        keys = Keys(public=public, secret=secret)
+        self._open(keys, CurveLink(keys, name=controller_name()), ring)
         add_peers(self._members, ring, addresses)
 
-    def _open(self, keys: Keys, name: str, ring: "Keyring | None") -> None:
+    def _open(self, keys: Keys, link: Link, ring: "Keyring | None") -> None:
         self._keys = keys
-        self._name = name
+        self._link = link
         self._ring = ring
-        self._lab: Lab | JoinedLab | None = None
+        self._lab: Playground | None = None
         self._models: dict[str, Model] = {}
         self._profiles: dict[str, Profile] = {}
         self._work: weakref.WeakSet[Handle[Any]] = weakref.WeakSet()
         self._runs: weakref.WeakSet[Run] = weakref.WeakSet()
         self._closed = False
-        self._link = Link(keys, name=name)
         self._members = Members(self._link)
 
     # --- making one -------------------------------------------------------------------------------
@@ -125,10 +126,16 @@ class Home(Shown):
     def _of_lab(cls, devices: "str | Path | Iterable[Spec]", **options: Any) -> "Home":
         from potluck.lab.lab import open_lab
 
+        return cls.over(open_lab(devices, **options))
+
+    @classmethod
+    def over(cls, lab: "Playground") -> "Home":
+        """A home of the agents of this lab, which ends with it; `potluck.testing` has one in
+        memory.
+        """
         home = cls.__new__(cls)
-        lab = open_lab(devices, **options)
         try:
-            home._open(lab.keys, "notebook", None)
+            home._open(lab.keys, lab.link(), None)
             home._lab = lab
             lab.claim(home._give_way)
             for agent in lab.started:

@@ -4,7 +4,7 @@ times.
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import zmq
 
@@ -26,6 +26,8 @@ from potluck.lab.scenario import (
 )
 from potluck.sessions.agent_specs import NAMED, Spec, specs_of
 from potluck.sessions.connections import Keys
+from potluck.sessions.curve_link import CurveLink
+from potluck.sessions.link import Link
 from potluck.sessions.local_agents import LocalAgents, Started
 from potluck.units import parse_rate
 
@@ -33,6 +35,38 @@ if TYPE_CHECKING:
     from potluck.records import Network
 
 Devices = str | Path | Iterable[Spec]
+
+
+class Playground(Protocol):
+    """What a home needs of the lab that its agents are in."""
+
+    @property
+    def keys(self) -> Keys:
+        """Those of the notebook that its agents trust."""
+
+    @property
+    def emulation(self) -> Emulation | None:
+        """The home of the library that it plays."""
+
+    @property
+    def network(self) -> "Network | None":
+        """The network that is played."""
+
+    @property
+    def started(self) -> tuple[Started, ...]:
+        """The agents that are up."""
+
+    def link(self) -> Link:
+        """A new connection to them."""
+
+    def claim(self, give_way: Callable[[], bool]) -> None:
+        """Ask `give_way()` before another home takes this lab."""
+
+    def play(self, script: Script) -> object:
+        """Let the happenings of a script happen from now on."""
+
+    def close(self) -> None:
+        """The home is closed."""
 
 
 class Lab:
@@ -124,6 +158,10 @@ class Lab:
         """The network that is played."""
         return self.emulation.network if self.emulation is not None else None
 
+    def link(self) -> Link:
+        """A new connection of the notebook's."""
+        return CurveLink(self.keys)
+
     def claim(self, give_way: Callable[[], bool]) -> None:
         """Nobody else can join a lab of this program's own."""
 
@@ -190,6 +228,10 @@ class JoinedLab:
         self.emulation = None if entry.home in NAMED else emulation(entry.home, entry.time_scale)
         self.started = entry.agents
         self.network = self.emulation.network if self.emulation is not None else None
+
+    def link(self) -> Link:
+        """A new connection of the notebook's."""
+        return CurveLink(self.keys)
 
     def claim(self, give_way: Callable[[], bool]) -> None:
         """Ask `give_way()` whether this lab is free by now, when another home of this program joins

@@ -57,6 +57,15 @@ def unreachable(device: str, address: str) -> DeviceGone:
     )
 
 
+def cut_off(device: str, address: str) -> DeviceGone:
+    """A connection that stood is gone."""
+    return DeviceGone(
+        f"the connection to {address} broke.",
+        device=device,
+        next_step="Was its agent stopped? Deploy again.",
+    )
+
+
 def unresolved(device: str, host: str) -> DeviceGone:
     """No device of this network has that name."""
     return DeviceGone(

@@ -10,8 +10,8 @@ from tests.timeouts import PATIENCE_S
 from potluck.errors import PotluckError, ProtocolError
 from potluck.sessions.connections import Keys
 from potluck.sessions.controller import Controller
+from potluck.sessions.curve_link import CurveLink
 from potluck.sessions.events import Join, Received, Reject, RequestAll, Tick
-from potluck.sessions.link import Link
 from potluck.testing.agent import HONEST, TakenOver
 from potluck_wire import messages as m
 
@@ -51,7 +51,7 @@ def test_where_nobody_is_to_blame_every_session_ends():
 @pytest.fixture
 def link():
     public, secret = (part.decode() for part in zmq.curve_keypair())
-    made = Link(Keys(public=public, secret=secret))
+    made = CurveLink(Keys(public=public, secret=secret))
     yield made
     made.close()
 
@@ -82,7 +82,7 @@ def test_a_real_link_lives_on(link, monkeypatch, what):
 def test_an_action_that_cannot_be_done_costs_its_device(link, monkeypatch):
     with TakenOver(HONEST) as agent:
         with monkeypatch.context() as broken:
-            broken.setattr(Link, "_connect", raises)
+            broken.setattr(CurveLink, "_connect", raises)
             assert isinstance(join(link, agent).exception(PATIENCE_S), PotluckError)
         join(link, agent).result(PATIENCE_S)
 

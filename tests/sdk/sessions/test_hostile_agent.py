@@ -8,8 +8,8 @@ from tests.timeouts import PATIENCE_S
 
 from potluck.errors import PotluckError
 from potluck.sessions.connections import Keys
+from potluck.sessions.curve_link import CurveLink
 from potluck.sessions.events import Join, Leave, RequestAll, StartExecution
-from potluck.sessions.link import Link
 from potluck.sessions.traffic import Raw
 from potluck.testing.agent import DOES, HONEST, TakenOver
 from potluck.texts import harmless
@@ -22,7 +22,7 @@ FEED = Raw(dtype="float32", shape=(2,), data=bytes(8))
 def link():
     """One link for all rows: it has to outlive them all, without a fault."""
     public, secret = (part.decode() for part in zmq.curve_keypair())
-    made = Link(Keys(public=public, secret=secret))
+    made = CurveLink(Keys(public=public, secret=secret))
     yield made
     made.close()
 

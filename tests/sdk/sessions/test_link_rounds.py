@@ -9,8 +9,8 @@ from tests.sdk.sessions.controller_play import Play, place
 from potluck.errors import DeviceGone, ProtocolError
 from potluck.sessions import pending
 from potluck.sessions.connections import LONGEST_BYTES, QUEUED, Connection, Keys
+from potluck.sessions.curve_link import AT_ONCE, BYTES_AT_ONCE, CurveLink
 from potluck.sessions.events import Address, Connect, Disconnect, Join, Lost, Send
-from potluck.sessions.link import AT_ONCE, BYTES_AT_ONCE, Link
 from potluck.sessions.resolving import UNKNOWN
 from potluck.sessions.spoken import MAX_STATEMENT_BYTES
 from potluck_wire import messages as m
@@ -38,7 +38,7 @@ class Nowhere:
 def link():
     """A link whose thread has ended: the test plays it."""
     public, secret = (part.decode() for part in zmq.curve_keypair())
-    made = Link(Keys(public=public, secret=secret), resolver=Nowhere())
+    made = CurveLink(Keys(public=public, secret=secret), resolver=Nowhere())
     made.close()
     return made
 

@@ -12,8 +12,8 @@ from tests.timeouts import PATIENCE_S
 from potluck.errors import DeviceGone, ProtocolError
 from potluck.sessions import controller
 from potluck.sessions.connections import Keys
+from potluck.sessions.curve_link import CurveLink
 from potluck.sessions.events import Join, Leave, RequestAll
-from potluck.sessions.link import Link
 from potluck.sessions.resolving import UNKNOWN, Resolver, resolve
 from potluck.testing.agent import HONEST, TakenOver
 from potluck_wire.messages import Measure
@@ -52,7 +52,7 @@ def names():
 @pytest.fixture
 def link(names):
     public, secret = (part.decode() for part in zmq.curve_keypair())
-    made = Link(Keys(public=public, secret=secret), resolver=Resolver(names))
+    made = CurveLink(Keys(public=public, secret=secret), resolver=Resolver(names))
     yield made
     made.close()
 

@@ -1,0 +1,198 @@
+"""The one thread of a home that talks to the agents: ZeroMQ sockets in, controller events;
+controller actions, sockets out.
+
+Three CURVE connections per agent (control, data, pulse).
+"""
+
+import os
+import time
+from contextlib import suppress
+from typing import Any
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from potluck.errors import HomeError, PotluckError
+from potluck.sessions import failures
+from potluck.sessions.connections import OFFSETS, Connection, Keys
+from potluck.sessions.events import Connect, Lost, Tick
+from potluck.sessions.link import Link
+from potluck.sessions.resolving import UNKNOWN, Resolver
+from potluck_wire.frames import encode
+from potluck_wire.limits import MAX_FRAME_BYTES
+from potluck_wire.messages import Channel, Goodbye
+
+TICK_S = 0.1
+AT_ONCE = 64  # messages of one socket before the others have their turn
+# of one socket, likewise; what has begun to be read is read to its end
+BYTES_AT_ONCE = MAX_FRAME_BYTES
+_NOT_CURVE = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+# Handshakes that must fail on one socket before that means another key. One that took longer than
+# HANDSHAKE_S looks the same, as does one with an agent that just ends; of the former only two fit
+# into JOIN_S. libzmq tries again itself.
+_FAILED_OFTEN = 3
+
+
+class CurveLink(Link):
+    """The background thread; make one per home and `close` it.
+
+    Parameters
+    ----------
+    keys
+        What this notebook is known by.
+    """
+
+    def __init__(
+        self, keys: Keys, *, name: str = "notebook", resolver: Resolver | None = None
+    ) -> None:
+        if not zmq.has("curve"):
+            raise HomeError(
+                f"this libzmq ({zmq.zmq_version()}) cannot encrypt.",
+                next_step="Install pyzmq >= 27.3 from PyPI.",
+            )
+        super().__init__(name)
+        self._keys, self._resolver = keys, resolver or Resolver()
+        self._context: zmq.Context[Any] = zmq.Context()
+        self._connections: dict[str, Connection] = {}
+        self._wake_read, self._wake_write = os.pipe()
+        os.set_blocking(self._wake_write, False)
+        self._poller = zmq.Poller()
+        self._poller.register(self._wake_read, zmq.POLLIN)
+        # socket -> device, channel, is it a monitor
+        self._sources: dict[Any, tuple[str, Channel, bool]] = {}
+        self._start()
+
+    # --- the thread -------------------------------------------------------------------------------
+
+    def _wake(self) -> None:
+        with suppress(BlockingIOError, OSError):  # a full pipe wakes it as well
+            os.write(self._wake_write, b"w")
+
+    def _loop(self) -> None:
+        next_tick_s = time.monotonic()
+        try:
+            while not self._closing:
+                wait_s = max(next_tick_s - time.monotonic(), 0.0)
+                for source, _ in self._poller.poll(int(wait_s * 1000) + 1):
+                    self._read(source)
+                while self._submitted:
+                    self._feed(self._submitted.popleft())
+                if time.monotonic() >= next_tick_s:
+                    next_tick_s = time.monotonic() + TICK_S
+                    self._connect_waiting()
+                    self._feed(Tick())
+                    self._flush()
+        finally:
+            self._shut_down()
+
+    def _read(self, source: Any) -> None:
+        if source == self._wake_read:
+            os.read(self._wake_read, 4096)
+            return
+        device, channel, is_monitor = self._sources.get(source, ("", Channel.CONTROL, False))
+        n_messages = n_bytes = 0
+        # what we read may close it
+        while n_messages < AT_ONCE and n_bytes < BYTES_AT_ONCE and source in self._sources:
+            n_messages += 1
+            try:
+                if is_monitor:
+                    self._watch_socket(device, channel, recv_monitor_message(source, zmq.DONTWAIT))
+                    continue
+                frames = source.recv_multipart(zmq.DONTWAIT, copy=channel is not Channel.DATA)
+            except zmq.Again:
+                return
+            n_bytes += sum(map(len, frames))
+            parts = [getattr(frame, "buffer", frame) for frame in frames]
+            if not self._take(device, channel, parts):
+                return
+
+    def _watch_socket(self, device: str, channel: Channel, seen: dict[str, Any]) -> None:
+        connection, happened = self._connections[device], seen["event"]
+        address = str(connection.wanted.address)
+        error: PotluckError | None = None
+        if happened == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            connection.trusted = True
+        elif happened == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+            error = failures.not_paired(device)
+        elif happened & _NOT_CURVE and not connection.trusted:
+            connection.failed[channel] += 1
+            if connection.failed[channel] == _FAILED_OFTEN:
+                error = failures.identity_changed(device, address)
+        elif happened == zmq.EVENT_DISCONNECTED and connection.trusted:
+            error = failures.cut_off(device, address)
+        # refused: nobody listens at that port
+        elif happened == zmq.EVENT_CLOSED and not connection.trusted:
+            error = failures.unreachable(device, address)
+        if error is not None:
+            self._feed(Lost(device=device, error=error))
+
+    # --- sockets ----------------------------------------------------------------------------------
+
+    def _connected(self) -> tuple[str, ...]:
+        return tuple(self._connections)
+
+    def _connect(self, action: Connect) -> None:
+        """Connect, if the address is known by now.
+
+        Until then what is for the device waits in its backlog.
+        """
+        connection = self._connections.setdefault(action.device, Connection(action))
+        host = self._resolver.address(action.address.host)
+        if host == UNKNOWN:
+            error = failures.unreachable(action.device, str(action.address))
+            self._following.append(Lost(device=action.device, error=error))
+        elif host is not None:
+            self._open(connection, host)
+
+    def _connect_waiting(self) -> None:
+        for connection in tuple(self._connections.values()):
+            if not connection.sockets:
+                self._carry_out(connection.wanted)
+
+    def _open(self, connection: Connection, host: str) -> None:
+        for channel in OFFSETS:
+            connection.open(self._context, channel, host, self._keys)
+            self._register(connection.sockets[channel], connection.wanted.device, channel, False)
+            self._register(connection.monitors[channel], connection.wanted.device, channel, True)
+
+    def _register(self, socket: Any, device: str, channel: Channel, is_monitor: bool) -> None:
+        self._sources[socket] = (device, channel, is_monitor)
+        self._poller.register(socket, zmq.POLLIN)
+
+    def _disconnect(self, device: str, linger_ms: int = 0) -> None:
+        connection = self._connections.pop(device, None)
+        if connection is None:
+            return
+        for channel, socket in connection.sockets.items():
+            monitor = connection.monitors[channel]
+            for source in (socket, monitor):
+                self._poller.unregister(source)
+                self._sources.pop(source, None)
+            socket.disable_monitor()
+            monitor.close(0)
+            socket.close(linger_ms if channel is Channel.CONTROL else 0)
+
+    def _send(self, device: str, channel: Channel, frames: list[Any]) -> None:
+        if (connection := self._connections.get(device)) is not None:
+            connection.send(channel, frames)
+
+    def _flush(self) -> None:
+        for connection in self._connections.values():
+            for channel in connection.sockets:
+                connection.flush(channel)
+
+    def _shut_down(self) -> None:
+        closed = HomeError("this home was closed.", next_step="Make a new one.")
+        for ticket in tuple(self._futures):
+            self._settle(ticket, None, closed)
+        for device, connection in tuple(self._connections.items()):
+            with suppress(zmq.ZMQError, KeyError):  # one that is not connected yet has no sockets
+                connection.sockets[Channel.CONTROL].send_multipart(
+                    encode(Goodbye(reason="closed")), zmq.DONTWAIT
+                )
+            self._disconnect(device, linger_ms=200)
+        self._context.term()
+        self._poller.unregister(self._wake_read)
+        with suppress(OSError):
+            os.close(self._wake_read)
+            os.close(self._wake_write)
