@@ -182,9 +182,7 @@ class CurveLink(Link):
                 connection.flush(channel)
 
     def _shut_down(self) -> None:
-        closed = HomeError("this home was closed.", next_step="Make a new one.")
-        for ticket in tuple(self._futures):
-            self._settle(ticket, None, closed)
+        self._end_futures()
         for device, connection in tuple(self._connections.items()):
             with suppress(zmq.ZMQError, KeyError):  # one that is not connected yet has no sockets
                 connection.sockets[Channel.CONTROL].send_multipart(

@@ -208,6 +208,12 @@ class Link(ABC):
             else:
                 future.set_exception(error)
 
+    def _end_futures(self) -> None:
+        """Nobody will answer any more."""
+        closed = HomeError("this home was closed.", next_step="Make a new one.")
+        for ticket in tuple(self._futures):
+            self._settle(ticket, None, closed)
+
     def _send_frames(self, action: Send) -> None:
         try:
             frames = encode(action.message, action.buffers)

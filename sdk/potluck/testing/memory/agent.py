@@ -1,0 +1,297 @@
+"""An agent without a process: the real core, and what `net.event_loop` does for it, in memory."""
+
+import platform
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from potluck.errors import DeviceError
+from potluck.sessions.agent_specs import Spec
+from potluck.testing.memory.clock import VirtualClock
+from potluck.testing.memory.network import HOME, Frames, MemoryNetwork
+from potluck.testing.memory.worker import MemoryWorker
+from potluck.units import parse_bytes, parse_rate
+from potluck_agent.core.events import (
+    MEMBER,
+    OWNER,
+    Action,
+    Event,
+    FromPeer,
+    FromWorker,
+    KillWorker,
+    LinkReset,
+    Member,
+    MemberLost,
+    ReadMeter,
+    Report,
+    Sender,
+    SetMembers,
+    Span,
+    StartWorker,
+    Store,
+    Tick,
+    ToPeer,
+    ToWorker,
+    Undone,
+    WorkerDied,
+)
+from potluck_agent.core.machine import Core
+from potluck_agent.core.outbox import Settings
+from potluck_wire.frames import decode, encode
+from potluck_wire.limits import MAX_CHUNK_BYTES
+from potluck_wire.messages import (
+    MESSAGES,
+    NUMBER_OF,
+    Channel,
+    Chunk,
+    Configure,
+    FailureCause,
+    Reading,
+    Value,
+)
+
+TICK_S = 0.2
+MEMORY_BYTES = 2 * 1024**3
+ARENA_BYTES = 64 * 1024**2
+LOST_S = 10.0  # without a connection for so long: what waits for that device will not get there
+_ZEROS = memoryview(bytes(MAX_CHUNK_BYTES))
+
+
+class MemoryAgent:
+    """One device.
+
+    Parameters
+    ----------
+    spec
+        Its name, memory, link and slowdown.
+    key
+        Its public key.
+    owner
+        That of the notebook.
+    names
+        The devices of the home by their keys.
+    ahead_s
+        How far its clock is ahead of the notebook's.
+    fault
+        Hears of what must not happen and did.
+    """
+
+    def __init__(
+        self,
+        spec: Spec,
+        key: str,
+        *,
+        owner: str,
+        names: dict[str, str],
+        clock: VirtualClock,
+        network: MemoryNetwork,
+        ahead_s: float,
+        fault: Callable[[str], None],
+    ) -> None:
+        self.name, self._spec, self._owner, self._names = spec.name, spec, owner, names
+        self._clock, self._network, self._ahead_s, self._fault = clock, network, ahead_s, fault
+        self._settings = _settings(spec, key)
+        self._core = Core(self._settings)
+        self._members: dict[str, Member] = {}
+        # of devices that this one does not know yet, which a connection holds until it does
+        self._early: list[tuple[str, Channel, Frames]] = []
+        self._worker: MemoryWorker | None = None
+        self._wake_s = float("inf")
+        self.is_gone = False
+        self._tick()
+
+    # --- in ---------------------------------------------------------------------------------------
+
+    def receive(self, sender: str, channel: Channel, frames: Frames) -> None:
+        """A message from the notebook or another device."""
+        if sender == HOME:
+            known: Sender | None = Sender(self._owner, OWNER, "notebook")
+        else:
+            keys = [key for key in self._members if self._names.get(key) == sender]
+            known = Sender(keys[0], MEMBER, sender) if keys else None
+        if known is None:
+            self._early.append((sender, channel, frames))
+            return
+        message, buffers = decode(frames, channel)
+        self._feed(FromPeer(known, message, tuple(buffers)))
+
+    def greet(self, *, again: bool) -> None:
+        """The notebook's data connection stands; `again`: it is a new one."""
+        if again:
+            self._feed(LinkReset(self._owner))
+        self._core.reach(self._owner)
+
+    def lost(self, device: str) -> None:
+        """The connection to another device broke, because that is gone."""
+        for key in [key for key in self._members if self._names.get(key) == device]:
+            self._feed(LinkReset(key))
+            self._clock.after(LOST_S, lambda key=key: self._give_up(key), repeats=True)  # type: ignore[misc]
+
+    def _give_up(self, key: str) -> None:
+        device = self._names[key]
+        if not self.is_gone and key in self._members and device not in self._network.sites:
+            self._feed(MemberLost(key))
+
+    def end(self) -> None:
+        """The device is gone, and its worker with it."""
+        self.is_gone = True
+        self._fire()
+
+    def kill_worker(self) -> None:
+        """Its worker is killed from outside."""
+        self._fire()
+        self._feed(WorkerDied(FailureCause.CRASHED, "the worker was killed from outside"))
+
+    # --- the loop ---------------------------------------------------------------------------------
+
+    def _now_s(self) -> float:
+        return self._clock.now_s + self._ahead_s
+
+    def _tick(self) -> None:
+        if not self.is_gone:
+            self._feed(Tick())
+            self._clock.after(TICK_S, self._tick, repeats=True)
+
+    def _wake(self) -> None:
+        self._wake_s = float("inf")
+        self._feed(Tick())
+
+    def _feed(self, event: Event) -> None:
+        if self.is_gone:
+            return
+        self._perform(self._handle(event))
+        wake_s = self._core.wake_s()
+        if wake_s is not None and wake_s < self._wake_s:
+            self._wake_s = wake_s
+            self._clock.after(wake_s - self._now_s(), self._wake, repeats=True)
+
+    def _handle(self, event: Event) -> list[Action]:
+        try:
+            return self._core.handle(event, self._now_s())
+        except Exception as error:  # the last line of defence
+            return self._core.survive(event, error, self._now_s())
+
+    def _perform(self, actions: list[Action]) -> None:
+        while actions:
+            undone: list[Event] = []
+            for action in actions:
+                try:
+                    self._do(action)
+                except Exception as error:
+                    text = f"{type(action).__name__}: {type(error).__name__}: {error}"
+                    undone.append(Undone(action, text))
+            actions = [action for event in undone for action in self._handle(event)]
+
+    def _do(self, action: Action) -> None:
+        match action:
+            case ToPeer():
+                self._send(action)
+            case Store() if self._worker is not None:
+                self._worker.inbound.view(action.offset, len(action.data))[:] = action.data
+            case ToWorker() if self._worker is not None:
+                self._worker.tell(action.message, action.buffers)
+            case StartWorker():
+                self._hire()
+            case KillWorker():
+                self._fire()
+            case SetMembers():
+                self._members = {member.key: member for member in action.members}
+                early, self._early = self._early, []
+                for sender, channel, frames in early:
+                    self._clock.after(
+                        0.0,
+                        lambda held=(sender, channel, frames): self.receive(*held),  # type: ignore[misc]
+                    )
+            case ReadMeter():
+                self._send(ToPeer(action.key, self._reading(action)))
+            case Report():
+                self._fault(action.text)
+
+    # --- out --------------------------------------------------------------------------------------
+
+    def _send(self, action: ToPeer) -> None:
+        receiver = HOME if action.key == self._owner else self._names.get(action.key)
+        if receiver is None:
+            return
+        with suppress(LookupError):
+            buffers = [self._bytes(part) for part in action.buffers]
+            frames = [bytes(frame) for frame in encode(action.message, buffers)]
+            channel = MESSAGES[NUMBER_OF[type(action.message)]].channel
+            back = receiver == HOME or not isinstance(action.message, Value | Chunk)
+            self._network.send(self.name, receiver, channel, frames, back=back)
+
+    def _bytes(self, part: bytes | memoryview | Span) -> bytes | memoryview:
+        if not isinstance(part, Span):
+            return part
+        if part.arena == "zeros":
+            return _ZEROS[: part.nbytes]
+        if self._worker is None:
+            raise LookupError("its memory is gone with the worker")
+        memory = self._worker.inbound if part.arena == "inbound" else self._worker.outbound
+        return memory.view(part.offset, part.nbytes)
+
+    def _reading(self, action: ReadMeter) -> Reading:
+        idle_w, busy_w, radio_w = self._spec.power or (0.0, 0.0, 0.0)
+        now_s = self._now_s()
+        energy_j = idle_w * (now_s - self._ahead_s) + (busy_w - idle_w) * action.busy_s
+        return Reading(
+            at_s=now_s,
+            watts=idle_w + (busy_w - idle_w) * action.busy_frac,
+            joules=energy_j + radio_w * action.radio_s,
+            source="modelled",
+            meter="memory",
+            busy_frac=action.busy_frac,
+        )
+
+    # --- the worker -------------------------------------------------------------------------------
+
+    def _hire(self) -> None:
+        settings = self._settings
+        self._worker = MemoryWorker(
+            Configure(
+                memory_bytes=settings.memory_bytes,
+                inbound_bytes=settings.inbound_bytes,
+                outbound_bytes=settings.outbound_bytes,
+                backends=self._spec.backends,
+            ),
+            self._spec.slowdown,
+            clock_s=self._now_s,
+            after=self._clock.after,
+            say=lambda message, buffers: self._feed(FromWorker(message, buffers)),
+            wait=self._clock.step,
+        )
+
+    def _fire(self) -> None:
+        if self._worker is not None:
+            self._worker.kill()
+            self._worker = None
+
+
+def _settings(spec: Spec, key: str) -> Settings:
+    if not spec.slowdown >= 1.0:
+        raise DeviceError("it cannot be faster than it is.", device=spec.name)
+    memory_bytes = parse_bytes(spec.memory) if spec.memory is not None else MEMORY_BYTES
+    rate = parse_rate(spec.link_rate) if spec.link_rate is not None else 0.0
+    facts: dict[str, Any] = {
+        "host": platform.node(),
+        "platform": f"{platform.system()} {platform.machine()}",
+        "cores": 1,
+        "threads": 1,
+        "meters": [],
+    }
+    is_told_times = spec.emulated or spec.slowdown > 1.0
+    if is_told_times or rate:
+        facts["emulated"] = {"slowdown": spec.slowdown, "link_bytes_per_s": rate or None}
+    if spec.power is not None:
+        facts["power"] = dict(zip(("idle_w", "busy_w", "radio_w"), spec.power, strict=True))
+    plain = Settings(name=spec.name, key=key, memory_bytes=0, inbound_bytes=0, outbound_bytes=0)
+    return replace(
+        plain,
+        memory_bytes=memory_bytes,
+        inbound_bytes=ARENA_BYTES,
+        outbound_bytes=ARENA_BYTES,
+        link_bytes_per_s=rate,
+        is_told_times=is_told_times,
+        facts=facts,
+    )

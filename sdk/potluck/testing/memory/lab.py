@@ -1,0 +1,189 @@
+"""Devices in memory that a home can be opened over, and what may happen to them."""
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import zmq
+
+from potluck.errors import HomeError
+from potluck.home import Home
+from potluck.lab.scenario import Script
+from potluck.sessions.agent_specs import Spec, local_specs, specs_of
+from potluck.sessions.connections import Keys
+from potluck.sessions.events import Address
+from potluck.sessions.local_agents import Started
+from potluck.testing.memory.agent import MemoryAgent
+from potluck.testing.memory.clock import VirtualClock
+from potluck.testing.memory.link import MemoryLink
+from potluck.testing.memory.network import HOME, MemoryNetwork
+from potluck_wire.limits import PORT
+
+AHEAD_S = 500.0  # how far the clock of each device is ahead of the one before it
+_FAULTS = logging.getLogger("potluck.faults")
+
+
+class MemoryLab:
+    """Devices in this process, in virtual time. One home at a time.
+
+    Parameters
+    ----------
+    specs
+        The devices.
+    """
+
+    emulation = network = None
+
+    def __init__(self, specs: Sequence[Spec]) -> None:
+        self.keys = _keys()
+        self._clock = VirtualClock()
+        self._network = MemoryNetwork(self._clock)
+        self._specs = {spec.name: spec for spec in specs_of(specs)}
+        keys = {name: _keys().public for name in self._specs}
+        self.started = tuple(
+            Started(name=name, address=Address(host="memory", port=PORT + i), key=key, pid=0)
+            for i, (name, key) in enumerate(keys.items())
+        )
+        self._keys, self._names = keys, {key: name for name, key in keys.items()}
+        self._agents: dict[str, MemoryAgent] = {}
+        for name in self._specs:
+            self._begin(name)
+        self._link: MemoryLink | None = None
+
+    def _begin(self, name: str) -> None:
+        self._agents[name] = self._network.sites[name] = MemoryAgent(
+            self._specs[name],
+            self._keys[name],
+            owner=self.keys.public,
+            names=self._names,
+            clock=self._clock,
+            network=self._network,
+            ahead_s=AHEAD_S * (1 + list(self._specs).index(name)),
+            fault=_FAULTS.error,
+        )
+
+    # --- what a home needs ------------------------------------------------------------------------
+
+    def link(self) -> MemoryLink:
+        """The notebook's connection."""
+        self._link = MemoryLink(self._clock, self._network, self._agents)
+        return self._link
+
+    def claim(self, give_way: Callable[[], bool]) -> None:
+        """Nobody else can join it."""
+
+    def play(self, script: Script) -> object:
+        """Scripts need processes.
+
+        Raises
+        ------
+        HomeError
+            Always.
+        """
+        raise HomeError("a home in memory plays no scripts.", next_step="Use Home.lab().")
+
+    def close(self) -> None:
+        """All devices are gone."""
+        for agent in self._agents.values():
+            agent.end()
+
+    # --- what happens to devices ------------------------------------------------------------------
+
+    def is_there(self, device: str) -> bool:
+        """Whether a device has not been killed."""
+        return device in self._agents
+
+    def kill(self, device: str) -> None:
+        """End an agent without a word; its connections break.
+
+        Parameters
+        ----------
+        device
+            Its name.
+
+        Raises
+        ------
+        HomeError
+            It is gone already.
+        """
+        if device not in self._agents:
+            raise HomeError("it is gone.", device=device)
+        self._do(lambda: self._kill(device))
+
+    def kill_worker(self, device: str) -> None:
+        """End its worker, from outside."""
+        self._do(self._agents[device].kill_worker)
+
+    def restart(self, device: str) -> None:
+        """Start an agent that was killed again: at the same address, with the same key.
+
+        Parameters
+        ----------
+        device
+            Its name.
+
+        Raises
+        ------
+        HomeError
+            It is there.
+        """
+        if device in self._agents:
+            raise HomeError("it is there already.", device=device)
+        self._do(lambda: self._begin(device))
+
+    def pull(self, device: str) -> None:
+        """Pull its cable: nothing gets there or from there, and nobody is told."""
+        self._do(lambda: self._network.pulled.add(device))
+
+    def plug(self, device: str) -> None:
+        """Put its cable back in; what was under way is lost."""
+        self._do(lambda: self._network.pulled.discard(device))
+
+    def delay(self, device: str, latency_s: float) -> None:
+        """Let every message to or from a device take so much longer from now on.
+
+        Parameters
+        ----------
+        device
+            Its name.
+        latency_s
+            Seconds, one way.
+        """
+        self._do(lambda: self._network.latency_s.__setitem__(device, latency_s))
+
+    def pass_time(self, seconds: float) -> None:
+        """Let virtual time pass while nobody waits for anything."""
+        if self._link is not None:
+            self._link.pass_time(seconds)
+
+    def _do(self, order: Callable[[], Any]) -> None:
+        if self._link is None:
+            order()
+        else:
+            self._link.do(order)
+
+    def _kill(self, device: str) -> None:
+        self._agents.pop(device).end()
+        del self._network.sites[device]
+        for other, agent in self._agents.items():
+            self._network.cut(device, other)
+            self._clock.after(0.0, lambda agent=agent: agent.lost(device))  # type: ignore[misc]
+        self._network.cut(device, HOME)
+        if (link := self._link) is not None:
+            self._clock.after(0.0, lambda: link.lost(device))
+
+
+def memory_home(devices: int | Sequence[Spec] = 2) -> Home:
+    """A home in this process, in virtual time.
+
+    Parameters
+    ----------
+    devices
+        How many, called local-1, local-2, ... as those of `Home.local`, or their specs.
+    """
+    return Home.over(MemoryLab(local_specs(devices) if isinstance(devices, int) else devices))
+
+
+def _keys() -> Keys:
+    public, secret = (part.decode() for part in zmq.curve_keypair())
+    return Keys(public=public, secret=secret)

@@ -1,0 +1,60 @@
+"""The links of a home in memory: frames in order, after a latency, unless a cable is pulled."""
+
+from collections import defaultdict
+from typing import Protocol
+
+from potluck.testing.memory.clock import VirtualClock
+from potluck_wire.messages import Channel
+
+HOME = "home"  # the notebook
+LATENCY_S = 1e-4
+BYTES_PER_S = 1e9
+
+Frames = list[bytes]
+
+
+class Site(Protocol):
+    """Who sends and receives."""
+
+    def receive(self, sender: str, channel: Channel, frames: Frames) -> None:
+        """Take a message in."""
+
+
+class MemoryNetwork:
+    """Sites by name. Frames of one connection (sender, receiver, channel) stay in order."""
+
+    def __init__(self, clock: VirtualClock) -> None:
+        self._clock = clock
+        self.sites: dict[str, Site] = {}
+        self.latency_s: dict[str, float] = {}
+        self.pulled: set[str] = set()  # devices whose cable is out: nothing passes, nobody is told
+        self._there_s: dict[tuple[str, str, Channel, bool], float] = defaultdict(float)
+        self._sessions: dict[tuple[str, str], int] = defaultdict(int)
+
+    def cut(self, one: str, other: str) -> None:
+        """What is on its way between them is lost; what is sent from now on is not."""
+        self._sessions[_pair(one, other)] += 1
+
+    def send(
+        self, sender: str, receiver: str, channel: Channel, frames: Frames, *, back: bool = False
+    ) -> None:
+        """Send a message. `back`: along the connection that the other one has made."""
+        if self.pulled & {sender, receiver}:
+            return
+        pair, connection = _pair(sender, receiver), (sender, receiver, channel, back)
+        late_s = self.latency_s.get(sender, 0.0) + self.latency_s.get(receiver, 0.0)
+        there_s = self._clock.now_s + LATENCY_S + late_s + sum(map(len, frames)) / BYTES_PER_S
+        self._there_s[connection] = there_s = max(there_s, self._there_s[connection])
+        session = self._sessions[pair]
+
+        def arrive() -> None:
+            site = self.sites.get(receiver)
+            is_whole = self._sessions[pair] == session and receiver not in self.pulled
+            if site is not None and is_whole:
+                site.receive(sender, channel, frames)
+
+        self._clock.after(there_s - self._clock.now_s, arrive)
+
+
+def _pair(one: str, other: str) -> tuple[str, str]:
+    return (one, other) if one < other else (other, one)
