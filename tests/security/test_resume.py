@@ -17,6 +17,7 @@ from tests.timeouts import PATIENCE_S
 import potluck
 from potluck.errors import DeviceGone, FileError, PotluckError, WorkerFailed
 from potluck.run.checkpoint import load
+from potluck.testing.faults import agents_of
 
 torch = pytest.importorskip("torch")
 A, B = "local-1", "local-2"
@@ -43,15 +44,15 @@ def plan_of(model):
 def strike(home, device, how):
     """Kill an agent or its worker, or send the worker another signal."""
     whom, number = how
-    process = psutil.Process(home._lab.agents.process(device).pid)
+    process = psutil.Process(agents_of(home).process(device).pid)
     (process if whom == "agent" else process.children()[0]).send_signal(number)
 
 
 def mend(home, device, how):
     """A device whose agent is dead comes back."""
     if how[0] == "agent":
-        home._lab.agents.process(device).wait(PATIENCE_S)
-        home._lab.agents.restart(device)
+        agents_of(home).process(device).wait(PATIENCE_S)
+        agents_of(home).restart(device)
     while device not in home.devices.ready:
         try:
             home.devices.need([device])

@@ -105,17 +105,14 @@ DIFFERENCES = (
     "gap_",
 )
 
-# a minute or more; tests/sdk/run/test_comparison.py compares, too
-WITH_A_LAB_OF_ITS_OWN = ("split", "fidelity")
+# A minute or more. What they do has tests of its own: tests/sdk/run/test_comparison.py compares,
+# tests/sdk/planning/test_large.py plans for 24 and 64 devices.
+IN_LONG = ("split", "fidelity", "planning_time")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=[pytest.mark.long] * (name in WITH_A_LAB_OF_ITS_OWN))
-        for name in BENCHES
-    ],
+    "name", [pytest.param(name, marks=[pytest.mark.long] * (name in IN_LONG)) for name in BENCHES]
 )
 def test_gives_every_promised_figure(name):
     pytest.importorskip("torch")

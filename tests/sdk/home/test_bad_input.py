@@ -30,6 +30,7 @@ from potluck.errors import (
 )
 from potluck.sessions.agent_specs import Spec
 from potluck.sessions.events import Address
+from potluck.testing.faults import agents_of
 from potluck_agent import control_files as agent_state
 
 psutil = pytest.importorskip("psutil")
@@ -293,7 +294,7 @@ def test_a_worker_that_hangs_ends_the_run_with_its_cause_and_its_agent_lives(sma
     _, model = make_model("mlp")
     run = small_home.deploy(make_plan(model, (("tiny",), (4,)), micro_batch=4), model).wait()
     handle = run.fit(make_data("mlp", 8), epochs=1_000_000)
-    (worker,) = psutil.Process(small_home._lab.agents.process("tiny").pid).children(recursive=True)
+    (worker,) = psutil.Process(agents_of(small_home).process("tiny").pid).children(recursive=True)
     worker.suspend()
     with pytest.raises(WorkerFailed, match=r"tiny.*no progress|tiny.*stopped making progress"):
         handle.wait()

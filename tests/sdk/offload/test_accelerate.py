@@ -25,14 +25,14 @@ pytestmark = pytest.mark.usefixtures("nobody_asks")
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_answer_is_the_modules_at_every_bandwidth_and_within_the_memory_of_the_plan(
-    home, name, monkeypatch
+    process_home, name, monkeypatch
 ):
     # a busy machine is no reason to answer alone
     monkeypatch.setattr(fast_module, "LATE_S", PATIENCE_S)
     net, x = family(name)
     with torch.no_grad():
         expected = net(x)
-    with fast_of(home, net, x) as fast:
+    with fast_of(process_home, net, x) as fast:
         assert any(entry.program for entry in fast.table.entries)
         for entry in fast.table.entries:
             fast.bytes_per_s = entry.bytes_per_s
@@ -164,19 +164,21 @@ def test_a_model_for_sequences_of_any_length_is_refused_and_says_what_would_do(h
 
 
 def test_a_device_of_its_own_is_started_where_none_of_the_home_is_here_and_ends_with_it(
-    home, monkeypatch
+    process_home, monkeypatch
 ):
     monkeypatch.setattr(accelerate_module, "platform", SimpleNamespace(node=lambda: "elsewhere"))
     net, x = family("vgg")
     with torch.no_grad():
         expected = net(x)
-    made = [accelerate(net, x, helper=home["local-2"], bandwidths=(0.0, 1e8)) for _ in range(2)]
+    made = [
+        accelerate(net, x, helper=process_home["local-2"], bandwidths=(0.0, 1e8)) for _ in range(2)
+    ]
     fasts = [handle.wait() for handle in made]
     assert {fast.device for fast in fasts} == {"this-machine", "this-machine-2"}
     for fast in fasts:
         with fast:
             assert torch.allclose(fast(x), expected, atol=1e-4)
-        assert fast.device not in home.devices
+        assert fast.device not in process_home.devices
 
 
 def test_under_a_deadline_the_device_spends_fewer_joules(home, monkeypatch):

@@ -5,7 +5,6 @@ in it.
 import threading
 from concurrent.futures import Future
 
-import psutil
 import pytest
 from tests.sdk.graph.families import family
 from tests.sdk.offload.accelerating import check, fast_of, wait_until
@@ -17,6 +16,7 @@ from potluck.offload import accelerated as fast_module
 from potluck.offload import drift
 from potluck.offload.plan.search_spec import SearchSpec
 from potluck.sessions.agent_specs import Spec
+from potluck.testing.faults import agents_of, memory_of
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.usefixtures("nobody_asks")
@@ -105,7 +105,7 @@ def test_a_race_that_the_device_lost_makes_no_later_request_late(home, monkeypat
             alone[-1].set_exception(PotluckError("it is over"))
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def robot_home(request):
     """A robot, and a server that is so many times slower than it."""
     torch.set_num_threads(1)
@@ -133,7 +133,7 @@ def test_a_request_is_answered_when_the_helper_dies_and_it_helps_again_when_it_i
         request.start()
         # both have their orders; the helper takes its time
         wait_until(lambda: fast._loaded._n_steps > before)
-        robot_home._lab.agents.kill("server")
+        agents_of(robot_home).kill("server")
         request.join(PATIENCE_S)
         check(answers[0], expected)
         assert fast.kept[-1][1] is fast.alone
@@ -141,7 +141,7 @@ def test_a_request_is_answered_when_the_helper_dies_and_it_helps_again_when_it_i
         check(fast(x), expected)  # it is not there from the start
         assert fast.kept[-1][1] is fast.alone
 
-        robot_home._lab.agents.restart("server")
+        agents_of(robot_home).restart("server")
         wait_until(lambda: fast.is_helped)
         fast.bytes_per_s = 1e8
         check(fast(x), expected)
@@ -155,11 +155,11 @@ def test_a_helper_that_hangs_makes_a_request_late_and_loses_none(robot_home):
         expected = net(x)
     with fast_of(robot_home, net, x, slow_s=0.01, fast_s=1e-4) as fast:
         fast.bytes_per_s = 1e8
-        robot_home._lab.agents.freeze("server")
+        agents_of(robot_home).freeze("server")
         check(fast(x), expected)
         assert fast.kept[-1][1] is fast.alone
         check(fast(x), expected)
-        robot_home._lab.agents.thaw("server")
+        agents_of(robot_home).thaw("server")
 
 
 @pytest.mark.parametrize("robot_home", [10], indirect=True)
@@ -182,30 +182,25 @@ def test_a_helper_that_lies_about_its_speed_is_found_out(robot_home, monkeypatch
         assert fast.stats.answers[-1].way == "alone"
 
 
-@pytest.mark.parametrize("robot_home", [1], indirect=True)
 def test_a_request_is_answered_when_the_devices_own_worker_dies_and_the_helper_helps_again(
-    robot_home,
+    own_home,
 ):
     net, x = family("vgg")
     with torch.no_grad():
         expected = net(x)
-    with fast_of(robot_home, net, x) as fast:
+    with fast_of(own_home, net, x) as fast:
         fast.bytes_per_s = 1e8
-        for worker in psutil.Process(robot_home._lab.agents.process("robot").pid).children(
-            recursive=True
-        ):
-            worker.kill()
+        memory_of(own_home).kill_worker("local-1")
         check(fast(x), expected)
         assert fast.stats.answers[-1].way == "alone"
         wait_until(lambda: fast.is_helped)
         check(fast(x), expected)
 
 
-@pytest.mark.parametrize("robot_home", [10], indirect=True)
-def test_closing_ends_a_search_that_is_under_way(robot_home, monkeypatch):
+def test_closing_ends_a_search_that_is_under_way(home, monkeypatch):
     net, x = family("vgg")
     begun, ended = threading.Event(), threading.Event()
-    with fast_of(robot_home, net, x) as fast:
+    with fast_of(home, net, x) as fast:
 
         def searches_on(self, sharing, *, told, **more):
             begun.set()
@@ -216,7 +211,7 @@ def test_closing_ends_a_search_that_is_under_way(robot_home, monkeypatch):
                 ended.set()
 
         monkeypatch.setattr(SearchSpec, "search", searches_on)
-        monkeypatch.setattr(fast._speeds, "wrong", lambda: {"robot": 2.0})
+        monkeypatch.setattr(fast._speeds, "wrong", lambda: {"local-1": 2.0})
         assert begun.wait(PATIENCE_S)
         late = threading.Timer(PATIENCE_S, ended.set)
         late.start()

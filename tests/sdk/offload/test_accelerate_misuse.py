@@ -112,11 +112,11 @@ def test_it_shows_what_it_does_now_and_tells_that_it_is_closed_and_is_closed_twi
     assert fast.stats.requests == 1
 
 
-def test_it_can_be_closed_after_its_home(fresh_home):
+def test_it_can_be_closed_after_its_home(own_home):
     net, x = family("vgg")
     fast = AcceleratedModel(
-        fresh_home._link, fresh_home.devices, case(fresh_home, net, x), tuple, None, Task()
+        own_home._link, own_home.devices, case(own_home, net, x), tuple, None, Task()
     )
-    fresh_home.close()
+    own_home.close()
     fast.close()
     assert not fast._upkeep.thread.is_alive()

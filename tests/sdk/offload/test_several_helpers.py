@@ -12,6 +12,7 @@ from potluck.errors import UserError
 from potluck.offload import accelerated as fast_module
 from potluck.offload.accelerate import accelerate
 from potluck.sessions.agent_specs import Spec
+from potluck.testing.faults import agents_of
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.usefixtures("nobody_asks")
@@ -84,7 +85,7 @@ def test_a_helper_that_dies_leaves_the_next_requests_to_those_that_are_left(thre
     with fast_of(three, net, x, **PACES) as fast:
         fast.bytes_per_s = 1e8
         check(fast(x), expected)
-        three._lab.agents.kill("nas")
+        agents_of(three).kill("nas")
         fast.bytes_per_s = 1e8
         check(fast(x), expected)
         assert fast.stats.answers[-1].by == ("robot",)
@@ -95,7 +96,7 @@ def test_a_helper_that_dies_leaves_the_next_requests_to_those_that_are_left(thre
         check(fast(x), expected)
         assert fast.stats.answers[-1].by == ("robot", "desktop"), fast.failure
 
-        three._lab.agents.restart("nas")
+        agents_of(three).restart("nas")
         wait_until(lambda: fast.sides == ("robot", "desktop", "nas"))
         fast.bytes_per_s = 1e8
         check(fast(x), expected)

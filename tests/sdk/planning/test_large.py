@@ -102,15 +102,25 @@ def test_more_devices_get_more_work():
     assert given_s(homes[0]) < given_s(homes[1]) < 8 * given_s(homes[0])
 
 
+OF_24 = [
+    ("alike", "switch", 4),
+    ("two kinds", "sites", 5),
+    ("mixed", "sites", 6),
+    ("mixed", "wifi", 7),
+]
+# each home and each workload is among them
+IN_SHORT = {("alike", "single"), ("two kinds", "training"), ("mixed", "streaming")}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("workload", WORKLOADS)
 @pytest.mark.parametrize(
-    ("kind", "network", "seed"),
+    ("kind", "network", "seed", "workload"),
     [
-        ("alike", "switch", 4),
-        ("two kinds", "sites", 5),
-        ("mixed", "sites", 6),
-        ("mixed", "wifi", 7),
+        pytest.param(
+            *home, workload, marks=[] if (home[0], workload) in IN_SHORT else [pytest.mark.long]
+        )
+        for home in OF_24
+        for workload in WORKLOADS
     ],
 )
 def test_is_never_slower_than_any_rival_in_a_home_of_24(kind, network, seed, workload):

@@ -65,7 +65,13 @@ def test_only_where_memory_is_short_small_sizes_are_tried_too(batch):
     assert all(batch % size == 0 for size in short)
 
 
-@pytest.mark.parametrize("workload", [Training(batch=1021), Training(batch=64, micro_batch=64)])
+@pytest.mark.parametrize(
+    "workload",
+    [
+        pytest.param(Training(batch=1021), marks=pytest.mark.long),
+        Training(batch=64, micro_batch=64),
+    ],
+)
 def test_micro_batches_that_help_are_named(workload):
     problem = replace(short_home(5, workload.batch), workload=workload)
     with pytest.raises(Infeasible, match=r"Would do .*micro-batches of") as error:

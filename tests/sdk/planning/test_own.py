@@ -264,7 +264,7 @@ def test_patterns_take_alike_devices_in_order():
     assert members((1,), [[0, 1]], [1]) == (1,)
 
 
-@pytest.mark.parametrize("n", [9, 12, 64])
+@pytest.mark.parametrize("n", [9, 12, pytest.param(64, marks=pytest.mark.long)])
 def test_a_home_of_many_devices_gets_a_plan(n):
     problem = random_home(1, Training(batch=8, micro_batch=4), devices=2, layers=5)
     names = [f"d{i}" for i in range(n)]

@@ -9,38 +9,21 @@ import os
 import signal
 import sys
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+import torch
 from tests.sdk.lab.homes import write_home
-from tests.sdk.run.test_switching import FOREVER, A, B, C, make_data, make_model, open_lab, plan_of
+from tests.sdk.run.test_switching import FOREVER, SPECS, A, B, C, make_data, make_model, plan_of
 from tests.timeouts import PATIENCE_S
 
 import potluck
 from potluck.errors import PotluckError
-from potluck.sessions.events import Received, Send
-from potluck_wire.messages import Commit, Execute, Message, Prepare
+from potluck.testing.faults import Moment, agents_of, end_watch, watch
+from potluck_wire.messages import Commit, Execute, Prepare
 
 AGENT_SIDE = Path(__file__).parent / "strike"
 NAMES = A, B, C
-
-
-@dataclass(frozen=True)
-class Moment:
-    """When the notebook first sends such a message."""
-
-    kind: type[Message]
-    epoch: int
-    program: str = ""
-
-    def has_come(self, action):
-        if not isinstance(action, Send) or not isinstance(action.message, self.kind):
-            return False
-        return (
-            action.message.epoch == self.epoch
-            and getattr(action.message, "program", "") == self.program
-        )
 
 
 DEPLOYING = {
@@ -70,36 +53,14 @@ REQUESTS = {
 }
 
 
-def watch(home, moment, strike, after=0):
-    """Call `strike()` before the notebook does what it does at that moment, or so many messages to
-    it later.
-    """
-    controller = home._link._controller
-    handle, left = type(controller).handle, None
-
-    def watched(event, now_s):
-        nonlocal left
-        actions = handle(controller, event, now_s)
-        if left is None and any(moment.has_come(action) for action in actions):
-            left = after
-        elif left is not None and left > 0:
-            left -= isinstance(event, Received)
-        if left == 0:
-            left = -1
-            strike()
-        return actions
-
-    controller.handle = watched
-
-
 class Strike:
     """At `moment`, and `after` more events of its agent, `whom` ("agent" or "worker") of `device`
     is killed.
     """
 
     def __init__(self, home, moment, device, whom, after):
-        self.device, self.whom, self._agents = device, whom, home._lab.agents
-        self._folder, self._home = home._lab.agents.directory / device, home
+        self.device, self.whom, self._agents = device, whom, agents_of(home)
+        self._folder, self._home = self._agents.directory / device, home
         self._order = f"{whom} {after + 1}"
         watch(home, moment, self._give_order)
 
@@ -120,7 +81,7 @@ class Strike:
 
     def mend(self):
         """Bring back who was killed, or has died of something else."""
-        self._home._link._controller.__dict__.pop("handle", None)
+        end_watch(self._home)
         (self._folder / "strike").unlink(missing_ok=True)
         if self.struck:
             (self._folder / "struck").unlink()
@@ -139,21 +100,22 @@ class Strike:
 def open_home(links, folder):
     """Three devices, joined by user-space links or by namespaces."""
     if links == "plain":
-        return open_lab()
+        torch.set_num_threads(1)
+        return potluck.Home.lab(SPECS)
     return potluck.Home.lab(write_home(folder, devices=NAMES), links=links)
 
 
 def main(name, after, links, folder):
     """Train and switch; at the moment, and so many messages later, be gone."""
     home = open_home(links, Path(folder))
-    agents = home._lab.agents
+    agents = agents_of(home)
     sys.stdout.write(f"{agents.directory} {' '.join(str(agents.process(n).pid) for n in NAMES)}\n")
     sys.stdout.flush()
     watch(
         home,
         {**DEPLOYING, **TRAINING}[name],
         lambda: os.kill(os.getpid(), signal.SIGKILL),
-        int(after),
+        after=int(after),
     )
     model = make_model()
     run = home.deploy(plan_of(model, "ab"), model).wait()

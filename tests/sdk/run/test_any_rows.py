@@ -5,6 +5,7 @@ same micro-batches.
 import copy
 import math
 from dataclasses import replace
+from functools import cache
 
 import pytest
 from tests.sdk.run.conftest import make_data, make_model, make_plan
@@ -111,10 +112,7 @@ def assert_same_state(state, net):
 @pytest.mark.parametrize("kind", ["batch norm 1d", "batch norm 2d"])
 @pytest.mark.parametrize("name", PLANS)
 def test_batch_norm_learns_from_every_batch_as_on_one_machine(home, name, kind):
-    net, batches = normed_net(kind), batches_of(BATCHES)
-    model = potluck.Model.from_torch(
-        net, batches[0][0], loss=torch.nn.functional.cross_entropy, example_targets=batches[0][1]
-    )
+    (net, model), batches = normed_model(kind), batches_of(BATCHES)
     plan = make_plan(model, *PLANS[name], micro_batch=MICRO, n_micro_batches=2)
     history, state = trained(home, model, plan, batches)
     alone = copy.deepcopy(net).train()
@@ -139,6 +137,12 @@ def test_replicas_leave_out_no_row(home, shares):
 
 
 def normed_model(kind="batch norm 1d"):
+    net, model = traced_model(kind)
+    return copy.deepcopy(net), model
+
+
+@cache
+def traced_model(kind):
     net, (x, y) = normed_net(kind), make_data("mlp", 6)
     return net, potluck.Model.from_torch(
         net, x, loss=torch.nn.functional.cross_entropy, example_targets=y
@@ -218,7 +222,7 @@ def test_a_request_of_any_rows_has_an_answer_for_each(home, name, rows):
 
 
 @pytest.fixture(scope="module")
-def wide(home):
+def wide(process_home):
     """A network whose activations are seen in memory, and a judged plan in shares of two rows."""
     torch.manual_seed(0)
     net = torch.nn.Sequential(
@@ -235,14 +239,14 @@ def wide(home):
     model = potluck.Model.from_torch(
         net, x, loss=torch.nn.functional.cross_entropy, example_targets=y
     )
-    profile = home.profile(model, train=True, rows=(1, 4), repeats=1).wait()
+    profile = process_home.profile(model, train=True, rows=(1, 4), repeats=1).wait()
     plan = make_plan(model, ((A, B), (2, 2)), micro_batch=MICRO, n_micro_batches=2)
     return model, potluck.judge(replace(plan, model=profile.model), profile)
 
 
-def test_what_a_step_beyond_the_plan_needs_is_asked_for(home, wide):
+def test_what_a_step_beyond_the_plan_needs_is_asked_for(process_home, wide):
     model, plan = wide
-    run = home.deploy(plan, model, optimizer=potluck.SGD(LR)).wait()
+    run = process_home.deploy(plan, model, optimizer=potluck.SGD(LR)).wait()
     run.fit(batches_of((8, 2))).wait()
     assert run.memory_bytes == plan.peak_bytes
     # 4 and 3 rows, the 3 on one device: one row more than its share
@@ -255,9 +259,9 @@ def test_what_a_step_beyond_the_plan_needs_is_asked_for(home, wide):
     run.close()
 
 
-def test_predictions_are_about_steps_of_one_size(home, wide):
+def test_predictions_are_about_steps_of_one_size(process_home, wide):
     model, plan = wide
-    run = home.deploy(plan, model, optimizer=potluck.SGD(LR)).wait()
+    run = process_home.deploy(plan, model, optimizer=potluck.SGD(LR)).wait()
     run.fit(batches_of((3,))).wait()
     few = run.predicted
     assert len(run.compare().measured.step_s) == 1
@@ -323,15 +327,20 @@ def alone_by_shares(net, plan, segments, batches):
     return losses
 
 
+@cache
+def still_model(detach):
+    net, (x, y) = Still(detach), batches_of((16,))[0]
+    return net, potluck.Model.from_torch(
+        net, x, loss=torch.nn.functional.cross_entropy, example_targets=y
+    )
+
+
 @pytest.mark.parametrize("shares", [(5, 3), (3, 5), (6, 2), (4, 4)])
 @pytest.mark.parametrize("detach", [True, False])
 @pytest.mark.parametrize("cut", [True, False])
 def test_statistics_of_replicas_are_their_mean_by_rows_of_the_step(home, cut, detach, shares):
     """As `fit` promises, also where shares differ between the micro-batches of one step."""
-    net, batches = Still(detach), batches_of((16, 21, 13, 24, 9, 3))
-    model = potluck.Model.from_torch(
-        net, batches[0][0], loss=torch.nn.functional.cross_entropy, example_targets=batches[0][1]
-    )
+    (net, model), batches = still_model(detach), batches_of((16, 21, 13, 24, 9, 3))
     rows = [((A, B), shares), ((B,), (8,))] if cut else [((A, B), shares)]
     plan = make_plan(model, *rows, micro_batch=8, n_micro_batches=2)
     segments = [model.segment(stage.start, stage.stop, train=True)[0] for stage in plan.stages]

@@ -19,6 +19,7 @@ from tests.timeouts import PATIENCE_S
 import potluck
 from potluck.records import Plan, Stage
 from potluck.schedule import policies
+from potluck.testing.memory import memory_home
 
 torch = pytest.importorskip("torch")
 
@@ -92,7 +93,7 @@ def some(policies):
 @pytest.fixture(scope="module")
 def trio():
     torch.set_num_threads(1)
-    with potluck.Home.local(3) as opened:
+    with memory_home(3) as opened:
         yield opened
 
 

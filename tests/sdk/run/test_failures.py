@@ -24,6 +24,7 @@ from potluck.errors import (
     OutOfMemory,
     WorkerFailed,
 )
+from potluck.testing.faults import agents_of
 
 torch = pytest.importorskip("torch")
 A, B = "local-1", "local-2"
@@ -41,7 +42,7 @@ def start_training(home):
 
 
 def agent(home, name):
-    return psutil.Process(home._lab.agents.process(name).pid)
+    return psutil.Process(agents_of(home).process(name).pid)
 
 
 def test_a_killed_worker_is_named_and_its_agent_lives(fresh_home):
@@ -70,7 +71,7 @@ def test_a_killed_agent_is_named_and_the_others_go_on(fresh_home):
 
 
 def test_an_agent_that_is_back_is_ready_without_being_asked_for(fresh_home):
-    agents = fresh_home._lab.agents
+    agents = agents_of(fresh_home)
     agents.kill(B)
     wait_until(lambda: fresh_home.devices[B].status == "gone")
     agents.restart(B)
@@ -106,33 +107,33 @@ def test_a_device_that_is_not_in_this_home_is_named(home):
         home.deploy(make_plan(model, (("fridge",), (4,)), micro_batch=4), model).wait()
 
 
-def test_an_unpaired_notebook_is_told_so(home, tmp_path):
-    address = str(home.devices[A].addresses[0])
+def test_an_unpaired_notebook_is_told_so(process_home, tmp_path):
+    address = str(process_home.devices[A].addresses[0])
     with potluck.Home(peers=[address], state=tmp_path / "stranger") as stranger:
         (member,) = stranger.devices.values()
         assert member.status == "not paired"
         _, model = make_model("mlp")
         with pytest.raises(NotPaired, match="pair"):
             stranger.profile(model).wait()
-        stranger.trust(address, home.devices[A].key, name="a")
+        stranger.trust(address, process_home.devices[A].key, name="a")
         assert stranger.devices["a"].status == "not paired"
         with pytest.raises(NotPaired, match="a: it does not know this notebook"):
             stranger.profile(model).wait()
 
 
-def test_another_key_at_a_known_address_is_not_trusted(home, tmp_path):
-    address = str(home.devices[A].addresses[0])
+def test_another_key_at_a_known_address_is_not_trusted(process_home, tmp_path):
+    address = str(process_home.devices[A].addresses[0])
     with potluck.Home(state=tmp_path / "stranger") as stranger:
-        member = stranger.trust(address, home.devices[B].key, name="a")
+        member = stranger.trust(address, process_home.devices[B].key, name="a")
         assert isinstance(member.error, IdentityChanged)
         assert member.status == "identity changed"
 
 
-def test_connections_that_break_in_their_handshake_are_no_other_key(home, tmp_path):
+def test_connections_that_break_in_their_handshake_are_no_other_key(process_home, tmp_path):
     """So it looks where a device is too busy to answer in time, or where its agent is just being
     started again.
     """
-    first, dropped = home.devices[A].addresses[0].port, []
+    first, dropped = process_home.devices[A].addresses[0].port, []
 
     async def passing(offset, reader, writer):
         if dropped.count(offset) < 2:
@@ -160,7 +161,7 @@ def test_connections_that_break_in_their_handshake_are_no_other_key(home, tmp_pa
         base, servers = runner.run(open_between())
         with potluck.Home(state=tmp_path) as stranger:
             trusting = pool.submit(
-                stranger.trust, f"127.0.0.1:{base}", home.devices[A].key, name="a"
+                stranger.trust, f"127.0.0.1:{base}", process_home.devices[A].key, name="a"
             )
             runner.run(
                 asyncio.wait_for(asyncio.wrap_future(trusting, loop=runner.get_loop()), PATIENCE_S)
@@ -178,16 +179,16 @@ def test_nobody_there_says_what_to_do(tmp_path):
         empty.profile(model).wait()
 
 
-def test_a_port_where_nobody_listens_is_told_at_once(tmp_path, home):
+def test_a_port_where_nobody_listens_is_told_at_once(tmp_path, process_home):
     with potluck.Home(state=tmp_path) as stranger:
-        member = stranger.trust("127.0.0.1:1", home.devices[A].key, name="ghost")
+        member = stranger.trust("127.0.0.1:1", process_home.devices[A].key, name="ghost")
         assert isinstance(member.error, DeviceGone)
 
 
 SCRIPT = """
-import sys, potluck
+import sys, potluck, potluck.testing.faults
 home = potluck.Home.local(2)
-agents = home._lab.agents
+agents = potluck.testing.faults.agents_of(home)
 print(*[agents.process(name).pid for name in home.devices], agents.directory, flush=True)
 sys.stdin.read()
 """

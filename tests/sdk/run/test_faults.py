@@ -39,6 +39,7 @@ from tests.timeouts import PATIENCE_S
 
 from potluck.errors import DeviceGone, PotluckError, Refused, WorkerFailed
 from potluck.lab.namespaces import missing
+from potluck.testing.faults import agents_of
 
 torch = pytest.importorskip("torch")
 SPACES = pytest.mark.skipif(bool(missing()), reason=missing() or "possible")
@@ -76,13 +77,13 @@ def homes(tmp_path_factory):
                 opened[links] = fault_injection.open_home(links, tmp_path_factory.mktemp("home"))
                 family.extend(
                     fault_injection.family_of(
-                        opened[links]._lab.agents.process(n).pid for n in fault_injection.NAMES
+                        agents_of(opened[links]).process(n).pid for n in fault_injection.NAMES
                     )
                 )
             return opened[links]
 
         yield home
-    directories = [one._lab.agents.directory for one in opened.values()]
+    directories = [agents_of(one).directory for one in opened.values()]
     for one in opened.values():
         one.close()
     assert not psutil.wait_procs(family, PATIENCE_S)[1]

@@ -3,6 +3,7 @@ gradient.
 """
 
 import copy
+from functools import cache
 
 import pytest
 from tests.sdk.run.conftest import make_plan, train_alone
@@ -113,19 +114,27 @@ FROZEN = {
 }
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("frozen", FROZEN)
-def test_what_is_frozen_stays_and_all_else_is_trained_as_on_one_machine(home, frozen, shape):
+@cache
+def case(frozen):
+    """A network, its data and its model: tracing it takes longest."""
     torch.manual_seed(0)
     net = statistics(FROZEN[frozen]())
     x, y = torch.randn(24, 3, 4, 4), torch.randint(0, 4, (24,))
+    model = potluck.Model.from_torch(
+        net, x[:6], loss=nn.functional.cross_entropy, example_targets=y[:6]
+    )
+    return net, x, y, model
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("frozen", FROZEN)
+def test_what_is_frozen_stays_and_all_else_is_trained_as_on_one_machine(home, frozen, shape):
+    traced, x, y, model = case(frozen)
+    net = copy.deepcopy(traced)
     before, modes = copy.deepcopy(net.state_dict()), [module.training for module in net.modules()]
     kept = {name for name, p in net.named_parameters() if not p.requires_grad} | dict(
         net.named_buffers()
     ).keys()
-    model = potluck.Model.from_torch(
-        net, x[:6], loss=nn.functional.cross_entropy, example_targets=y[:6]
-    )
     plan = make_plan(model, *SHAPES[shape], micro_batch=4, n_micro_batches=2)
     run = home.deploy(plan, model, optimizer=potluck.AdamW(0.01)).wait()
     history = run.fit((x, y), epochs=2).wait()
@@ -148,7 +157,7 @@ def test_what_is_frozen_stays_and_all_else_is_trained_as_on_one_machine(home, fr
             if name in kept
             else torch.allclose(state[name], tensor, atol=1e-5)
         )
-    run.load_into()
+    run.load_into(net)
     assert [module.training for module in net.modules()] == modes
     assert all(
         torch.allclose(tensor, alone.state_dict()[name], atol=1e-5)

@@ -51,17 +51,17 @@ def check(run, unseen_bytes=0):
 
 
 @pytest.mark.parametrize("stages", STAGES.values(), ids=STAGES)
-def test_peaks_of_training_and_inference_are_those_predicted(home, stages):
+def test_peaks_of_training_and_inference_are_those_predicted(process_home, stages):
     x, y = torch.randn(32, 64), torch.randint(0, 10, (32,))
     model = potluck.Model.from_torch(
         wide(), x[:8], loss=torch.nn.functional.cross_entropy, example_targets=y[:8]
     )
-    run = deployed(home, model, stages, train=True)
+    run = deployed(process_home, model, stages, train=True)
     run.fit([(x, y)] * 3).wait()
     # a second gradient
     check(run, unseen_bytes=max(layer.widest_parameter_bytes for layer in model.layers(True)))
     run.close()
-    run = deployed(home, model, stages, train=False)
+    run = deployed(process_home, model, stages, train=False)
     for _ in range(3):
         run(x[:8])
     check(run)
@@ -69,11 +69,13 @@ def test_peaks_of_training_and_inference_are_those_predicted(home, stages):
 
 
 @pytest.mark.parametrize("kind", ["cnn", "encoder"])
-def test_no_peak_of_a_network_with_kernels_of_many_kinds_is_beyond_what_was_predicted(home, kind):
+def test_no_peak_of_a_network_with_kernels_of_many_kinds_is_beyond_what_was_predicted(
+    process_home, kind
+):
     case = CASES[kind]
     x, y = case.inputs(32), case.targets(32)
     model = potluck.Model.from_torch(case.make(), x[:8], loss=case.loss, example_targets=y[:8])
-    run = deployed(home, model, STAGES["shared, then one"], train=True)
+    run = deployed(process_home, model, STAGES["shared, then one"], train=True)
     run.fit([(x, y)] * 3).wait()
     for expected, used in run.compare().peak_bytes.values():
         assert used <= expected

@@ -11,6 +11,7 @@ from tests.sdk.run.conftest import make_data, make_model, make_plan
 import potluck
 from potluck.errors import ModelError, PlanError
 from potluck.sessions.agent_specs import Spec
+from potluck.testing.memory import memory_home
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("onnx")
@@ -29,7 +30,7 @@ STAGES = {
 def mixed():
     torch.set_num_threads(1)
     specs = [Spec(name=LAPTOP, backends=("torch",)), Spec(name=PHONE, backends=("onnxruntime",))]
-    with potluck.Home.lab(specs) as opened:
+    with memory_home(specs) as opened:
         yield opened
 
 

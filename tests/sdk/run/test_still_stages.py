@@ -3,6 +3,7 @@ machine.
 """
 
 import copy
+from functools import cache
 
 import pytest
 from tests.sdk.run.test_switching import FOREVER, in_the_middle, stop
@@ -71,6 +72,14 @@ def make_model(net):
         for i in range(n_layers)
     ]
     return model, of_head.index(True)
+
+
+@cache
+def case(name):
+    """A network, its model, and its layers up to the end of the stem: tracing takes longest."""
+    torch.manual_seed(0)
+    net = NETS[name]()
+    return net, *make_model(net)
 
 
 def make_data():
@@ -148,9 +157,7 @@ def check_equal(run, net, shares=(MICRO,)):
 def test_losses_weights_and_statistics_are_those_of_one_machine(home, name, shape):
     if shape == "replicated" and name in LEARNING:
         pytest.skip("a stem that learns is no stage in which nothing does")
-    torch.manual_seed(0)
-    net = NETS[name]()
-    model, n_stem = make_model(net)
+    net, model, n_stem = case(name)
     plan = plan_of(model, n_stem, shape)
     run = home.deploy(plan, model, optimizer=potluck.AdamW(0.01, weight_decay=0.1)).wait()
     run.fit(make_data(), epochs=2).wait()
@@ -180,9 +187,7 @@ def test_dropout_in_a_frozen_stem_drops_however_it_is_split(home, shape):
     [("one device", "a stage of its own"), ("a stage of its own", "one device")],
 )
 def test_a_switch_on_the_way_changes_nothing(home, name, before, after):
-    torch.manual_seed(0)
-    net = NETS[name]()
-    model, n_stem = make_model(net)
+    net, model, n_stem = case(name)
     run = home.deploy(
         plan_of(model, n_stem, before), model, optimizer=potluck.AdamW(0.01, weight_decay=0.1)
     ).wait()

@@ -14,6 +14,8 @@ import potluck
 from potluck.errors import DeviceGone, OutOfMemory, PlanError
 from potluck.handle import CancelledError
 from potluck.sessions.agent_specs import Spec
+from potluck.testing.faults import at, memory_of
+from potluck.testing.memory import memory_home
 
 torch = pytest.importorskip("torch")
 
@@ -31,10 +33,13 @@ PLANS = {
 FOREVER = 100_000
 
 
+# links are slow enough that a switch takes some steps of training
+SPECS = tuple(Spec(name=name, link_rate="20 Mbit/s") for name in (A, B, C))
+
+
 def open_lab():
-    """Three devices whose links are slow enough that a switch takes some steps of training."""
     torch.set_num_threads(1)
-    return potluck.Home.lab([Spec(name=name, link_rate="20 Mbit/s") for name in (A, B, C)])
+    return memory_home(SPECS)
 
 
 @pytest.fixture(scope="module")
@@ -272,18 +277,14 @@ def phases(of):
 
 def cancelled_at(lab, moment, after, run, plan):
     """A switch that is cancelled when the notebook says what it says at that moment."""
-    from tests.sdk.run.fault_injection import watch
-
     switching = []
-    watch(lab, moment, lambda: switching[0].cancel(), after)
-    with run._engine.boundary():  # nothing begins before the handle is known
-        switching.append(run.switch(plan))
-    try:
-        switching[0].wait()
-    except CancelledError:
-        return True
-    finally:
-        lab._link._controller.__dict__.pop("handle")
+    with at(lab, moment, lambda: switching[0].cancel(), after=after):
+        with run._engine.boundary():  # nothing begins before the handle is known
+            switching.append(run.switch(plan))
+        try:
+            switching[0].wait()
+        except CancelledError:
+            return True
     return False
 
 
@@ -351,7 +352,7 @@ def test_a_newcomer_that_dies_on_the_way_is_named_and_training_goes_on(fresh_lab
     run = fresh_lab.deploy(plan_of(model, "ab"), model).wait()
     handle = run.fit(make_data(), epochs=FOREVER)
     switching, go_on = in_the_middle(run, plan_of(model, "abc"))
-    fresh_lab._lab.agents.kill(C)
+    memory_of(fresh_lab).kill(C)
     go_on.set()
     with pytest.raises(DeviceGone, match=C):
         switching.wait()
@@ -418,7 +419,7 @@ def test_a_switch_for_requests_that_fails_leaves_the_old_plan_answering(fresh_la
     run = fresh_lab.deploy(plan_of(model, "ab", training=False), model).wait()
     x, _ = make_data()
     expected = run(x)
-    fresh_lab._lab.agents.kill(C)
+    memory_of(fresh_lab).kill(C)
     with pytest.raises(DeviceGone, match=C):
         run.switch(plan_of(model, "c", training=False)).wait()
     assert torch.equal(run(x), expected)

@@ -11,6 +11,7 @@ from tests.sdk.run.test_switching import FOREVER, in_the_middle, stop
 
 import potluck
 from potluck.records import Plan, Stage
+from potluck.testing.memory import memory_home
 
 torch = pytest.importorskip("torch")
 nn = torch.nn
@@ -103,7 +104,7 @@ SEEDS = range(24)
 @pytest.fixture(scope="module")
 def three():
     torch.set_num_threads(1)
-    with potluck.Home.local(3) as opened:
+    with memory_home(3) as opened:
         yield opened
 
 
