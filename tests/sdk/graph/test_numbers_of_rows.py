@@ -22,7 +22,13 @@ BOUNDED = {
 }
 
 
-@pytest.mark.parametrize("k", [2, ROWS - 1, ROWS, ROWS + 1, 10, 1000, 10**6])
+@pytest.mark.parametrize(
+    "k",
+    [
+        *(2, ROWS, ROWS + 1, 10**6),
+        *(pytest.param(k, marks=pytest.mark.long) for k in (ROWS - 1, 10, 1000)),
+    ],
+)
 @pytest.mark.parametrize("number", BOUNDED.values(), ids=BOUNDED)
 def test_a_number_of_rows_that_is_bounded_or_rounded_is_refused(number, k):
     def divided(y, t):

@@ -20,6 +20,7 @@ from potluck.testing.memory.network import HOME, MemoryNetwork
 from potluck_wire.limits import PORT
 
 AHEAD_S = 500.0  # how far the clock of each device is ahead of the one before it
+SETTLED_S = 1.0  # by then every device has been heard
 _FAULTS = logging.getLogger("potluck.faults")
 
 
@@ -181,7 +182,10 @@ def memory_home(devices: int | Sequence[Spec] = 2) -> Home:
     devices
         How many, called local-1, local-2, ... as those of `Home.local`, or their specs.
     """
-    return Home.over(MemoryLab(local_specs(devices) if isinstance(devices, int) else devices))
+    lab = MemoryLab(local_specs(devices) if isinstance(devices, int) else devices)
+    home = Home.over(lab)
+    lab.pass_time(SETTLED_S)
+    return home
 
 
 def _keys() -> Keys:
