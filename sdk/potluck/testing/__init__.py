@@ -1,4 +1,8 @@
-"""Peers that were taken over, for tests of agents, notebooks and whoever writes another of either.
+"""For tests of potluck, and of what is written for it: a home in memory, faults, and peers that
+were taken over.
+
+`memory` is a home without processes and sockets, in virtual time. `faults` ends devices, and says
+when; `inside` gives the parts behind a home and a run.
 
 `worker` plays a worker to a real agent, `agent` an agent to a real notebook; each has a table of
 what it does. The promise that both tables are held against: a worker ends itself and never its

@@ -9,6 +9,7 @@ from potluck.home import Home
 from potluck.lab.lab import Lab
 from potluck.sessions.events import Action, Event, Received, Send
 from potluck.sessions.local_agents import LocalAgents
+from potluck.testing.inside import lab_of, link_of
 from potluck.testing.memory import MemoryLab
 from potluck_wire.messages import Message
 
@@ -45,9 +46,10 @@ def agents_of(home: Home) -> LocalAgents:
     HomeError
         Its devices are no processes that this program has started.
     """
-    if not isinstance(home._lab, Lab):
+    lab = lab_of(home)
+    if not isinstance(lab, Lab):
         raise HomeError("its devices are no processes of this program.")
-    return home._lab.agents
+    return lab.agents
 
 
 def memory_of(home: Home) -> MemoryLab:
@@ -63,9 +65,10 @@ def memory_of(home: Home) -> MemoryLab:
     HomeError
         It is not in memory.
     """
-    if not isinstance(home._lab, MemoryLab):
+    lab = lab_of(home)
+    if not isinstance(lab, MemoryLab):
         raise HomeError("it is not in memory.")
-    return home._lab
+    return lab
 
 
 @contextmanager
@@ -89,7 +92,7 @@ def at(home: Home, moment: Moment, strike: Callable[[], None], *, after: int = 0
     try:
         yield
     finally:
-        home._link.watch(None)
+        link_of(home).watch(None)
 
 
 def watch(home: Home, moment: Moment, strike: Callable[[], None], *, after: int = 0) -> None:
@@ -118,9 +121,9 @@ def watch(home: Home, moment: Moment, strike: Callable[[], None], *, after: int 
             left = -1
             strike()
 
-    home._link.watch(told)
+    link_of(home).watch(told)
 
 
 def end_watch(home: Home) -> None:
     """Nobody watches this home any more."""
-    home._link.watch(None)
+    link_of(home).watch(None)

@@ -15,6 +15,8 @@ import potluck
 from potluck.lab.namespaces import Namespaces, missing
 from potluck.lab.scenario import Bandwidth, Crash, Flow, Freeze, Join, Load, Loss
 from potluck.records import Stage
+from potluck.testing.faults import agents_of
+from potluck.testing.inside import lab_of
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing() or "possible")
 torch = pytest.importorskip("torch")
@@ -107,7 +109,7 @@ def lab(tmp_path_factory):
     torch.set_num_threads(1)
     path = write_home(tmp_path_factory.mktemp("lab"), devices=("one", "two"), memory=128 * 2**20)
     with potluck.Home.lab(path, time_scale=100, links="namespaces") as home:
-        interface = own_interface(home._lab.links)
+        interface = own_interface(lab_of(home).links)
         yield home
     assert interface not in interfaces()
 
@@ -143,10 +145,10 @@ def test_training_in_a_lab_equals_one_machine(lab, model):
     assert lab.devices["one"].capability["emulated"]["slowdown"] == 1
     profile = lab.profile(model, rows=(1, 4, 8)).wait()
     assert profile.network.bandwidth("one", "two") == pytest.approx(AIR_BYTES_PER_S / 2 / 100)
-    before = crossed_bytes(lab._lab.links, "air")
+    before = crossed_bytes(lab_of(lab).links, "air")
     run = lab.deploy(make_plan(model, profile), model, optimizer=potluck.SGD(lr=0.1)).wait()
     run.fit(make_data()).wait()
-    assert crossed_bytes(lab._lab.links, "air") > before
+    assert crossed_bytes(lab_of(lab).links, "air") > before
     trace = run.trace
     assert all(
         trace.peak_bytes[name] <= lab.devices[name].capability["memory_bytes"]
@@ -185,7 +187,7 @@ def test_who_needs_more_than_the_memory_of_its_device_ends_with_its_name_and_nob
             Stage(start=1, stop=n_layers, devices=("two",), shares=(32,)),
         ),
     )
-    pids = [agent.pid for agent in lab._lab.started]
+    pids = [agent.pid for agent in lab_of(lab).started]
     run = lab.deploy(plan, model).wait()
     with pytest.raises(
         potluck.errors.OutOfMemory, match=r"two: .*may use 128\.0 MiB\. Give it fewer"
@@ -193,11 +195,12 @@ def test_who_needs_more_than_the_memory_of_its_device_ends_with_its_name_and_nob
         run(x)
     assert (caught.value.device, caught.value.facts["available_bytes"]) == ("two", 128 * 2**20)
     assert lab.devices.need() == ("one", "two")
-    assert [agent.pid for agent in lab._lab.started if lab._lab.agents.is_there(agent.name)] == pids
+    there = agents_of(lab)
+    assert [agent.pid for agent in there.agents if there.is_there(agent.name)] == pids
 
 
 def wait_for_script(home):
-    director = home._lab.director
+    director = lab_of(home).director
     assert director.wait(PATIENCE_S)
     assert [each for each in director.happened if each.failure] == []
 
@@ -212,9 +215,9 @@ def test_links_change_as_the_script_says(lab):
         ]
     )
     wait_for_script(lab)
-    before = crossed_bytes(lab._lab.links, "air")
-    assert lab._lab.links._flows[-1].wait(PATIENCE_S) == 0
-    assert crossed_bytes(lab._lab.links, "air") > before
+    before = crossed_bytes(lab_of(lab).links, "air")
+    assert lab_of(lab).links._flows[-1].wait(PATIENCE_S) == 0
+    assert crossed_bytes(lab_of(lab).links, "air") > before
     lab.play([Loss(at_s=0, medium="air", loss_frac=0.0)] * len(lossy))
     wait_for_script(lab)
 

@@ -15,6 +15,7 @@ from potluck.offload.split_table import SplitCase
 from potluck.profile.measure import device_of
 from potluck.profile.network import network_of
 from potluck.records import Inference, LayerCost, Problem
+from potluck.testing.inside import link_of
 
 TOLERANCE = 1e-5  # relative to the largest; kernels for other sizes may sum in another order
 BANDWIDTHS = (0.0, 3e5, 3e6, 1e8)
@@ -58,7 +59,7 @@ def case(home, net, x, slow_s=1e-3, fast_s=2e-4, **more):
 
 def fast_of(home, net, x, **more):
     return AcceleratedModel(
-        home._link, home.devices, case(home, net, x, **more), tuple, None, Task()
+        link_of(home), home.devices, case(home, net, x, **more), tuple, None, Task()
     )
 
 

@@ -18,6 +18,7 @@ from potluck.offload.accelerate import accelerate
 from potluck.offload.accelerated import AcceleratedModel
 from potluck.offload.plan.baselines import WAYS
 from potluck.profile.measure import FLOOR_BYTES
+from potluck.testing.inside import link_of
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.usefixtures("nobody_asks")
@@ -192,7 +193,7 @@ def test_under_a_deadline_the_device_spends_fewer_joules(home, monkeypatch):
     soon = replace(known, problem=replace(known.problem, devices=(powered, helper)))
     fastest = soon.search()[-1][1]
     thrifty = replace(soon, deadline_s=2 * fastest.latency_s)
-    with AcceleratedModel(home._link, home.devices, thrifty, tuple, None, Task()) as fast:
+    with AcceleratedModel(link_of(home), home.devices, thrifty, tuple, None, Task()) as fast:
         fast.bytes_per_s = 1e8
         check(fast(x), expected)
         split = fast.table.at(1e8).split

@@ -21,6 +21,7 @@ from potluck.offload.plan.documents import found_document
 from potluck.offload.plan.search_spec import SearchSpec
 from potluck.offload.table_search import TableSearch
 from potluck.run.device_group import DeviceGroup
+from potluck.testing.inside import link_of
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.usefixtures("nobody_asks")
@@ -86,7 +87,7 @@ def test_the_first_requests_have_some_splits_until_a_process_has_found_all(home,
     others.enter_context(alone(tmp_path))  # a search waits for those of others
     with (
         others,
-        AcceleratedModel(home._link, home.devices, known, tuple, None, Task(), store) as fast,
+        AcceleratedModel(link_of(home), home.devices, known, tuple, None, Task(), store) as fast,
     ):
         first = fast.table
         assert "8 bandwidths so far" in repr(fast)
@@ -116,7 +117,7 @@ def test_planning_stops_where_it_is_cancelled_before_anything_is_loaded(home, mo
     task.cancel()
     monkeypatch.setattr(DeviceGroup, "prepare", lambda *_: pytest.fail("it was loaded"))
     with pytest.raises(CancelledError):
-        AcceleratedModel(home._link, home.devices, case(home, net, x), tuple, None, task)
+        AcceleratedModel(link_of(home), home.devices, case(home, net, x), tuple, None, task)
 
 
 def test_a_search_that_is_ended_in_the_middle_leaves_nothing_and_a_second_waits_for_the_first(

@@ -8,6 +8,7 @@ from tests.sdk.run.conftest import make_model
 import potluck
 from potluck.profile.measure import by_host, profile
 from potluck.profile.store import Store
+from potluck.testing.inside import link_of
 
 torch = pytest.importorskip("torch")
 
@@ -65,7 +66,7 @@ def test_the_second_time_nothing_is_measured(home, tmp_path):
     def once(**more):
         task = Counted()
         found = profile(
-            home._link,
+            link_of(home),
             home.devices,
             model,
             task,

@@ -19,6 +19,7 @@ from tests.timeouts import PATIENCE_S
 import potluck
 from potluck.records import Plan, Stage
 from potluck.schedule import policies
+from potluck.testing.inside import engine_of
 from potluck.testing.memory import memory_home
 
 torch = pytest.importorskip("torch")
@@ -218,7 +219,7 @@ def steps_over_a_switch(run, subject, plan):
 
     for step in range(STEPS):
         if plan is not None and step == SWITCHED_AFTER:
-            with run._engine.boundary():  # so that it cannot open before we listen
+            with engine_of(run).boundary():  # so that it cannot open before we listen
                 switching = run.switch(plan)
                 switching.listen(watch)
             switching.on_done(lambda handle: opened.set())
@@ -272,5 +273,5 @@ def test_each_request_is_answered_once(trio, subject, policy, pattern, switch):
         over.set()
         for future in asking:
             future.result()
-    assert run._engine.n_requests == sum(asked)
+    assert engine_of(run).n_requests == sum(asked)
     run.close()

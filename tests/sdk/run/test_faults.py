@@ -40,6 +40,7 @@ from tests.timeouts import PATIENCE_S
 from potluck.errors import DeviceGone, PotluckError, Refused, WorkerFailed
 from potluck.lab.namespaces import missing
 from potluck.testing.faults import agents_of
+from potluck.testing.inside import engine_of
 
 torch = pytest.importorskip("torch")
 SPACES = pytest.mark.skipif(bool(missing()), reason=missing() or "possible")
@@ -167,7 +168,7 @@ def test_killed_in_training_and_its_switch(home, model, moment, device, whom, af
     with strike, closing(home.deploy(plan_of(model, OLD), model).wait()) as run:
         at_work = run.fit(make_data(), epochs=FOREVER)
         error = error_of(lambda: run.switch(plan_of(model, NEW)).wait())
-        assert error is None or run.plan == plan_of(model, OLD) or run._engine.failed
+        assert error is None or run.plan == plan_of(model, OLD) or engine_of(run).failed
         if error is not None:
             check_named(error, device)
         if device in run.plan.devices:
@@ -233,7 +234,7 @@ def test_killed_while_requests_are_answered(home, model, moment, device, whom, a
                 check_named(end, device)
         else:
             assert ends == [None, None]
-            assert run._engine.n_requests == len(answered)
+            assert engine_of(run).n_requests == len(answered)
     check_usable(home, model)
 
 

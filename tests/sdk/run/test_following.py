@@ -10,6 +10,7 @@ import pytest
 from tests.sdk.run.conftest import make_data, make_model, make_plan
 
 from potluck.run.migration import PlanMigration
+from potluck.testing.inside import engine_of
 
 A, B = "local-1", "local-2"
 
@@ -41,8 +42,8 @@ def crossing(home, monkeypatch):
     """On the way from one device to another, with shadows that take no step yet."""
     _, model = make_model("mlp")
     run = home.deploy(make_plan(model, ((A,), (4,)), micro_batch=4), model).wait()
-    crossing = PlanMigration(run._engine, make_plan(model, ((B,), (4,)), micro_batch=4))
-    monkeypatch.setattr(run._engine.group, "execute", lambda *_, **__: Future())
+    crossing = PlanMigration(engine_of(run), make_plan(model, ((B,), (4,)), micro_batch=4))
+    monkeypatch.setattr(engine_of(run).group, "execute", lambda *_, **__: Future())
     monkeypatch.setattr(crossing, "_most_behind", lambda _: sys.maxsize)
     yield crossing
     run.close()

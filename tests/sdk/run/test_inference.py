@@ -7,6 +7,7 @@ from tests.sdk.run.conftest import make_data, make_model, make_plan
 
 import potluck
 from potluck.errors import RequestFailed
+from potluck.testing.inside import engine_of
 
 torch = pytest.importorskip("torch")
 A, B = "local-1", "local-2"
@@ -77,5 +78,5 @@ def test_a_request_that_fails_ends_alone_and_the_others_are_answered(home, order
 
     with ThreadPoolExecutor(4) as pool:
         assert all(pool.map(ask, range(24)))
-    assert run._engine.failed is None
+    assert engine_of(run).failed is None
     run.close()

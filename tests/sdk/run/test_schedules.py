@@ -11,6 +11,7 @@ from tests.sdk.run.conftest import make_data, make_model, make_plan, train_alone
 
 import potluck
 from potluck.records import Medium, Network, Path
+from potluck.testing.inside import engine_of
 
 torch = pytest.importorskip("torch")
 
@@ -91,14 +92,14 @@ def test_transfers_that_take_turns_change_when_and_not_what(home, deep, alone):
     home._profiles[model.signature] = replace(profile, network=Network(media=(air,), paths=paths))
     plan = make_plan(model, *STAGES, micro_batch=4, n_micro_batches=4)
     run = home.deploy(plan, model, order_transfers=True).wait()
-    assert run._engine.edition.compiled["train"].together
+    assert engine_of(run).edition.compiled["train"].together
     history = run.fit(make_data("mlp", 16), epochs=10).wait()
     losses, _ = alone
     assert history.losses == pytest.approx(losses, rel=1e-6, abs=TOLERANCE)
     run.close()
     last_s = max(
         s
-        for program in run._engine.edition.compiled["train"].programs.values()
+        for program in engine_of(run).edition.compiled["train"].programs.values()
         for s in program.release_s
     )
     # however fast these agents are, no step can be over before its last release

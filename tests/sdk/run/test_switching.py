@@ -15,6 +15,7 @@ from potluck.errors import DeviceGone, OutOfMemory, PlanError
 from potluck.handle import CancelledError
 from potluck.sessions.agent_specs import Spec
 from potluck.testing.faults import at, memory_of
+from potluck.testing.inside import engine_of, runs_of
 from potluck.testing.memory import memory_home
 
 torch = pytest.importorskip("torch")
@@ -52,7 +53,7 @@ def one_lab():
 def lab(one_lab):
     """What a test that failed has left there would take memory from the next."""
     yield one_lab
-    for run in list(one_lab._runs):
+    for run in runs_of(one_lab):
         if run.is_open:
             run.close()
 
@@ -135,7 +136,7 @@ def check_equal(run, tolerance=0.0, norm=True):
     """Losses, weights and moments are those of one machine after as many steps."""
     losses, weights, moments = alone(run.step, norm)
     assert run.history.losses == pytest.approx(losses, rel=0, abs=tolerance)
-    state, own = run.state_dict(), run._engine.pull(moments=True)
+    state, own = run.state_dict(), engine_of(run).pull(moments=True)
     assert (
         max((state[name] - tensor).abs().max().item() for name, tensor in weights.items())
         <= tolerance
@@ -227,7 +228,7 @@ def in_the_middle(run, plan):
             reached.set()
             go_on.wait(PATIENCE_S)
 
-    with run._engine.boundary():  # so that it is not there before we listen
+    with engine_of(run).boundary():  # so that it is not there before we listen
         switching = run.switch(plan)
         switching.listen(stay)
     switching.on_done(lambda handle: reached.set())
@@ -279,7 +280,7 @@ def cancelled_at(lab, moment, after, run, plan):
     """A switch that is cancelled when the notebook says what it says at that moment."""
     switching = []
     with at(lab, moment, lambda: switching[0].cancel(), after=after):
-        with run._engine.boundary():  # nothing begins before the handle is known
+        with engine_of(run).boundary():  # nothing begins before the handle is known
             switching.append(run.switch(plan))
         try:
             switching[0].wait()
@@ -378,7 +379,7 @@ def test_too_little_memory_for_both_plans_is_told_and_the_old_one_goes_on(lab, m
 
 def test_memory_is_asked_for_both_plans_while_they_overlap(lab, model):
     run = lab.deploy(plan_of(model, "ab"), model).wait()
-    engine = run._engine
+    engine = engine_of(run)
     from potluck.run.migration import PlanMigration
 
     crossing, held = PlanMigration(engine, plan_of(model, "abc")), engine.edition.held_bytes
@@ -410,7 +411,7 @@ def test_every_request_during_switches_over_slow_links_is_answered_once(lab, mod
         over.set()
         for future in asking:
             future.result()
-    assert run._engine.n_requests == sum(sent)
+    assert engine_of(run).n_requests == sum(sent)
     assert run.plan == plan_of(model, names[-1], training=False)
     run.close()
 

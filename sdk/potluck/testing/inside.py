@@ -1,0 +1,44 @@
+"""The parts behind a home and a run, for tests that look at them or replace one.
+
+What they are is in `sdk/ARCHITECTURE.md`; they may change with any version.
+"""
+
+from potluck.errors import HomeError
+from potluck.home import Home
+from potluck.lab.lab import Playground
+from potluck.run.engine import Engine
+from potluck.run.run import Run
+from potluck.sessions.link import Link
+
+
+def link_of(home: Home) -> Link:
+    """What a home asks its devices through."""
+    return home._link
+
+
+def lab_of(home: Home) -> Playground:
+    """What the devices of a home on this machine are in.
+
+    Parameters
+    ----------
+    home
+        From `Home.local`, `Home.lab` or `memory_home`.
+
+    Raises
+    ------
+    HomeError
+        They are real ones.
+    """
+    if home._lab is None:
+        raise HomeError("its devices are real ones.")
+    return home._lab
+
+
+def runs_of(home: Home) -> tuple[Run, ...]:
+    """The runs of a home that somebody still holds."""
+    return tuple(home._runs)
+
+
+def engine_of(run: Run) -> Engine:
+    """What carries out the steps of a run."""
+    return run._engine
