@@ -29,6 +29,23 @@ def trained(home, *stages):
     return losses, state
 
 
+def test_it_switches_as_processes_do_to_the_bit(home, process_home):
+    found = []
+    for each in (home, process_home):
+        run = deployed(each)
+        x, y = make_data("mlp", 16)
+        run.fit((x, y)).wait()
+        run.switch(make_plan(make_model("mlp")[1], ((B,), (4,)), micro_batch=4, n_micro_batches=2))
+        run.fit((x, y), epochs=2).wait()
+        with torch.no_grad():
+            found.append((run.history.losses, run(x), run.state_dict()))
+        run.close()
+    (losses, out, state), (expected, expected_out, weights) = found
+    assert losses == expected
+    assert torch.equal(out, expected_out)
+    assert all(torch.equal(state[name], weights[name]) for name in weights)
+
+
 @pytest.mark.parametrize("stages", [STAGES, (((A, B), (3, 1)),)], ids=["pipeline", "replicas"])
 def test_it_computes_what_processes_compute_to_the_bit(home, process_home, stages):
     (losses, state), (expected, weights) = trained(home, *stages), trained(process_home, *stages)
