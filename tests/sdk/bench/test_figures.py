@@ -105,9 +105,10 @@ DIFFERENCES = (
     "gap_",
 )
 
-# A minute or more. What they do has tests of its own: tests/sdk/run/test_comparison.py compares,
-# tests/sdk/planning/test_large.py plans for 24 and 64 devices.
-IN_LONG = ("split", "fidelity", "planning_time")
+# Long. What they do has tests of its own: tests/sdk/run/test_comparison.py compares, sdk/planning
+# has rivals (test_small_homes.py) and homes of 24 and 64 devices (test_large.py); "digits" measures
+# plans on real agents, too.
+IN_LONG = ("split", "fidelity", "planning_time", "planners", "pipeline")
 
 
 @pytest.mark.slow
