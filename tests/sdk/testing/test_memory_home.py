@@ -31,12 +31,16 @@ def trained(home, *stages):
 
 def test_it_switches_as_processes_do_to_the_bit(home, process_home):
     found = []
+    _, model = make_model("mlp")
+    other = make_plan(model, ((B,), (4,)), micro_batch=4, n_micro_batches=2)
     for each in (home, process_home):
         run = deployed(each)
         x, y = make_data("mlp", 16)
         run.fit((x, y)).wait()
-        run.switch(make_plan(make_model("mlp")[1], ((B,), (4,)), micro_batch=4, n_micro_batches=2))
+        switching = run.switch(other)
         run.fit((x, y), epochs=2).wait()
+        switching.wait()
+        run.fit((x, y)).wait()
         with torch.no_grad():
             found.append((run.history.losses, run(x), run.state_dict()))
         run.close()
