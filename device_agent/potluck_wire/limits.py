@@ -65,8 +65,11 @@ MAX_BEHIND_BYTES = 2 * MAX_MESSAGE_BYTES
 
 # silent connections are dropped after it (default 30 s: 500 of them held 500 files)
 HANDSHAKE_S = 2.0
-# frames queued per peer; the default of 1,000 cost the sender 1 GiB at 1 MiB frames
-HIGH_WATER_MARK = 16
+# whole messages of one connection that wait to be read; the default is 1,000
+HIGH_WATER_MARK = 64
+# Came and was not read yet, whole or not: of all connections of an agent together (and one window
+# for each member), or of one device at a notebook. Looked at every 0.2 s at least.
+MAX_UNREAD_BYTES = 2 * MAX_MESSAGE_BYTES
 MAX_HALF_OPEN = 10  # pairing connections waiting their turn
 
 # --- liveness -------------------------------------------------------------------------------------

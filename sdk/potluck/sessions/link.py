@@ -44,9 +44,9 @@ from potluck.sessions.events import (
     UplinkProbe,
 )
 from potluck.sessions.resolving import UNKNOWN, Resolver
-from potluck_wire.errors import WireError
+from potluck_wire.errors import WireCode, WireError
 from potluck_wire.frames import decode, encode
-from potluck_wire.limits import MAX_FRAME_BYTES
+from potluck_wire.limits import MAX_FRAME_BYTES, MAX_UNREAD_BYTES
 from potluck_wire.messages import Channel, Goodbye
 
 TICK_S = 0.1
@@ -175,6 +175,7 @@ class Link:
                 if time.monotonic() >= next_tick_s:
                     next_tick_s = time.monotonic() + TICK_S
                     self._connect_waiting()
+                    self._end_floods()
                     self._feed(Tick())
                     self._flush()
         finally:
@@ -237,14 +238,12 @@ class Link:
                 if is_monitor:
                     self._watch(device, channel, recv_monitor_message(source, zmq.DONTWAIT))
                     continue
-                frames = source.recv_multipart(zmq.DONTWAIT, copy=channel is not Channel.DATA)
+                frames = self._connections[device].read(channel)
             except zmq.Again:
                 return
             n_bytes += sum(map(len, frames))
             try:
-                message, buffers = decode(
-                    [getattr(frame, "buffer", frame) for frame in frames], channel
-                )
+                message, buffers = decode(frames, channel)
             except WireError as error:
                 self._feed(Lost(device=device, error=failures.broke(device, error)))
                 return
@@ -255,12 +254,22 @@ class Link:
                 return
             self._feed(Received(device=device, message=message, buffers=buffers))
 
+    def _end_floods(self) -> None:
+        """Part from devices that send more than is read of them, and no whole message perhaps."""
+        for device, connection in tuple(self._connections.items()):
+            if (unread_bytes := connection.unread_bytes()) > MAX_UNREAD_BYTES:
+                text = f"{unread_bytes} bytes are unread, at most {MAX_UNREAD_BYTES}"
+                error = WireError(WireCode.SIZE, text)
+                self._feed(Lost(device=device, error=failures.broke(device, error)))
+
     def _watch(self, device: str, channel: Channel, seen: dict[str, Any]) -> None:
         connection, happened = self._connections[device], seen["event"]
         address = str(connection.wanted.address)
         error: PotluckError | None = None
         if happened == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             connection.trusted = True
+        elif happened == zmq.EVENT_CONNECTED:
+            connection.inflows[channel].opened(seen["value"])
         elif happened == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
             error = failures.not_paired(device)
         elif happened & _NOT_CURVE and not connection.trusted:
