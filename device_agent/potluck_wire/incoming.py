@@ -30,7 +30,8 @@ class MessageReader:
     """The messages of one socket, one after the other.
 
     Of one that is too long only the beginning is kept, and that is too long for `frames.decode`,
-    too. The rest is passed over, a part at each call: whoever reads looks at the others in between.
+    too. The rest is passed over, a part at each call: whoever reads looks at the others in between,
+    and ends the connection of one of whom so much is still to come.
 
     Parameters
     ----------
@@ -59,17 +60,14 @@ class MessageReader:
         n_bytes = 0
         while frames[-1].more:
             if len(frames) > self._most_frames or n_bytes > MAX_MESSAGE_BYTES + MAX_FRAME_BYTES:
-                self.skipping = True
+                self._skip(receive)
                 break
             frames.append(receive())
             n_bytes += len(frames[-1])
         return frames
 
     def _skip(self, receive: Callable[[], Any]) -> None:
-        for _ in range(SKIPPED_AT_ONCE):
-            if not receive().more:
-                self.skipping = False
-                return
+        self.skipping = all(receive().more for _ in range(SKIPPED_AT_ONCE))
 
 
 class Unread:

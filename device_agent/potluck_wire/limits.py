@@ -39,6 +39,8 @@ MAX_DIMENSIONS = 16
 MAX_VALUE_BYTES = 4096 * MIB  # one tensor: a billion float32 numbers; more is sent in slices
 # a 4 MiB frame never arrives on an 8 Mbit/s link with 1.5 s heartbeats; 1 MiB still does
 CHUNK_BYTES = 256 * KIB
+# of a value of several: each costs a message, and every fourth one of credit
+MIN_CHUNK_BYTES = 16 * KIB
 # where a link carries it in 20 ms: each chunk costs either end 0.2 ms, however large
 MAX_CHUNK_BYTES = 2 * MIB
 # sent and not yet credited, per peer: of two, a fast link stood still until credit came

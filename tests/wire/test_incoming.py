@@ -59,7 +59,7 @@ def test_no_call_takes_or_keeps_more_than_a_message_may_have(messages, channel, 
     while source:
         before = source.n_asked
         frames = reader.read(source)
-        assert source.n_asked - before <= max(SKIPPED_AT_ONCE, most + 1)
+        assert source.n_asked - before <= SKIPPED_AT_ONCE + most + 1
         assert len(frames) <= most + 1
         assert sum(map(len, frames)) <= MAX_MESSAGE_BYTES + 3 * MAX_BUFFER_BYTES
         if frames:
@@ -77,12 +77,12 @@ def test_what_is_kept_of_a_message_that_is_too_long_is_no_message(channel, nbyte
     """However right its header is."""
     reader = MessageReader(channel)
     kept = reader.read(Source([10] + [nbytes] * 1_000))
-    assert reader.skipping
+    assert not reader.skipping  # so little more is passed over at once
     zeros = memoryview(bytes(nbytes))
     for number, entry in MESSAGES.items():
         if entry.channel is channel:
             header = encode(entry.type(), [b""] * entry.buffers[0])[0]
-            with pytest.raises(WireError, match="buffers|bytes in one message"):
+            with pytest.raises(WireError, match=r"buffers|bytes in one message"):
                 decode([header, *([zeros] * (len(kept) - 1))], channel), number
 
 

@@ -192,7 +192,8 @@ class EventLoop:
         sockets = self._sockets
         for channel, monitor in tuple(sockets.monitors.items()):
             if monitor in ready:
-                self._inflow.watch(sockets.routers[channel], recv_monitor_message(monitor))
+                event: Any = recv_monitor_message(monitor)
+                self._inflow.watch(sockets.routers[channel], event)
         for channel in (Channel.PULSE, Channel.CONTROL):
             if sockets.routers[channel] in ready:
                 self._read_router(channel)
