@@ -12,7 +12,7 @@ from typing import Any
 from potluck_wire.limits import MAX_FRAME_BYTES, MAX_MESSAGE_BYTES, MIB
 from potluck_wire.messages import MESSAGES, Channel
 
-SKIPPED_AT_ONCE = 2048  # frames; each takes some 4 microseconds
+SKIPPED_AT_ONCE = 512  # frames; each takes some 4 microseconds
 # The system's account of a connection (Linux, `struct tcp_info`): where its received bytes stand.
 TCP_INFO_BYTES, _RECEIVED_AT = 256, 128
 # What CURVE adds to a frame, and ZMTP to that: a length of one byte or of eight, behind the flags.

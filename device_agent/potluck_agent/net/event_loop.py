@@ -300,7 +300,8 @@ class EventLoop:
     # --- messages in ------------------------------------------------------------------------------
 
     def _read_router(self, channel: Channel) -> None:
-        router, reader, n_bytes = self._sockets.routers[channel], self._readers[channel], 0
+        router, reader = self._sockets.routers[channel], self._readers[channel]
+        n_bytes = 0
         for _ in range(AT_ONCE[channel]):
             was_skipping = reader.skipping
             route, *frames = receive(router, reader) or [None]
@@ -310,7 +311,7 @@ class EventLoop:
                 self._take(channel, route.bytes, frames)
             if reader.skipping and not was_skipping:  # whoever sends so much is cut off
                 self._inflow.cut(router, frames[0].get(SOURCE))
-            if was_skipping:
+            if was_skipping or reader.skipping:
                 return
             reopened = self._sockets.routers.get(channel) is not router
             is_enough = channel is Channel.CONTROL and n_bytes > BYTES_AT_ONCE

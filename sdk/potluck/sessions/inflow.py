@@ -21,7 +21,8 @@ class Inflow:
 
     def opened(self, descriptor: int) -> None:
         """The socket has a new connection."""
-        self._descriptor, self._peer, self._unread = descriptor, None, Unread()
+        self._descriptor, self._unread = descriptor, Unread()
+        self._peer = None
         with suppress(OSError), self._borrowed() as tcp:
             self._peer = tcp.getpeername()
 

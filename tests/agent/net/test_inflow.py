@@ -35,7 +35,8 @@ class Served:
 
     def client(self) -> Any:
         dealer = self.context.socket(zmq.DEALER)
-        dealer.linger, dealer.curve_serverkey = 0, self.key
+        dealer.linger = dealer.sndhwm = 0
+        dealer.curve_serverkey = self.key
         dealer.curve_publickey, dealer.curve_secretkey = zmq.curve_keypair()
         dealer.connect(f"tcp://127.0.0.1:{self.port}")
         return dealer

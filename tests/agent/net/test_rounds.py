@@ -32,8 +32,10 @@ class Router:
     """A socket with many messages, each of some frames behind its route."""
 
     def __init__(self, n_messages, nbytes, n_frames=1):
-        self.n_left, self._n_frames, self._at, self.n_given = n_messages, n_frames, 0, 0
-        self._route, self._last, self._other = Frame(b"route"), Frame(nbytes), Frame(nbytes)
+        self.n_left, self._n_frames = n_messages, n_frames
+        self.n_given = self._at = 0
+        self._route = Frame(b"route")
+        self._last, self._other = Frame(nbytes), Frame(nbytes)
         self._route.more = self._other.more = True
 
     def recv(self, flags, copy):

@@ -29,7 +29,8 @@ def context():
 def connected(context):
     """(an agent's data socket, our connection to it, the route back)."""
     agent, (key, secret) = context.socket(zmq.ROUTER), zmq.curve_keypair()
-    agent.linger, agent.curve_server, agent.curve_secretkey = 0, True, secret
+    agent.linger, agent.curve_server = 0, True
+    agent.curve_secretkey = secret
     address = Address(host="h", port=agent.bind_to_random_port("tcp://127.0.0.1") - DATA_OFFSET)
     public, secret = (part.decode() for part in zmq.curve_keypair())
     connection = Connection(Connect(device="d", address=address, key=key.decode()))
