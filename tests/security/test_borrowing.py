@@ -8,8 +8,10 @@ import pytest
 import torch
 from tests.agent.worker.worker_talk import begin
 
+from potluck_agent.worker.arrays import torch_arrays
+from potluck_agent.worker.loading import Loader
 from potluck_wire import segment
-from potluck_wire.graph import Buffer, Graph, Input, Node, Output, Parameter, Ref
+from potluck_wire.graph import Buffer, Graph, Input, Node, Output, Parameter, Ref, SegmentError
 from potluck_wire.messages import ComputeFailed, LoadSegment, SegmentLoaded
 
 ROWS, WIDTH = 8, 2
@@ -199,6 +201,12 @@ def test_a_segment_borrows_of_its_own_kind_alone(worker, lender, borrower):
         worker.expect(SegmentLoaded)
     else:
         assert "another kind" in worker.expect(ComputeFailed)[0].text
+
+
+def test_the_loader_itself_looks_at_the_kind_of_the_lender():
+    lender = type("Lender", (), {"kind": "onnx"})()
+    with pytest.raises(SegmentError, match="another kind"):
+        Loader({"torch": "2"}, torch_arrays).borrow("aten", giver(), lender)
 
 
 @pytest.mark.parametrize("lender", KINDS)

@@ -5,6 +5,7 @@ connection, and whoever shuts it down has ZeroMQ forget what was not whole.
 """
 
 import socket
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -18,7 +19,8 @@ from potluck_wire.incoming import TCP_INFO_BYTES, Unread, received_bytes
 OPENED = zmq.EVENT_ACCEPTED | zmq.EVENT_CONNECTED
 WATCHED = OPENED | zmq.EVENT_DISCONNECTED
 SOURCE = int(zmq.SRCFD)  # of a frame: which connection it came over
-_TCP_INFO = getattr(socket, "TCP_INFO", None)  # Linux alone has the one that is read here
+# others count elsewhere in it, or not at all
+_TCP_INFO = getattr(socket, "TCP_INFO", None) if sys.platform.startswith("linux") else None
 
 
 @dataclass(slots=True)

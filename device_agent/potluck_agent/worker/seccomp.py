@@ -41,12 +41,14 @@ SYSTEM = _names(
     delete_module acct quotactl sethostname setdomainname settimeofday clock_settime adjtimex
     clock_adjtime syslog bpf perf_event_open userfaultfd iopl ioperm add_key request_key keyctl"""
 )
-# Other processes: their memory, their signals, their place on the processor; children, programs
-# and sockets of its own.
+# Other processes: their memory, their signals, their place on the processor, what they share by a
+# name or number and who uses which file; children, programs and sockets of its own.
 PROCESSES = _names(
     """ptrace process_vm_readv process_vm_writev process_madvise process_mrelease pidfd_getfd
     pidfd_send_signal migrate_pages move_pages kcmp setpriority ioprio_set setsid setpgid fork vfork
-    execve execveat socket"""
+    execve execveat socket sched_setparam sched_setscheduler sched_setattr shmget shmat shmctl
+    semget semop semtimedop semctl msgget msgsnd msgrcv msgctl mq_open mq_unlink inotify_add_watch
+    fanotify_init"""
 )
 REFUSED = FILES + SYSTEM + PROCESSES
 # Told that they are not there, so that callers ask a call whose arguments can be looked at.
@@ -54,7 +56,7 @@ ABSENT_CALLS = _names("clone3 openat2 io_uring_setup io_uring_enter io_uring_reg
 # the process is the first argument
 TO_ITSELF = ("kill", "tkill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo")
 # the same; 0 is itself, too
-OF_ITSELF = _names("prlimit64 sched_setparam sched_setscheduler sched_setaffinity sched_setattr")
+OF_ITSELF = ("prlimit64", "sched_setaffinity")
 # call -> (which argument, values that are refused): who gets the signals of a socket, and which;
 # the end with the agent
 VALUES = {

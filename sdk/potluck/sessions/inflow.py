@@ -4,12 +4,14 @@ See `potluck_wire.incoming`.
 """
 
 import socket
+import sys
 from contextlib import suppress
 from typing import Any
 
 from potluck_wire.incoming import TCP_INFO_BYTES, Unread, received_bytes
 
-_TCP_INFO = getattr(socket, "TCP_INFO", None)  # Linux alone has the one that is read here
+# others count elsewhere in it, or not at all
+_TCP_INFO = getattr(socket, "TCP_INFO", None) if sys.platform.startswith("linux") else None
 
 
 class Inflow:

@@ -70,6 +70,9 @@ CHANGES = {
     "through a ring": lambda: number(425, 1, ctypes.create_string_buffer(256)),
     "by a newer call": lambda: number(437, -100, old.encode(), ctypes.create_string_buffer(24), 24),
 }
+def watch(path):
+    handle = libc.inotify_init()
+    call("inotify_add_watch", handle, path.encode(), 0xFFF)
 def write(path):
     os.close(os.open(path, os.O_WRONLY))
 PROCESSES = {
@@ -78,6 +81,14 @@ PROCESSES = {
     "its own, too": lambda: write("/proc/self/oom_score_adj"),
     "its processors": lambda: os.sched_setaffinity(agent, {0}),
     "its turn": lambda: os.sched_setscheduler(agent, os.SCHED_BATCH, os.sched_param(0)),
+    "a turn before all others": lambda: os.sched_setscheduler(
+        0, os.SCHED_FIFO, os.sched_param(1)
+    ),
+    "memory that outlives it": lambda: call("shmget", 0, 4096, 0o1600),
+    "semaphores": lambda: call("semget", 0, 1, 0o1600),
+    "a queue of messages": lambda: call("msgget", 0, 0o1600),
+    "a queue with a name": lambda: call("mq_open", b"/potluck-test", 0o100 | 2, 0o600, None),
+    "who uses which file": lambda: watch("/usr"),
     "its priority": lambda: os.setpriority(os.PRIO_PROCESS, agent, 5),
     "that of all of its user": lambda: os.setpriority(os.PRIO_USER, 0, 5),
     "a program": lambda: os.execv("/bin/true", ["true"]),
