@@ -72,6 +72,7 @@ TICK_S = 0.2
 BYTES_AT_ONCE = 512 * 1024
 # messages of one socket in one round
 AT_ONCE = {Channel.PULSE: 64, Channel.CONTROL: 16, Channel.DATA: 32}
+EVENTS_AT_ONCE = 256  # connections that came or went; strangers make a thousand a second
 
 _ZEROS = memoryview(bytes(MAX_CHUNK_BYTES))
 
@@ -190,10 +191,9 @@ class EventLoop:
     def _round(self, ready: Container[Any]) -> None:
         """Everything that has something to say gets its share, the urgent first."""
         sockets = self._sockets
-        for channel, monitor in tuple(sockets.monitors.items()):
+        for channel, monitor in sockets.monitors.items():
             if monitor in ready:
-                event: Any = recv_monitor_message(monitor)
-                self._inflow.watch(sockets.routers[channel], event)
+                self._read_monitor(sockets.routers[channel], monitor)
         for channel in (Channel.PULSE, Channel.CONTROL):
             if sockets.routers[channel] in ready:
                 self._read_router(channel)
@@ -207,6 +207,13 @@ class EventLoop:
             self._workplace.supply()
         self._links.serve(ready)
         self._reception.serve(ready)
+
+    def _read_monitor(self, router: Any, monitor: Any) -> None:
+        for _ in range(EVENTS_AT_ONCE):
+            event: Any = recv_monitor_message(monitor)
+            self._inflow.watch(router, event)
+            if not self._sources.has_message(monitor):
+                return
 
     def _tick(self, now_s: float) -> None:
         try:

@@ -154,12 +154,24 @@ class ServerSockets:
             # is left to it (6 MiB at most, as Linux comes): a smaller one slows far links down.
             router.rcvhwm = HIGH_WATER_MARK
             router.sndhwm = 0 if channel is Channel.DATA else SENT_AT_ONCE
-            self.monitors[channel] = router.get_monitor_socket(inflow.WATCHED)
+            self.monitors[channel] = self._monitor(channel, router)
             router.bind(endpoint(self.host, port))
         except zmq.ZMQError:
             self._close_router(channel, router)
             raise
         return router
+
+    def _monitor(self, channel: Channel, router: Socket) -> Socket:
+        """What tells of its connections; as `get_monitor_socket`, without a high-water mark.
+
+        ZeroMQ's thread would wait at it, and all connections with it.
+        """
+        address = f"inproc://connections-{channel.value}-{secrets.token_hex(8)}"
+        router.monitor(address, inflow.WATCHED)
+        monitor = self._context.socket(zmq.PAIR)
+        monitor.rcvhwm = monitor.linger = 0
+        monitor.connect(address)
+        return monitor
 
     def _close_router(self, channel: Channel, router: Socket) -> None:
         if (monitor := self.monitors.pop(channel, None)) is not None:
