@@ -15,8 +15,10 @@ from potluck_wire.messages import MESSAGES, Channel
 SKIPPED_AT_ONCE = 512  # frames; each takes some 4 microseconds
 # The system's account of a connection (Linux, `struct tcp_info`): where its received bytes stand.
 TCP_INFO_BYTES, _RECEIVED_AT = 256, 128
-# What CURVE adds to a frame, and ZMTP to that: a length of one byte or of eight, behind the flags.
-_CURVE_BYTES, _SHORT_BYTES, _LONG_BYTES, _LONGEST_SHORT = 33, 2, 9, 255
+# What CURVE adds to a frame (33 bytes), and ZMTP to that: flags, and a length of one byte up to 255
+# bytes, else of eight.
+_SHORT_BYTES, _LONG_BYTES = 33 + 2, 33 + 9
+_LONGEST_SHORT = 255 - 33
 # Heartbeats and handshakes are no messages: so much may be forgiven when a socket has been emptied.
 _FORGIVEN_BYTES = MIB
 
@@ -102,7 +104,7 @@ def wire_bytes(frames: Sequence[Any]) -> int:
     """Bytes that these frames took on an encrypted connection."""
     total = 0
     for frame in frames:
-        nbytes = len(frame) + _CURVE_BYTES
+        nbytes = len(frame)
         total += nbytes + (_SHORT_BYTES if nbytes <= _LONGEST_SHORT else _LONG_BYTES)
     return total
 
