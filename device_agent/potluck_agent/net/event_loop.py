@@ -224,7 +224,8 @@ class EventLoop:
         self._reception.tick(now_s)
         self._links.tick(now_s)
         most_bytes = MAX_UNREAD_BYTES + len(self._links) * WINDOW_BYTES
-        self._inflow.check(most_bytes, self._sources.is_empty)
+        if n_cut := self._inflow.check(most_bytes, self._sources.is_empty):
+            self._note(f"{n_cut} connections were cut: over {most_bytes} bytes of messages unread")
         self._workplace.listen()
         self._feed(Tick())
 

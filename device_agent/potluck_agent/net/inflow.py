@@ -28,6 +28,7 @@ class _Connection:
     peer: Any
     unread: Unread = field(default_factory=Unread)
     left_bytes: int = 0
+    is_known: bool = False  # a message came over it: no stranger
 
 
 class Inflow:
@@ -50,6 +51,7 @@ class Inflow:
         connection = self._connections.get((source, frames[-1].get(SOURCE)))
         if connection is not None:
             connection.unread.read(frames)
+            connection.is_known = True
 
     def forget(self, source: Any) -> None:
         """This socket is closed."""
@@ -66,7 +68,8 @@ class Inflow:
                 tcp.shutdown(socket.SHUT_RDWR)
 
     def check(self, most_bytes: int, is_empty: Callable[[Any], bool]) -> int:
-        """Cut the fullest connections until the others hold no more than `most_bytes` together.
+        """Cut the fullest connections, strangers first, until the others hold no more than
+        `most_bytes` together.
 
         `is_empty(socket)`: no whole message waits in it. Returns how many were cut.
         """
@@ -76,7 +79,9 @@ class Inflow:
             if is_empty(source):
                 connection.unread.settle(came_bytes)
         total_bytes, n_cut = sum(c.left_bytes for c in self._connections.values()), 0
-        fullest = sorted(self._connections.items(), key=lambda item: -item[1].left_bytes)
+        fullest = sorted(
+            self._connections.items(), key=lambda item: (item[1].is_known, -item[1].left_bytes)
+        )
         for key, connection in fullest:
             if total_bytes <= most_bytes:
                 break

@@ -181,12 +181,9 @@ class PeerConnections:
 
     def _read(self, link: PeerConnection) -> None:
         for _ in range(AT_ONCE):
-            frames = receive(link.socket, link.reader)
-            if link.reader.skipping:  # the rest of it goes with the connection
-                self._renew(link)
-                return
-            self._inflow.read(link.socket, frames)
             try:
+                frames = receive(link.socket, link.reader)
+                self._inflow.read(link.socket, frames)
                 message, buffers = decode([frame.bytes for frame in frames], Channel.DATA)
             except WireError:
                 pass
@@ -197,5 +194,8 @@ class PeerConnections:
                     FromPeer(Sender(link.member.key, MEMBER, link.member.name), message, buffers)
                 )
             closed = self._links.get(link.member.key) is not link
+            if link.reader.skipping and not closed:  # the rest of it goes with the connection
+                self._renew(link)
+                return
             if closed or not self._sources.has_message(link.socket):
                 return

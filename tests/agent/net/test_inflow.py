@@ -1,7 +1,9 @@
 """What ZeroMQ holds of a connection, as the agent sees it: exact, and with an end."""
 
+import socket
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from random import Random
 from typing import Any
 
@@ -115,6 +117,28 @@ def test_whole_messages_that_nobody_reads_count_too(served):
     for _ in range(2048):
         foe.send(PART, copy=False)
     served.until_cut()
+
+
+def test_strangers_in_their_handshakes_are_cut_before_those_who_are_known(served):
+    """However little each of them holds."""
+    honest = served.client()
+    honest.send(b"hello")
+    served.read()
+    for _ in range(6):
+        honest.send(PART)
+    # a client's greeting, and the beginning of a frame of its handshake
+    half = b"\xff" + bytes(8) + b"\x7f\x03\x01CURVE" + bytes(47) + b"\x06" + (7 * MIB).to_bytes(8)
+    with ExitStack() as stack:
+        for _ in range(6):
+            stranger = stack.enter_context(
+                socket.create_connection(("127.0.0.1", served.port), PATIENCE_S)
+            )
+            stranger.sendall(half + PART)
+        served.until_cut()
+        for _ in range(6):
+            assert served.read()[0].bytes == PART  # nobody known was cut
+        honest.send(b"again")
+        assert served.read()[0].bytes == b"again"
 
 
 def test_who_has_little_unread_is_not_cut(served):
