@@ -34,7 +34,7 @@ _READS_LITTLE = (
     + " nothing else"
 )
 _CHANGES_NONE = "none opened for writing, made, renamed or removed; no core"
-_GROWS_NONE = "none written to; its user's may be emptied, renamed or removed; no core"
+_GROWS_NONE = "none grows; its user's may be changed, renamed or removed; no core"
 
 
 def nowhere() -> int | str:
