@@ -323,7 +323,7 @@ ROWS: dict[str, Row] = {
             "agent/core/test_core_worker:test_a_worker_that_says_anything_but_what_is_due_is_silent "
             "test_a_worker_that_never_gets_ready_is_silent_whatever_else_it_says",
         ),
-        "other systems have no such filter; without Landlock it reads what its user may read, its "
+        "other systems and processors have no such filter; without Landlock it reads what its user may read, its "
         "agent's keys too",
     ),
     "S14": Row(
