@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, settings
 
 from potluck.sessions.local_agents import LocalAgents
 from potluck_agent import fault_log
+from potluck_wire import chunks
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -66,6 +67,14 @@ def no_faults(request):
     yield
     seen, _faults.seen = _faults.seen, []
     assert not seen or request.node.get_closest_marker("faults"), "\n".join(seen)
+
+
+@pytest.fixture(scope="module")
+def small_chunks():
+    """Values of a few bytes may come in several chunks: what is tested is the same, and quicker."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(chunks, "MIN_CHUNK_BYTES", 1)
+        yield
 
 
 def pytest_sessionfinish(session):

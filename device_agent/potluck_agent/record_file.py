@@ -7,10 +7,12 @@ pairing code.
 """
 
 import os
+import stat
 import struct
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from potluck_agent.errors import AgentError
 
@@ -93,28 +95,50 @@ def read(path: Path) -> Iterator[bytes]:
         the broken one.
     """
     try:
-        file = path.open("rb")
+        with _open(path) as file:
+            yield from _entries(path, file)
     except OSError as error:
         raise AgentError(f"{path} cannot be read: {error.strerror}.") from None
-    with file:
-        if file.read(len(FIRST_LINE)) != FIRST_LINE:
+    except ValueError as error:  # what cannot be the name of a file
+        raise AgentError(f"{str(path)!r} cannot be read: {error}.") from None
+
+
+def _open(path: Path) -> BinaryIO:
+    """An ordinary file of a size that a recording has: a pipe waits, a device never ends."""
+    # without waiting for somebody at a pipe's other end
+    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    file = open(handle, "rb")  # noqa: SIM115 - the caller's
+    found = os.fstat(handle)
+    if stat.S_ISREG(found.st_mode) and found.st_size <= MAX_FILE_BYTES:
+        return file
+    file.close()
+    if stat.S_ISREG(found.st_mode):
+        raise AgentError(
+            f"{path} is no recording: it has {found.st_size} bytes, at most {MAX_FILE_BYTES} are "
+            "recorded."
+        )
+    raise AgentError(f"{path} is no recording: it is no ordinary file.")
+
+
+def _entries(path: Path, file: BinaryIO) -> Iterator[bytes]:
+    if file.read(len(FIRST_LINE)) != FIRST_LINE:
+        raise AgentError(
+            f"{path} is no recording of this version: it does not begin with "
+            f"{FIRST_LINE.decode().strip()!r}. "
+            "Make one with: potluck agent start --record FILE."
+        )
+    while head := file.read(_HEAD.size):
+        at = file.tell() - len(head)
+        length, checksum = _HEAD.unpack(head) if len(head) == _HEAD.size else (0, 0)
+        if length > MAX_ENTRY_BYTES:
+            raise AgentError(f"{path} is corrupt at byte {at}: an entry of {length} bytes.")
+        data = file.read(length)
+        if len(head) < _HEAD.size or len(data) < length:
             raise AgentError(
-                f"{path} is no recording of this version: it does not begin with "
-                f"{FIRST_LINE.decode().strip()!r}. "
-                "Make one with: potluck agent start --record FILE."
+                f"{path} is cut off: its last entry begins at byte {at} and is not whole."
             )
-        while head := file.read(_HEAD.size):
-            at = file.tell() - len(head)
-            length, checksum = _HEAD.unpack(head) if len(head) == _HEAD.size else (0, 0)
-            if length > MAX_ENTRY_BYTES:
-                raise AgentError(f"{path} is corrupt at byte {at}: an entry of {length} bytes.")
-            data = file.read(length)
-            if len(head) < _HEAD.size or len(data) < length:
-                raise AgentError(
-                    f"{path} is cut off: its last entry begins at byte {at} and is not whole."
-                )
-            if zlib.crc32(data) != checksum:
-                raise AgentError(
-                    f"{path} is corrupt at byte {at}: the checksum of the entry does not fit."
-                )
-            yield data
+        if zlib.crc32(data) != checksum:
+            raise AgentError(
+                f"{path} is corrupt at byte {at}: the checksum of the entry does not fit."
+            )
+        yield data

@@ -13,6 +13,7 @@ from potluck_wire.limits import (
     MAX_ITEMS,
     MAX_VALUE_BYTES,
     MIB,
+    MIN_CHUNK_BYTES,
 )
 from potluck_wire.messages import Credit, Value
 from potluck_wire.tensors import nbytes as tensor_nbytes
@@ -51,6 +52,11 @@ def largest_chunk_bytes(nbytes: int) -> int:
     return min(MAX_CHUNK_BYTES, max(MIB, nbytes // PARTS))
 
 
+def least_chunk_bytes(nbytes: int) -> int:
+    """The smallest chunks that a value of `nbytes` may have: all of it, or worth a message each."""
+    return max(1, min(nbytes, MIN_CHUNK_BYTES))
+
+
 class Reassembler:
     """The receiver's side of one transfer. It holds no bytes: it says where each chunk belongs.
 
@@ -74,10 +80,12 @@ class Reassembler:
             raise WireError(
                 WireCode.SIZE, f"a value of {value.nbytes} bytes, at most {MAX_VALUE_BYTES}"
             )
-        if not 1 <= value.chunk_bytes <= MAX_CHUNK_BYTES:
+        least_bytes = least_chunk_bytes(value.nbytes)
+        if not least_bytes <= value.chunk_bytes <= MAX_CHUNK_BYTES:
             raise WireError(
                 WireCode.CHUNK,
-                f"chunks of {value.chunk_bytes} bytes, 1 to {MAX_CHUNK_BYTES} are possible",
+                f"chunks of {value.chunk_bytes} bytes, {least_bytes} to {MAX_CHUNK_BYTES} are "
+                f"possible for {value.nbytes}",
             )
         self.value = value
         self.received_bytes = self.credited_bytes = self._next = 0
@@ -187,7 +195,8 @@ class SendWindow:
     __slots__ = ("_next", "chunk_bytes", "credited_bytes", "done", "nbytes", "sent_bytes")
 
     def __init__(self, nbytes: int, chunk_bytes: int) -> None:
-        if not 0 <= nbytes <= MAX_VALUE_BYTES or not 1 <= chunk_bytes <= MAX_CHUNK_BYTES:
+        least_bytes = least_chunk_bytes(nbytes)
+        if not 0 <= nbytes <= MAX_VALUE_BYTES or not least_bytes <= chunk_bytes <= MAX_CHUNK_BYTES:
             raise WireError(
                 WireCode.CHUNK, f"cannot send {nbytes} bytes in chunks of {chunk_bytes}"
             )

@@ -39,6 +39,8 @@ MAX_DIMENSIONS = 16
 MAX_VALUE_BYTES = 4096 * MIB  # one tensor: a billion float32 numbers; more is sent in slices
 # a 4 MiB frame never arrives on an 8 Mbit/s link with 1.5 s heartbeats; 1 MiB still does
 CHUNK_BYTES = 256 * KIB
+# of a value of several: each costs a message, and every fourth one of credit
+MIN_CHUNK_BYTES = 16 * KIB
 # where a link carries it in 20 ms: each chunk costs either end 0.2 ms, however large
 MAX_CHUNK_BYTES = 2 * MIB
 # sent and not yet credited, per peer: of two, a fast link stood still until credit came
@@ -65,8 +67,11 @@ MAX_BEHIND_BYTES = 2 * MAX_MESSAGE_BYTES
 
 # silent connections are dropped after it (default 30 s: 500 of them held 500 files)
 HANDSHAKE_S = 2.0
-# frames queued per peer; the default of 1,000 cost the sender 1 GiB at 1 MiB frames
-HIGH_WATER_MARK = 16
+# whole messages of one connection that wait to be read; the default is 1,000
+HIGH_WATER_MARK = 64
+# Came and was not read yet, whole or not: of all connections of an agent together (and one window
+# for each member), or of one device at a notebook. Looked at every 0.2 s at least.
+MAX_UNREAD_BYTES = 2 * MAX_MESSAGE_BYTES
 MAX_HALF_OPEN = 10  # pairing connections waiting their turn
 
 # --- liveness -------------------------------------------------------------------------------------

@@ -168,6 +168,12 @@ FIELDS: dict[str, tuple[Callable[[Any], bool], str, Any, str]] = {
         None,
         "speed of copying tensors, measured",
     ),
+    "bounds": (
+        _is_texts,
+        "{name: what holds}",
+        {},
+        "what keeps the worker in its bounds here, see [Worker](#worker)",
+    ),
     "version": (_is_text, "a text", "", "of the protocol, as `major.minor`"),
     "max_value_bytes": (
         _or_none(_is_count),

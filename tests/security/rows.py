@@ -253,6 +253,9 @@ ROWS: dict[str, Row] = {
             "test_many_more_calls test_sizes_that_torch_does_not_check_are_refused_by_rule",
             "agent/worker/test_interpreter:test_refuses_to_make_what_no_memory_holds "
             "test_refuses_parameters_that_no_memory_holds",
+            "security/test_borrowing:test_a_buffer_of_indices_that_changes_before_backward "
+            "test_indices_that_another_segment_gave_out_and_changes_before_backward "
+            "test_a_segment_borrows_of_its_own_kind_alone",
         ),
         "what an operator takes for its own use in between is bounded by the worker's limit alone",
     ),
@@ -280,9 +283,9 @@ ROWS: dict[str, Row] = {
     ),
     "S12": Row(
         "a paired notebook asks for more than a busy worker gets done, or for one thing that leads "
-        "to thousands",
-        "it is refused as busy before memory grows without bound; the agent never goes deeper, and "
-        "looks at the others in between",
+        "to thousands, or sends a message without an end",
+        "it is refused as busy, or cut off, before memory grows without bound; the agent never "
+        "goes deeper, and looks at the others in between",
         tests_of(
             "agent/core/test_core_crowded:test_what_waits_behind_a_busy_worker_has_an_end "
             "test_what_waits_for_a_worker_that_is_only_starting_has_an_end_too "
@@ -294,22 +297,45 @@ ROWS: dict[str, Row] = {
             "test_values_that_wait_for_one_place_all_get_it "
             "test_executions_that_end_for_one_anothers_room_all_end",
             "agent/net/test_rounds:test_a_round_takes_few_messages_and_few_bytes_of_a_notebook "
-            "test_the_work_of_reading_a_plan_is_bounded_by_its_bytes",
+            "test_the_work_of_reading_a_plan_is_bounded_by_its_bytes "
+            "test_a_message_of_any_length_takes_a_few_frames_of_a_round_and_its_sender_is_cut",
+            "agent/net/test_inflow:test_a_message_without_an_end_ends_with_its_connection_and_the_others_stay "
+            "test_whole_messages_that_nobody_reads_count_too",
+            "wire/test_incoming:test_no_call_takes_or_keeps_more_than_a_message_may_have "
+            "test_one_message_that_never_ends_is_never_forgiven_much",
+            "wire/test_chunks:test_no_value_costs_more_messages_than_its_bytes_are_worth",
+            "security/test_strangers:test_s12_a_message_of_very_many_frames_takes_bounded_memory_and_nobodys_time",
         ),
-        "one plan of the largest size is read in one piece, about a second on a slow device",
+        "one plan of the largest size is read in one piece, about a second on a slow device; "
+        "messages without an end are bounded on Linux alone, to what PROTOCOL.md says",
     ),
     "S13": Row(
         "a worker that was taken over turns on its agent, or makes noise instead of answering",
-        "on Linux it sends no signal but to itself, changes no limit of another process and has no "
-        "children; only answers that are due count",
+        "on Linux it changes no file, sends no signal but to itself, touches no other process and "
+        "has no children and no sockets, also where root runs it; with Landlock it reads nothing "
+        "of people and services; only answers that are due count",
         tests_of(
+            "agent/worker/test_files_of_others:test_what_the_bounds_say_holds "
+            "test_without_a_filter_the_bounds_say_so",
             "agent/worker/test_seccomp:test_the_filter_refuses "
             "test_a_worker_that_was_taken_over_cannot_touch_its_agent "
             "test_every_thread_of_a_worker_at_work_is_filtered",
             "agent/core/test_core_worker:test_a_worker_that_says_anything_but_what_is_due_is_silent "
             "test_a_worker_that_never_gets_ready_is_silent_whatever_else_it_says",
         ),
-        "other systems have no such filter; the priority of its agent is not guarded",
+        "other systems and processors have no such filter; without Landlock it reads what its user may read, its "
+        "agent's keys too",
+    ),
+    "S14": Row(
+        "a recording that somebody made up",
+        "it is told, or is an error in one sentence; no file makes it wait or take memory",
+        tests_of(
+            "agent/test_hostile_recordings:test_whatever_is_in_a_recording_is_told_or_an_error_in_one_line "
+            "test_many_spoiled_recordings test_what_no_agent_records_is_an_error "
+            "test_settings_that_no_agent_has_are_an_error "
+            "test_what_a_recording_says_it_left_out_takes_no_memory test_a_line_has_an_end "
+            "test_what_is_no_ordinary_file_is_an_error_at_once"
+        ),
     ),
     "L1": Row(
         "load",

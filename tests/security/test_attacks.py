@@ -281,7 +281,7 @@ def test_a12_multicast_is_read_by_a_library_with_the_known_holes_mended():
 
 def test_a13_who_waits_at_the_door_takes_little():
     assert limits.HANDSHAKE_S <= 2.0
-    assert limits.HIGH_WATER_MARK <= 16
+    assert limits.HIGH_WATER_MARK <= 64
     assert limits.MAX_FRAME_BYTES <= 8 << 20
     assert limits.MAX_PAIRING_BYTES <= 1024
     assert limits.MAX_HALF_OPEN <= 10

@@ -295,6 +295,56 @@ guard(
     "tests/agent/worker/test_bounds.py",
 )
 guard(
+    "no file is opened for writing",
+    WORKER + "seccomp.py",
+    'BITS = {"open": (1, 0x243), "openat": (2, 0x243)}',
+    "BITS = {}",
+    "tests/agent/worker/test_files_of_others.py",
+)
+guard(
+    "files of people are not read",
+    WORKER + "limits.py",
+    "_READS_LITTLE if landlock.restrict() else _READS_ALL",
+    "_READS_LITTLE",
+    "tests/agent/worker/test_files_of_others.py",
+)
+guard(
+    "weights of another kind of segment",
+    WORKER + "loading.py",
+    'if getattr(lender, "kind", "aten") != kind:',
+    "if False:",
+    "tests/security/test_borrowing.py",
+)
+guard(
+    "the frames of a message",
+    WIRE + "incoming.py",
+    "if len(frames) > self._most_frames or n_bytes > MAX_MESSAGE_BYTES + MAX_FRAME_BYTES:",
+    "if False:",
+    "tests/wire/test_incoming.py",
+)
+guard(
+    "what waits of a connection",
+    AGENT + "net/inflow.py",
+    "if total_bytes <= most_bytes:",
+    "if True:",
+    "tests/agent/net/test_inflow.py",
+    "tests/security/test_strangers.py",
+)
+guard(
+    "the smallest chunks",
+    WIRE + "chunks.py",
+    "if not least_bytes <= value.chunk_bytes <= MAX_CHUNK_BYTES:",
+    "if not 1 <= value.chunk_bytes <= MAX_CHUNK_BYTES:",
+    "tests/wire/test_chunks.py",
+)
+guard(
+    "what a recording may hold",
+    AGENT + "core/recorded_entries.py",
+    "        check(entry)\n",
+    "",
+    "tests/agent/test_hostile_recordings.py",
+)
+guard(
     "memory is limited",
     WORKER + "limits.py",
     "    limit(resource.RLIMIT_DATA, data_bytes + memory_bytes + OWN_BYTES)\n",

@@ -15,11 +15,11 @@ from tests.agent.agents import OFFSETS, Keys, RawPeer, agent
 from tests.timeouts import PATIENCE_S
 
 from potluck_wire.frames import decode, encode
-from potluck_wire.limits import HANDSHAKE_S
+from potluck_wire.limits import HANDSHAKE_S, MAX_BUFFER_BYTES, MAX_UNREAD_BYTES
 from potluck_wire.messages import Channel, Ping, Pong
 
 ADA = Keys()
-TRUST = ("--trust", f"{ADA.public}:ada")
+TRUST = (f"--trust={ADA.public}:ada",)  # a key may begin with a hyphen
 MIB = 1 << 20
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01"
 
@@ -138,6 +138,45 @@ def test_s3_a_frame_of_a_gibibyte_takes_no_memory(jetson):
                     one.sendall(bytes(MIB))
     assert rss_bytes(jetson) < before + 32 * MIB
     check_served(jetson)
+
+
+# --- one who is paired (S12) ----------------------------------------------------------------------
+
+BOB = Keys()
+PART = bytes(MAX_BUFFER_BYTES)
+ENDLESS = {  # frames of one message, and what comes of it at most
+    "large": ([PART] * 150, MAX_UNREAD_BYTES + 192 * MIB),  # and what comes between two looks
+    "empty": ([b""] * 500_000, 500_000 * 160),  # of which each takes 140 bytes
+}
+
+
+@pytest.mark.parametrize("channel", OFFSETS)
+@pytest.mark.parametrize("what", ENDLESS)
+def test_s12_a_message_of_very_many_frames_takes_bounded_memory_and_nobodys_time(
+    tmp_path, what, channel, record_property
+):
+    """ZeroMQ has no bound on it: of the large one 1.2 GiB were held."""
+    frames, most_bytes = ENDLESS[what]
+    with (
+        agent(tmp_path, *TRUST, f"--trust={BOB.public}:bob", "--memory", "64Mi") as running,
+        RawPeer(running.port, running.key, ADA) as ada,
+        RawPeer(running.port, running.key, BOB) as bob,
+    ):
+        ada.ask(Ping(seq=1))
+        before, answered = rss_bytes(running), 0
+        monitor = ada.sockets[channel].get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        for frame in frames[:-1]:
+            ada.sockets[channel].send(frame, zmq.SNDMORE, copy=not frame)
+        ada.sockets[channel].send(frames[-1])
+        while not monitor.poll(0):  # until it is cut off
+            assert bob.ask(Ping(seq=answered)).seq == answered
+            answered += 1
+            assert rss_bytes(running) < before + most_bytes
+        ada.sockets[channel].disable_monitor()
+        monitor.close(0)
+        with RawPeer(running.port, running.key, ADA) as again:
+            assert again.ask(Ping(seq=2)).seq == 2
+    record_property("inputs", len(frames))
 
 
 # --- between the two (S10) ------------------------------------------------------------------------

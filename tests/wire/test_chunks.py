@@ -6,11 +6,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from potluck_wire import chunks
 from potluck_wire.chunks import CreditLedger, Reassembler, SendWindow, split
 from potluck_wire.errors import WireCode, WireError
-from potluck_wire.limits import CREDIT_BYTES, KIB, MAX_CHUNK_BYTES, MIB
+from potluck_wire.limits import (
+    CHUNK_BYTES,
+    CREDIT_BYTES,
+    KIB,
+    MAX_CHUNK_BYTES,
+    MIB,
+    MIN_CHUNK_BYTES,
+)
 from potluck_wire.messages import Value
 
+pytestmark = pytest.mark.usefixtures("small_chunks")
 SIZES = st.integers(0, 500), st.integers(1, 60)
 
 
@@ -176,3 +185,41 @@ def test_credit_is_due_sooner_where_chunks_are_small(chunk_bytes, n_chunks):
     *before, due = taken(CreditLedger(), assembly, range(n_chunks))
     assert before == [[]] * (n_chunks - 1)
     assert due == [(1, n_chunks * chunk_bytes, False)]
+
+
+# --- the smallest chunks --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def real_chunks(monkeypatch):
+    monkeypatch.setattr(chunks, "MIN_CHUNK_BYTES", MIN_CHUNK_BYTES)
+
+
+EDGES = st.sampled_from([0, 1, 2, MIN_CHUNK_BYTES, CHUNK_BYTES, MAX_CHUNK_BYTES])
+NEAR = st.tuples(EDGES, st.integers(-1, 1)).map(lambda drawn: max(0, sum(drawn)))
+
+
+@pytest.mark.usefixtures("real_chunks")
+def test_no_value_costs_more_messages_than_its_bytes_are_worth():
+    """Neither chunks nor credit for them: of one byte each, a value made a message per byte."""
+
+    @given(NEAR, NEAR)
+    def check(nbytes, chunk_bytes):
+        known = value(nbytes, chunk_bytes, transfer=1)
+        if not min(max(nbytes, 1), MIN_CHUNK_BYTES) <= chunk_bytes <= MAX_CHUNK_BYTES:
+            for refused in (lambda: Reassembler(known), lambda: SendWindow(nbytes, chunk_bytes)):
+                with pytest.raises(WireError) as raised:
+                    refused()
+                assert raised.value.code == WireCode.CHUNK
+            return
+        assembly, account = Reassembler(known), CreditLedger()
+        SendWindow(nbytes, chunk_bytes)  # what one side refuses the other does not send
+        ranges = split(nbytes, chunk_bytes)
+        n_credits = 0
+        for index, (start, stop) in enumerate(ranges):
+            assembly.accept(index, stop - start)
+            n_credits += len(account.take(assembly))
+        assert len(ranges) <= 1 + nbytes / MIN_CHUNK_BYTES
+        assert n_credits <= 1 + nbytes / (4 * MIN_CHUNK_BYTES)
+
+    check()

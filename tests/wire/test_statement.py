@@ -37,6 +37,7 @@ WRONG = {
     "threads": "4",
     "battery_frac": True,
     "meters": [{"name": "ina3221"}],
+    "bounds": {"network": True},
     "power": {"idle_w": "2"},
     "emulated": {"factor": 2},
     "overhead_s": [],

@@ -29,6 +29,7 @@ from potluck_wire.messages import Message
 from potluck_wire.version import show
 
 MAX_WORD_BYTES = 60  # of one field's value
+MAX_LINE = 2000  # characters: the texts in a recording are as long as strangers like
 
 
 def run(path: Path, say: Callable[[str], None]) -> int:
@@ -42,14 +43,14 @@ def run(path: Path, say: Callable[[str], None]) -> int:
     try:
         return _run(path, say)
     except RecordingError as error:
-        raise AgentError(f"{path}: {error}.") from error
+        raise AgentError(_printable(f"{path}: {error}.")) from error
 
 
 def _run(path: Path, say: Callable[[str], None]) -> int:
     words, n_inputs, n_differing, first = _Words(), 0, 0, ""
     for step in replay(_entries(path)):
         n_inputs += not isinstance(step.entry, Began | Full)
-        for line in words.lines(step):
+        for line in _lines(words, step):
             say(_printable(line))
         if step.differs:
             n_differing += 1
@@ -59,6 +60,15 @@ def _run(path: Path, say: Callable[[str], None]) -> int:
         return 1
     say(f"{n_inputs} inputs; the replay did the same")
     return 0
+
+
+def _lines(words: "_Words", step: Replayed) -> list[str]:
+    try:
+        return list(words.lines(step))
+    except RecordingError:
+        raise
+    except Exception as error:  # written by anybody: facts of an action may be anything
+        raise RecordingError(f"it has what no agent does ({type(error).__name__})") from error
 
 
 def _entries(path: Path) -> Iterator[Entry]:
@@ -169,8 +179,11 @@ class _Words:
 
 
 def _printable(line: str) -> str:
-    """Without what a terminal would obey: the texts in a recording are those of strangers."""
-    return "".join(character if character.isprintable() else "?" for character in line)
+    """Short, and without what a terminal would obey: the texts in a recording are those of
+    strangers.
+    """
+    shown = line if len(line) <= MAX_LINE else line[:MAX_LINE] + "..."
+    return "".join(character if character.isprintable() else "?" for character in shown)
 
 
 def _told(message: Message) -> str:

@@ -10,6 +10,7 @@ core.
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from functools import cache
 from typing import Any, get_origin
 
 import msgpack
@@ -39,10 +40,11 @@ from potluck_agent.core.events import (
 )
 from potluck_wire.errors import WireError
 from potluck_wire.frames import decode, encode
-from potluck_wire.limits import MAX_MESSAGE_BYTES
+from potluck_wire.limits import MAX_BUFFER_BYTES, MAX_CLOCK_S, MAX_INT, MAX_MESSAGE_BYTES
 from potluck_wire.messages import (
     MESSAGES,
     NUMBER_OF,
+    Channel,
     Chunk,
     Computed,
     LoadSegment,
@@ -164,21 +166,38 @@ def unpack(data: bytes) -> Entry:
         if kind == "Answered":
             values = [tuple(values[0])]
         entry: Entry = _ENTRIES[kind](*values)
-        _check(entry)
-    except (WireError, KeyError, TypeError, ValueError, IndexError) as error:
+        check(entry)
+    except Exception as error:  # written by anybody: it may be anything
         raise RecordingError(
             f"no entry that this version knows ({type(error).__name__}: {error})"
         ) from error
     return entry
 
 
-def _check(entry: Entry) -> None:
-    for field in fields(entry):
-        kind: Any = (
-            get_origin(field.type) if get_origin(field.type) in (dict, tuple) else field.type
-        )
-        if not isinstance(getattr(entry, field.name), kind):
-            raise TypeError(f"{field.name} is no {getattr(kind, '__name__', kind)}")
+def check(record: Any) -> None:
+    """Each field is what its type says, within what an agent's core is given; TypeError or
+    ValueError where not.
+    """
+    for field in fields(record):
+        value, kind = getattr(record, field.name), field.type
+        if isinstance(kind, str):  # the action that was undone is made here, of what is known
+            continue
+        plain: Any = get_origin(kind) if get_origin(kind) in (dict, tuple) else kind
+        wrong = type(value) is not plain if plain in (int, float) else not isinstance(value, plain)
+        if wrong and not (kind is float and type(value) is int):  # a rate may be given as one
+            raise TypeError(f"{field.name} is no {getattr(plain, '__name__', plain)}")
+        if kind in (int, float) and not 0 <= value <= (MAX_INT if kind is int else MAX_CLOCK_S):
+            raise ValueError(f"{field.name} is out of range")
+        if isinstance(value, Event):
+            check(value)
+    match record:
+        case FromPeer(sender=sender):
+            check(sender)
+        case Malformed(channel=channel):
+            Channel(channel)
+        case Answered(outlines=outlines):
+            for packed in outlines:
+                open_outline(packed)
 
 
 def outline(action: Action) -> bytes:
@@ -229,7 +248,7 @@ def open_outline(packed: bytes) -> tuple[str, str, Message | None, list[Any]]:
             return str(name), "", None, row
         key, message, parts = row
         return name, str(key), _unpack_message(message, [b""] * len(parts))[0], parts
-    except (WireError, KeyError, TypeError, ValueError, IndexError) as error:
+    except Exception as error:  # written by anybody: it may be anything
         raise RecordingError(
             f"an action that this version does not know ({type(error).__name__}: {error})"
         ) from error
@@ -329,11 +348,22 @@ def _kept(message: Message, buffers: Sequence[Buffer]) -> list[Any]:
 
 
 def _restored(kept: Sequence[Any]) -> list[Buffer]:
-    """As many bytes as there were; zeros where they were left out."""
-    n_bytes = sum(part for part in kept if isinstance(part, int))
+    """As many bytes as there were; zeros, the same ones for all, where they were left out."""
+    n_bytes = sum(part if isinstance(part, int) else len(part) for part in kept)
     if not 0 <= n_bytes <= MAX_MESSAGE_BYTES:
         raise ValueError(f"buffers of {n_bytes} bytes")
-    return [bytes(part) if isinstance(part, int) else part for part in kept]
+    return [_zeros(part) if isinstance(part, int) else bytes(part) for part in kept]
+
+
+@cache
+def _all_zeros() -> memoryview:
+    return memoryview(bytes(MAX_BUFFER_BYTES))
+
+
+def _zeros(nbytes: int) -> memoryview:
+    if not 0 <= nbytes <= MAX_BUFFER_BYTES:
+        raise ValueError(f"a buffer of {nbytes} bytes")
+    return _all_zeros()[:nbytes]
 
 
 def _pack_part(message: Message, part: Buffer | Span) -> Any:

@@ -18,6 +18,7 @@ from potluck_agent.core.recorded_entries import (
     Reached,
     RecordingError,
     Survived,
+    check,
     outline,
 )
 from potluck_wire.errors import WireError
@@ -52,8 +53,11 @@ def replay(entries: Iterable[Entry]) -> Iterator[Replayed]:
     if not isinstance(began, Began):
         raise RecordingError("it does not begin with the settings of an agent")
     try:
-        player = _Player(Core(Settings(**began.settings)))
-    except TypeError as error:
+        settings = Settings(**began.settings)
+        check(settings)
+        player = _Player(Core(settings))
+    # written by anybody: what is not looked at, the core stumbles over
+    except Exception as error:
         raise RecordingError(f"its settings are those of another version ({error})") from error
     yield Replayed(at_s=0.0, entry=began, replayed=(), recorded=None)
     asked: Entry | None = None
@@ -61,14 +65,27 @@ def replay(entries: Iterable[Entry]) -> Iterator[Replayed]:
         if isinstance(entry, Answered):
             if asked is None:
                 raise RecordingError("it has answers to nothing")
-            yield player.play(asked, entry.outlines)
+            yield _played(player, asked, entry.outlines)
             asked = None
             continue
         if asked is not None:
-            yield player.play(asked, None)
+            yield _played(player, asked, None)
         asked = entry
     if asked is not None:
-        yield player.play(asked, None)
+        yield _played(player, asked, None)
+
+
+def _played(player: "_Player", entry: Entry, recorded: tuple[bytes, ...] | None) -> Replayed:
+    try:
+        return player.play(entry, recorded)
+    except RecordingError:
+        raise
+    # an agent's loop never tells its core such a thing; whoever wrote the file did
+    except Exception as error:
+        raise RecordingError(
+            f"it has a {type(entry).__name__} that no agent is told "
+            f"({type(error).__name__}: {error})"
+        ) from error
 
 
 class _Player:

@@ -13,10 +13,15 @@ from dataclasses import dataclass, field
 
 from potluck_agent.core.events import Span, ToPeer
 from potluck_wire.chunks import SendWindow, largest_chunk_bytes
-from potluck_wire.limits import CHUNK_BYTES, MAX_CHUNK_BYTES, WINDOW_BYTES, WINDOW_CHUNKS
+from potluck_wire.limits import (
+    CHUNK_BYTES,
+    MAX_CHUNK_BYTES,
+    MIN_CHUNK_BYTES,
+    WINDOW_BYTES,
+    WINDOW_CHUNKS,
+)
 from potluck_wire.messages import Chunk, Credit, Value
 
-MIN_CHUNK_BYTES = 16 * 1024
 CHUNK_S = 0.25  # an emulated slow link sends smaller chunks, so that each takes at most so long
 # a pace is made up for when the loop came that much late for what waited; not more: no bursts
 CATCH_UP_S = 0.05

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import zmq
+from zmq.utils.monitor import recv_monitor_message
 
 from potluck_agent import fault_log, keys
 from potluck_agent.core.events import (
@@ -41,6 +42,7 @@ from potluck_agent.core.machine import Core
 from potluck_agent.core.pairing_window import PairingWindow
 from potluck_agent.errors import AgentError
 from potluck_agent.keys import Identity, Peer
+from potluck_agent.net.inflow import SOURCE, Inflow
 from potluck_agent.net.multipart import hand_over, receive
 from potluck_agent.net.pairing_listener import PairingListener
 from potluck_agent.net.peer_connections import PeerConnections
@@ -50,7 +52,8 @@ from potluck_agent.net.worker_supervisor import WorkerSupervisor
 from potluck_wire.errors import WireError
 from potluck_wire.fingerprint import fingerprint
 from potluck_wire.frames import decode, encode
-from potluck_wire.limits import MAX_CHUNK_BYTES, clip
+from potluck_wire.incoming import MessageReader
+from potluck_wire.limits import MAX_CHUNK_BYTES, MAX_UNREAD_BYTES, WINDOW_BYTES, clip
 from potluck_wire.messages import (
     MESSAGES,
     NUMBER_OF,
@@ -69,6 +72,7 @@ TICK_S = 0.2
 BYTES_AT_ONCE = 512 * 1024
 # messages of one socket in one round
 AT_ONCE = {Channel.PULSE: 64, Channel.CONTROL: 16, Channel.DATA: 32}
+EVENTS_AT_ONCE = 256  # connections that came or went; strangers make a thousand a second
 
 _ZEROS = memoryview(bytes(MAX_CHUNK_BYTES))
 
@@ -136,8 +140,10 @@ class EventLoop:
         self._sources = Poller()
         self._workplace = WorkerSupervisor(self._sources, start_worker)
         self._context: Any = zmq.Context()
+        self._inflow = Inflow()
+        self._readers: dict[Channel, MessageReader] = {}
         self._links = PeerConnections(
-            self._context, self._sources, identity, self._feed, self._blame
+            self._context, self._sources, self._inflow, identity, self._feed, self._blame
         )
         self._load_peers()
         self._context.set(zmq.BLOCKY, False)
@@ -157,8 +163,8 @@ class EventLoop:
             note,
             core.fault,
         )
-        for source in (self._sockets.zap, *self._sockets.routers.values()):
-            self._sources.register(source)
+        self._sources.register(self._sockets.zap)
+        self._listen()
 
     # --- the loop ---------------------------------------------------------------------------------
 
@@ -185,6 +191,9 @@ class EventLoop:
     def _round(self, ready: Container[Any]) -> None:
         """Everything that has something to say gets its share, the urgent first."""
         sockets = self._sockets
+        for channel, monitor in sockets.monitors.items():
+            if monitor in ready:
+                self._read_monitor(sockets.routers[channel], monitor)
         for channel in (Channel.PULSE, Channel.CONTROL):
             if sockets.routers[channel] in ready:
                 self._read_router(channel)
@@ -199,6 +208,13 @@ class EventLoop:
         self._links.serve(ready)
         self._reception.serve(ready)
 
+    def _read_monitor(self, router: Any, monitor: Any) -> None:
+        for _ in range(EVENTS_AT_ONCE):
+            event: Any = recv_monitor_message(monitor)
+            self._inflow.watch(router, event)
+            if not self._sources.has_message(monitor):
+                return
+
     def _tick(self, now_s: float) -> None:
         try:
             self._load_peers()
@@ -207,6 +223,9 @@ class EventLoop:
             self._note(str(error))
         self._reception.tick(now_s)
         self._links.tick(now_s)
+        most_bytes = MAX_UNREAD_BYTES + len(self._links) * WINDOW_BYTES
+        if n_cut := self._inflow.check(most_bytes, self._sources.is_empty):
+            self._note(f"{n_cut} connections were cut: over {most_bytes} bytes of messages unread")
         self._workplace.listen()
         self._feed(Tick())
 
@@ -252,12 +271,18 @@ class EventLoop:
 
     def _reopen(self) -> None:
         """Cut every connection; the trusted ones come back by themselves."""
-        for router in self._sockets.routers.values():
+        for channel, router in self._sockets.routers.items():
             self._sources.unregister(router)
+            self._sources.unregister(self._sockets.monitors[channel])
+            self._inflow.forget(router)
         self._routes.clear()
         self._sockets.reopen()
-        for router in self._sockets.routers.values():
-            self._sources.register(router)
+        self._listen()
+
+    def _listen(self) -> None:
+        for source in (*self._sockets.routers.values(), *self._sockets.monitors.values()):
+            self._sources.register(source)
+        self._readers = {channel: MessageReader(channel, n_routes=1) for channel in AT_ONCE}
 
     def _trust(self, paired: Paired) -> bool:
         peer = Peer(name=paired.name, key=paired.key)
@@ -283,12 +308,19 @@ class EventLoop:
     # --- messages in ------------------------------------------------------------------------------
 
     def _read_router(self, channel: Channel) -> None:
-        router, n_bytes = self._sockets.routers[channel], 0
+        router, reader = self._sockets.routers[channel], self._readers[channel]
+        n_bytes = 0
         for _ in range(AT_ONCE[channel]):
-            route, *frames = receive(router)
+            was_skipping = reader.skipping
+            route, *frames = receive(router, reader) or [None]
             n_bytes += sum(map(len, frames))
             if frames:
+                self._inflow.read(router, frames)
                 self._take(channel, route.bytes, frames)
+            if reader.skipping and not was_skipping:  # whoever sends so much is cut off
+                self._inflow.cut(router, frames[0].get(SOURCE))
+            if was_skipping or reader.skipping:
+                return
             reopened = self._sockets.routers.get(channel) is not router
             is_enough = channel is Channel.CONTROL and n_bytes > BYTES_AT_ONCE
             if reopened or not self._sources.has_message(router) or is_enough:

@@ -1,6 +1,7 @@
-"""One whole message through a socket of ours, without waiting; what is large is not copied.
+"""One message through a socket of ours, without waiting; what is large is not copied.
 
-The same as `recv_multipart` and `send_multipart`, in fewer steps: this is done for every chunk.
+As `recv_multipart` and `send_multipart`, in fewer steps, since this is done for every chunk; and of
+a message that is too long only the beginning is read at once.
 """
 
 from collections.abc import Sequence
@@ -8,17 +9,19 @@ from typing import Any
 
 import zmq
 
+from potluck_wire.incoming import MessageReader
+
 SMALL_BYTES = 32 * 1024  # below it zmq copies faster than it hands over
 # plain numbers: zmq's own flags are slow to join
 _NO_WAIT, _MORE = int(zmq.DONTWAIT), int(zmq.DONTWAIT | zmq.SNDMORE)
 
 
-def receive(socket: Any) -> list[Any]:
-    """The frames of the next message; zmq.Again where there is none."""
-    frames = [socket.recv(_NO_WAIT, False)]
-    while frames[-1].more:
-        frames.append(socket.recv(_NO_WAIT, False))
-    return frames
+def receive(socket: Any, reader: MessageReader) -> list[Any]:
+    """The frames of the next message; zmq.Again where there is none.
+
+    None while `reader` passes over one that was too long.
+    """
+    return reader.read(lambda: socket.recv(_NO_WAIT, False))
 
 
 def hand_over(socket: Any, frames: Sequence[bytes | memoryview]) -> None:

@@ -9,7 +9,7 @@ this one a moment later.
 
 import time
 from collections.abc import Callable, Container
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import zmq
@@ -18,6 +18,7 @@ from zmq.utils.monitor import recv_monitor_message
 from potluck_agent.core.events import MEMBER, Event, FromPeer, LinkReset, Member, MemberLost, Sender
 from potluck_agent.core.members import read_address
 from potluck_agent.keys import Identity
+from potluck_agent.net.inflow import WATCHED, Inflow
 from potluck_agent.net.multipart import receive
 from potluck_agent.net.poller import Poller
 from potluck_agent.net.resolving import UNKNOWN, Resolver
@@ -25,6 +26,7 @@ from potluck_agent.net.server_sockets import Socket, endpoint
 from potluck_wire.dealers import set_up_dealer
 from potluck_wire.errors import WireError
 from potluck_wire.frames import decode
+from potluck_wire.incoming import MessageReader
 from potluck_wire.limits import DATA_OFFSET
 from potluck_wire.messages import Channel
 
@@ -37,7 +39,7 @@ _BROKEN = (
     zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 )
 _BROKEN |= zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-_WATCHED = zmq.EVENT_HANDSHAKE_SUCCEEDED | _BROKEN
+_WATCHED = zmq.EVENT_HANDSHAKE_SUCCEEDED | _BROKEN | WATCHED
 
 
 @dataclass(slots=True)
@@ -55,6 +57,7 @@ class PeerConnection:
     socket: Socket = None
     monitor: Socket = None
     ask_s: float = 0.0
+    reader: MessageReader = field(default_factory=lambda: MessageReader(Channel.DATA))
     stands: bool = False
     broken: bool = False
 
@@ -68,6 +71,7 @@ class PeerConnections:
         self,
         context: Any,
         sources: Poller,
+        inflow: Inflow,
         identity: Identity,
         feed: Callable[[Event], None],
         blame: Callable[[str, Exception], None],
@@ -75,6 +79,7 @@ class PeerConnections:
     ) -> None:
         self._context = context
         self._sources = sources
+        self._inflow = inflow
         self._identity = identity
         self._feed = feed
         self._blame = blame
@@ -83,6 +88,9 @@ class PeerConnections:
 
     def __contains__(self, key: str) -> bool:
         return key in self._links
+
+    def __len__(self) -> int:
+        return len(self._links)
 
     def get(self, key: str) -> PeerConnection | None:
         """The link to this member."""
@@ -103,9 +111,7 @@ class PeerConnections:
         """Make broken connections anew, and give up those that do not come back."""
         for key, link in tuple(self._links.items()):
             if link.broken:
-                self._close(link)
-                self._links[key] = self._open(link.member, link.down_s)
-                self._feed(LinkReset(key, incoming=False))
+                self._renew(link)
             elif link.socket is None and self._connect(link, now_s):
                 self._feed(LinkReset(key, incoming=False))  # what was for it meanwhile went nowhere
             if not link.stands and now_s - link.down_s > LOST_S:
@@ -123,6 +129,11 @@ class PeerConnections:
                 self._watch(link)
             if link.socket in ready:
                 self._read(link)
+
+    def _renew(self, link: PeerConnection) -> None:
+        self._close(link)
+        self._links[link.member.key] = self._open(link.member, link.down_s)
+        self._feed(LinkReset(link.member.key, incoming=False))
 
     def _open(self, member: Member, down_s: float) -> PeerConnection:
         link = PeerConnection(member, down_s)
@@ -153,15 +164,17 @@ class PeerConnections:
             return
         self._sources.unregister(link.socket)
         self._sources.unregister(link.monitor)
+        self._inflow.forget(link.socket)
         link.socket.disable_monitor()
         link.monitor.close(0)
         link.socket.close(0)
 
     def _watch(self, link: PeerConnection) -> None:
         event: dict[str, Any] = recv_monitor_message(link.monitor)  # type: ignore[assignment]
+        self._inflow.watch(link.socket, event)
         if event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             link.stands = True
-        else:
+        elif event["event"] & _BROKEN:
             if link.stands:
                 link.down_s = time.monotonic()
             link.stands, link.broken = False, True
@@ -169,9 +182,9 @@ class PeerConnections:
     def _read(self, link: PeerConnection) -> None:
         for _ in range(AT_ONCE):
             try:
-                message, buffers = decode(
-                    [frame.bytes for frame in receive(link.socket)], Channel.DATA
-                )
+                frames = receive(link.socket, link.reader)
+                self._inflow.read(link.socket, frames)
+                message, buffers = decode([frame.bytes for frame in frames], Channel.DATA)
             except WireError:
                 pass
             except Exception as error:
@@ -181,5 +194,8 @@ class PeerConnections:
                     FromPeer(Sender(link.member.key, MEMBER, link.member.name), message, buffers)
                 )
             closed = self._links.get(link.member.key) is not link
+            if link.reader.skipping and not closed:  # the rest of it goes with the connection
+                self._renew(link)
+                return
             if closed or not self._sources.has_message(link.socket):
                 return

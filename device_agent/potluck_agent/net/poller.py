@@ -52,6 +52,11 @@ class Poller:
         self._used.discard(socket)
         return False
 
+    def is_empty(self, socket: Any) -> bool:
+        """Whether no message waits in it; one that does is found by the next `wait`, too."""
+        self._used.add(socket)  # to ask a socket swallows its sign
+        return not self.has_message(socket)
+
     def wait(self, seconds: float) -> set[Any]:
         """Those that have something to say, after at most so long."""
         ready = {socket for socket in tuple(self._used) if self.has_message(socket)}

@@ -21,10 +21,12 @@ from zmq.utils.monitor import recv_monitor_message
 
 from potluck_agent.errors import AgentError
 from potluck_agent.keys import Identity
+from potluck_agent.net import inflow
 from potluck_wire.limits import (
     CONTROL_OFFSET,
     DATA_OFFSET,
     HANDSHAKE_S,
+    HIGH_WATER_MARK,
     MAX_FRAME_BYTES,
     MAX_HALF_OPEN,
     PAIRING_OFFSET,
@@ -36,7 +38,6 @@ from potluck_wire.messages import Channel
 OFFSETS = {Channel.CONTROL: CONTROL_OFFSET, Channel.DATA: DATA_OFFSET, Channel.PULSE: PULSE_OFFSET}
 N_PORTS = 4
 OLDEST_ZMQ = (4, 3, 5)  # 4.3.1 and older overflow before the handshake; 4.3.5 is what was tested
-RECEIVED_AT_ONCE = 64  # messages of one peer that wait in memory; it is authenticated by then
 SENT_AT_ONCE = 1000  # small ones; values are bounded by the credit window, in bytes
 TEST_S = 5.0
 REBIND_S = 2.0
@@ -85,6 +86,7 @@ class ServerSockets:
         self.zap.linger = 0
         self.zap.bind("inproc://zeromq.zap.01")
         self.routers: dict[Channel, Socket] = {}
+        self.monitors: dict[Channel, Socket] = {}
         self.listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
         self.port = self._bind_free() if port == 0 else self._bind(port)
 
@@ -148,13 +150,34 @@ class ServerSockets:
             router.router_mandatory = True  # a message to nobody is an error, not a silence
             router.maxmsgsize = MAX_FRAME_BYTES
             router.handshake_ivl = int(HANDSHAKE_S * 1000)
-            router.rcvhwm = RECEIVED_AT_ONCE
+            # Counts whole messages; `inflow` counts bytes. The system's own buffer of a connection
+            # is left to it (6 MiB at most, as Linux comes): a smaller one slows far links down.
+            router.rcvhwm = HIGH_WATER_MARK
             router.sndhwm = 0 if channel is Channel.DATA else SENT_AT_ONCE
+            self.monitors[channel] = self._monitor(channel, router)
             router.bind(endpoint(self.host, port))
         except zmq.ZMQError:
-            router.close(0)
+            self._close_router(channel, router)
             raise
         return router
+
+    def _monitor(self, channel: Channel, router: Socket) -> Socket:
+        """What tells of its connections; as `get_monitor_socket`, without a high-water mark.
+
+        ZeroMQ's thread would wait at it, and all connections with it.
+        """
+        address = f"inproc://connections-{channel.value}-{secrets.token_hex(8)}"
+        router.monitor(address, inflow.WATCHED)
+        monitor = self._context.socket(zmq.PAIR)
+        monitor.rcvhwm = monitor.linger = 0
+        monitor.connect(address)
+        return monitor
+
+    def _close_router(self, channel: Channel, router: Socket) -> None:
+        if (monitor := self.monitors.pop(channel, None)) is not None:
+            router.disable_monitor()
+            monitor.close(0)
+        router.close(0)
 
     def reopen(self) -> None:
         """Cut every connection and listen again: the only way to cut one.
@@ -163,7 +186,7 @@ class ServerSockets:
         """
         deadline_s = time.monotonic() + REBIND_S
         for channel, offset in OFFSETS.items():
-            self.routers.pop(channel).close(0)
+            self._close_router(channel, self.routers.pop(channel))
             while channel not in self.routers:
                 try:
                     self.routers[channel] = self._router(channel, self.port + offset)
@@ -191,8 +214,8 @@ class ServerSockets:
         self.zap.close(0)
 
     def _close_routers(self) -> None:
-        for router in self.routers.values():
-            router.close(0)
+        for channel, router in self.routers.items():
+            self._close_router(channel, router)
         self.routers.clear()
         self.listener.close()
 

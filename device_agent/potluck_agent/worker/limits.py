@@ -16,7 +16,7 @@ import tempfile
 import threading
 from pathlib import Path
 
-from potluck_agent.worker import seccomp
+from potluck_agent.worker import landlock, seccomp
 
 # On top of tensors: Python objects of graphs and documents (4 MiB of JSON become some 25 MiB), and
 # onnxruntime, which is loaded when it is first needed (25 MiB).
@@ -27,6 +27,28 @@ _CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000
 _PR_SET_PDEATHSIG, _PR_SET_TIMERSLACK, _PR_SET_NO_NEW_PRIVS = 1, 29, 38
 _SIGKILL = 9
 
+_READS_ALL = "not limited: whatever its user may read"
+_READS_LITTLE = (
+    "its libraries and the system's; in "
+    + ", ".join(f"/{name}" for name in landlock.PRIVATE)
+    + " nothing else"
+)
+_CHANGES_NONE = "none opened for writing, made, renamed or removed; no core"
+_GROWS_NONE = "none grows; its user's may be changed, renamed or removed; no core"
+
+
+def nowhere() -> int | str:
+    """A folder that does not exist any more, to stand in later: no relative path leads anywhere.
+
+    Made before `isolate`, which permits no folder to be made. On Windows it exists until then.
+    """
+    folder = tempfile.mkdtemp(prefix="potluck-")
+    if os.chdir not in os.supports_fd:
+        return folder
+    handle = os.open(folder, os.O_RDONLY)
+    os.rmdir(folder)
+    return handle
+
 
 def isolate(pipe: socket.socket) -> dict[str, str]:
     """Before any library is loaded (a new namespace needs a process with one thread).
@@ -35,7 +57,7 @@ def isolate(pipe: socket.socket) -> dict[str, str]:
     """
     if not sys.platform.startswith("linux"):
         threading.Thread(target=_die_with, args=(pipe.fileno(),), daemon=True).start()
-        return {"network": "not cut off: only Linux has network namespaces"}
+        return {"network": "not cut off: only Linux has network namespaces", "reading": _READS_ALL}
     libc = ctypes.CDLL(None, use_errno=True)
     network = "not cut off: this system permits no network namespace"
     # With a user namespace the worker also loses every privilege over the rest of the system, even
@@ -47,16 +69,16 @@ def isolate(pipe: socket.socket) -> dict[str, str]:
     libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     libc.prctl(_PR_SET_TIMERSLACK, 1000, 0, 0, 0)  # nanoseconds: emulated devices sleep precisely
     libc.prctl(_PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0)  # after unshare, which clears it
-    return {"network": network}
+    return {"network": network, "reading": _READS_LITTLE if landlock.restrict() else _READS_ALL}
 
 
-def confine(memory_bytes: int) -> dict[str, str]:
+def confine(memory_bytes: int, folder: int | str) -> dict[str, str]:
     """After the libraries are loaded and warm: no files, processes or signals, `memory_bytes` more
-    than now.
+    than now. `folder` is what `nowhere` gave.
 
     Shared memory (the two arenas) is not part of `memory_bytes`: its size is fixed at the start.
     """
-    _leave_the_file_system()
+    _stand_in(folder)
     if sys.platform == "win32":
         return dict.fromkeys(("memory", "files", "processes"), "not limited: Windows") | {
             "signals": seccomp.ABSENT
@@ -72,7 +94,9 @@ def confine(memory_bytes: int) -> dict[str, str]:
     limit(resource.RLIMIT_FSIZE, 0)
     limit(resource.RLIMIT_NOFILE, MAX_FILES)
     limit(resource.RLIMIT_NPROC, 0)
-    said = {"files": "none written, no folder, no core", "signals": seccomp.refuse(os.getpid())}
+    said = {"signals": seccomp.refuse(os.getpid())}
+    is_filtered = said["signals"] == seccomp.IN_FORCE
+    said["files"] = _CHANGES_NONE if is_filtered else _GROWS_NONE
     said["processes"] = "not limited: the agent is run by root" if _can_fork() else "none started"
     data_bytes = private_bytes()
     if data_bytes is None:
@@ -81,15 +105,14 @@ def confine(memory_bytes: int) -> dict[str, str]:
     return said | {"memory": "limited"}
 
 
-def _leave_the_file_system() -> None:
-    """Stand in a folder that does not exist any more, so that no relative path leads anywhere.
-
-    Not at the start: oneMKL ends the process when it is loaded in such a folder.
-    """
-    folder = tempfile.mkdtemp(prefix="potluck-")
+def _stand_in(folder: int | str) -> None:
+    """Not at the start: oneMKL ends the process when it is loaded in a folder that is gone."""
     os.chdir(folder)
-    with contextlib.suppress(OSError):  # Windows keeps it until the process ends
-        os.rmdir(folder)
+    if isinstance(folder, int):
+        os.close(folder)
+    else:
+        with contextlib.suppress(OSError):  # Windows keeps it until the process ends
+            os.rmdir(folder)
 
 
 def _can_fork() -> bool:

@@ -25,6 +25,7 @@ def main(arguments: list[str]) -> int:
     faulthandler.enable()
     end, inbound_handle, outbound_handle = arguments
     connection = _inherited(end)
+    folder = limits.nowhere()
     bounds = limits.isolate(connection)
     pipe = Pipe(connection)
     try:
@@ -38,7 +39,7 @@ def main(arguments: list[str]) -> int:
         inbound = Arena(configure.inbound_bytes, inbound_handle)
         outbound = Arena(configure.outbound_bytes, outbound_handle)
         engine = Engine(configure, inbound, outbound, pipe)
-        engine.ready(bounds | limits.confine(configure.memory_bytes))
+        engine.ready(bounds | limits.confine(configure.memory_bytes, folder))
         while True:
             engine.handle(*pipe.next())
     except (EOFError, ConnectionError):

@@ -1,9 +1,9 @@
-"""What the kernel refuses a worker that was taken over: signals to its agent, its memory, and
-children of its own.
+"""What the kernel refuses a worker that was taken over: to change a file or the system, to touch
+another process, and children, programs and sockets of its own.
 
-A worker has the same user as its agent, so the kernel would let it stop or end the agent. A filter
-of system calls (seccomp, Linux) refuses that with EPERM, for every thread and for good. It looks at
-numbers alone, so calls whose arguments lie in memory are refused whole.
+A worker has the same user as its agent, root perhaps, so the kernel would let it do all that. A
+filter of system calls (seccomp, Linux) refuses it with EPERM, for every thread and for good. It
+looks at numbers alone, so calls whose arguments lie in memory are refused whole.
 """
 
 import ctypes
@@ -12,85 +12,51 @@ import platform
 import struct
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
+from potluck_agent.worker.system_calls import MACHINES, Machine
+
+IN_FORCE = "refused, but to itself"
 ABSENT = "not refused: only Linux filters system calls"
 
 
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """An architecture: its number in the kernel's audit, and its system calls."""
-
-    audit: int
-    numbers: dict[str, int]
-
-
-# Newer calls have one number everywhere.
-_SHARED = {"pidfd_send_signal": 424, "clone3": 435, "pidfd_getfd": 438, "process_madvise": 440}
-MACHINES = {
-    "x86_64": Machine(
-        0xC000003E,
-        _SHARED
-        | {
-            "ioctl": 16,
-            "clone": 56,
-            "fork": 57,
-            "vfork": 58,
-            "kill": 62,
-            "fcntl": 72,
-            "ptrace": 101,
-            "setpgid": 109,
-            "setsid": 112,
-            "rt_sigqueueinfo": 129,
-            "prctl": 157,
-            "tkill": 200,
-            "tgkill": 234,
-            "rt_tgsigqueueinfo": 297,
-            "prlimit64": 302,
-            "process_vm_readv": 310,
-            "process_vm_writev": 311,
-            "seccomp": 317,
-        },
-    ),
-    "aarch64": Machine(
-        0xC00000B7,
-        _SHARED
-        | {
-            "fcntl": 25,
-            "ioctl": 29,
-            "ptrace": 117,
-            "kill": 129,
-            "tkill": 130,
-            "tgkill": 131,
-            "rt_sigqueueinfo": 138,
-            "setpgid": 154,
-            "setsid": 157,
-            "prctl": 167,
-            "clone": 220,
-            "rt_tgsigqueueinfo": 240,
-            "prlimit64": 261,
-            "process_vm_readv": 270,
-            "process_vm_writev": 271,
-            "seccomp": 277,
-        },
-    ),
-}
 # x86_64: numbers of another convention, which would pass by a list of the usual ones
 _X32 = 0x40000000
 
-REFUSED = (
-    *(
-        "ptrace",
-        "process_vm_readv",
-        "process_vm_writev",
-        "process_madvise",
-        "pidfd_getfd",
-        "pidfd_send_signal",
-    ),
-    *("setsid", "setpgid", "fork", "vfork"),
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+# What would change a file or a folder, or its name, owner, rights, times or attributes.
+FILES = _names(
+    """truncate ftruncate fallocate creat rename renameat renameat2 link linkat symlink symlinkat
+    unlink unlinkat mkdir mkdirat rmdir mknod mknodat chmod fchmod fchmodat fchmodat2 chown fchown
+    lchown fchownat utime utimes futimesat utimensat setxattr lsetxattr fsetxattr setxattrat
+    removexattr lremovexattr fremovexattr removexattrat file_setattr open_by_handle_at"""
 )
+# What only root may do, and a worker that is run by root must not.
+SYSTEM = _names(
+    """mount umount2 pivot_root chroot unshare setns open_tree move_mount fsopen fsconfig fsmount
+    fspick mount_setattr swapon swapoff reboot kexec_load kexec_file_load init_module finit_module
+    delete_module acct quotactl sethostname setdomainname settimeofday clock_settime adjtimex
+    clock_adjtime syslog bpf perf_event_open userfaultfd iopl ioperm add_key request_key keyctl"""
+)
+# Other processes: their memory, their signals, their place on the processor, what they share by a
+# name or number and who uses which file; children, programs and sockets of its own.
+PROCESSES = _names(
+    """ptrace process_vm_readv process_vm_writev process_madvise process_mrelease pidfd_getfd
+    pidfd_send_signal migrate_pages move_pages kcmp setpriority ioprio_set setsid setpgid fork vfork
+    execve execveat socket sched_setparam sched_setscheduler sched_setattr shmget shmat shmctl
+    semget semop semtimedop semctl msgget msgsnd msgrcv msgctl mq_open mq_unlink inotify_add_watch
+    fanotify_init"""
+)
+REFUSED = FILES + SYSTEM + PROCESSES
+# Told that they are not there, so that callers ask a call whose arguments can be looked at.
+ABSENT_CALLS = _names("clone3 openat2 io_uring_setup io_uring_enter io_uring_register")
 # the process is the first argument
 TO_ITSELF = ("kill", "tkill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo")
+# the same; 0 is itself, too
+OF_ITSELF = ("prlimit64", "sched_setaffinity")
 # call -> (which argument, values that are refused): who gets the signals of a socket, and which;
 # the end with the agent
 VALUES = {
@@ -98,6 +64,8 @@ VALUES = {
     "ioctl": (1, (0x8901, 0x8902)),  # FIOSETOWN, SIOCSPGRP
     "prctl": (0, (1,)),  # PR_SET_PDEATHSIG
 }
+# call -> (which argument, bits of which none may be set)
+BITS = {"open": (1, 0x243), "openat": (2, 0x243)}  # O_WRONLY, O_RDWR, O_CREAT, O_TRUNC
 _CLONE_THREAD = 0x10000
 
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
@@ -124,7 +92,7 @@ def refuse(pid: int) -> str:
     libc = ctypes.CDLL(None, use_errno=True)
     for flags in (_EVERY_THREAD | _KEEP_SPEED, _EVERY_THREAD):
         if libc.syscall(machine.numbers["seccomp"], _SET_FILTER, flags, ctypes.byref(handed)) == 0:
-            return "refused, but to itself"
+            return IN_FORCE
     return (
         "not refused: this system takes no filter of system calls "
         f"({os.strerror(ctypes.get_errno())})"
@@ -142,11 +110,10 @@ def program(machine: Machine, pid: int) -> list[Step]:
         (_LOAD, 0, 0, _NUMBER),
     ]
     steps += [(_AT_LEAST, 0, 1, _X32), (_RETURN, 0, 0, _EPERM)]
-    for name in REFUSED:
-        if name in numbers:  # where there is none, `clone` does it
-            steps += _rule(numbers[name], [(_RETURN, 0, 0, _EPERM)])
-    # whoever wants a thread asks `clone` then
-    steps += _rule(numbers["clone3"], [(_RETURN, 0, 0, _ENOSYS)])
+    for names, answer in ((REFUSED, _EPERM), (ABSENT_CALLS, _ENOSYS)):
+        for name in names:
+            if name in numbers:  # where there is none, another one does it
+                steps += _rule(numbers[name], [(_RETURN, 0, 0, answer)])
     thread = (_ANY_BIT, 1, 0, _CLONE_THREAD)
     steps += _rule(
         numbers["clone"], [_argument(0), thread, (_RETURN, 0, 0, _EPERM), (_RETURN, 0, 0, _ALLOW)]
@@ -155,10 +122,14 @@ def program(machine: Machine, pid: int) -> list[Step]:
         steps += _rule(
             numbers[name], [_argument(0), *_unless_equal((pid,), _EPERM), (_RETURN, 0, 0, _ALLOW)]
         )
-    steps += _rule(
-        numbers["prlimit64"],
-        [_argument(0), *_unless_equal((0, pid), _EPERM), (_RETURN, 0, 0, _ALLOW)],
-    )
+    for name in OF_ITSELF:
+        steps += _rule(
+            numbers[name], [_argument(0), *_unless_equal((0, pid), _EPERM), (_RETURN, 0, 0, _ALLOW)]
+        )
+    for name, (index, bits) in BITS.items():
+        if name in numbers:
+            ways = [_argument(index), (_ANY_BIT, 0, 1, bits), (_RETURN, 0, 0, _EPERM)]
+            steps += _rule(numbers[name], [*ways, (_RETURN, 0, 0, _ALLOW)])
     for name, (index, values) in VALUES.items():
         steps += _rule(
             numbers[name],

@@ -236,6 +236,7 @@ def sessions(places: Sequence[str]) -> Iterator[Finding]:
         for member in home.devices.values():
             if member.capability:
                 yield metered(member.name, member.capability)
+                yield bounded(member.name, member.capability)
             elif member.status == "computes nothing" and member.error is not None:
                 yield Finding(
                     level=BAD,
@@ -257,6 +258,23 @@ def metered(name: str, capability: Mapping[str, Any]) -> Finding:
         what = f"{name} has no power meter, so plans do not know its energy"
         reasons.append("or give its watts: potluck agent start --power IDLE,BUSY,RADIO")
     return Finding(level=HINT, what=what, remedy="; ".join(reasons))
+
+
+def bounded(name: str, capability: Mapping[str, Any]) -> Finding:
+    """What keeps a device's worker in its bounds, in its own words; a note where a bound is
+    missing.
+    """
+    bounds: Mapping[str, str] = capability.get("bounds", {})
+    missing = [f"{bound} {said}" for bound, said in bounds.items() if said.startswith("not ")]
+    if not bounds or missing:
+        what = f"{name} computes with fewer bounds: {'; '.join(missing) or 'it names none'}"
+        return Finding(
+            level=HINT,
+            what=what,
+            remedy="a newer Linux has them; bugs of libraries can do more here",
+        )
+    told = "; ".join(f"{bound} {said}" for bound, said in bounds.items())
+    return Finding(level=GOOD, what=f"{name} computes within bounds: {told}")
 
 
 def _help(row: Mapping[str, str]) -> str:

@@ -9,7 +9,9 @@ from typing import Any
 import zmq
 
 from potluck.sessions.events import Connect
+from potluck.sessions.inflow import Inflow
 from potluck_wire.dealers import set_up_dealer
+from potluck_wire.incoming import MessageReader
 from potluck_wire.limits import (
     CONTROL_OFFSET,
     DATA_OFFSET,
@@ -21,14 +23,14 @@ from potluck_wire.limits import (
 )
 from potluck_wire.messages import Channel
 
+_NO_WAIT = int(zmq.DONTWAIT)  # a plain number: zmq's own flags are slow
 OFFSETS = {Channel.CONTROL: CONTROL_OFFSET, Channel.DATA: DATA_OFFSET, Channel.PULSE: PULSE_OFFSET}
 WATCHED = (
     zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_DISCONNECTED
 )
 WATCHED |= zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_CLOSED
-QUEUED = 64  # messages that ZeroMQ holds of one connection; then the agent has to wait
-# The longest frame of each channel (CURVE wraps it in 33 bytes more). With `QUEUED`: 128 MiB of
-# values at most.
+WATCHED |= zmq.EVENT_CONNECTED
+# The longest frame of each channel (CURVE wraps it in 33 bytes more).
 LONGEST_BYTES = {
     Channel.CONTROL: MAX_FRAME_BYTES,
     Channel.DATA: MAX_CHUNK_BYTES + KIB,
@@ -54,18 +56,36 @@ class Connection:
     backlog: dict[Channel, deque[list[Any]]] = field(default_factory=dict)
     trusted: bool = False  # a handshake has succeeded
     failed: Counter[Channel] = field(default_factory=Counter)  # handshakes before that
+    readers: dict[Channel, MessageReader] = field(default_factory=dict)
+    inflows: dict[Channel, Inflow] = field(default_factory=dict)
 
     def open(self, context: "zmq.Context[Any]", channel: Channel, host: str, keys: Keys) -> None:
         """Connect one channel to the agent at that address."""
         socket: zmq.Socket[bytes] = context.socket(zmq.DEALER)
         set_up_dealer(socket, host, self.wanted.key, keys.public, keys.secret)
         socket.maxmsgsize = LONGEST_BYTES[channel]
-        socket.rcvhwm = QUEUED
         # a greeting, so that the agent can send values home
         socket.probe_router = channel is Channel.DATA
+        self.readers[channel], self.inflows[channel] = MessageReader(channel), Inflow()
         self.sockets[channel], self.monitors[channel] = socket, socket.get_monitor_socket(WATCHED)
         port = self.wanted.address.port + OFFSETS[channel]
         socket.connect(f"tcp://{f'[{host}]' if ':' in host else host}:{port}")
+
+    def read(self, channel: Channel) -> list[Any]:
+        """The frames of the next message, those of values uncopied; zmq.Again where there is none.
+
+        None while one that was too long is passed over.
+        """
+        frames = self.readers[channel].read(lambda: self.sockets[channel].recv(_NO_WAIT, False))
+        self.inflows[channel].read(frames)
+        return [frame.buffer if channel is Channel.DATA else frame.bytes for frame in frames]
+
+    def unread_bytes(self) -> int:
+        """What came over the three and was not read yet."""
+        return sum(
+            inflow.left_bytes(is_empty=not self.sockets[channel].poll(0))
+            for channel, inflow in self.inflows.items()
+        )
 
     def send(self, channel: Channel, frames: list[Any]) -> None:
         """Send a message now, or behind what waits already."""

@@ -18,8 +18,9 @@ from potluck.sessions.connections import OFFSETS, Connection, Keys
 from potluck.sessions.events import Connect, Lost, Tick
 from potluck.sessions.link import Link
 from potluck.sessions.resolving import UNKNOWN, Resolver
+from potluck_wire.errors import WireCode, WireError
 from potluck_wire.frames import encode
-from potluck_wire.limits import MAX_FRAME_BYTES
+from potluck_wire.limits import MAX_FRAME_BYTES, MAX_UNREAD_BYTES
 from potluck_wire.messages import Channel, Goodbye
 
 TICK_S = 0.1
@@ -80,6 +81,7 @@ class CurveLink(Link):
                 if time.monotonic() >= next_tick_s:
                     next_tick_s = time.monotonic() + TICK_S
                     self._connect_waiting()
+                    self._end_floods()
                     self._feed(Tick())
                     self._flush()
         finally:
@@ -98,13 +100,20 @@ class CurveLink(Link):
                 if is_monitor:
                     self._watch_socket(device, channel, recv_monitor_message(source, zmq.DONTWAIT))
                     continue
-                frames = source.recv_multipart(zmq.DONTWAIT, copy=channel is not Channel.DATA)
+                frames = self._connections[device].read(channel)
             except zmq.Again:
                 return
             n_bytes += sum(map(len, frames))
-            parts = [getattr(frame, "buffer", frame) for frame in frames]
-            if not self._take(device, channel, parts):
+            if not self._take(device, channel, frames):
                 return
+
+    def _end_floods(self) -> None:
+        """Part from devices that send more than is read of them, and no whole message perhaps."""
+        for device, connection in tuple(self._connections.items()):
+            if (unread_bytes := connection.unread_bytes()) > MAX_UNREAD_BYTES:
+                text = f"{unread_bytes} bytes are unread, at most {MAX_UNREAD_BYTES}"
+                error = WireError(WireCode.SIZE, text)
+                self._feed(Lost(device=device, error=failures.broke(device, error)))
 
     def _watch_socket(self, device: str, channel: Channel, seen: dict[str, Any]) -> None:
         connection, happened = self._connections[device], seen["event"]
@@ -112,6 +121,8 @@ class CurveLink(Link):
         error: PotluckError | None = None
         if happened == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             connection.trusted = True
+        elif happened == zmq.EVENT_CONNECTED:
+            connection.inflows[channel].opened(seen["value"])
         elif happened == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
             error = failures.not_paired(device)
         elif happened & _NOT_CURVE and not connection.trusted:

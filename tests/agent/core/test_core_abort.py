@@ -29,6 +29,8 @@ from potluck_wire.messages import (
     Release,
 )
 
+pytestmark = pytest.mark.usefixtures("small_chunks")
+
 ABORT = Abort(run="r", epoch=1, program="p")
 CANCELLED = Failed(
     run="r", epoch=1, program="p", cause=FailureCause.CANCELLED, text="it was aborted"

@@ -10,6 +10,8 @@ from tests.agent.core.core_talk import EIGHT, OWNER_KEY, OWNER_SENDER, Talk, rec
 from potluck_agent.core.events import Event, FromPeer, ToPeer
 from potluck_wire.messages import Chunk, Credit, Done, Execute, Failed, Message, Value
 
+pytestmark = pytest.mark.usefixtures("small_chunks")
+
 N_LINKS = 3000
 
 

@@ -11,6 +11,8 @@ import pytest
 from tests.agent.core.core_play import CorePlay
 from tests.fuzz import storm
 
+pytestmark = pytest.mark.usefixtures("small_chunks")
+
 MOVES = 14
 N_SEQUENCES, N_LONG = 5_000, 50_000
 WORKERS = {"honest": False, "hostile": True}

@@ -40,6 +40,8 @@ from potluck_wire.messages import (
     WorkerReady,
 )
 
+pytestmark = pytest.mark.usefixtures("small_chunks")
+
 HOME, LEFT, RIGHT = "H" * 40, "L" * 40, "R" * 40
 NAMES = {LEFT: "left", RIGHT: "right"}
 N_STEPS = 5

@@ -35,6 +35,8 @@ from potluck_wire.messages import (
     Value,
 )
 
+pytestmark = pytest.mark.usefixtures("small_chunks")
+
 
 def test_a_sender_that_ignores_its_window_is_stopped():
     n_chunks = WINDOW_BYTES // 2**20

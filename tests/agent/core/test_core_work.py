@@ -47,6 +47,8 @@ from potluck_wire.messages import (
     Value,
 )
 
+pytestmark = pytest.mark.usefixtures("small_chunks")
+
 
 def test_a_value_is_stored_computed_with_sent_and_given_back():
     talk = Talk().begin().load(recv("x"), cut("x", "a"), send("a", name="out"))

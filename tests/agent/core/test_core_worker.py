@@ -53,6 +53,8 @@ from potluck_wire.messages import (
     WorkerReady,
 )
 
+pytestmark = pytest.mark.usefixtures("small_chunks")
+
 # --- the worker -----------------------------------------------------------------------------------
 
 

@@ -35,6 +35,8 @@ from potluck_agent.core.replay import replay
 from potluck_wire.errors import WireCode, WireError
 from potluck_wire.messages import Channel, Chunk, Compute, Drop, Hello, LoadSegment, Prepare
 
+pytestmark = pytest.mark.usefixtures("small_chunks")
+
 N_SEQUENCES, N_MOVES = 300, 14
 SECRET = b"these bytes are a tensor or a model"
 

@@ -11,6 +11,7 @@ from tests.timeouts import PATIENCE_S
 
 from potluck_agent.core.events import LinkReset, Member
 from potluck_agent.keys import Identity
+from potluck_agent.net.inflow import Inflow
 from potluck_agent.net.peer_connections import ASK_AGAIN_S, PeerConnections
 from potluck_agent.net.poller import Poller
 from potluck_agent.net.resolving import AT_ONCE, UNKNOWN, Resolver, resolve
@@ -47,6 +48,7 @@ def open_links():
         links = PeerConnections(
             context,
             sources,
+            Inflow(),
             Identity(public=public, secret=secret),
             events.append,
             pytest.fail,

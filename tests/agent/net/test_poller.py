@@ -31,6 +31,18 @@ def until_ready(sources):
     return ready
 
 
+def test_a_socket_that_was_asked_in_between_is_ready_all_the_same(pair):
+    sources, ours, theirs = pair
+    assert sources.is_empty(ours)
+    sources.wait(0)
+    theirs.send(b"x")
+    while sources.is_empty(ours):
+        pass
+    assert until_ready(sources) == {ours}
+    assert ours.recv() == b"x"
+    assert sources.is_empty(ours)
+
+
 def test_a_socket_is_ready_until_all_of_it_is_read(pair):
     sources, ours, theirs = pair
     for number in range(3):

@@ -10,8 +10,12 @@ from tests.agent.core.core_talk import recv
 
 from potluck_agent.core.run_state import read_load
 from potluck_agent.net.event_loop import AT_ONCE, BYTES_AT_ONCE, EventLoop
+from potluck_agent.net.inflow import SOURCE, Inflow
+from potluck_wire.incoming import SKIPPED_AT_ONCE, MessageReader, most_frames
 from potluck_wire.limits import KIB, MAX_BUFFER_BYTES, MIB
 from potluck_wire.messages import Channel
+
+FOE = 77  # the descriptor of the connection that everything comes over
 
 
 class Frame(bytes):
@@ -20,18 +24,26 @@ class Frame(bytes):
     more = False
     bytes = property(bytes)
 
+    def get(self, option):
+        return FOE if option == SOURCE else None
+
 
 class Router:
-    """A socket with many messages, each of one frame behind its route."""
+    """A socket with many messages, each of some frames behind its route."""
 
-    def __init__(self, n_messages, nbytes):
-        self.n_left, self._nbytes, self._is_route = n_messages, nbytes, False
+    def __init__(self, n_messages, nbytes, n_frames=1):
+        self.n_left, self._n_frames = n_messages, n_frames
+        self.n_given = self._at = 0
+        self._route = Frame(b"route")
+        self._last, self._other = Frame(nbytes), Frame(nbytes)
+        self._route.more = self._other.more = True
 
     def recv(self, flags, copy):
-        self._is_route = not self._is_route
-        frame = Frame(b"route" if self._is_route else bytes(self._nbytes))
-        frame.more = self._is_route
-        self.n_left -= not self._is_route
+        frame = self._other if self._at else self._route
+        self._at = (self._at + 1) % (self._n_frames + 1)
+        frame = frame if self._at else self._last
+        self.n_left -= not frame.more
+        self.n_given += 1
         return frame
 
 
@@ -42,12 +54,48 @@ class Sources:
         return socket.n_left > 0
 
 
-def taken_in_one_round(channel, n_messages, nbytes):
-    net, router = EventLoop.__new__(EventLoop), Router(n_messages, nbytes)
+class Cuts(Inflow):
+    """Notes who is cut off."""
+
+    def __init__(self):
+        super().__init__()
+        self.cuts = []
+
+    def cut(self, source, descriptor):
+        self.cuts.append(descriptor)
+
+
+def loop_with(channel, router):
+    """A loop that only reads, and what it takes."""
+    net, taken = EventLoop.__new__(EventLoop), []
     net._sources, net._sockets = Sources(), type("Sockets", (), {"routers": {channel: router}})()
-    net._take = lambda *message: None
+    net._readers, net._inflow = {channel: MessageReader(channel, n_routes=1)}, Cuts()
+    net._take = lambda channel, route, frames: taken.append(len(frames))
+    return net, taken
+
+
+def taken_in_one_round(channel, n_messages, nbytes):
+    router = Router(n_messages, nbytes)
+    net, _ = loop_with(channel, router)
     net._read_router(channel)
     return n_messages - router.n_left
+
+
+@pytest.mark.parametrize("channel", AT_ONCE)
+@pytest.mark.parametrize("nbytes", [0, MAX_BUFFER_BYTES])
+def test_a_message_of_any_length_takes_a_few_frames_of_a_round_and_its_sender_is_cut(
+    channel, nbytes
+):
+    """Over a million empty frames took ten seconds, and nobody's pulse was answered meanwhile."""
+    router = Router(3, nbytes, n_frames=100_000)
+    net, taken = loop_with(channel, router)
+    while router.n_left:
+        before = router.n_given
+        net._read_router(channel)
+        assert router.n_given - before <= SKIPPED_AT_ONCE + most_frames(channel) + 2
+    assert len(taken) == 3  # each is answered once, as no message
+    assert all(n_frames <= most_frames(channel) + 1 for n_frames in taken)
+    assert net._inflow.cuts == [FOE] * 3
 
 
 @pytest.mark.parametrize("nbytes", [0, KIB, 64 * KIB, MIB, 4 * MIB, MAX_BUFFER_BYTES])

@@ -1,5 +1,7 @@
 """The door: who is admitted, and that an agent whose door does not close refuses to start."""
 
+import socket
+
 import pytest
 import zmq
 from tests.timeouts import PATIENCE_S
@@ -59,6 +61,26 @@ def test_an_authenticator_that_fails_lets_nobody_in():
         raise RuntimeError("disk full")
 
     assert server_sockets.zap_reply(REQUEST, broken)[2] == b"500"
+
+
+def test_strangers_who_come_while_nobody_looks_hold_nobody_up():
+    """ZeroMQ's one thread tells each connection, and waits where too many were told and not heard
+    of. Then closing would wait for ever, too.
+    """
+    context = zmq.Context()
+    identity = Identity(public=KEY, secret=SECRET.decode())
+    made = server_sockets.ServerSockets(context, identity, lambda key: True, "127.0.0.1", 0)
+    try:
+        for _ in range(1_300):
+            socket.create_connection(("127.0.0.1", made.port), PATIENCE_S).close()
+        with socket.create_connection(("127.0.0.1", made.port), PATIENCE_S) as last:
+            assert last.recv(1)  # a greeting
+    finally:
+        for monitor in made.monitors.values():  # so that a failure ends
+            while monitor.poll(0):
+                monitor.recv_multipart()
+        made.close()
+        context.destroy(0)
 
 
 @pytest.mark.parametrize("channel", server_sockets.OFFSETS)

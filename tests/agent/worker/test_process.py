@@ -70,7 +70,9 @@ def test_says_what_it_can_do_how_fast_and_which_limits_hold(worker):
     assert worker.statement["backends"]["torch"] == torch.__version__
     assert "aten.linear.default" in worker.statement["operators"]
     assert {"float32", "int64", "bfloat16"} <= set(worker.statement["dtypes"])
-    assert set(worker.statement["bounds"]) == {"network", "files", "processes", "memory", "signals"}
+    assert set(worker.statement["bounds"]) == {
+        *("network", "reading", "files", "processes", "memory", "signals")
+    }
     assert worker.statement["overhead_s"] > 0
     assert worker.statement["copy_bytes_per_s"] > 0
 

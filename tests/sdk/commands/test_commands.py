@@ -69,7 +69,8 @@ def test_pairing_lists_and_forgetting_with_a_real_agent(tablet, capsys):
     assert capsys.readouterr().out == "Paired with tablet.\n"
     assert cli.main(["devices", place]) == 0
     assert capsys.readouterr().out.splitlines()[-1].split()[:4] == ["tablet", "ready", place, "256"]
-    (finding,) = doctor.sessions([place])
+    finding, bounds = doctor.sessions([place])
+    assert "bounds" in bounds.what
     assert finding.what.startswith("tablet ")
     assert cli.main(["forget", "tablet"]) == 0
     assert cli.main(["devices", place]) == 0
@@ -213,6 +214,17 @@ def test_doctor_prints_no_control_characters():
     assert "\x1b" not in doctor.show(
         doctor.Finding(level=doctor.BAD, what="pho\x1b[2Jne", remedy="\x1b")
     )
+
+
+@pytest.mark.parametrize("missing", ["", "network", "files", "reading"])
+def test_doctor_says_which_bounds_a_worker_has(missing):
+    bounds = dict.fromkeys(("network", "reading", "files"), "limited")
+    if missing:
+        bounds[missing] = "not limited: nobody knows why"
+    found = doctor.bounded("pc", {"bounds": bounds})
+    assert found.level == (doctor.HINT if missing else doctor.GOOD)
+    assert (f"{missing} not limited: nobody knows why" in found.what) is bool(missing)
+    assert doctor.bounded("pc", {}).level == doctor.HINT
 
 
 def test_doctor_tells_how_a_device_knows_its_power_or_why_not():

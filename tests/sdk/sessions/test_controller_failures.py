@@ -26,6 +26,8 @@ from potluck.sessions.events import (
 from potluck_wire import messages as m
 from potluck_wire.limits import CHUNK_BYTES, MAX_CHUNK_BYTES, MIB
 
+pytestmark = pytest.mark.usefixtures("small_chunks")
+
 
 @pytest.mark.parametrize(
     ("cause", "error"),

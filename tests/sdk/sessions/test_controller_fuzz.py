@@ -8,6 +8,8 @@ import pytest
 from tests.fuzz import storm
 from tests.sdk.sessions.controller_attack import ControllerPlay
 
+pytestmark = pytest.mark.usefixtures("small_chunks")
+
 MOVES = 20
 N_SEQUENCES, N_LONG = 10_000, 100_000
 

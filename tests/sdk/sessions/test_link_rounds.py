@@ -8,19 +8,24 @@ from tests.sdk.sessions.controller_play import Play, place
 
 from potluck.errors import DeviceGone, ProtocolError
 from potluck.sessions import pending
-from potluck.sessions.connections import LONGEST_BYTES, QUEUED, Connection, Keys
+from potluck.sessions.connections import LONGEST_BYTES, Connection, Keys
 from potluck.sessions.curve_link import AT_ONCE, BYTES_AT_ONCE, CurveLink
 from potluck.sessions.events import Address, Connect, Disconnect, Join, Lost, Send
+from potluck.sessions.inflow import Inflow
 from potluck.sessions.resolving import UNKNOWN
 from potluck.sessions.spoken import MAX_STATEMENT_BYTES
 from potluck_wire import messages as m
 from potluck_wire import statement
 from potluck_wire.frames import encode
+from potluck_wire.incoming import SKIPPED_AT_ONCE, MessageReader, most_frames
 from potluck_wire.limits import (
+    HIGH_WATER_MARK,
     MAX_BUFFER_BYTES,
     MAX_CHUNK_BYTES,
     MAX_FRAME_BYTES,
     MAX_HEADER_BYTES,
+    MAX_MESSAGE_BYTES,
+    MAX_UNREAD_BYTES,
     WINDOW_BYTES,
 )
 
@@ -79,15 +84,61 @@ def test_events_that_follow_from_one_another_are_handled_one_after_the_other(lin
     assert link._connections == {}
 
 
+class Frame(bytes):
+    """A frame as ZeroMQ gives it."""
+
+    more = False
+    bytes = property(bytes)
+    buffer = property(memoryview)
+
+
 class Flood:
     """A socket that always has one more of the same message."""
 
     def __init__(self, message, *buffers):
-        self.frames, self.n_messages = encode(message, buffers), 0
+        self.frames, self.n_messages = list(map(Frame, encode(message, buffers))), 0
+        for frame in self.frames[:-1]:
+            frame.more = True
+        self._left = []
 
-    def recv_multipart(self, flags, copy):
-        self.n_messages += 1
-        return self.frames
+    def recv(self, flags, copy):
+        if not self._left:
+            self._left = self.frames[::-1]
+            self.n_messages += 1
+        return self._left.pop()
+
+
+class Endless:
+    """A socket with a message that has no end."""
+
+    n_frames = 0
+
+    def recv(self, flags, copy):
+        self.n_frames += 1
+        frame = Frame()
+        frame.more = True
+        return frame
+
+
+def connect(link, channel, socket):
+    """As if this were the socket of a device called foe."""
+    wanted = Connect(device="foe", address=Address(host="h", port=1), key="k")
+    connection = link._connections["foe"] = Connection(wanted)
+    connection.sockets[channel] = socket
+    connection.readers[channel], connection.inflows[channel] = MessageReader(channel), Inflow()
+    link._sources[socket] = ("foe", channel, False)
+    return connection
+
+
+class Notes:
+    """A controller that only notes what it is told."""
+
+    def __init__(self):
+        self.events = []
+
+    def handle(self, event, now_s):
+        self.events.append(event)
+        return []
 
 
 FLOODS = {
@@ -100,7 +151,7 @@ FLOODS = {
 @pytest.mark.parametrize("what", FLOODS)
 def test_one_socket_takes_no_more_of_a_round_than_its_share(link, what):
     channel, flood = FLOODS[what]
-    link._sources[flood] = ("foe", channel, False)
+    connect(link, channel, flood)
     link._read(flood)
     one_bytes = sum(map(len, flood.frames))
     assert 1 <= flood.n_messages <= AT_ONCE
@@ -108,8 +159,32 @@ def test_one_socket_takes_no_more_of_a_round_than_its_share(link, what):
     assert flood.n_messages == AT_ONCE or flood.n_messages * one_bytes >= BYTES_AT_ONCE
 
 
+@pytest.mark.parametrize("channel", LONGEST_BYTES)
+def test_a_message_without_an_end_ends_the_session(link, channel):
+    endless, controller = Endless(), Notes()
+    link._controller = controller
+    connect(link, channel, endless)
+    link._read(endless)
+    assert endless.n_frames <= SKIPPED_AT_ONCE + most_frames(channel) + 1
+    (lost,) = controller.events
+    assert isinstance(lost, Lost)
+    assert isinstance(lost.error, ProtocolError)
+
+
+@pytest.mark.parametrize("over_bytes", [0, 1])
+def test_a_device_of_whom_too_much_is_unread_is_parted_from(link, monkeypatch, over_bytes):
+    controller = link._controller = Notes()
+    connect(link, m.Channel.DATA, Flood(m.Credit()))
+    monkeypatch.setattr(Connection, "unread_bytes", lambda self: MAX_UNREAD_BYTES + over_bytes)
+    link._end_floods()
+    assert [(lost.device, type(lost.error)) for lost in controller.events] == [
+        ("foe", ProtocolError)
+    ] * over_bytes
+
+
 def test_what_zeromq_holds_of_a_device_is_bounded_and_a_window_fits_in():
-    assert QUEUED * MAX_CHUNK_BYTES >= WINDOW_BYTES
+    assert HIGH_WATER_MARK * MAX_CHUNK_BYTES >= WINDOW_BYTES
+    assert MAX_UNREAD_BYTES >= MAX_MESSAGE_BYTES + WINDOW_BYTES
     assert LONGEST_BYTES[m.Channel.DATA] > MAX_CHUNK_BYTES + 33  # what CURVE adds
     assert LONGEST_BYTES[m.Channel.PULSE] > MAX_HEADER_BYTES + 33
     assert max(LONGEST_BYTES.values()) <= MAX_FRAME_BYTES

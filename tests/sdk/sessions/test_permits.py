@@ -15,6 +15,8 @@ from potluck.sessions.permits import LATE_VALUES
 from potluck_wire import messages as m
 from potluck_wire.limits import MAX_CHUNK_BYTES, MAX_VALUE_BYTES
 
+pytestmark = pytest.mark.usefixtures("small_chunks")
+
 PROBE = m.Probe(task="t", peer="home", nbytes=8, repeats=2)
 
 

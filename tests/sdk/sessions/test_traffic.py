@@ -9,6 +9,8 @@ from potluck_wire.errors import WireError
 from potluck_wire.limits import WINDOW_BYTES
 from potluck_wire.messages import Chunk, Credit, Rejected, Value
 
+pytestmark = pytest.mark.usefixtures("small_chunks")
+
 PLACE = ("r", 0, "p", 0)
 
 

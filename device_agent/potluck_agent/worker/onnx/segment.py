@@ -3,8 +3,8 @@
 It does not train.
 
 An initialiser with a shape but no data is state that will be written; until then its values are
-made up. The session is built at the first forward after a write. A size is fixed, or `batch`, or
-`batch*K`.
+made up. The session is built at the first forward after a write, which may be the lender's. A size
+is fixed, or `batch`, or `batch*K`.
 """
 
 import math
@@ -99,6 +99,9 @@ class OnnxSegment(ForwardOnly):
         self._model = validate(document)
         self._arrays, self._threads = arrays, threads
         self._session: onnxruntime.InferenceSession | None = None
+        # whose writes change the state: a session keeps what it made of constants
+        self._source: OnnxSegment = lender._source if isinstance(lender, OnnxSegment) else self
+        self._n_writes = self._n_writes_seen = 0
         graph = self._model.graph
         self._missing = {t.name: t for t in graph.initializer if _is_missing(t)}
         self._lent = lender is not None
@@ -132,7 +135,9 @@ class OnnxSegment(ForwardOnly):
         if train:
             raise self.refusal()
         self._check(inputs)
-        session = self._session or self._open()
+        session = self._session
+        if session is None or self._n_writes_seen != self._source._n_writes:
+            session = self._open()
         feeds = {
             # which makes no value a list
             port.name: np.ascontiguousarray(self._arrays.to_numpy(x)).reshape(x.shape)
@@ -172,6 +177,7 @@ class OnnxSegment(ForwardOnly):
                 nbytes = str(self._state[tensor.name].nbytes)
                 for key, value in (("location", "memory"), ("offset", "0"), ("length", nbytes)):
                     tensor.external_data.add(key=key, value=value)
+        self._session, self._n_writes_seen = None, self._source._n_writes
         try:
             self._session = _session(model, self._threads, self._state)
         except Exception as error:
@@ -200,7 +206,7 @@ class OnnxSegment(ForwardOnly):
                 "bad-input", f"{name} is {state.dtype} {list(state.shape)}, not {list(new.shape)}"
             )
         state[...] = new
-        self._session = None
+        self._session, self._n_writes = None, self._n_writes + 1
 
     def _known(self, name: str) -> Array:
         if name not in self._state:

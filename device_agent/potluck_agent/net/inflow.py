@@ -1,0 +1,108 @@
+"""How much of each connection ZeroMQ holds in memory, and the end of those that hold too much.
+
+ZeroMQ itself has no bound on it: see `potluck_wire.incoming`. The system counts the bytes of a
+connection, and whoever shuts it down has ZeroMQ forget what was not whole.
+"""
+
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import zmq
+
+from potluck_wire.incoming import TCP_INFO_BYTES, Unread, received_bytes
+
+# of a socket's monitor
+OPENED = zmq.EVENT_ACCEPTED | zmq.EVENT_CONNECTED
+WATCHED = OPENED | zmq.EVENT_DISCONNECTED
+SOURCE = int(zmq.SRCFD)  # of a frame: which connection it came over
+# others count elsewhere in it, or not at all
+_TCP_INFO = getattr(socket, "TCP_INFO", None) if sys.platform.startswith("linux") else None
+
+
+@dataclass(slots=True)
+class _Connection:
+    peer: Any
+    unread: Unread = field(default_factory=Unread)
+    left_bytes: int = 0
+    is_known: bool = False  # a message came over it: no stranger
+
+
+class Inflow:
+    """All connections of some sockets, by socket and descriptor."""
+
+    def __init__(self) -> None:
+        self._connections: dict[tuple[Any, int], _Connection] = {}
+
+    def watch(self, source: Any, event: dict[str, Any]) -> None:
+        """What the monitor of a socket says: a connection is there, or gone."""
+        key = (source, int(event["value"]))
+        if event["event"] & OPENED:
+            with suppress(OSError), _borrowed(key[1]) as tcp:
+                self._connections[key] = _Connection(tcp.getpeername())
+        elif event["event"] == zmq.EVENT_DISCONNECTED:
+            self._connections.pop(key, None)
+
+    def read(self, source: Any, frames: list[Any]) -> None:
+        """These frames were read of that socket."""
+        connection = self._connections.get((source, frames[-1].get(SOURCE)))
+        if connection is not None:
+            connection.unread.read(frames)
+            connection.is_known = True
+
+    def forget(self, source: Any) -> None:
+        """This socket is closed."""
+        for key in [key for key in self._connections if key[0] is source]:
+            del self._connections[key]
+
+    def cut(self, source: Any, descriptor: int) -> None:
+        """Shut this connection down; the other side may make a new one."""
+        connection = self._connections.get((source, descriptor))
+        if connection is None:
+            return
+        with suppress(OSError), _borrowed(descriptor) as tcp:
+            if tcp.getpeername() == connection.peer:
+                tcp.shutdown(socket.SHUT_RDWR)
+
+    def check(self, most_bytes: int, is_empty: Callable[[Any], bool]) -> int:
+        """Cut the fullest connections, strangers first, until the others hold no more than
+        `most_bytes` together.
+
+        `is_empty(socket)`: no whole message waits in it. Returns how many were cut.
+        """
+        for (source, descriptor), connection in self._connections.items():
+            came_bytes = _received(descriptor, connection.peer)
+            connection.left_bytes = connection.unread.left_bytes(came_bytes)
+            if is_empty(source):
+                connection.unread.settle(came_bytes)
+        total_bytes, n_cut = sum(c.left_bytes for c in self._connections.values()), 0
+        fullest = sorted(
+            self._connections.items(), key=lambda item: (item[1].is_known, -item[1].left_bytes)
+        )
+        for key, connection in fullest:
+            if total_bytes <= most_bytes:
+                break
+            self.cut(*key)
+            total_bytes, n_cut = total_bytes - connection.left_bytes, n_cut + 1
+        return n_cut
+
+
+@contextmanager
+def _borrowed(descriptor: int) -> Iterator[socket.socket]:
+    """A connection of ZeroMQ's as a socket of ours, for a moment; it stays ZeroMQ's."""
+    with socket.fromfd(descriptor, socket.AF_INET, socket.SOCK_STREAM) as tcp:
+        yield tcp
+
+
+def _received(descriptor: int, peer: Any) -> int:
+    """All that came over a connection so far; 0 where it is gone, or nobody counts."""
+    if _TCP_INFO is None:
+        return 0
+    with suppress(OSError), _borrowed(descriptor) as tcp:
+        if tcp.getpeername() == peer:
+            info = tcp.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, TCP_INFO_BYTES)
+            return received_bytes(info) or 0
+    return 0

@@ -1,0 +1,173 @@
+"""What ZeroMQ holds of a connection, as the agent sees it: exact, and with an end."""
+
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from random import Random
+from typing import Any
+
+import pytest
+import zmq
+from tests.timeouts import PATIENCE_S
+from zmq.utils.monitor import recv_monitor_message
+
+from potluck_agent.net import inflow
+from potluck_agent.net.inflow import SOURCE, Inflow
+from potluck_wire.limits import MIB
+
+pytestmark = pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="Linux alone counts the bytes of a connection"
+)
+MOST_BYTES = 8 * MIB
+PART = bytes(MIB)
+
+
+class Served:
+    """A ROUTER with encryption, its clients, and what flows in."""
+
+    def __init__(self) -> None:
+        self.context, self.inflow = zmq.Context(), Inflow()
+        self.key, secret = zmq.curve_keypair()
+        self.router: Any = self.context.socket(zmq.ROUTER)
+        self.router.linger, self.router.curve_server = 0, True
+        self.router.curve_secretkey = secret
+        self.monitor = self.router.get_monitor_socket(inflow.WATCHED)
+        self.port = self.router.bind_to_random_port("tcp://127.0.0.1")
+
+    def client(self) -> Any:
+        dealer = self.context.socket(zmq.DEALER)
+        dealer.linger = dealer.sndhwm = 0
+        dealer.curve_serverkey = self.key
+        dealer.curve_publickey, dealer.curve_secretkey = zmq.curve_keypair()
+        dealer.connect(f"tcp://127.0.0.1:{self.port}")
+        return dealer
+
+    def watch(self, patience_s: float = 0.0) -> list[int]:
+        """Kinds of events that the monitor has, and waited so long for the first."""
+        seen = []
+        while self.monitor.poll(0 if seen else patience_s * 1000):
+            event = recv_monitor_message(self.monitor)
+            self.inflow.watch(self.router, event)
+            seen.append(int(event["event"]))
+        return seen
+
+    def read(self) -> list[Any]:
+        assert self.router.poll(PATIENCE_S * 1000)
+        self.watch()
+        _, *frames = self.router.recv_multipart(copy=False)
+        self.inflow.read(self.router, frames)
+        return frames
+
+    def check(self) -> int:
+        return self.inflow.check(MOST_BYTES, lambda socket: not socket.poll(0))
+
+    def until_cut(self) -> None:
+        """Watch and check until a connection is gone, long before 2 GiB are here."""
+        kinds: set[int] = set()
+        while zmq.EVENT_DISCONNECTED not in kinds:
+            kinds.update(self.watch(0.01))
+            assert self.left_bytes() < 1024 * MIB
+
+    def left_bytes(self) -> int:
+        self.check()
+        return sum(one.left_bytes for one in self.inflow._connections.values())
+
+
+@pytest.fixture
+def served() -> Iterator[Served]:
+    made = Served()
+    yield made
+    made.router.disable_monitor()
+    made.monitor.close(0)
+    made.context.destroy(0)
+
+
+def test_what_is_read_is_counted_to_the_byte(served):
+    """Else an honest connection would look full after some days."""
+    client, rng = served.client(), Random(1)
+    client.send(b"hello")
+    served.read()
+    served.left_bytes()  # the handshake is forgiven
+    for _ in range(300):
+        sizes = [rng.choice((0, 1, 221, 222, 223, 255, 256, 70_000)) for _ in range(3)]
+        client.send_multipart([bytes(size) for size in sizes])
+        served.read()
+    connection = next(iter(served.inflow._connections.values()))
+    came_bytes = inflow._received(next(iter(served.inflow._connections))[1], connection.peer)
+    assert came_bytes > MIB
+    assert connection.unread.left_bytes(came_bytes) == 0
+
+
+def test_a_message_without_an_end_ends_with_its_connection_and_the_others_stay(served):
+    honest, foe = served.client(), served.client()
+    honest.send(b"hello")
+    served.read()
+    for _ in range(2048):  # 2 GiB; they take no memory before they are sent
+        foe.send(PART, zmq.SNDMORE, copy=False)
+    foe.send(PART)
+    served.until_cut()
+    for number in range(3):
+        honest.send(b"%d" % number)
+        assert served.read()[0].bytes == b"%d" % number
+
+
+def test_whole_messages_that_nobody_reads_count_too(served):
+    foe = served.client()
+    for _ in range(2048):
+        foe.send(PART, copy=False)
+    served.until_cut()
+
+
+def test_strangers_in_their_handshakes_are_cut_before_those_who_are_known(served):
+    """However little each of them holds."""
+    honest = served.client()
+    honest.send(b"hello")
+    served.read()
+    for _ in range(6):
+        honest.send(PART)
+    # a client's greeting, and the beginning of a frame of its handshake
+    half = b"\xff" + bytes(8) + b"\x7f\x03\x01CURVE" + bytes(47) + b"\x06" + (7 * MIB).to_bytes(8)
+    with ExitStack() as stack:
+        for _ in range(6):
+            stranger = stack.enter_context(
+                socket.create_connection(("127.0.0.1", served.port), PATIENCE_S)
+            )
+            stranger.sendall(half + PART)
+        served.until_cut()
+        for _ in range(6):
+            assert served.read()[0].bytes == PART  # nobody known was cut
+        honest.send(b"again")
+        assert served.read()[0].bytes == b"again"
+
+
+def test_who_has_little_unread_is_not_cut(served):
+    clients = [served.client() for _ in range(3)]
+    for client in clients:
+        client.send_multipart([PART] * 2)
+    for _ in clients:
+        assert served.router.poll(PATIENCE_S * 1000)
+        assert served.check() == 0
+        assert len(served.read()) == 2
+
+
+def test_a_connection_is_cut_by_where_a_frame_came_from(served):
+    honest, foe = served.client(), served.client()
+    foe.send(b"foe")
+    frame = served.read()[0]
+    honest.send(b"honest")
+    served.read()
+    served.inflow.cut(served.router, frame.get(SOURCE))
+    assert served.watch(PATIENCE_S)
+    honest.send(b"again")
+    while served.read()[0].bytes != b"again":
+        pass
+
+
+def test_a_descriptor_that_is_something_else_by_now_is_left_alone(served, tmp_path):
+    with open(tmp_path / "file", "w") as file:
+        opened = {"event": zmq.EVENT_ACCEPTED, "value": file.fileno()}
+        served.inflow.watch(served.router, opened)
+        served.inflow.cut(served.router, file.fileno())
+        assert served.check() == 0
+        file.write("still open")
