@@ -12,7 +12,7 @@ from typing import Any
 from potluck.errors import PlanError
 from potluck.records import HOME, Plan, Segment, Tensor
 from potluck.schedule import policies
-from potluck.schedule.all_reduce import FLOAT_BYTES, STILL, ring_all_reduce, vector_elements
+from potluck.schedule.all_reduce import FLOAT_BYTES, STILL, RingInstructions, vector_elements
 from potluck.schedule.ir import BACKWARD, FORWARD, Action, Schedule
 from potluck.schedule.micro_batches import Division, divide
 from potluck.schedule.program_builder import (
@@ -22,9 +22,10 @@ from potluck.schedule.program_builder import (
     ProgramBuilder,
     Result,
 )
-from potluck.schedule.rows import intervals, overlaps
-from potluck.schedule.stage_graph import wire
+from potluck.schedule.rows import intervals
+from potluck.schedule.stage_graph import returning, wire
 from potluck.schedule.standby import COPY, REPLAY, Standby, gradient_value, shadow_value
+from potluck.schedule.step import HandedRows, StageOutput, StepSpec, walk
 from potluck.schedule.validate import check
 
 LOSS_BYTES = 4
@@ -80,23 +81,21 @@ def compile_training(
     """
     if schedule is None:
         schedule = policies.POLICIES["1f1b"](plan)
-    pipeline = _Pipeline(
-        "train",
+    division = division or divide(plan, segments, plan.batch)
+    spec = _spec(plan, segments, division, schedule, shadows, training=True)
+    sink = _Instructions(
+        ProgramBuilder("train", plan.devices, home),
         plan,
         segments,
-        schedule,
-        home,
-        training=True,
-        division=division,
+        division,
+        spec,
+        optimizer=optimizer,
         shadows=shadows,
         to=to,
         fed_whole=fed_whole,
     )
-    pipeline.actions()
-    pipeline.tell_losses()
-    for p in range(len(plan.stages)):
-        pipeline.update(p, dict(optimizer))
-    return pipeline.programs.finish()
+    walk(spec, sink)
+    return sink.programs.finish()
 
 
 def compile_inference(
@@ -124,186 +123,210 @@ def compile_inference(
     """
     if schedule is None:
         schedule = policies.POLICIES["forward-only"](plan)
-    pipeline = _Pipeline("infer", plan, segments, schedule, home, training=False)
-    pipeline.actions()
-    return pipeline.programs.finish()
+    division = divide(plan, segments, plan.batch)
+    spec = _spec(plan, segments, division, schedule, training=False)
+    programs = ProgramBuilder("infer", plan.devices, home)
+    walk(spec, _Instructions(programs, plan, segments, division, spec))
+    return programs.finish()
 
 
-class _Pipeline:
-    """One compilation: walks a legal order of all actions and appends to the devices' programs."""
+def _spec(
+    plan: Plan,
+    segments: Sequence[Segment],
+    division: Division,
+    schedule: Schedule,
+    shadows: Sequence[Standby] = (),
+    *,
+    training: bool,
+) -> StepSpec[Tensor]:
+    wiring = wire(plan, segments, training=training)
+    order = check(schedule, len(division), before=wiring.before, training=training)
+    halves = [str(action) for _, action in order if action.kind not in (FORWARD, BACKWARD)]
+    if halves:
+        raise PlanError(
+            f"{halves[0]}: agents do a backward whole.", next_step="Use a schedule of F and B."
+        )
+    number = [{tensor.name: k for k, tensor in enumerate(s.outputs)} for s in segments]
+    copied = {shadow.stage for shadow in shadows if shadow.way == COPY}
+    return StepSpec(
+        order=order,
+        training=training,
+        devices=[stage.devices for stage in plan.stages],
+        shares=[part.shares for part in division],
+        outputs=[
+            [
+                StageOutput(t, takers.get(t.name, ()), t.gradient, t.multiple > 0)
+                for t in segment.outputs
+            ]
+            for segment, takers in zip(segments, wiring.takers, strict=True)
+        ],
+        inputs=[
+            [(p, number[p][t.name]) for t, p in zip(segment.inputs, suppliers, strict=True)]
+            for segment, suppliers in zip(segments, wiring.suppliers, strict=True)
+        ],
+        learns=wiring.learns,
+        n_elements=[
+            vector_elements(segment, learns)
+            for segment, learns in zip(segments, wiring.learns, strict=True)
+        ],
+        followed=[p in copied for p in range(len(segments))],
+    )
+
+
+class _Instructions:
+    """Takes a step down as instructions; a value is its name on the device that has it."""
 
     def __init__(
         self,
-        name: str,
+        programs: ProgramBuilder,
         plan: Plan,
         segments: Sequence[Segment],
-        schedule: Schedule,
-        home: str,
+        division: Division,
+        spec: StepSpec[Tensor],
         *,
-        training: bool,
-        division: Division | None = None,
+        optimizer: Mapping[str, Any] = STILL,
         shadows: Sequence[Standby] = (),
         to: str = "",
         fed_whole: bool = False,
     ) -> None:
-        self.wiring = wire(plan, segments, training=training)
-        self.plan, self.segments, self.home, self.training = plan, segments, home, training
-        self.division = division or divide(plan, segments, plan.batch)
-        self.batch = self.division[-1].stop
-        self.order = check(
-            schedule, len(self.division), before=self.wiring.before, training=training
-        )
-        halves = [str(action) for _, action in self.order if action.kind not in (FORWARD, BACKWARD)]
-        if halves:
-            raise PlanError(
-                f"{halves[0]}: agents do a backward whole.", next_step="Use a schedule of F and B."
-            )
-        self.programs = ProgramBuilder(name, plan.devices, home)
-        # the priority of what an action waits for
-        self.turn = {action: turn for turn, action in self.order}
-        self.n_turns = max(self.turn.values()) + 1
-        # rows[micro-batch][stage][device index]: [first, stop) of the micro-batch
-        self.rows = [[intervals(shares) for shares in part.shares] for part in self.division]
+        self.programs, self.plan, self.segments, self.division = programs, plan, segments, division
+        self.spec, self.optimizer = spec, optimizer
         self.shadows, self.to, self.fed_whole = shadows, to, fed_whole
+        self.batch = division[-1].stop
+        # rows[micro-batch][stage][device index]: [first, stop) of the micro-batch
+        self.rows = [[intervals(shares) for shares in part.shares] for part in division]
         self.fed: set[tuple[str, str]] = set()  # (device, value)
-        self.learns = self.wiring.learns
-        # (action, tensor, device index, sending stage) -> pieces (value, first row, bytes)
-        self.pieces: dict[tuple[Action, str, int, int], list[tuple[str, int, int]]] = {}
-
-    def actions(self) -> None:
-        for _, action in self.order:
-            for index in self._takers(action):
-                if action.kind == FORWARD:
-                    self._forward(action, index)
-                elif self.learns[action.stage]:
-                    self._backward(action, index)
-        # A device that is in several stages does the pieces of all of them in this one order.
-
-    def _takers(self, action: Action) -> list[int]:
-        """The devices of its stage that have rows of its micro-batch."""
-        shares = self.division[action.micro_batch].shares[action.stage]
-        return [index for index, share in enumerate(shares) if share]
 
     # --- one action -------------------------------------------------------------------------------
 
-    def _forward(self, action: Action, index: int) -> None:
+    def feed(self, action: Action, index: int, priority: int) -> list[str]:
+        """Whole micro-batches of inputs, or all of a batch once."""
+        device = self._device(action, index)
+        return [
+            self._feed(action, device, tensor, *self._rows(action, index), priority)
+            for tensor in self.segments[action.stage].feeds
+        ]
+
+    def forward(self, action: Action, index: int, inputs: list[str], priority: int) -> list[str]:
+        """A `run`; shadows that replay the stage get its inputs."""
         p, m = action.stage, action.micro_batch
-        segment, device, (start, stop) = (
-            self.segments[p],
-            self.plan.stages[p].devices[index],
-            self.rows[m][p][index],
-        )
-        feeds = [self._feed(action, device, tensor, start, stop) for tensor in segment.feeds]
-        inputs = [value for value, _ in feeds]
-        sources = zip(segment.inputs, self.wiring.suppliers[p], strict=True)
-        inputs += [self._gather(action, index, tensor, source) for tensor, source in sources]
-        if vector_elements(segment, self.learns[p]):
+        segment, device = self.segments[p], self._device(action, index)
+        start, stop = self._rows(action, index)
+        if self.spec.n_elements[p]:
             for tensor, given in zip(segment.inputs, inputs[len(segment.feeds) :], strict=True):
-                self._show(
-                    p, device, given, shadow_value(p, "x", tensor, m), REPLAY, self.turn[action]
-                )
+                self._show(p, device, given, shadow_value(p, "x", tensor, m), REPLAY, priority)
         names = [f"y{p}.{i}.{m}" for i in range(len(segment.outputs))]
         sizes = [_nbytes(tensor, stop - start) for tensor in segment.outputs]
-        takes = [take for _, take in feeds] + [None] * len(segment.inputs)
-        parts: dict[str, Any] = {"takes": takes} if any(takes) else {}
-        if self.training and p == len(self.segments) - 1:
+        if self.spec.training and p == len(self.segments) - 1:
             sizes[0] = LOSS_BYTES
+        takes = [self._take(action, tensor, start, stop) for tensor in segment.feeds]
+        takes += [None] * len(segment.inputs)
+        parts: dict[str, Any] = {"takes": takes} if any(takes) else {}
         self.programs.compute(
             device,
             "run",
             inputs,
             dict(zip(names, sizes, strict=True)),
-            note=Annotation(
-                label=str(action), start=segment.start, stop=segment.stop, rows=stop - start
-            ),
-            priority=self.turn[action],
+            note=self._note(action, index),
+            priority=priority,
             segment=segment.name,
             key=f"{p}.{m}",
-            train=self.training,
+            train=self.spec.training,
             rows=[start, stop, self.division[m].rows],
             micro_batch=m,
             **parts,
         )
-        if p < len(self.segments) - 1:
-            for tensor, name in zip(segment.outputs, names, strict=True):
-                for taker in self.wiring.takers[p].get(tensor.name, ()):
-                    self._pass(action, Action(taker, FORWARD, m), index, tensor, name)
-        elif not self.training:
-            self._results(action, device, names, start, stop)
+        return names
 
-    def _backward(self, action: Action, index: int) -> None:
+    def backward(
+        self, action: Action, index: int, gradients: list[str], priority: int
+    ) -> list[str]:
+        """A `backward`; shadows that replay the stage get the gradients of its outputs."""
         p, m = action.stage, action.micro_batch
-        segment, device, (start, stop) = (
-            self.segments[p],
-            self.plan.stages[p].devices[index],
-            self.rows[m][p][index],
-        )
-        last = p == len(self.segments) - 1
-        returned = [] if last else [t for t in segment.outputs if self.wiring.returning(p, t)]
-        inputs = [self._returned(action, index, tensor) for tensor in returned]
-        for tensor, value in zip(returned, inputs, strict=True):
-            self._show(
-                p, device, value, shadow_value(p, "dy", tensor, m), REPLAY, self.turn[action]
-            )
-        pairs = zip(segment.inputs, self.wiring.suppliers[p], strict=True)
-        back = [(tensor, source) for tensor, source in pairs if tensor.gradient]
-        names = [f"dx{p}.{i}.{m}" for i in range(len(back))]
+        segment, device = self.segments[p], self._device(action, index)
+        start, stop = self._rows(action, index)
+        returned = [
+            output.tensor
+            for output in self.spec.outputs[p]
+            if returning(output.to, output.gradient, self.spec.learns)
+        ]
+        for tensor, value in zip(returned, gradients, strict=True):
+            self._show(p, device, value, shadow_value(p, "dy", tensor, m), REPLAY, priority)
+        back = [tensor for tensor in segment.inputs if tensor.gradient]
+        made = {f"dx{p}.{i}.{m}": _nbytes(tensor, stop - start) for i, tensor in enumerate(back)}
         self.programs.compute(
             device,
             "backward",
-            inputs,
-            {
-                name: _nbytes(tensor, stop - start)
-                for name, (tensor, _) in zip(names, back, strict=True)
-            },
-            note=Annotation(
-                label=str(action), start=segment.start, stop=segment.stop, rows=stop - start
-            ),
-            priority=self.turn[action],
+            gradients,
+            made,
+            note=self._note(action, index),
+            priority=priority,
             segment=segment.name,
             key=f"{p}.{m}",
-            scale=(stop - start) / self.batch if last else 1.0,
+            scale=(stop - start) / self.batch if p == len(self.segments) - 1 else 1.0,
         )
-        for name, (tensor, source) in zip(names, back, strict=True):
-            if self.learns[source]:
-                self._pass(action, Action(source, action.kind, m), index, tensor, name)
+        return [*made]
 
-    def _returned(self, action: Action, index: int, tensor: Tensor) -> str:
-        """The gradient of an output: the sum of what comes back from all stages that took it, in a
-        fixed order.
-        """
-        givers = self.wiring.returning(action.stage, tensor)
-        parts = [self._gather(action, index, tensor, giver) for giver in givers]
-        if len(parts) == 1:
-            return parts[0]
-        start, stop = self.rows[action.micro_batch][action.stage][index]
-        name, nbytes = (
-            f"dy{action.stage}.{tensor.name}.{action.micro_batch}",
-            _nbytes(tensor, stop - start),
+    def answer(self, action: Action, index: int, outputs: list[str], priority: int) -> None:
+        """Every output of the last stage is a result."""
+        first = self.division[action.micro_batch].start
+        start, stop = self._rows(action, index)
+        for name, tensor in zip(outputs, self.segments[-1].outputs, strict=True):
+            result = Result(
+                device=self._device(action, index),
+                value=name,
+                tensor=tensor.name,
+                kind="output",
+                micro_batch=action.micro_batch,
+                start=(first + start) * tensor.multiple,
+                stop=(first + stop) * tensor.multiple,
+                whole=tensor.multiple == 0,
+                nbytes=_nbytes(tensor, stop - start),
+            )
+            self.programs.result(result, label=f"{action}>{self.programs.home}", priority=priority)
+
+    def tell_losses(self, index: int, losses: list[str], priority: int) -> None:
+        """One result of them all."""
+        p, nbytes = len(self.segments) - 1, len(losses) * LOSS_BYTES
+        device, value = self.plan.stages[p].devices[index], losses[0]
+        if len(losses) > 1:
+            value, note = "losses", Annotation(label=f"{p} losses", nbytes=nbytes)
+            self.programs.compute(
+                device, "concat", losses, {value: nbytes}, note=note, priority=priority, dim=0
+            )
+        result = Result(
+            device=device,
+            value=value,
+            tensor=self.segments[p].outputs[0].name,
+            kind="loss",
+            rows=tuple(share for part in self.division if (share := part.shares[p][index])),
+            nbytes=nbytes,
         )
-        self.programs.compute(
-            self.plan.stages[action.stage].devices[index],
-            "add",
-            parts,
-            {name: nbytes},
-            note=Annotation(label=f"{action} add", nbytes=nbytes),
-            priority=self.turn[action],
+        self.programs.result(result, label=f"{p}>{self.programs.home}", priority=priority)
+
+    def _device(self, action: Action, index: int) -> str:
+        return self.plan.stages[action.stage].devices[index]
+
+    def _rows(self, action: Action, index: int) -> tuple[int, int]:
+        return self.rows[action.micro_batch][action.stage][index]
+
+    def _note(self, action: Action, index: int) -> Annotation:
+        segment, (start, stop) = self.segments[action.stage], self._rows(action, index)
+        return Annotation(
+            label=str(action), start=segment.start, stop=segment.stop, rows=stop - start
         )
-        return name
+
+    # --- what home feeds --------------------------------------------------------------------------
 
     def _feed(
-        self, action: Action, device: str, tensor: Tensor, start: int, stop: int
-    ) -> tuple[str, list[int] | None]:
-        """The name of what is fed, and which entries of it are meant; None: all of them."""
+        self, action: Action, device: str, tensor: Tensor, start: int, stop: int, priority: int
+    ) -> str:
+        """The name of what is fed: of a whole batch it comes once."""
         first = self.division[action.micro_batch].start  # feeds are counted over the whole batch
-        value, take = f"in{action.stage}.{tensor.name}.{action.micro_batch}", None
+        value = f"in{action.stage}.{tensor.name}.{action.micro_batch}"
         start, stop = first + start, first + stop
         if self._comes_whole(action.stage, tensor):
-            value, take = (
-                f"in{action.stage}.{tensor.name}.all",
-                [start * tensor.multiple, stop * tensor.multiple],
-            )
-            start, stop = 0, self.batch
+            value, start, stop = f"in{action.stage}.{tensor.name}.all", 0, self.batch
         if (device, value) not in self.fed:
             self.fed.add((device, value))
             feed = InputBinding(
@@ -315,10 +338,17 @@ class _Pipeline:
                 stop=stop * tensor.multiple,
                 whole=tensor.multiple == 0,
                 nbytes=_nbytes(tensor, stop - start),
-                priority=self.turn[action],
+                priority=priority,
             )
-            self.programs.feed(feed, label=f"{self.home}>{action}")
-        return value, take
+            self.programs.feed(feed, label=f"{self.programs.home}>{action}")
+        return value
+
+    def _take(self, action: Action, tensor: Tensor, start: int, stop: int) -> list[int] | None:
+        """Which entries of what is fed are meant; None: all of them."""
+        if not self._comes_whole(action.stage, tensor):
+            return None
+        first = self.division[action.micro_batch].start
+        return [(first + start) * tensor.multiple, (first + stop) * tensor.multiple]
 
     def _comes_whole(self, p: int, tensor: Tensor) -> bool:
         """Whether one value has the rows of all micro-batches: they belong to one device, and are
@@ -327,186 +357,123 @@ class _Pipeline:
         is_all = len(self.plan.stages[p].devices) == 1 < len(self.division) and tensor.multiple > 0
         return self.fed_whole and is_all and _nbytes(tensor, self.batch) <= WHOLE_BYTES
 
-    def _results(
-        self, action: Action, device: str, names: Sequence[str], start: int, stop: int
-    ) -> None:
-        first = self.division[action.micro_batch].start
-        for name, tensor in zip(names, self.segments[-1].outputs, strict=True):
-            result = Result(
-                device=device,
-                value=name,
-                tensor=tensor.name,
-                kind="output",
-                micro_batch=action.micro_batch,
-                start=(first + start) * tensor.multiple,
-                stop=(first + stop) * tensor.multiple,
-                whole=tensor.multiple == 0,
-                nbytes=_nbytes(tensor, stop - start),
-            )
-            self.programs.result(result, label=f"{action}>{self.home}", priority=self.turn[action])
-
-    def tell_losses(self) -> None:
-        """The losses of all micro-batches go home at the end, as one value: they are for
-        display.
-        """
-        p = len(self.segments) - 1
-        for index, device in enumerate(self.plan.stages[p].devices):
-            rows = {
-                m: part.shares[p][index]
-                for m, part in enumerate(self.division)
-                if part.shares[p][index]
-            }
-            losses = [f"y{p}.0.{m}" for m in rows]
-            if not losses:
-                continue
-            value, nbytes = losses[0], len(losses) * LOSS_BYTES
-            if len(losses) > 1:
-                value = "losses"
-                self.programs.compute(
-                    device,
-                    "concat",
-                    losses,
-                    {value: nbytes},
-                    note=Annotation(label=f"{p} losses", nbytes=nbytes),
-                    priority=self.n_turns,
-                    dim=0,
-                )
-            result = Result(
-                device=device,
-                value=value,
-                tensor=self.segments[p].outputs[0].name,
-                kind="loss",
-                rows=tuple(rows.values()),
-                nbytes=nbytes,
-            )
-            self.programs.result(result, label=f"{p}>{self.home}", priority=self.n_turns)
-
     # --- over a cut -------------------------------------------------------------------------------
 
-    def _pass(self, source: Action, target: Action, index: int, tensor: Tensor, value: str) -> None:
-        """Hand `value`, made by device `index` in `source`, to the devices that need rows of it in
-        `target`.
-        """
-        left, right = self.plan.stages[source.stage], self.plan.stages[target.stage]
-        device, (first, stop) = (
-            left.devices[index],
-            self.rows[source.micro_batch][source.stage][index],
-        )
-        shares = self.division[source.micro_batch].shares
-        direction = "f" if target.kind == FORWARD else f"b{source.stage}."
-        for piece in overlaps(shares[source.stage], shares[target.stage]):
-            key = (target, tensor.name, piece.right, source.stage)
-            if piece.left != index or (tensor.multiple == 0 and key in self.pieces):
-                continue
-            sent, nbytes, peer = (
-                value,
-                _nbytes(tensor, piece.stop - piece.start),
-                right.devices[piece.right],
-            )
-            tag = f"{target.stage}.{tensor.name}.{target.micro_batch}.{piece.start}"
-            if tensor.multiple and (piece.start, piece.stop) != (first, stop):
-                sent = f"cut.{direction}{tag}"
-                self.programs.compute(
-                    device,
-                    "slice",
-                    [value],
-                    {sent: nbytes},
-                    note=Annotation(label=f"{source} slice", nbytes=nbytes),
-                    priority=self.turn[target],
-                    dim=0,
-                    start=(piece.start - first) * tensor.multiple,
-                    stop=(piece.stop - first) * tensor.multiple,
-                )
-            if peer != device:
-                name = direction + tag
-                self.programs.send(
-                    device, sent, peer, name, label=f"{source}>{target}", priority=self.turn[target]
-                )
-                sent = name
-            self.pieces.setdefault(key, []).append((sent, piece.start, nbytes))
-
-    def _gather(self, action: Action, index: int, tensor: Tensor, source: int) -> str:
-        """The name of `tensor` for this device and action, put together in row order from what
-        `source` passed on.
-        """
-        pieces = self.pieces[action, tensor.name, index, source]
-        if len(pieces) == 1:
-            return pieces[0][0]
-        pieces.sort(key=lambda piece: piece[1])
-        kind = "x" if action.kind == FORWARD else f"dy{source}."
-        name, nbytes = (
-            f"{kind}{action.stage}.{tensor.name}.{action.micro_batch}",
-            sum(piece[2] for piece in pieces),
-        )
+    def cut(self, rows: HandedRows[Tensor], value: str, priority: int) -> str:
+        """A slice, named after what is sent of it."""
+        first, _ = self._rows(rows.source, rows.left)
+        name, nbytes = f"cut.{_name(rows)}", _nbytes(rows.tensor, rows.stop - rows.start)
         self.programs.compute(
-            self.plan.stages[action.stage].devices[index],
-            "concat",
-            [piece[0] for piece in pieces],
+            self._device(rows.source, rows.left),
+            "slice",
+            [value],
             {name: nbytes},
-            note=Annotation(label=f"{action} concat", nbytes=nbytes),
-            priority=self.turn[action],
+            note=Annotation(label=f"{rows.source} slice", nbytes=nbytes),
+            priority=priority,
             dim=0,
+            start=(rows.start - first) * rows.tensor.multiple,
+            stop=(rows.stop - first) * rows.tensor.multiple,
+        )
+        return name
+
+    def send(self, rows: HandedRows[Tensor], value: str, priority: int) -> str:
+        """A `send` and its `recv`."""
+        device, peer = self._device(rows.source, rows.left), self._device(rows.target, rows.right)
+        label = f"{rows.source}>{rows.target}"
+        self.programs.send(device, value, peer, _name(rows), label=label, priority=priority)
+        return _name(rows)
+
+    def join(
+        self,
+        action: Action,
+        index: int,
+        tensor: Tensor,
+        source: int,
+        pieces: list[str],
+        priority: int,
+    ) -> str:
+        """A `concat` of pieces."""
+        kind = "x" if action.kind == FORWARD else f"dy{source}."
+        name = f"{kind}{action.stage}.{tensor.name}.{action.micro_batch}"
+        return self._merge("concat", action, index, tensor, name, pieces, priority, dim=0)
+
+    def add(
+        self, action: Action, index: int, tensor: Tensor, parts: list[str], priority: int
+    ) -> str:
+        """A sum in a fixed order."""
+        name = f"dy{action.stage}.{tensor.name}.{action.micro_batch}"
+        return self._merge("add", action, index, tensor, name, parts, priority)
+
+    def _merge(
+        self,
+        op: str,
+        action: Action,
+        index: int,
+        tensor: Tensor,
+        name: str,
+        values: list[str],
+        priority: int,
+        **attrs: Any,
+    ) -> str:
+        """One value with all rows of the device."""
+        start, stop = self._rows(action, index)
+        nbytes = _nbytes(tensor, stop - start)
+        self.programs.compute(
+            self._device(action, index),
+            op,
+            values,
+            {name: nbytes},
+            note=Annotation(label=f"{action} {op}", nbytes=nbytes),
+            priority=priority,
+            **attrs,
         )
         return name
 
     # --- the end of a step ------------------------------------------------------------------------
 
-    def update(self, p: int, optimizer: Mapping[str, Any]) -> None:
-        """All-reduce gradients and statistics of stage p over its replicas, and take the
-        optimizer's step.
-        """
-        segment, stage = self.segments[p], self.plan.stages[p]
-        n_elements = vector_elements(segment, self.learns[p])
-        if n_elements == 0:
-            return
-        reduced: list[str] = []
-        priority = self.n_turns + 1
-        nbytes = n_elements * FLOAT_BYTES
-        if len(stage.devices) > 1 or any(s.stage == p and s.way == COPY for s in self.shadows):
-            for index, device in enumerate(stage.devices):
-                rows = sum(part.shares[p][index] for part in self.division)
-                self.programs.compute(
-                    device,
-                    "gradients",
-                    [],
-                    {f"grad{p}": nbytes},
-                    note=Annotation(label=f"{p} gradients", nbytes=nbytes),
-                    priority=priority,
-                    segment=segment.name,
-                    share_frac=rows / self.batch,
-                )
-            reduced = [f"grad{p}"]
-        if len(stage.devices) > 1:
-            reduced = [
-                ring_all_reduce(
-                    self.programs,
-                    stage.devices,
-                    f"grad{p}",
-                    n_elements,
-                    tag=f"ring{p}",
-                    priority=priority,
-                )
-            ]
-        for value in reduced:
-            self._show(p, stage.devices[0], value, gradient_value(p), COPY, priority)
-        if not self.learns[p] and len(stage.devices) == 1:  # its statistics are what they should be
-            return
-        for device in stage.devices:
-            self.programs.compute(
-                device,
-                "step",
-                reduced,
-                {},
-                note=Annotation(
-                    label=f"{p} step",
-                    start=segment.start,
-                    stop=segment.stop,
-                    nbytes=segment.parameter_count * FLOAT_BYTES,
-                ),
-                priority=priority + 2 * len(stage.devices) + 1,
-                segment=segment.name,
-                optimizer=dict(optimizer if self.learns[p] else STILL),
-            )
+    def vector(self, p: int, index: int, priority: int) -> str:
+        """Gradients and statistics, weighted by the device's share of the batch."""
+        rows = sum(part.shares[p][index] for part in self.division)
+        name, nbytes = f"grad{p}", self.spec.n_elements[p] * FLOAT_BYTES
+        self.programs.compute(
+            self.plan.stages[p].devices[index],
+            "gradients",
+            [],
+            {name: nbytes},
+            note=Annotation(label=f"{p} gradients", nbytes=nbytes),
+            priority=priority,
+            segment=self.segments[p].name,
+            share_frac=rows / self.batch,
+        )
+        return name
+
+    def ring(self, p: int) -> RingInstructions:
+        """Of the devices of the stage."""
+        devices, n_elements = self.plan.stages[p].devices, self.spec.n_elements[p]
+        return RingInstructions(self.programs, devices, n_elements, f"ring{p}")
+
+    def summed(self, p: int, vector: str, priority: int) -> None:
+        """Shadows that copy the stage's updates get it."""
+        self._show(p, self.plan.stages[p].devices[0], vector, gradient_value(p), COPY, priority)
+
+    def update(self, p: int, index: int, vectors: list[str], priority: int) -> None:
+        """A `step`; where no gradient comes back it only takes the statistics over."""
+        segment = self.segments[p]
+        self.programs.compute(
+            self.plan.stages[p].devices[index],
+            "step",
+            vectors,
+            {},
+            note=Annotation(
+                label=f"{p} step",
+                start=segment.start,
+                stop=segment.stop,
+                nbytes=segment.parameter_count * FLOAT_BYTES,
+            ),
+            priority=priority,
+            segment=segment.name,
+            optimizer=dict(self.optimizer if self.spec.learns[p] else STILL),
+        )
 
     # --- those who stay in step -------------------------------------------------------------------
 
@@ -524,6 +491,13 @@ class _Pipeline:
                         label=f"{name}>{peer}",
                         priority=priority,
                     )
+
+
+def _name(rows: HandedRows[Tensor]) -> str:
+    """What these rows are called where they arrive."""
+    kind = "f" if rows.target.kind == FORWARD else f"b{rows.source.stage}."
+    p, _, m = rows.target
+    return f"{kind}{p}.{rows.tensor.name}.{m}.{rows.start}"
 
 
 def _nbytes(tensor: Tensor, rows: int) -> int:

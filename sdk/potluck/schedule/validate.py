@@ -90,26 +90,49 @@ def check(
     )
     if max_kept is not None:
         _within_depth(schedule, max_kept)
-    done: set[Action] = set()
-    position = [0] * len(schedule)
-    order: list[tuple[int, Action]] = []
-    while len(order) < sum(map(len, schedule)):
-        turn = order[-1][0] + 1 if order else 0
-        ready = [
-            r
-            for r, row in enumerate(schedule)
-            if position[r] < len(row) and done.issuperset(needs(row[position[r]], before, split))
-        ]
-        if not ready:
-            r = next(r for r, row in enumerate(schedule) if position[r] < len(row))
-            action = schedule[r][position[r]]
-            missing = [str(n) for n in needs(action, before, split) if n not in done]
+    return in_order(schedule, before, split=split)
+
+
+def in_order(
+    schedule: Schedule, before: Before, *, split: bool = False
+) -> tuple[tuple[int, Action], ...]:
+    """All actions with their turns, by turn and row: one turn after the last that an action waits
+    for, and after the one before it in its row.
+
+    Parameters
+    ----------
+    schedule
+        Rows of actions, each of them once.
+    before
+        Per stage, the stages that it takes tensors from.
+    split
+        Backwards come in two halves, I and W.
+
+    Raises
+    ------
+    PlanError
+        Some action waits for ever.
+    """
+    turns = dict[Action, int]()
+    position, last = [0] * len(schedule), [-1] * len(schedule)
+    found, n_found = list[tuple[int, int, Action]](), -1
+    rows = [*enumerate(schedule)]
+    while n_found < len(found):
+        n_found = len(found)
+        for r, row in rows + rows[-2::-1]:  # forwards go down the rows, backwards up again
+            for action in row[position[r] :]:
+                done = [turns.get(need, -1) for need in needs(action, before, split)]
+                if -1 in done:
+                    break
+                last[r] = turns[action] = max(last[r], *done, -1) + 1
+                position[r] += 1
+                found.append((last[r], r, action))
+    for r, row in rows:
+        if position[r] < len(row):
+            action = row[position[r]]
+            missing = [str(n) for n in needs(action, before, split) if n not in turns]
             _refuse(schedule, r, position[r], f"{action} waits for ever for {', '.join(missing)}")
-        for r in ready:
-            order.append((turn, schedule[r][position[r]]))
-            position[r] += 1
-        done.update(schedule[r][position[r] - 1] for r in ready)
-    return tuple(order)
+    return tuple((turn, action) for turn, _, action in sorted(found))
 
 
 def _each_once(schedule: Schedule, expected: Sequence[Action]) -> None:
