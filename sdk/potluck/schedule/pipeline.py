@@ -25,10 +25,9 @@ from potluck.schedule.program_builder import (
 from potluck.schedule.rows import intervals
 from potluck.schedule.stage_graph import returning, wire
 from potluck.schedule.standby import COPY, REPLAY, Standby, gradient_value, shadow_value
-from potluck.schedule.step import HandedRows, StageOutput, StepSpec, walk
+from potluck.schedule.step import LOSS_BYTES, HandedRows, StageOutput, StepSpec, walk
 from potluck.schedule.validate import check
 
-LOSS_BYTES = 4
 # what is fed in a step up to this goes as one value: it is there until the last micro-batch
 WHOLE_BYTES = 2 * 1024**2
 

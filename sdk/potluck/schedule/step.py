@@ -16,6 +16,8 @@ from potluck.schedule.ir import BACKWARD, FORWARD, Action
 from potluck.schedule.rows import Overlap, overlaps
 from potluck.schedule.stage_graph import returning
 
+LOSS_BYTES = 4  # of a micro-batch
+
 T = TypeVar("T")
 V = TypeVar("V")
 
@@ -112,11 +114,10 @@ def walk(spec: StepSpec[T], sink: StepSink[T, V]) -> None:
     """Tell a whole step to `sink`; what one device does comes in the order in which it is done."""
     step = _Walk(spec, sink)
     for turn, action in spec.order:
-        shares = spec.shares[action.micro_batch][action.stage]
-        for index in (index for index, share in enumerate(shares) if share):
-            if action.kind == FORWARD:
+        for index, share in enumerate(spec.shares[action.micro_batch][action.stage]):
+            if share and action.kind == FORWARD:
                 step.forward(action, index, turn)
-            elif spec.learns[action.stage]:
+            elif share and spec.learns[action.stage]:
                 step.backward(action, index, turn)
     # A device that is in several stages does the pieces of all of them in this one order.
     if spec.training:
@@ -157,7 +158,7 @@ class _Walk(Generic[T, V]):
             for k, (output, value) in enumerate(zip(spec.outputs[p], made, strict=True)):
                 for taker in output.to:
                     target = Action(taker, FORWARD, action.micro_batch)
-                    self._hand_on(action, target, index, k, value)
+                    self._hand_on(action, target, index, k, output, value)
         elif spec.training:
             self.losses[index].append(made[0])
         else:
@@ -177,14 +178,16 @@ class _Walk(Generic[T, V]):
         for (source, k), value in zip(self.back[p], made, strict=True):
             if self.spec.learns[source]:
                 target = Action(source, BACKWARD, action.micro_batch)
-                self._hand_on(action, target, index, k, value)
+                self._hand_on(action, target, index, k, self.spec.outputs[source][k], value)
 
-    def _hand_on(self, source: Action, target: Action, index: int, k: int, value: V) -> None:
+    def _hand_on(
+        self, source: Action, target: Action, index: int, k: int, output: StageOutput[T], value: V
+    ) -> None:
         """Hand `value`, made by device `index` in `source`, to the devices that need rows of it in
         `target`: output k of the earlier stage, or its gradient.
         """
         spec, sink, turn = self.spec, self.sink, self.turn[target]
-        tensor, _, _, has_rows = spec.outputs[min(source.stage, target.stage)][k]
+        tensor, _, _, has_rows = output
         shares = spec.shares[source.micro_batch]
         left, right = shares[source.stage], shares[target.stage]
         device, peers = spec.devices[source.stage][index], spec.devices[target.stage]
@@ -203,7 +206,7 @@ class _Walk(Generic[T, V]):
         """Output k of stage `maker`, or its gradient, for this device and action: put together from
         what `source` handed on.
         """
-        pieces = self.pieces[action, k, source, index]
+        pieces = self.pieces.pop((action, k, source, index))
         if len(pieces) == 1:
             return pieces[0]
         tensor = self.spec.outputs[maker][k].tensor

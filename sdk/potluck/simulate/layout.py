@@ -158,8 +158,9 @@ class _TaskBuilder:
 
     def number(self, item: Item) -> int:
         """The place of an item in the layout."""
-        number = self._numbers.setdefault(item, len(self.layout.items))
-        if number == len(self.layout.items):
+        number = self._numbers.get(item)
+        if number is None:
+            number = self._numbers[item] = len(self.layout.items)
             self.layout.items.append(item)
         return number
 
@@ -168,7 +169,8 @@ class _TaskBuilder:
         layout, task = self.layout, len(self.layout.item)
         waits = {value.made for value in inputs}
         if item.kind != SEND:
-            waits.update((self._last[item.slot],) if item.slot in self._last else ())
+            if item.slot in self._last:
+                waits.add(self._last[item.slot])
             self._last[item.slot] = task
         for value in inputs:
             value.uses.append(task)
@@ -177,19 +179,24 @@ class _TaskBuilder:
         layout.waits.append(tuple(sorted(waits)))
         return task
 
-    def value(self, item: Item, made: int, slot: int) -> LaidOutValue:
-        """What task `made` leaves on a slot."""
-        value = LaidOutValue(slot, self.number(item), made, [])
-        self.layout.values.append(value)
-        return value
+    def value(self, item: Item, made: int) -> LaidOutValue:
+        """What task `made` leaves on the item's slot."""
+        return self._kept(item.slot, self.number(item), made)
 
     def copy(self, item: Item, inputs: Sequence[LaidOutValue], priority: int) -> LaidOutValue:
         """A task that leaves its item on its own slot."""
-        return self.value(item, self.task(item, inputs, priority), item.slot)
+        made = self.task(item, inputs, priority)
+        return self._kept(item.slot, self.layout.item[made], made)
 
     def move(self, item: Item, inputs: Sequence[LaidOutValue], priority: int) -> LaidOutValue:
         """A transfer of its item to another slot."""
-        return self.value(item, self.task(item, inputs, priority), item.to)
+        made = self.task(item, inputs, priority)
+        return self._kept(item.to, self.layout.item[made], made)
+
+    def _kept(self, slot: int, number: int, made: int) -> LaidOutValue:
+        value = LaidOutValue(slot, number, made, [])
+        self.layout.values.append(value)
+        return value
 
 
 class _Tasks:
@@ -223,19 +230,21 @@ class _Tasks:
         """A run, whose activations are kept where a backward follows."""
         p, shape = action.stage, self.shape
         slot, rows = shape.slots[p][index], shape.shares[p][index]
-        run = Item(RUN, slot, p, rows)
-        task = self.tasks.task(run, inputs, priority)
+        layout, task = (
+            self.tasks.layout,
+            self.tasks.task(Item(RUN, slot, p, rows), inputs, priority),
+        )
         if shape.learns[p]:
             self._runs[p, action.micro_batch, index] = task
         else:
-            self.tasks.layout.kept.append((self.tasks.number(run), task, -1))
+            layout.kept.append((layout.item[task], task, -1))
         if p < self.last:
             made = [_copied(slot, output.tensor, rows) for output in self.spec.outputs[p]]
         elif shape.training:
             made = [Item(COPY, slot, p, 1, "loss")]
         else:
             made = [Item(COPY, slot, p, rows, "output")]
-        return [self.tasks.value(item, task, slot) for item in made]
+        return [self.tasks.value(item, task) for item in made]
 
     def backward(
         self, action: Action, index: int, gradients: list[LaidOutValue], priority: int
@@ -244,11 +253,9 @@ class _Tasks:
         p, m = action.stage, action.micro_batch
         slot, rows = self.shape.slots[p][index], self.shape.shares[p][index]
         task = self.tasks.task(Item(BACKWARD, slot, p, rows), gradients, priority)
-        run = self.tasks.number(Item(RUN, slot, p, rows))
-        self.tasks.layout.kept.append((run, self._runs[p, m, index], task))
-        return [
-            self.tasks.value(_copied(slot, tensor, rows), task, slot) for tensor in self._back[p]
-        ]
+        layout, run = self.tasks.layout, self._runs[p, m, index]
+        layout.kept.append((layout.item[run], run, task))
+        return [self.tasks.value(_copied(slot, tensor, rows), task) for tensor in self._back[p]]
 
     def answer(
         self, action: Action, index: int, outputs: list[LaidOutValue], priority: int
