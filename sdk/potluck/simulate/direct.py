@@ -36,7 +36,7 @@ MAX_KEPT = 512  # shapes; a layout of 32 micro-batches takes some 0.3 MB
 class _Graph:
     """A layout as the engine takes it, for one or several steps.
 
-    `tasks[step]` is the number of its first task.
+    `first[step]` is the number of its first task.
     """
 
     layout: StepLayout
