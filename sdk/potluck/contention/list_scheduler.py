@@ -24,10 +24,10 @@ def run(graph: TaskGraph, urgency: Sequence[float] | None = None) -> Times:
     hosts.
     """
     alone = replace(graph, lane_host={}, route_host=[-1] * len(graph.routes))
-    return engine.run(alone, MostUrgentFirst(graph, urgency))
+    return engine.run(alone, _MostUrgentFirst(graph, urgency))
 
 
-class MostUrgentFirst:
+class _MostUrgentFirst:
     """The transfers that wait for their media."""
 
     def __init__(self, graph: TaskGraph, urgency: Sequence[float] | None = None) -> None:

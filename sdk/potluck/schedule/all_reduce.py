@@ -3,10 +3,9 @@ that sums it.
 """
 
 from collections.abc import Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from potluck.records import Segment
-from potluck.schedule.program_builder import Annotation, ProgramBuilder
 
 FLOAT_BYTES = 4  # the flat gradient vector is float32
 # where no gradient comes back: statistics move, no weight does
@@ -26,21 +25,69 @@ def vector_elements(segment: Segment, learns: bool) -> int:
 
 
 class RingSink(Protocol[V]):
-    """Takes an all-reduce down: what replica i does with piece k, with priorities (smaller goes
-    first).
-    """
+    """Takes an all-reduce down: what each replica does with pieces of its vector."""
 
     def piece(self, i: int, k: int, vector: V, priority: int) -> V:
-        """Its own piece of the vector."""
+        """A replica's own piece of its vector.
+
+        Parameters
+        ----------
+        i
+            The replica, by its place in the ring.
+        k
+            The piece, by its place in the vector.
+        vector
+            All of it.
+        priority
+            Smaller goes first.
+        """
 
     def send(self, i: int, k: int, value: V, turn: int, priority: int) -> V:
-        """What arrives at its right neighbour in that round."""
+        """What arrives at the right neighbour.
+
+        Parameters
+        ----------
+        i
+            The replica that sends.
+        k
+            The piece.
+        value
+            What is sent.
+        turn
+            The round.
+        priority
+            Smaller goes first.
+        """
 
     def add(self, i: int, k: int, own: V, arrived: V, turn: int, priority: int) -> V:
-        """The sum of what it held and what arrived."""
+        """The sum of two pieces.
+
+        Parameters
+        ----------
+        i
+            The replica that adds.
+        k
+            The piece.
+        own, arrived
+            What it held, and what came from its left neighbour.
+        turn
+            The round.
+        priority
+            Smaller goes first.
+        """
 
     def join(self, i: int, pieces: list[V], priority: int) -> V:
-        """The whole vector, of summed pieces."""
+        """The whole vector.
+
+        Parameters
+        ----------
+        i
+            The replica.
+        pieces
+            All sums, in order.
+        priority
+            Smaller goes first.
+        """
 
 
 def bounds(n_elements: int, n: int) -> list[int]:
@@ -99,66 +146,3 @@ def ring_all_reduce(
     return [
         sink.join(i, [pieces[k] for k in full], priority + 2 * n) for i, pieces in enumerate(held)
     ]
-
-
-class RingInstructions:
-    """The instructions of an all-reduce over `devices` of a flat vector; `tag` makes names unique.
-
-    Parameters
-    ----------
-    programs
-        Where the instructions are appended.
-    devices
-        The replicas, in ring order.
-    n_elements
-        Length of the vector: float32, the same on every device.
-    tag
-        Goes into the names of the values on the way.
-    """
-
-    def __init__(
-        self, programs: ProgramBuilder, devices: Sequence[str], n_elements: int, tag: str
-    ) -> None:
-        self._programs, self._devices, self._tag = programs, devices, tag
-        self._n_elements, self._bounds = n_elements, bounds(n_elements, len(devices))
-
-    def piece(self, i: int, k: int, vector: str, priority: int) -> str:
-        """A slice of it."""
-        start, stop = self._bounds[k], self._bounds[k + 1]
-        name, part = f"{self._tag}.own.{k}", {"dim": 0, "start": start, "stop": stop}
-        return self._compute(i, "slice", [vector], name, stop - start, priority, **part)
-
-    def send(self, i: int, k: int, value: str, turn: int, priority: int) -> str:
-        """To the next device of the ring."""
-        name, right = f"{self._tag}.{turn}.{k}", self._devices[(i + 1) % len(self._devices)]
-        label = f"{self._tag} turn {turn}"
-        self._programs.send(self._devices[i], value, right, name, label=label, priority=priority)
-        return name
-
-    def add(self, i: int, k: int, own: str, arrived: str, turn: int, priority: int) -> str:
-        """On the device that it arrived at."""
-        n_elements = self._bounds[k + 1] - self._bounds[k]
-        name = f"{self._tag}.sum.{turn}.{k}"
-        return self._compute(i, "add", [own, arrived], name, n_elements, priority)
-
-    def join(self, i: int, pieces: list[str], priority: int) -> str:
-        """One after the other."""
-        name = f"{self._tag}.all"
-        return self._compute(i, "concat", pieces, name, self._n_elements, priority, dim=0)
-
-    def _compute(
-        self,
-        i: int,
-        op: str,
-        inputs: Sequence[str],
-        name: str,
-        n_elements: int,
-        priority: int,
-        **attrs: Any,
-    ) -> str:
-        nbytes = n_elements * FLOAT_BYTES
-        note = Annotation(label=f"{self._tag} {op}", nbytes=nbytes)
-        self._programs.compute(
-            self._devices[i], op, inputs, {name: nbytes}, note=note, priority=priority, **attrs
-        )
-        return name

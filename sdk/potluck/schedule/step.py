@@ -1,7 +1,7 @@
 """One step of a plan, laid out once: in which order devices compute, cut, send, join and sum what,
 and how urgent each of these is.
 
-A walk over all actions tells it to a sink. `schedule.pipeline` writes instructions for agents,
+A walk over all actions tells it to a sink. `schedule.instructions` writes what agents carry out,
 `simulate.layout` tasks for planners. The sink names values (`V`) as it likes and knows the tensors
 (`T`); the walk knows which device holds which rows.
 """

@@ -11,7 +11,6 @@ from potluck.sessions import pending
 from potluck.sessions.connections import LONGEST_BYTES, QUEUED, Connection, Keys
 from potluck.sessions.curve_link import AT_ONCE, BYTES_AT_ONCE, CurveLink
 from potluck.sessions.events import Address, Connect, Disconnect, Join, Lost, Send
-from potluck.sessions.resolving import UNKNOWN
 from potluck.sessions.spoken import MAX_STATEMENT_BYTES
 from potluck_wire import messages as m
 from potluck_wire import statement
@@ -23,6 +22,7 @@ from potluck_wire.limits import (
     MAX_HEADER_BYTES,
     WINDOW_BYTES,
 )
+from potluck_wire.resolving import UNKNOWN
 
 DEVICES = 3_000  # more than Python calls within one another
 
