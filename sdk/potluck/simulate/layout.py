@@ -2,8 +2,8 @@
 order of 1F1B.
 
 Planners simulate thousands of plans. Plans that differ only in layers, devices and sizes have the
-same tasks in the same order, so these are laid out once per shape. `schedule.instructions` takes the
-same step down as instructions; a test proves that both take the same time, energy and memory.
+same tasks in the same order, so these are laid out once per shape. `schedule.instructions` takes
+the same step down for agents; a test proves that both take the same time, energy and memory.
 
 Glossary. A slot is a device of the plan; home is the slot behind them. Tasks of equal cost share an
 `Item`.
