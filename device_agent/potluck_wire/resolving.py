@@ -49,7 +49,8 @@ class Resolver:
     def __init__(
         self, ask: Callable[[str], str], thread: Callable[..., Any], at_once: float = inf
     ) -> None:
-        self._ask, self._thread, self._at_once = ask, thread, at_once
+        self._ask, self._thread = ask, thread
+        self._at_once = at_once
         self._under_way: set[str] = set()
         self._answers: dict[str, str] = {}
 

@@ -34,7 +34,8 @@ class _MostUrgentFirst:
         self.changed = False
         self._place = graph.priority if urgency is None else _places(urgency)
         self._waiting: list[tuple[int, int]] = []  # a heap of (place, task)
-        self._lane, self._route, self._work = graph.lane, graph.route, graph.work
+        self._lane, self._route = graph.lane, graph.route
+        self._work = graph.work
         self._media = [[medium for medium, _ in route] for route in graph.routes]
         self._per_byte = [_per_byte(graph, route) for route in range(len(graph.routes))]
         self._is_open = [True] * len(graph.capacity)
@@ -49,8 +50,10 @@ class _MostUrgentFirst:
 
     def start(self, state: SimulationState, doing: list[int], now_s: float) -> None:
         """Of the transfers whose lane and media are free, the most urgent ones."""
-        waiting, is_open, passed = self._waiting, self._is_open, []
-        routes, lanes, media, n_open = self._route, self._lane, self._media, self._n_open
+        waiting, is_open = self._waiting, self._is_open
+        passed = []
+        routes, lanes = self._route, self._lane
+        media, n_open = self._media, self._n_open
         self.changed = False
         while waiting and n_open:
             place, task = heappop(waiting)

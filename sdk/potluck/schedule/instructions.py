@@ -39,9 +39,11 @@ class StepInstructions:
         to: str = "",
         fed_whole: bool = False,
     ) -> None:
-        self.programs, self.plan, self.segments, self.division = programs, plan, segments, division
+        self.programs, self.plan = programs, plan
+        self.segments, self.division = segments, division
         self.spec, self.optimizer = spec, optimizer
-        self.shadows, self.to, self.fed_whole = shadows, to, fed_whole
+        self.shadows, self.to = shadows, to
+        self.fed_whole = fed_whole
         self.batch = division[-1].stop
         # rows[micro-batch][stage][device index]: [first, stop) of the micro-batch
         self.rows = [[intervals(shares) for shares in part.shares] for part in division]
@@ -176,7 +178,8 @@ class StepInstructions:
         value = f"in{action.stage}.{tensor.name}.{action.micro_batch}"
         start, stop = first + start, first + stop
         if self._comes_whole(action.stage, tensor):
-            value, start, stop = f"in{action.stage}.{tensor.name}.all", 0, self.batch
+            value, start = f"in{action.stage}.{tensor.name}.all", 0
+            stop = self.batch
         if (device, value) not in self.fed:
             self.fed.add((device, value))
             feed = InputBinding(
@@ -349,7 +352,8 @@ class RingInstructions:
     def __init__(
         self, programs: ProgramBuilder, devices: Sequence[str], n_elements: int, tag: str
     ) -> None:
-        self._programs, self._devices, self._tag = programs, devices, tag
+        self._programs, self._devices = programs, devices
+        self._tag = tag
         self._n_elements, self._bounds = n_elements, bounds(n_elements, len(devices))
 
     def piece(self, i: int, k: int, vector: str, priority: int) -> str:

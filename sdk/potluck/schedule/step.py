@@ -150,7 +150,8 @@ class _Walk(Generic[T, V]):
 
     def forward(self, action: Action, index: int, turn: int) -> None:
         """One micro-batch forward through a stage, on its device `index`."""
-        spec, sink, p = self.spec, self.sink, action.stage
+        spec, sink = self.spec, self.sink
+        p = action.stage
         inputs = sink.feed(action, index, turn)
         inputs += [self._joined(action, index, k, q, q) for q, k in spec.inputs[p]]
         made = sink.forward(action, index, inputs, turn)
@@ -186,7 +187,8 @@ class _Walk(Generic[T, V]):
         """Hand `value`, made by device `index` in `source`, to the devices that need rows of it in
         `target`: output k of the earlier stage, or its gradient.
         """
-        spec, sink, turn = self.spec, self.sink, self.turn[target]
+        spec, sink = self.spec, self.sink
+        turn = self.turn[target]
         tensor, _, _, has_rows = output
         shares = spec.shares[source.micro_batch]
         left, right = shares[source.stage], shares[target.stage]
@@ -222,7 +224,8 @@ class _Walk(Generic[T, V]):
         """All-reduce gradients and statistics of stage p over its replicas, and take the
         optimizer's step.
         """
-        spec, sink, priority = self.spec, self.sink, self.n_turns + 1
+        spec, sink = self.spec, self.sink
+        priority = self.n_turns + 1
         n = len(spec.devices[p])
         vectors = list[V]()
         if n > 1 or spec.followed[p]:

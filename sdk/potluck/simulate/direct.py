@@ -78,13 +78,9 @@ class Outcome:
         items: list[tuple[float, int]],
         times: Times,
     ) -> None:
-        self._direct, self._plan, self._laid, self._items, self._times = (
-            direct,
-            plan,
-            laid,
-            items,
-            times,
-        )
+        self._direct, self._plan = direct, plan
+        self._laid, self._items = laid, items
+        self._times = times
         self._n_steps, self.n_tasks = len(laid.first), len(times.stop_s)
         self.latency_s = max(times.stop_s, default=0.0) if self._n_steps == 1 else self._steady_s()
 
@@ -113,13 +109,15 @@ class Outcome:
 
     def device_energy_j(self) -> dict[str, float]:
         """Joules per step of the devices that take part and whose power is known."""
-        layout, times, names = self._laid.layout, self._times, self._plan.devices
+        layout, times = self._laid.layout, self._times
+        names = self._plan.devices
         busy = [0.0] * (layout.home + 1)
         radio: list[list[tuple[float, float]]] = [[] for _ in busy]
         for first in self._laid.first:
             for i, number in enumerate(layout.item):
                 item, task = layout.items[number], first + i
-                start, free, stop = times.start_s[task], times.free_s[task], times.stop_s[task]
+                start, free = times.start_s[task], times.free_s[task]
+                stop = times.stop_s[task]
                 if item.kind != SEND:
                     busy[item.slot] += stop - start
                 elif stop > start:
@@ -136,7 +134,8 @@ class Outcome:
 
     def peak_bytes(self) -> dict[str, int]:
         """The most bytes that each device holds at once, as `simulate.memory`."""
-        layout, times, plan, table = self._laid.layout, self._times, self._plan, self._direct.table
+        layout, times = self._laid.layout, self._times
+        plan, table = self._plan, self._direct.table
         changes: list[list[tuple[float, int]]] = [[] for _ in plan.devices]
         transfer = [layout.items[number].kind == SEND for number in layout.item]
         working, kept = self._kept_bytes()
@@ -176,7 +175,8 @@ class Outcome:
 
     def _kept_bytes(self) -> tuple[dict[int, int], dict[int, int]]:
         """Per run item: the bytes it works on, and those kept for its backward."""
-        layout, table, stages = self._laid.layout, self._direct.table, self._plan.stages
+        layout, table = self._laid.layout, self._direct.table
+        stages = self._plan.stages
         working, kept = {}, {}
         for number in {number for number, _, _ in layout.kept}:
             item = layout.items[number]
@@ -313,7 +313,8 @@ class Direct:
         return device.overhead_s + time_s(device.name, stage.start, stage.stop, item.rows), 0
 
     def _nbytes(self, plan: Plan, item: Item) -> int:
-        problem, stage, tensor = self.problem, plan.stages[item.stage], item.tensor
+        problem, stage = self.problem, plan.stages[item.stage]
+        tensor = item.tensor
         if tensor in ("y", "z"):
             _, output_bytes, gradient_bytes = self._handed(plan)[item.stage][item.bundle]
             return item.rows * (gradient_bytes if tensor == "y" else output_bytes - gradient_bytes)
@@ -336,7 +337,8 @@ def _graph(layout: StepLayout, n_steps: int, in_flight: int, graph: TaskGraph) -
 
     Several are each between a task of begin and of end.
     """
-    idle, first, ends = 2 * layout.home, [], list[int]()
+    idle, first = 2 * layout.home, []
+    ends = list[int]()
     lanes = [2 * layout.items[i].slot + (layout.items[i].kind == SEND) for i in layout.item]
     sinks = set(range(len(layout.item))).difference(*layout.waits)
     for step in range(n_steps):

@@ -134,7 +134,8 @@ class SimulationState:
 
     def __init__(self, graph: TaskGraph) -> None:
         n_tasks = len(graph.lane)
-        self.start_s, self.free_s, self.stop_s = [-1.0] * n_tasks, [0.0] * n_tasks, [0.0] * n_tasks
+        self.start_s, self.free_s = [-1.0] * n_tasks, [0.0] * n_tasks
+        self.stop_s = [0.0] * n_tasks
         # a heap of (time, task, or -1 - task when its lane is already free)
         self.ends: list[tuple[float, int]] = []
         self.n_waits = graph.n_waits.copy()  # per task, how many it still waits for
@@ -204,7 +205,8 @@ def run(graph: TaskGraph, queue: TransferQueue | None = None) -> Times:
     PlanError
         Some tasks wait for each other for ever.
     """
-    n_tasks, lane_of, work, route_of = len(graph.lane), graph.lane, graph.work, graph.route
+    n_tasks, lane_of = len(graph.lane), graph.lane
+    work, route_of = graph.work, graph.route
     # rank % n_tasks is the task
     rank = [level * n_tasks + task for task, level in enumerate(graph.priority)]
     n_lanes = max(lane_of, default=-1) + 1
@@ -378,7 +380,8 @@ class Flows:
         if rates is None:
             rates = self._known[self._key] = self._shared(self._count)
         self._rates = rates
-        marks, clock, soonest_s = self.marks, self._clock, inf
+        marks, clock = self.marks, self._clock
+        soonest_s = inf
         for number, rate in rates.items():
             heap = self._heaps[number]
             mark, flow = heap[0]

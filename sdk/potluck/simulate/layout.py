@@ -203,7 +203,8 @@ class _Tasks:
     """Takes a step down as tasks."""
 
     def __init__(self, shape: Shape, spec: StepSpec[Tensor]) -> None:
-        self.shape, self.spec, self.last = shape, spec, len(shape.slots) - 1
+        self.shape, self.spec = shape, spec
+        self.last = len(shape.slots) - 1
         self.home = 1 + max(max(slots) for slots in shape.slots)
         self.tasks = _TaskBuilder(StepLayout(self.home))
         self._runs: dict[tuple[int, int, int], int] = {}
@@ -329,7 +330,8 @@ class _RingTasks:
     """The tasks of an all-reduce over the slots of stage p."""
 
     def __init__(self, tasks: _TaskBuilder, p: int, slots: Sequence[int]) -> None:
-        self._tasks, self._p, self._slots = tasks, p, slots
+        self._tasks, self._p = tasks, p
+        self._slots = slots
         self._own: list[list[tuple[LaidOutValue, LaidOutValue]]] = [[] for _ in slots]
 
     def piece(self, i: int, k: int, vector: LaidOutValue, priority: int) -> LaidOutValue:

@@ -82,7 +82,8 @@ class Simulation:
         *,
         serial: bool = False,
     ) -> None:
-        self.compiled, self.problem, self.home = compiled, problem, compiled.home
+        self.compiled, self.problem = compiled, problem
+        self.home = compiled.home
         self.table = table or cost.CostTable(problem)
         self.devices = {name: problem.device(name) for name in compiled.programs}
         names = (*compiled.programs, self.home)
