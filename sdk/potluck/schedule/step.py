@@ -55,7 +55,7 @@ class StepSpec(Generic[T]):
     training: bool
     devices: Sequence[Sequence[Hashable]]  # per stage
     shares: Sequence[Sequence[tuple[int, ...]]]  # per micro-batch and stage
-    outputs: Sequence[Sequence[StageOutput[T]]]  # per stage; none of the last, they go home
+    outputs: Sequence[Sequence[StageOutput[T]]]  # per stage; those of the last go home
     # per stage: for each input the stage that makes it, and its number there
     inputs: Sequence[Sequence[tuple[int, int]]]
     learns: Sequence[bool]  # per stage: whether a gradient comes back to it

@@ -215,6 +215,7 @@ def run(graph: TaskGraph, queue: TransferQueue | None = None) -> Times:
     state, flows = SimulationState(graph), Flows(graph)
     class_of, class_of_lane = flows.class_of, flows.class_of_lane
     ends, start_s = state.ends, state.start_s
+    free_s, stop_s = state.free_s, state.stop_s
     n_waits, followers = state.n_waits, graph.followers
     came, touched = state.first(), list[int]()
     flow_end_s, now_s = inf, 0.0
@@ -263,7 +264,7 @@ def run(graph: TaskGraph, queue: TransferQueue | None = None) -> Times:
         while ends and ends[0][0] <= now_s:
             task = heappop(ends)[1]
             if task >= 0:
-                state.free_s[task] = now_s
+                free_s[task] = now_s
                 lane, route = lane_of[task], route_of[task]
                 doing[lane] = -1
                 touched.append(lane)
@@ -278,7 +279,7 @@ def run(graph: TaskGraph, queue: TransferQueue | None = None) -> Times:
                         continue
             else:
                 task = -1 - task
-            state.stop_s[task] = now_s
+            stop_s[task] = now_s
             for follower in followers[task]:
                 n_waits[follower] -= 1
                 if not n_waits[follower]:

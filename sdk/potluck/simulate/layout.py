@@ -11,6 +11,7 @@ Glossary. A slot is a device of the plan; home is the slot behind them. Tasks of
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import NamedTuple
 
 from potluck.schedule import policies
@@ -208,6 +209,8 @@ class _Tasks:
         self.home = 1 + max(max(slots) for slots in shape.slots)
         self.tasks = _TaskBuilder(StepLayout(self.home))
         self._runs: dict[tuple[int, int, int], int] = {}
+        self._fed = [["input"] * fed for fed in shape.fed]  # per stage: what home sends
+        self._fed[-1] += ["target"] * shape.has_target
         self._back = [  # per stage: the inputs that have a gradient
             [spec.outputs[q][k].tensor for q, k in inputs if spec.outputs[q][k].gradient]
             for inputs in spec.inputs
@@ -217,12 +220,11 @@ class _Tasks:
 
     def feed(self, action: Action, index: int, priority: int) -> list[LaidOutValue]:
         """Inputs, and targets for the loss."""
-        p, shape = action.stage, self.shape
-        slot, rows = shape.slots[p][index], shape.shares[p][index]
-        names = ["input"] * shape.fed[p] + ["target"] * (shape.has_target and p == self.last)
+        p = action.stage
+        slot, rows = self.shape.slots[p][index], self.shape.shares[p][index]
         return [
             self.tasks.move(Item(SEND, self.home, p, rows, name, slot), (), priority)
-            for name in names
+            for name in self._fed[p]
         ]
 
     def forward(
@@ -361,5 +363,6 @@ class _RingTasks:
         return self._tasks.copy(Item(COPY, self._slots[i], self._p, 0, "vector"), pieces, priority)
 
 
+@lru_cache(maxsize=4096)
 def _copied(slot: int, tensor: Tensor, rows: int) -> Item:
     return Item(COPY, slot, tensor.stage, rows, tensor.name, bundle=tensor.bundle)
