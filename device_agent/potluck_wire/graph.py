@@ -7,7 +7,7 @@ multiple. Nothing here can name code: `operators.py` is the list of what a node 
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -157,6 +157,15 @@ class Graph:
     def first_node(self) -> int:
         """The number of the first node's value."""
         return len(self.inputs) + len(self.parameters) + len(self.buffers)
+
+    def states(self, values: Iterable[int]) -> tuple[tuple[Parameter, ...], tuple[Buffer, ...]]:
+        """The parameters and the buffers among values that are states, by their numbers."""
+        every = (*self.parameters, *self.buffers)
+        found = [every[value - len(self.inputs)] for value in values]
+        return (
+            tuple(state for state in found if isinstance(state, Parameter)),
+            tuple(state for state in found if isinstance(state, Buffer)),
+        )
 
 
 def evaluate(expression: Expression, symbols: Mapping[str, int]) -> int:

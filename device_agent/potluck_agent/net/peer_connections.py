@@ -7,9 +7,12 @@ anew. One that was refused is tried again (libzmq itself never does): the other 
 this one a moment later.
 """
 
+import socket
+import threading
 import time
 from collections.abc import Callable, Container
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import zmq
@@ -21,7 +24,6 @@ from potluck_agent.keys import Identity
 from potluck_agent.net.inflow import WATCHED, Inflow
 from potluck_agent.net.multipart import receive
 from potluck_agent.net.poller import Poller
-from potluck_agent.net.resolving import UNKNOWN, Resolver
 from potluck_agent.net.server_sockets import Socket, endpoint
 from potluck_wire.dealers import set_up_dealer
 from potluck_wire.errors import WireError
@@ -29,8 +31,10 @@ from potluck_wire.frames import decode
 from potluck_wire.incoming import MessageReader
 from potluck_wire.limits import DATA_OFFSET
 from potluck_wire.messages import Channel
+from potluck_wire.resolving import UNKNOWN, Resolver, resolve
 
 AT_ONCE = 32  # messages of one link in one round
+NAMES_AT_ONCE = 4  # they come from others, and each takes a thread until it is answered
 RECONNECT_MS, RECONNECT_MAX_MS = 100, 2000
 HEARTBEAT_MS, DEAD_MS = 1000, 5000  # a cable that was pulled says nothing
 ASK_AGAIN_S = 5.0  # for the address of a host that nobody knew
@@ -83,7 +87,9 @@ class PeerConnections:
         self._identity = identity
         self._feed = feed
         self._blame = blame
-        self._resolver = resolver or Resolver()
+        self._resolver = resolver or Resolver(
+            partial(resolve, socket.getaddrinfo), threading.Thread, NAMES_AT_ONCE
+        )
         self._links: dict[str, PeerConnection] = {}
 
     def __contains__(self, key: str) -> bool:

@@ -8,8 +8,10 @@ the length of what waits behind a task, or the graph's own priorities.
 
 from bisect import bisect_left, insort
 from collections.abc import Sequence
+from dataclasses import replace
 from heapq import heapify, heappop, heappush
 
+from potluck.simulate import engine
 from potluck.simulate.engine import COMPUTE, SimulationState, TaskGraph, Times
 
 
@@ -17,89 +19,84 @@ def run(graph: TaskGraph, urgency: Sequence[float] | None = None) -> Times:
     """Carry out all tasks; of the transfers whose media are free, those of the greatest `urgency`
     go first.
 
-    Without `urgency`, those of the smallest priority. Computing lanes go by priority as in
-    `engine.run`; media are never shared, so that a transfer runs at the full rate of its path. Nor
-    are the processors of hosts.
+    Without `urgency`, those of the smallest priority. Computing lanes go by priority; media are
+    never shared, so that a transfer runs at the full rate of its path. Nor are the processors of
+    hosts.
     """
-    n_tasks = len(graph.lane)
-    lane_of = graph.lane
-    route_of = graph.route
-    latency_s = graph.latency_s
-    rank = [level * n_tasks + task for task, level in enumerate(graph.priority)]
-    urgent = rank if urgency is None else _ranked(urgency)
-    media = [[medium for medium, _ in route] for route in graph.routes]
-    per_byte = [
-        max((times / graph.capacity[m] for m, times in route), default=0.0)
-        for route in graph.routes
-    ]
-    n_lanes = max(lane_of, default=-1) + 1
-    ready: list[list[int]] = [[] for _ in range(n_lanes)]
-    free, open_media = [True] * n_lanes, [True] * len(graph.capacity)
-    waiting: list[int] = []  # transfers, the most urgent first
-    course, now_s = SimulationState(graph), 0.0
-    ends = course.ends
-    start_s = course.start_s
-    stop = course.stop
-    came = course.first()
-    touched = list[int]()
-    while True:
-        for task in came:
-            if route_of[task] == COMPUTE:
-                heappush(ready[lane_of[task]], rank[task])
-                touched.append(lane_of[task])
+    alone = replace(graph, lane_host={}, route_host=[-1] * len(graph.routes))
+    return engine.run(alone, _MostUrgentFirst(graph, urgency))
+
+
+class _MostUrgentFirst:
+    """The transfers that wait for their media."""
+
+    def __init__(self, graph: TaskGraph, urgency: Sequence[float] | None = None) -> None:
+        self.changed = False
+        self._place = graph.priority if urgency is None else _places(urgency)
+        self._waiting: list[tuple[int, int]] = []  # a heap of (place, task)
+        self._lane, self._route = graph.lane, graph.route
+        self._work = graph.work
+        self._media = [[medium for medium, _ in route] for route in graph.routes]
+        self._per_byte = [_per_byte(graph, route) for route in range(len(graph.routes))]
+        self._is_open = [True] * len(graph.capacity)
+        # of routes over no medium, as if there were one that is always open
+        self._n_open = len(graph.capacity) or 1
+
+    def add(self, task: int) -> None:
+        """It waits from now on."""
+        heappush(self._waiting, (self._place[task], task))
+        if self._n_open:
+            self.changed = True
+
+    def start(self, state: SimulationState, doing: list[int], now_s: float) -> None:
+        """Of the transfers whose lane and media are free, the most urgent ones."""
+        waiting, is_open = self._waiting, self._is_open
+        passed = []
+        routes, lanes = self._route, self._lane
+        media, n_open = self._media, self._n_open
+        self.changed = False
+        while waiting and n_open:
+            place, task = heappop(waiting)
+            route, lane = routes[task], lanes[task]
+            if doing[lane] >= 0:
+                passed.append((place, task))
+                self.changed = True  # it may be free at any time
+                continue
+            for medium in media[route]:
+                if not is_open[medium]:
+                    passed.append((place, task))
+                    break
             else:
-                heappush(waiting, urgent[task])
-        for lane in touched:
-            if free[lane] and ready[lane]:
-                task = heappop(ready[lane]) % n_tasks
-                free[lane], start_s[task] = False, now_s
-                heappush(ends, (now_s + graph.work[task], task))
-        came, touched = [], []
-        passed: list[int] = []
-        n_open = sum(open_media)
-        while waiting and (n_open or not graph.capacity):
-            key = heappop(waiting)
-            task = key % n_tasks
-            route, lane = route_of[task], lane_of[task]
-            if free[lane] and all(open_media[medium] for medium in media[route]):
-                free[lane], start_s[task] = False, now_s
+                doing[lane], state.start_s[task] = task, now_s
                 for medium in media[route]:
-                    open_media[medium] = False
+                    is_open[medium] = False
                     n_open -= 1
-                heappush(ends, (now_s + graph.work[task] * per_byte[route], task))
-            else:
-                passed.append(key)
-        for key in passed:
-            heappush(waiting, key)
-        if not ends:
-            return course.times()
-        now_s = ends[0][0]
-        while ends and ends[0][0] <= now_s:
-            task = heappop(ends)[1]
-            if task >= 0:
-                course.free_s[task] = now_s
-                lane, route = lane_of[task], route_of[task]
-                free[lane] = True
-                touched.append(lane)
-                if route != COMPUTE:
-                    for medium in media[route]:
-                        open_media[medium] = True
-                    if latency_s[route] > 0:
-                        heappush(ends, (now_s + latency_s[route], -1 - task))
-                        continue
-            else:
-                task = -1 - task
-            stop(task, now_s, came)
+                heappush(state.ends, (now_s + self._work[task] * self._per_byte[route], task))
+        self._n_open = n_open
+        for entry in passed:
+            heappush(waiting, entry)
+
+    def release(self, route: int) -> None:
+        """Its media are free."""
+        if self._waiting:
+            self.changed = True
+        for medium in self._media[route]:
+            self._is_open[medium] = True
+            self._n_open += 1
 
 
-def _ranked(urgency: Sequence[float]) -> list[int]:
-    """Per task, its place by urgency times the number of tasks, plus itself."""
-    ranks = [0] * len(urgency)
-    for place, task in enumerate(
-        sorted(range(len(urgency)), key=lambda task: (-urgency[task], task))
-    ):
-        ranks[task] = place * len(urgency) + task
-    return ranks
+def _per_byte(graph: TaskGraph, route: int) -> float:
+    """Seconds per byte of a transfer that has its media for itself."""
+    return max((times / graph.capacity[m] for m, times in graph.routes[route]), default=0.0)
+
+
+def _places(urgency: Sequence[float]) -> list[int]:
+    """Per task its place, the most urgent first."""
+    places = [0] * len(urgency)
+    order = sorted(range(len(urgency)), key=lambda task: (-urgency[task], task))
+    for place, task in enumerate(order):
+        places[task] = place
+    return places
 
 
 def tails(graph: TaskGraph) -> list[float]:
@@ -130,10 +127,7 @@ def alone_s(graph: TaskGraph, task: int) -> float:
     route = graph.route[task]
     if route == COMPUTE:
         return graph.work[task]
-    slowest = max(
-        (times / graph.capacity[medium] for medium, times in graph.routes[route]), default=0.0
-    )
-    return graph.work[task] * slowest + graph.latency_s[route]
+    return graph.work[task] * _per_byte(graph, route) + graph.latency_s[route]
 
 
 def chunked(graph: TaskGraph, chunk_bytes: float) -> tuple[TaskGraph, list[tuple[int, int]]]:

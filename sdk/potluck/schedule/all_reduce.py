@@ -3,13 +3,15 @@ that sums it.
 """
 
 from collections.abc import Sequence
+from typing import Protocol, TypeVar
 
 from potluck.records import Segment
-from potluck.schedule.program_builder import Annotation, ProgramBuilder
 
 FLOAT_BYTES = 4  # the flat gradient vector is float32
 # where no gradient comes back: statistics move, no weight does
 STILL = {"name": "sgd", "lr": 0.0, "weight_decay": 0.0}
+
+V = TypeVar("V")
 
 
 def vector_elements(segment: Segment, learns: bool) -> int:
@@ -22,101 +24,125 @@ def vector_elements(segment: Segment, learns: bool) -> int:
     return segment.parameter_count + segment.buffer_count if learns or segment.buffer_count else 0
 
 
+class RingSink(Protocol[V]):
+    """Takes an all-reduce down: what each replica does with pieces of its vector."""
+
+    def piece(self, i: int, k: int, vector: V, priority: int) -> V:
+        """A replica's own piece of its vector.
+
+        Parameters
+        ----------
+        i
+            The replica, by its place in the ring.
+        k
+            The piece, by its place in the vector.
+        vector
+            All of it.
+        priority
+            Smaller goes first.
+        """
+
+    def send(self, i: int, k: int, value: V, turn: int, priority: int) -> V:
+        """What arrives at the right neighbour.
+
+        Parameters
+        ----------
+        i
+            The replica that sends.
+        k
+            The piece.
+        value
+            What is sent.
+        turn
+            The round.
+        priority
+            Smaller goes first.
+        """
+
+    def add(self, i: int, k: int, own: V, arrived: V, turn: int, priority: int) -> V:
+        """The sum of two pieces.
+
+        Parameters
+        ----------
+        i
+            The replica that adds.
+        k
+            The piece.
+        own, arrived
+            What it held, and what came from its left neighbour.
+        turn
+            The round.
+        priority
+            Smaller goes first.
+        """
+
+    def join(self, i: int, pieces: list[V], priority: int) -> V:
+        """The whole vector.
+
+        Parameters
+        ----------
+        i
+            The replica.
+        pieces
+            All sums, in order.
+        priority
+            Smaller goes first.
+        """
+
+
+def bounds(n_elements: int, n: int) -> list[int]:
+    """Where the n pieces of a vector begin, and its end.
+
+    >>> bounds(10, 4)
+    [0, 2, 5, 7, 10]
+    """
+    return [piece * n_elements // n for piece in range(n + 1)]
+
+
 def ring_all_reduce(
-    programs: ProgramBuilder,
-    devices: Sequence[str],
-    vector: str,
-    n_elements: int,
-    *,
-    tag: str,
-    priority: int,
-) -> str:
-    """Sum the flat `vector` over `devices`; every device ends with the same sum, bit for bit.
+    sink: RingSink[V], vectors: Sequence[V], n_elements: int, priority: int
+) -> list[V]:
+    """Sum flat vectors over replicas; every one ends with the same sum, bit for bit.
 
     Reduce-scatter, then all-gather, in 2 (n - 1) rounds of one n-th of the vector each (Patarasuk
     and Yuan 2009): in round r replica i sends piece i - r to its right neighbour. Empty pieces are
-    left out. `tag` makes names unique.
+    left out.
 
     Parameters
     ----------
-    programs
-        Where the instructions are appended.
-    devices
-        The replicas, in ring order.
-    vector
-        The value to sum: flat, float32, the same length on every device.
+    sink
+        Takes down what each replica does.
+    vectors
+        Per replica, in ring order: the value to sum.
     n_elements
-        Its length.
-    tag
-        Goes into the names of the values on the way, which it makes unique.
+        Elements of each vector.
     priority
-        Of the sends; smaller goes first.
+        Of the first round; smaller goes first.
 
     Returns
     -------
-    str
-        The name of the sum on every device.
+    list[V]
+        Per replica, the sum.
     """
-    n = len(devices)
-    bounds = [piece * n_elements // n for piece in range(n + 1)]
-    size = [(bounds[k + 1] - bounds[k]) * FLOAT_BYTES for k in range(n)]
-    held: list[dict[int, str]] = []  # per replica: piece -> value name
-    for device in devices:
-        held.append({k: f"{tag}.own.{k}" for k in range(n) if size[k]})
-        for k, name in held[-1].items():
-            programs.compute(
-                device,
-                "slice",
-                [vector],
-                {name: size[k]},
-                note=Annotation(label=f"{tag} slice", nbytes=size[k]),
-                priority=priority,
-                dim=0,
-                start=bounds[k],
-                stop=bounds[k + 1],
-            )
+    n, starts = len(vectors), bounds(n_elements, len(vectors))
+    full = [k for k in range(n) if starts[k] < starts[k + 1]]
+    held = [
+        {k: sink.piece(i, k, vector, priority) for k in full} for i, vector in enumerate(vectors)
+    ]
     for turn in range(2 * (n - 1)):
         gathering = turn >= n - 1
         # Everyone sends before anyone overwrites a piece: the pieces of one turn differ between
         # neighbours.
-        arriving: list[tuple[int, int, str]] = []
-        for i, device in enumerate(devices):
-            piece = (i + 1 - (turn - n + 1)) % n if gathering else (i - turn) % n
-            if size[piece]:
-                name, right = f"{tag}.{turn}.{piece}", (i + 1) % n
-                programs.send(
-                    device,
-                    held[i][piece],
-                    devices[right],
-                    name,
-                    label=f"{tag} turn {turn}",
-                    priority=priority + turn,
-                )
-                arriving.append((right, piece, name))
-        for i, piece, name in arriving:
-            if gathering:
-                held[i][piece] = name
-                continue
-            total = f"{tag}.sum.{turn}.{piece}"
-            programs.compute(
-                devices[i],
-                "add",
-                [held[i][piece], name],
-                {total: size[piece]},
-                note=Annotation(label=f"{tag} add", nbytes=size[piece]),
-                priority=priority + turn,
-            )
-            held[i][piece] = total
-    whole = f"{tag}.all"
-    for i, device in enumerate(devices):
-        nbytes = n_elements * FLOAT_BYTES
-        programs.compute(
-            device,
-            "concat",
-            [held[i][k] for k in sorted(held[i])],
-            {whole: nbytes},
-            note=Annotation(label=f"{tag} concat", nbytes=nbytes),
-            priority=priority + 2 * n,
-            dim=0,
-        )
-    return whole
+        arriving: list[tuple[int, int, V]] = []
+        for i in range(n):
+            k = (i + 1 - (turn - n + 1)) % n if gathering else (i - turn) % n
+            if k in full:
+                value = sink.send(i, k, held[i][k], turn, priority + turn)
+                arriving.append(((i + 1) % n, k, value))
+        for i, k, value in arriving:
+            if not gathering:
+                value = sink.add(i, k, held[i][k], value, turn, priority + turn)
+            held[i][k] = value
+    return [
+        sink.join(i, [pieces[k] for k in full], priority + 2 * n) for i, pieces in enumerate(held)
+    ]

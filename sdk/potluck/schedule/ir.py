@@ -4,7 +4,7 @@
 """
 
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from potluck.errors import UserError
 
@@ -18,8 +18,7 @@ KINDS = {
 _TEXT = re.compile(r"(\d+)([FBIW])(\d+)")
 
 
-@dataclass(frozen=True, slots=True)
-class Action:
+class Action(NamedTuple):
     """What stage `stage` does with micro-batch `micro_batch`; `kind` is one of `KINDS`."""
 
     stage: int

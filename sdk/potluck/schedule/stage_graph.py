@@ -64,8 +64,37 @@ class StageGraph:
         """The stages from which the gradient of an output of stage p comes back, the last first: as
         autograd adds.
         """
-        takers = self.takers[p].get(tensor.name, ()) if tensor.gradient else ()
-        return tuple(q for q in reversed(takers) if self.learns[q])
+        return returning(self.takers[p].get(tensor.name, ()), tensor.gradient, self.learns)
+
+
+def returning(takers: Sequence[int], gradient: bool, learns: Sequence[bool]) -> tuple[int, ...]:
+    """Of the stages that take an output, those from which its gradient comes back, the last first.
+
+    Parameters
+    ----------
+    takers
+        Stages that take the output, in order.
+    gradient
+        Whether it has a gradient.
+    learns
+        Per stage, whether a gradient comes back to it.
+    """
+    return tuple(q for q in reversed(takers) if learns[q]) if gradient else ()
+
+
+def learning(takers: Sequence[Sequence[Sequence[int]]]) -> tuple[bool, ...]:
+    """Whether a gradient comes back to each stage in training: from the loss, through every stage
+    in between.
+
+    `takers[p]`: for each output of stage p that has a gradient, the stages that take it.
+
+    >>> learning([[[1]], [], [[3]], []])
+    (False, False, True, True)
+    """
+    learns = [False] * (len(takers) - 1) + [True]
+    for p in reversed(range(len(takers) - 1)):
+        learns[p] = any(learns[q] for to in takers[p] for q in to)
+    return tuple(learns)
 
 
 def wire(plan: Plan, segments: Sequence[Segment], *, training: bool) -> StageGraph:
@@ -105,11 +134,15 @@ def wire(plan: Plan, segments: Sequence[Segment], *, training: bool) -> StageGra
             raise PlanError(
                 f"{segment.name} gives {', '.join(lost)}, whose gradient nobody ever returns."
             )
+    back = [
+        [takers[p].get(tensor.name, ()) for tensor in segment.outputs if tensor.gradient]
+        for p, segment in enumerate(segments)
+    ]
     return StageGraph(
         before=tuple(tuple(sorted(set(sources))) for sources in suppliers),
         takers=tuple(takers),
         suppliers=suppliers,
-        learns=_learning(segments, takers) if training else (False,) * len(segments),
+        learns=learning(back) if training else (False,) * len(segments),
     )
 
 
@@ -137,16 +170,3 @@ def _meet(giver: Segment, taker: Segment, tensor: Tensor) -> None:
         raise PlanError(
             f"{tensor.name} carries a gradient but has no batch dimension: it cannot be cut."
         )
-
-
-def _learning(
-    segments: Sequence[Segment], takers: Sequence[Mapping[str, tuple[int, ...]]]
-) -> tuple[bool, ...]:
-    """A stage learns if a gradient comes back to it: from the loss, through every stage in
-    between.
-    """
-    learns = [False] * (len(segments) - 1) + [True]
-    for p in reversed(range(len(segments) - 1)):
-        back = (q for t in segments[p].outputs if t.gradient for q in takers[p].get(t.name, ()))
-        learns[p] = any(learns[q] for q in back)
-    return tuple(learns)

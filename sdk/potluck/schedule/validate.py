@@ -5,34 +5,38 @@ depth kept.
 from collections.abc import Sequence
 
 from potluck.errors import PlanError
-from potluck.schedule.ir import BACKWARD, FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, Action, Schedule
+from potluck.schedule.ir import (
+    BACKWARD,
+    FORWARD,
+    INPUT_GRADIENT,
+    KINDS,
+    WEIGHT_GRADIENT,
+    Action,
+    Schedule,
+)
 from potluck.schedule.stage_graph import Before, behind, chain
 
 
-def needs(action: Action, before: Before, split: bool = False) -> tuple[Action, ...]:
-    """The actions that must be done before `action`.
-
-    `split`: this schedule's backwards come as I and W.
+def needs(
+    stage: int, kind: str, before: Before, *, split: bool = False
+) -> tuple[tuple[int, str], ...]:
+    """Stages and kinds of the actions that must be done before one with the same micro-batch.
 
     Parameters
     ----------
-    action
-        Any of the schedule.
+    stage, kind
+        Of the action.
     before
         Per stage, the stages that it takes tensors from.
     split
-        Backwards come in two halves, I and W.
+        This schedule's backwards come in two halves, I and W.
     """
-    stage, m = action.stage, action.micro_batch
-    if action.kind == FORWARD:
-        return tuple(Action(source, FORWARD, m) for source in before[stage])
-    if action.kind == WEIGHT_GRADIENT:
-        return (Action(stage, INPUT_GRADIENT, m),)
+    if kind == FORWARD:
+        return tuple((source, FORWARD) for source in before[stage])
+    if kind == WEIGHT_GRADIENT:
+        return ((stage, INPUT_GRADIENT),)
     gradient = INPUT_GRADIENT if split else BACKWARD
-    return (
-        Action(stage, FORWARD, m),
-        *(Action(taker, gradient, m) for taker in behind(before)[stage]),
-    )
+    return ((stage, FORWARD), *((taker, gradient) for taker in behind(before)[stage]))
 
 
 def check(
@@ -90,26 +94,52 @@ def check(
     )
     if max_kept is not None:
         _within_depth(schedule, max_kept)
-    done: set[Action] = set()
-    position = [0] * len(schedule)
-    order: list[tuple[int, Action]] = []
-    while len(order) < sum(map(len, schedule)):
-        turn = order[-1][0] + 1 if order else 0
-        ready = [
-            r
-            for r, row in enumerate(schedule)
-            if position[r] < len(row) and done.issuperset(needs(row[position[r]], before, split))
-        ]
-        if not ready:
-            r = next(r for r, row in enumerate(schedule) if position[r] < len(row))
-            action = schedule[r][position[r]]
-            missing = [str(n) for n in needs(action, before, split) if n not in done]
-            _refuse(schedule, r, position[r], f"{action} waits for ever for {', '.join(missing)}")
-        for r in ready:
-            order.append((turn, schedule[r][position[r]]))
-            position[r] += 1
-        done.update(schedule[r][position[r] - 1] for r in ready)
-    return tuple(order)
+    return in_order(schedule, before, split=split)
+
+
+def in_order(
+    schedule: Schedule, before: Before, *, split: bool = False
+) -> tuple[tuple[int, Action], ...]:
+    """All actions with their turns, by turn and row: one turn after the last that an action waits
+    for, and after the one before it in its row.
+
+    Parameters
+    ----------
+    schedule
+        Rows of actions, each of them once.
+    before
+        Per stage, the stages that it takes tensors from.
+    split
+        Backwards come in two halves, I and W.
+
+    Raises
+    ------
+    PlanError
+        Some action waits for ever.
+    """
+    waits = {(p, k): needs(p, k, before, split=split) for p in range(len(before)) for k in KINDS}
+    turns = dict[tuple[int, str, int], int]()
+    position, last = [0] * len(schedule), [-1] * len(schedule)
+    found, n_found = list[tuple[int, int, Action]](), -1
+    rows = [*enumerate(schedule)]
+    while n_found < len(found):
+        n_found = len(found)
+        for r, row in rows + rows[-2::-1]:  # forwards go down the rows, backwards up again
+            for action in row[position[r] :]:
+                stage, kind, m = action
+                done = [turns.get((p, k, m), -1) for p, k in waits[stage, kind]]
+                if -1 in done:
+                    break
+                last[r] = turns[action] = max([last[r], *done]) + 1
+                position[r] += 1
+                found.append((last[r], r, action))
+    for r, row in rows:
+        if position[r] < len(row):
+            stage, kind, m = action = row[position[r]]
+            missing = [Action(p, k, m) for p, k in waits[stage, kind] if (p, k, m) not in turns]
+            why = f"{action} waits for ever for {', '.join(map(str, missing))}"
+            _refuse(schedule, r, position[r], why)
+    return tuple((turn, action) for turn, _, action in sorted(found))
 
 
 def _each_once(schedule: Schedule, expected: Sequence[Action]) -> None:

@@ -5,8 +5,11 @@ Three CURVE connections per agent (control, data, pulse).
 """
 
 import os
+import threading
 import time
 from contextlib import suppress
+from functools import partial
+from socket import getaddrinfo
 from typing import Any
 
 import zmq
@@ -17,11 +20,11 @@ from potluck.sessions import failures
 from potluck.sessions.connections import OFFSETS, Connection, Keys
 from potluck.sessions.events import Connect, Lost, Tick
 from potluck.sessions.link import Link
-from potluck.sessions.resolving import UNKNOWN, Resolver
 from potluck_wire.errors import WireCode, WireError
 from potluck_wire.frames import encode
 from potluck_wire.limits import MAX_FRAME_BYTES, MAX_UNREAD_BYTES
 from potluck_wire.messages import Channel, Goodbye
+from potluck_wire.resolving import UNKNOWN, Resolver, resolve
 
 TICK_S = 0.1
 AT_ONCE = 64  # messages of one socket before the others have their turn
@@ -52,7 +55,8 @@ class CurveLink(Link):
                 next_step="Install pyzmq >= 27.3 from PyPI.",
             )
         super().__init__(name)
-        self._keys, self._resolver = keys, resolver or Resolver()
+        self._keys = keys
+        self._resolver = resolver or Resolver(partial(resolve, getaddrinfo), threading.Thread)
         self._context: zmq.Context[Any] = zmq.Context()
         self._connections: dict[str, Connection] = {}
         self._wake_read, self._wake_write = os.pipe()

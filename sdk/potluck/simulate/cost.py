@@ -13,6 +13,7 @@ from itertools import accumulate
 from potluck.errors import UserError
 from potluck.records import Device, Layer, LayerCost, Network, Problem, Training
 from potluck.schedule.rows import overlaps
+from potluck.schedule.step import LOSS_BYTES
 from potluck.simulate import flows
 
 # What a step of torch's optimizers reads and writes, in tensors of the size of its parameters, by
@@ -21,7 +22,6 @@ from potluck.simulate import flows
 # it; each is an operator of its own.
 UPDATE_PASSES = (3, 8, 20)
 ADAMW = 2  # tensors of state
-LOSS_BYTES = 4
 ADD_PASSES = 3  # of a sum, two are read and one is written; `copy_bytes_per_s` counts the one
 
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from potluck.records import HOME, Plan, Problem, Training
-from potluck.schedule.all_reduce import FLOAT_BYTES
+from potluck.schedule.all_reduce import FLOAT_BYTES, bounds
+from potluck.schedule.step import LOSS_BYTES
 from potluck.simulate import cost, flows
-from potluck.simulate.duration import shared_hosts
 from potluck.simulate.engine import COMPUTE, TaskGraph, Times, run
 from potluck.simulate.layout import (
     BACKWARD,
@@ -25,11 +25,10 @@ from potluck.simulate.layout import (
     StepLayout,
     lay_out,
 )
+from potluck.simulate.paths import Paths
 from potluck.simulate.spans import middle_s, union_s
-from potluck_wire.limits import CHUNK_BYTES
 
 STREAM_ROUNDS = 5  # times the requests in flight: the first fill the pipeline, the last drain it
-LOSS_BYTES = 4
 MAX_KEPT = 512  # shapes; a layout of 32 micro-batches takes some 0.3 MB
 
 
@@ -37,13 +36,12 @@ MAX_KEPT = 512  # shapes; a layout of 32 micro-batches takes some 0.3 MB
 class _Graph:
     """A layout as the engine takes it, for one or several steps.
 
-    `tasks[step]` is the number of its first task.
+    `first[step]` is the number of its first task.
     """
 
     layout: StepLayout
     graph: TaskGraph
     first: list[int]
-    lengths: list[int]
 
 
 def in_flight(plan: Plan) -> int:
@@ -80,13 +78,9 @@ class Outcome:
         items: list[tuple[float, int]],
         times: Times,
     ) -> None:
-        self._direct, self._plan, self._laid, self._items, self._times = (
-            direct,
-            plan,
-            laid,
-            items,
-            times,
-        )
+        self._direct, self._plan = direct, plan
+        self._laid, self._items = laid, items
+        self._times = times
         self._n_steps, self.n_tasks = len(laid.first), len(times.stop_s)
         self.latency_s = max(times.stop_s, default=0.0) if self._n_steps == 1 else self._steady_s()
 
@@ -115,13 +109,15 @@ class Outcome:
 
     def device_energy_j(self) -> dict[str, float]:
         """Joules per step of the devices that take part and whose power is known."""
-        layout, times, names = self._laid.layout, self._times, self._plan.devices
+        layout, times = self._laid.layout, self._times
+        names = self._plan.devices
         busy = [0.0] * (layout.home + 1)
         radio: list[list[tuple[float, float]]] = [[] for _ in busy]
         for first in self._laid.first:
             for i, number in enumerate(layout.item):
                 item, task = layout.items[number], first + i
-                start, free, stop = times.start_s[task], times.free_s[task], times.stop_s[task]
+                start, free = times.start_s[task], times.free_s[task]
+                stop = times.stop_s[task]
                 if item.kind != SEND:
                     busy[item.slot] += stop - start
                 elif stop > start:
@@ -138,7 +134,8 @@ class Outcome:
 
     def peak_bytes(self) -> dict[str, int]:
         """The most bytes that each device holds at once, as `simulate.memory`."""
-        layout, times, plan, table = self._laid.layout, self._times, self._plan, self._direct.table
+        layout, times = self._laid.layout, self._times
+        plan, table = self._plan, self._direct.table
         changes: list[list[tuple[float, int]]] = [[] for _ in plan.devices]
         transfer = [layout.items[number].kind == SEND for number in layout.item]
         working, kept = self._kept_bytes()
@@ -178,7 +175,8 @@ class Outcome:
 
     def _kept_bytes(self) -> tuple[dict[int, int], dict[int, int]]:
         """Per run item: the bytes it works on, and those kept for its backward."""
-        layout, table, stages = self._laid.layout, self._direct.table, self._plan.stages
+        layout, table = self._laid.layout, self._direct.table
+        stages = self._plan.stages
         working, kept = {}, {}
         for number in {number for number, _, _ in layout.kept}:
             item = layout.items[number]
@@ -195,13 +193,7 @@ class Direct:
         self.problem, self.table = problem, table or cost.CostTable(problem)
         self.devices = {device.name: device for device in problem.devices}
         self.streaming = not isinstance(problem.workload, Training) and problem.workload.streaming
-        self.capacity = [medium.capacity_bytes_per_s for medium in problem.network.media]
-        self._medium = {medium.name: i for i, medium in enumerate(problem.network.media)}
-        self._has_home = any(HOME in pair for pair in problem.network.paths)
-        self._hosts, self._cores = shared_hosts(problem)
-        # every path used so far, for all graphs
-        self._paths = TaskGraph(capacity=self.capacity, cores=self._cores, chunk_bytes=CHUNK_BYTES)
-        self._routes: dict[tuple[str, str], int] = {}
+        self._paths = Paths(problem)
         self._graphs: dict[tuple[Shape, int, int], _Graph] = {}
         self._cuts: dict[
             tuple[int, ...], tuple[tuple[tuple[flows.OutputGroup, ...], ...], tuple[bool, ...]]
@@ -234,15 +226,12 @@ class Direct:
         items = [self._priced(plan, item) for item in laid.layout.items]
         graph, layout = laid.graph, laid.layout
         names = (*plan.devices, HOME)
-        places = ((2 * slot, self.devices[name]) for slot, name in enumerate(plan.devices))
-        graph.lane_host = {
-            lane: self._hosts[device.host] for lane, device in places if device.host_cores
-        }
+        graph.lane_host = self._paths.lane_hosts(plan.devices)
         work, route = [], []
         for item, (amount, _) in zip(layout.items, items, strict=True):
             work.append(amount)
             if item.kind == SEND:
-                route.append(self._route(names[item.slot], names[item.to]))
+                route.append(self._paths.route(names[item.slot], names[item.to]))
             else:
                 route.append(COMPUTE)
         graph.work, graph.route = [work[i] for i in layout.item], [route[i] for i in layout.item]
@@ -250,19 +239,6 @@ class Direct:
             step_work, step_route = [0.0, *graph.work, 0.0], [COMPUTE, *graph.route, COMPUTE]
             graph.work, graph.route = step_work * n_steps, step_route * n_steps
         return laid, items
-
-    def _route(self, source: str, target: str) -> int:
-        """The number of a path in all graphs."""
-        found = self._routes.get((source, target))
-        if found is None:
-            if HOME in (source, target) and not self._has_home:
-                found = self._paths.add_route(())
-            else:
-                path = self.problem.network.path(source, target)
-                media = tuple((self._medium[name], times) for name, times in path.media)
-                found = self._paths.add_route(media, path.latency_s, self._hosts.get(path.host, -1))
-            self._routes[source, target] = found
-        return found
 
     def _shape(self, plan: Plan) -> Shape:
         slot = {name: i for i, name in enumerate(plan.devices)}
@@ -317,7 +293,7 @@ class Direct:
         if key not in self._graphs:
             if len(self._graphs) >= MAX_KEPT:
                 self._graphs.clear()
-            self._graphs[key] = _graph(lay_out(shape), n_steps, in_flight, self._paths)
+            self._graphs[key] = _graph(lay_out(shape), n_steps, in_flight, self._paths.graph())
         return self._graphs[key]
 
     def _priced(self, plan: Plan, item: Item) -> tuple[float, int]:
@@ -337,7 +313,8 @@ class Direct:
         return device.overhead_s + time_s(device.name, stage.start, stage.stop, item.rows), 0
 
     def _nbytes(self, plan: Plan, item: Item) -> int:
-        problem, stage, tensor = self.problem, plan.stages[item.stage], item.tensor
+        problem, stage = self.problem, plan.stages[item.stage]
+        tensor = item.tensor
         if tensor in ("y", "z"):
             _, output_bytes, gradient_bytes = self._handed(plan)[item.stage][item.bundle]
             return item.rows * (gradient_bytes if tensor == "y" else output_bytes - gradient_bytes)
@@ -345,7 +322,8 @@ class Direct:
             n_elements, n = self._n_elements(plan, item.stage), len(stage.devices)
             if tensor == "vector":
                 return n_elements * FLOAT_BYTES
-            return ((item.rows + 1) * n_elements // n - item.rows * n_elements // n) * FLOAT_BYTES
+            starts = bounds(n_elements, n)
+            return (starts[item.rows + 1] - starts[item.rows]) * FLOAT_BYTES
         if tensor == "loss":
             return item.rows * LOSS_BYTES
         if tensor == "input":
@@ -354,15 +332,15 @@ class Direct:
         return item.rows * per_row[tensor]
 
 
-def _graph(layout: StepLayout, n_steps: int, in_flight: int, paths: TaskGraph) -> _Graph:
+def _graph(layout: StepLayout, n_steps: int, in_flight: int, graph: TaskGraph) -> _Graph:
     """`n_steps` times the layout, at most `in_flight` at once.
 
     Several are each between a task of begin and of end.
     """
-    graph, n_tasks = paths.on_same_paths(), len(layout.item)
-    idle, first, ends = 2 * layout.home, [], list[int]()
+    idle, first = 2 * layout.home, []
+    ends = list[int]()
     lanes = [2 * layout.items[i].slot + (layout.items[i].kind == SEND) for i in layout.item]
-    sinks = set(range(n_tasks)).difference(*layout.waits)
+    sinks = set(range(len(layout.item))).difference(*layout.waits)
     for step in range(n_steps):
         since = step * HOME_PRIORITY
         if n_steps > 1:
@@ -381,4 +359,4 @@ def _graph(layout: StepLayout, n_steps: int, in_flight: int, paths: TaskGraph) -
             )
         if n_steps > 1:
             ends.append(graph.add(idle, 0.0, after=[first[-1] + task for task in sorted(sinks)]))
-    return _Graph(layout, graph, first, [n_tasks] * n_steps)
+    return _Graph(layout, graph, first)

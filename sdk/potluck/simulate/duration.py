@@ -1,8 +1,6 @@
-"""How long each instruction of a program takes on its device, and which devices are in each other's
-way.
-"""
+"""How long each instruction of a program takes on its device."""
 
-from potluck.records import Device, Problem
+from potluck.records import Device
 from potluck.schedule.program_builder import Annotation
 from potluck.simulate import cost
 from potluck_wire.program import Instruction
@@ -33,9 +31,3 @@ def instruction_s(
     if item.op == "step":
         return cost.update_s(table, device, note.start, note.stop)
     return cost.copy_s(device, note.nbytes)
-
-
-def shared_hosts(problem: Problem) -> tuple[dict[str, int], list[float]]:
-    """Numbers of the hosts whose processor is shared, and the cores of each."""
-    cores = {device.host: device.host_cores for device in problem.devices if device.host_cores}
-    return {host: number for number, host in enumerate(cores)}, list(cores.values())

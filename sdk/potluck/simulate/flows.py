@@ -10,6 +10,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from potluck.records import Problem, Stage
+from potluck.schedule import stage_graph
 from potluck.schedule.stage_graph import Before
 
 
@@ -97,12 +98,9 @@ def learning(handed: Sequence[Sequence[OutputGroup]]) -> tuple[bool, ...]:
     """Whether a gradient comes back to each stage of a plan for training: from the last, through
     all in between.
     """
-    learns = [False] * (len(handed) - 1) + [True]
-    for p in reversed(range(len(handed) - 1)):
-        learns[p] = any(
-            learns[q] for bundle in handed[p] if bundle.gradient_bytes for q in bundle.to
-        )
-    return tuple(learns)
+    return stage_graph.learning(
+        [[bundle.to for bundle in given if bundle.gradient_bytes] for given in handed]
+    )
 
 
 def learning_layers(problem: Problem) -> tuple[bool, ...]:

@@ -1,9 +1,9 @@
-"""The tasks of one step of a plan, laid out straight from its shape: the order of 1F1B, cuts,
-all-reduce; no programs.
+"""The tasks of one step of a plan, straight from its shape, as `schedule.step` tells them in the
+order of 1F1B.
 
 Planners simulate thousands of plans. Plans that differ only in layers, devices and sizes have the
-same tasks in the same order, so these are laid out once per shape. `schedule.programs` writes the
-same step as instructions; a test proves that both take the same time, energy and memory.
+same tasks in the same order, so these are laid out once per shape. `schedule.instructions` takes
+the same step down for agents; a test proves that both take the same time, energy and memory.
 
 Glossary. A slot is a device of the plan; home is the slot behind them. Tasks of equal cost share an
 `Item`.
@@ -11,11 +11,13 @@ Glossary. A slot is a device of the plan; home is the slot behind them. Tasks of
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import NamedTuple
 
-from potluck.errors import PlanError
-from potluck.schedule.rows import overlaps
-from potluck.schedule.stage_graph import Before, behind, chain
+from potluck.schedule import policies
+from potluck.schedule.ir import Action
+from potluck.schedule.step import HandedRows, StageOutput, StepSpec, walk
+from potluck.schedule.validate import in_order
 
 # home feeds an earlier step before a later one; devices go by priority, then by age
 HOME_PRIORITY = 1 << 32
@@ -98,321 +100,269 @@ class StepLayout:
     kept: list[tuple[int, int, int]] = field(default_factory=list)
 
 
-def turns(
-    warm_up: Sequence[int], n_micro_batches: int, *, before: Before | None = None, training: bool
-) -> list[tuple[int, int, int, int]]:
-    """Every action (turn, stage, kind, micro-batch) of 1F1B, or of inference, in the order of
-    `schedule.validate`.
-
-    An action's turn is one after those of what it waits for and of the one before it on its stage.
-    `before`: the graph of stages; a chain unless given.
-
-    Parameters
-    ----------
-    warm_up
-        Per stage, forwards before its first backward.
-    n_micro_batches
-        M.
-    before
-        The graph of stages; default: a chain.
-    training
-        Backwards belong to it.
-
-    Raises
-    ------
-    PlanError
-        With these depths some stage waits for ever.
-    """
-    before = chain(len(warm_up)) if before is None else before
-    rows = []
-    for depth in warm_up:
-        depth = min(depth, n_micro_batches) if training else n_micro_batches
-        row = [(RUN, m) for m in range(depth)]
-        for m in range(n_micro_batches if training else 0):
-            row.append((BACKWARD, m))
-            if m + depth < n_micro_batches:
-                row.append((RUN, m + depth))
-        rows.append(row)
-    n_stages, found = len(rows), dict[tuple[int, int, int], int]()
-    position, last = [0] * n_stages, [-1] * n_stages
-    needed = {RUN: before, BACKWARD: behind(before)}
-    moved = True
-    while moved:
-        moved = False
-        for p in (*range(n_stages), *reversed(range(n_stages - 1))):
-            while position[p] < len(rows[p]):
-                kind, m = rows[p][position[p]]
-                done = [found.get((q, kind, m)) for q in needed[kind][p]]
-                if None in done:
-                    break
-                last[p] = found[p, kind, m] = (
-                    max([last[p], *(turn for turn in done if turn is not None)]) + 1
-                )
-                position[p] += 1
-                moved = True
-    if any(position[p] < len(rows[p]) for p in range(n_stages)):
-        raise PlanError(
-            f"With the warm-up depths {tuple(warm_up)} some stage waits for ever for a gradient.",
-            next_step="A stage needs at least the depth of the stage behind it.",
-        )
-    return sorted((turn, p, kind, m) for (p, kind, m), turn in found.items())
-
-
 def lay_out(shape: Shape) -> StepLayout:
     """The tasks of one step of a plan of this shape.
 
     Those of one device are in the order of its program.
+
+    Raises
+    ------
+    PlanError
+        With these warm-up depths some stage waits for ever.
     """
-    step = _Step(shape)
-    for _, p, kind, m in step.order:
-        for index in range(len(shape.slots[p])):
-            if kind == RUN:
-                step.forward(p, m, index)
-            elif step.learns[p]:
-                step.backward(p, m, index)
-    if shape.training:
-        step.tell_losses()
-    for p, n_elements in enumerate(shape.n_elements):
-        if shape.training and n_elements and (step.learns[p] or len(shape.slots[p]) > 1):
-            step.update(p)
-    return step.layout
+    spec = _spec(shape)
+    sink = _Tasks(shape, spec)
+    walk(spec, sink)
+    return sink.tasks.layout
 
 
-class _Step:
-    """Walks the actions and adds their tasks, as `schedule.programs` adds instructions."""
+def _spec(shape: Shape) -> StepSpec[Tensor]:
+    n_stages, n_micro_batches = len(shape.slots), shape.n_micro_batches
+    outputs = [
+        [
+            StageOutput(Tensor(p, k, name), bundle.to, gradient=name == "y")
+            for k, bundle in enumerate(given)
+            for name in ["y"] * bundle.smooth + ["z"] * bundle.rough
+        ]
+        for p, given in enumerate(shape.handed)
+    ]
+    inputs = [
+        [(p, k) for p, made in enumerate(outputs) for k, o in enumerate(made) if q in o.to]
+        for q in range(n_stages)
+    ]
+    before = tuple(tuple(sorted({p for p, _ in taken})) for taken in inputs)
+    schedule = (
+        policies.one_f_one_b(n_stages, n_micro_batches, shape.warm_up)
+        if shape.training
+        else policies.forward_only(n_stages, n_micro_batches)
+    )
+    return StepSpec(
+        order=in_order(schedule, before),
+        training=shape.training,
+        devices=shape.slots,
+        shares=[shape.shares] * n_micro_batches,
+        outputs=outputs,
+        inputs=inputs,
+        learns=shape.learns,
+        n_elements=shape.n_elements,
+        followed=[False] * n_stages,
+    )
 
-    def __init__(self, shape: Shape) -> None:
-        self.shape, self.n_stages = shape, len(shape.slots)
-        self.home = 1 + max(max(slots) for slots in shape.slots)
-        self.layout = StepLayout(self.home)
-        before: Before = tuple(
-            tuple(
-                p
-                for p, given in enumerate(shape.handed)
-                if any(q in b.to for b in given if b.smooth or b.rough)
-            )
-            for q in range(self.n_stages)
-        )
-        self.order = turns(
-            shape.warm_up, shape.n_micro_batches, before=before, training=shape.training
-        )
-        self.turn = {(p, kind, m): turn for turn, p, kind, m in self.order}
-        self.n_turns = self.order[-1][0] + 1
-        self.learns = shape.learns
+
+class _TaskBuilder:
+    """Collects tasks and values. The computing tasks of a slot follow each other as given."""
+
+    def __init__(self, layout: StepLayout) -> None:
+        self.layout = layout
         self._numbers: dict[Item, int] = {}
         self._last: dict[int, int] = {}  # per slot: the computing task before
-        self._runs: dict[tuple[int, int, int], int] = {}
-        self._losses: dict[int, list[LaidOutValue]] = {}  # per slot of the last stage
-        self._pieces: dict[
-            tuple[int, int, int, Tensor, int, int], list[tuple[int, LaidOutValue]]
-        ] = {}
-        joined = [
-            pair for q, sources in enumerate(before) for p in sources for pair in ((p, q), (q, p))
-        ]
-        self._overlaps = {(p, q): overlaps(shape.shares[p], shape.shares[q]) for p, q in joined}
-        # Per stage: the tensors that it makes and who takes each, and those that it takes.
-        self._made = [
-            [
-                (Tensor(p, k, name), bundle.to)
-                for k, bundle in enumerate(given)
-                for name in _names(bundle)
-            ]
-            for p, given in enumerate(shape.handed)
-        ]
-        self._taken = [
-            [tensor for made in self._made for tensor, takers in made if q in takers]
-            for q in range(self.n_stages)
-        ]
 
-    # --- tasks and values -------------------------------------------------------------------------
-
-    def _number(self, item: Item) -> int:
-        number = self._numbers.setdefault(item, len(self.layout.items))
-        if number == len(self.layout.items):
+    def number(self, item: Item) -> int:
+        """The place of an item in the layout."""
+        number = self._numbers.get(item)
+        if number is None:
+            number = self._numbers[item] = len(self.layout.items)
             self.layout.items.append(item)
         return number
 
-    def _task(self, item: Item, inputs: Sequence[LaidOutValue], priority: int) -> int:
+    def task(self, item: Item, inputs: Sequence[LaidOutValue], priority: int) -> int:
+        """A task that waits for its inputs; returns its number."""
         layout, task = self.layout, len(self.layout.item)
         waits = {value.made for value in inputs}
         if item.kind != SEND:
-            waits.update((self._last[item.slot],) if item.slot in self._last else ())
+            if item.slot in self._last:
+                waits.add(self._last[item.slot])
             self._last[item.slot] = task
         for value in inputs:
             value.uses.append(task)
-        layout.item.append(self._number(item))
+        layout.item.append(self.number(item))
         layout.priority.append(priority)
         layout.waits.append(tuple(sorted(waits)))
         return task
 
-    def _value(self, item: Item, made: int, slot: int) -> LaidOutValue:
-        value = LaidOutValue(slot, self._number(item), made, [])
+    def value(self, item: Item, made: int) -> LaidOutValue:
+        """What task `made` leaves on the item's slot."""
+        return self._kept(item.slot, self.number(item), made)
+
+    def copy(self, item: Item, inputs: Sequence[LaidOutValue], priority: int) -> LaidOutValue:
+        """A task that leaves its item on its own slot."""
+        made = self.task(item, inputs, priority)
+        return self._kept(item.slot, self.layout.item[made], made)
+
+    def move(self, item: Item, inputs: Sequence[LaidOutValue], priority: int) -> LaidOutValue:
+        """A transfer of its item to another slot."""
+        made = self.task(item, inputs, priority)
+        return self._kept(item.to, self.layout.item[made], made)
+
+    def _kept(self, slot: int, number: int, made: int) -> LaidOutValue:
+        value = LaidOutValue(slot, number, made, [])
         self.layout.values.append(value)
         return value
 
-    def _copy(self, item: Item, inputs: Sequence[LaidOutValue], priority: int) -> LaidOutValue:
-        return self._value(item, self._task(item, inputs, priority), item.slot)
 
-    def _move(self, item: Item, inputs: Sequence[LaidOutValue], priority: int) -> LaidOutValue:
-        return self._value(item, self._task(item, inputs, priority), item.to)
+class _Tasks:
+    """Takes a step down as tasks."""
+
+    def __init__(self, shape: Shape, spec: StepSpec[Tensor]) -> None:
+        self.shape, self.spec = shape, spec
+        self.last = len(shape.slots) - 1
+        self.home = 1 + max(max(slots) for slots in shape.slots)
+        self.tasks = _TaskBuilder(StepLayout(self.home))
+        self._runs: dict[tuple[int, int, int], int] = {}
+        self._fed = [["input"] * fed for fed in shape.fed]  # per stage: what home sends
+        self._fed[-1] += ["target"] * shape.has_target
+        self._back = [  # per stage: the inputs that have a gradient
+            [spec.outputs[q][k].tensor for q, k in inputs if spec.outputs[q][k].gradient]
+            for inputs in spec.inputs
+        ]
 
     # --- actions ----------------------------------------------------------------------------------
 
-    def forward(self, p: int, m: int, index: int) -> None:
-        """One micro-batch forward through stage p, on its device `index`."""
-        shape, slot, rows = self.shape, self.shape.slots[p][index], self.shape.shares[p][index]
-        priority, last = self.turn[p, RUN, m], p == self.n_stages - 1
-        inputs = []
-        for name, wanted in (("input", shape.fed[p]), ("target", shape.has_target and last)):
-            if wanted:
-                inputs.append(self._move(Item(SEND, self.home, p, rows, name, slot), (), priority))
-        inputs += [
-            self._gather(RUN, p, m, index, tensor, tensor.stage) for tensor in self._taken[p]
-        ]
-        run = Item(RUN, slot, p, rows)
-        task = self._task(run, inputs, priority)
-        if self.learns[p]:
-            self._runs[p, m, index] = task
-        else:
-            self.layout.kept.append((self._number(run), task, -1))
-        if not last:
-            for tensor, takers in self._made[p]:
-                value = self._value(self._copy_of(slot, tensor, rows), task, slot)
-                for taker in takers:
-                    self._pass(p, taker, RUN, m, index, tensor, value)
-            return
-        if shape.training:
-            self._losses.setdefault(slot, []).append(
-                self._value(Item(COPY, slot, p, 1, "loss"), task, slot)
-            )
-        else:
-            value = self._value(Item(COPY, slot, p, rows, "output"), task, slot)
-            self._task(Item(SEND, slot, p, rows, "output", self.home), (value,), priority)
-
-    def tell_losses(self) -> None:
-        """The losses of all micro-batches go home as one value."""
-        p = self.n_stages - 1
-        for slot in self.shape.slots[p]:
-            losses = self._losses[slot]
-            item = Item(COPY, slot, p, len(losses), "loss")
-            value = self._copy(item, losses, self.n_turns) if len(losses) > 1 else losses[0]
-            self._task(Item(SEND, slot, p, len(losses), "loss", self.home), (value,), self.n_turns)
-
-    def backward(self, p: int, m: int, index: int) -> None:
-        """Its gradient back through stage p."""
+    def feed(self, action: Action, index: int, priority: int) -> list[LaidOutValue]:
+        """Inputs, and targets for the loss."""
+        p = action.stage
         slot, rows = self.shape.slots[p][index], self.shape.shares[p][index]
-        inputs = []
-        for tensor, takers in self._made[p]:
-            if tensor.name == "y":
-                parts = [
-                    self._gather(BACKWARD, p, m, index, tensor, q)
-                    for q in reversed(takers)
-                    if self.learns[q]
-                ]
-                if len(parts) > 1:
-                    parts = [
-                        self._copy(
-                            self._copy_of(slot, tensor, rows), parts, self.turn[p, BACKWARD, m]
-                        )
-                    ]
-                inputs += parts
-        task = self._task(Item(BACKWARD, slot, p, rows), inputs, self.turn[p, BACKWARD, m])
-        self.layout.kept.append(
-            (self._number(Item(RUN, slot, p, rows)), self._runs[p, m, index], task)
-        )
-        back = [tensor for tensor in self._taken[p] if tensor.name == "y"]
-        values = [self._value(self._copy_of(slot, tensor, rows), task, slot) for tensor in back]
-        for tensor, value in zip(back, values, strict=True):
-            if self.learns[tensor.stage]:
-                self._pass(p, tensor.stage, BACKWARD, m, index, tensor, value)
-
-    def _copy_of(self, slot: int, tensor: Tensor, rows: int) -> Item:
-        return Item(COPY, slot, tensor.stage, rows, tensor.name, bundle=tensor.bundle)
-
-    def _pass(
-        self, p: int, q: int, kind: int, m: int, index: int, tensor: Tensor, value: LaidOutValue
-    ) -> None:
-        """Hand a value of stage p to the devices of stage q that need rows of it."""
-        shape, slot, priority = self.shape, self.shape.slots[p][index], self.turn[q, kind, m]
-        for piece in self._overlaps[p, q]:
-            if piece.left != index:
-                continue
-            rows, peer, part = piece.stop - piece.start, shape.slots[q][piece.right], value
-            if rows != shape.shares[p][index]:
-                part = self._copy(self._copy_of(slot, tensor, rows), (value,), priority)
-            if peer != slot:
-                item = Item(SEND, slot, tensor.stage, rows, tensor.name, peer, tensor.bundle)
-                part = self._move(item, (part,), priority)
-            self._pieces.setdefault((kind, q, p, tensor, m, piece.right), []).append(
-                (piece.start, part)
-            )
-
-    def _gather(
-        self, kind: int, p: int, m: int, index: int, tensor: Tensor, source: int
-    ) -> LaidOutValue:
-        pieces = [
-            value
-            for _, value in sorted(
-                self._pieces[kind, p, source, tensor, m, index], key=lambda piece: piece[0]
-            )
+        return [
+            self.tasks.move(Item(SEND, self.home, p, rows, name, slot), (), priority)
+            for name in self._fed[p]
         ]
-        if len(pieces) == 1:
-            return pieces[0]
-        item = self._copy_of(self.shape.slots[p][index], tensor, self.shape.shares[p][index])
-        return self._copy(item, pieces, self.turn[p, kind, m])
+
+    def forward(
+        self, action: Action, index: int, inputs: list[LaidOutValue], priority: int
+    ) -> list[LaidOutValue]:
+        """A run, whose activations are kept where a backward follows."""
+        p, shape = action.stage, self.shape
+        slot, rows = shape.slots[p][index], shape.shares[p][index]
+        layout, task = (
+            self.tasks.layout,
+            self.tasks.task(Item(RUN, slot, p, rows), inputs, priority),
+        )
+        if shape.learns[p]:
+            self._runs[p, action.micro_batch, index] = task
+        else:
+            layout.kept.append((layout.item[task], task, -1))
+        if p < self.last:
+            made = [_copied(slot, output.tensor, rows) for output in self.spec.outputs[p]]
+        elif shape.training:
+            made = [Item(COPY, slot, p, 1, "loss")]
+        else:
+            made = [Item(COPY, slot, p, rows, "output")]
+        return [self.tasks.value(item, task) for item in made]
+
+    def backward(
+        self, action: Action, index: int, gradients: list[LaidOutValue], priority: int
+    ) -> list[LaidOutValue]:
+        """Its backward."""
+        p, m = action.stage, action.micro_batch
+        slot, rows = self.shape.slots[p][index], self.shape.shares[p][index]
+        task = self.tasks.task(Item(BACKWARD, slot, p, rows), gradients, priority)
+        layout, run = self.tasks.layout, self._runs[p, m, index]
+        layout.kept.append((layout.item[run], run, task))
+        return [self.tasks.value(_copied(slot, tensor, rows), task) for tensor in self._back[p]]
+
+    def answer(
+        self, action: Action, index: int, outputs: list[LaidOutValue], priority: int
+    ) -> None:
+        """One transfer."""
+        p = action.stage
+        slot, rows = self.shape.slots[p][index], self.shape.shares[p][index]
+        self.tasks.task(Item(SEND, slot, p, rows, "output", self.home), outputs, priority)
+
+    def tell_losses(self, index: int, losses: list[LaidOutValue], priority: int) -> None:
+        """One transfer of them all."""
+        p, n = self.last, len(losses)
+        slot = self.shape.slots[p][index]
+        if n > 1:
+            losses = [self.tasks.copy(Item(COPY, slot, p, n, "loss"), losses, priority)]
+        self.tasks.task(Item(SEND, slot, p, n, "loss", self.home), losses, priority)
+
+    # --- over a cut -------------------------------------------------------------------------------
+
+    def cut(self, rows: HandedRows[Tensor], value: LaidOutValue, priority: int) -> LaidOutValue:
+        """A copy of a part."""
+        item = _copied(value.slot, rows.tensor, rows.stop - rows.start)
+        return self.tasks.copy(item, (value,), priority)
+
+    def send(self, rows: HandedRows[Tensor], value: LaidOutValue, priority: int) -> LaidOutValue:
+        """A transfer."""
+        tensor, to = rows.tensor, self.shape.slots[rows.target.stage][rows.right]
+        n_rows = rows.stop - rows.start
+        item = Item(SEND, value.slot, tensor.stage, n_rows, tensor.name, to, tensor.bundle)
+        return self.tasks.move(item, (value,), priority)
+
+    def join(
+        self,
+        action: Action,
+        index: int,
+        tensor: Tensor,
+        source: int,
+        pieces: list[LaidOutValue],
+        priority: int,
+    ) -> LaidOutValue:
+        """A copy of all."""
+        return self.add(action, index, tensor, pieces, priority)
+
+    def add(
+        self, action: Action, index: int, tensor: Tensor, parts: list[LaidOutValue], priority: int
+    ) -> LaidOutValue:
+        """It takes as long as a copy."""
+        p = action.stage
+        item = _copied(self.shape.slots[p][index], tensor, self.shape.shares[p][index])
+        return self.tasks.copy(item, parts, priority)
 
     # --- the end of a step ------------------------------------------------------------------------
 
-    def update(self, p: int) -> None:
-        """All-reduce gradients and statistics of stage p, as `schedule.reduce`, and take the
-        optimizer's step.
-        """
-        slots, priority = self.shape.slots[p], self.n_turns + 1
-        n = len(slots)
-        sums = self._reduced(p, priority) if n > 1 else [()] * n
-        for index, slot in enumerate(slots):
-            self._task(Item(STEP, slot, p), sums[index], priority + 2 * n + 1)
+    def vector(self, p: int, index: int, priority: int) -> LaidOutValue:
+        """A copy of all gradients."""
+        return self.tasks.copy(Item(COPY, self.shape.slots[p][index], p, 0, "vector"), (), priority)
 
-    def _reduced(self, p: int, priority: int) -> list[tuple[LaidOutValue, ...]]:
-        slots, n_elements = self.shape.slots[p], self.shape.n_elements[p]
-        n = len(slots)
-        full = [k for k in range(n) if (k + 1) * n_elements // n > k * n_elements // n]
-        vectors = [self._copy(Item(COPY, slot, p, 0, "vector"), (), priority) for slot in slots]
-        held = [
-            {k: self._copy(Item(COPY, slot, p, k, "piece"), (vector,), priority) for k in full}
-            for slot, vector in zip(slots, vectors, strict=True)
-        ]
-        looking = [tuple(pieces.values()) for pieces in held]
-        for turn in range(2 * (n - 1)):
-            gathering = turn >= n - 1
-            arriving = []
-            for i, slot in enumerate(slots):
-                k, right = (
-                    (i + 1 - (turn - n + 1)) % n if gathering else (i - turn) % n,
-                    (i + 1) % n,
-                )
-                if k in full:
-                    item = Item(SEND, slot, p, k, "piece", slots[right])
-                    arriving.append((right, k, self._move(item, (held[i][k],), priority + turn)))
-            for i, k, value in arriving:
-                own = Item(COPY, slots[i], p, k, "piece")
-                held[i][k] = (
-                    value if gathering else self._copy(own, (held[i][k], value), priority + turn)
-                )
-        # it is there as long as any piece of it
-        for vector, pieces in zip(vectors, looking, strict=True):
-            vector.uses.extend(use for piece in pieces for use in piece.uses)
-        return [
-            (
-                self._copy(
-                    Item(COPY, slot, p, 0, "vector"),
-                    [held[i][k] for k in sorted(full)],
-                    priority + 2 * n,
-                ),
-            )
-            for i, slot in enumerate(slots)
-        ]
+    def ring(self, p: int) -> "_RingTasks":
+        """Of the slots of the stage."""
+        return _RingTasks(self.tasks, p, self.shape.slots[p])
+
+    def summed(self, p: int, vector: LaidOutValue, priority: int) -> None:
+        """Nobody follows a plan that is only simulated."""
+
+    def update(self, p: int, index: int, vectors: list[LaidOutValue], priority: int) -> None:
+        """An optimizer's step."""
+        self.tasks.task(Item(STEP, self.shape.slots[p][index], p), vectors, priority)
 
 
-def _names(bundle: Handed) -> list[str]:
-    return ["y"] * bundle.smooth + ["z"] * bundle.rough
+class _RingTasks:
+    """The tasks of an all-reduce over the slots of stage p."""
+
+    def __init__(self, tasks: _TaskBuilder, p: int, slots: Sequence[int]) -> None:
+        self._tasks, self._p = tasks, p
+        self._slots = slots
+        self._own: list[list[tuple[LaidOutValue, LaidOutValue]]] = [[] for _ in slots]
+
+    def piece(self, i: int, k: int, vector: LaidOutValue, priority: int) -> LaidOutValue:
+        """It takes as long as a copy, but is a look at the vector."""
+        item = Item(COPY, self._slots[i], self._p, k, "piece")
+        value = self._tasks.copy(item, (vector,), priority)
+        self._own[i].append((vector, value))
+        return value
+
+    def send(self, i: int, k: int, value: LaidOutValue, turn: int, priority: int) -> LaidOutValue:
+        """To the next slot of the ring."""
+        right = self._slots[(i + 1) % len(self._slots)]
+        item = Item(SEND, self._slots[i], self._p, k, "piece", right)
+        return self._tasks.move(item, (value,), priority)
+
+    def add(
+        self, i: int, k: int, own: LaidOutValue, arrived: LaidOutValue, turn: int, priority: int
+    ) -> LaidOutValue:
+        """It takes as long as a copy."""
+        item = Item(COPY, self._slots[i], self._p, k, "piece")
+        return self._tasks.copy(item, (own, arrived), priority)
+
+    def join(self, i: int, pieces: list[LaidOutValue], priority: int) -> LaidOutValue:
+        """A copy of all."""
+        for vector, piece in self._own[i]:  # it is there as long as any piece of it
+            vector.uses.extend(piece.uses)
+        return self._tasks.copy(Item(COPY, self._slots[i], self._p, 0, "vector"), pieces, priority)
+
+
+@lru_cache(maxsize=4096)
+def _copied(slot: int, tensor: Tensor, rows: int) -> Item:
+    return Item(COPY, slot, tensor.stage, rows, tensor.name, bundle=tensor.bundle)

@@ -36,11 +36,8 @@ def peak_bytes(
     spans
         Per step, when each instruction took place.
     """
-    program, notes, sizes = (
-        compiled.programs[device],
-        compiled.notes[device],
-        compiled.value_bytes[device],
-    )
+    program, notes = compiled.programs[device], compiled.notes[device]
+    sizes = compiled.value_bytes[device]
     changes: list[tuple[float, int]] = []
     returning = {_key(item) for item in program.instructions if item.op == "backward"}
     for step in spans:
@@ -67,7 +64,8 @@ def peak_bytes(
         for value, since in made.items():
             changes += [(since, sizes[value]), (last[value], -sizes[value])]
     changes.sort()  # at one moment what goes comes first
-    static, held, peak = _static_bytes(table, notes, program.instructions), 0, 0
+    static, held = _static_bytes(table, notes, program.instructions), 0
+    peak = 0
     for _, nbytes in changes:
         held += nbytes
         peak = max(peak, held)

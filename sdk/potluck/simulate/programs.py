@@ -11,12 +11,12 @@ from functools import cached_property
 from potluck.records import Event, Problem, Trace
 from potluck.schedule.program_builder import Compiled
 from potluck.simulate import cost
-from potluck.simulate.duration import instruction_s, shared_hosts
-from potluck.simulate.engine import TaskGraph, Times, run
+from potluck.simulate.duration import instruction_s
+from potluck.simulate.engine import Times, run
 from potluck.simulate.layout import HOME_PRIORITY
 from potluck.simulate.memory import peak_bytes
+from potluck.simulate.paths import Paths
 from potluck.simulate.spans import Span, middle_s, union_s
-from potluck_wire.limits import CHUNK_BYTES
 from potluck_wire.program import NETWORK, Instruction
 
 
@@ -82,23 +82,16 @@ class Simulation:
         *,
         serial: bool = False,
     ) -> None:
-        self.compiled, self.problem, self.home = compiled, problem, compiled.home
+        self.compiled, self.problem = compiled, problem
+        self.home = compiled.home
         self.table = table or cost.CostTable(problem)
         self.devices = {name: problem.device(name) for name in compiled.programs}
         names = (*compiled.programs, self.home)
         self.compute_lane = {name: 2 * i for i, name in enumerate(names)}
         self.send_lane = {name: 2 * i + 1 for i, name in enumerate(names)}
-        capacity = [medium.capacity_bytes_per_s for medium in problem.network.media]
-        self.graph = TaskGraph(capacity=capacity, chunk_bytes=CHUNK_BYTES)
-        self.medium = {medium.name: i for i, medium in enumerate(problem.network.media)}
-        self.hosts, self.graph.cores = shared_hosts(problem)
-        lanes = ((name, lane) for name, lane in self.compute_lane.items() if name != self.home)
-        places = ((lane, self.devices[name]) for name, lane in lanes)
-        self.graph.lane_host = {
-            lane: self.hosts[device.host] for lane, device in places if device.host_cores
-        }
-        self.routes: dict[tuple[str, str], int] = {}
-        self.has_home = any(self.home in pair for pair in problem.network.paths)
+        self.paths = Paths(problem, self.home)
+        self.graph = self.paths.graph()
+        self.graph.lane_host = self.paths.lane_hosts([*compiled.programs])
         # Per step: (device, instruction id) -> task; a `recv` is the task of its `send`.
         self.tasks: list[dict[tuple[str, int], int]] = []
         # per step: the tasks that stand for its start and its end
@@ -131,7 +124,7 @@ class Simulation:
                 feed.nbytes,
                 after=[begin],
                 priority=first + feed.priority,
-                route=self._route(self.home, feed.device),
+                route=self.paths.route(self.home, feed.device),
             )
         for device, program in self.compiled.programs.items():
             for item in program.instructions:
@@ -174,7 +167,7 @@ class Simulation:
     def _add_task(self, device: str, item: Instruction) -> int:
         note = self.compiled.notes[device][item.id]
         if item.op == "send":
-            route = self._route(device, item.attrs["peer"])
+            route = self.paths.route(device, item.attrs["peer"])
             return self.graph.add(
                 self.send_lane[device], note.nbytes, priority=item.priority, route=route
             )
@@ -191,17 +184,6 @@ class Simulation:
             after=[since],
             route=self.graph.add_route((), seconds),
         )
-
-    def _route(self, source: str, target: str) -> int:
-        if (source, target) not in self.routes:
-            if self.home in (source, target) and not self.has_home:
-                route = self.graph.add_route(())
-            else:
-                path = self.problem.network.path(source, target)
-                media = tuple((self.medium[name], times) for name, times in path.media)
-                route = self.graph.add_route(media, path.latency_s, self.hosts.get(path.host, -1))
-            self.routes[source, target] = route
-        return self.routes[source, target]
 
     # --- the trace --------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 pulses are answered.
 """
 
+import socket
 import threading
 
 import pytest
@@ -12,9 +13,9 @@ from tests.timeouts import PATIENCE_S
 from potluck_agent.core.events import LinkReset, Member
 from potluck_agent.keys import Identity
 from potluck_agent.net.inflow import Inflow
-from potluck_agent.net.peer_connections import ASK_AGAIN_S, PeerConnections
+from potluck_agent.net.peer_connections import ASK_AGAIN_S, NAMES_AT_ONCE, PeerConnections
 from potluck_agent.net.poller import Poller
-from potluck_agent.net.resolving import AT_ONCE, UNKNOWN, Resolver, resolve
+from potluck_wire.resolving import UNKNOWN, Resolver
 
 
 class Names:
@@ -52,7 +53,7 @@ def open_links():
             Identity(public=public, secret=secret),
             events.append,
             pytest.fail,
-            Resolver(names),
+            names and Resolver(names, threading.Thread, NAMES_AT_ONCE),
         )
         opened.append(links)
         return links, events
@@ -102,7 +103,7 @@ def test_a_roster_of_names_takes_a_few_threads_and_no_more(open_links):
     links.set(tuple(Member(f"d{i}", f"{i:040d}", f"d{i}.local:47600") for i in range(64)))
     for now_s in range(5):
         links.tick(float(now_s))
-    assert len(names.threads) <= AT_ONCE
+    assert len(names.threads) <= NAMES_AT_ONCE
     names.answer()
 
 
@@ -121,6 +122,14 @@ def test_a_name_that_nobody_knows_is_asked_for_again_later(open_links):
     assert not any(isinstance(event, LinkReset) for event in events)
 
 
-@pytest.mark.parametrize("host", ["nobody.invalid", "x" * 200, "a..b"])
-def test_a_name_that_cannot_be_resolved_raises_nothing(host):
-    assert resolve(host) == UNKNOWN
+def test_a_device_with_addresses_of_both_kinds_is_reached_where_it_listens(open_links, monkeypatch):
+    found = [(0, 0, 0, "", (address, 0)) for address in ("fe80::7", "127.0.0.1")]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **options: found)
+    links, _ = open_links(None)  # asks as an agent does
+    phone = Member("phone", MEMBER_KEY, "phone.local:47600")
+    links.set((phone,))
+    for thread in threading.enumerate():
+        if thread.name == "resolve phone.local":
+            thread.join(PATIENCE_S)
+    links.tick(1.0)
+    assert endpoints(links, phone) == [b"tcp://127.0.0.1:47602"]

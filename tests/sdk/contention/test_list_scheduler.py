@@ -7,6 +7,7 @@ import pytest
 from tests.sdk.simulate.test_engine import random_graph
 
 from potluck.contention.list_scheduler import chunked, insert, run, tails
+from potluck.simulate import engine
 from potluck.simulate.engine import COMPUTE, TaskGraph
 
 
@@ -79,6 +80,27 @@ def test_no_medium_carries_two_transfers_and_nothing_is_lost(seed):
         spans = sorted((times.start_s[t], times.free_s[t]) for t in mine)
         assert all(b[0] >= a[1] - 1e-9 for a, b in pairwise(spans))
     assert run(graph).start_s == run(graph).start_s
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_transfers_that_never_meet_take_as_long_as_under_fair_sharing(seed):
+    rng, graph = random.Random(seed), TaskGraph()
+    for task in range(40):
+        lane, after = rng.randrange(6), rng.sample(range(task), min(task, rng.randint(0, 3)))
+        work, priority = rng.choice([0.0, 1.0, rng.uniform(0.1, 5.0)]), rng.randrange(4)
+        if lane < 3:
+            graph.add(lane, work, after=after, priority=priority)
+            continue
+        graph.capacity.append(rng.uniform(1.0, 20.0))  # a medium for each
+        route = graph.add_route(
+            ((len(graph.capacity) - 1, rng.randint(1, 2)),), rng.choice([0.0, 0.3])
+        )
+        graph.add(lane, work, after=after, priority=priority, route=route)
+    graph.chunk_bytes = 10.0  # no transfer gives way
+    alone, shared = run(graph), engine.run(graph)
+    assert alone.start_s == pytest.approx(shared.start_s)
+    assert alone.free_s == pytest.approx(shared.free_s)
+    assert alone.stop_s == pytest.approx(shared.stop_s)
 
 
 def test_a_medium_is_kept_free_for_what_is_more_urgent_and_not_ready_yet():

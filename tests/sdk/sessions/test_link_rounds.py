@@ -12,7 +12,6 @@ from potluck.sessions.connections import LONGEST_BYTES, Connection, Keys
 from potluck.sessions.curve_link import AT_ONCE, BYTES_AT_ONCE, CurveLink
 from potluck.sessions.events import Address, Connect, Disconnect, Join, Lost, Send
 from potluck.sessions.inflow import Inflow
-from potluck.sessions.resolving import UNKNOWN
 from potluck.sessions.spoken import MAX_STATEMENT_BYTES
 from potluck_wire import messages as m
 from potluck_wire import statement
@@ -28,6 +27,7 @@ from potluck_wire.limits import (
     MAX_UNREAD_BYTES,
     WINDOW_BYTES,
 )
+from potluck_wire.resolving import UNKNOWN
 
 DEVICES = 3_000  # more than Python calls within one another
 

@@ -14,9 +14,9 @@ from potluck.sessions import controller
 from potluck.sessions.connections import Keys
 from potluck.sessions.curve_link import CurveLink
 from potluck.sessions.events import Join, Leave, RequestAll
-from potluck.sessions.resolving import UNKNOWN, Resolver, resolve
 from potluck.testing.agent import HONEST, TakenOver
 from potluck_wire.messages import Measure
+from potluck_wire.resolving import UNKNOWN, Resolver
 
 MEASURE = (Measure(task="t", rows=(1, 2)), (b"{}",))
 
@@ -52,7 +52,7 @@ def names():
 @pytest.fixture
 def link(names):
     public, secret = (part.decode() for part in zmq.curve_keypair())
-    made = CurveLink(Keys(public=public, secret=secret), resolver=Resolver(names))
+    made = CurveLink(Keys(public=public, secret=secret), resolver=Resolver(names, threading.Thread))
     yield made
     made.close()
 
@@ -113,26 +113,3 @@ def test_who_left_before_its_name_was_known_is_not_connected(link, names):
         assert isinstance(joining.exception(PATIENCE_S), DeviceGone)
         names.answer()
         join(link, agent, "a").result(PATIENCE_S)  # and later it is
-
-
-def test_a_name_takes_one_thread_however_often_it_is_asked_for(names):
-    resolver = Resolver(names)
-    assert [resolver.address("jetson.local") for _ in range(5)] == [None] * 5
-    names.answer()
-    assert resolver.address("jetson.local") == "127.0.0.1"
-    assert names.asked == ["jetson.local"]
-
-
-@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
-def test_an_address_needs_nobody(names, host):
-    assert Resolver(names).address(host) == host
-    assert names.asked == []
-
-
-def test_a_host_with_addresses_of_both_kinds_is_reached_by_ipv4():
-    assert resolve("localhost") == "127.0.0.1"
-
-
-@pytest.mark.parametrize("host", ["nobody.invalid", "x" * 200, "a..b", "a\0b"])
-def test_a_name_that_cannot_be_resolved_raises_nothing(host):
-    assert resolve(host) == UNKNOWN

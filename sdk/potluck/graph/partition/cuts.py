@@ -266,17 +266,11 @@ def cut_out(
             )
         return tuple(move(item) for item in argument) if isinstance(argument, tuple) else argument
 
-    n_parameters = len(graph.parameters)
+    parameters, buffers = graph.states(states)
     return Graph(
         inputs=tuple(_input(line, ref) for ref in taken),
-        parameters=tuple(
-            graph.parameters[v - n_inputs] for v in states if v < n_inputs + n_parameters
-        ),
-        buffers=tuple(
-            graph.buffers[v - n_inputs - n_parameters]
-            for v in states
-            if v >= n_inputs + n_parameters
-        ),
+        parameters=parameters,
+        buffers=buffers,
         nodes=tuple(
             Node(
                 number=node.number,

@@ -413,7 +413,7 @@ class _Build:
             axis, count = rows_of(self.line, self.localities, part.value)
             at = self._joined(part.ref, axis, count, (part.start, part.stop), 0)
             outputs.append((part, at))
-        traced, graph = self.line.traced, self.graph
+        traced = self.line.traced
         states = sorted(
             {
                 r.value
@@ -438,20 +438,14 @@ class _Build:
             return argument
 
         types = [part_type(self.line, self.localities, part) for part in self.takes]
-        n_inputs, n_parameters = len(graph.inputs), len(graph.parameters)
+        parameters, buffers = self.graph.states(states)
         return Graph(
             inputs=tuple(
                 Input(name=names.get(part, part.name), dtype=t.dtype, shape=t.shape)
                 for part, t in zip(self.takes, types, strict=True)
             ),
-            parameters=tuple(
-                graph.parameters[v - n_inputs] for v in states if v < n_inputs + n_parameters
-            ),
-            buffers=tuple(
-                graph.buffers[v - n_inputs - n_parameters]
-                for v in states
-                if v >= n_inputs + n_parameters
-            ),
+            parameters=parameters,
+            buffers=buffers,
             nodes=tuple(
                 Node(
                     number=max(n, 0),

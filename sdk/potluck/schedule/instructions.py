@@ -1,0 +1,409 @@
+"""A step as the instructions that agents carry out: cuts become slices, transfers and
+concatenations.
+
+Glossary of value names, all local to one device: `in` fed by home, `x` input of a stage, `y`
+output, `dy` and `dx` their gradients, `f` and `b` pieces passed over a cut forward and backward
+(`b` and `dy` with the stage they come from); then stage, tensor, micro-batch, row.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from potluck.records import Plan, Segment, Tensor
+from potluck.schedule.all_reduce import FLOAT_BYTES, STILL, bounds
+from potluck.schedule.ir import FORWARD, Action
+from potluck.schedule.micro_batches import Division
+from potluck.schedule.program_builder import Annotation, InputBinding, ProgramBuilder, Result
+from potluck.schedule.rows import intervals
+from potluck.schedule.stage_graph import returning
+from potluck.schedule.standby import COPY, REPLAY, Standby, gradient_value, shadow_value
+from potluck.schedule.step import LOSS_BYTES, HandedRows, StepSpec
+
+# what is fed in a step up to this goes as one value: it is there until the last micro-batch
+WHOLE_BYTES = 2 * 1024**2
+
+
+class StepInstructions:
+    """Takes a step down as instructions; a value is its name on the device that has it."""
+
+    def __init__(
+        self,
+        programs: ProgramBuilder,
+        plan: Plan,
+        segments: Sequence[Segment],
+        division: Division,
+        spec: StepSpec[Tensor],
+        *,
+        optimizer: Mapping[str, Any] = STILL,
+        shadows: Sequence[Standby] = (),
+        to: str = "",
+        fed_whole: bool = False,
+    ) -> None:
+        self.programs, self.plan = programs, plan
+        self.segments, self.division = segments, division
+        self.spec, self.optimizer = spec, optimizer
+        self.shadows, self.to = shadows, to
+        self.fed_whole = fed_whole
+        self.batch = division[-1].stop
+        # rows[micro-batch][stage][device index]: [first, stop) of the micro-batch
+        self.rows = [[intervals(shares) for shares in part.shares] for part in division]
+        self.fed: set[tuple[str, str]] = set()  # (device, value)
+
+    # --- one action -------------------------------------------------------------------------------
+
+    def feed(self, action: Action, index: int, priority: int) -> list[str]:
+        """Whole micro-batches of inputs, or all of a batch once."""
+        device = self._device(action, index)
+        return [
+            self._feed(action, device, tensor, *self._rows(action, index), priority)
+            for tensor in self.segments[action.stage].feeds
+        ]
+
+    def forward(self, action: Action, index: int, inputs: list[str], priority: int) -> list[str]:
+        """A `run`; shadows that replay the stage get its inputs."""
+        p, m = action.stage, action.micro_batch
+        segment, device = self.segments[p], self._device(action, index)
+        start, stop = self._rows(action, index)
+        if self.spec.n_elements[p]:
+            for tensor, given in zip(segment.inputs, inputs[len(segment.feeds) :], strict=True):
+                self._show(p, device, given, shadow_value(p, "x", tensor, m), REPLAY, priority)
+        names = [f"y{p}.{i}.{m}" for i in range(len(segment.outputs))]
+        sizes = [_nbytes(tensor, stop - start) for tensor in segment.outputs]
+        if self.spec.training and p == len(self.segments) - 1:
+            sizes[0] = LOSS_BYTES
+        takes = [self._take(action, tensor, start, stop) for tensor in segment.feeds]
+        takes += [None] * len(segment.inputs)
+        parts: dict[str, Any] = {"takes": takes} if any(takes) else {}
+        self.programs.compute(
+            device,
+            "run",
+            inputs,
+            dict(zip(names, sizes, strict=True)),
+            note=self._note(action, index),
+            priority=priority,
+            segment=segment.name,
+            key=f"{p}.{m}",
+            train=self.spec.training,
+            rows=[start, stop, self.division[m].rows],
+            micro_batch=m,
+            **parts,
+        )
+        return names
+
+    def backward(
+        self, action: Action, index: int, gradients: list[str], priority: int
+    ) -> list[str]:
+        """A `backward`; shadows that replay the stage get the gradients of its outputs."""
+        p, m = action.stage, action.micro_batch
+        segment, device = self.segments[p], self._device(action, index)
+        start, stop = self._rows(action, index)
+        returned = [
+            output.tensor
+            for output in self.spec.outputs[p]
+            if returning(output.to, output.gradient, self.spec.learns)
+        ]
+        for tensor, value in zip(returned, gradients, strict=True):
+            self._show(p, device, value, shadow_value(p, "dy", tensor, m), REPLAY, priority)
+        back = [tensor for tensor in segment.inputs if tensor.gradient]
+        made = {f"dx{p}.{i}.{m}": _nbytes(tensor, stop - start) for i, tensor in enumerate(back)}
+        self.programs.compute(
+            device,
+            "backward",
+            gradients,
+            made,
+            note=self._note(action, index),
+            priority=priority,
+            segment=segment.name,
+            key=f"{p}.{m}",
+            scale=(stop - start) / self.batch if p == len(self.segments) - 1 else 1.0,
+        )
+        return [*made]
+
+    def answer(self, action: Action, index: int, outputs: list[str], priority: int) -> None:
+        """Every output of the last stage is a result."""
+        first = self.division[action.micro_batch].start
+        start, stop = self._rows(action, index)
+        for name, tensor in zip(outputs, self.segments[-1].outputs, strict=True):
+            result = Result(
+                device=self._device(action, index),
+                value=name,
+                tensor=tensor.name,
+                kind="output",
+                micro_batch=action.micro_batch,
+                start=(first + start) * tensor.multiple,
+                stop=(first + stop) * tensor.multiple,
+                whole=tensor.multiple == 0,
+                nbytes=_nbytes(tensor, stop - start),
+            )
+            self.programs.result(result, label=f"{action}>{self.programs.home}", priority=priority)
+
+    def tell_losses(self, index: int, losses: list[str], priority: int) -> None:
+        """One result of them all."""
+        p, nbytes = len(self.segments) - 1, len(losses) * LOSS_BYTES
+        device, value = self.plan.stages[p].devices[index], losses[0]
+        if len(losses) > 1:
+            value, note = "losses", Annotation(label=f"{p} losses", nbytes=nbytes)
+            self.programs.compute(
+                device, "concat", losses, {value: nbytes}, note=note, priority=priority, dim=0
+            )
+        result = Result(
+            device=device,
+            value=value,
+            tensor=self.segments[p].outputs[0].name,
+            kind="loss",
+            rows=tuple(share for part in self.division if (share := part.shares[p][index])),
+            nbytes=nbytes,
+        )
+        self.programs.result(result, label=f"{p}>{self.programs.home}", priority=priority)
+
+    def _device(self, action: Action, index: int) -> str:
+        return self.plan.stages[action.stage].devices[index]
+
+    def _rows(self, action: Action, index: int) -> tuple[int, int]:
+        return self.rows[action.micro_batch][action.stage][index]
+
+    def _note(self, action: Action, index: int) -> Annotation:
+        segment, (start, stop) = self.segments[action.stage], self._rows(action, index)
+        return Annotation(
+            label=str(action), start=segment.start, stop=segment.stop, rows=stop - start
+        )
+
+    # --- what home feeds --------------------------------------------------------------------------
+
+    def _feed(
+        self, action: Action, device: str, tensor: Tensor, start: int, stop: int, priority: int
+    ) -> str:
+        """The name of what is fed: of a whole batch it comes once."""
+        first = self.division[action.micro_batch].start  # feeds are counted over the whole batch
+        value = f"in{action.stage}.{tensor.name}.{action.micro_batch}"
+        start, stop = first + start, first + stop
+        if self._comes_whole(action.stage, tensor):
+            value, start = f"in{action.stage}.{tensor.name}.all", 0
+            stop = self.batch
+        if (device, value) not in self.fed:
+            self.fed.add((device, value))
+            feed = InputBinding(
+                device=device,
+                value=value,
+                tensor=tensor.name,
+                micro_batch=action.micro_batch,
+                start=start * tensor.multiple,
+                stop=stop * tensor.multiple,
+                whole=tensor.multiple == 0,
+                nbytes=_nbytes(tensor, stop - start),
+                priority=priority,
+            )
+            self.programs.feed(feed, label=f"{self.programs.home}>{action}")
+        return value
+
+    def _take(self, action: Action, tensor: Tensor, start: int, stop: int) -> list[int] | None:
+        """Which entries of what is fed are meant; None: all of them."""
+        if not self._comes_whole(action.stage, tensor):
+            return None
+        first = self.division[action.micro_batch].start
+        return [(first + start) * tensor.multiple, (first + stop) * tensor.multiple]
+
+    def _comes_whole(self, p: int, tensor: Tensor) -> bool:
+        """Whether one value has the rows of all micro-batches: they belong to one device, and are
+        few bytes.
+        """
+        is_all = len(self.plan.stages[p].devices) == 1 < len(self.division) and tensor.multiple > 0
+        return self.fed_whole and is_all and _nbytes(tensor, self.batch) <= WHOLE_BYTES
+
+    # --- over a cut -------------------------------------------------------------------------------
+
+    def cut(self, rows: HandedRows[Tensor], value: str, priority: int) -> str:
+        """A slice, named after what is sent of it."""
+        first, _ = self._rows(rows.source, rows.left)
+        name, nbytes = f"cut.{_name(rows)}", _nbytes(rows.tensor, rows.stop - rows.start)
+        self.programs.compute(
+            self._device(rows.source, rows.left),
+            "slice",
+            [value],
+            {name: nbytes},
+            note=Annotation(label=f"{rows.source} slice", nbytes=nbytes),
+            priority=priority,
+            dim=0,
+            start=(rows.start - first) * rows.tensor.multiple,
+            stop=(rows.stop - first) * rows.tensor.multiple,
+        )
+        return name
+
+    def send(self, rows: HandedRows[Tensor], value: str, priority: int) -> str:
+        """A `send` and its `recv`."""
+        device, peer = self._device(rows.source, rows.left), self._device(rows.target, rows.right)
+        label = f"{rows.source}>{rows.target}"
+        self.programs.send(device, value, peer, _name(rows), label=label, priority=priority)
+        return _name(rows)
+
+    def join(
+        self,
+        action: Action,
+        index: int,
+        tensor: Tensor,
+        source: int,
+        pieces: list[str],
+        priority: int,
+    ) -> str:
+        """A `concat` of pieces."""
+        kind = "x" if action.kind == FORWARD else f"dy{source}."
+        name = f"{kind}{action.stage}.{tensor.name}.{action.micro_batch}"
+        return self._merge("concat", action, index, tensor, name, pieces, priority, dim=0)
+
+    def add(
+        self, action: Action, index: int, tensor: Tensor, parts: list[str], priority: int
+    ) -> str:
+        """A sum in a fixed order."""
+        name = f"dy{action.stage}.{tensor.name}.{action.micro_batch}"
+        return self._merge("add", action, index, tensor, name, parts, priority)
+
+    def _merge(
+        self,
+        op: str,
+        action: Action,
+        index: int,
+        tensor: Tensor,
+        name: str,
+        values: list[str],
+        priority: int,
+        **attrs: Any,
+    ) -> str:
+        """One value with all rows of the device."""
+        start, stop = self._rows(action, index)
+        nbytes = _nbytes(tensor, stop - start)
+        self.programs.compute(
+            self._device(action, index),
+            op,
+            values,
+            {name: nbytes},
+            note=Annotation(label=f"{action} {op}", nbytes=nbytes),
+            priority=priority,
+            **attrs,
+        )
+        return name
+
+    # --- the end of a step ------------------------------------------------------------------------
+
+    def vector(self, p: int, index: int, priority: int) -> str:
+        """Gradients and statistics, weighted by the device's share of the batch."""
+        rows = sum(part.shares[p][index] for part in self.division)
+        name, nbytes = f"grad{p}", self.spec.n_elements[p] * FLOAT_BYTES
+        self.programs.compute(
+            self.plan.stages[p].devices[index],
+            "gradients",
+            [],
+            {name: nbytes},
+            note=Annotation(label=f"{p} gradients", nbytes=nbytes),
+            priority=priority,
+            segment=self.segments[p].name,
+            share_frac=rows / self.batch,
+        )
+        return name
+
+    def ring(self, p: int) -> "RingInstructions":
+        """Of the devices of the stage."""
+        devices, n_elements = self.plan.stages[p].devices, self.spec.n_elements[p]
+        return RingInstructions(self.programs, devices, n_elements, f"ring{p}")
+
+    def summed(self, p: int, vector: str, priority: int) -> None:
+        """Shadows that copy the stage's updates get it."""
+        self._show(p, self.plan.stages[p].devices[0], vector, gradient_value(p), COPY, priority)
+
+    def update(self, p: int, index: int, vectors: list[str], priority: int) -> None:
+        """A `step`; where no gradient comes back it only takes the statistics over."""
+        segment = self.segments[p]
+        self.programs.compute(
+            self.plan.stages[p].devices[index],
+            "step",
+            vectors,
+            {},
+            note=Annotation(
+                label=f"{p} step",
+                start=segment.start,
+                stop=segment.stop,
+                nbytes=segment.parameter_count * FLOAT_BYTES,
+            ),
+            priority=priority,
+            segment=segment.name,
+            optimizer=dict(self.optimizer if self.spec.learns[p] else STILL),
+        )
+
+    # --- those who stay in step -------------------------------------------------------------------
+
+    def _show(self, p: int, device: str, value: str, name: str, way: str, priority: int) -> None:
+        """Post `value` of stage p to its shadows of that way."""
+        for shadow in self.shadows:
+            if shadow.stage == p and shadow.way == way:
+                for peer in shadow.devices:
+                    self.programs.post(
+                        device,
+                        value,
+                        peer,
+                        name,
+                        to=self.to,
+                        label=f"{name}>{peer}",
+                        priority=priority,
+                    )
+
+
+class RingInstructions:
+    """Takes an all-reduce over `devices` down as instructions; `tag` makes names unique."""
+
+    def __init__(
+        self, programs: ProgramBuilder, devices: Sequence[str], n_elements: int, tag: str
+    ) -> None:
+        self._programs, self._devices = programs, devices
+        self._tag = tag
+        self._n_elements, self._bounds = n_elements, bounds(n_elements, len(devices))
+
+    def piece(self, i: int, k: int, vector: str, priority: int) -> str:
+        """A slice of it."""
+        start, stop = self._bounds[k], self._bounds[k + 1]
+        name, part = f"{self._tag}.own.{k}", {"dim": 0, "start": start, "stop": stop}
+        return self._compute(i, "slice", [vector], name, stop - start, priority, **part)
+
+    def send(self, i: int, k: int, value: str, turn: int, priority: int) -> str:
+        """To the next device of the ring."""
+        name, right = f"{self._tag}.{turn}.{k}", self._devices[(i + 1) % len(self._devices)]
+        label = f"{self._tag} turn {turn}"
+        self._programs.send(self._devices[i], value, right, name, label=label, priority=priority)
+        return name
+
+    def add(self, i: int, k: int, own: str, arrived: str, turn: int, priority: int) -> str:
+        """On the device that it arrived at."""
+        n_elements = self._bounds[k + 1] - self._bounds[k]
+        name = f"{self._tag}.sum.{turn}.{k}"
+        return self._compute(i, "add", [own, arrived], name, n_elements, priority)
+
+    def join(self, i: int, pieces: list[str], priority: int) -> str:
+        """One after the other."""
+        name = f"{self._tag}.all"
+        return self._compute(i, "concat", pieces, name, self._n_elements, priority, dim=0)
+
+    def _compute(
+        self,
+        i: int,
+        op: str,
+        inputs: Sequence[str],
+        name: str,
+        n_elements: int,
+        priority: int,
+        **attrs: Any,
+    ) -> str:
+        nbytes = n_elements * FLOAT_BYTES
+        note = Annotation(label=f"{self._tag} {op}", nbytes=nbytes)
+        self._programs.compute(
+            self._devices[i], op, inputs, {name: nbytes}, note=note, priority=priority, **attrs
+        )
+        return name
+
+
+def _name(rows: HandedRows[Tensor]) -> str:
+    """What these rows are called where they arrive."""
+    kind = "f" if rows.target.kind == FORWARD else f"b{rows.source.stage}."
+    p, _, m = rows.target
+    return f"{kind}{p}.{rows.tensor.name}.{m}.{rows.start}"
+
+
+def _nbytes(tensor: Tensor, rows: int) -> int:
+    return tensor.row_bytes * (rows if tensor.multiple else 1)
