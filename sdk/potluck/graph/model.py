@@ -17,7 +17,7 @@ from potluck import records
 from potluck.errors import ModelError
 from potluck.graph.indices import check_indices, index_bounds
 from potluck.graph.partition.batch_norms import check_values
-from potluck.graph.partition.cuts import Linearization, line
+from potluck.graph.partition.cuts import Linearization, line, multiple
 from potluck.graph.partition.layers import Layers, layers
 from potluck.graph.torch.state_names import as_module, load
 from potluck.optional import needed
@@ -589,6 +589,7 @@ def _tensor(port: Input | Output, hints: Mapping[str, int]) -> records.Tensor:
         dtype=port.dtype,
         row_bytes=elements * DTYPE_BYTES[port.dtype],
         gradient=port.gradient,
+        multiple=multiple(port.shape),
     )
 
 
