@@ -31,6 +31,13 @@ def to_tensor(raw: Raw) -> "torch.Tensor":
     return torch.frombuffer(data, dtype=dtype).reshape(raw.shape)
 
 
+def kept(tensor: "torch.Tensor") -> "torch.Tensor":
+    """A copy that stays as it is, whatever its owner writes into the tensor meanwhile."""
+    import torch
+
+    return tensor.detach().clone(memory_format=torch.contiguous_format)
+
+
 def padded(tensor: "torch.Tensor", rows: int) -> "torch.Tensor":
     """The tensor with its last row repeated up to `rows`: outputs of the extra rows are thrown
     away.
