@@ -41,7 +41,8 @@ from potluck_wire.graph import (
 )
 
 # arguments that training changes
-_UPDATERS = {"aten.batch_norm.default": (3, 4), "aten.instance_norm.default": (3, 4)}
+_UPDATERS = {"aten.batch_norm.default": (3, 4)}
+_INSTANCE_NORM, _RUNNING_MEAN, _USES_INPUT = "aten.instance_norm.default", 3, 5
 
 
 class _WithLoss(torch.nn.Module):
@@ -143,6 +144,7 @@ def _traced(
     converter.values.update({holder: Ref(i) for i, holder in enumerate(holders.all)})
     result = converter.graph(program.graph, program.graph_module)
     if train:
+        _check_instances(converter)
         converter.updated |= _running(converter.nodes)
     types = [_types(h.meta["val"], symbols) for h in holders.all] + [
         _types(v, symbols) for v in converter.made
@@ -329,6 +331,21 @@ def _ports(
         ),
         "buffers": tuple(Buffer(**of_state(h), updated=at[h] in updated) for h in holders.buffers),
     }
+
+
+def _check_instances(converter: Converter) -> None:
+    """Raise ModelError for running statistics of instances: they would follow micro-batches, though
+    nothing else of an instance norm knows of them.
+    """
+    for node, module in zip(converter.nodes, converter.modules, strict=True):
+        if node.op == _INSTANCE_NORM and node.args[_USES_INPUT] is True:
+            if any(refs(node.args[_RUNNING_MEAN])):
+                raise ModelError(
+                    "an instance norm keeps running statistics, which would follow micro-batches "
+                    f"and not batches{f' (in the module {module})' if module else ''}.",
+                    next_step="Give it track_running_stats=False; or eval(), which keeps them as "
+                    "they are.",
+                )
 
 
 def _running(nodes: Sequence[Node]) -> set[int]:
