@@ -77,6 +77,7 @@ def deploy(
         raise UserError(f"the seed is a whole number of 0 or more, got {seed!r}.")
     if optimizer is not None:
         check_optimizer(optimizer, model.trained_dtypes())
+    model.check_as_traced(train=plan.training)
     saved = checkpoint.load(Path(resume)) if resume is not None else None
     if saved is not None:
         if saved.signature != model.signature:

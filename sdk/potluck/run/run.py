@@ -216,6 +216,7 @@ class Run(Shown):
             The plan is for inference.
         """
         self._engine.check(training=True)
+        self._engine.model.check_as_traced(train=True)
         check_autocast("it is trained")
         if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1:
             raise UserError(f"epochs is a whole number of 1 or more, got {epochs!r}.")

@@ -2,7 +2,6 @@
 inside for training.
 """
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,6 +19,7 @@ from potluck.graph.torch.batch_axis import Complete, OperatorFailed, by_rows
 from potluck.graph.torch.convert import Converter
 from potluck.graph.torch.export_program import TRY, export, first_line
 from potluck.graph.torch.modes import check_modes, modes_of
+from potluck.graph.torch.state_names import device_name
 from potluck.graph.torch.statefulness import check_forgets
 from potluck.graph.torch.trainability import check_learning, check_norms
 from potluck.graph.traced import SEQUENCE, Traced, Type
@@ -408,7 +408,7 @@ def _state(
         path = in_net.get(id(tensor), target)
         # no attribute has a hyphen
         name = path.removeprefix("net.") if path.startswith("net.") else f"own-{path}"
-        found[holder] = (re.sub(r"[^A-Za-z0-9_.:\-]", "_", name), tensor)
+        found[holder] = (device_name(name), tensor)
     return found
 
 
