@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from potluck.errors import PlanError, UserError
 from potluck.graph.torch.autocast import check_autocast
+from potluck.graph.torch.state_names import check_shapes
 from potluck.handle import Handle, Task
 from potluck.profile.from_runs import learned
 from potluck.records import Plan, Problem, Trace
@@ -444,7 +445,7 @@ class Run(Shown):
         arguments = self._engine.model.arguments.scored(score)
         for batch in batches.batches(data, EVALUATION_ROWS * REQUESTS_IN_FLIGHT, arguments):
             rows = int(batch[0].shape[0])
-            total += float(score(self(*batch[:n_inputs]), *batch[n_inputs:])) * rows
+            total += tensors.score_of(score(self(*batch[:n_inputs]), *batch[n_inputs:])) * rows
             seen += rows
         if not seen:
             raise UserError("there is nothing to evaluate: the data has no batch.")
@@ -488,6 +489,7 @@ class Run(Shown):
             model.load_state(state)
             return
         named = model.state_dict(state)
+        check_shapes(module, named)
         strangers = module.load_state_dict(named, strict=False).unexpected_keys
         if len(strangers) == len(named):
             raise UserError(

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from potluck.errors import ModelError
+from potluck.errors import ModelError, UserError
 
 if TYPE_CHECKING:
     import torch
@@ -91,6 +91,20 @@ def as_module(
             else tensor
         )
     return found
+
+
+def check_shapes(module: "torch.nn.Module", state: "Mapping[str, torch.Tensor]") -> None:
+    """Raise UserError where a module has other shapes: torch would load all else before it says
+    so.
+    """
+    for name, tensor in module.state_dict().items():
+        shape = list(getattr(tensor, "shape", ()))
+        if name in state and shape != list(getattr(state[name], "shape", ())):
+            raise UserError(
+                f"{name} has the shape {shape} in the module {type(module).__name__}, and "
+                f"{list(state[name].shape)} in this model.",
+                next_step="Load them into a module of the kind that the model was made from.",
+            )
 
 
 def load(own: "Mapping[str, torch.Tensor]", state: "Mapping[str, torch.Tensor]") -> None:

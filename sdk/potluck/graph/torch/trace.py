@@ -338,14 +338,14 @@ def _check_instances(converter: Converter) -> None:
     nothing else of an instance norm knows of them.
     """
     for node, module in zip(converter.nodes, converter.modules, strict=True):
-        if node.op == _INSTANCE_NORM and node.args[_USES_INPUT] is True:
-            if any(refs(node.args[_RUNNING_MEAN])):
-                raise ModelError(
-                    "an instance norm keeps running statistics, which would follow micro-batches "
-                    f"and not batches{f' (in the module {module})' if module else ''}.",
-                    next_step="Give it track_running_stats=False; or eval(), which keeps them as "
-                    "they are.",
-                )
+        learns = node.op == _INSTANCE_NORM and node.args[_USES_INPUT] is True
+        if learns and any(refs(node.args[_RUNNING_MEAN])):
+            raise ModelError(
+                "an instance norm keeps running statistics, which would follow micro-batches and "
+                f"not batches{f' (in the module {module})' if module else ''}.",
+                next_step="Give it track_running_stats=False; or eval(), which keeps them as they "
+                "are.",
+            )
 
 
 def _running(nodes: Sequence[Node]) -> set[int]:
