@@ -202,7 +202,8 @@ class Run(Shown):
             Default: the one in use.
         on_step
             Called with (step, loss) after each step, in the background thread; it may do anything
-            with the run.
+            with the run. The next step is under way by then: what the run tells of its weights
+            (`state_dict`, `save`, a call) is of the step that `run.step` gives afterwards.
 
         Returns
         -------

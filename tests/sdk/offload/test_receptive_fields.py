@@ -193,10 +193,7 @@ def test_rows_that_are_nothing_but_padding(start, stop):
 
 @settings(deadline=None, max_examples=40)
 @given(
-    kernel=st.integers(1, 3),
-    stride=st.integers(1, 4),
-    dilation=st.integers(1, 2),
-    data=st.data(),
+    kernel=st.integers(1, 3), stride=st.integers(1, 4), dilation=st.integers(1, 2), data=st.data()
 )
 def test_any_rows_of_a_transposed_convolution_even_those_that_hear_nothing(
     kernel, stride, dilation, data
