@@ -226,7 +226,7 @@ class Engine:
             self.renew(plan, self.edition.optimizer, (*self.sizes, rows))
         compiled = self.active.compiled[name]
         # loaders may fill the same tensors again while steps are in flight
-        named = {name: kept(tensor) for name, tensor in self.model.fed(*batch).items()}
+        named = {port: kept(tensor) for port, tensor in self.model.fed(*batch).items()}
         step = self.step + len(self._in_flight)
         future = self.group.execute(self.active.epoch, compiled, step, batch=named, lane=TRAIN)
         self._in_flight.append((future, compiled, rows))
