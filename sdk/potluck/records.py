@@ -10,7 +10,7 @@ only. In notebooks, records show themselves: see `shown.py`.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
-from numbers import Real
+from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
 from potluck import shown
@@ -36,6 +36,12 @@ def _positive(what: str, value: float | None, *, zero: bool = False) -> None:
         raise UserError(
             f"{what} must be {'zero or more' if zero else 'above zero'}, got {value!r}."
         )
+
+
+def _whole(what: str, *values: object) -> None:
+    """Raise `PlanError` unless all values are whole numbers."""
+    if not all(isinstance(value, Integral) and not isinstance(value, bool) for value in values):
+        raise PlanError(f"{what}, got {values}.")
 
 
 def _given(what: str, value: float | None, *, zero: bool = False) -> None:
@@ -445,6 +451,9 @@ class Stage:
 
     def __post_init__(self) -> None:
         where = f"stage of layers [{self.start}, {self.stop})"
+        _whole(f"{where}: its layers are whole numbers", self.start, self.stop)
+        _whole(f"{where}: its shares are whole numbers of rows", *self.shares)
+        _whole(f"{where}: warm_up is a whole number", self.warm_up)
         if not 0 <= self.start < self.stop:
             raise PlanError(f"{where}: it must hold at least one layer.")
         if not self.devices or len(set(self.devices)) != len(self.devices):
@@ -495,6 +504,11 @@ class Plan(Shown):
     def __post_init__(self) -> None:
         if not self.stages:
             raise PlanError("A plan needs at least one stage.")
+        _whole(
+            "The number and the rows of micro-batches are whole numbers",
+            self.n_micro_batches,
+            self.micro_batch,
+        )
         if self.micro_batch < 1 or self.n_micro_batches < 1:
             raise PlanError(
                 f"A plan needs micro-batches: got {self.n_micro_batches} of "

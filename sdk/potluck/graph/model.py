@@ -17,9 +17,9 @@ from potluck import records
 from potluck.errors import ModelError
 from potluck.graph.indices import check_indices, index_bounds
 from potluck.graph.partition.batch_norms import check_values
-from potluck.graph.partition.cuts import Linearization, line
+from potluck.graph.partition.cuts import Linearization, line, multiple
 from potluck.graph.partition.layers import Layers, layers
-from potluck.graph.torch.state_names import as_module, load
+from potluck.graph.torch.state_names import as_module, as_traced, check_as_traced, load
 from potluck.optional import needed
 from potluck.shown import Shown
 from potluck_wire.graph import BATCH, DTYPE_BYTES, FLOATS, Graph, Input, Output, evaluate
@@ -74,6 +74,7 @@ class Model(Shown):
         self.arguments = arguments or Arguments(inputs=names)
         # why it cannot be trained, and what to do
         self.untrained = "" if training is not None else _NO_LOSS
+        self._as_traced = as_traced(self._tensors())
         self._as_onnx: dict[tuple[int, int], bytes] = {}  # what was exported before, by layers
 
     @property
@@ -394,6 +395,22 @@ class Model(Shown):
         """Whether this is the module that it was made from."""
         return module is self._net
 
+    def check_as_traced(self, *, train: bool = False) -> None:
+        """Whether the user's module is what it was when it was traced, but for its values.
+
+        Parameters
+        ----------
+        train
+            Which weights are trained matters, too.
+
+        Raises
+        ------
+        ModelError
+            A tensor was replaced, converted, frozen or thawed since.
+        """
+        if hasattr(self._net, "state_dict"):
+            check_as_traced(self._net, self._tensors(), self._as_traced, train=train)
+
     def trained_dtypes(self) -> frozenset[str]:
         """Of which types the weights are that it trains; none where it cannot be trained."""
         graphs = [] if self._training is None else [self._training.line.traced.graph]
@@ -420,6 +437,7 @@ class Model(Shown):
         ModelError
             A name or shape is not one of this model.
         """
+        self.check_as_traced()
         load(self.state(), state)
 
     def graph(self) -> "ModelGraph":
@@ -589,6 +607,7 @@ def _tensor(port: Input | Output, hints: Mapping[str, int]) -> records.Tensor:
         dtype=port.dtype,
         row_bytes=elements * DTYPE_BYTES[port.dtype],
         gradient=port.gradient,
+        multiple=multiple(port.shape),
     )
 
 

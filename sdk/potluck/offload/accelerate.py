@@ -233,6 +233,7 @@ def _read(model: Any, example: Any) -> tuple[Any, int]:
             "an example of the input is needed.", next_step="potluck.accelerate(net, x, helper=...)"
         )
     made = model if ready else Model.from_torch(model, example)
+    made.check_as_traced()
     if len(made.inputs()) > 1:
         raise _several(made.arguments.inputs)
     return made, made.check_inputs(*as_tuple(example, made.arguments.requested)) if given else 1

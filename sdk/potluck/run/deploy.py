@@ -17,6 +17,8 @@ from potluck.sessions.members import Members
 if TYPE_CHECKING:
     from potluck.profile.profiles import Profile
 
+MAX_SEED = 2**53  # as messages carry whole numbers
+
 
 def deploy(
     link: Link,
@@ -73,10 +75,11 @@ def deploy(
         or not 0 <= refine_s < float("inf")
     ):
         raise UserError(f"refine_s is a number of seconds, 0 or more, got {refine_s!r}.")
-    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-        raise UserError(f"the seed is a whole number of 0 or more, got {seed!r}.")
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed <= MAX_SEED:
+        raise UserError(f"the seed is a whole number from 0 to 2**53, got {seed!r}.")
     if optimizer is not None:
         check_optimizer(optimizer, model.trained_dtypes())
+    model.check_as_traced(train=plan.training)
     saved = checkpoint.load(Path(resume)) if resume is not None else None
     if saved is not None:
         if saved.signature != model.signature:

@@ -40,7 +40,7 @@ from potluck.run.device_group import DeviceGroup, loss_of, states_of
 from potluck.run.emulated_times import paced
 from potluck.run.history import History
 from potluck.run.optimizers import Optimizer
-from potluck.run.tensors import padded
+from potluck.run.tensors import kept, padded
 from potluck.schedule import Compiled, compile_move, holding, targets
 from potluck.schedule.policies import Policy
 from potluck.sessions.events import Execution
@@ -225,7 +225,8 @@ class Engine:
         if name not in self.active.compiled:
             self.renew(plan, self.edition.optimizer, (*self.sizes, rows))
         compiled = self.active.compiled[name]
-        named = self.model.fed(*batch)
+        # loaders may fill the same tensors again while steps are in flight
+        named = {port: kept(tensor) for port, tensor in self.model.fed(*batch).items()}
         step = self.step + len(self._in_flight)
         future = self.group.execute(self.active.epoch, compiled, step, batch=named, lane=TRAIN)
         self._in_flight.append((future, compiled, rows))

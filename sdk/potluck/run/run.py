@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from potluck.errors import PlanError, UserError
 from potluck.graph.torch.autocast import check_autocast
+from potluck.graph.torch.state_names import check_shapes
 from potluck.handle import Handle, Task
 from potluck.profile.from_runs import learned
 from potluck.records import Plan, Problem, Trace
@@ -201,7 +202,8 @@ class Run(Shown):
             Default: the one in use.
         on_step
             Called with (step, loss) after each step, in the background thread; it may do anything
-            with the run.
+            with the run. The next step is under way by then: what the run tells of its weights
+            (`state_dict`, `save`, a call) is of the step that `run.step` gives afterwards.
 
         Returns
         -------
@@ -216,6 +218,7 @@ class Run(Shown):
             The plan is for inference.
         """
         self._engine.check(training=True)
+        self._engine.model.check_as_traced(train=True)
         check_autocast("it is trained")
         if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1:
             raise UserError(f"epochs is a whole number of 1 or more, got {epochs!r}.")
@@ -443,7 +446,7 @@ class Run(Shown):
         arguments = self._engine.model.arguments.scored(score)
         for batch in batches.batches(data, EVALUATION_ROWS * REQUESTS_IN_FLIGHT, arguments):
             rows = int(batch[0].shape[0])
-            total += float(score(self(*batch[:n_inputs]), *batch[n_inputs:])) * rows
+            total += tensors.score_of(score(self(*batch[:n_inputs]), *batch[n_inputs:])) * rows
             seen += rows
         if not seen:
             raise UserError("there is nothing to evaluate: the data has no batch.")
@@ -487,6 +490,7 @@ class Run(Shown):
             model.load_state(state)
             return
         named = model.state_dict(state)
+        check_shapes(module, named)
         strangers = module.load_state_dict(named, strict=False).unexpected_keys
         if len(strangers) == len(named):
             raise UserError(

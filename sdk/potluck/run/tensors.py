@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from potluck.errors import UserError
 from potluck.sessions.traffic import Raw
 
 if TYPE_CHECKING:
@@ -29,6 +30,13 @@ def to_tensor(raw: Raw) -> "torch.Tensor":
         return torch.empty(raw.shape, dtype=dtype)
     data = raw.data if isinstance(raw.data, bytearray) else bytearray(raw.data)
     return torch.frombuffer(data, dtype=dtype).reshape(raw.shape)
+
+
+def kept(tensor: "torch.Tensor") -> "torch.Tensor":
+    """A copy that stays as it is, whatever its owner writes into the tensor meanwhile."""
+    import torch
+
+    return tensor.detach().clone(memory_format=torch.contiguous_format)
 
 
 def padded(tensor: "torch.Tensor", rows: int) -> "torch.Tensor":
@@ -63,6 +71,25 @@ def first_rows(tensor: "torch.Tensor", wanted: int, rows: int) -> "torch.Tensor"
     return (
         tensor if wanted == rows or not tensor.ndim else tensor[: tensor.shape[0] // rows * wanted]
     )
+
+
+def score_of(value: object) -> float:
+    """The score of a batch as a number.
+
+    Raises
+    ------
+    UserError
+        It is none, or several.
+    """
+    shape = getattr(value, "shape", None)
+    try:
+        return float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, RuntimeError) as error:
+        got = f"a tensor of the shape {list(shape)}" if shape is not None else repr(value)
+        raise UserError(
+            f"a score is one number for a batch, its mean over rows; got {got}.",
+            next_step="Take the mean: (outputs.argmax(1) == labels).float().mean().",
+        ) from error
 
 
 def joined(

@@ -51,6 +51,25 @@ class Action(NamedTuple):
 Schedule = tuple[tuple[Action, ...], ...]
 
 
+def check_form(schedule: object) -> None:
+    """Whether this is a schedule at all: what a user's own policy returns may be anything.
+
+    Raises
+    ------
+    UserError
+        It is no rows of actions.
+    """
+    rows = schedule if isinstance(schedule, tuple | list) else ()
+    if not rows or not all(
+        isinstance(row, tuple | list) and all(isinstance(action, Action) for action in row)
+        for row in rows
+    ):
+        raise UserError(
+            f"a schedule is rows of actions, one for each stage or device, got {schedule!r}.",
+            next_step="Return tuples of potluck.schedule.ir.Action, or ir.loads(text).",
+        )
+
+
 def dumps(schedule: Schedule) -> str:
     """One line per row, actions separated by commas (the form torch.distributed.pipelining reads
     and writes).

@@ -3,11 +3,12 @@ from a plan.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import zip_longest
 
 from potluck.errors import PlanError, UserError
 from potluck.records import Plan
-from potluck.schedule.ir import BACKWARD, FORWARD, Action, Schedule
+from potluck.schedule.ir import BACKWARD, FORWARD, Action, Schedule, check_form
 
 Policy = Callable[[Plan], Schedule]
 
@@ -194,10 +195,17 @@ def policy(choice: str | Policy | None, *, training: bool) -> Policy:
         Where no policy has that name.
     """
     if callable(choice):
-        return choice
+        return partial(_own, choice)
     name = choice or ("1f1b" if training else "forward-only")
-    if name not in POLICIES:
+    if not isinstance(name, str) or name not in POLICIES:
         raise UserError(
             f"no schedule is called {name!r}.", next_step=f"There are {', '.join(POLICIES)}."
         )
     return POLICIES[name]
+
+
+def _own(choice: Policy, plan: Plan) -> Schedule:
+    """What a policy of the user's own gives, which may be anything."""
+    schedule = choice(plan)
+    check_form(schedule)
+    return schedule

@@ -42,7 +42,7 @@ from potluck.sessions.spoken import legible, read_statement
 from potluck.sessions.traffic import Letter, Traffic, place_of
 from potluck_wire.answers import check_clock
 from potluck_wire.errors import WireError
-from potluck_wire.limits import PULSE_S
+from potluck_wire.limits import HUNG_S, PULSE_S
 from potluck_wire.messages import (
     MESSAGES,
     NUMBER_OF,
@@ -418,12 +418,21 @@ class Controller:
                 self._lose(device, failures.silent(device, silent_s))
             elif hung_s is not None:
                 hung = [x for x in self._executions.on(device) if device in x.running]
-                self._fail_all(hung, failures.hung(device, hung_s))
+                self._fail_all(hung, failures.hung(device, hung_s, self._still(hung, device)))
             self._demand(device, peer, passed_s)
         for launched in self._executions:
             if launched.suspicion and self._now_s > launched.suspicion[0]:
                 self._fail_all([launched], launched.suspicion[1])
         self._start_ready()  # what waited for one that failed
+
+    def _still(self, hung: list[Launched], device: str) -> list[str]:
+        """The other devices of these executions that make no progress either, for about as long."""
+        others = {name for launched in hung for name in launched.launch.devices} - {device}
+        return sorted(
+            name
+            for name in others & self._peers.keys()
+            if self._peers[name].pulse.still_s(self._now_s) > HUNG_S / 2
+        )
 
     # --- sending ----------------------------------------------------------------------------------
 

@@ -1,5 +1,7 @@
 """What a device reports, as an error with the device's name, the cause and the next step."""
 
+from collections.abc import Sequence
+
 from potluck.errors import (
     DeviceGone,
     IdentityChanged,
@@ -95,10 +97,11 @@ def silent(device: str, silent_s: float) -> DeviceGone:
     )
 
 
-def hung(device: str, hung_s: float) -> WorkerFailed:
-    """It answers, is busy, and gets nothing done."""
+def hung(device: str, hung_s: float, others: Sequence[str] = ()) -> WorkerFailed:
+    """It answers, is busy, and gets nothing done; so do `others`, of which one may be the cause."""
+    they = f", nor has that of {' or '.join(others)}, which it may wait for" if others else ""
     return WorkerFailed(
-        f"its worker has made no progress for {hung_s:.0f} s.",
+        f"its worker has made no progress for {hung_s:.0f} s{they}.",
         device=device,
         cause=FailureCause.HUNG,
         instruction=-1,

@@ -81,5 +81,9 @@ class Heartbeat:
     def hung_s(self, now_s: float) -> float | None:
         """Seconds without progress of a busy worker, where they are too many."""
         limit_s = FIRST_HUNG_S if self.usual_s is None else max(HUNG_S, 3 * self.usual_s)
-        still_s = now_s - self._progress_s
-        return still_s if self._busy and still_s > limit_s else None
+        still_s = self.still_s(now_s)
+        return still_s if still_s > limit_s else None
+
+    def still_s(self, now_s: float) -> float:
+        """Seconds without progress of a busy worker; 0 where it has nothing to do."""
+        return now_s - self._progress_s if self._busy else 0.0

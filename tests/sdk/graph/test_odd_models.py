@@ -51,6 +51,18 @@ def counting(self, x):
     return self.linear(x) + self.count
 
 
+def counting_calls(self, x):
+    if self.training:
+        self.count += 1
+    return self.linear(x)
+
+
+def counting_rows(self, x):
+    if self.training:
+        self.count += x.shape[0]
+    return self.linear(x)
+
+
 def under_autocast(self, x):
     with torch.autocast("cpu", torch.bfloat16):
         return self.linear(x)
@@ -148,7 +160,7 @@ REFUSED = {
         X,
         "output_1 is None.*Leave it out",
     ),
-    "counting requests": (lambda: Does(counting), X, "in place.*returns a new tensor"),
+    "counting requests": (lambda: Does(counting), X, "in place.*outside the model"),
     "complex numbers": (lambda: Does(lambda self, x: torch.fft.fft(x).abs()), X, "aten.fft"),
     "autocast": (lambda: Does(under_autocast), X, r"torch\.autocast.*convert yourself"),
     "an index out of range": (
@@ -186,6 +198,18 @@ UNTAUGHT = {
     "detached": (Does(lambda self, x: self.linear(x).detach()), "no weight learns.*detach"),
     "frozen": (nn.Linear(4, 4).requires_grad_(False), "no weight learns"),
     "no weights": (nn.ReLU(), "no weight learns"),
+    # a step takes several micro-batches, which one machine does not know
+    "counting calls": (Does(counting_calls), "in place.*outside the model"),
+    "counting rows": (Does(counting_rows), "in place.*outside the model"),
+    "statistics of instances": (
+        nn.Sequential(
+            nn.Linear(4, 4),
+            nn.Unflatten(1, (2, 2)),
+            nn.InstanceNorm1d(2, track_running_stats=True),
+            nn.Flatten(),
+        ),
+        r"running statistics.*\(in the module 2\).*track_running_stats=False",
+    ),
 }
 
 

@@ -189,3 +189,42 @@ def test_rows_that_are_nothing_but_padding(start, stop):
     )
     (got,) = Interpreter(graph).run([x[:, :, first:last]], [], train=False)
     assert torch.equal(got, Padded()(x)[:, :, start:stop])
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    kernel=st.integers(1, 3), stride=st.integers(1, 4), dilation=st.integers(1, 2), data=st.data()
+)
+def test_any_rows_of_a_transposed_convolution_even_those_that_hear_nothing(
+    kernel, stride, dilation, data
+):
+    reach = dilation * (kernel - 1)
+    net = torch.nn.ConvTranspose2d(
+        2,
+        3,
+        (kernel, 1),
+        stride=(stride, 1),
+        dilation=(dilation, 1),
+        padding=(data.draw(st.integers(0, reach)), 0),
+        output_padding=(data.draw(st.integers(0, max(stride, dilation) - 1)), 0),
+    )
+    x = torch.randn(2, 2, 4, 3)
+    with torch.no_grad():
+        expected = net(x)
+    line = Model.from_torch(net, x).traced_line()
+    found = localities(line)
+    start = data.draw(st.integers(0, expected.shape[2] - 1))
+    stop = data.draw(st.integers(start + 1, expected.shape[2]))
+    value = line.traced.graph.first_node
+    first, last = found[0].reads[Ref(0)].rows(start, stop)
+    assert first < last
+    graph = piece(
+        line,
+        found,
+        takes=[TensorSlice(0, first, last)],
+        computes={value: (start, stop)},
+        gives=[TensorSlice(value, start, stop)],
+    )
+    state = [line.traced.tensors[row.name].detach() for row in graph.parameters]
+    (got,) = Interpreter(graph).run([x[:, :, first:last]], state, train=False)
+    assert torch.allclose(got, expected[:, :, start:stop], atol=1e-6)

@@ -1,5 +1,7 @@
 """Arguments of the wrong kind are answered with what was expected, and what to write instead."""
 
+from dataclasses import replace
+
 import pytest
 from tests.sdk.run.conftest import make_plan
 
@@ -52,6 +54,40 @@ DATA = (torch.zeros(8, 4), torch.zeros(8, dtype=torch.int64))
             "a potluck.Model is deployed, got Linear",
         ),
         (lambda home, run: home.deploy(run.plan, seed="x").wait(), "the seed is a whole number"),
+        (lambda home, run: home.deploy(run.plan, seed=2**54).wait(), "the seed is a whole number"),
+        (
+            lambda home, run: home.deploy(run.plan, schedule=lambda plan: "0F0").wait(),
+            "a schedule is rows of actions, one for each stage.*got '0F0'",
+        ),
+        (
+            lambda home, run: home.deploy(run.plan, schedule=lambda plan: None).wait(),
+            "a schedule is rows of actions.*got None",
+        ),
+        (
+            lambda home, run: home.deploy(run.plan, schedule=["0F0"]).wait(),
+            r"no schedule is called \['0F0'\]",
+        ),
+        (
+            lambda home, run: replace(run.plan.stages[0], shares=(2.0,), devices=("local-1",)),
+            r"shares are whole numbers.*\(2\.0,\)",
+        ),
+        (lambda home, run: replace(run.plan.stages[0], stop=1.0), "layers are whole numbers"),
+        (lambda home, run: replace(run.plan.stages[0], warm_up=1.5), "warm_up is a whole number"),
+        (lambda home, run: replace(run.plan, micro_batch=4.0), "rows of micro-batches are whole"),
+        (
+            lambda home, run: run.evaluate(
+                DATA, lambda outputs, labels: outputs.argmax(1) == labels
+            ),
+            r"a score is one number for a batch.*got a tensor of the shape \[8\]",
+        ),
+        (
+            lambda home, run: run.evaluate(DATA, lambda outputs, labels: None),
+            "a score is one number for a batch.*got None",
+        ),
+        (
+            lambda home, run: run.load_into(torch.nn.Linear(4, 3)),
+            r"weight has the shape \[3, 4\] in the module Linear.*\[2, 4\]",
+        ),
         (
             lambda home, run: home.deploy(run.plan, optimizer=torch.optim.SGD).wait(),
             "one of potluck's, got type",

@@ -8,6 +8,7 @@ from tests.sdk.run.conftest import make_plan
 
 import potluck
 from potluck.errors import UserError
+from potluck.run.device_group import DeviceGroup
 
 torch = pytest.importorskip("torch")
 nn = torch.nn
@@ -106,6 +107,38 @@ def test_training_is_that_of_one_machine_whatever_the_form(home, model, expected
     assert all(
         torch.allclose(state[name], tensor, atol=1e-6) for name, tensor in net.state_dict().items()
     )
+    run.close()
+
+
+@pytest.mark.parametrize("form", ["labels inside", "in order", "arrays"])
+def test_a_loader_may_fill_the_same_tensors_again(home, model, expected, form, monkeypatch):
+    """As readers do that save memory: what was yielded changes while its step is in flight."""
+    make = FORMS.get(form, lambda x, y: {**{k: t.numpy() for k, t in x.items()}, "y": y.numpy()})
+    x, y = {name: tensor.clone() for name, tensor in part(X, 0, 6).items()}, Y[:6].clone()
+    handed_out = []
+
+    def loader():
+        for start in range(0, ROWS, 6):
+            for name, tensor in x.items():
+                tensor.copy_(X[name][start : start + 6])
+            y.copy_(Y[start : start + 6])
+            yield make(x, y)
+            for tensor in (*x.values(), y):
+                tensor.zero_()
+
+    execute = DeviceGroup.execute
+
+    def seen(self, epoch, compiled, number, *, batch=None, **more):
+        handed_out.extend([batch] if batch else [])
+        return execute(self, epoch, compiled, number, batch=batch, **more)
+
+    monkeypatch.setattr(DeviceGroup, "execute", seen)
+    run = deployed(home, model)
+    assert run.fit(loader()).wait().losses == pytest.approx(expected[0], abs=1e-6)
+    for start, batch in zip(range(0, ROWS, 6), handed_out, strict=True):  # it may be read late
+        right = (X["ids"], X["mask"], X["types"], Y)
+        taken = zip(batch.values(), right, strict=False)  # behind them, what the loss divides by
+        assert all(torch.equal(tensor, all_rows[start : start + 6]) for tensor, all_rows in taken)
     run.close()
 
 

@@ -252,6 +252,28 @@ def test_a_module_gets_the_weights_that_a_cancelled_fit_reached_and_those_of_a_s
     run.close()
 
 
+def test_weights_told_after_a_step_are_those_of_the_step_that_the_run_gives(home):
+    net, model = make_model("mlp")
+    x, y = make_data("mlp", 16)
+    run = home.deploy(make_plan(model, ((A,), (4,)), micro_batch=4), model).wait()
+    told = []
+    run.fit((x, y), on_step=lambda *_: told.append((run.state_dict(), run.step))).wait()
+    for state, step in told:
+        alone, rows = copy.deepcopy(net), 4 * step
+        train_alone(
+            alone,
+            x[:rows],
+            y[:rows],
+            batch=4,
+            micro_batch=4,
+            epochs=1,
+            make_optimizer=lambda p: torch.optim.AdamW(p, 1e-3),
+        )
+        assert largest_difference(state, alone) == 0.0
+    assert [step for _, step in told] == sorted(step for _, step in told)
+    run.close()
+
+
 def test_a_cancelled_fit_stops_between_steps_and_can_go_on(home):
     _, model = make_model("mlp")
     x, y = make_data("mlp", 16)

@@ -244,3 +244,23 @@ def test_a_busy_worker_without_progress_hangs():
     assert isinstance(ended[1].error, WorkerFailed)
     assert ended[1].error.facts["cause"] == "worker-hung"
     assert play.controller.session("a") is not None
+
+
+@pytest.mark.parametrize("still", [("a",), ("a", "b"), ("a", "b", "c")])
+def test_of_several_that_stand_still_none_is_accused_alone(still):
+    """Those that wait for a hung worker make no progress either."""
+    play = Play("a", "b", "c")
+    play.launch(ticket=1, devices=("a", "b", "c"))
+    ended = {}
+    for beat in range(700):
+        play.now_s += 0.1
+        ended |= play.ended(play.do(Tick()))
+        for device, ping in play.sent(m.Ping):
+            progress = 3 if device in still else beat
+            pong = m.Pong(seq=ping.seq, clock_s=0.0, progress=progress, busy=True)
+            play.hear(device, pong)
+    error = ended[1].error
+    assert isinstance(error, WorkerFailed)
+    assert error.device == "a"
+    named = f"nor has that of {' or '.join(still[1:])}, which" if still[1:] else "for 60 s."
+    assert named in str(error)

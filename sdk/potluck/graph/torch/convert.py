@@ -41,6 +41,7 @@ _RENAMED = {
     "aten.new_empty.default": "aten.new_zeros.default",
 }
 _TO_THE_END = 2**63 - 1  # where a slice ends that says no end
+_COUNTER = "num_batches_tracked"  # of a batch norm, which it counts up
 _COPIES = frozenset(
     {
         "cat",
@@ -222,7 +223,8 @@ class Converter:
     ) -> None:
         """A change in place becomes a new value that later readers see.
 
-        Of a buffer, only counting is allowed.
+        Of a buffer, only the counting of batch norms is allowed: it is of micro-batches, as theirs
+        are.
         """
         target, source = args[0], node.args[0]
         if KIND_OF.get(name.replace("_.", ".", 1)) == "random" and args[2] is False:
@@ -234,6 +236,7 @@ class Converter:
             name == "aten.add_.Tensor"
             and isinstance(target, Ref)
             and target.value in self.buffers
+            and str(source.target).endswith(_COUNTER)  # type: ignore[union-attr]
             and counts
         ):
             self.updated.add(target.value)
@@ -244,9 +247,13 @@ class Converter:
         viewed = (_is_view(user) for user in source.users if user < node)  # type: ignore[union-attr]
         aliased = source.op == "placeholder" or _is_view(source) or any(viewed)  # type: ignore[union-attr]
         if functional not in OPERATORS or aliased:
+            of_buffer = isinstance(target, Ref) and target.value in self.buffers
             raise ModelError(
                 f"the operator {name} changes a tensor in place that others may see{where(node)}.",
-                next_step=f"Use the form that returns a new tensor ({functional.split('.')[1]}).",
+                next_step="It is a buffer, which devices keep as it is: compute it outside the "
+                "model, and pass it as an input or a target; or leave it out."
+                if of_buffer
+                else f"Use the form that returns a new tensor ({functional.split('.')[1]}).",
                 operator=name,
             )
         made = self._add(functional, args, kwargs, node.meta["val"])

@@ -2,7 +2,6 @@
 inside for training.
 """
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,6 +19,7 @@ from potluck.graph.torch.batch_axis import Complete, OperatorFailed, by_rows
 from potluck.graph.torch.convert import Converter
 from potluck.graph.torch.export_program import TRY, export, first_line
 from potluck.graph.torch.modes import check_modes, modes_of
+from potluck.graph.torch.state_names import device_name
 from potluck.graph.torch.statefulness import check_forgets
 from potluck.graph.torch.trainability import check_learning, check_norms
 from potluck.graph.traced import SEQUENCE, Traced, Type
@@ -41,7 +41,8 @@ from potluck_wire.graph import (
 )
 
 # arguments that training changes
-_UPDATERS = {"aten.batch_norm.default": (3, 4), "aten.instance_norm.default": (3, 4)}
+_UPDATERS = {"aten.batch_norm.default": (3, 4)}
+_INSTANCE_NORM, _RUNNING_MEAN, _USES_INPUT = "aten.instance_norm.default", 3, 5
 
 
 class _WithLoss(torch.nn.Module):
@@ -143,6 +144,7 @@ def _traced(
     converter.values.update({holder: Ref(i) for i, holder in enumerate(holders.all)})
     result = converter.graph(program.graph, program.graph_module)
     if train:
+        _check_instances(converter)
         converter.updated |= _running(converter.nodes)
     types = [_types(h.meta["val"], symbols) for h in holders.all] + [
         _types(v, symbols) for v in converter.made
@@ -331,6 +333,21 @@ def _ports(
     }
 
 
+def _check_instances(converter: Converter) -> None:
+    """Raise ModelError for running statistics of instances: they would follow micro-batches, though
+    nothing else of an instance norm knows of them.
+    """
+    for node, module in zip(converter.nodes, converter.modules, strict=True):
+        learns = node.op == _INSTANCE_NORM and node.args[_USES_INPUT] is True
+        if learns and any(refs(node.args[_RUNNING_MEAN])):
+            raise ModelError(
+                "an instance norm keeps running statistics, which would follow micro-batches and "
+                f"not batches{f' (in the module {module})' if module else ''}.",
+                next_step="Give it track_running_stats=False; or eval(), which keeps them as they "
+                "are.",
+            )
+
+
 def _running(nodes: Sequence[Node]) -> set[int]:
     """The values that normalisations change in training: running statistics."""
     changing = [
@@ -391,7 +408,7 @@ def _state(
         path = in_net.get(id(tensor), target)
         # no attribute has a hyphen
         name = path.removeprefix("net.") if path.startswith("net.") else f"own-{path}"
-        found[holder] = (re.sub(r"[^A-Za-z0-9_.:\-]", "_", name), tensor)
+        found[holder] = (device_name(name), tensor)
     return found
 
 

@@ -169,6 +169,8 @@ def _convolution(view: View) -> Found | None:
 def _transposed(view: View) -> Found | None:
     """Output row o hears input rows i with o = i stride - padding + k dilation for a row k of the
     kernel.
+
+    A row that lies between those of two input rows, and hears neither, takes the one before it.
     """
     first = view.first()
     if first is None or first[2] < 2:
@@ -181,7 +183,11 @@ def _transposed(view: View) -> Found | None:
     dilation = per_dim(view.argument(7, "dilation", 1), n_spatial)[dim]
     reach = dilation * (weight[2 + dim] - 1)
     reads = AccessPattern(
-        axis=axis, count=shape[axis], low=padding - reach + stride - 1, high=padding, div=stride
+        axis=axis,
+        count=shape[axis],
+        low=padding - max(reach - stride + 1, 0),
+        high=padding,
+        div=stride,
     )
     return BLOCK_WISE, axis, {ref: reads}
 
