@@ -3,10 +3,14 @@ certified says so.
 """
 
 from dataclasses import replace
+from math import inf
 
 import pytest
-from tests.sdk.planning.homes import random_home
+from tests.sdk.planning.homes import every_returning_plan, random_home
 
+from potluck.bench import small_homes
+from potluck.bench.optimality import best_s
+from potluck.errors import Infeasible
 from potluck.planning import make_plans
 from potluck.planning.bounds.latency import quick_bound_s
 from potluck.planning.evaluate import judge
@@ -25,6 +29,7 @@ from potluck.records import (
     Stage,
     Training,
 )
+from potluck.simulate.direct import Direct
 
 MB = 10**6
 
@@ -124,3 +129,19 @@ def test_a_plan_that_comes_back_is_none_that_the_bound_forbids():
     assert [stage.devices for stage in best.stages] == [("a",), ("b",), ("a",)]
     assert best.gap_frac == 0
     assert quick_bound_s(problem) <= best.latency_s
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize(
+    "workload", [Inference(batch=4), Training(batch=4, micro_batch=4)], ids=["one", "training"]
+)
+@pytest.mark.parametrize("kind", ["plain", "tight", "batch"])
+def test_a_device_that_has_a_stage_helps_another_where_that_pays(kind, workload, seed):
+    """Within 5 % of brute force over plans in which any devices share any stage."""
+    problem = small_homes.draw(kind, f"helps {seed}", {"devices": 2, "layers": 4})
+    problem = replace(problem, workload=workload)
+    try:
+        ours_s = make_plans(problem).best.latency_s
+    except Infeasible:
+        ours_s = inf
+    assert ours_s <= best_s(problem, Direct(problem), every_returning_plan(problem)) * 1.05
