@@ -285,7 +285,7 @@ def _return(board: CandidatePool, places: Places) -> Iterator[None]:
                 yield from _squeeze(board, plan)
             yield
     together = (plan for plan in board.ranking() if len(plan.stages) == 1 < len(plan.devices))
-    starts = [*board.ranking()[:1], *(islice(together, 1) if is_small(board.table) else ())]
+    starts = [*_distinct(board, 1), *(islice(together, 1) if is_small(board.table) else ())]
     yield from _improve(board, starts, TRIES, places.ranked)
 
 
