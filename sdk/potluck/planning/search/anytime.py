@@ -284,7 +284,6 @@ def _return(board: CandidatePool, places: Places) -> Iterator[None]:
             if board.score(plan) == inf:
                 yield from _squeeze(board, plan)
             yield
-    yield from _improve(board, _distinct(board, 1), TRIES)
     together = (plan for plan in board.ranking() if len(plan.stages) == 1 < len(plan.devices))
     starts = [*_distinct(board, 1), *(islice(together, 1) if is_small(board.table) else ())]
     yield from _improve(board, starts, TRIES, places.ranked)
