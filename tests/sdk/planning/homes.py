@@ -127,6 +127,47 @@ def every_plan(problem):
                 )
 
 
+def every_returning_plan(problem):
+    """Every plan of a chain in which any devices share any stage, also several; depths K_p, and
+    1.
+    """
+    n_layers, training = len(problem.layers), isinstance(problem.workload, Training)
+    batch, fixed = problem.workload.batch, getattr(problem.workload, "micro_batch", None)
+    sizes = [fixed] if fixed else [size for size in range(1, batch + 1) if batch % size == 0]
+    names = [device.name for device in problem.devices]
+    for size, n in product(sizes, range(1, n_layers + 1)):
+        shared = [
+            (group, rows)
+            for k in range(1, len(names) + 1)
+            for group in combinations(names, k)
+            for rows in _parts(size, k)
+        ]
+        depths = {(1,) * n, tuple(2 * (n - p) - 1 for p in range(n))} if training else {(1,) * n}
+        for lengths, chosen, depth in product(
+            _parts(n_layers, n), product(shared, repeat=n), depths
+        ):
+            ends = [sum(lengths[:i]) for i in range(n + 1)]
+            yield Plan(
+                planner="every",
+                model=problem.model,
+                stages=tuple(
+                    Stage(
+                        start=start,
+                        stop=stop,
+                        devices=group,
+                        shares=rows,
+                        warm_up=min(deep, batch // size),
+                    )
+                    for (start, stop), (group, rows), deep in zip(
+                        pairwise(ends), chosen, depth, strict=True
+                    )
+                ),
+                micro_batch=size,
+                n_micro_batches=batch // size,
+                training=training,
+            )
+
+
 def _stages_of(names, n_layers):
     """Groups of devices, in every order, and the layers of each."""
     for n in range(1, len(names) + 1):

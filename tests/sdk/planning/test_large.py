@@ -17,7 +17,8 @@ from potluck.planning.search import anytime
 from potluck.planning.search import work_budget as tally_module
 from potluck.planning.search.anytime import search
 from potluck.planning.search.candidate_pool import CandidatePool
-from potluck.planning.search.stage_costs import StageCostTable, busiest_medium
+from potluck.planning.search.links import busiest_medium
+from potluck.planning.search.stage_costs import StageCostTable
 from potluck.planning.search.subset_dp import SubsetSearch
 from potluck.planning.search.work_budget import Late, MeteredTable, WorkBudget, given_s, in_time
 from potluck.simulate.cost import CostTable

@@ -1,12 +1,16 @@
-"""Chains that come back to a device: found where they are much faster or alone fit, and what is
-certified says so.
+"""Chains that come back to a device, or in which it helps with another stage: found where they are
+much faster or alone fit, and what is certified says so.
 """
 
 from dataclasses import replace
+from math import inf
 
 import pytest
-from tests.sdk.planning.homes import random_home
+from tests.sdk.planning.homes import every_returning_plan, random_home
 
+from potluck.bench import small_homes
+from potluck.bench.optimality import best_s
+from potluck.errors import Infeasible
 from potluck.planning import make_plans
 from potluck.planning.bounds.latency import quick_bound_s
 from potluck.planning.evaluate import judge
@@ -25,6 +29,7 @@ from potluck.records import (
     Stage,
     Training,
 )
+from potluck.simulate.direct import Direct
 
 MB = 10**6
 
@@ -124,3 +129,47 @@ def test_a_plan_that_comes_back_is_none_that_the_bound_forbids():
     assert [stage.devices for stage in best.stages] == [("a",), ("b",), ("a",)]
     assert best.gap_frac == 0
     assert quick_bound_s(problem) <= best.latency_s
+
+
+@pytest.mark.parametrize(
+    ("workload", "rows_of_a"),
+    [
+        (Inference(batch=8), 4),
+        (Inference(batch=8, streaming=True), 2),
+        (Training(batch=8, micro_batch=8), 4),
+    ],
+    ids=["one", "stream", "training"],
+)
+def test_a_device_shares_the_first_layers_though_it_alone_has_room_for_the_last(
+    workload, rows_of_a
+):
+    seconds = {"a": [0.01] * 3, "b": [0.01] * 3}
+    problem = chain(seconds, {"a": 10**9, "b": 60 * MB}, [MB // 100, MB // 100, 100 * MB], workload)
+    shared = Stage(start=0, stop=2, devices=("a", "b"), shares=(rows_of_a, 8 - rows_of_a))
+    alone = Stage(start=2, stop=3, devices=("a",), shares=(8,))
+    by_hand = Plan(
+        planner="hand",
+        model="chain",
+        stages=(shared, alone),
+        micro_batch=8,
+        training=isinstance(workload, Training),
+    )
+    assert make_plans(problem).best.latency_s <= judge(problem, by_hand).latency_s * 1.01
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize(
+    "workload", [Inference(batch=4), Training(batch=4, micro_batch=4)], ids=["one", "training"]
+)
+@pytest.mark.parametrize("kind", ["plain", "tight"])
+def test_a_device_that_has_a_stage_helps_another_where_that_pays_or_alone_fits(
+    kind, workload, seed
+):
+    """Within 10 % of brute force over plans in which any devices share any stage."""
+    problem = small_homes.draw(kind, f"helps {seed}", {"devices": 2, "layers": 4})
+    problem = replace(problem, workload=workload)
+    try:
+        ours_s = make_plans(problem).best.latency_s
+    except Infeasible:
+        ours_s = inf
+    assert ours_s <= best_s(problem, Direct(problem), every_returning_plan(problem)) * 1.1

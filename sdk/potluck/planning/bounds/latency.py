@@ -283,12 +283,11 @@ class LowerBoundSearch(SubsetSearch):
     def _front_floor_s(self, i: int, state: int) -> float:
         """The work bound of the layers in front of cut i on the devices that are free."""
         if (i, state) not in self._fronts:
-            free = zip(self.classes, self.radix, self.sizes, strict=False)
-            left = [
-                (self.rates[c[0]][: self.cuts[i]], size - state // radix % (size + 1))
-                for c, radix, size in free
+            rates = [
+                self.rates[same[0]][: self.cuts[i]]
+                for same, count in zip(self.classes, self._free(state), strict=True)
+                for _ in range(count)
             ]
-            rates = [rate for rate, count in left for _ in range(count)]
             batch = self.problem.workload.batch
             self._fronts[i, state] = weighted_s(
                 batch, rates, [1 / max(sum(rate), 1e-30) for rate in rates]
@@ -360,7 +359,7 @@ class LowerBoundCosts(StageCostTable):
         self._pieces = [
             [_sums(least) for least in _pieces(self.problem, name, micro_batch)] for name in names
         ]
-        self._links: dict[tuple[int, int], tuple[float, float, bool, float]] = {}
+        self._between: dict[tuple[int, int], tuple[float, float, bool, float]] = {}
         # of rings: seconds, and seconds of the air, per byte
         self._turns: dict[int, tuple[float, float]] = {}
 
@@ -437,9 +436,9 @@ class LowerBoundCosts(StageCostTable):
         if self.training and self.learning[stop - 1]:
             if g not in self._turns:
                 names, network = [self.problem.devices[d].name for d in group], self.problem.network
+                air = min(self.links[pair].air_s for pair in permutations(group, 2))
                 best_out = [max(network.bandwidth(a, b) for b in names if b != a) for a in names]
                 best_in = [max(network.bandwidth(a, b) for a in names if a != b) for b in names]
-                air = min(self._air_per_byte(a, b) for a, b in permutations(names, 2))
                 self._turns[g] = 1 / min(*best_out, *best_in), air
             passed_bytes = 2 * (n - 1) * (self.table.parameter_bytes(start, stop) // 4 // n * 4)
             reduce_s, air_s = (passed_bytes * per_byte for per_byte in self._turns[g])
@@ -472,7 +471,7 @@ class LowerBoundCosts(StageCostTable):
         """Least seconds per byte there and back, whether both ways share a medium, least air per
         byte.
         """
-        if (g, h) not in self._links:
+        if (g, h) not in self._between:
             right = self.groups[h]
             taken = self.patterns[h]
             left = [
@@ -491,11 +490,10 @@ class LowerBoundCosts(StageCostTable):
             shared = (
                 one and paths[there].media == paths[again].media and len(paths[there].media) == 1
             )
-            air = min(
-                self._air_per_byte(a, b) for x, y in (names, names[::-1]) for a in x for b in y
-            )
-            self._links[g, h] = forward, back, shared, air
-        return self._links[g, h]
+            pairs = product(left, right)
+            air = min(self.links[pair].air_s for i, j in pairs for pair in ((i, j), (j, i)))
+            self._between[g, h] = forward, back, shared, air
+        return self._between[g, h]
 
     def _rate(self, left: Sequence[str], right: Sequence[str]) -> float:
         """Least seconds per byte from one group to the other, by all paths together."""
@@ -504,8 +502,8 @@ class LowerBoundCosts(StageCostTable):
         by_taker = sum(together(network, [(a, b) for a in left]) for b in right)
         return 1 / min(by_giver, by_taker, together(network, [(a, b) for a in left for b in right]))
 
-    def feed_s(self, g: int) -> float:
-        """Home's inputs are left out of the bound."""
+    def _home_s(self, g: int, row_bytes: int, *, from_home: bool) -> float:
+        """What home sends and gets is left out of the bound."""
         return 0.0
 
 

@@ -267,8 +267,8 @@ def _place(board: CandidatePool, places: Places) -> Iterator[None]:
 
 
 def _return(board: CandidatePool, places: Places) -> Iterator[None]:
-    """Chains that come back to a device, where some plan may be faster than the best so far, or
-    there is none.
+    """Chains that come back to a device, or in which one that has a stage helps with another:
+    where such a plan may be faster than the best so far, or there is none.
     """
     if board.best <= quick_bound_s(board.problem) * NEAR and not is_thrifty(board.problem):
         return
@@ -278,7 +278,15 @@ def _return(board: CandidatePool, places: Places) -> Iterator[None]:
             if places.least_s(plan) < board.best or is_thrifty(board.problem):
                 board.score(plan)
             yield
-    yield from _improve(board, _distinct(board, 1), TRIES)
+    sizes = iter(candidates.micro_batches(board.problem))
+    while not board.scores and (size := next(sizes, None)) is not None:
+        for plan in places.helping(size):
+            if board.score(plan) == inf:
+                yield from _squeeze(board, plan)
+            yield
+    together = (plan for plan in board.ranking() if len(plan.stages) == 1 < len(plan.devices))
+    starts = [*_distinct(board, 1), *(islice(together, 1) if is_small(board.table) else ())]
+    yield from _improve(board, starts, TRIES, places.ranked)
 
 
 def _join(board: CandidatePool, places: Places) -> Iterator[None]:
@@ -376,16 +384,23 @@ def _judge(board: CandidatePool, found: list[Candidate], n: int) -> Iterator[Non
         plan = search.plan(label)
         score = board.score(plan)
         yield
-        # the search takes memory to be more than it is
-        if score == inf and board.budgets is not board.table.budgets:
-            for other in islice(smaller(plan), MAX_SHARES):
-                board.score(other)
-                yield
+        if score == inf:
+            yield from _squeeze(board, plan)
         if score == board.best > estimate * NEAR:
             deep = deeper(board.table, plan)
             if deep is not None:
                 board.score(deep)
                 yield
+
+
+def _squeeze(board: CandidatePool, plan: Plan) -> Iterator[None]:
+    """A plan that memory does not hold with fewer micro-batches under way and other rows, where the
+    search takes memory to be more than it is.
+    """
+    if board.budgets is not board.table.budgets:
+        for other in islice(smaller(plan), MAX_SHARES):
+            board.score(other)
+            yield
 
 
 def _work(board: CandidatePool, n_cuts: int) -> float:

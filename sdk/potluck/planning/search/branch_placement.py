@@ -23,6 +23,8 @@ from potluck.simulate import cost, flows
 Group = tuple[str, ...]
 Span = tuple[int, int, Group]
 MAX_CUTS = 10  # of a chain, between which a device may come back
+MAX_HELPING = 5000  # plans of three stages on any devices: some 0.2 s
+WIDENED = (1, 2, 4)  # eighths of a device's rows that one more device takes
 PARTS = 4  # a stage inside one chain is cut at so many equal parts; its cuts are moved later
 
 
@@ -77,14 +79,30 @@ class Places:
         """Plans in which a device takes the first layers and the last, and another those
         between.
         """
-        problem, n_layers = self.problem, len(self.problem.layers)
-        names = [device.name for device in problem.devices]
-        whole = self._whole(micro_batch)
-        cuts = sorted({*candidates.cuts(problem, MAX_CUTS), 1, n_layers - 1} - {0, n_layers})
-        for (first, last), (a, b) in product(combinations(cuts, 2), permutations(names, 2)):
-            found = self._made(
-                whole, [(0, first, (a,)), (first, last, (b,)), (last, n_layers, (a,))]
-            )
+        pairs = permutations([(device.name,) for device in self.problem.devices], 2)
+        return self._in_three(micro_batch, [(a, b, a) for a, b in pairs])
+
+    def helping(self, micro_batch: int) -> Iterator[Plan]:
+        """Plans of three stages, each of any devices, whatever else they do; none where those are
+        too many to look at.
+        """
+        groups = self.groups(micro_batch)
+        if len(groups) ** 3 * len(self._inner_cuts()) ** 2 / 2 > MAX_HELPING:
+            return iter(())
+        chosen = product(groups, repeat=3)
+        return self._in_three(micro_batch, [(a, b, c) for a, b, c in chosen if a != b != c])
+
+    def _inner_cuts(self) -> list[int]:
+        n_layers = len(self.problem.layers)
+        return sorted({*candidates.cuts(self.problem, MAX_CUTS), 1, n_layers - 1} - {0, n_layers})
+
+    def _in_three(
+        self, micro_batch: int, chosen: Sequence[tuple[Group, Group, Group]]
+    ) -> Iterator[Plan]:
+        """Plans with two cuts, the stages on each of the groups."""
+        whole, n_layers = self._whole(micro_batch), len(self.problem.layers)
+        for (first, last), (a, b, c) in product(combinations(self._inner_cuts(), 2), chosen):
+            found = self._made(whole, [(0, first, a), (first, last, b), (last, n_layers, c)])
             if found is not None:
                 yield found
 
@@ -178,11 +196,28 @@ class Places:
         for p, q in ((p, q) for p in range(n_stages) for q in range(n_stages) if p != q):
             yield from self._exchanged(stages, p, q)
         for p, stage in enumerate(stages):
+            for wider in self._widened(stage):
+                yield [*stages[:p], wider, *stages[p + 1 :]]
+        for p, stage in enumerate(stages):
             for cut in self._cuts(stage):
                 for group in groups:
                     first, second = (stage.start, cut), (cut, stage.stop)
                     yield [*stages[:p], (*first, group), (*second, stage.devices), *stages[p + 1 :]]
                     yield [*stages[:p], (*first, stage.devices), (*second, group), *stages[p + 1 :]]
+
+    def _widened(self, stage: Stage) -> Iterator[Stage]:
+        """The stage with one more device, which takes some rows of the one that has most: few,
+        where it has another stage to do.
+        """
+        lead = stage.devices.index(stage.lead)
+        most = stage.shares[lead]
+        for device in self.problem.devices:
+            if device.name in stage.devices:
+                continue
+            for rows in sorted({most * part // 8 for part in WIDENED} - {0}):
+                shares = list(stage.shares)
+                shares[lead] -= rows
+                yield replace(stage, devices=(*stage.devices, device.name), shares=(*shares, rows))
 
     def _exchanged(self, stages: Sequence[Stage], p: int, q: int) -> Iterator[list[Stage | Span]]:
         """Stage p goes to the devices of stage q, and the first or the last part of that one to

@@ -6,15 +6,16 @@ whole model, where they fit; else the speeds over the stage's own layers and who
 The search that uses these numbers has the shares of its best plans improved afterwards.
 """
 
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
 from potluck.planning.baselines.asteroid_rows import allocate, offload, proportion
 from potluck.planning.search import candidates
 from potluck.planning.search.device_classes import Pattern, members
-from potluck.records import HOME, Problem, Training
+from potluck.planning.search.links import Link, busiest_medium, links_of
+from potluck.records import HOME, Training
 from potluck.schedule.rows import overlaps
 from potluck.simulate import cost, footprint
 
@@ -46,6 +47,31 @@ class CommunicationCost(NamedTuple):
     link_s: float
     air_s: float
     energy_j: float
+
+
+class _Way:
+    """The transfers of one byte of every row over a cut, in one direction: all that a device sends,
+    or receives, goes one by one, and the busiest of them decides.
+    """
+
+    def __init__(self) -> None:
+        self.latency_s, self.air_s = 0.0, 0.0
+        self._sending, self._receiving = (
+            defaultdict[int, float](float),
+            defaultdict[int, float](float),
+        )
+
+    def add(self, source: int, target: int, rows: int, link: Link) -> None:
+        """So many rows go from one device to another."""
+        self._sending[source] += rows * link.byte_s
+        self._receiving[target] += rows * link.byte_s
+        self.latency_s = max(self.latency_s, link.latency_s)
+        self.air_s += rows * link.air_s
+
+    @property
+    def busiest_s(self) -> float:
+        """Seconds of the busiest device."""
+        return max(*self._sending.values(), *self._receiving.values())
 
 
 class StageCostTable:
@@ -87,7 +113,7 @@ class StageCostTable:
         )
         self.n_micro_batches = self.problem.workload.batch // micro_batch
         self.training, self._all_own = isinstance(self.problem.workload, Training), own_shares
-        self.air = busiest_medium(self.problem)
+        self.air, self.links = busiest_medium(self.problem), links_of(table)
         # of every device, the first that is alike
         self._first = {i: same[0] for same in classes for i in same}
         self.patterns, self.groups, self.shares = (
@@ -103,6 +129,7 @@ class StageCostTable:
                 self.groups.append(group)
                 self.shares.append(shares)
         self._budgets = [cost.budget_bytes(self.problem, device) for device in self.problem.devices]
+        self._least_budgets = [min(self._budgets[d] for d in group) for group in self.groups]
         self._known_power = all(
             d.idle_w is not None and d.busy_w is not None for d in self.problem.devices
         )
@@ -144,9 +171,7 @@ class StageCostTable:
             Stages that take longer are of no use.
         """
         start, stop = self.cuts[i], self.cuts[j]
-        if self._standing_bytes(start, stop, len(self.groups[g])) > min(
-            self._budgets[d] for d in self.groups[g]
-        ):
+        if self._standing_bytes(start, stop, len(self.groups[g])) > self._least_budgets[g]:
             return None
         made = None
         fewest = candidates.fewest_rows(self.problem, start, stop) if self._normalises else 1
@@ -215,7 +240,7 @@ class StageCostTable:
             if self._known_power:
                 added_w = n_alike * ((device.busy_w or 0.0) - (device.idle_w or 0.0))
                 energy += added_w * (f + b) * self.n_micro_batches
-        depth = min(self._depth(start, stop, index, rows, len(group)) for index, rows in kinds)
+        depth = self._depth(start, stop, g, kinds)
         if not self.training:
             return StageCost(forward, 0.0, 0.0, 0.0, depth, energy, self.n_micro_batches * forward)
         update = max(
@@ -240,36 +265,33 @@ class StageCostTable:
         link.
         """
         if g not in self._rings:
-            names, network = (
-                [self.problem.devices[i].name for i in self.groups[g]],
-                self.problem.network,
-            )
-            links = list(pairwise([*names, names[0]]))
-            slowest = max(1 / network.bandwidth(a, b) for a, b in links)
-            self._rings[g] = slowest, sum(self._air_per_byte(a, b) for a, b in links)
+            group = self.groups[g]
+            ring = [self.links[pair] for pair in pairwise([*group, group[0]])]
+            self._rings[g] = max(link.byte_s for link in ring), sum(link.air_s for link in ring)
         return self._rings[g]
 
-    def _air_per_byte(self, source: str, target: str) -> float:
-        if self.air is None or source == target:
-            return 0.0
-        capacity = next(
-            m.capacity_bytes_per_s for m in self.problem.network.media if m.name == self.air
-        )
-        return dict(self.problem.network.path(source, target).media).get(self.air, 0) / capacity
-
-    def _depth(self, start: int, stop: int, index: int, rows: int, replicas: int) -> int:
-        """The most micro-batches that the device can keep (all of them at most); 0 when not even
-        one.
+    def _depth(self, start: int, stop: int, g: int, kinds: Iterable[tuple[int, int]]) -> int:
+        """The most micro-batches that every device of pattern g can keep (all of them at most); 0
+        when not even one. `kinds`: its devices, and the rows of each.
         """
-        return footprint.depth_that_fits(
-            self.table,
-            start,
-            stop,
-            rows,
-            self._budgets[index],
-            replicas=replicas,
-            n_micro_batches=self.n_micro_batches,
-        )
+        kinds = [*kinds]
+
+        def fits(rows: int, budget: int) -> int:
+            return footprint.depth_that_fits(
+                self.table,
+                start,
+                stop,
+                rows,
+                budget,
+                replicas=len(self.groups[g]),
+                n_micro_batches=self.n_micro_batches,
+            )
+
+        # where the most rows find room in the least memory, each device has room
+        depth = fits(max(rows for _, rows in kinds), self._least_budgets[g])
+        if len(kinds) == 1 or depth == self.n_micro_batches:
+            return depth
+        return min(fits(rows, self._budgets[index]) for index, rows in kinds)
 
     def crossing(self, j: int, g: int, h: int) -> CommunicationCost:
         """A micro-batch over cut j from pattern g to pattern h.
@@ -305,43 +327,49 @@ class StageCostTable:
             left = members(self.patterns[g], self.classes, self.patterns[h])
             if len(left) < len(self.groups[g]):
                 raise ValueError("the two patterns take more devices of a class than it has")
-            a, b = ([self.problem.devices[i].name for i in group] for group in (left, right))
-            network, shares = self.problem.network, (self.shares[g], self.shares[h])
-            big = 1 << 40
-            forward, back = (
-                cost.cut_s(network, big, a, shares[0], b, shares[1]),
-                cost.cut_s(network, big, b, shares[1], a, shares[0]),
-            )
-            lags = (
-                max(network.latency(x, y) for x in a for y in b),
-                max(network.latency(y, x) for x in a for y in b),
-            )
-            air = [0.0, 0.0]
-            for piece in overlaps(*shares):
-                x, y, rows = a[piece.left], b[piece.right], piece.stop - piece.start
-                air[0] += rows * self._air_per_byte(x, y)
-                air[1] += rows * self._air_per_byte(y, x)
+            forward, back = _Way(), _Way()
+            for piece in overlaps(self.shares[g], self.shares[h]):
+                i, j, rows = left[piece.left], right[piece.right], piece.stop - piece.start
+                forward.add(i, j, rows, self.links[i, j])
+                back.add(j, i, rows, self.links[j, i])
             watts = (
                 sum((self.problem.devices[i].radio_w or 0.0) for i in (*left, *right))
                 if self._known_power
                 else 0.0
             )
-            self._units[g, h] = forward / big, lags[0], back / big, lags[1], air[0], air[1], watts
+            self._units[g, h] = (
+                forward.busiest_s,
+                forward.latency_s,
+                back.busiest_s,
+                back.latency_s,
+                forward.air_s,
+                back.air_s,
+                watts,
+            )
         return self._units[g, h]
 
     def feed_s(self, g: int) -> float:
         """Seconds until home's first micro-batch is at a first stage of pattern g; 0 where no path
         is known.
         """
-        network, nbytes = self.problem.network, self.problem.input_bytes
-        if not nbytes:
-            return 0.0
-        pairs = zip(self.groups[g], self.shares[g], strict=True)
-        return sum(
-            rows * nbytes / network.bandwidth(HOME, self.problem.devices[i].name)
-            for i, rows in pairs
-            if (HOME, self.problem.devices[i].name) in network.paths
-        )
+        return self._home_s(g, self.problem.input_bytes, from_home=True)
+
+    def answer_s(self, g: int) -> float:
+        """Seconds that a last stage of pattern g and home take for the answers to a micro-batch, or
+        for its targets; 0 where no path is known.
+        """
+        if self.training:
+            return self._home_s(g, self.problem.target_bytes, from_home=True)
+        return self._home_s(g, self.problem.result_bytes, from_home=False)
+
+    def _home_s(self, g: int, row_bytes: int, *, from_home: bool) -> float:
+        network, seconds = self.problem.network, 0.0
+        for i, rows in zip(self.groups[g], self.shares[g], strict=True):
+            name = self.problem.devices[i].name
+            pair = (HOME, name) if from_home else (name, HOME)
+            if row_bytes and pair in network.paths:
+                seconds += rows * row_bytes / network.bandwidth(*pair)
+        return seconds
 
 
 def _at_least_one(shares: Sequence[int]) -> tuple[int, ...]:
@@ -362,21 +390,3 @@ def _at_least_one(shares: Sequence[int]) -> tuple[int, ...]:
 def shares_limit(shares: Sequence[int]) -> list[int]:
     """Room for any shift of rows between the devices of a group."""
     return [sum(shares)] * len(shares)
-
-
-def busiest_medium(problem: Problem) -> str | None:
-    """Of the media that several devices send over to several others, the one that most paths cross:
-    the air of a home on WiFi, a line between sites; None where each device has only cables of its
-    own.
-    """
-    pairs: dict[str, list[tuple[str, str]]] = {}
-    for pair, path in problem.network.paths.items():
-        if HOME not in pair:
-            for name, _ in path.media:
-                pairs.setdefault(name, []).append(pair)
-    shared = {
-        name: len(ends)
-        for name, ends in pairs.items()
-        if all(len(set(side)) > 1 for side in zip(*ends, strict=True))
-    }
-    return max(shared, key=lambda name: (shared[name], name)) if shared else None

@@ -14,8 +14,10 @@ updates (inference: the slowest step), `air_s` the load of the busiest medium ov
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 from itertools import accumulate
 from math import inf
+from operator import le, mul
 from typing import NamedTuple, Optional
 
 from potluck.planning.plans import is_thrifty
@@ -129,6 +131,7 @@ class SubsetSearch:
         self._crossings: dict[tuple[int, int, int], CommunicationCost] = {}
         self._idle_w: dict[int, float] = {}
         self._floors: dict[tuple[int, int], float] = {}
+        self._frees: dict[int, tuple[int, ...]] = {}
         self.is_small = self.radix[-1] * len(self.codes) * len(cuts) ** 2 <= SMALL
         self.thrifty = is_thrifty(problem)
         self.fill = 1.0  # how much of the time of the layers before a cut is added to a label's
@@ -251,15 +254,18 @@ class SubsetSearch:
             return not state & self.codes[g]
         known = self._joins.get((state, g))
         if known is None:
-            wanted = zip(self.heads.patterns[g], self.radix, self.sizes, strict=False)
-            known = all(state // radix % (size + 1) + n <= size for n, radix, size in wanted)
+            known = all(map(le, self.heads.patterns[g], self._free(state)))
             self._joins[state, g] = known
         return known
 
     def _last(self, head: StageCost, i: int, g: int, limit: float) -> ParetoLabel | None:
-        work, stop = head.forward_s + head.backward_s, len(self.cuts) - 1
-        span = head.total_s if self.training else work
-        done = span + head.reduce_s if self.training else head.total_s / self.n_micro_batches
+        work, stop, n = head.forward_s + head.backward_s, len(self.cuts) - 1, self.n_micro_batches
+        answer = self.heads.answer_s(g)
+        if self.training:
+            span = max(head.total_s, n * answer)
+            done = span + head.reduce_s
+        else:
+            span, done = work + answer, max(head.total_s / n, answer)
         score = self._score(span, done, head.air_s, head.energy_j, i, g, self.codes[g])
         if score >= limit:
             return None
@@ -368,8 +374,9 @@ class SubsetSearch:
             latency = max(span + self.fill * front + (n - 1) * done, air)
         if i:
             latency = max(latency, self._front_floor_s(i, state))
-        elif not self.streaming:
-            latency += self.heads.feed_s(g)
+        else:
+            feed = self.heads.feed_s(g)
+            latency = max(latency + (0.0 if self.streaming else feed), n * feed)
         if not self.thrifty:
             return latency
         return objective(self.problem.qoe, latency, energy + self._idle(state) * latency)
@@ -386,10 +393,25 @@ class SubsetSearch:
         """About the least time for the layers in front of cut i on the devices that are free."""
         found = self._floors.get((i, state))
         if found is None:
-            classes = zip(self.classes, self.radix, self.sizes, strict=False)
-            left = ((same[0], size - state // radix % (size + 1)) for same, radix, size in classes)
-            speed = sum(n / max(self.layers_s[d][i], 1e-12) for d, n in left)
+            speed = sum(map(mul, self._free(state), self._speeds[i]))
             found = self._floors[i, state] = self.n_micro_batches / speed if speed else inf
+        return found
+
+    @cached_property
+    def _speeds(self) -> list[tuple[float, ...]]:
+        """Per cut, how often in a second a device of each class computes the layers before it."""
+        firsts = [self.layers_s[same[0]] for same in self.classes]
+        return [
+            tuple(1 / max(before[i], 1e-12) for before in firsts) for i in range(len(self.cuts))
+        ]
+
+    def _free(self, state: int) -> tuple[int, ...]:
+        """How many devices of each class are free when those of `state` are taken."""
+        found = self._frees.get(state)
+        if found is None:
+            classes = zip(self.radix, self.sizes, strict=False)
+            found = tuple(size - state // radix % (size + 1) for radix, size in classes)
+            self._frees[state] = found
         return found
 
     def _idle(self, state: int) -> float:

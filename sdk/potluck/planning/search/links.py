@@ -1,0 +1,52 @@
+"""What a byte takes from one device of a problem to another, looked up once for every pair."""
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import NamedTuple
+
+from potluck.records import HOME, Problem
+from potluck.simulate import cost
+
+
+class Link(NamedTuple):
+    """From one device to another: seconds per byte and latency; seconds per byte for which the
+    busiest medium of the home is taken.
+    """
+
+    byte_s: float
+    latency_s: float
+    air_s: float
+
+
+@lru_cache(maxsize=8)  # a search has one table, or two
+def links_of(table: cost.CostTable) -> Mapping[tuple[int, int], Link]:
+    """The links between the devices, by their numbers."""
+    problem, air = table.problem, busiest_medium(table.problem)
+    numbers = {device.name: number for number, device in enumerate(problem.devices)}
+    capacity = {medium.name: medium.capacity_bytes_per_s for medium in problem.network.media}
+    found = {}
+    for (source, target), path in problem.network.paths.items():
+        if source == target or not {source, target} <= numbers.keys():
+            continue
+        byte_s = max((times / capacity[name] for name, times in path.media), default=0.0)
+        air_s = sum(times / capacity[name] for name, times in path.media if name == air)
+        found[numbers[source], numbers[target]] = Link(byte_s, path.latency_s, air_s)
+    return found
+
+
+def busiest_medium(problem: Problem) -> str | None:
+    """Of the media that several devices send over to several others, the one that most paths cross:
+    the air of a home on WiFi, a line between sites; None where each device has only cables of its
+    own.
+    """
+    pairs: dict[str, list[tuple[str, str]]] = {}
+    for pair, path in problem.network.paths.items():
+        if HOME not in pair:
+            for name, _ in path.media:
+                pairs.setdefault(name, []).append(pair)
+    shared = {
+        name: len(ends)
+        for name, ends in pairs.items()
+        if all(len(set(side)) > 1 for side in zip(*ends, strict=True))
+    }
+    return max(shared, key=lambda name: (shared[name], name)) if shared else None
