@@ -11,6 +11,8 @@ BENCHES = {
     "planners": "every planner on the settings and models of the papers, judged on shared links",
     "formats": "other planners' formats: what a round trip loses, their plans judged",
     "optimality": "planners against every plan there is, on small random homes",
+    "tomography": "which links share, inferred from noisy rates on random homes, and what that "
+    "costs plans",
     "planning_time": "seconds to a first plan, a near-best one and the end",
     "simulator": "simulated actions per second",
     "pipeline": "a pipeline of agents against torch.distributed.pipelining, and one agent "

@@ -15,11 +15,13 @@ from typing import Any
 from potluck.errors import FileError, ModelError, OutOfMemory, PlanError, UserError
 from potluck.graph.kinds import WEIGHT_COPIES, document_for, kind_on
 from potluck.handle import Task
+from potluck.profile import access_tree
+from potluck.profile.link_probes import LinkProber, measure_links
 from potluck.profile.links import Line, fit_line
-from potluck.profile.network import is_itself, network_of, stated_rate
+from potluck.profile.network import is_itself, machines, network_of, stated_rate
 from potluck.profile.profiles import Measurements, Profile, can_train
 from potluck.profile.store import Store
-from potluck.records import HOME, Device, LayerCost
+from potluck.records import HOME, Device, LayerCost, Network
 from potluck.sessions.events import RequestAll, UplinkProbe
 from potluck.sessions.link import Link
 from potluck.sessions.members import Member, Members
@@ -160,6 +162,19 @@ class Bench:
         self.done(f"{source} to {target}")
         return fit_line(PROBE_BYTES, seconds)
 
+    def wait_s(self, source: str, target: str) -> float:
+        """What a small value takes there, with its answer.
+
+        Parameters
+        ----------
+        source, target
+            Names of devices.
+        """
+        self._task.check()
+        seconds = median(self._probe(source, target, PROBE_BYTES[0]))
+        self.done(f"{source} to {target}")
+        return seconds
+
     def latency_s(self, source: str, target: str, bytes_per_s: float) -> float:
         """What a small message takes on an emulated path of that rate, beyond its bytes.
 
@@ -282,8 +297,8 @@ def profile(
 
     found, excluded = _of_all_that_can(names, members, measure, notes)
     capabilities = {name: members[name].capability for name in found}
-    rates = {name: stated_rate(capability) for name, capability in capabilities.items()}
-    lines = {pair: bench.line(*pair, rates.get(pair[0])) for pair in _pairs_to_probe(tuple(found))}
+    network, found_between = _network(bench, link, task, capabilities)
+    notes += found_between
     cores = _cores(bench, model, found, capabilities)
     copies = weight_copies(model, found, members)
     measured = {
@@ -302,13 +317,37 @@ def profile(
             device_of(name, capability, cores.get(name))
             for name, capability in capabilities.items()
         ),
-        network=network_of(capabilities, lines, platform.node()),
+        network=network,
         training=measured.get(True),
         inference=measured.get(False),
         notes=(*notes, *model.notes(train=True in modes)),
         untrained=model.untrained,
         excluded=excluded,
     )
+
+
+def _network(
+    bench: Bench, link: Link, task: Task, capabilities: Mapping[str, Mapping[str, Any]]
+) -> tuple[Network, list[str]]:
+    """The network of these devices and home, and what to say of it: within a machine, and where an
+    uplink is paced, pair by pair; between machines as the media that they share.
+    """
+    here = machines(capabilities, platform.node())
+    speakers = {name: speaker for speaker, names in here.items() for name in names}
+    lines: dict[tuple[str, str], Line] = {}
+    waits_s: dict[tuple[str, str], float] = {}
+    for pair in _pairs_to_probe(tuple(capabilities)):
+        source, target = (speakers.get(name, name) for name in pair)
+        rate = stated_rate(capabilities.get(pair[0], {}))
+        if rate or source == target or target not in here:
+            lines[pair] = bench.line(*pair, rate)
+        elif (source, target) not in waits_s:
+            waits_s[source, target] = bench.wait_s(source, target)
+    if len(here) == 1:
+        return network_of(capabilities, lines, platform.node()), []
+    fit = measure_links([*here], LinkProber(link, task).send, waits_s, bench.done)
+    between = access_tree.network(fit.tree, fit.rates, waits_s, [*here])
+    return network_of(capabilities, lines, platform.node(), between), access_tree.told(fit.tree)
 
 
 def _of_all_that_can(

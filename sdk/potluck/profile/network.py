@@ -16,12 +16,14 @@ def network_of(
     capabilities: Mapping[str, Mapping[str, Any]],
     lines: Mapping[tuple[str, str], Line],
     home_host: str = "",
+    between: Network | None = None,
 ) -> Network:
     """The network of these devices and home, which is the machine `home_host`.
 
     A device that paces its link says its rate: that uplink is a medium of its own, which everything
-    that it sends shares. Between all others each ordered pair is a medium, with what was measured
-    on it; inside one machine, that is work for its processor.
+    that it sends shares. What goes from one machine to another crosses what was found between
+    them. Between all others each ordered pair is a medium, with what was measured on it; inside one
+    machine, that is work for its processor.
 
     Parameters
     ----------
@@ -31,6 +33,9 @@ def network_of(
         What was measured between two devices, by their names.
     home_host
         Host name of the notebook's machine.
+    between
+        The media between machines, and the paths from one to another, by the names that `machines`
+        gives them.
     """
     hosts = {
         name: str(capability.get("host") or "")
@@ -38,7 +43,12 @@ def network_of(
         if is_itself(capability)
     }
     hosts[HOME] = home_host
-    media: dict[str, Medium] = {}
+    speakers = {
+        name: speaker
+        for speaker, names in machines(capabilities, home_host).items()
+        for name in names
+    }
+    media = {medium.name: medium for medium in (between.media if between else ())}
     paths: dict[tuple[str, str], Path] = {}
     names = (*capabilities, HOME)
     for source in names:
@@ -48,6 +58,10 @@ def network_of(
                 continue
             line = lines.get((source, target))
             latency_s = line.latency_s if line else 0.0
+            here, there = speakers.get(source, source), speakers.get(target, target)
+            if between is not None and (here, there) in between.paths:
+                paths[source, target] = between.path(here, there)
+                continue
             name = f"{source} up" if rate else f"{source} to {target}"
             capacity = rate or (line.bytes_per_s if line else FAST_BYTES_PER_S)
             media.setdefault(name, Medium(name=name, capacity_bytes_per_s=capacity))
@@ -55,6 +69,26 @@ def network_of(
             inside = host if not rate and host == hosts.get(target) else ""
             paths[source, target] = Path(media=((name, 1),), latency_s=latency_s, host=inside)
     return Network(media=tuple(media.values()), paths=paths)
+
+
+def machines(
+    capabilities: Mapping[str, Mapping[str, Any]], home_host: str = ""
+) -> dict[str, list[str]]:
+    """Per machine, all that are on it, by the name of the first: home, or a device. Devices that
+    pace their uplink are left out.
+
+    Parameters
+    ----------
+    capabilities
+        Per device, its capability statement.
+    home_host
+        Host name of the notebook's machine.
+    """
+    found: dict[str, list[str]] = {home_host: [HOME]}
+    for name, capability in capabilities.items():
+        if stated_rate(capability) is None:
+            found.setdefault(str(capability.get("host") or f"of {name}"), []).append(name)
+    return {names[0]: names for names in found.values()}
 
 
 def stated_rate(capability: Mapping[str, Any]) -> float | None:

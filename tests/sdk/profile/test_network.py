@@ -5,7 +5,8 @@ import pytest
 from potluck.errors import UserError
 from potluck.profile.links import Line, fit_line
 from potluck.profile.measure import effective_cores, sharing_hosts
-from potluck.profile.network import network_of
+from potluck.profile.network import machines, network_of
+from potluck.records import Medium, Network, Path
 
 
 def test_a_line_through_exact_probes():
@@ -87,3 +88,20 @@ def test_devices_that_compute_as_fast_as_they_can_share_their_machine():
 )
 def test_cores_by_how_much_devices_slow_each_other(n_devices, room, speed_frac, expected):
     assert effective_cores(n_devices, room, speed_frac) == pytest.approx(expected)
+
+
+def test_what_is_between_machines_is_shared_by_all_that_are_on_them():
+    said = {name: {"host": host} for name, host in (("a", "x"), ("b", "x"), ("c", "y"), ("d", ""))}
+    said["paced"] = {"host": "y", "emulated": {"link_bytes_per_s": 1e6}}
+    assert machines(said, "here") == {"home": ["home"], "a": ["a", "b"], "c": ["c"], "d": ["d"]}
+    over_air = Path(media=(("air", 2),), latency_s=0.5)
+    speakers = ("home", "a", "c", "d")
+    between = Network(
+        media=(Medium(name="air", capacity_bytes_per_s=8e6),),
+        paths={(s, t): over_air for s in speakers for t in speakers if s != t},
+    )
+    network = network_of(said, {("a", "b"): Line(latency_s=0.0, bytes_per_s=5e8)}, "here", between)
+    assert network.path("b", "c") == network.path("home", "b") == over_air
+    assert network.bandwidth("a", "b") == 5e8
+    assert network.path("a", "b").host == "x"
+    assert network.bandwidth("paced", "a") == 1e6
