@@ -21,6 +21,7 @@ from potluck.run.comparison import Comparison, compare
 from potluck.run.compiled_plan import INFER, evaluation_plan, train_name
 from potluck.run.device_group import outputs_of
 from potluck.run.engine import Engine
+from potluck.run.evaluation import Evaluation
 from potluck.run.history import History, measured_trace
 from potluck.run.migration import cross
 from potluck.run.optimizers import Optimizer, check_optimizer
@@ -49,7 +50,7 @@ class Run(Shown):
 
     def __init__(self, engine: Engine, link: Link) -> None:
         self._engine, self._link = engine, link
-        self._evaluation: tuple[int, Run] | None = None  # at which step its weights were taken
+        self._evaluation: Evaluation | None = None
         self._fitting: Handle[History] | None = None  # the latest
 
     # --- what it is -------------------------------------------------------------------------------
@@ -367,7 +368,11 @@ class Run(Shown):
         self._engine.check()
         check_autocast("it is called")
         if self.plan.training:
-            return self._evaluating()(*inputs, **named)
+            evaluation = self._evaluating()
+            try:
+                return evaluation.run(*inputs, **named)
+            finally:
+                evaluation.leave()
         engine = self._engine
         given = batches.as_tuple((*inputs, named), engine.model.arguments.requested)
         rows, start = engine.model.check_inputs(*given), 0
@@ -395,8 +400,8 @@ class Run(Shown):
         names = [tensor.name for tensor in engine.edition.segments[-1].outputs]
         return engine.model.answer(tensors.joined(parts, names))
 
-    def _evaluating(self) -> "Run":
-        """A run for inference with the weights of now, on about the same devices."""
+    def _evaluating(self) -> Evaluation:
+        """A run for inference with the weights of now, on about the same devices; entered."""
         with self._engine.boundary():
             self._engine.finish()
             if self._evaluation is None:
@@ -414,12 +419,11 @@ class Run(Shown):
                     ),
                     self._link,
                 )
-                self._evaluation = (-1, inner)
-            step, inner = self._evaluation
-            if step != self.step:
-                inner._engine.push(self._state())
-                self._evaluation = (self.step, inner)
-            return inner
+                self._evaluation = Evaluation(inner)
+            if self._evaluation.step != self.step:
+                self._evaluation.run._engine.push(self._state())
+                self._evaluation.step = self.step
+            return self._evaluation.enter()
 
     def evaluate(self, data: Any, score: "Callable[..., Any]") -> float:
         """The mean over rows of `score(outputs, *targets)`, which is a mean over the rows of one
@@ -533,5 +537,5 @@ class Run(Shown):
     def _forget_evaluation(self) -> None:
         with self._engine.boundary():
             if self._evaluation is not None:
-                self._evaluation[1].close()
+                self._evaluation.retire()
                 self._evaluation = None

@@ -179,9 +179,11 @@ def test_a_run_answers_while_it_trains_and_switches_and_each_step_is_told_once(l
 
     handle, (x, _) = run.fit(make_data(), epochs=FOREVER, on_step=on_step), make_data()
     for _ in range(3):
-        answer, (step, _) = run(x[:4]), run._evaluation
+        answer, evaluation = run(x[:4]), None
+        while evaluation is None:  # the switch may just have taken it away
+            answer, evaluation = run(x[:4]), run._evaluation
     net = make_net().eval()
-    net.load_state_dict(alone(step)[1])
+    net.load_state_dict(alone(evaluation.step)[1])
     assert torch.allclose(answer, net(x[:4]), atol=1e-6)
     while len(told) < 3:
         assert not handle.done
@@ -189,6 +191,24 @@ def test_a_run_answers_while_it_trains_and_switches_and_each_step_is_told_once(l
     assert run.plan == plan_of(model, "abc")
     assert told == list(enumerate(run.history.losses, 1))
     check_equal(run)
+    run.close()
+
+
+def test_what_is_asked_while_a_switch_ends_is_answered(lab, model, monkeypatch):
+    run, (x, _) = lab.deploy(plan_of(model, "ab"), model).wait(), make_data()
+    expected = run(x[:4])
+    asked = run._evaluation.run
+    ask = asked._engine.request
+
+    def switch_first(*request):
+        monkeypatch.undo()
+        run.switch(plan_of(model, "abc")).wait()
+        return ask(*request)
+
+    monkeypatch.setattr(asked._engine, "request", switch_first)
+    assert torch.equal(run(x[:4]), expected)
+    assert not asked.is_open  # once it has answered
+    assert torch.allclose(run(x[:4]), expected)
     run.close()
 
 
