@@ -45,7 +45,9 @@ class RecordFile:
     def __init__(
         self, path: Path, note: Callable[[str], None], max_bytes: int = MAX_FILE_BYTES
     ) -> None:
-        self._path, self._note, self._left_bytes = path, note, max_bytes - len(FIRST_LINE)
+        self._path = path
+        self._note = note
+        self._left_bytes = max_bytes - len(FIRST_LINE)
         try:
             self._file = open(path, "xb", buffering=0, opener=_for_its_owner)  # noqa: SIM115 - as long as the agent
             self._file.write(FIRST_LINE)

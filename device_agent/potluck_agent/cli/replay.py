@@ -47,7 +47,10 @@ def run(path: Path, say: Callable[[str], None]) -> int:
 
 
 def _run(path: Path, say: Callable[[str], None]) -> int:
-    words, n_inputs, n_differing, first = _Words(), 0, 0, ""
+    words = _Words()
+    n_inputs = 0
+    n_differing = 0
+    first = ""
     for step in replay(_entries(path)):
         n_inputs += not isinstance(step.entry, Began | Full)
         for line in _lines(words, step):

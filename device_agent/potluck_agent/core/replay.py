@@ -101,7 +101,9 @@ class _Player:
         actions: list[Action] = []
         match entry:
             case Handled(at_s, event):
-                self._now_s, self._last, self._raised = at_s, event, None
+                self._now_s = at_s
+                self._last = event
+                self._raised = None
                 try:
                     actions = self._core.handle(event, at_s)
                 except Exception as error:  # as in the agent: what follows is how it was survived

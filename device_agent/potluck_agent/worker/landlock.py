@@ -20,9 +20,15 @@ NEEDED = (
     *("/dev/zero", "/dev/random", "/dev/urandom"),
     *("/proc/self", "/proc/sys", "/proc/cpuinfo", "/proc/meminfo", "/proc/stat", "/proc/version"),
 )
-_CREATE, _ADD, _RESTRICT = 444, 445, 446  # one number everywhere
+# one number everywhere
+_CREATE = 444
+_ADD = 445
+_RESTRICT = 446
 _VERSION, _BENEATH = 1, 1
-_EXECUTE, _WRITE, _READ, _LIST = 1 << 0, 1 << 1, 1 << 2, 1 << 3
+_EXECUTE = 1 << 0
+_WRITE = 1 << 1
+_READ = 1 << 2
+_LIST = 1 << 3
 # How many kinds of access each version of it knows, the first ones alike.
 _KINDS = {1: 13, 2: 14, 3: 15, 4: 15}
 _KINDS_NOW = 16

@@ -58,7 +58,10 @@ class WorkerLink:
     def __init__(
         self, process: subprocess.Popen[bytes], pipe: socket.socket, inbound: Arena, outbound: Arena
     ) -> None:
-        self.socket, self.inbound, self.outbound, self.pid = pipe, inbound, outbound, process.pid
+        self.socket = pipe
+        self.inbound = inbound
+        self.outbound = outbound
+        self.pid = process.pid
         self.closed = False  # the worker's end of the pipe is gone
         self._process = process
         self._reader = Reader(Channel.WORKER)

@@ -24,7 +24,9 @@ OWN_BYTES = 64 << 20
 MAX_FILES = 64  # open at once; torch and onnxruntime keep none open
 
 _CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000
-_PR_SET_PDEATHSIG, _PR_SET_TIMERSLACK, _PR_SET_NO_NEW_PRIVS = 1, 29, 38
+_PR_SET_PDEATHSIG = 1
+_PR_SET_TIMERSLACK = 29
+_PR_SET_NO_NEW_PRIVS = 38
 _SIGKILL = 9
 
 _READS_ALL = "not limited: whatever its user may read"

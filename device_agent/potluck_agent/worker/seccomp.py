@@ -68,11 +68,22 @@ VALUES = {
 BITS = {"open": (1, 0x243), "openat": (2, 0x243)}  # O_WRONLY, O_RDWR, O_CREAT, O_TRUNC
 _CLONE_THREAD = 0x10000
 
-_LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
-_ALLOW, _EPERM, _ENOSYS = 0x7FFF0000, 0x00050000 | 1, 0x00050000 | 38
-_NUMBER, _AUDIT, _ARGUMENTS = 0, 4, 16  # where they lie in what a filter is shown
+_LOAD = 0x20
+_EQUAL = 0x15
+_AT_LEAST = 0x35
+_ANY_BIT = 0x45
+_RETURN = 0x06
+_ALLOW = 0x7FFF0000
+_EPERM = 0x00050000 | 1
+_ENOSYS = 0x00050000 | 38
+# where they lie in what a filter is shown
+_NUMBER = 0
+_AUDIT = 4
+_ARGUMENTS = 16
 # without the last, older kernels slow all computing down
-_SET_FILTER, _EVERY_THREAD, _KEEP_SPEED = 1, 1, 4
+_SET_FILTER = 1
+_EVERY_THREAD = 1
+_KEEP_SPEED = 4
 
 Step = tuple[int, int, int, int]  # code, jump if true, jump if false, operand
 

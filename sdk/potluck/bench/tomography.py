@@ -65,7 +65,10 @@ Rates = Mapping[Attachment, float]
 
 def run(settings: Mapping[str, float]) -> Result:
     """How many media are found, how right the rates are, and what it costs plans."""
-    found, errors, regrets, shares = list[bool](), list[float](), list[float](), list[float]()
+    found = list[bool]()
+    errors = list[float]()
+    regrets = list[float]()
+    shares = list[float]()
     for number in range(int(settings["homes"])):
         rng = random.Random(f"{settings['seed']}/{number}")
         wiring = WIRINGS[number % len(WIRINGS)]

@@ -63,11 +63,9 @@ def _sizes(problem: Problem) -> list[int]:
 
 
 def _branched(problem: Problem, table: cost.CostTable) -> Iterator[Plan]:
-    names, n_layers, ends = (
-        [d.name for d in problem.devices],
-        len(problem.layers),
-        flows.chain_ends(problem),
-    )
+    names = [d.name for d in problem.devices]
+    n_layers = len(problem.layers)
+    ends = flows.chain_ends(problem)
     groups = [group for n in range(1, len(names) + 1) for group in combinations(names, n)]
     for micro_batch in _sizes(problem):
         n_micro_batches = problem.workload.batch // micro_batch

@@ -194,11 +194,9 @@ def _judged(
     `is_late(part)`: whether no more than this part of the time is left. `budgets`: the memory that
     simulated plans may use, where that is not what the problem says.
     """
-    simulator, qoe, max_work = (
-        direct.Direct(problem, table),
-        problem.qoe,
-        inf if thorough else MAX_WORK,
-    )
+    simulator = direct.Direct(problem, table)
+    qoe = problem.qoe
+    max_work = inf if thorough else MAX_WORK
 
     def empty(asked: Problem) -> CandidatePool:  # searches ask their table's problem
         return CandidatePool(

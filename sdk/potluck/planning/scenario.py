@@ -76,7 +76,9 @@ class _Joining:
     """
 
     def __init__(self, network: Network, device: str, like: str) -> None:
-        self.network, self.device, self.like = network, device, like
+        self.network = network
+        self.device = device
+        self.like = like
         self.capacity = {item.name: item.capacity_bytes_per_s for item in network.media}
         self.extra: dict[str, float] = {}
         self.host = next(

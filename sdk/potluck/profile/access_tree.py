@@ -21,8 +21,12 @@ from potluck.records import Medium, Network, Path
 Flow = tuple[str, str]  # who sends, who receives
 Key = frozenset[str]  # of a node: all devices below it
 
-PORT, AIR, BUS = "port", "air", "bus"
-UP, DOWN, BOTH = "up", "down", "both"
+PORT = "port"
+AIR = "air"
+BUS = "bus"
+UP = "up"
+DOWN = "down"
+BOTH = "both"
 Attachment = tuple[Key, str]  # of which node; one way, or both over one medium
 # what a flow needs of a medium per byte: the sum, or the largest, of the times of its attachments
 Crossing = tuple[Key | Attachment, tuple[Attachment, ...]]

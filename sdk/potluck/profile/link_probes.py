@@ -84,7 +84,9 @@ def rates_at_once(
     window_s = min(sum(seconds) for seconds in sent.values())
     found = {}
     for flow, (_, nbytes) in sizes.items():
-        at_s, sending_s, done = 0.0, 0.0, 0.0
+        at_s = 0.0
+        sending_s = 0.0
+        done = 0.0
         for took_s, own_s in zip(sent[flow], on_the_way[flow], strict=True):
             part = min(1.0, max(0.0, window_s - at_s) / took_s)
             done += part * nbytes

@@ -8,7 +8,10 @@ from typing import NamedTuple
 
 from potluck.errors import UserError
 
-FORWARD, BACKWARD, INPUT_GRADIENT, WEIGHT_GRADIENT = "F", "B", "I", "W"
+FORWARD = "F"
+BACKWARD = "B"
+INPUT_GRADIENT = "I"
+WEIGHT_GRADIENT = "W"
 KINDS = {
     FORWARD: "forward",
     BACKWARD: "backward, whole",

@@ -40,7 +40,9 @@ def warm_up_depths(room: Sequence[int], n_micro_batches: int) -> list[int]:
     >>> warm_up_depths([9, 7, 5, 1, 1], 32)
     [7, 5, 3, 1, 1]
     """
-    depths, ceiling, n_stages = list[int](), n_micro_batches, len(room)
+    depths = list[int]()
+    ceiling = n_micro_batches
+    n_stages = len(room)
     for p, most in enumerate(room):
         ceiling = min(warm_up_depth(p, n_stages, n_micro_batches), most, ceiling)
         depths.append(ceiling)

@@ -143,7 +143,9 @@ def in_order(
 
 
 def _each_once(schedule: Schedule, expected: Sequence[Action]) -> None:
-    wanted, seen, row_of = set(expected), set[Action](), dict[int, int]()
+    wanted = set(expected)
+    seen = set[Action]()
+    row_of = dict[int, int]()
     for r, row in enumerate(schedule):
         for column, action in enumerate(row):
             if action not in wanted:

@@ -32,7 +32,9 @@ class Islands:
         rates_of: Callable[[Mapping[int, int]], dict[int, float]],
         known: MutableMapping[Hashable, dict[int, float]],
     ) -> None:
-        self._crossed, self._rates_of, self._known = crossed, rates_of, known
+        self._crossed = crossed
+        self._rates_of = rates_of
+        self._known = known
         self._users: dict[int, set[int]] = {}  # medium -> classes with flows over it
         self._rates: dict[int, float] = {}
         self._touched: set[int] = set()  # classes whose flows have come or gone

@@ -286,12 +286,10 @@ class TakenOver:
         while True:
             routers = {channel: self._context.socket(zmq.ROUTER) for channel in _OFFSETS}
             for router in routers.values():
-                (
-                    router.linger,
-                    router.curve_server,
-                    router.curve_secretkey,
-                    router.curve_publickey,
-                ) = (0, 1, secret, public)
+                router.linger = 0
+                router.curve_server = 1
+                router.curve_secretkey = secret
+                router.curve_publickey = public
             port = routers[Channel.CONTROL].bind_to_random_port("tcp://127.0.0.1")
             try:
                 for channel in (Channel.DATA, Channel.PULSE):

@@ -42,7 +42,9 @@ from potluck_wire.graph import (
 
 # arguments that training changes
 _UPDATERS = {"aten.batch_norm.default": (3, 4)}
-_INSTANCE_NORM, _RUNNING_MEAN, _USES_INPUT = "aten.instance_norm.default", 3, 5
+_INSTANCE_NORM = "aten.instance_norm.default"
+_RUNNING_MEAN = 3
+_USES_INPUT = 5
 
 
 class _WithLoss(torch.nn.Module):

@@ -56,7 +56,9 @@ def _stages(
     mean: cost.CostTable, places: tuple[int, ...], micro_batch: int
 ) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
     problem = mean.problem
-    n, last, m = len(problem.devices), len(places) - 1, problem.workload.batch // micro_batch
+    n = len(problem.devices)
+    last = len(places) - 1
+    m = problem.workload.batch // micro_batch
     sizes = sorted(
         {size for size in (1, 2, 4, 8, 16, 32, 64) if size <= min(n, micro_batch)}
         | ({n} if n <= micro_batch else set())

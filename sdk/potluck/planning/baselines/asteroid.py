@@ -102,12 +102,10 @@ class Search:
         leave_out: bool = True,
     ) -> None:
         self.leave_out = leave_out
-        self.table, self.problem, self.names, self.micro_batch = (
-            table,
-            table.problem,
-            names,
-            micro_batch,
-        )
+        self.table = table
+        self.problem = table.problem
+        self.names = names
+        self.micro_batch = micro_batch
         self.n_micro_batches = self.problem.workload.batch // micro_batch
         self.training = isinstance(self.problem.workload, Training)
         self.estimate = estimate_of(self.problem)
@@ -276,7 +274,9 @@ def make_stage(
 
 def execution(table: cost.CostTable, stage: Stage) -> Step:
     """eq. (8): the slowest device's forward, backward and all-reduce with optimizer step."""
-    problem, start, stop = table.problem, stage.start, stage.stop
+    problem = table.problem
+    start = stage.start
+    stop = stage.stop
     pairs = list(zip(stage.devices, stage.shares, strict=True))
     overhead = {name: problem.device(name).overhead_s for name in stage.devices}
     forward = max(table.forward_s(name, start, stop, rows) + overhead[name] for name, rows in pairs)

@@ -213,7 +213,9 @@ def mean_problem(problem: Problem) -> Problem:
 
     They cannot express devices or links that differ.
     """
-    n, devices, network = len(problem.devices), problem.devices, problem.network
+    n = len(problem.devices)
+    devices = problem.devices
+    network = problem.network
     pairs = [
         (a.name, b.name)
         for a in devices

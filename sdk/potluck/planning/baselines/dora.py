@@ -84,7 +84,9 @@ def _one_by_one(problem: Problem, plan: Plan, ends: Sequence[int]) -> Plan:
 
 
 def _best(search: Search, order: Sequence[str], ends: Sequence[int]) -> list[Suffix]:
-    cuts, last, n_devices = search.cuts, len(search.cuts) - 1, len(order)
+    cuts = search.cuts
+    last = len(search.cuts) - 1
+    n_devices = len(order)
     states: dict[tuple[int, int], list[Suffix]] = {
         (last, n): [Suffix()] for n in range(n_devices + 1)
     }

@@ -43,7 +43,9 @@ def least_energy_j(problem: Problem, table: cost.CostTable) -> float:
         return _by_layers(
             [seconds[i] for i in everyone], [problem.devices[i].busy_w or 0.0 for i in everyone]
         )
-    classes, least, way = classes_of(table), inf, way_s(problem)
+    classes = classes_of(table)
+    least = inf
+    way = way_s(problem)
     for pattern in patterns:
         chosen = members(pattern, classes, [0] * len(classes))
         devices, rows = [problem.devices[i] for i in chosen], [seconds[i] for i in chosen]

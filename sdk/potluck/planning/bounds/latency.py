@@ -148,11 +148,9 @@ def way_s(problem: Problem) -> float:
     """
     if not isinstance(problem.workload, Training) and problem.workload.streaming:
         return 0.0
-    batch, learning, reached = (
-        problem.workload.batch,
-        flows.learning_layers(problem),
-        [0.0] * len(problem.layers),
-    )
+    batch = problem.workload.batch
+    learning = flows.learning_layers(problem)
+    reached = [0.0] * len(problem.layers)
     for i, layer in enumerate(problem.layers):
         tables = [costs[i] for costs in problem.costs.values()]
         reached[i] += min(_least_s(table, table.forward_s, batch) for table in tables)
@@ -209,7 +207,9 @@ def least_rates(problem: Problem, device: str, most: int) -> list[float]:
 
 def _both(problem: Problem, device: str, most: int) -> tuple[list[float], list[float]]:
     """Forward and backward of `least_rates`."""
-    training, forward, backward = isinstance(problem.workload, Training), [], []
+    training = isinstance(problem.workload, Training)
+    forward = []
+    backward = []
     for costs, learns in zip(problem.costs[device], flows.learning_layers(problem), strict=True):
         forward.append(per_row(costs, costs.forward_s, most))
         backward.append(per_row(costs, costs.backward_s, most) if training and learns else 0.0)
@@ -379,7 +379,9 @@ class LowerBoundCosts(StageCostTable):
         limit_s
             Stages that take longer are of no use.
         """
-        start, stop, table = self.cuts[i], self.cuts[j], self.table
+        start = self.cuts[i]
+        stop = self.cuts[j]
+        table = self.table
         group = self.groups[g]
         static = cost.static_bytes(table, start, stop)
         if self.is_late() or any(static > self._budgets[d] for d in group):
@@ -400,12 +402,10 @@ class LowerBoundCosts(StageCostTable):
         """A device that does all of it: every micro-batch takes what it takes, and is kept until
         its backward.
         """
-        table, device, rows, n = (
-            self.table,
-            self.problem.devices[d],
-            self.micro_batch,
-            self.n_micro_batches,
-        )
+        table = self.table
+        device = self.problem.devices[d]
+        rows = self.micro_batch
+        n = self.n_micro_batches
         learns = self.training and self.learning[start]
         forward = table.forward_s(device.name, start, stop, rows) + device.overhead_s
         backward = (
@@ -522,7 +522,9 @@ def _pieces(problem: Problem, device: str, most: int) -> tuple[list[float], list
     """Per layer the least seconds of a forward, and of a needed backward, of any number of rows up
     to `most`.
     """
-    training, forward, backward = isinstance(problem.workload, Training), [], []
+    training = isinstance(problem.workload, Training)
+    forward = []
+    backward = []
     for costs, learns in zip(problem.costs[device], flows.learning_layers(problem), strict=True):
         forward.append(_least_s(costs, costs.forward_s, most))
         backward.append(_least_s(costs, costs.backward_s, most) if training and learns else 0.0)

@@ -20,7 +20,9 @@ from potluck.records import HOME, Plan, Problem, Training
 from potluck.simulate import cost
 
 NAMES = ("A100", "V100", "P100", "T4")  # the device types that its code knows
-MS, MIB, GIB = 1e-3, 2**20, 2**30
+MS = 1e-3
+MIB = 2**20
+GIB = 2**30
 MAX_ROWS = 64
 _LIST = r"\[([\d, ]+)\]"
 _RANK = re.compile(
@@ -188,7 +190,9 @@ def plans(text: str, problem: Problem, table: cost.CostTable) -> Iterator[Plan]:
     PlanError
         The ranking is of another model or home.
     """
-    types, n_layers, batch = types_of(problem), len(problem.layers), problem.workload.batch
+    types = types_of(problem)
+    n_layers = len(problem.layers)
+    batch = problem.workload.batch
     for match in _RANK.finditer(text):
         sequence, sizes, strategies, n_micro_batches, partition = match.groups()
         order = [

@@ -49,11 +49,15 @@ N_RETURNS = 6  # plans of a chain that come back to their first device, of those
 N_FINE = 32  # cuts tried along one order of devices
 N_RIVAL = 6  # of every other planner's plans, those it thinks best
 # labels, plans simulated, and by how much estimates may be too high
-KEEP_CLOSELY, N_CLOSELY, ERROR = 16, 100, 1.05
+KEEP_CLOSELY = 16
+N_CLOSELY = 100
+ERROR = 1.05
 MAX_ORDERS = 6  # of the devices within the stages of one plan
 MAX_SHARES = 40  # of rows of one plan
 # sets of devices looked at again: how near, how many, with how many plans
-NEAR_SETS, N_SETS, N_KNOWN = 1.05, 2, 3
+NEAR_SETS = 1.05
+N_SETS = 2
+N_KNOWN = 3
 N_BORROWED = 24  # the same in a home of many devices, where our own search is not exact
 N_RECUT = 3  # the same along one order of devices
 NEAR = 1.01  # a simulated plan that takes more than this many times its estimate waits somewhere

@@ -182,7 +182,9 @@ class Places:
 
     def _rearranged(self, plan: Plan) -> Iterator[list[Stage | Span]]:
         """One thing changed: stages that stay, and spans of layers with the group they go to."""
-        stages, n_stages, groups = plan.stages, len(plan.stages), self.groups(plan.micro_batch)
+        stages = plan.stages
+        n_stages = len(plan.stages)
+        groups = self.groups(plan.micro_batch)
         for p, q in ((p, p + n) for n in range(1, n_stages + 1) for p in range(n_stages - n + 1)):
             for group in groups:
                 yield [

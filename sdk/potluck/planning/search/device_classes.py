@@ -172,11 +172,9 @@ def _near(problem: Problem, speeds: Sequence[float]) -> list[list[int]]:
     """For each device itself with those to which it sends fastest, of equal links the fastest
     devices: 2, 4, 8.
     """
-    names, network, found = (
-        [device.name for device in problem.devices],
-        problem.network,
-        list[list[int]](),
-    )
+    names = [device.name for device in problem.devices]
+    network = problem.network
+    found = list[list[int]]()
     for i, name in enumerate(names):
         others = [j for j in range(len(names)) if j != i]
         others.sort(

@@ -211,7 +211,9 @@ def _deeper(plan: Plan) -> Iterator[tuple[Stage, ...]]:
     """
     if not plan.training:
         return
-    stages, n, m = plan.stages, len(plan.stages), plan.n_micro_batches
+    stages = plan.stages
+    n = len(plan.stages)
+    m = plan.n_micro_batches
     for depths in (
         [min(n - p, m) for p in range(n)],
         [warm_up_depth(p, n, m) for p in range(n)],

@@ -104,23 +104,19 @@ class StageCostTable:
         *,
         own_shares: bool = False,
     ) -> None:
-        self.table, self.problem, self.micro_batch, self.cuts, self.classes = (
-            table,
-            table.problem,
-            micro_batch,
-            cuts,
-            classes,
-        )
+        self.table = table
+        self.problem = table.problem
+        self.micro_batch = micro_batch
+        self.cuts = cuts
+        self.classes = classes
         self.n_micro_batches = self.problem.workload.batch // micro_batch
         self.training, self._all_own = isinstance(self.problem.workload, Training), own_shares
         self.air, self.links = busiest_medium(self.problem), links_of(table)
         # of every device, the first that is alike
         self._first = {i: same[0] for same in classes for i in same}
-        self.patterns, self.groups, self.shares = (
-            [],
-            list[tuple[int, ...]](),
-            list[tuple[int, ...]](),
-        )
+        self.patterns = []
+        self.groups = list[tuple[int, ...]]()
+        self.shares = list[tuple[int, ...]]()
         for pattern in patterns:
             group = members(pattern, classes, [0] * len(classes))
             shares = self._share(group)
@@ -221,8 +217,13 @@ class StageCostTable:
         self, start: int, stop: int, g: int, shares: Sequence[int], limit_s: float
     ) -> StageCost | None:
         """The stage with these shares; None where it takes `limit_s` or more a step."""
-        table, problem, group = self.table, self.problem, self.groups[g]
-        forward, backward, energy, update = 0.0, 0.0, 0.0, 0.0
+        table = self.table
+        problem = self.problem
+        group = self.groups[g]
+        forward = 0.0
+        backward = 0.0
+        energy = 0.0
+        update = 0.0
         kinds = Counter(
             (self._first[index], rows) for index, rows in zip(group, shares, strict=True)
         )
@@ -329,7 +330,9 @@ class StageCostTable:
                 raise ValueError("the two patterns take more devices of a class than it has")
             forward, back = _Way(), _Way()
             for piece in overlaps(self.shares[g], self.shares[h]):
-                i, j, rows = left[piece.left], right[piece.right], piece.stop - piece.start
+                i = left[piece.left]
+                j = right[piece.right]
+                rows = piece.stop - piece.start
                 forward.add(i, j, rows, self.links[i, j])
                 back.add(j, i, rows, self.links[j, i])
             watts = (

@@ -103,7 +103,10 @@ class SubsetSearch:
     ) -> None:
         problem = self.problem = table.problem
         self.is_late, self._tally = is_late, tally or WorkBudget()
-        self.table, self.keep, self.beam, self.cuts = table, keep, beam, cuts
+        self.table = table
+        self.keep = keep
+        self.beam = beam
+        self.cuts = cuts
         self.classes = classes_of(table)
         self.training = isinstance(problem.workload, Training)
         self.streaming = not isinstance(problem.workload, Training) and problem.workload.streaming
@@ -173,11 +176,9 @@ class SubsetSearch:
 
         Micro-batches per second of each device.
         """
-        table, names, stop = (
-            self.table,
-            [d.name for d in self.problem.devices],
-            len(self.problem.layers),
-        )
+        table = self.table
+        names = [d.name for d in self.problem.devices]
+        stop = len(self.problem.layers)
 
         def seconds(name: str, layer: int) -> float:
             there = table.forward_s(name, 0, layer, micro_batch)
@@ -259,7 +260,9 @@ class SubsetSearch:
         return known
 
     def _last(self, head: StageCost, i: int, g: int, limit: float) -> ParetoLabel | None:
-        work, stop, n = head.forward_s + head.backward_s, len(self.cuts) - 1, self.n_micro_batches
+        work = head.forward_s + head.backward_s
+        stop = len(self.cuts) - 1
+        n = self.n_micro_batches
         answer = self.heads.answer_s(g)
         if self.training:
             span = max(head.total_s, n * answer)
@@ -287,7 +290,9 @@ class SubsetSearch:
         """Add to `kept` what `head` makes of each label behind it, where that may score below
         `limit`.
         """
-        n, work, training = self.n_micro_batches, head.forward_s + head.backward_s, self.training
+        n = self.n_micro_batches
+        work = head.forward_s + head.backward_s
+        training = self.training
         depth, before = min(head.depth, n), -1
         self._tally.count(len(labels), LABEL_S)
         for rest in labels:
@@ -437,7 +442,9 @@ class SubsetSearch:
 
     def plan(self, label: ParetoLabel) -> Plan:
         """The plan that a label stands for, its warm-up as deep as memory allows up to K_p."""
-        heads, used, stages = self.heads, [0] * len(self.classes), []
+        heads = self.heads
+        used = [0] * len(self.classes)
+        stages = []
         chain: list[ParetoLabel] = []
         at: ParetoLabel | None = label
         while at is not None:

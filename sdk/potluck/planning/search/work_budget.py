@@ -12,9 +12,14 @@ from potluck.simulate import cost
 
 MANY = 8  # devices beyond which work is counted
 # On a core of 2020 or so, about:
-TASK_S, LABEL_S, HEAD_S = 12e-6, 6e-6, 20e-6  # a simulated task, a label and a stage of the search
+# a simulated task, a label and a stage of the search
+TASK_S = 12e-6
+LABEL_S = 6e-6
+HEAD_S = 20e-6
 # of others: the cost of some layers, a step, a plan per device
-COST_S, STEP_S, DEVICE_S = 0.8e-6, 30e-6, 20e-6
+COST_S = 0.8e-6
+STEP_S = 30e-6
+DEVICE_S = 20e-6
 LOOK_S = 2e-4  # between two looks at the clock
 GIVEN_S, GIVEN_FOR = 4.0, 24  # a home of 24 devices
 GROWTH = 1.7  # power of the devices beyond
@@ -55,7 +60,9 @@ class MeteredTable(cost.CostTable):
 
     def __init__(self, problem: Problem, tally: WorkBudget, is_late: Callable[[], bool]) -> None:
         super().__init__(problem)
-        self._tally, self._is_late, self._unseen_s = tally, is_late, 0.0
+        self._tally = tally
+        self._is_late = is_late
+        self._unseen_s = 0.0
 
     def sibling(self, problem: Problem) -> "MeteredTable":
         """A table of another problem on the same clock."""

@@ -89,8 +89,14 @@ class MemoryAgent:
         ahead_s: float,
         fault: Callable[[str], None],
     ) -> None:
-        self.name, self._spec, self._owner, self._names = spec.name, spec, owner, names
-        self._clock, self._network, self._ahead_s, self._fault = clock, network, ahead_s, fault
+        self.name = spec.name
+        self._spec = spec
+        self._owner = owner
+        self._names = names
+        self._clock = clock
+        self._network = network
+        self._ahead_s = ahead_s
+        self._fault = fault
         self._settings = _settings(spec, key)
         self._core = Core(self._settings)
         self._members: dict[str, Member] = {}

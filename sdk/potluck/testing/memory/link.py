@@ -31,7 +31,9 @@ class MemoryLink(Link):
         self, clock: VirtualClock, network: MemoryNetwork, agents: dict[str, MemoryAgent]
     ) -> None:
         super().__init__("notebook")
-        self._clock, self._network, self._agents = clock, network, agents
+        self._clock = clock
+        self._network = network
+        self._agents = agents
         self._wanted: dict[str, Connect] = {}
         self._met: set[str] = set()  # devices that this notebook was connected to before
         self._orders: deque[Callable[[], None]] = deque()

@@ -69,7 +69,10 @@ class MemoryWorker:
         say: Callable[[Message, tuple[Any, ...]], None],
         wait: Callable[[], None],
     ) -> None:
-        self._slowdown, self._clock_s, self._after, self._say = slowdown, clock_s, after, say
+        self._slowdown = slowdown
+        self._clock_s = clock_s
+        self._after = after
+        self._say = say
         self.inbound, self.outbound = (
             Arena(configure.inbound_bytes),
             Arena(configure.outbound_bytes),
