@@ -17,6 +17,7 @@ RIGHT = 20.0
 BOTTOM = 44.0
 MOST_NUMBERED = 8  # beyond, only plans that nothing beats carry their number
 FAR = 2.5
+SAME = 1e-6  # of a value: what differs by less is drawn at one place
 COLOURS = ("blue", "vermilion", "green", "purple", "sky", "orange")
 
 
@@ -130,7 +131,8 @@ def frontier(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]
 
 def _padded(values: Sequence[float], start: float, stop: float) -> Scale:
     low, high = min(values, default=0.0), max(values, default=1.0)
-    pad = 0.12 * (high - low) or 0.1 * abs(high) or 1.0
+    spread = high - low if high - low > SAME * abs(high) else 0.0
+    pad = 0.12 * spread or 0.1 * abs(high) or 1.0
     return Scale(low=max(0.0, low - pad), high=high + pad, start=start, stop=stop)
 
 

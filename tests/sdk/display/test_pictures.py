@@ -213,3 +213,17 @@ def test_the_typical_step_is_the_one_nearest_the_median_from_its_first_computing
         (2, "compute", 0, 0.5),
         (2, "receive", 0, 0.25),
     ]
+
+
+@pytest.mark.parametrize("times", [1 + 2**-52, 1 + 1e-12, 1 + 1e-9, 1 + 1e-5, 1.0])
+def test_plans_that_next_to_nothing_tells_apart_are_drawn(times):
+    plans = [
+        replace(
+            example.PLAN,
+            latency_s=example.PLAN.latency_s * near,
+            energy_j=example.PLAN.energy_j * near,
+        )
+        for near in (1.0, times)
+    ]
+    numbers = [item.text for item in chart.pareto(plans).items if isinstance(item, Text)]
+    assert len(numbers) > 4

@@ -9,6 +9,7 @@ as an argument; without one the effort is fixed, and the outcome always the same
 
 import heapq
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import chain, islice
 from math import inf
 from typing import NamedTuple
@@ -474,7 +475,8 @@ def _improve(
                 if board.knows(other) or floor_s(board.table, other) >= reached:
                     continue
                 tries += 1
-                if board.score(other) < reached * (1 - 1e-4):
-                    better = other
+                ours = replace(other, planner="potluck")  # whoever made the first
+                if board.score(ours) < reached * (1 - 1e-4):
+                    better = ours
                     break
                 yield
