@@ -47,6 +47,7 @@ class Lost:
 
     owner: str
     was_committed: bool
+    cause: str
     text: str
 
 
@@ -237,6 +238,17 @@ class EpochTable:
             else f"run {name} went with the worker: {lost.text}"
         )
 
+    def refuse_or_fail(self, key: str, message: Execute) -> None:
+        """Answer who wants a program of a run that is not here. Where the run went with the worker,
+        this fails as what was under way then did: the notebook may not have heard of it yet.
+        """
+        lost = self._lost.get(message.run)
+        if lost is None or lost.owner != key:
+            self._out.refuse(key, message, RefusalCode.UNKNOWN_RUN, self.why_not(message.run))
+            return
+        name = Name(message.run, message.epoch, message.program, message.step)
+        self._out.say(key, Failed(**name._asdict(), cause=lost.cause, text=lost.text))
+
     def own(self, key: str, name: str) -> LoadedRun | None:
         """That run, if it is this notebook's."""
         run = self.runs.get(name)
@@ -301,8 +313,9 @@ class EpochTable:
             self.runs.pop(run.name, None)
         self._worker.tell(Forget(prefix=f"{run.name}/{number}/"), (), now_s)
 
-    def lose_all(self, code: str, text: str) -> None:
+    def lose_all(self, cause: str, text: str) -> None:
         """The worker is gone, and all that was loaded with it."""
+        code = RefusalCode.MEMORY if cause == FailureCause.MEMORY else RefusalCode.STATE
         for run in self.runs.values():
             for epoch in run.epochs.values():
                 if epoch.loading:
@@ -310,7 +323,7 @@ class EpochTable:
                         run.owner, Prepare(run=run.name, epoch=epoch.number), code, text
                     )
             self._lost[run.name] = Lost(
-                owner=run.owner, was_committed=run.committed >= 0, text=text
+                owner=run.owner, was_committed=run.committed >= 0, cause=cause, text=text
             )
         for name in list(self._lost)[:-MAX_RUNS]:
             del self._lost[name]

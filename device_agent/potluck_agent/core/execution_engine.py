@@ -92,7 +92,7 @@ class ExecutionEngine:
         name = Name(message.run, message.epoch, message.program, message.step)
         run = self.plans.own(key, message.run)
         if run is None:
-            self._out.refuse(key, message, RefusalCode.UNKNOWN_RUN, self.plans.why_not(message.run))
+            self.plans.refuse_or_fail(key, message)
             return
         if name in run.answers:
             answer = run.answers[name]
@@ -471,6 +471,4 @@ class ExecutionEngine:
         self._outgoing.cancel(self._loose)
         self._loose.clear()
         self._early.clear()
-        self.plans.lose_all(
-            RefusalCode.MEMORY if cause == FailureCause.MEMORY else RefusalCode.STATE, text
-        )
+        self.plans.lose_all(cause, text)

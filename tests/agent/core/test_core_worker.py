@@ -2,6 +2,8 @@
 behalf.
 """
 
+from dataclasses import replace
+
 import pytest
 from tests.agent.core.core_talk import (
     OWNER_KEY,
@@ -67,8 +69,10 @@ def test_a_crash_ends_the_execution_with_its_cause_and_the_agent_lives():
     )
     assert actions == [ToPeer(OWNER_KEY, failed)]
     (answer,) = talk.hear(Execute(run="r", epoch=1, program="p", step=4))
-    why = "run r went with the worker: SIGSEGV"
-    assert answer == refused(Execute, RefusalCode.UNKNOWN_RUN, why, run="r", epoch=1)
+    assert answer == ToPeer(OWNER_KEY, failed)
+    # the next step, of a notebook that has not heard of it yet
+    (answer,) = talk.hear(Execute(run="r", epoch=1, program="p", step=5))
+    assert answer == ToPeer(OWNER_KEY, replace(failed, step=5))
     prepared, *_ = talk.hear(Prepare(run="again", epoch=1), *plan(segments=("s",)))
     assert prepared == StartWorker()  # lazily, when it is needed again
     assert talk.work(WorkerReady(), READY) == [ToWorker(LoadSegment(slot="again/1/s"), (b"{}",))]

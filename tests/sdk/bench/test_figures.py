@@ -40,6 +40,7 @@ SMALL = {
         "candidates": 50,
         "processes": 1,
     },
+    "tomography": {"homes": 1},
     "planning_time": {"repeats": 1, "cases": 1, "large": 3, "rival_s": 0.2},
     "split": {
         "models": 1,
@@ -67,6 +68,7 @@ PROMISED = {
     "network_schedule": {"predicted_speedup_median", "scheduling_max_s"},
     "switch": {"train_stall_beyond_a_step_s", "requests_late", "request_stall_s"},
     "planners": {"worst_ratio_to_best_rival"},
+    "tomography": {"media_found_frac", "plan_regret_frac_median"},
     "formats": {"graph_txt_time_error_max_frac", "judged_worse_max_ratio"},
     "optimality": {
         "gap_median_frac",

@@ -236,7 +236,7 @@ class Converter:
             name == "aten.add_.Tensor"
             and isinstance(target, Ref)
             and target.value in self.buffers
-            and str(source.target).endswith(_COUNTER)  # type: ignore[union-attr]
+            and (target.value in self.updated or str(source.target).endswith(_COUNTER))  # type: ignore[union-attr]
             and counts
         ):
             self.updated.add(target.value)
