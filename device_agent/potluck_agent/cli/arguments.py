@@ -6,7 +6,7 @@ are made.
 
 import argparse
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from potluck_wire.limits import PORT, is_device_name, is_key
@@ -63,7 +63,12 @@ def parser() -> argparse.ArgumentParser:
 
 def _add_start(start: argparse.ArgumentParser) -> None:
     start.usage = "potluck agent start [options]"
-    add = start.add_argument_group("this device").add_argument
+    _add_device(start.add_argument_group("this device").add_argument)
+    _add_emulation(start.add_argument_group("as another device").add_argument)
+    _add_for_programs(start.add_argument_group("for programs that start agents").add_argument)
+
+
+def _add_device(add: Callable[..., object]) -> None:
     add("--name", default=None, help="what this device is called (default: the host's name)")
     add(
         "--bind",
@@ -107,20 +112,20 @@ def _add_start(start: argparse.ArgumentParser) -> None:
         help="watts, where nothing can be measured",
     )
     add("--pair", action="store_true", help="open the pairing window at once and print the code")
-    trust = "a notebook to trust from now on"
     record = (
         "keep all that happens for `potluck agent replay`: messages, no tensors, models or "
         "secrets (at most 64 MiB)"
     )
     add("--record", type=_path, default=None, metavar="FILE", help=record)
+    trust = "a notebook to trust from now on"
     add("--trust", action="append", default=[], type=_trusted, metavar="KEY:NAME", help=trust)
-    hang, grace = (
-        "a task that is silent for so long hangs (default: 30)",
-        "a silent notebook is gone after it",
-    )
+    hang = "a task that is silent for so long hangs (default: 30)"
     add("--hang", type=_seconds, default=30.0, metavar="S", help=hang)
-    add("--grace", type=_seconds, default=30.0, metavar="S", help=f"{grace} (default: 30)")
-    add = start.add_argument_group("as another device").add_argument
+    grace = "a silent notebook is gone after it (default: 30)"
+    add("--grace", type=_seconds, default=30.0, metavar="S", help=grace)
+
+
+def _add_emulation(add: Callable[..., object]) -> None:
     add(
         "--slowdown",
         type=_slowdown,
@@ -136,7 +141,9 @@ def _add_start(start: argparse.ArgumentParser) -> None:
         help="emulate a link that sends no faster",
     )
     add("--emulated", action="store_true", help="emulate a device whose times the notebook knows")
-    add = start.add_argument_group("for programs that start agents").add_argument
+
+
+def _add_for_programs(add: Callable[..., object]) -> None:
     add(
         "--json",
         dest="as_json",
