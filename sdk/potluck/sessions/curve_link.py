@@ -60,6 +60,7 @@ class CurveLink(Link):
         self._context: zmq.Context[Any] = zmq.Context()
         self._connections: dict[str, Connection] = {}
         self._wake_read, self._wake_write = os.pipe()
+        self._waking = threading.Lock()  # nobody writes to a number that is somebody else's by then
         os.set_blocking(self._wake_write, False)
         self._poller = zmq.Poller()
         self._poller.register(self._wake_read, zmq.POLLIN)
@@ -70,8 +71,9 @@ class CurveLink(Link):
     # --- the thread -------------------------------------------------------------------------------
 
     def _wake(self) -> None:
-        with suppress(BlockingIOError, OSError):  # a full pipe wakes it as well
-            os.write(self._wake_write, b"w")
+        with self._waking, suppress(OSError):  # a full pipe wakes it as well
+            if self._wake_write >= 0:
+                os.write(self._wake_write, b"w")
 
     def _loop(self) -> None:
         next_tick_s = time.monotonic()
@@ -206,6 +208,7 @@ class CurveLink(Link):
             self._disconnect(device, linger_ms=200)
         self._context.term()
         self._poller.unregister(self._wake_read)
-        with suppress(OSError):
+        with self._waking:
             os.close(self._wake_read)
             os.close(self._wake_write)
+            self._wake_read = self._wake_write = -1
