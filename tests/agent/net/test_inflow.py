@@ -104,7 +104,7 @@ def test_a_message_without_an_end_ends_with_its_connection_and_the_others_stay(s
     honest.send(b"hello")
     served.read()
     for _ in range(2048):  # 2 GiB; they take no memory before they are sent
-        foe.send(PART, zmq.SNDMORE, copy=False)
+        foe.send(PART, zmq.SNDMORE)
     foe.send(PART)
     served.until_cut()
     for number in range(3):
@@ -115,7 +115,7 @@ def test_a_message_without_an_end_ends_with_its_connection_and_the_others_stay(s
 def test_whole_messages_that_nobody_reads_count_too(served):
     foe = served.client()
     for _ in range(2048):
-        foe.send(PART, copy=False)
+        foe.send(PART)
     served.until_cut()
 
 
