@@ -4,7 +4,7 @@ a known key.
 
 from typing import Any
 
-from potluck_wire.limits import HANDSHAKE_S, HIGH_WATER_MARK, MAX_FRAME_BYTES
+from potluck_wire.limits import HANDSHAKE_S, HIGH_WATER_MARK, LINGER_MS, MAX_FRAME_BYTES
 
 
 def set_up_dealer(
@@ -23,7 +23,7 @@ def set_up_dealer(
     public_key, secret_key
         Of this side.
     """
-    socket.linger = 0
+    socket.linger = LINGER_MS
     socket.ipv6 = ":" in host
     socket.maxmsgsize = MAX_FRAME_BYTES
     socket.handshake_ivl = int(HANDSHAKE_S * 1000)

@@ -67,6 +67,9 @@ MAX_BEHIND_BYTES = 2 * MAX_MESSAGE_BYTES
 
 # silent connections are dropped after it (default 30 s: 500 of them held 500 files)
 HANDSHAKE_S = 2.0
+# A socket that is closed keeps sending for so long. Without it libzmq aborts the process when the
+# connection breaks at that moment with a message half sent (session_base_t::clean_pipes).
+LINGER_MS = 100
 # whole messages of one connection that wait to be read; the default is 1,000
 HIGH_WATER_MARK = 64
 # Came and was not read yet, whole or not: of all connections of an agent together (and one window

@@ -19,7 +19,7 @@ from tests.timeouts import PATIENCE_S
 
 from potluck_agent import fault_log
 from potluck_wire.frames import decode, encode
-from potluck_wire.limits import CONTROL_OFFSET, DATA_OFFSET, PAIRING_OFFSET, PULSE_OFFSET
+from potluck_wire.limits import CONTROL_OFFSET, DATA_OFFSET, LINGER_MS, PAIRING_OFFSET, PULSE_OFFSET
 from potluck_wire.messages import MESSAGES, NUMBER_OF, Channel, Message
 from potluck_wire.pairing import ControllerSide
 from potluck_wire.stream import Reader, pack
@@ -132,7 +132,7 @@ class RawPeer:
         self.sockets: dict[Channel, Any] = {}
         for channel, offset in OFFSETS.items():
             dealer = self.context.socket(zmq.DEALER)
-            dealer.linger = 0
+            dealer.linger = LINGER_MS
             if keys is not None:
                 dealer.curve_serverkey = server_key.encode()
                 dealer.curve_publickey, dealer.curve_secretkey = (
@@ -147,7 +147,7 @@ class RawPeer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.context.destroy(0)
+        self.context.destroy(LINGER_MS)
 
     def say(self, message: Message, *buffers: bytes) -> None:
         channel = MESSAGES[NUMBER_OF[type(message)]].channel

@@ -15,7 +15,7 @@ from tests.agent.agents import OFFSETS, Keys, RawPeer, agent
 from tests.timeouts import PATIENCE_S
 
 from potluck_wire.frames import decode, encode
-from potluck_wire.limits import HANDSHAKE_S, MAX_BUFFER_BYTES, MAX_UNREAD_BYTES
+from potluck_wire.limits import HANDSHAKE_S, LINGER_MS, MAX_BUFFER_BYTES, MAX_UNREAD_BYTES
 from potluck_wire.messages import Channel, Ping, Pong
 
 ADA = Keys()
@@ -50,13 +50,13 @@ def test_s1_a_name_and_a_password_are_no_key(jetson):
     try:
         for port in ports(jetson):
             dealer = context.socket(zmq.DEALER)
-            dealer.linger = 0
+            dealer.linger = LINGER_MS
             dealer.plain_username, dealer.plain_password = b"ada", b"ada"
             dealer.connect(f"tcp://127.0.0.1:{port}")
             dealer.send_multipart(encode(Ping(seq=1)))
             assert not dealer.poll(300)
     finally:
-        context.destroy(0)
+        context.destroy(LINGER_MS)
     check_served(jetson)
 
 
@@ -219,7 +219,7 @@ class Between:
 
 def dealer_over(context, running, port):
     dealer = context.socket(zmq.DEALER)
-    dealer.linger = 0
+    dealer.linger = LINGER_MS
     dealer.curve_serverkey = running.key.encode()
     dealer.curve_publickey, dealer.curve_secretkey = ADA.public.encode(), ADA.secret.encode()
     dealer.reconnect_ivl = 1
@@ -239,7 +239,7 @@ def test_s10_a_recorded_session_played_again_says_nothing(jetson):
         assert dealer.poll(PATIENCE_S * 1000)
         recorded = bytes(between.sent)
     finally:
-        context.destroy(0)
+        context.destroy(LINGER_MS)
         between.close()
     assert len(recorded) > 300
     with socket.create_connection(("127.0.0.1", pulse_port(jetson))) as again:
@@ -286,7 +286,7 @@ def test_s10_flipped_bits_lose_messages_and_never_change_one(
                 answered += 1
             dealer.close()
     finally:
-        context.destroy(0)
+        context.destroy(LINGER_MS)
         between.close()
     assert flips[0] > n_connections // 8
     assert answered > n_connections

@@ -53,7 +53,7 @@ from potluck_wire.errors import WireError
 from potluck_wire.fingerprint import fingerprint
 from potluck_wire.frames import decode, encode
 from potluck_wire.incoming import MessageReader
-from potluck_wire.limits import MAX_CHUNK_BYTES, MAX_UNREAD_BYTES, WINDOW_BYTES, clip
+from potluck_wire.limits import LINGER_MS, MAX_CHUNK_BYTES, MAX_UNREAD_BYTES, WINDOW_BYTES, clip
 from potluck_wire.messages import (
     MESSAGES,
     NUMBER_OF,
@@ -239,7 +239,7 @@ class EventLoop:
         self._reception.hang_up()
         self._sources.close()
         self._sockets.close()
-        self._context.destroy(0)
+        self._context.destroy(LINGER_MS)
 
     # --- peers ------------------------------------------------------------------------------------
 

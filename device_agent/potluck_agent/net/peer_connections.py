@@ -173,7 +173,7 @@ class PeerConnections:
         self._inflow.forget(link.socket)
         link.socket.disable_monitor()
         link.monitor.close(0)
-        link.socket.close(0)
+        link.socket.close()
 
     def _watch(self, link: PeerConnection) -> None:
         event: dict[str, Any] = recv_monitor_message(link.monitor)  # type: ignore[assignment]

@@ -27,6 +27,7 @@ from potluck_wire.limits import (
     DATA_OFFSET,
     HANDSHAKE_S,
     HIGH_WATER_MARK,
+    LINGER_MS,
     MAX_FRAME_BYTES,
     MAX_HALF_OPEN,
     PAIRING_OFFSET,
@@ -140,7 +141,7 @@ class ServerSockets:
     def _router(self, channel: Channel, port: int) -> Socket:
         router = self._context.socket(zmq.ROUTER)
         try:
-            router.linger = 0
+            router.linger = LINGER_MS
             router.ipv6 = ":" in self.host
             router.curve_server = True
             router.curve_publickey = self._identity.public.encode()
@@ -177,7 +178,7 @@ class ServerSockets:
         if (monitor := self.monitors.pop(channel, None)) is not None:
             router.disable_monitor()
             monitor.close(0)
-        router.close(0)
+        router.close()
 
     def reopen(self) -> None:
         """Cut every connection and listen again: the only way to cut one.

@@ -15,6 +15,7 @@ from types import TracebackType
 import zmq
 
 from potluck.errors import PotluckError
+from potluck_wire.limits import LINGER_MS
 
 ANSWER_MS = 60_000  # 64 MiB under CURVE take 0.1 s; a minute means that the receiver died
 
@@ -42,7 +43,7 @@ class RawStream:
         port, _, server_key = self._receiver.stdout.readline().strip().partition(" ")
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
-        self._socket.linger = 0
+        self._socket.linger = LINGER_MS
         self._socket.sndhwm = 0  # a transfer is limited by its own size
         if self._curve:
             self._socket.curve_publickey, self._socket.curve_secretkey = zmq.curve_keypair()
@@ -56,7 +57,7 @@ class RawStream:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._context.destroy(linger=0)
+        self._context.destroy(LINGER_MS)
         self._receiver.communicate()  # closing its input ends it
 
     def transfer(self, nbytes: int, frame_bytes: int = 0) -> float:

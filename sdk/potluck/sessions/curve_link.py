@@ -176,7 +176,7 @@ class CurveLink(Link):
         self._sources[socket] = (device, channel, is_monitor)
         self._poller.register(socket, zmq.POLLIN)
 
-    def _disconnect(self, device: str, linger_ms: int = 0) -> None:
+    def _disconnect(self, device: str) -> None:
         connection = self._connections.pop(device, None)
         if connection is None:
             return
@@ -187,7 +187,7 @@ class CurveLink(Link):
                 self._sources.pop(source, None)
             socket.disable_monitor()
             monitor.close(0)
-            socket.close(linger_ms if channel is Channel.CONTROL else 0)
+            socket.close()
 
     def _send(self, device: str, channel: Channel, frames: list[Any]) -> None:
         if (connection := self._connections.get(device)) is not None:
@@ -205,7 +205,7 @@ class CurveLink(Link):
                 connection.sockets[Channel.CONTROL].send_multipart(
                     encode(Goodbye(reason="closed")), zmq.DONTWAIT
                 )
-            self._disconnect(device, linger_ms=200)
+            self._disconnect(device)
         self._context.term()
         self._poller.unregister(self._wake_read)
         with self._waking:

@@ -19,7 +19,7 @@ from potluck.sessions.events import Address
 from potluck.testing.wrong import DOCUMENTS, header, nested_header
 from potluck_wire.errors import WireError
 from potluck_wire.frames import decode, encode
-from potluck_wire.limits import CONTROL_OFFSET, DATA_OFFSET, PULSE_OFFSET
+from potluck_wire.limits import CONTROL_OFFSET, DATA_OFFSET, LINGER_MS, PULSE_OFFSET
 from potluck_wire.messages import (
     NUMBER_OF,
     Channel,
@@ -279,14 +279,14 @@ class TakenOver:
     ) -> None:
         self._stopping.set()
         self._thread.join()
-        self._context.destroy(0)
+        self._context.destroy(LINGER_MS)
 
     def _bind(self, public: bytes, secret: bytes) -> tuple[dict[Channel, Any], int]:
         """Three sockets at the offsets of an agent, wherever there is room for them."""
         while True:
             routers = {channel: self._context.socket(zmq.ROUTER) for channel in _OFFSETS}
             for router in routers.values():
-                router.linger = 0
+                router.linger = LINGER_MS
                 router.curve_server = 1
                 router.curve_secretkey = secret
                 router.curve_publickey = public

@@ -14,7 +14,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from potluck_agent.net import inflow
 from potluck_agent.net.inflow import SOURCE, Inflow
-from potluck_wire.limits import MIB
+from potluck_wire.limits import LINGER_MS, MIB
 
 pytestmark = pytest.mark.skipif(
     not sys.platform.startswith("linux"), reason="Linux alone counts the bytes of a connection"
@@ -30,14 +30,14 @@ class Served:
         self.context, self.inflow = zmq.Context(), Inflow()
         self.key, secret = zmq.curve_keypair()
         self.router: Any = self.context.socket(zmq.ROUTER)
-        self.router.linger, self.router.curve_server = 0, True
+        self.router.linger, self.router.curve_server = LINGER_MS, True
         self.router.curve_secretkey = secret
         self.monitor = self.router.get_monitor_socket(inflow.WATCHED)
         self.port = self.router.bind_to_random_port("tcp://127.0.0.1")
 
     def client(self) -> Any:
         dealer = self.context.socket(zmq.DEALER)
-        dealer.linger = dealer.sndhwm = 0
+        dealer.linger, dealer.sndhwm = LINGER_MS, 0
         dealer.curve_serverkey = self.key
         dealer.curve_publickey, dealer.curve_secretkey = zmq.curve_keypair()
         dealer.connect(f"tcp://127.0.0.1:{self.port}")
@@ -80,7 +80,7 @@ def served() -> Iterator[Served]:
     yield made
     made.router.disable_monitor()
     made.monitor.close(0)
-    made.context.destroy(0)
+    made.context.destroy(LINGER_MS)
 
 
 def test_what_is_read_is_counted_to_the_byte(served):

@@ -15,6 +15,7 @@ from potluck_agent.keys import Identity
 from potluck_agent.net.inflow import Inflow
 from potluck_agent.net.peer_connections import ASK_AGAIN_S, NAMES_AT_ONCE, PeerConnections
 from potluck_agent.net.poller import Poller
+from potluck_wire.limits import LINGER_MS
 from potluck_wire.resolving import UNKNOWN, Resolver
 
 
@@ -62,7 +63,7 @@ def open_links():
     for links in opened:
         links.close()
     sources.close()
-    context.destroy(0)
+    context.destroy(LINGER_MS)
 
 
 def endpoints(links, *members):

@@ -10,7 +10,7 @@ from zmq.utils import z85
 from potluck_agent.errors import AgentError
 from potluck_agent.keys import Identity
 from potluck_agent.net import server_sockets
-from potluck_wire.limits import ZAP_DOMAIN
+from potluck_wire.limits import LINGER_MS, ZAP_DOMAIN
 
 PUBLIC, SECRET = zmq.curve_keypair()
 KEY = PUBLIC.decode()
@@ -80,7 +80,7 @@ def test_strangers_who_come_while_nobody_looks_hold_nobody_up():
             while monitor.poll(0):
                 monitor.recv_multipart()
         made.close()
-        context.destroy(0)
+        context.destroy(LINGER_MS)
 
 
 @pytest.mark.parametrize("channel", server_sockets.OFFSETS)
@@ -100,7 +100,7 @@ def test_without_any_authenticator_nobody_comes_in(channel):
     finally:
         visitor.close()
         made.close()
-        context.destroy(0)
+        context.destroy(LINGER_MS)
 
 
 # --- the self-test --------------------------------------------------------------------------------
@@ -117,7 +117,7 @@ def knock():
     finally:
         if made is not None:
             made.close()
-        context.destroy(0)
+        context.destroy(LINGER_MS)
 
 
 def test_a_sound_door_passes():
@@ -129,7 +129,7 @@ def without(option, value):
 
     def weak(self, channel, port):
         router = self._context.socket(zmq.ROUTER)
-        router.linger = 0
+        router.linger = LINGER_MS
         settings = {
             "curve_server": True,
             "curve_publickey": self._identity.public.encode(),

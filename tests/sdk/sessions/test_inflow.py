@@ -10,7 +10,7 @@ from zmq.utils.monitor import recv_monitor_message
 from potluck.sessions.connections import Connection, Keys
 from potluck.sessions.events import Address, Connect
 from potluck_wire.frames import encode
-from potluck_wire.limits import DATA_OFFSET, MIB
+from potluck_wire.limits import DATA_OFFSET, LINGER_MS, MIB
 from potluck_wire.messages import Channel, Credit
 
 pytestmark = pytest.mark.skipif(
@@ -23,13 +23,13 @@ DATA, PART = Channel.DATA, bytes(MIB)
 def context():
     made = zmq.Context()
     yield made
-    made.destroy(0)
+    made.destroy(LINGER_MS)
 
 
 def connected(context):
     """(an agent's data socket, our connection to it, the route back)."""
     agent, (key, secret) = context.socket(zmq.ROUTER), zmq.curve_keypair()
-    agent.linger, agent.curve_server = 0, True
+    agent.linger, agent.curve_server = LINGER_MS, True
     agent.curve_secretkey = secret
     address = Address(host="h", port=agent.bind_to_random_port("tcp://127.0.0.1") - DATA_OFFSET)
     public, secret = (part.decode() for part in zmq.curve_keypair())
