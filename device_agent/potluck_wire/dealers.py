@@ -4,7 +4,7 @@ a known key.
 
 from typing import Any
 
-from potluck_wire.limits import HANDSHAKE_S, HIGH_WATER_MARK, LINGER_MS, MAX_FRAME_BYTES
+from potluck_wire.limits import HANDSHAKE_S, HIGH_WATER_MARK, LINGER_MS, MAX_FRAME_BYTES, MAX_QUEUED
 
 
 def set_up_dealer(
@@ -28,7 +28,7 @@ def set_up_dealer(
     socket.maxmsgsize = MAX_FRAME_BYTES
     socket.handshake_ivl = int(HANDSHAKE_S * 1000)
     socket.rcvhwm = HIGH_WATER_MARK
-    socket.sndhwm = 0  # bounded by the credit window, in bytes
+    socket.sndhwm = MAX_QUEUED
     socket.curve_serverkey = server_key.encode()
     socket.curve_publickey = public_key.encode()
     socket.curve_secretkey = secret_key.encode()

@@ -43,6 +43,9 @@ CHUNK_BYTES = 256 * KIB
 MIN_CHUNK_BYTES = 16 * KIB
 # where a link carries it in 20 ms: each chunk costs either end 0.2 ms, however large
 MAX_CHUNK_BYTES = 2 * MIB
+# messages for one peer that ZeroMQ holds: more than a window of values and the credit for another
+# one come to, so whoever fills it does not read, and is parted from
+MAX_QUEUED = 16_384
 # sent and not yet credited, per peer: of two, a fast link stood still until credit came
 WINDOW_CHUNKS = 8
 # the most: fills 160 MiB/s at 100 ms, and a phone can hold it

@@ -200,6 +200,9 @@ ROWS: dict[str, Row] = {
             "test_s3_garbage_takes_nothing_from_those_who_are_paired "
             "test_s3_a_frame_of_a_gibibyte_takes_no_memory",
             "agent/test_agent_process:test_a_huge_frame_before_the_handshake_takes_no_memory",
+            "agent/net/test_inflow:test_strangers_are_so_many_and_the_oldest_goes_first",
+            "agent/net/test_peer_connections:test_a_device_for_which_no_socket_is_left_waits_for_one",
+            "agent/net/test_pairing_listener:test_a_disk_that_is_full_closes_no_pairing_port",
         ),
     ),
     "S4": Row(
@@ -304,6 +307,9 @@ ROWS: dict[str, Row] = {
             "wire/test_incoming:test_no_call_takes_or_keeps_more_than_a_message_may_have "
             "test_one_message_that_never_ends_is_never_forgiven_much",
             "wire/test_chunks:test_no_value_costs_more_messages_than_its_bytes_are_worth",
+            "security/test_unread:test_two_connections_of_one_key_that_take_turns_get_the_window_once "
+            "test_answers_that_nobody_reads_are_so_many",
+            "agent/core/test_core_sessions:test_the_notebook_whose_run_is_on_says_where_a_device_is",
             "security/test_strangers:test_s12_a_message_of_very_many_frames_takes_bounded_memory_and_nobodys_time",
         ),
         "one plan of the largest size is read in one piece, about a second on a slow device; "

@@ -107,6 +107,7 @@ class Core:
         """Every part as it is when nothing has happened yet."""
         settings, out = self._settings, self._out
         self._sessions: dict[str, Session] = {}
+        self._told_members: tuple[Member, ...] = ()
         self._radio_s = 0.0
         self._worker = WorkerProxy(settings, out)
         self._incoming = ReceiveBuffers(settings.inbound_bytes)
@@ -233,6 +234,7 @@ class Core:
                 self._end_session(key, now_s)
             case Prepare():
                 self._work.plans.prepare(key, message, buffers, now_s)
+                self._set_members()  # it is this notebook's word that counts now
             case Commit():
                 self._work.plans.commit(key, message, now_s)
             case Drop():
@@ -280,10 +282,15 @@ class Core:
         self._out.say(key, RosterSet(home=message.home))
 
     def _set_members(self) -> None:
-        known = {m.key: m for session in self._sessions.values() for m in session.members.values()}
+        """Where two notebooks tell of one device, the one whose run is loaded knows better."""
+        owners = {run.owner for run in self._work.plans.runs.values()}
+        sessions = sorted(self._sessions.items(), key=lambda item: item[0] in owners)
+        known = {m.key: m for _, session in sessions for m in session.members.values()}
         for key in known:
             self._outgoing.reach(key)
-        self._out.add(SetMembers(tuple(known.values())))
+        if (members := tuple(known.values())) != self._told_members:
+            self._told_members = members
+            self._out.add(SetMembers(members))
 
     def _end_session(self, key: str, now_s: float) -> None:
         """A notebook is gone, in good order or not: what it started ends, what it took is given

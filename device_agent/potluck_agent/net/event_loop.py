@@ -10,7 +10,7 @@ from collections.abc import Callable, Container
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
@@ -24,6 +24,7 @@ from potluck_agent.core.events import (
     FromPeer,
     KillWorker,
     LinkReset,
+    Member,
     PeerRevoked,
     ReadMeter,
     Report,
@@ -42,7 +43,7 @@ from potluck_agent.core.machine import Core
 from potluck_agent.core.pairing_window import PairingWindow
 from potluck_agent.errors import AgentError
 from potluck_agent.keys import Identity, Peer
-from potluck_agent.net.inflow import SOURCE, Inflow
+from potluck_agent.net.inflow import Inflow, Inlet
 from potluck_agent.net.multipart import hand_over, receive
 from potluck_agent.net.pairing_listener import PairingListener
 from potluck_agent.net.peer_connections import PeerConnections
@@ -101,6 +102,13 @@ class Meter(Protocol):
         """
 
 
+class _Route(NamedTuple):
+    """The way to a peer: what ZeroMQ calls its connection, and that connection."""
+
+    name: bytes
+    inlet: Inlet | None
+
+
 class EventLoop:
     """The agent's sockets and its loop. `start_worker()` gives a new worker link.
 
@@ -136,7 +144,8 @@ class EventLoop:
         self.load = 1.0
         self._peers_stamp: object = None
         self._owners: dict[str, Peer] = {}
-        self._routes: dict[tuple[Channel, str], bytes] = {}
+        self._members: tuple[Member, ...] = ()
+        self._routes: dict[tuple[Channel, str], _Route] = {}
         self._sources = Poller()
         self._workplace = WorkerSupervisor(self._sources, start_worker)
         self._context: Any = zmq.Context()
@@ -177,7 +186,7 @@ class EventLoop:
                 if now_s >= next_tick_s:
                     next_tick_s = now_s + TICK_S
                     self._tick(now_s)
-                    each_tick()
+                    self._guarded(each_tick)
                 wake_s = self._core.wake_s()
                 if wake_s is not None and wake_s <= now_s:
                     self._feed(Tick())
@@ -193,20 +202,27 @@ class EventLoop:
         sockets = self._sockets
         for channel, monitor in sockets.monitors.items():
             if monitor in ready:
-                self._read_monitor(sockets.routers[channel], monitor)
+                self._guarded(self._read_monitor, sockets.routers[channel], monitor)
         for channel in (Channel.PULSE, Channel.CONTROL):
             if sockets.routers[channel] in ready:
                 self._read_router(channel)
         if sockets.zap in ready:
-            sockets.answer_zap()
+            self._guarded(sockets.answer_zap)
         if self._workplace.has_news(ready):
             self._read_worker()
             self._workplace.supply()
         if sockets.routers[Channel.DATA] in ready:
             self._read_router(Channel.DATA)
             self._workplace.supply()
-        self._links.serve(ready)
-        self._reception.serve(ready)
+        self._guarded(self._links.serve, ready)
+        self._guarded(self._reception.serve, ready)
+
+    def _guarded(self, step: Callable[..., None], *given: Any) -> None:
+        """The last line of defence of what is no event of the core's."""
+        try:
+            step(*given)
+        except Exception as error:
+            self._core.fault(getattr(step, "__qualname__", step), error)
 
     def _read_monitor(self, router: Any, monitor: Any) -> None:
         for _ in range(EVENTS_AT_ONCE):
@@ -216,18 +232,24 @@ class EventLoop:
                 return
 
     def _tick(self, now_s: float) -> None:
+        self._guarded(self._look_at_peers)
+        self._guarded(self._reception.tick, now_s)
+        self._guarded(self._links.tick, now_s)
+        self._guarded(self._cut_full)
+        self._guarded(self._workplace.listen)
+        self._feed(Tick())
+
+    def _look_at_peers(self) -> None:
         try:
             self._load_peers()
         # somebody broke the file: those who were trusted stay, until it is mended
         except AgentError as error:
             self._note(str(error))
-        self._reception.tick(now_s)
-        self._links.tick(now_s)
+
+    def _cut_full(self) -> None:
         most_bytes = MAX_UNREAD_BYTES + len(self._links) * WINDOW_BYTES
         if n_cut := self._inflow.check(most_bytes, self._sources.is_empty):
             self._note(f"{n_cut} connections were cut: over {most_bytes} bytes of messages unread")
-        self._workplace.listen()
-        self._feed(Tick())
 
     def close(self) -> None:
         """Give everything back: worker, sockets, ports. Twice is fine."""
@@ -264,6 +286,7 @@ class EventLoop:
         lost = [key for key in self._owners if key not in owners]
         self._owners = owners
         was_connected = [key for key in lost if any(known == key for _, known in self._routes)]
+        self._link_members()
         for key in lost:
             self._feed(PeerRevoked(key))
         if was_connected:
@@ -295,6 +318,10 @@ class EventLoop:
         self._note(f"paired with {peer.name} ({fingerprint(peer.key)})")
         return True
 
+    def _link_members(self) -> None:
+        """To those of whom a notebook tells; never to a notebook, whatever another one says."""
+        self._links.set(tuple(each for each in self._members if each.key not in self._owners))
+
     def _sender(self, key: str) -> Sender | None:
         """Who has this key now: checked for each message, because a connection outlives the trust
         in it.
@@ -318,7 +345,7 @@ class EventLoop:
                 self._inflow.read(router, frames)
                 self._take(channel, route.bytes, frames)
             if reader.skipping and not was_skipping:  # whoever sends so much is cut off
-                self._inflow.cut(router, frames[0].get(SOURCE))
+                self._inflow.cut(self._inflow.over(router, frames))
             if was_skipping or reader.skipping:
                 return
             reopened = self._sockets.routers.get(channel) is not router
@@ -335,8 +362,11 @@ class EventLoop:
         if sender is None:
             return
         known = self._routes.get((channel, key))
-        if known != route:
-            self._routes[channel, key] = route
+        if known is None or known.name != route:
+            inlet = self._inflow.over(self._sockets.routers[channel], frames)
+            self._routes[channel, key] = _Route(route, inlet)
+            if known is not None:
+                self._inflow.cut(known.inlet)  # one at a time: what waits in it is sent again
             if known is not None and channel is Channel.DATA:
                 self._feed(LinkReset(key, outgoing=key not in self._links))
         # the greeting of a new connection: now there is a way back
@@ -399,7 +429,8 @@ class EventLoop:
             case KillWorker():
                 self._workplace.fire()
             case SetMembers():
-                self._links.set(action.members)
+                self._members = action.members
+                self._link_members()
             case ReadMeter():
                 self._read_meter(action)
             case Report():
@@ -424,11 +455,17 @@ class EventLoop:
             self._note(f"cannot send {type(action.message).__name__}: {error}")
             return
         frames = encode(action.message, buffers)
-        # it is gone, or does not read: its silence is noticed elsewhere
-        with suppress(zmq.ZMQError):
-            socket = self._sockets.routers[channel] if link is None else link.socket
-            self._sources.use(socket)
-            hand_over(socket, frames if route is None else [route, *frames])
+        socket = self._sockets.routers[channel] if link is None else link.socket
+        self._sources.use(socket)
+        try:
+            hand_over(socket, frames if route is None else [route.name, *frames])
+        except zmq.Again:  # it does not read
+            if route is not None:
+                self._inflow.cut(route.inlet)
+            elif link is not None:
+                link.broken = True
+        except zmq.ZMQError:  # it is gone, and its silence is noticed elsewhere
+            pass
 
     def _bytes(self, part: bytes | memoryview | Span) -> bytes | memoryview:
         if not isinstance(part, Span):

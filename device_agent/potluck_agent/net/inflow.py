@@ -18,13 +18,20 @@ from potluck_wire.incoming import TCP_INFO_BYTES, Unread, received_bytes
 # of a socket's monitor
 OPENED = zmq.EVENT_ACCEPTED | zmq.EVENT_CONNECTED
 WATCHED = OPENED | zmq.EVENT_DISCONNECTED
+# Connections over which nothing has come. A stranger has 2 s for the handshake, and would take all
+# descriptors of the process in one.
+MAX_STRANGERS = 256
 SOURCE = int(zmq.SRCFD)  # of a frame: which connection it came over
 # others count elsewhere in it, or not at all
 _TCP_INFO = getattr(socket, "TCP_INFO", None) if sys.platform.startswith("linux") else None
 
 
-@dataclass(slots=True)
-class _Connection:
+@dataclass(slots=True, eq=False)
+class Inlet:
+    """One connection of a socket."""
+
+    source: Any
+    descriptor: int
     peer: Any
     unread: Unread = field(default_factory=Unread)
     left_bytes: int = 0
@@ -35,35 +42,54 @@ class Inflow:
     """All connections of some sockets, by socket and descriptor."""
 
     def __init__(self) -> None:
-        self._connections: dict[tuple[Any, int], _Connection] = {}
+        self._connections: dict[tuple[Any, int], Inlet] = {}
+        self._strangers: dict[tuple[Any, int], None] = {}  # the oldest first
 
     def watch(self, source: Any, event: dict[str, Any]) -> None:
         """What the monitor of a socket says: a connection is there, or gone."""
         key = (source, int(event["value"]))
         if event["event"] & OPENED:
+            self._strangers.pop(key, None)
             with suppress(OSError), _borrowed(key[1]) as tcp:
-                self._connections[key] = _Connection(tcp.getpeername())
+                self._connections[key] = Inlet(*key, tcp.getpeername())
+                if event["event"] == zmq.EVENT_ACCEPTED:
+                    self._strangers[key] = None
         elif event["event"] == zmq.EVENT_DISCONNECTED:
             self._connections.pop(key, None)
+            self._strangers.pop(key, None)
+        while len(self._strangers) > MAX_STRANGERS:
+            oldest = next(iter(self._strangers))
+            del self._strangers[oldest]
+            self.cut(self._connections.get(oldest))
 
     def read(self, source: Any, frames: list[Any]) -> None:
         """These frames were read of that socket."""
-        connection = self._connections.get((source, frames[-1].get(SOURCE)))
+        connection = self.over(source, frames)
         if connection is not None:
             connection.unread.read(frames)
             connection.is_known = True
+            self._strangers.pop((source, connection.descriptor), None)
+
+    def over(self, source: Any, frames: list[Any]) -> Inlet | None:
+        """The connection that these frames came over; None where nobody has told of it yet."""
+        return self._connections.get((source, frames[-1].get(SOURCE)))
 
     def forget(self, source: Any) -> None:
         """This socket is closed."""
         for key in [key for key in self._connections if key[0] is source]:
             del self._connections[key]
+            self._strangers.pop(key, None)
 
-    def cut(self, source: Any, descriptor: int) -> None:
-        """Shut this connection down; the other side may make a new one."""
-        connection = self._connections.get((source, descriptor))
+    def cut(self, connection: Inlet | None) -> None:
+        """Shut this connection down, if it is still there, and what waits in it goes; the other
+        side may make a new one.
+        """
         if connection is None:
             return
-        with suppress(OSError), _borrowed(descriptor) as tcp:
+        key = connection.source, connection.descriptor
+        if self._connections.get(key) is not connection:
+            return
+        with suppress(OSError), _borrowed(connection.descriptor) as tcp:
             if tcp.getpeername() == connection.peer:
                 tcp.shutdown(socket.SHUT_RDWR)
 
@@ -80,12 +106,12 @@ class Inflow:
                 connection.unread.settle(came_bytes)
         total_bytes, n_cut = sum(c.left_bytes for c in self._connections.values()), 0
         fullest = sorted(
-            self._connections.items(), key=lambda item: (item[1].is_known, -item[1].left_bytes)
+            self._connections.values(), key=lambda each: (each.is_known, -each.left_bytes)
         )
-        for key, connection in fullest:
+        for connection in fullest:
             if total_bytes <= most_bytes:
                 break
-            self.cut(*key)
+            self.cut(connection)
             total_bytes, n_cut = total_bytes - connection.left_bytes, n_cut + 1
         return n_cut
 

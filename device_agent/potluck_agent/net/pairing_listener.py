@@ -12,6 +12,7 @@ from typing import Any
 
 from potluck_agent import control_files
 from potluck_agent.core.pairing_window import PairingWindow, Reply
+from potluck_agent.errors import AgentError
 from potluck_agent.net.poller import Poller
 from potluck_wire.limits import PAIRING_TRIES
 from potluck_wire.pairing import Paired
@@ -44,6 +45,7 @@ class PairingListener:
         self._note = note
         self._fault = fault
         self._n_wrong_told = 0
+        self._noted = ""  # what went wrong last
         self._visitor: socket.socket | None = None
         sources.register(listener.fileno())
 
@@ -60,13 +62,16 @@ class PairingListener:
 
     def tick(self, now_s: float) -> None:
         """What the owner asks for happens; nobody may hold the desk for long."""
-        window = control_files.asked_window(self._state_dir)
-        if window is not None:
-            secret, window_s = window
-            self._set_window(secret, window_s, now_s)
-        self._tell_tries()
         if self._desk.overdue(now_s):
             self.hang_up()
+        try:
+            window = control_files.asked_window(self._state_dir)
+            if window is not None:
+                secret, window_s = window
+                self._set_window(secret, window_s, now_s)
+            self._tell_tries()
+        except (AgentError, OSError) as error:  # of its directory: the disk is full, or gone
+            self._note_once(f"the pairing window cannot be kept up: {error}")
 
     def _set_window(self, secret: str, window_s: float | None, now_s: float) -> None:
         """A new window begins with all its tries.
@@ -89,6 +94,11 @@ class PairingListener:
         control_files.tell_tries(self._state_dir, left)
         if n_wrong:
             self._note(f"a wrong pairing code was typed; {control_files.tries(left)}")
+
+    def _note_once(self, text: str) -> None:
+        if text != self._noted:
+            self._noted = text
+            self._note(text)
 
     def hang_up(self) -> None:
         """The visitor, if there is one, has to go."""
@@ -128,7 +138,10 @@ class PairingListener:
             return
         _answer(visitor, reply)
         if reply.paired is not None:
-            control_files.tell_paired(self._state_dir, reply.paired.key)
+            try:
+                control_files.tell_paired(self._state_dir, reply.paired.key)
+            except AgentError as error:
+                self._note_once(str(error))
         if reply.close:
             self.hang_up()
 

@@ -154,12 +154,23 @@ class PeerConnections:
         if host == UNKNOWN:
             link.ask_s = now_s + ASK_AGAIN_S
             return False
-        dealer = self._context.socket(zmq.DEALER)
-        set_up_dealer(dealer, host, link.member.key, self._identity.public, self._identity.secret)
-        dealer.heartbeat_ivl, dealer.heartbeat_timeout = HEARTBEAT_MS, DEAD_MS
-        dealer.reconnect_ivl, dealer.reconnect_ivl_max = RECONNECT_MS, RECONNECT_MAX_MS
-        monitor = dealer.get_monitor_socket(_WATCHED)
-        dealer.connect(endpoint(host, port + DATA_OFFSET))
+        try:
+            dealer = self._context.socket(zmq.DEALER)
+        except zmq.ZMQError:  # no descriptor is left, or ZeroMQ has no more sockets
+            link.ask_s = now_s + ASK_AGAIN_S
+            return False
+        try:
+            set_up_dealer(
+                dealer, host, link.member.key, self._identity.public, self._identity.secret
+            )
+            dealer.heartbeat_ivl, dealer.heartbeat_timeout = HEARTBEAT_MS, DEAD_MS
+            dealer.reconnect_ivl, dealer.reconnect_ivl_max = RECONNECT_MS, RECONNECT_MAX_MS
+            monitor = dealer.get_monitor_socket(_WATCHED)
+            dealer.connect(endpoint(host, port + DATA_OFFSET))
+        except zmq.ZMQError:
+            link.ask_s = now_s + ASK_AGAIN_S
+            dealer.close()
+            return False
         self._sources.register(dealer)
         self._sources.register(monitor)
         link.socket, link.monitor = dealer, monitor

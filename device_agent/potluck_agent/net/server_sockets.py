@@ -30,6 +30,7 @@ from potluck_wire.limits import (
     LINGER_MS,
     MAX_FRAME_BYTES,
     MAX_HALF_OPEN,
+    MAX_QUEUED,
     PAIRING_OFFSET,
     PULSE_OFFSET,
     ZAP_DOMAIN,
@@ -39,7 +40,7 @@ from potluck_wire.messages import Channel
 OFFSETS = {Channel.CONTROL: CONTROL_OFFSET, Channel.DATA: DATA_OFFSET, Channel.PULSE: PULSE_OFFSET}
 N_PORTS = 4
 OLDEST_ZMQ = (4, 3, 5)  # 4.3.1 and older overflow before the handshake; 4.3.5 is what was tested
-SENT_AT_ONCE = 1000  # small ones; values are bounded by the credit window, in bytes
+SENT_AT_ONCE = 1000  # messages of the other channels
 TEST_S = 5.0
 REBIND_S = 2.0
 
@@ -154,7 +155,7 @@ class ServerSockets:
             # Counts whole messages; `inflow` counts bytes. The system's own buffer of a connection
             # is left to it (6 MiB at most, as Linux comes): a smaller one slows far links down.
             router.rcvhwm = HIGH_WATER_MARK
-            router.sndhwm = 0 if channel is Channel.DATA else SENT_AT_ONCE
+            router.sndhwm = MAX_QUEUED if channel is Channel.DATA else SENT_AT_ONCE
             self.monitors[channel] = self._monitor(channel, router)
             router.bind(endpoint(self.host, port))
         except zmq.ZMQError:

@@ -87,6 +87,11 @@ class Connection:
             for channel, inflow in self.inflows.items()
         )
 
+    @property
+    def n_unsent(self) -> int:
+        """Messages that ZeroMQ does not take yet."""
+        return sum(map(len, self.backlog.values()))
+
     def send(self, channel: Channel, frames: list[Any]) -> None:
         """Send a message now, or behind what waits already."""
         backlog = self.backlog.setdefault(channel, deque())

@@ -22,7 +22,7 @@ from potluck.sessions.events import Connect, Lost, Tick
 from potluck.sessions.link import Link
 from potluck_wire.errors import WireCode, WireError
 from potluck_wire.frames import encode
-from potluck_wire.limits import MAX_FRAME_BYTES, MAX_UNREAD_BYTES
+from potluck_wire.limits import MAX_FRAME_BYTES, MAX_QUEUED, MAX_UNREAD_BYTES
 from potluck_wire.messages import Channel, Goodbye
 from potluck_wire.resolving import UNKNOWN, Resolver, resolve
 
@@ -114,12 +114,19 @@ class CurveLink(Link):
                 return
 
     def _end_floods(self) -> None:
-        """Part from devices that send more than is read of them, and no whole message perhaps."""
+        """Part from devices that send more than is read of them, and no whole message perhaps; and
+        from those that do not read.
+        """
         for device, connection in tuple(self._connections.items()):
-            if (unread_bytes := connection.unread_bytes()) > MAX_UNREAD_BYTES:
+            unread_bytes, n_unsent = connection.unread_bytes(), connection.n_unsent
+            if unread_bytes > MAX_UNREAD_BYTES:
                 text = f"{unread_bytes} bytes are unread, at most {MAX_UNREAD_BYTES}"
-                error = WireError(WireCode.SIZE, text)
-                self._feed(Lost(device=device, error=failures.broke(device, error)))
+            elif n_unsent > MAX_QUEUED:
+                text = f"it does not read: {n_unsent} messages wait for it, at most {MAX_QUEUED}"
+            else:
+                continue
+            error = WireError(WireCode.SIZE, text)
+            self._feed(Lost(device=device, error=failures.broke(device, error)))
 
     def _watch_socket(self, device: str, channel: Channel, seen: dict[str, Any]) -> None:
         connection, happened = self._connections[device], seen["event"]

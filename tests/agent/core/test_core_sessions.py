@@ -136,6 +136,22 @@ def test_roster_sets_the_members_but_not_this_device():
     ]
 
 
+def test_the_notebook_whose_run_is_on_says_where_a_device_is():
+    """Another one, which is out of date or means harm, moves nothing of it."""
+    talk = Talk().begin().begin(OTHER_SENDER).roster().load(recv("x"))
+    there = [{"name": "phone", "key": MEMBER_KEY, "address": "10.9.9.9:9"}]
+    said = talk.hear(Roster(home="o"), json.dumps(there).encode(), sender=OTHER_SENDER)
+    assert said == [ToPeer(OTHER_SENDER.key, RosterSet(home="o"))]
+
+
+def test_a_notebook_whose_run_begins_is_heard_from_then_on():
+    talk = Talk().begin().begin(OTHER_SENDER).roster()
+    there = [{"name": "phone", "key": MEMBER_KEY, "address": "10.9.9.9:9"}]
+    talk.hear(Roster(home="o"), json.dumps(there).encode(), sender=OTHER_SENDER)
+    said = talk.hear(Prepare(run="r", epoch=1), *plan(recv("x")))
+    assert SetMembers((Member("phone", MEMBER_KEY, "127.0.0.1:47600"),)) in said
+
+
 ROW = {"name": "phone", "key": MEMBER_KEY, "address": "10.0.0.2:47600"}
 
 

@@ -13,7 +13,7 @@ from tests.timeouts import PATIENCE_S
 from zmq.utils.monitor import recv_monitor_message
 
 from potluck_agent.net import inflow
-from potluck_agent.net.inflow import SOURCE, Inflow
+from potluck_agent.net.inflow import MAX_STRANGERS, Inflow, Inlet
 from potluck_wire.limits import LINGER_MS, MIB
 
 pytestmark = pytest.mark.skipif(
@@ -154,10 +154,10 @@ def test_who_has_little_unread_is_not_cut(served):
 def test_a_connection_is_cut_by_where_a_frame_came_from(served):
     honest, foe = served.client(), served.client()
     foe.send(b"foe")
-    frame = served.read()[0]
+    inlet = served.inflow.over(served.router, served.read())
     honest.send(b"honest")
     served.read()
-    served.inflow.cut(served.router, frame.get(SOURCE))
+    served.inflow.cut(inlet)
     assert served.watch(PATIENCE_S)
     honest.send(b"again")
     while served.read()[0].bytes != b"again":
@@ -168,6 +168,27 @@ def test_a_descriptor_that_is_something_else_by_now_is_left_alone(served, tmp_pa
     with open(tmp_path / "file", "w") as file:
         opened = {"event": zmq.EVENT_ACCEPTED, "value": file.fileno()}
         served.inflow.watch(served.router, opened)
-        served.inflow.cut(served.router, file.fileno())
+        served.inflow.cut(Inlet(served.router, file.fileno(), None))
         assert served.check() == 0
         file.write("still open")
+
+
+def test_strangers_are_so_many_and_the_oldest_goes_first(served):
+    """Each takes a descriptor, and whoever says something is none."""
+    honest = served.client()
+    honest.send(b"honest")
+    served.read()
+    with ExitStack() as stack:
+        strangers = []
+        for _ in range(MAX_STRANGERS + 3):
+            strangers.append(
+                stack.enter_context(
+                    socket.create_connection(("127.0.0.1", served.port), PATIENCE_S)
+                )
+            )
+            assert served.watch(PATIENCE_S)
+        for stranger in strangers[:3]:
+            while stranger.recv(100):  # our side of the handshake, then the end
+                pass
+        honest.send(b"again")
+        assert served.read()[0].bytes == b"again"

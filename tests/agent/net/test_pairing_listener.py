@@ -11,6 +11,22 @@ from potluck_agent.net.poller import Poller
 from potluck_wire.limits import PAIRING_TRIES
 
 
+def test_a_disk_that_is_full_closes_no_pairing_port(tmp_path):
+    noted, desk = [], PairingWindow(name="jetson", key="a" * 40)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        listener = PairingListener(
+            server, Poller(), desk, lambda _: True, tmp_path / "gone", noted.append, pytest.fail
+        )
+        desk.open("12345678", 0.0)
+        for at_s in range(PAIRING_TRIES):
+            desk.arrive(at_s)
+            desk.receive(b"no pairing message", at_s)
+            desk.leave()
+            listener.tick(at_s)
+    assert desk.n_wrong == PAIRING_TRIES  # they count all the same
+    assert 1 <= len(noted) <= PAIRING_TRIES
+
+
 @pytest.mark.parametrize("n_wrong", range(PAIRING_TRIES))
 def test_each_wrong_try_is_told_once_and_none_when_the_window_is_closed(tmp_path, n_wrong):
     """The command that shows a code closes the window when it ends, also after a success: that is

@@ -45,7 +45,8 @@ def open_links():
     context, sources, opened = zmq.Context(), Poller(), []
     public, secret = (part.decode() for part in zmq.curve_keypair())
 
-    def make(names):
+    def make(names, max_sockets=1000):
+        context.set(zmq.MAX_SOCKETS, max_sockets)
         events = []
         links = PeerConnections(
             context,
@@ -96,6 +97,22 @@ def test_an_address_needs_nobody(open_links):
     links.set(members)
     assert endpoints(links, *members) == [b"tcp://127.0.0.1:47602", b"tcp://[::1]:47606"]
     assert names.asked == []
+
+
+def test_a_device_for_which_no_socket_is_left_waits_for_one(open_links):
+    """Sockets and descriptors are bounded, and strangers and notebooks can use them up."""
+    links, _ = open_links(Names(), max_sockets=3)  # one device: its own, both ends of its monitor
+    first, second = (
+        Member(name, key, "127.0.0.1:47600") for name, key in (("a", MEMBER_KEY), ("b", OTHER_KEY))
+    )
+    links.set((first, second))
+    assert sum(found is not None for found in endpoints(links, first, second)) == 1
+    links.tick(1.0)
+    links.set((second,))
+    now_s = 1.0
+    while endpoints(links, second) == [None]:  # ZeroMQ gives them back in its own time
+        now_s += ASK_AGAIN_S
+        links.tick(now_s)
 
 
 def test_a_roster_of_names_takes_a_few_threads_and_no_more(open_links):

@@ -10,7 +10,7 @@ from tests.agent.core.core_talk import recv
 
 from potluck_agent.core.run_state import read_load
 from potluck_agent.net.event_loop import AT_ONCE, BYTES_AT_ONCE, EventLoop
-from potluck_agent.net.inflow import SOURCE, Inflow
+from potluck_agent.net.inflow import SOURCE, Inflow, Inlet
 from potluck_wire.incoming import SKIPPED_AT_ONCE, MessageReader, most_frames
 from potluck_wire.limits import KIB, MAX_BUFFER_BYTES, MIB
 from potluck_wire.messages import Channel
@@ -61,8 +61,11 @@ class Cuts(Inflow):
         super().__init__()
         self.cuts = []
 
-    def cut(self, source, descriptor):
-        self.cuts.append(descriptor)
+    def over(self, source, frames):
+        return Inlet(source, frames[-1].get(SOURCE), None)
+
+    def cut(self, connection):
+        self.cuts.append(connection.descriptor)
 
 
 def loop_with(channel, router):

@@ -10,7 +10,7 @@ from zmq.utils.monitor import recv_monitor_message
 from potluck.sessions.connections import Connection, Keys
 from potluck.sessions.events import Address, Connect
 from potluck_wire.frames import encode
-from potluck_wire.limits import DATA_OFFSET, LINGER_MS, MIB
+from potluck_wire.limits import DATA_OFFSET, LINGER_MS, MAX_QUEUED, MIB
 from potluck_wire.messages import Channel, Credit
 
 pytestmark = pytest.mark.skipif(
@@ -42,6 +42,19 @@ def connected(context):
         if seen["event"] == zmq.EVENT_CONNECTED:
             connection.inflows[DATA].opened(seen["value"])
     return agent, connection, route
+
+
+def test_what_a_device_does_not_read_waits_and_is_counted(context):
+    connection = Connection(Connect(device="d", address=Address(host="h", port=1), key="k" * 40))
+    public, secret = (part.decode() for part in zmq.curve_keypair())
+    connection.open(context, DATA, "127.0.0.1", Keys(public=public, secret=secret))  # nobody there
+    frames = encode(Credit(transfer=1))
+    n_taken = MAX_QUEUED - 1  # and the greeting
+    for n_sent in range(MAX_QUEUED + 100):
+        assert connection.n_unsent == max(0, n_sent - n_taken)
+        connection.send(DATA, frames)
+    connection.sockets[DATA].disable_monitor()
+    connection.monitors[DATA].close(0)
 
 
 def test_a_message_that_is_not_whole_is_counted(context):
