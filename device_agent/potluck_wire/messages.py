@@ -88,7 +88,8 @@ class Roster(Message):
 
     Buffer 0: JSON list of {name, key, address}.
 
-    The whole list each time; whoever is no longer on it is cut off.
+    The whole list each time; whoever is no longer on it is cut off. Where two notebooks tell of one
+    device, the one whose run is loaded is believed. A notebook's key is never a member's.
     """
 
     home: str = ""
