@@ -6,6 +6,8 @@ import random
 from dataclasses import replace
 from itertools import combinations, pairwise, permutations, product
 
+import pytest
+
 from potluck.planning.exhaustive import plan_exhaustive
 from potluck.records import (
     Device,
@@ -30,6 +32,11 @@ WORKLOADS = [
     Inference(batch=4),
     Inference(batch=4, streaming=True),
 ]
+
+
+def later(seeds):
+    """More homes of a kind that the others show already: in the long tests alone."""
+    return [pytest.param(seed, marks=pytest.mark.long) for seed in seeds]
 
 
 def random_home(

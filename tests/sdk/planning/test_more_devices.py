@@ -7,7 +7,7 @@ from itertools import combinations
 from math import inf
 
 import pytest
-from tests.sdk.planning.homes import random_home
+from tests.sdk.planning.homes import later, random_home
 
 import potluck
 from potluck.bench import small_homes
@@ -25,7 +25,17 @@ def best_s(problem):
         return inf
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.fixture(scope="module")
+def of_library():
+    """A problem of the library, and the latency of its best plan."""
+    profile = potluck.estimate("family", "efficientnet-b1", max_layers=12).with_device(
+        "rtx-4060-laptop"
+    )
+    problem = profile.problem(Training(batch=32), QoE())
+    return problem, best_s(problem)
+
+
+@pytest.mark.parametrize("seed", [0, 1, *later([2, 3])])
 @pytest.mark.parametrize("kind", small_homes.KINDS)
 def test_no_plan_of_fewer_of_the_devices_is_better(kind, seed):
     problem = small_homes.draw(kind, f"subsets {seed}", {"devices": 4, "layers": 6})
@@ -38,12 +48,9 @@ def test_no_plan_of_fewer_of_the_devices_is_better(kind, seed):
 @pytest.mark.parametrize(
     "some", [("laptop-1", "rtx-4060-laptop"), ("laptop-1", "laptop-2"), ("laptop-1",)]
 )
-def test_nor_in_a_home_of_the_library(some):
-    profile = potluck.estimate("family", "efficientnet-b1", max_layers=12).with_device(
-        "rtx-4060-laptop"
-    )
-    problem = profile.problem(Training(batch=32), QoE())
-    assert best_s(problem) <= best_s(only(problem, some)) * 1.001
+def test_nor_in_a_home_of_the_library(of_library, some):
+    problem, all_s = of_library
+    assert all_s <= best_s(only(problem, some)) * 1.001
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -79,8 +79,8 @@ def test_the_memory_that_is_named_is_enough_and_a_little_less_is_not(seed):
 
 
 def test_a_smaller_batch_is_named_where_it_is_enough():
-    problem = random_home(0, Training(batch=64, micro_batch=64))
-    layers = tuple(replace(layer, activation_bytes=10_000_000) for layer in problem.layers)
+    problem = random_home(0, Training(batch=16, micro_batch=16), devices=2, layers=3)
+    layers = tuple(replace(layer, activation_bytes=40_000_000) for layer in problem.layers)
     tight = granted(
         replace(problem, layers=layers), {device.name: 200_000_000 for device in problem.devices}
     )
