@@ -337,7 +337,7 @@ class PlanMigration:
         if self._given_up or not any_work(compiled):
             return
         while self._n_behind() >= self._most_behind(compiled) and not self._is_stuck():
-            wait(self._behind, timeout=LOOK_S, return_when=FIRST_COMPLETED)
+            self._await_step()
         self._behind = self._not_taken()
         self._behind.append(
             self._engine.group.execute(self._shadow_epoch, compiled, step, batch=batch, lane=FOLLOW)
@@ -368,6 +368,14 @@ class PlanMigration:
             for f in tuple(self._behind)
             if not f.done() or f.cancelled() or f.exception() is not None
         ]
+
+    def _await_step(self) -> None:
+        """Until the shadows have taken one more step, or it is time to look.
+
+        Steps that were taken before end no wait: that would be a busy loop beside the training.
+        """
+        pending = [future for future in tuple(self._behind) if not future.done()]
+        wait(pending, timeout=LOOK_S, return_when=FIRST_COMPLETED)
 
     def _is_stuck(self) -> bool:
         return (
@@ -406,7 +414,7 @@ class PlanMigration:
             self._look(task)
             if behind < fewest:
                 fewest, since = behind, engine.step
-            wait(tuple(self._behind), timeout=LOOK_S, return_when=FIRST_COMPLETED)
+            self._await_step()
         self._look(task)
 
     # --- at the last boundary ---------------------------------------------------------------------

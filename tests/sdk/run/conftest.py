@@ -1,6 +1,10 @@
 """Small models for the tests of runs, plans for them, and the same training on one machine."""
 
+import threading
+
 import pytest
+
+from tests.timeouts import PATIENCE_S
 
 import potluck
 from potluck.records import Plan, Stage
@@ -64,6 +68,16 @@ def make_plan(model, *stages, micro_batch, n_micro_batches=1, training=True):
         n_micro_batches=n_micro_batches,
         training=training,
     )
+
+
+def more_steps(run, handle, n):
+    """Wait until a training that goes on has taken more than so many further steps, or has ended:
+    without a loop, which would take the time of the devices in memory.
+    """
+    last, there = run.step + n, threading.Event()
+    handle.listen(lambda done_frac, text: run.step > last and there.set())
+    handle.on_done(lambda _: there.set())
+    assert there.wait(PATIENCE_S)
 
 
 def train_alone(net, x, y, *, batch, micro_batch, epochs, make_optimizer):

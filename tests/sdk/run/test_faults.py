@@ -24,6 +24,7 @@ from tests.sdk.lab.homes import interfaces
 from tests.sdk.lab.test_command import are_gone
 from tests.sdk.offload.pairs import covering
 from tests.sdk.run import fault_injection
+from tests.sdk.run.conftest import more_steps
 from tests.sdk.run.test_switching import (
     FOREVER,
     A,
@@ -174,9 +175,7 @@ def test_killed_in_training_and_its_switch(home, model, moment, device, whom, af
         if device in run.plan.devices:
             check_named(error_of(lambda: at_work.wait()), device)
         else:
-            before = run.step
-            while run.step < before + 3 and not at_work.done:
-                time.sleep(0)
+            more_steps(run, at_work, 2)
             stop(run, at_work)
             check_equal(run)
         assert strike.struck

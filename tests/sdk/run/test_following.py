@@ -4,11 +4,14 @@ lost.
 
 import sys
 import threading
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 
 import pytest
 from tests.sdk.run.conftest import make_data, make_model, make_plan
+from tests.sdk.run.test_switching import FOREVER, stop
+from tests.timeouts import PATIENCE_S
 
+from potluck.run import migration
 from potluck.run.migration import PlanMigration
 from potluck.testing.inside import engine_of
 
@@ -75,3 +78,22 @@ def test_no_step_is_lost_however_often_somebody_looks(crossing, hasty):
     over.set()
     looking.join()
     assert crossing._n_behind() == 200
+
+
+def test_whoever_waits_for_shadows_looks_again_only_when_one_has_taken_a_step(home, monkeypatch):
+    """A step that was taken before ends no wait: that would be a loop which takes the time of who
+    trains.
+    """
+    looks, (_, model) = [], make_model("mlp")
+
+    def counted(futures, timeout, return_when):
+        looks.append(timeout)
+        return wait(futures, PATIENCE_S, return_when)
+
+    monkeypatch.setattr(migration, "wait", counted)
+    run = home.deploy(make_plan(model, ((A,), (4,)), micro_batch=4), model).wait()
+    handle = run.fit(make_data("mlp", 8), epochs=FOREVER)
+    run.switch(make_plan(model, ((B,), (4,)), micro_batch=4)).wait()
+    n_steps = stop(run, handle)
+    run.close()
+    assert 0 < len(looks) <= 3 * n_steps  # each step ends one wait of each of two, and of the last

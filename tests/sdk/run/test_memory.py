@@ -108,8 +108,8 @@ def test_a_plan_of_large_tensors_that_fits_to_the_byte_trains_in_micro_batches()
     its plan (88 MiB).
     """
     torch.manual_seed(0)
-    net = torch.nn.Sequential(torch.nn.Linear(4096, 5632), torch.nn.Linear(5632, 4096))
-    x, y = torch.randn(16, 4096), torch.randint(0, 4096, (16,))
+    net = torch.nn.Sequential(torch.nn.Linear(4096, 5632), torch.nn.Linear(5632, 16))
+    x, y = torch.randn(16, 4096), torch.randint(0, 16, (16,))
     model = potluck.Model.from_torch(
         net, x[:4], loss=torch.nn.functional.cross_entropy, example_targets=y[:4]
     )

@@ -6,6 +6,7 @@ import copy
 from functools import cache
 
 import pytest
+from tests.sdk.run.conftest import more_steps
 from tests.sdk.run.test_switching import FOREVER, in_the_middle, stop
 
 import potluck
@@ -80,6 +81,15 @@ def case(name):
     torch.manual_seed(0)
     net = NETS[name]()
     return net, *make_model(net)
+
+
+@cache
+def dropping(drop):
+    """A model whose frozen stem drops so much, and its layers up to the end of the stem."""
+    torch.manual_seed(0)
+    stem = frozen(Stem(drop=drop))
+    stem.norm = nn.Identity()  # shares would be normalised by themselves
+    return make_model(nn.Sequential(stem, head()))
 
 
 def make_data():
@@ -170,10 +180,7 @@ def test_dropout_in_a_frozen_stem_drops_however_it_is_split(home, shape):
     """Drawn masks depend on the seed, the step and the row, so one device says what is right."""
     found = {}
     for split, drop in (("one device", 0.5), (shape, 0.5), ("one device", 0.0)):
-        torch.manual_seed(0)
-        stem = frozen(Stem(drop=drop))
-        stem.norm = nn.Identity()  # shares would be normalised by themselves
-        model, n_stem = make_model(nn.Sequential(stem, head()))
+        model, n_stem = dropping(drop)
         run = home.deploy(plan_of(model, n_stem, split), model, seed=3).wait()
         found[split, drop] = run.fit(make_data(), epochs=2).wait().losses
         run.close()
@@ -193,14 +200,10 @@ def test_a_switch_on_the_way_changes_nothing(home, name, before, after):
     ).wait()
     handle = run.fit(make_data(), epochs=FOREVER)
     switching, go_on = in_the_middle(run, plan_of(model, n_stem, after))
-    n_before = run.step
-    while run.step <= n_before + 3:  # these are followed by who takes over
-        assert not handle.done
+    more_steps(run, handle, 3)  # these are followed by who takes over
     go_on.set()
     switching.wait()
-    n_before = run.step
-    while run.step <= n_before + 2:
-        assert not handle.done
+    more_steps(run, handle, 2)
     stop(run, handle)
     check_equal(run, copy.deepcopy(net))
     run.close()

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
-from tests.sdk.run.conftest import make_plan, train_alone
+from tests.sdk.run.conftest import make_plan, more_steps, train_alone
 from tests.timeouts import PATIENCE_S
 
 import potluck
@@ -155,9 +155,7 @@ def test_training_goes_on_during_a_switch_and_equals_one_machine_to_the_bit(lab,
     handle = run.fit(make_data(), epochs=FOREVER)
     for name in names[1:]:
         switching, go_on = in_the_middle(run, plan_of(model, name))
-        before = run.step
-        while run.step <= before + 2:  # more than what was under way
-            assert not handle.done
+        more_steps(run, handle, 2)  # more than what was under way
         go_on.set()
         switching.wait(PATIENCE_S)
         assert run.plan == plan_of(model, name)
@@ -332,9 +330,7 @@ def test_a_switch_that_is_cancelled_in_any_phase_leaves_one_plan_at_work(
     handle = run.fit(make_data(), epochs=FOREVER)
     was_cancelled = cancelled_at(lab, TRAINING[moment], after, run, plan_of(model, "abc"))
     assert (was_cancelled, run.plan) == (left == "ab", plan_of(model, left))
-    before = run.step
-    while run.step < before + 3:
-        assert not handle.done
+    more_steps(run, handle, 2)
     stop(run, handle)
     check_equal(run)
     check_nothing_else_is_loaded(lab, run, model)
@@ -378,9 +374,7 @@ def test_a_newcomer_that_dies_on_the_way_is_named_and_training_goes_on(fresh_lab
     with pytest.raises(DeviceGone, match=C):
         switching.wait()
     assert run.plan == plan_of(model, "ab")
-    before = run.step
-    while run.step < before + 5:
-        assert not handle.done
+    more_steps(run, handle, 4)
     stop(run, handle)
     check_equal(run)
     run.close()

@@ -6,7 +6,7 @@ import copy
 import random
 
 import pytest
-from tests.sdk.run.conftest import make_plan, train_alone
+from tests.sdk.run.conftest import make_plan, more_steps, train_alone
 from tests.sdk.run.test_switching import FOREVER, in_the_middle, stop
 
 import potluck
@@ -98,7 +98,7 @@ class Random(nn.Module):
 
 
 WAYS = ["cut", "side", "silent", "unused", "rounded", "chosen", "mask", "size", "part", "both"]
-SEEDS = range(24)
+SEEDS, N_MARKED = range(24), 10
 
 
 @pytest.fixture(scope="module")
@@ -161,7 +161,11 @@ def test_weights_that_no_gradient_reaches_are_left_alone(three, seed):
     check_equal(state, before, alone)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+# some ten layers of each way, and as many networks again in the long tests
+@pytest.mark.parametrize(
+    "seed",
+    [pytest.param(seed, marks=[pytest.mark.long] * (seed >= N_MARKED)) for seed in SEEDS],
+)
 def test_what_is_marked_as_trainable_is_what_torch_gives_a_gradient(seed):
     net, model, x, y = make(100 + seed)
     one_backward(net, x, y)
@@ -191,9 +195,7 @@ def test_who_takes_over_a_stage_leaves_them_alone_too(three, optimizer):
     run = three.deploy(plan(A, B), model, optimizer=ours).wait()
     handle = run.fit((x, y), epochs=FOREVER)
     switching, go_on = in_the_middle(run, plan(C))
-    n_before = run.step
-    while run.step <= n_before + 3:  # these are followed by who takes over
-        assert not handle.done
+    more_steps(run, handle, 3)  # these are followed by who takes over
     go_on.set()
     switching.wait()
     stop(run, handle)
