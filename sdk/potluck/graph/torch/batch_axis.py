@@ -57,6 +57,7 @@ class _Watcher(Runner):
         self.types = types
         self.rows = ROWS
         self.found: dict[Ref, torch.Tensor] = {}
+        self._weights = _weights(0)  # of the largest value so far: others take its first ones
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return super().call_function(target, in_evaluation(str(target), args), kwargs)
@@ -72,7 +73,9 @@ class _Watcher(Runner):
     def _note(self, ref: Ref, tensor: torch.Tensor) -> None:
         if multiple(self.types[ref.value][ref.item or 0].shape) and tensor.numel():
             flat = tensor.detach().reshape(self.rows, -1).double()
-            self.found[ref] = flat @ _weights(flat.shape[1])
+            if len(self._weights) < flat.shape[1]:
+                self._weights = _weights(flat.shape[1])
+            self.found[ref] = flat @ self._weights[: flat.shape[1]]
 
 
 Complete = Callable[[list[torch.Tensor]], list[torch.Tensor]]
