@@ -5,6 +5,7 @@ parent's death.
 import json
 import os
 import random
+import secrets
 import signal
 import socket
 import subprocess
@@ -250,9 +251,10 @@ def test_two_devices_of_one_name_are_both_announced(tmp_path):
             name: tuple(a for a in places if a.port in wanted) for name, places in found.items()
         }
 
-    with agent(tmp_path / "a", "--mdns", name="twin") as first:
+    twin = f"twin-{secrets.token_hex(4)}"  # others on this network may test the same
+    with agent(tmp_path / "a", "--mdns", name=twin) as first:
         assert ports(announced(first)) == [first.port]
-        with agent(tmp_path / "b", "--mdns", name="twin") as second:
+        with agent(tmp_path / "b", "--mdns", name=twin) as second:
             found = announced(first, second)
             assert ports(found) == sorted((first.port, second.port))
             assert max(len(places) for places in found.values()) == 1

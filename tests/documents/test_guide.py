@@ -26,6 +26,7 @@ def build():
 
 
 @pytest.mark.slow
+@pytest.mark.long  # links of the sources are looked at each time, in test_links.py
 def test_everything_is_made_and_every_link_leads_somewhere(tmp_path, monkeypatch):
     monkeypatch.setenv("POTLUCK_HOME", str(tmp_path / "state"))
     line = [sys.executable, str(ROOT / "sdk/docs/build.py"), str(tmp_path / "out")]

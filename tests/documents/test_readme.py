@@ -159,7 +159,15 @@ def test_planning_examples_run_and_plan_for_several_devices(command, capsys):
     assert len({device for stage in best["stage"] for device in stage["devices"]}) > 1
 
 
-@pytest.mark.parametrize("command", [c for c in commands("plan") if c.split()[2] != "share"])
+# explained in the long tests: the same module explains, and takes most of the time
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param(c, marks=[pytest.mark.long] * ("--explain" in c))
+        for c in commands("plan")
+        if c.split()[2] != "share"
+    ],
+)
 def test_planning_needs_no_more_than_the_light_install(command):
     without = (
         f"import sys; sys.modules |= dict.fromkeys({sorted(EXTRAS)}); from potluck import cli; "

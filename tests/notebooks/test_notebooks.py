@@ -1,4 +1,8 @@
-"""Every notebook runs from top to bottom, by this interpreter, and leaves nobody behind."""
+"""Every notebook runs from top to bottom, by this interpreter, and leaves nobody behind.
+
+Two of them each time: one trains and switches, one shows schedules. What the others call has tests
+of its own: tests/sdk/planning, and tests/sdk/offload.
+"""
 
 from pathlib import Path
 
@@ -116,6 +120,7 @@ def test_four_schedules_learn_the_same_and_show_their_timelines(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_exploring_tells_its_story_in_tables_and_numbers(tmp_path):
     explored = execute("02_explore_plans.ipynb", tmp_path)
     cells = {cell.id: text_of(cell) for cell in explored.cells}
@@ -139,6 +144,7 @@ def test_exploring_tells_its_story_in_tables_and_numbers(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_one_request_is_shared_while_the_air_fades(tmp_path):
     pytest.importorskip("efficientnet_lite_pytorch")
     pytest.importorskip("sklearn")

