@@ -162,7 +162,7 @@ WORKLOADS = [
 ]
 
 
-@pytest.mark.parametrize("seed", [*range(8), *later(range(8, 12))])
+@pytest.mark.parametrize("seed", [*range(4), *later(range(4, 12))])
 def test_is_near_the_best_of_all_placings_and_none_is_below_the_bound(seed):
     problem = random_branches(seed, WORKLOADS[seed % 4], devices=2)
     table = CostTable(problem)
@@ -176,7 +176,7 @@ def test_is_near_the_best_of_all_placings_and_none_is_below_the_bound(seed):
     assert lower_bound_s(problem, table, float("inf")) <= optimum_s * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("seed", [*range(20, 25), *later(range(25, 30))])
+@pytest.mark.parametrize("seed", [*range(20, 24), *later(range(24, 30))])
 def test_no_rival_is_faster_on_branches(seed):
     problem = random_branches(seed, WORKLOADS[seed % 4])
     table = CostTable(problem)

@@ -35,7 +35,7 @@ def of_library():
     return problem, best_s(problem)
 
 
-@pytest.mark.parametrize("seed", [0, 1, *later([2, 3])])
+@pytest.mark.parametrize("seed", [0, *later([1, 2, 3])])
 @pytest.mark.parametrize("kind", small_homes.KINDS)
 def test_no_plan_of_fewer_of_the_devices_is_better(kind, seed):
     problem = small_homes.draw(kind, f"subsets {seed}", {"devices": 4, "layers": 6})
@@ -53,7 +53,7 @@ def test_nor_in_a_home_of_the_library(of_library, some):
     assert all_s <= best_s(only(problem, some)) * 1.001
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", [*range(3), *later(range(3, 6))])
 @pytest.mark.parametrize("limits", [QoE(), QoE(latency_s=0.5)], ids=["speed", "joules"])
 def test_of_alike_devices_that_are_left_out_the_same_is_said(seed, limits):
     problem = replace(random_home(seed, Inference(batch=4), devices=3), qoe=limits)
