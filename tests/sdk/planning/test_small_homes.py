@@ -35,7 +35,7 @@ def ours_s(problem, **options):
     return best.latency_s
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", [*range(3), *later(range(3, 5))])
 @pytest.mark.parametrize("kind", small_homes.KINDS)
 def test_our_own_search_is_within_1_percent_of_brute_force(kind, seed):
     """Of the plans that memory holds by the closed form and as simulated."""
@@ -55,7 +55,7 @@ def test_rows_that_a_stream_wants_on_slow_links_are_found_though_their_neighbour
     )
 
 
-@pytest.mark.parametrize("seed", [*range(10), 15, 19, 40, 59])
+@pytest.mark.parametrize("seed", [*range(4), *later(range(4, 10)), 15, 19, 40, 59])
 def test_where_memory_binds_plans_that_only_the_simulator_knows_to_hold_are_found(seed):
     problem = small_homes.draw("tight", f"falsify {seed}", {"devices": 3, "layers": 5})
     least_s = best_s(problem, Direct(problem), every_plan(problem))

@@ -3,6 +3,7 @@ pass on all entries of their rows, whatever the shares on both sides.
 """
 
 import copy
+from functools import cache
 
 import pytest
 from tests.sdk.run.conftest import make_data
@@ -50,6 +51,12 @@ class Heads(torch.nn.Module):
 
 
 def made(kind):
+    net, model = traced(kind)
+    return copy.deepcopy(net), model
+
+
+@cache
+def traced(kind):
     torch.manual_seed(0)
     net, (x, y) = kind(), make_data("mlp", 4)
     return net, potluck.Model.from_torch(
