@@ -111,15 +111,7 @@ DIFFERENCES = (
 # has rivals (test_small_homes.py) and homes of 24 and 64 devices (test_large.py); "digits" measures
 # plans on real agents, too; switches are judged in tests/sdk/run (test_switching.py,
 # test_every_way.py), and what tomography finds in sdk/profile/test_tomography.py.
-IN_LONG = (
-    "split",
-    "fidelity",
-    "planning_time",
-    "planners",
-    "pipeline",
-    "switch",
-    "tomography",
-)
+IN_LONG = ("split", "fidelity", "planning_time", "planners", "pipeline", "switch", "tomography")
 
 
 @pytest.mark.slow

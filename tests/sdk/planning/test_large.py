@@ -128,9 +128,7 @@ IN_SHORT = {
         for workload in WORKLOADS
     ],
 )
-def test_is_never_slower_than_any_rival_in_a_home_of_24(
-    kind, network, seed, workload, monkeypatch
-):
+def test_is_never_slower_than_any_rival_in_a_home_of_24(kind, network, seed, workload, monkeypatch):
     """In a quarter of the time that it has."""
     monkeypatch.setattr(tally_module, "GIVEN_S", tally_module.GIVEN_S / 4)
     problem = small(LargeHome(24, kind, network, workload, seed), n_layers=6)

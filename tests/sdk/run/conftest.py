@@ -3,7 +3,6 @@
 import threading
 
 import pytest
-
 from tests.timeouts import PATIENCE_S
 
 import potluck

@@ -165,8 +165,7 @@ def test_weights_that_no_gradient_reaches_are_left_alone(three, seed):
 
 # some ten layers of each way, and as many networks again in the long tests
 @pytest.mark.parametrize(
-    "seed",
-    [pytest.param(seed, marks=[pytest.mark.long] * (seed >= N_MARKED)) for seed in SEEDS],
+    "seed", [pytest.param(seed, marks=[pytest.mark.long] * (seed >= N_MARKED)) for seed in SEEDS]
 )
 def test_what_is_marked_as_trainable_is_what_torch_gives_a_gradient(seed):
     net, model, x, y = make(100 + seed)
