@@ -5,6 +5,7 @@ import importlib
 import json
 import os
 import re
+import secrets
 import shlex
 import subprocess
 import sys
@@ -49,9 +50,9 @@ def commands(*words):
 
 
 @contextmanager
-def a_jetson(folder):
-    """A device of that name as in the README: announced, with a code; its state is its own."""
-    line = [sys.executable, "-m", "potluck_agent", "start", "--pair", "--json", "--name", "jetson"]
+def a_device(name, folder):
+    """A device as in the README: announced, with a code; its state is its own."""
+    line = [sys.executable, "-m", "potluck_agent", "start", "--pair", "--json", "--name", name]
     line += ["--bind", "127.0.0.1", "--port", "0", "--state", str(folder), "--memory", "256Mi"]
     process = subprocess.Popen(
         [*line, "--parent-pid", str(os.getpid())], stdout=subprocess.PIPE, text=True
@@ -114,14 +115,16 @@ def test_a_home_of_the_library_is_played_and_profiled():
 
 
 def test_a_device_is_discovered_and_paired(tmp_path):
-    with a_jetson(tmp_path / "jetson") as ready:
+    name = f"jetson-{secrets.token_hex(4)}"  # others on this network may test the same
+    with a_device(name, tmp_path / name) as ready:
         import potluck
 
         text = snippet("home.pair(").replace('"4829 1305"', repr(ready["code"]))
+        text = text.replace('"jetson"', repr(name))
         names = {"potluck": potluck}
         run_python(text, names)
         with names["home"] as home:
-            assert home.devices["jetson"].status == "ready"
+            assert home.devices[name].status == "ready"
 
 
 @pytest.mark.slow
