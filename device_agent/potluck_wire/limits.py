@@ -50,6 +50,9 @@ MAX_QUEUED = 16_384
 WINDOW_CHUNKS = 8
 # the most: fills 160 MiB/s at 100 ms, and a phone can hold it
 WINDOW_BYTES = WINDOW_CHUNKS * MAX_CHUNK_BYTES
+# values begun and not acknowledged, per peer: an empty one takes no bytes of the window, and its
+# message waits in memory all the same; a window of the smallest chunks has as many messages
+MAX_TRANSFERS = 1024
 # taken in and not yet credited, of all values of a peer: then credit is due for each of them
 CREDIT_CHUNKS = 4
 # the same for large chunks: credit is back before the window is used up

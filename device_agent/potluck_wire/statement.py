@@ -11,8 +11,13 @@ from potluck_wire.documents import parse
 from potluck_wire.errors import WireCode, WireError
 from potluck_wire.frames import Buffer
 from potluck_wire.limits import MAX_INT, MAX_STR_BYTES, is_device_name
+from potluck_wire.version import parse as parse_version
 
 BACKEND_OF = {"aten": "torch", "onnx": "onnxruntime"}  # what computes each kind of segment
+# Plans are reckoned with a device's numbers, and sums and quotients of these have to stay numbers.
+MAX_NUMBER = 1e15  # a petabyte per second
+MIN_RATE = 1e-3  # or none at all
+MAX_OVERHEAD_S = 1e6
 MAX_ENTRIES = 4096  # names in one list: the operators are some hundred
 
 
@@ -62,11 +67,26 @@ def _is_count(value: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    return (type(value) is float and value >= 0) or _is_count(value)
+    return type(value) in (int, float) and 0 <= value <= MAX_NUMBER
+
+
+def _is_time(value: Any) -> bool:
+    return _is_number(value) and value <= MAX_OVERHEAD_S
+
+
+def _is_rate(value: Any) -> bool:
+    return _is_number(value) and (value == 0 or value >= MIN_RATE)
 
 
 def _is_text(value: Any) -> bool:
     return type(value) is str and len(value) <= MAX_STR_BYTES
+
+
+def _is_version(value: Any) -> bool:
+    try:
+        return type(value) is str and bool(parse_version(value))
+    except WireError:
+        return False
 
 
 def _is_list(value: Any) -> bool:
@@ -81,7 +101,7 @@ def _is_numbers(value: Any, keys: set[str]) -> bool:
     return (
         type(value) is dict
         and set(value) <= keys
-        and all(n is None or _is_number(n) for n in value.values())
+        and all(n is None or _is_rate(n) for n in value.values())
     )
 
 
@@ -157,13 +177,13 @@ FIELDS: dict[str, tuple[Callable[[Any], bool], str, Any, str]] = {
         "paced link",
     ),
     "overhead_s": (
-        _or_none(_is_number),
+        _or_none(_is_time),
         "a number or null",
         None,
         "fixed cost of one instruction, measured",
     ),
     "copy_bytes_per_s": (
-        _or_none(_is_number),
+        _or_none(_is_rate),
         "a number or null",
         None,
         "speed of copying tensors, measured",
@@ -174,7 +194,7 @@ FIELDS: dict[str, tuple[Callable[[Any], bool], str, Any, str]] = {
         {},
         "what keeps the worker in its bounds here, see [Worker](#worker)",
     ),
-    "version": (_is_text, "a text", "", "of the protocol, as `major.minor`"),
+    "version": (_is_version, "a version, as `1.0`", "1.0", "of the protocol, as `major.minor`"),
     "max_value_bytes": (
         _or_none(_is_count),
         "a count or null",

@@ -20,6 +20,8 @@ PotluckError
 └── Infeasible             no plan can hold the limits; says which limit, which device, by how much
 """
 
+from potluck.texts import harmless
+
 
 class PotluckError(Exception):
     """Any error of potluck. `device` names the device concerned; `next_step` says what to do.
@@ -40,7 +42,9 @@ class PotluckError(Exception):
         self, message: str, *, device: str = "", next_step: str = "", **facts: object
     ) -> None:
         parts = [f"{device}: {message}" if device else message, next_step]
-        super().__init__(" ".join(part for part in parts if part))
+        text = " ".join(part for part in parts if part)
+        # a part of it may come from a file or a device: whoever reads it sees all, and runs nothing
+        super().__init__("\n".join(map(harmless, text.split("\n"))))
         self.device = device
         self.next_step = next_step
         self.facts = facts

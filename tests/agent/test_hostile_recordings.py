@@ -6,6 +6,7 @@ import os
 import random
 import socket
 import sys
+import tracemalloc
 import zlib
 from functools import cache
 
@@ -20,7 +21,14 @@ from tests.agent.core.test_recording import Tape, at_work
 from potluck_agent import record_file
 from potluck_agent.cli import replay
 from potluck_agent.core.events import PeerRevoked, Report, Store, Undone
-from potluck_agent.core.recorded_entries import Malformed, pack
+from potluck_agent.core.msgpack_size import check_count
+from potluck_agent.core.recorded_entries import (
+    Malformed,
+    RecordingError,
+    open_outline,
+    pack,
+    unpack,
+)
 from potluck_agent.errors import AgentError
 from potluck_agent.record_file import FIRST_LINE
 from potluck_wire.errors import WireCode, WireError
@@ -263,3 +271,69 @@ def test_the_command_says_so_in_one_line(tmp_path):
         answer = command("replay", str(special(tmp_path, what)))
         assert answer.returncode == 1
         assert len(answer.stderr.splitlines()) == 1
+
+
+N_BYTES = 4 * MIB
+SWOLLEN = {
+    "empty maps": b"\x80" * N_BYTES,
+    "empty lists": b"\x90" * N_BYTES,
+    "lists in lists": (b"\x91" * 500 + b"\xc0") * (N_BYTES // 501),
+    "texts": b"\xa2ab" * (N_BYTES // 3),
+    "numbers": b"\xca\x01\x02\x03\x04" * (N_BYTES // 5),
+    "small numbers": b"\x01" * N_BYTES,
+}
+
+
+@pytest.mark.parametrize("kind", SWOLLEN)
+@pytest.mark.parametrize("read", [unpack, open_outline])
+def test_an_entry_takes_no_more_memory_than_it_is_long(kind, read):
+    packed = b"\xdd" + N_BYTES.to_bytes(4, "big") + SWOLLEN[kind]
+    tracemalloc.start()
+    try:
+        with pytest.raises(RecordingError, match="things"):
+            read(packed)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < N_BYTES
+
+
+THINGS = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats()
+    | st.text()
+    | st.binary(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+)
+
+
+def n_things(value):
+    if isinstance(value, list):
+        return 1 + sum(map(n_things, value))
+    if isinstance(value, dict):
+        return 1 + len(value) + sum(map(n_things, value.values()))
+    return 1
+
+
+@given(THINGS, st.sampled_from([b"", b"\xc0", b"\x91"]))
+@settings(deadline=None)
+def test_things_are_counted_as_they_are_read(value, after):
+    packed = msgpack.packb(value)
+    check_count(packed + after, n_things(value))
+    with pytest.raises(ValueError, match="things"):
+        check_count(packed + after, n_things(value) - 1)
+
+
+def test_long_texts_and_lists_are_one_thing_and_each_of_theirs():
+    for value in ("a" * 300, b"a" * 70_000, list(range(70_000)), {str(i): i for i in range(20)}):
+        check_count(msgpack.packb(value), n_things(value))
+        with pytest.raises(ValueError, match="things"):
+            check_count(msgpack.packb(value), n_things(value) - 1)
+
+
+@given(st.binary(max_size=200))
+@settings(deadline=None)
+def test_no_bytes_take_the_count_beyond_their_end(data):
+    check_count(data, 2**40)

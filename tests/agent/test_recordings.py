@@ -95,7 +95,6 @@ def test_a_real_agent_s_life_is_told_and_happens_again(recorded, monkeypatch, se
         "-> to the worker: Compute",
         "from the worker: Computed",
         "-> to bob: Done run=r epoch=1 program=p",
-        "-> SetMembers none",
         "-> KillWorker no notebook is connected",
     ):
         assert any(told in line for line in lines), told

@@ -310,6 +310,16 @@ ROWS: dict[str, Row] = {
             "security/test_unread:test_two_connections_of_one_key_that_take_turns_get_the_window_once "
             "test_answers_that_nobody_reads_are_so_many",
             "agent/core/test_core_sessions:test_the_notebook_whose_run_is_on_says_where_a_device_is",
+            "agent/core/test_core_members:test_a_notebook_is_no_member_of_another_ones_home "
+            "test_a_notebook_that_comes_later_is_a_member_no_more",
+            "agent/core/test_large_programs:test_each_event_of_a_large_program_takes_no_more_than_a_few_steps "
+            "test_no_event_and_no_round_does_more_than_its_share "
+            "test_early_values_are_as_many_as_executions_under_way_have_instructions "
+            "test_early_values_that_the_worker_holds_are_no_more_than_its_memory",
+            "agent/core/test_send_bounds:test_a_pace_keeps_the_lane_for_so_long_and_no_longer "
+            "test_a_pace_does_not_outlive_what_it_was_for "
+            "test_so_many_values_are_under_way_and_no_more",
+            "agent/core/test_core_loose:test_every_place_is_free_in_the_end_whatever_happens_in_whatever_order",
             "security/test_strangers:test_s12_a_message_of_very_many_frames_takes_bounded_memory_and_nobodys_time",
         ),
         "one plan of the largest size is read in one piece, about a second on a slow device; "
@@ -340,7 +350,8 @@ ROWS: dict[str, Row] = {
             "test_many_spoiled_recordings test_what_no_agent_records_is_an_error "
             "test_settings_that_no_agent_has_are_an_error "
             "test_what_a_recording_says_it_left_out_takes_no_memory test_a_line_has_an_end "
-            "test_what_is_no_ordinary_file_is_an_error_at_once"
+            "test_what_is_no_ordinary_file_is_an_error_at_once "
+            "test_an_entry_takes_no_more_memory_than_it_is_long"
         ),
     ),
     "L1": Row(

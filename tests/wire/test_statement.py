@@ -63,3 +63,48 @@ def test_refuses_one_without(key):
 def test_refuses_what_is_no_object(data):
     with pytest.raises(WireError):
         read(data)
+
+
+@pytest.mark.parametrize(
+    "version", ["zzz", "", "1", "1.0.0", "\x1b[2J", "1." + "9" * 400, 1.0, None]
+)
+def test_a_version_that_nobody_can_read_is_refused_at_once(version):
+    with pytest.raises(WireError, match="version"):
+        read(dump({**GOOD, "version": version}))
+    assert read(dump(GOOD))["version"] == "1.0"
+
+
+RATES = ({"copy_bytes_per_s": 1}, {"power": {"idle_w": 1}}, {"emulated": {"link_bytes_per_s": 1}})
+
+
+def with_number(entry, number):
+    """That statement with this number in the place of the one."""
+    return {
+        key: dict.fromkeys(value, number) if isinstance(value, dict) else number
+        for key, value in entry.items()
+    }
+
+
+@pytest.mark.parametrize("number", [1.7e308, 1.1e15, 5e-324, 1e-300, -1e-300, 2**62])
+@pytest.mark.parametrize("entry", RATES)
+def test_numbers_that_no_plan_can_be_reckoned_with_are_refused(entry, number):
+    with pytest.raises(WireError):
+        read(dump({**GOOD, **with_number(entry, number)}))
+
+
+@pytest.mark.parametrize("number", [0, 0.0, 1e-3, 1, 1e9, 1e15])
+@pytest.mark.parametrize("entry", RATES)
+def test_numbers_of_any_device_are_taken(entry, number):
+    assert read(dump({**GOOD, **with_number(entry, number)}))
+
+
+@pytest.mark.parametrize(
+    ("overhead_s", "is_taken"), [(0, 1), (1e-6, 1), (1e6, 1), (1e7, 0), (1e308, 0)]
+)
+def test_an_overhead_is_no_longer_than_some_days(overhead_s, is_taken):
+    document = dump({**GOOD, "overhead_s": overhead_s})
+    if is_taken:
+        assert read(document)["overhead_s"] == overhead_s
+        return
+    with pytest.raises(WireError, match="overhead_s"):
+        read(document)

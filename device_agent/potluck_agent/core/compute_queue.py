@@ -4,10 +4,10 @@ A few tasks are with the worker at a time, so that it never waits for the agent 
 seldom; the others wait here, where a more urgent one can still overtake them.
 """
 
-import heapq
 from dataclasses import dataclass
 
 from potluck_agent.core.execution import Execution
+from potluck_agent.core.grouped_heap import GroupedHeap
 from potluck_wire.limits import MIB
 
 DEPTH = 2  # with the worker at least: one at work, one behind it
@@ -41,7 +41,7 @@ class ComputeQueue:
     """Ready tasks by (priority, age of the execution, position in the program)."""
 
     def __init__(self) -> None:
-        self._ready: list[tuple[int, int, int, Execution]] = []
+        self._ready: GroupedHeap[tuple[int, int, int, Execution]] = GroupedHeap()
         self._with_worker: dict[int, QueuedTask] = {}
         self._n_tags = 0
 
@@ -53,18 +53,20 @@ class ComputeQueue:
     def offer(self, execution: Execution, index: int) -> None:
         """This task may be queued from now on."""
         priority = execution.instruction(index).priority
-        heapq.heappush(self._ready, (priority, execution.order, index, execution))
+        self._ready.push(execution.name, (priority, execution.order, index, execution))
+
+    def drop(self, execution: Execution) -> None:
+        """It is over: nothing more of it goes to the worker."""
+        self._ready.drop(execution.name)
 
     def next(self) -> tuple[int, QueuedTask] | None:
         """The tag and the task to hand to the worker now, if it has room."""
-        while self._ready and self._has_room():
-            *_, index, execution = heapq.heappop(self._ready)
-            if execution.over:
-                continue
-            self._n_tags += 1
-            task = self._with_worker[self._n_tags] = QueuedTask(execution, index)
-            return self._n_tags, task
-        return None
+        if not self._ready or not self._has_room():
+            return None
+        *_, index, execution = self._ready.pop()
+        self._n_tags += 1
+        task = self._with_worker[self._n_tags] = QueuedTask(execution, index)
+        return self._n_tags, task
 
     def _has_room(self) -> bool:
         with_worker = self._with_worker.values()
@@ -85,5 +87,5 @@ class ComputeQueue:
 
     def clear(self) -> None:
         """The worker is gone, with everything it had."""
-        self._ready.clear()
+        self._ready.take_all()
         self._with_worker.clear()

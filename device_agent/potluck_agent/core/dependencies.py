@@ -16,16 +16,17 @@ from potluck_wire.program import NETWORK, Program, read_target
 class DependencyGraph:
     """A program with its dependencies.
 
-    `waits[i]` counts what instruction i waits for; `followers[i]` are those that wait for i, once
-    per reason. `uses[value]` counts the computing instructions that read it, `sends[value]` the
-    sends. `receives` maps the name of a value to come to (instruction, peer). `targets` maps each
-    send to another program to its (epoch, program). `exchanged` counts, in training, the values
-    sent to and received from each device. `took_s` is written by `Lane`: how long each instruction
-    took last.
+    `waits[i]` counts what instruction i waits for, a receive's value among it; `first` are those
+    that wait for nothing; `followers[i]` are those that wait for i, once per reason. `uses[value]`
+    counts the computing instructions that read it, `sends[value]` the sends. `receives` maps the
+    name of a value to come to (instruction, peer). `targets` maps each send to another program to
+    its (epoch, program). `exchanged` counts, in training, the values sent to and received from each
+    device. `took_s` is written by `Lane`: how long each instruction took last.
     """
 
     program: Program
     waits: tuple[int, ...]
+    first: tuple[int, ...]
     followers: tuple[tuple[int, ...], ...]
     uses: Mapping[str, int]
     sends: Mapping[str, int]
@@ -79,7 +80,7 @@ def lay_out(program: Program) -> DependencyGraph:
         for value in values:
             count[value] = count.get(value, 0) + 1
         reasons = [makers[value] for value in values] + list(instruction.after)
-        waits[instruction.id] = len(reasons)
+        waits[instruction.id] = len(reasons) + (instruction.op == "recv")
         for reason in reasons:
             followers[reason].append(instruction.id)
     peers = [
@@ -91,6 +92,7 @@ def lay_out(program: Program) -> DependencyGraph:
     return DependencyGraph(
         program=program,
         waits=tuple(waits),
+        first=tuple([index for index, count in enumerate(waits) if not count]),
         followers=tuple(tuple(row) for row in followers),
         uses=uses,
         sends=sends,

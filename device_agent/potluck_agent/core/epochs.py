@@ -12,7 +12,7 @@ from potluck_agent.core.dependencies import DependencyGraph
 from potluck_agent.core.events import Buffer
 from potluck_agent.core.execution import Name, Unwanted, slot_of
 from potluck_agent.core.outbox import Outbox, Settings
-from potluck_agent.core.run_state import MAX_EPOCHS, MAX_RUNS, Epoch, LoadedRun, read_load
+from potluck_agent.core.run_state import MAX_EPOCHS, MAX_RUNS, Answer, Epoch, LoadedRun, read_load
 from potluck_agent.core.worker_proxy import WorkerProxy
 from potluck_wire.errors import WireError
 from potluck_wire.limits import MAX_PLANS_BYTES, is_identifier
@@ -248,6 +248,14 @@ class EpochTable:
             return
         name = Name(message.run, message.epoch, message.program, message.step)
         self._out.say(key, Failed(**name._asdict(), cause=lost.cause, text=lost.text))
+
+    def answer_again(self, key: str, message: Execute, answer: Answer | None) -> None:
+        """Tell once more how an execution went."""
+        if answer is None:
+            text = "this was executed, and the answer is forgotten"
+            self._out.refuse(key, message, RefusalCode.STATE, text)
+        else:
+            self._out.say(key, *answer)
 
     def own(self, key: str, name: str) -> LoadedRun | None:
         """That run, if it is this notebook's."""

@@ -7,6 +7,7 @@ wait until its value really exists.
 """
 
 from collections import Counter
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -17,11 +18,12 @@ from potluck_wire.answers import read_exports
 from potluck_wire.errors import WireCode, WireError
 from potluck_wire.frames import encode
 from potluck_wire.limits import MAX_INT, MAX_WORKER_HEADER_BYTES, MAX_WORKER_ITEMS
-from potluck_wire.messages import Compute, Value
+from potluck_wire.messages import Compute, Done, Failed, Put, Value
 from potluck_wire.program import SURELY_TOLD, Instruction
 
 # of msgpack before a name; all that an order says beside values
 _NAME_BYTES, _FIELDS_BYTES = 3, 2048
+LOOSE = "loose"  # the group of all loose sends
 MAX_HOLD_S = 10.0  # a release time is a hint: whatever the clocks say, no value waits longer for it
 
 
@@ -45,6 +47,10 @@ class Name(NamedTuple):
         """
         return self if target is None else self._replace(epoch=target[0], program=target[1])
 
+    def failed(self, cause: str, text: str, instruction: int = -1) -> Failed:
+        """How it is told that it failed."""
+        return Failed(**self._asdict(), instruction=instruction, cause=cause, text=text)
+
 
 @dataclass(frozen=True, slots=True)
 class Located:
@@ -67,8 +73,8 @@ class Unwanted(Exception):
 class Early:
     """A value that came before its execution began."""
 
-    located: Located
-    sends: bool  # whether it is to be sent on, so that its place is held for that
+    located: Located | None  # where its place is held, as it is to be sent on
+    worker_bytes: int  # that the worker holds, as it computes with it
     start_s: float
     stop_s: float
 
@@ -82,6 +88,11 @@ class SendOf:
     name: Name
     index: int
     loose: bool = False
+
+    @property
+    def group(self) -> Hashable:
+        """What it is cancelled with: its execution, which a loose one outlives."""
+        return LOOSE if self.loose else self.name
 
 
 @dataclass(slots=True)
@@ -112,16 +123,16 @@ class Execution:
         self.places: dict[str, Located] = {}  # values that are to be sent
         self.busy_s = self._done_s = 0.0
         self.peak_bytes = 0
+        self.early: dict[str, Early] = {}  # values that came before it began and are not used yet
         self.over = False
+        self.closing = False  # all is done, and its answer is being written
         self._uses_left = dict(layout.uses)
         self._sends_left = dict(layout.sends)
         self._exchanges_left = Counter(layout.exchanged)
         self._times: dict[int, tuple[float, float]] = {}
         self._n_left = len(layout.waits)
         self._n_with_worker = 0
-        # A receive waits for its value too, as one reason more.
-        receives = {index for index, _ in layout.receives.values()}
-        self._waits = [count + (index in receives) for index, count in enumerate(layout.waits)]
+        self._waits = list(layout.waits)
         self._arrived: dict[int, tuple[float, float]] = {}
 
     @property
@@ -142,7 +153,7 @@ class Execution:
 
     def start(self) -> Ready:
         """What is ready at once."""
-        return self._sort([index for index, count in enumerate(self._waits) if not count])
+        return self._sort(list(self.layout.first))
 
     def queued(self, index: int) -> tuple[Ready, tuple[str, ...]]:
         """Task `index` goes to the worker: what may follow it there, and the values that die with
@@ -181,7 +192,7 @@ class Execution:
 
     def has_arrived(self, value: str) -> bool:
         """Whether this value has come in."""
-        return self.layout.receives[value][0] in self._arrived
+        return value in self.early or self.layout.receives[value][0] in self._arrived
 
     def sent(self, index: int, start_s: float, stop_s: float) -> tuple[Ready, bool]:
         """Send `index` is acknowledged: what may follow, and whether its value has no more sends
@@ -229,16 +240,16 @@ class Execution:
             for key, offset, nbytes, dtype, shape in told
         }
 
-    def events(self) -> list[list[Any]]:
-        """[instruction, start_s, stop_s] of everything done, in the order of the program."""
+    def events(self, start: int, stop: int) -> list[list[Any]]:
+        """[instruction, start_s, stop_s] of these instructions; all of them are done."""
         return [
-            [index, round(start, 6), round(stop, 6)]
-            for index, (start, stop) in sorted(self._times.items())
+            [index, *[round(moment_s, 6) for moment_s in self._times[index]]]
+            for index in range(start, stop)
         ]
 
-    def waiting_for(self) -> list[int]:
-        """Instructions that are not done."""
-        return [index for index in range(len(self._waits)) if index not in self._times]
+    def done(self) -> Done:
+        """How it is told that it went well."""
+        return Done(**self.name._asdict(), busy_s=self.busy_s, peak_bytes=self.peak_bytes)
 
     def _release(self, indices: list[int]) -> Ready:
         free = []
@@ -293,14 +304,28 @@ def parcel_of(
         shape=located.shape,
         nbytes=located.span.nbytes,
     )
+    about = SendOf(execution.name, index, loose=target is not None)
     return Transfer(
         key=key,
         value=value,
         place=located.span,
         priority=instruction.priority,
-        about=SendOf(execution.name, index, loose=target is not None),
+        about=about,
+        group=about.group,
         release_s=min(execution.release_s(index), now_s + MAX_HOLD_S),
         pace_bytes_per_s=execution.layout.pace_bytes_per_s(index),
+    )
+
+
+def put_of(value: Value, span: Span) -> Put:
+    """How the worker is told of a value that lies there."""
+    name = Name(value.run, value.epoch, value.program, value.step)
+    return Put(
+        value=name.prefix + value.name,
+        offset=span.offset,
+        nbytes=span.nbytes,
+        dtype=value.dtype,
+        shape=value.shape,
     )
 
 

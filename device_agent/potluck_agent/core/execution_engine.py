@@ -5,13 +5,16 @@ next, `SendQueue` and `ReceiveBuffers` what is on the links; here they are put t
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import partial
 
+from potluck_agent.core.backlog import Backlog, Piece
 from potluck_agent.core.compute_queue import ComputeQueue, QueuedTask
+from potluck_agent.core.early_values import EarlyValues
 from potluck_agent.core.epochs import EpochTable
 from potluck_agent.core.events import Buffer, Member, Span
 from potluck_agent.core.execution import (
+    LOOSE,
     Early,
     Execution,
     Located,
@@ -21,6 +24,7 @@ from potluck_agent.core.execution import (
     Unwanted,
     compute_of,
     parcel_of,
+    put_of,
 )
 from potluck_agent.core.outbox import Outbox, Settings
 from potluck_agent.core.receive_buffers import WORKER, Arrival, ReceiveBuffers, Step
@@ -37,17 +41,15 @@ from potluck_wire.messages import (
     ComputeFailed,
     Done,
     Execute,
-    Failed,
     FailureCause,
     Forget,
     Message,
-    Put,
     RefusalCode,
     Release,
     Value,
 )
 
-MAX_EARLY = 1024  # executions that values came for before they began
+N_EVENTS = 1000  # of the times of an execution, written at once: it takes some 2 ms
 
 
 class ExecutionEngine:
@@ -74,16 +76,33 @@ class ExecutionEngine:
         self._lane = ComputeQueue()
         self.plans = EpochTable(settings, out, worker, self._end_epoch)
         self._executions: dict[Name, Execution] = {}
-        self._early: dict[Name, dict[str, Early]] = {}
+        self._early = EarlyValues(settings.memory_bytes + settings.inbound_bytes)
         self._behind = Behind()
         self._queue = WorkQueue()
-        self._loose: set[SendOf] = set()
+        self._starting = (
+            Backlog()
+        )  # what is ready: nothing leaves before all of that is in its lane
+        self._closing = Backlog()  # what is over: nobody waits for it
         self._n_executions = 0
 
     @property
     def busy(self) -> bool:
         """Whether any program is being executed."""
         return bool(self._executions)
+
+    @property
+    def is_starting(self) -> bool:
+        """Whether more is ready than could be seen to at once: it may be the most urgent."""
+        return bool(self._starting)
+
+    def wake_s(self, now_s: float) -> float | None:
+        """When `go_on` is to be called again, if no event comes first."""
+        return now_s if self._starting or self._closing else None
+
+    def go_on(self) -> None:
+        """A new round: more of what was too much at once."""
+        self._starting.go_on()
+        self._closing.go_on()
 
     # --- executions -------------------------------------------------------------------------------
 
@@ -95,24 +114,13 @@ class ExecutionEngine:
             self.plans.refuse_or_fail(key, message)
             return
         if name in run.answers:
-            answer = run.answers[name]
-            if answer is None:
-                self._out.refuse(
-                    key,
-                    message,
-                    RefusalCode.STATE,
-                    "this was executed, and the answer is forgotten",
-                )
-            else:
-                self._out.say(key, *answer)
+            self.plans.answer_again(key, message, run.answers[name])
             return
         is_known = name in self._executions or name in self._behind
         if is_known or (layout := self.plans.layout(key, message, run)) is None:
             return
-        if (
-            text := crowded(self._executions.values(), self._behind, layout)
-            or self._worker.crowded()
-        ):
+        is_full = crowded(self._executions.values(), self._behind, layout)
+        if text := is_full or self._worker.crowded():
             self._out.refuse(key, message, RefusalCode.BUSY, text)
             return
         ahead = name._replace(step=message.after_step)
@@ -122,36 +130,62 @@ class ExecutionEngine:
             self._behind.put(Ask(name, key, message, layout.n_instructions), ahead)
             return
         self._n_executions += 1
-        execution = self._executions[name] = Execution(
-            name, layout, key, self._n_executions, message.begin_s
-        )
+        execution = Execution(name, layout, key, self._n_executions, message.begin_s)
+        self._executions[name] = execution
+        execution.early = self._early.take(name)
         self._go_on(execution, execution.start(), now_s)
-        for value, early in self._early.pop(name, {}).items():
-            if execution.over:
-                self._waste(early, now_s)
-            else:
-                self._use(execution, value, early, now_s)
+        if execution.early:
+            self._starting.do(self._use_early(execution, now_s))
+
+    def _use_early(self, execution: Execution, now_s: float) -> Piece:
+        for value in tuple(execution.early):
+            if execution.over:  # what is left went with it
+                return
+            self._use(execution, value, execution.early.pop(value), now_s)
+            yield
 
     def _go_on(self, execution: Execution, ready: Ready, now_s: float) -> None:
         """What has become ready: tasks are offered, sends are posted, and perhaps that was all."""
-        self._offer(execution, ready)
-        sends = deque(ready.sends)
-        while sends and not execution.over:
-            more = self._post(execution, sends.popleft(), now_s)
-            self._offer(execution, more)
-            sends.extendleft(reversed(more.sends))  # what follows a loose send leaves next
-        if execution.complete and not execution.over:
-            done = Done(
-                **execution.name._asdict(), busy_s=execution.busy_s, peak_bytes=execution.peak_bytes
-            )
-            self._end(execution, done, (dump(execution.events()),), now_s)
-        elif execution.only_computing and not execution.over:
+        self._worker.n_finished += len(ready.done)
+        if ready.tasks or ready.sends:
+            self._starting.do(self._start(execution, ready, now_s))
+        else:
+            self._conclude(execution, now_s)
+
+    def _start(self, execution: Execution, ready: Ready, now_s: float) -> Piece:
+        for index in ready.tasks:
+            if execution.over:
+                return
+            self._lane.offer(execution, index)
+            yield
+        for index in ready.sends:
+            if execution.over:
+                return
+            self._post(execution, index, now_s)
+            yield
+        self._conclude(execution, now_s)
+
+    def _conclude(self, execution: Execution, now_s: float) -> None:
+        """Perhaps that was all."""
+        if execution.over or execution.closing:
+            return
+        if execution.complete:
+            execution.closing = True
+            piece = self._tell_done(execution, now_s)
+            if execution.layout.n_instructions > N_EVENTS:
+                self._closing.do(piece)
+            else:
+                deque(piece, maxlen=0)
+        elif execution.only_computing:
             self._let_follow(execution, now_s)
 
-    def _offer(self, execution: Execution, ready: Ready) -> None:
-        self._worker.n_finished += len(ready.done)
-        for index in ready.tasks:
-            self._lane.offer(execution, index)
+    def _tell_done(self, execution: Execution, now_s: float) -> Piece:
+        rows, n_instructions = [], execution.layout.n_instructions
+        for start in range(0, n_instructions, N_EVENTS):
+            rows.append(dump(execution.events(start, min(start + N_EVENTS, n_instructions)))[1:-1])
+            yield
+        if not execution.over:
+            self._end(execution, execution.done(), (b"[" + b",".join(rows) + b"]",), now_s)
 
     def _let_follow(self, execution: Execution, now_s: float) -> None:
         """The executions that wait behind this one begin."""
@@ -160,9 +194,8 @@ class ExecutionEngine:
 
     def feed(self, now_s: float) -> None:
         """Keep the worker supplied."""
-        while (pick := self._lane.next()) is not None:
-            tag, task = pick
-            self._compute(tag, task, now_s)
+        while not self._starting and (pick := self._lane.next()) is not None:
+            self._compute(*pick, now_s)
 
     def _compute(self, tag: int, task: QueuedTask, now_s: float) -> None:
         execution = task.execution
@@ -197,43 +230,35 @@ class ExecutionEngine:
             self._fail(task.execution, message.cause, message.text, now_s, instruction=task.index)
         return True
 
-    def _post(self, execution: Execution, index: int, now_s: float) -> Ready:
-        """Hand a value to the network lane; what may go on at once because of that."""
+    def _post(self, execution: Execution, index: int, now_s: float) -> None:
+        """Hand a value to the network lane; what may go on because of that does so at once."""
         instruction = execution.instruction(index)
         peer = instruction.attrs["peer"]
         member = self._members(execution.owner).get(peer)
         key = execution.owner if peer == HOME else member.key if member else ""
-        located, is_loose = (
-            execution.places.get(instruction.inputs[0]),
-            index in execution.layout.targets,
-        )
+        located = execution.places.get(instruction.inputs[0])
+        is_loose = index in execution.layout.targets
         if is_loose and not key and located is not None:  # nobody is there to have it
             self._give_back(located.span, now_s)
-            return self._let_go(execution, index, now_s)
-        if not key or located is None:
-            cause = FailureCause.PEER_LOST if not key else FailureCause.INTERNAL
-            text = (
-                f"{peer} is not in the roster"
-                if not key
-                else f"{instruction.inputs[0]} is not here"
-            )
+            self._let_go(execution, index, now_s)
+        elif not key or located is None:
+            text = f"{instruction.inputs[0]} is not here" if key else f"{peer} is not in the roster"
+            cause = FailureCause.INTERNAL if key else FailureCause.PEER_LOST
             self._fail(execution, cause, text, now_s, instruction=index)
-            return Ready()
-        self._outgoing.add(parcel_of(execution, index, located, key, now_s), now_s)
-        execution.posted(index)
-        if not is_loose:
-            return Ready()
-        self._loose.add(SendOf(execution.name, index, loose=True))
-        return self._let_go(execution, index, now_s)
+        else:
+            self._outgoing.add(parcel_of(execution, index, located, key, now_s), now_s)
+            execution.posted(index)
+            if is_loose:
+                self._let_go(execution, index, now_s)
 
-    def _let_go(self, execution: Execution, index: int, now_s: float) -> Ready:
-        """A loose send counts as done, and what follows is ready.
+    def _let_go(self, execution: Execution, index: int, now_s: float) -> None:
+        """A loose send counts as done, and what follows it leaves next.
 
         The execution does not hold its place any more.
         """
         ready, _ = execution.sent(index, now_s, now_s)  # such a value has no other send
         del execution.places[execution.instruction(index).inputs[0]]
-        return ready
+        self._go_on(execution, ready, now_s)
 
     def _send_of(self, parcel: Transfer, now_s: float) -> tuple[Execution, int] | None:
         """The execution and the send that this parcel is of.
@@ -244,7 +269,6 @@ class ExecutionEngine:
         if not isinstance(about, SendOf):
             return None
         if about.loose:
-            self._loose.discard(about)
             self._give_back(parcel.place, now_s)
             return None
         execution = self._executions.get(about.name)
@@ -270,21 +294,24 @@ class ExecutionEngine:
             execution, index = sent
             cause = FailureCause.MEMORY if code == RefusalCode.MEMORY else FailureCause.PEER_LOST
             to = execution.instruction(index).attrs["peer"]
-            self._fail(
-                execution,
-                cause,
-                f"{to} rejected {parcel.value.name}: {text}",
-                now_s,
-                instruction=index,
-            )
+            text = f"{to} rejected {parcel.value.name}: {text}"
+            self._fail(execution, cause, text, now_s, instruction=index)
+
+    def lost(self, parcels: dict[Hashable, list[Transfer]], text: str, now_s: float) -> None:
+        """These values of ours, by group, will not get where they should."""
+        for group, lost in parcels.items():
+            if group == LOOSE:
+                spans = [parcel.place for parcel in lost]
+                self._closing.do(self._give_back_all(spans, now_s))
+            else:  # with one of its values the whole execution fails
+                self.refused(lost[0], FailureCause.PEER_LOST, text, now_s)
 
     def _fail(
         self, execution: Execution, cause: str, text: str, now_s: float, *, instruction: int = -1
     ) -> None:
         if execution.over:  # of several that end, one may have let another come to its end
             return
-        failed = Failed(**execution.name._asdict(), instruction=instruction, cause=cause, text=text)
-        self._end(execution, failed, (), now_s)
+        self._end(execution, execution.name.failed(cause, text, instruction), (), now_s)
 
     def fail_all(self, cause: str, text: str, now_s: float) -> None:
         """End every execution; what is loaded stays."""
@@ -297,41 +324,46 @@ class ExecutionEngine:
         """An execution is over, well or not: tell, give back every place, and remember the
         answer.
         """
+        name = execution.name
         execution.over = True
-        del self._executions[execution.name]
-        self.plans.runs[execution.name.run].answered(execution.name, (answer, buffers))
-        self._out.say(execution.owner, answer, buffers)
-        if not isinstance(answer, Done):
-            self.apply(self._incoming.settle(execution.name), now_s)
-        waiting = [
-            index for index in execution.waiting_for() if execution.instruction(index).op == "send"
-        ]
-        self._outgoing.cancel({SendOf(execution.name, index) for index in waiting})
-        for located in execution.places.values():
-            self._give_back(located.span, now_s)
-        execution.places.clear()
-        self._worker.tell(Forget(prefix=execution.name.prefix), (), now_s)
+        del self._executions[name]
+        self._lane.drop(execution)
+        self._answer(name, execution.owner, answer, buffers, now_s)
+        self._outgoing.cancel((name,))
+        spans = [located.span for located in execution.places.values()]
+        self._closing.do(self._give_back_all(spans, now_s))
+        self._waste(execution.early, now_s)
+        execution.places, execution.early = {}, {}
+        self._worker.tell(Forget(prefix=name.prefix), (), now_s)
         if isinstance(answer, Done):
             self._let_follow(execution, now_s)
-            return
-        for ahead, ask in self._behind.take_all(execution.name):
+        else:
+            self._cancel_behind(name)
+
+    def _answer(
+        self, name: Name, owner: str, answer: Message, buffers: tuple[Buffer, ...], now_s: float
+    ) -> None:
+        """Tell how an execution went, and remember it: what still comes for it is not kept."""
+        self.plans.runs[name.run].answered(name, (answer, buffers))
+        self._out.say(owner, answer, buffers)
+        if not isinstance(answer, Done):
+            self.apply(self._incoming.settle(name), now_s)
+
+    def _cancel_behind(self, name: Name) -> None:
+        for ahead, ask in self._behind.take_all(name):
             text = f"step {ahead.step} failed before it"
-            self._out.say(
-                ask.key, Failed(**ask.name._asdict(), cause=FailureCause.CANCELLED, text=text)
-            )
+            self._out.say(ask.key, ask.name.failed(FailureCause.CANCELLED, text))
 
     def _end_epoch(self, run: LoadedRun, number: int, now_s: float) -> None:
         """Nothing of an epoch goes on: values that are coming (first: they take any room),
         executions, early values.
         """
         self.apply(self._incoming.cancel((run.name, number)), now_s)
-        for execution in [
-            e for name, e in self._executions.items() if name[:2] == (run.name, number)
-        ]:
+        under_way = list(self._executions.values())
+        for execution in [one for one in under_way if one.name[:2] == (run.name, number)]:
             self._fail(execution, FailureCause.CANCELLED, "its plan was dropped", now_s)
-        for name in [name for name in self._early if name[:2] == (run.name, number)]:
-            for early in self._early.pop(name).values():
-                self._waste(early, now_s)
+        for name in self._early.of_epoch(run.name, number):
+            self._waste(self._early.take(name), now_s)
 
     def abort(self, key: str, message: Abort, now_s: float) -> None:
         """End one execution, and remember that: what still comes for it is not kept."""
@@ -339,17 +371,17 @@ class ExecutionEngine:
         run = self.plans.own(key, message.run)
         if run is None:
             self._out.refuse(key, message, RefusalCode.UNKNOWN_RUN, self.plans.why_not(message.run))
-        elif (
-            name not in run.answers and (layout := self.plans.layout(key, message, run)) is not None
-        ):
+        elif name not in run.answers and self.plans.layout(key, message, run) is not None:
+            text = "it was aborted"
+            if name in self._executions:
+                self._fail(self._executions[name], FailureCause.CANCELLED, text, now_s)
+                return
             # One that has not begun fails before it does.
             self._behind.forget(name)
-            execution = self._executions.setdefault(
-                name, Execution(name, layout, key, self._n_executions)
-            )
-            self._fail(execution, FailureCause.CANCELLED, "it was aborted", now_s)
-            for early in self._early.pop(name, {}).values():
-                self._waste(early, now_s)
+            self._answer(name, key, name.failed(FailureCause.CANCELLED, text), (), now_s)
+            self._worker.tell(Forget(prefix=name.prefix), (), now_s)
+            self._cancel_behind(name)
+            self._waste(self._early.take(name), now_s)
 
     # --- values -----------------------------------------------------------------------------------
 
@@ -364,15 +396,13 @@ class ExecutionEngine:
             raise Unwanted(RefusalCode.DOCUMENT, f"{value.name} is to come from {peer}")
         name = Name(value.run, value.epoch, value.program, value.step)
         execution = self._executions.get(name)
-        here = (
-            execution.has_arrived(value.name)
-            if execution
-            else value.name in self._early.get(name, {})
-        )
+        here = execution.has_arrived(value.name) if execution else self._early.has(name, value.name)
         if here or name in run.answers:
             return None
-        if execution is None and name not in self._early and len(self._early) >= MAX_EARLY:
-            raise Unwanted(RefusalCode.MEMORY, f"values for {MAX_EARLY} executions wait already")
+        if execution is None:
+            layout = run.epochs[value.epoch].layouts[value.program]
+            if text := self._early.crowded(name, layout, value):
+                raise Unwanted(RefusalCode.MEMORY, text)
         if text := self._worker.crowded():
             raise Unwanted(RefusalCode.BUSY, text)
         return value.run, value.epoch
@@ -404,11 +434,7 @@ class ExecutionEngine:
         epoch = run.epochs.get(value.epoch) if run else None
         span = arrival.span
         execution = self._executions.get(name)
-        here = (
-            execution.has_arrived(value.name)
-            if execution
-            else value.name in self._early.get(name, {})
-        )
+        here = execution.has_arrived(value.name) if execution else self._early.has(name, value.name)
         if run is None or epoch is None or here or name in run.answers:
             self._give_back(span, now_s)
             return
@@ -416,24 +442,18 @@ class ExecutionEngine:
         uses, sends = layout.uses.get(value.name, 0), layout.sends.get(value.name, 0)
         if uses:
             self._incoming.space.lend(span.offset)
-            put = Put(
-                value=name.prefix + value.name,
-                offset=span.offset,
-                nbytes=span.nbytes,
-                dtype=value.dtype,
-                shape=value.shape,
-            )
-            self._worker.tell(put, (), now_s)
+            self._worker.tell(put_of(value, span), (), now_s)
         if not sends:
             self._give_back(span, now_s)
-        early = Early(Located(span, value.dtype, value.shape), sends > 0, arrival.start_s, now_s)
+        located = Located(span, value.dtype, value.shape) if sends else None
+        early = Early(located, value.nbytes if uses else 0, arrival.start_s, now_s)
         if execution is None:
-            self._early.setdefault(name, {})[value.name] = early
+            self._early.put(name, layout, value.name, early)
         else:
             self._use(execution, value.name, early, now_s)
 
     def _use(self, execution: Execution, value: str, early: Early, now_s: float) -> None:
-        if early.sends:
+        if early.located is not None:
             execution.places[value] = early.located
         self._go_on(execution, execution.arrived(value, early.start_s, early.stop_s), now_s)
 
@@ -456,10 +476,15 @@ class ExecutionEngine:
             self._worker.tell(Release(offset=span.offset), (), now_s)
             self._worker.moved(now_s)
 
-    def _waste(self, early: Early, now_s: float) -> None:
-        """Nobody will send that value on."""
-        if early.sends:
-            self._give_back(early.located.span, now_s)
+    def _give_back_all(self, spans: Iterable[Span], now_s: float) -> Piece:
+        for span in spans:
+            self._give_back(span, now_s)
+            yield
+
+    def _waste(self, values: dict[str, Early], now_s: float) -> None:
+        """Nobody will send these values on."""
+        spans = [early.located.span for early in values.values() if early.located is not None]
+        self._closing.do(self._give_back_all(spans, now_s))
 
     def lose_worker(self, cause: str, text: str, now_s: float) -> None:
         """All that was loaded is lost: every execution fails, every prepare is refused, the runs
@@ -468,7 +493,8 @@ class ExecutionEngine:
         self._out.add(*self._incoming.clear().actions)
         self._lane.clear()
         self.fail_all(cause, text, now_s)
-        self._outgoing.cancel(self._loose)
-        self._loose.clear()
+        self._outgoing.cancel((LOOSE,))
         self._early.clear()
+        self._starting.clear()
+        self._closing.clear()  # places of an arena that is no more
         self.plans.lose_all(cause, text)

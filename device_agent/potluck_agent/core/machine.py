@@ -107,7 +107,7 @@ class Core:
         """Every part as it is when nothing has happened yet."""
         settings, out = self._settings, self._out
         self._sessions: dict[str, Session] = {}
-        self._told_members: tuple[Member, ...] = ()
+        self._told_members: dict[str, Member] = {}
         self._radio_s = 0.0
         self._worker = WorkerProxy(settings, out)
         self._incoming = ReceiveBuffers(settings.inbound_bytes)
@@ -155,12 +155,19 @@ class Core:
         """The worker is fed, what waits is sent; all that is to be done."""
         if self._worker.state == READY:
             self._work.feed(now_s)
-        self._out.add(*self._outgoing.pump(now_s), *self._incoming.credit(now_s))
+        if not self._work.is_starting:
+            self._out.add(*self._outgoing.pump(now_s))
+        self._out.add(*self._incoming.credit(now_s))
         return self._out.take()
 
     def wake_s(self) -> float | None:
         """When the next `Tick` is needed, if no event comes first."""
-        parts = self._outgoing.wake_s(), self._incoming.wake_s(), self._measuring.wake_s()
+        parts = (
+            self._work.wake_s(self._last_s or 0.0),
+            self._outgoing.wake_s(),
+            self._incoming.wake_s(),
+            self._measuring.wake_s(),
+        )
         return min((wake_s for wake_s in parts if wake_s is not None), default=None)
 
     def reach(self, key: str) -> None:
@@ -234,7 +241,7 @@ class Core:
                 self._end_session(key, now_s)
             case Prepare():
                 self._work.plans.prepare(key, message, buffers, now_s)
-                self._set_members()  # it is this notebook's word that counts now
+                self._set_members(now_s)  # it is this notebook's word that counts now
             case Commit():
                 self._work.plans.commit(key, message, now_s)
             case Drop():
@@ -258,6 +265,7 @@ class Core:
             self._out.refuse(key, message, RefusalCode.VERSION, error.text)
             return
         self._sessions.setdefault(key, Session(now_s, None)).hello = message
+        self._set_members(now_s)
         self._worker.need(now_s)
         if self._worker.state == READY:
             self._welcome()
@@ -277,20 +285,33 @@ class Core:
         except WireError as error:
             self._out.refuse(key, message, RefusalCode.DOCUMENT, error.text)
             return
+        if notebook := next((m.name for m in members if m.key in self._sessions), ""):
+            text = f"{notebook} has the key of a notebook, and is no device"
+            self._out.refuse(key, message, RefusalCode.DOCUMENT, text)
+            return
         self._sessions[key].members = {m.name: m for m in members if m.key != self._settings.key}
-        self._set_members()
+        self._set_members(now_s)
         self._out.say(key, RosterSet(home=message.home))
 
-    def _set_members(self) -> None:
-        """Where two notebooks tell of one device, the one whose run is loaded knows better."""
+    def _known_members(self) -> dict[str, Member]:
+        """By key. A notebook is none, whoever says so; and where a device is, says the notebook
+        whose run is on.
+        """
         owners = {run.owner for run in self._work.plans.runs.values()}
-        sessions = sorted(self._sessions.items(), key=lambda item: item[0] in owners)
-        known = {m.key: m for _, session in sessions for m in session.members.values()}
-        for key in known:
+        in_turn = sorted(self._sessions, key=lambda key: key in owners)
+        members = [m for key in in_turn for m in self._sessions[key].members.values()]
+        return {m.key: m for m in members if m.key not in self._sessions}
+
+    def _set_members(self, now_s: float) -> None:
+        """Who is a member, and where: told when that has changed."""
+        before, members = self._told_members, self._known_members()
+        for key in sorted(before.keys() - members.keys() - self._sessions.keys()):
+            self._exchange.lose(key, "it is no member of the home any more", now_s)
+        for key in members:
             self._outgoing.reach(key)
-        if (members := tuple(known.values())) != self._told_members:
+        if members != before:
             self._told_members = members
-            self._out.add(SetMembers(members))
+            self._out.add(SetMembers(tuple(members.values())))
 
     def _end_session(self, key: str, now_s: float) -> None:
         """A notebook is gone, in good order or not: what it started ends, what it took is given
@@ -301,9 +322,9 @@ class Core:
         self._out.versions.pop(key, None)
         self._work.plans.leave(key, now_s)
         self._measuring.leave(key)
-        self._outgoing.forget(key)
+        self._exchange.lose(key, "its notebook is gone", now_s)
         self._work.apply(self._incoming.reset(key), now_s)
-        self._set_members()
+        self._set_members(now_s)
         if not self._sessions:
             self._lose_worker(FailureCause.CANCELLED, "no notebook is connected", now_s, kill=True)
 
@@ -367,6 +388,7 @@ class Core:
         ]:
             self._end_session(key, now_s)
         self._work.tick(now_s)
+        self._work.go_on()
         self._measuring.tick(now_s, self._radio_s)
 
     # --- what must not happen ---------------------------------------------------------------------

@@ -14,10 +14,9 @@ from potluck_agent.allocator import Allocator, ArenaFull
 from potluck_agent.core.events import Action, Buffer, Span, Store, ToPeer
 from potluck_wire.chunks import CreditLedger, Reassembler
 from potluck_wire.errors import WireCode, WireError
-from potluck_wire.limits import WINDOW_BYTES
+from potluck_wire.limits import MAX_ITEMS, MAX_TRANSFERS, WINDOW_BYTES
 from potluck_wire.messages import Chunk, Credit, RefusalCode, Rejected, Value
 
-MAX_TRANSFERS = 1024  # at once from one sender
 AGENT, WORKER = "agent", "worker"  # who can hold a place
 # credit waits no longer: the sender keeps its value, and perhaps somebody waits for its end
 PATIENCE_S = 0.2
@@ -196,7 +195,12 @@ class ReceiveBuffers:
 
     def along(self, key: str) -> tuple[int, ...]:
         """Transfers whose credit has waited for the value that this peer is sent now."""
-        return self._accounts[key].whole() if self._unsettled.pop(key, None) is not None else ()
+        if key not in self._unsettled:
+            return ()
+        whole = self._accounts[key].whole()
+        if len(whole) < MAX_ITEMS:  # else there may be more: that still waits
+            del self._unsettled[key]
+        return whole
 
     def credit(self, now_s: float) -> list[ToPeer]:
         """Credit that has waited for too long."""

@@ -38,6 +38,7 @@ from potluck_agent.core.events import (
     Undone,
     WorkerDied,
 )
+from potluck_agent.core.msgpack_size import check_count
 from potluck_wire.errors import WireError
 from potluck_wire.frames import decode, encode
 from potluck_wire.limits import MAX_BUFFER_BYTES, MAX_CLOCK_S, MAX_INT, MAX_MESSAGE_BYTES
@@ -56,6 +57,8 @@ from potluck_wire.messages import (
     WorkerReady,
 )
 
+# in one entry: an answer of the core has some thousand actions at most, each a text of its own
+MAX_THINGS = 100_000
 # buffers that the core reads
 N_READ: dict[type[Message], int] = {Roster: 1, Prepare: 1, WorkerReady: 1, Computed: 1}
 # actions' messages whose buffers are tensors or models
@@ -157,10 +160,15 @@ def pack(entry: Entry) -> bytes:
     return packed
 
 
+def _open(packed: bytes) -> Any:
+    check_count(packed, MAX_THINGS)
+    return msgpack.unpackb(packed)
+
+
 def unpack(data: bytes) -> Entry:
     """What `pack` was given; RecordingError where this is no entry."""
     try:
-        kind, *values = msgpack.unpackb(data)
+        kind, *values = _open(data)
         if kind in ("Handled", "Survived") and values[1] is not None:
             values[1] = _unpack_event(*values[1])
         if kind == "Answered":
@@ -243,7 +251,7 @@ def open_outline(packed: bytes) -> tuple[str, str, Message | None, list[Any]]:
     RecordingError where it is none.
     """
     try:
-        name, *row = msgpack.unpackb(packed)
+        name, *row = _open(packed)
         if name not in ("ToPeer", "ToWorker") or not row:
             return str(name), "", None, row
         key, message, parts = row

@@ -2,20 +2,25 @@
 
 Among all values that wait, the one with the smallest priority goes first, as far as its receiver's
 credit window lets it; so a bulky gradient delays an urgent activation by no more than that window,
-of a few chunks as large as the link carries in a moment. A value with a release time is not among
-them before that; one with a pace keeps the lane for as long as its chunks take at that pace, or
-until all that was sent has been credited. Pure: the time comes in.
+of a few chunks as large as the link carries in a moment, and no more than so many values. A value
+with a release time is not among them before that; one with a pace keeps the lane for as long as its
+chunks take at that pace, or until all that was sent has been credited, and never for long. What
+waits is kept by group, so that the sends of an execution that ends go at once. Pure: the time comes
+in.
 """
 
 import heapq
 from collections.abc import Callable, Collection, Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Any
 
 from potluck_agent.core.events import Span, ToPeer
+from potluck_agent.core.grouped_heap import GroupedHeap
 from potluck_wire.chunks import SendWindow, largest_chunk_bytes
 from potluck_wire.limits import (
     CHUNK_BYTES,
     MAX_CHUNK_BYTES,
+    MAX_TRANSFERS,
     MIN_CHUNK_BYTES,
     WINDOW_BYTES,
     WINDOW_CHUNKS,
@@ -27,13 +32,22 @@ CHUNK_S = 0.25  # an emulated slow link sends smaller chunks, so that each takes
 CATCH_UP_S = 0.05
 # a link that carries more than the usual chunk in so long gets larger ones: 2 MiB at 100 MiB/s
 FAST_CHUNK_S = 0.02
+# So long may one chunk keep the lane, whatever its pace. The smallest chunk takes that on a link of
+# 26 kbit/s; a pace without such an end would stop every other value, those of other notebooks, too.
+MAX_PACED_S = 5.0
+# at once, out of what waits: each costs some 30 us here and in its socket, and others want to be
+# heard in between
+MAX_AT_ONCE = 256
+
+
+_NOT_BEGUN = SendWindow(0, 1)  # of all that wait: there may be many
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Transfer:
     """One value to be sent. `value` carries everything but the transfer's number.
 
-    `about` says whose it is.
+    `about` says whose it is; those of one `group` are cancelled together (by itself: its own).
 
     `release_s`: not before that; `pace_bytes_per_s`: no faster than that. 0: at once, as fast as it
     goes. `received`: what its header tells of the receiver's own transfers, and tells again on a
@@ -45,13 +59,19 @@ class Transfer:
     place: Span
     priority: int
     about: Hashable
+    group: Hashable = None
     release_s: float = 0.0
     pace_bytes_per_s: float = 0.0
     order: int = 0
     transfer: int = 0
     start_s: float | None = None
-    departure: SendWindow = field(default_factory=lambda: SendWindow(0, 1))
+    departure: SendWindow = _NOT_BEGUN
     received: tuple[int, ...] = ()
+    received_of: int = 0  # how often the receiver had begun anew when it told
+
+    def __post_init__(self) -> None:
+        if self.group is None:
+            self.group = self.about
 
     def __lt__(self, other: "Transfer") -> bool:
         return (self.priority, self.order) < (other.priority, other.order)
@@ -79,25 +99,32 @@ class SendQueue:
             else CHUNK_BYTES
         )
         self._chunk_bytes = min(CHUNK_BYTES, limit)
-        # by receiver: heaps of parcels with unsent chunks
-        self._waiting: dict[str, list[Transfer]] = {}
-        # by receiver and transfer: not acknowledged in full
-        self._under_way: dict[tuple[str, int], Transfer] = {}
+        # by receiver: not begun, by priority
+        self._waiting: dict[str, GroupedHeap[tuple[int, int, Transfer]]] = {}
+        # by receiver: begun, with chunks that are not sent; a heap
+        self._unfinished: dict[str, list[Transfer]] = {}
+        # by receiver and number: begun and not acknowledged in full
+        self._under_way: dict[str, dict[int, Transfer]] = {}
+        self._begun_of: dict[Hashable, dict[int, Transfer]] = {}  # the same by group
         self._outstanding: dict[str, int] = {}  # by receiver: bytes sent and not credited
         # by receiver: what its link has shown that it carries
         self._fast_chunk_bytes: dict[str, int] = {}
+        self._n_unburdened: dict[str, int] = {}  # by receiver: how often it began anew
         self._reachable: set[str] = set()
         self._n_parcels = self._n_transfers = 0
-        self._held: list[tuple[float, int, Transfer]] = []  # by release time: a heap
+        # by receiver: not to be sent yet, by release time
+        self._held: dict[str, GroupedHeap[tuple[float, int, Transfer]]] = {}
         self._paced_until_s = self._pumped_s = 0.0
+        self._n_paced = 0  # begun and not acknowledged
         self._is_idle = True  # nothing could be sent when something might have been
+        self._is_cut = False  # more might have been sent
         self._on_air: ToPeer | None = None  # paced: it leaves at `_air_free_s`
         self._air_free_s = 0.0
 
     @property
     def busy(self) -> bool:
         """Whether anything is on its way."""
-        return bool(self._under_way or self._held)
+        return bool(self._under_way or self._waiting or self._held)
 
     def reach(self, key: str) -> None:
         """There is a data connection to this receiver."""
@@ -112,16 +139,42 @@ class SendQueue:
         self._n_parcels += 1
         parcel.order = self._n_parcels
         if parcel.release_s > now_s:
-            heapq.heappush(self._held, (parcel.release_s, parcel.order, parcel))
+            held = self._held.setdefault(parcel.key, GroupedHeap())
+            held.push(parcel.group, (parcel.release_s, parcel.order, parcel))
         else:
-            self._begin(parcel)
+            self._wait(parcel)
+
+    def _wait(self, parcel: Transfer) -> None:
+        waiting = self._waiting.setdefault(parcel.key, GroupedHeap())
+        waiting.push(parcel.group, (parcel.priority, parcel.order, parcel))
 
     def _begin(self, parcel: Transfer) -> None:
+        """It is the first of those that wait for its receiver, and begins."""
+        waiting = self._waiting[parcel.key]
+        waiting.pop()
+        if not waiting:
+            del self._waiting[parcel.key]
         self._n_transfers += 1
         parcel.transfer = self._n_transfers
         parcel.departure = SendWindow(parcel.value.nbytes, self._chunk_bytes_for(parcel))
-        self._under_way[parcel.key, parcel.transfer] = parcel
-        heapq.heappush(self._waiting.setdefault(parcel.key, []), parcel)
+        self._under_way.setdefault(parcel.key, {})[parcel.transfer] = parcel
+        self._begun_of.setdefault(parcel.group, {})[parcel.transfer] = parcel
+        self._n_paced += parcel.pace_bytes_per_s > 0
+        heapq.heappush(self._unfinished.setdefault(parcel.key, []), parcel)
+
+    def _end(self, parcel: Transfer) -> None:
+        """It is not under way any more."""
+        key, n_bytes = parcel.key, parcel.departure.outstanding_bytes
+        for where in (self._under_way[key], self._begun_of[parcel.group]):
+            del where[parcel.transfer]
+        if not self._under_way[key]:
+            del self._under_way[key]
+        if not self._begun_of[parcel.group]:
+            del self._begun_of[parcel.group]
+        self._outstanding[key] = self._outstanding.get(key, 0) - n_bytes
+        self._n_paced -= parcel.pace_bytes_per_s > 0
+        if not self._n_paced:  # a pace does not outlive what it was for
+            self._paced_until_s = 0.0
 
     def _chunk_bytes_for(self, parcel: Transfer) -> int:
         fast_bytes = self._fast_chunk_bytes.get(parcel.key, self._chunk_bytes)
@@ -132,52 +185,55 @@ class SendQueue:
 
         Repeats are recognised.
         """
-        again = sorted(
-            parcel for (receiver, _), parcel in self._under_way.items() if receiver == key
-        )
-        self._waiting.pop(key, None)
+        for parcel in self._disconnect(key):
+            parcel.transfer, parcel.departure = 0, _NOT_BEGUN
+            self._wait(parcel)
+
+    def _disconnect(self, key: str) -> list[Transfer]:
+        """Nothing is under way to this receiver any more; returns what was."""
+        lost = list(self._under_way.get(key, {}).values())
+        for parcel in lost:
+            self._end(parcel)
+        self._unfinished.pop(key, None)
         self._outstanding.pop(key, None)
         self._fast_chunk_bytes.pop(key, None)
-        for parcel in again:
-            del self._under_way[key, parcel.transfer]
-            self._begin(parcel)
+        return lost
 
     def unburden(self, key: str) -> None:
         """This receiver begins its own transfers anew, with new numbers: what we have of the old
         ones is not told.
         """
-        for (receiver, _), parcel in self._under_way.items():
-            if receiver == key:
-                parcel.received = ()
+        self._n_unburdened[key] = self._n_unburdened.get(key, 0) + 1
 
-    def cancel(self, about: Collection[Hashable]) -> None:
-        """Forget the parcels of all these."""
-        if not about:
-            return
-        cancelled = [parcel for parcel in self._under_way.values() if parcel.about in about]
-        for parcel in cancelled:
-            self._end(parcel)
-        for key in {parcel.key for parcel in cancelled}:
-            heap = [parcel for parcel in self._waiting.get(key, ()) if parcel.about not in about]
-            heapq.heapify(heap)
-            self._waiting[key] = heap
-        self._keep([held for held in self._held if held[2].about not in about])
+    def cancel(self, groups: Collection[Hashable]) -> None:
+        """Forget the parcels of all these, however many wait."""
+        for group in groups:
+            begun = tuple(self._begun_of.get(group, {}).values())
+            for parcel in begun:
+                self._end(parcel)
+            for key in {parcel.key for parcel in begun} & self._unfinished.keys():
+                heap = [parcel for parcel in self._unfinished[key] if parcel.group != group]
+                heapq.heapify(heap)
+                self._unfinished[key] = heap
+            self._drop(self._waiting, group)
+            self._drop(self._held, group)
 
-    def _keep(self, held: list[tuple[float, int, Transfer]]) -> None:
-        self._held = held
-        heapq.heapify(held)
+    def _drop(self, heaps: dict[str, GroupedHeap[Any]], group: Hashable) -> None:
+        for key, heap in tuple(heaps.items()):
+            heap.drop(group)
+            if not heap:
+                del heaps[key]
 
-    def forget(self, key: str) -> tuple[Transfer, ...]:
-        """This receiver is gone; returns what it will not get."""
-        lost = tuple(parcel for (receiver, _), parcel in self._under_way.items() if receiver == key)
-        for parcel in lost:
-            self._end(parcel)
-        lost += tuple(parcel for _, _, parcel in self._held if parcel.key == key)
-        self._keep([held for held in self._held if held[2].key != key])
-        self._waiting.pop(key, None)
-        self._outstanding.pop(key, None)
-        self._fast_chunk_bytes.pop(key, None)
+    def forget(self, key: str) -> dict[Hashable, list[Transfer]]:
+        """This receiver is gone; returns what it will not get, by group."""
+        lost: dict[Hashable, list[Transfer]] = {}
+        for parcel in self._disconnect(key):
+            lost.setdefault(parcel.group, []).append(parcel)
+        for heap in (self._waiting.pop(key, None), self._held.pop(key, None)):
+            for group, entries in (heap.take_all() if heap else {}).items():
+                lost.setdefault(group, []).extend([entry[2] for entry in entries])
         self._reachable.discard(key)
+        self._n_unburdened.pop(key, None)
         return lost
 
     def credited(self, key: str, credit: Credit, now_s: float) -> Transfer | None:
@@ -185,7 +241,7 @@ class SendQueue:
 
         WireError where that cannot be.
         """
-        parcel = self._under_way.get((key, credit.transfer))
+        parcel = self._find(key, credit.transfer)
         if parcel is None:
             return None
         news = parcel.departure.credit(credit.received_bytes, credit.done)
@@ -201,7 +257,7 @@ class SendQueue:
 
         Returns the parcel, if it is news.
         """
-        parcel = self._under_way.get((key, transfer))
+        parcel = self._find(key, transfer)
         if parcel is None:
             return None
         return self.credited(
@@ -228,32 +284,46 @@ class SendQueue:
 
     def rejected(self, key: str, transfer: int) -> Transfer | None:
         """The receiver does not want it."""
-        parcel = self._under_way.get((key, transfer))
+        parcel = self._find(key, transfer)
         if parcel is not None:
             self._end(parcel)
         return parcel
 
-    def _end(self, parcel: Transfer) -> None:
-        del self._under_way[parcel.key, parcel.transfer]
-        self._outstanding[parcel.key] = (
-            self._outstanding.get(parcel.key, 0) - parcel.departure.outstanding_bytes
-        )
+    def _find(self, key: str, transfer: int) -> Transfer | None:
+        return self._under_way.get(key, {}).get(transfer)
 
     def pump(self, now_s: float) -> list[ToPeer]:
-        """Everything that may leave by now."""
+        """Everything that may leave by now, or as much of it as leaves at once."""
         self._pumped_s = now_s
-        while self._held and self._held[0][0] <= now_s:
-            self._begin(heapq.heappop(self._held)[2])
+        self._is_cut = not self._release(now_s)
+        if self._is_cut:  # something more urgent may be among what is left
+            return []
         if self._rate:
             return self._pump_paced(now_s)
-        sent = []
+        sent: list[ToPeer] = []
         while self._is_due(now_s):
+            self._is_cut = len(sent) >= MAX_AT_ONCE
+            if self._is_cut:
+                break
             chunk = self._next(now_s)
             self._is_idle = chunk is None
             if chunk is None:
                 break
             sent.append(chunk[0])
         return sent
+
+    def _release(self, now_s: float) -> bool:
+        """Let wait for its turn what is due by now; False where there is more."""
+        n_left = MAX_AT_ONCE
+        for key, held in tuple(self._held.items()):
+            while (head := held.head()) is not None and head[0] <= now_s:
+                if not n_left:
+                    return False
+                n_left -= 1
+                self._wait(held.pop()[2])
+            if not held:
+                del self._held[key]
+        return True
 
     def _is_due(self, now_s: float) -> bool:
         """Whether the last chunk has had its time, or all is there already: a link may be faster
@@ -264,9 +334,10 @@ class SendQueue:
     def wake_s(self) -> float | None:
         """When `pump` is to be called again, if no event comes first."""
         times = [self._air_free_s] if self._on_air is not None else []
-        if self._held:
-            times.append(self._held[0][0])
-        if self._paced_until_s > self._pumped_s and self._under_way:
+        if self._is_cut:
+            times.append(self._pumped_s)
+        times += [head[0] for held in self._held.values() if (head := held.head()) is not None]
+        if self._paced_until_s > self._pumped_s and (self._under_way or self._waiting):
             times.append(self._paced_until_s)
         return min(times, default=None)
 
@@ -278,6 +349,9 @@ class SendQueue:
         if self._on_air is None:
             self._air_free_s = max(self._air_free_s, now_s)
         while self._on_air is None or self._air_free_s <= now_s:
+            self._is_cut = len(sent) >= MAX_AT_ONCE
+            if self._is_cut:
+                break
             if self._on_air is not None:
                 if self._is_wanted(self._on_air):
                     sent.append(self._on_air)
@@ -291,26 +365,28 @@ class SendQueue:
 
     def _is_wanted(self, chunk: ToPeer) -> bool:
         assert isinstance(chunk.message, Value | Chunk)
-        return (chunk.key, chunk.message.transfer) in self._under_way
+        return self._find(chunk.key, chunk.message.transfer) is not None
 
     def _next(self, now_s: float) -> tuple[ToPeer, int] | None:
         """The most urgent chunk that has credit, and its bytes."""
         best: Transfer | None = None
-        for key in tuple(self._waiting):
+        for key in self._waiting.keys() | self._unfinished.keys():
             parcel = self._head(key) if key in self._reachable else None
             if parcel is not None and (best is None or parcel < best) and self._has_credit(parcel):
                 best = parcel
         if best is None:
             return None
+        if not best.transfer:
+            self._begin(best)
         cut = best.departure.advance(self._window_bytes)
         assert cut is not None  # `_has_credit` saw room
         index, start, stop = cut
         self._outstanding[best.key] = self._outstanding.get(best.key, 0) + stop - start
         if best.pace_bytes_per_s:
             late_s = 0.0 if self._is_idle else CATCH_UP_S
-            self._paced_until_s = (
-                max(self._paced_until_s, now_s - late_s) + (stop - start) / best.pace_bytes_per_s
-            )
+            until_s = max(self._paced_until_s, now_s - late_s)
+            until_s += (stop - start) / best.pace_bytes_per_s
+            self._paced_until_s = min(until_s, now_s + MAX_PACED_S)
         span = Span(best.place.arena, best.place.offset + start, stop - start)
         if index:
             return ToPeer(
@@ -318,35 +394,46 @@ class SendQueue:
             ), stop - start
         if best.start_s is None:
             best.start_s = now_s
-        best.received = best.received or self._along(best.key)
+        n_unburdened = self._n_unburdened.get(best.key, 0)
+        if best.received_of != n_unburdened or not best.received:
+            best.received, best.received_of = self._along(best.key), n_unburdened
         return ToPeer(best.key, _header(best), (span,)), stop - start
 
     def _head(self, key: str) -> Transfer | None:
-        heap = self._waiting.get(key)
-        while heap:
-            parcel = heap[0]
-            if (
-                self._under_way.get((key, parcel.transfer)) is parcel
-                and not parcel.departure.all_sent
-            ):
-                return parcel
-            heapq.heappop(heap)
-        self._waiting.pop(key, None)
-        return None
+        """What is to leave for this receiver next: something more urgent begins, as long as no more
+        values are under way than may be.
+        """
+        begun = self._unfinished.get(key)
+        while begun and (self._find(key, begun[0].transfer) is not begun[0] or _is_sent(begun[0])):
+            heapq.heappop(begun)
+        if not begun:
+            self._unfinished.pop(key, None)
+        first = begun[0] if begun else None
+        waiting = self._waiting.get(key)
+        if waiting is None or len(self._under_way.get(key, ())) >= MAX_TRANSFERS:
+            return first
+        entry = waiting.head()
+        assert entry is not None  # one that is empty is not kept
+        return entry[2] if first is None or entry[2] < first else first
 
     def _has_credit(self, parcel: Transfer) -> bool:
         departure = parcel.departure
-        nbytes = min(departure.chunk_bytes, departure.nbytes - departure.sent_bytes)
-        outstanding_bytes = self._outstanding.get(parcel.key, 0) + nbytes
-        own_bytes = min(self._window_bytes, WINDOW_CHUNKS * departure.chunk_bytes)
+        is_begun = parcel.transfer > 0
+        chunk_bytes = departure.chunk_bytes if is_begun else self._chunk_bytes_for(parcel)
+        left_bytes = parcel.value.nbytes - (departure.sent_bytes if is_begun else 0)
+        outstanding_bytes = self._outstanding.get(parcel.key, 0) + min(chunk_bytes, left_bytes)
+        own_bytes = min(self._window_bytes, WINDOW_CHUNKS * chunk_bytes)
         return outstanding_bytes <= own_bytes or outstanding_bytes <= self._window_of(parcel.key)
 
     def _window_of(self, key: str) -> int:
         """By the largest chunks under way: the receiver may owe credit for half as many of them."""
-        largest = max(
-            other.departure.chunk_bytes for (to, _), other in self._under_way.items() if to == key
-        )
+        begun = self._under_way.get(key, {}).values()
+        largest = max([other.departure.chunk_bytes for other in begun], default=0)
         return min(self._window_bytes, WINDOW_CHUNKS * largest)
+
+
+def _is_sent(parcel: Transfer) -> bool:
+    return parcel.departure.all_sent
 
 
 def _header(parcel: Transfer) -> Value:

@@ -18,7 +18,7 @@ from potluck_agent.core.send_queue import SendQueue, Transfer
 from potluck_agent.core.worker_proxy import WorkerProxy
 from potluck_wire.errors import WireError
 from potluck_wire.limits import PROBE
-from potluck_wire.messages import Chunk, Credit, FailureCause, Message, RefusalCode, Rejected, Value
+from potluck_wire.messages import Chunk, Credit, Message, RefusalCode, Rejected, Value
 
 
 class ValueExchange:
@@ -113,8 +113,13 @@ class ValueExchange:
             self._outgoing.restart(event.key)
 
     def lose_member(self, key: str, now_s: float) -> None:
-        """What waits for this device will not get there."""
-        for parcel in self._outgoing.forget(key):
-            self._work.refused(parcel, FailureCause.PEER_LOST, "no connection", now_s)
-            self._measuring.refused(parcel, "no connection")
+        """There is no connection to this device: what waits for it will not get there."""
+        self.lose(key, "no connection", now_s)
         self._outgoing.reach(key)  # it may come back for others
+
+    def lose(self, key: str, text: str, now_s: float) -> None:
+        """Nothing that waits for this peer will get there."""
+        lost = self._outgoing.forget(key)
+        self._work.lost(lost, text, now_s)
+        for parcels in lost.values():
+            self._measuring.refused(parcels[0], text)

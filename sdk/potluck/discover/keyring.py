@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from potluck.discover.claim import Claim, claim
+from potluck.documents import read_json
 from potluck.errors import FileError, UserError
 from potluck.sessions.events import Address
 from potluck_wire.limits import is_device_name, is_key
@@ -190,10 +191,10 @@ def _exists(path: Path) -> bool:
 
 def _read(path: Path) -> Any:
     try:
-        return json.loads(path.read_bytes())
+        return read_json(path.read_bytes(), str(path))
     except OSError as error:
         raise FileError(f"cannot read {path}: {error.strerror}.", path=str(path)) from error
-    except (ValueError, RecursionError) as error:
+    except FileError as error:
         raise _corrupt(
             path, str(error), "Restore it from a backup, or delete it and pair again."
         ) from error

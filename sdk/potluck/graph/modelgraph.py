@@ -12,6 +12,7 @@ from itertools import pairwise
 from math import isfinite
 from typing import Any
 
+from potluck.documents import read_json
 from potluck.errors import FileError, ModelError
 from potluck.graph.partition.branches import LEAST, Branches, find, hand_on
 from potluck.records import Edge, Layer
@@ -298,10 +299,7 @@ def _wrong(file: str, field: str, expected: str, got: object) -> FileError:
 
 
 def _read(text: str, file: str) -> ModelGraph:
-    try:
-        document = json.loads(text)
-    except ValueError as error:
-        raise _wrong(file, "the document", "JSON", error) from error
+    document = read_json(text, file)
     if not isinstance(document, dict):
         raise _wrong(file, "the document", "an object", type(document).__name__)
     if document.get("format") != FORMAT:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 
+from potluck.documents import read_json
 from potluck.errors import FileError, UserError
 from potluck.sessions.events import Address
 from potluck.sessions.local_agents import Started
@@ -124,11 +125,11 @@ def _alive() -> Iterator[tuple[Path, Entry]]:
 
 def _read(path: Path) -> Entry | None:
     try:
-        document = json.loads(path.read_text())
+        document = read_json(path.read_bytes(), str(path))
         agents = tuple(
             Started(**{**row, "address": Address(**row["address"])})
             for row in document.pop("agents")
         )
         return Entry(**document, agents=agents)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+    except (OSError, FileError, TypeError, KeyError, AttributeError):
         return None

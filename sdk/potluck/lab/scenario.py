@@ -12,13 +12,13 @@ is slower by a time scale stretches them as it does everything.
     rate = "10 Mbit/s"
 """
 
-import tomllib
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
 from math import inf, isfinite
 from pathlib import Path
 from typing import Any
 
+from potluck.documents import read_toml
 from potluck.errors import FileError, UserError
 from potluck.units import parse_rate
 
@@ -238,9 +238,10 @@ def _in_order(script: Iterable[ScenarioEvent]) -> tuple[ScenarioEvent, ...]:
 
 def _from_file(path: Path) -> list[ScenarioEvent]:
     try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
         raise FileError(f"{path} cannot be used as a script: {error}.", file=str(path)) from error
+    document = read_toml(text, str(path))
     rows = document.pop("events", [])
     if document or not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         but = f", got {', '.join(document)}" if document else ""

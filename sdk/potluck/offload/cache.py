@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from potluck.documents import read_json
+from potluck.errors import FileError
 from potluck.offload.plan.bandwidths import Found
 from potluck.offload.plan.documents import found_document, read_found
 from potluck.offload.plan.problem import OffloadProblem
@@ -106,8 +108,8 @@ def default_directory() -> Path:
 def read(path: Path, sharing: OffloadProblem) -> Found | None:
     """The splits in a file; None where there is none, or another thing."""
     try:
-        return read_found(json.loads(path.read_bytes()), sharing)
-    except (OSError, ValueError, RecursionError):
+        return read_found(read_json(path.read_bytes(), str(path)), sharing)
+    except (OSError, FileError, ValueError):
         return None
 
 

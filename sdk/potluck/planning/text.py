@@ -1,10 +1,10 @@
 """A plan as text that a person can read, edit and post back (TOML)."""
 
 import json
-import tomllib
 from typing import Any
 
-from potluck.errors import PlanError
+from potluck.documents import read_toml
+from potluck.errors import FileError, PlanError
 from potluck.records import Plan, Stage
 
 FORMAT = 1  # another one is refused; a person who writes a plan may leave it out
@@ -64,18 +64,19 @@ def loads(text: str, file: str = "") -> Plan:
         Says what is wrong, and where.
     """
     try:
-        return _plan(text)
+        return _plan(_table_of(text))
     except PlanError as error:
-        if not file:
-            raise
-        raise PlanError(f"{file}: {error}") from error
+        raise PlanError(f"{file}: {error}" if file else str(error)) from error
 
 
-def _plan(text: str) -> Plan:
+def _table_of(text: str) -> dict[str, Any]:
     try:
-        data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise PlanError(f"this is not a plan: {error}.") from error
+        return read_toml(text, "the text")
+    except FileError as error:
+        raise PlanError(f"this is not a plan: {error}") from error
+
+
+def _plan(data: dict[str, Any]) -> Plan:
     if _get(data, "format", int, FORMAT) != FORMAT:
         raise PlanError(
             f"the plan is of format {data['format']}; this version reads {FORMAT}.",

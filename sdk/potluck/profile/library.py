@@ -7,7 +7,6 @@ knows is absent, and asking for it is an error that names the field and the file
 states its own estimate with a reason.
 """
 
-import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
@@ -15,6 +14,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from potluck.documents import read_toml
 from potluck.errors import FileError, UserError
 from potluck.graph.modelgraph import ModelGraph
 from potluck.profile.roofline import copy_bytes_per_s
@@ -468,7 +468,4 @@ def _read(path: Path) -> str:
 
 
 def _toml(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(_read(path))
-    except tomllib.TOMLDecodeError as error:
-        raise FileError(f"{path}: expected TOML: {error}.", file=str(path)) from error
+    return read_toml(_read(path), str(path))

@@ -14,6 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from potluck.documents import read_json
 from potluck.errors import FileError, UserError
 from potluck.records import LayerCost
 
@@ -73,10 +74,10 @@ class Store:
         """
         path = self.path(signature, about)
         try:
-            document = json.loads(path.read_bytes())
+            document = read_json(path.read_bytes(), str(path))
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, RecursionError) as error:
+        except (OSError, FileError) as error:
             raise _unusable(path, str(error)) from error
         if not isinstance(document, dict) or document.get("schema") != SCHEMA:
             found = document.get("schema") if isinstance(document, dict) else None
@@ -117,8 +118,8 @@ class Store:
         path = self.path(signature, about)
         modes: dict[str, Any] = {}
         # `load` reports them
-        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            document = json.loads(path.read_bytes())
+        with suppress(OSError, FileError, ValueError, KeyError, TypeError, AttributeError):
+            document = read_json(path.read_bytes(), str(path))
             modes = dict(document["modes"]) if document.get("schema") == SCHEMA else {}
         modes["training" if train else "inference"] = [asdict(cost) for cost in costs]
         part = path.with_name(f"{path.name}.{os.getpid()}.part")

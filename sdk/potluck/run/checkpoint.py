@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from potluck.documents import read_json
 from potluck.errors import FileError, PotluckError
 from potluck.planning.text import dumps, loads
 from potluck.records import Plan
@@ -110,7 +111,7 @@ def load(path: Path) -> Checkpoint:
         return Checkpoint(
             signature=metadata["signature"],
             plan=loads(metadata["plan"]),
-            optimizer=read_optimizer(json.loads(metadata["optimizer"])),
+            optimizer=read_optimizer(read_json(metadata["optimizer"], str(path))),
             step=int(metadata["step"]),
             seed=int(metadata["seed"]),
             weights={

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from potluck_wire.chunks import CreditLedger, Reassembler, SendWindow
 from potluck_wire.errors import WireCode, WireError
-from potluck_wire.limits import CHUNK_BYTES, PROBE, WINDOW_BYTES
+from potluck_wire.limits import CHUNK_BYTES, MAX_TRANSFERS, PROBE, WINDOW_BYTES
 from potluck_wire.messages import Chunk, Credit, Message, Rejected, Value
 
 Buffers = tuple[bytes | bytearray | memoryview, ...]
@@ -59,6 +59,7 @@ class Traffic:
         self._free_bytes = WINDOW_BYTES
         self._outgoing: dict[int, _Outgoing] = {}
         self._waiting: deque[int] = deque()
+        self._begun: set[int] = set()  # of `_outgoing`
         self._incoming: dict[int, _Incoming] = {}
         self._account = CreditLedger()
         self.n_taken = 0  # chunks of values that are wanted
@@ -205,6 +206,7 @@ class Traffic:
 
     def _forget(self, transfer: int) -> None:
         out = self._outgoing.pop(transfer)
+        self._begun.discard(transfer)
         self._free_bytes += out.departure.outstanding_bytes
         if transfer in self._waiting:
             self._waiting.remove(transfer)
@@ -213,6 +215,8 @@ class Traffic:
         letters: list[Letter] = []
         while self._waiting:
             out = self._outgoing[self._waiting[0]]
+            if out.value.transfer not in self._begun and len(self._begun) >= MAX_TRANSFERS:
+                break
             chunk = out.departure.advance(self._free_bytes)
             if chunk is None:
                 break
@@ -220,6 +224,7 @@ class Traffic:
             self._free_bytes -= stop - start
             piece = (out.data[start:stop],)
             transfer = out.value.transfer
+            self._begun.add(transfer)
             letters.append(
                 (out.value if index == 0 else Chunk(transfer=transfer, index=index), piece)
             )

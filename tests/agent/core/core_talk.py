@@ -114,6 +114,13 @@ class Talk:
         self.now_s += after_s
         return self._handle(Tick())
 
+    def rounds(self, actions: list[Action]) -> list[Action]:
+        """These actions, and those of all rounds of the loop until nothing more is due now."""
+        actions = list(actions)
+        while (wake_s := self.core.wake_s()) is not None and wake_s <= self.now_s:
+            actions += self.tick()
+        return actions
+
     def begin(self, sender: Sender = OWNER_SENDER, minor: int = VERSION[1]) -> "Talk":
         """A session with a notebook of this minor version, and a worker that is ready."""
         self.hear(Hello(major=1, minor=minor, name="notebook"), sender=sender)

@@ -2,13 +2,24 @@
 value.
 """
 
+import json
+import random
+
 import pytest
-from tests.agent.core.core_talk import MEMBER_KEY, MEMBER_SENDER, OWNER_KEY, Talk, recv, send
+from tests.agent.core.core_talk import (
+    MEMBER_KEY,
+    MEMBER_SENDER,
+    OTHER_SENDER,
+    OWNER_KEY,
+    Talk,
+    recv,
+    send,
+)
 from tests.agent.core.test_core_work import EIGHT, RUN, credit, value
 
-from potluck_agent.core.events import MemberLost, Span, ToPeer, WorkerDied
+from potluck_agent.core.events import MemberLost, PeerRevoked, Span, ToPeer, WorkerDied
 from potluck_wire.limits import CHUNK_BYTES
-from potluck_wire.messages import Done, Rejected, Value
+from potluck_wire.messages import Abort, Done, Drop, Execute, Hello, Rejected, Roster, Value
 
 LOOSE = send("x", "phone", name="follow:x", to="4/follow")
 
@@ -66,3 +77,50 @@ def test_it_is_forgotten_with_the_worker_that_held_it():
     talk, _ = let_go()
     talk.core.handle(WorkerDied("crashed", "gone"), talk.now_s)
     assert talk.core.handle(MemberLost(MEMBER_KEY), talk.now_s) == []
+
+
+def _home(*, members):
+    rows = [{"name": "phone", "key": MEMBER_KEY, "address": "127.0.0.1:47600"}][:members]
+    return Roster(home="h"), json.dumps(rows).encode()
+
+
+HAPPENS = {
+    "its notebook goes": lambda talk, n: talk.core.handle(PeerRevoked(OWNER_KEY), talk.now_s),
+    "the receiver is gone": lambda talk, n: talk.core.handle(MemberLost(MEMBER_KEY), talk.now_s),
+    "a new connection": lambda talk, n: talk.reset(MEMBER_KEY),
+    "a new connection home": lambda talk, n: talk.reset(OWNER_KEY),
+    "the plan is dropped": lambda talk, n: talk.hear(Drop(run="r", epoch=1)),
+    "a step is aborted": lambda talk, n: talk.hear(Abort(run="r", epoch=1, program="p", step=n)),
+    "no member any more": lambda talk, n: talk.hear(*_home(members=0)),
+    "one arrives": lambda talk, n: talk.hear(credit(transfer=n), sender=MEMBER_SENDER),
+    "one is not wanted": lambda talk, n: talk.hear(
+        Rejected(transfer=n, code="old-epoch"), sender=MEMBER_SENDER
+    ),
+    "one arrives at home": lambda talk, n: talk.hear(credit(transfer=n)),
+}
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_every_place_is_free_in_the_end_whatever_happens_in_whatever_order(seed):
+    """Another notebook stays all the time, so that the worker and its memory do."""
+    rng = random.Random(seed)
+    talk = Talk(inbound_bytes=4096).begin().begin(OTHER_SENDER)
+    rows = [recv("x"), recv("y"), recv("z")]
+    rows += [send("x", "phone", to="4/q"), send("y", "home", to="1/q"), send("z", "phone")]
+    ways = list(HAPPENS)
+    for _ in range(4):
+        talk.hear(Hello(major=1))
+        talk.roster().load(*rows)
+        talk.core.reach(OWNER_KEY)
+        for step in range(rng.randrange(1, 4)):
+            talk.hear(Execute(run="r", epoch=1, program="p", step=step))
+            for i, name in enumerate("xyz"):
+                if rng.random() < 0.8:
+                    talk.hear(value(name, step=step, transfer=1 + i + 3 * step), EIGHT)
+        for _ in range(rng.randrange(8)):
+            HAPPENS[rng.choice(ways)](talk, rng.randrange(1, 20))
+    talk.core.handle(PeerRevoked(OWNER_KEY), talk.now_s)
+    talk.rounds([])
+    assert talk.core.n_sessions == 1
+    assert talk.core._incoming.space._allocator.used_bytes == 0
+    assert talk.core.wake_s() is None

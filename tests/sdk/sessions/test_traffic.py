@@ -6,7 +6,7 @@ import pytest
 
 from potluck.sessions.traffic import Raw, Traffic, place_of
 from potluck_wire.errors import WireError
-from potluck_wire.limits import WINDOW_BYTES
+from potluck_wire.limits import MAX_TRANSFERS, WINDOW_BYTES
 from potluck_wire.messages import Chunk, Credit, Rejected, Value
 
 pytestmark = pytest.mark.usefixtures("small_chunks")
@@ -113,3 +113,27 @@ def test_strict_about_chunks(index, nbytes):
     target.receive(Chunk(transfer=1, index=1), (bytes(64),))
     with pytest.raises(WireError):
         target.receive(Chunk(transfer=1, index=index), (bytes(nbytes),))
+
+
+@pytest.mark.parametrize("ended", ["acknowledged", "rejected", "dropped"])
+def test_so_many_empty_values_are_under_way_and_no_more(ended):
+    """They take no bytes of the window, and their messages wait in memory all the same."""
+    source, n_values = Traffic(lambda value: ""), 3 * MAX_TRANSFERS
+    raw = Raw(dtype="uint8", shape=(0,), data=b"")
+    places = [("r", 0, "p", i) for i in range(n_values)]
+    letters = [letter for place in places for letter in source.send(place, "x", raw)]
+    sent, under_way = 0, []
+    while letters:
+        under_way += [message for message, _ in letters]
+        sent += len(letters)
+        assert len(under_way) <= MAX_TRANSFERS
+        first, *under_way = under_way
+        match ended:
+            case "acknowledged":
+                credit = Credit(transfer=first.transfer, received_bytes=0, done=True)
+                letters, _ = source.receive(credit, ())
+            case "rejected":
+                letters, _ = source.receive(Rejected(transfer=first.transfer, code="memory"), ())
+            case "dropped":
+                letters = source.drop(*place_of(first))
+    assert sent == n_values

@@ -1,0 +1,78 @@
+"""JSON and TOML that people hand to one another: read in one guarded way, so that whatever is in a
+file ends as plain data or as one error that says what is wrong with it.
+"""
+
+import json
+import re
+import tomllib
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from potluck.errors import FileError
+
+MAX_DEPTH = 64  # tables and lists in one another; a model or a plan has 5
+MAX_INTEGER = 2**63  # TOML promises no more, and a float holds it; nothing of a home is larger
+# Names in a row with dots between, each a table in the one before. The parser takes a minute for
+# 50,000 of them: it goes through all before for each.
+_PART = r"""(?:"[^"\n]*+"|'[^'\n]*+'|[\w-]++)"""
+_LONG_KEY = re.compile(rf"(?<![\w-]){_PART}(?:[ \t]*+\.[ \t]*+{_PART}){{{MAX_DEPTH}}}", re.ASCII)
+NEXT_STEP = "Mend it, or get it again from where it came."
+
+
+def read_json(text: str | bytes, file: str) -> Any:
+    """The data in this JSON text. `file` names it in errors.
+
+    Raises
+    ------
+    FileError
+        It is no JSON, or holds what no file of ours does: a number past all sizes, lists in lists
+        without end.
+    """
+    return _read(json.loads, text, file, "JSON")
+
+
+def read_toml(text: str, file: str) -> dict[str, Any]:
+    """The table in this TOML text. `file` names it in errors.
+
+    Raises
+    ------
+    FileError
+        It is no TOML, or holds what no file of ours does, as in `read_json`.
+    """
+    if _LONG_KEY.search(text):
+        _refuse(file, "TOML", f"a name of more than {MAX_DEPTH} parts")
+    table: dict[str, Any] = _read(tomllib.loads, text, file, "TOML")
+    return table
+
+
+def _read(parse: Callable[[Any], Any], text: str | bytes, file: str, form: str) -> Any:
+    try:
+        document = parse(text)
+    except RecursionError:
+        _refuse(file, form, f"lists or tables more than {MAX_DEPTH} deep")
+    except ValueError as error:  # of all that these two raise, and of integers with 5,000 digits
+        _refuse(file, form, str(error)[:200])
+    _check(document, file, form)
+    return document
+
+
+def _check(document: Any, file: str, form: str) -> None:
+    """Without recursion: it may be deeper than Python's own calls."""
+    level, depth = [document], 0
+    while level:
+        if depth > MAX_DEPTH:
+            _refuse(file, form, f"lists or tables more than {MAX_DEPTH} deep")
+        below: list[Any] = []
+        for value in level:
+            if type(value) is int and not -MAX_INTEGER <= value < MAX_INTEGER:
+                _refuse(file, form, f"an integer of {value.bit_length()} bits")
+            elif type(value) is dict:
+                below += value.values()
+            elif type(value) is list:
+                below += value
+        level, depth = below, depth + 1
+
+
+def _refuse(file: str, form: str, got: str) -> NoReturn:
+    text = f"{file}: expected {form} with numbers below 2**63, got {got}."
+    raise FileError(text, next_step=NEXT_STEP, file=file) from None

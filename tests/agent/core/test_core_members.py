@@ -1,0 +1,75 @@
+"""Who is a member of a home, where several notebooks have one each: nobody's values go astray."""
+
+import json
+
+from tests.agent.core.core_talk import (
+    EIGHT,
+    MEMBER_KEY,
+    OTHER_KEY,
+    OTHER_SENDER,
+    OWNER_KEY,
+    RUN,
+    Talk,
+    plan,
+    recv,
+    refused,
+    send,
+    value,
+)
+
+from potluck_agent.core.events import MemberLost, SetMembers, ToPeer
+from potluck_wire.messages import Failed, Goodbye, Hello, Prepare, Roster, RosterSet
+
+
+def say_roster(talk, address, *, name="phone", key=MEMBER_KEY, **sender):
+    rows = [{"name": name, "key": key, "address": address}]
+    return talk.hear(Roster(home="h"), json.dumps(rows).encode(), **sender)
+
+
+def addresses(actions):
+    (told,) = [action for action in actions if isinstance(action, SetMembers)]
+    return [member.address for member in told.members]
+
+
+def test_a_notebook_is_no_member_of_another_ones_home():
+    talk = Talk().begin().begin(OTHER_SENDER)
+    answers = say_roster(talk, "10.0.0.9:1", name="foe", key=OWNER_KEY, sender=OTHER_SENDER)
+    text = "foe has the key of a notebook, and is no device"
+    assert answers == [refused(Roster, "document", text, key=OTHER_KEY)]
+
+
+def test_a_notebook_that_comes_later_is_a_member_no_more():
+    talk = Talk().begin(OTHER_SENDER)
+    assert addresses(say_roster(talk, "10.0.0.9:1", key=OWNER_KEY, sender=OTHER_SENDER)) != []
+    assert SetMembers(()) in talk.hear(Hello(major=1))
+
+
+def test_where_a_device_is_says_the_notebook_whose_run_is_on():
+    talk = Talk().begin()
+    say_roster(talk, "10.0.0.1:1")
+    talk.load(recv("x"), send("x", "phone"))
+    talk.begin(OTHER_SENDER)
+    said = say_roster(talk, "10.0.0.9:1", sender=OTHER_SENDER)
+    assert said == [ToPeer(OTHER_KEY, RosterSet(home="h"))]
+    assert addresses(talk.hear(Goodbye())) == ["10.0.0.9:1"]
+
+
+def test_a_notebook_whose_run_begins_says_it_from_then_on():
+    talk = Talk().begin().begin(OTHER_SENDER)
+    say_roster(talk, "10.0.0.1:1")
+    say_roster(talk, "10.0.0.9:1", sender=OTHER_SENDER)
+    actions = talk.hear(Prepare(run="r", epoch=1), *plan(recv("x"), send("x", "phone")))
+    assert addresses(actions) == ["10.0.0.1:1"]
+
+
+def test_what_waits_for_a_device_that_is_no_member_any_more_fails():
+    talk = Talk().begin().roster().load(recv("x"), send("x", "phone"))
+    talk.hear(RUN)
+    talk.hear(value(), EIGHT)
+    actions = talk.hear(Roster(home="h"), b"[]")
+    (failed,) = [
+        a.message for a in actions if isinstance(a, ToPeer) and isinstance(a.message, Failed)
+    ]
+    assert "phone rejected x: it is no member of the home any more" in failed.text
+    assert ToPeer(OWNER_KEY, RosterSet(home="h")) in actions
+    assert talk.core.handle(MemberLost(MEMBER_KEY), talk.now_s) == []
