@@ -322,7 +322,8 @@ ROWS: dict[str, Row] = {
             "agent/core/test_core_loose:test_every_place_is_free_in_the_end_whatever_happens_in_whatever_order",
             "security/test_strangers:test_s12_a_message_of_very_many_frames_takes_bounded_memory_and_nobodys_time",
         ),
-        "one plan of the largest size is read in one piece, about a second on a slow device; "
+        "one plan of the largest size is read in one piece, about a second on a slow device; with "
+        "300,000 sends waiting, one collection of Python's garbage takes up to a second, too; "
         "messages without an end are bounded on Linux alone, to what PROTOCOL.md says",
     ),
     "S13": Row(
