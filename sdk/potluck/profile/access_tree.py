@@ -147,6 +147,7 @@ def network(
     rates: Mapping[Attachment, float],
     latency_s: Mapping[Flow, float],
     names: Sequence[str],
+    titles: Mapping[Key | Attachment, str] | None = None,
 ) -> Network:
     """The tree as media and paths.
 
@@ -160,6 +161,8 @@ def network(
         One way, per ordered pair; 0 where it is not known.
     names
         The devices, `home` among them.
+    titles
+        What media are called; else by who shares them.
     """
     buses = bus_keys(tree)
     quickest: dict[Key | Attachment, float] = {}
@@ -177,7 +180,10 @@ def network(
         for medium, rate in quickest.items()
     }
     media = {
-        medium: Medium(name=_name(medium), capacity_bytes_per_s=rate * units[medium])
+        medium: Medium(
+            name=(titles or {}).get(medium) or _name(medium),
+            capacity_bytes_per_s=rate * units[medium],
+        )
         for medium, rate in quickest.items()
     }
     paths = {

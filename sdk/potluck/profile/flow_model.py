@@ -95,6 +95,25 @@ class FlowModel:
         filled = (around[1:] != around[0]).any(axis=1)
         return [one for one, is_full in zip(self.attachments, filled, strict=True) if not is_full]
 
+    def error_fracs(self, log_rates: Array, noise_frac: float) -> Array:
+        """Standard errors of the attachments' rates, as parts of them; infinite where no flow has
+        filled one.
+
+        Parameters
+        ----------
+        log_rates
+            Logarithms of the attachments' rates.
+        noise_frac
+            Standard deviation of a measured rate.
+        """
+        around = self.rates(np.concatenate([log_rates[None], log_rates + NUDGE * np.eye(len(log_rates))]))
+        slopes = np.log(around[1:] / around[0]).T / NUDGE
+        found = np.full(len(log_rates), np.inf)
+        filled = abs(slopes).sum(axis=0) > 0
+        normal = slopes[:, filled].T @ slopes[:, filled]
+        found[filled] = noise_frac * np.sqrt(np.diag(np.linalg.pinv(normal)))
+        return found
+
     def least_rates(self, bytes_per_s: Sequence[float]) -> Array:
         """What each attachment has at least: its fastest flow, as often as that crosses its medium.
 

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from potluck.handle import Task
 from potluck.profile.access_tree import Flow
-from potluck.profile.tomography import Fit, Observation, Tomography
+from potluck.profile.tomography import Observation, Tomography
 from potluck.records import HOME
 from potluck.sessions.events import RequestAll, UplinkProbe
 from potluck.sessions.link import Link
@@ -26,8 +26,8 @@ def measure_links(
     send: Callable[[Mapping[Flow, tuple[int, int]]], Mapping[Flow, Seconds]],
     latency_s: Mapping[Flow, float],
     progress: Callable[[str], None] = lambda text: None,
-) -> Fit:
-    """How these devices hang together, and how fast.
+) -> Tomography:
+    """How these devices hang together, and how fast; all that was seen is in it.
 
     Parameters
     ----------
@@ -54,7 +54,7 @@ def measure_links(
             rates |= found
         tomography.add(Observation(flows=flows, bytes_per_s=tuple(found[flow] for flow in flows)))
         progress(", ".join(f"{source} to {target}" for source, target in flows))
-    return tomography.best
+    return tomography
 
 
 def rates_at_once(

@@ -74,6 +74,27 @@ class Fit:
         rates = model.rates(np.log([[self.rates[one] for one in model.attachments]]))[0].tolist()
         return [[rates.pop(0) for _ in probe] for probe in probes]
 
+    def error_fracs(
+        self, observations: Sequence[Observation], noise_frac: float = NOISE_FRAC
+    ) -> dict[Attachment, float]:
+        """Standard errors of the rates, as parts of them; infinite where no flow has filled one. A
+        tree that explains less than noise would has larger ones.
+
+        Parameters
+        ----------
+        observations
+            That it was fitted to.
+        noise_frac
+            Standard deviation of a measured rate.
+        """
+        model = FlowModel(self.tree, [observation.flows for observation in observations])
+        n = sum(len(observation.flows) for observation in observations)
+        spare = max(1, n - len(model.attachments))
+        noise_frac *= sqrt(max(1.0, self.misfit / spare))
+        at = np.log([self.rates[one] for one in model.attachments])
+        found = model.error_fracs(at, noise_frac).tolist()
+        return dict(zip(model.attachments, found, strict=True))
+
 
 class Tomography:
     """What is known of a home's links, and what to measure next.
@@ -107,6 +128,16 @@ class Tomography:
         """The tree that explains all observations so far."""
         self._refresh()
         return self._ranked[0]
+
+    def fitted(self, tree: Site) -> Fit:
+        """This tree, with the rates that explain all observations so far best.
+
+        Parameters
+        ----------
+        tree
+            How somebody says that the devices hang together.
+        """
+        return _Search(self.observations, self._noise_frac, set()).fit(tree, steps=2 * STEPS)
 
     def add(self, observation: Observation) -> None:
         """Take in one more measurement."""

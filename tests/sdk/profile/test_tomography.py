@@ -71,7 +71,7 @@ def test_an_air_is_measured_by_values_that_are_sent():
     rates = dict.fromkeys(attachments(tree), 6000000.0)
     played = Played(tree, rates, 0.002)
     waits_s = {(a, b): 0.002 for a in names for b in names if a != b}
-    fit = measure_links(names, played.send, waits_s)
+    fit = measure_links(names, played.send, waits_s).best
     assert fit.predicted([[("a", "b")], [("a", "b"), ("c", "d")]]) == [
         [pytest.approx(3e6, rel=0.05)],
         [pytest.approx(1.5e6, rel=0.05)] * 2,
