@@ -435,12 +435,16 @@ class Home(Shown):
         from potluck.profile.measure_network import measure_network
 
         capabilities = {name: self._members[name].capability for name in self._members.ready}
-        if self._lab is not None and self._lab.emulation is not None:  # each a machine of its own
+        emulation, home_host = self._lab.emulation if self._lab is not None else None, ""
+        if emulation is not None:  # each device is a machine of its own, and the notebook on one
             capabilities = {name: {**it, "host": name} for name, it in capabilities.items()}
+            home_host = emulation.home.home_at
 
         def work(task: Task) -> "HomeNetwork":
             bench = Bench(self._link, self._members, task, (len(capabilities) + 1) ** 2)
-            return measure_network(bench, self._link, task, capabilities).document
+            return measure_network(
+                bench, self._link, task, capabilities, home_host=home_host
+            ).document
 
         return self._follow(Handle(work, "measuring links"))
 

@@ -9,6 +9,7 @@ from potluck.profile.home_network import SHARED, Figure, HomeNetwork, SharedMedi
 from potluck.records import Network
 
 COLUMNS = ("medium", "kind", "devices", ">up", ">down", ">latency", ">jitter", "from")
+MOST_ERROR_FRAC = 1.0  # what is further off is an order of magnitude
 
 
 def table(document: HomeNetwork) -> Table:
@@ -99,6 +100,8 @@ def _rate(figure: Figure | None) -> str:
         return units.UNKNOWN
     if figure.error_frac == inf:
         return f"{units.rate(figure.value)} or more"
+    if figure.error_frac is not None and figure.error_frac > MOST_ERROR_FRAC:
+        return f"about {units.rate(figure.value)}"
     error = "" if figure.error_frac is None else f" ± {units.percent(figure.error_frac)}"
     return f"{units.rate(figure.value)}{error}"
 

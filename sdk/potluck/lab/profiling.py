@@ -77,7 +77,7 @@ def profile(
         }
         network = _late(emulation.network, latencies_s)
     else:
-        network = document.records
+        network = document.beside or document.records
     return Profile(
         model=name_of(model),
         signature=model.signature,

@@ -16,6 +16,7 @@ from potluck.errors import FileError, ModelError, OutOfMemory, PlanError, UserEr
 from potluck.graph.kinds import WEIGHT_COPIES, document_for, kind_on
 from potluck.handle import Task
 from potluck.profile.home_network import HomeNetwork
+from potluck.profile.link_probes import WAIT_BYTES
 from potluck.profile.links import Line, fit_line
 from potluck.profile.measure_network import measure_network, pairs_to_probe
 from potluck.profile.network import is_itself
@@ -27,7 +28,7 @@ from potluck.sessions.link import Link
 from potluck.sessions.members import Member, Members
 from potluck_wire.messages import Measure, Probe
 
-PROBE_BYTES = (4096, 256 * 1024, 2 * 2**20)  # latency; one chunk; a window's worth
+PROBE_BYTES = (WAIT_BYTES, 256 * 1024, 2 * 2**20)  # latency; one chunk; a window's worth
 PROBE_REPEATS = 3
 # of the smallest: they cost next to nothing, and a neighbour on the processor doubles their time
 SHORT_REPEATS = 9

@@ -28,6 +28,7 @@ from potluck.profile.access_tree import (
     ports,
     sites,
 )
+from potluck.profile.connection_hints import Hint, likely_tree, unlikeliness
 from potluck.profile.flow_model import OUTLIER, Array, FlowModel, fit_rates
 
 NOISE_FRAC = 0.1  # standard deviation of a measured rate
@@ -111,12 +112,21 @@ class Tomography:
         Standard deviation of a measured rate.
     seed
         Of the probes that are looked at.
+    hints
+        What devices say of their own connection.
     """
 
-    def __init__(self, names: Sequence[str], noise_frac: float = NOISE_FRAC, seed: int = 0) -> None:
+    def __init__(
+        self,
+        names: Sequence[str],
+        noise_frac: float = NOISE_FRAC,
+        seed: int = 0,
+        hints: Mapping[str, Hint] | None = None,
+    ) -> None:
         self.names = tuple(sorted(names))
         self.observations: list[Observation] = []
         self._noise_frac = noise_frac
+        self._hints = hints or {}
         self._chance = random.Random(seed)
         self._first = first_probes(self.names)
         self._ranked: list[Fit] = []
@@ -137,14 +147,14 @@ class Tomography:
         tree
             How somebody says that the devices hang together.
         """
-        return _Search(self.observations, self._noise_frac, set()).fit(tree, steps=2 * STEPS)
+        return self._search(set()).fit(tree, steps=2 * STEPS)
 
     def add(self, observation: Observation) -> None:
         """Take in one more measurement."""
         self.observations.append(observation)
         self._is_fresh = False
         if self._ranked:
-            search = _Search(self.observations, self._noise_frac, self._ruled_out)
+            search = self._search(self._ruled_out)
             again = [search.fit(fit.tree, fit.rates, steps=1) for fit in self._ranked]
             self._ranked = sorted(again, key=lambda it: it.score)
 
@@ -162,12 +172,13 @@ class Tomography:
         """Look for better trees than those ranked; whether that was not done before."""
         if self._is_fresh:
             return False
-        search = _Search(self.observations, self._noise_frac, self._ruled_out)
+        search = self._search(self._ruled_out)
         found = list(self._ranked)
         starts = self._ranked[:1]
         if not starts or not search.explains(starts[0]):
             trees = [ports(self.names), Site((Block(AIR, self.names),))]
             trees += _split_sites(self.names, self.observations)
+            trees += [likely_tree(self.names, self._hints)] if self._hints else []
             starts += [search.fit(tree) for tree in trees]
         for start in starts:
             best, near = search.descend(start)
@@ -176,6 +187,9 @@ class Tomography:
         self._ranked = sorted(unique.values(), key=lambda it: it.score)[: N_RIVALS + 1]
         self._is_fresh = True
         return True
+
+    def _search(self, ruled_out: set[Site]) -> "_Search":
+        return _Search(self.observations, self._noise_frac, ruled_out, self._hints)
 
     def _telling(self) -> tuple[Flow, ...] | None:
         """The probe about which the ranked trees disagree most, if that is worth it."""
@@ -259,12 +273,17 @@ class _Search:
     """Trees against one set of observations."""
 
     def __init__(
-        self, observations: Sequence[Observation], noise_frac: float, ruled_out: set[Site]
+        self,
+        observations: Sequence[Observation],
+        noise_frac: float,
+        ruled_out: set[Site],
+        hints: Mapping[str, Hint],
     ) -> None:
         self._probes = [observation.flows for observation in observations]
         self._seen = [rate for observation in observations for rate in observation.bytes_per_s]
         self._noise_frac = noise_frac
         self._ruled_out = ruled_out
+        self._hints = hints
 
     def descend(self, fit: Fit) -> tuple[Fit, list[Fit]]:
         """The best tree that moves lead to, each better than the one before, and its neighbours."""
@@ -310,7 +329,9 @@ class _Search:
             tree=tree,
             rates=dict(zip(model.attachments, np.exp(at).tolist(), strict=True)),
             misfit=misfit,
-            score=misfit / 2 + _n_free(tree) * log(len(self._seen)) / 2,
+            score=misfit / 2
+            + _n_free(tree) * log(len(self._seen)) / 2
+            + unlikeliness(tree, self._hints),
         )
 
 
