@@ -100,7 +100,12 @@ def _is_connection(value: Any) -> bool:
 
 
 def _is_address(value: Any) -> bool:
-    return _is_text(value) and 0 < len(value) <= MAX_ADDRESS and value.isascii() and value.isprintable()
+    return (
+        _is_text(value)
+        and 0 < len(value) <= MAX_ADDRESS
+        and value.isascii()
+        and value.isprintable()
+    )
 
 
 def _is_meters(value: Any) -> bool:

@@ -317,6 +317,11 @@ class Home(Shown):
         self._members.join([member.name])
         return self._members[member.name]
 
+    @property
+    def _folder(self) -> Path | None:
+        """Where the keys are; a lab has none."""
+        return self._ring.directory if self._ring is not None else None
+
     def _need_ring(self) -> "Keyring":
         if self._ring is None:
             raise HomeError(
@@ -374,7 +379,7 @@ class Home(Shown):
 
         need_model(model, "profiled")
         check_measuring(rows, repeats, devices)
-        known = declared(network, self._ring and self._ring.directory)
+        known = declared(network, self._folder)
         self._models[name_of(model)] = model
         store = Store() if self._ring is not None else None
 
@@ -410,19 +415,23 @@ class Home(Shown):
             if devices is None:
                 self._profiles[model.signature] = measured
                 self._network = measured.document
-                keep_network(self._network, self._ring and self._ring.directory)
+                keep_network(self._network, self._folder)
             return measured
 
         return self._follow(Handle(work, f"profiling {name_of(model)}"))
 
     def learn(self, run: "Run") -> "Profile":
-        """What this run showed goes into the profile of its model, here and in the cache: see
-        `profile.learning`.
+        """What this run showed of layers and links goes into the profile of its model and into
+        `home.network`, here and on disk: see `profile.from_runs`.
         """
         from potluck.profile.measure import keep
+        from potluck.profile.network_file import keep_network
         from potluck.profile.store import Store
 
         profile = self._profiles[run.signature] = run.learn()
+        if profile.document is not None:
+            self._network = profile.document
+            keep_network(self._network, self._folder)
         if self._ring is not None:
             keep(Store(), profile, self._members)
         return profile
@@ -462,7 +471,7 @@ class Home(Shown):
         if self._lab is not None and self._lab.network is not None:
             return HomeNetwork(beside=self._lab.network)
         said = {name: self._members[name].capability for name in self._members.ready}
-        kept = kept_network(self._ring and self._ring.directory) or HomeNetwork()
+        kept = kept_network(self._folder) or HomeNetwork()
         return replace(kept, beside=network_of(said, {}))
 
     def deploy(

@@ -181,7 +181,7 @@ def network(
     }
     media = {
         medium: Medium(
-            name=(titles or {}).get(medium) or _name(medium),
+            name=(titles or {}).get(medium) or name_of(medium),
             capacity_bytes_per_s=rate * units[medium],
         )
         for medium, rate in quickest.items()
@@ -246,7 +246,14 @@ def _units(ratios: Iterable[float]) -> int:
     )
 
 
-def _name(medium: Key | Attachment) -> str:
+def name_of(medium: Key | Attachment) -> str:
+    """What a medium is called that nobody gave a name: by who shares it.
+
+    Parameters
+    ----------
+    medium
+        All devices of a shared one; or an attachment, and which way.
+    """
     if isinstance(medium, tuple):
         key, way = medium
         return f"{' and '.join(sorted(key))} {way}"

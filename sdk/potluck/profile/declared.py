@@ -52,9 +52,7 @@ def fitted(
         else figure
         for one, figure in found.items()
     }
-    rows = tuple(
-        row for one in declared.media for row in _refitted(one, declared.media, kept)
-    )
+    rows = tuple(row for one in declared.media for row in _refitted(one, declared.media, kept))
     document = timed(replace(declared, media=rows), waits_s)
     return document, [f"{line} {STEP}" for line in said]
 
@@ -84,7 +82,9 @@ def _of_rates(
         if figure.source != DECLARED or measured is None:
             continue
         is_least = measured.error_frac == inf
-        error = SURE * ((figure.error_frac or 0.0) + (NOISE_FRAC if is_least else measured.error_frac or 0.0))
+        error = SURE * (
+            (figure.error_frac or 0.0) + (NOISE_FRAC if is_least else measured.error_frac or 0.0)
+        )
         apart = log(measured.value / figure.value)
         if apart > error or (apart < -error and not is_least):
             which = "" if way == BOTH else f" ({way})"

@@ -106,7 +106,9 @@ class FlowModel:
         noise_frac
             Standard deviation of a measured rate.
         """
-        around = self.rates(np.concatenate([log_rates[None], log_rates + NUDGE * np.eye(len(log_rates))]))
+        around = self.rates(
+            np.concatenate([log_rates[None], log_rates + NUDGE * np.eye(len(log_rates))])
+        )
         slopes = np.log(around[1:] / around[0]).T / NUDGE
         found = np.full(len(log_rates), np.inf)
         filled = abs(slopes).sum(axis=0) > 0

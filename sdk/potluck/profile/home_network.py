@@ -55,8 +55,8 @@ class Figure:
 class SharedMedium:
     """One row of the document. No rate: it is never full, or nobody knows it yet.
 
-    `up_bytes_per_s` is what one device sends at most, and alone where there is no `down_bytes_per_s`:
-    then both ways share it. `latency_s` is of one crossing, `jitter_s` how far the middle half of
+    `up_bytes_per_s` is what one device sends at most; without `down_bytes_per_s` both ways share
+    it. `latency_s` is of one crossing, `jitter_s` how far the middle half of
     such waits lie apart. `stations`: devices of an air or a bus with rates of their own, which is
     else that of the row.
     """
@@ -137,9 +137,11 @@ class HomeNetwork(Tabular):
 
     @property
     def records(self) -> Network:
-        """It as planners take it."""
+        """It as planners take it: by its rows, or as it is played where it has none."""
         from potluck.profile.network_rows import network
 
+        if not self.media and self.beside is not None:
+            return self.beside
         return network(self, self.devices)
 
     def path(self, source: str, target: str) -> Path:
@@ -224,14 +226,15 @@ def _check_pair(one: SharedMedium, other: SharedMedium, uplinks: list[set[str]])
     a, b = set(one.devices), set(other.devices)
     less, more = (a, b) if a < b else (b, a)
     if not a & b or (
-        UPLINK not in (one.kind, other.kind)
-        and any(less <= behind < more for behind in uplinks)
+        UPLINK not in (one.kind, other.kind) and any(less <= behind < more for behind in uplinks)
     ):
         return
     both = f"{', '.join(sorted(a & b))} in {one.name!r} and in {other.name!r}"
     if UPLINK not in (one.kind, other.kind):
-        uplinks = "An uplink of a part of them would say what is behind what."
-        raise UserError(f"a device has one medium beside uplinks, got {both}.", next_step=uplinks)
+        raise UserError(
+            f"a device has one medium beside uplinks, got {both}.",
+            next_step="An uplink of a part of them would say what is behind what.",
+        )
     if not (a <= b or b <= a):
         raise UserError(
             f"{one.name!r} and {other.name!r} overlap: {both}.",
@@ -253,9 +256,7 @@ def _check_pair(one: SharedMedium, other: SharedMedium, uplinks: list[set[str]])
         )
 
 
-def _left(
-    media: tuple[SharedMedium, ...], machines: Mapping[str, str]
-) -> Iterator[SharedMedium]:
+def _left(media: tuple[SharedMedium, ...], machines: Mapping[str, str]) -> Iterator[SharedMedium]:
     def left(row: SharedMedium) -> tuple[str, ...]:
         return tuple(dict.fromkeys(machines[name] for name in row.devices if name in machines))
 

@@ -5,7 +5,6 @@ Devices of one machine share its processor, so they are measured one after anoth
 machines in parallel.
 """
 
-import platform
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor

@@ -52,7 +52,9 @@ def load_network(path: str | Path) -> HomeNetwork:
     except (OSError, UnicodeDecodeError) as error:
         raise FileError(f"{path} cannot be read: {error}.", path=str(path)) from error
     except (tomllib.TOMLDecodeError, RecursionError, ValueError) as error:
-        raise FileError(f"{path}: expected TOML: {error}.", next_step=STEP, path=str(path)) from error
+        raise FileError(
+            f"{path}: expected TOML: {error}.", next_step=STEP, path=str(path)
+        ) from error
     return _Reader(path).document(table)
 
 
@@ -223,7 +225,9 @@ class _Reader:
             for field in RATES
             if field in row
         }
-        jitter_s = self._number(row.pop("jitter_s"), f"{where}.jitter_s") if "jitter_s" in row else None
+        jitter_s = (
+            self._number(row.pop("jitter_s"), f"{where}.jitter_s") if "jitter_s" in row else None
+        )
         stations = self._take(row, where, "stations", dict, "a table") if "stations" in row else {}
         self._done(row, where)
         rates = {

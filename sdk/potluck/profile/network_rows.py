@@ -119,14 +119,35 @@ def network(document: HomeNetwork, names: Sequence[str]) -> Network:
         for b in names
         if a != b
     }
-    titles = {place: row.name for place, row in rows.items() if place == frozenset(row.devices)}
+    titles = {place: _title(row, place) for place, row in rows.items()}
     return access_tree.network(tree, rates, latency_s, names, titles)
 
 
+def media_of(document: HomeNetwork) -> dict[str, dict[str, str]]:
+    """Per row, what planners call its media, by the way that they lead: up, down or both. A row of
+    several ports has one for each, and is told by none.
+
+    Parameters
+    ----------
+    document
+        The rows.
+    """
+    return {
+        row.name: {
+            place[1] if isinstance(place, tuple) else BOTH: _title(row, place)
+            for place in _places(row, document.media)
+            if row.kind != SWITCH or len(row.devices) == 1
+        }
+        for row in document.media
+    }
+
+
+def _title(row: SharedMedium, place: Place) -> str:
+    return row.name if place == frozenset(row.devices) else access_tree.name_of(place)
+
+
 def document_of(
-    tree: Site,
-    rates: Mapping[Attachment, Figure],
-    waits_s: Mapping[Flow, Sequence[float]],
+    tree: Site, rates: Mapping[Attachment, Figure], waits_s: Mapping[Flow, Sequence[float]]
 ) -> HomeNetwork:
     """What was found, as a document.
 
@@ -161,13 +182,9 @@ def timed(document: HomeNetwork, waits_s: Mapping[Flow, Sequence[float]]) -> Hom
         Per ordered pair, what small messages took.
     """
     tree = tree_of(document)
-    names = {
-        place: row.name for row in document.media for place in _places(row, document.media)
-    }
+    names = {place: row.name for row in document.media for place in _places(row, document.media)}
     ways = {
-        flow: [
-            (names[place], len(used)) for place, used in crossings(tree, flow) if place in names
-        ]
+        flow: [(names[place], len(used)) for place, used in crossings(tree, flow) if place in names]
         for flow in waits_s
     }
     latency_s, jitter_s = _latencies_s(ways, waits_s), _jitters_s(ways, waits_s)
@@ -221,9 +238,7 @@ def _site(devices: Sequence[str], rows: Sequence[SharedMedium]) -> Site:
 
 
 def _inside(uplink: SharedMedium, rows: Sequence[SharedMedium]) -> Iterator[SharedMedium]:
-    return (
-        row for row in rows if row is not uplink and set(row.devices) <= set(uplink.devices)
-    )
+    return (row for row in rows if row is not uplink and set(row.devices) <= set(uplink.devices))
 
 
 def _is_half(row: SharedMedium) -> bool:
@@ -299,7 +314,8 @@ def _latencies_s(
         for i in range(len(found)):
             squares = sum(row[i] ** 2 for row, _ in rows) * (1 + LEAST_SHARE)
             pull = sum(
-                row[i] * (wait_s - sum(n * s for n, s in zip(row, found, strict=True)) + row[i] * found[i])
+                row[i]
+                * (wait_s - sum(n * s for n, s in zip(row, found, strict=True)) + row[i] * found[i])
                 for row, wait_s in rows
                 if row[i]
             )

@@ -39,10 +39,10 @@ class Profile(Shown):
 
     `notes`: what could not be measured.
 
-    `document`: the network as `home.network` shows it. `home` names a home of the library. `graph` and `bounds`: the operators that the layers are made
-    of, where they are known; layer i is the nodes [bounds[i], bounds[i + 1]). `untrained`: why the
-    model cannot be trained, if so. `excluded`: why devices that were asked could not be measured;
-    problems name them, too.
+    `document`: the network as `home.network` shows it. `home` names a home of the library. `graph`
+    and `bounds`: the operators that the layers are made of, where they are known; layer i is the
+    nodes [bounds[i], bounds[i + 1]). `untrained`: why the model cannot be trained, if so.
+    `excluded`: why devices that were asked could not be measured; problems name them, too.
 
     Asked "what if", it answers with a profile of the home as it would be: `with_device`,
     `without_device`, `with_medium`. The times of a device that is not there are estimated, and say

@@ -1,8 +1,9 @@
 """From "how the home is wired" to shared media and the paths over them. Pure.
 
-wifi: one radio channel for all, or for each site, crossed up to the access point and down again. switch: every port
-has its own media, one each way. ring: a cable between neighbours, one medium each way, the shorter
-way round. sites: a switch per site and links between sites (a WAN uplink is a link).
+wifi: one radio channel for all, or for each site, crossed up to the access point and down again.
+switch: every port has its own media, one each way. ring: a cable between neighbours, one medium
+each way, the shorter way round. sites: a switch per site and links between sites (a WAN uplink is
+a link).
 """
 
 from collections.abc import Callable, Sequence

@@ -9,14 +9,13 @@ from tests.sdk.lab.homes import write_home
 
 import potluck
 from potluck.lab.namespaces import missing
+from potluck.planning.evaluate import judge
+from potluck.profile.home_network import AIR, SWITCH, UPLINK
 from potluck.records import HOME
+from potluck.testing.inside import lab_of
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing() or "namespaces")
-
-from potluck.planning.evaluate import judge
-from potluck.profile.home_network import AIR, SWITCH, UPLINK
-from potluck.testing.inside import lab_of
 
 SCALE = 100.0
 RATE = 6e6  # bytes per second of a medium in the lab
@@ -30,9 +29,7 @@ def slow_link(part, of):
         f'{{ value = {RATE * SCALE * each}, basis = "estimate", source = "a test" }}'
         for each in (part, of)
     )
-    return (
-        f'{{ sites = ["here", "far"], there_bytes_per_s = {there}, back_bytes_per_s = {back} }}'
-    )
+    return f'{{ sites = ["here", "far"], there_bytes_per_s = {there}, back_bytes_per_s = {back} }}'
 
 
 THREE, FOUR = ("one", "two", "three"), ("one", "two", "three", "four")
@@ -55,9 +52,7 @@ WIRINGS = {
         {(UPLINK, ("four", "three"))},
     ),
 }
-LONG = [
-    pytest.param(name, marks=[] if name == "wifi" else pytest.mark.long) for name in WIRINGS
-]
+LONG = [pytest.param(name, marks=[] if name == "wifi" else pytest.mark.long) for name in WIRINGS]
 
 
 @pytest.fixture
@@ -82,7 +77,7 @@ def test_what_is_measured_is_the_truth_and_plans_by_it_hold(wiring, model, tmp_p
         for pair in truth.paths:
             if truth.path(*pair).media:
                 assert document.bandwidth(*pair) == pytest.approx(truth.bandwidth(*pair), rel=0.25)
-        profile = home.profile(model[0], rows=(2, 4, BATCH), repeats=7, network=document).wait()
+        profile = home.profile(model[0], rows=(2, 4, BATCH), repeats=5, network=document).wait()
         assert home.network.media == document.media
         workload = potluck.Training(batch=BATCH)
         plan = potluck.plan(profile, workload).best
@@ -95,9 +90,9 @@ def test_what_is_measured_is_the_truth_and_plans_by_it_hold(wiring, model, tmp_p
         assert on_truth.latency_s == pytest.approx(plan.latency_s, rel=0.1)
         run = home.deploy(plan, model[0]).wait()
         x, y = model[1]
-        errors = []
-        for _ in range(TRIES):
-            run.fit([(x, y)] * 4).wait()
+        errors: list[float] = []
+        while len(errors) < TRIES and min(errors, default=1.0) > 0.1:
+            run.fit([(x, y)] * 3).wait()
             errors.append(run.compare().error_frac)
         assert min(errors) <= 0.1
         run.close()

@@ -71,7 +71,9 @@ def inferred(names, tree, rates, hints, seed):
 
 
 @pytest.mark.parametrize(
-    ("hint", "kind"), [(None, AIR), (wifi(2437), AIR), (CABLE, BUS)], ids=["silent", "wifi", "wired"]
+    ("hint", "kind"),
+    [(None, AIR), (wifi(2437), AIR), (CABLE, BUS)],
+    ids=["silent", "wifi", "wired"],
 )
 def test_an_air_or_a_bus_is_what_devices_say_where_rates_are_the_same(hint, kind):
     """All that is sent takes the time of one medium: that is an air, or a bus of half its rate."""

@@ -1,5 +1,5 @@
-"""The document of a network: rows and trees say the same, files hold it, and what is wrong in one is
-named.
+"""The document of a network: rows and trees say the same, files hold it, and what is wrong in one
+is named.
 """
 
 import random
@@ -47,12 +47,11 @@ def drawn_document(wiring, seed, wait_s=0.001):
     names, tree, rates = drawn(random.Random(f"{wiring} {seed}"), wiring)
     everybody = [*names, HOME]
     waits_s = {
-        (a, b): (0.9 * wait_s, wait_s, 1.1 * wait_s)
-        for a in everybody
-        for b in everybody
-        if a != b
+        (a, b): (0.9 * wait_s, wait_s, 1.1 * wait_s) for a in everybody for b in everybody if a != b
     }
-    found = {one: Figure(value=rate, error_frac=0.05, source=MEASURED) for one, rate in rates.items()}
+    found = {
+        one: Figure(value=rate, error_frac=0.05, source=MEASURED) for one, rate in rates.items()
+    }
     return everybody, tree, rates, document_of(tree, found, waits_s)
 
 
@@ -242,7 +241,7 @@ def seen(wiring, seed):
 
 
 def test_a_declaration_that_holds_is_not_contradicted():
-    names, tree, rates, tomography = seen("wifi and cables", 1)
+    tree, rates, tomography = seen("wifi and cables", 1)[1:]
     declared_rates = {one: Figure(value=rate) for one, rate in rates.items()}
     truth = document_of(tree, declared_rates, {})
     document, said = fitted(replace(truth, is_declared=True), tomography, {})
@@ -255,7 +254,7 @@ def test_a_declaration_that_holds_is_not_contradicted():
 
 
 def test_a_rate_that_was_not_measured_is_said_with_both_numbers():
-    names, tree, rates, tomography = seen("wifi", 2)
+    tree, rates, tomography = seen("wifi", 2)[1:]
     wrong = {one: Figure(value=3 * rate) for one, rate in rates.items()}
     document, said = fitted(document_of(tree, wrong, {}), tomography, {})
     assert any("was declared gives" in line and "measured is" in line for line in said)
@@ -265,7 +264,7 @@ def test_a_rate_that_was_not_measured_is_said_with_both_numbers():
 
 
 def test_a_structure_that_explains_nothing_is_kept_and_said():
-    names, _, rates, tomography = seen("wifi", 3)
+    names, _, _, tomography = seen("wifi", 3)
     ports = HomeNetwork(media=tuple(shared(SWITCH, name) for name in names), is_declared=True)
     document, said = fitted(ports, tomography, {})
     assert any("cannot explain" in line and "it gives" in line for line in said)
