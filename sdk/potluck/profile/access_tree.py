@@ -57,6 +57,16 @@ class Site:
         """All devices below it."""
         return frozenset().union(*(block.key for block in self.blocks))
 
+    @cached_property
+    def joined(self) -> "dict[str, tuple[Block, Node]]":
+        """Per device below it, the block and the node through which it is joined."""
+        return {
+            name: (block, node)
+            for block in self.blocks
+            for node in block.nodes
+            for name in key_of(node)
+        }
+
 
 Node = str | Site
 
@@ -95,7 +105,7 @@ def crossings(tree: Site, flow: Flow) -> tuple[Crossing, ...]:
     source, target = flow
     site = tree
     while True:  # down to the switch that both hang below, each by an attachment of its own
-        (block, a), (other, b) = _joined(site, source), _joined(site, target)
+        (block, a), (other, b) = site.joined[source], site.joined[target]
         if a is b and isinstance(a, Site):
             site = a
             continue
@@ -107,7 +117,7 @@ def crossings(tree: Site, flow: Flow) -> tuple[Crossing, ...]:
         found += [_crossed(block, a, UP), _crossed(other, b, DOWN)]
     for node, name, way in ((a, source, UP), (b, target, DOWN)):
         while isinstance(node, Site):
-            block, inner = _joined(node, name)
+            block, inner = node.joined[name]
             found.append(_crossed(block, inner, way))
             node = inner
     return tuple(found)
@@ -220,14 +230,6 @@ def told(tree: Site) -> list[str]:
             if block.kind != PORT and len(block.key) > 1
         ]
     return found
-
-
-def _joined(site: Site, name: str) -> tuple[Block, Node]:
-    for block in site.blocks:
-        for node in block.nodes:
-            if name == node or (isinstance(node, Site) and name in node.key):
-                return block, node
-    raise KeyError(name)
 
 
 def _crossed(block: Block, node: Node, way: str) -> Crossing:
