@@ -21,6 +21,7 @@ from potluck.profile.network_rows import attachments_of, rates_of, timed, tree_o
 from potluck.profile.tomography import NOISE_FRAC, Fit, Observation, Tomography
 
 SURE = 4.0  # standard errors; what is further off is no noise
+CLEARLY = 16.0  # of a sum of squared errors, in standard deviations
 MOST_SAID = 3  # flows, the worst of them
 STEP = (
     "Correct home.network (or network.toml beside the keys) and give it back: "
@@ -45,7 +46,9 @@ def fitted(
     """
     fit = tomography.fitted(tree_of(declared))
     known, found = rates_of(declared), figures(fit, tomography.observations)
-    said = [*_of_rates(known, found), *_of_flows(fit, tomography.observations)]
+    said = [*_of_rates(known, found)]
+    if fit.misfit > tomography.best.misfit + CLEARLY:  # else no other structure explains more
+        said += _of_flows(fit, tomography.observations)
     kept = {
         one: known[one]
         if one in known and figure.error_frac == inf and known[one].value >= figure.value

@@ -23,8 +23,10 @@ from potluck.profile.access_tree import (
     Attachment,
     Block,
     Flow,
+    Key,
     Node,
     Site,
+    key_of,
     ports,
     sites,
 )
@@ -288,8 +290,9 @@ class _Search:
     def descend(self, fit: Fit) -> tuple[Fit, list[Fit]]:
         """The best tree that moves lead to, each better than the one before, and its neighbours."""
         while True:
+            kinds = _kinds(fit.tree)
             rough = [
-                self.glance(tree, fit.rates)
+                self.glance(tree, _kept(fit.rates, kinds, tree))
                 for tree in dict.fromkeys(moves(fit.tree))
                 if tree not in self._ruled_out
             ]
@@ -333,6 +336,26 @@ class _Search:
             + _n_free(tree) * log(len(self._seen)) / 2
             + unlikeliness(tree, self._hints),
         )
+
+
+def _kinds(tree: Site) -> dict[Key, str]:
+    """The kind of the block that each node is in."""
+    return {
+        key_of(node): block.kind
+        for site in sites(tree)
+        for block in site.blocks
+        for node in block.nodes
+    }
+
+
+def _kept(
+    rates: Mapping[Attachment, float], kinds: Mapping[Key, str], tree: Site
+) -> dict[Attachment, float]:
+    """The rates that mean the same in another tree: a flow crosses an air twice, and a bus once."""
+    now = _kinds(tree)
+    return {
+        (key, way): rate for (key, way), rate in rates.items() if now.get(key) == kinds[key]
+    }
 
 
 def _n_free(tree: Site) -> float:
