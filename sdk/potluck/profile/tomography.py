@@ -43,6 +43,7 @@ RARITY = {PORT: 0.0, AIR: 0.5, BUS: 3.0}
 PORT_RATES = 1.5  # most are as fast both ways
 ALONE = 1.5  # rarer still: an air with one node
 FAR = 25.0  # one that is worse by so much is not looked at again
+HOPELESS = 60.0  # a start that is worse by so much leads to nothing simpler that explains all
 WORTH = 0.5  # squared standard deviations by which trees must disagree about a probe
 
 
@@ -182,7 +183,10 @@ class Tomography:
             trees += _split_sites(self.names, self.observations)
             trees += [likely_tree(self.names, self._hints)] if self._hints else []
             starts += [search.fit(tree) for tree in trees]
-        for start in starts:
+        for start in sorted(starts, key=lambda it: it.score):
+            best = min(found, key=lambda it: it.score, default=start)
+            if search.explains(best) and start.score > best.score + HOPELESS:
+                break
             best, near = search.descend(start)
             found += [best, *near]
         unique = {fit.tree: fit for fit in sorted(found, key=lambda it: -it.score)}
@@ -353,9 +357,7 @@ def _kept(
 ) -> dict[Attachment, float]:
     """The rates that mean the same in another tree: a flow crosses an air twice, and a bus once."""
     now = _kinds(tree)
-    return {
-        (key, way): rate for (key, way), rate in rates.items() if now.get(key) == kinds[key]
-    }
+    return {(key, way): rate for (key, way), rate in rates.items() if now.get(key) == kinds[key]}
 
 
 def _n_free(tree: Site) -> float:
