@@ -18,6 +18,7 @@ BACKEND_OF = {"aten": "torch", "onnx": "onnxruntime"}  # what computes each kind
 MAX_NUMBER = 1e15  # a petabyte per second
 MIN_RATE = 1e-3  # or none at all
 MAX_OVERHEAD_S = 1e6
+MAX_ADDRESS = 64  # characters
 MAX_ENTRIES = 4096  # names in one list: the operators are some hundred
 
 
@@ -105,6 +106,28 @@ def _is_numbers(value: Any, keys: set[str]) -> bool:
     )
 
 
+def _is_connection(value: Any) -> bool:
+    return (
+        type(value) is dict
+        and set(value) <= {"kind", "bytes_per_s", "frequency_hz", "gateway"}
+        and any(value.get("kind") == kind for kind in (None, "wired", "wifi"))
+        and all(
+            value.get(key) is None or _is_number(value[key])
+            for key in ("bytes_per_s", "frequency_hz")
+        )
+        and (value.get("gateway") is None or _is_address(value["gateway"]))
+    )
+
+
+def _is_address(value: Any) -> bool:
+    return (
+        _is_text(value)
+        and 0 < len(value) <= MAX_ADDRESS
+        and value.isascii()
+        and value.isprintable()
+    )
+
+
 def _is_meters(value: Any) -> bool:
     return (
         type(value) is list
@@ -149,6 +172,14 @@ FIELDS: dict[str, tuple[Callable[[Any], bool], str, Any, str]] = {
         "a count or null",
         None,
         "threads that the worker computes with",
+    ),
+    "connection": (
+        _or_none(_is_connection),
+        "{kind, bytes_per_s, frequency_hz, gateway} or null",
+        None,
+        "how it was connected when the agent began, as its system says (since 1.7): `wired` or "
+        "`wifi`, the speed of the link, the WiFi channel's frequency, the gateway's address; null "
+        "what it does not say",
     ),
     "battery_frac": (
         _or_none(_is_number),

@@ -2,6 +2,7 @@
 
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -9,7 +10,7 @@ from potluck.discover.addresses import as_name, candidates, parse_addresses
 from potluck.discover.mdns import Enough, browse
 from potluck.errors import EmptyHome, HomeError, UserError
 from potluck.handle import Handle, Task
-from potluck.records import Network, Plan
+from potluck.records import Plan
 from potluck.sessions.connections import Keys
 from potluck.sessions.curve_link import CurveLink
 from potluck.sessions.link import Link
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from potluck.lab.lab import Playground
     from potluck.lab.scenario import Script
     from potluck.offload.accelerate import Place
+    from potluck.profile.home_network import HomeNetwork
     from potluck.profile.profiles import Profile
     from potluck.run.optimizers import Optimizer
     from potluck.run.run import Run
@@ -69,6 +71,7 @@ class Home(Shown):
         self._lab: Playground | None = None
         self._models: dict[str, Model] = {}
         self._profiles: dict[str, Profile] = {}
+        self._network: HomeNetwork | None = None
         self._work: weakref.WeakSet[Handle[Any]] = weakref.WeakSet()
         self._runs: weakref.WeakSet[Run] = weakref.WeakSet()
         self._closed = False
@@ -314,6 +317,11 @@ class Home(Shown):
         self._members.join([member.name])
         return self._members[member.name]
 
+    @property
+    def _folder(self) -> Path | None:
+        """Where the keys are; a lab has none."""
+        return self._ring.directory if self._ring is not None else None
+
     def _need_ring(self) -> "Keyring":
         if self._ring is None:
             raise HomeError(
@@ -332,6 +340,7 @@ class Home(Shown):
         repeats: int = 3,
         fresh: bool = False,
         devices: Sequence[str] | None = None,
+        network: "HomeNetwork | str | Path | None" = None,
     ) -> "Handle[Profile]":
         """Measure how fast each device runs each layer of `model`, and how the devices are
         connected.
@@ -351,18 +360,26 @@ class Home(Shown):
             Measure again what the cache already holds.
         devices
             Only these, and it is not kept as the home's profile. Default: all that are ready.
+        network
+            How the devices are connected: `home.network` as you corrected it, or a TOML file of it.
+            Its media are kept and their rates measured; what contradicts that is said. Default: the
+            one beside the keys where that is declared, else all is measured. A lab takes it as it
+            is, and by default that which it plays.
 
         Raises
         ------
         UserError
-            Rows, repeats or devices are not what they should be, or this is no `Model`.
+            Rows, repeats, devices or the network are not what they should be, or this is no
+            `Model`.
         """
         from potluck.lab import profiling
         from potluck.profile.measure import check_measuring, name_of, need_model, profile
+        from potluck.profile.network_file import declared, keep_network
         from potluck.profile.store import Store
 
         need_model(model, "profiled")
         check_measuring(rows, repeats, devices)
+        known = declared(network, self._folder)
         self._models[name_of(model)] = model
         store = Store() if self._ring is not None else None
 
@@ -379,6 +396,7 @@ class Home(Shown):
                     rows=rows,
                     repeats=repeats,
                     devices=devices,
+                    document=known,
                 )
             else:
                 measured = profile(
@@ -392,39 +410,69 @@ class Home(Shown):
                     store=None if fresh else store,
                     save=store,
                     devices=devices,
+                    known=known,
                 )
             if devices is None:
                 self._profiles[model.signature] = measured
+                self._network = measured.document
+                keep_network(self._network, self._folder)
             return measured
 
         return self._follow(Handle(work, f"profiling {name_of(model)}"))
 
     def learn(self, run: "Run") -> "Profile":
-        """What this run showed goes into the profile of its model, here and in the cache: see
-        `profile.learning`.
+        """What this run showed of layers and links goes into the profile of its model and into
+        `home.network`, here and on disk: see `profile.from_runs`.
         """
         from potluck.profile.measure import keep
+        from potluck.profile.network_file import keep_network
         from potluck.profile.store import Store
 
         profile = self._profiles[run.signature] = run.learn()
+        if profile.document is not None:
+            self._network = profile.document
+            keep_network(self._network, self._folder)
         if self._ring is not None:
             keep(Store(), profile, self._members)
         return profile
 
-    @property
-    def network(self) -> Network:
-        """How the devices are connected: as the latest profile measured it, as the lab plays it, or
-        as they say.
+    def measure_network(self) -> "Handle[HomeNetwork]":
+        """Measure how the devices are connected, and nothing else: what `profile` does for a real
+        home, and in a lab what it would find if nobody told it.
         """
-        from potluck.profile.network import network_of
+        from potluck.profile.measure import Bench
+        from potluck.profile.measure_network import measure_network
 
-        if self._profiles:
-            return next(reversed(self._profiles.values())).network
+        capabilities = {name: self._members[name].capability for name in self._members.ready}
+        emulation, home_host = self._lab.emulation if self._lab is not None else None, ""
+        if emulation is not None:  # each device is a machine of its own, and the notebook on one
+            capabilities = {name: {**it, "host": name} for name, it in capabilities.items()}
+            home_host = emulation.home.home_at
+
+        def work(task: Task) -> "HomeNetwork":
+            bench = Bench(self._link, self._members, task, (len(capabilities) + 1) ** 2)
+            return measure_network(
+                bench, self._link, task, capabilities, home_host=home_host
+            ).document
+
+        return self._follow(Handle(work, "measuring links"))
+
+    @property
+    def network(self) -> "HomeNetwork":
+        """How the devices are connected: as the latest profile measured it, as the lab plays it, as
+        the file beside the keys has it, or as they say.
+        """
+        from potluck.profile.home_network import HomeNetwork
+        from potluck.profile.network import network_of
+        from potluck.profile.network_file import kept_network
+
+        if self._network is not None:
+            return self._network
         if self._lab is not None and self._lab.network is not None:
-            return self._lab.network
-        return network_of(
-            {name: self._members[name].capability for name in self._members.ready}, {}
-        )
+            return HomeNetwork(beside=self._lab.network)
+        said = {name: self._members[name].capability for name in self._members.ready}
+        kept = kept_network(self._folder) or HomeNetwork()
+        return replace(kept, beside=network_of(said, {}))
 
     def deploy(
         self,

@@ -1,5 +1,7 @@
 """A capability statement is believed only as far as its types hold; new keys are no error."""
 
+import json
+
 import pytest
 
 from potluck_wire.documents import dump
@@ -35,6 +37,7 @@ WRONG = {
     "platform": 3,
     "cores": 4.0,
     "threads": "4",
+    "connection": {"kind": "wired", "ssid": "ours"},
     "battery_frac": True,
     "meters": [{"name": "ina3221"}],
     "bounds": {"network": True},
@@ -51,6 +54,31 @@ WRONG = {
 def test_refuses_another_type(key):
     with pytest.raises(WireError):
         read(dump({**GOOD, key: WRONG[key]}))
+
+
+@pytest.mark.parametrize(
+    "connection",
+    [
+        [],
+        {"kind": "pigeon"},
+        {"kind": ["wifi"]},
+        {"kind": "wifi", "frequency_hz": "2.4 GHz"},
+        {"bytes_per_s": -1},
+        {"bytes_per_s": float("inf")},
+        {"gateway": ""},
+        {"gateway": "x" * 65},
+        {"gateway": "10.0.0.1\n\x1b[2J"},
+        {"gateway": 1},
+    ],
+)
+def test_refuses_a_connection_that_no_system_has(connection):
+    with pytest.raises(WireError):
+        read(json.dumps({**GOOD, "connection": connection}).encode())
+
+
+@pytest.mark.parametrize("connection", [None, {}, {"kind": None, "gateway": "fe80::1%eth0"}])
+def test_a_system_may_say_nothing_of_its_connection(connection):
+    assert read(dump({**GOOD, "connection": connection}))["connection"] == connection
 
 
 @pytest.mark.parametrize("key", GOOD)

@@ -189,6 +189,7 @@ def _meter(chosen: Options) -> tuple[Any, dict[str, Any]]:
     import platform
 
     from potluck_agent.meters import explain, open_meter
+    from potluck_agent.net.connection import connection
 
     power = chosen.power
     facts: dict[str, Any] = {
@@ -196,6 +197,7 @@ def _meter(chosen: Options) -> tuple[Any, dict[str, Any]]:
         "platform": f"{platform.system()} {platform.machine()}",
         "cores": os.cpu_count(),
         "threads": chosen.threads,
+        "connection": connection(),
         "meters": [_statement(found) for found in explain()],
     }
     if chosen.is_emulated:

@@ -273,7 +273,7 @@ def _profile(home: "Home", model: Any, plan: Plan, load: float) -> "Profile":
         return Profile(
             model=plan.model,
             signature=model.signature,
-            network=home.network,
+            network=home.network.records,
             devices=tuple(Device(name=name, memory_bytes=10**9) for name in plan.devices),
             training=measurements_of(model, True, dict.fromkeys(plan.devices, costs)),
         )

@@ -31,11 +31,12 @@ TUNNELS = ("docker", "br-", "veth", "tun", "tap", "wg", "utun", "tailscale", "zt
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One thing looked at: how it is, and what to do (empty where all is well)."""
+    """One thing looked at: how it is, what to do (empty where all is well), and a drawing."""
 
     level: str
     what: str
     remedy: str = ""
+    drawing: str = ""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -65,14 +66,16 @@ def examine(wait_s: float) -> Iterator[Finding]:
     yield from interfaces()
     yield multicast()
     yield from devices(wait_s)
+    yield network()
 
 
 def show(finding: Finding) -> str:
-    """One finding as one or two lines."""
+    """One finding as one or two lines, and its drawing."""
     from potluck.texts import harmless
 
-    remedy = f"\n{'':9}{harmless(finding.remedy)}" if finding.remedy else ""
-    return f"{finding.level:<9}{harmless(finding.what)}{remedy}"
+    below = [*([finding.remedy] if finding.remedy else []), *finding.drawing.splitlines()]
+    lines = "".join(f"\n{'':9}{harmless(line)}" for line in below)
+    return f"{finding.level:<9}{harmless(finding.what)}{lines}"
 
 
 def packages(version: Callable[[str], str | None]) -> Iterator[Finding]:
@@ -243,6 +246,28 @@ def sessions(places: Sequence[str]) -> Iterator[Finding]:
                     what=str(member.error).partition(". ")[0],
                     remedy=member.error.next_step,
                 )
+
+
+def network() -> Finding:
+    """How the devices are connected, as the latest profile left it beside the keys."""
+    from potluck.discover.keyring import Keyring
+    from potluck.display.network_views import drawing
+    from potluck.errors import FileError
+    from potluck.profile.network_file import FILE, kept_network
+
+    try:
+        kept = kept_network(Keyring().directory)
+    except FileError as error:
+        return Finding(level=BAD, what=str(error))
+    if kept is None:
+        return Finding(
+            level=HINT,
+            what="how the devices are connected is not known yet",
+            remedy="home.profile(model) measures it",
+        )
+    return Finding(
+        level=GOOD, what=f"how the devices are connected ({FILE})", drawing=drawing(kept)
+    )
 
 
 def metered(name: str, capability: Mapping[str, Any]) -> Finding:

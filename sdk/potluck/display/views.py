@@ -4,7 +4,7 @@ from functools import singledispatch
 from pathlib import Path
 from typing import Any
 
-from potluck.display import html, markup, offload_views, text, what_if_views
+from potluck.display import html, markup, network_views, offload_views, text, what_if_views
 from potluck.graph.model import Model
 from potluck.home import Home
 from potluck.offload.accelerated import AcceleratedModel
@@ -13,6 +13,7 @@ from potluck.offload.stats import Stats
 from potluck.offload.what_if import OffloadWhatIf
 from potluck.planning.explain import Explanation
 from potluck.planning.plans import Plans
+from potluck.profile.home_network import HomeNetwork
 from potluck.profile.profiles import Profile
 from potluck.records import Plan, Problem, Trace
 from potluck.run.comparison import Comparison
@@ -66,6 +67,17 @@ def _(plans: Plans) -> str:
 @as_html.register
 def _(profile: Profile) -> str:
     return html.profile(profile.largest(), profile.notes)
+
+
+@as_html.register
+def _(network: HomeNetwork) -> str:
+    content = network_views.table(network)
+    return markup.fragment("network", text.render(content), html.table(content))
+
+
+@as_text.register
+def _(network: HomeNetwork) -> str:
+    return text.render(network_views.table(network))
 
 
 @as_html.register

@@ -12,6 +12,7 @@ from typing import Any
 
 from potluck.handle import Task
 from potluck.lab.emulation import Emulation, Work
+from potluck.profile.home_network import HomeNetwork
 from potluck.profile.measure import Bench, device_of, measurements_of, name_of, weight_copies
 from potluck.profile.profiles import Profile, can_train
 from potluck.profile.roofline import layer_cost
@@ -31,8 +32,10 @@ def profile(
     rows: Sequence[int],
     repeats: int,
     devices: Iterable[str] | None = None,
+    document: HomeNetwork | None = None,
 ) -> Profile:
-    """The profile of `model` on these devices of this lab, by default on all that are ready.
+    """The profile of `model` on these devices of this lab, by default on all that are ready, over
+    the network of `document`, or else that which the lab plays.
 
     Raises
     ------
@@ -68,14 +71,19 @@ def profile(
             works.append(Work(layers=[layer.name for layer in layers], real=real, played=costs))
         measured[mode] = measurements_of(model, mode, costs, weight_copies(model, names, members))
     emulation.check_fit(works, os.cpu_count() or 1)
-    latencies_s = {
-        pair: bench.latency_s(*pair, emulation.network.bandwidth(*pair)) for pair in pairs
-    }
+    if document is None:
+        latencies_s = {
+            pair: bench.latency_s(*pair, emulation.network.bandwidth(*pair)) for pair in pairs
+        }
+        network = _late(emulation.network, latencies_s)
+    else:
+        network = document.beside or document.records
     return Profile(
         model=name_of(model),
         signature=model.signature,
         devices=tuple(_device(emulation, name, members[name].capability) for name in names),
-        network=_late(emulation.network, latencies_s),
+        network=network,
+        document=document,
         training=measured.get(True),
         inference=measured.get(False),
         notes=(

@@ -57,6 +57,16 @@ class Site:
         """All devices below it."""
         return frozenset().union(*(block.key for block in self.blocks))
 
+    @cached_property
+    def joined(self) -> "dict[str, tuple[Block, Node]]":
+        """Per device below it, the block and the node through which it is joined."""
+        return {
+            name: (block, node)
+            for block in self.blocks
+            for node in block.nodes
+            for name in key_of(node)
+        }
+
 
 Node = str | Site
 
@@ -95,7 +105,7 @@ def crossings(tree: Site, flow: Flow) -> tuple[Crossing, ...]:
     source, target = flow
     site = tree
     while True:  # down to the switch that both hang below, each by an attachment of its own
-        (block, a), (other, b) = _joined(site, source), _joined(site, target)
+        (block, a), (other, b) = site.joined[source], site.joined[target]
         if a is b and isinstance(a, Site):
             site = a
             continue
@@ -107,7 +117,7 @@ def crossings(tree: Site, flow: Flow) -> tuple[Crossing, ...]:
         found += [_crossed(block, a, UP), _crossed(other, b, DOWN)]
     for node, name, way in ((a, source, UP), (b, target, DOWN)):
         while isinstance(node, Site):
-            block, inner = _joined(node, name)
+            block, inner = node.joined[name]
             found.append(_crossed(block, inner, way))
             node = inner
     return tuple(found)
@@ -147,6 +157,7 @@ def network(
     rates: Mapping[Attachment, float],
     latency_s: Mapping[Flow, float],
     names: Sequence[str],
+    titles: Mapping[Key | Attachment, str] | None = None,
 ) -> Network:
     """The tree as media and paths.
 
@@ -160,6 +171,8 @@ def network(
         One way, per ordered pair; 0 where it is not known.
     names
         The devices, `home` among them.
+    titles
+        What media are called; else by who shares them.
     """
     buses = bus_keys(tree)
     quickest: dict[Key | Attachment, float] = {}
@@ -177,7 +190,10 @@ def network(
         for medium, rate in quickest.items()
     }
     media = {
-        medium: Medium(name=_name(medium), capacity_bytes_per_s=rate * units[medium])
+        medium: Medium(
+            name=(titles or {}).get(medium) or name_of(medium),
+            capacity_bytes_per_s=rate * units[medium],
+        )
         for medium, rate in quickest.items()
     }
     paths = {
@@ -216,14 +232,6 @@ def told(tree: Site) -> list[str]:
     return found
 
 
-def _joined(site: Site, name: str) -> tuple[Block, Node]:
-    for block in site.blocks:
-        for node in block.nodes:
-            if name == node or (isinstance(node, Site) and name in node.key):
-                return block, node
-    raise KeyError(name)
-
-
 def _crossed(block: Block, node: Node, way: str) -> Crossing:
     if block.kind == PORT:
         attachment = key_of(node), way
@@ -240,7 +248,14 @@ def _units(ratios: Iterable[float]) -> int:
     )
 
 
-def _name(medium: Key | Attachment) -> str:
+def name_of(medium: Key | Attachment) -> str:
+    """What a medium is called that nobody gave a name: by who shares it.
+
+    Parameters
+    ----------
+    medium
+        All devices of a shared one; or an attachment, and which way.
+    """
     if isinstance(medium, tuple):
         key, way = medium
         return f"{' and '.join(sorted(key))} {way}"

@@ -14,6 +14,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 NUDGE = 0.03  # of the logarithm of a rate, for slopes
 DAMPING = (0.01, 0.3, 3.0, 30.0)  # of a step, all tried at once
 LEAST_GAIN = 0.1  # squared standard deviations; a step that gains less is the last
+ROUNDING = 1e-9  # as parts; media that are full at the same time
 OUTLIER = 4.0  # standard deviations; what is further off counts as no further
 
 
@@ -38,15 +39,22 @@ class FlowModel:
         nobody = len(place)
         # of the attachments whose times a flow takes of a medium: two at most
         self._used = np.full((2, len(flows), len(media)), nobody)
-        for f, way in enumerate(ways):
-            for medium, used in way:
-                for k, one in enumerate(used):
-                    self._used[k, f, media[medium]] = place[one]
+        uses = [
+            (k, f, media[medium], place[one])
+            for f, way in enumerate(ways)
+            for medium, used in way
+            for k, one in enumerate(used)
+        ]
+        kth, flow, medium, one = zip(*uses, strict=True) if uses else ((), (), (), ())
+        self._used[list(kth), list(flow), list(medium)] = one
         buses = bus_keys(tree)
-        self._is_bus = np.array([medium in buses for medium in media])
-        sizes = [len(probe) for probe in probes]
-        self._probe_of = np.repeat(np.arange(len(probes)), sizes)
-        self._starts = np.cumsum([0, *sizes[:-1]])
+        self._is_bus = np.array([medium in buses for medium in media], bool)
+        sizes = np.array([len(probe) for probe in probes], int)
+        each_size = np.repeat(sizes, sizes)
+        self._alone, self._several = np.flatnonzero(each_size == 1), np.flatnonzero(each_size > 1)
+        sizes = sizes[sizes > 1]
+        self._probe_of = np.repeat(np.arange(len(sizes)), sizes)
+        self._starts = np.cumsum(sizes) - sizes
 
     def rates(self, log_rates: Array) -> Array:
         """Bytes per second of every flow, max-min fair within its set: all rise together until one
@@ -65,19 +73,30 @@ class FlowModel:
         times = np.exp(-log_rates)
         times = np.concatenate([times, np.zeros((len(times), 1))], axis=1)
         first, second = times[:, self._used[0]], times[:, self._used[1]]
-        need = np.where(self._is_bus, np.maximum(first, second), first + second)
+        need = first + second
+        if self._is_bus.any():
+            need = np.where(self._is_bus, np.maximum(first, second), need)
+        found = np.empty(need.shape[:2])
+        found[:, self._alone] = 1 / need[:, self._alone].max(axis=2)
+        if len(self._several):
+            found[:, self._several] = self._fair(need[:, self._several])
+        return found
+
+    def _fair(self, need: Array) -> Array:
+        """Of the flows that have others in their set; [variants, flows] from [.., media]."""
         found = np.zeros(need.shape[:2])
         rising = np.ones(need.shape[:2], bool)
+        crosses = need > 0
         busy = np.zeros((len(need), len(self._starts), need.shape[2]))
         while rising.any():
             load = np.add.reduceat(need * rising[..., None], self._starts, axis=1)
             with np.errstate(divide="ignore", invalid="ignore"):
                 level = np.where(load > 0, (1 - busy) / load, np.inf)
-            full = level.argmin(axis=2)[:, self._probe_of]
-            reached = level.min(axis=2)[:, self._probe_of]
-            stops = rising & (np.take_along_axis(need, full[..., None], axis=2)[..., 0] > 0)
-            found = np.where(stops, reached, found)
-            passed = np.where(stops, reached, 0.0)
+            reached = level.min(axis=2)
+            is_full = level <= reached[..., None] * (1 + ROUNDING)
+            stops = rising & (crosses & is_full[:, self._probe_of]).any(axis=2)
+            passed = np.where(stops, reached[:, self._probe_of], 0.0)
+            found += passed
             busy += np.add.reduceat(need * passed[..., None], self._starts, axis=1)
             rising &= ~stops
         return found
@@ -94,6 +113,27 @@ class FlowModel:
         around = self.rates(np.concatenate([log_rates[None], more]))
         filled = (around[1:] != around[0]).any(axis=1)
         return [one for one, is_full in zip(self.attachments, filled, strict=True) if not is_full]
+
+    def error_fracs(self, log_rates: Array, noise_frac: float) -> Array:
+        """Standard errors of the attachments' rates, as parts of them; infinite where no flow has
+        filled one.
+
+        Parameters
+        ----------
+        log_rates
+            Logarithms of the attachments' rates.
+        noise_frac
+            Standard deviation of a measured rate.
+        """
+        around = self.rates(
+            np.concatenate([log_rates[None], log_rates + NUDGE * np.eye(len(log_rates))])
+        )
+        slopes = np.log(around[1:] / around[0]).T / NUDGE
+        found = np.full(len(log_rates), np.inf)
+        filled = abs(slopes).sum(axis=0) > 0
+        normal = slopes[:, filled].T @ slopes[:, filled]
+        found[filled] = noise_frac * np.sqrt(np.diag(np.linalg.pinv(normal)))
+        return found
 
     def least_rates(self, bytes_per_s: Sequence[float]) -> Array:
         """What each attachment has at least: its fastest flow, as often as that crosses its medium.

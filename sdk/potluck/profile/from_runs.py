@@ -4,13 +4,14 @@ The rule: the median time of every piece of the model that a device ran, forward
 compared with its prediction (which knows who shared the processor). The seconds of the piece's
 layers, at every batch size, are multiplied by the square root of measured by predicted, 1/4 to 4:
 half of the way, so that one disturbed run moves a profile little and several bring it there. A
-layer that several pieces held takes their median.
+layer that several pieces held takes their median. Links learn by the rule of `links_from_runs`.
 """
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from statistics import median
 
+from potluck.profile.links_from_runs import factors_of, learned_rows, slowed
 from potluck.profile.profiles import Profile
 from potluck.records import LayerCost, Trace
 from potluck.schedule import Compiled
@@ -28,6 +29,7 @@ def learned(
     *,
     training: bool,
     steady: Collection[str] = (),
+    transfers: Mapping[tuple[str, str], tuple[float, float]] | None = None,
 ) -> Profile:
     """The profile after a run of `compiled`.
 
@@ -47,7 +49,10 @@ def learned(
         The run trains.
     steady
         Emulated devices.
+    transfers
+        Per ordered pair of devices: the seconds that a value was predicted to take, and took.
     """
+    profile = _with_links(profile, transfers or {})
     ratios: dict[tuple[str, str, int], list[float]] = {}
     expected = _pieces(predicted, compiled)
     for piece, seconds in _pieces(measured, compiled).items():
@@ -68,6 +73,16 @@ def learned(
     }
     refined = replace(known, costs=costs)
     return replace(profile, training=refined) if training else replace(profile, inference=refined)
+
+
+def _with_links(
+    profile: Profile, transfers: Mapping[tuple[str, str], tuple[float, float]]
+) -> Profile:
+    factors = factors_of(profile.network, transfers)
+    if not factors:
+        return profile
+    document = None if profile.document is None else learned_rows(profile.document, factors)
+    return replace(profile, network=slowed(profile.network, factors), document=document)
 
 
 def _pieces(trace: Trace, compiled: Compiled) -> dict[Piece, float]:

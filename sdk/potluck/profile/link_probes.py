@@ -5,7 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 from potluck.handle import Task
 from potluck.profile.access_tree import Flow
-from potluck.profile.tomography import Fit, Observation, Tomography
+from potluck.profile.connection_hints import Hint
+from potluck.profile.tomography import Observation, Tomography
 from potluck.records import HOME
 from potluck.sessions.events import RequestAll, UplinkProbe
 from potluck.sessions.link import Link
@@ -15,6 +16,7 @@ LASTS_S = 0.2  # of one flow alone
 N_VALUES = 8  # that one flow sends one after the other
 FIRST_BYTES = 64 * 1024  # each, where nothing is known of a flow yet
 LEAST_BYTES = 4096
+WAIT_BYTES = 4096  # of the small values that show latency
 MOST_BYTES = 2 * 2**20  # more is more than a window
 MOST_LIMITED = 64  # values that one probe may send
 
@@ -24,10 +26,11 @@ Seconds = Sequence[float]  # of the values of one flow, one after the other
 def measure_links(
     names: Sequence[str],
     send: Callable[[Mapping[Flow, tuple[int, int]]], Mapping[Flow, Seconds]],
-    latency_s: Mapping[Flow, float],
+    waits_s: Mapping[Flow, float],
     progress: Callable[[str], None] = lambda text: None,
-) -> Fit:
-    """How these devices hang together, and how fast.
+    hints: Mapping[str, Hint] | None = None,
+) -> Tomography:
+    """How these devices hang together, and how fast; all that was seen is in it.
 
     Parameters
     ----------
@@ -36,17 +39,21 @@ def measure_links(
     send
         Called with flows, and how many values of how many bytes each is: the seconds of every
         value. All flows begin at once.
-    latency_s
-        One way, per ordered pair.
+    waits_s
+        Per ordered pair, what `WAIT_BYTES` take with their answer.
     progress
         Called with what was measured.
+    hints
+        What devices say of their own connection.
     """
-    tomography, rates = Tomography(names), dict[Flow, float]()
+    tomography, rates = Tomography(names, hints=hints), dict[Flow, float]()
+    latency_s = dict[Flow, float]()
     while flows := tomography.next_probe():
         for flow in flows:
             if flow not in rates:
                 seconds = send({flow: (2, FIRST_BYTES)})[flow]
-                rates[flow] = _alone(FIRST_BYTES, seconds, latency_s.get(flow, 0.0))
+                rates[flow] = _alone(FIRST_BYTES, seconds, waits_s.get(flow, 0.0))
+                latency_s[flow] = latency(waits_s.get(flow, 0.0), rates[flow])
         sizes = {flow: _size(rates[flow]) for flow in flows}
         sent = send(sizes)
         found = rates_at_once(sizes, sent, latency_s)
@@ -54,7 +61,7 @@ def measure_links(
             rates |= found
         tomography.add(Observation(flows=flows, bytes_per_s=tuple(found[flow] for flow in flows)))
         progress(", ".join(f"{source} to {target}" for source, target in flows))
-    return tomography.best
+    return tomography
 
 
 def rates_at_once(
@@ -149,8 +156,22 @@ class LinkProber:
         return {flow: tuple(answers[flow[0]][0].seconds) for flow in sizes}
 
 
-def _alone(nbytes: int, seconds: Seconds, latency_s: float) -> float:
-    return nbytes / max(min(seconds) - latency_s, min(seconds) / 10)
+def latency(wait_s: float, bytes_per_s: float) -> float:
+    """What a small value waits beyond its bytes.
+
+    Parameters
+    ----------
+    wait_s
+        What `WAIT_BYTES` take with their answer.
+    bytes_per_s
+        Of the flow alone.
+    """
+    return max(0.0, wait_s - WAIT_BYTES / bytes_per_s)
+
+
+def _alone(nbytes: int, seconds: Seconds, wait_s: float) -> float:
+    """The line through a small value and these."""
+    return (nbytes - WAIT_BYTES) / max(min(seconds) - wait_s, min(seconds) / 10)
 
 
 def _size(bytes_per_s: float) -> tuple[int, int]:

@@ -5,7 +5,6 @@ Devices of one machine share its processor, so they are measured one after anoth
 machines in parallel.
 """
 
-import platform
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,19 +14,20 @@ from typing import Any
 from potluck.errors import FileError, ModelError, OutOfMemory, PlanError, UserError
 from potluck.graph.kinds import WEIGHT_COPIES, document_for, kind_on
 from potluck.handle import Task
-from potluck.profile import access_tree
-from potluck.profile.link_probes import LinkProber, measure_links
+from potluck.profile.home_network import HomeNetwork
+from potluck.profile.link_probes import WAIT_BYTES
 from potluck.profile.links import Line, fit_line
-from potluck.profile.network import is_itself, machines, network_of, stated_rate
+from potluck.profile.measure_network import measure_network, pairs_to_probe
+from potluck.profile.network import is_itself
 from potluck.profile.profiles import Measurements, Profile, can_train
 from potluck.profile.store import Store
-from potluck.records import HOME, Device, LayerCost, Network
+from potluck.records import HOME, Device, LayerCost
 from potluck.sessions.events import RequestAll, UplinkProbe
 from potluck.sessions.link import Link
 from potluck.sessions.members import Member, Members
 from potluck_wire.messages import Measure, Probe
 
-PROBE_BYTES = (4096, 256 * 1024, 2 * 2**20)  # latency; one chunk; a window's worth
+PROBE_BYTES = (WAIT_BYTES, 256 * 1024, 2 * 2**20)  # latency; one chunk; a window's worth
 PROBE_REPEATS = 3
 # of the smallest: they cost next to nothing, and a neighbour on the processor doubles their time
 SHORT_REPEATS = 9
@@ -162,8 +162,8 @@ class Bench:
         self.done(f"{source} to {target}")
         return fit_line(PROBE_BYTES, seconds)
 
-    def wait_s(self, source: str, target: str) -> float:
-        """What a small value takes there, with its answer.
+    def waits_s(self, source: str, target: str) -> tuple[float, ...]:
+        """What small values take there, each with its answer.
 
         Parameters
         ----------
@@ -171,7 +171,7 @@ class Bench:
             Names of devices.
         """
         self._task.check()
-        seconds = median(self._probe(source, target, PROBE_BYTES[0]))
+        seconds = tuple(self._probe(source, target, PROBE_BYTES[0]))
         self.done(f"{source} to {target}")
         return seconds
 
@@ -248,6 +248,7 @@ def profile(
     store: Store | None,
     save: Store | None,
     devices: Iterable[str] | None = None,
+    known: HomeNetwork | None = None,
 ) -> Profile:
     """The profile of `model` on these devices, by default on every ready one.
 
@@ -277,11 +278,13 @@ def profile(
         Where new times are kept; None keeps none.
     devices
         Names; default: all that are ready.
+    known
+        The network that the owner declared.
     """
     names = members.need(devices)
     modes = [True, False] if train and model.trains else [False]
     n_layers = sum(len(model.layers(mode)) for mode in modes)
-    bench = Bench(link, members, task, n_layers * len(names) + len(_pairs_to_probe(names)))
+    bench = Bench(link, members, task, n_layers * len(names) + len(pairs_to_probe(tuple(names))))
     notes: list[str] = []
 
     def measure(device: str) -> Costs:
@@ -297,8 +300,10 @@ def profile(
 
     found, excluded = _of_all_that_can(names, members, measure, notes)
     capabilities = {name: members[name].capability for name in found}
-    network, found_between = _network(bench, link, task, capabilities)
-    notes += found_between
+    connected = measure_network(bench, link, task, capabilities, known)
+    for note in connected.contradictions:
+        warnings.warn(note, stacklevel=2)
+    notes += connected.notes
     cores = _cores(bench, model, found, capabilities)
     copies = weight_copies(model, found, members)
     measured = {
@@ -317,37 +322,14 @@ def profile(
             device_of(name, capability, cores.get(name))
             for name, capability in capabilities.items()
         ),
-        network=network,
+        network=connected.network,
         training=measured.get(True),
         inference=measured.get(False),
         notes=(*notes, *model.notes(train=True in modes)),
         untrained=model.untrained,
         excluded=excluded,
+        document=connected.document,
     )
-
-
-def _network(
-    bench: Bench, link: Link, task: Task, capabilities: Mapping[str, Mapping[str, Any]]
-) -> tuple[Network, list[str]]:
-    """The network of these devices and home, and what to say of it: within a machine, and where an
-    uplink is paced, pair by pair; between machines as the media that they share.
-    """
-    here = machines(capabilities, platform.node())
-    speakers = {name: speaker for speaker, names in here.items() for name in names}
-    lines: dict[tuple[str, str], Line] = {}
-    waits_s: dict[tuple[str, str], float] = {}
-    for pair in _pairs_to_probe(tuple(capabilities)):
-        source, target = (speakers.get(name, name) for name in pair)
-        rate = stated_rate(capabilities.get(pair[0], {}))
-        if rate or source == target or target not in here:
-            lines[pair] = bench.line(*pair, rate)
-        elif (source, target) not in waits_s:
-            waits_s[source, target] = bench.wait_s(source, target)
-    if len(here) == 1:
-        return network_of(capabilities, lines, platform.node()), []
-    fit = measure_links([*here], LinkProber(link, task).send, waits_s, bench.done)
-    between = access_tree.network(fit.tree, fit.rates, waits_s, [*here])
-    return network_of(capabilities, lines, platform.node(), between), access_tree.told(fit.tree)
 
 
 def _of_all_that_can(
@@ -652,13 +634,3 @@ def measurements_of(
 def _host(members: Members, name: str) -> str:
     capability = members[name].capability
     return str(capability.get("host") or name)
-
-
-def _pairs_to_probe(names: Sequence[str]) -> list[tuple[str, str]]:
-    """Ordered pairs: everything that a device or home sends."""
-    return [
-        (source, target)
-        for source in (*names, HOME)
-        for target in (*names, HOME)
-        if source != target
-    ]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from potluck.errors import PlanError
+from potluck.profile.home_network import HomeNetwork
 from potluck.records import Device, Inference, Layer, LayerCost, Network, Problem, QoE, Training
 from potluck.shown import Shown
 
@@ -38,10 +39,10 @@ class Profile(Shown):
 
     `notes`: what could not be measured.
 
-    `home` names a home of the library. `graph` and `bounds`: the operators that the layers are made
-    of, where they are known; layer i is the nodes [bounds[i], bounds[i + 1]). `untrained`: why the
-    model cannot be trained, if so. `excluded`: why devices that were asked could not be measured;
-    problems name them, too.
+    `document`: the network as `home.network` shows it. `home` names a home of the library. `graph`
+    and `bounds`: the operators that the layers are made of, where they are known; layer i is the
+    nodes [bounds[i], bounds[i + 1]). `untrained`: why the model cannot be trained, if so.
+    `excluded`: why devices that were asked could not be measured; problems name them, too.
 
     Asked "what if", it answers with a profile of the home as it would be: `with_device`,
     `without_device`, `with_medium`. The times of a device that is not there are estimated, and say
@@ -60,6 +61,7 @@ class Profile(Shown):
     bounds: tuple[int, ...] = ()
     untrained: str = ""
     excluded: Mapping[str, str] = field(default_factory=dict)
+    document: HomeNetwork | None = field(default=None, compare=False)
 
     def problem(self, workload: Training | Inference, qoe: QoE | None = None) -> Problem:
         """The planning problem of this workload under these limits.

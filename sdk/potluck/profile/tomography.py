@@ -23,11 +23,14 @@ from potluck.profile.access_tree import (
     Attachment,
     Block,
     Flow,
+    Key,
     Node,
     Site,
+    key_of,
     ports,
     sites,
 )
+from potluck.profile.connection_hints import Hint, likely_tree, unlikeliness
 from potluck.profile.flow_model import OUTLIER, Array, FlowModel, fit_rates
 
 NOISE_FRAC = 0.1  # standard deviation of a measured rate
@@ -40,6 +43,7 @@ RARITY = {PORT: 0.0, AIR: 0.5, BUS: 3.0}
 PORT_RATES = 1.5  # most are as fast both ways
 ALONE = 1.5  # rarer still: an air with one node
 FAR = 25.0  # one that is worse by so much is not looked at again
+HOPELESS = 60.0  # a start that is worse by so much leads to nothing simpler that explains all
 WORTH = 0.5  # squared standard deviations by which trees must disagree about a probe
 
 
@@ -74,6 +78,27 @@ class Fit:
         rates = model.rates(np.log([[self.rates[one] for one in model.attachments]]))[0].tolist()
         return [[rates.pop(0) for _ in probe] for probe in probes]
 
+    def error_fracs(
+        self, observations: Sequence[Observation], noise_frac: float = NOISE_FRAC
+    ) -> dict[Attachment, float]:
+        """Standard errors of the rates, as parts of them; infinite where no flow has filled one. A
+        tree that explains less than noise would has larger ones.
+
+        Parameters
+        ----------
+        observations
+            That it was fitted to.
+        noise_frac
+            Standard deviation of a measured rate.
+        """
+        model = FlowModel(self.tree, [observation.flows for observation in observations])
+        n = sum(len(observation.flows) for observation in observations)
+        spare = max(1, n - len(model.attachments))
+        noise_frac *= sqrt(max(1.0, self.misfit / spare))
+        at = np.log([self.rates[one] for one in model.attachments])
+        found = model.error_fracs(at, noise_frac).tolist()
+        return dict(zip(model.attachments, found, strict=True))
+
 
 class Tomography:
     """What is known of a home's links, and what to measure next.
@@ -90,12 +115,21 @@ class Tomography:
         Standard deviation of a measured rate.
     seed
         Of the probes that are looked at.
+    hints
+        What devices say of their own connection.
     """
 
-    def __init__(self, names: Sequence[str], noise_frac: float = NOISE_FRAC, seed: int = 0) -> None:
+    def __init__(
+        self,
+        names: Sequence[str],
+        noise_frac: float = NOISE_FRAC,
+        seed: int = 0,
+        hints: Mapping[str, Hint] | None = None,
+    ) -> None:
         self.names = tuple(sorted(names))
         self.observations: list[Observation] = []
         self._noise_frac = noise_frac
+        self._hints = hints or {}
         self._chance = random.Random(seed)
         self._first = first_probes(self.names)
         self._ranked: list[Fit] = []
@@ -108,12 +142,22 @@ class Tomography:
         self._refresh()
         return self._ranked[0]
 
+    def fitted(self, tree: Site) -> Fit:
+        """This tree, with the rates that explain all observations so far best.
+
+        Parameters
+        ----------
+        tree
+            How somebody says that the devices hang together.
+        """
+        return self._search(set()).fit(tree, steps=2 * STEPS)
+
     def add(self, observation: Observation) -> None:
         """Take in one more measurement."""
         self.observations.append(observation)
         self._is_fresh = False
         if self._ranked:
-            search = _Search(self.observations, self._noise_frac, self._ruled_out)
+            search = self._search(self._ruled_out)
             again = [search.fit(fit.tree, fit.rates, steps=1) for fit in self._ranked]
             self._ranked = sorted(again, key=lambda it: it.score)
 
@@ -131,20 +175,27 @@ class Tomography:
         """Look for better trees than those ranked; whether that was not done before."""
         if self._is_fresh:
             return False
-        search = _Search(self.observations, self._noise_frac, self._ruled_out)
+        search = self._search(self._ruled_out)
         found = list(self._ranked)
         starts = self._ranked[:1]
         if not starts or not search.explains(starts[0]):
             trees = [ports(self.names), Site((Block(AIR, self.names),))]
             trees += _split_sites(self.names, self.observations)
+            trees += [likely_tree(self.names, self._hints)] if self._hints else []
             starts += [search.fit(tree) for tree in trees]
-        for start in starts:
+        for start in sorted(starts, key=lambda it: it.score):
+            best = min(found, key=lambda it: it.score, default=start)
+            if search.explains(best) and start.score > best.score + HOPELESS:
+                break
             best, near = search.descend(start)
             found += [best, *near]
         unique = {fit.tree: fit for fit in sorted(found, key=lambda it: -it.score)}
         self._ranked = sorted(unique.values(), key=lambda it: it.score)[: N_RIVALS + 1]
         self._is_fresh = True
         return True
+
+    def _search(self, ruled_out: set[Site]) -> "_Search":
+        return _Search(self.observations, self._noise_frac, ruled_out, self._hints)
 
     def _telling(self) -> tuple[Flow, ...] | None:
         """The probe about which the ranked trees disagree most, if that is worth it."""
@@ -228,18 +279,24 @@ class _Search:
     """Trees against one set of observations."""
 
     def __init__(
-        self, observations: Sequence[Observation], noise_frac: float, ruled_out: set[Site]
+        self,
+        observations: Sequence[Observation],
+        noise_frac: float,
+        ruled_out: set[Site],
+        hints: Mapping[str, Hint],
     ) -> None:
         self._probes = [observation.flows for observation in observations]
         self._seen = [rate for observation in observations for rate in observation.bytes_per_s]
         self._noise_frac = noise_frac
         self._ruled_out = ruled_out
+        self._hints = hints
 
     def descend(self, fit: Fit) -> tuple[Fit, list[Fit]]:
         """The best tree that moves lead to, each better than the one before, and its neighbours."""
         while True:
+            kinds = _kinds(fit.tree)
             rough = [
-                self.glance(tree, fit.rates)
+                self.glance(tree, _kept(fit.rates, kinds, tree))
                 for tree in dict.fromkeys(moves(fit.tree))
                 if tree not in self._ruled_out
             ]
@@ -279,8 +336,28 @@ class _Search:
             tree=tree,
             rates=dict(zip(model.attachments, np.exp(at).tolist(), strict=True)),
             misfit=misfit,
-            score=misfit / 2 + _n_free(tree) * log(len(self._seen)) / 2,
+            score=misfit / 2
+            + _n_free(tree) * log(len(self._seen)) / 2
+            + unlikeliness(tree, self._hints),
         )
+
+
+def _kinds(tree: Site) -> dict[Key, str]:
+    """The kind of the block that each node is in."""
+    return {
+        key_of(node): block.kind
+        for site in sites(tree)
+        for block in site.blocks
+        for node in block.nodes
+    }
+
+
+def _kept(
+    rates: Mapping[Attachment, float], kinds: Mapping[Key, str], tree: Site
+) -> dict[Attachment, float]:
+    """The rates that mean the same in another tree: a flow crosses an air twice, and a bus once."""
+    now = _kinds(tree)
+    return {(key, way): rate for (key, way), rate in rates.items() if now.get(key) == kinds[key]}
 
 
 def _n_free(tree: Site) -> float:

@@ -1,8 +1,9 @@
 """From "how the home is wired" to shared media and the paths over them. Pure.
 
-wifi: one radio channel for all, crossed up to the access point and down again. switch: every port
-has its own media, one each way. ring: a cable between neighbours, one medium each way, the shorter
-way round. sites: a switch per site and links between sites (a WAN uplink is a link).
+wifi: one radio channel for all, or for each site, crossed up to the access point and down again.
+switch: every port has its own media, one each way. ring: a cable between neighbours, one medium
+each way, the shorter way round. sites: a switch per site and links between sites (a WAN uplink is
+a link).
 """
 
 from collections.abc import Callable, Sequence
@@ -114,7 +115,10 @@ def _bus(wiring: HomeWiring, member: Attachment, capacities: dict[str, float]) -
 def _wifi(
     wiring: HomeWiring, members: Sequence[Attachment], capacities: dict[str, float]
 ) -> Callable[..., Route]:
-    capacities["air"] = wiring.capacity_bytes_per_s
+    airs = {member.name: f"{member.site} air".strip() for member in members}
+    for member in members:
+        if not member.wired:
+            capacities[airs[member.name]] = wiring.capacity_bytes_per_s
     if wiring.cable_bytes_per_s is not None:
         for member in members:
             if member.wired:
@@ -125,7 +129,8 @@ def _wifi(
     def route(source: Attachment, target: Attachment) -> Route:
         crossings = (not source.wired) + (not target.wired)
         media = [(f"{source.port} up", 1)] if f"{source.port} up" in capacities else []
-        media += [("air", crossings)] if crossings else []
+        on_air = [airs[member.name] for member in (source, target) if not member.wired]
+        media += [(air, on_air.count(air)) for air in dict.fromkeys(on_air)]
         media += [(f"{target.port} down", 1)] if f"{target.port} down" in capacities else []
         if not media:
             raise UserError(

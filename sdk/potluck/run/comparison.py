@@ -23,7 +23,7 @@ Place = tuple[int, str, int]  # step, device, instruction
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfers:
     """All that one device sends another in a step: how many values, bytes of all, and seconds of
-    one on average.
+    one on average, and of the one in the middle.
     """
 
     source: str
@@ -31,6 +31,7 @@ class Transfers:
     n: int
     nbytes: int
     seconds: Pair
+    median_s: Pair
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +131,7 @@ def compare(
                 n=round(len(rows) / len(measured.step_s)),
                 nbytes=round(sum(nbytes for nbytes, _ in rows) / len(measured.step_s)),
                 seconds=(mean(s for _, s in taken[0][pair]), mean(s for _, s in rows)),
+                median_s=(median(s for _, s in taken[0][pair]), median(s for _, s in rows)),
             )
             for pair, rows in taken[1].items()
             if pair in taken[0]

@@ -146,8 +146,8 @@ class Run(Shown):
         return compare(predicted, self._traced(alike), alike[-1][1].programs, problem.network)
 
     def learn(self) -> "Profile":
-        """The profile after this run: layers take what it showed, by the rule of
-        `profile.learning`.
+        """The profile after this run: layers and links take what it showed, by the rules of
+        `profile.from_runs` and `profile.links_from_runs`.
         """
         compared, engine = self.compare(), self._engine
         assert engine.profile is not None  # else nothing could be compared
@@ -161,6 +161,7 @@ class Run(Shown):
             engine.alike[-1][1],
             training=self.plan.training,
             steady=steady,
+            transfers={(each.source, each.target): each.median_s for each in compared.transfers},
         )
         return engine.profile
 

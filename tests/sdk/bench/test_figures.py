@@ -40,7 +40,7 @@ SMALL = {
         "candidates": 50,
         "processes": 1,
     },
-    "tomography": {"homes": 1},
+    "tomography": {"homes": 1, "namespaces": 0},
     "planning_time": {"repeats": 1, "cases": 1, "large": 3, "rival_s": 0.2},
     "split": {
         "models": 1,

@@ -44,7 +44,14 @@ COMPARED = Comparison(
     measured=example.MEASURED,
     terms={"compute": (0.1, 0.2)},
     transfers=(
-        Transfers(source="laptop", target="phone", n=1, nbytes=4096, seconds=(0.002, 0.003)),
+        Transfers(
+            source="laptop",
+            target="phone",
+            n=1,
+            nbytes=4096,
+            seconds=(0.002, 0.003),
+            median_s=(0.002, 0.003),
+        ),
     ),
 )
 

@@ -6,9 +6,9 @@ from pathlib import Path
 from potluck.profile.library import HomeSpec, load_home
 
 AIR_BYTES_PER_S = 4e6
-WIFI = """
+HOME = """
 name = "{name}"
-title = "Slow boards on one radio channel"
+title = "Slow boards"
 source = "made for a test"
 home_at = "{first}"
 {network}
@@ -26,22 +26,27 @@ def write_home(
     topology="wifi",
     rate=AIR_BYTES_PER_S,
     memory=2**32,
+    sites=(),
+    links="",
     **wired,
 ):
-    """A TOML file of a home of slow boards; returns its path."""
+    """A TOML file of a home of slow boards; returns its path. `sites`: one for each device."""
     number = f'{{ value = {rate}, basis = "estimate", source = "a test" }}'
     least = f'{{ value = {memory}, basis = "estimate", source = "a test", reason = "a test" }}'
     more = "".join(
         f', {field} = {{ value = {value}, basis = "estimate", source = "a test" }}'
         for field, value in wired.items()
     )
+    more += f", links = [{links}]" if links else ""
     network = f'network = {{ topology = "{topology}", capacity_bytes_per_s = {number}{more} }}'
+    at = [f'site = "{site}"\n' for site in sites] or [""] * len(devices)
     rows = "\n".join(
-        f'[[devices]]\nname = "{device}"\nprofile = "raspberry-pi-4"\n' for device in devices
+        f'[[devices]]\nname = "{device}"\nprofile = "raspberry-pi-4"\n{site}'
+        for device, site in zip(devices, at, strict=True)
     )
     path = folder / f"{name}.toml"
     path.write_text(
-        WIFI.format(name=name, first=devices[0], network=network, devices=rows, memory=least)
+        HOME.format(name=name, first=devices[0], network=network, devices=rows, memory=least)
     )
     return path
 
