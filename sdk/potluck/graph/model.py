@@ -32,6 +32,7 @@ from .traced import SEQUENCE, Traced
 if TYPE_CHECKING:
     import torch
 
+    from potluck.graph.loss.constants import LossConstants
     from potluck.graph.onnx.model import OnnxModel
 
     from .modelgraph import ModelGraph, Node
@@ -381,9 +382,33 @@ class Model(Shown):
         return {name: tensor.detach() for name, tensor in self._tensors().items()}
 
     def _tensors(self) -> "dict[str, torch.Tensor]":
-        return {
-            name: tensor for c in self._graphs for name, tensor in c.line.traced.tensors.items()
-        }
+        found: dict[str, torch.Tensor] = {}
+        for traced in (chosen.line.traced for chosen in self._graphs):
+            found |= {**(traced.tallies.constants if traced.tallies else {}), **traced.tensors}
+        return found
+
+    def loss_constants(self, state: "Mapping[str, torch.Tensor]") -> "LossConstants | None":
+        """What its loss keeps, such as class weights, for a run that gets the weights `state`.
+
+        None without a loss.
+        """
+        if self._training is None:
+            return None
+        from potluck.graph.loss.constants import of_run
+
+        return of_run(self._training.line.traced, state)
+
+    def check_loss_constants(self, constants: "LossConstants") -> None:
+        """Whether what its loss keeps is what it was.
+
+        Raises
+        ------
+        ModelError
+            It has other values since.
+        """
+        from potluck.graph.loss.constants import check_unchanged
+
+        check_unchanged(self._laid_out(True).line.traced, constants)
 
     def state_dict(self, state: "Mapping[str, torch.Tensor]") -> "dict[str, torch.Tensor]":
         """The state of devices as the module's own `state_dict`, without what belongs to the
@@ -476,8 +501,17 @@ class Model(Shown):
         traced = self._laid_out(train).line.traced
         return tuple(_tensor(port, traced.hints) for port in traced.graph.inputs)
 
-    def fed(self, *batch: "torch.Tensor") -> "dict[str, torch.Tensor]":
+    def fed(
+        self, *batch: "torch.Tensor", constants: "LossConstants | None" = None
+    ) -> "dict[str, torch.Tensor]":
         """All that home feeds of one step of training, by name; it was checked before.
+
+        Parameters
+        ----------
+        *batch
+            Inputs, then targets; each [rows, ...].
+        constants
+            Those of the run; default: as they are now.
 
         Raises
         ------
@@ -488,7 +522,8 @@ class Model(Shown):
 
         traced = self._laid_out(True).line.traced
         try:
-            tallies = traced.tallies(batch) if traced.tallies else []
+            known = constants.fed if constants is not None else {}
+            tallies = traced.tallies(batch, known) if traced.tallies else []
         except OperatorFailed as error:
             raise ModelError(f"its loss cannot be taken of these targets: {error}") from error
         return {

@@ -220,6 +220,8 @@ class Run(Shown):
         """
         self._engine.check(training=True)
         self._engine.model.check_as_traced(train=True)
+        if self._engine.loss_constants is not None:
+            self._engine.model.check_loss_constants(self._engine.loss_constants)
         check_autocast("it is trained")
         if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1:
             raise UserError(f"epochs is a whole number of 1 or more, got {epochs!r}.")
@@ -468,10 +470,7 @@ class Run(Shown):
         """All that devices keep, as it is on them now: what belongs to the loss, too."""
         self._engine.check()
         with self._engine.boundary():
-            return {
-                **self._engine.model.state(),
-                **(self._engine.pull() if self.plan.training else {}),
-            }
+            return self._engine.weights() if self.plan.training else self._engine.model.state()
 
     def load_into(self, module: Any = None) -> None:
         """Bring the weights back into a module.
@@ -492,6 +491,8 @@ class Run(Shown):
         state, model = self._state(), self._engine.model
         if module is None or model.is_made_from(module):
             model.load_state(state)
+            if self.plan.training:
+                self._engine.loss_constants = model.loss_constants(state)
             return
         named = model.state_dict(state)
         check_shapes(module, named)
@@ -519,7 +520,7 @@ class Run(Shown):
                 optimizer=edition.optimizer,
                 step=engine.step,
                 seed=edition.seed,
-                weights={**engine.model.state(), **engine.pull()},
+                weights=engine.weights(),
                 moments=engine.pull(moments=True) if engine.step else {},
             )
         checkpoint.save(Path(path), saved)
