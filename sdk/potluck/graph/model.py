@@ -19,7 +19,7 @@ from potluck.graph.indices import check_indices, index_bounds
 from potluck.graph.partition.batch_norms import check_values
 from potluck.graph.partition.cuts import Linearization, line, multiple
 from potluck.graph.partition.layers import Layers, layers
-from potluck.graph.torch.state_names import as_module, as_traced, check_as_traced, load
+from potluck.graph.torch.state_names import as_module, load
 from potluck.optional import needed
 from potluck.shown import Shown
 from potluck_wire.graph import BATCH, DTYPE_BYTES, FLOATS, Graph, Input, Output, evaluate
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from potluck.graph.loss.constants import LossConstants
     from potluck.graph.onnx.model import OnnxModel
+    from potluck.graph.torch.as_traced import AsTraced
 
     from .modelgraph import ModelGraph, Node
 
@@ -51,6 +52,8 @@ class Model(Shown):
         The traced graph in layers, for each mode; `training` is None where there is no loss.
     net
         The user's own module, which gets the weights back.
+    loss
+        The user's own loss.
     name
         What plans call the model; default: made from its class and signature.
     arguments
@@ -63,19 +66,20 @@ class Model(Shown):
         inference: Layers,
         training: Layers | None,
         net: Any,
+        loss: "Callable[..., torch.Tensor] | None" = None,
         name: str = "",
         arguments: Arguments | None = None,
     ) -> None:
         self._inference = inference
         self._training = training
-        self._net = net
+        self._net, self._loss = net, loss
         self._name = name
         names = tuple(port.name for port in inference.line.traced.graph.inputs)
         # what a batch may call inputs and targets
         self.arguments = arguments or Arguments(inputs=names)
         # why it cannot be trained, and what to do
         self.untrained = "" if training is not None else _NO_LOSS
-        self._as_traced = as_traced(self._tensors())
+        self._as_traced = self._now()
         self._as_onnx: dict[tuple[int, int], bytes] = {}  # what was exported before, by layers
 
     @property
@@ -189,7 +193,14 @@ class Model(Shown):
             if loss is not None
             else None
         )
-        model = cls(inference=inference, training=training, net=net, name=name, arguments=arguments)
+        model = cls(
+            inference=inference,
+            training=training,
+            net=net,
+            loss=loss,
+            name=name,
+            arguments=arguments,
+        )
         if training is not None and training.line.traced.unproven:
             warnings.warn(model.notes(train=True)[-1], stacklevel=2)
         return model
@@ -426,15 +437,30 @@ class Model(Shown):
         Parameters
         ----------
         train
-            Which weights are trained matters, too.
+            Its loss matters, too, which parts are in evaluation, and which weights are trained.
 
         Raises
         ------
         ModelError
-            A tensor was replaced, converted, frozen or thawed since.
+            A tensor was replaced or converted since, or an attribute, a hook or a class changed.
         """
-        if hasattr(self._net, "state_dict"):
-            check_as_traced(self._net, self._tensors(), self._as_traced, train=train)
+        now = self._now()
+        if self._as_traced is None or now is None:
+            return
+        from potluck.graph.torch.as_traced import check_as_traced
+        from potluck.graph.torch.modes import check_modes
+
+        check_as_traced(self._as_traced, now, train=train)
+        if train:
+            check_modes(self._net, self._laid_out(True).line.traced)
+
+    def _now(self) -> "AsTraced | None":
+        """What the user's module and loss are now, where they are torch's."""
+        if not hasattr(self._net, "named_modules"):
+            return None
+        from potluck.graph.torch.as_traced import as_traced
+
+        return as_traced(self._net, self._loss, self._tensors())
 
     def trained_dtypes(self) -> frozenset[str]:
         """Of which types the weights are that it trains; none where it cannot be trained."""
@@ -462,7 +488,11 @@ class Model(Shown):
         ModelError
             A name or shape is not one of this model.
         """
-        self.check_as_traced()
+        now = self._now()
+        if self._as_traced is not None and now is not None:
+            from potluck.graph.torch.as_traced import check_tensors
+
+            check_tensors(self._as_traced, now)
         load(self.state(), state)
 
     def graph(self) -> "ModelGraph":
