@@ -250,6 +250,15 @@ def test_it_does_not_answer_as_it_was_nor_get_weights_that_it_would_not_see(home
     run.close()
 
 
+def test_a_run_for_training_does_not_answer_as_it_was(home):
+    net, model = made()
+    run = home.deploy(plan_of(model), model).wait()
+    replaced(net)
+    with pytest.raises(ModelError, match=r"2\.weight.*is another tensor now"):
+        run(make_data("mlp", 5)[0])
+    run.close()
+
+
 @pytest.mark.parametrize("change", ["frozen", "thawed"])
 def test_what_is_trained_is_nothing_to_answers(home, change):
     net, model = made()
