@@ -602,6 +602,12 @@ class Model(Shown):
                     "tensor is expected.",
                     next_step="torch.as_tensor(x) makes one of an array." if is_array else "",
                 )
+            if str(tensor.layout) != "torch.strided" or tensor.is_meta:
+                raise ModelError(
+                    f"{port.name} {'has no values' if tensor.is_meta else 'is sparse'}; a dense "
+                    "tensor with its values is expected.",
+                    next_step="" if tensor.is_meta else "Call to_dense() on it.",
+                )
         sizes: dict[str, int] = {}
         for symbol in traced.graph.symbols:
             shape = tuple(tensors[symbol.input].shape)

@@ -13,8 +13,11 @@ if TYPE_CHECKING:
 
 
 def device_name(path: str) -> str:
-    """The name that devices know a tensor of a module by."""
-    return re.sub(r"[^A-Za-z0-9_.:\-]", "_", path)
+    """The name that devices know a tensor of a module by; no two paths have the same.
+
+    What messages do not carry, such as a letter outside ASCII, stands there by its number.
+    """
+    return re.sub(r"^[.\-]|[^A-Za-z0-9_.\-]", lambda found: f"_:{ord(found[0]):x}:", path)
 
 
 def as_module(
@@ -30,7 +33,8 @@ def as_module(
     name_of = {id(tensor): name for name, tensor in own.items()}
     found = {}
     for key, tensor in net.state_dict(keep_vars=True).items():
-        name = key if key in state else name_of.get(id(tensor), key)
+        plain = device_name(key)
+        name = plain if plain in state else name_of.get(id(tensor), plain)
         found[key] = (
             state[name]
             if name in state
