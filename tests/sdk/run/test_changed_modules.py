@@ -227,6 +227,23 @@ def test_what_use_leaves_behind_is_no_change(home):
     run.close()
 
 
+def test_evaluation_as_a_whole_says_nothing_where_it_makes_no_difference(home):
+    torch.manual_seed(0)
+    net, (x, y) = Net(), make_data("mlp", 8)
+    net.norm.eval()
+    loss = nn.functional.cross_entropy
+    alone = copy.deepcopy(net).eval()
+    model = potluck.Model.from_torch(net, x, loss=loss, example_targets=y)
+    run = home.deploy(plan_of(model), model, optimizer=potluck.SGD(0.1)).wait()
+    net.eval()
+    (got,) = run.fit([(x, y)]).wait().losses
+    assert got == pytest.approx(loss(alone(x), y).item(), abs=1e-6)
+    net.train()
+    with pytest.raises(ModelError, match=r"norm is in training now"):
+        run.fit([(x, y)])
+    run.close()
+
+
 def test_weights_come_back_whatever_else_was_changed(home):
     net, _, model = made_of_every_kind()
     run = home.deploy(plan_of(model), model).wait()

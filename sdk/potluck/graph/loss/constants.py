@@ -15,6 +15,7 @@ from potluck.errors import ModelError
 from potluck.graph.traced import Traced
 
 OWN = "own-"  # begins the names of what is not the model's; no attribute has a hyphen
+LOSS = "loss."  # then, of what is a module of the loss
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +48,11 @@ def check_unchanged(traced: Traced, constants: LossConstants) -> None:
     now = _digests(traced)
     changed = [name for name, digest in constants.digests.items() if now[name] != digest]
     if changed:
-        name = changed[0].removeprefix(OWN).removeprefix("loss.")
+        name = changed[0].removeprefix(OWN)
+        what = "the loss" if name.startswith(LOSS) else "a tensor of no module"
         raise ModelError(
-            f"the loss was changed after the run was deployed: {name} has other values than when "
-            "the run got it.",
+            f"{what} was changed after the run was deployed: {name.removeprefix(LOSS)} has other "
+            "values than when the run got it.",
             next_step="Deploy again, with resume= to go on from what run.save wrote.",
         )
 

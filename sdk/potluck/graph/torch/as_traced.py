@@ -75,8 +75,8 @@ class AsTraced:
     net, loss
         All facts of the module, and of its loss.
     modes
-        Whether each part of the module is in training; of one in evaluation as a whole: True, as
-        it was traced so.
+        Whether each part of the module is in training; none of one that is in evaluation as a
+        whole, which says nothing.
     """
 
     net: Facts
@@ -98,7 +98,7 @@ def check_as_traced(before: AsTraced, now: AsTraced, *, train: bool) -> None:
     if train:
         _refuse(before.loss, now.loss, "the loss", train=True)
         for path, training in now.modes.items():
-            if training != before.modes.get(path, training):
+            if training != before.modes.get(path, True):
                 raise _changed("the module", path or "it", f"is in {_mode(training)} now")
 
 
@@ -164,8 +164,8 @@ def _mode(training: bool) -> str:
 
 
 def _modes(net: torch.nn.Module) -> dict[str, bool]:
-    whole = undecided(net)
-    return {path: whole or module.training for path, module in net.named_modules()}
+    parts = () if undecided(net) else net.named_modules()
+    return {path: module.training for path, module in parts}
 
 
 def _facts(module: torch.nn.Module, read: set[int], but: frozenset[int] = frozenset()) -> Facts:
