@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
     from potluck.graph.loss.constants import LossConstants
     from potluck.graph.onnx.model import OnnxModel
-    from potluck.graph.torch.as_traced import AsTraced
 
     from .modelgraph import ModelGraph, Node
 
@@ -409,18 +408,6 @@ class Model(Shown):
 
         return of_run(self._training.line.traced, state)
 
-    def check_loss_constants(self, constants: "LossConstants") -> None:
-        """Whether what its loss keeps is what it was.
-
-        Raises
-        ------
-        ModelError
-            It has other values since.
-        """
-        from potluck.graph.loss.constants import check_unchanged
-
-        check_unchanged(self._laid_out(True).line.traced, constants)
-
     def state_dict(self, state: "Mapping[str, torch.Tensor]") -> "dict[str, torch.Tensor]":
         """The state of devices as the module's own `state_dict`, without what belongs to the
         loss.
@@ -431,31 +418,37 @@ class Model(Shown):
         """Whether this is the module that it was made from."""
         return module is self._net
 
-    def check_as_traced(self, *, train: bool = False) -> None:
+    def check_as_traced(
+        self, *, train: bool = False, constants: "LossConstants | None" = None
+    ) -> None:
         """Whether the user's module is what it was when it was traced, but for its values.
 
         Parameters
         ----------
         train
             Its loss matters, too, which parts are in evaluation, and which weights are trained.
+        constants
+            Those of a run, whose values must not have changed since.
 
         Raises
         ------
         ModelError
             A tensor was replaced or converted since, or an attribute, a hook or a class changed.
         """
-        now = self._now()
-        if self._as_traced is None or now is None:
+        if (now := self._now()) is None:
             return
+        from potluck.graph.loss.constants import check_unchanged
         from potluck.graph.torch.as_traced import check_as_traced
         from potluck.graph.torch.modes import check_modes
 
         check_as_traced(self._as_traced, now, train=train)
         if train:
             check_modes(self._net, self._laid_out(True).line.traced)
+        if constants is not None:
+            check_unchanged(self._laid_out(True).line.traced, constants)
 
-    def _now(self) -> "AsTraced | None":
-        """What the user's module and loss are now, where they are torch's."""
+    def _now(self) -> Any:
+        """What the user's module and loss are now; None where it is no module."""
         if not hasattr(self._net, "named_modules"):
             return None
         from potluck.graph.torch.as_traced import as_traced
@@ -488,8 +481,7 @@ class Model(Shown):
         ModelError
             A name or shape is not one of this model.
         """
-        now = self._now()
-        if self._as_traced is not None and now is not None:
+        if (now := self._now()) is not None:
             from potluck.graph.torch.as_traced import check_tensors
 
             check_tensors(self._as_traced, now)

@@ -221,9 +221,8 @@ class Run(Shown):
             The plan is for inference.
         """
         self._engine.check(training=True)
-        self._engine.model.check_as_traced(train=True)
-        if self._engine.loss_constants is not None:
-            self._engine.model.check_loss_constants(self._engine.loss_constants)
+        engine = self._engine
+        engine.model.check_as_traced(train=True, constants=engine.loss_constants)
         check_autocast("it is trained")
         if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1:
             raise UserError(f"epochs is a whole number of 1 or more, got {epochs!r}.")
