@@ -5,10 +5,11 @@ where it is used.
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future, wait
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Any, Generic, TypeVar
 
 from potluck import shown
+from potluck.errors import UserError
 from potluck.optional import missing
 
 T = TypeVar("T")
@@ -16,6 +17,10 @@ R = TypeVar("R")
 
 # how long Ctrl-C waits for the work to reach a point where it can stop without harm
 CANCEL_GRACE_S = 30.0
+LOOK_S = 0.1  # how often work that waits for its turn looks whether it was cancelled
+
+_working = threading.local()  # `handle`: the one whose work this thread does
+_chaining = threading.Lock()  # held to say who waits for whom, and to look whether that is a ring
 
 
 class Task:
@@ -81,10 +86,19 @@ class Handle(Generic[T]):
         Called with a `Task` in a background thread; what it returns is the result.
     title
         What is being done, for displays: "profiling cnn".
+    after
+        Other work that must have ended before this work begins; well or not.
     """
 
-    def __init__(self, work: Callable[[Task], T], title: str = "working") -> None:
+    def __init__(
+        self,
+        work: Callable[[Task], T],
+        title: str = "working",
+        *,
+        after: "Handle[Any] | None" = None,
+    ) -> None:
         self._title = title
+        self._awaited = after  # whose end the work waits for now
         self._task = Task()
         self._future: Future[T] = Future()
         self._seen = False
@@ -96,7 +110,9 @@ class Handle(Generic[T]):
 
     def _carry_out(self, work: Callable[[Task], T]) -> None:
         self._future.set_running_or_notify_cancel()
+        _working.handle = self
         try:
+            self._wait_for_turn()
             result = work(self._task)
         except CancelledError:
             self._future.set_exception(CancelledError(f"{self._title} was cancelled."))
@@ -107,6 +123,14 @@ class Handle(Generic[T]):
         else:
             self._task.update(1.0, self._task.progress[1])
             self._future.set_result(result)
+
+    def _wait_for_turn(self) -> None:
+        earlier = self._awaited
+        try:
+            while earlier is not None and not wait([earlier._future], LOOK_S).done:
+                self._task.check()
+        finally:
+            self._awaited = None
 
     @property
     def title(self) -> str:
@@ -147,9 +171,12 @@ class Handle(Generic[T]):
             After `timeout_s` seconds; the work goes on.
         CancelledError
             If it was cancelled; otherwise whatever the work raised.
+        UserError
+            The work cannot end before this call does: it is made by the work itself.
         """
         try:
-            return self._future.result(timeout_s)
+            with self._waited_for():
+                return self._future.result(timeout_s)
         except KeyboardInterrupt:
             self.cancel()
             self._thread.join(CANCEL_GRACE_S)
@@ -162,16 +189,39 @@ class Handle(Generic[T]):
         """Whether somebody has waited for its end, and so knows what it raised."""
         return self._seen
 
-    def ended(self, timeout_s: float) -> bool:
-        """Whether the work has ended, well or not, after at most `timeout_s` seconds of waiting for
-        it.
-        """
-        return bool(wait([self._future], timeout_s).done)
-
     @property
-    def works_here(self) -> bool:
-        """Whether this thread is the one that does the work, which must not wait for itself."""
-        return threading.current_thread() is self._thread
+    def waits_for_caller(self) -> bool:
+        """Whether the work is done by this thread, or waits for work that is: it must not wait for
+        itself.
+        """
+        mine: Handle[Any] | None = getattr(_working, "handle", None)
+        link: Handle[Any] | None = self
+        while link is not None and not link.done and link is not mine:
+            link = link._awaited
+        return link is not None and not link.done
+
+    @contextmanager
+    def _waited_for(self) -> Iterator[None]:
+        """While the caller waits for it, whoever waits for the caller's work is seen to wait for
+        it, too.
+        """
+        mine: Handle[Any] | None = getattr(_working, "handle", None)
+        if mine is None or self.done:
+            yield
+            return
+        with _chaining:
+            if self.waits_for_caller:
+                raise UserError(
+                    f"{self._title} would wait for itself: it cannot end before what waits for "
+                    "it here.",
+                    next_step="Do not wait inside on_step, a loader or other code that the work "
+                    "calls: keep the handle, and call wait() after the work has ended.",
+                )
+            mine._awaited = self
+        try:
+            yield
+        finally:
+            mine._awaited = None
 
     # --- resolving on use -------------------------------------------------------------------------
 

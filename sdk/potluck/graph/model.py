@@ -19,7 +19,7 @@ from potluck.graph.indices import check_indices, index_bounds
 from potluck.graph.partition.batch_norms import check_values
 from potluck.graph.partition.cuts import Linearization, line, multiple
 from potluck.graph.partition.layers import Layers, layers
-from potluck.graph.torch.state_names import as_module, as_traced, check_as_traced, load
+from potluck.graph.torch.state_names import as_module, load
 from potluck.optional import needed
 from potluck.shown import Shown
 from potluck_wire.graph import BATCH, DTYPE_BYTES, FLOATS, Graph, Input, Output, evaluate
@@ -32,6 +32,7 @@ from .traced import SEQUENCE, Traced
 if TYPE_CHECKING:
     import torch
 
+    from potluck.graph.loss.constants import LossConstants
     from potluck.graph.onnx.model import OnnxModel
 
     from .modelgraph import ModelGraph, Node
@@ -50,6 +51,8 @@ class Model(Shown):
         The traced graph in layers, for each mode; `training` is None where there is no loss.
     net
         The user's own module, which gets the weights back.
+    loss
+        The user's own loss.
     name
         What plans call the model; default: made from its class and signature.
     arguments
@@ -62,19 +65,20 @@ class Model(Shown):
         inference: Layers,
         training: Layers | None,
         net: Any,
+        loss: "Callable[..., torch.Tensor] | None" = None,
         name: str = "",
         arguments: Arguments | None = None,
     ) -> None:
         self._inference = inference
         self._training = training
-        self._net = net
+        self._net, self._loss = net, loss
         self._name = name
         names = tuple(port.name for port in inference.line.traced.graph.inputs)
         # what a batch may call inputs and targets
         self.arguments = arguments or Arguments(inputs=names)
         # why it cannot be trained, and what to do
         self.untrained = "" if training is not None else _NO_LOSS
-        self._as_traced = as_traced(self._tensors())
+        self._as_traced = self._now()
         self._as_onnx: dict[tuple[int, int], bytes] = {}  # what was exported before, by layers
 
     @property
@@ -188,7 +192,14 @@ class Model(Shown):
             if loss is not None
             else None
         )
-        model = cls(inference=inference, training=training, net=net, name=name, arguments=arguments)
+        model = cls(
+            inference=inference,
+            training=training,
+            net=net,
+            loss=loss,
+            name=name,
+            arguments=arguments,
+        )
         if training is not None and training.line.traced.unproven:
             warnings.warn(model.notes(train=True)[-1], stacklevel=2)
         return model
@@ -381,9 +392,21 @@ class Model(Shown):
         return {name: tensor.detach() for name, tensor in self._tensors().items()}
 
     def _tensors(self) -> "dict[str, torch.Tensor]":
-        return {
-            name: tensor for c in self._graphs for name, tensor in c.line.traced.tensors.items()
-        }
+        found: dict[str, torch.Tensor] = {}
+        for traced in (chosen.line.traced for chosen in self._graphs):
+            found |= {**(traced.tallies.constants if traced.tallies else {}), **traced.tensors}
+        return found
+
+    def loss_constants(self, state: "Mapping[str, torch.Tensor]") -> "LossConstants | None":
+        """What its loss keeps, such as class weights, for a run that gets the weights `state`.
+
+        None without a loss.
+        """
+        if self._training is None:
+            return None
+        from potluck.graph.loss.constants import of_run
+
+        return of_run(self._training.line.traced, state)
 
     def state_dict(self, state: "Mapping[str, torch.Tensor]") -> "dict[str, torch.Tensor]":
         """The state of devices as the module's own `state_dict`, without what belongs to the
@@ -395,21 +418,42 @@ class Model(Shown):
         """Whether this is the module that it was made from."""
         return module is self._net
 
-    def check_as_traced(self, *, train: bool = False) -> None:
+    def check_as_traced(
+        self, *, train: bool = False, constants: "LossConstants | None" = None
+    ) -> None:
         """Whether the user's module is what it was when it was traced, but for its values.
 
         Parameters
         ----------
         train
-            Which weights are trained matters, too.
+            Its loss matters, too, which parts are in evaluation, and which weights are trained.
+        constants
+            Those of a run, whose values must not have changed since.
 
         Raises
         ------
         ModelError
-            A tensor was replaced, converted, frozen or thawed since.
+            A tensor was replaced or converted since, or an attribute, a hook or a class changed.
         """
-        if hasattr(self._net, "state_dict"):
-            check_as_traced(self._net, self._tensors(), self._as_traced, train=train)
+        if (now := self._now()) is None:
+            return
+        from potluck.graph.loss.constants import check_unchanged
+        from potluck.graph.torch.as_traced import check_as_traced
+        from potluck.graph.torch.modes import check_modes
+
+        check_as_traced(self._as_traced, now, train=train)
+        if train:
+            check_modes(self._net, self._laid_out(True).line.traced)
+        if constants is not None:
+            check_unchanged(self._laid_out(True).line.traced, constants)
+
+    def _now(self) -> Any:
+        """What the user's module and loss are now; None where it is no module."""
+        if not hasattr(self._net, "named_modules"):
+            return None
+        from potluck.graph.torch.as_traced import as_traced
+
+        return as_traced(self._net, self._loss, self._tensors())
 
     def trained_dtypes(self) -> frozenset[str]:
         """Of which types the weights are that it trains; none where it cannot be trained."""
@@ -437,7 +481,10 @@ class Model(Shown):
         ModelError
             A name or shape is not one of this model.
         """
-        self.check_as_traced()
+        if (now := self._now()) is not None:
+            from potluck.graph.torch.as_traced import check_tensors
+
+            check_tensors(self._as_traced, now)
         load(self.state(), state)
 
     def graph(self) -> "ModelGraph":
@@ -476,8 +523,17 @@ class Model(Shown):
         traced = self._laid_out(train).line.traced
         return tuple(_tensor(port, traced.hints) for port in traced.graph.inputs)
 
-    def fed(self, *batch: "torch.Tensor") -> "dict[str, torch.Tensor]":
+    def fed(
+        self, *batch: "torch.Tensor", constants: "LossConstants | None" = None
+    ) -> "dict[str, torch.Tensor]":
         """All that home feeds of one step of training, by name; it was checked before.
+
+        Parameters
+        ----------
+        *batch
+            Inputs, then targets; each [rows, ...].
+        constants
+            Those of the run; default: as they are now.
 
         Raises
         ------
@@ -488,7 +544,8 @@ class Model(Shown):
 
         traced = self._laid_out(True).line.traced
         try:
-            tallies = traced.tallies(batch) if traced.tallies else []
+            known = constants.fed if constants is not None else {}
+            tallies = traced.tallies(batch, known) if traced.tallies else []
         except OperatorFailed as error:
             raise ModelError(f"its loss cannot be taken of these targets: {error}") from error
         return {
@@ -536,6 +593,12 @@ class Model(Shown):
                     f"{port.name} is {'an array' if is_array else f'a {type(tensor).__name__}'}; a "
                     "tensor is expected.",
                     next_step="torch.as_tensor(x) makes one of an array." if is_array else "",
+                )
+            if str(tensor.layout) != "torch.strided" or tensor.is_meta:
+                raise ModelError(
+                    f"{port.name} {'has no values' if tensor.is_meta else 'is sparse'}; a dense "
+                    "tensor with its values is expected.",
+                    next_step="" if tensor.is_meta else "Call to_dense() on it.",
                 )
         sizes: dict[str, int] = {}
         for symbol in traced.graph.symbols:

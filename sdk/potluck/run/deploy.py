@@ -104,7 +104,9 @@ def deploy(
     run = Run(engine, link)
     try:
         task.update(0.5, "sending weights")
-        engine.push(saved.weights if saved else model.state())
+        weights = saved.weights if saved else model.state()
+        engine.loss_constants = model.loss_constants(weights) if plan.training else None
+        engine.push(weights)
         if saved is not None:
             if saved.moments:
                 engine.push(saved.moments, moments=True)

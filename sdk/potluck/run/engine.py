@@ -52,6 +52,7 @@ from potluck_wire.version import COMMON_BEGIN, TAKES
 if TYPE_CHECKING:
     import torch
 
+    from potluck.graph.loss.constants import LossConstants
     from potluck.run.migration import PlanMigration
 
 KEPT_STEPS = 64
@@ -105,6 +106,8 @@ class Engine:
         self.kept: deque[tuple[Execution, Compiled]] = deque(maxlen=KEPT_STEPS)
         self._stopped_s = float("-inf")  # when the step before ended: two are in flight
         self.failed: PotluckError | None = None
+        # of the model's loss, from when devices got their weights on
+        self.loss_constants: LossConstants | None = None
         self.crossing: PlanMigration | None = None  # on the way to another plan
         self.one_crossing = threading.Lock()
         self._requests: dict[int, set[Future[Execution]]] = {}  # under way, by epoch
@@ -226,7 +229,8 @@ class Engine:
             self.renew(plan, self.edition.optimizer, (*self.sizes, rows))
         compiled = self.active.compiled[name]
         # loaders may fill the same tensors again while steps are in flight
-        named = {port: kept(tensor) for port, tensor in self.model.fed(*batch).items()}
+        fed = self.model.fed(*batch, constants=self.loss_constants)
+        named = {port: kept(tensor) for port, tensor in fed.items()}
         step = self.step + len(self._in_flight)
         future = self.group.execute(self.active.epoch, compiled, step, batch=named, lane=TRAIN)
         self._in_flight.append((future, compiled, rows))
@@ -530,6 +534,11 @@ class Engine:
         return all(self.members[name].speaks(needed) for name in plan.devices)
 
     # --- state ------------------------------------------------------------------------------------
+
+    def weights(self) -> "dict[str, torch.Tensor]":
+        """All that the run computes with, on devices and here; the rest as the user has it."""
+        fed = self.loss_constants.fed if self.loss_constants is not None else {}
+        return {**self.model.state(), **fed, **self.pull()}
 
     def pull(self, *, moments: bool = False) -> "dict[str, torch.Tensor]":
         """The weights on the devices, or the optimizer's state there, by name."""

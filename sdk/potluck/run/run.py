@@ -2,6 +2,7 @@
 its `trace`.
 """
 
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
 
 REQUESTS_IN_FLIGHT = 4
 EVALUATION_ROWS = 32
-LOOK_S = 0.1  # how often a fit that waits for an earlier one looks whether it was cancelled
 OnStep = Callable[[int, float], None]
 
 
@@ -52,6 +52,7 @@ class Run(Shown):
         self._engine, self._link = engine, link
         self._evaluation: Evaluation | None = None
         self._fitting: Handle[History] | None = None  # the latest
+        self._queueing = threading.Lock()  # of fits: what one calls comes behind it
 
     # --- what it is -------------------------------------------------------------------------------
 
@@ -204,8 +205,9 @@ class Run(Shown):
             Default: the one in use.
         on_step
             Called with (step, loss) after each step, in the background thread; it may do anything
-            with the run. The next step is under way by then: what the run tells of its weights
-            (`state_dict`, `save`, a call) is of the step that `run.step` gives afterwards.
+            with the run but wait for a fit, which is refused. The next step is under way by then:
+            what the run tells of its weights (`state_dict`, `save`, a call) is of the step that
+            `run.step` gives afterwards.
 
         Returns
         -------
@@ -220,7 +222,8 @@ class Run(Shown):
             The plan is for inference.
         """
         self._engine.check(training=True)
-        self._engine.model.check_as_traced(train=True)
+        engine = self._engine
+        engine.model.check_as_traced(train=True, constants=engine.loss_constants)
         check_autocast("it is trained")
         if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1:
             raise UserError(f"epochs is a whole number of 1 or more, got {epochs!r}.")
@@ -237,15 +240,13 @@ class Run(Shown):
             )
         if optimizer is not None:
             check_optimizer(optimizer, self._engine.model.trained_dtypes())
-        earlier = self._fitting
 
         def work(task: Task) -> History:
-            while earlier is not None and not earlier.ended(LOOK_S):
-                task.check()
             return self._fit(task, data, epochs, optimizer, on_step)
 
-        self._fitting = Handle(work, f"training {self.plan.model}")
-        return self._fitting
+        with self._queueing:
+            self._fitting = Handle(work, f"training {self.plan.model}", after=self._fitting)
+            return self._fitting
 
     def _fit(
         self,
@@ -422,6 +423,7 @@ class Run(Shown):
                 )
                 self._evaluation = Evaluation(inner)
             if self._evaluation.step != self.step:
+                self._engine.model.check_as_traced()
                 self._evaluation.run._engine.push(self._state())
                 self._evaluation.step = self.step
             return self._evaluation.enter()
@@ -469,30 +471,30 @@ class Run(Shown):
         """All that devices keep, as it is on them now: what belongs to the loss, too."""
         self._engine.check()
         with self._engine.boundary():
-            return {
-                **self._engine.model.state(),
-                **(self._engine.pull() if self.plan.training else {}),
-            }
+            return self._engine.weights() if self.plan.training else self._engine.model.state()
 
     def load_into(self, module: Any = None) -> None:
         """Bring the weights back into a module.
 
         Default: the one that the model was made from, and its loss.
 
-        Waits for a `fit` that is still going on; raises what it raised, unless somebody has waited
-        for it before.
+        Waits for a `fit` that is still going on, unless it is called inside one; raises what it
+        raised, unless somebody has waited for it before.
 
         Raises
         ------
         UserError
             The module has none of this model's weights.
         """
-        if self._fitting is not None and not self._fitting.seen and not self._fitting.works_here:
+        latest = self._fitting
+        if latest is not None and not latest.seen and not latest.waits_for_caller:
             with suppress(CancelledError):
-                self._fitting.wait()
+                latest.wait()
         state, model = self._state(), self._engine.model
         if module is None or model.is_made_from(module):
             model.load_state(state)
+            if self.plan.training:
+                self._engine.loss_constants = model.loss_constants(state)
             return
         named = model.state_dict(state)
         check_shapes(module, named)
@@ -520,7 +522,7 @@ class Run(Shown):
                 optimizer=edition.optimizer,
                 step=engine.step,
                 seed=edition.seed,
-                weights={**engine.model.state(), **engine.pull()},
+                weights=engine.weights(),
                 moments=engine.pull(moments=True) if engine.step else {},
             )
         checkpoint.save(Path(path), saved)

@@ -174,6 +174,8 @@ def test_training_needs_a_loss():
         ((torch.zeros(2, 1, 9, 8),), r"rows, 1, 8, 8"),
         ((torch.zeros(2, 1, 8, 8).double(),), "float64"),
         ((torch.zeros(2, 8),), "expected"),
+        ((torch.zeros(2, 1, 8, 8).to_sparse(),), r"is sparse; a dense tensor.*to_dense\(\)"),
+        ((torch.zeros(2, 1, 8, 8, device="meta"),), "has no values"),
         ((), "got 0"),
     ],
 )

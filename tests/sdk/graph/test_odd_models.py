@@ -134,6 +134,16 @@ REFUSED = {
     "nothing to do": (nn.Sequential, X, "computes nothing"),
     "hands on": (nn.Identity, X, "computes nothing"),
     "weights come out": (lambda: Does(lambda self, x: self.linear.weight), X, "computes nothing"),
+    "as many ones as rows": (
+        lambda: Does(lambda self, x: torch.ones(x.shape[0], 2).cumsum(1)),
+        X,
+        "computes nothing from the values",
+    ),
+    "a weight for each row": (
+        lambda: Does(lambda self, x: self.linear.weight[:1].expand(x.shape[0], 4)),
+        X,
+        "computes nothing from the values",
+    ),
     "a mean over the batch": (
         lambda: Does(lambda self, x: self.linear(x).mean(0)),
         X,

@@ -182,6 +182,18 @@ def test_wrong_inputs_are_named(inputs):
     [
         (lambda: with_initializer(external("w", "weights.bin")), "another file"),
         (lambda: small(loop()), "Loop"),
+        (
+            lambda: small(helper.make_node("Det", ["x"], ["h"])),
+            r"Det is not on the devices' list \(which gives h\)",
+        ),
+        (
+            lambda: small(helper.make_node("Softmax", ["x"], ["h"], axis=0)),
+            r"y does not hold one result for each row.*\(since Softmax, which gives h\)",
+        ),
+        (
+            lambda: small(helper.make_node("Softmax", ["x"], ["h"], name="mixes", axis=0)),
+            r"since Softmax, node mixes\)",
+        ),
         (lambda: small(helper.make_node("RandomNormalLike", ["x"], ["h"])), "RandomNormalLike"),
     ],
 )

@@ -193,3 +193,76 @@ def test_work_that_lacks_a_package_says_how_to_install_it():
 
     with pytest.raises(UserError, match=r'scipy.*pip install "\.\[sdk\]"'):
         Handle(work).wait()
+
+
+def outcome_of(call):
+    """What a call gives, or the error that it raises."""
+    try:
+        return call()
+    except UserError as error:
+        return error
+
+
+def test_work_that_waits_for_itself_is_told_so():
+    told, going = [], threading.Event()
+
+    def work(task):
+        going.wait(PATIENCE_S)
+        told.append(outcome_of(made.wait))
+        told.append(outcome_of(lambda: made.colour))
+
+    made = Handle(work, "counting")
+    going.set()
+    made.wait(PATIENCE_S)
+    assert all(isinstance(error, UserError) for error in told)
+    assert "counting would wait for itself" in str(told[0])
+    assert "after the work has ended" in str(told[0])
+
+
+def test_work_that_waits_for_what_comes_after_it_is_told_so():
+    told, going = [], threading.Event()
+
+    def work(task):
+        going.wait(PATIENCE_S)
+        second = Handle(lambda task: 2, "second", after=first)
+        third = Handle(lambda task: 3, "third", after=second)
+        told.extend([outcome_of(third.wait), second, third])
+
+    first = Handle(work, "first")
+    going.set()
+    first.wait(PATIENCE_S)
+    error, second, third = told
+    assert "third would wait for itself" in str(error)
+    assert (second.wait(PATIENCE_S), third.wait(PATIENCE_S)) == (2, 3)
+
+
+def test_one_of_two_that_wait_for_each_other_is_told_so():
+    both, going = [], threading.Event()
+
+    def work(other):
+        going.wait(PATIENCE_S)
+        return outcome_of(both[other].wait)
+
+    both += [Handle(lambda task, i=i: work(1 - i), f"work {i}") for i in range(2)]
+    going.set()
+    results = [made.wait(PATIENCE_S) for made in both]
+    assert sum(isinstance(result, UserError) for result in results) >= 1
+
+
+def test_work_may_wait_for_other_work_and_what_follows_it_for_more():
+    heard, inner = Future(), Handle(lambda task: 1, "inner")
+    made = Handle(lambda task: inner.wait() + 1, "outer")
+    made.on_done(lambda done: heard.set_result(Handle(lambda task: 3, after=done).wait()))
+    assert made.wait(PATIENCE_S) == 2
+    assert heard.result(PATIENCE_S) == 3
+
+
+def test_what_waits_for_its_turn_can_be_cancelled():
+    go = threading.Event()
+    first = Handle(lambda task: go.wait(PATIENCE_S), "first")
+    second = Handle(lambda task: 2, "second", after=first)
+    second.cancel()
+    with pytest.raises(CancelledError):
+        second.wait(PATIENCE_S)
+    go.set()
+    assert first.wait(PATIENCE_S)

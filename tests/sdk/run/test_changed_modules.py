@@ -3,6 +3,8 @@ was then.
 """
 
 import copy
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 from tests.sdk.run.conftest import make_data, make_model, make_plan
@@ -11,6 +13,7 @@ import potluck
 from potluck.errors import ModelError
 
 torch = pytest.importorskip("torch")
+nn = torch.nn
 
 A, B = "local-1", "local-2"
 
@@ -58,6 +61,199 @@ def test_it_is_not_trained_as_it_was(home, change):
     run.close()
 
 
+class Loss(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.of_classes = nn.CrossEntropyLoss(weight=torch.ones(4))
+        self.own, self.rate = nn.Parameter(torch.ones(())), 1.0
+
+    def forward(self, output, target):
+        return self.of_classes(output, target) * self.rate + self.own**2
+
+
+class Net(nn.Module):
+    """Keeps something of every kind."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm, self.drop = nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Dropout(0.0)
+        self.last = nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 4))
+        self.rate, self.sizes, self.options = 1.0, [16, 4], {"scale": 1.0, "shifts": (0.0, 0.5)}
+        self.plain, self.activation, self.nothing = torch.ones(4), torch.tanh, None
+        self.config = SimpleNamespace(scale=1.0)
+        self.register_buffer("kept", torch.ones(4))
+        self.register_buffer("passing", torch.ones(4), persistent=False)
+
+    def forward(self, x):
+        hidden = self.activation(self.norm(self.drop(self.first(x))))
+        scale = self.rate * self.options["scale"] * self.config.scale
+        return self.last(hidden) * scale * self.plain * self.kept * self.passing
+
+
+def shifted(net, _):
+    net.options["shifts"] = (0.0, 3.0)
+
+
+def hook(*_):
+    return None
+
+
+STRUCTURAL = {
+    "a part in evaluation": (lambda net, _: net.norm.eval(), r"norm is in evaluation now"),
+    "as a whole": (lambda net, _: net.eval(), r"evaluation as a whole.*net\.train\(\)"),
+    "number of a part": (lambda net, _: setattr(net.norm, "eps", 0.5), r"norm\.eps is 0\.5 now"),
+    "dropout": (lambda net, _: setattr(net.drop, "p", 0.5), r"drop\.p is 0\.5 now, and was 0\.0"),
+    "number": (lambda net, _: setattr(net, "rate", 2.0), r"rate is 2\.0 now, and was 1\.0"),
+    "in a list": (lambda net, _: net.sizes.append(3), r"sizes is another"),
+    "in a mapping": (shifted, r"options is another"),
+    "in an object": (lambda net, _: setattr(net.config, "scale", 2.0), r"config is another"),
+    "something of nothing": (lambda net, _: setattr(net, "nothing", 3), r"nothing is 3 now"),
+    "new": (lambda net, _: setattr(net, "more", 3), r"more is new"),
+    "gone": (lambda net, _: delattr(net, "sizes"), r"sizes is gone"),
+    "tensor": (lambda net, _: setattr(net, "plain", torch.zeros(4)), r"plain is another tensor"),
+    "buffer": (lambda net, _: setattr(net, "kept", torch.zeros(4)), r"kept is another tensor"),
+    "buffer in no file": (
+        lambda net, _: setattr(net, "passing", torch.zeros(4)),
+        r"passing is another tensor",
+    ),
+    "function": (lambda net, _: setattr(net, "activation", torch.relu), r"activation is another"),
+    "part": (lambda net, _: net.last.__setitem__(1, nn.ReLU()), r"last\.1 has another class"),
+    "part more": (lambda net, _: net.last.append(nn.ReLU()), r"last has other parts"),
+    "forward": (lambda net, _: setattr(net.last[1], "forward", hook), r"last\.1\.forward is new"),
+    "hook": (lambda net, _: net.last.register_forward_hook(hook), r"last has other hooks now"),
+    "hook before": (
+        lambda net, _: net.last.register_forward_pre_hook(hook),
+        r"last has other hooks now",
+    ),
+    "hook backward": (
+        lambda net, _: net.last.register_full_backward_hook(hook),
+        r"last has other hooks on its gradients",
+    ),
+    "hook of a weight": (
+        lambda net, _: net.first.weight.register_hook(hook),
+        r"first\.weight has other hooks",
+    ),
+    "parametrization": (
+        lambda net, _: nn.utils.parametrizations.orthogonal(net.first),
+        r"first has another class",
+    ),
+    "loss: number": (lambda _, loss: setattr(loss, "rate", 2.0), r"the loss.*rate is 2\.0 now"),
+    "loss: number of a part": (
+        lambda _, loss: setattr(loss.of_classes, "ignore_index", 1),
+        r"the loss.*of_classes\.ignore_index is 1 now, and was -100",
+    ),
+    "loss: class weights": (
+        lambda _, loss: setattr(loss.of_classes, "weight", torch.zeros(4)),
+        r"the loss.*of_classes\.weight is another tensor",
+    ),
+    "loss: frozen": (lambda _, loss: loss.own.requires_grad_(False), r"own is frozen now"),
+    "loss: replaced": (
+        lambda _, loss: setattr(loss, "own", nn.Parameter(torch.zeros(()))),
+        r"own is another tensor",
+    ),
+    "loss: hook": (lambda _, loss: loss.register_forward_hook(hook), r"the loss.*other hooks"),
+}
+OF_TRAINING = {"a part in evaluation", "as a whole", "hook backward", "hook of a weight"}
+
+
+def made_of_every_kind():
+    torch.manual_seed(0)
+    net, loss = Net(), Loss()
+    x, y = make_data("mlp", 6)
+    return net, loss, potluck.Model.from_torch(net, x, loss=loss, example_targets=y)
+
+
+@pytest.mark.parametrize("change", STRUCTURAL)
+def test_no_change_of_what_was_traced_is_passed_over(home, change):
+    net, loss, model = made_of_every_kind()
+    run = home.deploy(plan_of(model), model).wait()
+    alter, text = STRUCTURAL[change]
+    alter(net, loss)
+    with pytest.raises(ModelError, match=f"(?s){text}"):
+        home.deploy(plan_of(model), model).wait()
+    with pytest.raises(ModelError, match=f"(?s){text}"):
+        run.fit(make_data("mlp", 8)).wait()
+    if change.startswith("loss") or change in OF_TRAINING:
+        home.deploy(plan_of(model, training=False), model).wait().close()
+    else:
+        with pytest.raises(ModelError, match=f"(?s){text}"):
+            home.deploy(plan_of(model, training=False), model).wait()
+    run.close()
+
+
+class Rated:
+    """A loss that is no module."""
+
+    def __init__(self):
+        self.rate = 1.0
+
+    def __call__(self, output, target):
+        return nn.functional.cross_entropy(output, target) * self.rate
+
+
+@pytest.mark.parametrize(
+    "form",
+    [lambda loss: loss, lambda loss: loss.__call__, lambda loss: partial(loss)],
+    ids=["an object", "a method", "part of a call"],
+)
+def test_a_loss_that_is_no_module_is_looked_into(form):
+    loss, (x, y) = Rated(), make_data("mlp", 6)
+    model = potluck.Model.from_torch(Net(), x, loss=form(loss), example_targets=y)
+    model.check_as_traced(train=True)
+    loss.rate = 2.0
+    with pytest.raises(ModelError, match=r"the loss.*rate is 2\.0 now, and was 1\.0"):
+        model.check_as_traced(train=True)
+
+
+def test_what_use_leaves_behind_is_no_change(home):
+    net, loss, model = made_of_every_kind()
+    run = home.deploy(plan_of(model), model).wait()
+    net.eval()
+    x, y = make_data("mlp", 9)
+    net(x)
+    net.train()
+    loss(net(x), y).backward()
+    torch.optim.SGD(net.parameters(), 0.1).step()
+    net.zero_grad()
+    net.requires_grad_(False)
+    net.requires_grad_(True)
+    net.norm.register_forward_hook(hook).remove()
+    net.load_state_dict(copy.deepcopy(net.state_dict()))
+    potluck.Model.from_torch(net, x, loss=loss, example_targets=y)
+    run.fit(make_data("mlp", 8)).wait()
+    run.load_into()
+    run.fit(make_data("mlp", 8)).wait()
+    home.deploy(plan_of(model), model).wait().close()
+    run.close()
+
+
+def test_evaluation_as_a_whole_says_nothing_where_it_makes_no_difference(home):
+    torch.manual_seed(0)
+    net, (x, y) = Net(), make_data("mlp", 8)
+    net.norm.eval()
+    loss = nn.functional.cross_entropy
+    alone = copy.deepcopy(net).eval()
+    model = potluck.Model.from_torch(net, x, loss=loss, example_targets=y)
+    run = home.deploy(plan_of(model), model, optimizer=potluck.SGD(0.1)).wait()
+    net.eval()
+    (got,) = run.fit([(x, y)]).wait().losses
+    assert got == pytest.approx(loss(alone(x), y).item(), abs=1e-6)
+    net.train()
+    with pytest.raises(ModelError, match=r"norm is in training now"):
+        run.fit([(x, y)])
+    run.close()
+
+
+def test_weights_come_back_whatever_else_was_changed(home):
+    net, _, model = made_of_every_kind()
+    run = home.deploy(plan_of(model), model).wait()
+    run.fit(make_data("mlp", 8)).wait()
+    net.rate = 2.0
+    run.load_into()
+    assert all(torch.equal(net.state_dict()[k], v) for k, v in run.state_dict().items())
+    run.close()
+
+
 @pytest.mark.parametrize("change", ["replaced", "assigned", "converted"])
 def test_it_does_not_answer_as_it_was_nor_get_weights_that_it_would_not_see(home, change):
     net, model = made()
@@ -68,6 +264,15 @@ def test_it_does_not_answer_as_it_was_nor_get_weights_that_it_would_not_see(home
         home.deploy(plan_of(model, training=False), model).wait()
     with pytest.raises(ModelError, match=text):
         run.load_into()
+    run.close()
+
+
+def test_a_run_for_training_does_not_answer_as_it_was(home):
+    net, model = made()
+    run = home.deploy(plan_of(model), model).wait()
+    replaced(net)
+    with pytest.raises(ModelError, match=r"2\.weight.*is another tensor now"):
+        run(make_data("mlp", 5)[0])
     run.close()
 
 

@@ -164,3 +164,45 @@ def test_a_run_that_only_answers_has_the_names_of_the_module(home):
     ).wait()
     check_same(run.state_dict(), net.state_dict())
     run.close()
+
+
+NAMES = ["é", "ü", "a b", "a_b", "a:b", "-a", "_", "_:e9:", "层"]
+
+
+class Strange(nn.Module):
+    """Parts whose names no device would take."""
+
+    def __init__(self):
+        super().__init__()
+        self.parts = nn.ModuleDict({name: nn.Linear(8, 8) for name in NAMES})
+        self.add_module("é", nn.Linear(8, 4))
+
+    def forward(self, x):
+        for part in self.parts.values():
+            x = x + torch.tanh(part(x))
+        return self._modules["é"](x)
+
+
+def test_parts_of_any_name_are_told_apart(home, tmp_path):
+    torch.manual_seed(0)
+    net, x, y = Strange(), torch.randn(BATCH, 8), torch.randint(0, 4, (BATCH,))
+    alone = copy.deepcopy(net)
+    loss = nn.functional.cross_entropy
+    model = potluck.Model.from_torch(net, x, loss=loss, example_targets=y)
+    plan = make_plan(model, ((A, B), (5, 3)), ((B,), (8,)), micro_batch=BATCH)
+    run = home.deploy(plan, model, optimizer=potluck.SGD(0.1)).wait()
+    run.fit([(x, y)] * 3).wait()
+    optimizer = torch.optim.SGD(alone.parameters(), 0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss(alone(x), y).backward()
+        optimizer.step()
+    state = run.state_dict()
+    assert state.keys() == alone.state_dict().keys()
+    for name, tensor in alone.state_dict().items():
+        assert torch.allclose(state[name], tensor, atol=1e-6), name
+    run.save(tmp_path / "run")
+    run.close()
+    run = home.deploy(plan, model, resume=tmp_path / "run").wait()
+    assert torch.allclose(run(x), alone(x), atol=1e-5)
+    run.close()

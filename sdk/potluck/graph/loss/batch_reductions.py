@@ -8,10 +8,11 @@ sum, nearly always a divisor) is spread evenly over them, and each share divides
 any other (a mean, a maximum) comes whole with every row.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from inspect import BoundArguments, signature
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -92,13 +93,24 @@ class BatchReductions:
         """What the inputs are called that take them."""
         return [f"tally_{i}" if i else "tally" for i in range(len(self))]
 
-    def __call__(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    @property
+    def constants(self) -> Mapping[str, torch.Tensor]:
+        """What they are computed with beside inputs and targets: the user's own, by name."""
+        return self._part.constants
+
+    def __call__(
+        self,
+        tensors: Sequence[torch.Tensor],
+        constants: Mapping[str, torch.Tensor] = MappingProxyType({}),
+    ) -> list[torch.Tensor]:
         """One tensor per tally, whose first dimension counts rows as those of `tensors` do.
 
-        Raises OperatorFailed.
+        `constants`: what to compute with in place of the user's own, by name. Raises
+        OperatorFailed.
         """
         rows, found = tensors[0].shape[0], []
-        for tally, value in zip(self._tallies, self._part.values(tensors), strict=True):
+        values = self._part.values(tensors, constants)
+        for tally, value in zip(self._tallies, values, strict=True):
             each = (value.double() / rows if tally.spread else value).to(tally.dtype)
             found.append(each.expand(rows, *each.shape))
         return found
@@ -110,18 +122,23 @@ class _Part:
 
     owner: torch.nn.Module
     graph: torch.fx.Graph
-    constants: Sequence[torch.Tensor]
+    constants: Mapping[str, torch.Tensor]
 
-    def values(self, tensors: Sequence[torch.Tensor]) -> Any:
-        """What it makes of inputs and targets."""
+    def values(
+        self,
+        tensors: Sequence[torch.Tensor],
+        constants: Mapping[str, torch.Tensor] = MappingProxyType({}),
+    ) -> Any:
+        """What it makes of inputs and targets, with these constants in place of its own."""
+        taken = [constants.get(name, own) for name, own in self.constants.items()]
         with torch.no_grad():
-            return Runner(self.owner, graph=self.graph).run(*self.constants, *tensors)
+            return Runner(self.owner, graph=self.graph).run(*taken, *tensors)
 
 
 def extract(
     program: Any,
     inputs: Sequence[torch.fx.Node],
-    constants: dict[torch.fx.Node, torch.Tensor],
+    constants: Mapping[torch.fx.Node, tuple[str, torch.Tensor]],
     symbols: dict[str, str],
     example: Sequence[torch.Tensor],
 ) -> BatchReductions | None:
@@ -129,7 +146,7 @@ def extract(
 
     Its graph takes them as its last inputs from now on.
 
-    `constants`: what in the program's state never changes. Raises OperatorFailed.
+    `constants`: what in the program's state never changes, with its name. Raises OperatorFailed.
     """
     nodes = _found(program, inputs, constants, symbols)
     if not nodes:
@@ -151,7 +168,7 @@ def extract(
 def _found(
     program: Any,
     inputs: Sequence[torch.fx.Node],
-    constants: dict[torch.fx.Node, torch.Tensor],
+    constants: Mapping[torch.fx.Node, tuple[str, torch.Tensor]],
     symbols: dict[str, str],
 ) -> list[torch.fx.Node]:
     """The nodes whose values come from all rows of inputs and targets, and of nothing that is
@@ -207,7 +224,7 @@ def _part(
     nodes: Sequence[torch.fx.Node],
     closure: set[torch.fx.Node],
     inputs: Sequence[torch.fx.Node],
-    constants: dict[torch.fx.Node, torch.Tensor],
+    constants: Mapping[torch.fx.Node, tuple[str, torch.Tensor]],
 ) -> _Part:
     """The part of the program that makes these nodes."""
     graph, copies = torch.fx.Graph(), dict[torch.fx.Node, torch.fx.Node]()
@@ -216,7 +233,8 @@ def _part(
     for node in (*kept, *inputs, *rest):
         copies[node] = graph.node_copy(node, copies.__getitem__)
     graph.output(tuple(copies[node] for node in nodes))
-    return _Part(program.graph_module, graph, [constants[holder].detach() for holder in kept])
+    own = dict(constants[holder] for holder in kept)
+    return _Part(program.graph_module, graph, own)
 
 
 def _spread(

@@ -60,8 +60,8 @@ def trace(model: onnx.ModelProto, sizes: Mapping[str, int]) -> OnnxTrace:
     """Raises ModelError for operators that no device runs, and where the batch is not the first
     dimension.
     """
-    inputs, model = tuple(value.name for value in _given(model.graph)), _plain(model, sizes)
-    graph = model.graph
+    given, model = model.graph, _plain(model, sizes)
+    graph, inputs = model.graph, tuple(value.name for value in _given(given))
     tensors = {t.name: numpy_helper.to_array(t) for t in graph.initializer}
     runs = _runs(model)
     kinds = {name: _type(name, runs) for name in runs[0]}
@@ -112,7 +112,8 @@ def trace(model: onnx.ModelProto, sizes: Mapping[str, int]) -> OnnxTrace:
         ),
         tensors=tensors,
     )
-    check_outputs(traced)
+    outputs = [value.name for value in given.output]
+    check_outputs(traced, outputs, [f"{n.op_type}, {_called(n)}" for n in given.node])
     moving = varying(graph)
     return OnnxTrace(
         model=model,
@@ -132,6 +133,11 @@ def _given(graph: onnx.GraphProto) -> list[onnx.ValueInfoProto]:
     """The inputs that a user gives: older files list the weights among them."""
     initial = {t.name for t in graph.initializer}
     return [value for value in graph.input if value.name not in initial]
+
+
+def _called(node: onnx.NodeProto) -> str:
+    """What tells a node from others; many files give them no names."""
+    return f"node {node.name}" if node.name else f"which gives {', '.join(node.output)}"
 
 
 def varying(graph: onnx.GraphProto) -> frozenset[str]:
@@ -154,8 +160,7 @@ def _plain(model: onnx.ModelProto, sizes: Mapping[str, int]) -> onnx.ModelProto:
     for node in model.graph.node:
         if node.op_type not in OPERATORS or node.domain not in ("", "ai.onnx"):
             raise ModelError(
-                f"the operator {node.op_type} is not on the devices' list (node "
-                f"{node.name or '?'}).",
+                f"the operator {node.op_type} is not on the devices' list ({_called(node)}).",
                 operator=node.op_type,
             )
     if model.functions or model.graph.sparse_initializer:

@@ -57,9 +57,16 @@ def layers(
 ) -> Layers:
     """The layers of a line; the first `n_inputs` of the graph's inputs are the model's, the others
     targets.
+
+    Raises ModelError where no operator reads an input: there is nothing to divide.
     """
     if max_layers < 1:
         raise ModelError(f"a model needs at least one layer; got max_layers={max_layers}.")
+    if not line.bound:
+        raise ModelError(
+            "it computes nothing from the values of its inputs.",
+            next_step="Give it at least one operator that reads one.",
+        )
     weights = _weights(line)
     found = find(line.reads(), weights)
     if found.spans:

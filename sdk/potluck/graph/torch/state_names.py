@@ -4,7 +4,6 @@ own `state_dict`.
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from potluck.errors import ModelError, UserError
@@ -13,60 +12,12 @@ if TYPE_CHECKING:
     import torch
 
 
-@dataclass(frozen=True, slots=True)
-class TracedTensor:
-    """What a tensor of a module was when it was traced; a device keeps it so."""
-
-    dtype: str
-    trained: bool
-
-
 def device_name(path: str) -> str:
-    """The name that devices know a tensor of a module by."""
-    return re.sub(r"[^A-Za-z0-9_.:\-]", "_", path)
+    """The name that devices know a tensor of a module by; no two paths have the same.
 
-
-def as_traced(own: "Mapping[str, torch.Tensor]") -> dict[str, TracedTensor]:
-    """What these tensors are now, by name."""
-    return {
-        name: TracedTensor(dtype=_dtype(tensor), trained=getattr(tensor, "requires_grad", False))
-        for name, tensor in own.items()
-    }
-
-
-def check_as_traced(
-    net: "torch.nn.Module",
-    own: "Mapping[str, torch.Tensor]",
-    before: Mapping[str, TracedTensor],
-    *,
-    train: bool,
-) -> None:
-    """Raise ModelError where a module is not what it was when it was traced, but for its values.
-
-    `own`: the tensors that were traced. `train`: which of them are trained matters, too.
+    What messages do not carry, such as a letter outside ASCII, stands there by its number.
     """
-    for path, tensor in net.state_dict(keep_vars=True).items():
-        name = device_name(path)
-        if name not in own:
-            continue
-        dtype, was = _dtype(tensor), before[name]
-        if tensor is not own[name]:
-            what = "is another tensor now"
-        elif dtype != was.dtype:
-            what = f"is {dtype} now, and was {was.dtype}"
-        elif train and tensor.requires_grad != was.trained:
-            what = f"is {'trained' if tensor.requires_grad else 'frozen'} now"
-        else:
-            continue
-        raise ModelError(
-            f"the module was changed after its model was made: {path} {what}.",
-            next_step="Make the model again with Model.from_torch. (Values may change: with "
-            "load_state_dict without assign, or in place.)",
-        )
-
-
-def _dtype(tensor: "torch.Tensor") -> str:
-    return str(tensor.dtype).removeprefix("torch.")
+    return re.sub(r"^[.\-]|[^A-Za-z0-9_.\-]", lambda found: f"_:{ord(found[0]):x}:", path)
 
 
 def as_module(
@@ -82,7 +33,8 @@ def as_module(
     name_of = {id(tensor): name for name, tensor in own.items()}
     found = {}
     for key, tensor in net.state_dict(keep_vars=True).items():
-        name = key if key in state else name_of.get(id(tensor), key)
+        plain = device_name(key)
+        name = plain if plain in state else name_of.get(id(tensor), plain)
         found[key] = (
             state[name]
             if name in state

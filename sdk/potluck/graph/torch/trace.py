@@ -11,6 +11,7 @@ import torch
 from potluck.errors import ModelError
 from potluck.graph.gradient_flow import learning
 from potluck.graph.loss.batch_reductions import BatchReductions, Divided, extract
+from potluck.graph.loss.constants import OWN
 from potluck.graph.loss.row_mean import NEXT_STEP, check_apart, check_loss
 from potluck.graph.loss.trials import difference
 from potluck.graph.partition.outputs import check_outputs
@@ -299,7 +300,7 @@ def _tallies(
 
     The program takes them as inputs from now on.
     """
-    own = {h: state[h][1] for h in holders.buffers if not holders.targets[h].startswith("net.")}
+    own = {h: state[h] for h in holders.buffers if not holders.targets[h].startswith("net.")}
     try:
         return extract(program, holders.inputs, own, symbols, tensors)
     except OperatorFailed as error:
@@ -408,8 +409,7 @@ def _state(
     for holder, target in targets.items():
         tensor = own[target] if target in own else program.constants[target]
         path = in_net.get(id(tensor), target)
-        # no attribute has a hyphen
-        name = path.removeprefix("net.") if path.startswith("net.") else f"own-{path}"
+        name = path.removeprefix("net.") if path.startswith("net.") else OWN + path
         found[holder] = (device_name(name), tensor)
     return found
 

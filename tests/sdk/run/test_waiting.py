@@ -1,0 +1,79 @@
+"""A run never waits for itself: what a fit calls may use the run, and is told where it must not
+wait.
+"""
+
+import pytest
+from tests.sdk.run.conftest import make_data, make_model, make_plan
+from tests.timeouts import PATIENCE_S
+
+import potluck
+from potluck.errors import UserError
+
+torch = pytest.importorskip("torch")
+
+A, B = "local-1", "local-2"
+N_STEPS = 3
+
+
+@pytest.fixture
+def run(home):
+    _, model = make_model("mlp")
+    plan = make_plan(model, ((A,), (4,)), ((B,), (4,)), micro_batch=4)
+    opened = home.deploy(plan, model, optimizer=potluck.SGD(0.1)).wait()
+    yield opened
+    opened.close()
+
+
+USES = {
+    "another fit": lambda run, batch: run.fit([batch]).wait(),
+    "a fit behind another": lambda run, batch: (run.fit([batch]), run.fit([batch]))[1].wait(),
+    "its losses": lambda run, batch: run.fit([batch]).losses,
+}
+
+
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("where", ["on_step", "loader"])
+def test_waiting_for_a_fit_inside_one_is_refused(run, use, where):
+    batch, told = make_data("mlp", 4), []
+
+    def inside(*_):
+        if not told:
+            told.append(None)
+            with pytest.raises(UserError, match=r"would wait for itself.*after the work") as found:
+                USES[use](run, batch)
+            told[0] = found.value
+
+    def loader():
+        for _ in range(N_STEPS):
+            if where == "loader":
+                inside()
+            yield batch
+
+    fitted = run.fit(loader(), on_step=inside if where == "on_step" else None)
+    assert len(fitted.wait(PATIENCE_S).losses) == N_STEPS
+    assert isinstance(told[0], UserError)
+    run._fitting.wait(PATIENCE_S)  # those that were only begun come after it
+    extra = {"another fit": 1, "a fit behind another": 2, "its losses": 1}[use]
+    assert run.step == N_STEPS + extra
+
+
+@pytest.mark.parametrize("queued", [False, True])
+def test_the_rest_of_a_run_may_be_used_inside_a_fit(run, tmp_path, queued):
+    batch, done = make_data("mlp", 4), []
+
+    def inside(step, _):
+        if step > 1:
+            return
+        if queued:
+            run.fit([batch])
+        run.load_into()
+        run.save(tmp_path / "run")
+        run(batch[0])
+        run.state_dict()
+        run.switch(run.plan).wait()
+        done.append(step)
+
+    assert len(run.fit([batch] * N_STEPS, on_step=inside).wait(PATIENCE_S).losses) == N_STEPS
+    assert done == [1]
+    run._fitting.wait(PATIENCE_S)
+    assert run.step == N_STEPS + queued
