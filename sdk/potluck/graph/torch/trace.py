@@ -13,12 +13,14 @@ from potluck.graph.gradient_flow import learning
 from potluck.graph.loss.batch_reductions import BatchReductions, Divided, extract
 from potluck.graph.loss.row_mean import NEXT_STEP, check_apart, check_loss
 from potluck.graph.loss.trials import difference
+from potluck.graph.partition.cuts import multiple
 from potluck.graph.partition.outputs import check_outputs
 from potluck.graph.torch import symbolic_sizes
 from potluck.graph.torch.batch_axis import Complete, OperatorFailed, by_rows
 from potluck.graph.torch.convert import Converter
 from potluck.graph.torch.export_program import TRY, export, first_line
-from potluck.graph.torch.modes import check_modes, modes_of
+from potluck.graph.torch.masks import check_masks
+from potluck.graph.torch.modes import check_answers, check_modes, modes_of
 from potluck.graph.torch.state_names import device_name
 from potluck.graph.torch.statefulness import check_forgets
 from potluck.graph.torch.trainability import check_learning, check_norms
@@ -98,7 +100,7 @@ def trace(
     sequence_dims: Sequence[int | None] = (),
     keywords: Sequence[str] = (),
 ) -> Traced:
-    """The graph of `net` in evaluation, or with `loss` its graph in training (inputs, then targets;
+    """The graph of `net` as it answers, or with `loss` its graph in training (inputs, then targets;
     output: the loss).
 
     `keywords`: the name by which `net` gets each input, empty where it gets it by place; none: all
@@ -116,7 +118,9 @@ def trace(
     structure = program.call_spec.out_spec
     traced = _traced(program, module, list(input_names), tensors, dims, loss is not None)
     traced = replace(traced, lengths=lengths, structure=structure)
-    if loss is not None:
+    if loss is None:
+        check_answers(traced)
+    else:
         check_modes(net, traced)
     if not any(tensor.is_meta for tensor in tensors):
         with modes_of(net, training=loss is not None):
@@ -164,17 +168,25 @@ def _traced(
 
     if not meta:
         rows = _seen(program, converter.values, types, own, tensors, complete)
+    whole = graph
     graph, kept = _without_dead(graph)
     try:
         validate(graph)
     except SegmentError as error:
         raise ModelError(f"it cannot be sent to a device: {error}") from error
     number = {old: new for new, old in enumerate(kept)}
+    if train and not meta:
+        masks = [mask for mask in converter.masks if mask.value in number]
+        check_masks(whole, masks, types, rows, converter.modules)
     names_left = {p.name for p in graph.parameters} | {b.name for b in graph.buffers}
     traced = Traced(
         graph=graph,
         types=tuple(types[value] for value in kept),
-        by_rows=frozenset(Ref(number[ref.value], ref.item) for ref in rows if ref.value in number),
+        by_rows=frozenset(
+            Ref(number[ref.value], ref.item)
+            for ref in rows
+            if ref.value in number and multiple(types[ref.value][ref.item or 0].shape)
+        ),
         tensors={name: tensor for name, tensor in state.values() if name in names_left},
         modules=tuple(converter.modules[value - n_holders] for value in kept if value >= n_holders),
         tallies=tallies or (),
