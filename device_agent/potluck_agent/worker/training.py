@@ -11,15 +11,7 @@ from typing import Any
 
 import torch
 
-from potluck_wire.graph import (
-    BATCH,
-    DTYPE_BYTES,
-    FLOATS,
-    Graph,
-    SegmentError,
-    evaluate,
-    rowless,
-)
+from potluck_wire.graph import BATCH, DTYPE_BYTES, FLOATS, Graph, SegmentError, evaluate, rowless
 
 from . import room
 from .dropout import Masks

@@ -67,9 +67,7 @@ REFUSED = {
     ),
     "dropout": (lambda: nn.Dropout().train(), "dropout in the module 1"),
     "features": (
-        lambda: nn.Sequential(
-            nn.Unflatten(1, (4, 2)), nn.Dropout1d().train(), nn.Flatten()
-        ),
+        lambda: nn.Sequential(nn.Unflatten(1, (4, 2)), nn.Dropout1d().train(), nn.Flatten()),
         "feature_dropout in the module 1.1",
     ),
     "a function that drops": (

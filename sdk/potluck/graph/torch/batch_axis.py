@@ -2,9 +2,9 @@
 one and on two.
 
 A shape alone cannot tell [rows x heads] from [heads x rows]. So each value whose shape has rows in
-one dimension is boiled down to one number per row, and the numbers of the parts must be those of the whole. It runs as in evaluation
-(batch normalisation ties rows together), and on made-up weights, so that no zero of the real ones
-hides anything.
+one dimension is boiled down to one number per row, and the numbers of the parts must be those of
+the whole. It runs as in evaluation (batch normalisation ties rows together), and on made-up
+weights, so that no zero of the real ones hides anything.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -10,7 +10,7 @@ import torch
 
 from potluck.errors import ModelError
 from potluck.graph.torch.masks import Mask, drawn
-from potluck.graph.torch.modes import differs
+from potluck.graph.torch.modes import draws
 from potluck.graph.torch.symbolic_sizes import expression
 from potluck_wire.graph import MAX_INT, Argument, Dtype, Node, Ref, Sym
 from potluck_wire.operators import KIND_OF, OPERATORS
@@ -214,7 +214,7 @@ class Converter:
     ) -> Any:
         """What a node gives; a random one may become several."""
         node = Node(number=0, op=op, args=args, kwargs=tuple(kwargs.items()))
-        return drawn(self, node, value) if differs(node) else self.add(op, args, kwargs, value)
+        return drawn(self, node, value) if draws(node) else self.add(op, args, kwargs, value)
 
     def _cast(
         self, node: torch.fx.Node, args: tuple[Argument, ...]

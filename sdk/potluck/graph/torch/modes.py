@@ -58,7 +58,7 @@ def check_modes(net: torch.nn.Module, traced: Traced) -> None:
     if not undecided(net):
         return
     for node, module in zip(traced.graph.nodes, traced.modules, strict=True):
-        if differs(node):
+        if _differs(node):
             what = f"{node.op.split('.')[1]}{f' in the module {module}' if module else ''}"
             raise ModelError(
                 f"it is in evaluation as a whole, and its training differs from that: {what}.",
@@ -73,11 +73,11 @@ def check_answers(traced: Traced) -> None:
     at hand, where the module answers.
     """
     for node, module in zip(traced.graph.nodes, traced.modules, strict=True):
-        if differs(node):
+        if _differs(node):
             does = (
-                "takes statistics of its input, not the running ones,"
-                if KIND_OF[node.op] == "normalisation"
-                else "draws random numbers"
+                "draws random numbers"
+                if draws(node)
+                else "takes statistics of its input, not the running ones,"
             )
             raise ModelError(
                 f"it {does} when it answers: {node.op.split('.')[1]}"
@@ -88,7 +88,12 @@ def check_answers(traced: Traced) -> None:
             )
 
 
-def differs(node: Node) -> bool:
+def draws(node: Node) -> bool:
+    """Whether an operator draws random numbers."""
+    return KIND_OF[node.op] != "normalisation" and _differs(node)
+
+
+def _differs(node: Node) -> bool:
     """Whether an operator does something in training that it does not do in evaluation."""
     if in_evaluation(node.op, node.args) == node.args:
         return False

@@ -18,6 +18,7 @@ from potluck.graph.partition.outputs import check_outputs
 from potluck.graph.torch import symbolic_sizes
 from potluck.graph.torch.batch_axis import Complete, OperatorFailed, by_rows
 from potluck.graph.torch.convert import Converter
+from potluck.graph.torch.dead_nodes import without_dead
 from potluck.graph.torch.export_program import TRY, export, first_line
 from potluck.graph.torch.masks import check_masks
 from potluck.graph.torch.modes import check_answers, check_modes, modes_of
@@ -37,7 +38,6 @@ from potluck_wire.graph import (
     Ref,
     SegmentError,
     Symbol,
-    node_refs,
     refs,
     validate,
 )
@@ -169,7 +169,7 @@ def _traced(
     if not meta:
         rows = _seen(program, converter.values, types, own, tensors, complete)
     whole = graph
-    graph, kept = _without_dead(graph)
+    graph, kept = without_dead(graph)
     try:
         validate(graph)
     except SegmentError as error:
@@ -451,58 +451,3 @@ def _outputs(result: Any, types: list[tuple[Type, ...]], train: bool) -> tuple[O
     if train and (len(found) != 1 or found[0].shape != ()):
         raise ModelError("the loss must be one number.", next_step="Take its mean over the rows.")
     return tuple(found)
-
-
-def _without_dead(graph: Graph) -> tuple[Graph, list[int]]:
-    """The graph without nodes and state that no output needs, and which values are left."""
-    first = graph.first_node
-    needed = {output.ref.value for output in graph.outputs}
-    for position in reversed(range(len(graph.nodes))):
-        node = graph.nodes[position]
-        if first + position in needed or node.op == "aten.add_.Tensor":
-            needed |= {first + position} | {ref.value for ref in node_refs(node)}
-    n_inputs = len(graph.inputs)
-    kept = [
-        value for value in range(first + len(graph.nodes)) if value < n_inputs or value in needed
-    ]
-    number = {old: new for new, old in enumerate(kept)}
-    states = [*graph.parameters, *graph.buffers]
-    alive = [states[value - n_inputs] for value in kept if n_inputs <= value < first]
-    nodes = [graph.nodes[value - first] for value in kept if value >= first]
-    return Graph(
-        inputs=graph.inputs,
-        parameters=tuple(state for state in alive if isinstance(state, Parameter)),
-        buffers=tuple(state for state in alive if isinstance(state, Buffer)),
-        nodes=tuple(renumbered(node, i, number) for i, node in enumerate(nodes)),
-        outputs=tuple(
-            Output(
-                name=o.name,
-                ref=moved(o.ref, number),
-                dtype=o.dtype,
-                shape=o.shape,
-                gradient=o.gradient,
-            )
-            for o in graph.outputs
-        ),
-        symbols=graph.symbols,
-    ), kept
-
-
-def renumbered(node: Node, number: int, values: dict[int, int]) -> Node:
-    """The node with other numbers for the values that it reads."""
-    args = tuple(moved(argument, values) for argument in node.args)
-    return Node(
-        number=number,
-        op=node.op,
-        args=args,
-        kwargs=tuple((k, moved(a, values)) for k, a in node.kwargs),
-    )
-
-
-def moved(argument: Any, values: dict[int, int]) -> Any:
-    """An argument with other numbers for its values."""
-    if isinstance(argument, Ref):
-        return Ref(values[argument.value], argument.item)
-    return (
-        tuple(moved(item, values) for item in argument) if isinstance(argument, tuple) else argument
-    )
