@@ -22,6 +22,7 @@ from potluck.graph.torch.dead_nodes import without_dead
 from potluck.graph.torch.export_program import TRY, export, first_line
 from potluck.graph.torch.masks import check_masks
 from potluck.graph.torch.modes import check_answers, check_modes, modes_of
+from potluck.graph.torch.single import Pair, check_single
 from potluck.graph.torch.state_names import device_name
 from potluck.graph.torch.statefulness import check_forgets
 from potluck.graph.torch.trainability import check_learning, check_norms
@@ -116,7 +117,7 @@ def trace(
         check_norms(module)
         program, lengths = export(module, tensors, dims)
     structure = program.call_spec.out_spec
-    traced = _traced(program, module, list(input_names), tensors, dims, loss is not None)
+    traced, pair = _traced(program, module, list(input_names), tensors, dims, loss is not None)
     traced = replace(traced, lengths=lengths, structure=structure)
     if loss is None:
         check_answers(traced)
@@ -124,9 +125,10 @@ def trace(
         check_modes(net, traced)
     if not any(tensor.is_meta for tensor in tensors):
         with modes_of(net, training=loss is not None):
+            check_forgets(module, tensors)
             if loss is not None:
                 check_learning(module, tensors, traced)
-            check_forgets(module, tensors)
+            check_single(pair, tensors, dims if 1 in lengths else [None] * len(dims))
     return traced
 
 
@@ -137,7 +139,7 @@ def _traced(
     tensors: list[torch.Tensor],
     dims: list[Any],
     train: bool,
-) -> Traced:
+) -> tuple[Traced, Pair]:
     holders = _holders(program)
     symbols, state = _symbol_names(holders.inputs, dims), _state(program, module, holders.targets)
     # shapes alone: nothing can be run, nothing will be cut
@@ -193,16 +195,17 @@ def _traced(
     )
     if train:
         traced = replace(traced, graph=learning(traced))
+    pair = Pair(module=module, program=program, state=own, complete=complete, train=train)
     if meta:
-        return traced
+        return traced, pair
     if not train:
         check_outputs(traced)
         check_apart(traced)
-        return traced
+        return traced, pair
     unproven = check_loss(traced)
     if unproven:
         _check_trials(program, own, tensors, complete, unproven)
-    return replace(traced, unproven=unproven)
+    return replace(traced, unproven=unproven), pair
 
 
 def _failed(error: OperatorFailed) -> ModelError:
