@@ -1,4 +1,4 @@
-"""What a module does for one row, or a sequence of one, alone is not in its graph: it is refused."""
+"""What a module does for one row, or a sequence of one, alone, is in no graph: it is refused."""
 
 import pytest
 import torch

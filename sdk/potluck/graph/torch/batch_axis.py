@@ -53,7 +53,7 @@ class _Watcher(Runner):
 
     def __init__(
         self,
-        module: torch.fx.GraphModule,
+        module: torch.nn.Module,
         values: Mapping[torch.fx.Node, Any],
         types: Sequence[tuple[Type, ...]],
         rows: int,
@@ -67,7 +67,7 @@ class _Watcher(Runner):
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         for place, region in enumerate(args):
-            if isinstance(region, torch.fx.GraphModule):  # without gradients, or autocast
+            if isinstance(region, torch.nn.Module):  # without gradients, or autocast
                 inside = _Watcher(region, self.values, self.types, self.rows)
                 result = inside.run(*args[place + 1 :])
                 self.found |= inside.found
