@@ -226,6 +226,28 @@ def node_refs(node: Node) -> tuple[Ref, ...]:
     return refs(node.args) + tuple(ref for _, argument in node.kwargs for ref in refs(argument))
 
 
+def rowless(graph: Graph) -> frozenset[int]:
+    """The values that no row has a part in: made of state and constants, in sizes without the
+    batch.
+    """
+    first = graph.first_node
+    found = set(range(len(graph.inputs), first))
+    for value, node in enumerate(graph.nodes, start=first):
+        sizes = symbols_of((*node.args, *(argument for _, argument in node.kwargs)))
+        if BATCH not in sizes and all(ref.value in found for ref in node_refs(node)):
+            found.add(value)
+    return frozenset(found)
+
+
+def symbols_of(argument: Argument) -> frozenset[str]:
+    """The names that the sizes in an argument use."""
+    if isinstance(argument, Sym):
+        return symbols_in(argument.expression)
+    if isinstance(argument, tuple):
+        return frozenset().union(*map(symbols_of, argument))
+    return frozenset()
+
+
 def validate(graph: Graph) -> None:
     """Refuse a graph that refers to what is not there, or names an operator outside the list.
 

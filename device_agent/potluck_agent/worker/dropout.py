@@ -1,8 +1,8 @@
 """Dropout whose masks do not depend on how a micro-batch is split over devices.
 
 The mask of a whole micro-batch is drawn from a generator seeded by (seed, step, micro-batch, node);
-each device takes the rows that are its own. Where the first dimension does not count rows, the mask
-is drawn for the share alone.
+each device takes the rows that are its own, in the first dimension. A value that no row has a part
+in, such as a weight, gets the same mask on every device.
 """
 
 import hashlib
@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+
+from potluck_wire.graph import SegmentError
 
 from . import room
 
@@ -23,6 +25,7 @@ class Masks:
     """
 
     seed: int
+    rowless: frozenset[int] = frozenset()  # numbers of nodes whose values no row has a part in
     rows: tuple[int, int, int] | None = None
     step: int = 0
     micro_batch: int = 0
@@ -31,31 +34,28 @@ class Masks:
         self, number: int, shape: tuple[int, ...], keep: float, dtype: torch.dtype
     ) -> torch.Tensor:
         """A mask of zeros and 1/keep."""
-        start, stop, total = self.rows or (
-            0,
-            max(shape[0], 1) if shape else 1,
-            max(shape[0], 1) if shape else 1,
-        )
+        generator = self._generator(number)
+        if self.rows is None or number in self.rowless:
+            return _bernoulli(shape, keep, dtype, generator)
+        start, stop, total = self.rows
         rows = stop - start
-        whole = bool(shape) and rows > 0 and shape[0] % rows == 0
-        key = (
-            (self.seed, self.step, self.micro_batch, number)
-            if whole
-            else (self.seed, self.step, start, number)
+        if not shape or shape[0] % rows:
+            raise SegmentError(
+                "bad-input", f"dropout of {list(shape)}: its first dimension is not {rows} rows"
+            )
+        per_row = shape[0] // rows
+        whole = (per_row * total, *shape[1:])
+        room.require(
+            room.bytes_of(whole, dtype.itemsize, "the mask of the whole micro-batch"), "its mask"
         )
+        mask = _bernoulli(whole, keep, dtype, generator)
+        return mask[per_row * start : per_row * stop]
+
+    def _generator(self, number: int) -> torch.Generator:
+        key = (self.seed, self.step, self.micro_batch, number)
         text = struct.pack("<4Q", *(word % 2**64 for word in key))
         seed = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1
-        generator = torch.Generator().manual_seed(seed)
-        if not whole:
-            return _bernoulli(shape, keep, dtype, generator)
-        per_row = shape[0] // rows
-        whole_shape = (per_row * total, *shape[1:])
-        room.require(
-            room.bytes_of(whole_shape, dtype.itemsize, "the mask of the whole micro-batch"),
-            "its mask",
-        )
-        mask = _bernoulli(whole_shape, keep, dtype, generator)
-        return mask[per_row * start : per_row * stop]
+        return torch.Generator().manual_seed(seed)
 
     def dropout(self, number: int, x: torch.Tensor, p: float, train: bool) -> torch.Tensor:
         """`aten.dropout` with our mask."""

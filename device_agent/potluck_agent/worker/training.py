@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from potluck_wire.graph import BATCH, DTYPE_BYTES, FLOATS, Graph, SegmentError, evaluate
+from potluck_wire.graph import BATCH, DTYPE_BYTES, FLOATS, Graph, SegmentError, evaluate, rowless
 
 from . import room
 from .dropout import Masks
@@ -32,7 +32,7 @@ class Segment:
 
     def __init__(self, graph: Graph, seed: int | None = 0, *, made_up: bool = True) -> None:
         self.graph = graph
-        self._masks = None if seed is None else Masks(seed)
+        self._masks = None if seed is None else Masks(seed, _rowless(graph))
         self._interpreter = Interpreter(graph, self._masks.operators() if self._masks else None)
         self._parameters = _parameters(graph, made_up)
         self._buffers = _made_up_buffers(graph)
@@ -235,6 +235,13 @@ class Segment:
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().reshape(-1).to(torch.float32)
+
+
+def _rowless(graph: Graph) -> frozenset[int]:
+    """The numbers of the nodes that no row has a part in."""
+    values = rowless(graph)
+    nodes = enumerate(graph.nodes, start=graph.first_node)
+    return frozenset(node.number for value, node in nodes if value in values)
 
 
 def _check_rows(rows: Rows | None) -> None:

@@ -21,10 +21,10 @@ from potluck_wire.graph import (
     Node,
     Output,
     Ref,
-    Sym,
     Symbol,
     node_refs,
     symbols_in,
+    symbols_of,
 )
 from potluck_wire.operators import KIND_OF
 
@@ -36,9 +36,15 @@ def multiple(shape: tuple[Expression, ...]) -> int:
     """k where the first dimension is k times the batch and no other depends on it; 0 where that is
     not so.
     """
-    if not shape or any(BATCH in symbols_in(size) for size in shape[1:]):
-        return 0
-    return _times(shape[0], BATCH)
+    return _times(shape[0], BATCH) if row_dim(shape) == 0 else 0
+
+
+def row_dim(shape: tuple[Expression, ...]) -> int | None:
+    """The only dimension that depends on the batch, where it is a multiple of it; None where there
+    is none.
+    """
+    dims = [dim for dim, size in enumerate(shape) if BATCH in symbols_in(size)]
+    return dims[0] if len(dims) == 1 and _times(shape[dims[0]], BATCH) else None
 
 
 def _times(size: Expression, name: str) -> int:
@@ -210,14 +216,7 @@ def _readable(name: str, types: Iterable[Type]) -> bool:
 
 
 def _symbols_of(node: Node) -> frozenset[str]:
-    def inside(argument: object) -> frozenset[str]:
-        if isinstance(argument, Sym):
-            return symbols_in(argument.expression)
-        if isinstance(argument, tuple):
-            return frozenset().union(*(inside(item) for item in argument))
-        return frozenset()
-
-    return frozenset().union(*(inside(a) for a in node.args), *(inside(a) for _, a in node.kwargs))
+    return symbols_of((*node.args, *(argument for _, argument in node.kwargs)))
 
 
 def _name(ref: Ref) -> str:

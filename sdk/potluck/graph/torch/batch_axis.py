@@ -1,10 +1,10 @@
 """Which values of an exported model count rows: seen by running it on three rows together, then on
 one and on two.
 
-A shape alone cannot tell [rows x heads] from [heads x rows]. So each value is boiled down to one
-number per row, and the numbers of the parts must be those of the whole. It runs as in evaluation
-(batch normalisation ties rows together), and on made-up weights, so that no zero of the real ones
-hides anything.
+A shape alone cannot tell [rows x heads] from [heads x rows]. So each value whose shape has rows in
+one dimension is boiled down to one number per row, and the numbers of the parts must be those of
+the whole. It runs as in evaluation (batch normalisation ties rows together), and on made-up
+weights, so that no zero of the real ones hides anything.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from potluck.graph.partition.cuts import multiple
+from potluck.graph.partition.cuts import row_dim
 from potluck.graph.torch.convert import where
 from potluck.graph.traced import Type
 from potluck_wire.graph import Ref
@@ -20,7 +20,9 @@ from potluck_wire.operators import in_evaluation
 
 ROWS = 3
 _FIRST, _SECOND = slice(0, 1), slice(1, ROWS)
-_TOLERANCE = 1e-3  # of the largest: kernels for one and three rows sum in different orders
+# of the largest: kernels for one and three rows sum in different orders
+_TOLERANCE = 1e-3
+_TOLERANCE_HALF = 2e-2  # where some of it is computed in half precision
 
 
 class OperatorFailed(Exception):
@@ -50,17 +52,28 @@ class _Watcher(Runner):
     """
 
     def __init__(
-        self, program: Any, values: Mapping[torch.fx.Node, Any], types: Sequence[tuple[Type, ...]]
+        self,
+        module: torch.nn.Module,
+        values: Mapping[torch.fx.Node, Any],
+        types: Sequence[tuple[Type, ...]],
+        rows: int,
     ) -> None:
-        super().__init__(program.graph_module)
+        super().__init__(module)
         self.values = values
         self.types = types
-        self.rows = ROWS
+        self.rows = rows
         self.found: dict[Ref, torch.Tensor] = {}
         self._weights = _weights(0)  # of the largest value so far: others take its first ones
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return super().call_function(target, in_evaluation(str(target), args), kwargs)
+        for place, region in enumerate(args):
+            if isinstance(region, torch.nn.Module):  # without gradients, or autocast
+                inside = _Watcher(region, self.values, self.types, self.rows)
+                result = inside.run(*args[place + 1 :])
+                self.found |= inside.found
+                return result
+        functional = str(target).replace("_.", ".", 1)
+        return super().call_function(target, in_evaluation(functional, args), kwargs)
 
     def run_node(self, node: torch.fx.Node) -> Any:
         result = super().run_node(node)
@@ -71,8 +84,9 @@ class _Watcher(Runner):
         return result
 
     def _note(self, ref: Ref, tensor: torch.Tensor) -> None:
-        if multiple(self.types[ref.value][ref.item or 0].shape) and tensor.numel():
-            flat = tensor.detach().reshape(self.rows, -1).double()
+        dim = row_dim(self.types[ref.value][ref.item or 0].shape)
+        if dim is not None and tensor.numel():
+            flat = tensor.detach().movedim(dim, 0).reshape(self.rows, -1).double()
             if len(self._weights) < flat.shape[1]:
                 self._weights = _weights(flat.shape[1])
             self.found[ref] = flat @ self._weights[: flat.shape[1]]
@@ -89,7 +103,7 @@ def by_rows(
     example: Sequence[torch.Tensor],
     complete: Complete = list,
 ) -> frozenset[Ref]:
-    """Every value whose first dimension counts rows of the batch, one after the other.
+    """Every value of which one dimension counts rows of the batch, one after the other.
 
     `complete` adds to some rows what else the graph takes beside them. Raises OperatorFailed where
     the graph does not even run on the rows of the example.
@@ -99,8 +113,7 @@ def by_rows(
         inputs: Sequence[torch.Tensor], weights: Mapping[torch.fx.Node, torch.Tensor]
     ) -> frozenset[Ref]:
         def digests(part: slice) -> dict[Ref, torch.Tensor]:
-            watcher = _Watcher(program, values, types)
-            watcher.rows = part.stop - part.start
+            watcher = _Watcher(program.graph_module, values, types, part.stop - part.start)
             _run(watcher, program, weights, [x[part].clone() for x in inputs])
             return watcher.found
 
@@ -109,15 +122,19 @@ def by_rows(
         second = digests(_SECOND)
         everywhere = whole.keys() & first.keys() & second.keys()
         return frozenset(
-            ref for ref in everywhere if _same(whole[ref], torch.cat([first[ref], second[ref]]))
+            ref
+            for ref in everywhere
+            if _same(whole[ref], torch.cat([first[ref], second[ref]]), tolerance)
         )
 
+    is_half = any(t.dtype in ("float16", "bfloat16") for kinds in types for t in kinds)
+    tolerance = _TOLERANCE_HALF if is_half else _TOLERANCE
     holders = [node for node in program.graph.nodes if node.op == "placeholder"]
     try:
         weights = {
             holder: made_up(state[holder], i) for i, holder in enumerate(holders) if holder in state
         }
-        return seen(complete([_varied(x) for x in example]), weights)
+        return seen(complete([varied(x) for x in example]), weights)
     except OperatorFailed:  # an index may have left its range: the real rows and weights, then
         real = [x[torch.arange(ROWS) % x.shape[0]] for x in example]
         if all(bool((x == x[:1]).all()) for x in real):
@@ -155,10 +172,9 @@ def arguments(
     ]
 
 
-def _same(whole: torch.Tensor, parts: torch.Tensor) -> bool:
-    return torch.allclose(
-        whole, parts, rtol=_TOLERANCE, atol=_TOLERANCE * largest(whole), equal_nan=True
-    )
+def _same(whole: torch.Tensor, parts: torch.Tensor, tolerance: float) -> bool:
+    atol = tolerance * largest(whole)
+    return torch.allclose(whole, parts, rtol=tolerance, atol=atol, equal_nan=True)
 
 
 def largest(tensor: torch.Tensor) -> float:
@@ -176,7 +192,7 @@ def made_up(tensor: torch.Tensor, seed: int) -> torch.Tensor:
     return torch.as_tensor(made if tensor.dim() > 1 else 1.0 + 0.1 * made, dtype=tensor.dtype)
 
 
-def _varied(example: torch.Tensor) -> torch.Tensor:
+def varied(example: torch.Tensor) -> torch.Tensor:
     """Three rows like those of the example, all different."""
     generator = torch.Generator().manual_seed(0)
     rows = example[torch.arange(ROWS) % example.shape[0]].clone()

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 
 from potluck.errors import ModelError
+from potluck.graph.torch.masks import Mask, drawn
+from potluck.graph.torch.modes import draws
 from potluck.graph.torch.symbolic_sizes import expression
 from potluck_wire.graph import MAX_INT, Argument, Dtype, Node, Ref, Sym
 from potluck_wire.operators import KIND_OF, OPERATORS
@@ -74,6 +76,7 @@ class Converter:
         self._module = ""
         self.values: dict[torch.fx.Node, Any] = {}
         self.updated: set[int] = set()  # buffers that nodes change
+        self.masks: list[Mask] = []
 
     def graph(self, graph: torch.fx.Graph, owner: torch.nn.Module) -> Any:
         """Convert all nodes of a graph; its output."""
@@ -161,14 +164,15 @@ class Converter:
 
     def _detached(self, ref: Any, node: torch.fx.Node) -> Any:
         return (
-            self._add("aten.detach.default", (ref,), {}, node.meta["val"])
+            self.add("aten.detach.default", (ref,), {}, node.meta["val"])
             if isinstance(ref, Ref)
             else ref
         )
 
-    def _add(
+    def add(
         self, op: str, args: tuple[Argument, ...], kwargs: Mapping[str, Argument], value: Any
     ) -> Ref:
+        """Append a node that gives `value`."""
         self.nodes.append(
             Node(number=len(self.nodes), op=op, args=args, kwargs=tuple(sorted(kwargs.items())))
         )
@@ -203,7 +207,14 @@ class Converter:
                 next_step="Write this part with other operators, or leave it outside the model.",
                 operator=name,
             )
-        self.values[node] = self._add(name, args, kwargs, node.meta["val"])
+        self.values[node] = self._drawn_or_added(name, args, kwargs, node.meta["val"])
+
+    def _drawn_or_added(
+        self, op: str, args: tuple[Argument, ...], kwargs: Mapping[str, Argument], value: Any
+    ) -> Any:
+        """What a node gives; a random one may become several."""
+        node = Node(number=0, op=op, args=args, kwargs=tuple(kwargs.items()))
+        return drawn(self, node, value) if draws(node) else self.add(op, args, kwargs, value)
 
     def _cast(
         self, node: torch.fx.Node, args: tuple[Argument, ...]
@@ -240,7 +251,7 @@ class Converter:
             and counts
         ):
             self.updated.add(target.value)
-            self._add(name, args, kwargs, node.meta["val"])
+            self.add(name, args, kwargs, node.meta["val"])
             self.values[node] = target
             return
         functional = name.replace("_.", ".", 1)
@@ -256,7 +267,7 @@ class Converter:
                 else f"Use the form that returns a new tensor ({functional.split('.')[1]}).",
                 operator=name,
             )
-        made = self._add(functional, args, kwargs, node.meta["val"])
+        made = self._drawn_or_added(functional, args, kwargs, node.meta["val"])
         self.values[node] = self.values[source] = made  # type: ignore[index]
 
     def _argument(self, value: Any) -> Any:

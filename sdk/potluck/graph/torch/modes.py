@@ -5,6 +5,10 @@ What was put into `eval()` inside a module that is trained is frozen: its normal
 statistics, its dropout drops nothing. A module that is in evaluation as a whole says nothing of the
 kind: it may have come so from a library, or have just answered. Where that makes a difference, its
 user is asked.
+
+A module that is in training answers as after `net.eval()`: so it is from its constructor on. One
+that is in evaluation answers as it is: what inside it is in training stays so. Random numbers and
+statistics of the rows at hand are refused in answers: they are of the rows together.
 """
 
 from collections.abc import Iterator
@@ -15,7 +19,7 @@ import torch
 from potluck.errors import ModelError
 from potluck.graph.traced import Traced
 from potluck_wire.graph import Node
-from potluck_wire.operators import in_evaluation
+from potluck_wire.operators import KIND_OF, in_evaluation
 
 _DROPPING = {
     "aten.dropout.default": 1,
@@ -23,16 +27,17 @@ _DROPPING = {
     "aten.lstm.input": 5,
     "aten.gru.input": 5,
 }
+_N_LAYERS = 4  # of a recurrent operator, which drops between them
 
 
 @contextmanager
 def modes_of(net: torch.nn.Module, *, training: bool) -> Iterator[None]:
-    """The module as it is trained, or in evaluation, for a while.
+    """The module as it is trained, or as it answers, for a while.
 
     Every submodule gets its own mode back.
     """
     before = [(module, module.training) for module in net.modules()]
-    if not training or undecided(net):
+    if undecided(net) if training else net.training:
         net.train(training)
     try:
         yield
@@ -63,8 +68,35 @@ def check_modes(net: torch.nn.Module, traced: Traced) -> None:
             )
 
 
+def check_answers(traced: Traced) -> None:
+    """Raise ModelError for an operator that draws random numbers, or takes statistics of the rows
+    at hand, where the module answers.
+    """
+    for node, module in zip(traced.graph.nodes, traced.modules, strict=True):
+        if _differs(node):
+            does = (
+                "draws random numbers"
+                if draws(node)
+                else "takes statistics of its input, not the running ones,"
+            )
+            raise ModelError(
+                f"it {does} when it answers: {node.op.split('.')[1]}"
+                f"{f' in the module {module}' if module else ''} is as in training.",
+                next_step="Put that module into eval(), and pass self.training to functions such "
+                "as dropout. (To freeze all else in training: net.train(), then eval() of each "
+                "frozen part.)",
+            )
+
+
+def draws(node: Node) -> bool:
+    """Whether an operator draws random numbers."""
+    return KIND_OF[node.op] != "normalisation" and _differs(node)
+
+
 def _differs(node: Node) -> bool:
     """Whether an operator does something in training that it does not do in evaluation."""
     if in_evaluation(node.op, node.args) == node.args:
+        return False
+    if KIND_OF[node.op] == "recurrent" and node.args[_N_LAYERS] == 1:
         return False
     return node.op not in _DROPPING or node.args[_DROPPING[node.op]] != 0

@@ -5,35 +5,37 @@ it.
 import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 
 from potluck.errors import ModelError
+from potluck.graph.torch.attributes import held, left_by_export, same
 
 
 def check_forgets(module: torch.nn.Module, tensors: Sequence[torch.Tensor]) -> None:
-    """Raise ModelError for a module that assigns a buffer, or counts in an attribute, whenever it
-    is called.
+    """Raise ModelError for a module that assigns a buffer, or changes what its attributes hold,
+    whenever it is called.
 
     It is called twice: what it keeps from the first call on, such as a length, is then the same.
     """
+    fake = left_by_export(held(module))
+    if fake:
+        raise _changing("attribute", fake)
     _called(module, tensors)
-    before = _numbers(module)
+    before = held(module)
     assigned = _called(module, tensors)
-    changed = [
-        name
-        for name, number in _numbers(module).items()
-        if name in before and before[name] != number
-    ]
+    changed = [path for path, value in held(module).items() if not same(before.get(path), value)]
     if assigned or changed:
-        name = (assigned or changed)[0].removeprefix("net.")
-        kind = "buffer" if assigned else "attribute"
-        raise ModelError(
-            f"each call changes its {kind} {name}, which devices would keep as it is.",
-            next_step="Compute it outside the model, and pass it as an input or a target; or "
-            "leave it out.",
-        )
+        raise _changing("buffer" if assigned else "attribute", (assigned or changed)[0])
+
+
+def _changing(kind: str, path: str) -> ModelError:
+    return ModelError(
+        f"each call changes its {kind} {path.replace('net.', '', 1)}, which devices would keep as "
+        "it is.",
+        next_step="Compute it outside the model, and pass it as an input or a target; or "
+        "leave it out.",
+    )
 
 
 @contextmanager
@@ -78,13 +80,3 @@ def _called(module: torch.nn.Module, tensors: Sequence[torch.Tensor]) -> list[st
             for path, (at, _, name) in places.items()
             if owners[at]._buffers.get(name) is not given[path]
         ]
-
-
-def _numbers(module: torch.nn.Module) -> dict[str, Any]:
-    """The numbers and words among the attributes of a module and of those in it."""
-    return {
-        f"{path}.{name}".lstrip("."): value
-        for path, owner in module.named_modules()
-        for name, value in vars(owner).items()
-        if isinstance(value, bool | int | float | str)
-    }

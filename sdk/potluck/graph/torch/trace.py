@@ -14,12 +14,16 @@ from potluck.graph.loss.batch_reductions import BatchReductions, Divided, extrac
 from potluck.graph.loss.constants import OWN
 from potluck.graph.loss.row_mean import NEXT_STEP, check_apart, check_loss
 from potluck.graph.loss.trials import difference
+from potluck.graph.partition.cuts import multiple
 from potluck.graph.partition.outputs import check_outputs
 from potluck.graph.torch import symbolic_sizes
 from potluck.graph.torch.batch_axis import Complete, OperatorFailed, by_rows
 from potluck.graph.torch.convert import Converter
+from potluck.graph.torch.dead_nodes import without_dead
 from potluck.graph.torch.export_program import TRY, export, first_line
-from potluck.graph.torch.modes import check_modes, modes_of
+from potluck.graph.torch.masks import check_masks
+from potluck.graph.torch.modes import check_answers, check_modes, modes_of
+from potluck.graph.torch.single import Pair, check_single
 from potluck.graph.torch.state_names import device_name
 from potluck.graph.torch.statefulness import check_forgets
 from potluck.graph.torch.trainability import check_learning, check_norms
@@ -36,7 +40,6 @@ from potluck_wire.graph import (
     Ref,
     SegmentError,
     Symbol,
-    node_refs,
     refs,
     validate,
 )
@@ -99,7 +102,7 @@ def trace(
     sequence_dims: Sequence[int | None] = (),
     keywords: Sequence[str] = (),
 ) -> Traced:
-    """The graph of `net` in evaluation, or with `loss` its graph in training (inputs, then targets;
+    """The graph of `net` as it answers, or with `loss` its graph in training (inputs, then targets;
     output: the loss).
 
     `keywords`: the name by which `net` gets each input, empty where it gets it by place; none: all
@@ -115,15 +118,18 @@ def trace(
         check_norms(module)
         program, lengths = export(module, tensors, dims)
     structure = program.call_spec.out_spec
-    traced = _traced(program, module, list(input_names), tensors, dims, loss is not None)
+    traced, pair = _traced(program, module, list(input_names), tensors, dims, loss is not None)
     traced = replace(traced, lengths=lengths, structure=structure)
-    if loss is not None:
+    if loss is None:
+        check_answers(traced)
+    else:
         check_modes(net, traced)
     if not any(tensor.is_meta for tensor in tensors):
         with modes_of(net, training=loss is not None):
+            check_forgets(module, tensors)
             if loss is not None:
                 check_learning(module, tensors, traced)
-            check_forgets(module, tensors)
+            check_single(pair, tensors, dims if 1 in lengths else [None] * len(dims))
     return traced
 
 
@@ -134,7 +140,7 @@ def _traced(
     tensors: list[torch.Tensor],
     dims: list[Any],
     train: bool,
-) -> Traced:
+) -> tuple[Traced, Pair]:
     holders = _holders(program)
     symbols, state = _symbol_names(holders.inputs, dims), _state(program, module, holders.targets)
     # shapes alone: nothing can be run, nothing will be cut
@@ -165,33 +171,42 @@ def _traced(
 
     if not meta:
         rows = _seen(program, converter.values, types, own, tensors, complete)
-    graph, kept = _without_dead(graph)
+    whole = graph
+    graph, kept = without_dead(graph)
     try:
         validate(graph)
     except SegmentError as error:
         raise ModelError(f"it cannot be sent to a device: {error}") from error
     number = {old: new for new, old in enumerate(kept)}
+    if train and not meta:
+        masks = [mask for mask in converter.masks if mask.value in number]
+        check_masks(whole, masks, types, rows, converter.modules)
     names_left = {p.name for p in graph.parameters} | {b.name for b in graph.buffers}
     traced = Traced(
         graph=graph,
         types=tuple(types[value] for value in kept),
-        by_rows=frozenset(Ref(number[ref.value], ref.item) for ref in rows if ref.value in number),
+        by_rows=frozenset(
+            Ref(number[ref.value], ref.item)
+            for ref in rows
+            if ref.value in number and multiple(types[ref.value][ref.item or 0].shape)
+        ),
         tensors={name: tensor for name, tensor in state.values() if name in names_left},
         modules=tuple(converter.modules[value - n_holders] for value in kept if value >= n_holders),
         tallies=tallies or (),
     )
     if train:
         traced = replace(traced, graph=learning(traced))
+    pair = Pair(module=module, program=program, state=own, complete=complete, train=train)
     if meta:
-        return traced
+        return traced, pair
     if not train:
         check_outputs(traced)
         check_apart(traced)
-        return traced
+        return traced, pair
     unproven = check_loss(traced)
     if unproven:
         _check_trials(program, own, tensors, complete, unproven)
-    return replace(traced, unproven=unproven)
+    return replace(traced, unproven=unproven), pair
 
 
 def _failed(error: OperatorFailed) -> ModelError:
@@ -439,58 +454,3 @@ def _outputs(result: Any, types: list[tuple[Type, ...]], train: bool) -> tuple[O
     if train and (len(found) != 1 or found[0].shape != ()):
         raise ModelError("the loss must be one number.", next_step="Take its mean over the rows.")
     return tuple(found)
-
-
-def _without_dead(graph: Graph) -> tuple[Graph, list[int]]:
-    """The graph without nodes and state that no output needs, and which values are left."""
-    first = graph.first_node
-    needed = {output.ref.value for output in graph.outputs}
-    for position in reversed(range(len(graph.nodes))):
-        node = graph.nodes[position]
-        if first + position in needed or node.op == "aten.add_.Tensor":
-            needed |= {first + position} | {ref.value for ref in node_refs(node)}
-    n_inputs = len(graph.inputs)
-    kept = [
-        value for value in range(first + len(graph.nodes)) if value < n_inputs or value in needed
-    ]
-    number = {old: new for new, old in enumerate(kept)}
-    states = [*graph.parameters, *graph.buffers]
-    alive = [states[value - n_inputs] for value in kept if n_inputs <= value < first]
-    nodes = [graph.nodes[value - first] for value in kept if value >= first]
-    return Graph(
-        inputs=graph.inputs,
-        parameters=tuple(state for state in alive if isinstance(state, Parameter)),
-        buffers=tuple(state for state in alive if isinstance(state, Buffer)),
-        nodes=tuple(renumbered(node, i, number) for i, node in enumerate(nodes)),
-        outputs=tuple(
-            Output(
-                name=o.name,
-                ref=moved(o.ref, number),
-                dtype=o.dtype,
-                shape=o.shape,
-                gradient=o.gradient,
-            )
-            for o in graph.outputs
-        ),
-        symbols=graph.symbols,
-    ), kept
-
-
-def renumbered(node: Node, number: int, values: dict[int, int]) -> Node:
-    """The node with other numbers for the values that it reads."""
-    args = tuple(moved(argument, values) for argument in node.args)
-    return Node(
-        number=number,
-        op=node.op,
-        args=args,
-        kwargs=tuple((k, moved(a, values)) for k, a in node.kwargs),
-    )
-
-
-def moved(argument: Any, values: dict[int, int]) -> Any:
-    """An argument with other numbers for its values."""
-    if isinstance(argument, Ref):
-        return Ref(values[argument.value], argument.item)
-    return (
-        tuple(moved(item, values) for item in argument) if isinstance(argument, tuple) else argument
-    )

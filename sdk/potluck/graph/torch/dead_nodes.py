@@ -1,0 +1,60 @@
+"""A traced graph without the nodes and the state that no output needs."""
+
+from typing import Any
+
+from potluck_wire.graph import Buffer, Graph, Node, Output, Parameter, Ref, node_refs
+
+
+def without_dead(graph: Graph) -> tuple[Graph, list[int]]:
+    """The graph without nodes and state that no output needs, and which values are left."""
+    first = graph.first_node
+    needed = {output.ref.value for output in graph.outputs}
+    for position in reversed(range(len(graph.nodes))):
+        node = graph.nodes[position]
+        if first + position in needed or node.op == "aten.add_.Tensor":
+            needed |= {first + position} | {ref.value for ref in node_refs(node)}
+    n_inputs = len(graph.inputs)
+    kept = [
+        value for value in range(first + len(graph.nodes)) if value < n_inputs or value in needed
+    ]
+    number = {old: new for new, old in enumerate(kept)}
+    states = [*graph.parameters, *graph.buffers]
+    alive = [states[value - n_inputs] for value in kept if n_inputs <= value < first]
+    nodes = [graph.nodes[value - first] for value in kept if value >= first]
+    return Graph(
+        inputs=graph.inputs,
+        parameters=tuple(state for state in alive if isinstance(state, Parameter)),
+        buffers=tuple(state for state in alive if isinstance(state, Buffer)),
+        nodes=tuple(renumbered(node, i, number) for i, node in enumerate(nodes)),
+        outputs=tuple(
+            Output(
+                name=o.name,
+                ref=moved(o.ref, number),
+                dtype=o.dtype,
+                shape=o.shape,
+                gradient=o.gradient,
+            )
+            for o in graph.outputs
+        ),
+        symbols=graph.symbols,
+    ), kept
+
+
+def renumbered(node: Node, number: int, values: dict[int, int]) -> Node:
+    """The node with other numbers for the values that it reads."""
+    args = tuple(moved(argument, values) for argument in node.args)
+    return Node(
+        number=number,
+        op=node.op,
+        args=args,
+        kwargs=tuple((k, moved(a, values)) for k, a in node.kwargs),
+    )
+
+
+def moved(argument: Any, values: dict[int, int]) -> Any:
+    """An argument with other numbers for its values."""
+    if isinstance(argument, Ref):
+        return Ref(values[argument.value], argument.item)
+    return (
+        tuple(moved(item, values) for item in argument) if isinstance(argument, tuple) else argument
+    )
