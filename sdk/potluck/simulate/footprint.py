@@ -10,6 +10,7 @@ and second gradients.
 from bisect import bisect_right
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import NamedTuple
 
 from potluck.records import Stage, Training
 from potluck.simulate.cost import CostTable, static_bytes, working_bytes
@@ -178,6 +179,51 @@ def depth_that_fits(
     return bisect_right(range(1, n_micro_batches + 1), room, key=needed)
 
 
+class _Traffic(NamedTuple):
+    """What comes and goes in layers [start, stop), of one row unless it says otherwise, for any
+    depth of the pipeline.
+    """
+
+    training: bool
+    steady: int  # whatever the depths: fed, worked on, and one more on either side
+    kept: int  # by each micro-batch for its backward
+    taken: int  # waits in front of the stage, of each micro-batch
+    given: int  # waits behind it
+    n_before: int  # micro-batches in front whatever the depth before; 0: as the depth says
+    n_behind: int  # and behind
+    beside: int  # of all rows: a second gradient
+
+
+@lru_cache(maxsize=1 << 16)  # asked for again and again, at other depths and for other devices
+def _traffic(
+    table: CostTable, start: int, stop: int, n_micro_batches: int, in_flight: int
+) -> _Traffic:
+    """Tensors that wait behind the stage belong to micro-batches that it keeps, those before it to
+    ones that the stage before keeps, and to any of the step where there is no backward; one more of
+    each while pieces are cut or joined. Of the last stage every loss waits, and all of them as one
+    value. Without training all micro-batches of all requests may wait.
+    """
+    taken, given = table.crossing_bytes(start, stop)
+    feeds = _feed_bytes(table, start, stop) * n_micro_batches * in_flight
+    steady = feeds + working_bytes(table, start, stop, 1)
+    beside = table.second_gradient_bytes(start, stop, first=n_micro_batches == 1)
+    if not isinstance(table.problem.workload, Training):
+        steady += (n_micro_batches + 1) * (taken + given) * in_flight
+        return _Traffic(False, steady, 0, 0, 0, 0, 0, beside)
+    is_last = stop == len(table.problem.layers)
+    behind = n_micro_batches * (1 + is_last) * (is_last or table.runs_ahead(start, stop))
+    return _Traffic(
+        training=True,
+        steady=steady + taken + given,
+        kept=table.activation_bytes(start, stop),
+        taken=taken,
+        given=given,
+        n_before=n_micro_batches * table.follows_ahead(start, stop),
+        n_behind=behind,
+        beside=beside,
+    )
+
+
 def _moving_bytes(
     table: CostTable,
     start: int,
@@ -213,44 +259,18 @@ def _moving_parts(
     home's whole batch, all that waits, a second gradient, and pieces that the replica before sends
     early.
     """
-    training = isinstance(table.problem.workload, Training)
-    waiting = _waiting_bytes(table, start, stop, warm_up, n_micro_batches, depth_before, in_flight)
-    kept = min(warm_up, n_micro_batches) * table.activation_bytes(start, stop) if training else 0
-    feeds = _feed_bytes(table, start, stop) * n_micro_batches * in_flight
-    beside = table.second_gradient_bytes(start, stop, first=n_micro_batches == 1)
-    working = kept + waiting + feeds + working_bytes(table, start, stop, 1)
-    if replicas == 1 or not training:
-        return (beside, working), (0, 0)
+    traffic = _traffic(table, start, stop, n_micro_batches, in_flight)
+    before = traffic.n_before or min(depth_before, n_micro_batches)
+    depth = min(warm_up, n_micro_batches)
+    behind = traffic.n_behind or depth
+    waiting = behind * traffic.given + before * traffic.taken
+    working = traffic.steady + waiting + depth * traffic.kept
+    if replicas == 1 or not traffic.training:
+        return (traffic.beside, working), (0, 0)
     early = (replicas - 1) * _piece_bytes(table, start, stop, replicas)
-    return (beside + early, working), (reducing_bytes(table, start, stop, replicas), waiting)
-
-
-def _waiting_bytes(
-    table: CostTable,
-    start: int,
-    stop: int,
-    warm_up: int,
-    n_micro_batches: int,
-    depth_before: int,
-    in_flight: int,
-) -> int:
-    """Bytes per row of the most tensors that can wait on either side.
-
-    Those behind the stage belong to micro-batches that it keeps, those before it to ones that the
-    stage before keeps, and to any of the step where there is no backward; one more of each while
-    pieces are cut or joined. Of the last stage every loss waits, and all of them as one value.
-    Without training all micro-batches of all requests may wait.
-    """
-    taken, given = table.crossing_bytes(start, stop)
-    if not isinstance(table.problem.workload, Training):
-        return (n_micro_batches + 1) * (taken + given) * in_flight
-    before = (
-        n_micro_batches if table.follows_ahead(start, stop) else min(depth_before, n_micro_batches)
-    )
-    behind = n_micro_batches if table.runs_ahead(start, stop) else min(warm_up, n_micro_batches)
-    if stop == len(table.problem.layers):
-        behind = 2 * n_micro_batches
-    return (behind + 1) * given + (before + 1) * taken
+    at_the_end = waiting + traffic.given + traffic.taken
+    reducing = reducing_bytes(table, start, stop, replicas)
+    return (traffic.beside + early, working), (reducing, at_the_end)
 
 
 def reducing_bytes(table: CostTable, start: int, stop: int, replicas: int) -> int:

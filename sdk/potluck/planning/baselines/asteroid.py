@@ -277,16 +277,14 @@ def execution(table: cost.CostTable, stage: Stage) -> Step:
     problem = table.problem
     start = stage.start
     stop = stage.stop
-    pairs = list(zip(stage.devices, stage.shares, strict=True))
-    overhead = {name: problem.device(name).overhead_s for name in stage.devices}
-    forward = max(table.forward_s(name, start, stop, rows) + overhead[name] for name, rows in pairs)
+    devices = [table.devices[name] for name in stage.devices]
+    pairs = list(zip(devices, stage.shares, strict=True))
+    forward = max(table.forward_s(d.name, start, stop, rows) + d.overhead_s for d, rows in pairs)
     if not isinstance(problem.workload, Training):
         return Step(forward)
-    backward = max(
-        table.backward_s(name, start, stop, rows) + overhead[name] for name, rows in pairs
-    )
+    backward = max(table.backward_s(d.name, start, stop, rows) + d.overhead_s for d, rows in pairs)
     nbytes = table.parameter_bytes(start, stop) + table.buffer_bytes(start, stop)
-    update = max(cost.update_s(table, problem.device(name), start, stop) for name in stage.devices)
+    update = max(cost.update_s(table, device, start, stop) for device in devices)
     return Step(
         forward, backward, cost.all_reduce_s(problem.network, stage.devices, nbytes) + update
     )

@@ -206,7 +206,7 @@ def _value(search: Search, suffix: Suffix) -> float:
     energy = 0.0
     for stage in suffix.stages:
         for name, rows in zip(stage.devices, stage.shares, strict=True):
-            device = problem.device(name)
+            device = search.table.devices[name]
             busy_s = search.table.forward_s(name, stage.start, stage.stop, rows)
             busy_s += search.table.backward_s(name, stage.start, stage.stop, rows)
             used = cost.energy_j(device, suffix.seconds, busy_s * search.n_micro_batches, 0.0)

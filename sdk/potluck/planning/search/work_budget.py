@@ -70,19 +70,29 @@ class MeteredTable(cost.CostTable):
 
     def at_work(self) -> None:
         """A step of the planner is done."""
-        self._spend(STEP_S)
-
-    def _times(self, device: str, rows: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        self._spend(COST_S)
-        return super()._times(device, rows)
-
-    def _spend(self, seconds: float) -> None:
-        self._unseen_s += seconds
+        self._unseen_s += STEP_S
         if self._unseen_s >= LOOK_S:
-            self._tally.count(1, self._unseen_s)
-            self._unseen_s = 0.0
-            if self._is_late():
-                raise Late
+            self._look()
+
+    def forward_s(self, device: str, start: int, stop: int, rows: int) -> float:
+        """As of any table, counted."""
+        self._unseen_s += COST_S
+        if self._unseen_s >= LOOK_S:
+            self._look()
+        return super().forward_s(device, start, stop, rows)
+
+    def backward_s(self, device: str, start: int, stop: int, rows: int) -> float:
+        """As of any table, counted."""
+        self._unseen_s += COST_S
+        if self._unseen_s >= LOOK_S:
+            self._look()
+        return super().backward_s(device, start, stop, rows)
+
+    def _look(self) -> None:
+        self._tally.count(1, self._unseen_s)
+        self._unseen_s = 0.0
+        if self._is_late():
+            raise Late
 
 
 def in_time(
