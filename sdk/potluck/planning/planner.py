@@ -20,7 +20,7 @@ from potluck.planning.search.anytime import is_small, search
 from potluck.planning.search.candidate_pool import MAX_WORK, CandidatePool
 from potluck.planning.search.device_classes import peers, shape
 from potluck.planning.search.work_budget import WorkBudget, given_s, is_many
-from potluck.records import Plan, Problem, Stage, Training
+from potluck.records import Plan, Problem, Training
 from potluck.simulate import cost, direct, footprint
 
 MAX_SHOWN = 12  # plans judged in full besides the best of every set of devices
@@ -220,14 +220,16 @@ def _judged(
         boards.append(empty(asked))
         first = fastest.ranking()[:MAX_SHOWN]
         search(boards[-1], first, lambda: is_late(BOUND_PART), borrow=borrow, max_steps=max_steps)
-    chosen: dict[tuple[tuple[Stage, ...], int], Plan] = {}
+    chosen: dict[Hashable, Plan] = {}
+    watts = {d.name: (d.idle_w, d.busy_w, d.radio_w) for d in problem.devices}
     for board in boards:
         sets: dict[frozenset[str], Plan] = {}
         for plan in board.ranking():
             sets.setdefault(frozenset(plan.devices), plan)
         alone = [plan for plan in sets.values() if len(plan.devices) == 1]
         for plan in (*board.ranking()[:MAX_SHOWN], *list(sets.values())[:MAX_SETS], *alone):
-            chosen.setdefault((plan.stages, plan.micro_batch), plan)
+            joules = tuple(watts[name] for name in plan.devices)
+            chosen.setdefault((shape(plan, fastest.peers), joules), plan)
     return [judge(problem, plan, table, simulator) for plan in chosen.values()]
 
 

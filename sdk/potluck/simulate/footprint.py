@@ -168,9 +168,13 @@ def depth_that_fits(
         Of a step.
     """
     room = budget - static_bytes(table, start, stop)
+    traffic = _traffic(table, start, stop, n_micro_batches, 1)
+    early, reducing = _ring(table, start, stop, replicas)
 
     def needed(depth: int) -> int:
-        return _moving_bytes(table, start, stop, rows, depth, replicas, n_micro_batches, depth + 2)
+        working, waiting = traffic.row_bytes(depth, depth + 2)
+        at_work = traffic.beside + early + rows * working
+        return max(at_work, reducing + rows * waiting) if reducing else at_work
 
     if room < 0 or needed(1) > room:
         return 0
@@ -184,14 +188,21 @@ class _Traffic(NamedTuple):
     depth of the pipeline.
     """
 
-    training: bool
-    steady: int  # whatever the depths: fed, worked on, and one more on either side
+    at_work: int  # fed and worked on
+    at_rest: int  # waits whatever the depths
     kept: int  # by each micro-batch for its backward
-    taken: int  # waits in front of the stage, of each micro-batch
-    given: int  # waits behind it
-    n_before: int  # micro-batches in front whatever the depth before; 0: as the depth says
+    taken: int  # waits in front of the stage, of each micro-batch; and behind it
+    given: int
+    n_micro_batches: int
+    n_before: int  # micro-batches in front whatever the depths; 0: as they say
     n_behind: int  # and behind
     beside: int  # of all rows: a second gradient
+
+    def row_bytes(self, depth: int, depth_before: int) -> tuple[int, int]:
+        """While the device computes, and while it reduces gradients."""
+        before = self.n_before or min(depth_before, self.n_micro_batches)
+        waiting = self.at_rest + (self.n_behind or depth) * self.given + before * self.taken
+        return self.at_work + waiting + depth * self.kept, waiting
 
 
 @lru_cache(maxsize=1 << 16)  # asked for again and again, at other depths and for other devices
@@ -205,19 +216,20 @@ def _traffic(
     """
     taken, given = table.crossing_bytes(start, stop)
     feeds = _feed_bytes(table, start, stop) * n_micro_batches * in_flight
-    steady = feeds + working_bytes(table, start, stop, 1)
+    at_work = feeds + working_bytes(table, start, stop, 1)
     beside = table.second_gradient_bytes(start, stop, first=n_micro_batches == 1)
     if not isinstance(table.problem.workload, Training):
-        steady += (n_micro_batches + 1) * (taken + given) * in_flight
-        return _Traffic(False, steady, 0, 0, 0, 0, 0, beside)
+        at_rest = (n_micro_batches + 1) * (taken + given) * in_flight
+        return _Traffic(at_work, at_rest, 0, 0, 0, n_micro_batches, 0, 0, beside)
     is_last = stop == len(table.problem.layers)
     behind = n_micro_batches * (1 + is_last) * (is_last or table.runs_ahead(start, stop))
     return _Traffic(
-        training=True,
-        steady=steady + taken + given,
+        at_work=at_work,
+        at_rest=taken + given,
         kept=table.activation_bytes(start, stop),
         taken=taken,
         given=given,
+        n_micro_batches=n_micro_batches,
         n_before=n_micro_batches * table.follows_ahead(start, stop),
         n_behind=behind,
         beside=beside,
@@ -260,17 +272,18 @@ def _moving_parts(
     early.
     """
     traffic = _traffic(table, start, stop, n_micro_batches, in_flight)
-    before = traffic.n_before or min(depth_before, n_micro_batches)
-    depth = min(warm_up, n_micro_batches)
-    behind = traffic.n_behind or depth
-    waiting = behind * traffic.given + before * traffic.taken
-    working = traffic.steady + waiting + depth * traffic.kept
-    if replicas == 1 or not traffic.training:
-        return (traffic.beside, working), (0, 0)
+    ring = _ring(table, start, stop, replicas)
+    working, waiting = traffic.row_bytes(min(warm_up, n_micro_batches), depth_before)
+    return (traffic.beside + ring[0], working), (ring[1], waiting if ring[1] else 0)
+
+
+@lru_cache(maxsize=1 << 16)
+def _ring(table: CostTable, start: int, stop: int, replicas: int) -> tuple[int, int]:
+    """Bytes of an all-reduce: those that the replica before sends early, and all at the end."""
+    if replicas == 1 or not isinstance(table.problem.workload, Training):
+        return 0, 0
     early = (replicas - 1) * _piece_bytes(table, start, stop, replicas)
-    at_the_end = waiting + traffic.given + traffic.taken
-    reducing = reducing_bytes(table, start, stop, replicas)
-    return (traffic.beside + early, working), (reducing, at_the_end)
+    return early, reducing_bytes(table, start, stop, replicas)
 
 
 def reducing_bytes(table: CostTable, start: int, stop: int, replicas: int) -> int:
