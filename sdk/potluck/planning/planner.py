@@ -10,7 +10,7 @@ from potluck.planning.baselines.data_parallel import plan_data_parallel
 from potluck.planning.baselines.dora import plan_dora
 from potluck.planning.bounds.energy import holds_weights, least_energy_j
 from potluck.planning.bounds.infeasible import refuse_impossible
-from potluck.planning.bounds.latency import lower_bound_s
+from potluck.planning.bounds.latency import can_certify, lower_bound_s
 from potluck.planning.check import check_problem
 from potluck.planning.evaluate import judge
 from potluck.planning.plans import Plans, is_thrifty, preference
@@ -211,15 +211,31 @@ def _judged(
     fastest = empty(replace(problem, qoe=replace(qoe, latency_s=None)))
     boards = [fastest]
     thrifty = qoe.latency_s is not None or qoe.energy_j is not None or bool(qoe.device_energy_j)
-    part_left = THRIFT_PART if thrifty else BOUND_PART
+    many = is_many(problem)
+    bound_part = BOUND_PART if not many or (thorough and can_certify(table)) else 0.0
+    own_part = BOUND_PART if many else bound_part  # there what is left is for others
     first = [*known, *(rivals(problem, table) if borrow else [])]
-    search(fastest, first, lambda: is_late(part_left), borrow=borrow, max_steps=max_steps)
+    search(
+        fastest,
+        first,
+        lambda: is_late(THRIFT_PART if thrifty else bound_part),
+        ends_own=lambda: is_late(THRIFT_PART if thrifty else own_part),
+        borrow=borrow,
+        max_steps=max_steps,
+    )
     asked = replace(problem, qoe=replace(qoe, latency_s=qoe.latency_s or NO_HURRY_S))
     # Where nothing is on time, joules do not matter.
     if thrifty and is_thrifty(asked) and fastest.best <= (qoe.latency_s or inf):
         boards.append(empty(asked))
         first = fastest.ranking()[:MAX_SHOWN]
-        search(boards[-1], first, lambda: is_late(BOUND_PART), borrow=borrow, max_steps=max_steps)
+        search(
+            boards[-1],
+            first,
+            lambda: is_late(bound_part),
+            ends_own=lambda: is_late(own_part),
+            borrow=borrow,
+            max_steps=max_steps,
+        )
     chosen: dict[Hashable, Plan] = {}
     watts = {d.name: (d.idle_w, d.busy_w, d.radio_w) for d in problem.devices}
     for board in boards:

@@ -9,6 +9,7 @@ for energy.
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, groupby
+from math import inf
 from operator import itemgetter
 
 from potluck.errors import UserError
@@ -103,6 +104,8 @@ class CostTable:
         self._buffers = _sums([layer.buffer_bytes for layer in layers])
         self._activations = _sums([layer.activation_bytes for layer in layers])
         self._seconds = [(0, 0) if not training else _second_gradients(layer) for layer in layers]
+
+    limit_s = inf  # plans that take longer are of no use to who asks
 
     def at_work(self) -> None:
         """A planner takes a step that asks for no cost: where time is limited, it ends here."""

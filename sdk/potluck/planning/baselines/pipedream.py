@@ -42,7 +42,6 @@ def _partitions(
     """(bounds, replicas per stage) of the best pipeline on 1, 2, ... devices."""
     problem = mean.problem
     n_devices, last = len(problem.devices), len(places) - 1
-    training = isinstance(problem.workload, Training)
     rate = problem.network.bandwidth("0", "1") if n_devices > 1 else inf
     stages = {
         (i, j): _Stages(mean, places[i], places[j], micro_batch, rate)

@@ -6,6 +6,7 @@ done is counted, and ends it.
 """
 
 from collections.abc import Callable, Iterator
+from math import inf
 
 from potluck.records import Plan, Problem
 from potluck.simulate import cost
@@ -56,10 +57,15 @@ class MeteredTable(cost.CostTable):
         Counts the work.
     is_late
         Whether time is up.
+    limit_s
+        Plans that take longer are of no use.
     """
 
-    def __init__(self, problem: Problem, tally: WorkBudget, is_late: Callable[[], bool]) -> None:
+    def __init__(
+        self, problem: Problem, tally: WorkBudget, is_late: Callable[[], bool], limit_s: float = inf
+    ) -> None:
         super().__init__(problem)
+        self.limit_s = limit_s
         self._tally = tally
         self._is_late = is_late
         self._unseen_s = 0.0
@@ -100,6 +106,7 @@ def in_time(
     problem: Problem,
     tally: WorkBudget,
     is_late: Callable[[], bool],
+    limit_s: float = inf,
 ) -> list[Plan]:
     """What `planner` finds before time is up, what it thinks best first.
 
@@ -113,10 +120,12 @@ def in_time(
         Counts the work.
     is_late
         Whether time is up.
+    limit_s
+        Plans that take longer are of no use: a planner need not find them.
     """
     found: list[Plan] = []
     try:
-        for plan in planner(problem, MeteredTable(problem, tally, is_late)):
+        for plan in planner(problem, MeteredTable(problem, tally, is_late, limit_s)):
             tally.count(len(problem.devices), DEVICE_S)
             found.append(plan)
             if is_late():
