@@ -203,6 +203,8 @@ def _others(board: CandidatePool, borrow: bool) -> Iterator[None]:
     if is_many(board.problem):
         promising = dict.fromkeys(plan.micro_batch for plan in board.ranking())
         sizes = [*dict.fromkeys((*promising, *candidates.micro_batches(board.problem)))]
+        yield from borrow_cheap(board) if borrow else ()
+        yield from _improve(board, _distinct(board, 1), TRIES, Places(board.table).regrouped)
         yield from borrow_dear(board, sizes) if borrow else ()
         yield from _improve(board, _distinct(board, 1), TRIES)
 

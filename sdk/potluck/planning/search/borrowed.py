@@ -30,6 +30,7 @@ CHEAP: tuple[Planner, ...] = (plan_gpipe, plan_pipedream, plan_hetpipe, plan_alp
 # the last two: their time grows with the cube of the devices
 DEAR: tuple[Planner, ...] = (plan_edgeshard, plan_hybrid, plan_dora)
 N_BORROWED = 24  # plans of a planner, those it thinks best
+N_FIRST = 3  # of these, whatever the time
 OFF = 1.25  # its estimates may be too high by this, at most
 DEAR_PART = 0.15  # of all counted work, for each of those that take long
 
@@ -37,10 +38,14 @@ DEAR_PART = 0.15  # of all counted work, for each of those that take long
 def borrow_cheap(board: CandidatePool) -> Iterator[None]:
     """What others find of those plans that could be the best.
 
-    As long as time is left: a plan there is already.
+    As long as time is left: a plan there is already. Who was done before is not asked again.
     """
     for planner in CHEAP:
+        if planner in board.asked:
+            continue
         found = in_time(planner, board.problem, board.tally, board.is_late, _limit_s(board))
+        if not board.is_late():
+            board.asked.add(planner)
         yield from _taken(board, found)
 
 
@@ -80,8 +85,10 @@ def _limit_s(board: CandidatePool) -> float:
 
 
 def _taken(board: CandidatePool, found: Sequence[Plan]) -> Iterator[None]:
-    for plan in found[:N_BORROWED]:
+    """Simulate the best of them, the first few however late it is."""
+    for number, plan in enumerate(found[:N_BORROWED], 1):
         if is_thrifty(board.problem) or floor_s(board.table, plan) < board.best:
             board.score(plan)
-        yield
+        if number >= N_FIRST:
+            yield
     yield
