@@ -119,7 +119,7 @@ def plan_anytime(
         is_late=lambda: tally() >= enough_s,
     )
     best = inf
-    for _ in _steps(board, ()):
+    for _ in chain(_steps(board, ()), _others(board, borrow=True)):
         if board.is_over():
             break
         if board.best < best:
@@ -156,7 +156,7 @@ def search(
         Pieces of work.
     """
     steps, own = count(), chain(_steps(board, first, borrow=borrow), _fewer(board))
-    for work, ends in ((own, ends_own or is_late), (_others(board, borrow), is_late)):
+    for work, ends in ((own, ends_own or is_late), (_others(board, borrow=borrow), is_late)):
         board.is_late = ends
         for _ in work:
             if next(steps) >= max_steps or board.is_over():
@@ -198,7 +198,7 @@ def _steps(board: CandidatePool, first: Sequence[Plan], *, borrow: bool = True) 
     yield from _improve(board, _distinct(board, 1), TRIES)
 
 
-def _others(board: CandidatePool, borrow: bool) -> Iterator[None]:
+def _others(board: CandidatePool, *, borrow: bool) -> Iterator[None]:
     """In a home of many devices what planners find that take long, and the best plan improved."""
     if is_many(board.problem):
         promising = dict.fromkeys(plan.micro_batch for plan in board.ranking())
