@@ -32,6 +32,7 @@ NO_HURRY_S = 1e12  # a latency that every plan holds: then the least energy deci
 GLANCE, LOOK = 15, 150
 LOOSER = (1.15, 1.4, 2.0)  # times the memory there is, looked at where nothing fits by closed forms
 BOUND_PART = 0.25  # of the time given, kept for the certificate
+OTHERS_PART = 1 / 6  # in a home of many devices, kept for what other planners find
 THRIFT_PART = 0.65  # of the time given, kept for the thriftiest and the certificate
 
 
@@ -213,7 +214,7 @@ def _judged(
     thrifty = qoe.latency_s is not None or qoe.energy_j is not None or bool(qoe.device_energy_j)
     many = is_many(problem)
     bound_part = BOUND_PART if not many or (thorough and can_certify(table)) else 0.0
-    own_part = BOUND_PART if many else bound_part  # there what is left is for others
+    own_part = max(OTHERS_PART, bound_part) if many else bound_part
     first = [*known, *(rivals(problem, table) if borrow else [])]
     search(
         fastest,

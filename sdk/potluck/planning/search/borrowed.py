@@ -27,12 +27,12 @@ Planner = Callable[[Problem, cost.CostTable], Iterator[Plan]]
 
 # some 0.1 s each at most
 CHEAP: tuple[Planner, ...] = (plan_gpipe, plan_pipedream, plan_hetpipe, plan_alpa)
-# the last two: their time grows with the cube of the devices
-DEAR: tuple[Planner, ...] = (plan_edgeshard, plan_hybrid, plan_dora)
+# the first two: their time grows with the cube of the devices
+DEAR: tuple[Planner, ...] = (plan_hybrid, plan_dora, plan_edgeshard)
 N_BORROWED = 24  # plans of a planner, those it thinks best
 N_FIRST = 3  # of these, whatever the time
 OFF = 1.25  # its estimates may be too high by this, at most
-DEAR_PART = 0.15  # of all counted work, for each of those that take long
+DEAR_PART = 0.1  # of all counted work, for each of those that take long
 
 
 def borrow_cheap(board: CandidatePool) -> Iterator[None]:

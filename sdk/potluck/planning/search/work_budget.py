@@ -22,7 +22,7 @@ COST_S = 0.8e-6
 STEP_S = 30e-6
 DEVICE_S = 20e-6
 LOOK_S = 2e-4  # between two looks at the clock
-GIVEN_S, GIVEN_FOR = 4.0, 24  # a home of 24 devices
+GIVEN_S, GIVEN_FOR = 3.6, 24  # a home of 24 devices
 GROWTH = 1.7  # power of the devices beyond
 
 
@@ -81,14 +81,34 @@ class MeteredTable(cost.CostTable):
             self._look()
 
     def forward_s(self, device: str, start: int, stop: int, rows: int) -> float:
-        """As of any table, counted."""
+        """As of any table, counted.
+
+        Parameters
+        ----------
+        device
+            Its name.
+        start, stop
+            Layers [start, stop).
+        rows
+            Rows of a micro-batch.
+        """
         self._unseen_s += COST_S
         if self._unseen_s >= LOOK_S:
             self._look()
         return super().forward_s(device, start, stop, rows)
 
     def backward_s(self, device: str, start: int, stop: int, rows: int) -> float:
-        """As of any table, counted."""
+        """As of any table, counted.
+
+        Parameters
+        ----------
+        device
+            Its name.
+        start, stop
+            Layers [start, stop).
+        rows
+            Rows of a micro-batch.
+        """
         self._unseen_s += COST_S
         if self._unseen_s >= LOOK_S:
             self._look()
