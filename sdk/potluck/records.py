@@ -141,8 +141,10 @@ class Network:
     media: tuple[Medium, ...]
     paths: Mapping[tuple[str, str], Path]
     _capacity: Mapping[str, float] = field(init=False, repr=False, compare=False)
+    _rates: dict[tuple[str, str], float] = field(init=False, repr=False, compare=False)  # if asked
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "_rates", {})
         _unique("network media", [medium.name for medium in self.media])
         object.__setattr__(
             self, "_capacity", {medium.name: medium.capacity_bytes_per_s for medium in self.media}
@@ -157,10 +159,12 @@ class Network:
 
     def bandwidth(self, source: str, target: str) -> float:
         """Bytes per second of one flow alone on its path; infinite from a device to itself."""
-        if source == target:
-            return float("inf")
-        media = self.path(source, target).media
-        return min((self._capacity[name] / times for name, times in media), default=float("inf"))
+        found = self._rates.get((source, target))
+        if found is None:
+            media = self.path(source, target).media if source != target else ()
+            rates = (self._capacity[name] / times for name, times in media)
+            found = self._rates[source, target] = min(rates, default=float("inf"))
+        return found
 
     def latency(self, source: str, target: str) -> float:
         """Seconds before the first byte arrives."""

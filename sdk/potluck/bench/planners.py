@@ -50,7 +50,7 @@ from potluck.planning.baselines.single_device import plan_single
 from potluck.planning.evaluate import compile_plan, judge
 from potluck.planning.feasibility import breaches
 from potluck.planning.registry import RIVALS, Planner
-from potluck.planning.search.anytime import CHEAP
+from potluck.planning.search.borrowed import CHEAP
 from potluck.records import Plan, Problem, QoE
 from potluck.simulate import simulate
 from potluck.simulate.cost import CostTable

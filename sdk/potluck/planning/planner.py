@@ -10,7 +10,7 @@ from potluck.planning.baselines.data_parallel import plan_data_parallel
 from potluck.planning.baselines.dora import plan_dora
 from potluck.planning.bounds.energy import holds_weights, least_energy_j
 from potluck.planning.bounds.infeasible import refuse_impossible
-from potluck.planning.bounds.latency import lower_bound_s
+from potluck.planning.bounds.latency import can_certify, lower_bound_s
 from potluck.planning.check import check_problem
 from potluck.planning.evaluate import judge
 from potluck.planning.plans import Plans, is_thrifty, preference
@@ -20,7 +20,7 @@ from potluck.planning.search.anytime import is_small, search
 from potluck.planning.search.candidate_pool import MAX_WORK, CandidatePool
 from potluck.planning.search.device_classes import peers, shape
 from potluck.planning.search.work_budget import WorkBudget, given_s, is_many
-from potluck.records import Plan, Problem, Stage, Training
+from potluck.records import Plan, Problem, Training
 from potluck.simulate import cost, direct, footprint
 
 MAX_SHOWN = 12  # plans judged in full besides the best of every set of devices
@@ -32,6 +32,7 @@ NO_HURRY_S = 1e12  # a latency that every plan holds: then the least energy deci
 GLANCE, LOOK = 15, 150
 LOOSER = (1.15, 1.4, 2.0)  # times the memory there is, looked at where nothing fits by closed forms
 BOUND_PART = 0.25  # of the time given, kept for the certificate
+OTHERS_PART = 1 / 6  # in a home of many devices, kept for what other planners find
 THRIFT_PART = 0.65  # of the time given, kept for the thriftiest and the certificate
 
 
@@ -211,23 +212,41 @@ def _judged(
     fastest = empty(replace(problem, qoe=replace(qoe, latency_s=None)))
     boards = [fastest]
     thrifty = qoe.latency_s is not None or qoe.energy_j is not None or bool(qoe.device_energy_j)
-    part_left = THRIFT_PART if thrifty else BOUND_PART
+    many = is_many(problem)
+    bound_part = BOUND_PART if not many or (thorough and can_certify(table)) else 0.0
+    own_part = max(OTHERS_PART, bound_part) if many else bound_part
     first = [*known, *(rivals(problem, table) if borrow else [])]
-    search(fastest, first, lambda: is_late(part_left), borrow=borrow, max_steps=max_steps)
+    search(
+        fastest,
+        first,
+        lambda: is_late(THRIFT_PART if thrifty else bound_part),
+        ends_own=lambda: is_late(THRIFT_PART if thrifty else own_part),
+        borrow=borrow,
+        max_steps=max_steps,
+    )
     asked = replace(problem, qoe=replace(qoe, latency_s=qoe.latency_s or NO_HURRY_S))
     # Where nothing is on time, joules do not matter.
     if thrifty and is_thrifty(asked) and fastest.best <= (qoe.latency_s or inf):
         boards.append(empty(asked))
         first = fastest.ranking()[:MAX_SHOWN]
-        search(boards[-1], first, lambda: is_late(BOUND_PART), borrow=borrow, max_steps=max_steps)
-    chosen: dict[tuple[tuple[Stage, ...], int], Plan] = {}
+        search(
+            boards[-1],
+            first,
+            lambda: is_late(bound_part),
+            ends_own=lambda: is_late(own_part),
+            borrow=borrow,
+            max_steps=max_steps,
+        )
+    chosen: dict[Hashable, Plan] = {}
+    watts = {d.name: (d.idle_w, d.busy_w, d.radio_w) for d in problem.devices}
     for board in boards:
         sets: dict[frozenset[str], Plan] = {}
         for plan in board.ranking():
             sets.setdefault(frozenset(plan.devices), plan)
         alone = [plan for plan in sets.values() if len(plan.devices) == 1]
         for plan in (*board.ranking()[:MAX_SHOWN], *list(sets.values())[:MAX_SETS], *alone):
-            chosen.setdefault((plan.stages, plan.micro_batch), plan)
+            joules = tuple(watts[name] for name in plan.devices)
+            chosen.setdefault((shape(plan, fastest.peers), joules), plan)
     return [judge(problem, plan, table, simulator) for plan in chosen.values()]
 
 

@@ -33,9 +33,14 @@ def overlaps(left: Sequence[int], right: Sequence[int]) -> tuple[Overlap, ...]:
     (Overlap(left=0, right=0, start=0, stop=4), Overlap(left=0, right=1, start=4, stop=5), \
 Overlap(left=1, right=1, start=5, stop=8))
     """
-    found = []
-    for i, (a, b) in enumerate(intervals(left)):
-        for j, (c, d) in enumerate(intervals(right)):
-            if max(a, c) < min(b, d):
-                found.append(Overlap(i, j, max(a, c), min(b, d)))
+    before, behind = intervals(left), intervals(right)
+    found, i, j = list[Overlap](), 0, 0
+    while i < len(before) and j < len(behind):
+        start, stop = max(before[i][0], behind[j][0]), min(before[i][1], behind[j][1])
+        if start < stop:
+            found.append(Overlap(i, j, start, stop))
+        if before[i][1] <= behind[j][1]:
+            i += 1
+        else:
+            j += 1
     return tuple(found)

@@ -8,7 +8,9 @@ for energy.
 
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from itertools import accumulate
+from itertools import accumulate, groupby
+from math import inf
+from operator import itemgetter
 
 from potluck.errors import UserError
 from potluck.records import Device, Layer, LayerCost, Network, Problem, Training
@@ -42,16 +44,35 @@ def interpolate(rows: Sequence[int], seconds: Sequence[float], at: int) -> float
     at
         The batch size asked for.
     """
+    return interpolated(rows, [seconds], at)[0]
+
+
+def interpolated(
+    rows: Sequence[int], columns: Sequence[Sequence[float]], at: int
+) -> Sequence[float]:
+    """`interpolate` of many times that were measured at the same batch sizes.
+
+    Parameters
+    ----------
+    rows
+        Measured batch sizes, ascending.
+    columns
+        Of each, one time for each size.
+    at
+        The batch size asked for.
+    """
     if at <= 0:
-        return 0.0
+        return [0.0] * len(columns)
     if len(rows) == 1:
-        return seconds[0] * at / rows[0]
+        return [seconds[0] * at / rows[0] for seconds in columns]
     i = min(max(bisect_left(rows, at), 1), len(rows) - 1)
-    slope = (seconds[i] - seconds[i - 1]) / (rows[i] - rows[i - 1])
-    value = seconds[i - 1] + slope * (at - rows[i - 1])
+    width, beyond = rows[i] - rows[i - 1], at - rows[i - 1]
+    values = [s[i - 1] + (s[i] - s[i - 1]) / width * beyond for s in columns]
     if at < rows[0]:
-        return max(value, seconds[0] * at / rows[0])
-    return max(value, seconds[-1]) if at > rows[-1] else value
+        return [max(value, s[0] * at / rows[0]) for value, s in zip(values, columns, strict=True)]
+    if at > rows[-1]:
+        return [max(value, s[-1]) for value, s in zip(values, columns, strict=True)]
+    return values
 
 
 class CostTable:
@@ -69,6 +90,7 @@ class CostTable:
         self._widest: dict[tuple[int, int], int] = {}
         self._crossing: dict[tuple[int, int], tuple[int, int]] = {}
         self._learns = flows.learning_layers(problem)
+        self.devices = {device.name: device for device in problem.devices}
         self.branches = problem.branches
         self._feeds: dict[tuple[int, int], int] = {}
         self.budgets = {device.name: budget_bytes(problem, device) for device in problem.devices}
@@ -82,6 +104,8 @@ class CostTable:
         self._buffers = _sums([layer.buffer_bytes for layer in layers])
         self._activations = _sums([layer.activation_bytes for layer in layers])
         self._seconds = [(0, 0) if not training else _second_gradients(layer) for layer in layers]
+
+    limit_s = inf  # plans that take longer are of no use to who asks
 
     def at_work(self) -> None:
         """A planner takes a step that asks for no cost: where time is limited, it ends here."""
@@ -102,7 +126,7 @@ class CostTable:
         rows
             Rows of a micro-batch.
         """
-        sums = self._times(device, rows)[0]
+        sums = (self._sums.get((device, rows)) or self._times(device, rows))[0]
         return sums[stop] - sums[start]
 
     def backward_s(self, device: str, start: int, stop: int, rows: int) -> float:
@@ -117,7 +141,7 @@ class CostTable:
         rows
             Rows of a micro-batch.
         """
-        sums = self._times(device, rows)[1]
+        sums = (self._sums.get((device, rows)) or self._times(device, rows))[1]
         return sums[stop] - sums[start]
 
     def parameter_bytes(self, start: int, stop: int) -> int:
@@ -223,7 +247,7 @@ class CostTable:
         if device not in self._updates:
             layers = [layer.update_s for layer in self.problem.costs[device]]
             self._updates[device] = (
-                _prefix(s or 0.0 for s in layers),
+                tuple(accumulate((s or 0.0 for s in layers), initial=0.0)),
                 _sums([s is None for s in layers]),
             )
         seconds, unknown = self._updates[device]
@@ -234,9 +258,10 @@ class CostTable:
         if found is None:
             costs = self.problem.costs[device]
             training = isinstance(self.problem.workload, Training)
-            forward = _prefix(interpolate(cost.rows, cost.forward_s, rows) for cost in costs)
+            sizes = [cost.rows for cost in costs]
+            forward = _prefix(sizes, [cost.forward_s for cost in costs], rows)
             backward = (
-                _prefix(_backward_s(device, cost, rows) for cost in costs)
+                _prefix(sizes, _backward_s(device, costs), rows)
                 if training
                 else (0.0,) * len(forward)
             )
@@ -256,17 +281,23 @@ def _second_gradients(layer: Layer) -> tuple[int, int]:
     return layer.reused_bytes, layer.reused_bytes + widest
 
 
-def _backward_s(device: str, cost: LayerCost, rows: int) -> float:
-    if not cost.backward_s:
+def _backward_s(device: str, costs: Sequence[LayerCost]) -> list[Sequence[float]]:
+    if not all(cost.backward_s for cost in costs):
         raise UserError(
             "its profile has no backward times.",
             device=device,
             next_step="Profile this model for training.",
         )
-    return interpolate(cost.rows, cost.backward_s, rows)
+    return [cost.backward_s for cost in costs]
 
 
-def _prefix(values: Iterable[float]) -> tuple[float, ...]:
+def _prefix(
+    sizes: Sequence[Sequence[int]], columns: Sequence[Sequence[float]], at: int
+) -> tuple[float, ...]:
+    """Sums over layers, each interpolated between its own sizes."""
+    values = list[float]()
+    for rows, same in groupby(zip(sizes, columns, strict=True), key=itemgetter(0)):
+        values += interpolated(rows, [seconds for _, seconds in same], at)
     return tuple(accumulate(values, initial=0.0))
 
 

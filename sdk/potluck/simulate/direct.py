@@ -4,10 +4,11 @@ many times faster.
 Layouts and their task graphs are kept per shape; a plan then only fills in what its tasks cost.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from potluck.records import HOME, Plan, Problem, Training
+from potluck.records import HOME, Device, Plan, Problem, Training
 from potluck.schedule.all_reduce import FLOAT_BYTES, bounds
 from potluck.schedule.step import LOSS_BYTES
 from potluck.simulate import cost, flows
@@ -126,7 +127,7 @@ class Outcome:
         stop_s, found = max(times.stop_s, default=0.0), {}
         for slot, name in enumerate(names):
             joules = cost.energy_j(
-                self._direct.problem.device(name), stop_s, busy[slot], union_s(radio[slot])
+                self._direct.devices[name], stop_s, busy[slot], union_s(radio[slot])
             )
             if joules is not None:
                 found[name] = joules / self._n_steps
@@ -223,10 +224,11 @@ class Direct:
         window = in_flight(plan) if self.streaming else 1
         n_steps = STREAM_ROUNDS * window if self.streaming else 1
         laid = self._graph(self._shape(plan), n_steps, window)
-        items = [self._priced(plan, item) for item in laid.layout.items]
-        graph, layout = laid.graph, laid.layout
-        names = (*plan.devices, HOME)
-        graph.lane_host = self._paths.lane_hosts(plan.devices)
+        graph, layout, devices = laid.graph, laid.layout, plan.devices
+        on = [self.devices[name] for name in devices]
+        items = [self._priced(plan, on, item) for item in layout.items]
+        names = (*devices, HOME)
+        graph.lane_host = self._paths.lane_hosts(devices)
         work, route = [], []
         for item, (amount, _) in zip(layout.items, items, strict=True):
             work.append(amount)
@@ -296,17 +298,17 @@ class Direct:
             self._graphs[key] = _graph(lay_out(shape), n_steps, in_flight, self._paths.graph())
         return self._graphs[key]
 
-    def _priced(self, plan: Plan, item: Item) -> tuple[float, int]:
+    def _priced(self, plan: Plan, devices: Sequence[Device], item: Item) -> tuple[float, int]:
         """Seconds (bytes for a transfer) of an item, and the bytes of the value that goes with
-        it.
+        it. `devices`: one per slot.
         """
         stage, table = plan.stages[item.stage], self.table
         if item.kind == SEND or item.kind == COPY:
             nbytes = self._nbytes(plan, item)
             if item.kind == SEND:
                 return nbytes, nbytes
-            return cost.copy_s(self.devices[plan.devices[item.slot]], nbytes), nbytes
-        device = self.devices[plan.devices[item.slot]]
+            return cost.copy_s(devices[item.slot], nbytes), nbytes
+        device = devices[item.slot]
         if item.kind == STEP:
             return cost.update_s(table, device, stage.start, stage.stop), 0
         time_s = {RUN: table.forward_s, BACKWARD: table.backward_s}[item.kind]

@@ -5,6 +5,7 @@ And how tasks share a processor: the same, each bounded by one core.
 """
 
 from collections.abc import Mapping, Sequence
+from heapq import heapify, heappop, heappush
 
 Route = tuple[tuple[int, int], ...]  # (medium, how often it is crossed)
 
@@ -28,8 +29,14 @@ def max_min_rates(flows: Mapping[int, Route], capacity: Sequence[float]) -> dict
         for medium, times in route:
             crossings[medium] += times
             users[medium].append(flow)
+    # the level at which each medium is full; those that were true once are passed over
+    levels = [(room[medium] / n, medium) for medium, n in crossings.items()]
+    heapify(levels)
     while left:
-        level, full = min((room[medium] / n, medium) for medium, n in crossings.items() if n)
+        level, full = heappop(levels)
+        if not crossings[full] or level != room[full] / crossings[full]:
+            continue
+        touched = set[int]()
         for flow in users[full]:
             if flow not in left:
                 continue
@@ -37,6 +44,10 @@ def max_min_rates(flows: Mapping[int, Route], capacity: Sequence[float]) -> dict
             for medium, times in left.pop(flow):
                 room[medium] = max(0.0, room[medium] - level * times)
                 crossings[medium] -= times
+                touched.add(medium)
+        for medium in touched:
+            if crossings[medium]:
+                heappush(levels, (room[medium] / crossings[medium], medium))
     return rates
 
 

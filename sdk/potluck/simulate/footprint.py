@@ -10,6 +10,7 @@ and second gradients.
 from bisect import bisect_right
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import NamedTuple
 
 from potluck.records import Stage, Training
 from potluck.simulate.cost import CostTable, static_bytes, working_bytes
@@ -167,15 +168,72 @@ def depth_that_fits(
         Of a step.
     """
     room = budget - static_bytes(table, start, stop)
+    traffic = _traffic(table, start, stop, n_micro_batches, 1)
+    early, reducing = _ring(table, start, stop, replicas)
 
     def needed(depth: int) -> int:
-        return _moving_bytes(table, start, stop, rows, depth, replicas, n_micro_batches, depth + 2)
+        working, waiting = traffic.row_bytes(depth, depth + 2)
+        at_work = traffic.beside + early + rows * working
+        return max(at_work, reducing + rows * waiting) if reducing else at_work
 
     if room < 0 or needed(1) > room:
         return 0
     if not isinstance(table.problem.workload, Training) or needed(n_micro_batches) <= room:
         return n_micro_batches
     return bisect_right(range(1, n_micro_batches + 1), room, key=needed)
+
+
+class _Traffic(NamedTuple):
+    """What comes and goes in layers [start, stop), of one row unless it says otherwise, for any
+    depth of the pipeline.
+    """
+
+    at_work: int  # fed and worked on
+    at_rest: int  # waits whatever the depths
+    kept: int  # by each micro-batch for its backward
+    taken: int  # waits in front of the stage, of each micro-batch; and behind it
+    given: int
+    n_micro_batches: int
+    n_before: int  # micro-batches in front whatever the depths; 0: as they say
+    n_behind: int  # and behind
+    beside: int  # of all rows: a second gradient
+
+    def row_bytes(self, depth: int, depth_before: int) -> tuple[int, int]:
+        """While the device computes, and while it reduces gradients."""
+        before = self.n_before or min(depth_before, self.n_micro_batches)
+        waiting = self.at_rest + (self.n_behind or depth) * self.given + before * self.taken
+        return self.at_work + waiting + depth * self.kept, waiting
+
+
+@lru_cache(maxsize=1 << 16)  # asked for again and again, at other depths and for other devices
+def _traffic(
+    table: CostTable, start: int, stop: int, n_micro_batches: int, in_flight: int
+) -> _Traffic:
+    """Tensors that wait behind the stage belong to micro-batches that it keeps, those before it to
+    ones that the stage before keeps, and to any of the step where there is no backward; one more of
+    each while pieces are cut or joined. Of the last stage every loss waits, and all of them as one
+    value. Without training all micro-batches of all requests may wait.
+    """
+    taken, given = table.crossing_bytes(start, stop)
+    feeds = _feed_bytes(table, start, stop) * n_micro_batches * in_flight
+    at_work = feeds + working_bytes(table, start, stop, 1)
+    beside = table.second_gradient_bytes(start, stop, first=n_micro_batches == 1)
+    if not isinstance(table.problem.workload, Training):
+        at_rest = (n_micro_batches + 1) * (taken + given) * in_flight
+        return _Traffic(at_work, at_rest, 0, 0, 0, n_micro_batches, 0, 0, beside)
+    is_last = stop == len(table.problem.layers)
+    behind = n_micro_batches * (1 + is_last) * (is_last or table.runs_ahead(start, stop))
+    return _Traffic(
+        at_work=at_work,
+        at_rest=taken + given,
+        kept=table.activation_bytes(start, stop),
+        taken=taken,
+        given=given,
+        n_micro_batches=n_micro_batches,
+        n_before=n_micro_batches * table.follows_ahead(start, stop),
+        n_behind=behind,
+        beside=beside,
+    )
 
 
 def _moving_bytes(
@@ -213,44 +271,19 @@ def _moving_parts(
     home's whole batch, all that waits, a second gradient, and pieces that the replica before sends
     early.
     """
-    training = isinstance(table.problem.workload, Training)
-    waiting = _waiting_bytes(table, start, stop, warm_up, n_micro_batches, depth_before, in_flight)
-    kept = min(warm_up, n_micro_batches) * table.activation_bytes(start, stop) if training else 0
-    feeds = _feed_bytes(table, start, stop) * n_micro_batches * in_flight
-    beside = table.second_gradient_bytes(start, stop, first=n_micro_batches == 1)
-    working = kept + waiting + feeds + working_bytes(table, start, stop, 1)
-    if replicas == 1 or not training:
-        return (beside, working), (0, 0)
+    traffic = _traffic(table, start, stop, n_micro_batches, in_flight)
+    ring = _ring(table, start, stop, replicas)
+    working, waiting = traffic.row_bytes(min(warm_up, n_micro_batches), depth_before)
+    return (traffic.beside + ring[0], working), (ring[1], waiting if ring[1] else 0)
+
+
+@lru_cache(maxsize=1 << 16)
+def _ring(table: CostTable, start: int, stop: int, replicas: int) -> tuple[int, int]:
+    """Bytes of an all-reduce: those that the replica before sends early, and all at the end."""
+    if replicas == 1 or not isinstance(table.problem.workload, Training):
+        return 0, 0
     early = (replicas - 1) * _piece_bytes(table, start, stop, replicas)
-    return (beside + early, working), (reducing_bytes(table, start, stop, replicas), waiting)
-
-
-def _waiting_bytes(
-    table: CostTable,
-    start: int,
-    stop: int,
-    warm_up: int,
-    n_micro_batches: int,
-    depth_before: int,
-    in_flight: int,
-) -> int:
-    """Bytes per row of the most tensors that can wait on either side.
-
-    Those behind the stage belong to micro-batches that it keeps, those before it to ones that the
-    stage before keeps, and to any of the step where there is no backward; one more of each while
-    pieces are cut or joined. Of the last stage every loss waits, and all of them as one value.
-    Without training all micro-batches of all requests may wait.
-    """
-    taken, given = table.crossing_bytes(start, stop)
-    if not isinstance(table.problem.workload, Training):
-        return (n_micro_batches + 1) * (taken + given) * in_flight
-    before = (
-        n_micro_batches if table.follows_ahead(start, stop) else min(depth_before, n_micro_batches)
-    )
-    behind = n_micro_batches if table.runs_ahead(start, stop) else min(warm_up, n_micro_batches)
-    if stop == len(table.problem.layers):
-        behind = 2 * n_micro_batches
-    return (behind + 1) * given + (before + 1) * taken
+    return early, reducing_bytes(table, start, stop, replicas)
 
 
 def reducing_bytes(table: CostTable, start: int, stop: int, replicas: int) -> int:

@@ -13,7 +13,7 @@ from potluck.planning import planner as make_module
 from potluck.planning.bounds.latency import quick_bound_s
 from potluck.planning.planner import rivals
 from potluck.planning.registry import RIVALS
-from potluck.planning.search import anytime
+from potluck.planning.search import anytime, borrowed
 from potluck.planning.search import work_budget as tally_module
 from potluck.planning.search.anytime import search
 from potluck.planning.search.candidate_pool import CandidatePool
@@ -86,7 +86,7 @@ def test_no_pass_is_made_twice_and_who_borrows_nothing_asks_nobody(monkeypatch):
 
     monkeypatch.setattr(anytime, "_passes", passes)
     monkeypatch.setattr(
-        anytime, "in_time", lambda planner, *_: pytest.fail(f"{planner.__name__} was asked")
+        borrowed, "in_time", lambda planner, *_: pytest.fail(f"{planner.__name__} was asked")
     )
     search(CandidatePool(problem, table, Direct(problem, table)), borrow=False)
     assert len(made) == len(set(made)) == len(anytime.EFFORTS)

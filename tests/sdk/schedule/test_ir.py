@@ -1,5 +1,7 @@
 """Actions and schedules: text form, policies, and the proof that a schedule is legal."""
 
+import random
+
 import pytest
 
 from potluck.errors import PlanError, UserError
@@ -147,4 +149,16 @@ def test_refuses_a_schedule_that_keeps_too_many_micro_batches():
 def test_rows_over_a_cut():
     assert intervals((5, 3)) == ((0, 5), (5, 8))
     assert overlaps((5, 3), (4, 4)) == ((0, 0, 0, 4), (0, 1, 4, 5), (1, 1, 5, 8))
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_overlaps_are_all_pairs_of_intervals_that_share_rows(seed):
+    rng = random.Random(seed)
+    left, right = ([rng.randint(0, 4) for _ in range(rng.randint(1, 6))] for _ in range(2))
+    pairs = [
+        (i, j, max(a, c), min(b, d))
+        for i, (a, b) in enumerate(intervals(left))
+        for j, (c, d) in enumerate(intervals(right))
+    ]
+    assert overlaps(left, right) == tuple(pair for pair in pairs if pair[2] < pair[3])
     assert overlaps((8,), (3, 5)) == ((0, 0, 0, 3), (0, 1, 3, 8))

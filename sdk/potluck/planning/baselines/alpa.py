@@ -13,6 +13,7 @@ mean devices, real ones in several orders.
 from collections.abc import Iterator
 from itertools import islice, pairwise
 from math import inf
+from typing import NamedTuple
 
 from potluck.planning.baselines.build import build, mean_problem, orders, seconds
 from potluck.planning.search import candidates
@@ -72,29 +73,45 @@ def _stages(
     values = sorted(set(times.values()))
     found: dict[tuple[tuple[int, ...], tuple[int, ...]], float] = {}
     for t_max in [values[k * (len(values) - 1) // (N_BOUNDS - 1)] for k in range(N_BOUNDS)]:
-        best: dict[tuple[int, int], tuple[float, float, tuple[int, ...], tuple[int, ...]]] = {
-            (last, 0): (0.0, 0.0, (places[last],), ())
-        }
+        best: list[dict[int, _Best]] = [{} for _ in places]
+        best[last][0] = _Best(0.0, 0.0, (places[last],), ())
         for i in range(last - 1, -1, -1):
-            for d in range(1, n + 1):
-                for j in range(i + 1, last + 1):
-                    for size in sizes:
-                        rest, t = best.get((j, d - size)), times[i, j, size]
-                        if rest is None or t > t_max:
-                            continue
-                        if (i, d) not in best or t + rest[0] < best[i, d][0]:
-                            best[i, d] = (
-                                t + rest[0],
-                                max(t, rest[1]),
-                                (places[i], *rest[2]),
-                                (size, *rest[3]),
-                            )
-        for d in range(1, n + 1):
-            whole = best.get((0, d))
-            if whole is not None:
-                total = whole[0] + (m - 1) * whole[1]
-                found[whole[2], whole[3]] = min(total, found.get((whole[2], whole[3]), inf))
+            for j in range(i + 1, last + 1):
+                for size in sizes:
+                    t = times[i, j, size]
+                    if t <= t_max:
+                        _put_before(best[i], best[j], places[i], size, t, n)
+        for whole in (best[0][d] for d in sorted(best[0])):
+            total = whole.summed_s + (m - 1) * whole.slowest_s
+            key = whole.bounds, whole.sizes
+            found[key] = min(total, found.get(key, inf))
     yield from sorted(found, key=lambda key: found[key])[: 2 * n]
+
+
+class _Best(NamedTuple):
+    """The stages behind a cut on so many devices whose times add up to the least."""
+
+    summed_s: float
+    slowest_s: float
+    bounds: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+
+def _put_before(
+    best: dict[int, _Best], behind: dict[int, _Best], start: int, size: int, t: float, n: int
+) -> None:
+    """A stage of `t` seconds on `size` devices before all that is behind, where that is better."""
+    for d, rest in behind.items():
+        if d + size > n:
+            continue
+        known = best.get(d + size)
+        if known is None or t + rest.summed_s < known.summed_s:
+            best[d + size] = _Best(
+                t + rest.summed_s,
+                max(t, rest.slowest_s),
+                (start, *rest.bounds),
+                (size, *rest.sizes),
+            )
 
 
 def _stage_s(

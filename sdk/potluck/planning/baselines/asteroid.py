@@ -12,6 +12,7 @@ and inference has its own objective.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 from potluck.planning.baselines.asteroid_rows import allocate
 from potluck.planning.baselines.closed_form import Step, period_s, request_s, round_s
@@ -19,6 +20,7 @@ from potluck.planning.search import candidates
 from potluck.records import Plan, Problem, Stage, Training
 from potluck.simulate import cost, footprint
 
+ROUNDED = 1 - 1e-9  # what rounding may take from a bound
 Estimate = Callable[[Sequence[Step], int], float]
 
 
@@ -112,7 +114,39 @@ class Search:
         self.fills = self.estimate is not period_s  # whether filling the pipeline counts
         self.cuts = candidates.cuts(self.problem)
         self.budgets = {d.name: cost.budget_bytes(self.problem, d) for d in self.problem.devices}
+        self.limit_s = table.limit_s
         self._heads: dict[tuple[int, int, tuple[str, ...], int], tuple[Stage, Step] | None] = {}
+        self._depths: dict[tuple[int, int, tuple[str, ...], tuple[int, ...]], int] = {}
+        # by cuts: how often in a second all devices before each of the order compute a batch
+        self._speeds: dict[tuple[int, int], list[float]] = {}
+
+    def least_s(self, i: int, j: int, n: int, n_behind: int) -> float:
+        """Seconds of a step below which layers between two cuts cannot be on the last `n` devices
+        but the last `n_behind`, however they share the rows.
+
+        Parameters
+        ----------
+        i, j
+            Numbers of the cuts.
+        n, n_behind
+            Devices, from the end of their order.
+        """
+        if (i, j) not in self._speeds:
+            each = (self._batches_per_s(name, self.cuts[i], self.cuts[j]) for name in self.names)
+            self._speeds[i, j] = [*accumulate(each, initial=0.0)]
+        speeds, last = self._speeds[i, j], len(self.names)
+        return ROUNDED / max(speeds[last - n_behind] - speeds[last - n], 1e-30)
+
+    def _batches_per_s(self, name: str, start: int, stop: int) -> float:
+        """At the number of rows at which one takes least, which is a measured one or all."""
+        table = self.table
+        sizes = {1, self.micro_batch}
+        sizes |= {n for n in self.problem.costs[name][start].rows if n < self.micro_batch}
+        each = (
+            (table.forward_s(name, start, stop, n) + table.backward_s(name, start, stop, n)) / n
+            for n in sizes
+        )
+        return 1 / max(min(each) * self.problem.workload.batch, 1e-30)
 
     def run(self) -> Iterator[Partial]:
         """Q(all layers, n, p) for every n and p that has one."""
@@ -151,15 +185,17 @@ class Search:
                 rest = behind.get((j, n_behind))
                 if rest is None or (p == 1) != (j == len(self.cuts) - 1):
                     continue
-                if best is not None and rest.seconds >= best.seconds:
+                bound_s = self.limit_s if best is None else min(best.seconds, self.limit_s)
+                if rest.seconds >= bound_s:
                     continue  # a stage more never makes a round shorter
+                if self.least_s(i, j, n, n_behind) >= bound_s:
+                    break  # longer stages work more
                 head = self.head(self.cuts[i], self.cuts[j], group, p)
                 if head is None:
                     continue
                 stage, step = head
                 if best is not None:
-                    # No round is shorter than one step's own work (eq. (6) with dm = it), and
-                    # longer stages work more.
+                    # No round is shorter than one step's own work (eq. (6) with dm = it).
                     if self.n_micro_batches * (step.forward_s + step.backward_s) >= best.seconds:
                         break
                     # Nor than the round of what is behind, which starts no earlier than the head's
@@ -189,12 +225,8 @@ class Search:
         self.table.at_work()
         key, warm_up = (start, stop, group, p), min(2 * p - 1, self.n_micro_batches)
         if key not in self._heads:
-            shallow = self._heads.get((start, stop, group, p - 1))
-            if (
-                shallow is not None
-                and self.training
-                and self._fits(shallow[0], len(group), warm_up)
-            ):
+            shallow = self._heads.get((start, stop, group, p - 1)) if self.training else None
+            if shallow is not None and warm_up <= self._deepest(shallow[0], group):
                 self._heads[key] = replace(shallow[0], warm_up=warm_up), shallow[1]
             else:
                 self._heads[key] = make_stage(
@@ -202,23 +234,25 @@ class Search:
                 )
         return self._heads[key]
 
-    def _fits(self, stage: Stage, replicas: int, warm_up: int) -> bool:
-        """Whether the rows of a shallower stage fit with `warm_up` micro-batches too: then
+    def _deepest(self, stage: Stage, group: tuple[str, ...]) -> int:
+        """The most micro-batches with which the rows of a shallower stage fit: up to there
         Algorithm 1 keeps them.
         """
-        return all(
-            rows
-            <= footprint.rows_that_fit(
-                self.table,
-                stage.start,
-                stage.stop,
-                self.budgets[name],
-                warm_up=warm_up,
-                replicas=replicas,
-                n_micro_batches=self.n_micro_batches,
+        key = stage.start, stage.stop, group, stage.shares
+        if key not in self._depths:
+            self._depths[key] = min(
+                footprint.depth_that_fits(
+                    self.table,
+                    stage.start,
+                    stage.stop,
+                    rows,
+                    self.budgets[name],
+                    replicas=len(group),
+                    n_micro_batches=self.n_micro_batches,
+                )
+                for name, rows in zip(stage.devices, stage.shares, strict=True)
             )
-            for name, rows in zip(stage.devices, stage.shares, strict=True)
-        )
+        return self._depths[key]
 
     def crossing(self, stage: Stage, rest: Partial) -> tuple[Step, ...]:
         """The communication step between `stage` and the stages behind it."""
@@ -277,16 +311,14 @@ def execution(table: cost.CostTable, stage: Stage) -> Step:
     problem = table.problem
     start = stage.start
     stop = stage.stop
-    pairs = list(zip(stage.devices, stage.shares, strict=True))
-    overhead = {name: problem.device(name).overhead_s for name in stage.devices}
-    forward = max(table.forward_s(name, start, stop, rows) + overhead[name] for name, rows in pairs)
+    devices = [table.devices[name] for name in stage.devices]
+    pairs = list(zip(devices, stage.shares, strict=True))
+    forward = max(table.forward_s(d.name, start, stop, rows) + d.overhead_s for d, rows in pairs)
     if not isinstance(problem.workload, Training):
         return Step(forward)
-    backward = max(
-        table.backward_s(name, start, stop, rows) + overhead[name] for name, rows in pairs
-    )
+    backward = max(table.backward_s(d.name, start, stop, rows) + d.overhead_s for d, rows in pairs)
     nbytes = table.parameter_bytes(start, stop) + table.buffer_bytes(start, stop)
-    update = max(cost.update_s(table, problem.device(name), start, stop) for name in stage.devices)
+    update = max(cost.update_s(table, device, start, stop) for device in devices)
     return Step(
         forward, backward, cost.all_reduce_s(problem.network, stage.devices, nbytes) + update
     )

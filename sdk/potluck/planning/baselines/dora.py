@@ -97,9 +97,11 @@ def _best(search: Search, order: Sequence[str], ends: Sequence[int]) -> list[Suf
             for n_behind in range(n):
                 group = tuple(order[n_devices - n : n_devices - n_behind])
                 for j in stops:
+                    if search.least_s(i, j, n, n_behind) >= search.limit_s:
+                        break
                     for rest in states.get((j, n_behind), []):
                         whole = _extended(search, cuts[i], cuts[j], group, rest)
-                        if whole is not None:
+                        if whole is not None and whole.seconds < search.limit_s:
                             found.append(whole)
             unique = {suffix.stages: suffix for suffix in found}
             states[i, n] = sorted(unique.values(), key=lambda suffix: _value(search, suffix))[:K]
@@ -206,7 +208,7 @@ def _value(search: Search, suffix: Suffix) -> float:
     energy = 0.0
     for stage in suffix.stages:
         for name, rows in zip(stage.devices, stage.shares, strict=True):
-            device = problem.device(name)
+            device = search.table.devices[name]
             busy_s = search.table.forward_s(name, stage.start, stage.stop, rows)
             busy_s += search.table.backward_s(name, stage.start, stage.stop, rows)
             used = cost.energy_j(device, suffix.seconds, busy_s * search.n_micro_batches, 0.0)

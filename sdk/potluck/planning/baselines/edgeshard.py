@@ -70,6 +70,8 @@ def _best(table: cost.CostTable, names: list[str], micro_batch: int) -> list[Sta
                         break
                     work = seconds(table, name, start, stop, micro_batch)
                     reached = value + sent + work if summed else max(value, sent, work)
+                    if reached * n_micro_batches >= table.limit_s:
+                        break
                     key = used | 1 << d, name
                     if reached < states[j].get(key, (inf,))[0]:
                         states[j][key] = reached, (*bounds, stop), (*order, name)

@@ -42,36 +42,63 @@ def _partitions(
     """(bounds, replicas per stage) of the best pipeline on 1, 2, ... devices."""
     problem = mean.problem
     n_devices, last = len(problem.devices), len(places) - 1
-    training = isinstance(problem.workload, Training)
     rate = problem.network.bandwidth("0", "1") if n_devices > 1 else inf
-    nothing: tuple[float, tuple[int, ...], tuple[int, ...]] = (inf, (), ())
-    best = {(0, 0): (0.0, (0,), ())} | {(j, 0): nothing for j in range(1, last + 1)}
-    costs = {
-        (i, j): (
-            seconds(mean, "0", places[i], places[j], micro_batch),
-            mean.parameter_bytes(places[i], places[j]) if training else 0,
-            _sent_s(problem, places[i], micro_batch, rate),
-        )
+    stages = {
+        (i, j): _Stages(mean, places[i], places[j], micro_batch, rate)
         for j in range(1, last + 1)
         for i in range(j)
     }
+    best: list[list[float]] = [[inf] * (n_devices + 1) for _ in places]
+    best[0][0] = 0.0
+    last_stage: dict[tuple[int, int], tuple[int, int]] = {}
     for m in range(1, n_devices + 1):
-        best[0, m] = nothing
         for j in range(1, last + 1):
-            found = nothing
+            found = inf
             for i in range(j):
-                work, weights, sent = costs[i, j]
-                if max(sent, work / m) >= found[0]:
+                stage, before = stages[i, j], best[i]
+                if stage.sent_s >= found or stage.work_s / m >= found:
                     continue
-                for size in range(max(1, int(work / found[0])), m + 1):  # fewer are slower
-                    before = best[i, m - size]
-                    stage = max(work, 4 * (size - 1) * weights / rate) / size if size > 1 else work
-                    value = max(before[0], sent, stage)
-                    if value < found[0]:
-                        found = value, (*before[1], places[j]), (*before[2], size)
-            best[j, m] = found
-        if best[last, m][0] < inf:
-            yield best[last, m][1:]
+                first = max(1, int(stage.work_s / found))  # fewer are slower
+                for size, stage_s in enumerate(stage.slowest_s[first : m + 1], first):
+                    value = before[m - size]
+                    if value < found and stage_s < found:
+                        found = value if value > stage_s else stage_s
+                        last_stage[j, m] = i, size
+            best[j][m] = found
+        if best[last][m] < inf:
+            yield _bounds(places, last_stage, last, m)
+
+
+class _Stages:
+    """Layers [start, stop) of mean devices: seconds of a micro-batch, of what is sent to them, and
+    the slowest of both and of the all-reduce for any number of replicas.
+    """
+
+    def __init__(
+        self, mean: cost.CostTable, start: int, stop: int, micro_batch: int, rate: float
+    ) -> None:
+        problem = mean.problem
+        work = self.work_s = seconds(mean, "0", start, stop, micro_batch)
+        sent = self.sent_s = _sent_s(problem, start, micro_batch, rate)
+        training = isinstance(problem.workload, Training)
+        weights = mean.parameter_bytes(start, stop) if training else 0
+        self.slowest_s = [inf, max(sent, work)]
+        for size in range(2, len(problem.devices) + 1):
+            reduce_s = 4 * (size - 1) * weights / rate
+            self.slowest_s.append(max(sent, max(work, reduce_s) / size))
+
+
+def _bounds(
+    places: tuple[int, ...], last_stage: dict[tuple[int, int], tuple[int, int]], j: int, m: int
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """(bounds, replicas per stage) of the best way to cut j on m devices."""
+    bounds, sizes = [places[j]], list[int]()
+    while j:
+        j, size = last_stage[j, m]
+        bounds.append(places[j])
+        sizes.append(size)
+        m -= size
+    return tuple(reversed(bounds)), tuple(reversed(sizes))
 
 
 def _sent_s(problem: Problem, cut: int, micro_batch: int, rate: float) -> float:

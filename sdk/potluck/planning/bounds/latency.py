@@ -60,9 +60,7 @@ def lower_bound_s(
         Asked between pieces of work; the bound found by then is given.
     """
     bound = min(upper_s, quick_bound_s(problem))
-    if problem.branches:
-        return bound
-    if is_late() or _size(table) > MAX_SIZE:
+    if is_late() or not can_certify(table):
         return bound
     lowest = upper_s
     for micro_batch in _micro_batches(problem):
@@ -71,6 +69,11 @@ def lower_bound_s(
         if is_late() or lowest <= bound:
             return bound
     return lowest
+
+
+def can_certify(table: cost.CostTable) -> bool:
+    """Whether structure is looked at: else the bound is there at once."""
+    return not table.problem.branches and _size(table) <= MAX_SIZE
 
 
 def quick_bound_s(problem: Problem) -> float:

@@ -10,22 +10,16 @@ as an argument; without one the effort is fixed, and the outcome always the same
 import heapq
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from itertools import chain, islice
+from itertools import chain, count, islice
 from math import inf
 from typing import NamedTuple
 
-from potluck.planning.baselines.alpa import plan_alpa
-from potluck.planning.baselines.asteroid import plan_hybrid
-from potluck.planning.baselines.dora import plan_dora
-from potluck.planning.baselines.edgeshard import plan_edgeshard
-from potluck.planning.baselines.gpipe import plan_gpipe
-from potluck.planning.baselines.hetpipe import plan_hetpipe
-from potluck.planning.baselines.pipedream import plan_pipedream
 from potluck.planning.baselines.single_device import plan_single
 from potluck.planning.bounds.latency import quick_bound_s
 from potluck.planning.plans import is_thrifty, rounded
 from potluck.planning.scenario import only
 from potluck.planning.search import candidates
+from potluck.planning.search.borrowed import CHEAP, borrow_cheap, borrow_dear
 from potluck.planning.search.branch_placement import Places
 from potluck.planning.search.candidate_pool import CandidatePool
 from potluck.planning.search.device_classes import ordered
@@ -39,7 +33,7 @@ from potluck.planning.search.local_search import (
     smaller,
 )
 from potluck.planning.search.subset_dp import ParetoLabel, SubsetSearch
-from potluck.planning.search.work_budget import WorkBudget, given_s, in_time, is_many
+from potluck.planning.search.work_budget import WorkBudget, given_s, is_many
 from potluck.records import Plan, Problem
 from potluck.simulate import cost, direct
 
@@ -59,18 +53,12 @@ MAX_SHARES = 40  # of rows of one plan
 NEAR_SETS = 1.05
 N_SETS = 2
 N_KNOWN = 3
-N_BORROWED = 24  # the same in a home of many devices, where our own search is not exact
 N_RECUT = 3  # the same along one order of devices
 NEAR = 1.01  # a simulated plan that takes more than this many times its estimate waits somewhere
 SLACK = 1.2  # an estimate that is this many times that of another micro-batch size is not looked at
 N_JUDGED = 8  # of one micro-batch size at most, those of the best estimates
 BEAM = 60  # states kept in a home of many devices
 
-CHEAP = (plan_gpipe, plan_pipedream, plan_hetpipe, plan_alpa)  # some 0.1 s each at most
-# the last two: their time grows with the cube of the devices
-DEAR = (plan_edgeshard, plan_hybrid, plan_dora)
-
-Planner = Callable[[Problem, cost.CostTable], Iterator[Plan]]
 Neighbours = Callable[[cost.CostTable, Plan], Iterator[Plan]]
 
 
@@ -131,7 +119,7 @@ def plan_anytime(
         is_late=lambda: tally() >= enough_s,
     )
     best = inf
-    for _ in _steps(board, ()):
+    for _ in chain(_steps(board, ()), _others(board, borrow=True)):
         if board.is_over():
             break
         if board.best < best:
@@ -144,6 +132,7 @@ def search(
     first: Sequence[Plan] = (),
     is_late: Callable[[], bool] = lambda: False,
     *,
+    ends_own: Callable[[], bool] | None = None,
     borrow: bool = True,
     max_steps: float = inf,
 ) -> None:
@@ -159,15 +148,19 @@ def search(
         Plans to be beaten.
     is_late
         Asked between pieces of work.
+    ends_own
+        The same of our own search in a home of many devices: then others have the rest of the time.
     borrow
         Plans of other planners are candidates, too.
     max_steps
         Pieces of work.
     """
-    board.is_late = is_late
-    for step, _ in enumerate(chain(_steps(board, first, borrow=borrow), _fewer(board))):
-        if step >= max_steps or board.is_over():
-            return
+    steps, own = count(), chain(_steps(board, first, borrow=borrow), _fewer(board))
+    for work, ends in ((own, ends_own or is_late), (_others(board, borrow=borrow), is_late)):
+        board.is_late = ends
+        for _ in work:
+            if next(steps) >= max_steps or board.is_over():
+                break
 
 
 def _steps(board: CandidatePool, first: Sequence[Plan], *, borrow: bool = True) -> Iterator[None]:
@@ -182,7 +175,7 @@ def _steps(board: CandidatePool, first: Sequence[Plan], *, borrow: bool = True) 
     if is_many(board.problem):
         yield from _passes(board, sizes, LARGE)
         yield from _recut(board, sizes, 2)
-        yield from _borrow(board, CHEAP if borrow else ())
+        yield from borrow_cheap(board) if borrow else ()
         yield from _recut(board, sizes, 2)
         yield from _improve(board, _distinct(board, 2), TRIES)
     yield from _passes(board, sizes, LARGER if is_many(board.problem) else EFFORTS[1:])
@@ -194,11 +187,7 @@ def _steps(board: CandidatePool, first: Sequence[Plan], *, borrow: bool = True) 
         yield from _place(board, places)
     if not is_many(board.problem) or board.problem.branches:
         yield from _join(board, places)
-    if is_many(board.problem):
-        yield from _borrow(board, DEAR if borrow else ())
-        yield from _improve(board, _distinct(board, 1), TRIES)
-        return
-    if not borrow:
+    if is_many(board.problem) or not borrow:
         return
     for planner in CHEAP:  # others look elsewhere: whatever they find must be beaten, or taken
         plans = sorted(planner(board.problem, board.table), key=lambda plan: plan.latency_s or inf)
@@ -207,6 +196,17 @@ def _steps(board: CandidatePool, first: Sequence[Plan], *, borrow: bool = True) 
             board.score(plan)
             yield
     yield from _improve(board, _distinct(board, 1), TRIES)
+
+
+def _others(board: CandidatePool, *, borrow: bool) -> Iterator[None]:
+    """In a home of many devices what planners find that take long, and the best plan improved."""
+    if is_many(board.problem):
+        promising = dict.fromkeys(plan.micro_batch for plan in board.ranking())
+        sizes = [*dict.fromkeys((*promising, *candidates.micro_batches(board.problem)))]
+        yield from borrow_cheap(board) if borrow else ()
+        yield from _improve(board, _distinct(board, 1), TRIES, Places(board.table).regrouped)
+        yield from borrow_dear(board, sizes) if borrow else ()
+        yield from _improve(board, _distinct(board, 1), TRIES)
 
 
 def _fewer(board: CandidatePool) -> Iterator[None]:
@@ -247,19 +247,6 @@ def _sizes(problem: Problem) -> list[int]:
     """
     most = problem.workload.batch // candidates.MAX_MICRO_BATCHES
     return sorted(candidates.micro_batches(problem), key=lambda size: (size < most, size))
-
-
-def _borrow(board: CandidatePool, planners: Sequence[Planner]) -> Iterator[None]:
-    """What others find of those plans that could be the best.
-
-    As long as time is left: a plan there is already.
-    """
-    for planner in planners:
-        for plan in in_time(planner, board.problem, board.tally, board.is_late)[:N_BORROWED]:
-            if is_thrifty(board.problem) or floor_s(board.table, plan) < board.best:
-                board.score(plan)
-            yield
-        yield
 
 
 def _place(board: CandidatePool, places: Places) -> Iterator[None]:

@@ -15,7 +15,7 @@ from itertools import chain, combinations, pairwise, permutations, product
 
 from potluck.planning.baselines.asteroid import make_stage
 from potluck.planning.search import candidates
-from potluck.planning.search.device_classes import ALL_SUBSETS
+from potluck.planning.search.device_classes import ALL_SUBSETS, classes_of
 from potluck.planning.search.local_search import fits, floor_s, neighbours, with_depths
 from potluck.records import Plan, Problem, Stage, Training
 from potluck.simulate import cost, flows
@@ -25,6 +25,7 @@ Span = tuple[int, int, Group]
 MAX_CUTS = 10  # of a chain, between which a device may come back
 MAX_HELPING = 5000  # plans of three stages on any devices: some 0.2 s
 WIDENED = (1, 2, 4)  # eighths of a device's rows that one more device takes
+N_SPARES = 4  # devices without a stage that one may get
 PARTS = 4  # a stage inside one chain is cut at so many equal parts; its cuts are moved later
 
 
@@ -132,6 +133,46 @@ class Places:
             chain(neighbours(table, plan), self.neighbours(table, plan)), key=self.least_s
         )
 
+    def regrouped(self, _: cost.CostTable, plan: Plan) -> Iterator[Plan]:
+        """Plans of a home of many devices with two stages as one, one as two, or a device in
+        another stage, or also in another: first those that may be fastest.
+        """
+        found = (self._made(plan, spans) for spans in self._other_groups(plan))
+        plans = {made.stages: made for made in found if made is not None}
+        yield from sorted(plans.values(), key=self.least_s)
+
+    def _other_groups(self, plan: Plan) -> Iterator[list[Stage | Span]]:
+        stages = plan.stages
+        for p, (left, right) in enumerate(pairwise(stages)):
+            group = tuple(dict.fromkeys(left.devices + right.devices))
+            yield [*stages[:p], (left.start, right.stop, group), *stages[p + 2 :]]
+        for p, stage in enumerate(stages):
+            for cut in self._cuts(stage):
+                for first, second in _halves(stage.devices):
+                    parts = [(stage.start, cut, first), (cut, stage.stop, second)]
+                    yield [*stages[:p], *parts, *stages[p + 1 :]]
+        spares = self._spares(plan)
+        for p, stage in enumerate(stages):
+            beside = [other.devices for other in stages[max(p - 1, 0) : p + 2]]
+            for wider in self._widened(stage, [*spares, *chain(*beside)]):
+                yield [*stages[:p], wider, *stages[p + 1 :]]
+        alone = {stage.devices for stage in stages if len(stage.devices) == 1}
+        for name in (*plan.devices, *spares):
+            for q, stage in enumerate(stages):
+                if name not in stage.devices and (name,) not in alone:
+                    yield _moved(stages, q, name)
+
+    def _spares(self, plan: Plan) -> list[str]:
+        """The fastest devices that have nothing to do, of alike ones the first."""
+        names = [device.name for device in self.problem.devices]
+        used = set(plan.devices)
+        free = [[names[i] for i in same if names[i] not in used] for same in classes_of(self.table)]
+        n_layers = len(self.problem.layers)
+        return sorted(
+            (same[0] for same in free if same),
+            key=lambda name: self.table.forward_s(name, 0, n_layers, plan.micro_batch),
+        )[:N_SPARES]
+
     def least_s(self, plan: Plan) -> float:
         """The longest way of one micro-batch through the stages, or the busiest device: a step
         takes no less.
@@ -198,7 +239,7 @@ class Places:
         for p, q in ((p, q) for p in range(n_stages) for q in range(n_stages) if p != q):
             yield from self._exchanged(stages, p, q)
         for p, stage in enumerate(stages):
-            for wider in self._widened(stage):
+            for wider in self._widened(stage, [device.name for device in self.problem.devices]):
                 yield [*stages[:p], wider, *stages[p + 1 :]]
         for p, stage in enumerate(stages):
             for cut in self._cuts(stage):
@@ -207,19 +248,19 @@ class Places:
                     yield [*stages[:p], (*first, group), (*second, stage.devices), *stages[p + 1 :]]
                     yield [*stages[:p], (*first, stage.devices), (*second, group), *stages[p + 1 :]]
 
-    def _widened(self, stage: Stage) -> Iterator[Stage]:
-        """The stage with one more device, which takes some rows of the one that has most: few,
-        where it has another stage to do.
+    def _widened(self, stage: Stage, names: Sequence[str]) -> Iterator[Stage]:
+        """The stage with one of these devices more, which takes some rows of the one that has most:
+        few, where it has another stage to do.
         """
         lead = stage.devices.index(stage.lead)
         most = stage.shares[lead]
-        for device in self.problem.devices:
-            if device.name in stage.devices:
+        for name in names:
+            if name in stage.devices:
                 continue
             for rows in sorted({most * part // 8 for part in WIDENED} - {0}):
                 shares = list(stage.shares)
                 shares[lead] -= rows
-                yield replace(stage, devices=(*stage.devices, device.name), shares=(*shares, rows))
+                yield replace(stage, devices=(*stage.devices, name), shares=(*shares, rows))
 
     def _exchanged(self, stages: Sequence[Stage], p: int, q: int) -> Iterator[list[Stage | Span]]:
         """Stage p goes to the devices of stage q, and the first or the last part of that one to
@@ -259,6 +300,26 @@ class Places:
             made = make_stage(self.table, *span, micro_batch, 1)
             self._stages[span, micro_batch] = made and made[0]
         return self._stages[span, micro_batch]
+
+
+def _halves(group: Group) -> Iterator[tuple[Group, Group]]:
+    """A group for each of two stages: the same, or some devices in front and the others behind."""
+    yield group, group
+    for n in sorted({1, len(group) // 2, len(group) - 1} - {0, len(group)}):
+        yield group[:n], group[n:]
+
+
+def _moved(stages: Sequence[Stage], q: int, name: str) -> list[Stage | Span]:
+    """The stages with a device in stage q, and no longer in another."""
+    found: list[Stage | Span] = []
+    for number, stage in enumerate(stages):
+        others = tuple(other for other in stage.devices if other != name)
+        if number == q:
+            found.append((stage.start, stage.stop, (*stage.devices, name)))
+        else:
+            changed = others != stage.devices
+            found.append((stage.start, stage.stop, others) if changed else stage)
+    return found
 
 
 def _groups(problem: Problem, rows: int) -> list[Group]:

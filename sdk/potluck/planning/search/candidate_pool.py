@@ -39,6 +39,8 @@ class CandidatePool:
     max_work: float = MAX_WORK
     tally: WorkBudget = field(default_factory=WorkBudget)
     is_late: Callable[[], bool] = field(default=lambda: False)
+    # planners that were asked and had the time that they took
+    asked: set[Callable[..., object]] = field(default_factory=set)
     # score and latency, by `shape`
     known: dict[Hashable, tuple[float, float]] = field(default_factory=dict)
     budgets: Mapping[str, int] = field(default_factory=dict)

@@ -27,9 +27,10 @@ def alike(problem: Problem) -> list[list[int]]:
     Their watts count only where joules do; where not, those that take least come first.
     """
     classes: list[list[int]] = []
+    network = _PathsOf(problem)
     for i in sorted(range(len(problem.devices)), key=lambda i: _watts(problem, i)):
         for members in classes:
-            if _same(problem, members[0], i):  # swaps with the first give all other swaps
+            if _same(problem, network, members[0], i):  # swaps with the first give all other swaps
                 members.append(i)
                 break
         else:
@@ -82,7 +83,7 @@ def ordered(plan: Plan, peers: Mapping[str, Sequence[str]]) -> tuple[tuple[str, 
     return tuple(tuple(given[name] for name in stage.devices) for stage in plan.stages)
 
 
-def _same(problem: Problem, i: int, j: int) -> bool:
+def _same(problem: Problem, network: "_PathsOf", i: int, j: int) -> bool:
     a, b = problem.devices[i], problem.devices[j]
     facts = ["memory_bytes", "overhead_s", "copy_bytes_per_s", "host_cores"]
     facts += ["idle_w", "busy_w", "radio_w"] if _joules_count(problem) else []
@@ -96,30 +97,51 @@ def _same(problem: Problem, i: int, j: int) -> bool:
     for limits in (problem.qoe.memory_bytes, problem.qoe.device_energy_j):
         if limits.get(a.name) != limits.get(b.name):
             return False
-    return _paths_swap(problem, a.name, b.name)
+    return network.swap(a.name, b.name)
 
 
-def _paths_swap(problem: Problem, a: str, b: str) -> bool:
-    """Whether the network is the same when two devices swap names, and media of their own with
-    them: their cables.
+class _PathsOf:
+    """The paths of every device of a problem, and how many cross each medium.
+
+    Parameters
+    ----------
+    problem
+        With its network.
     """
-    network, twin = problem.network, {a: b, b: a}
-    capacity = {medium.name: medium.capacity_bytes_per_s for medium in network.media}
-    renamed: dict[str, str] = {}
-    for (source, target), path in network.paths.items():
-        other = network.paths.get((twin.get(source, source), twin.get(target, target)))
-        if other is None or (other.latency_s, other.host) != (path.latency_s, path.host):
-            return False
-        if len(other.media) != len(path.media):
-            return False
-        for (name, times), (name_there, times_there) in zip(path.media, other.media, strict=True):
-            same = (
-                renamed.setdefault(name, name_there) == name_there
-                and renamed.setdefault(name_there, name) == name
-            )
-            if not same or times != times_there or capacity[name] != capacity[name_there]:
+
+    def __init__(self, problem: Problem) -> None:
+        self._paths = problem.network.paths
+        self._capacity = {m.name: m.capacity_bytes_per_s for m in problem.network.media}
+        self._n_paths = Counter(name for path in self._paths.values() for name, _ in path.media)
+        self._pairs: dict[str, list[tuple[str, str]]] = {}
+        for pair in self._paths:
+            for name in dict.fromkeys(pair):
+                self._pairs.setdefault(name, []).append(pair)
+
+    def swap(self, a: str, b: str) -> bool:
+        """Whether the network is the same when two devices swap names, and media of their own with
+        them: their cables.
+        """
+        twin = {a: b, b: a}
+        renamed, seen = dict[str, str](), Counter[str]()
+        for source, target in {*self._pairs.get(a, ()), *self._pairs.get(b, ())}:
+            path = self._paths[source, target]
+            other = self._paths.get((twin.get(source, source), twin.get(target, target)))
+            if other is None or (other.latency_s, other.host) != (path.latency_s, path.host):
                 return False
-    return True
+            if len(other.media) != len(path.media):
+                return False
+            for (name, times), (there, times_there) in zip(path.media, other.media, strict=True):
+                alike = times == times_there and self._capacity[name] == self._capacity[there]
+                if not alike or renamed.setdefault(name, there) != there:
+                    return False
+                if renamed.setdefault(there, name) != name:
+                    return False
+                seen[name] += 1
+        # a cable of one of them is on no path between others
+        return all(
+            name == there or seen[name] == self._n_paths[name] for name, there in renamed.items()
+        )
 
 
 def patterns(

@@ -6,6 +6,7 @@ done is counted, and ends it.
 """
 
 from collections.abc import Callable, Iterator
+from math import inf
 
 from potluck.records import Plan, Problem
 from potluck.simulate import cost
@@ -21,7 +22,7 @@ COST_S = 0.8e-6
 STEP_S = 30e-6
 DEVICE_S = 20e-6
 LOOK_S = 2e-4  # between two looks at the clock
-GIVEN_S, GIVEN_FOR = 4.0, 24  # a home of 24 devices
+GIVEN_S, GIVEN_FOR = 3.6, 24  # a home of 24 devices
 GROWTH = 1.7  # power of the devices beyond
 
 
@@ -56,10 +57,15 @@ class MeteredTable(cost.CostTable):
         Counts the work.
     is_late
         Whether time is up.
+    limit_s
+        Plans that take longer are of no use.
     """
 
-    def __init__(self, problem: Problem, tally: WorkBudget, is_late: Callable[[], bool]) -> None:
+    def __init__(
+        self, problem: Problem, tally: WorkBudget, is_late: Callable[[], bool], limit_s: float = inf
+    ) -> None:
         super().__init__(problem)
+        self.limit_s = limit_s
         self._tally = tally
         self._is_late = is_late
         self._unseen_s = 0.0
@@ -70,19 +76,49 @@ class MeteredTable(cost.CostTable):
 
     def at_work(self) -> None:
         """A step of the planner is done."""
-        self._spend(STEP_S)
-
-    def _times(self, device: str, rows: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        self._spend(COST_S)
-        return super()._times(device, rows)
-
-    def _spend(self, seconds: float) -> None:
-        self._unseen_s += seconds
+        self._unseen_s += STEP_S
         if self._unseen_s >= LOOK_S:
-            self._tally.count(1, self._unseen_s)
-            self._unseen_s = 0.0
-            if self._is_late():
-                raise Late
+            self._look()
+
+    def forward_s(self, device: str, start: int, stop: int, rows: int) -> float:
+        """As of any table, counted.
+
+        Parameters
+        ----------
+        device
+            Its name.
+        start, stop
+            Layers [start, stop).
+        rows
+            Rows of a micro-batch.
+        """
+        self._unseen_s += COST_S
+        if self._unseen_s >= LOOK_S:
+            self._look()
+        return super().forward_s(device, start, stop, rows)
+
+    def backward_s(self, device: str, start: int, stop: int, rows: int) -> float:
+        """As of any table, counted.
+
+        Parameters
+        ----------
+        device
+            Its name.
+        start, stop
+            Layers [start, stop).
+        rows
+            Rows of a micro-batch.
+        """
+        self._unseen_s += COST_S
+        if self._unseen_s >= LOOK_S:
+            self._look()
+        return super().backward_s(device, start, stop, rows)
+
+    def _look(self) -> None:
+        self._tally.count(1, self._unseen_s)
+        self._unseen_s = 0.0
+        if self._is_late():
+            raise Late
 
 
 def in_time(
@@ -90,6 +126,7 @@ def in_time(
     problem: Problem,
     tally: WorkBudget,
     is_late: Callable[[], bool],
+    limit_s: float = inf,
 ) -> list[Plan]:
     """What `planner` finds before time is up, what it thinks best first.
 
@@ -103,10 +140,12 @@ def in_time(
         Counts the work.
     is_late
         Whether time is up.
+    limit_s
+        Plans that take longer are of no use: a planner need not find them.
     """
     found: list[Plan] = []
     try:
-        for plan in planner(problem, MeteredTable(problem, tally, is_late)):
+        for plan in planner(problem, MeteredTable(problem, tally, is_late, limit_s)):
             tally.count(len(problem.devices), DEVICE_S)
             found.append(plan)
             if is_late():

@@ -1,0 +1,94 @@
+"""Plans of other planners, taken as candidates in a home of many devices, where our own search is
+not exact.
+
+Whatever they find there is simulated as ours is: so our plan is no worse than theirs, as far as
+they get in their part of the time.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from math import inf
+
+from potluck.planning.baselines.alpa import plan_alpa
+from potluck.planning.baselines.asteroid import plan_hybrid
+from potluck.planning.baselines.dora import plan_dora
+from potluck.planning.baselines.edgeshard import plan_edgeshard
+from potluck.planning.baselines.gpipe import plan_gpipe
+from potluck.planning.baselines.hetpipe import plan_hetpipe
+from potluck.planning.baselines.pipedream import plan_pipedream
+from potluck.planning.plans import is_thrifty
+from potluck.planning.search.candidate_pool import CandidatePool
+from potluck.planning.search.local_search import floor_s
+from potluck.planning.search.work_budget import given_s, in_time
+from potluck.records import Plan, Problem, Training
+from potluck.simulate import cost
+
+Planner = Callable[[Problem, cost.CostTable], Iterator[Plan]]
+
+# some 0.1 s each at most
+CHEAP: tuple[Planner, ...] = (plan_gpipe, plan_pipedream, plan_hetpipe, plan_alpa)
+# the first two: their time grows with the cube of the devices
+DEAR: tuple[Planner, ...] = (plan_hybrid, plan_dora, plan_edgeshard)
+N_BORROWED = 24  # plans of a planner, those it thinks best
+N_FIRST = 3  # of these, whatever the time
+OFF = 1.25  # its estimates may be too high by this, at most
+DEAR_PART = 0.1  # of all counted work, for each of those that take long
+
+
+def borrow_cheap(board: CandidatePool) -> Iterator[None]:
+    """What others find of those plans that could be the best.
+
+    As long as time is left: a plan there is already. Who was done before is not asked again.
+    """
+    for planner in CHEAP:
+        if planner in board.asked:
+            continue
+        found = in_time(planner, board.problem, board.tally, board.is_late, _limit_s(board))
+        if not board.is_late():
+            board.asked.add(planner)
+        yield from _taken(board, found)
+
+
+def borrow_dear(board: CandidatePool, sizes: Sequence[int]) -> Iterator[None]:
+    """The same of planners that take long: each for a part of all counted work.
+
+    Parameters
+    ----------
+    board
+        Gets the plans.
+    sizes
+        Of micro-batches, the most promising first: others are asked for these one by one.
+    """
+    for planner in DEAR:
+        end_s = board.tally() + DEAR_PART * given_s(board.problem)
+
+        def is_late(end_s: float = end_s) -> bool:
+            return board.tally() >= end_s or board.is_late()
+
+        for problem in _of_sizes(board.problem, sizes):
+            found = in_time(planner, problem, board.tally, is_late, _limit_s(board))
+            yield from _taken(board, found)
+
+
+def _of_sizes(problem: Problem, sizes: Sequence[int]) -> Iterator[Problem]:
+    """The problem for one micro-batch size after the other, where it may have several."""
+    if not isinstance(problem.workload, Training):
+        yield problem
+        return
+    for size in sizes:
+        yield replace(problem, workload=replace(problem.workload, micro_batch=size))
+
+
+def _limit_s(board: CandidatePool) -> float:
+    """The estimate from which on plans of others are of no use."""
+    return inf if is_thrifty(board.problem) else board.best * OFF
+
+
+def _taken(board: CandidatePool, found: Sequence[Plan]) -> Iterator[None]:
+    """Simulate the best of them, the first few however late it is."""
+    for number, plan in enumerate(found[:N_BORROWED], 1):
+        if is_thrifty(board.problem) or floor_s(board.table, plan) < board.best:
+            board.score(plan)
+        if number >= N_FIRST:
+            yield
+    yield
