@@ -20,13 +20,17 @@ COMPARING = {
         "test_branched_equality",
         "test_model",
         "test_odd_models",
-        "test_tallies",
+        "test_batch_reductions",
     ),
-    "rows of a graph": ("test_locality", "test_means", "test_efficientnet"),
+    "rows of a graph": ("test_means", "test_efficientnet"),
 }
 ELSEWHERE = {
     "one device": ("tests/agent/worker/test_interpreter.py", "tests/agent/worker/test_process.py"),
-    "shared by devices": ("tests/sdk/offload/test_split.py", "tests/sdk/offload/test_lowering.py"),
+    "shared by devices": (
+        "tests/sdk/offload/test_receptive_fields.py",
+        "tests/sdk/offload/test_split.py",
+        "tests/sdk/offload/test_lowering.py",
+    ),
     "answered by devices": (
         "tests/sdk/run/test_inference.py",
         "tests/sdk/run/test_models_end_to_end.py",
@@ -51,3 +55,8 @@ def test_what_is_equal_is_so_with_the_kernels_of_older_processors(kernels, files
         line, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
     assert done.returncode == 0, done.stdout[-8000:]
+
+
+@pytest.mark.parametrize("path", [path for files in FILES.values() for path in files])
+def test_every_file_that_compares_is_there(path):
+    assert (ROOT / path).is_file()
