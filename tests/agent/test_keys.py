@@ -139,6 +139,13 @@ def test_start_is_understood_without_saying_so():
     )
 
 
+@pytest.mark.parametrize("first", "-@a0")
+def test_a_key_may_begin_like_an_option(first):
+    """Z85 has a minus."""
+    (peer,) = start("--trust", f"{first}{KEYS[0][1:]}:ada", "--port", "0").trusted
+    assert peer.key == first + KEYS[0][1:]
+
+
 @pytest.mark.parametrize("word", ["nope", "stop", "restart"])
 def test_a_command_that_there_is_none_is_named_with_those_that_there_are(word, capsys):
     with pytest.raises(SystemExit) as ended:

@@ -184,7 +184,18 @@ def read(arguments: Sequence[str]) -> argparse.Namespace:
     )
     if first is None and arguments and not arguments[0].startswith("-"):
         parser().error(f"there is no command {arguments[0]!r}; there are {', '.join(COMMANDS)}")
-    return parser().parse_args(arguments if first else ["start", *arguments])
+    return parser().parse_args(_joined(arguments if first else ["start", *arguments]))
+
+
+def _joined(arguments: Sequence[str]) -> list[str]:
+    """With `--trust KEY:NAME` as one word each: one of 85 keys begins like an option."""
+    joined: list[str] = []
+    for argument in arguments:
+        if joined and joined[-1] == "--trust":
+            joined[-1] += f"={argument}"
+        else:
+            joined.append(argument)
+    return joined
 
 
 def _path(text: str) -> "Path":

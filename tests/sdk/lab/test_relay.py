@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 from contextlib import contextmanager
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -29,6 +30,8 @@ WIRED = [*MEMBERS[:4], Attachment(name="e", port="e", wired=True)]
 
 def airtime(topology, rate=1e4, **more):
     members = WIRED if "cable_bytes_per_s" in more else MEMBERS
+    if topology == "wifi":  # one channel for all
+        members = [replace(member, site="") for member in members]
     network = build(HomeWiring(topology=topology, capacity_bytes_per_s=rate, **more), members, "a")
     return Airtime(network, Random(0)), network
 

@@ -72,7 +72,7 @@ def test_a_file_is_read_in_order_of_time(tmp_path):
         ),
         ("[[event]]\nat_s = 1", "got event"),
         ("events = 3", "expected"),
-        ("[[events", "cannot be used"),
+        ("[[events", "expected TOML"),
     ],
 )
 def test_other_files_are_refused(tmp_path, text, says):
