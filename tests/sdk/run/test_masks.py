@@ -147,7 +147,14 @@ def test_masks_are_the_same_whatever_the_plan(home, name):
             assert torch.allclose(weights[key], tensor, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", cases(1.0))
+# Where masks are drawn is what the other test tells, in every case; here one of each kind of kernel.
+DROPPED = ("LSTM", "GRU", "encoder, sequence first", "stacked", "weight", "constant")
+ALL_DROPPED = [
+    pytest.param(name, marks=[pytest.mark.long] * (name not in DROPPED)) for name in cases(1.0)
+]
+
+
+@pytest.mark.parametrize("name", ALL_DROPPED)
 def test_where_all_is_dropped_training_is_that_of_one_machine(home, name):
     """It is the only dropout that torch itself draws alike."""
     net, x, y, model = case(name, 1.0)
