@@ -147,7 +147,7 @@ def test_masks_are_the_same_whatever_the_plan(home, name):
             assert torch.allclose(weights[key], tensor, atol=1e-5)
 
 
-# Where masks are drawn is what the other test tells, in every case; here one of each kind of kernel.
+# Where masks are drawn is what the other test tells, in every case; here one of each kind.
 DROPPED = ("LSTM", "GRU", "encoder, sequence first", "stacked", "weight", "constant")
 ALL_DROPPED = [
     pytest.param(name, marks=[pytest.mark.long] * (name not in DROPPED)) for name in cases(1.0)
