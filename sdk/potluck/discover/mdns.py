@@ -18,7 +18,7 @@ from potluck_wire.limits import MAX_SHOWN_DEVICES, SERVICE_TYPE, is_device_name
 # whether everybody who is waited for has been found
 Enough = Callable[[Mapping[str, tuple[Address, ...]]], bool]
 
-# an address record that is not there within this is asked for again by the next announcement
+# an address record that is not there within this is asked for again
 RESOLVE_MS = 800
 
 
@@ -62,6 +62,15 @@ def browse(timeout_s: float, *, enough: Enough | None = None) -> dict[str, tuple
     from zeroconf import ServiceBrowser, ServiceStateChange, Zeroconf
 
     sightings, news = Sightings(), threading.Event()
+    without_address: dict[str, None] = {}  # announced; asked for again, one after the other
+
+    def resolve(zeroconf: Any, name: str) -> None:
+        info = zeroconf.get_service_info(SERVICE_TYPE, name, RESOLVE_MS)
+        if info is None:
+            if len(without_address) < MAX_SHOWN_DEVICES:
+                without_address[name] = None
+        elif sightings.saw(name, info.port, info.parsed_scoped_addresses()):
+            news.set()
 
     def changed(zeroconf: Any, service_type: str, name: str, state_change: Any) -> None:
         # a malformed name raises deep inside, and would end the browser's thread
@@ -69,9 +78,7 @@ def browse(timeout_s: float, *, enough: Enough | None = None) -> dict[str, tuple
             # anybody can send a goodbye for somebody else
             if state_change is ServiceStateChange.Removed:
                 return
-            info = zeroconf.get_service_info(service_type, name, RESOLVE_MS)
-            if info is not None and sightings.saw(name, info.port, info.parsed_scoped_addresses()):
-                news.set()
+            resolve(zeroconf, name)
 
     zeroconf = Zeroconf()
     try:
@@ -82,6 +89,10 @@ def browse(timeout_s: float, *, enough: Enough | None = None) -> dict[str, tuple
         ):
             news.wait(min(left_s, 0.2))
             news.clear()
+            if name := next(iter(without_address), ""):
+                del without_address[name]
+                with suppress(Exception):
+                    resolve(zeroconf, name)
         browser.cancel()
     finally:
         zeroconf.close()

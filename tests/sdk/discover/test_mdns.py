@@ -1,8 +1,12 @@
 """What comes by multicast is hostile until proven otherwise."""
 
-import pytest
+import secrets
 
-from potluck.discover.mdns import Sightings
+import pytest
+from tests.timeouts import PATIENCE_S
+
+from potluck.discover.mdns import Sightings, browse
+from potluck_agent.net.mdns import Announcement
 from potluck_wire.limits import SERVICE_TYPE
 
 
@@ -41,3 +45,23 @@ def test_a_flood_of_names_stops_at_the_cap():
     for i in range(1000):
         found.saw(f"fake-{i}.{SERVICE_TYPE}", 47600, ["10.0.0.1"])
     assert len(found.all()) == 64
+
+
+def test_a_device_whose_address_came_late_is_asked_for_again(monkeypatch):
+    """Its name is announced once; who did not get its address then would never have found it."""
+    zeroconf = pytest.importorskip("zeroconf")
+    name, asked = f"late-{secrets.token_hex(4)}", []
+    ask = zeroconf.Zeroconf.get_service_info
+    announced = Announcement(name=name, host="127.0.0.1", port=1, key="k", note=pytest.fail)
+
+    def late(self, service_type, instance, *options):
+        is_ours = instance == f"{name}.{SERVICE_TYPE}" and len(options) == 1  # the browser's
+        asked.extend([instance] * is_ours)
+        return None if is_ours and len(asked) < 3 else ask(self, service_type, instance, *options)
+
+    monkeypatch.setattr(zeroconf.Zeroconf, "get_service_info", late)
+    try:
+        assert name in browse(PATIENCE_S, enough=lambda found: name in found)
+    finally:
+        announced.close()
+    assert len(asked) >= 3
