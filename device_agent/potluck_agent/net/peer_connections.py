@@ -154,12 +154,9 @@ class PeerConnections:
         if host == UNKNOWN:
             link.ask_s = now_s + ASK_AGAIN_S
             return False
+        dealer: Socket = None
         try:
             dealer = self._context.socket(zmq.DEALER)
-        except zmq.ZMQError:  # no descriptor is left, or ZeroMQ has no more sockets
-            link.ask_s = now_s + ASK_AGAIN_S
-            return False
-        try:
             set_up_dealer(
                 dealer, host, link.member.key, self._identity.public, self._identity.secret
             )
@@ -167,9 +164,10 @@ class PeerConnections:
             dealer.reconnect_ivl, dealer.reconnect_ivl_max = RECONNECT_MS, RECONNECT_MAX_MS
             monitor = dealer.get_monitor_socket(_WATCHED)
             dealer.connect(endpoint(host, port + DATA_OFFSET))
-        except zmq.ZMQError:
+        except zmq.ZMQError:  # no descriptor is left, or ZeroMQ has no more sockets
             link.ask_s = now_s + ASK_AGAIN_S
-            dealer.close()
+            if dealer is not None:
+                dealer.close()
             return False
         self._sources.register(dealer)
         self._sources.register(monitor)

@@ -7,6 +7,7 @@ device is the one that was paired is decided by the CURVE handshake alone.
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
@@ -62,13 +63,13 @@ def browse(timeout_s: float, *, enough: Enough | None = None) -> dict[str, tuple
     from zeroconf import ServiceBrowser, ServiceStateChange, Zeroconf
 
     sightings, news = Sightings(), threading.Event()
-    without_address: dict[str, None] = {}  # announced; asked for again, one after the other
+    without_address: deque[str] = deque()  # announced; asked for again, one after the other
 
     def resolve(zeroconf: Any, name: str) -> None:
         info = zeroconf.get_service_info(SERVICE_TYPE, name, RESOLVE_MS)
         if info is None:
             if len(without_address) < MAX_SHOWN_DEVICES:
-                without_address[name] = None
+                without_address.append(name)
         elif sightings.saw(name, info.port, info.parsed_scoped_addresses()):
             news.set()
 
@@ -89,10 +90,9 @@ def browse(timeout_s: float, *, enough: Enough | None = None) -> dict[str, tuple
         ):
             news.wait(min(left_s, 0.2))
             news.clear()
-            if name := next(iter(without_address), ""):
-                del without_address[name]
+            if without_address:
                 with suppress(Exception):
-                    resolve(zeroconf, name)
+                    resolve(zeroconf, without_address.popleft())
         browser.cancel()
     finally:
         zeroconf.close()

@@ -2,22 +2,20 @@
 
 The rule: the median time of every piece of the model that a device ran, forward or backward, is
 compared with its prediction (which knows who shared the processor). The seconds of the piece's
-layers, at every batch size, are multiplied by the square root of measured by predicted, 1/4 to 4:
-half of the way, so that one disturbed run moves a profile little and several bring it there. A
-layer that several pieces held takes their median. Links learn by the rule of `links_from_runs`.
+layers, at every batch size, go half of the way there (`ratios.half_way`). A layer that several
+pieces held takes their median. Links learn by the rule of `links_from_runs`.
 """
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from statistics import median
 
-from potluck.profile.links_from_runs import factors_of, learned_rows, slowed
+from potluck.profile.links_from_runs import Flow, factors_of, learned_rows, slowed
 from potluck.profile.profiles import Profile
+from potluck.profile.ratios import half_way
 from potluck.records import LayerCost, Trace
 from potluck.schedule import Compiled
 
-MOST = 4.0  # times longer or shorter than predicted; what is beyond has another reason
-SHARE = 0.5  # of the way, on a scale of ratios
 Piece = tuple[str, str, int, int, int]  # device, operation, layers [start, stop), rows
 
 
@@ -29,7 +27,7 @@ def learned(
     *,
     training: bool,
     steady: Collection[str] = (),
-    transfers: Mapping[tuple[str, str], tuple[float, float]] | None = None,
+    transfers: Mapping[Flow, tuple[float, float]] | None = None,
 ) -> Profile:
     """The profile after a run of `compiled`.
 
@@ -61,9 +59,7 @@ def learned(
             continue
         for layer in range(start, stop):
             ratios.setdefault((device, op, layer), []).append(seconds / expected[piece])
-    factors = {
-        key: min(max(median(found), 1 / MOST), MOST) ** SHARE for key, found in ratios.items()
-    }
+    factors = half_way(ratios)
     known = profile.training if training else profile.inference
     if known is None or not factors:
         return profile
@@ -75,9 +71,7 @@ def learned(
     return replace(profile, training=refined) if training else replace(profile, inference=refined)
 
 
-def _with_links(
-    profile: Profile, transfers: Mapping[tuple[str, str], tuple[float, float]]
-) -> Profile:
+def _with_links(profile: Profile, transfers: Mapping[Flow, tuple[float, float]]) -> Profile:
     factors = factors_of(profile.network, transfers)
     if not factors:
         return profile

@@ -2,20 +2,18 @@
 
 The rule: what a value took on its way from one device to another, beyond the latency, is compared
 with its prediction (which knows who shared the media). The ratio counts for the medium that limits
-that flow; a medium takes the median over its flows, and goes half of the way there, by a factor of
-4 at most, as layers do.
+that flow; a medium takes the median over its flows, and goes half of the way there, as layers do
+(`ratios.half_way`).
 """
 
 from collections.abc import Mapping
 from dataclasses import replace
-from statistics import median
 
 from potluck.profile.home_network import LEARNED, Figure, HomeNetwork, SharedMedium
 from potluck.profile.network_rows import media_of
+from potluck.profile.ratios import half_way
 from potluck.records import Network
 
-MOST = 4.0  # times longer or shorter than predicted; what is beyond has another reason
-SHARE = 0.5  # of the way, on a scale of ratios
 LEAST_FRAC = 0.5  # of a transfer that must be bytes on a medium, and not latency
 
 Flow = tuple[str, str]
@@ -42,9 +40,7 @@ def factors_of(network: Network, transfers: Mapping[Flow, tuple[float, float]]) 
             continue
         limit, _ = min(path.media, key=lambda crossed: capacity[crossed[0]] / crossed[1])
         ratios.setdefault(limit, []).append(took_s / expected_s)
-    return {
-        name: min(max(median(found), 1 / MOST), MOST) ** SHARE for name, found in ratios.items()
-    }
+    return half_way(ratios)
 
 
 def slowed(network: Network, factors: Mapping[str, float]) -> Network:

@@ -83,6 +83,8 @@ class CostTable:
     order.
     """
 
+    limit_s = inf  # plans that take longer are of no use to who asks
+
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self._sums: dict[tuple[str, int], tuple[tuple[float, ...], tuple[float, ...]]] = {}
@@ -104,8 +106,6 @@ class CostTable:
         self._buffers = _sums([layer.buffer_bytes for layer in layers])
         self._activations = _sums([layer.activation_bytes for layer in layers])
         self._seconds = [(0, 0) if not training else _second_gradients(layer) for layer in layers]
-
-    limit_s = inf  # plans that take longer are of no use to who asks
 
     def at_work(self) -> None:
         """A planner takes a step that asks for no cost: where time is limited, it ends here."""

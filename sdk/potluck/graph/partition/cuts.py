@@ -28,7 +28,6 @@ from potluck_wire.graph import (
 )
 from potluck_wire.operators import KIND_OF
 
-_NO_GRADIENT = frozenset({"aten.detach.default"})
 _SELECTS = frozenset({"aten.where.self", "aten.masked_fill.Scalar", "aten.masked_fill.Tensor"})
 
 
