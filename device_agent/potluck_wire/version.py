@@ -8,7 +8,7 @@ import re
 
 from potluck_wire.errors import WireCode, WireError
 
-VERSION: tuple[int, int] = (1, 7)
+VERSION: tuple[int, int] = (1, 8)
 
 # The versions that have a feature.
 COMMON_BEGIN = (1, 1)  # `Execute.begin_s`
@@ -18,7 +18,8 @@ ABORT = (1, 3)  # `Abort`
 MEMORY_AT_COMMIT = (1, 4)  # `Commit.memory_bytes`
 PIGGYBACKED_CREDIT = (1, 5)  # `Value.received` and `Prepare.credit_along`
 REFUSED_BYTES = (1, 6)  # `Refused.needed_bytes` and `Refused.available_bytes`
-# 1.7 has `connection` in the capability statement: who does not know it ignores it
+# 1.7 has `connection` in the capability statement, 1.8 `processors`: who does not know them ignores
+# them
 
 _TEXT = re.compile(r"(\d{1,4})\.(\d{1,4})", re.ASCII)
 
