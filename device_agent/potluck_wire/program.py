@@ -40,9 +40,10 @@ OPERATIONS: dict[str, frozenset[str]] = {
     # adds to the segment's own gradients. With no inputs, the segment's first output is the loss
     # and `scale` its gradient.
     "backward": frozenset({"segment", "key", "scale"}),
-    # gradients: all gradients, then all float buffers times `share_frac`, as one flat float32
-    # vector. step: one optimizer step; an input replaces the gradients (and buffers) by such a
-    # vector first. Both leave the gradients as zeros after `step`.
+    # gradients: all gradients, then all float buffers times `share_frac`, as one flat vector:
+    # of float64 where one of them is (since 1.8), otherwise of float32. step: one optimizer step;
+    # an input replaces the gradients (and buffers) by such a vector first. Both leave the
+    # gradients as zeros after `step`.
     "gradients": frozenset({"segment", "share_frac"}),
     "step": frozenset({"segment", "optimizer"}),
     # state / assign: read or write named state of a segment: a parameter or buffer by its name,

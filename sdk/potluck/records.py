@@ -587,6 +587,7 @@ class Segment:
     outputs: tuple[Tensor, ...] = ()
     parameter_count: int = 0
     buffer_count: int = 0  # elements of float buffers (running statistics)
+    vector_item_bytes: int = 4  # of an element of the vector of a step: 8 where it holds float64
     norm_values: int = 0
 
 

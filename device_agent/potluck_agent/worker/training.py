@@ -43,6 +43,10 @@ class Segment:
         self._averaged = [
             self._buffers[b.name] for b in graph.buffers if b.updated and b.dtype in FLOATS
         ]
+        learned = (*self._trainable.values(), *self._averaged)
+        self._vector_dtype = (
+            torch.float64 if any(t.dtype is torch.float64 for t in learned) else torch.float32
+        )
         self._optimizer = Optimizer(self._trainable)
         self._kept: dict[str, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
 
@@ -126,15 +130,19 @@ class Segment:
     # --- learning ---
 
     def gradients(self, share_frac: float = 1.0) -> torch.Tensor:
-        """All gradients, then all running statistics times `share_frac`, as one flat float32
-        vector.
+        """All gradients, then all running statistics times `share_frac`, as one flat vector.
+
+        Of float64 where one of them is, so that none of it is lost; otherwise of float32.
         """
         parts = [
-            _flat(p.grad) if p.grad is not None else torch.zeros(p.numel())
+            self._flat(torch.zeros_like(p) if p.grad is None else p.grad)
             for p in self._trainable.values()
         ]
-        parts += [_flat(buffer) * share_frac for buffer in self._averaged]
+        parts += [self._flat(buffer) * share_frac for buffer in self._averaged]
         return torch.cat(parts) if parts else torch.zeros(0)
+
+    def _flat(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.detach().reshape(-1).to(self._vector_dtype)
 
     def step(self, vector: torch.Tensor | None, optimizer: Mapping[str, Any]) -> None:
         """One optimizer step; `vector`, of the form of `gradients`, replaces gradients and
@@ -146,10 +154,10 @@ class Segment:
 
     def _spread(self, vector: torch.Tensor) -> None:
         sizes = [t.numel() for t in (*self._trainable.values(), *self._averaged)]
-        if vector.dim() != 1 or vector.numel() != sum(sizes) or vector.dtype is not torch.float32:
+        if tuple(vector.shape) != (sum(sizes),) or vector.dtype is not self._vector_dtype:
             got = f"{vector.dtype} {list(vector.shape)}"
             raise SegmentError(
-                _INPUT, f"step takes a flat float32 vector of {sum(sizes)}, not {got}"
+                _INPUT, f"step takes a flat vector, {self._vector_dtype} [{sum(sizes)}], not {got}"
             )
         parts = torch.split(vector, sizes)
         for parameter, part in zip(self._trainable.values(), parts, strict=False):
@@ -231,10 +239,6 @@ class Segment:
             self.forward(inputs, key="\0kept", train=True)
         self.forget("\0kept")
         return sum(storage.nbytes() for place, storage in kept.items() if place not in own)
-
-
-def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().reshape(-1).to(torch.float32)
 
 
 def _rowless(graph: Graph) -> frozenset[int]:

@@ -678,6 +678,8 @@ def _segment_record(graph: Graph, chosen: Layers, start: int, stop: int) -> reco
     traced = chosen.line.traced
     own = {port.name for port in traced.graph.inputs}
     tensors = [_tensor(port, traced.hints) for port in graph.inputs]
+    learned = [p for p in graph.parameters if p.trainable]
+    averaged = [b for b in graph.buffers if b.updated and b.dtype in FLOATS]
     return records.Segment(
         name=f"layers-{start}-{stop}",
         start=start,
@@ -686,9 +688,10 @@ def _segment_record(graph: Graph, chosen: Layers, start: int, stop: int) -> reco
         inputs=tuple(t for t in tensors if t.name not in own),
         sources=chosen.sources(start, stop),
         outputs=tuple(_tensor(port, traced.hints) for port in graph.outputs),
-        parameter_count=sum(math.prod(p.shape) for p in graph.parameters if p.trainable),
-        buffer_count=sum(
-            math.prod(b.shape) for b in graph.buffers if b.updated and b.dtype in FLOATS
+        parameter_count=sum(math.prod(p.shape) for p in learned),
+        buffer_count=sum(math.prod(b.shape) for b in averaged),
+        vector_item_bytes=max(
+            [4, *(DTYPE_BYTES[p.dtype] for p in learned), *(DTYPE_BYTES[b.dtype] for b in averaged)]
         ),
         norm_values=min(
             (layer.norm_values for layer in chosen.records[start:stop] if layer.norm_values),

@@ -7,7 +7,6 @@ from typing import Protocol, TypeVar
 
 from potluck.records import Segment
 
-FLOAT_BYTES = 4  # the flat gradient vector is float32
 # where no gradient comes back: statistics move, no weight does
 STILL = {"name": "sgd", "lr": 0.0, "weight_decay": 0.0}
 
@@ -22,6 +21,11 @@ def vector_elements(segment: Segment, learns: bool) -> int:
     not.
     """
     return segment.parameter_count + segment.buffer_count if learns or segment.buffer_count else 0
+
+
+def vector_bytes(segment: Segment, learns: bool) -> int:
+    """Bytes of the vector of a step."""
+    return vector_elements(segment, learns) * segment.vector_item_bytes
 
 
 class RingSink(Protocol[V]):

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from potluck.records import Plan, Segment, Tensor
-from potluck.schedule.all_reduce import FLOAT_BYTES, STILL, bounds
+from potluck.schedule.all_reduce import STILL, bounds
 from potluck.schedule.ir import FORWARD, Action
 from potluck.schedule.micro_batches import Division
 from potluck.schedule.program_builder import Annotation, InputBinding, ProgramBuilder, Result
@@ -287,7 +287,8 @@ class StepInstructions:
     def vector(self, p: int, index: int, priority: int) -> str:
         """Gradients and statistics, weighted by the device's share of the batch."""
         rows = sum(part.shares[p][index] for part in self.division)
-        name, nbytes = f"grad{p}", self.spec.n_elements[p] * FLOAT_BYTES
+        item_bytes = self.segments[p].vector_item_bytes
+        name, nbytes = f"grad{p}", self.spec.n_elements[p] * item_bytes
         self.programs.compute(
             self.plan.stages[p].devices[index],
             "gradients",
@@ -303,7 +304,8 @@ class StepInstructions:
     def ring(self, p: int) -> "RingInstructions":
         """Of the devices of the stage."""
         devices, n_elements = self.plan.stages[p].devices, self.spec.n_elements[p]
-        return RingInstructions(self.programs, devices, n_elements, f"ring{p}")
+        item_bytes = self.segments[p].vector_item_bytes
+        return RingInstructions(self.programs, devices, n_elements, item_bytes, f"ring{p}")
 
     def summed(self, p: int, vector: str, priority: int) -> None:
         """Shadows that copy the stage's updates get it."""
@@ -321,7 +323,7 @@ class StepInstructions:
                 label=f"{p} step",
                 start=segment.start,
                 stop=segment.stop,
-                nbytes=segment.parameter_count * FLOAT_BYTES,
+                nbytes=segment.parameter_count * segment.vector_item_bytes,
             ),
             priority=priority,
             segment=segment.name,
@@ -350,10 +352,15 @@ class RingInstructions:
     """Takes an all-reduce over `devices` down as instructions; `tag` makes names unique."""
 
     def __init__(
-        self, programs: ProgramBuilder, devices: Sequence[str], n_elements: int, tag: str
+        self,
+        programs: ProgramBuilder,
+        devices: Sequence[str],
+        n_elements: int,
+        item_bytes: int,
+        tag: str,
     ) -> None:
         self._programs, self._devices = programs, devices
-        self._tag = tag
+        self._item_bytes, self._tag = item_bytes, tag
         self._n_elements, self._bounds = n_elements, bounds(n_elements, len(devices))
 
     def piece(self, i: int, k: int, vector: str, priority: int) -> str:
@@ -390,7 +397,7 @@ class RingInstructions:
         priority: int,
         **attrs: Any,
     ) -> str:
-        nbytes = n_elements * FLOAT_BYTES
+        nbytes = n_elements * self._item_bytes
         note = Annotation(label=f"{self._tag} {op}", nbytes=nbytes)
         self._programs.compute(
             self._devices[i], op, inputs, {name: nbytes}, note=note, priority=priority, **attrs

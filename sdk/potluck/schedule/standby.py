@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import Any
 
 from potluck.records import HOME, Plan, Segment, Stage, Tensor
-from potluck.schedule.all_reduce import FLOAT_BYTES, STILL, vector_elements
+from potluck.schedule.all_reduce import STILL, vector_bytes, vector_elements
 from potluck.schedule.micro_batches import Division, MicroBatch, divide
 from potluck.schedule.program_builder import (
     LATE,
@@ -69,7 +69,7 @@ def shadows(plan: Plan, segments: Sequence[Segment], new: Plan) -> tuple[Standby
         owners = next(s.devices for s in new.stages if s.start <= stage.start < s.stop)
         lacking = tuple(device for device in owners if device not in stage.devices)
         if lacking:
-            cheaper = replayed_bytes(plan, segments[p], wiring, p) < copied_bytes(
+            cheaper = replayed_bytes(plan, segments[p], wiring, p) < vector_bytes(
                 segments[p], wiring.learns[p]
             )
             way = REPLAY if cheaper and len(stage.devices) == 1 else COPY
@@ -93,7 +93,7 @@ def followed_bytes(plan: Plan, segments: Sequence[Segment], every: Sequence[Stan
     wiring = wire(plan, segments, training=True)
     for shadow in every:
         p, segment = shadow.stage, segments[shadow.stage]
-        nbytes = copied_bytes(segment, wiring.learns[p])
+        nbytes = vector_bytes(segment, wiring.learns[p])
         if nbytes and shadow.way == REPLAY:
             nbytes = replayed_bytes(plan, segment, wiring, p)
         for device in shadow.devices:
@@ -119,11 +119,6 @@ def replayed_bytes(plan: Plan, segment: Segment, wiring: StageGraph, p: int) -> 
     return plan.batch * sum(
         tensor.row_bytes for tensor in (*segment.feeds, *segment.inputs, *returned)
     )
-
-
-def copied_bytes(segment: Segment, learns: bool) -> int:
-    """Bytes per step that a COPY takes; 0 where nothing of the stage changes."""
-    return vector_elements(segment, learns) * FLOAT_BYTES
 
 
 def compile_follow(
@@ -177,7 +172,7 @@ def compile_follow(
                 label=f"{shadow.stage} step",
                 start=segment.start,
                 stop=segment.stop,
-                nbytes=segment.parameter_count * FLOAT_BYTES,
+                nbytes=segment.parameter_count * segment.vector_item_bytes,
             )
             programs.compute(
                 device,
@@ -196,7 +191,7 @@ def _copy(
     programs: ProgramBuilder, plan: Plan, segment: Segment, wiring: StageGraph, p: int, device: str
 ) -> str:
     """Receive the gradients; returns their name."""
-    giver, nbytes = plan.stages[p].devices[0], copied_bytes(segment, wiring.learns[p])
+    giver, nbytes = plan.stages[p].devices[0], vector_bytes(segment, wiring.learns[p])
     return programs.receive(
         device, gradient_value(p), nbytes, giver, label=f"{p} gradients", priority=LATE
     )

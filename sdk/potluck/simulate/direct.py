@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from potluck.records import HOME, Device, Plan, Problem, Training
-from potluck.schedule.all_reduce import FLOAT_BYTES, bounds
+from potluck.schedule.all_reduce import bounds
 from potluck.schedule.step import LOSS_BYTES
 from potluck.simulate import cost, flows
 from potluck.simulate.engine import COMPUTE, TaskGraph, Times, run
@@ -30,6 +30,7 @@ from potluck.simulate.paths import Paths
 from potluck.simulate.spans import middle_s, union_s
 
 STREAM_ROUNDS = 5  # times the requests in flight: the first fill the pipeline, the last drain it
+ITEM_BYTES = 4  # an element of the vector of a step, where float64 is not told from float32
 MAX_KEPT = 512  # shapes; a layout of 32 micro-batches takes some 0.3 MB
 
 
@@ -287,8 +288,9 @@ class Direct:
     def _n_elements(self, plan: Plan, p: int) -> int:
         """Of the vector of stage p: statistics, and where it learns gradients."""
         start, stop = plan.stages[p].start, plan.stages[p].stop
-        gradients = self.table.parameter_bytes(start, stop) // 4 if self._learning(plan)[p] else 0
-        return gradients + self.table.buffer_bytes(start, stop) // 4
+        learns, table = self._learning(plan)[p], self.table
+        gradient_bytes = table.parameter_bytes(start, stop) if learns else 0
+        return gradient_bytes // ITEM_BYTES + table.buffer_bytes(start, stop) // ITEM_BYTES
 
     def _graph(self, shape: Shape, n_steps: int, in_flight: int) -> _Graph:
         key = shape, n_steps, in_flight
@@ -323,9 +325,9 @@ class Direct:
         if tensor in ("vector", "piece"):
             n_elements, n = self._n_elements(plan, item.stage), len(stage.devices)
             if tensor == "vector":
-                return n_elements * FLOAT_BYTES
+                return n_elements * ITEM_BYTES
             starts = bounds(n_elements, n)
-            return (starts[item.rows + 1] - starts[item.rows]) * FLOAT_BYTES
+            return (starts[item.rows + 1] - starts[item.rows]) * ITEM_BYTES
         if tensor == "loss":
             return item.rows * LOSS_BYTES
         if tensor == "input":
