@@ -131,7 +131,7 @@ class EpochTable:
         if self.is_taken(key):
             return Refusal(RefusalCode.BUSY, "another notebook's run is on")
         if run is None and len(self.runs) >= MAX_RUNS:
-            return Refusal(RefusalCode.BUSY, f"{MAX_RUNS} runs are loaded; drop one")
+            return Refusal(RefusalCode.BUSY, f"{MAX_RUNS} runs are loaded: close one, run.close()")
         if run is not None and message.epoch not in run.epochs:
             if message.epoch <= run.committed:
                 return Refusal(RefusalCode.OLD_EPOCH, f"epoch {run.committed} is in force")

@@ -39,6 +39,17 @@ class OneBatch(nn.Module):
         return x.view(4, 3) * 2
 
 
+class Masked(nn.Module):
+    def __init__(self):
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 1)
+
+    def forward(self, x):
+        x = x.unsqueeze(-1).expand(-1, 3, 4)
+        return self.encoder(x, mask=nn.Transformer.generate_square_subsequent_mask(3))
+
+
 class Drawing(nn.Module):
     def __init__(self):
         super().__init__()
@@ -77,6 +88,7 @@ REFUSED = {
     "operator": (Drawing(), "aten.randn_like"),
     "input changed": (InPlaceOnInput(), "in place"),
     "alias changed": (Alias(), "in place"),
+    "causal or not": (Masked(), "its mask.*is_causal=True"),
     "number from data": (Items(), "aten.item|from the data"),
 }
 

@@ -66,6 +66,11 @@ def _limited(text: str, lengths: range) -> range:
 def _in_words(error: Exception) -> ModelError:
     """What torch.export cannot do with a module, and what to do about it."""
     text, where = str(error), _where(error)
+    if any(f.name == "_detect_is_causal_mask" for f in traceback.extract_tb(error.__traceback__)):
+        return ModelError(
+            f"its transformer looks at the values of its mask{where}, to find whether it is causal.",
+            next_step="Say it: is_causal=True, or False, beside the mask.",
+        )
     if "data-dependent" in text or "DataDependent" in type(error).__name__:
         return ModelError(
             f"its control flow depends on the data{where}: {first_line(text)}",
