@@ -68,7 +68,7 @@ def _in_words(error: Exception) -> ModelError:
     text, where = str(error), _where(error)
     if any(f.name == "_detect_is_causal_mask" for f in traceback.extract_tb(error.__traceback__)):
         return ModelError(
-            f"its transformer looks at the values of its mask{where}, to find whether it is causal.",
+            f"its transformer looks into its mask{where}, to find whether it is causal.",
             next_step="Say it: is_causal=True, or False, beside the mask.",
         )
     if "data-dependent" in text or "DataDependent" in type(error).__name__:
