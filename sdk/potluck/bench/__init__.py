@@ -9,6 +9,7 @@ BENCHES = {
     "interpreter": "a segment's training step and forward pass against eager torch",
     "agent": "how light the agent and the command are",
     "planners": "every planner on the settings and models of the papers, judged on shared links",
+    "papers": "the papers' figures, and what our simulator gives for the same settings",
     "formats": "other planners' formats: what a round trip loses, their plans judged",
     "optimality": "planners against every plan there is, on small random homes",
     "tomography": "which links share, inferred from noisy rates on random homes, and what that "

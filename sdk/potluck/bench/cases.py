@@ -4,13 +4,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 
-from potluck.profile import estimate, library
+from potluck.profile import estimate
 from potluck.records import Inference, Problem, QoE, Training
 
 DORA_HOMES = ("smart-home-1", "smart-home-2", "traffic-monitor", "edge-cluster")
 DORA_MODELS = ("bert-base", "qwen3-0.6b", "qwen3-1.7b", "omni-7b")
 ASTEROID_HOMES = tuple(f"asteroid-{home}-{rate}" for home in "abcd" for rate in (100, 1000))
-ASTEROID_MODELS = ("efficientnet-b1-cifar", "mobilenet-v2-cifar", "resnet50", "bert-small")
+ASTEROID_MODELS = ("efficientnet-b1-cifar", "mobilenet-v2-cifar", "resnet50", "bert-small-32")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,8 +30,10 @@ class Case:
     def problem(self, qoe: QoE | None = None, *, max_layers: int = 32) -> Problem:
         """The problem at estimated layer times."""
         workload = Training(batch=self.batch) if self.train else Inference(batch=self.batch)
-        home, model = library.load_home(self.home), library.load_model(self.model)
-        return estimate.problem(home, model, workload, qoe, max_layers=max_layers)
+        profile = estimate.estimate(
+            self.home, self.model, max_layers=max_layers, decode_rows=self.batch
+        )
+        return profile.problem(workload, qoe)
 
 
 def dora() -> Iterator[Case]:

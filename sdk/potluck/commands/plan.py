@@ -22,13 +22,15 @@ USAGE = """potluck plan HOME MODEL [options]
        potluck plan share HOME MODEL [--device NAME] [--helper NAME] [--at RATE] [--html FILE]
        potluck plan export pipedream|metis HOME MODEL --into FOLDER [options]
        potluck plan list [homes|devices|networks|models|planners]"""
-EPILOG = """HOME and MODEL are names from `potluck plan list`, or files of your own.
+EPILOG = """HOME and MODEL are names from `potluck plan list`, or files of your own. MODEL:float16
+is in half precision, MODEL:decode writes a text token by token, MODEL:float16:decode does both.
 
 examples:
   potluck plan smart-home-2 bert-base --train batch=32
   potluck plan family resnet50 --infer streaming --qoe latency=50ms --qoe energy=2 --explain
   potluck plan family bert-base --with jetson-orin-nano --medium air=50Mbit/s --html plans.html
   potluck plan family bert-base --planner all --save plan.toml
+  potluck plan smart-home-2 qwen3-1.7b:float16:decode --infer batch=1
   potluck plan judge plan.toml --without phone
   potluck plan share robot-indoors vgg19"""
 
@@ -270,7 +272,8 @@ def _problem(args: argparse.Namespace, home: str, model: str) -> "Problem":
     max_layers = (
         MAX_LAYERS if args.layers is None else _whole(str(args.layers), "--layers", "--layers 32")
     )
-    profile: Profile = estimate(home, model, max_layers=max_layers)
+    asked = workload(args.train, args.infer)
+    profile: Profile = estimate(home, model, max_layers=max_layers, decode_rows=asked.batch)
     for kind in args.added:  # before others go: it is connected as one of them is
         profile = profile.with_device(kind)
     for name in args.without:
@@ -278,7 +281,7 @@ def _problem(args: argparse.Namespace, home: str, model: str) -> "Problem":
     for text in args.medium:
         name, rate = _pair(text, "--medium", "air=50Mbit/s")
         profile = profile.with_medium(name, rate)
-    return profile.problem(workload(args.train, args.infer), qoe(args.qoe))
+    return profile.problem(asked, qoe(args.qoe))
 
 
 def workload(train: str | None, infer: str | None) -> "Training | Inference":

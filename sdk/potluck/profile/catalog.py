@@ -118,6 +118,7 @@ CATALOG: dict[str, Entry] = {
     "densenet121": _plain("DenseNet-121", architectures.densenet121),
     "bert-base": _bert("BERT-base"),
     "bert-small": _bert("BERT-small (4 layers of width 512)", **_SMALL),
+    "bert-small-32": _bert("BERT-small (4 layers of width 512)", 32, **_SMALL),
     "gpt2": _text("GPT-2 (124M)", "GPT2LMHeadModel", "GPT2Config"),
     "qwen3-0.6b": _text(
         "Qwen3-0.6B",

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from potluck.errors import UserError
+from potluck.graph import variants
 from potluck.graph.modelgraph import ModelGraph
 from potluck.planning.formats import pipedream
 from potluck.profile import roofline
@@ -67,6 +68,7 @@ def estimate(
     *,
     max_layers: int = 32,
     rows: Sequence[int] = ROWS,
+    decode_rows: int = 1,
 ) -> Profile:
     """A profile of a home that need not exist: layer times estimated from data sheets, for
     `potluck.plan`.
@@ -78,10 +80,14 @@ def estimate(
     ----------
     home, model
         Names in the library (`potluck plan list`), or files of your own; or a `potluck.Model`.
+        `qwen3-0.6b:float16` is in half precision, and `qwen3-0.6b:decode` writes: each row is one
+        new token, the keys and values of a text before it are kept.
     max_layers
         The model's operators are merged into at most so many layers.
     rows
         The batch sizes that layer times are estimated at.
+    decode_rows
+        Texts whose keys and values are kept, where the model writes.
 
     Raises
     ------
@@ -91,7 +97,7 @@ def estimate(
         Nothing of that name is in the library, or this is no model.
     """
     home = home if isinstance(home, HomeSpec) else load_home(home)
-    graph = _graph(model).in_order()
+    graph = _graph(model, decode_rows).in_order()
     bounds = merged(graph, max_layers)
     output_bytes = sum(node.output_bytes for node in graph.nodes if node.name in graph.outputs)
     speaks = graph.sequence is not None and output_bytes >= 4 * graph.sequence
@@ -106,13 +112,19 @@ def estimate(
         "each had it"
         for name in graph.tied
     ]
-    return replace(made, notes=tuple(notes), graph=graph, bounds=bounds)
+    made = replace(made, notes=tuple(notes), graph=graph, bounds=bounds)
+    if variants.split(graph.name)[1]:
+        return replace(made, training=None, untrained=f"{graph.name} is for inference: plan that.")
+    return made
 
 
-def _graph(model: "str | Path | ModelGraph | Model") -> ModelGraph:
+def _graph(model: "str | Path | ModelGraph | Model", decode_rows: int) -> ModelGraph:
     if isinstance(model, ModelGraph):
         return model
-    if isinstance(model, str | Path):
+    if isinstance(model, str):
+        name, words = variants.split(model)
+        return variants.of(load_model(name), words, decode_rows)
+    if isinstance(model, Path):
         return load_model(model)
     if not hasattr(model, "graph"):
         raise UserError(

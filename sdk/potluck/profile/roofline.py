@@ -115,7 +115,7 @@ BACKWARD_LAUNCHES = 2
 BACKWARD_TRAFFIC = 2
 
 
-def node_s(device: Numbers, node: Node, rows: int) -> tuple[float, float]:
+def node_s(device: Numbers, node: Node, rows: int, dtype: str = "float32") -> tuple[float, float]:
     """Seconds of one operator forward and backward over `rows` rows.
 
     By hand: 1e9 flop a row as a matmul at a peak of 1e12 flop/s is 1e9 / 0.7e12 = 1.43 ms a row,
@@ -130,12 +130,18 @@ def node_s(device: Numbers, node: Node, rows: int) -> tuple[float, float]:
         Its kind, floating-point operations and bytes.
     rows
         Of a batch.
+    dtype
+        Of weights and tensors. A device whose rate in half precision is not known computes as fast
+        as in single precision.
     """
     efficiency = EFFICIENCY[device.kind][node.kind]
-    flop_per_s = device.need("peak_fp32_flop_per_s") * efficiency.compute_frac
+    half = device.get("peak_fp16_flop_per_s") if dtype == "float16" else None
+    flop_per_s = (half or device.need("peak_fp32_flop_per_s")) * efficiency.compute_frac
     bytes_per_s = device.need("memory_bytes_per_s") * efficiency.memory_frac
     launch_s = device.get("launch_s") or LAUNCH_S[device.kind]
-    forward_bytes = node.traffic_bytes * rows + node.parameter_bytes
+    # a gather reads the rows of its table that it takes, which are traffic
+    weight_bytes = 0 if node.kind == "embedding" else node.parameter_bytes
+    forward_bytes = node.traffic_bytes * rows + weight_bytes
     forward_s = launch_s + max(node.forward_flop * rows / flop_per_s, forward_bytes / bytes_per_s)
     backward_s = BACKWARD_LAUNCHES * launch_s + max(
         node.backward_flop * rows / flop_per_s, BACKWARD_TRAFFIC * forward_bytes / bytes_per_s
@@ -162,7 +168,12 @@ def adamw_s(device: Numbers, parameter_bytes: int) -> float:
 
 
 def layer_cost(
-    device: Numbers, nodes: Iterable[Node], rows: Sequence[int], *, train: bool = True
+    device: Numbers,
+    nodes: Iterable[Node],
+    rows: Sequence[int],
+    *,
+    train: bool = True,
+    dtype: str = "float32",
 ) -> LayerCost:
     """The cost table of a run of operators, one after the other, labelled as an estimate.
 
@@ -178,6 +189,8 @@ def layer_cost(
         Batch sizes, ascending.
     train
         With backward.
+    dtype
+        Of weights and tensors.
 
     Raises
     ------
@@ -190,7 +203,7 @@ def layer_cost(
     forward_s, backward_s = [0.0] * len(rows), [0.0] * len(rows)
     for node in nodes:
         for i, count in enumerate(rows):
-            forward, backward = node_s(device, node, count)
+            forward, backward = node_s(device, node, count, dtype)
             forward_s[i] += forward
             backward_s[i] += backward
     return LayerCost(
@@ -223,5 +236,6 @@ def estimate(
     """
     bounds = bounds or range(len(graph.nodes) + 1)
     return tuple(
-        layer_cost(device, graph.nodes[start:stop], rows) for start, stop in pairwise(bounds)
+        layer_cost(device, graph.nodes[start:stop], rows, dtype=graph.dtype)
+        for start, stop in pairwise(bounds)
     )

@@ -31,6 +31,7 @@ SMALL = {
     "network_schedule": {"pipelines": 2, "lab": 0, "exact_s": 1},
     "switch": {"delta_mb": 1, "width": 64, "steps_before": 3},
     "planners": {"judged": 2, "candidates": 20, "every": 1000, "first": 3},
+    "papers": {"judged": 2, "candidates": 20, "every": 32, "processes": 1},
     "formats": {"every": 24},
     "optimality": {
         "problems": 2,
@@ -69,6 +70,11 @@ PROMISED = {
     "switch": {"train_stall_beyond_a_step_s", "requests_late", "request_stall_s"},
     "planners": {"worst_ratio_to_best_rival"},
     "tomography": {"media_found_frac", "plan_regret_frac_median"},
+    "papers": {
+        "asteroid_table_4_efficientnet-b1-cifar_a-100_by_device_ours",
+        "dora_speedup_train_max",
+        "dora_energy_saving_train_max_printed",
+    },
     "formats": {"graph_txt_time_error_max_frac", "judged_worse_max_ratio"},
     "optimality": {
         "gap_median_frac",
@@ -111,7 +117,10 @@ DIFFERENCES = (
 # has rivals (test_small_homes.py) and homes of 24 and 64 devices (test_large.py); "digits" measures
 # plans on real agents, too; switches are judged in tests/sdk/run (test_switching.py,
 # test_every_way.py), and what tomography finds in sdk/profile/test_tomography.py.
-IN_LONG = ("split", "fidelity", "planning_time", "planners", "pipeline", "switch", "tomography")
+IN_LONG = (
+    *("split", "fidelity", "planning_time", "planners", "papers"),
+    *("pipeline", "switch", "tomography"),
+)
 
 
 @pytest.mark.slow

@@ -21,6 +21,7 @@ PARAMETERS_M = {
     "densenet121": 7.98,  # torchvision, DenseNet121_Weights: 7,978,856
     "bert-base": 109.5,  # Devlin et al. 2018: 110
     "bert-small": 28.8,  # google/bert_uncased_L-4_H-512_A-8: 28.8
+    "bert-small-32": 28.8,
     "gpt2": 124.4,  # openai-community/gpt2: 124 M
     "qwen3-0.6b": 596,  # Qwen3-0.6B: 0.6 B, 0.44 B without the table of words
     "qwen3-1.7b": 1720,  # Qwen3-1.7B: 1.7 B, 1.4 B without the table of words

@@ -1,0 +1,166 @@
+"""The same model in half precision, or writing a text token by token: what-if on its operators'
+costs. Pure.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from potluck.errors import UserError
+from potluck.graph.modelgraph import ModelGraph, Node
+
+ID_BYTES = 8  # a token on its way in is an int64
+ITEM_BYTES = {"float32": 4, "float16": 2}
+HALF, DECODE = "float16", "decode"
+_SIZES = ("parameter_bytes", "output_bytes", "activation_bytes", "traffic_bytes")
+
+
+def split(name: str) -> tuple[str, tuple[str, ...]]:
+    """A model's name, and what is wanted of it: `qwen3-0.6b:float16:decode`."""
+    words: list[str] = []
+    while (head := name.rpartition(":"))[2] in (HALF, DECODE):
+        name = head[0]
+        words.insert(0, head[2])
+    return name, tuple(words)
+
+
+def of(graph: ModelGraph, words: Sequence[str], rows: int) -> ModelGraph:
+    """The graph with what `words` say, in half precision first.
+
+    Parameters
+    ----------
+    graph
+        Of the library.
+    words
+        `float16` and `decode`.
+    rows
+        Texts that are written at a time.
+
+    Raises
+    ------
+    UserError
+        The model cannot be had so.
+    """
+    changes: dict[str, Callable[[ModelGraph], ModelGraph]] = {
+        HALF: in_half,
+        DECODE: lambda made: decoding(made, rows),
+    }
+    for word, change in changes.items():
+        graph = change(graph) if word in words else graph
+    return graph
+
+
+def in_half(graph: ModelGraph) -> ModelGraph:
+    """The model with weights and tensors in float16; what it is fed stays as it is.
+
+    Raises
+    ------
+    UserError
+        It is in half precision already, or in double.
+    """
+    if graph.dtype != "float32":
+        raise UserError(f"{graph.name} is in {graph.dtype}; expected float32.")
+    nodes = tuple(
+        replace(node, **{size: -(-getattr(node, size) // 2) for size in _SIZES})
+        for node in graph.nodes
+    )
+    return replace(graph, name=f"{graph.name}:{HALF}", nodes=nodes, dtype="float16")
+
+
+def decoding(graph: ModelGraph, rows: int) -> ModelGraph:
+    """The model while it writes: one new token a row, after a text as long as the model's.
+
+    The keys and values of that text stay on the devices (in `buffer_bytes`) and are read for every
+    token. What does not follow from the text, such as the encoder of a picture, has run before: its
+    weights stay.
+
+    By hand: at 512 tokens, a linear layer of 4 MB of weights and 1 Gflop a row does 2 Mflop for a
+    token, and reads its 4 MB again.
+
+    Parameters
+    ----------
+    graph
+        The model over a whole text at once.
+    rows
+        Texts at a time.
+
+    Raises
+    ------
+    UserError
+        The model has no text, or its output has no number for each of its tokens.
+    """
+    tokens = _tokens(graph)
+    if tokens is None:
+        raise UserError(
+            f"{graph.name} does not write: its output has no number for each token of a text.",
+            next_step="Leave out decoding; models that write are gpt2 and qwen3-0.6b, for example.",
+        )
+    by_name = {node.name: node for node in graph.nodes}
+    text_bytes = ID_BYTES * (graph.sequence or 0)
+    text = {item.name for item in graph.inputs if item.row_bytes == text_bytes}
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        if text.isdisjoint(node.inputs):
+            nodes.append(_still(node))
+            continue
+        text.add(node.name)
+        nodes.append(_next(node, tokens, _kept_bytes(node, by_name), rows))
+        if node.name in graph.outputs and graph.tied and not node.parameter_bytes:
+            table_bytes = node.forward_flop // (2 * tokens) * ITEM_BYTES[graph.dtype]
+            nodes[-1] = replace(nodes[-1], traffic_bytes=nodes[-1].traffic_bytes + table_bytes)
+    inputs = tuple(
+        replace(item, row_bytes=ID_BYTES if item.name in text else 0) for item in graph.inputs
+    )
+    name = f"{graph.name}:{DECODE}"
+    return replace(graph, name=name, nodes=tuple(nodes), inputs=inputs, sequence=1)
+
+
+def _tokens(graph: ModelGraph) -> int | None:
+    """The tokens that its last product sees, as from its flop by its weights; those of the text
+    where its weights are another's. None: it does not write.
+    """
+    if not graph.sequence:
+        return None
+    head = next(node for node in graph.nodes if node.name == graph.outputs[0])
+    if head.output_bytes < ITEM_BYTES[graph.dtype] * graph.sequence:
+        return None
+    weights = head.parameter_bytes // ITEM_BYTES[graph.dtype]
+    return head.forward_flop // (2 * weights) if weights else graph.sequence
+
+
+def _still(node: Node) -> Node:
+    """It has run before: its weights are all that is left."""
+    return replace(
+        node, forward_flop=0, backward_flop=0, output_bytes=0, activation_bytes=0, traffic_bytes=0
+    )
+
+
+def _next(node: Node, tokens: int, kept_bytes: int, rows: int) -> Node:
+    """The operator on one token more."""
+    return replace(
+        node,
+        forward_flop=-(-node.forward_flop // tokens),
+        backward_flop=0,
+        output_bytes=-(-node.output_bytes // tokens),
+        activation_bytes=0,
+        traffic_bytes=-(-node.traffic_bytes // tokens) + kept_bytes,
+        buffer_bytes=node.buffer_bytes + rows * kept_bytes,
+    )
+
+
+def _kept_bytes(node: Node, by_name: Mapping[str, Node]) -> int:
+    """Keys and values of a whole text, where this is an attention: all that it reads but the
+    queries.
+    """
+    if node.kind != "attention":
+        return 0
+    read = [by_name[name] for name in node.inputs if name in by_name]
+    if len(read) == 1:  # queries, keys and values in one
+        return 2 * read[0].output_bytes // 3
+    return sum(_source(one, by_name).output_bytes for one in read[1:3])
+
+
+def _source(node: Node, by_name: Mapping[str, Node]) -> Node:
+    """What was computed, before it was copied for several heads."""
+    while node.forward_flop == 0 and len(node.inputs) == 1 and node.inputs[0] in by_name:
+        node = by_name[node.inputs[0]]
+    return node
