@@ -25,7 +25,14 @@ def by_hand(tied=False):
         name="small",
         inputs=(Input(name="ids", row_bytes=80), Input(name="picture", row_bytes=400)),
         nodes=(
-            Node(name="eye", kind="conv", inputs=("picture",), forward_flop=700, output_bytes=40),
+            Node(
+                name="eye",
+                kind="conv",
+                inputs=("picture",),
+                forward_flop=700,
+                output_bytes=40,
+                parameter_bytes=90,
+            ),
             Node(name="table", kind="embedding", inputs=("ids",), parameter_bytes=320)
             if not tied
             else Node(name="table", kind="embedding", inputs=("ids",)),
@@ -58,8 +65,10 @@ def by_hand(tied=False):
 def test_a_token_by_hand():
     made = variants.decoding(by_hand(), rows=3)
     nodes = {node.name: node for node in made.nodes}
-    assert (made.sequence, [item.row_bytes for item in made.inputs]) == (1, [8, 0])
-    assert (nodes["eye"].forward_flop, nodes["eye"].output_bytes) == (0, 0)  # seen before
+    assert (made.sequence, made.inputs) == (1, (Input(name="ids", row_bytes=8),))
+    assert "eye" not in nodes  # it has seen the picture before
+    assert nodes["joined"].inputs == ("mixed",)
+    assert nodes["table"].buffer_bytes == 90  # its weights stay
     assert (nodes["qkv"].forward_flop, nodes["qkv"].output_bytes) == (96, 48)
     # two thirds of the product are keys and values: read again, and kept for each of three texts
     assert nodes["mixed"].traffic_bytes == 64 + 320
@@ -77,11 +86,11 @@ def test_who_shares_its_table_reads_it_for_every_token():
 def test_writers_of_the_library(name):
     graph = library.load_model(name)
     made = variants.decoding(graph, rows=2)
-    assert made.parameter_bytes == graph.parameter_bytes
-    kept = sum(
-        a.buffer_bytes - b.buffer_bytes for a, b in zip(made.nodes, graph.nodes, strict=True)
-    )
-    assert kept == 2 * CACHES[name]
+    # all weights are there, those of encoders as what only takes room
+    idle = graph.parameter_bytes - made.parameter_bytes
+    assert (idle > 0) == (name == "omni-7b")
+    kept = sum(node.buffer_bytes for node in made.nodes) - idle
+    assert kept == 2 * CACHES[name] + sum(node.buffer_bytes for node in graph.nodes)
     # what a token costs: twice the weights that it passes, and some attention
     flop = 2 * made.parameter_bytes / 4
     assert made.forward_flop < 1.2 * flop
