@@ -195,14 +195,14 @@ class Edge:
     """
 
     to: tuple[int, ...]
-    output_bytes: int = 0
+    output_bytes: int
     gradient_bytes: int = 0
 
     def __post_init__(self) -> None:
-        if not self.to or not 0 <= self.gradient_bytes <= self.output_bytes:
+        if not (self.to and self.output_bytes and 0 <= self.gradient_bytes <= self.output_bytes):
             raise UserError(
-                f"an edge to the layers {self.to} needs somebody who takes it, and a gradient "
-                "within its output: got "
+                f"an edge to the layers {self.to} needs somebody who takes it, something to take "
+                "and a gradient within that: got "
                 f"gradient_bytes {self.gradient_bytes} and output_bytes {self.output_bytes}."
             )
 

@@ -241,6 +241,7 @@ class ModelGraph:
                 tuple(
                     Edge(to=to, output_bytes=n, gradient_bytes=n)
                     for to, n in sorted(totals.items())
+                    if n
                 )
             )
         if all(edge.to == (layer + 1,) for layer, given in enumerate(edges) for edge in given):

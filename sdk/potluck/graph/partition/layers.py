@@ -252,7 +252,8 @@ def _edges(line: Linearization, given: Mapping[Ref, tuple[int, ...]]) -> tuple[E
             gradients + (size if trains and ref in line.requires else 0),
         )
     return tuple(
-        Edge(to=to, output_bytes=o, gradient_bytes=g) for to, (o, g) in sorted(totals.items())
+        Edge(to=to, output_bytes=max(1, o), gradient_bytes=g)  # of an empty tensor is waited, too
+        for to, (o, g) in sorted(totals.items())
     )
 
 
