@@ -126,13 +126,15 @@ class SendQueue:
         """Whether anything is on its way."""
         return bool(self._under_way or self._waiting or self._held)
 
+    @property
+    def n_leaving(self) -> int:
+        """Values that wait to be sent, or for their receiver."""
+        by_receiver = (*self._under_way.values(), *self._waiting.values(), *self._held.values())
+        return sum(map(len, by_receiver))
+
     def reach(self, key: str) -> None:
         """There is a data connection to this receiver."""
         self._reachable.add(key)
-
-    def lose(self, key: str) -> None:
-        """There is none any more."""
-        self._reachable.discard(key)
 
     def add(self, parcel: Transfer, now_s: float = 0.0) -> None:
         """Send this when its turn comes."""
