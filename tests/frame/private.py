@@ -34,7 +34,9 @@ def reaches(path: str, source: str) -> list[str]:
 
 def _is_private(name: str) -> bool:
     is_dunder = name.startswith("__") and name.endswith("__")
-    return name.startswith("_") and name.strip("_") != "" and not is_dunder and name not in PROTOCOLS
+    return (
+        name.startswith("_") and name.strip("_") != "" and not is_dunder and name not in PROTOCOLS
+    )
 
 
 def _private_names(node: ast.AST, libraries: set[str]) -> Iterator[tuple[int, str]]:

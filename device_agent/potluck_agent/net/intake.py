@@ -27,10 +27,7 @@ class Intake:
     """Reads one ROUTER per channel; whoever sends what is too long to be a message is cut off."""
 
     def __init__(
-        self,
-        sources: Sources,
-        inflow: Inflow,
-        take: Callable[[Channel, bytes, list[Any]], None],
+        self, sources: Sources, inflow: Inflow, take: Callable[[Channel, bytes, list[Any]], None]
     ) -> None:
         self._sources, self._inflow, self._take = sources, inflow, take
         self.begin()
