@@ -23,7 +23,7 @@ from potluck_agent.worker import landlock, seccomp
 OWN_BYTES = 64 << 20
 MAX_FILES = 64  # open at once; torch and onnxruntime keep none open
 
-_CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000
+CLONE_NEWUSER, CLONE_NEWNET = 0x10000000, 0x40000000
 _PR_SET_PDEATHSIG = 1
 _PR_SET_TIMERSLACK = 29
 _PR_SET_NO_NEW_PRIVS = 38
@@ -64,7 +64,7 @@ def isolate(pipe: socket.socket) -> dict[str, str]:
     network = "not cut off: this system permits no network namespace"
     # With a user namespace the worker also loses every privilege over the rest of the system, even
     # when run by root.
-    for flags in (_CLONE_NEWUSER | _CLONE_NEWNET, _CLONE_NEWNET):
+    for flags in (CLONE_NEWUSER | CLONE_NEWNET, CLONE_NEWNET):
         if libc.unshare(flags) == 0:
             network = "cut off"
             break

@@ -140,7 +140,7 @@ def accelerate(
         bandwidths, first = BANDWIDTHS_OF_SEVERAL, FIRST_BANDWIDTHS_OF_SEVERAL
     _check_wishes(objective, deadline_s, bandwidths)
     with needed():
-        made, batch = _read(resolved(model), example)
+        made, batch = read_model(resolved(model), example)
     if any(symbol.name == SEQUENCE for symbol in made.traced_line().traced.graph.symbols):
         raise ModelError(
             "the rows of a request are divided for one length of its sequence; this model takes "
@@ -207,7 +207,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and math.isfinite(value)
 
 
-def _read(model: Any, example: Any) -> tuple[Any, int]:
+def read_model(model: Any, example: Any) -> tuple[Any, int]:
     """The model, and the rows of a request."""
     from potluck.graph import Model
 

@@ -27,7 +27,7 @@ agent, place, without = int(sys.argv[2]), sys.argv[3], sys.argv[4]
 if without == "landlock":
     landlock.restrict = lambda: False
 if without == "namespaces":
-    limits._CLONE_NEWUSER = limits._CLONE_NEWNET = -1
+    limits.CLONE_NEWUSER = limits.CLONE_NEWNET = -1
 old, new, folder = place + "/old", place + "/new", place + "/folder"
 libc = ctypes.CDLL(None, use_errno=True)
 def call(name, *arguments):
