@@ -129,8 +129,9 @@ class SendQueue:
     @property
     def n_leaving(self) -> int:
         """Values that wait to be sent, or for their receiver."""
-        by_receiver = (*self._under_way.values(), *self._waiting.values(), *self._held.values())
-        return sum(map(len, by_receiver))
+        n_begun = sum(map(len, self._under_way.values()))
+        n_waiting = sum(map(len, self._waiting.values()))
+        return n_begun + n_waiting + sum(map(len, self._held.values()))
 
     def reach(self, key: str) -> None:
         """There is a data connection to this receiver."""

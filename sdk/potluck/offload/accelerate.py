@@ -208,7 +208,22 @@ def _is_number(value: Any) -> bool:
 
 
 def read_model(model: Any, example: Any) -> tuple[Any, int]:
-    """The model, and the rows of a request."""
+    """The model, and the rows of a request.
+
+    Parameters
+    ----------
+    model
+        As `accelerate` takes it.
+    example
+        An input as requests will have it.
+
+    Raises
+    ------
+    UserError
+        The example is no tensor, or is missing.
+    ModelError
+        The model has several inputs, or cannot be traced.
+    """
     from potluck.graph import Model
 
     if isinstance(example, list | tuple) and len(example) == 1:

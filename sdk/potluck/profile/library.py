@@ -442,6 +442,11 @@ def _suffix(kind: str) -> str:
 def folder() -> Path:
     """Where the profiles are: inside the installed package, else in the repository that this file
     is part of.
+
+    Raises
+    ------
+    FileError
+        They are missing.
     """
     here = Path(__file__).resolve()
     packaged, repository = here.parents[1] / "profiles", here.parents[3] / "profiles"

@@ -233,5 +233,7 @@ def test_nothing_is_left_of_early_values_when_they_are_taken_or_dropped():
         talk.hear(value(step=step, transfer=1 + step), bytes(8))
     talk.hear(Execute(run="r", epoch=1, program="p", step=0))
     talk.hear(Abort(run="r", epoch=1, program="p", step=1))
+    held = talk.core.held
+    assert (held.n_early, held.n_early_instructions, held.early_bytes) == (3, 3 * 2, 0)
     talk.core.handle(PeerRevoked(OWNER_KEY), talk.now_s)
     assert talk.core.held == Held()

@@ -42,6 +42,20 @@ def plan_edgeshard(problem: Problem, table: cost.CostTable | None = None) -> Ite
 def best_chains(table: cost.CostTable, names: list[str], micro_batch: int) -> list[State]:
     """The best pipeline of every set of these devices, the best objective first; none at or beyond
     the table's limit.
+
+    Parameters
+    ----------
+    table
+        The problem's costs.
+    names
+        The devices.
+    micro_batch
+        Rows of a micro-batch.
+
+    Returns
+    -------
+    list of State
+        Seconds by the paper's objective, bounds of the stages, and devices in order.
     """
     problem = table.problem
     training = isinstance(problem.workload, Training)

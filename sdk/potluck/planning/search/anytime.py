@@ -295,7 +295,17 @@ def _join(board: CandidatePool, places: Places) -> Iterator[None]:
 
 
 def passes(board: CandidatePool, sizes: list[int], efforts: Sequence[Effort]) -> Iterator[None]:
-    """Our own search over ever finer cuts; sorts the micro-batch sizes by what they promise."""
+    """Our own search over ever finer cuts; sorts the micro-batch sizes by what they promise.
+
+    Parameters
+    ----------
+    board
+        Where plans are simulated and kept.
+    sizes
+        Rows of a micro-batch, all that are tried; in order of promise afterwards.
+    efforts
+        How fine, one pass each.
+    """
     for effort in efforts:
         cuts = candidates.cuts(board.problem, effort.n_cuts)
         if (
@@ -449,7 +459,19 @@ def _distinct(board: CandidatePool, n: int) -> list[Plan]:
 def improve(
     board: CandidatePool, starts: Sequence[Plan], max_tries: int, others: Neighbours = neighbours
 ) -> Iterator[None]:
-    """Local search from each of `starts`."""
+    """Local search from each of `starts`.
+
+    Parameters
+    ----------
+    board
+        Where plans are simulated and kept.
+    starts
+        Plans to improve.
+    max_tries
+        Simulations for each of them at most.
+    others
+        Gives the plans to try next to a plan.
+    """
     for plan in starts:
         tries = 0
         better: Plan | None = plan
