@@ -7,7 +7,7 @@ import zmq
 from tests.sdk.sessions.controller_play import Play
 from tests.timeouts import PATIENCE_S
 
-from potluck.errors import PotluckError, ProtocolError
+from potluck.errors import ProtocolError
 from potluck.sessions.connections import Connection, Keys
 from potluck.sessions.controller import Controller
 from potluck.sessions.curve_link import CurveLink
@@ -88,7 +88,9 @@ def test_an_action_that_cannot_be_done_costs_its_device(link, monkeypatch):
     with TakenOver(HONEST) as agent:
         with monkeypatch.context() as broken:
             broken.setattr(Connection, "open", raises)
-            assert isinstance(join(link, agent).exception(PATIENCE_S), PotluckError)
+            error = join(link, agent).exception(PATIENCE_S)
+        assert isinstance(error, ProtocolError)
+        assert "could not be told or reached" in str(error)
         join(link, agent).result(PATIENCE_S)
 
 
