@@ -20,7 +20,7 @@ TCP_INFO_BYTES, _RECEIVED_AT = 256, 128
 _SHORT_BYTES, _LONG_BYTES = 33 + 2, 33 + 9
 _LONGEST_SHORT = 255 - 33
 # Heartbeats and handshakes are no messages: so much may be forgiven when a socket has been emptied.
-_FORGIVEN_BYTES = MIB
+FORGIVEN_BYTES = MIB
 
 
 def most_frames(channel: Channel) -> int:
@@ -94,9 +94,9 @@ class Unread:
     def settle(self, received_bytes: int) -> None:
         """Nothing waits in its socket: what is left was no message, or the first bytes of one.
 
-        At most `_FORGIVEN_BYTES`, and once for each message.
+        At most `FORGIVEN_BYTES`, and once for each message.
         """
-        if self._has_read and self.left_bytes(received_bytes) <= _FORGIVEN_BYTES:
+        if self._has_read and self.left_bytes(received_bytes) <= FORGIVEN_BYTES:
             self._read_bytes, self._has_read = received_bytes, False
 
 

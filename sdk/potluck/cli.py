@@ -36,13 +36,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _run(arguments)
     except PotluckError as error:
-        print(f"potluck: {_one_line(error)}", file=sys.stderr)
+        print(f"potluck: {one_line(error)}", file=sys.stderr)
         return 1
     except ImportError as error:
         told = missing(error)
         if told is None:
             raise
-        print(f"potluck: {_one_line(told)}", file=sys.stderr)
+        print(f"potluck: {one_line(told)}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("potluck: interrupted", file=sys.stderr)
@@ -125,7 +125,8 @@ class _Version(argparse.Action):
         parser.exit()
 
 
-def _one_line(error: PotluckError) -> str:
+def one_line(error: PotluckError) -> str:
+    """An error as the terminal shows it."""
     from potluck.texts import harmless
 
     return harmless(" ".join(str(error).split()))

@@ -138,7 +138,7 @@ def test_where_nobody_is_to_blame_everything_begins_anew():
 
 def test_where_the_ordinary_path_fails_too_everything_begins_anew(monkeypatch):
     talk = at_work()
-    monkeypatch.setattr(talk.core._work.plans, "leave", lambda *_: 1 / 0)
+    monkeypatch.setattr("potluck_agent.core.epochs.EpochTable.leave", lambda *_: 1 / 0)
     actions = talk.core.survive(FromPeer(OWNER_SENDER, Drop(run="r")), FAULT, talk.now_s)
     assert talk.core.n_faults == 2
     assert KillWorker("a fault in the agent") in actions

@@ -10,7 +10,7 @@ import pytest
 
 import potluck
 from potluck.errors import PotluckError
-from potluck.offload.maintenance import Maintenance
+from potluck.offload.link_bandwidth import LinkBandwidth
 from potluck.testing.faults import agents_of
 from potluck.testing.memory import memory_home
 
@@ -56,4 +56,4 @@ def nobody_asks(monkeypatch):
 
     What the link really carries must not change it meanwhile.
     """
-    monkeypatch.setattr(Maintenance, "_should_ask", lambda *_: False)
+    monkeypatch.setattr(LinkBandwidth, "should_ask", lambda *_, **__: False)

@@ -15,7 +15,7 @@ from potluck_agent.core.run_state import read_load
 from potluck_wire import messages as m
 from potluck_wire.answers import check_seconds, check_timings, read_exports, read_timeline
 from potluck_wire.checks import Unfit, anything, number, record, row, rows, shown
-from potluck_wire.documents import _AS_SQUARE, _NO_BRACKETS, _STRING, _is_deeper, dump, fit, parse
+from potluck_wire.documents import dump, fit, parse
 from potluck_wire.errors import WireCode, WireError
 from potluck_wire.frames import decode
 from potluck_wire.limits import MAX_DEPTH
@@ -176,16 +176,34 @@ def test_a_probe_that_is_no_answer_is_refused(seconds):
         check_seconds(m.Probe(repeats=2), m.Probed(seconds=seconds))
 
 
-@given(st.text('[]{}"\\a,', max_size=60), st.integers(0, 20))
-def test_how_deep_a_document_is_does_not_depend_on_what_stands_in_its_strings(text, depth):
-    """However brackets, quotes and backslashes stand: the short way that most documents go finds
-    the same.
-    """
-    raw = (("[" * depth) + text).encode()
-    slow = _STRING.sub(b"", raw).translate(_AS_SQUARE, _NO_BRACKETS)
-    for _ in range(MAX_DEPTH):
-        slow = slow.replace(b"[]", b"")
-    assert _is_deeper(raw) == bool(slow)
+def is_deeper(text):
+    """Whether brackets outside of strings nest deeper than they may, or do not match: by hand."""
+    depth = deepest = lowest = 0
+    in_string = is_escaped = False
+    for character in text:
+        if is_escaped:
+            is_escaped = False
+        elif in_string:
+            in_string, is_escaped = character != '"', character == "\\"
+        elif character == '"':
+            in_string = True
+        else:
+            depth += (character in "[{") - (character in "]}")
+            deepest, lowest = max(deepest, depth), min(lowest, depth)
+    return deepest > MAX_DEPTH or lowest < 0 or depth != 0
+
+
+@given(st.text('[]{}"\\a,', max_size=60), st.integers(0, 20), st.integers(0, 20))
+def test_how_deep_a_document_is_does_not_depend_on_what_stands_in_its_strings(text, opened, closed):
+    """However brackets, quotes and backslashes stand. Few brackets are left to the JSON parser."""
+    raw = "[" * opened + text + "]" * closed
+    refused = ""
+    try:
+        parse(raw.encode(), "it", anything)
+    except WireError as error:
+        refused = error.text
+    is_counted = raw.count("[") + raw.count("{") > MAX_DEPTH
+    assert ("nested deeper" in refused) == (is_counted and is_deeper(raw))
 
 
 @pytest.mark.parametrize(

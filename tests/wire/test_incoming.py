@@ -109,13 +109,13 @@ def test_what_was_read_is_not_left(messages):
         assert unread.left_bytes(came_bytes) == 0
 
 
-@given(st.lists(st.integers(0, 2 * incoming._FORGIVEN_BYTES), max_size=50))
+@given(st.lists(st.integers(0, 2 * incoming.FORGIVEN_BYTES), max_size=50))
 def test_one_message_that_never_ends_is_never_forgiven_much(slices):
     """Whoever looks at it meanwhile, however often."""
     unread = Unread()
     unread.read(encode(Ping()))
     for came_bytes in (sum(slices[: n + 1]) for n in range(len(slices))):
-        assert unread.left_bytes(came_bytes) >= came_bytes - incoming._FORGIVEN_BYTES - 100
+        assert unread.left_bytes(came_bytes) >= came_bytes - incoming.FORGIVEN_BYTES - 100
         unread.settle(came_bytes)
 
 

@@ -22,7 +22,12 @@ class EarlyValues:
     def __init__(self, memory_bytes: int) -> None:
         self._memory_bytes = memory_bytes
         self._waiting: dict[Name, _Waiting] = {}
-        self._n_instructions = self._worker_bytes = 0
+        self.n_instructions = 0  # of the programs of those executions
+        self.worker_bytes = 0  # of those values, as the worker has them
+
+    def __len__(self) -> int:
+        """Executions that values wait for."""
+        return len(self._waiting)
 
     def has(self, name: Name, value: str) -> bool:
         """Whether this value waits here."""
@@ -38,12 +43,12 @@ class EarlyValues:
         if name not in self._waiting and self._waiting:
             if len(self._waiting) >= MAX_EARLY:
                 return f"values for {MAX_EARLY} executions wait already"
-            if self._n_instructions + layout.n_instructions > MAX_UNDER_WAY:
-                n_wait = self._n_instructions
+            if self.n_instructions + layout.n_instructions > MAX_UNDER_WAY:
+                n_wait = self.n_instructions
                 return f"values for executions of {n_wait} instructions wait already"
         worker_bytes = value.nbytes if layout.uses.get(value.name) else 0
-        if self._worker_bytes and self._worker_bytes + worker_bytes > self._memory_bytes:
-            return f"early values of {self._worker_bytes} bytes wait already"
+        if self.worker_bytes and self.worker_bytes + worker_bytes > self._memory_bytes:
+            return f"early values of {self.worker_bytes} bytes wait already"
         return ""
 
     def put(self, name: Name, layout: DependencyGraph, value: str, early: Early) -> None:
@@ -51,17 +56,17 @@ class EarlyValues:
         waiting = self._waiting.get(name)
         if waiting is None:
             waiting = self._waiting[name] = _Waiting(layout.n_instructions, {})
-            self._n_instructions += layout.n_instructions
+            self.n_instructions += layout.n_instructions
         waiting.values[value] = early
-        self._worker_bytes += early.worker_bytes
+        self.worker_bytes += early.worker_bytes
 
     def take(self, name: Name) -> dict[str, Early]:
         """All of this execution, in the order they came."""
         waiting = self._waiting.pop(name, None)
         if waiting is None:
             return {}
-        self._n_instructions -= waiting.n_instructions
-        self._worker_bytes -= sum([early.worker_bytes for early in waiting.values.values()])
+        self.n_instructions -= waiting.n_instructions
+        self.worker_bytes -= sum([early.worker_bytes for early in waiting.values.values()])
         return waiting.values
 
     def of_epoch(self, run: str, epoch: int) -> list[Name]:
@@ -71,4 +76,4 @@ class EarlyValues:
     def clear(self) -> None:
         """The worker is gone, and they with it."""
         self._waiting.clear()
-        self._n_instructions = self._worker_bytes = 0
+        self.n_instructions = self.worker_bytes = 0

@@ -76,7 +76,7 @@ class ExecutionEngine:
         self._lane = ComputeQueue()
         self.plans = EpochTable(settings, out, worker, self._end_epoch)
         self._executions: dict[Name, Execution] = {}
-        self._early = EarlyValues(settings.memory_bytes + settings.inbound_bytes)
+        self.early = EarlyValues(settings.memory_bytes + settings.inbound_bytes)
         self._behind = Behind()
         self._queue = WorkQueue()
         self._starting = (
@@ -132,7 +132,7 @@ class ExecutionEngine:
         self._n_executions += 1
         execution = Execution(name, layout, key, self._n_executions, message.begin_s)
         self._executions[name] = execution
-        execution.early = self._early.take(name)
+        execution.early = self.early.take(name)
         self._go_on(execution, execution.start(), now_s)
         if execution.early:
             self._starting.do(self._use_early(execution, now_s))
@@ -362,8 +362,8 @@ class ExecutionEngine:
         under_way = list(self._executions.values())
         for execution in [one for one in under_way if one.name[:2] == (run.name, number)]:
             self._fail(execution, FailureCause.CANCELLED, "its plan was dropped", now_s)
-        for name in self._early.of_epoch(run.name, number):
-            self._waste(self._early.take(name), now_s)
+        for name in self.early.of_epoch(run.name, number):
+            self._waste(self.early.take(name), now_s)
 
     def abort(self, key: str, message: Abort, now_s: float) -> None:
         """End one execution, and remember that: what still comes for it is not kept."""
@@ -381,7 +381,7 @@ class ExecutionEngine:
             self._answer(name, key, name.failed(FailureCause.CANCELLED, text), (), now_s)
             self._worker.tell(Forget(prefix=name.prefix), (), now_s)
             self._cancel_behind(name)
-            self._waste(self._early.take(name), now_s)
+            self._waste(self.early.take(name), now_s)
 
     # --- values -----------------------------------------------------------------------------------
 
@@ -396,12 +396,12 @@ class ExecutionEngine:
             raise Unwanted(RefusalCode.DOCUMENT, f"{value.name} is to come from {peer}")
         name = Name(value.run, value.epoch, value.program, value.step)
         execution = self._executions.get(name)
-        here = execution.has_arrived(value.name) if execution else self._early.has(name, value.name)
+        here = execution.has_arrived(value.name) if execution else self.early.has(name, value.name)
         if here or name in run.answers:
             return None
         if execution is None:
             layout = run.epochs[value.epoch].layouts[value.program]
-            if text := self._early.crowded(name, layout, value):
+            if text := self.early.crowded(name, layout, value):
                 raise Unwanted(RefusalCode.MEMORY, text)
         if text := self._worker.crowded():
             raise Unwanted(RefusalCode.BUSY, text)
@@ -434,7 +434,7 @@ class ExecutionEngine:
         epoch = run.epochs.get(value.epoch) if run else None
         span = arrival.span
         execution = self._executions.get(name)
-        here = execution.has_arrived(value.name) if execution else self._early.has(name, value.name)
+        here = execution.has_arrived(value.name) if execution else self.early.has(name, value.name)
         if run is None or epoch is None or here or name in run.answers:
             self._give_back(span, now_s)
             return
@@ -448,7 +448,7 @@ class ExecutionEngine:
         located = Located(span, value.dtype, value.shape) if sends else None
         early = Early(located, value.nbytes if uses else 0, arrival.start_s, now_s)
         if execution is None:
-            self._early.put(name, layout, value.name, early)
+            self.early.put(name, layout, value.name, early)
         else:
             self._use(execution, value.name, early, now_s)
 
@@ -494,7 +494,7 @@ class ExecutionEngine:
         self._lane.clear()
         self.fail_all(cause, text, now_s)
         self._outgoing.cancel((LOOSE,))
-        self._early.clear()
+        self.early.clear()
         self._starting.clear()
         self._closing.clear()  # places of an arena that is no more
         self.plans.lose_all(cause, text)

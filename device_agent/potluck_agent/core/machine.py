@@ -33,6 +33,7 @@ from potluck_agent.core.events import (
     WorkerDied,
 )
 from potluck_agent.core.execution_engine import ExecutionEngine
+from potluck_agent.core.held import Held
 from potluck_agent.core.measurements import MeasurementQueue
 from potluck_agent.core.members import read_roster
 from potluck_agent.core.outbox import Outbox, Settings
@@ -183,6 +184,20 @@ class Core:
     def n_old_messages(self) -> int:
         """Messages that were refused because their epoch is over."""
         return self._work.plans.n_old
+
+    @property
+    def held(self) -> Held:
+        """What it holds of others' values and orders now."""
+        early = self._work.early
+        return Held(
+            inbound_bytes=self._incoming.space.used_bytes,
+            n_arriving=self._incoming.n_arriving,
+            n_leaving=self._outgoing.n_leaving,
+            n_early=len(early),
+            n_early_instructions=early.n_instructions,
+            early_bytes=early.worker_bytes,
+            order_bytes=self._worker.behind_bytes,
+        )
 
     def _pass_time(self, now_s: float) -> None:
         """Count for how long values have been on a link."""

@@ -32,6 +32,11 @@ class Space:
         self._allocator = Allocator(nbytes)
         self._holders: dict[int, set[str]] = {}
 
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of places that somebody holds, with padding."""
+        return self._allocator.used_bytes
+
     def place(self, nbytes: int) -> int | None:
         """An offset for so many bytes, which we hold; None where there is no room now."""
         try:
@@ -108,6 +113,11 @@ class ReceiveBuffers:
     def busy(self) -> bool:
         """Whether anything is coming in."""
         return bool(self._arrivals)
+
+    @property
+    def n_arriving(self) -> int:
+        """Values that are coming in."""
+        return len(self._arrivals)
 
     def begin(
         self,

@@ -126,13 +126,16 @@ class SendQueue:
         """Whether anything is on its way."""
         return bool(self._under_way or self._waiting or self._held)
 
+    @property
+    def n_leaving(self) -> int:
+        """Values that wait to be sent, or for their receiver."""
+        n_begun = sum(map(len, self._under_way.values()))
+        n_waiting = sum(map(len, self._waiting.values()))
+        return n_begun + n_waiting + sum(map(len, self._held.values()))
+
     def reach(self, key: str) -> None:
         """There is a data connection to this receiver."""
         self._reachable.add(key)
-
-    def lose(self, key: str) -> None:
-        """There is none any more."""
-        self._reachable.discard(key)
 
     def add(self, parcel: Transfer, now_s: float = 0.0) -> None:
         """Send this when its turn comes."""

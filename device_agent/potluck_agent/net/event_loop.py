@@ -44,7 +44,8 @@ from potluck_agent.core.pairing_window import PairingWindow
 from potluck_agent.errors import AgentError
 from potluck_agent.keys import Identity, Peer
 from potluck_agent.net.inflow import Inflow, Inlet
-from potluck_agent.net.multipart import hand_over, receive
+from potluck_agent.net.intake import Intake
+from potluck_agent.net.multipart import hand_over
 from potluck_agent.net.pairing_listener import PairingListener
 from potluck_agent.net.peer_connections import PeerConnections
 from potluck_agent.net.poller import Poller
@@ -53,7 +54,6 @@ from potluck_agent.net.worker_supervisor import WorkerSupervisor
 from potluck_wire.errors import WireError
 from potluck_wire.fingerprint import fingerprint
 from potluck_wire.frames import decode, encode
-from potluck_wire.incoming import MessageReader
 from potluck_wire.limits import LINGER_MS, MAX_CHUNK_BYTES, MAX_UNREAD_BYTES, WINDOW_BYTES, clip
 from potluck_wire.messages import (
     MESSAGES,
@@ -69,10 +69,6 @@ from potluck_wire.messages import (
 from potluck_wire.pairing import Paired
 
 TICK_S = 0.2
-# of the control channel: a plan takes the core 0.2 s per MiB, and others want to be heard
-BYTES_AT_ONCE = 512 * 1024
-# messages of one socket in one round
-AT_ONCE = {Channel.PULSE: 64, Channel.CONTROL: 16, Channel.DATA: 32}
 EVENTS_AT_ONCE = 256  # connections that came or went; strangers make a thousand a second
 
 _ZEROS = memoryview(bytes(MAX_CHUNK_BYTES))
@@ -150,7 +146,7 @@ class EventLoop:
         self._workplace = WorkerSupervisor(self._sources, start_worker)
         self._context: Any = zmq.Context()
         self._inflow = Inflow()
-        self._readers: dict[Channel, MessageReader] = {}
+        self._intake = Intake(self._sources, self._inflow, self._take)
         self._links = PeerConnections(
             self._context, self._sources, self._inflow, identity, self._feed, self._blame
         )
@@ -205,14 +201,14 @@ class EventLoop:
                 self._guarded(self._read_monitor, sockets.routers[channel], monitor)
         for channel in (Channel.PULSE, Channel.CONTROL):
             if sockets.routers[channel] in ready:
-                self._read_router(channel)
+                self._intake.read(channel, sockets.routers)
         if sockets.zap in ready:
             self._guarded(sockets.answer_zap)
         if self._workplace.has_news(ready):
             self._read_worker()
             self._workplace.supply()
         if sockets.routers[Channel.DATA] in ready:
-            self._read_router(Channel.DATA)
+            self._intake.read(Channel.DATA, sockets.routers)
             self._workplace.supply()
         self._guarded(self._links.serve, ready)
         self._guarded(self._reception.serve, ready)
@@ -305,7 +301,7 @@ class EventLoop:
     def _listen(self) -> None:
         for source in (*self._sockets.routers.values(), *self._sockets.monitors.values()):
             self._sources.register(source)
-        self._readers = {channel: MessageReader(channel, n_routes=1) for channel in AT_ONCE}
+        self._intake.begin()
 
     def _trust(self, paired: Paired) -> bool:
         peer = Peer(name=paired.name, key=paired.key)
@@ -333,25 +329,6 @@ class EventLoop:
         return Sender(key, MEMBER, link.member.name) if link is not None else None
 
     # --- messages in ------------------------------------------------------------------------------
-
-    def _read_router(self, channel: Channel) -> None:
-        router, reader = self._sockets.routers[channel], self._readers[channel]
-        n_bytes = 0
-        for _ in range(AT_ONCE[channel]):
-            was_skipping = reader.skipping
-            route, *frames = receive(router, reader) or [None]
-            n_bytes += sum(map(len, frames))
-            if frames:
-                self._inflow.read(router, frames)
-                self._take(channel, route.bytes, frames)
-            if reader.skipping and not was_skipping:  # whoever sends so much is cut off
-                self._inflow.cut(self._inflow.over(router, frames))
-            if was_skipping or reader.skipping:
-                return
-            reopened = self._sockets.routers.get(channel) is not router
-            is_enough = channel is Channel.CONTROL and n_bytes > BYTES_AT_ONCE
-            if reopened or not self._sources.has_message(router) or is_enough:
-                return
 
     def _take(self, channel: Channel, route: bytes, frames: list[Any]) -> None:
         try:

@@ -45,6 +45,11 @@ class Inflow:
         self._connections: dict[tuple[Any, int], Inlet] = {}
         self._strangers: dict[tuple[Any, int], None] = {}  # the oldest first
 
+    @property
+    def unread_bytes(self) -> int:
+        """Bytes that were here and not read at the last `check`."""
+        return sum(connection.left_bytes for connection in self._connections.values())
+
     def watch(self, source: Any, event: dict[str, Any]) -> None:
         """What the monitor of a socket says: a connection is there, or gone."""
         key = (source, int(event["value"]))
@@ -104,7 +109,7 @@ class Inflow:
             connection.left_bytes = connection.unread.left_bytes(came_bytes)
             if is_empty(source):
                 connection.unread.settle(came_bytes)
-        total_bytes, n_cut = sum(c.left_bytes for c in self._connections.values()), 0
+        total_bytes, n_cut = self.unread_bytes, 0
         fullest = sorted(
             self._connections.values(), key=lambda each: (each.is_known, -each.left_bytes)
         )

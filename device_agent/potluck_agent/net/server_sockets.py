@@ -264,7 +264,7 @@ def self_test(context: Any, sockets: ServerSockets, identity: Identity) -> None:
     friend, stranger = (tuple(part.decode() for part in zmq.curve_keypair()) for _ in range(2))
     before, sockets.admits = sockets.admits, lambda key: key == friend[0]
     visitors = [
-        _Visitor(context, sockets, identity, channel, who, keys)
+        Visitor(context, sockets, identity, channel, who, keys)
         for channel in OFFSETS
         for who, keys in (("friend", friend), ("stranger", stranger), ("plain", None))
     ]
@@ -294,7 +294,7 @@ def self_test(context: Any, sockets: ServerSockets, identity: Identity) -> None:
 
 
 def _listen_once(
-    sockets: ServerSockets, visitors: Sequence["_Visitor"], heard: set[tuple[Channel, str]]
+    sockets: ServerSockets, visitors: Sequence["Visitor"], heard: set[tuple[Channel, str]]
 ) -> None:
     poller = zmq.Poller()
     for source in (
@@ -314,7 +314,7 @@ def _listen_once(
                 visitor.watch()
 
 
-class _Visitor:
+class Visitor:
     """One client of the self-test, which says who it is as soon as it may."""
 
     def __init__(

@@ -23,20 +23,20 @@ from potluck_agent.worker import landlock, seccomp
 OWN_BYTES = 64 << 20
 MAX_FILES = 64  # open at once; torch and onnxruntime keep none open
 
-_CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000
+CLONE_NEWUSER, CLONE_NEWNET = 0x10000000, 0x40000000
 _PR_SET_PDEATHSIG = 1
 _PR_SET_TIMERSLACK = 29
 _PR_SET_NO_NEW_PRIVS = 38
 _SIGKILL = 9
 
-_READS_ALL = "not limited: whatever its user may read"
-_READS_LITTLE = (
+READS_ALL = "not limited: whatever its user may read"
+READS_LITTLE = (
     "its libraries and the system's; in "
     + ", ".join(f"/{name}" for name in landlock.PRIVATE)
     + " nothing else"
 )
-_CHANGES_NONE = "none opened for writing, made, renamed or removed; no core"
-_GROWS_NONE = "none grows; its user's may be changed, renamed or removed; no core"
+CHANGES_NONE = "none opened for writing, made, renamed or removed; no core"
+GROWS_NONE = "none grows; its user's may be changed, renamed or removed; no core"
 
 
 def nowhere() -> int | str:
@@ -59,19 +59,19 @@ def isolate(pipe: socket.socket) -> dict[str, str]:
     """
     if not sys.platform.startswith("linux"):
         threading.Thread(target=_die_with, args=(pipe.fileno(),), daemon=True).start()
-        return {"network": "not cut off: only Linux has network namespaces", "reading": _READS_ALL}
+        return {"network": "not cut off: only Linux has network namespaces", "reading": READS_ALL}
     libc = ctypes.CDLL(None, use_errno=True)
     network = "not cut off: this system permits no network namespace"
     # With a user namespace the worker also loses every privilege over the rest of the system, even
     # when run by root.
-    for flags in (_CLONE_NEWUSER | _CLONE_NEWNET, _CLONE_NEWNET):
+    for flags in (CLONE_NEWUSER | CLONE_NEWNET, CLONE_NEWNET):
         if libc.unshare(flags) == 0:
             network = "cut off"
             break
     libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     libc.prctl(_PR_SET_TIMERSLACK, 1000, 0, 0, 0)  # nanoseconds: emulated devices sleep precisely
     libc.prctl(_PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0)  # after unshare, which clears it
-    return {"network": network, "reading": _READS_LITTLE if landlock.restrict() else _READS_ALL}
+    return {"network": network, "reading": READS_LITTLE if landlock.restrict() else READS_ALL}
 
 
 def confine(memory_bytes: int, folder: int | str) -> dict[str, str]:
@@ -98,7 +98,7 @@ def confine(memory_bytes: int, folder: int | str) -> dict[str, str]:
     limit(resource.RLIMIT_NPROC, 0)
     said = {"signals": seccomp.refuse(os.getpid())}
     is_filtered = said["signals"] == seccomp.IN_FORCE
-    said["files"] = _CHANGES_NONE if is_filtered else _GROWS_NONE
+    said["files"] = CHANGES_NONE if is_filtered else GROWS_NONE
     said["processes"] = "not limited: the agent is run by root" if _can_fork() else "none started"
     data_bytes = private_bytes()
     if data_bytes is None:

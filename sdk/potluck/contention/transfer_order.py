@@ -139,7 +139,7 @@ def schedule_transfers(
     """
     expanded = expand(compiled, problem)
     expanded = replace(expanded, graph=with_slack(expanded.graph, *slack))
-    starts = start_s if start_s is not None else _turns(expanded, refine_s)
+    starts = start_s if start_s is not None else _starts(expanded, refine_s)
     ready_s = _ready_s(expanded.graph, starts)
     place = {
         task: place
@@ -214,7 +214,8 @@ def with_ordered_transfers(
     return ordered if ordered_s < (1 - WORTH_FRAC) * free_s else free
 
 
-def _turns(expanded: Expanded, refine_s: float) -> Sequence[float]:
+def _starts(expanded: Expanded, refine_s: float) -> Sequence[float]:
+    """When each task starts where transfers are ordered."""
     order = expanded.order
     return (
         cp_sat.solve(expanded.graph, order, limit_s=refine_s).start_s

@@ -76,7 +76,7 @@ def pair(address: Address, code: str, *, name: str, key: str, device: str = "") 
             f"what answers at {address} is not a potluck agent ({error}).", device=label
         ) from error
     except PairingFailed as failure:
-        raise _failure(failure, label) from failure
+        raise refusal_of(failure, label) from failure
 
 
 def pair_and_remember(
@@ -152,7 +152,8 @@ def _converse(connection: socket.socket, side: ControllerSide, label: str) -> Pa
     return side.paired
 
 
-def _failure(failure: PairingFailed, label: str) -> PairingError | ProtocolError:
+def refusal_of(failure: PairingFailed, label: str) -> PairingError | ProtocolError:
+    """The error for a person; `label` is how the device is called."""
     if failure.code == WRONG_VERSION:
         return ProtocolError(clean(failure.text) + ".", device=label)
     left = "1 try is" if failure.tries_left == 1 else f"{failure.tries_left} tries are"

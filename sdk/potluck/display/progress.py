@@ -4,6 +4,7 @@ elsewhere.
 rich and ipywidgets are imported only where they are used; where one is missing, nothing is shown.
 """
 
+import functools
 import math
 import sys
 import threading
@@ -41,9 +42,9 @@ def attach(handle: Working) -> None:
     with suppress(ImportError):  # an optional package is missing: work on in silence
         if in_notebook():
             _Widget(handle)
-            _followed[handle] = _cell()
+            _followed[handle] = current_cell()
         elif sys.stderr is not None and sys.stderr.isatty():
-            _terminal().follow(handle)
+            terminal().follow(handle)
         elif sys.stderr is not None:
             handle.listen(_Line(handle.title))
 
@@ -57,7 +58,7 @@ def show(handle: Any) -> None:
     """
     from IPython.display import display
 
-    followed = not handle.done and _followed.get(handle) == _cell()
+    followed = not handle.done and _followed.get(handle) == current_cell()
     place = display({"text/plain": ""} if followed else _mime(handle), raw=True, display_id=True)  # type: ignore[no-untyped-call]
     if handle.done:
         return
@@ -101,7 +102,7 @@ class _Line:
 _followed: "weakref.WeakKeyDictionary[Any, int]" = weakref.WeakKeyDictionary()
 
 
-def _cell() -> int:
+def current_cell() -> int:
     """The number of the cell that runs now; 0 outside notebooks."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
@@ -171,14 +172,10 @@ class Terminal:
         )
 
 
-_shared: Terminal | None = None
-
-
-def _terminal() -> Terminal:
-    global _shared
-    if _shared is None:
-        _shared = Terminal()
-    return _shared
+@functools.cache
+def terminal() -> Terminal:
+    """The one of this process."""
+    return Terminal()
 
 
 class _Widget:

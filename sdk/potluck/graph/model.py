@@ -255,7 +255,7 @@ class Model(Shown):
 
     def layers(self, train: bool = False) -> tuple[records.Layer, ...]:
         """Its layers, for training or for inference (they may differ in number)."""
-        return self._laid_out(train).records
+        return self.laid_out(train).records
 
     def segment(
         self, start: int, stop: int, *, train: bool = False
@@ -280,7 +280,7 @@ class Model(Shown):
         ModelError
             There are no such layers, or there is no loss to train with.
         """
-        chosen = self._laid_out(train)
+        chosen = self.laid_out(train)
         n_layers = len(chosen.records)
         if not 0 <= start < stop <= n_layers:
             raise ModelError(f"there are no layers [{start}, {stop}): the model has {n_layers}.")
@@ -348,7 +348,7 @@ class Model(Shown):
         """What keeps the model from being cut more finely, and what of its loss is not proven, in
         words.
         """
-        line = self._laid_out(train).line
+        line = self.laid_out(train).line
         tied = sorted({name for _, _, name in line.tied})
         notes = [
             f"{name} is used in several places, which training keeps on one device" for name in tied
@@ -363,13 +363,6 @@ class Model(Shown):
     @property
     def _graphs(self) -> tuple[Layers, ...]:
         return (self._inference,) if self._training is None else (self._inference, self._training)
-
-    def _laid_out(self, train: bool) -> Layers:
-        if not train:
-            return self._inference
-        if self._training is None:
-            raise ModelError(self.untrained)
-        return self._training
 
     @property
     def signature(self) -> str:
@@ -443,9 +436,9 @@ class Model(Shown):
 
         check_as_traced(self._as_traced, now, train=train)
         if train:
-            check_modes(self._net, self._laid_out(True).line.traced)
+            check_modes(self._net, self.laid_out(True).line.traced)
         if constants is not None:
-            check_unchanged(self._laid_out(True).line.traced, constants)
+            check_unchanged(self.laid_out(True).line.traced, constants)
 
     def _now(self) -> Any:
         """What the user's module and loss are now; None where it is no module."""
@@ -499,7 +492,7 @@ class Model(Shown):
         """The operators of each layer with their costs."""
         from potluck.graph.cost.costed_graph import nodes_of
 
-        chosen = self._laid_out(train)
+        chosen = self.laid_out(train)
         found = nodes_of(chosen.line)
         return tuple(
             tuple(found[i] for i in range(start, stop) if i in found)
@@ -510,9 +503,19 @@ class Model(Shown):
         """The inference graph as it was traced, in a line."""
         return self._inference.line
 
-    def laid_out(self) -> Layers:
-        """The inference graph in a line, and where its layers begin."""
-        return self._inference
+    def laid_out(self, train: bool = False) -> Layers:
+        """A graph in a line, and where its layers begin.
+
+        Raises
+        ------
+        ModelError
+            It has no training graph.
+        """
+        if not train:
+            return self._inference
+        if self._training is None:
+            raise ModelError(self.untrained)
+        return self._training
 
     # --- inputs and outputs ---
 
@@ -520,7 +523,7 @@ class Model(Shown):
         """What home feeds: the inputs, in training followed by the targets and what the loss makes
         of a whole batch.
         """
-        traced = self._laid_out(train).line.traced
+        traced = self.laid_out(train).line.traced
         return tuple(_tensor(port, traced.hints) for port in traced.graph.inputs)
 
     def fed(
@@ -542,7 +545,7 @@ class Model(Shown):
         """
         from potluck.graph.torch.batch_axis import OperatorFailed
 
-        traced = self._laid_out(True).line.traced
+        traced = self.laid_out(True).line.traced
         try:
             known = constants.fed if constants is not None else {}
             tallies = traced.tallies(batch, known) if traced.tallies else []
@@ -573,7 +576,7 @@ class Model(Shown):
         ModelError
             A number, type, shape or index is another one than was expected.
         """
-        traced = self._laid_out(train).line.traced
+        traced = self.laid_out(train).line.traced
         labels = (
             self.arguments.labels
             if self.arguments.by_name

@@ -166,6 +166,11 @@ class Namespaces:
         command = [*self.command(source), *program, "give", address, port, str(lasts_s)]
         self._flows.append(subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True))
 
+    @property
+    def flows(self) -> tuple[subprocess.Popen[bytes], ...]:
+        """The processes of what somebody else sends, who takes it before who sends it."""
+        return tuple(self._flows)
+
     def calm(self) -> None:
         """End what somebody else sends."""
         for process in self._flows:

@@ -106,7 +106,7 @@ class Relay:
     ) -> None:
         # beside the loop: on a busy machine 20 of them at once take seconds, and heartbeats must go
         # on
-        source = await asyncio.to_thread(self._source, writer.get_extra_info("peername")[1])
+        source = await asyncio.to_thread(self.source_of, writer.get_extra_info("peername")[1])
         for _ in range(KNOCKS):
             try:
                 there, onwards = await asyncio.open_connection(HOST, port)
@@ -120,7 +120,7 @@ class Relay:
             return
         writer.close()
 
-    def _source(self, port: int) -> str:
+    def source_of(self, port: int) -> str:
         """Whose connection comes from this port: the process's that has it.
 
         A notebook's that joined is in none.

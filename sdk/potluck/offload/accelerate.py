@@ -140,7 +140,7 @@ def accelerate(
         bandwidths, first = BANDWIDTHS_OF_SEVERAL, FIRST_BANDWIDTHS_OF_SEVERAL
     _check_wishes(objective, deadline_s, bandwidths)
     with needed():
-        made, batch = _read(resolved(model), example)
+        made, batch = read_model(resolved(model), example)
     if any(symbol.name == SEQUENCE for symbol in made.traced_line().traced.graph.symbols):
         raise ModelError(
             "the rows of a request are divided for one length of its sequence; this model takes "
@@ -207,8 +207,23 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and math.isfinite(value)
 
 
-def _read(model: Any, example: Any) -> tuple[Any, int]:
-    """The model, and the rows of a request."""
+def read_model(model: Any, example: Any) -> tuple[Any, int]:
+    """The model, and the rows of a request.
+
+    Parameters
+    ----------
+    model
+        As `accelerate` takes it.
+    example
+        An input as requests will have it.
+
+    Raises
+    ------
+    UserError
+        The example is no tensor, or is missing.
+    ModelError
+        The model has several inputs, or cannot be traced.
+    """
     from potluck.graph import Model
 
     if isinstance(example, list | tuple) and len(example) == 1:

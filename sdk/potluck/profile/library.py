@@ -125,7 +125,7 @@ class HomeSpec:
 
 def names(kind: str) -> tuple[str, ...]:
     """All names of a kind: devices, networks, homes or models."""
-    return tuple(sorted(path.stem for path in (_folder() / kind).glob("*" + _suffix(kind))))
+    return tuple(sorted(path.stem for path in (folder() / kind).glob("*" + _suffix(kind))))
 
 
 def file_of(kind: str, name: str) -> Path:
@@ -136,7 +136,7 @@ def file_of(kind: str, name: str) -> Path:
     UserError
         The name is not known; has those that are near it.
     """
-    path = _folder() / kind / (name + _suffix(kind))
+    path = folder() / kind / (name + _suffix(kind))
     if name in names(kind):
         return path
     near = _near(name, names(kind))
@@ -439,15 +439,20 @@ def _suffix(kind: str) -> str:
     return SUFFIX[kind]
 
 
-def _folder() -> Path:
+def folder() -> Path:
     """Where the profiles are: inside the installed package, else in the repository that this file
     is part of.
+
+    Raises
+    ------
+    FileError
+        They are missing.
     """
     here = Path(__file__).resolve()
     packaged, repository = here.parents[1] / "profiles", here.parents[3] / "profiles"
-    for folder in (packaged, repository):
-        if (folder / "devices").is_dir():
-            return folder
+    for place in (packaged, repository):
+        if (place / "devices").is_dir():
+            return place
     raise FileError(
         f"the profiles are missing: neither {packaged} nor {repository} is there.",
         next_step="Install potluck again.",

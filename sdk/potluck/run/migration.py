@@ -260,7 +260,7 @@ class PlanMigration:
     def prepare(self) -> None:
         """Load the bridge and the shadows."""
         bridge, group = self.bridge, self._engine.group
-        memory = {device: self._bytes(device, self._old) for device in self._devices}
+        memory = {device: self.needs_bytes(device, self._old) for device in self._devices}
         group.prepare(bridge.epoch, bridge.requests(self._keep, (), memory))
         programs = [self._fetch, *self._follow.values()]
         group.prepare(
@@ -295,7 +295,7 @@ class PlanMigration:
     def _devices(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys((*self._old.plan.devices, *self._plan.devices)))
 
-    def _bytes(self, device: str, beside: CompiledPlan) -> int:
+    def needs_bytes(self, device: str, beside: CompiledPlan) -> int:
         """What a device needs while the bridge, the shadows and one edition more are there."""
         bridge = self.bridge
         shadows = [bridge.pieces[s.stage] for s in bridge.shadows if device in s.devices]
@@ -336,7 +336,7 @@ class PlanMigration:
         compiled = self._follow[train]
         if self._given_up or not any_work(compiled):
             return
-        while self._n_behind() >= self._most_behind(compiled) and not self._is_stuck():
+        while self.n_behind >= self._most_behind(compiled) and not self._is_stuck():
             self._await_step()
         self._behind = self._not_taken()
         self._behind.append(
@@ -355,7 +355,9 @@ class PlanMigration:
         )
         return max(IN_STEP, min(MOST_BEHIND, int(ARENA_FRAC * room / per_step)))
 
-    def _n_behind(self) -> int:
+    @property
+    def n_behind(self) -> int:
+        """Steps that the shadows have not taken yet."""
         return len(self._not_taken())
 
     def _not_taken(self) -> "list[Future[Execution]]":
@@ -400,7 +402,7 @@ class PlanMigration:
         _await(self._fetching, lambda: self._look(task))
         engine.group.drop(self._old.epoch, self._old.plan.devices)
         memory = {
-            device: max(self._bytes(device, e) for e in (self._old, new))
+            device: max(self.needs_bytes(device, e) for e in (self._old, new))
             for device in self._devices
         }
         try:
@@ -409,8 +411,8 @@ class PlanMigration:
             self._look(task)
             raise
         task.update(0.9, "catching up")
-        fewest, since = self._n_behind(), engine.step
-        while (behind := self._n_behind()) > IN_STEP and engine.step - since < PATIENCE:
+        fewest, since = self.n_behind, engine.step
+        while (behind := self.n_behind) > IN_STEP and engine.step - since < PATIENCE:
             self._look(task)
             if behind < fewest:
                 fewest, since = behind, engine.step

@@ -46,7 +46,7 @@ class RingSink(Protocol[V]):
             Smaller goes first.
         """
 
-    def send(self, i: int, k: int, value: V, turn: int, priority: int) -> V:
+    def send(self, i: int, k: int, value: V, ring_step: int, priority: int) -> V:
         """What arrives at the right neighbour.
 
         Parameters
@@ -57,13 +57,13 @@ class RingSink(Protocol[V]):
             The piece.
         value
             What is sent.
-        turn
-            The round.
+        ring_step
+            The step of the ring.
         priority
             Smaller goes first.
         """
 
-    def add(self, i: int, k: int, own: V, arrived: V, turn: int, priority: int) -> V:
+    def add(self, i: int, k: int, own: V, arrived: V, ring_step: int, priority: int) -> V:
         """The sum of two pieces.
 
         Parameters
@@ -74,8 +74,8 @@ class RingSink(Protocol[V]):
             The piece.
         own, arrived
             What it held, and what came from its left neighbour.
-        turn
-            The round.
+        ring_step
+            The step of the ring.
         priority
             Smaller goes first.
         """
@@ -121,7 +121,7 @@ def ring_all_reduce(
     n_elements
         Elements of each vector.
     priority
-        Of the first round; smaller goes first.
+        Of the first step of the ring; smaller goes first.
 
     Returns
     -------
@@ -133,19 +133,19 @@ def ring_all_reduce(
     held = [
         {k: sink.piece(i, k, vector, priority) for k in full} for i, vector in enumerate(vectors)
     ]
-    for turn in range(2 * (n - 1)):
-        gathering = turn >= n - 1
-        # Everyone sends before anyone overwrites a piece: the pieces of one turn differ between
+    for ring_step in range(2 * (n - 1)):
+        gathering = ring_step >= n - 1
+        # Everyone sends before anyone overwrites a piece: the pieces of one step differ between
         # neighbours.
         arriving: list[tuple[int, int, V]] = []
         for i in range(n):
-            k = (i + 1 - (turn - n + 1)) % n if gathering else (i - turn) % n
+            k = (i + 1 - (ring_step - n + 1)) % n if gathering else (i - ring_step) % n
             if k in full:
-                value = sink.send(i, k, held[i][k], turn, priority + turn)
+                value = sink.send(i, k, held[i][k], ring_step, priority + ring_step)
                 arriving.append(((i + 1) % n, k, value))
         for i, k, value in arriving:
             if not gathering:
-                value = sink.add(i, k, held[i][k], value, turn, priority + turn)
+                value = sink.add(i, k, held[i][k], value, ring_step, priority + ring_step)
             held[i][k] = value
     return [
         sink.join(i, [pieces[k] for k in full], priority + 2 * n) for i, pieces in enumerate(held)

@@ -369,17 +369,17 @@ class RingInstructions:
         name, part = f"{self._tag}.own.{k}", {"dim": 0, "start": start, "stop": stop}
         return self._compute(i, "slice", [vector], name, stop - start, priority, **part)
 
-    def send(self, i: int, k: int, value: str, turn: int, priority: int) -> str:
+    def send(self, i: int, k: int, value: str, ring_step: int, priority: int) -> str:
         """To the next device of the ring."""
-        name, right = f"{self._tag}.{turn}.{k}", self._devices[(i + 1) % len(self._devices)]
-        label = f"{self._tag} turn {turn}"
+        name, right = f"{self._tag}.{ring_step}.{k}", self._devices[(i + 1) % len(self._devices)]
+        label = f"{self._tag} ring step {ring_step}"
         self._programs.send(self._devices[i], value, right, name, label=label, priority=priority)
         return name
 
-    def add(self, i: int, k: int, own: str, arrived: str, turn: int, priority: int) -> str:
+    def add(self, i: int, k: int, own: str, arrived: str, ring_step: int, priority: int) -> str:
         """On the device that it arrived at."""
         n_elements = self._bounds[k + 1] - self._bounds[k]
-        name = f"{self._tag}.sum.{turn}.{k}"
+        name = f"{self._tag}.sum.{ring_step}.{k}"
         return self._compute(i, "add", [own, arrived], name, n_elements, priority)
 
     def join(self, i: int, pieces: list[str], priority: int) -> str:

@@ -149,7 +149,7 @@ def interleaved(n_rows: int, n_chunks: int, n_micro_batches: int) -> Schedule:
         backwards = [
             Action((n_chunks - 1 - chunk) * n_rows + r, BACKWARD, m) for chunk, m in rounds
         ]
-        # One more than before the first backward could be due: steady turns begin with the
+        # One more than before the first backward could be due: the steady phase begins with the
         # backward.
         depth = (n_chunks - 1) * n_at_once + 2 * (n_rows - r - 1) + 1
         rows.append(_alternating(forwards, backwards, min(depth, len(forwards))))

@@ -49,7 +49,7 @@ class HandedRows(NamedTuple, Generic[T]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSpec(Generic[T]):
-    """What decides a step. `order`: all actions with their turns, by turn."""
+    """What decides a step. `order`: all actions with their timesteps, by timestep."""
 
     order: Sequence[tuple[int, Action]]
     training: bool
@@ -113,12 +113,12 @@ class StepSink(Protocol[T, V]):
 def walk(spec: StepSpec[T], sink: StepSink[T, V]) -> None:
     """Tell a whole step to `sink`; what one device does comes in the order in which it is done."""
     step = _Walk(spec, sink)
-    for turn, action in spec.order:
+    for timestep, action in spec.order:
         for index, share in enumerate(spec.shares[action.micro_batch][action.stage]):
             if share and action.kind == FORWARD:
-                step.forward(action, index, turn)
+                step.forward(action, index, timestep)
             elif share and spec.learns[action.stage]:
-                step.backward(action, index, turn)
+                step.backward(action, index, timestep)
     # A device that is in several stages does the pieces of all of them in this one order.
     if spec.training:
         step.tell_losses()
@@ -133,8 +133,8 @@ class _Walk(Generic[T, V]):
     def __init__(self, spec: StepSpec[T], sink: StepSink[T, V]) -> None:
         self.spec, self.sink = spec, sink
         # the priority of what an action waits for
-        self.turn = {action: turn for turn, action in spec.order}
-        self.n_turns = spec.order[-1][0] + 1
+        self.timestep = {action: timestep for timestep, action in spec.order}
+        self.n_timesteps = spec.order[-1][0] + 1
         self.last = len(spec.devices) - 1
         self.losses: list[list[V]] = [[] for _ in spec.devices[-1]]
         # (action that takes them, number of the output, stage they come from, device that takes
@@ -148,13 +148,13 @@ class _Walk(Generic[T, V]):
             [(p, k) for p, k in inputs if spec.outputs[p][k].gradient] for inputs in spec.inputs
         ]
 
-    def forward(self, action: Action, index: int, turn: int) -> None:
+    def forward(self, action: Action, index: int, timestep: int) -> None:
         """One micro-batch forward through a stage, on its device `index`."""
         spec, sink = self.spec, self.sink
         p = action.stage
-        inputs = sink.feed(action, index, turn)
+        inputs = sink.feed(action, index, timestep)
         inputs += [self._joined(action, index, k, q, q) for q, k in spec.inputs[p]]
-        made = sink.forward(action, index, inputs, turn)
+        made = sink.forward(action, index, inputs, timestep)
         if p < self.last:
             for k, (output, value) in enumerate(zip(spec.outputs[p], made, strict=True)):
                 for taker in output.to:
@@ -163,9 +163,9 @@ class _Walk(Generic[T, V]):
         elif spec.training:
             self.losses[index].append(made[0])
         else:
-            sink.answer(action, index, made, turn)
+            sink.answer(action, index, made, timestep)
 
-    def backward(self, action: Action, index: int, turn: int) -> None:
+    def backward(self, action: Action, index: int, timestep: int) -> None:
         """Its gradient back through the stage."""
         sink, p = self.sink, action.stage
         gradients = []
@@ -173,9 +173,9 @@ class _Walk(Generic[T, V]):
             parts = [self._joined(action, index, k, p, giver) for giver in givers]
             if len(parts) > 1:
                 tensor = self.spec.outputs[p][k].tensor
-                parts = [sink.add(action, index, tensor, parts, turn)]
+                parts = [sink.add(action, index, tensor, parts, timestep)]
             gradients += parts
-        made = sink.backward(action, index, gradients, turn)
+        made = sink.backward(action, index, gradients, timestep)
         for (source, k), value in zip(self.back[p], made, strict=True):
             if self.spec.learns[source]:
                 target = Action(source, BACKWARD, action.micro_batch)
@@ -188,7 +188,7 @@ class _Walk(Generic[T, V]):
         `target`: output k of the earlier stage, or its gradient.
         """
         spec, sink = self.spec, self.sink
-        turn = self.turn[target]
+        timestep = self.timestep[target]
         tensor, _, _, has_rows = output
         shares = spec.shares[source.micro_batch]
         left, right = shares[source.stage], shares[target.stage]
@@ -199,9 +199,9 @@ class _Walk(Generic[T, V]):
                 continue
             rows, part = HandedRows(source, target, tensor, *piece), value
             if has_rows and piece.stop - piece.start < left[index]:
-                part = sink.cut(rows, part, turn)
+                part = sink.cut(rows, part, timestep)
             if peers[piece.right] != device:
-                part = sink.send(rows, part, turn)
+                part = sink.send(rows, part, timestep)
             self.pieces.setdefault(key, []).append(part)
 
     def _joined(self, action: Action, index: int, k: int, maker: int, source: int) -> V:
@@ -212,20 +212,20 @@ class _Walk(Generic[T, V]):
         if len(pieces) == 1:
             return pieces[0]
         tensor = self.spec.outputs[maker][k].tensor
-        return self.sink.join(action, index, tensor, source, pieces, self.turn[action])
+        return self.sink.join(action, index, tensor, source, pieces, self.timestep[action])
 
     def tell_losses(self) -> None:
         """They are for display, and go home at the end."""
         for index, losses in enumerate(self.losses):
             if losses:
-                self.sink.tell_losses(index, losses, self.n_turns)
+                self.sink.tell_losses(index, losses, self.n_timesteps)
 
     def update(self, p: int) -> None:
         """All-reduce gradients and statistics of stage p over its replicas, and take the
         optimizer's step.
         """
         spec, sink = self.spec, self.sink
-        priority = self.n_turns + 1
+        priority = self.n_timesteps + 1
         n = len(spec.devices[p])
         vectors = list[V]()
         if n > 1 or spec.followed[p]:

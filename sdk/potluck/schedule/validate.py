@@ -47,7 +47,7 @@ def check(
     training: bool = True,
     max_kept: Sequence[int] | None = None,
 ) -> tuple[tuple[int, Action], ...]:
-    """All actions in a legal order, each with its turn when every action takes one turn.
+    """All actions in a legal order, each with its timestep when every action takes one.
 
     A row may hold several stages, a stage is in one row.
 
@@ -68,7 +68,7 @@ def check(
     Returns
     -------
     tuple[tuple[int, Action], ...]
-        Pairs (turn, action), in order.
+        Pairs (timestep, action), in order.
 
     Raises
     ------
@@ -100,8 +100,8 @@ def check(
 def in_order(
     schedule: Schedule, before: Before, *, split: bool = False
 ) -> tuple[tuple[int, Action], ...]:
-    """All actions with their turns, by turn and row: one turn after the last that an action waits
-    for, and after the one before it in its row.
+    """All actions with their timesteps, by timestep and row: one after the last that an action
+    waits for, and after the one before it in its row.
 
     Parameters
     ----------
@@ -118,7 +118,7 @@ def in_order(
         Some action waits for ever.
     """
     waits = {(p, k): needs(p, k, before, split=split) for p in range(len(before)) for k in KINDS}
-    turns = dict[tuple[int, str, int], int]()
+    timesteps = dict[tuple[int, str, int], int]()
     position, last = [0] * len(schedule), [-1] * len(schedule)
     found, n_found = list[tuple[int, int, Action]](), -1
     rows = [*enumerate(schedule)]
@@ -127,19 +127,19 @@ def in_order(
         for r, row in rows + rows[-2::-1]:  # forwards go down the rows, backwards up again
             for action in row[position[r] :]:
                 stage, kind, m = action
-                done = [turns.get((p, k, m), -1) for p, k in waits[stage, kind]]
+                done = [timesteps.get((p, k, m), -1) for p, k in waits[stage, kind]]
                 if -1 in done:
                     break
-                last[r] = turns[action] = max([last[r], *done]) + 1
+                last[r] = timesteps[action] = max([last[r], *done]) + 1
                 position[r] += 1
                 found.append((last[r], r, action))
     for r, row in rows:
         if position[r] < len(row):
             stage, kind, m = action = row[position[r]]
-            missing = [Action(p, k, m) for p, k in waits[stage, kind] if (p, k, m) not in turns]
+            missing = [Action(p, k, m) for p, k in waits[stage, kind] if (p, k, m) not in timesteps]
             why = f"{action} waits for ever for {', '.join(map(str, missing))}"
             _refuse(schedule, r, position[r], why)
-    return tuple((turn, action) for turn, _, action in sorted(found))
+    return tuple((timestep, action) for timestep, _, action in sorted(found))
 
 
 def _each_once(schedule: Schedule, expected: Sequence[Action]) -> None:

@@ -3,6 +3,7 @@ sent.
 """
 
 from collections import Counter, deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +31,9 @@ WATCHED = (
 )
 WATCHED |= zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_CLOSED
 WATCHED |= zmq.EVENT_CONNECTED
+AT_ONCE = 64  # messages of one socket before the others have their turn
+# of one socket, likewise; what has begun to be read is read to its end
+BYTES_AT_ONCE = MAX_FRAME_BYTES
 # The longest frame of each channel (CURVE wraps it in 33 bytes more).
 LONGEST_BYTES = {
     Channel.CONTROL: MAX_FRAME_BYTES,
@@ -79,6 +83,20 @@ class Connection:
         frames = self.readers[channel].read(lambda: self.sockets[channel].recv(_NO_WAIT, False))
         self.inflows[channel].read(frames)
         return [frame.buffer if channel is Channel.DATA else frame.bytes for frame in frames]
+
+    def messages(self, channel: Channel) -> Iterator[list[Any]]:
+        """The next messages, as `read` gives them: as many as there are, and no more than one
+        socket's share of a round.
+        """
+        n_messages = n_bytes = 0
+        while n_messages < AT_ONCE and n_bytes < BYTES_AT_ONCE:
+            try:
+                frames = self.read(channel)
+            except zmq.Again:
+                return
+            n_messages += 1
+            n_bytes += sum(map(len, frames))
+            yield frames
 
     def unread_bytes(self) -> int:
         """What came over the three and was not read yet."""

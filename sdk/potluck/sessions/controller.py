@@ -9,7 +9,7 @@ fails on one device fails the whole with that device's name.
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from potluck.errors import DeviceGone, PotluckError, ProtocolError
 from potluck.sessions import failures
@@ -77,6 +77,15 @@ PEER_LOST_GRACE_S = 1.0
 OWED_S = 30.0  # a chunk of 2 MiB takes 17 s on a link of 1 Mbit/s
 
 
+class HeldValues(NamedTuple):
+    """Bytes of a device's values that are here, whole or not, and those that the executions under
+    way expect of it: no more are kept.
+    """
+
+    here_bytes: int
+    expected_bytes: int
+
+
 class Controller:
     """All sessions of one notebook, which introduces itself to the agents by `name`."""
 
@@ -95,6 +104,17 @@ class Controller:
         """The open session with a device."""
         peer = self._peers.get(device)
         return peer.session if peer else None
+
+    def held(self) -> dict[str, HeldValues]:
+        """By device, how much is held of its values, and how much may be."""
+        executions = self._executions
+        return {
+            device: HeldValues(
+                peer.traffic.held_bytes + executions.arrived_bytes(device),
+                executions.expected_bytes(device),
+            )
+            for device, peer in self._peers.items()
+        }
 
     # --- events -----------------------------------------------------------------------------------
 

@@ -17,19 +17,16 @@ from zmq.utils.monitor import recv_monitor_message
 
 from potluck.errors import HomeError, PotluckError
 from potluck.sessions import failures
-from potluck.sessions.connections import OFFSETS, Connection, Keys
+from potluck.sessions.connections import AT_ONCE, OFFSETS, Connection, Keys
 from potluck.sessions.events import Connect, Lost, Tick
 from potluck.sessions.link import Link
 from potluck_wire.errors import WireCode, WireError
 from potluck_wire.frames import encode
-from potluck_wire.limits import MAX_FRAME_BYTES, MAX_QUEUED, MAX_UNREAD_BYTES
+from potluck_wire.limits import MAX_QUEUED, MAX_UNREAD_BYTES
 from potluck_wire.messages import Channel, Goodbye
 from potluck_wire.resolving import UNKNOWN, Resolver, resolve
 
 TICK_S = 0.1
-AT_ONCE = 64  # messages of one socket before the others have their turn
-# of one socket, likewise; what has begun to be read is read to its end
-BYTES_AT_ONCE = MAX_FRAME_BYTES
 _NOT_CURVE = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 # Handshakes that must fail on one socket before that means another key. One that took longer than
 # HANDSHAKE_S looks the same, as does one with an agent that just ends; of the former only two fit
@@ -97,20 +94,25 @@ class CurveLink(Link):
         if source == self._wake_read:
             os.read(self._wake_read, 4096)
             return
-        device, channel, is_monitor = self._sources.get(source, ("", Channel.CONTROL, False))
-        n_messages = n_bytes = 0
-        # what we read may close it
-        while n_messages < AT_ONCE and n_bytes < BYTES_AT_ONCE and source in self._sources:
-            n_messages += 1
+        if source not in self._sources:  # what was read before it closed it
+            return
+        device, channel, is_monitor = self._sources[source]
+        if is_monitor:
+            self._read_monitor(device, channel, source)
+            return
+        for frames in self._connections[device].messages(channel):
+            is_message = self._take(device, channel, frames)
+            if not is_message or source not in self._sources:
+                return
+
+    def _read_monitor(self, device: str, channel: Channel, monitor: Any) -> None:
+        for _ in range(AT_ONCE):
             try:
-                if is_monitor:
-                    self._watch_socket(device, channel, recv_monitor_message(source, zmq.DONTWAIT))
-                    continue
-                frames = self._connections[device].read(channel)
+                seen = recv_monitor_message(monitor, zmq.DONTWAIT)
             except zmq.Again:
                 return
-            n_bytes += sum(map(len, frames))
-            if not self._take(device, channel, frames):
+            self._watch_socket(device, channel, seen)
+            if monitor not in self._sources:
                 return
 
     def _end_floods(self) -> None:

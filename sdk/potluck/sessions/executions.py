@@ -53,6 +53,15 @@ class Executions:
         """The one of that program and step."""
         return next((launched for launched in self.on(device) if launched.place == place), None)
 
+    def expected_bytes(self, device: str) -> int:
+        """Of the values that a device may send home."""
+        return sum(sum(x.launch.expects.get(device, {}).values()) for x in self.on(device))
+
+    def arrived_bytes(self, device: str) -> int:
+        """Of the values that it has sent, in executions that are not over."""
+        outputs = [output for x in self.on(device) for output in x.outputs.items()]
+        return sum(len(raw.data) for (at, _), raw in outputs if at == device)
+
     def startable(self) -> list[tuple[Launched, str, Launched | None]]:
         """Which may begin on which devices, and behind which other."""
         return startable(tuple(self), self._peers)

@@ -343,14 +343,22 @@ class _RingTasks:
         self._own[i].append((vector, value))
         return value
 
-    def send(self, i: int, k: int, value: LaidOutValue, turn: int, priority: int) -> LaidOutValue:
+    def send(
+        self, i: int, k: int, value: LaidOutValue, ring_step: int, priority: int
+    ) -> LaidOutValue:
         """To the next slot of the ring."""
         right = self._slots[(i + 1) % len(self._slots)]
         item = Item(SEND, self._slots[i], self._p, k, "piece", right)
         return self._tasks.move(item, (value,), priority)
 
     def add(
-        self, i: int, k: int, own: LaidOutValue, arrived: LaidOutValue, turn: int, priority: int
+        self,
+        i: int,
+        k: int,
+        own: LaidOutValue,
+        arrived: LaidOutValue,
+        ring_step: int,
+        priority: int,
     ) -> LaidOutValue:
         """It takes as long as a copy."""
         item = Item(COPY, self._slots[i], self._p, k, "piece")

@@ -7,6 +7,7 @@ from potluck.errors import HomeError
 from potluck.home import Home
 from potluck.lab.lab import Playground
 from potluck.run.engine import Engine
+from potluck.run.evaluation import Evaluation
 from potluck.run.run import Run
 from potluck.sessions.link import Link
 
@@ -37,6 +38,13 @@ def lab_of(home: Home) -> Playground:
 def runs_of(home: Home) -> tuple[Run, ...]:
     """The runs of a home that somebody still holds."""
     return tuple(home._runs)
+
+
+def evaluation_of(run: Run) -> Evaluation | None:
+    """What answers the requests of a run that trains; None where nothing was asked since it went on
+    or switched.
+    """
+    return run._evaluation
 
 
 def engine_of(run: Run) -> Engine:

@@ -52,7 +52,7 @@ def test_loose_sends_that_wait_for_one_another_all_leave_in_order(to):
     talk.hear(Execute(run="r", epoch=1, program="p"))
     for i in reversed(range(1, N_LINKS)):
         talk.hear(value(f"x{i}", transfer=N_LINKS - i), EIGHT)
-    talk.core._outgoing.reach(OWNER_KEY)
+    talk.core.reach(OWNER_KEY)
     actions = talk.rounds(shallow(talk, value("x0", transfer=N_LINKS), EIGHT))
     assert len(told(actions, Done)) == 1
     names = []

@@ -5,11 +5,24 @@ more is held.
 import json
 
 import pytest
-from tests.agent.core.core_talk import EIGHT, OTHER_SENDER, OWNER_KEY, Talk, plan, recv, value
+from tests.agent.core.core_talk import (
+    EIGHT,
+    MEMBER_SENDER,
+    OTHER_SENDER,
+    OWNER_KEY,
+    Talk,
+    plan,
+    recv,
+    send,
+    settings,
+    value,
+)
 
 from potluck_agent.core.events import ToPeer
-from potluck_agent.core.run_state import KEPT_ANSWERS_BYTES
-from potluck_agent.core.worker_proxy import ORDER_BYTES
+from potluck_agent.core.execution import Name
+from potluck_agent.core.outbox import Outbox
+from potluck_agent.core.run_state import KEPT_ANSWERS_BYTES, LoadedRun
+from potluck_agent.core.worker_proxy import ORDER_BYTES, WorkerProxy
 from potluck_wire.limits import (
     KIB,
     MAX_BEHIND_BYTES,
@@ -133,11 +146,10 @@ def test_what_waits_behind_a_busy_worker_has_an_end(flood, monkeypatch):
 
 
 def test_what_waits_for_a_worker_that_is_only_starting_has_an_end_too():
-    talk = Talk()
-    talk.hear(Hello(major=1))
-    worker, n_held = talk.core._worker, 0
+    worker, n_held = WorkerProxy(settings(), Outbox()), 0
+    worker.need(0.0)
     while not worker.crowded(len(HEAVY)):
-        worker.tell(LoadSegment(slot="s"), (HEAVY,), talk.now_s)
+        worker.tell(LoadSegment(slot="s"), (HEAVY,), 0.0)
         n_held += 1
     assert n_held == MAX_BEHIND_BYTES // (MAX_BUFFER_BYTES + ORDER_BYTES)
 
@@ -199,17 +211,9 @@ def test_plans_have_an_end():
 
 def test_the_answers_that_are_kept_have_an_end():
     n_rows = 20_000
-    talk = Talk().begin()
-    talk.hear(
-        Prepare(run="r", epoch=1),
-        *plan(recv("x"), *[["add", ["x"], [f"{i:x}"], [], 0, {}] for i in range(2)]),
-    )
-    talk.hear(Commit(run="r", epoch=1))
-    run = talk.core._work.plans.runs["r"]
+    run = LoadedRun(name="r", owner=OWNER_KEY)
     for step in range(40):
-        talk.hear(Execute(run="r", epoch=1, program="p", step=step))
-        name = next(iter(talk.core._work._executions))
-        del talk.core._work._executions[name]
+        name = Name("r", 1, "p", step)
         run.answered(name, (Done(), (bytes(50 * n_rows),)))
         assert (
             sum(len(answer[1][0]) for answer in run.answers.values() if answer)
@@ -223,19 +227,13 @@ def test_aborted_sends_to_nobody_are_not_kept():
 
     What is aborted is not among what waits.
     """
-    talk = (
-        Talk()
-        .begin()
-        .roster()
-        .load(WAITS, ["send", ["x"], [], [], 0, {"peer": "home", "name": "x"}])
-    )
-    talk.core._outgoing.lose(OWNER_KEY)
+    talk = Talk().begin().roster().load(recv("x", "phone"), send("x"))
     for step in range(50):
         talk.hear(Execute(run="r", epoch=1, program="p", step=step))
-        talk.hear(value(step=step, transfer=step + 1), EIGHT)
-        talk.core._outgoing.lose(OWNER_KEY)
+        talk.hear(value(step=step, transfer=step + 1), EIGHT, sender=MEMBER_SENDER)
+        assert talk.core.held.n_leaving == 1
         talk.hear(Abort(run="r", epoch=1, program="p", step=step))
-    assert sum(map(len, talk.core._outgoing._waiting.values())) == 0
+    assert talk.core.held.n_leaving == 0
 
 
 def test_ordinary_work_is_far_from_all_of_it():
@@ -257,4 +255,4 @@ def test_ordinary_work_is_far_from_all_of_it():
                 codes(talk.hear(value(f"x{i}", step=step, transfer=1 + i + 64 * step), EIGHT)) == []
             )
     assert codes(talk.hear(Prepare(run="r", epoch=2), *plan(*rows, segments=("s",)))) == []
-    assert talk.core._worker.behind_bytes < MAX_BEHIND_BYTES / 100
+    assert talk.core.held.order_bytes < MAX_BEHIND_BYTES / 100

@@ -21,6 +21,7 @@ from potluck_agent.core.events import (
     Store,
     ToPeer,
 )
+from potluck_agent.core.held import Held
 from potluck_agent.core.machine import Core
 from potluck_wire.documents import dump
 from potluck_wire.frames import decode, encode
@@ -171,9 +172,7 @@ def test_every_value_arrives_once_and_whole_however_often_a_link_breaks(seed, nb
     assert world.home == world.data
     assert world.done == {(key, step): 1 for key in (LEFT, RIGHT) for step in range(N_STEPS)}
     for core in world.cores.values():
-        assert core._incoming.space._holders == {}
-        assert not core._incoming.busy
-        assert not core._outgoing.busy
+        assert core.held == Held()
 
 
 @pytest.mark.parametrize("link_bytes_per_s", [1e5, 1e6, 1e8])

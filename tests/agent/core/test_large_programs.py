@@ -8,8 +8,8 @@ import pytest
 from tests.agent.core.core_talk import OWNER_KEY, Talk, add, cut, recv, send, value
 
 from potluck_agent.core.backlog import N_IN_A_ROUND, N_ON_THE_SPOT, Backlog
-from potluck_agent.core.early_values import EarlyValues
 from potluck_agent.core.events import PeerRevoked, Store, ToPeer, ToWorker
+from potluck_agent.core.held import Held
 from potluck_agent.core.send_queue import MAX_AT_ONCE
 from potluck_wire.messages import (
     Abort,
@@ -18,6 +18,7 @@ from potluck_wire.messages import (
     Done,
     Execute,
     Failed,
+    Freed,
     Ping,
     Pong,
     Prepare,
@@ -132,13 +133,12 @@ def test_what_is_aborted_in_the_midst_goes_on_no_more_and_gives_back_its_places(
     for i in range(n_values):
         talk.hear(value(f"x{i}", transfer=1 + i), bytes(8))
     talk.hear(Execute(run="r", epoch=1, program="p"))
-    assert talk.core._work.is_starting
+    assert talk.core.wake_s() == talk.now_s  # more is ready than was seen to at once
     actions = talk.hear(ABORT)
     assert [failed.text for failed in told(actions, Failed)] == ["it was aborted"]
     later = talk.rounds([])
     assert not told(later, Value)
-    assert talk.core._incoming.space._allocator.used_bytes == 0
-    assert not talk.core._outgoing.busy
+    assert talk.core.held == Held()
 
 
 def test_a_value_that_came_early_and_is_not_used_yet_is_known_when_it_comes_again():
@@ -221,7 +221,7 @@ def test_early_values_that_the_worker_holds_are_no_more_than_its_memory():
         )
         for order in [a.message for a in actions if isinstance(a, ToWorker)]:
             taken_bytes += order.nbytes
-            talk.core._work.freed(order.offset, talk.now_s)  # the worker has copied it
+            talk.work(Freed(offset=order.offset))  # it has copied it
         n_rejected += len(told(actions, Rejected))
     assert taken_bytes == 8192
     assert n_rejected == 12
@@ -233,7 +233,7 @@ def test_nothing_is_left_of_early_values_when_they_are_taken_or_dropped():
         talk.hear(value(step=step, transfer=1 + step), bytes(8))
     talk.hear(Execute(run="r", epoch=1, program="p", step=0))
     talk.hear(Abort(run="r", epoch=1, program="p", step=1))
+    held = talk.core.held
+    assert (held.n_early, held.n_early_instructions, held.early_bytes) == (3, 3 * 2, 0)
     talk.core.handle(PeerRevoked(OWNER_KEY), talk.now_s)
-    early = talk.core._work._early
-    assert isinstance(early, EarlyValues)
-    assert (early._n_instructions, early._worker_bytes, early._waiting) == (0, 0, {})
+    assert talk.core.held == Held()

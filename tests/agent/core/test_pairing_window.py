@@ -93,11 +93,11 @@ def test_the_device_shows_no_proof_before_it_has_seen_one():
 
 
 def test_a_reflected_message_is_refused():
-    _, agent = sides()
-    agent.receive(PairHello(major=1, name="ada", key=NOTEBOOK))
-    own = agent._share
+    """The first share is the notebook's: its own words come back to it."""
+    controller, agent = sides()
+    own = controller.receive(agent.receive(controller.first()))
     with pytest.raises(PairingFailed) as failure:
-        agent.receive(PairShare(share=own))
+        controller.receive(own)
     assert failure.value.code == "malformed"
 
 

@@ -1,26 +1,77 @@
 """What raises in the loop beside the core's events costs nobody the agent."""
 
-from unittest.mock import MagicMock
-
 import pytest
+import zmq
+from tests.agent.core.core_talk import settings
 
+from potluck_agent.core.machine import Core
+from potluck_agent.keys import Identity
 from potluck_agent.net.event_loop import EventLoop
+from potluck_agent.net.inflow import Inflow
+from potluck_agent.net.pairing_listener import PairingListener
+from potluck_agent.net.peer_connections import PeerConnections
+from potluck_agent.net.worker_supervisor import WorkerSupervisor
 
-PARTS = {"_reception": "tick", "_links": "tick", "_inflow": "check", "_workplace": "listen"}
+STEPS = {
+    PairingListener: "tick",
+    PeerConnections: "tick",
+    Inflow: "check",
+    WorkerSupervisor: "listen",
+    Core: "handle",
+}
+BREAKABLE = [part for part in STEPS if part is not Core]  # which has a defence of its own
 
 
-@pytest.mark.parametrize("broken", PARTS)
-def test_a_part_that_cannot_do_its_tick_keeps_no_other_from_it(broken):
-    loop = EventLoop.__new__(EventLoop)
-    loop._core, loop._sources = MagicMock(), MagicMock()
-    loop._look_at_peers, loop._feed = MagicMock(), MagicMock()
-    for part, step in PARTS.items():
-        setattr(loop, part, MagicMock(**{f"{step}.return_value": 0}))
-    error = OSError(24, "Too many open files")
-    getattr(getattr(loop, broken), PARTS[broken]).side_effect = error
-    loop._tick(1.0)
-    for part, step in PARTS.items():
-        getattr(getattr(loop, part), step).assert_called_once()
-    loop._feed.assert_called_once()
-    ((_, told),) = [call.args for call in loop._core.fault.call_args_list]
-    assert told is error
+@pytest.fixture
+def done(monkeypatch):
+    """Whose steps the loop has begun."""
+    begun = []
+    for part, name in STEPS.items():
+        step = getattr(part, name)
+
+        def noted(self, *given, part=part, step=step):
+            begun.append(part)
+            return step(self, *given)
+
+        monkeypatch.setattr(part, name, noted)
+    return begun
+
+
+@pytest.fixture
+def noted():
+    return []
+
+
+@pytest.fixture
+def loop(tmp_path, noted):
+    public, secret = (part.decode() for part in zmq.curve_keypair())
+    made = EventLoop(
+        core=Core(settings()),
+        identity=Identity(public=public, secret=secret),
+        state_dir=tmp_path,
+        name="jetson",
+        host="127.0.0.1",
+        port=0,
+        trusted=(),
+        start_worker=lambda: pytest.fail("nobody needs one"),
+        meter=None,
+        note=noted.append,
+    )
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("broken", BREAKABLE)
+def test_a_part_that_cannot_do_its_tick_keeps_no_other_from_it(
+    loop, noted, done, monkeypatch, broken
+):
+    def fail(self, *given):
+        done.append(broken)
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(broken, STEPS[broken], fail)
+    loop.run(lambda: setattr(loop, "stopping", True))  # after the first tick
+    assert sorted(map(str, done)) == sorted(map(str, STEPS))
+    (text,) = noted
+    assert "a fault in the agent" in text
+    assert "Too many open files" in text

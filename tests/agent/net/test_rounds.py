@@ -9,9 +9,9 @@ import pytest
 from tests.agent.core.core_talk import recv
 
 from potluck_agent.core.run_state import read_load
-from potluck_agent.net.event_loop import AT_ONCE, BYTES_AT_ONCE, EventLoop
 from potluck_agent.net.inflow import SOURCE, Inflow, Inlet
-from potluck_wire.incoming import SKIPPED_AT_ONCE, MessageReader, most_frames
+from potluck_agent.net.intake import AT_ONCE, BYTES_AT_ONCE, Intake
+from potluck_wire.incoming import SKIPPED_AT_ONCE, most_frames
 from potluck_wire.limits import KIB, MAX_BUFFER_BYTES, MIB
 from potluck_wire.messages import Channel
 
@@ -68,19 +68,9 @@ class Cuts(Inflow):
         self.cuts.append(connection.descriptor)
 
 
-def loop_with(channel, router):
-    """A loop that only reads, and what it takes."""
-    net, taken = EventLoop.__new__(EventLoop), []
-    net._sources, net._sockets = Sources(), type("Sockets", (), {"routers": {channel: router}})()
-    net._readers, net._inflow = {channel: MessageReader(channel, n_routes=1)}, Cuts()
-    net._take = lambda channel, route, frames: taken.append(len(frames))
-    return net, taken
-
-
 def taken_in_one_round(channel, n_messages, nbytes):
     router = Router(n_messages, nbytes)
-    net, _ = loop_with(channel, router)
-    net._read_router(channel)
+    Intake(Sources(), Cuts(), lambda *_: None).read(channel, {channel: router})
     return n_messages - router.n_left
 
 
@@ -91,14 +81,15 @@ def test_a_message_of_any_length_takes_a_few_frames_of_a_round_and_its_sender_is
 ):
     """Over a million empty frames took ten seconds, and nobody's pulse was answered meanwhile."""
     router = Router(3, nbytes, n_frames=100_000)
-    net, taken = loop_with(channel, router)
+    cuts, taken = Cuts(), []
+    intake = Intake(Sources(), cuts, lambda channel, route, frames: taken.append(len(frames)))
     while router.n_left:
         before = router.n_given
-        net._read_router(channel)
+        intake.read(channel, {channel: router})
         assert router.n_given - before <= SKIPPED_AT_ONCE + most_frames(channel) + 2
     assert len(taken) == 3  # each is answered once, as no message
     assert all(n_frames <= most_frames(channel) + 1 for n_frames in taken)
-    assert net._inflow.cuts == [FOE] * 3
+    assert cuts.cuts == [FOE] * 3
 
 
 @pytest.mark.parametrize("nbytes", [0, KIB, 64 * KIB, MIB, 4 * MIB, MAX_BUFFER_BYTES])

@@ -91,7 +91,7 @@ def test_without_any_authenticator_nobody_comes_in(channel):
     made = server_sockets.ServerSockets(context, identity, lambda key: True, "127.0.0.1", 0)
     made.zap.unbind("inproc://zeromq.zap.01")
     keys = tuple(part.decode() for part in zmq.curve_keypair())
-    visitor = server_sockets._Visitor(context, made, identity, channel, "stranger", keys)
+    visitor = server_sockets.Visitor(context, made, identity, channel, "stranger", keys)
     try:
         assert visitor.monitor.poll(PATIENCE_S * 1000)
         visitor.watch()
@@ -106,9 +106,9 @@ def test_without_any_authenticator_nobody_comes_in(channel):
 # --- the self-test --------------------------------------------------------------------------------
 
 
-def knock():
+def knock(context=None):
     """Open a door and test it as at the start of an agent."""
-    context = zmq.Context()
+    context = context or zmq.Context()
     identity = Identity(public=KEY, secret=SECRET.decode())
     made = None
     try:
@@ -125,32 +125,25 @@ def test_a_sound_door_passes():
 
 
 def without(option, value):
-    """A ROUTER whose `option` is set to something weaker."""
+    """A context whose ROUTERs have this value for this option (None: they lack it)."""
 
-    def weak(self, channel, port):
-        router = self._context.socket(zmq.ROUTER)
-        router.linger = LINGER_MS
-        settings = {
-            "curve_server": True,
-            "curve_publickey": self._identity.public.encode(),
-            "curve_secretkey": self._identity.secret.encode(),
-            "zap_domain": ZAP_DOMAIN.encode(),
-            "router_mandatory": True,
-        }
-        for name, setting in (settings | {option: value}).items():
-            if setting is not None:
-                setattr(router, name, setting)
-        router.bind(server_sockets.endpoint(self.host, port))
-        return router
+    class Weak(zmq.Socket):
+        def __setattr__(self, name, told):
+            set_to = value if name == option else told
+            if set_to is not None:
+                super().__setattr__(name, set_to)
 
-    return weak
+    class Context(zmq.Context):
+        def socket(self, kind, **more):
+            return super().socket(kind, **({"socket_class": Weak} if kind == zmq.ROUTER else more))
+
+    return Context()
 
 
 @pytest.mark.parametrize(("option", "value"), [("curve_server", False), ("zap_domain", None)])
-def test_a_weakened_socket_keeps_the_agent_from_starting(monkeypatch, option, value):
-    monkeypatch.setattr(server_sockets.ServerSockets, "_router", without(option, value))
+def test_a_weakened_socket_keeps_the_agent_from_starting(option, value):
     with pytest.raises(AgentError, match="self-test failed"):
-        knock()
+        knock(without(option, value))
 
 
 def test_an_authenticator_that_says_yes_keeps_the_agent_from_starting(monkeypatch):

@@ -92,7 +92,12 @@ def test_a_worker_that_closes_its_pipe_before_it_ends_has_its_own_last_word(ling
 
 
 def test_a_worker_killed_while_the_system_ran_out_of_memory_is_out_of_memory(link, monkeypatch):
-    monkeypatch.setattr("potluck_agent.worker.launch._kernel_kills", lambda: 10**9)
+    read = Path.read_text
+    monkeypatch.setattr(
+        Path,
+        "read_text",
+        lambda path: f"oom_kill {10**9}\n" if path == Path("/proc/vmstat") else read(path),
+    )
     os.kill(link.pid, signal.SIGKILL)
     assert last_words(link)[0] == FailureCause.MEMORY
 

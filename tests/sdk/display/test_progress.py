@@ -10,6 +10,8 @@ from tests.timeouts import PATIENCE_S
 from potluck.display import progress
 from potluck.handle import Handle
 
+HIDDEN, SHOWN = "\x1b[?25l", "\x1b[?25h"  # the cursor, while bars are drawn and after
+
 
 def work(title="profiling"):
     """A handle whose work goes on until its test lets it: (handle, task, let it end)."""
@@ -60,9 +62,11 @@ def test_several_handles_share_one_region_that_closes_with_the_last(console):
     terminal.follow(first[0])
     terminal.follow(second[0])
     end(first[0], first[2])
-    assert console._live_stack
+    assert console.file.getvalue().count(HIDDEN) == 1
+    assert SHOWN not in console.file.getvalue()
     end(second[0], second[2], ValueError("a failure ends it too"))
-    assert not console._live_stack
+    assert console.file.getvalue().count(HIDDEN) == 1
+    assert SHOWN in console.file.getvalue()
     third = work("third")
     terminal.follow(third[0])
     end(third[0], third[2])
@@ -89,7 +93,7 @@ def test_a_missing_rich_is_silence(monkeypatch):
 
     monkeypatch.setattr(sys, "stderr", Tty())
     monkeypatch.setitem(sys.modules, "rich.console", None)
-    monkeypatch.setattr(progress, "_shared", None)
+    progress.terminal.cache_clear()
     handle, task, let_go = work()
     progress.attach(handle)
     task.update(0.5)
@@ -134,7 +138,7 @@ def test_a_handle_at_the_end_of_its_cell_has_one_bar_and_elsewhere_one_that_move
 
     monkeypatch.setattr(display, "display", shown)
     monkeypatch.setattr(progress, "in_notebook", lambda: True)
-    monkeypatch.setattr(progress, "_cell", lambda: cell[0])
+    monkeypatch.setattr(progress, "current_cell", lambda: cell[0])
     handle, task, let_go = work()  # attached as it is made
     cell[0] = shown_in
     progress.show(handle)

@@ -143,7 +143,7 @@ def test_every_open_cut_gives_the_same_output(made):
     whole = loaded(model.segment(0, len(model.layers()))[1], model.state())
     x = case.inputs(3)
     (expected,) = whole.forward((x,))
-    line = model._inference.line
+    line = model.traced_line()
     cuts = line.open_cuts()
     assert cuts
     for cut in cuts:

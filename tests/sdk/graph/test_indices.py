@@ -37,7 +37,7 @@ CASES = {
 def test_bounds_are_read_off_the_graph(case):
     (net, x, y), loss, bounds = CASES[case]
     model = potluck.Model.from_torch(net, x, loss=loss, example_targets=y)
-    assert index_bounds(model._laid_out(True).line.traced) == bounds
+    assert index_bounds(model.laid_out(True).line.traced) == bounds
     assert model.check_inputs(x, y, train=True) == 2
 
 

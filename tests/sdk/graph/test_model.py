@@ -316,7 +316,7 @@ class SequenceFirst(nn.Module):
 
 def test_no_cut_where_rows_are_not_in_the_first_dimension():
     model = Model.from_torch(SequenceFirst(), torch.randn(2, 5, 4))
-    line = model._inference.line
+    line = model.traced_line()
     operators = [line.traced.graph.nodes[line.bound[cut] - 1].op for cut in line.open_cuts()]
     assert operators == ["aten.linear.default", "aten.transpose.int"]
 

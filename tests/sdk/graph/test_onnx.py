@@ -4,6 +4,7 @@ And the validator's refusals.
 """
 
 import warnings
+from collections.abc import Iterable
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -69,9 +70,12 @@ def loaded(model: Model, start: int, stop: int) -> OnnxSegment:
 
 
 def chained(model: Model, bounds: tuple[int, ...], x: torch.Tensor) -> torch.Tensor:
+    return passed_on([loaded(model, start, stop) for start, stop in pairwise(bounds)], x)
+
+
+def passed_on(segments: Iterable[OnnxSegment], x: torch.Tensor) -> torch.Tensor:
     values, outputs = {"input": x}, ()
-    for start, stop in pairwise(bounds):
-        segment = loaded(model, start, stop)
+    for segment in segments:
         outputs = segment.forward([values[p.name] for p in segment.graph.inputs])
         values |= {p.name: y for p, y in zip(segment.graph.outputs, outputs, strict=True)}
     return outputs[0]
@@ -148,14 +152,15 @@ def test_a_value_that_passes_through_a_segment(tmp_path):
     del model.graph.initializer[:]
     model.graph.node.extend(nodes)
     read = Model.from_onnx(saved(tmp_path, model))
-    whole = read._inference
-    bounds = (0, 2, 3, 4)
+    whole, bounds = read.laid_out(), (0, 2, 3, 4)
     crossing = crossings(whole.line, bounds, branched=False)
-    read._inference = replace(whole, bounds=bounds, records=whole.records * 3, crossings=crossing)
-    assert [t.name for t in read.segment(1, 2)[0].inputs] == ["v1", "v2"]
-    assert [t.name for t in read.segment(1, 2)[0].outputs] == ["v1", "v3"]
+    cut = replace(whole, bounds=bounds, records=whole.records * 3, crossings=crossing)
+    graphs = [cut.graph(start, start + 1) for start in range(3)]
+    assert [port.name for port in graphs[1].inputs] == ["v1", "v2"]
+    assert [port.name for port in graphs[1].outputs] == ["v1", "v3"]
     x = torch.randn(3, 4)
-    assert torch.allclose(chained_all(read, x), x.relu() + (-x.relu()).exp())
+    segments = [OnnxSegment(read.document_of(graph), torch_arrays) for graph in graphs]
+    assert torch.allclose(passed_on(segments, x), x.relu() + (-x.relu()).exp())
 
 
 # --- made of torch's operators --------------------------------------------------------------------

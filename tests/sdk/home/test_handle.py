@@ -177,11 +177,11 @@ def test_ctrl_c_while_waiting_cancels_the_work(monkeypatch):
 
     made = Handle(work)
 
-    def interrupted(timeout=None):
+    def interrupted(future, timeout=None):
         go.set()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(made._future, "result", interrupted)
+    monkeypatch.setattr("potluck.handle.Future.result", interrupted)
     with pytest.raises(KeyboardInterrupt):
         made.wait()
     assert stopped.is_set()

@@ -216,7 +216,7 @@ def test_links_change_as_the_script_says(lab):
     )
     wait_for_script(lab)
     before = crossed_bytes(lab_of(lab).links, "air")
-    assert lab_of(lab).links._flows[-1].wait(PATIENCE_S) == 0
+    assert lab_of(lab).links.flows[-1].wait(PATIENCE_S) == 0
     assert crossed_bytes(lab_of(lab).links, "air") > before
     lab.play([Loss(at_s=0, medium="air", loss_frac=0.0)] * len(lossy))
     wait_for_script(lab)

@@ -295,10 +295,10 @@ def test_a_device_that_came_back_as_another_process_is_known(monkeypatch, port):
 
     with agent() as connection:
         relay = asyncio.run(relay_of_it())
-        assert relay._source(connection) == "b"
-    assert relay._source(connection) == HOME
+        assert relay.source_of(connection) == "b"
+    assert relay.source_of(connection) == HOME
     with agent() as connection:
-        assert relay._source(connection) == "b"
+        assert relay.source_of(connection) == "b"
 
 
 def test_other_links_are_refused(tmp_path):

@@ -238,7 +238,7 @@ def test_an_onnx_file_is_shared_too(home, tmp_path, monkeypatch):
         )
     with torch.no_grad():
         expected = net(x)
-    made, batch = accelerate_module._read(tmp_path / "net.onnx", x)
+    made, batch = accelerate_module.read_model(tmp_path / "net.onnx", x)
     assert batch == 2
     with fast_of(home, made, x) as fast:
         for entry in fast.table.entries:

@@ -14,7 +14,9 @@ import potluck
 from potluck.errors import PotluckError, RequestFailed
 from potluck.offload import accelerated as fast_module
 from potluck.offload import drift
+from potluck.offload.deployment import OffloadDeployment
 from potluck.offload.plan.search_spec import SearchSpec
+from potluck.run.device_group import DeviceGroup
 from potluck.sessions.agent_specs import Spec
 from potluck.testing.faults import agents_of, memory_of
 
@@ -61,14 +63,13 @@ def test_a_request_that_fails_only_where_it_is_shared_is_answered_and_the_helper
     wrong = {"input": torch.full((2, 9, 4), 99.0)}
     with torch.no_grad(), fast_of(home, net, good) as fast:
         fast.bytes_per_s = 1e8
-        group = fast._loaded.group
-        execute = group.execute
+        execute = DeviceGroup.execute
         with monkeypatch.context() as patch:
             patch.setattr(
-                group,
+                DeviceGroup,
                 "execute",
-                lambda *args, **more: execute(
-                    *args, **(more | {"batch": wrong} if args[0] else more)
+                lambda group, epoch, *args, **more: execute(
+                    group, epoch, *args, **(more | {"batch": wrong} if epoch else more)
                 ),
             )
             check(fast(good), net(good))
@@ -87,15 +88,15 @@ def test_a_race_that_the_device_lost_makes_no_later_request_late(home, monkeypat
     monkeypatch.setattr(fast_module, "LATE_S", 0.0)
     net, x = family("vgg")
     with torch.no_grad(), fast_of(home, net, x) as fast:
-        expected, start, alone = net(x), fast._loaded.start, []
+        expected, start, alone = net(x), OffloadDeployment.start, []
 
-        def start_held(compiled, named):
+        def start_held(loaded, compiled, named):
             if compiled is not fast.alone:
-                return start(compiled, named)
+                return start(loaded, compiled, named)
             alone.append(Future())
             return alone[-1]
 
-        monkeypatch.setattr(fast._loaded, "start", start_held)
+        monkeypatch.setattr(OffloadDeployment, "start", start_held)
         for n_races in (1, 2):
             for _ in range(3):
                 fast.bytes_per_s = 1e8
@@ -127,12 +128,17 @@ def test_a_request_is_answered_when_the_helper_dies_and_it_helps_again_when_it_i
     with fast_of(robot_home, net, x, slow_s=1.0, fast_s=1e-3) as fast:
         fast.bytes_per_s = 1e8
         assert fast.table.at(1e8).program is not None
-        answers = []
-        before = fast._loaded._n_steps
+        answers, begun, start = [], threading.Event(), OffloadDeployment.start
+
+        def start_told(*request):
+            future = start(*request)
+            begun.set()
+            return future
+
+        monkeypatch.setattr(OffloadDeployment, "start", start_told)
         request = threading.Thread(target=lambda: answers.append(fast(x)))
         request.start()
-        # both have their orders; the helper takes its time
-        wait_until(lambda: fast._loaded._n_steps > before)
+        assert begun.wait(PATIENCE_S)  # both have their orders; the helper takes its time
         agents_of(robot_home).kill("server")
         request.join(PATIENCE_S)
         check(answers[0], expected)
@@ -211,7 +217,7 @@ def test_closing_ends_a_search_that_is_under_way(home, monkeypatch):
                 ended.set()
 
         monkeypatch.setattr(SearchSpec, "search", searches_on)
-        monkeypatch.setattr(fast._speeds, "wrong", lambda: {"local-1": 2.0})
+        monkeypatch.setattr(drift.DriftMonitor, "wrong", lambda _: {"local-1": 2.0})
         assert begun.wait(PATIENCE_S)
         late = threading.Timer(PATIENCE_S, ended.set)
         late.start()

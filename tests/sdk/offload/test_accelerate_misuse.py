@@ -14,6 +14,7 @@ from potluck.handle import Task
 from potluck.offload import accelerated as fast_module
 from potluck.offload.accelerate import accelerate
 from potluck.offload.accelerated import AcceleratedModel
+from potluck.testing.inside import link_of
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.usefixtures("nobody_asks")
@@ -114,9 +115,10 @@ def test_it_shows_what_it_does_now_and_tells_that_it_is_closed_and_is_closed_twi
 
 def test_it_can_be_closed_after_its_home(own_home):
     net, x = family("vgg")
+    before = set(threading.enumerate())
     fast = AcceleratedModel(
-        own_home._link, own_home.devices, case(own_home, net, x), tuple, None, Task()
+        link_of(own_home), own_home.devices, case(own_home, net, x), tuple, None, Task()
     )
     own_home.close()
     fast.close()
-    assert not fast._upkeep.thread.is_alive()
+    assert set(threading.enumerate()) <= before

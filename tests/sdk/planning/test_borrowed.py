@@ -8,7 +8,7 @@ from tests.sdk.planning.homes import random_branches, random_home
 
 from potluck.bench.large_homes import LargeHome
 from potluck.planning import check_plan
-from potluck.planning.baselines.edgeshard import _best
+from potluck.planning.baselines.edgeshard import best_chains
 from potluck.planning.registry import RIVALS
 from potluck.planning.search import anytime, borrowed
 from potluck.planning.search.anytime import search
@@ -101,9 +101,9 @@ def test_below_a_limit_edgeshard_finds_as_good_pipelines_as_without_one(workload
     """Of equally good ones it may be another."""
     problem = many("mixed", "switch", workload, n=6)
     names, limited = [device.name for device in problem.devices], CostTable(problem)
-    everything = [value for value, *_ in _best(CostTable(problem), names, 2)]
+    everything = [value for value, *_ in best_chains(CostTable(problem), names, 2)]
     limited.limit_s = everything[len(everything) // 2] * problem.workload.batch / 2 * (1 + 1e-9)
-    found = [value for value, *_ in _best(limited, names, 2)]
+    found = [value for value, *_ in best_chains(limited, names, 2)]
     assert found == everything[: len(found)]
     assert len(everything) > len(found) >= len(everything) // 2
 
@@ -153,5 +153,5 @@ def test_a_plan_that_one_move_of_a_device_makes_better_is_made_better(monkeypatc
     alone_s = board.score(single)
     monkeypatch.setattr(anytime, "neighbours", lambda *_: iter(()))
     places = Places(board.table)
-    list(anytime._improve(board, [single], 50, places.regrouped))
+    list(anytime.improve(board, [single], 50, places.regrouped))
     assert board.best < alone_s

@@ -84,7 +84,7 @@ def test_no_pass_is_made_twice_and_who_borrows_nothing_asks_nobody(monkeypatch):
         made.extend((effort.n_cuts, effort.pipelines_only) for effort in efforts)
         return iter(())
 
-    monkeypatch.setattr(anytime, "_passes", passes)
+    monkeypatch.setattr(anytime, "passes", passes)
     monkeypatch.setattr(
         borrowed, "in_time", lambda planner, *_: pytest.fail(f"{planner.__name__} was asked")
     )

@@ -14,7 +14,7 @@ from potluck.profile import library
 ROOT = Path(__file__).parents[3]
 ASK = """
 from potluck.profile import library
-print(library._folder())
+print(library.folder())
 print({kind: library.names(kind) for kind in library.SUFFIX})
 print(library.load_home("smart-home-2").devices[0].memory_bytes)
 """

@@ -27,27 +27,35 @@ def hasty():
     sys.setswitchinterval(usual)
 
 
-class Seen(list):
-    """Steps during whose reading, at the last moment, another one is handed out."""
+class Step(Future):
+    """A step that is not taken yet; whoever looks whether it is has `seen` called, once."""
 
-    def __init__(self, steps, hand_out):
-        super().__init__(steps)
-        self.hand_out = [hand_out]
+    seen = None
 
-    def __iter__(self):
-        yield from super().__iter__()
-        if self.hand_out:
-            self.hand_out.pop()()
+    def done(self):
+        seen, self.seen = self.seen, None
+        if seen is not None:
+            seen()
+        return super().done()
 
 
 @pytest.fixture
-def crossing(home, monkeypatch):
+def steps():
+    """Those that were handed out."""
+    return []
+
+
+@pytest.fixture
+def crossing(home, steps, monkeypatch):
     """On the way from one device to another, with shadows that take no step yet."""
     _, model = make_model("mlp")
     run = home.deploy(make_plan(model, ((A,), (4,)), micro_batch=4), model).wait()
     crossing = PlanMigration(engine_of(run), make_plan(model, ((B,), (4,)), micro_batch=4))
-    monkeypatch.setattr(engine_of(run).group, "execute", lambda *_, **__: Future())
-    monkeypatch.setattr(crossing, "_most_behind", lambda _: sys.maxsize)
+    monkeypatch.setattr(
+        engine_of(run).group, "execute", lambda *_, **__: steps.append(Step()) or steps[-1]
+    )
+    monkeypatch.setattr(migration, "MOST_BEHIND", sys.maxsize)  # nobody waits for the shadows
+    monkeypatch.setattr(migration, "ARENA_FRAC", float(2**40))
     yield crossing
     run.close()
 
@@ -57,11 +65,11 @@ def follow(crossing, step):
     crossing.follow("train", step, {"x": x, "y": y})
 
 
-def test_a_step_handed_out_while_somebody_looks_how_far_they_are_is_waited_for(crossing):
+def test_a_step_handed_out_while_somebody_looks_how_far_they_are_is_waited_for(crossing, steps):
     follow(crossing, 0)
-    crossing._behind = Seen(crossing._behind, lambda: follow(crossing, 1))
-    crossing._n_behind()
-    assert crossing._n_behind() == 2
+    steps[0].seen = lambda: follow(crossing, 1)
+    assert crossing.n_behind == 1  # as it was when somebody began to look
+    assert crossing.n_behind == 2
 
 
 def test_no_step_is_lost_however_often_somebody_looks(crossing, hasty):
@@ -69,7 +77,7 @@ def test_no_step_is_lost_however_often_somebody_looks(crossing, hasty):
 
     def look():
         while not over.is_set():
-            crossing._n_behind()
+            _ = crossing.n_behind
 
     looking = threading.Thread(target=look)
     looking.start()
@@ -77,7 +85,7 @@ def test_no_step_is_lost_however_often_somebody_looks(crossing, hasty):
         follow(crossing, step)
     over.set()
     looking.join()
-    assert crossing._n_behind() == 200
+    assert crossing.n_behind == 200
 
 
 def test_whoever_waits_for_shadows_looks_again_only_when_one_has_taken_a_step(home, monkeypatch):

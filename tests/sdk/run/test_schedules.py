@@ -89,9 +89,9 @@ def test_transfers_that_take_turns_change_when_and_not_what(home, deep, alone):
     air = Medium(name="air", capacity_bytes_per_s=20e3)
     ends = [A, B, "home"]
     paths = {(x, y): Path(media=(("air", 1),)) for x in ends for y in ends if x != y}
-    home._profiles[model.signature] = replace(profile, network=Network(media=(air,), paths=paths))
+    slow = replace(profile, network=Network(media=(air,), paths=paths))
     plan = make_plan(model, *STAGES, micro_batch=4, n_micro_batches=4)
-    run = home.deploy(plan, model, order_transfers=True).wait()
+    run = home.deploy(plan, model, order_transfers=True, profile=slow).wait()
     assert engine_of(run).edition.compiled["train"].together
     history = run.fit(make_data("mlp", 16), epochs=10).wait()
     losses, _ = alone

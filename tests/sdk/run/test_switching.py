@@ -15,7 +15,7 @@ from potluck.errors import DeviceGone, OutOfMemory, PlanError
 from potluck.handle import CancelledError
 from potluck.sessions.agent_specs import Spec
 from potluck.testing.faults import at, memory_of
-from potluck.testing.inside import engine_of, runs_of
+from potluck.testing.inside import engine_of, evaluation_of, runs_of
 from potluck.testing.memory import memory_home
 
 torch = pytest.importorskip("torch")
@@ -179,7 +179,7 @@ def test_a_run_answers_while_it_trains_and_switches_and_each_step_is_told_once(l
     for _ in range(3):
         answer, evaluation = run(x[:4]), None
         while evaluation is None:  # the switch may just have taken it away
-            answer, evaluation = run(x[:4]), run._evaluation
+            answer, evaluation = run(x[:4]), evaluation_of(run)
     net = make_net().eval()
     net.load_state_dict(alone(evaluation.step)[1])
     assert torch.allclose(answer, net(x[:4]), atol=1e-6)
@@ -195,15 +195,15 @@ def test_a_run_answers_while_it_trains_and_switches_and_each_step_is_told_once(l
 def test_what_is_asked_while_a_switch_ends_is_answered(lab, model, monkeypatch):
     run, (x, _) = lab.deploy(plan_of(model, "ab"), model).wait(), make_data()
     expected = run(x[:4])
-    asked = run._evaluation.run
-    ask = asked._engine.request
+    asked = evaluation_of(run).run
+    ask = engine_of(asked).request
 
     def switch_first(*request):
         monkeypatch.undo()
         run.switch(plan_of(model, "abc")).wait()
         return ask(*request)
 
-    monkeypatch.setattr(asked._engine, "request", switch_first)
+    monkeypatch.setattr(engine_of(asked), "request", switch_first)
     assert torch.equal(run(x[:4]), expected)
     assert not asked.is_open  # once it has answered
     assert torch.allclose(run(x[:4]), expected)
@@ -396,9 +396,14 @@ def test_memory_is_asked_for_both_plans_while_they_overlap(lab, model):
     engine = engine_of(run)
     from potluck.run.migration import PlanMigration
 
-    crossing, held = PlanMigration(engine, plan_of(model, "abc")), engine.edition.held_bytes
-    assert crossing._bytes(A, engine.edition) >= 2 * held(A)  # the old plan's, and the bridge's
-    assert crossing._bytes(C, engine.edition) == crossing._new.held_bytes(C)  # what it shadows
+    old, plan = engine.edition, plan_of(model, "abc")
+    new, crossing = (
+        engine.next_edition(plan, old.optimizer, engine.sizes),
+        PlanMigration(engine, plan),
+    )
+    # the old plan's, and the bridge's
+    assert crossing.needs_bytes(A, old) >= 2 * old.held_bytes(A)
+    assert crossing.needs_bytes(C, old) == new.held_bytes(C)  # what it shadows
     run.close()
 
 

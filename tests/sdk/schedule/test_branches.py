@@ -86,11 +86,11 @@ def test_the_longest_way_to_the_end_counts():
 
 def test_two_branches_act_in_the_same_turn():
     order = check(policies.one_f_one_b(4, 2, [5, 3, 3, 1]), 2, before=DIAMOND)
-    turn = {str(action): turn for turn, action in order}
-    assert turn["1F0"] == turn["2F0"] == 1
-    assert turn["3F0"] == 2
-    assert turn["1B0"] == turn["2B0"]
-    assert turn["0B0"] == turn["1B0"] + 1
+    timestep = {str(action): timestep for timestep, action in order}
+    assert timestep["1F0"] == timestep["2F0"] == 1
+    assert timestep["3F0"] == 2
+    assert timestep["1B0"] == timestep["2B0"]
+    assert timestep["0B0"] == timestep["1B0"] + 1
 
 
 def test_a_branch_that_wants_more_than_its_stem_gives_is_refused():

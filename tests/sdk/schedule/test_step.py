@@ -89,10 +89,10 @@ class Vectors:
     def piece(self, i, k, vector, priority):
         return vector
 
-    def send(self, i, k, value, turn, priority):
+    def send(self, i, k, value, ring_step, priority):
         return value
 
-    def add(self, i, k, own, arrived, turn, priority):
+    def add(self, i, k, own, arrived, ring_step, priority):
         assert not own.keys() & arrived.keys()
         return own | arrived
 

@@ -10,11 +10,5 @@ def check_held(controller: Controller) -> None:
 
     AssertionError otherwise.
     """
-    for device, peer in controller._peers.items():
-        under_way = controller._executions.on(device)
-        expected = sum(sum(x.launch.expects.get(device, {}).values()) for x in under_way)
-        arrived = sum(
-            len(raw.data) for x in under_way for (at, _), raw in x.outputs.items() if at == device
-        )
-        held = peer.traffic.held_bytes + arrived
-        assert held <= expected, f"{held} bytes of {device} are held, {expected} are expected"
+    for device, values in controller.held().items():
+        assert values.here_bytes <= values.expected_bytes, device

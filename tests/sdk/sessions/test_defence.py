@@ -7,8 +7,8 @@ import zmq
 from tests.sdk.sessions.controller_play import Play
 from tests.timeouts import PATIENCE_S
 
-from potluck.errors import PotluckError, ProtocolError
-from potluck.sessions.connections import Keys
+from potluck.errors import ProtocolError
+from potluck.sessions.connections import Connection, Keys
 from potluck.sessions.controller import Controller
 from potluck.sessions.curve_link import CurveLink
 from potluck.sessions.events import Join, Received, Reject, RequestAll, Tick
@@ -69,8 +69,13 @@ def raises(*_):
 def test_a_real_link_lives_on(link, monkeypatch, what):
     with TakenOver(HONEST) as agent:
         join(link, agent).result(PATIENCE_S)
+        handle = Controller.handle
+
+        def raises_once(controller, event, now_s):
+            return raises() if isinstance(event, RequestAll) else handle(controller, event, now_s)
+
         with monkeypatch.context() as broken:
-            broken.setattr(Controller, "_request_all", raises)
+            broken.setattr(Controller, "handle", raises_once)
             if what == "the way out, too":
                 broken.setattr(Controller, "survive", raises)
             assert isinstance(link.ask(ASKED).exception(PATIENCE_S), ProtocolError)
@@ -82,8 +87,10 @@ def test_a_real_link_lives_on(link, monkeypatch, what):
 def test_an_action_that_cannot_be_done_costs_its_device(link, monkeypatch):
     with TakenOver(HONEST) as agent:
         with monkeypatch.context() as broken:
-            broken.setattr(CurveLink, "_connect", raises)
-            assert isinstance(join(link, agent).exception(PATIENCE_S), PotluckError)
+            broken.setattr(Connection, "open", raises)
+            error = join(link, agent).exception(PATIENCE_S)
+        assert isinstance(error, ProtocolError)
+        assert "could not be told or reached" in str(error)
         join(link, agent).result(PATIENCE_S)
 
 

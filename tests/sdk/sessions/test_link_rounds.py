@@ -2,20 +2,24 @@
 others wait.
 """
 
+import threading
+
 import pytest
 import zmq
 from tests.sdk.sessions.controller_play import Play, place
+from tests.timeouts import PATIENCE_S
 
 from potluck.errors import DeviceGone, ProtocolError
 from potluck.sessions import pending
-from potluck.sessions.connections import LONGEST_BYTES, Connection, Keys
-from potluck.sessions.curve_link import AT_ONCE, BYTES_AT_ONCE, CurveLink
+from potluck.sessions.connections import AT_ONCE, BYTES_AT_ONCE, LONGEST_BYTES, Connection, Keys
+from potluck.sessions.curve_link import CurveLink
 from potluck.sessions.events import Address, Connect, Disconnect, Join, Lost, Send
 from potluck.sessions.inflow import Inflow
 from potluck.sessions.spoken import MAX_STATEMENT_BYTES
 from potluck_wire import messages as m
 from potluck_wire import statement
-from potluck_wire.frames import encode
+from potluck_wire.errors import WireError
+from potluck_wire.frames import decode, encode
 from potluck_wire.incoming import SKIPPED_AT_ONCE, MessageReader, most_frames
 from potluck_wire.limits import (
     HIGH_WATER_MARK,
@@ -32,20 +36,30 @@ from potluck_wire.resolving import UNKNOWN
 DEVICES = 3_000  # more than Python calls within one another
 
 
-class Nowhere:
-    """A resolver that knows no host."""
+class Resolver:
+    """Gives every host the same address."""
+
+    def __init__(self, address):
+        self._address = address
 
     def address(self, host):
-        return UNKNOWN
+        return self._address
 
 
 @pytest.fixture
-def link():
-    """A link whose thread has ended: the test plays it."""
-    public, secret = (part.decode() for part in zmq.curve_keypair())
-    made = CurveLink(Keys(public=public, secret=secret), resolver=Nowhere())
-    made.close()
-    return made
+def link_of(monkeypatch):
+    """Makes links with a controller and a resolver of the test's."""
+    made = []
+
+    def make(controller, address):
+        public, secret = (part.decode() for part in zmq.curve_keypair())
+        monkeypatch.setattr("potluck.sessions.link.Controller", lambda name: controller)
+        made.append(CurveLink(Keys(public=public, secret=secret), resolver=Resolver(address)))
+        return made[-1]
+
+    yield make
+    for link in made:
+        link.close()
 
 
 class Chain:
@@ -54,12 +68,17 @@ class Chain:
     """
 
     def __init__(self, order):
-        self.order, self.seen = order, []
+        self.order, self.seen, self.over = order, [], threading.Event()
 
     def handle(self, event, now_s):
+        if not isinstance(event, Lost):
+            return []
         number = int(event.device)
         self.seen.append(number)
-        following = [self.order(str(number + 1))] if number + 1 < DEVICES else []
+        is_last = number + 1 == DEVICES
+        if is_last:
+            self.over.set()
+        following = [] if is_last else [self.order(str(number + 1))]
         return [*following, Disconnect(device=event.device)]
 
 
@@ -74,14 +93,11 @@ ORDERS = {
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_events_that_follow_from_one_another_are_handled_one_after_the_other(link, order):
-    controller = link._controller = Chain(ORDERS[order])
-    for number in range(DEVICES):
-        connect = Connect(device=str(number), address=Address(host="h", port=1), key="k")
-        link._connections[str(number)] = Connection(connect)
-    link._feed(Lost(device="0", error=DeviceGone("why", device="0")))
-    assert controller.seen == list(range(DEVICES))
-    assert link._connections == {}
+def test_events_that_follow_from_one_another_are_handled_one_after_the_other(link_of, order):
+    chain = Chain(ORDERS[order])
+    link_of(chain, UNKNOWN).tell(Lost(device="0", error=DeviceGone("why", device="0")))
+    assert chain.over.wait(PATIENCE_S)
+    assert chain.seen == list(range(DEVICES))
 
 
 class Frame(bytes):
@@ -120,25 +136,17 @@ class Endless:
         return frame
 
 
-def connect(link, channel, socket):
-    """As if this were the socket of a device called foe."""
-    wanted = Connect(device="foe", address=Address(host="h", port=1), key="k")
-    connection = link._connections["foe"] = Connection(wanted)
-    connection.sockets[channel] = socket
-    connection.readers[channel], connection.inflows[channel] = MessageReader(channel), Inflow()
-    link._sources[socket] = ("foe", channel, False)
-    return connection
+WANTED = Connect(device="foe", address=Address(host="h", port=1), key="k")
 
 
-class Notes:
-    """A controller that only notes what it is told."""
-
-    def __init__(self):
-        self.events = []
-
-    def handle(self, event, now_s):
-        self.events.append(event)
-        return []
+def connection_of(channel, socket):
+    """A connection with this socket."""
+    return Connection(
+        WANTED,
+        sockets={channel: socket},
+        readers={channel: MessageReader(channel)},
+        inflows={channel: Inflow()},
+    )
 
 
 FLOODS = {
@@ -149,37 +157,50 @@ FLOODS = {
 
 
 @pytest.mark.parametrize("what", FLOODS)
-def test_one_socket_takes_no_more_of_a_round_than_its_share(link, what):
+def test_one_socket_takes_no_more_of_a_round_than_its_share(what):
     channel, flood = FLOODS[what]
-    connect(link, channel, flood)
-    link._read(flood)
+    n_messages = len(list(connection_of(channel, flood).messages(channel)))
     one_bytes = sum(map(len, flood.frames))
-    assert 1 <= flood.n_messages <= AT_ONCE
-    assert (flood.n_messages - 1) * one_bytes < BYTES_AT_ONCE
-    assert flood.n_messages == AT_ONCE or flood.n_messages * one_bytes >= BYTES_AT_ONCE
+    assert n_messages == flood.n_messages
+    assert 1 <= n_messages <= AT_ONCE
+    assert (n_messages - 1) * one_bytes < BYTES_AT_ONCE
+    assert n_messages == AT_ONCE or n_messages * one_bytes >= BYTES_AT_ONCE
 
 
 @pytest.mark.parametrize("channel", LONGEST_BYTES)
-def test_a_message_without_an_end_ends_the_session(link, channel):
-    endless, controller = Endless(), Notes()
-    link._controller = controller
-    connect(link, channel, endless)
-    link._read(endless)
+def test_of_a_message_without_an_end_only_the_beginning_is_read_and_that_is_no_message(channel):
+    endless = Endless()
+    frames = next(connection_of(channel, endless).messages(channel))
     assert endless.n_frames <= SKIPPED_AT_ONCE + most_frames(channel) + 1
-    (lost,) = controller.events
-    assert isinstance(lost, Lost)
-    assert isinstance(lost.error, ProtocolError)
+    with pytest.raises(WireError):
+        decode(frames, channel)
+
+
+class Parting:
+    """A controller that connects to a device, and parts from it when it is lost."""
+
+    def __init__(self):
+        self.lost, self.is_joined, self.ticked = [], False, threading.Event()
+
+    def handle(self, event, now_s):
+        if isinstance(event, Join):
+            self.is_joined = True
+            return [WANTED]
+        if isinstance(event, Lost):
+            self.lost.append((event.device, type(event.error)))
+            return [Disconnect(device=event.device)]
+        if self.is_joined:
+            self.ticked.set()
+        return []
 
 
 @pytest.mark.parametrize("over_bytes", [0, 1])
-def test_a_device_of_whom_too_much_is_unread_is_parted_from(link, monkeypatch, over_bytes):
-    controller = link._controller = Notes()
-    connect(link, m.Channel.DATA, Flood(m.Credit()))
+def test_a_device_of_whom_too_much_is_unread_is_parted_from(link_of, monkeypatch, over_bytes):
     monkeypatch.setattr(Connection, "unread_bytes", lambda self: MAX_UNREAD_BYTES + over_bytes)
-    link._end_floods()
-    assert [(lost.device, type(lost.error)) for lost in controller.events] == [
-        ("foe", ProtocolError)
-    ] * over_bytes
+    controller = Parting()
+    link_of(controller, None).tell(Join(device="foe", address=WANTED.address, key="k"))
+    assert controller.ticked.wait(PATIENCE_S)
+    assert controller.lost == [("foe", ProtocolError)] * over_bytes
 
 
 def test_what_zeromq_holds_of_a_device_is_bounded_and_a_window_fits_in():

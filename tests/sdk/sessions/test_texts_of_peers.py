@@ -186,9 +186,9 @@ def test_the_command_line_and_tracebacks_show_it_harmless():
     (reject,) = [
         x for x in asked().hear("a", m.Failed(**place(), text=WORDS)) if isinstance(x, Reject)
     ]
-    assert hidden_in(str(reject.error)) == hidden_in(cli._one_line(reject.error)) == []
+    assert hidden_in(str(reject.error)) == hidden_in(cli.one_line(reject.error)) == []
 
 
 def test_who_refuses_to_pair_is_quoted_harmless():
-    error = pairing._failure(PairingFailed(WORDS, WORDS), "a")
+    error = pairing.refusal_of(PairingFailed(WORDS, WORDS), "a")
     assert hidden_in("".join(texts_of(error))) == []

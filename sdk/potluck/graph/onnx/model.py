@@ -181,7 +181,7 @@ class OnnxModel(Model):
         train, kind
             As for `Model`; there is one kind.
         """
-        return self.document_of(self._laid_out(train).graph(start, stop))
+        return self.document_of(self.laid_out(train).graph(start, stop))
 
     def document_of(self, graph: Graph, kind: str = "onnx") -> bytes:
         """A graph of this model's nodes as an ONNX model, its weights left out."""

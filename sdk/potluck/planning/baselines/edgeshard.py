@@ -33,13 +33,30 @@ def plan_edgeshard(problem: Problem, table: cost.CostTable | None = None) -> Ite
         (d.name for d in problem.devices), key=lambda name: table.forward_s(name, 0, stop, 1)
     )[:MAX_DEVICES]
     for micro_batch in candidates.micro_batches(problem):
-        for _, bounds, order in _best(table, names, micro_batch):
+        for _, bounds, order in best_chains(table, names, micro_batch):
             plan = build(table, "edgeshard", bounds, [(name,) for name in order], micro_batch)
             if plan is not None:
                 yield plan
 
 
-def _best(table: cost.CostTable, names: list[str], micro_batch: int) -> list[State]:
+def best_chains(table: cost.CostTable, names: list[str], micro_batch: int) -> list[State]:
+    """The best pipeline of every set of these devices, the best objective first; none at or beyond
+    the table's limit.
+
+    Parameters
+    ----------
+    table
+        The problem's costs.
+    names
+        The devices.
+    micro_batch
+        Rows of a micro-batch.
+
+    Returns
+    -------
+    list of State
+        Seconds by the paper's objective, bounds of the stages, and devices in order.
+    """
     problem = table.problem
     training = isinstance(problem.workload, Training)
     n_micro_batches = problem.workload.batch // micro_batch

@@ -364,7 +364,7 @@ class LowerBoundCosts(StageCostTable):
         ]
         self._between: dict[tuple[int, int], tuple[float, float, bool, float]] = {}
         # of rings: seconds, and seconds of the air, per byte
-        self._turns: dict[int, tuple[float, float]] = {}
+        self._ring_steps: dict[int, tuple[float, float]] = {}
 
     def _share(self, group: tuple[int, ...]) -> tuple[int, ...]:
         return (self.micro_batch,) if len(group) == 1 else (1,) * len(group)
@@ -426,7 +426,7 @@ class LowerBoundCosts(StageCostTable):
         return StageCost(forward, backward, 0.0, 0.0, depth, 0.0, n * (forward + backward))
 
     def _shared(self, start: int, stop: int, g: int, limit_s: float) -> StageCost | None:
-        """Rows shared without loss. Every replica of a ring passes each piece on once per turn."""
+        """Rows shared without loss. Every replica of a ring passes each piece on once per step."""
         group, n = self.groups[g], len(self.groups[g])
         speed = sum(1 / max(self.sums[d][stop] - self.sums[d][start], 1e-30) for d in group)
         shared_s = self.problem.workload.batch / speed
@@ -437,14 +437,14 @@ class LowerBoundCosts(StageCostTable):
         ]
         reduce_s, air_s = 0.0, 0.0
         if self.training and self.learning[stop - 1]:
-            if g not in self._turns:
+            if g not in self._ring_steps:
                 names, network = [self.problem.devices[d].name for d in group], self.problem.network
                 air = min(self.links[pair].air_s for pair in permutations(group, 2))
                 best_out = [max(network.bandwidth(a, b) for b in names if b != a) for a in names]
                 best_in = [max(network.bandwidth(a, b) for a in names if a != b) for b in names]
-                self._turns[g] = 1 / min(*best_out, *best_in), air
+                self._ring_steps[g] = 1 / min(*best_out, *best_in), air
             passed_bytes = 2 * (n - 1) * (self.table.parameter_bytes(start, stop) // 4 // n * 4)
-            reduce_s, air_s = (passed_bytes * per_byte for per_byte in self._turns[g])
+            reduce_s, air_s = (passed_bytes * per_byte for per_byte in self._ring_steps[g])
             reduce_s = max(reduce_s, RING_BEHIND * n * air_s)
         # Every replica has a row of every micro-batch at least.
         total_s = max(shared_s, self.n_micro_batches * max(map(sum, pieces)))

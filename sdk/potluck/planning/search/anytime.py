@@ -169,16 +169,16 @@ def _steps(board: CandidatePool, first: Sequence[Plan], *, borrow: bool = True) 
         board.score(plan)
         yield
     places, sizes = Places(board.table), _sizes(board.problem)
-    yield from _passes(board, sizes, EFFORTS[:1])
+    yield from passes(board, sizes, EFFORTS[:1])
     if board.problem.branches:  # what a pass finds is far off where branches can be at work at once
-        yield from _improve(board, board.ranking()[:1], TRIES, places.ranked)
+        yield from improve(board, board.ranking()[:1], TRIES, places.ranked)
     if is_many(board.problem):
-        yield from _passes(board, sizes, LARGE)
+        yield from passes(board, sizes, LARGE)
         yield from _recut(board, sizes, 2)
         yield from borrow_cheap(board) if borrow else ()
         yield from _recut(board, sizes, 2)
-        yield from _improve(board, _distinct(board, 2), TRIES)
-    yield from _passes(board, sizes, LARGER if is_many(board.problem) else EFFORTS[1:])
+        yield from improve(board, _distinct(board, 2), TRIES)
+    yield from passes(board, sizes, LARGER if is_many(board.problem) else EFFORTS[1:])
     if not is_many(board.problem):
         yield from _closely(board, sizes)
     if not is_many(board.problem) and not board.problem.branches:
@@ -195,7 +195,7 @@ def _steps(board: CandidatePool, first: Sequence[Plan], *, borrow: bool = True) 
         for plan in plans[:N_RIVAL]:
             board.score(plan)
             yield
-    yield from _improve(board, _distinct(board, 1), TRIES)
+    yield from improve(board, _distinct(board, 1), TRIES)
 
 
 def _others(board: CandidatePool, *, borrow: bool) -> Iterator[None]:
@@ -204,9 +204,9 @@ def _others(board: CandidatePool, *, borrow: bool) -> Iterator[None]:
         promising = dict.fromkeys(plan.micro_batch for plan in board.ranking())
         sizes = [*dict.fromkeys((*promising, *candidates.micro_batches(board.problem)))]
         yield from borrow_cheap(board) if borrow else ()
-        yield from _improve(board, _distinct(board, 1), TRIES, Places(board.table).regrouped)
+        yield from improve(board, _distinct(board, 1), TRIES, Places(board.table).regrouped)
         yield from borrow_dear(board, sizes) if borrow else ()
-        yield from _improve(board, _distinct(board, 1), TRIES)
+        yield from improve(board, _distinct(board, 1), TRIES)
 
 
 def _fewer(board: CandidatePool) -> Iterator[None]:
@@ -255,7 +255,7 @@ def _place(board: CandidatePool, places: Places) -> Iterator[None]:
         for plan in places.by_chains(micro_batch):
             board.score(plan)
             yield
-    yield from _improve(board, _distinct(board, N_STARTS), TRIES, places.ranked)
+    yield from improve(board, _distinct(board, N_STARTS), TRIES, places.ranked)
 
 
 def _return(board: CandidatePool, places: Places) -> Iterator[None]:
@@ -278,7 +278,7 @@ def _return(board: CandidatePool, places: Places) -> Iterator[None]:
             yield
     together = (plan for plan in board.ranking() if len(plan.stages) == 1 < len(plan.devices))
     starts = [*_distinct(board, 1), *(islice(together, 1) if is_small(board.table) else ())]
-    yield from _improve(board, starts, TRIES, places.ranked)
+    yield from improve(board, starts, TRIES, places.ranked)
 
 
 def _join(board: CandidatePool, places: Places) -> Iterator[None]:
@@ -294,8 +294,18 @@ def _join(board: CandidatePool, places: Places) -> Iterator[None]:
         yield
 
 
-def _passes(board: CandidatePool, sizes: list[int], efforts: Sequence[Effort]) -> Iterator[None]:
-    """Our own search over ever finer cuts; sorts the micro-batch sizes by what they promise."""
+def passes(board: CandidatePool, sizes: list[int], efforts: Sequence[Effort]) -> Iterator[None]:
+    """Our own search over ever finer cuts; sorts the micro-batch sizes by what they promise.
+
+    Parameters
+    ----------
+    board
+        Where plans are simulated and kept.
+    sizes
+        Rows of a micro-batch, all that are tried; in order of promise afterwards.
+    efforts
+        How fine, one pass each.
+    """
     for effort in efforts:
         cuts = candidates.cuts(board.problem, effort.n_cuts)
         if (
@@ -317,7 +327,7 @@ def _passes(board: CandidatePool, sizes: list[int], efforts: Sequence[Effort]) -
         yield from _judge(board, found, effort.n_judged)
         sizes.sort(key=lambda size: reached[size])  # the most promising first in the next pass
         yield from _recut(board, sizes, effort.n_improved)
-        yield from _improve(board, _distinct(board, effort.n_improved), effort.tries)
+        yield from improve(board, _distinct(board, effort.n_improved), effort.tries)
         if len(cuts) > len(board.problem.layers) and not effort.pipelines_only:
             return
 
@@ -343,7 +353,7 @@ def _closely(board: CandidatePool, sizes: Sequence[int]) -> Iterator[None]:
             yield
         if board.score(plan) > estimate * NEAR and estimate < board.best:
             yield from _reshare(board, plan)
-    yield from _improve(board, _distinct(board, N_STARTS), TRIES)
+    yield from improve(board, _distinct(board, N_STARTS), TRIES)
     for plan in board.ranking()[:1]:
         yield from _reshare(board, plan)
 
@@ -446,10 +456,22 @@ def _distinct(board: CandidatePool, n: int) -> list[Plan]:
     return [plan for same in starts.values() for plan in same.values()]
 
 
-def _improve(
+def improve(
     board: CandidatePool, starts: Sequence[Plan], max_tries: int, others: Neighbours = neighbours
 ) -> Iterator[None]:
-    """Local search from each of `starts`."""
+    """Local search from each of `starts`.
+
+    Parameters
+    ----------
+    board
+        Where plans are simulated and kept.
+    starts
+        Plans to improve.
+    max_tries
+        Simulations for each of them at most.
+    others
+        Gives the plans to try next to a plan.
+    """
     for plan in starts:
         tries = 0
         better: Plan | None = plan
