@@ -114,12 +114,12 @@ DIFFERENCES = (
 )
 
 # Long. What they do has tests of its own: tests/sdk/run/test_comparison.py compares, sdk/planning
-# has rivals (test_small_homes.py) and homes of 24 and 64 devices (test_large.py); "digits" measures
-# plans on real agents, too; switches are judged in tests/sdk/run (test_switching.py,
-# test_every_way.py), and what tomography finds in sdk/profile/test_tomography.py.
+# has rivals (test_small_homes.py) and homes of 24 and 64 devices (test_large.py); plans run on real
+# agents in tests/sdk/run/test_faults.py and in tests/sdk/lab; switches are judged in tests/sdk/run
+# (test_switching.py, test_every_way.py), what tomography finds in sdk/profile/test_tomography.py.
 IN_LONG = (
     *("split", "fidelity", "planning_time", "planners", "papers"),
-    *("pipeline", "switch", "tomography"),
+    *("pipeline", "switch", "tomography", "digits"),
 )
 
 
