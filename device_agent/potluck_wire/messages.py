@@ -454,7 +454,8 @@ class Configure(Message):
     """First message to a worker. `slowdown` > 1 emulates a slower device: each task is stretched to
     that many times.
 
-    `backends`: which to compute with; empty: all that are there.
+    `backends`: which to compute with; empty: all that are there. `provider`: onnxruntime's short
+    name of the accelerator for ONNX segments; empty: the CPU.
     """
 
     memory_bytes: int = 0
@@ -463,6 +464,7 @@ class Configure(Message):
     inbound_bytes: int = 0
     outbound_bytes: int = 0
     backends: tuple[str, ...] = ()
+    provider: str = ""
 
 
 @_message
@@ -606,6 +608,30 @@ class MeasuredTask(Message):
     update_s: float = 0.0
 
 
+@_message
+class TryProcessor(Message):
+    """First and only message to a throw-away worker: how fast are the CPU's `threads`, one figure
+    for each, or does this `provider` of onnxruntime work here within `memory_bytes`? Timing takes
+    about `budget_s`.
+
+    `backends` as in `Configure`.
+    """
+
+    provider: str = ""
+    threads: tuple[int, ...] = ()
+    memory_bytes: int = 0
+    budget_s: float = 0.0
+    backends: tuple[str, ...] = ()
+
+
+@_message
+class ProcessorTried(Message):
+    """The answer: a rate for each of `threads`, or why it does not work."""
+
+    flops_per_s: tuple[float, ...] = ()
+    reason: str = ""
+
+
 class RefusalCode:
     """Why a request was not carried out (`Refused.code`, `Rejected.code`)."""
 
@@ -698,6 +724,8 @@ MESSAGES: dict[int, Entry] = {
     110: Entry(Freed, _W, "worker"),
     111: Entry(MeasureTask, _W, "agent", (1, 1)),
     112: Entry(MeasuredTask, _W, "worker"),
+    113: Entry(TryProcessor, _W, "agent"),
+    114: Entry(ProcessorTried, _W, "worker"),
 }
 
 NUMBER_OF: dict[type[Message], int] = {entry.type: number for number, entry in MESSAGES.items()}

@@ -11,6 +11,14 @@ from potluck_wire.documents import parse
 from potluck_wire.errors import WireCode, WireError
 from potluck_wire.frames import Buffer
 from potluck_wire.limits import MAX_INT, MAX_STR_BYTES, is_device_name
+from potluck_wire.processors import (
+    KEYS,
+    MAX_KIND,
+    MAX_NAME,
+    MAX_PROCESSORS,
+    MAX_REASON,
+    is_line,
+)
 from potluck_wire.version import parse as parse_version
 
 BACKEND_OF = {"aten": "torch", "onnx": "onnxruntime"}  # what computes each kind of segment
@@ -136,9 +144,42 @@ def _is_meters(value: Any) -> bool:
     )
 
 
+def _is_processors(value: Any) -> bool:
+    return (
+        type(value) is list and len(value) <= MAX_PROCESSORS and all(map(_is_processor, value))
+    )
+
+
+def _is_processor(value: Any) -> bool:
+    """With a name and a kind; a newer agent may say more of it."""
+    return (
+        type(value) is dict
+        and len(value) <= MAX_ENTRIES
+        and {"name", "kind"} <= set(value)
+        and all(fits(value[key]) for key, fits in _OF_A_PROCESSOR.items() if key in value)
+    )
+
+
 def _or_none(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
     return lambda value: value is None or fits(value)
 
+
+_OF_A_PROCESSOR: dict[str, Callable[[Any], bool]] = dict(
+    zip(
+        KEYS,
+        (
+            lambda value: is_line(value, MAX_NAME),
+            lambda value: is_line(value, MAX_KIND) and bool(value),
+            _or_none(_is_count),
+            _is_list,
+            _or_none(_is_rate),
+            _or_none(_is_count),
+            lambda value: type(value) is bool,
+            lambda value: is_line(value, MAX_REASON),
+        ),
+        strict=True,
+    )
+)
 
 REQUIRED = object()
 
@@ -172,6 +213,15 @@ FIELDS: dict[str, tuple[Callable[[Any], bool], str, Any, str]] = {
         "a count or null",
         None,
         "threads that the worker computes with",
+    ),
+    "processors": (
+        _is_processors,
+        f"a list of {{{', '.join(KEYS)}}}",
+        [],
+        "what it can compute on (since 1.8): `name` for people, `kind` (`cpu`, or an accelerator), "
+        "memory and element types, `flops_per_s` as measured when the agent began (null where it "
+        "was not), `threads` of the CPU; `used`: whether the worker computes on it, and the "
+        "`reason`",
     ),
     "connection": (
         _or_none(_is_connection),

@@ -6,6 +6,7 @@ import pytest
 
 from potluck_wire.documents import dump
 from potluck_wire.errors import WireError
+from potluck_wire.processors import row
 from potluck_wire.statement import FIELDS, read
 
 GOOD = {
@@ -37,6 +38,7 @@ WRONG = {
     "platform": 3,
     "cores": 4.0,
     "threads": "4",
+    "processors": ["cpu"],
     "connection": {"kind": "wired", "ssid": "ours"},
     "battery_frac": True,
     "meters": [{"name": "ina3221"}],
@@ -79,6 +81,56 @@ def test_refuses_a_connection_that_no_system_has(connection):
 @pytest.mark.parametrize("connection", [None, {}, {"kind": None, "gateway": "fe80::1%eth0"}])
 def test_a_system_may_say_nothing_of_its_connection(connection):
     assert read(dump({**GOOD, "connection": connection}))["connection"] == connection
+
+
+CPU = {"name": "Cortex-A72", "kind": "cpu"}
+
+
+@pytest.mark.parametrize(
+    "processors",
+    [
+        {},
+        [[]],
+        [{"name": "a processor of no kind"}],
+        [{"kind": "cpu"}],
+        [CPU | {"name": "x" * 201}],
+        [CPU | {"name": "i5\n\x1b[2J"}],
+        [CPU | {"kind": ""}],
+        [CPU | {"kind": ["cpu"]}],
+        [CPU | {"kind": "c" * 41}],
+        [CPU | {"memory_bytes": -1}],
+        [CPU | {"memory_bytes": 2.5}],
+        [CPU | {"dtypes": "float32"}],
+        [CPU | {"dtypes": ["float32"] * 4097}],
+        [CPU | {"flops_per_s": -1}],
+        [CPU | {"flops_per_s": 1.1e15}],
+        [CPU | {"flops_per_s": 5e-324}],
+        [CPU | {"flops_per_s": float("inf")}],
+        [CPU | {"threads": True}],
+        [CPU | {"threads": "4"}],
+        [CPU | {"used": None}],
+        [CPU | {"reason": None}],
+        [CPU | {"reason": "none\x07"}],
+        [CPU | {"reason": "x" * 401}],
+        [CPU] * 65,
+    ],
+)
+def test_refuses_processors_that_no_device_has(processors):
+    with pytest.raises(WireError):
+        read(json.dumps({**GOOD, "processors": processors}).encode())
+
+
+@pytest.mark.parametrize(
+    "processor",
+    [CPU, CPU | {"flops_per_s": None, "threads": None}, CPU | {"clock_hz": 2e9}, row("", "npu")],
+)
+def test_a_newer_agent_may_have_other_processors(processor):
+    assert read(dump({**GOOD, "processors": [processor]}))["processors"] == [processor]
+
+
+def test_a_row_of_a_processor_is_fit_for_the_statement_whatever_a_driver_said():
+    wild = row("i5\x1b[2J" * 99, "cuda", used=False, reason="it failed\nat\x00 last" * 99)
+    assert read(dump({**GOOD, "processors": [wild]}))["processors"] == [wild]
 
 
 @pytest.mark.parametrize("key", GOOD)
