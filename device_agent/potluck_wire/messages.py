@@ -610,9 +610,9 @@ class MeasuredTask(Message):
 
 @_message
 class TryProcessor(Message):
-    """First and only message to a throw-away worker: how fast are the CPU's `threads`, one figure
-    for each, or does this `provider` of onnxruntime work here within `memory_bytes`? Timing takes
-    about `budget_s`.
+    """First and only message to a throw-away worker: how fast is the CPU with `threads`, one figure
+    for each, and which accelerators does onnxruntime offer? With a `provider`: does that one work
+    here within `memory_bytes`? Timing takes about `budget_s`.
 
     `backends` as in `Configure`.
     """
@@ -626,9 +626,13 @@ class TryProcessor(Message):
 
 @_message
 class ProcessorTried(Message):
-    """The answer: a rate for each of `threads`, or why it does not work."""
+    """The answer: a rate for each of `threads`, or one of the `provider`, or why it does not work.
+
+    `providers`: those that are there, where none was asked for.
+    """
 
     flops_per_s: tuple[float, ...] = ()
+    providers: tuple[str, ...] = ()
     reason: str = ""
 
 

@@ -18,10 +18,7 @@ PROVIDERS: dict[str, str] = {
     "openvino": "OpenVINOExecutionProvider",
     "directml": "DmlExecutionProvider",
 }
-KEYS = (
-    *("name", "kind", "memory_bytes", "dtypes", "flops_per_s", "threads"),
-    *("used", "reason"),
-)
+KEYS = (*("name", "kind", "memory_bytes", "dtypes", "flops_per_s", "threads"), *("used", "reason"))
 MAX_PROCESSORS = 64
 MAX_NAME = 200  # characters
 MAX_KIND = 40

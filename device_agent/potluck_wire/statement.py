@@ -11,14 +11,7 @@ from potluck_wire.documents import parse
 from potluck_wire.errors import WireCode, WireError
 from potluck_wire.frames import Buffer
 from potluck_wire.limits import MAX_INT, MAX_STR_BYTES, is_device_name
-from potluck_wire.processors import (
-    KEYS,
-    MAX_KIND,
-    MAX_NAME,
-    MAX_PROCESSORS,
-    MAX_REASON,
-    is_line,
-)
+from potluck_wire.processors import KEYS, MAX_KIND, MAX_NAME, MAX_PROCESSORS, MAX_REASON, is_line
 from potluck_wire.version import parse as parse_version
 
 BACKEND_OF = {"aten": "torch", "onnx": "onnxruntime"}  # what computes each kind of segment
@@ -145,9 +138,7 @@ def _is_meters(value: Any) -> bool:
 
 
 def _is_processors(value: Any) -> bool:
-    return (
-        type(value) is list and len(value) <= MAX_PROCESSORS and all(map(_is_processor, value))
-    )
+    return type(value) is list and len(value) <= MAX_PROCESSORS and all(map(_is_processor, value))
 
 
 def _is_processor(value: Any) -> bool:

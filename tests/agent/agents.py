@@ -65,6 +65,7 @@ def agent(
     name: str = "jetson",
     port: int = 0,
     program: Sequence[str] = ("potluck_agent",),
+    tries: bool = False,
 ) -> Iterator[RunningAgent]:
     """An agent that is ready; afterwards it is stopped, nothing of it may be left, and no fault may
     have happened.
@@ -80,6 +81,8 @@ def agent(
         str(directory),
         "--json",
     ]
+    # one thread without a trial: several share this machine
+    fixed += [] if tries else ["--threads", "1", "--device", "cpu"]
     mdns = [] if "--mdns" in arguments else ["--no-mdns"]
     module = [] if program[0].endswith(".py") else ["-m"]
     line = [

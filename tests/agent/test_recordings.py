@@ -263,6 +263,10 @@ def test_a_recording_is_never_written_over(tmp_path):
         "--no-mdns",
         "--port",
         "0",
+        "--threads",
+        "1",
+        "--device",
+        "cpu",
         "--record",
         str(path),
     )

@@ -96,7 +96,15 @@ def _add_device(add: Callable[..., object]) -> None:
         metavar="BYTES",
         help="for tensors, as in 2GiB (default: half of it all)",
     )
-    add("--threads", type=_threads, default=1, metavar="N", help="to compute with (default: 1)")
+    add(
+        "--threads",
+        type=_threads,
+        default=None,
+        metavar="N",
+        help="to compute with (default: the fastest count, tried at the start)",
+    )
+    device = "cpu, or an accelerator of onnxruntime, as cuda (default: the fastest that works)"
+    add("--device", type=_compute_device, default=None, metavar="NAME", help=device)
     add(
         "--backends",
         type=_backends,
@@ -240,6 +248,14 @@ def _threads(text: str) -> int:
     if n_threads not in range(1, 257):
         raise argparse.ArgumentTypeError(f"{text!r}: 1 to 256 threads are possible")
     return int(n_threads)
+
+
+def _compute_device(text: str) -> str:
+    from potluck_wire.processors import CPU, PROVIDERS
+
+    if text not in (CPU, *PROVIDERS):
+        raise argparse.ArgumentTypeError(f"{text!r}: known are {', '.join((CPU, *PROVIDERS))}")
+    return text
 
 
 def _backends(text: str) -> tuple[str, ...]:

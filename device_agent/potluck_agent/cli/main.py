@@ -9,7 +9,7 @@ import time
 from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from potluck_agent import control_files, keys
 from potluck_agent.cli import options
@@ -17,6 +17,10 @@ from potluck_agent.cli.options import ARENA_BYTES, Options
 from potluck_agent.errors import AgentError
 from potluck_wire.fingerprint import fingerprint
 from potluck_wire.limits import PAIRING_TRIES, PAIRING_WINDOW_S
+from potluck_wire.processors import words
+
+if TYPE_CHECKING:
+    from potluck_agent.processors.choice import Choice
 
 MIN_ARENA_BYTES = 64 * 1024**2
 NOFILE = 4096  # connections of strangers take descriptors, too
@@ -62,9 +66,11 @@ def _start(chosen: Options, directory: Path) -> int:
     )
     identity = keys.identity(directory)
     _allow_connections()
-    meter, facts = _meter(chosen)
-    settings = _settings(chosen, identity, facts)
     control_files.refuse_second(directory)
+    meter, facts = _meter(chosen)
+    computes = _processors(chosen)
+    facts |= {"threads": computes.threads, "processors": list(computes.rows)}
+    settings = _settings(chosen, identity, facts)
     net = EventLoop(
         core=_core(chosen, settings, note),
         identity=identity,
@@ -73,7 +79,7 @@ def _start(chosen: Options, directory: Path) -> int:
         host=chosen.bind,
         port=chosen.port,
         trusted=chosen.trusted,
-        start_worker=lambda: _start_worker(chosen, settings),
+        start_worker=lambda: _start_worker(chosen, settings, computes),
         meter=meter,
         note=note,
     )
@@ -91,7 +97,7 @@ def _start(chosen: Options, directory: Path) -> int:
             net.desk.open(code, time.monotonic())
         signal.signal(signal.SIGTERM, lambda *_: setattr(net, "stopping", True))
         signal.signal(signal.SIGINT, lambda *_: setattr(net, "stopping", True))
-        _tell_ready(chosen, identity.public, net.port, code)
+        _tell_ready(chosen, identity.public, net.port, code, computes)
         if chosen.mdns:
             from potluck_agent.net.mdns import Announcement
 
@@ -147,7 +153,7 @@ def _is_alive(pid: int) -> bool:
 def _settings(chosen: Options, identity: keys.Identity, facts: dict[str, Any]) -> Any:
     from potluck_agent.core.outbox import Settings
 
-    memory_bytes = chosen.memory_bytes if chosen.memory_bytes is not None else _half_of_memory()
+    memory_bytes = _memory_bytes(chosen)
     arena_bytes = max(MIN_ARENA_BYTES, min(ARENA_BYTES, memory_bytes))
     return Settings(
         name=chosen.name,
@@ -160,6 +166,30 @@ def _settings(chosen: Options, identity: keys.Identity, facts: dict[str, Any]) -
         grace_s=chosen.grace_s,
         is_told_times=chosen.emulated or chosen.slowdown > 1.0,
         facts=facts,
+    )
+
+
+def _memory_bytes(chosen: Options) -> int:
+    return chosen.memory_bytes if chosen.memory_bytes is not None else _half_of_memory()
+
+
+def _processors(chosen: Options) -> "Choice":
+    """What the worker computes on; trials may take some seconds."""
+    from potluck_agent.processors.choice import Asked, choose
+    from potluck_agent.processors.cores import cores, cpu_name
+    from potluck_agent.processors.trial import attempt
+    from potluck_agent.worker.arrays.backends import backends
+
+    asked = Asked(
+        threads=chosen.threads,
+        device=chosen.device,
+        backends=chosen.backends,
+        memory_bytes=_memory_bytes(chosen),
+        is_emulated=chosen.is_emulated,
+    )
+    present = tuple(backends(chosen.backends))
+    return choose(
+        asked, cores(), cpu_name(), backends=present, environment=os.environ, attempt=attempt
     )
 
 
@@ -196,7 +226,6 @@ def _meter(chosen: Options) -> tuple[Any, dict[str, Any]]:
         "host": platform.node(),
         "platform": f"{platform.system()} {platform.machine()}",
         "cores": os.cpu_count(),
-        "threads": chosen.threads,
         "connection": connection(),
         "meters": [_statement(found) for found in explain()],
     }
@@ -216,7 +245,7 @@ def _statement(found: Any) -> dict[str, str]:
     return {"name": found.meter, "source": source, "reason": found.reason, "remedy": found.remedy}
 
 
-def _start_worker(chosen: Options, settings: Any) -> Any:
+def _start_worker(chosen: Options, settings: Any, computes: "Choice") -> Any:
     from potluck_agent.worker.arrays.backends import NOTHING, backends
     from potluck_agent.worker.launch import start
 
@@ -224,11 +253,12 @@ def _start_worker(chosen: Options, settings: Any) -> Any:
         raise AgentError(NOTHING)
     return start(
         memory_bytes=settings.memory_bytes,
-        threads=chosen.threads,
+        threads=computes.threads,
         slowdown=chosen.slowdown,
         inbound_bytes=settings.inbound_bytes,
         outbound_bytes=settings.outbound_bytes,
         backends=chosen.backends,
+        provider=computes.provider,
     )
 
 
@@ -250,7 +280,7 @@ def _allow_connections() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def _tell_ready(chosen: Options, key: str, port: int, code: str) -> None:
+def _tell_ready(chosen: Options, key: str, port: int, code: str, computes: "Choice") -> None:
     """Say where this agent listens: one JSON line for programs, some words for people."""
     import json
 
@@ -269,6 +299,8 @@ def _tell_ready(chosen: Options, key: str, port: int, code: str) -> None:
 
             _say(sys.stdout, f"pairing code {show_secret(code)} (3 minutes, 3 tries)")
         _tell_backends(chosen)
+        for line in words(computes.rows, os.cpu_count()):
+            _say(sys.stdout, line)
 
 
 def _tell_backends(chosen: Options) -> None:

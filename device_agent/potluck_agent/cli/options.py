@@ -28,7 +28,8 @@ class Power:
 class Options:
     """What `potluck agent start` was told. `memory_bytes` None: half of what this machine has.
 
-    `backends`: those to compute with; empty: all that are installed. `record`: where to keep all
+    `threads` None: as many as are fastest. `device` "": what is fastest. `backends`: those to
+    compute with; empty: all that are installed. `record`: where to keep all
     that happens.
     """
 
@@ -41,7 +42,8 @@ class Options:
     link_bytes_per_s: float = 0.0
     emulated: bool = False
     power: Power | None = None
-    threads: int = 1
+    threads: int | None = None
+    device: str = ""
     backends: tuple[str, ...] = ()
     pair: bool = False
     record: Path | None = None
@@ -80,6 +82,7 @@ def start_options(given: argparse.Namespace, own_parent: int) -> Options:
         emulated=given.emulated,
         power=given.power,
         threads=given.threads,
+        device=given.device or "",
         backends=given.backends,
         pair=given.pair,
         record=given.record,

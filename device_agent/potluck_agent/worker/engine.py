@@ -48,7 +48,7 @@ class Engine:
 
             libraries.prepare(configure.threads)
         self._arrays = arrays_of(tuple(present))
-        self._loader = Loader(present, self._arrays, configure.threads)
+        self._loader = Loader(present, self._arrays, configure.threads, configure.provider)
         self._pipe = pipe
         self._stretch = Stretch(configure.slowdown)
         self._values = Values(inbound, self._arrays)

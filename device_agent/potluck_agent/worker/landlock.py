@@ -6,11 +6,12 @@ force holds for good, and for whatever memory of other processes the system show
 """
 
 import ctypes
+import glob
 import os
 import stat
 import struct
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 # Where files of people and services are, and what devices and processes show of themselves: of
@@ -20,6 +21,13 @@ NEEDED = (
     *("/dev/zero", "/dev/random", "/dev/urandom"),
     *("/proc/self", "/proc/sys", "/proc/cpuinfo", "/proc/meminfo", "/proc/stat", "/proc/version"),
 )
+# The files of accelerators, as patterns: they are read and written.
+NODES = {
+    **dict.fromkeys(("cuda", "tensorrt"), ("/dev/nvidia*", "/dev/nvhost-*", "/dev/nvmap")),
+    "migraphx": ("/dev/kfd", "/dev/dri/renderD*"),
+    "openvino": ("/dev/dri/renderD*", "/dev/accel/accel*"),
+    "qnn": ("/dev/adsprpc*", "/dev/cdsp*", "/dev/fastrpc-*"),
+}
 # one number everywhere
 _CREATE = 444
 _ADD = 445
@@ -35,8 +43,16 @@ _KINDS_NOW = 16
 _O_PATH = getattr(os, "O_PATH", 0)
 
 
-def restrict() -> bool:
-    """Have the kernel refuse all other files, to this thread and those that it starts."""
+def nodes_of(provider: str) -> list[str]:
+    """The files of this accelerator that are here."""
+    return sorted(path for pattern in NODES.get(provider, ()) for path in glob.glob(pattern))
+
+
+def restrict(nodes: Sequence[str] = ()) -> bool:
+    """Have the kernel refuse all other files, to this thread and those that it starts.
+
+    `nodes` may be written, too.
+    """
     if not sys.platform.startswith("linux"):
         return False
     libc = ctypes.CDLL(None, use_errno=True)
@@ -50,7 +66,8 @@ def restrict() -> bool:
     try:
         for path in readable():
             _permit(libc, rules, path, _READ | _LIST | _EXECUTE)
-        _permit(libc, rules, os.devnull, _READ | _WRITE)
+        for path in (os.devnull, *nodes):
+            _permit(libc, rules, path, _READ | _WRITE)
         return bool(libc.syscall(_RESTRICT, rules, 0) == 0)
     finally:
         os.close(rules)

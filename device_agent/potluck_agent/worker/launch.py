@@ -17,7 +17,7 @@ from pathlib import Path
 from potluck_agent.worker.arena import Arena
 from potluck_agent.worker.process import EXIT_MEMORY
 from potluck_wire.limits import clip
-from potluck_wire.messages import Channel, Configure, FailureCause, Message
+from potluck_wire.messages import Channel, Configure, FailureCause, Message, TryProcessor
 from potluck_wire.stream import Reader, pack
 
 # what a worker runs
@@ -186,12 +186,34 @@ def start(
     inbound_bytes: int,
     outbound_bytes: int,
     backends: Sequence[str] = (),
+    provider: str = "",
 ) -> WorkerLink:
     """A new worker, configured; it answers `WorkerReady` once its libraries are loaded (seconds).
 
     Call it from a thread that lives as long as the worker shall: on Linux the worker ends with that
     thread.
     """
+    configure = Configure(
+        memory_bytes=memory_bytes,
+        threads=threads,
+        slowdown=slowdown,
+        inbound_bytes=inbound_bytes,
+        outbound_bytes=outbound_bytes,
+        backends=tuple(backends),
+        provider=provider,
+    )
+    return _started(configure, threads, provider, inbound_bytes, outbound_bytes)
+
+
+def start_trial(message: TryProcessor) -> WorkerLink:
+    """A throw-away worker that answers `ProcessorTried` and ends; start it as any other one."""
+    return _started(message, max(message.threads, default=1), message.provider, 0, 0)
+
+
+def _started(
+    first: Message, threads: int, provider: str, inbound_bytes: int, outbound_bytes: int
+) -> WorkerLink:
+    """A process that is told this first."""
     ours, theirs = socket.socketpair()
     inbound, outbound = Arena(inbound_bytes), Arena(outbound_bytes)
     fds = () if sys.platform == "win32" else (theirs.fileno(), *inbound.fds, *outbound.fds)
@@ -199,6 +221,7 @@ def start(
         "stdin" if sys.platform == "win32" else str(theirs.fileno()),
         inbound.handle,
         outbound.handle,
+        provider,
     ]
     try:
         process = subprocess.Popen(
@@ -224,16 +247,7 @@ def start(
         theirs.close()
     ours.setblocking(False)
     link = WorkerLink(process, ours, inbound, outbound)
-    link.send(
-        Configure(
-            memory_bytes=memory_bytes,
-            threads=threads,
-            slowdown=slowdown,
-            inbound_bytes=inbound_bytes,
-            outbound_bytes=outbound_bytes,
-            backends=tuple(backends),
-        )
-    )
+    link.send(first)
     return link
 
 

@@ -36,6 +36,10 @@ READS_LITTLE = (
     + " nothing else"
 )
 CHANGES_NONE = "none opened for writing, made, renamed or removed; no core"
+_WHY_NOT = {
+    True: "not limited: the agent is run by root",
+    False: "not limited: the system does not tell them from threads, of which it has several",
+}
 GROWS_NONE = "none grows; its user's may be changed, renamed or removed; no core"
 
 
@@ -52,10 +56,10 @@ def nowhere() -> int | str:
     return handle
 
 
-def isolate(pipe: socket.socket) -> dict[str, str]:
+def isolate(pipe: socket.socket, provider: str = "") -> dict[str, str]:
     """Before any library is loaded (a new namespace needs a process with one thread).
 
-    Says what is in force.
+    Says what is in force. `provider`: the accelerator whose device files it may use.
     """
     if not sys.platform.startswith("linux"):
         threading.Thread(target=_die_with, args=(pipe.fileno(),), daemon=True).start()
@@ -71,12 +75,19 @@ def isolate(pipe: socket.socket) -> dict[str, str]:
     libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     libc.prctl(_PR_SET_TIMERSLACK, 1000, 0, 0, 0)  # nanoseconds: emulated devices sleep precisely
     libc.prctl(_PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0)  # after unshare, which clears it
-    return {"network": network, "reading": READS_LITTLE if landlock.restrict() else READS_ALL}
+    nodes = landlock.nodes_of(provider)
+    if not landlock.restrict(nodes):
+        return {"network": network, "reading": READS_ALL}
+    besides = f"; it uses {', '.join(nodes)}" if nodes else ""
+    return {"network": network, "reading": READS_LITTLE + besides}
 
 
-def confine(memory_bytes: int, folder: int | str) -> dict[str, str]:
+def confine(memory_bytes: int, folder: int | str, threads: int = 1) -> dict[str, str]:
     """After the libraries are loaded and warm: no files, processes or signals, `memory_bytes` more
     than now. `folder` is what `nowhere` gave.
+
+    With several `threads` others may be started: OpenMP ends those that a small piece of work does
+    not need, and would end the worker where it gets none for the next, large one.
 
     Shared memory (the two arenas) is not part of `memory_bytes`: its size is fixed at the start.
     """
@@ -95,11 +106,12 @@ def confine(memory_bytes: int, folder: int | str) -> dict[str, str]:
     limit(resource.RLIMIT_CORE, 0)
     limit(resource.RLIMIT_FSIZE, 0)
     limit(resource.RLIMIT_NOFILE, MAX_FILES)
-    limit(resource.RLIMIT_NPROC, 0)
+    if threads == 1:
+        limit(resource.RLIMIT_NPROC, 0)
     said = {"signals": seccomp.refuse(os.getpid())}
     is_filtered = said["signals"] == seccomp.IN_FORCE
     said["files"] = CHANGES_NONE if is_filtered else GROWS_NONE
-    said["processes"] = "not limited: the agent is run by root" if _can_fork() else "none started"
+    said["processes"] = _WHY_NOT[threads == 1] if _can_fork() else "none started"
     data_bytes = private_bytes()
     if data_bytes is None:
         return said | {"memory": "not limited: only Linux counts a process's own memory"}

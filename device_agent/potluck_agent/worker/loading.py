@@ -1,7 +1,7 @@
 """Make segments from documents, and say which ones can be made here."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from potluck_agent.worker.arrays.backends import Arrays
 from potluck_agent.worker.measure import Measurable
@@ -11,14 +11,24 @@ from potluck_wire.operators import OPERATORS
 from potluck_wire.segment import loads
 from potluck_wire.statement import BACKEND_OF
 
+if TYPE_CHECKING:
+    from potluck_agent.worker.onnx import segment
+
 
 class Loader:
-    """What can be computed here: `present` are the backends, with their versions."""
+    """What can be computed here: `present` are the backends, with their versions.
 
-    def __init__(self, present: Mapping[str, str], arrays: Arrays, threads: int = 1) -> None:
+    `provider`: the accelerator that ONNX segments compute on; empty: the CPU.
+    """
+
+    def __init__(
+        self, present: Mapping[str, str], arrays: Arrays, threads: int = 1, provider: str = ""
+    ) -> None:
         self._present = present
         self._arrays = arrays
-        self._threads = threads
+        self._threads, self._provider = threads, provider
+        if threads > 1 or provider:  # later, no thread may be started and no driver opened
+            self.prepare("onnx")
 
     def capabilities(self) -> dict[str, Any]:
         """Backends with their versions, operators of graph documents and element types."""
@@ -34,7 +44,7 @@ class Loader:
         if kind == "onnx" and BACKEND_OF[kind] in self._present:
             from potluck_agent.worker.onnx import segment
 
-            segment.prepare()
+            segment.prepare(self._processor())
 
     def load(self, kind: str, document: bytes, *, seed: int, made_up: bool = False) -> Measurable:
         """A segment from its document, its weights zeros, or `made_up` for being timed.
@@ -48,7 +58,7 @@ class Loader:
             return training.Segment(loads(document), seed, made_up=made_up)
         from potluck_agent.worker.onnx import segment
 
-        return segment.OnnxSegment(document, self._arrays, self._threads)
+        return segment.OnnxSegment(document, self._arrays, self._processor())
 
     def borrow(self, kind: str, document: bytes, lender: Segment) -> Segment:
         """A segment from its document that has the state of `lender`. Raises as `load` does."""
@@ -62,7 +72,12 @@ class Loader:
             return BorrowingSegment(loads(document), lender)
         from potluck_agent.worker.onnx import segment
 
-        return segment.OnnxSegment(document, self._arrays, self._threads, lender)
+        return segment.OnnxSegment(document, self._arrays, self._processor(), lender)
+
+    def _processor(self) -> "segment.Processor":
+        from potluck_agent.worker.onnx import segment
+
+        return segment.Processor(self._threads, self._provider)
 
     def _check(self, kind: str) -> None:
         needed = BACKEND_OF.get(kind)

@@ -6,30 +6,40 @@ the pipe does.
 """
 
 import faulthandler
+import functools
 import socket
 import sys
 
 from potluck_agent.worker import limits
 from potluck_agent.worker.arena import Arena
 from potluck_agent.worker.pipe import Pipe
-from potluck_wire.messages import Configure
+from potluck_wire.messages import Configure, TryProcessor
 
 EXIT_MEMORY = 65  # the exit code when memory ran out where no task could be blamed
 
 
 def main(arguments: list[str]) -> int:
-    """Run a worker on the descriptors in `arguments` (pipe, inbound, outbound).
+    """Run a worker on the descriptors in `arguments` (pipe, inbound, outbound), which computes on
+    that accelerator, if one is named.
 
     Returns the exit code.
     """
     faulthandler.enable()
-    end, inbound_handle, outbound_handle = arguments
+    end, inbound_handle, outbound_handle, provider = arguments
     connection = _inherited(end)
     folder = limits.nowhere()
-    bounds = limits.isolate(connection)
+    bounds = limits.isolate(connection, provider)
     pipe = Pipe(connection)
     try:
         configure, _ = pipe.next()
+        if isinstance(configure, TryProcessor):
+            from potluck_agent.worker.trial import attempt
+
+            n_threads, most_bytes = max(configure.threads, default=1), configure.memory_bytes
+            confine = functools.partial(limits.confine, most_bytes, folder, n_threads)
+            pipe.send(attempt(configure, confine))
+            pipe.flush()
+            return 0
         if not isinstance(configure, Configure):
             raise ValueError(
                 f"the first message is a {type(configure).__name__}, expected Configure"
@@ -39,7 +49,8 @@ def main(arguments: list[str]) -> int:
         inbound = Arena(configure.inbound_bytes, inbound_handle)
         outbound = Arena(configure.outbound_bytes, outbound_handle)
         engine = Engine(configure, inbound, outbound, pipe)
-        engine.ready(bounds | limits.confine(configure.memory_bytes, folder))
+        confined = limits.confine(configure.memory_bytes, folder, configure.threads)
+        engine.ready(bounds | confined)
         while True:
             engine.handle(*pipe.next())
     except (EOFError, ConnectionError):

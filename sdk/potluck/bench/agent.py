@@ -86,6 +86,7 @@ def _start(settle_s: float) -> tuple[float, int, int]:
             "--name",
             "bench",
         ]
+        command += ["--threads", "1", "--device", "cpu"]
         command += [
             "--bind",
             "127.0.0.1",

@@ -20,7 +20,8 @@ class Spec:
     of its uplink, or text such as "100 Mbit/s"; None does not pace. `memory`: bytes that it may
     use, or "512 MiB". `power`: watts idle, fully busy, and on top for the radio. `emulated`: the
     notebook knows how long its tasks last. `backends`: what it computes with, of torch and
-    onnxruntime; by default all that is installed.
+    onnxruntime; by default all that is installed. `threads`: to compute with; one, as several share
+    this machine.
     """
 
     name: str
@@ -30,6 +31,7 @@ class Spec:
     power: tuple[float, float, float] | None = None
     emulated: bool = False
     backends: tuple[str, ...] = ()
+    threads: int = 1
 
     def __post_init__(self) -> None:
         if not is_device_name(self.name) or self.name == "home":
@@ -41,12 +43,16 @@ class Spec:
             raise UserError(
                 f"a slowdown of {self.slowdown} is not possible; 1 to 1000 is.", device=self.name
             )
+        if not 1 <= self.threads <= 256:
+            raise UserError(
+                f"{self.threads} threads are not possible; 1 to 256 are.", device=self.name
+            )
         if self.power is not None and not 0 <= self.power[0] <= self.power[1]:
             raise UserError(f"power {self.power} is not idle <= busy watts.", device=self.name)
 
     def arguments(self) -> list[str]:
         """The agent's options that make it this device."""
-        given = ["--name", self.name]
+        given = ["--name", self.name, "--threads", str(self.threads), "--device", "cpu"]
         if self.slowdown > 1.0:
             given += ["--slowdown", f"{self.slowdown:g}"]
         if self.emulated:

@@ -25,7 +25,7 @@ sys.path.insert(0, sys.argv[1])
 from potluck_agent.worker import landlock, limits, seccomp
 agent, place, without = int(sys.argv[2]), sys.argv[3], sys.argv[4]
 if without == "landlock":
-    landlock.restrict = lambda: False
+    landlock.restrict = lambda *_: False
 if without == "namespaces":
     limits.CLONE_NEWUSER = limits.CLONE_NEWNET = -1
 old, new, folder = place + "/old", place + "/new", place + "/folder"
@@ -177,7 +177,7 @@ import platform, socket, sys
 sys.path.insert(0, sys.argv[1])
 from potluck_agent.worker import landlock, limits
 platform.machine = lambda: "riscv64"
-landlock.restrict = lambda: False
+landlock.restrict = lambda *_: False
 folder = limits.nowhere()
 print((limits.isolate(socket.socketpair()[0]) | limits.confine(64 << 20, folder))["files"])
 """

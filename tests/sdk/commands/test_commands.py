@@ -49,7 +49,7 @@ def tablet(tmp_path):
         "--memory",
         "256Mi",
     ]
-    command += ["--parent-pid", str(os.getpid())]
+    command += ["--parent-pid", str(os.getpid()), "--threads", "1", "--device", "cpu"]
     with (tmp_path / "log").open("w") as log:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
     try:

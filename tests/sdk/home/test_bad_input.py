@@ -59,6 +59,7 @@ def agent(directory, *arguments, name="jetson", port=0, code=PLAIN):
         "127.0.0.1",
     ]
     command += ["--state", str(directory), "--json", "--no-mdns", "--memory", "256Mi", *arguments]
+    command += ["--threads", "1", "--device", "cpu"]
     command += ["--parent-pid", str(os.getpid())]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:

@@ -10,6 +10,7 @@ is fixed, or `batch`, or `batch*K`.
 import math
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType
 from typing import Any
@@ -33,6 +34,7 @@ from potluck_wire.graph import (
     Ref,
     SegmentError,
 )
+from potluck_wire.processors import PROVIDERS
 
 Array = np.ndarray[Any, Any]
 _ONNX = onnx.TensorProto
@@ -51,9 +53,25 @@ MADE_UP = 0.015625  # small, and neither zero nor so small that arithmetic slows
 _BATCH = re.compile(r"batch(?:\*([1-9][0-9]{0,8}))?")
 
 
+@dataclass(frozen=True, slots=True)
+class Processor:
+    """What sessions compute on: an accelerator, by its short name, or the CPU with so many
+    threads.
+    """
+
+    threads: int = 1
+    provider: str = ""
+
+
 @cache
-def prepare() -> None:
-    """Let onnxruntime set up what all its sessions share, once."""
+def prepare(on: Processor) -> onnxruntime.InferenceSession:
+    """Let onnxruntime set up what all its sessions share, once: its threads too, as later none may
+    be started, and an accelerator's driver, which stays open with this session.
+
+    Returns a session.
+    """
+    if on.threads > 1:
+        onnxruntime.set_global_thread_pool_sizes(on.threads, 1)
     value = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [1])
     node = onnx.helper.make_node("Identity", ["x"], ["y"])
     graph = onnx.helper.make_graph(
@@ -62,11 +80,13 @@ def prepare() -> None:
     model = onnx.helper.make_model(
         graph, ir_version=8, opset_imports=[onnx.helper.make_opsetid("", 13)]
     )
-    _session(model, 1).run(None, {"x": np.zeros(1, "float32")})
+    session = _session(model, on)
+    session.run(None, {"x": np.zeros(1, "float32")})
+    return session
 
 
 def _session(
-    model: onnx.ModelProto, threads: int, state: Mapping[str, Array] = MappingProxyType({})
+    model: onnx.ModelProto, on: Processor, state: Mapping[str, Array] = MappingProxyType({})
 ) -> onnxruntime.InferenceSession:
     """A session over `state` as it lies, without a copy of its own.
 
@@ -76,12 +96,17 @@ def _session(
     options.enable_cpu_mem_arena = False
     values = [onnxruntime.OrtValue.ortvalue_from_numpy(array) for array in state.values()]
     options.add_external_initializers(list(state), values)
-    options.intra_op_num_threads = threads
+    options.use_per_session_threads = on.threads == 1
+    options.intra_op_num_threads = 1
     options.inter_op_num_threads = 1
     options.log_severity_level = 4
+    names = [PROVIDERS[on.provider]] if on.provider else []
     return onnxruntime.InferenceSession(
-        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+        model.SerializeToString(), options, providers=[*names, "CPUExecutionProvider"]
     )
+
+
+CPU = Processor()
 
 
 class OnnxSegment(ForwardOnly):
@@ -94,10 +119,10 @@ class OnnxSegment(ForwardOnly):
     kind = "onnx"
 
     def __init__(
-        self, document: bytes, arrays: Arrays, threads: int = 1, lender: Segment | None = None
+        self, document: bytes, arrays: Arrays, on: Processor = CPU, lender: Segment | None = None
     ) -> None:
         self._model = validate(document)
-        self._arrays, self._threads = arrays, threads
+        self._arrays, self._on = arrays, on
         self._session: onnxruntime.InferenceSession | None = None
         # whose writes change the state: a session keeps what it made of constants
         self._source: OnnxSegment = lender._source if isinstance(lender, OnnxSegment) else self
@@ -179,7 +204,7 @@ class OnnxSegment(ForwardOnly):
                     tensor.external_data.add(key=key, value=value)
         self._session, self._n_writes_seen = None, self._source._n_writes
         try:
-            self._session = _session(model, self._threads, self._state)
+            self._session = _session(model, self._on, self._state)
         except Exception as error:
             raise SegmentError(
                 "document", f"onnxruntime cannot run it: {_first_line(error)}"
@@ -290,7 +315,8 @@ def _size(size: Expression, rows: int) -> int:
 
 def _cause(error: Exception) -> tuple[str, str]:
     text = _first_line(error)
-    if "allocate" in text or "bad_alloc" in text or isinstance(error, MemoryError):
+    signs = ("allocate", "bad_alloc", "out of memory")  # the last: of an accelerator
+    if any(sign in text for sign in signs) or isinstance(error, MemoryError):
         return "out-of-memory", text
     return ("bad-input" if "INVALID_ARGUMENT" in text else "arithmetic"), text
 

@@ -1,0 +1,1 @@
+"""What this device computes on: found when the agent starts, tried in throw-away processes."""

@@ -1,0 +1,201 @@
+"""What the worker computes on: the fastest that works, found by trials, unless its owner says."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from potluck_agent.errors import AgentError
+from potluck_agent.processors.cores import LIMIT, Cores, candidates, limit_of
+from potluck_wire.messages import ProcessorTried, TryProcessor
+from potluck_wire.processors import CPU, PROVIDERS, row
+from potluck_wire.tensors import DTYPES
+
+BUDGET_S = 0.8  # of a trial, its libraries not counted
+# What more threads have to gain against fewer ones, which leave more to the owner.
+GAIN_FRAC = 1.05
+USE = "for ONNX models"  # torch computes on the CPU
+
+Attempt = Callable[[TryProcessor], ProcessorTried]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What the owner has said: a count of threads, a device, which backends; None and "" where
+    nothing. `is_emulated`: it plays another device, beside others on this machine.
+    """
+
+    threads: int | None = None
+    device: str = ""
+    backends: tuple[str, ...] = ()
+    memory_bytes: int = 0
+    is_emulated: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """What the worker computes with, and `rows` of the statement's `processors`."""
+
+    threads: int = 1
+    provider: str = ""
+    rows: tuple[Mapping[str, Any], ...] = ()
+
+
+def choose(
+    asked: Asked,
+    found: Cores,
+    name: str,
+    *,
+    backends: Sequence[str],
+    environment: Mapping[str, str],
+    attempt: Attempt,
+) -> Choice:
+    """The fastest that works.
+
+    Parameters
+    ----------
+    asked
+        What the owner has said.
+    found
+        The cores of this machine.
+    name
+        Of its processor.
+    backends
+        That are there; without any, nothing computes here.
+    environment
+        Of this process: `OMP_NUM_THREADS` is a limit.
+    attempt
+        Called with a trial: its answer.
+
+    Raises
+    ------
+    AgentError
+        The owner has named an accelerator that is not there.
+    """
+    if not backends:
+        return Choice()
+    limit = limit_of(environment)
+    counts = _counts(asked, found, limit)
+    survey = _survey(asked, counts, "onnxruntime" in backends, attempt)
+    threads = fastest(counts, survey.flops_per_s) if survey.flops_per_s else counts[0]
+    is_bound = limit is not None and limit < found.allowed
+    cpu = row(
+        name,
+        CPU,
+        memory_bytes=asked.memory_bytes,
+        dtypes=[each for each in DTYPES if each != "bfloat16" or "torch" in backends],
+        flops_per_s=survey.flops_per_s[counts.index(threads)] if survey.flops_per_s else None,
+        threads=threads,
+        reason=_reason(asked, counts, survey, limit if is_bound else None),
+    )
+    _check_device(asked.device, survey)
+    provider, others = _accelerators(asked, survey.providers, threads, attempt)
+    return Choice(threads=threads, provider=provider, rows=(cpu, *others))
+
+
+def _counts(asked: Asked, found: Cores, limit: int | None) -> tuple[int, ...]:
+    """Of threads, to choose from; the first where no trial says more."""
+    if asked.threads is not None:
+        return (asked.threads,)
+    return (1,) if asked.is_emulated else candidates(found, limit)
+
+
+def _survey(
+    asked: Asked, counts: tuple[int, ...], has_onnxruntime: bool, attempt: Attempt
+) -> ProcessorTried:
+    """The rates of these counts of threads, and which accelerators onnxruntime offers; nothing
+    where nothing is to be chosen.
+    """
+    seeks_accelerator = has_onnxruntime and not asked.is_emulated and asked.device != CPU
+    if len(counts) == 1 and not seeks_accelerator:
+        return ProcessorTried()
+    threads = counts if len(counts) > 1 else ()
+    return attempt(_trial(asked, threads=threads, backends=asked.backends))
+
+
+def _reason(asked: Asked, counts: Sequence[int], survey: ProcessorTried, limit: int | None) -> str:
+    """Why so many threads."""
+    if asked.threads is not None:
+        return "as told"
+    if asked.is_emulated:
+        return "it plays another device"
+    bound = f" ({LIMIT}={limit})" if limit is not None else ""
+    if len(counts) == 1:
+        return f"no more are allowed{bound}"
+    if survey.reason:
+        return f"a trial of {_listed(counts)} failed: {survey.reason}"
+    return f"fastest of {_listed(counts)}{bound}"
+
+
+def _check_device(device: str, survey: ProcessorTried) -> None:
+    if device and device != CPU and device not in survey.providers:
+        why = survey.reason or f"there are {', '.join((CPU, *survey.providers))}"
+        raise AgentError(f"--device {device}: onnxruntime offers none here; {why}.")
+
+
+def fastest(counts: Sequence[int], rates: Sequence[float]) -> int:
+    """The count of threads with the highest rate; of those about as fast, the smallest.
+
+    >>> fastest((1, 4, 8), (50.0, 180.0, 184.0))
+    4
+
+    Parameters
+    ----------
+    counts
+        The smallest first.
+    rates
+        Of each.
+    """
+    best = max(rates)
+    return next(n for n, rate in zip(counts, rates, strict=True) if rate * GAIN_FRAC >= best)
+
+
+def _accelerators(
+    asked: Asked, providers: Sequence[str], threads: int, attempt: Attempt
+) -> tuple[str, list[dict[str, Any]]]:
+    """The one that ONNX models are computed on, if any is better than the CPU, and a row for
+    each.
+    """
+    tried = {
+        name: attempt(_trial(asked, provider=name))
+        for name in providers
+        if asked.device in ("", name)
+    }
+    rates = {name: one.flops_per_s[0] for name, one in tried.items() if one.flops_per_s}
+    best = max(rates, key=rates.__getitem__, default="")
+    if best and not asked.device:
+        cpu = attempt(_trial(asked, threads=(threads,), backends=("onnxruntime",)))
+        best = best if rates[best] > max(cpu.flops_per_s, default=0.0) else ""
+    rows = []
+    for name in providers:
+        if name == best:
+            rows.append(row(PROVIDERS[name], name, flops_per_s=rates[name], reason=USE))
+        elif name not in tried:
+            rows.append(_left_out(name, f"{asked.device} was asked for"))
+        else:
+            reason = tried[name].reason or f"no faster than {best or 'the CPU'}"
+            rows.append(_left_out(name, reason, rates.get(name)))
+    return best, rows
+
+
+def _trial(
+    asked: Asked,
+    *,
+    provider: str = "",
+    threads: tuple[int, ...] = (),
+    backends: tuple[str, ...] = (),
+) -> TryProcessor:
+    return TryProcessor(
+        provider=provider,
+        threads=threads,
+        memory_bytes=asked.memory_bytes,
+        budget_s=BUDGET_S,
+        backends=backends,
+    )
+
+
+def _left_out(name: str, reason: str, rate: float | None = None) -> dict[str, Any]:
+    return row(PROVIDERS[name], name, flops_per_s=rate, used=False, reason=reason)
+
+
+def _listed(counts: Sequence[int]) -> str:
+    return ", ".join(map(str, counts))
