@@ -98,6 +98,21 @@ def words(processors: Sequence[Mapping[str, Any]], cores: int | None) -> Iterato
         yield ": ".join([name, *filter(None, facts)])
 
 
+def summary(processors: Sequence[Mapping[str, Any]]) -> str:
+    """What a device computes on, in a few words.
+
+    >>> summary([row("i5", "cpu", threads=4), row("T4", "cuda"), row("x", "xnnpack", used=False)])
+    '4 threads, cuda'
+
+    Parameters
+    ----------
+    processors
+        As the capability statement has them.
+    """
+    used = [entry for entry in processors if entry.get("used") is not False]
+    return ", ".join(_threads(entry.get("threads"), None) or str(entry["kind"]) for entry in used)
+
+
 def _threads(threads: int | None, cores: int | None) -> str:
     if threads is None:
         return ""

@@ -7,6 +7,7 @@ A bench module has `SETTINGS` (its defaults, numbers) and `run(settings) -> Resu
 BENCHES = {
     "stream": "tensors between two agents against raw CURVE and plain ZeroMQ",
     "interpreter": "a segment's training step and forward pass against eager torch",
+    "processors": "a worker of each backend against torch itself, and how threads scale",
     "agent": "how light the agent and the command are",
     "planners": "every planner on the settings and models of the papers, judged on shared links",
     "papers": "the papers' figures, and what our simulator gives for the same settings",

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from potluck.bench.frame import Result
 from potluck.bench.networks import NETWORKS
-from potluck.bench.processors import Processors
+from potluck.bench.processor_time import ProcessorTime
 from potluck.bench.ranks import LEARNING_RATE, SCHEDULES, Ranks, blocks_of
 from potluck.errors import UserError
 
@@ -239,7 +239,7 @@ def _take_turns(
     n_steps = int(settings["small_steps" if kind == "small" else "steps"])
     seconds: dict[str, list[float]] = {name: [] for name in sides}
     cpu_ms = {name: dict.fromkeys((*OURS, *THEIRS), 0.0) for name in sides}
-    difference, processors = 0.0, Processors()
+    difference, processors = 0.0, ProcessorTime()
     for index in range(1 + rounds):
         losses = []
         for name, side in sides.items():

@@ -1,45 +1,271 @@
-"""Processor time by kind of process: what a step costs beside computing, and where."""
+"""A worker of each backend against plain torch on the same processor, with each count of threads
+that an agent would try.
 
-from collections import defaultdict
-from collections.abc import Mapping
-from contextlib import suppress
+One network (feed-forward blocks as a transformer has them) and one batch. A worker times itself, as
+it does for a profile: `torch` a forward pass and a training step without update, `onnxruntime` a
+forward pass. Plain torch does the same in this process, with the same count of threads, in turns
+with the workers. A rate of 1 is torch's own; the worst count of threads counts. Scaling is the gain
+of the most threads over one, by the gain that torch itself has.
+"""
 
-import psutil
+import select
+import time
+from collections.abc import Callable, Mapping, Sequence
+from statistics import median
+from typing import Any
 
-WITH_IO = ("agents", "ranks")  # kinds whose first thread decides, while others send and receive
+from potluck.bench.frame import Result
 
+SETTINGS: Mapping[str, float] = {
+    "rows": 64,
+    "width": 512,
+    "blocks": 4,
+    "repeats": 9,
+    "rounds": 7,
+    "threads": 0,
+}
+GOALS = {
+    "torch_rate_frac": (">=", 0.95),
+    "torch_train_rate_frac": (">=", 0.95),
+    "onnxruntime_rate_frac": (">=", 0.95),
+    "torch_scaling_frac": (">=", 0.95),
+    "onnxruntime_scaling_frac": (">=", 0.95),
+}
+BACKENDS = {"torch": "aten", "onnxruntime": "onnx"}
+MEMORY_BYTES = 1 << 30
+PATIENCE_S = 120.0
 
-class Processors:
-    """This process and all that it has started until now: agents, their workers, ranks."""
-
-    def __init__(self) -> None:
-        here = psutil.Process()
-        self._kinds = {here: "notebook"}
-        for child in here.children():
-            is_rank = "potluck.bench.ranks" in child.cmdline()
-            self._kinds[child] = "ranks" if is_rank else "agents"
-            self._kinds.update(dict.fromkeys(child.children(recursive=True), "workers"))
-
-    def spent_s(self) -> Mapping[str, float]:
-        """Processor seconds so far, by kind.
-
-        `_io`: of agents and ranks, all threads but the first.
-        """
-        spent: defaultdict[str, float] = defaultdict(float)
-        for process, kind in self._kinds.items():
-            with suppress(psutil.Error):
-                times = process.cpu_times()
-                others_s = _others_s(process) if kind in WITH_IO else 0.0
-                spent[kind] += times.user + times.system - others_s
-                if kind in WITH_IO:
-                    spent[f"{kind}_io"] += others_s
-        return spent
+Times = dict[str, list[float]]  # what was done -> seconds, one for each round
 
 
-def _others_s(process: psutil.Process) -> float:
-    """Of all threads but the first; 0 where the system does not tell."""
+def run(settings: Mapping[str, float]) -> Result:
+    """Measure with one thread, with the most, and with what lies between.
+
+    Parameters
+    ----------
+    settings
+        As `SETTINGS`; `threads`: the most, 0 for all that are allowed here.
+    """
+    import torch
+
+    from potluck_agent.processors.cores import candidates, cores
+
+    before = torch.get_num_threads()
+    counts = candidates(cores(), int(settings["threads"]) or None)
     try:
-        others = [thread for thread in process.threads() if thread.id != process.pid]
-        return float(sum(thread.user_time + thread.system_time for thread in others))
-    except psutil.AccessDenied:
-        return 0.0
+        found = {count: _times(count, settings) for count in counts}
+    finally:
+        torch.set_num_threads(before)
+    return Result(
+        name="processors",
+        figures=figures(found),
+        settings=settings,
+        goals=GOALS,
+        notes=(f"threads: {', '.join(map(str, counts))}; no accelerator is measured",),
+    )
+
+
+def figures(found: Mapping[int, Mapping[str, Sequence[float]]]) -> dict[str, float]:
+    """The rates by torch's own, and how threads scale.
+
+    Parameters
+    ----------
+    found
+        Seconds of each round, by count of threads and by what was done: "own", "own train",
+        "torch", "torch train", "onnxruntime".
+    """
+    rates = {
+        (who, count): median(
+            own_s / ours_s for own_s, ours_s in zip(times[own], times[who], strict=True)
+        )
+        for count, times in found.items()
+        for who, own in _COMPARED.items()
+    }
+    worst = {f"{_key(who)}_rate_frac": min(_of(rates, who)) for who in _COMPARED}
+    least, most = min(found), max(found)
+    scaling = {
+        f"{backend}_scaling_frac": rates[backend, most] / rates[backend, least]
+        for backend in BACKENDS
+    }
+    each = {f"{_key(who)}_rate_{n}_threads_frac": rate for (who, n), rate in rates.items()}
+    own = {
+        f"own_speedup_{count}_threads": median(found[least]["own"]) / median(times["own"])
+        for count, times in found.items()
+    }
+    return {**worst, **scaling, **each, **own}
+
+
+_COMPARED = {"torch": "own", "torch train": "own train", "onnxruntime": "own"}
+
+
+def _key(who: str) -> str:
+    return who.replace(" ", "_")
+
+
+def _of(rates: Mapping[tuple[str, int], float], who: str) -> list[float]:
+    return [rate for (name, _), rate in rates.items() if name == who]
+
+
+def _times(threads: int, settings: Mapping[str, float]) -> Times:
+    """Seconds of every side with that many threads, measured in turns."""
+    import torch
+
+    torch.set_num_threads(threads)
+    network, x, y = _network(settings)
+    repeats = int(settings["repeats"])
+    own = _Own(network, x, y, repeats)
+    documents = {"torch": _graph(network, x), "onnxruntime": _onnx(network, int(settings["width"]))}
+    lessons = {"torch": _graph(network, x, y)}
+    workers = {backend: _Worker(backend, threads) for backend in BACKENDS}
+    times: Times = {what: [] for what in ("own", "own train", *_COMPARED)}
+    try:
+        for turn in range(1 + int(settings["rounds"])):
+            seconds = {"own": own.forward_s(), "own train": own.train_s()}
+            for backend, worker in workers.items():
+                seconds[backend] = worker.forward_s(documents[backend], x.shape[0], repeats)
+            seconds["torch train"] = workers["torch"].train_s(lessons["torch"], len(x), repeats)
+            for what, taken_s in seconds.items() if turn else ():  # the first is a warm-up
+                times[what].append(taken_s)
+    finally:
+        for worker in workers.values():
+            worker.close()
+    return times
+
+
+class _Own:
+    """Plain torch in this process."""
+
+    def __init__(self, network: Any, x: Any, y: Any, repeats: int) -> None:
+        self._network, self._x, self._y, self._repeats = network, x, y, repeats
+
+    def forward_s(self) -> float:
+        import torch
+
+        def work() -> None:
+            with torch.no_grad():
+                self._network(self._x)
+
+        return self._median_s(work)
+
+    def train_s(self) -> float:
+        import torch
+
+        def work() -> None:
+            loss = torch.nn.functional.cross_entropy(self._network(self._x), self._y)
+            torch.autograd.backward(loss)
+
+        return self._median_s(work)
+
+    def _median_s(self, work: Callable[[], None]) -> float:
+        times_s = []
+        for _ in range(1 + self._repeats):
+            start_s = time.perf_counter()
+            work()
+            times_s.append(time.perf_counter() - start_s)
+        return median(times_s[1:])
+
+
+class _Worker:
+    """A real worker process with one backend."""
+
+    def __init__(self, backend: str, threads: int) -> None:
+        from potluck_agent.worker.launch import start
+        from potluck_wire.messages import WorkerReady
+
+        self._kind = BACKENDS[backend]
+        self._link = start(
+            memory_bytes=MEMORY_BYTES,
+            threads=threads,
+            inbound_bytes=1 << 20,
+            outbound_bytes=1 << 20,
+            backends=(backend,),
+        )
+        self._expect(WorkerReady)
+
+    def close(self) -> None:
+        self._link.kill()
+
+    def forward_s(self, document: bytes, rows: int, repeats: int) -> float:
+        measured = self._measured(document, rows, repeats, train=False)
+        return float(measured.forward_s[0])
+
+    def train_s(self, document: bytes, rows: int, repeats: int) -> float:
+        measured = self._measured(document, rows, repeats, train=True)
+        return float(measured.forward_s[0] + measured.backward_s[0])
+
+    def _measured(self, document: bytes, rows: int, repeats: int, *, train: bool) -> Any:
+        from potluck_wire.messages import MeasuredTask, MeasureTask
+
+        task = MeasureTask(task="t", kind=self._kind, train=train, rows=(rows,), repeats=repeats)
+        self._link.send(task, [document])
+        return self._expect(MeasuredTask)
+
+    def _expect(self, kind: type) -> Any:
+        from potluck.errors import DeviceError
+
+        end_s = time.monotonic() + PATIENCE_S
+        while (left_s := end_s - time.monotonic()) > 0 and not self._link.closed:
+            writers = [self._link.socket] if self._link.wants_write else []
+            select.select([self._link.socket], writers, [], left_s)
+            self._link.flush()
+            for message, _ in self._link.receive():
+                if isinstance(message, kind):
+                    return message
+                raise DeviceError(f"its worker said {message}, expected {kind.__name__}.")
+        raise DeviceError("its worker does not answer.")
+
+
+def _network(settings: Mapping[str, float]) -> tuple[Any, Any, Any]:
+    """Feed-forward blocks, a batch and its classes."""
+    import torch
+    from torch import nn
+
+    torch.manual_seed(0)
+    width = int(settings["width"])
+    blocks = [
+        layer
+        for _ in range(int(settings["blocks"]))
+        for layer in (nn.Linear(width, 4 * width), nn.ReLU(), nn.Linear(4 * width, width))
+    ]
+    rows = int(settings["rows"])
+    return nn.Sequential(*blocks), torch.randn(rows, width), torch.randint(width, (rows,))
+
+
+def _graph(network: Any, x: Any, y: Any = None) -> bytes:
+    """The network as a segment of torch, with its loss where there are classes."""
+    import torch
+
+    from potluck.graph.torch.trace import trace
+    from potluck_wire.segment import dumps
+
+    names = ("x",) if y is None else ("x", "y")
+    loss = None if y is None else torch.nn.functional.cross_entropy
+    targets = () if y is None else (y,)
+    return dumps(trace(network, (x,), input_names=names, loss=loss, targets=targets).graph)
+
+
+def _onnx(network: Any, width: int) -> bytes:
+    """The same network as an ONNX model; its weights have a shape and no data, as for a profile."""
+    from onnx import TensorProto, helper
+
+    nodes, weights, value = [], [], "x"
+    for index, layer in enumerate(network):
+        result = f"v{index}" if index + 1 < len(network) else "y"
+        if hasattr(layer, "weight"):
+            names = [f"w{index}", f"b{index}"]
+            weights += [
+                TensorProto(name=name, dims=tensor.shape, data_type=TensorProto.FLOAT)
+                for name, tensor in zip(names, (layer.weight, layer.bias), strict=True)
+            ]
+            nodes.append(helper.make_node("Gemm", [value, *names], [result], transB=1))
+        else:
+            nodes.append(helper.make_node("Relu", [value], [result]))
+        value = result
+    x, y = (
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", width])
+        for name in ("x", "y")
+    )
+    graph = helper.make_graph(nodes, "blocks", [x], [y], weights)
+    opset = [helper.make_opsetid("", 17)]
+    model: bytes = helper.make_model(graph, ir_version=8, opset_imports=opset).SerializeToString()
+    return model

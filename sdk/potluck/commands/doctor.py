@@ -14,6 +14,7 @@ from typing import Any
 
 from potluck_wire.installing import install
 from potluck_wire.limits import PORT
+from potluck_wire.processors import words
 
 GOOD = "ok"
 HINT = "note"
@@ -238,6 +239,7 @@ def sessions(places: Sequence[str]) -> Iterator[Finding]:
     with home:
         for member in home.devices.values():
             if member.capability:
+                yield from computing(member.name, member.capability)
                 yield metered(member.name, member.capability)
                 yield bounded(member.name, member.capability)
             elif member.status == "computes nothing" and member.error is not None:
@@ -268,6 +270,15 @@ def network() -> Finding:
     return Finding(
         level=GOOD, what=f"how the devices are connected ({FILE})", drawing=drawing(kept)
     )
+
+
+def computing(name: str, capability: Mapping[str, Any]) -> Iterator[Finding]:
+    """What a device computes on, and what it has left out and why; an older agent says nothing."""
+    lines = list(words(capability.get("processors", ()), capability.get("cores")))
+    if lines:
+        yield Finding(
+            level=GOOD, what=f"{name} computes on {lines[0]}", drawing="\n".join(lines[1:])
+        )
 
 
 def metered(name: str, capability: Mapping[str, Any]) -> Finding:

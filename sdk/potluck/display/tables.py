@@ -12,6 +12,7 @@ from potluck import units
 from potluck.records import Device, Inference, Layer, LayerCost, Network, Plan, Problem, Trace
 from potluck.simulate.cost import budget_bytes
 from potluck_wire.fingerprint import fingerprint
+from potluck_wire.processors import summary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,14 +82,19 @@ def members(found: Iterable[Any], title: str = "Devices") -> Table:
             str(member.addresses[0]) if member.addresses else units.UNKNOWN,
             units.size(member.capability.get("memory_bytes")),
             units.power(_watts(member)),
+            summary(member.capability.get("processors", ())),
             _trouble(member),
         )
         for member in found
     )
-    columns: tuple[str, ...] = ("device", "status", "address", ">memory", ">power", "trouble")
-    if not any(row[-1] for row in rows):  # no trouble: no column of blanks
-        columns, rows = columns[:-1], tuple(row[:-1] for row in rows)
-    return Table(title=title, columns=columns, rows=rows)
+    names = ("device", "status", "address", ">memory", ">power", "computes on", "trouble")
+    # no trouble: no column of blanks
+    shown = [i for i, name in enumerate(names) if i < 5 or any(row[i] for row in rows)]
+    return Table(
+        title=title,
+        columns=tuple(names[i] for i in shown),
+        rows=tuple(tuple(row[i] for i in shown) for row in rows),
+    )
 
 
 def _watts(member: Any) -> float | None:

@@ -26,6 +26,7 @@ from potluck.sessions.events import RequestAll, UplinkProbe
 from potluck.sessions.link import Link
 from potluck.sessions.members import Member, Members
 from potluck_wire.messages import Measure, Probe
+from potluck_wire.processors import CPU
 
 PROBE_BYTES = (WAIT_BYTES, 256 * 1024, 2 * 2**20)  # latency; one chunk; a window's worth
 PROBE_REPEATS = 3
@@ -533,6 +534,11 @@ def about_of(key: str, capability: Mapping[str, Any]) -> dict[str, Any]:
         "slowdown": (emulated or {}).get("slowdown"),
         "threads": capability.get("threads"),
         "backends": capability.get("backends"),
+        "accelerators": sorted(
+            str(entry["name"])
+            for entry in capability.get("processors", ())
+            if entry["kind"] != CPU and entry.get("used") is not False
+        ),
     }
 
 

@@ -10,6 +10,7 @@ from potluck.bench import BENCHES, frame
 SMALL = {
     "stream": {"repeats": 1},
     "interpreter": {"rows": 2, "repeats": 1},
+    "processors": {"rows": 2, "width": 16, "blocks": 1, "repeats": 1, "rounds": 1, "threads": 2},
     "agent": {"repeats": 1, "settle_s": 0},
     "digits": {"most_agents": 1, "steps": 3, "lab_plans": 1},
     "pipeline": {
@@ -57,6 +58,7 @@ SMALL = {
 PROMISED = {
     "stream": {"ratio_to_curve_16mib", "ratio_to_plain_16mib"},
     "interpreter": {"ratio_to_eager_train", "ratio_to_eager_forward"},
+    "processors": {"torch_rate_frac", "onnxruntime_rate_frac", "torch_scaling_frac"},
     "agent": {"import_ms", "help_ms", "agent_help_ms", "ready_s", "idle_mib"},
     "digits": {"plain_step_ms", "agents_1_step_ms", "prediction_error_frac"},
     "pipeline": {"ratio_step_time", "overhead_frac", "loss_difference"},

@@ -6,14 +6,18 @@ import os
 import socket
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 from potluck import cli
 from potluck.commands import doctor
 from potluck.discover import keyring
+from potluck.display import tables
 from potluck.sessions.events import Address
+from potluck.sessions.members import Member
 from potluck_wire.limits import PAIRING_OFFSET
+from potluck_wire.processors import row
 
 KEY = "rq:rM>}U?@Lns47E1%kR.o@n%FcmmsL/@{H8]yf7"
 
@@ -69,7 +73,9 @@ def test_pairing_lists_and_forgetting_with_a_real_agent(tablet, capsys):
     assert capsys.readouterr().out == "Paired with tablet.\n"
     assert cli.main(["devices", place]) == 0
     assert capsys.readouterr().out.splitlines()[-1].split()[:4] == ["tablet", "ready", place, "256"]
-    finding, bounds = doctor.sessions([place])
+    computing, finding, bounds = doctor.sessions([place])
+    assert computing.what.startswith("tablet computes on ")
+    assert "1 of " in computing.what
     assert "bounds" in bounds.what
     assert finding.what.startswith("tablet ")
     assert cli.main(["forget", "tablet"]) == 0
@@ -225,6 +231,32 @@ def test_doctor_says_which_bounds_a_worker_has(missing):
     assert found.level == (doctor.HINT if missing else doctor.GOOD)
     assert (f"{missing} not limited: nobody knows why" in found.what) is bool(missing)
     assert doctor.bounded("pc", {}).level == doctor.HINT
+
+
+def test_doctor_tells_what_a_device_computes_on_and_what_it_left_out():
+    rows = [
+        row("i5", "cpu", threads=4, reason="fastest of 1, 4, 8"),
+        row("CUDA", "cuda", used=False, reason="its trial crashed"),
+    ]
+    (found,) = doctor.computing("pc", {"processors": rows, "cores": 8})
+    assert found.level == doctor.GOOD
+    assert doctor.show(found).splitlines() == [
+        "ok       pc computes on i5 (cpu): 4 of 8 threads: fastest of 1, 4, 8",
+        "         CUDA (cuda) is left out: its trial crashed",
+    ]
+    assert list(doctor.computing("old", {"processors": []})) == []
+
+
+def test_the_table_of_devices_tells_what_they_compute_on_where_any_says_so():
+    stated = {"processors": [row("i5", "cpu", threads=4)]}
+    known, older = (
+        Member(name=name, session=SimpleNamespace(capability=capability))
+        for name, capability in (("pc", stated), ("old", {}))
+    )
+    table = tables.members([known, older])
+    assert table.columns[-1] == "computes on"
+    assert [line[-1] for line in table.rows] == ["4 threads", ""]
+    assert "computes on" not in tables.members([older]).columns
 
 
 def test_doctor_tells_how_a_device_knows_its_power_or_why_not():
