@@ -134,9 +134,7 @@ def _fast(root: Path, numbers: Sequence[int]) -> list[int]:
 
 
 def _is_near(strength: int, strengths: Sequence[int]) -> bool:
-    """Whether it is of the fastest kind: two of that kind differ by some percent, two kinds by
-    twice.
-    """
+    """Whether it is of the fastest kind; a slower kind has at most half of its strength."""
     return 2 * strength > max(strengths) or max(strengths) == 0
 
 

@@ -10,8 +10,9 @@ from potluck_agent.worker.launch import WorkerLink, start_trial
 from potluck_wire.errors import WireError
 from potluck_wire.messages import ProcessorTried, TryProcessor
 from potluck_wire.processors import MAX_REASON, PROVIDERS, line
+from potluck_wire.statement import MAX_NUMBER, MIN_RATE
 
-# Loading torch took a Raspberry Pi 3 some 20 s; an accelerator may compile its kernels meanwhile.
+# Slow devices load torch for long, and an accelerator may compile its kernels meanwhile.
 PATIENCE_S = 60.0
 
 
@@ -54,12 +55,14 @@ def _answer(link: WorkerLink, asked: TryProcessor, patience_s: float) -> Process
 
 
 def _fits(answer: ProcessorTried, asked: TryProcessor) -> bool:
-    """As many rates as were asked for, or a reason; accelerators that we know, each once."""
+    """As many rates as were asked for, or a reason, fit for the statement; accelerators that we
+    know, each once.
+    """
     rates = answer.flops_per_s
     n_rates = 0 if answer.reason else 1 if asked.provider else len(asked.threads)
     return (
         len(rates) == n_rates
-        and all(0 < rate < float("inf") for rate in rates)
+        and all(MIN_RATE <= rate <= MAX_NUMBER for rate in rates)
         and len(set(answer.providers)) == len(answer.providers)
         and set(answer.providers) <= set(PROVIDERS)
     )

@@ -91,9 +91,14 @@ BAD = {
     "says another thing": ("", SAYS.format("pack(WorkerReady(), [b'{}'])"), "what nobody asked"),
     "has no rate": ("", SAYS.format("pack(ProcessorTried())"), "what nobody asked"),
     "has a rate that is none": ("", SAYS.format(NAN), "its trial"),
+    "has a rate beyond any processor's": (
+        "",
+        SAYS.format("pack(ProcessorTried(flops_per_s=(1e16,)))"),
+        "what nobody asked",
+    ),
     "knows more": (
         "",
-        SAYS.format("pack(ProcessorTried(flops_per_s=(1.0,), providers=('pigeon',)))"),
+        SAYS.format("pack(ProcessorTried(flops_per_s=(1e9,), providers=('pigeon',)))"),
         "what nobody asked",
     ),
 }
