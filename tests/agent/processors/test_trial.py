@@ -93,7 +93,7 @@ BAD = {
     "has a rate that is none": ("", SAYS.format(NAN), "its trial"),
     "has a rate beyond any processor's": (
         "",
-        SAYS.format("pack(ProcessorTried(flops_per_s=(1e16,)))"),
+        SAYS.format("pack(ProcessorTried(flops_per_s=(2e15,)))"),
         "what nobody asked",
     ),
     "knows more": (
