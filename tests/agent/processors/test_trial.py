@@ -64,7 +64,7 @@ os._exit(process.main(sys.argv[1:]))
 ANSWERS = "from potluck_wire.messages import *; from potluck_wire.stream import pack; "
 SAYS = (
     ANSWERS + "import socket; end = socket.socket(fileno=int(sys.argv[1])); end.sendall({}); "
-    "end.recv(1 << 16); os._exit(0)"
+    "end.recv(1 << 16); sys.exit(0)"
 )
 NAN = "pack(ProcessorTried(flops_per_s=(float('nan'),)))"
 # what the driver does, what the process does instead of a trial, and what is said of it
@@ -72,7 +72,7 @@ BAD = {
     "works": ("pass", "", ""),
     "crashes": ("os.kill(os.getpid(), signal.SIGSEGV)", "", "its trial crashed (SIGSEGV)"),
     "aborts": ("os.abort()", "", "its trial crashed (SIGABRT)"),
-    "exits": ("os._exit(3)", "", "its trial crashed (exit code 3)"),
+    "exits": ("sys.exit(3)", "", "its trial crashed (exit code 3)"),
     "is killed": ("os.kill(os.getpid(), signal.SIGKILL)", "", "its trial was killed from outside"),
     "fails": ("raise RuntimeError('CUDA driver\\nis too old')", "", "CUDA driver"),
     "fails without a word": ("raise MemoryError", "", "MemoryError"),
@@ -85,7 +85,7 @@ BAD = {
     "answers nothing": ("return lambda: np.full((64, 512), np.nan)", "", "its answers differ"),
     "answers half": ("return lambda: honest(threads)()[:1]", "", "it answers with [1, 512]"),
     "hangs": ("signal.pause()", "", "its trial did not end within"),
-    "ends at once": ("", "os._exit(0)", "its trial crashed (exit code 0)"),
+    "ends at once": ("", "sys.exit(0)", "its trial crashed (exit code 0)"),
     "says nonsense": ("", SAYS.format("bytes(range(256))"), "its trial broke the protocol"),
     "says too much": ("", SAYS.format("struct.pack('>I', 2**31)"), "its trial broke the protocol"),
     "says another thing": ("", SAYS.format("pack(WorkerReady(), [b'{}'])"), "what nobody asked"),

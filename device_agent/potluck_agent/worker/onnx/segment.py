@@ -174,6 +174,11 @@ class OnnxSegment(ForwardOnly):
             raise SegmentError(*_cause(error)) from error
         return tuple(self._arrays.from_numpy(result) for result in results)
 
+    @property
+    def providers(self) -> tuple[str, ...]:
+        """What onnxruntime computes it with, the first one first; nothing before it is opened."""
+        return () if self._session is None else tuple(self._session.get_providers())
+
     def _check(self, inputs: Sequence[Any]) -> None:
         if len(inputs) != len(self.graph.inputs):
             raise SegmentError(
