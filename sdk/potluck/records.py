@@ -223,7 +223,9 @@ class Layer:
     single row. `widest_parameter_bytes`: the parameters of that operator which has most, which
     backward makes a second gradient of before it adds it to that of the micro-batches before; None
     where nobody knows, so that all parameters count. `reused_bytes`: the parameters that several
-    operators read, which have a gradient more within one backward.
+    operators read, which have a gradient more within one backward. `frozen_bytes`: the parameters
+    that training leaves as they are, which have no gradient, no moments, and no part in an
+    all-reduce. `fixed_buffer_bytes`: the buffers that replicas need not average.
     """
 
     name: str
@@ -239,6 +241,8 @@ class Layer:
     norm_values: int = 0
     widest_parameter_bytes: int | None = None
     reused_bytes: int = 0
+    frozen_bytes: int = 0
+    fixed_buffer_bytes: int = 0
 
     def __post_init__(self) -> None:
         sizes = (
@@ -249,13 +253,28 @@ class Layer:
             "activation_bytes",
             "feed_bytes",
         )
-        for field_name in (*sizes, "norm_values", "widest_parameter_bytes", "reused_bytes"):
+        more = ("norm_values", "widest_parameter_bytes", "reused_bytes")
+        for field_name in (*sizes, *more, "frozen_bytes", "fixed_buffer_bytes"):
             _positive(f"layer {self.name}: {field_name}", getattr(self, field_name), zero=True)
+        for part, whole in (
+            ("frozen_bytes", "parameter_bytes"),
+            ("fixed_buffer_bytes", "buffer_bytes"),
+        ):
+            if getattr(self, part) > getattr(self, whole):
+                raise UserError(
+                    f"layer {self.name}: {part} {getattr(self, part)} exceed {whole} "
+                    f"{getattr(self, whole)}."
+                )
         if self.gradient_bytes > self.output_bytes:
             raise UserError(
                 f"layer {self.name}: gradient_bytes {self.gradient_bytes} exceed output_bytes "
                 f"{self.output_bytes}."
             )
+
+    @property
+    def trained_bytes(self) -> int:
+        """Bytes of the parameters that training changes."""
+        return self.parameter_bytes - self.frozen_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,11 +18,11 @@ from potluck.errors import ModelError
 from potluck.graph.indices import check_indices, index_bounds
 from potluck.graph.partition.batch_norms import check_values
 from potluck.graph.partition.cuts import Linearization, line, multiple
-from potluck.graph.partition.layers import Layers, layers
+from potluck.graph.partition.layers import Layers, is_averaged, layers
 from potluck.graph.torch.state_names import as_module, load
 from potluck.optional import needed
 from potluck.shown import Shown
-from potluck_wire.graph import BATCH, DTYPE_BYTES, FLOATS, Graph, Input, Output, evaluate
+from potluck_wire.graph import BATCH, DTYPE_BYTES, Graph, Input, Output, evaluate
 from potluck_wire.installing import install
 from potluck_wire.segment import dumps
 
@@ -682,7 +682,7 @@ def _segment_record(graph: Graph, chosen: Layers, start: int, stop: int) -> reco
     own = {port.name for port in traced.graph.inputs}
     tensors = [_tensor(port, traced.hints) for port in graph.inputs]
     learned = [p for p in graph.parameters if p.trainable]
-    averaged = [b for b in graph.buffers if b.updated and b.dtype in FLOATS]
+    averaged = [b for b in graph.buffers if is_averaged(b)]
     return records.Segment(
         name=f"layers-{start}-{stop}",
         start=start,

@@ -42,7 +42,8 @@ COLUMNS = (
     "activation_bytes",
     "traffic_bytes",
 )
-_COUNTS = COLUMNS[3:]
+FROZEN = "frozen_bytes"  # a last column, where a graph has frozen weights
+_COUNTS = (*COLUMNS[3:], FROZEN)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +60,8 @@ class Node:
 
     Per row: flop, `output_bytes`, `activation_bytes` (kept from forward to backward),
     `traffic_bytes` (read and written by a forward pass, parameters aside). Totals:
-    `parameter_bytes`, `buffer_bytes`. A multiply-add is 2 flop.
+    `parameter_bytes`, of them `frozen_bytes` that training leaves as they are, and `buffer_bytes`.
+    A multiply-add is 2 flop.
     """
 
     name: str
@@ -72,6 +74,7 @@ class Node:
     output_bytes: int = 0
     activation_bytes: int = 0
     traffic_bytes: int = 0
+    frozen_bytes: int = 0
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -84,6 +87,28 @@ class Node:
                 raise ModelError(
                     f"node {self.name!r}: {field} is {value!r}; expected a whole number, 0 or more."
                 )
+        if self.frozen_bytes > self.parameter_bytes:
+            raise ModelError(
+                f"node {self.name!r}: frozen_bytes is {self.frozen_bytes}; expected at most "
+                f"parameter_bytes, {self.parameter_bytes}."
+            )
+
+
+def still(nodes: Sequence[Node]) -> frozenset[str]:
+    """The nodes through which no gradient flows: their weights are frozen, and so are those of all
+    that lead to them. None where nothing is frozen.
+
+    Parameters
+    ----------
+    nodes
+        In running order.
+    """
+    flowing = set[str]()
+    for node in nodes:
+        if node.parameter_bytes > node.frozen_bytes or not flowing.isdisjoint(node.inputs):
+            flowing.add(node.name)
+    frozen = any(node.frozen_bytes for node in nodes)
+    return frozenset(node.name for node in nodes if node.name not in flowing and frozen)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,11 +172,13 @@ class ModelGraph:
         and inputs too.
 
         For `a -> b -> c` with `a -> c` they are: a, a + b, c. The last counts the outputs alone.
-        Without `inputs`, the model's own inputs are left out: no gradient flows back to them.
+        Without `inputs`, what no gradient flows back to is left out: the model's own inputs, and
+        what frozen weights alone lead to.
         """
         place = {node.name: index for index, node in enumerate(self.nodes)}
+        held_still = frozenset() if inputs else still(self.nodes)
         size = {item.name: item.row_bytes * inputs for item in self.inputs} | {
-            n.name: n.output_bytes for n in self.nodes
+            n.name: n.output_bytes * (n.name not in held_still) for n in self.nodes
         }
         last = {source: place[node.name] for node in self.nodes for source in node.inputs}
         last |= dict.fromkeys(self.outputs, len(self.nodes))
@@ -201,12 +228,15 @@ class ModelGraph:
                 output_bytes=alive[stop - 1],
                 gradient_bytes=flowing[stop - 1],
                 activation_bytes=sum(node.activation_bytes for node in self.nodes[start:stop]),
+                frozen_bytes=sum(node.frozen_bytes for node in self.nodes[start:stop]),
                 forward_flop=float(sum(node.forward_flop for node in self.nodes[start:stop])),
                 backward_flop=float(sum(node.backward_flop for node in self.nodes[start:stop])),
                 edges=edges[layer],
                 feed_bytes=feeds[layer],
                 widest_parameter_bytes=(
-                    widest := max(node.parameter_bytes for node in self.nodes[start:stop])
+                    widest := max(
+                        node.parameter_bytes - node.frozen_bytes for node in self.nodes[start:stop]
+                    )
                 ),
                 reused_bytes=widest if self.tied else 0,  # not known where: the largest
             )
@@ -232,16 +262,19 @@ class ModelGraph:
             first = min(readers.pop(item.name, {0}))
             feeds[first] += item.row_bytes if first else 0
         size = {node.name: node.output_bytes for node in self.nodes}
+        held_still = still(self.nodes)
         edges = []
         for given in hand_on(made, readers, len(feeds), branched=True):
-            totals: dict[tuple[int, ...], int] = {}
+            totals: dict[tuple[int, ...], tuple[int, int]] = {}
             for name, takers in given.items():
-                totals[takers] = totals.get(takers, 0) + size[name]
+                outputs, gradients = totals.get(takers, (0, 0))
+                flowing = 0 if name in held_still else size[name]
+                totals[takers] = outputs + size[name], gradients + flowing
             edges.append(
                 tuple(
-                    Edge(to=to, output_bytes=n, gradient_bytes=n)
-                    for to, n in sorted(totals.items())
-                    if n
+                    Edge(to=to, output_bytes=outputs, gradient_bytes=gradients)
+                    for to, (outputs, gradients) in sorted(totals.items())
+                    if outputs
                 )
             )
         if all(edge.to == (layer + 1,) for layer, given in enumerate(edges) for edge in given):
@@ -257,6 +290,7 @@ class ModelGraph:
             name: i
             for i, name in enumerate([i.name for i in self.inputs] + [n.name for n in self.nodes])
         }
+        columns = (*COLUMNS, FROZEN) if any(n.frozen_bytes for n in self.nodes) else COLUMNS
         head = {
             "format": FORMAT,
             "name": self.name,
@@ -267,7 +301,7 @@ class ModelGraph:
             "tied": list(self.tied),
             "inputs": [[item.name, item.row_bytes] for item in self.inputs],
             "outputs": list(self.outputs),
-            "columns": COLUMNS,
+            "columns": columns,
         }
         lines = [f" {json.dumps(key)}: {json.dumps(value)}" for key, value in head.items()]
         rows = []
@@ -276,7 +310,7 @@ class ModelGraph:
                 node.name,
                 node.kind,
                 [number[name] for name in node.inputs],
-                *(getattr(node, c) for c in _COUNTS),
+                *(getattr(node, c) for c in columns[3:]),
             ]
             rows.append("  " + json.dumps(cells, separators=(",", ":")))
         return "{\n" + ",\n".join(lines) + ',\n "nodes": [\n' + ",\n".join(rows) + "\n ]\n}\n"
@@ -333,7 +367,7 @@ def _read(text: str, file: str) -> ModelGraph:
     for field, what in (("outputs", "names of nodes"), ("tied", "names of weights")):
         if not all(isinstance(name, str) for name in document[field]):
             raise _wrong(file, field, what, document[field])
-    if tuple(document["columns"]) != COLUMNS:
+    if tuple(document["columns"]) not in (COLUMNS, (*COLUMNS, FROZEN)):
         raise _wrong(file, "columns", ", ".join(COLUMNS), document["columns"])
     return _build(document, file)
 
@@ -344,7 +378,7 @@ def _build(document: Mapping[str, Any], file: str) -> ModelGraph:
     nodes = []
     try:
         for index, cells in enumerate(document["nodes"]):
-            nodes.append(_node(cells, names, f"nodes[{index}]", file))
+            nodes.append(_node(cells, document["columns"], names, f"nodes[{index}]", file))
             names.append(nodes[-1].name)
         head = {key: document[key] for key in ("name", "title", "source", "sequence", "dtype")}
         head |= {key: tuple(document[key]) for key in ("outputs", "tied")}
@@ -360,9 +394,9 @@ def _input(cells: object, index: int, file: str) -> Input:
     raise _wrong(file, f"inputs[{index}]", "[name, bytes per row]", cells)
 
 
-def _node(cells: object, names: list[str], field: str, file: str) -> Node:
-    if not isinstance(cells, list) or len(cells) != len(COLUMNS):
-        raise _wrong(file, field, f"{len(COLUMNS)} cells", cells)
+def _node(cells: object, columns: Sequence[str], names: list[str], field: str, file: str) -> Node:
+    if not isinstance(cells, list) or len(cells) != len(columns):
+        raise _wrong(file, field, f"{len(columns)} cells", cells)
     name, kind, sources, *counts = cells
     if not isinstance(name, str) or not isinstance(kind, str):
         raise _wrong(file, field, "a name and a kind first", cells)
@@ -381,5 +415,5 @@ def _node(cells: object, names: list[str], field: str, file: str) -> Node:
         name=name,
         kind=kind,
         inputs=tuple(names[s] for s in sources),
-        **dict(zip(_COUNTS, counts, strict=True)),
+        **dict(zip(columns[3:], counts, strict=True)),
     )

@@ -9,12 +9,13 @@ parts of the data sheet's rates that an operator of that kind gets. Everything i
 "estimated"; measuring replaces it. Williams, Waterman and Patterson 2009, "Roofline".
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Protocol
 
 from potluck.graph.modelgraph import ModelGraph, Node
+from potluck.graph.modelgraph import still as nodes_held_still
 from potluck.records import LayerCost
 from potluck.simulate.cost import ADAMW, ADD_PASSES, UPDATE_PASSES
 
@@ -110,7 +111,7 @@ STREAM_FRAC = {
 }
 
 # A backward pass is two products (for the input, for the weights), reads what was kept and two
-# gradients, writes two.
+# gradients, writes two. Frozen weights are read, and have neither product nor gradient.
 BACKWARD_LAUNCHES = 2
 BACKWARD_TRAFFIC = 2
 
@@ -143,8 +144,10 @@ def node_s(device: Numbers, node: Node, rows: int, dtype: str = "float32") -> tu
     weight_bytes = 0 if node.kind == "embedding" else node.parameter_bytes
     forward_bytes = node.traffic_bytes * rows + weight_bytes
     forward_s = launch_s + max(node.forward_flop * rows / flop_per_s, forward_bytes / bytes_per_s)
-    backward_s = BACKWARD_LAUNCHES * launch_s + max(
-        node.backward_flop * rows / flop_per_s, BACKWARD_TRAFFIC * forward_bytes / bytes_per_s
+    all_frozen = 0 < node.parameter_bytes == node.frozen_bytes
+    backward_bytes = BACKWARD_TRAFFIC * forward_bytes - min(node.frozen_bytes, weight_bytes)
+    backward_s = (BACKWARD_LAUNCHES - all_frozen) * launch_s + max(
+        node.backward_flop * rows / flop_per_s, backward_bytes / bytes_per_s
     )
     return forward_s, backward_s
 
@@ -174,6 +177,7 @@ def layer_cost(
     *,
     train: bool = True,
     dtype: str = "float32",
+    still: Container[str] = (),
 ) -> LayerCost:
     """The cost table of a run of operators, one after the other, labelled as an estimate.
 
@@ -191,6 +195,8 @@ def layer_cost(
         With backward.
     dtype
         Of weights and tensors.
+    still
+        Names of nodes that have none, as no gradient flows through them.
 
     Raises
     ------
@@ -205,13 +211,15 @@ def layer_cost(
         for i, count in enumerate(rows):
             forward, backward = node_s(device, node, count, dtype)
             forward_s[i] += forward
-            backward_s[i] += backward
+            backward_s[i] += 0.0 if node.name in still else backward
     return LayerCost(
         rows=tuple(rows),
         forward_s=tuple(forward_s),
         backward_s=tuple(backward_s) if train else (),
         source="estimated",
-        update_s=adamw_s(device, sum(node.parameter_bytes for node in nodes)) if train else None,
+        update_s=adamw_s(device, sum(n.parameter_bytes - n.frozen_bytes for n in nodes))
+        if train
+        else None,
     )
 
 
@@ -234,8 +242,8 @@ def estimate(
     bounds
         Layer i is the nodes [bounds[i], bounds[i + 1]).
     """
-    bounds = bounds or range(len(graph.nodes) + 1)
+    bounds, still = bounds or range(len(graph.nodes) + 1), nodes_held_still(graph.nodes)
     return tuple(
-        layer_cost(device, graph.nodes[start:stop], rows, dtype=graph.dtype)
+        layer_cost(device, graph.nodes[start:stop], rows, dtype=graph.dtype, still=still)
         for start, stop in pairwise(bounds)
     )

@@ -177,9 +177,12 @@ def _of_layer(spec: DeviceSpec, layer: Layer, input_bytes: int, rows: Sequence[i
         forward_flop=int(layer.forward_flop),
         backward_flop=int(layer.backward_flop),
         parameter_bytes=layer.parameter_bytes,
+        frozen_bytes=layer.frozen_bytes,
         traffic_bytes=input_bytes + layer.output_bytes + layer.activation_bytes,
     )
-    return layer_cost(spec, (node,), rows)
+    # training has no operation backward where every weight so far is frozen
+    still = (layer.name,) if layer.frozen_bytes and not layer.backward_flop else ()
+    return layer_cost(spec, (node,), rows, still=still)
 
 
 def _distance_s(profile: Profile, name: str) -> float:

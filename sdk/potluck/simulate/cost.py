@@ -98,12 +98,14 @@ class CostTable:
         self.budgets = {device.name: budget_bytes(problem, device) for device in problem.devices}
         layers = problem.layers
         training = isinstance(problem.workload, Training)
-        self.parameter_copies = (
-            (2 + optimizer_copies(problem)) if training else problem.weight_copies
-        )  # gradients, moments
+        self.weight_copies = 1 if training else problem.weight_copies
+        # beside each weight that is trained: its gradient and moments
+        self.trained_copies = 1 + optimizer_copies(problem) if training else 0
         self.floor_bytes = max((device.floor_bytes for device in problem.devices), default=0)
         self._parameters = _sums([layer.parameter_bytes for layer in layers])
+        self._trained = _sums([layer.trained_bytes for layer in layers])
         self._buffers = _sums([layer.buffer_bytes for layer in layers])
+        self._averaged = _sums([item.buffer_bytes - item.fixed_buffer_bytes for item in layers])
         self._activations = _sums([layer.activation_bytes for layer in layers])
         self._seconds = [(0, 0) if not training else _second_gradients(layer) for layer in layers]
 
@@ -148,9 +150,17 @@ class CostTable:
         """Bytes of the parameters of layers [start, stop)."""
         return self._parameters[stop] - self._parameters[start]
 
+    def trained_bytes(self, start: int, stop: int) -> int:
+        """Bytes of those among them that training changes."""
+        return self._trained[stop] - self._trained[start]
+
     def buffer_bytes(self, start: int, stop: int) -> int:
         """Bytes of their buffers."""
         return self._buffers[stop] - self._buffers[start]
+
+    def averaged_bytes(self, start: int, stop: int) -> int:
+        """Bytes of the buffers that replicas average: running statistics."""
+        return self._averaged[stop] - self._averaged[start]
 
     def activation_bytes(self, start: int, stop: int) -> int:
         """Bytes per row that they keep for the backward."""
@@ -274,7 +284,7 @@ def _second_gradients(layer: Layer) -> tuple[int, int]:
     later ones.
     """
     widest = (
-        layer.parameter_bytes
+        layer.trained_bytes
         if layer.widest_parameter_bytes is None
         else layer.widest_parameter_bytes
     )
@@ -317,8 +327,8 @@ def static_bytes(table: CostTable, start: int, stop: int) -> int:
     """Bytes that stand as long as the plan does: weights and buffers, and for training gradients
     and optimizer state.
 
-    Asteroid, eq. (3), the terms of the model and of the optimizer; and what a worker takes beside
-    its tensors.
+    Asteroid, eq. (3), the terms of the model and of the optimizer (frozen weights have none of the
+    latter); and what a worker takes beside its tensors.
 
     Parameters
     ----------
@@ -327,8 +337,9 @@ def static_bytes(table: CostTable, start: int, stop: int) -> int:
     start, stop
         Layers [start, stop).
     """
-    copied_bytes = table.parameter_copies * table.parameter_bytes(start, stop)
-    return table.floor_bytes + copied_bytes + table.buffer_bytes(start, stop)
+    weights = table.weight_copies * table.parameter_bytes(start, stop)
+    learning = table.trained_copies * table.trained_bytes(start, stop)
+    return table.floor_bytes + weights + learning + table.buffer_bytes(start, stop)
 
 
 def resting_bytes(table: CostTable, ranges: Iterable[tuple[int, int]]) -> int:
@@ -444,7 +455,7 @@ def update_s(table: CostTable, device: Device, start: int, stop: int) -> float:
     adamw_s = table.adamw_s(device.name, start, stop)
     if adamw_s is not None:
         return device.overhead_s + adamw_s * passes / UPDATE_PASSES[ADAMW]
-    return device.overhead_s + passes * table.parameter_bytes(start, stop) / (
+    return device.overhead_s + passes * table.trained_bytes(start, stop) / (
         ADD_PASSES * device.copy_bytes_per_s
     )
 

@@ -59,11 +59,14 @@ def random_problem(rng):
     layers = []
     for i in range(rng.randint(2, 7)):
         size = rng.choice([100, 1000, 10_000])
+        weights, buffers = rng.choice([0, 4, 8, 1000]), rng.choice([0, 40])
         layers.append(
             Layer(
                 name=f"l{i}",
-                parameter_bytes=rng.choice([0, 4, 8, 1000]),
-                buffer_bytes=rng.choice([0, 40]),
+                parameter_bytes=weights,
+                frozen_bytes=rng.choice([0, 0, weights, weights // 8 * 4]),
+                buffer_bytes=buffers,
+                fixed_buffer_bytes=rng.choice([0, buffers]),
                 output_bytes=size,
                 gradient_bytes=0 if i < frozen else rng.choice([size, size // 2]),
                 activation_bytes=rng.choice([0, 500]),

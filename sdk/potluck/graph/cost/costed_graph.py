@@ -21,7 +21,7 @@ from potluck.graph.cost.operator_costs import (
 from potluck.graph.modelgraph import Input, ModelGraph, Node
 from potluck.graph.partition.cuts import Linearization, line
 from potluck.graph.traced import SEQUENCE, Traced
-from potluck_wire.graph import BATCH, DTYPE_BYTES, Buffer, Parameter, Ref, node_refs
+from potluck_wire.graph import BATCH, DTYPE_BYTES, Buffer, Graph, Parameter, Ref, node_refs
 
 
 def priced(
@@ -60,6 +60,7 @@ def nodes_of(made: Linearization) -> dict[int, Node]:
     sizes = _sizes(made)
     seen_states = set[int]()
     seen_kept = set[Ref]()
+    frozen = _frozen(traced.graph)
     found = {}
     n_inputs, first = len(graph.inputs), graph.first_node
     states: list[Parameter | Buffer] = [*graph.parameters, *graph.buffers]
@@ -90,12 +91,23 @@ def nodes_of(made: Linearization) -> dict[int, Node]:
             buffer_bytes=sum(
                 _bytes(states[v - n_inputs]) for v in own if v >= first - len(graph.buffers)
             ),
+            frozen_bytes=sum(_bytes(states[v - n_inputs]) for v in own & frozen),
             output_bytes=output_bytes,
             activation_bytes=sum(_row_bytes(made, ref) for ref in saved)
             + kept_beside(traced, position, made.requires),
             traffic_bytes=output_bytes + read_bytes + sum(_row_bytes(made, ref) for ref in taken),
         )
     return found
+
+
+def _frozen(graph: Graph) -> frozenset[int]:
+    """The weights that training leaves as they are; none where no weight says that it learns, as in
+    a model that was only ever asked.
+    """
+    if not any(p.trainable for p in graph.parameters):
+        return frozenset()
+    places = enumerate(graph.parameters, start=len(graph.inputs))
+    return frozenset(value for value, p in places if not p.trainable)
 
 
 def _names(made: Linearization) -> dict[int, str]:

@@ -22,7 +22,7 @@ from potluck.graph.partition.branches import find
 from potluck.graph.partition.cuts import Linearization, cut_out
 from potluck.graph.partition.cuts import line as make_line
 from potluck.records import Edge, Layer
-from potluck_wire.graph import BATCH, DTYPE_BYTES, Buffer, Graph, Parameter, Ref, node_refs
+from potluck_wire.graph import BATCH, DTYPE_BYTES, FLOATS, Buffer, Graph, Parameter, Ref, node_refs
 from potluck_wire.operators import KIND_OF
 
 Spans = tuple[tuple[int, int], ...]
@@ -281,6 +281,14 @@ def _record(line: Linearization, start: int, stop: int, name: str) -> Layer:
         name=name,
         parameter_bytes=sum(_state_bytes(graph.parameters[i]) for i in of_parameters),
         buffer_bytes=sum(_state_bytes(graph.buffers[i]) for i in of_buffers),
+        frozen_bytes=sum(
+            _state_bytes(graph.parameters[i])
+            for i in of_parameters
+            if not graph.parameters[i].trainable
+        ),
+        fixed_buffer_bytes=sum(
+            _state_bytes(graph.buffers[i]) for i in of_buffers if not is_averaged(graph.buffers[i])
+        ),
         output_bytes=sum(traced.type_of(ref).nbytes(sizes) for ref in crossing),
         gradient_bytes=sum(traced.type_of(ref).nbytes(sizes) for ref in crossing if ref in flowing),
         activation_bytes=sum(
@@ -315,6 +323,11 @@ def _second_gradients(line: Linearization, start: int, stop: int) -> tuple[int, 
 
 def _trains(graph: Graph) -> bool:
     return any(output.gradient for output in graph.outputs)
+
+
+def is_averaged(buffer: Buffer) -> bool:
+    """Whether replicas average it in every step: running statistics."""
+    return buffer.updated and buffer.dtype in FLOATS
 
 
 def _state_bytes(state: Parameter | Buffer) -> int:

@@ -93,7 +93,7 @@ def least_updates_s(table: cost.CostTable, device: Device) -> list[float]:
         return [0.0] * len(table.problem.layers)
     return [
         cost.update_s(table, device, i, i + 1) - device.overhead_s
-        if learns and layer.parameter_bytes
+        if learns and layer.trained_bytes
         else 0.0
         for i, (layer, learns) in enumerate(
             zip(table.problem.layers, flows.learning_layers(table.problem), strict=True)
@@ -396,7 +396,7 @@ class LowerBoundCosts(StageCostTable):
         )
         if made is None or made.total_s >= limit_s:
             return None
-        if not (self.training and self.learning[stop - 1] and table.parameter_bytes(start, stop)):
+        if not (self.training and self.learning[stop - 1] and table.trained_bytes(start, stop)):
             return made
         update = min(cost.update_s(table, self.problem.devices[d], start, stop) for d in group)
         return made._replace(reduce_s=made.reduce_s + update)
@@ -443,7 +443,7 @@ class LowerBoundCosts(StageCostTable):
                 best_out = [max(network.bandwidth(a, b) for b in names if b != a) for a in names]
                 best_in = [max(network.bandwidth(a, b) for a in names if a != b) for b in names]
                 self._ring_steps[g] = 1 / min(*best_out, *best_in), air
-            passed_bytes = 2 * (n - 1) * (self.table.parameter_bytes(start, stop) // 4 // n * 4)
+            passed_bytes = 2 * (n - 1) * (self.table.trained_bytes(start, stop) // 4 // n * 4)
             reduce_s, air_s = (passed_bytes * per_byte for per_byte in self._ring_steps[g])
             reduce_s = max(reduce_s, RING_BEHIND * n * air_s)
         # Every replica has a row of every micro-batch at least.

@@ -90,9 +90,9 @@ def _profile(problem: Problem, table: cost.CostTable, device: str, rows: int) ->
         for i in range(n)
     ]
     parameters = [layer.parameter_bytes for layer in problem.layers]
-    copies = 2 + cost.optimizer_copies(problem)
+    copies = 1 + cost.optimizer_copies(problem)
     memory_mb = [
-        (copies * layer.parameter_bytes + rows * layer.activation_bytes) / MIB
+        (layer.parameter_bytes + copies * layer.trained_bytes + rows * layer.activation_bytes) / MIB
         for layer in problem.layers
     ]
     update_ms = cost.update_s(table, problem.device(device), 0, n) / MS
