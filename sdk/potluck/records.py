@@ -225,7 +225,8 @@ class Layer:
     where nobody knows, so that all parameters count. `reused_bytes`: the parameters that several
     operators read, which have a gradient more within one backward. `frozen_bytes`: the parameters
     that training leaves as they are, which have no gradient, no moments, and no part in an
-    all-reduce. `fixed_buffer_bytes`: the buffers that replicas need not average.
+    all-reduce. `fixed_buffer_bytes`: the buffers that replicas need not average. `widened_bytes`:
+    by how much gradients in half precision grow as replicas add them up, in float32.
     """
 
     name: str
@@ -243,6 +244,7 @@ class Layer:
     reused_bytes: int = 0
     frozen_bytes: int = 0
     fixed_buffer_bytes: int = 0
+    widened_bytes: int = 0
 
     def __post_init__(self) -> None:
         sizes = (
@@ -254,7 +256,7 @@ class Layer:
             "feed_bytes",
         )
         more = ("norm_values", "widest_parameter_bytes", "reused_bytes")
-        for field_name in (*sizes, *more, "frozen_bytes", "fixed_buffer_bytes"):
+        for field_name in (*sizes, *more, "frozen_bytes", "fixed_buffer_bytes", "widened_bytes"):
             _positive(f"layer {self.name}: {field_name}", getattr(self, field_name), zero=True)
         for part, whole in (
             ("frozen_bytes", "parameter_bytes"),
@@ -275,6 +277,11 @@ class Layer:
     def trained_bytes(self) -> int:
         """Bytes of the parameters that training changes."""
         return self.parameter_bytes - self.frozen_bytes
+
+    @property
+    def summed_bytes(self) -> int:
+        """Bytes of the gradients that replicas add up."""
+        return self.trained_bytes + self.widened_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -112,7 +112,7 @@ def outline(problem: Problem, plan: Plan) -> tuple[Segment, ...]:
                 inputs=tuple(tensor for _, tensor in taken),
                 sources=tuple(plan.stages[q].stop - 1 for q, _ in taken),
                 outputs=tuple(tensor for tensor, _ in made[p]) if p < n_stages - 1 else (last,),
-                parameter_count=sum(layer.trained_bytes for layer in inside) // 4
+                parameter_count=sum(layer.summed_bytes for layer in inside) // 4
                 if learns[p]
                 else 0,
                 buffer_count=sum(i.buffer_bytes - i.fixed_buffer_bytes for i in inside) // 4,

@@ -104,6 +104,7 @@ class CostTable:
         self.floor_bytes = max((device.floor_bytes for device in problem.devices), default=0)
         self._parameters = _sums([layer.parameter_bytes for layer in layers])
         self._trained = _sums([layer.trained_bytes for layer in layers])
+        self._summed = _sums([layer.summed_bytes for layer in layers])
         self._buffers = _sums([layer.buffer_bytes for layer in layers])
         self._averaged = _sums([item.buffer_bytes - item.fixed_buffer_bytes for item in layers])
         self._activations = _sums([layer.activation_bytes for layer in layers])
@@ -153,6 +154,10 @@ class CostTable:
     def trained_bytes(self, start: int, stop: int) -> int:
         """Bytes of those among them that training changes."""
         return self._trained[stop] - self._trained[start]
+
+    def summed_bytes(self, start: int, stop: int) -> int:
+        """Bytes of their gradients as replicas add them up."""
+        return self._summed[stop] - self._summed[start]
 
     def buffer_bytes(self, start: int, stop: int) -> int:
         """Bytes of their buffers."""

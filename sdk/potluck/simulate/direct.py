@@ -289,7 +289,7 @@ class Direct:
         """Of the vector of stage p: statistics, and where it learns gradients."""
         start, stop = plan.stages[p].start, plan.stages[p].stop
         learns, table = self._learning(plan)[p], self.table
-        gradient_bytes = table.trained_bytes(start, stop) if learns else 0
+        gradient_bytes = table.summed_bytes(start, stop) if learns else 0
         return gradient_bytes // ITEM_BYTES + table.averaged_bytes(start, stop) // ITEM_BYTES
 
     def _graph(self, shape: Shape, n_steps: int, in_flight: int) -> _Graph:

@@ -311,7 +311,7 @@ def _piece_bytes(table: CostTable, start: int, stop: int, replicas: int) -> int:
 
 
 def _vector_bytes(table: CostTable, start: int, stop: int) -> int:
-    return table.trained_bytes(start, stop) + table.averaged_bytes(start, stop)
+    return table.summed_bytes(start, stop) + table.averaged_bytes(start, stop)
 
 
 def _feed_bytes(table: CostTable, start: int, stop: int) -> int:

@@ -109,6 +109,27 @@ def test_memory_and_transfers_of_any_frozen_weights_are_those_predicted(process_
     assert planned_bytes(plan, problem) == moved
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
+def test_replicas_of_every_precision_send_and_hold_what_was_predicted(process_home, dtype):
+    """In half precision, replicas add up in float32."""
+    net = nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 4)).to(dtype)
+    x, y = torch.randn(ROWS, 256, dtype=dtype), torch.randint(0, 4, (ROWS,))
+    model = potluck.Model.from_torch(
+        net, x[:8], loss=nn.functional.cross_entropy, example_targets=y[:8]
+    )
+    profile = process_home.profile(model, rows=(1, 8), repeats=1).wait()
+    workload = potluck.Training(batch=ROWS, micro_batch=MICRO)
+    plan = make_plan(model, *SHAPES["replicated"], micro_batch=MICRO, n_micro_batches=2)
+    plan = potluck.judge(replace(plan, model=profile.model), profile, workload)
+    run = process_home.deploy(plan, model, order_transfers=False).wait()
+    run.fit([(x, y)] * 3).wait()
+    compared = run.compare()
+    run.close()
+    moved = {(row.source, row.target): row.nbytes for row in compared.transfers}
+    assert planned_bytes(plan, profile.problem(workload)) == moved
+    assert all(used <= plan.peak_bytes[name] for name, (_, used) in compared.peak_bytes.items())
+
+
 def adapted(rank, width=256):
     """A deep network with adapters, and the same trained whole."""
     products = [nn.Linear(width, width) for _ in range(6)]

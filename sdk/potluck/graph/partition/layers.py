@@ -10,7 +10,7 @@ with a layer; a cut inside one counts only the branch's own tensors.
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
@@ -27,6 +27,7 @@ from potluck_wire.operators import KIND_OF
 
 Spans = tuple[tuple[int, int], ...]
 
+VECTOR_ITEM_BYTES = 4  # of an element of the vector of a step, at the least
 MAX_SHARE = 1 / 3  # of the model in one layer, before wider cuts are let in
 
 
@@ -277,18 +278,17 @@ def _record(line: Linearization, start: int, stop: int, name: str) -> Layer:
     saved = frozenset().union(*(kept(traced, p, line.requires) for p in kept_by))
     flowing = line.requires if _trains(graph) and not last else frozenset()
     widest_bytes, reused_bytes = _second_gradients(line, start, stop)
+    learned = [graph.parameters[i] for i in of_parameters if graph.parameters[i].trainable]
+    averaged = [graph.buffers[i] for i in of_buffers if is_averaged(graph.buffers[i])]
+    parameter_bytes = _state_bytes(graph.parameters[i] for i in of_parameters)
+    buffer_bytes = _state_bytes(graph.buffers[i] for i in of_buffers)
     return Layer(
         name=name,
-        parameter_bytes=sum(_state_bytes(graph.parameters[i]) for i in of_parameters),
-        buffer_bytes=sum(_state_bytes(graph.buffers[i]) for i in of_buffers),
-        frozen_bytes=sum(
-            _state_bytes(graph.parameters[i])
-            for i in of_parameters
-            if not graph.parameters[i].trainable
-        ),
-        fixed_buffer_bytes=sum(
-            _state_bytes(graph.buffers[i]) for i in of_buffers if not is_averaged(graph.buffers[i])
-        ),
+        parameter_bytes=parameter_bytes,
+        buffer_bytes=buffer_bytes,
+        frozen_bytes=parameter_bytes - _state_bytes(learned),
+        fixed_buffer_bytes=buffer_bytes - _state_bytes(averaged),
+        widened_bytes=_widened_bytes([*learned, *averaged]),
         output_bytes=sum(traced.type_of(ref).nbytes(sizes) for ref in crossing),
         gradient_bytes=sum(traced.type_of(ref).nbytes(sizes) for ref in crossing if ref in flowing),
         activation_bytes=sum(
@@ -311,7 +311,7 @@ def _second_gradients(line: Linearization, start: int, stop: int) -> tuple[int, 
     """
     graph = line.traced.graph
     sizes = {
-        len(graph.inputs) + i: _state_bytes(p)
+        len(graph.inputs) + i: _state_bytes([p])
         for i, p in enumerate(graph.parameters)
         if p.trainable
     }
@@ -330,8 +330,16 @@ def is_averaged(buffer: Buffer) -> bool:
     return buffer.updated and buffer.dtype in FLOATS
 
 
-def _state_bytes(state: Parameter | Buffer) -> int:
-    return math.prod(state.shape) * DTYPE_BYTES[state.dtype]
+def _state_bytes(states: Iterable[Parameter | Buffer]) -> int:
+    return sum(math.prod(state.shape) * DTYPE_BYTES[state.dtype] for state in states)
+
+
+def _widened_bytes(states: Iterable[Parameter | Buffer]) -> int:
+    """By how much they grow in the vector of a step, whose elements have four bytes at least."""
+    return sum(
+        math.prod(state.shape) * max(0, VECTOR_ITEM_BYTES - DTYPE_BYTES[state.dtype])
+        for state in states
+    )
 
 
 def _name(line: Linearization, start: int, stop: int) -> str:

@@ -123,4 +123,4 @@ def _stage_s(
     work = seconds(mean, "0", start, stop, -(-micro_batch // size))
     if not isinstance(problem.workload, Training):
         return work
-    return work + all_reduce_s(problem.network, names, mean.trained_bytes(start, stop)) / m
+    return work + all_reduce_s(problem.network, names, mean.summed_bytes(start, stop)) / m

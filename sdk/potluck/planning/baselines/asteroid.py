@@ -317,7 +317,7 @@ def execution(table: cost.CostTable, stage: Stage) -> Step:
     if not isinstance(problem.workload, Training):
         return Step(forward)
     backward = max(table.backward_s(d.name, start, stop, rows) + d.overhead_s for d, rows in pairs)
-    nbytes = table.trained_bytes(start, stop) + table.averaged_bytes(start, stop)
+    nbytes = table.summed_bytes(start, stop) + table.averaged_bytes(start, stop)
     update = max(cost.update_s(table, device, start, stop) for device in devices)
     return Step(
         forward, backward, cost.all_reduce_s(problem.network, stage.devices, nbytes) + update

@@ -81,7 +81,7 @@ class _Stages:
         work = self.work_s = seconds(mean, "0", start, stop, micro_batch)
         sent = self.sent_s = _sent_s(problem, start, micro_batch, rate)
         training = isinstance(problem.workload, Training)
-        weights = mean.trained_bytes(start, stop) if training else 0
+        weights = mean.summed_bytes(start, stop) if training else 0
         self.slowest_s = [inf, max(sent, work)]
         for size in range(2, len(problem.devices) + 1):
             reduce_s = 4 * (size - 1) * weights / rate

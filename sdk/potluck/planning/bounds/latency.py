@@ -443,7 +443,7 @@ class LowerBoundCosts(StageCostTable):
                 best_out = [max(network.bandwidth(a, b) for b in names if b != a) for a in names]
                 best_in = [max(network.bandwidth(a, b) for a in names if a != b) for b in names]
                 self._ring_steps[g] = 1 / min(*best_out, *best_in), air
-            passed_bytes = 2 * (n - 1) * (self.table.trained_bytes(start, stop) // 4 // n * 4)
+            passed_bytes = 2 * (n - 1) * (self.table.summed_bytes(start, stop) // 4 // n * 4)
             reduce_s, air_s = (passed_bytes * per_byte for per_byte in self._ring_steps[g])
             reduce_s = max(reduce_s, RING_BEHIND * n * air_s)
         # Every replica has a row of every micro-batch at least.

@@ -249,7 +249,7 @@ class StageCostTable:
         )
         reduce_s, air_s = 0.0, 0.0
         if len(group) > 1:
-            nbytes = table.trained_bytes(start, stop) + table.averaged_bytes(start, stop)
+            nbytes = table.summed_bytes(start, stop) + table.averaged_bytes(start, stop)
             per_byte, crossings = self._ring(g)
             n = len(group)
             reduce_s = max(
