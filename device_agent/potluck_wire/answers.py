@@ -96,7 +96,9 @@ def check_timings(asked: Measure, told: Measured | MeasuredTask) -> None:
         raise WireError(
             WireCode.FIELD, f"times for {len(told.rows)} batch sizes, {n_rows} were asked for"
         )
-    if min((told.update_s, *told.forward_s, *told.backward_s)) < 0:
+    if len(told.sgd_s) not in (0, 2 * asked.train):
+        raise WireError(WireCode.FIELD, f"{len(told.sgd_s)} times of SGD, 2 are measured")
+    if min((told.update_s, *told.sgd_s, *told.forward_s, *told.backward_s)) < 0:
         raise WireError(WireCode.FIELD, "a time below zero")
 
 

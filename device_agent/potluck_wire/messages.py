@@ -271,7 +271,8 @@ class Measure(Message):
 class Measured(Message):
     """Median seconds per run for each of `rows`; `backward_s` is empty for inference.
 
-    `memory_bytes`: kept for backward. `update_s`: one step of AdamW on the layer's parameters.
+    `memory_bytes`: kept for backward. `update_s`: one step of AdamW on the layer's parameters;
+    `sgd_s` of SGD, without momentum and with it (nothing before 1.8, or for inference).
     """
 
     task: str = ""
@@ -280,6 +281,7 @@ class Measured(Message):
     backward_s: tuple[float, ...] = ()
     memory_bytes: tuple[int, ...] = ()
     update_s: float = 0.0
+    sgd_s: tuple[float, ...] = ()
 
 
 @_message
@@ -606,6 +608,7 @@ class MeasuredTask(Message):
     backward_s: tuple[float, ...] = ()
     memory_bytes: tuple[int, ...] = ()
     update_s: float = 0.0
+    sgd_s: tuple[float, ...] = ()
 
 
 @_message

@@ -291,6 +291,7 @@ class LayerCost:
     Not linear in between.
 
     `update_s`: one step of AdamW on its parameters; None where nobody measured or estimated it.
+    `sgd_s`: one step of SGD, without momentum and with it; empty likewise.
     """
 
     rows: tuple[int, ...]
@@ -298,6 +299,7 @@ class LayerCost:
     backward_s: tuple[float, ...] = ()
     source: str = "measured"  # or "estimated" (roofline)
     update_s: float | None = None
+    sgd_s: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         if (
@@ -311,7 +313,11 @@ class LayerCost:
                 f"Costs need one time per batch size: {len(self.rows)} batch sizes, "
                 f"{len(self.forward_s)} forward and {len(self.backward_s)} backward times."
             )
-        for seconds in (*self.forward_s, *self.backward_s, self.update_s or 0.0):
+        if len(self.sgd_s) not in (0, 2):
+            raise UserError(
+                f"Costs of SGD are a time without momentum and one with it, got sgd_s={self.sgd_s}."
+            )
+        for seconds in (*self.forward_s, *self.backward_s, self.update_s or 0.0, *self.sgd_s):
             _positive("layer time in seconds", seconds, zero=True)
 
 

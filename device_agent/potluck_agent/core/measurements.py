@@ -142,6 +142,7 @@ class MeasurementQueue:
             backward_s=message.backward_s,
             memory_bytes=message.memory_bytes,
             update_s=message.update_s,
+            sgd_s=message.sgd_s,
         )
         self._out.say(key, answer)
 

@@ -15,7 +15,7 @@ from potluck_agent.worker.arrays.backends import arrays_of, backends
 from potluck_agent.worker.emulation import Kind, Stretch, wait_until
 from potluck_agent.worker.failures import cause_of
 from potluck_agent.worker.loading import Loader
-from potluck_agent.worker.measure import copy_bytes_per_s, overhead_s, time_segment, time_update
+from potluck_agent.worker.measure import copy_bytes_per_s, overhead_s, time_segment, time_updates
 from potluck_agent.worker.pipe import Pipe
 from potluck_agent.worker.tasks import Segment, Task, perform
 from potluck_agent.worker.values import Exports, Values
@@ -219,10 +219,10 @@ class Engine:
                 slowdown=slowdown,
                 arrays=self._arrays,
             )
-            update_s = (
-                time_update(segment, repeats=message.repeats, slowdown=slowdown)
+            *sgd_s, update_s = (
+                time_updates(segment, repeats=message.repeats, slowdown=slowdown)
                 if message.train
-                else 0.0
+                else (0.0,)
             )
         except Exception as error:  # whatever it is, it is the document's failure
             self._fail(error, slot=message.task)
@@ -234,6 +234,7 @@ class Engine:
             backward_s=tuple(timing.backward_s for timing in timings) if message.train else (),
             memory_bytes=tuple(timing.kept_bytes for timing in timings),
             update_s=update_s,
+            sgd_s=tuple(sgd_s),
         )
         self._pipe.send(answer)
         del segment, timings

@@ -21,14 +21,8 @@ MAX_REPEATS = 1000
 # measured without rests, times were a third too short.
 REST_S = 0.02
 _KEY = "\0measure"
-_ADAMW = {
-    "name": "adamw",
-    "lr": 0.0,
-    "beta1": 0.9,
-    "beta2": 0.999,
-    "eps": 1e-8,
-    "weight_decay": 0.0,
-}
+# with the defaults of torch, but a rate of zero: no weight changes
+_OPTIMIZERS = ("sgd", "momentum", "adamw")
 COPY_REPEATS = 7
 COPY_BYTES = 4 << 20  # larger than most caches of a small device, as activations are
 
@@ -119,14 +113,21 @@ def _time_rows(
     )
 
 
-def time_update(segment: Segment, *, repeats: int, slowdown: float) -> float:
-    """Seconds of one step of AdamW on the segment's parameters, with the gradients that they have
-    now.
+def time_updates(segment: Segment, *, repeats: int, slowdown: float) -> tuple[float, ...]:
+    """Seconds of one step of SGD, of SGD with momentum, and of AdamW on the segment's parameters,
+    with the gradients that they have now.
 
     A step uses them up, so each gets them anew; without, it would have nothing to do.
     """
     vector = segment.gradients(1.0)
-    times_s = [taken_s(lambda: segment.step(vector, _ADAMW), slowdown) for _ in range(1 + repeats)]
+    return tuple(_time_update(segment, vector, name, repeats, slowdown) for name in _OPTIMIZERS)
+
+
+def _time_update(segment: Segment, vector: Any, name: str, repeats: int, slowdown: float) -> float:
+    settings = {"name": name, "lr": 0.0}
+    times_s = [
+        taken_s(lambda: segment.step(vector, settings), slowdown) for _ in range(1 + repeats)
+    ]
     return typical_s(times_s[1:], slowdown)
 
 

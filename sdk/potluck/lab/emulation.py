@@ -209,6 +209,7 @@ def _slowed(cost: LayerCost, by: float) -> LayerCost:
         forward_s=tuple(s * by for s in cost.forward_s),
         backward_s=tuple(s * by for s in cost.backward_s),
         update_s=None if cost.update_s is None else cost.update_s * by,
+        sgd_s=tuple(s * by for s in cost.sgd_s),
     )
 
 

@@ -34,7 +34,7 @@ from potluck.run.batches import as_tuple
 from potluck.sessions.agent_specs import Spec
 from potluck.sessions.local_agents import LocalAgents
 from potluck.sessions.members import Member
-from potluck.simulate.cost import interpolate
+from potluck.simulate.interpolation import interpolate
 
 if TYPE_CHECKING:
     import torch

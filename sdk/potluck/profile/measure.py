@@ -101,6 +101,7 @@ class Bench:
             forward_s=tuple(answer.forward_s),
             backward_s=tuple(answer.backward_s),
             update_s=answer.update_s if train else None,
+            sgd_s=tuple(answer.sgd_s),
         )
 
     def together_s(

@@ -141,6 +141,7 @@ def _cost(row: Mapping[str, Any]) -> LayerCost:
         backward_s=tuple(row["backward_s"]),
         source=str(row["source"]),
         update_s=row["update_s"],
+        sgd_s=tuple(row.get("sgd_s", ())),
     )
 
 

@@ -6,7 +6,6 @@ Sources: Asteroid (Ye et al., MobiCom 2024) section 3.3 for times, eq. (3) for m
 for energy.
 """
 
-from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, groupby
 from math import inf
@@ -17,6 +16,7 @@ from potluck.records import Device, Layer, LayerCost, Network, Problem, Training
 from potluck.schedule.rows import overlaps
 from potluck.schedule.step import LOSS_BYTES
 from potluck.simulate import flows
+from potluck.simulate.interpolation import interpolated
 
 # What a step of torch's optimizers reads and writes, in tensors of the size of its parameters, by
 # how many of them its state has. SGD (none): p += g. Momentum (one): m *= mu, m += g, p += m. AdamW
@@ -25,54 +25,6 @@ from potluck.simulate import flows
 UPDATE_PASSES = (3, 8, 20)
 ADAMW = 2  # tensors of state
 ADD_PASSES = 3  # of a sum, two are read and one is written; `copy_bytes_per_s` counts the one
-
-
-def interpolate(rows: Sequence[int], seconds: Sequence[float], at: int) -> float:
-    """Seconds at batch size `at`, linear between the measured sizes (time is not linear in the
-    batch: Asteroid Fig. 6).
-
-    Outside the measured range: the line through the two nearest points, though never below what a
-    time proportional to rows would be under the smallest size; in proportion to rows where one size
-    alone was measured.
-
-    Parameters
-    ----------
-    rows
-        Measured batch sizes, ascending.
-    seconds
-        One time for each.
-    at
-        The batch size asked for.
-    """
-    return interpolated(rows, [seconds], at)[0]
-
-
-def interpolated(
-    rows: Sequence[int], columns: Sequence[Sequence[float]], at: int
-) -> Sequence[float]:
-    """`interpolate` of many times that were measured at the same batch sizes.
-
-    Parameters
-    ----------
-    rows
-        Measured batch sizes, ascending.
-    columns
-        Of each, one time for each size.
-    at
-        The batch size asked for.
-    """
-    if at <= 0:
-        return [0.0] * len(columns)
-    if len(rows) == 1:
-        return [seconds[0] * at / rows[0] for seconds in columns]
-    i = min(max(bisect_left(rows, at), 1), len(rows) - 1)
-    width, beyond = rows[i] - rows[i - 1], at - rows[i - 1]
-    values = [s[i - 1] + (s[i] - s[i - 1]) / width * beyond for s in columns]
-    if at < rows[0]:
-        return [max(value, s[0] * at / rows[0]) for value, s in zip(values, columns, strict=True)]
-    if at > rows[-1]:
-        return [max(value, s[-1]) for value, s in zip(values, columns, strict=True)]
-    return values
 
 
 class CostTable:
@@ -248,8 +200,8 @@ class CostTable:
             for i in range(start)
         )
 
-    def adamw_s(self, device: str, start: int, stop: int) -> float | None:
-        """Seconds of one step of AdamW on the parameters of layers [start, stop), if the profile
+    def measured_update_s(self, device: str, start: int, stop: int) -> float | None:
+        """Seconds of one optimizer step on the parameters of layers [start, stop), if the profile
         has all of them.
 
         Parameters
@@ -260,7 +212,8 @@ class CostTable:
             Layers [start, stop).
         """
         if device not in self._updates:
-            layers = [layer.update_s for layer in self.problem.costs[device]]
+            copies = min(optimizer_copies(self.problem), ADAMW)
+            layers = [_update_s(layer, copies) for layer in self.problem.costs[device]]
             self._updates[device] = (
                 tuple(accumulate((s or 0.0 for s in layers), initial=0.0)),
                 _sums([s is None for s in layers]),
@@ -294,6 +247,17 @@ def _second_gradients(layer: Layer) -> tuple[int, int]:
         else layer.widest_parameter_bytes
     )
     return layer.reused_bytes, layer.reused_bytes + widest
+
+
+def _update_s(layer: LayerCost, copies: int) -> float | None:
+    """A step of the optimizer that has so many tensors of state, as measured; else AdamW's, in
+    proportion to the bytes that both read and write.
+    """
+    if copies < len(layer.sgd_s):
+        return layer.sgd_s[copies]
+    if layer.update_s is None:
+        return None
+    return layer.update_s * UPDATE_PASSES[copies] / UPDATE_PASSES[ADAMW]
 
 
 def _backward_s(device: str, costs: Sequence[LayerCost]) -> list[Sequence[float]]:
@@ -441,11 +405,11 @@ def all_reduce_s(network: Network, devices: Sequence[str], nbytes: int) -> float
 
 
 def update_s(table: CostTable, device: Device, start: int, stop: int) -> float:
-    """Seconds of one optimizer step: AdamW's as profiled, others in proportion to the bytes that
-    they read and write.
+    """Seconds of one optimizer step, as profiled; else in proportion to the bytes that it reads and
+    writes, which pass as fast as in a sum.
 
-    Where AdamW was not profiled, bytes pass as fast as in a sum: measured on an x86 core, steps of
-    SGD, momentum and AdamW on 4 to 192 MiB pass 0.8 to 1.5 times as many.
+    Measured on an x86 core, steps of SGD, momentum and AdamW on 4 to 192 MiB of float32 pass 0.8 to
+    1.5 times as many. Half precision, which such a core has to emulate, passes a third.
 
     Parameters
     ----------
@@ -456,10 +420,10 @@ def update_s(table: CostTable, device: Device, start: int, stop: int) -> float:
     start, stop
         Layers [start, stop).
     """
+    known_s = table.measured_update_s(device.name, start, stop)
+    if known_s is not None:
+        return device.overhead_s + known_s
     passes = UPDATE_PASSES[min(optimizer_copies(table.problem), ADAMW)]
-    adamw_s = table.adamw_s(device.name, start, stop)
-    if adamw_s is not None:
-        return device.overhead_s + adamw_s * passes / UPDATE_PASSES[ADAMW]
     return device.overhead_s + passes * table.trained_bytes(start, stop) / (
         ADD_PASSES * device.copy_bytes_per_s
     )

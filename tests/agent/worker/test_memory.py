@@ -17,7 +17,7 @@ from potluck_agent.worker import memory
 from potluck_agent.worker.arena import Arena
 from potluck_agent.worker.arrays import torch_arrays
 from potluck_agent.worker.engine import Engine
-from potluck_agent.worker.measure import time_segment, time_update
+from potluck_agent.worker.measure import time_segment, time_updates
 from potluck_agent.worker.training import Segment
 from potluck_wire import segment
 from potluck_wire.graph import Graph, Input, Node, Output, Parameter, Ref, Symbol
@@ -80,7 +80,7 @@ def profiled(graph):
     """What `MeasureTask` does with a segment."""
     made = Segment(graph)
     time_segment(made, (ROWS // 2, ROWS), train=True, repeats=1, slowdown=1.0, arrays=torch_arrays)
-    time_update(made, repeats=1, slowdown=1.0)
+    time_updates(made, repeats=1, slowdown=1.0)
 
 
 def trained(graph):

@@ -10,7 +10,7 @@ from tests.agent.worker.worker_talk import LINEAR, MIB, begin, load, numbers
 
 from potluck_agent.worker.arrays import torch_arrays
 from potluck_agent.worker.loading import Loader
-from potluck_agent.worker.measure import time_update
+from potluck_agent.worker.measure import time_updates
 from potluck_wire import segment
 from potluck_wire.graph import Graph, Parameter
 from potluck_wire.messages import (
@@ -480,6 +480,6 @@ def test_every_measured_step_of_the_optimizer_has_gradients_to_work_with():
     made = Loader({"torch": "2"}, torch_arrays).load("aten", LINEAR, seed=0)
     made.forward((torch.ones(2, 3),), key="k", train=True)
     made.backward("k", (torch.ones(2, 2),))
-    time_update(made, repeats=3, slowdown=1.0)
+    time_updates(made, repeats=3, slowdown=1.0)
     # AdamW passes over what has no gradient, and does not count it
     assert made.read("step:w").item() == 4.0

@@ -23,9 +23,11 @@ def test_everything_is_slower_by_the_same_factor(tiny):
     assert slow.device("two").copy_bytes_per_s == pytest.approx(
         here.device("two").copy_bytes_per_s / 10
     )
-    cost = LayerCost(rows=(1, 2), forward_s=(1.0, 2.0), backward_s=(2.0, 3.0), update_s=0.5)
+    cost = LayerCost(
+        rows=(1, 2), forward_s=(1.0, 2.0), backward_s=(2.0, 3.0), update_s=0.5, sgd_s=(0.1, 0.2)
+    )
     assert slow.slowed([cost])[0] == LayerCost(
-        rows=(1, 2), forward_s=(10.0, 20.0), backward_s=(20.0, 30.0), update_s=5.0
+        rows=(1, 2), forward_s=(10.0, 20.0), backward_s=(20.0, 30.0), update_s=5.0, sgd_s=(1.0, 2.0)
     )
 
 

@@ -3,6 +3,7 @@ itself.
 """
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -13,7 +14,9 @@ from potluck.records import LayerCost
 ABOUT = {"who": "key", "slowdown": None, "threads": 1, "backends": {"torch": "2"}}
 COSTS = (
     LayerCost(rows=(1, 8), forward_s=(0.1, 0.2), backward_s=(0.3, 0.4)),
-    LayerCost(rows=(1, 8), forward_s=(0.5, 0.6), backward_s=(0.7, 0.8)),
+    LayerCost(
+        rows=(1, 8), forward_s=(0.5, 0.6), backward_s=(0.7, 0.8), update_s=0.3, sgd_s=(0.1, 0.2)
+    ),
 )
 UNSORTED = {"rows": [2, 1], "forward_s": [1, 1], "backward_s": [], "source": ""}
 
@@ -44,6 +47,17 @@ def test_other_models_modes_sizes_and_devices_are_measured(tmp_path, other):
     store = Store(tmp_path)
     store.save("m", ABOUT, COSTS, train=True)
     assert load(store, **other) is None
+
+
+def test_a_file_from_before_sgd_was_timed_is_read(tmp_path):
+    store = Store(tmp_path)
+    store.save("m", ABOUT, COSTS, train=True)
+    (path,) = tmp_path.iterdir()
+    document = json.loads(path.read_text())
+    for row in document["modes"]["training"]:
+        del row["sgd_s"]
+    path.write_text(json.dumps(document))
+    assert load(store) == tuple(replace(cost, sgd_s=()) for cost in COSTS)
 
 
 def test_both_modes_live_in_one_file(tmp_path):

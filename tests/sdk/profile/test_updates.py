@@ -2,6 +2,8 @@
 memory.
 """
 
+from dataclasses import replace
+
 import pytest
 
 import potluck
@@ -81,3 +83,31 @@ def test_what_a_device_file_states_of_copies_comes_first(tmp_path):
         text + 'copy_bytes_per_s = { value = 3e9, basis = "measured", source = "a test" }\n'
     )
     assert library.load_device(path).device().copy_bytes_per_s == 3e9
+
+
+def test_a_step_takes_what_was_measured_of_its_own_optimizer():
+    seconds = 0.25, 0.5, 2.0
+    for copies, expected_s in enumerate(seconds):
+        problem = estimated("smart-home-2", copies)
+        measured = {
+            name: tuple(replace(item, sgd_s=seconds[:2], update_s=seconds[2]) for item in costs)
+            for name, costs in problem.costs.items()
+        }
+        table, device = cost.CostTable(replace(problem, costs=measured)), problem.devices[0]
+        taken_s = cost.update_s(table, device, 1, 3) - device.overhead_s
+        assert taken_s == pytest.approx(2 * expected_s)
+
+
+def test_a_device_times_a_step_of_every_optimizer(home):
+    x, y = torch.randn(4, 64), torch.randint(0, 4, (4,))
+    net = torch.nn.Sequential(torch.nn.Linear(64, 512), torch.nn.Linear(512, 4))
+    net[0].requires_grad_(False)
+    model = potluck.Model.from_torch(
+        net, x, loss=torch.nn.functional.cross_entropy, example_targets=y
+    )
+    profile = home.profile(model, rows=(4,), repeats=1).wait()
+    for costs in profile.training.costs.values():
+        for layer, item in zip(profile.training.layers, costs, strict=True):
+            assert len(item.sgd_s) == 2
+            assert layer.trained_bytes == 0 or min(*item.sgd_s, item.update_s) > 0
+    assert all(item.sgd_s == () for costs in profile.inference.costs.values() for item in costs)

@@ -9,6 +9,7 @@ from potluck.planning.baselines.asteroid import crossing, estimate_of, execution
 from potluck.records import Device, LayerCost, Medium, Network, Path, Plan, Problem, Stage, Training
 from potluck.schedule.policies import warm_up_depth
 from potluck.simulate import cost
+from potluck.simulate.interpolation import interpolate
 
 Group = tuple[str, ...]
 
@@ -254,11 +255,9 @@ def mean_problem(problem: Problem) -> Problem:
 
 def _mean(costs: Sequence[LayerCost]) -> LayerCost:
     rows, n = costs[0].rows, len(costs)
-    forward = tuple(
-        sum(cost.interpolate(c.rows, c.forward_s, at) for c in costs) / n for at in rows
-    )
+    forward = tuple(sum(interpolate(c.rows, c.forward_s, at) for c in costs) / n for at in rows)
     trains = all(c.backward_s for c in costs)  # a profile for inference has no backward times
     backward = tuple(
-        sum(cost.interpolate(c.rows, c.backward_s, at) for c in costs) / n for at in rows if trains
+        sum(interpolate(c.rows, c.backward_s, at) for c in costs) / n for at in rows if trains
     )
     return LayerCost(rows=rows, forward_s=forward, backward_s=backward, source=costs[0].source)

@@ -28,6 +28,7 @@ from potluck.planning.search.stage_costs import CommunicationCost, StageCost, St
 from potluck.planning.search.subset_dp import ParetoLabel, SubsetSearch
 from potluck.records import Device, LayerCost, Network, Problem, Training
 from potluck.simulate import cost, flows
+from potluck.simulate.interpolation import interpolate
 
 N_WEIGHTS = 60  # subgradient steps; each is a few hundred operations
 MAX_SIZE = 3e6  # structure is not looked at beyond: some seconds
@@ -233,7 +234,7 @@ def per_row(costs: LayerCost, seconds: Sequence[float], batch: int) -> float:
         The largest size.
     """
     sizes = {1, batch, *(n for n in costs.rows if n < batch)}
-    return min(cost.interpolate(costs.rows, seconds, n) / n for n in sizes)
+    return min(interpolate(costs.rows, seconds, n) / n for n in sizes)
 
 
 class LowerBoundSearch(SubsetSearch):
@@ -536,7 +537,7 @@ def _pieces(problem: Problem, device: str, most: int) -> tuple[list[float], list
 
 def _least_s(costs: LayerCost, seconds: Sequence[float], most: int) -> float:
     sizes = {1, most, *(n for n in costs.rows if n < most)}
-    return min(cost.interpolate(costs.rows, seconds, n) for n in sizes)
+    return min(interpolate(costs.rows, seconds, n) for n in sizes)
 
 
 def _sums(values: Sequence[float]) -> tuple[float, ...]:
