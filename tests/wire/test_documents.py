@@ -161,6 +161,7 @@ def test_a_header_nested_deeper_than_repr_goes_is_a_wire_error(channel, number_,
         {"rows": (2, 1), "forward_s": (1.0, 1.0), "memory_bytes": (1, 1)},
         {"rows": (1, 2), "forward_s": (1.0, -1.0), "memory_bytes": (1, 1)},
         {"rows": (1, 2), "forward_s": (1.0, 1.0), "memory_bytes": (1, 1), "backward_s": (1.0, 1.0)},
+        {"rows": (1, 2), "forward_s": (1.0, 1.0), "memory_bytes": (1, 1), "sgd_s": (1.0, 1.0)},
     ],
 )
 def test_a_measurement_that_is_no_answer_is_refused(told):
@@ -168,6 +169,16 @@ def test_a_measurement_that_is_no_answer_is_refused(told):
         check_timings(m.Measure(task="t", rows=(1, 2)), m.Measured(task="t", **told))
     good = m.Measured(task="t", rows=(1, 2), forward_s=(1.0, 2.0), memory_bytes=(1, 1))
     check_timings(m.Measure(task="t", rows=(1, 2)), good)
+
+
+@pytest.mark.parametrize("sgd_s", [(1.0,), (1.0, -1.0), (1.0, 1.0, 1.0)])
+def test_two_times_of_sgd_are_told_of_a_layer_that_trains_or_none(sgd_s):
+    asked = m.Measure(task="t", train=True, rows=(1,))
+    told = {"task": "t", "rows": (1,), "forward_s": (1.0,), "backward_s": (1.0,)}
+    for right in ((), (1.0, 2.0)):
+        check_timings(asked, m.Measured(**told, memory_bytes=(1,), sgd_s=right))
+    with pytest.raises(WireError):
+        check_timings(asked, m.Measured(**told, memory_bytes=(1,), sgd_s=sgd_s))
 
 
 @pytest.mark.parametrize("seconds", [(), (1.0,), (1.0, -1.0), (1.0, 1.0, 1.0)])
