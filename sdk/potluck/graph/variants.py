@@ -11,7 +11,7 @@ from potluck.graph.modelgraph import ModelGraph, Node
 ID_BYTES = 8  # a token on its way in is an int64
 ITEM_BYTES = {"float32": 4, "float16": 2}
 HALF, DECODE = "float16", "decode"
-_SIZES = ("parameter_bytes", "output_bytes", "activation_bytes", "traffic_bytes")
+_SIZES = ("parameter_bytes", "frozen_bytes", "output_bytes", "activation_bytes", "traffic_bytes")
 
 
 def split(name: str) -> tuple[str, tuple[str, ...]]:

@@ -1,5 +1,7 @@
 """Models of the library in half precision, and writing token by token."""
 
+from dataclasses import replace
+
 import pytest
 
 import potluck
@@ -131,3 +133,10 @@ def test_the_library_has_them_by_name_for_inference(words):
     assert plans.best.model == name
     with pytest.raises(PlanError, match="for inference"):
         potluck.plan(profile, potluck.Training(batch=4))
+
+
+def test_half_of_a_graph_with_frozen_weights_has_half_of_them():
+    graph = by_hand()
+    frozen = replace(graph.nodes[0], frozen_bytes=graph.nodes[0].parameter_bytes)
+    half = variants.in_half(replace(graph, nodes=(frozen, *graph.nodes[1:])))
+    assert half.nodes[0].frozen_bytes == half.nodes[0].parameter_bytes == 45
