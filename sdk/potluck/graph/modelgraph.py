@@ -94,7 +94,7 @@ class Node:
             )
 
 
-def still(nodes: Sequence[Node]) -> frozenset[str]:
+def still_nodes(nodes: Sequence[Node]) -> frozenset[str]:
     """The nodes through which no gradient flows: their weights are frozen, and so are those of all
     that lead to them. None where nothing is frozen.
 
@@ -176,9 +176,9 @@ class ModelGraph:
         what frozen weights alone lead to.
         """
         place = {node.name: index for index, node in enumerate(self.nodes)}
-        held_still = frozenset() if inputs else still(self.nodes)
+        still = frozenset() if inputs else still_nodes(self.nodes)
         size = {item.name: item.row_bytes * inputs for item in self.inputs} | {
-            n.name: n.output_bytes * (n.name not in held_still) for n in self.nodes
+            n.name: n.output_bytes * (n.name not in still) for n in self.nodes
         }
         last = {source: place[node.name] for node in self.nodes for source in node.inputs}
         last |= dict.fromkeys(self.outputs, len(self.nodes))
@@ -262,13 +262,13 @@ class ModelGraph:
             first = min(readers.pop(item.name, {0}))
             feeds[first] += item.row_bytes if first else 0
         size = {node.name: node.output_bytes for node in self.nodes}
-        held_still = still(self.nodes)
+        still = still_nodes(self.nodes)
         edges = []
         for given in hand_on(made, readers, len(feeds), branched=True):
             totals: dict[tuple[int, ...], tuple[int, int]] = {}
             for name, takers in given.items():
                 outputs, gradients = totals.get(takers, (0, 0))
-                flowing = 0 if name in held_still else size[name]
+                flowing = 0 if name in still else size[name]
                 totals[takers] = outputs + size[name], gradients + flowing
             edges.append(
                 tuple(

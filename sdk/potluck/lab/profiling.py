@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from potluck.graph.modelgraph import still
+from potluck.graph.modelgraph import still_nodes
 from potluck.handle import Task
 from potluck.lab.emulation import Emulation, Work
 from potluck.profile.home_network import HomeNetwork
@@ -55,7 +55,7 @@ def profile(
     measured, works = {}, []
     for mode in modes:
         layers, operators = model.layers(mode), model.operators(mode)
-        held_still = still([node for nodes in operators for node in nodes])
+        still = still_nodes([node for nodes in operators for node in nodes])
         able = [
             name
             for name in names
@@ -64,10 +64,7 @@ def profile(
         specs = {name: emulation.home.specs[name] for name in able}
         costs = {
             name: emulation.slowed(
-                tuple(
-                    layer_cost(spec, nodes, rows, train=mode, still=held_still)
-                    for nodes in operators
-                )
+                tuple(layer_cost(spec, nodes, rows, train=mode, still=still) for nodes in operators)
             )
             for name, spec in specs.items()
         }

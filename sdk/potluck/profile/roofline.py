@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Protocol
 
-from potluck.graph.modelgraph import ModelGraph, Node
-from potluck.graph.modelgraph import still as nodes_held_still
+from potluck.graph.modelgraph import ModelGraph, Node, still_nodes
 from potluck.records import LayerCost
 from potluck.simulate.cost import ADAMW, ADD_PASSES, UPDATE_PASSES
 
@@ -242,7 +241,7 @@ def estimate(
     bounds
         Layer i is the nodes [bounds[i], bounds[i + 1]).
     """
-    bounds, still = bounds or range(len(graph.nodes) + 1), nodes_held_still(graph.nodes)
+    bounds, still = bounds or range(len(graph.nodes) + 1), still_nodes(graph.nodes)
     return tuple(
         layer_cost(device, graph.nodes[start:stop], rows, dtype=graph.dtype, still=still)
         for start, stop in pairwise(bounds)
