@@ -3,8 +3,9 @@ read and write.
 
 `agent.json` says that an agent runs; `window.json` asks it to open or close the pairing window;
 `tries.json` says how many tries that window has left, `paired.json` who has paired in it;
-`load.json` tells an emulated device how many times longer its tasks take, as if something else ran
-on it. Trust itself is in the peers file, which a running agent reads again when it changes.
+`ask.json` asks what goes on, and `status.json` is the answer; `load.json` tells an emulated device
+how many times longer its tasks take, as if something else ran on it. Trust itself is in the peers
+file, which a running agent reads again when it changes.
 """
 
 import os
@@ -20,6 +21,8 @@ WINDOW = "window.json"
 TRIES = "tries.json"
 PAIRED = "paired.json"
 LOAD = "load.json"
+ASK = "ask.json"
+STATUS = "status.json"
 MAX_LOAD = 1000.0
 # an agent that was told to stop gives its ports and its worker back in well under a second
 ENDING_S = 2.0
@@ -50,7 +53,7 @@ def claim(state: Path, facts: dict[str, Any]) -> None:
 
 def release(state: Path) -> None:
     """This process is the agent no more."""
-    for name in (RUNNING, WINDOW, TRIES, PAIRED, LOAD):
+    for name in (RUNNING, WINDOW, TRIES, PAIRED, LOAD, ASK, STATUS):
         (state / name).unlink(missing_ok=True)
 
 
@@ -130,6 +133,34 @@ def tries_left(state: Path, otherwise: int) -> int:
     """
     n_left = _read(state / TRIES) if (state / TRIES).exists() else None
     return n_left if type(n_left) is int else otherwise
+
+
+def ask_status(state: Path) -> None:
+    """Ask the running agent what goes on; an older answer is gone."""
+    (state / STATUS).unlink(missing_ok=True)
+    write_private(state / ASK, {})
+
+
+def asked_status(state: Path) -> bool:
+    """Whether somebody asks, once."""
+    if not (state / ASK).exists():
+        return False
+    (state / ASK).unlink(missing_ok=True)
+    return True
+
+
+def tell_status(state: Path, document: dict[str, Any]) -> None:
+    """Answer."""
+    write_private(state / STATUS, document)
+
+
+def status(state: Path) -> dict[str, Any] | None:
+    """The answer, once; None: not yet."""
+    document = _read(state / STATUS) if (state / STATUS).exists() else None
+    if not isinstance(document, dict):
+        return None
+    (state / STATUS).unlink(missing_ok=True)
+    return document
 
 
 def load(state: Path) -> float:

@@ -4,13 +4,17 @@ owner.
 An honest home has no such file; the tests see to it that none of theirs has one.
 """
 
+import time
 import traceback
 from collections.abc import Iterable
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 
 FILE = "faults.txt"
 MAX_FILE_BYTES = 1024 * 1024  # then no more is kept: whoever can cause faults could fill the disk
+HEAD = "--- "  # begins a report, with when it was kept
+DATE = "%Y-%m-%dT%H:%M:%S%z"
 N_EVENTS = 20  # before it, in the report
 
 
@@ -29,6 +33,21 @@ def report(event: object, error: BaseException, latest: Iterable[tuple[float, ob
     )
 
 
+def latest(directory: Path, n_most: int) -> list[str]:
+    """When the reports that were kept last were kept, and their first lines."""
+    try:
+        text = (directory / FILE).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return []
+    lines = text.splitlines()
+    first = [
+        f"{line.removeprefix(HEAD)} {below}"[:300]
+        for line, below in pairwise(lines)
+        if line.startswith(HEAD)
+    ]
+    return first[-n_most:]
+
+
 def _told(event: object) -> str:
     return repr(getattr(event, "message", event))
 
@@ -39,4 +58,4 @@ def keep(directory: Path, text: str) -> None:
     with suppress(OSError):
         if not path.exists() or path.stat().st_size < MAX_FILE_BYTES:
             with path.open("a", encoding="utf-8", errors="replace") as file:
-                file.write(text + "\n")
+                file.write(f"{HEAD}{time.strftime(DATE)}\n{text}\n")

@@ -2,6 +2,13 @@
 
 import ipaddress
 
+# Interfaces of containers and tunnels, by how their names begin: other devices of the home are
+# mostly not behind them.
+VIRTUAL = (
+    *("docker", "br-", "veth", "virbr", "vmnet", "lxc", "cni", "podman"),
+    *("tun", "tap", "wg", "utun", "tailscale", "zt"),
+)
+
 
 def is_address(host: str) -> bool:
     """Whether one host may have this address: IPv4 or IPv6, of one interface or not, but no group

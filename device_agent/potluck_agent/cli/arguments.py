@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 _SIZES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 1024, "mi": 1024**2, "gi": 1024**3}
 
 BACKENDS = ("torch", "onnxruntime")
-COMMANDS = ("start", "pair", "token", "peers", "forget", "replay")
+LEVELS = ("debug", "info", "warning", "error")  # of log_file.py, which takes longer to load
+COMMANDS = ("start", "status", "pair", "token", "peers", "forget", "replay")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -50,7 +51,11 @@ def parser() -> argparse.ArgumentParser:
     replay.add_argument(
         "file", type=_path, metavar="FILE", help="made by `potluck agent start --record FILE`"
     )
-    for command in (start, pair, token, peers, forget):
+    status = commands.add_parser(
+        "status", help="what the agent of this device does (exit code 3: none runs)"
+    )
+    status.add_argument("--json", dest="as_json", action="store_true", help="for programs")
+    for command in (start, status, pair, token, peers, forget):
         command.add_argument(
             "--state",
             type=_path,
@@ -125,6 +130,11 @@ def _add_device(add: Callable[..., object]) -> None:
         "secrets (at most 64 MiB)"
     )
     add("--record", type=_path, default=None, metavar="FILE", help=record)
+    log = "what has happened, 4 MiB at most (default: agent.log beside the keys)"
+    add("--log-file", type=_path, default=None, metavar="FILE", help=log)
+    add(
+        "--log-level", choices=LEVELS, default="info", help="the least that is kept (default: info)"
+    )
     trust = "a notebook to trust from now on"
     add("--trust", action="append", default=[], type=_trusted, metavar="KEY:NAME", help=trust)
     hang = "a task that is silent for so long hangs (default: 30)"

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from potluck_agent import control_files, keys
+from potluck_agent import control_files, fault_log, keys
 from potluck_agent.cli import options
 from potluck_agent.cli.options import ARENA_BYTES, Options
 from potluck_agent.errors import AgentError
@@ -34,6 +34,12 @@ def run(given: Namespace) -> int:
     try:
         if given.command == "replay":
             return _replay(given.file)
+        if given.command == "status":
+            from potluck_agent.cli import status
+
+            return status.run(
+                options.state_dir(given), given.as_json, lambda line: _say(sys.stdout, line)
+            )
         directory = keys.open_state_dir(options.state_dir(given))
         if given.command == "start":
             return _start(options.start_options(given, os.getppid()), directory)
@@ -55,8 +61,23 @@ def run(given: Namespace) -> int:
 
 
 def _start(chosen: Options, directory: Path) -> int:
-    """Run the agent until it is told to stop."""
+    """Run the agent until it is told to stop, and keep a log of it."""
+    from potluck_agent.log_file import FILE, Log
+
+    path = (chosen.log_file or directory / FILE).absolute()
+    log = Log(path, chosen.log_level, lambda text: _say(sys.stderr, text))
+    try:
+        return _run(chosen, directory, log)
+    except BaseException as error:
+        log.error("the end", f"ended by {type(error).__name__}: {error}")
+        raise
+    finally:
+        log.close()
+
+
+def _run(chosen: Options, directory: Path, log: Any) -> int:
     from potluck_agent.net.event_loop import EventLoop
+    from potluck_agent.net.journal import Journal
     from potluck_wire.pairing import new_code
 
     note = (
@@ -81,7 +102,7 @@ def _start(chosen: Options, directory: Path) -> int:
         trusted=chosen.trusted,
         start_worker=lambda: _start_worker(chosen, settings, computes),
         meter=meter,
-        note=note,
+        journal=(journal := Journal(log, note)),
     )
     announcement: Any = None
     try:
@@ -95,16 +116,23 @@ def _start(chosen: Options, directory: Path) -> int:
         code = new_code() if chosen.pair else ""
         if code:
             net.desk.open(code, time.monotonic())
-        signal.signal(signal.SIGTERM, lambda *_: setattr(net, "stopping", True))
-        signal.signal(signal.SIGINT, lambda *_: setattr(net, "stopping", True))
-        _tell_ready(chosen, identity.public, net.port, code, computes)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: setattr(net, "stopping", True))
+        status = _status(chosen, identity, net, log.path)
+        journal.began(status())
+        _tell_ready(chosen, status, identity.public, net.port, code)
         if chosen.mdns:
             from potluck_agent.net.mdns import Announcement
 
             announcement = Announcement(
-                name=chosen.name, host=chosen.bind, port=net.port, key=identity.public, note=note
+                name=chosen.name,
+                host=chosen.bind,
+                port=net.port,
+                key=identity.public,
+                note=journal.note,
             )
-        net.run(_each_tick(chosen, net, directory))
+        net.run(_each_tick(chosen, net, directory, status))
+        journal.ended()
     finally:
         net.close()
         control_files.release(directory)
@@ -120,9 +148,11 @@ def _start(chosen: Options, directory: Path) -> int:
     return 0
 
 
-def _each_tick(chosen: Options, net: Any, directory: Path) -> Callable[[], None]:
-    """What else has to be looked at some times a second: whoever started this process, and an
-    emulated load.
+def _each_tick(
+    chosen: Options, net: Any, directory: Path, status: Callable[[], dict[str, Any]]
+) -> Callable[[], None]:
+    """What else has to be looked at some times a second: whoever started this process, whoever asks
+    what goes on, and an emulated load.
     """
     parent = chosen.parent_pid
     # to another parent, once this one is gone
@@ -133,6 +163,8 @@ def _each_tick(chosen: Options, net: Any, directory: Path) -> Callable[[], None]
             os.getppid() == parent if is_handed_on else _is_alive(parent)
         ):
             net.stopping = True
+        if control_files.asked_status(directory):
+            control_files.tell_status(directory, status())
         if chosen.is_emulated:
             net.load = control_files.load(directory)
 
@@ -280,41 +312,51 @@ def _allow_connections() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def _tell_ready(chosen: Options, key: str, port: int, code: str, computes: "Choice") -> None:
-    """Say where this agent listens: one JSON line for programs, some words for people."""
+def _status(
+    chosen: Options, identity: keys.Identity, net: Any, log: Path
+) -> Callable[[], dict[str, Any]]:
+    """What is told of this agent whenever somebody asks."""
+    from potluck_agent.cli.status import document
+    from potluck_agent.worker.arrays.backends import backends
+
+    started = time.strftime(fault_log.DATE)
+    return lambda: document(
+        name=chosen.name,
+        key=identity.public,
+        bind=chosen.bind,
+        port=net.port,
+        backends=backends(chosen.backends),
+        chosen=bool(chosen.backends),
+        log=log,
+        state=chosen.state,
+        started=started,
+        loop=net.state(),
+    )
+
+
+def _tell_ready(
+    chosen: Options, status: Callable[[], dict[str, Any]], key: str, port: int, code: str
+) -> None:
+    """Say where this agent listens: one JSON line for programs, the facts for people."""
     import json
 
-    facts = {"name": chosen.name, "address": chosen.bind, "port": port, "key": key, "code": code}
-    line = json.dumps(facts)
+    line = json.dumps(
+        {"name": chosen.name, "address": chosen.bind, "port": port, "key": key, "code": code}
+    )
     if chosen.ready_fd is not None:
         os.write(chosen.ready_fd, line.encode() + b"\n")
         os.close(chosen.ready_fd)
     if chosen.as_json:
         _say(sys.stdout, line)
     elif chosen.ready_fd is None:
-        _say(sys.stdout, f"{chosen.name} listens on {chosen.bind}, ports {port}-{port + 3}")
-        _say(sys.stdout, f"fingerprint {fingerprint(key)}")
-        if code:
-            from potluck_wire.pairing import show_secret
+        from potluck_agent.cli import facts
+        from potluck_wire.pairing import show_secret
 
-            _say(sys.stdout, f"pairing code {show_secret(code)} (3 minutes, 3 tries)")
-        _tell_backends(chosen)
-        for line in words(computes.rows, os.cpu_count()):
-            _say(sys.stdout, line)
-
-
-def _tell_backends(chosen: Options) -> None:
-    """Say what this device computes with; nothing is said loudest."""
-    from potluck_agent.worker.arrays.backends import NOTHING, backends
-
-    found = backends(chosen.backends)
-    if found:
-        _say(
-            sys.stdout,
-            "computes with " + ", ".join(f"{name} {version}" for name, version in found.items()),
-        )
-    else:
-        _say(sys.stderr, f"potluck agent: {NOTHING}")
+        document = status()
+        for fact in facts.told(document):
+            _say(sys.stdout, fact)
+        said = f"pairing code {show_secret(code)} (3 minutes, 3 tries)" if code else ""
+        _say(sys.stdout, said or facts.next_step(document))
 
 
 def _replay(path: Path) -> int:

@@ -30,7 +30,7 @@ class Options:
 
     `threads` None: as many as are fastest. `device` "": what is fastest. `backends`: those to
     compute with; empty: all that are installed. `record`: where to keep all
-    that happens.
+    that happens. `log_file` None: beside the keys.
     """
 
     name: str
@@ -47,6 +47,8 @@ class Options:
     backends: tuple[str, ...] = ()
     pair: bool = False
     record: Path | None = None
+    log_file: Path | None = None
+    log_level: str = "info"
     trusted: tuple[Peer, ...] = ()
     parent_pid: int | None = None
     scratch: Path | None = None
@@ -86,6 +88,8 @@ def start_options(given: argparse.Namespace, own_parent: int) -> Options:
         backends=given.backends,
         pair=given.pair,
         record=given.record,
+        log_file=given.log_file,
+        log_level=given.log_level,
         trusted=tuple(given.trust),
         parent_pid=given.parent_pid or (own_parent if given.die_with_parent else None),
         scratch=given.scratch,

@@ -7,7 +7,9 @@ programs, values), `MeasurementQueue` (layers, links, power) and `WorkerProxy` (
 """
 
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass, field
+from typing import Any
 
 from potluck_agent import fault_log
 from potluck_agent.core.events import (
@@ -40,7 +42,7 @@ from potluck_agent.core.outbox import Outbox, Settings
 from potluck_agent.core.receive_buffers import ReceiveBuffers
 from potluck_agent.core.send_queue import SendQueue
 from potluck_agent.core.value_exchange import ValueExchange
-from potluck_agent.core.worker_proxy import READY, WorkerProxy
+from potluck_agent.core.worker_proxy import COMPUTING, READY, WorkerProxy
 from potluck_wire.documents import dump
 from potluck_wire.errors import WireError
 from potluck_wire.limits import clip
@@ -174,6 +176,26 @@ class Core:
     def reach(self, key: str) -> None:
         """A notebook's data connection stands: values can go home."""
         self._outgoing.reach(key)
+
+    @property
+    def sessions(self) -> Collection[str]:
+        """Keys of the notebooks that have a session."""
+        return self._sessions.keys()
+
+    def state(self) -> dict[str, Any]:
+        """What goes on: the worker, the runs by the keys of their notebooks, the capability
+        statement.
+        """
+        runs = [
+            {"name": run.name, "notebook": run.owner, "memory_bytes": run.memory_bytes}
+            for run in self._work.plans.runs.values()
+        ]
+        return {
+            "worker": COMPUTING if self._worker.is_working else self._worker.state,
+            "runs": runs,
+            "n_faults": self.n_faults,
+            "statement": self._settings.statement(self._worker.facts),
+        }
 
     @property
     def n_sessions(self) -> int:

@@ -30,6 +30,7 @@ ORDER_BYTES = 512  # about what an order takes beside its documents
 ABSENT = "absent"
 STARTING = "starting"
 READY = "ready"
+COMPUTING = "computing"  # only told: ready, and it owes an answer
 
 
 class WorkerProxy:

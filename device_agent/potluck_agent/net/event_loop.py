@@ -43,8 +43,10 @@ from potluck_agent.core.machine import Core
 from potluck_agent.core.pairing_window import PairingWindow
 from potluck_agent.errors import AgentError
 from potluck_agent.keys import Identity, Peer
+from potluck_agent.log_file import STRANGER
 from potluck_agent.net.inflow import Inflow, Inlet
 from potluck_agent.net.intake import Intake
+from potluck_agent.net.journal import Journal
 from potluck_agent.net.multipart import hand_over
 from potluck_agent.net.pairing_listener import PairingListener
 from potluck_agent.net.peer_connections import PeerConnections
@@ -110,8 +112,7 @@ class EventLoop:
 
     `meter` is read when asked for.
 
-    `paired(name)` is called when a notebook has been paired, `note(text)` with what the owner may
-    want to read.
+    `journal` is told what the owner may want to read.
     """
 
     def __init__(
@@ -126,7 +127,7 @@ class EventLoop:
         trusted: tuple[Peer, ...],
         start_worker: Callable[[], Any],
         meter: Meter,
-        note: Callable[[str], None],
+        journal: Journal,
     ) -> None:
         check_library()
         self._core = core
@@ -134,7 +135,7 @@ class EventLoop:
         self._state_dir = state_dir
         self._trusted = trusted
         self._meter = meter
-        self._note = note
+        self._journal = journal
         self.desk = PairingWindow(name=name, key=identity.public)
         self.stopping = self._closed = False
         self.load = 1.0
@@ -165,9 +166,10 @@ class EventLoop:
             self.desk,
             self._trust,
             state_dir,
-            note,
+            journal,
             core.fault,
         )
+        self._sockets.refused = journal.refused
         self._sources.register(self._sockets.zap)
         self._listen()
 
@@ -240,12 +242,24 @@ class EventLoop:
             self._load_peers()
         # somebody broke the file: those who were trusted stay, until it is mended
         except AgentError as error:
-            self._note(str(error))
+            self._journal.note(str(error))
 
     def _cut_full(self) -> None:
         most_bytes = MAX_UNREAD_BYTES + len(self._links) * WINDOW_BYTES
         if n_cut := self._inflow.check(most_bytes, self._sources.is_empty):
-            self._note(f"{n_cut} connections were cut: over {most_bytes} bytes of messages unread")
+            text = f"{n_cut} connections were cut: over {most_bytes} bytes of messages unread"
+            self._journal.note(text, STRANGER)
+
+    def state(self) -> dict[str, Any]:
+        """What goes on, for the owner who asks: as the core says it, with names for keys."""
+        state = self._core.state()
+        connected = self._core.sessions
+        notebooks = [
+            {"name": peer.name, "fingerprint": fingerprint(key), "connected": key in connected}
+            for key, peer in self._owners.items()
+        ]
+        runs = [{**run, "notebook": self._name_of(run["notebook"])} for run in state["runs"]]
+        return {**state, "notebooks": notebooks, "runs": runs}
 
     def close(self) -> None:
         """Give everything back: worker, sockets, ports. Twice is fine."""
@@ -309,10 +323,14 @@ class EventLoop:
             keys.add_peer(self._state_dir, peer)
             self._load_peers()
         except AgentError as error:
-            self._note(str(error))
+            self._journal.note(str(error))
             return False
-        self._note(f"paired with {peer.name} ({fingerprint(peer.key)})")
+        self._journal.paired(peer.name, peer.key)
         return True
+
+    def _name_of(self, key: str) -> str:
+        """What a notebook is called here, also one that was trusted until now."""
+        return self._owners[key].name if key in self._owners else "a notebook"
 
     def _link_members(self) -> None:
         """To those of whom a notebook tells; never to a notebook, whatever another one says."""
@@ -368,10 +386,12 @@ class EventLoop:
     def _handle(self, event: Event) -> list[Action]:
         now_s = time.monotonic()
         try:
-            return self._core.handle(event, now_s)
+            actions = self._core.handle(event, now_s)
         # the last line of defence: whoever it came from is given up, the agent goes on
         except Exception as error:
-            return self._core.survive(event, error, now_s)
+            actions = self._core.survive(event, error, now_s)
+        self._journal.saw(event, self._core.sessions, self._name_of)
+        return actions
 
     def _blame(self, key: str, error: Exception) -> None:
         """What this peer sent could not even be read, for a reason that nobody foresaw."""
@@ -405,13 +425,14 @@ class EventLoop:
                 self._hire()
             case KillWorker():
                 self._workplace.fire()
+                self._journal.worker_ends(action)
             case SetMembers():
                 self._members = action.members
                 self._link_members()
             case ReadMeter():
                 self._read_meter(action)
             case Report():
-                self._note(action.text)
+                self._journal.fault(action.text, fault_log.FILE)
                 fault_log.keep(self._state_dir, action.text)
 
     def _loaded(self, message: Message) -> Message:
@@ -429,7 +450,7 @@ class EventLoop:
         try:
             buffers = [self._bytes(part) for part in action.buffers]
         except LookupError as error:
-            self._note(f"cannot send {type(action.message).__name__}: {error}")
+            self._journal.note(f"cannot send {type(action.message).__name__}: {error}")
             return
         frames = encode(action.message, buffers)
         socket = self._sockets.routers[channel] if link is None else link.socket
@@ -454,6 +475,7 @@ class EventLoop:
     def _hire(self) -> None:
         try:
             self._workplace.hire()
+            self._journal.worker_starts()
         except (AgentError, OSError) as error:
             self._feed(WorkerDied(FailureCause.CRASHED, f"no worker can be started: {error}"))
 

@@ -8,12 +8,12 @@ changes nothing else: explicit addresses always work.
 
 import hashlib
 import ipaddress
-import socket
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from potluck_agent.net.own_addresses import addresses
 from potluck_wire.limits import SERVICE_TYPE
 from potluck_wire.version import show
 
@@ -94,21 +94,3 @@ class Announcement:
             host_ttl=TTL_S,
             other_ttl=TTL_S,
         )
-
-
-def addresses(host: str) -> list[str]:
-    """Under which addresses this device can be reached: the one it listens on, or all of this
-    machine (IPv4).
-    """
-    if host not in ("0.0.0.0", "::", "*"):  # noqa: S104
-        return [socket.gethostbyname(host)]
-    import psutil
-
-    found = [
-        entry.address
-        for entries in psutil.net_if_addrs().values()
-        for entry in entries
-        if entry.family == socket.AF_INET
-    ]
-    routed = [address for address in found if not address.startswith("127.")]
-    return routed or found or ["127.0.0.1"]

@@ -13,6 +13,7 @@ from typing import Any
 from potluck_agent import control_files
 from potluck_agent.core.pairing_window import PairingWindow, Reply
 from potluck_agent.errors import AgentError
+from potluck_agent.net.journal import Journal
 from potluck_agent.net.poller import Poller
 from potluck_wire.limits import PAIRING_TRIES
 from potluck_wire.pairing import Paired
@@ -23,7 +24,7 @@ READ_BYTES = 1024
 class PairingListener:
     """Visitors of the pairing port.
 
-    `trust(paired)` stores a key and says whether it could; `note(text)` is for the owner. `fault`
+    `trust(paired)` stores a key and says whether it could; `journal` is for the owner. `fault`
     is told what a visitor's bytes raised that nothing may raise; the visitor has to go.
     """
 
@@ -34,7 +35,7 @@ class PairingListener:
         desk: PairingWindow,
         trust: Callable[[Paired], bool],
         state_dir: Path,
-        note: Callable[[str], None],
+        journal: Journal,
         fault: Callable[[object, Exception], None],
     ) -> None:
         self._listener = listener
@@ -42,7 +43,7 @@ class PairingListener:
         self._desk = desk
         self._trust = trust
         self._state_dir = state_dir
-        self._note = note
+        self._journal = journal
         self._fault = fault
         self._n_wrong_told = 0
         self._noted = ""  # what went wrong last
@@ -81,6 +82,7 @@ class PairingListener:
         if secret:
             self._desk.open(secret, now_s, window_s=window_s)
             self._n_wrong_told = -1
+            self._journal.window(window_s)
         else:
             self._desk.close()
             self._n_wrong_told = self._desk.n_wrong
@@ -93,12 +95,13 @@ class PairingListener:
         self._n_wrong_told, left = n_wrong, PAIRING_TRIES - n_wrong
         control_files.tell_tries(self._state_dir, left)
         if n_wrong:
-            self._note(f"a wrong pairing code was typed; {control_files.tries(left)}")
+            text = f"a wrong pairing code was typed; {control_files.tries(left)}"
+            self._journal.note(text)
 
     def _note_once(self, text: str) -> None:
         if text != self._noted:
             self._noted = text
-            self._note(text)
+            self._journal.note(text)
 
     def hang_up(self) -> None:
         """The visitor, if there is one, has to go."""
@@ -110,11 +113,12 @@ class PairingListener:
 
     def _welcome(self) -> None:
         try:
-            visitor, _ = self._listener.accept()
+            visitor, (address, *_) = self._listener.accept()
         except OSError:
             return
         visitor.setblocking(False)
         reply = self._desk.arrive(time.monotonic())
+        self._journal.visitor(address, refused=reply.close)
         if reply.close:
             _answer(visitor, reply)
             visitor.close()

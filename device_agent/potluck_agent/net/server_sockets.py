@@ -43,6 +43,7 @@ OLDEST_ZMQ = (4, 3, 5)  # 4.3.1 and older overflow before the handshake; 4.3.5 i
 SENT_AT_ONCE = 1000  # messages of the other channels
 TEST_S = 5.0
 REBIND_S = 2.0
+NOT_TRUSTED = b"this key is not trusted"
 
 _FAILED = (
     zmq.EVENT_HANDSHAKE_FAILED_AUTH
@@ -74,7 +75,8 @@ class ServerSockets:
     """Three encrypted ROUTERs and the plain pairing listener on four ports in a row, and the ZAP
     handler.
 
-    `admits(key)` says at each handshake whether that CURVE key (z85) may come in.
+    `admits(key)` says at each handshake whether that CURVE key (z85) may come in, `refused(key,
+    address)` is told of those that may not.
     """
 
     def __init__(
@@ -84,6 +86,7 @@ class ServerSockets:
         self._identity = identity
         self.host = host
         self.admits = admits
+        self.refused: Callable[[str, str], None] = lambda key, address: None
         self.zap: Socket = context.socket(zmq.REP)
         self.zap.linger = 0
         self.zap.bind("inproc://zeromq.zap.01")
@@ -208,7 +211,10 @@ class ServerSockets:
             frames = self.zap.recv_multipart(zmq.DONTWAIT)
         except zmq.Again:
             return
-        self.zap.send_multipart(zap_reply(frames, self.admits))
+        reply = zap_reply(frames, self.admits)
+        self.zap.send_multipart(reply)
+        if reply[2] == b"400" and reply[3] == NOT_TRUSTED:
+            self.refused(z85.encode(frames[-1]).decode(), frames[3].decode(errors="replace"))
 
     def close(self) -> None:
         """Give all ports back."""
@@ -245,7 +251,7 @@ def zap_reply(frames: Sequence[bytes], admits: Callable[[str], bool]) -> list[by
         key = z85.encode(public).decode()
         if admits(key):
             return [b"1.0", request, b"200", b"", key.encode(), b""]
-        return [b"1.0", request, b"400", b"this key is not trusted", b"", b""]
+        return [b"1.0", request, b"400", NOT_TRUSTED, b"", b""]
     # fails closed: an exception here would leave every later client waiting for ever
     except Exception:
         return [b"1.0", request, b"500", b"the authenticator failed", b"", b""]

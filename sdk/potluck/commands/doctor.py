@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from potluck_wire.addresses import VIRTUAL
 from potluck_wire.installing import install
 from potluck_wire.limits import PORT
 from potluck_wire.processors import words
@@ -27,7 +28,6 @@ OPTIONAL = {
 }
 MDNS_GROUP, MDNS_PORT = "224.0.0.251", 5353
 SLOW_CURVE = (27, 3)  # pyzmq below it brings a libsodium that encrypts 15 times slower
-TUNNELS = ("docker", "br-", "veth", "tun", "tap", "wg", "utun", "tailscale", "zt")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +147,7 @@ def interfaces() -> Iterator[Finding]:
     real = {
         name: found for name, found in places.items() if found and not found[0].startswith("127.")
     }
-    inside = sorted(name for name in real if name.startswith(TUNNELS))
+    inside = sorted(name for name in real if name.startswith(VIRTUAL))
     shown = ", ".join(f"{name} {found[0]}" for name, found in real.items() if name not in inside)
     if shown:
         yield Finding(level=GOOD, what=f"networks: {shown}")

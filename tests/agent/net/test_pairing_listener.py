@@ -6,6 +6,8 @@ import pytest
 
 from potluck_agent import control_files
 from potluck_agent.core.pairing_window import PairingWindow
+from potluck_agent.log_file import Log
+from potluck_agent.net.journal import Journal
 from potluck_agent.net.pairing_listener import PairingListener
 from potluck_agent.net.poller import Poller
 from potluck_wire.limits import PAIRING_TRIES
@@ -15,7 +17,13 @@ def test_a_disk_that_is_full_closes_no_pairing_port(tmp_path):
     noted, desk = [], PairingWindow(name="jetson", key="a" * 40)
     with socket.create_server(("127.0.0.1", 0)) as server:
         listener = PairingListener(
-            server, Poller(), desk, lambda _: True, tmp_path / "gone", noted.append, pytest.fail
+            server,
+            Poller(),
+            desk,
+            lambda _: True,
+            tmp_path / "gone",
+            Journal(Log(tmp_path / "log", "info", pytest.fail), noted.append),
+            pytest.fail,
         )
         desk.open("12345678", 0.0)
         for at_s in range(PAIRING_TRIES):
@@ -35,7 +43,13 @@ def test_each_wrong_try_is_told_once_and_none_when_the_window_is_closed(tmp_path
     noted, desk = [], PairingWindow(name="jetson", key="a" * 40)
     with socket.create_server(("127.0.0.1", 0)) as server:
         listener = PairingListener(
-            server, Poller(), desk, lambda _: True, tmp_path, noted.append, lambda *_: None
+            server,
+            Poller(),
+            desk,
+            lambda _: True,
+            tmp_path,
+            Journal(Log(tmp_path / "log", "info", pytest.fail), noted.append),
+            lambda *_: None,
         )
         control_files.ask_window(tmp_path, "12345678", 180.0)
         listener.tick(0.0)

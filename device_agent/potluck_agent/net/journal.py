@@ -1,0 +1,107 @@
+"""What the loop sees that its owner may want to read later, in words for the log."""
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from potluck_agent.core.events import Event, FromPeer, KillWorker, PeerRevoked, Tick, WorkerDied
+from potluck_agent.log_file import PAIRING, STRANGER, Log
+from potluck_wire import __version__
+from potluck_wire.fingerprint import fingerprint
+from potluck_wire.messages import Goodbye
+from potluck_wire.version import show
+
+LIFE, NOTEBOOK, WORKER, FAULT, NOTE = "life", "notebooks", "the worker", "faults", "notes"
+
+
+class Journal:
+    """`name_of(key)` is what this device calls a notebook; `note(text)` is read by its owner at
+    once.
+    """
+
+    def __init__(self, log: Log, note: Callable[[str], None]) -> None:
+        self._log, self._note = log, note
+        self._sessions: dict[str, str] = {}  # key -> how it was called when it came
+
+    def began(self, status: Mapping[str, Any]) -> None:
+        """The agent listens."""
+        backends = ", ".join(f"{name} {version}" for name, version in status["backends"].items())
+        self._log.info(
+            LIFE,
+            f"started: {status['name']} (process {status['pid']}, potluck {__version__}, protocol "
+            f"{show()}) listens on port {status['port']}, computes with {backends or 'nothing'}",
+        )
+
+    def ended(self) -> None:
+        """It was told to stop."""
+        self._log.info(LIFE, "stopped, as it was told")
+
+    def note(self, text: str, kind: str = NOTE) -> None:
+        """For the owner now, and for later."""
+        self._note(text)
+        self._log.warning(kind, text)
+
+    def paired(self, name: str, key: str) -> None:
+        """A notebook is trusted from now on."""
+        text = f"paired with {name} ({fingerprint(key)})"
+        self._note(text)
+        self._log.info(NOTE, text)
+
+    def saw(self, event: Event, sessions: Collection[str], name_of: Callable[[str], str]) -> None:
+        """The core has handled this event, and these notebooks have a session now."""
+        if type(event) is WorkerDied:
+            self._log.warning(WORKER, f"the worker is gone ({event.cause}): {event.text}")
+        if len(sessions) == len(self._sessions):  # an event begins or ends sessions, never both
+            return
+        for key in sessions:
+            if key not in self._sessions:
+                self._sessions[key] = f"{name_of(key)} ({fingerprint(key)})"
+                self._log.info(NOTEBOOK, f"{self._sessions[key]} is connected")
+        for key in [key for key in self._sessions if key not in sessions]:
+            self._log.info(NOTEBOOK, f"{self._sessions.pop(key)} is gone: {_why_gone(event)}")
+
+    def worker_starts(self) -> None:
+        """A worker is started."""
+        self._log.info(WORKER, "a worker starts")
+
+    def worker_ends(self, action: KillWorker) -> None:
+        """The agent ends it: because nobody needs it, or because of what it did."""
+        say = self._log.warning if self._sessions else self._log.info
+        say(WORKER, f"the worker is ended: {action.reason}")
+
+    def fault(self, report: str, file: str) -> None:
+        """What must not happen did; the report is kept in a file."""
+        self._note(report)
+        lines = report.partition("\nbefore it:")[0].splitlines() or [""]
+        error = f" ({lines[-1]})" if len(lines) > 1 else ""
+        self._log.error(FAULT, f"{lines[0][:300]}{error}, see {file}")
+
+    def refused(self, key: str, address: str) -> None:
+        """A stranger knocked."""
+        self._log.warning(
+            STRANGER, f"refused a stranger at {address}: its key {fingerprint(key)} is not paired"
+        )
+
+    def window(self, window_s: float | None) -> None:
+        """The owner has opened the pairing window, for a code or for a token."""
+        until = "until it is used" if window_s is None else f"for {window_s:.0f} s"
+        self._log.info(NOTE, f"open for pairing {until}")
+
+    def visitor(self, address: str, refused: bool) -> None:
+        """Somebody came to the pairing port."""
+        if refused:
+            self._log.warning(PAIRING, f"turned {address} away from the pairing port: not open")
+        else:
+            self._log.info(PAIRING, f"{address} is at the pairing port")
+
+
+def _why_gone(event: Event) -> str:
+    match event:
+        case FromPeer(message=Goodbye(reason=reason)):
+            return f"it said goodbye{reason and f', {reason}'}"
+        case PeerRevoked():
+            return "it is not trusted any more"
+        case Tick():
+            return "it was silent for too long"
+        case WorkerDied():
+            return "no worker could be started for it"
+    return "a fault"
