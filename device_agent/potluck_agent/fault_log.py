@@ -11,6 +11,8 @@ from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 
+from potluck_wire.limits import clip
+
 FILE = "faults.txt"
 MAX_FILE_BYTES = 1024 * 1024  # then no more is kept: whoever can cause faults could fill the disk
 HEAD = "--- "  # begins a report, with when it was kept
@@ -31,6 +33,12 @@ def report(event: object, error: BaseException, latest: Iterable[tuple[float, ob
         f"a fault in the agent while handling {type(event).__name__} {what}\n{told}before "
         f"it:\n{before}"
     )
+
+
+def what_failed(action: object, error: BaseException) -> str:
+    """An action that could not be carried out, in one line."""
+    what = type(getattr(action, "message", action)).__name__
+    return clip(f"{what} could not be done: {type(error).__name__}: {error}")
 
 
 def latest(directory: Path, n_most: int) -> list[str]:

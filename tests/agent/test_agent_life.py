@@ -198,7 +198,7 @@ def test_a_signal_ends_it_in_good_order(tmp_path, number):
     with agent(tmp_path) as running:
         running.process.send_signal(number)
         assert running.process.wait(PATIENCE_S) == 0
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["identity.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["agent.log", "identity.json"]
 
 
 @pytest.mark.skipif(os.name == "nt", reason="POSIX signals")

@@ -7,7 +7,7 @@ are made.
 import argparse
 import re
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from potluck_wire.limits import PORT, is_device_name, is_key
 
@@ -21,7 +21,7 @@ _SIZES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 1024, "mi": 1024**2, 
 
 BACKENDS = ("torch", "onnxruntime")
 LEVELS = ("debug", "info", "warning", "error")  # of log_file.py, which takes longer to load
-COMMANDS = ("start", "status", "pair", "token", "peers", "forget", "replay")
+COMMANDS = ("start", "install", "status", "pair", "token", "peers", "forget", "replay")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -34,6 +34,10 @@ def parser() -> argparse.ArgumentParser:
     )
     start = commands.add_parser("start", help="run the agent (also without any command)")
     _add_start(start)
+    install = commands.add_parser(
+        "install", help="have the agent start by itself, with these options of start"
+    )
+    _add_install(install)
     pair = commands.add_parser(
         "pair", help="show a code and let one notebook pair with this device"
     )
@@ -55,7 +59,7 @@ def parser() -> argparse.ArgumentParser:
         "status", help="what the agent of this device does (exit code 3: none runs)"
     )
     status.add_argument("--json", dest="as_json", action="store_true", help="for programs")
-    for command in (start, status, pair, token, peers, forget):
+    for command in (start, install, status, pair, token, peers, forget):
         command.add_argument(
             "--state",
             type=_path,
@@ -71,6 +75,52 @@ def _add_start(start: argparse.ArgumentParser) -> None:
     _add_device(start.add_argument_group("this device").add_argument)
     _add_emulation(start.add_argument_group("as another device").add_argument)
     _add_for_programs(start.add_argument_group("for programs that start agents").add_argument)
+
+
+def _add_install(install: argparse.ArgumentParser) -> None:
+    install.usage = "potluck agent install [--system] [--print] [--remove] [options of start]"
+    add = install.add_argument_group("the service").add_argument
+    add(
+        "--system",
+        action="store_true",
+        help="start with the machine, also while nobody is logged in (needs root)",
+    )
+    add(
+        "--print",
+        dest="only_print",
+        action="store_true",
+        help="only say what would be written and run",
+    )
+    add("--remove", action="store_true", help="undo it; keys, peers and the log stay")
+    _add_device(install.add_argument_group("as for start").add_argument)
+
+
+def start_words(arguments: Sequence[str]) -> list[str]:
+    """What `start` has to be told to get the options that `install` was given, each as one word;
+    paths are absolute.
+    """
+    raw = argparse.ArgumentParser()
+    kept = []
+
+    def add(*names: str, **how: Any) -> None:
+        kind = how.pop("type", None)
+        how["default"] = argparse.SUPPRESS
+        kept.append((raw.add_argument(*names, **how), kind))
+
+    _add_device(add)
+    given = vars(raw.parse_known_args(_joined(arguments))[0])
+    words = []
+    for action, kind in kept:
+        if action.dest not in given:
+            continue
+        values = given[action.dest]
+        if action.nargs == 0:
+            words.append(action.option_strings[0])
+            continue
+        for value in values if isinstance(values, list) else [values]:
+            told = str(_path(value).absolute()) if kind is _path else value
+            words.append(f"{action.option_strings[0]}={told}")
+    return words
 
 
 def _add_device(add: Callable[..., object]) -> None:
@@ -124,7 +174,6 @@ def _add_device(add: Callable[..., object]) -> None:
         metavar="IDLE,BUSY,RADIO",
         help="watts, where nothing can be measured",
     )
-    add("--pair", action="store_true", help="open the pairing window at once and print the code")
     record = (
         "keep all that happens for `potluck agent replay`: messages, no tensors, models or "
         "secrets (at most 64 MiB)"
@@ -162,6 +211,9 @@ def _add_emulation(add: Callable[..., object]) -> None:
 
 
 def _add_for_programs(add: Callable[..., object]) -> None:
+    add("--pair", action="store_true", help="open the pairing window at once and print the code")
+    network = "wait so long for an address before listening (default: 0)"
+    add("--await-network", type=_wait, default=0.0, metavar="S", help=network)
     add(
         "--json",
         dest="as_json",
@@ -251,6 +303,10 @@ def _seconds(text: str) -> float:
     if not 0.1 <= seconds <= 86400:
         raise argparse.ArgumentTypeError(f"{text!r}: 0.1 to 86400 seconds are possible")
     return seconds
+
+
+def _wait(text: str) -> float:
+    return 0.0 if text == "0" else _seconds(text)
 
 
 def _threads(text: str) -> int:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from potluck_agent.processors.choice import Choice
 
 MIN_ARENA_BYTES = 64 * 1024**2
+NETWORK_LOOK_S = 0.5
 NOFILE = 4096  # connections of strangers take descriptors, too
 ANSWER_S = 3.0  # a running agent looks at its state directory some times a second
 
@@ -40,6 +41,11 @@ def run(given: Namespace) -> int:
             return status.run(
                 options.state_dir(given), given.as_json, lambda line: _say(sys.stdout, line)
             )
+        if given.command == "install":
+            from potluck_agent.cli import arguments, install
+
+            place = install.here(lambda line: _say(sys.stdout, line))
+            return install.run(given, arguments.start_words(sys.argv[1:]), place)
         directory = keys.open_state_dir(options.state_dir(given))
         if given.command == "start":
             return _start(options.start_options(given, os.getppid()), directory)
@@ -64,6 +70,7 @@ def _start(chosen: Options, directory: Path) -> int:
     """Run the agent until it is told to stop, and keep a log of it."""
     from potluck_agent.log_file import FILE, Log
 
+    control_files.refuse_second(directory)  # the log is that one's
     path = (chosen.log_file or directory / FILE).absolute()
     log = Log(path, chosen.log_level, lambda text: _say(sys.stderr, text))
     try:
@@ -86,8 +93,8 @@ def _run(chosen: Options, directory: Path, log: Any) -> int:
         else (lambda text: _say(sys.stdout, text))
     )
     identity = keys.identity(directory)
+    _await_network(chosen.await_network_s)
     _allow_connections()
-    control_files.refuse_second(directory)
     meter, facts = _meter(chosen)
     computes = _processors(chosen)
     facts |= {"threads": computes.threads, "processors": list(computes.rows)}
@@ -294,6 +301,17 @@ def _start_worker(chosen: Options, settings: Any, computes: "Choice") -> Any:
     )
 
 
+def _await_network(most_s: float) -> None:
+    """Until this machine has an address but its own: after a start that takes a while, and who
+    listens before is announced to nobody.
+    """
+    from potluck_agent.net.own_addresses import has_network
+
+    until_s = time.monotonic() + most_s
+    while time.monotonic() < until_s and not has_network():
+        time.sleep(NETWORK_LOOK_S)
+
+
 def _half_of_memory() -> int:
     import psutil
 
@@ -449,7 +467,11 @@ _output = threading.Lock()
 
 
 def _say(stream: Any, text: str) -> None:
-    """One line, at once, from any thread; a reader that is gone is no reason to stop."""
+    """One line, at once, from any thread; a reader that is gone, or was never there, is no reason
+    to stop.
+    """
+    if stream is None:  # without a console (Windows)
+        return
     with _output:
         try:
             stream.write(text + "\n")

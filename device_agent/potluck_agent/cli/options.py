@@ -55,6 +55,7 @@ class Options:
     mdns: bool = True
     as_json: bool = False
     ready_fd: int | None = None
+    await_network_s: float = 0.0
     hang_s: float = 30.0
     grace_s: float = 30.0
     quiet: bool = False
@@ -96,6 +97,7 @@ def start_options(given: argparse.Namespace, own_parent: int) -> Options:
         mdns=given.mdns,
         as_json=given.as_json,
         ready_fd=given.ready_fd,
+        await_network_s=given.await_network,
         hang_s=given.hang,
         grace_s=given.grace,
     )

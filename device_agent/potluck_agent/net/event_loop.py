@@ -43,20 +43,19 @@ from potluck_agent.core.machine import Core
 from potluck_agent.core.pairing_window import PairingWindow
 from potluck_agent.errors import AgentError
 from potluck_agent.keys import Identity, Peer
-from potluck_agent.log_file import STRANGER
 from potluck_agent.net.inflow import Inflow, Inlet
 from potluck_agent.net.intake import Intake
 from potluck_agent.net.journal import Journal
 from potluck_agent.net.multipart import hand_over
+from potluck_agent.net.owner_view import view
 from potluck_agent.net.pairing_listener import PairingListener
 from potluck_agent.net.peer_connections import PeerConnections
 from potluck_agent.net.poller import Poller
 from potluck_agent.net.server_sockets import ServerSockets, check_library, self_test
 from potluck_agent.net.worker_supervisor import WorkerSupervisor
 from potluck_wire.errors import WireError
-from potluck_wire.fingerprint import fingerprint
 from potluck_wire.frames import decode, encode
-from potluck_wire.limits import LINGER_MS, MAX_CHUNK_BYTES, MAX_UNREAD_BYTES, WINDOW_BYTES, clip
+from potluck_wire.limits import LINGER_MS, MAX_CHUNK_BYTES, MAX_UNREAD_BYTES, WINDOW_BYTES
 from potluck_wire.messages import (
     MESSAGES,
     NUMBER_OF,
@@ -247,19 +246,11 @@ class EventLoop:
     def _cut_full(self) -> None:
         most_bytes = MAX_UNREAD_BYTES + len(self._links) * WINDOW_BYTES
         if n_cut := self._inflow.check(most_bytes, self._sources.is_empty):
-            text = f"{n_cut} connections were cut: over {most_bytes} bytes of messages unread"
-            self._journal.note(text, STRANGER)
+            self._journal.cut(n_cut, most_bytes)
 
     def state(self) -> dict[str, Any]:
-        """What goes on, for the owner who asks: as the core says it, with names for keys."""
-        state = self._core.state()
-        connected = self._core.sessions
-        notebooks = [
-            {"name": peer.name, "fingerprint": fingerprint(key), "connected": key in connected}
-            for key, peer in self._owners.items()
-        ]
-        runs = [{**run, "notebook": self._name_of(run["notebook"])} for run in state["runs"]]
-        return {**state, "notebooks": notebooks, "runs": runs}
+        """What goes on, for the owner who asks."""
+        return view(self._core, self._owners)
 
     def close(self) -> None:
         """Give everything back: worker, sockets, ports. Twice is fine."""
@@ -328,10 +319,6 @@ class EventLoop:
         self._journal.paired(peer.name, peer.key)
         return True
 
-    def _name_of(self, key: str) -> str:
-        """What a notebook is called here, also one that was trusted until now."""
-        return self._owners[key].name if key in self._owners else "a notebook"
-
     def _link_members(self) -> None:
         """To those of whom a notebook tells; never to a notebook, whatever another one says."""
         self._links.set(tuple(each for each in self._members if each.key not in self._owners))
@@ -390,7 +377,7 @@ class EventLoop:
         # the last line of defence: whoever it came from is given up, the agent goes on
         except Exception as error:
             actions = self._core.survive(event, error, now_s)
-        self._journal.saw(event, self._core.sessions, self._name_of)
+        self._journal.saw(event, self._core.sessions, self._owners)
         return actions
 
     def _blame(self, key: str, error: Exception) -> None:
@@ -407,7 +394,7 @@ class EventLoop:
                     self._do(action)
                 # the others are carried out all the same: the core counts on them
                 except Exception as error:
-                    undone.append(Undone(action, _what_failed(action, error)))
+                    undone.append(Undone(action, fault_log.what_failed(action, error)))
             actions = [action for event in undone for action in self._handle(event)]
 
     def _do(self, action: Action) -> None:
@@ -500,9 +487,3 @@ class EventLoop:
             busy_frac=action.busy_frac,
         )
         self._send(ToPeer(action.key, reading))
-
-
-def _what_failed(action: Action, error: Exception) -> str:
-    """In one line."""
-    what = type(getattr(action, "message", action)).__name__
-    return clip(f"{what} could not be done: {type(error).__name__}: {error}")

@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from potluck_agent.core.events import Event, FromPeer, KillWorker, PeerRevoked, Tick, WorkerDied
+from potluck_agent.keys import Peer
 from potluck_agent.log_file import PAIRING, STRANGER, Log
 from potluck_wire import __version__
 from potluck_wire.fingerprint import fingerprint
@@ -14,9 +15,7 @@ LIFE, NOTEBOOK, WORKER, FAULT, NOTE = "life", "notebooks", "the worker", "faults
 
 
 class Journal:
-    """`name_of(key)` is what this device calls a notebook; `note(text)` is read by its owner at
-    once.
-    """
+    """`note(text)` is read by the owner at once."""
 
     def __init__(self, log: Log, note: Callable[[str], None]) -> None:
         self._log, self._note = log, note
@@ -35,10 +34,16 @@ class Journal:
         """It was told to stop."""
         self._log.info(LIFE, "stopped, as it was told")
 
-    def note(self, text: str, kind: str = NOTE) -> None:
+    def note(self, text: str) -> None:
         """For the owner now, and for later."""
         self._note(text)
-        self._log.warning(kind, text)
+        self._log.warning(NOTE, text)
+
+    def cut(self, n_connections: int, most_bytes: int) -> None:
+        """Connections that filled the memory were cut."""
+        text = f"{n_connections} connections were cut: over {most_bytes} bytes of messages unread"
+        self._note(text)
+        self._log.warning(STRANGER, text)
 
     def paired(self, name: str, key: str) -> None:
         """A notebook is trusted from now on."""
@@ -46,7 +51,7 @@ class Journal:
         self._note(text)
         self._log.info(NOTE, text)
 
-    def saw(self, event: Event, sessions: Collection[str], name_of: Callable[[str], str]) -> None:
+    def saw(self, event: Event, sessions: Collection[str], owners: Mapping[str, Peer]) -> None:
         """The core has handled this event, and these notebooks have a session now."""
         if type(event) is WorkerDied:
             self._log.warning(WORKER, f"the worker is gone ({event.cause}): {event.text}")
@@ -54,7 +59,7 @@ class Journal:
             return
         for key in sessions:
             if key not in self._sessions:
-                self._sessions[key] = f"{name_of(key)} ({fingerprint(key)})"
+                self._sessions[key] = f"{owners[key].name} ({fingerprint(key)})"
                 self._log.info(NOTEBOOK, f"{self._sessions[key]} is connected")
         for key in [key for key in self._sessions if key not in sessions]:
             self._log.info(NOTEBOOK, f"{self._sessions.pop(key)} is gone: {_why_gone(event)}")

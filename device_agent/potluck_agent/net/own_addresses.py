@@ -27,6 +27,11 @@ def lan_addresses(host: str) -> list[str]:
     return chosen(_of_interfaces()) or ["127.0.0.1"]
 
 
+def has_network() -> bool:
+    """Whether there is an address by which others may know this machine."""
+    return any(_rank(name, address) < 2 for name, address in _of_interfaces())
+
+
 def chosen(found: Sequence[tuple[str, str]]) -> list[str]:
     """The best kind that is there, of pairs (interface, address).
 

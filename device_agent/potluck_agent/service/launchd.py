@@ -1,0 +1,57 @@
+"""A property list for launchd (macOS), of the user or of the system."""
+
+import plistlib
+from pathlib import PurePath
+
+from potluck_agent.service.steps import Remove, Run, Service, Steps, Write
+
+LABEL = "home.potluck.agent"
+ENDING_S = 10.0  # bootout comes back before the older one has ended
+
+
+def path(service: Service) -> PurePath:
+    """Where the list is."""
+    if service.is_system:
+        return PurePath("/Library/LaunchDaemons") / f"{LABEL}.plist"
+    return service.home / "Library" / "LaunchAgents" / f"{LABEL}.plist"
+
+
+def install(service: Service) -> Steps:
+    """The list is written and loaded, in place of an older one."""
+    return [
+        Write(path(service), plist(service)),
+        Run(("launchctl", "bootout", f"{_domain(service)}/{LABEL}"), "there was no older one"),
+        Run(("launchctl", "enable", f"{_domain(service)}/{LABEL}")),
+        Run(("launchctl", "bootstrap", _domain(service), str(path(service))), None, ENDING_S),
+    ]
+
+
+def remove(service: Service) -> Steps:
+    """It is stopped, and the list is gone."""
+    return [
+        Run(("launchctl", "bootout", f"{_domain(service)}/{LABEL}"), "it was not there"),
+        Remove(path(service)),
+    ]
+
+
+def _domain(service: Service) -> str:
+    return "system" if service.is_system else f"gui/{service.uid}"
+
+
+def plist(service: Service) -> bytes:
+    """The property list. What the agent says is in its own log."""
+    document = {
+        "Label": LABEL,
+        "ProgramArguments": list(service.command),
+        "RunAtLoad": True,
+        "KeepAlive": {"SuccessfulExit": False},
+        "ThrottleInterval": 10,  # seconds between two starts, launchd's own default
+        "WorkingDirectory": "/",
+        "Umask": 0o077,
+        "ProcessType": "Interactive",  # others get less of the processor
+        "StandardOutPath": "/dev/null",
+        "StandardErrorPath": "/dev/null",
+    }
+    if service.is_system:
+        document["UserName"] = service.user
+    return plistlib.dumps(document, sort_keys=False)

@@ -1,0 +1,51 @@
+"""What an installation is made of: files to write or remove, and commands to run, in order."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Service:
+    """What is to be started, and for whom.
+
+    `command`: the agent's command line, with absolute paths. `home`: the user's. `is_system`: it
+    starts with the machine, else with the user's session.
+    """
+
+    command: tuple[str, ...]
+    user: str
+    uid: int
+    home: PurePath
+    config: PurePath
+    is_system: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """A file with this content; its folder is made."""
+
+    path: PurePath
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Remove:
+    """A file that may be there."""
+
+    path: PurePath
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A command. `otherwise`: what follows where it fails, and the rest goes on; None: it must
+    succeed. `patience_s`: for so long it is tried again.
+    """
+
+    line: tuple[str, ...]
+    otherwise: str | None = None
+    patience_s: float = 0.0
+
+
+Step = Write | Remove | Run
+Steps = Sequence[Step]
