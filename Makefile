@@ -14,7 +14,7 @@ SOURCES := $(shell find sdk device_agent -name __pycache__ -prune -o -print) pyp
 export POTLUCK_BUILT_WHEEL := 1
 export OMP_NUM_THREADS := 1
 
-.PHONY: demo test test-long lint docs dev clean
+.PHONY: demo test test-long test-arm lint docs dev clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/installed
@@ -28,6 +28,10 @@ test: lint
 
 test-long: lint
 	HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest --timeout 3600 $(ARGS)
+
+# On an ARM processor that QEMU plays; by hand, for it fetches some 500 MB into build/arm64.
+test-arm: $(VENV)/installed
+	$(BIN)/python -m tests.arm64
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check $(CODE)

@@ -106,7 +106,7 @@ def _why_gone(event: Event) -> str:
         case PeerRevoked():
             return "it is not trusted any more"
         case Tick():
-            return "it was silent for too long"
+            return "it, or a worker for it, was silent for too long"
         case WorkerDied():
             return "no worker could be started for it"
     return "a fault"
