@@ -60,6 +60,7 @@ def paths(text):
         if (
             not re.fullmatch(r"[\w.*-]+(/[\w.*-]+)*/?", span)
             or span in MADE
+            or first == "build"  # made by some targets
             or PLACEHOLDER.fullmatch(first)
         ):
             continue

@@ -7,6 +7,7 @@ environment, no open file, no terminal, no folder. It dies with the agent, howev
 
 import contextlib
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -43,6 +44,9 @@ MALLOC = {
     "MALLOC_TRIM_THRESHOLD_": str(64 * 1024**2),
     "MKL_DISABLE_FAST_MM": "1",
 }
+
+# a module that its libraries want: the package is mostly called the same
+_MISSING = re.compile(r"(?:ModuleNotFound|Import)Error: No module named '([A-Za-z0-9_]+)")
 
 Buffers = Sequence[bytes | bytearray | memoryview]
 
@@ -130,12 +134,17 @@ class WorkerLink:
         Ends it where it only closed the pipe.
         """
         # the pipe is closed some moments before the process ends
-        with contextlib.suppress(subprocess.TimeoutExpired):
+        try:
             self._process.wait(ENDING_S)
+            goes_on = False
+        except subprocess.TimeoutExpired:
+            goes_on = True
         self._end()
         code = self._process.returncode
         if self._killed:
             return FailureCause.CANCELLED, "the worker was stopped by its agent"
+        if goes_on:  # so it was this agent that ended it
+            return FailureCause.CRASHED, self._crash("closed its pipe and went on")
         if sys.platform != "win32" and code == -signal.SIGKILL:
             if _kernel_kills() > self._kernel_kills:
                 return FailureCause.MEMORY, "the system ran out of memory and ended the worker"
@@ -143,14 +152,20 @@ class WorkerLink:
         if code == EXIT_MEMORY:
             return FailureCause.MEMORY, "the worker ran out of its memory outside of any task"
         how = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
+        text = self._crash(how)
+        return FailureCause.MEMORY if "bad_alloc" in text else FailureCause.CRASHED, text
+
+    def _crash(self, how: str) -> str:
+        """What it said last, and what to install where that is that it lacks a module."""
         words = self._last_words.decode(errors="replace").strip().splitlines()
         last = next(
             (line for line in words if line.startswith("Fatal")),
             words[-1] if words else "no last words",
         )
-        text = f"the worker crashed ({how}): {last}"
-        cause = FailureCause.MEMORY if "bad_alloc" in text else FailureCause.CRASHED
-        return cause, clip(text)
+        if lacks := _MISSING.match(last):
+            name = lacks[1]
+            return clip(f"this device lacks {name}: pip install {name}, with the agent's Python")
+        return clip(f"the worker crashed ({how}): {last}")
 
     def _end(self) -> None:
         if self._process.poll() is None:

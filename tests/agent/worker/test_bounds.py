@@ -14,6 +14,7 @@ import pytest
 from tests.agent.worker.worker_talk import begin
 from tests.timeouts import PATIENCE_S
 
+from potluck_agent.worker import launch
 from potluck_agent.worker.arena import Arena
 from potluck_agent.worker.launch import MALLOC, WorkerLink, start
 from potluck_wire.messages import FailureCause, LoadSegment
@@ -260,3 +261,29 @@ def test_killing_the_agent_leaves_no_worker_and_no_file(tmp_path, when):
         agent.stdout.close()
     assert gone(worker)
     assert list(tmp_path.iterdir()) == []
+
+
+GOES = "import os, sys, time; os.close(int(sys.argv[1])); os.write(2, b'tired'); time.sleep(600)"
+LACKS = "import no_such_library"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="descriptors have numbers elsewhere")
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [
+        (GOES, "crashed (closed its pipe and went on): tired"),
+        (LACKS, "this device lacks no_such_library: pip install no_such_library"),
+    ],
+)
+def test_a_worker_is_not_said_to_be_killed_from_outside_where_its_agent_knows_better(
+    tmp_path, monkeypatch, program, words
+):
+    (tmp_path / "program.py").write_text(program)
+    monkeypatch.setattr(launch, "PROGRAM", (str(tmp_path / "program.py"),))
+    link = launch.start(memory_bytes=2**20, inbound_bytes=2**20, outbound_bytes=2**20)
+    try:
+        cause, text = last_words(link)
+    finally:
+        link.kill()
+    assert cause == FailureCause.CRASHED
+    assert words in text
