@@ -53,7 +53,7 @@ clean:
 	find $(CODE) -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/made:
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "potluck needs Python 3.11 or newer, this is " + sys.version.split()[0] + ": make PYTHON=python3.12")'
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "potluck needs Python 3.10 or newer, this is " + sys.version.split()[0] + ": make PYTHON=python3.12")'
 	@echo "making $(VENV) ..."
 	$(PYTHON) -m venv $(VENV)
 	touch $@

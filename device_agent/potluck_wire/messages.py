@@ -7,16 +7,26 @@ field has a default: a newer minor version may add fields at the end, never chan
 never used twice.
 """
 
+import sys
 from dataclasses import dataclass
-from enum import StrEnum
-from typing import TypeVar, dataclass_transform
+from enum import Enum
+from typing import Any, TypeVar
+
+if sys.version_info >= (3, 11):
+    from typing import dataclass_transform
+else:
+
+    def dataclass_transform(**_: Any) -> Any:
+        """It only tells type checkers something."""
+        return lambda record: record
+
 
 T = TypeVar("T")
 
 HOME = "home"  # the controller's name wherever a device's name could stand
 
 
-class Channel(StrEnum):
+class Channel(str, Enum):
     """Which socket a message travels on, so that a bulky one never delays an urgent one."""
 
     CONTROL = "control"
@@ -24,6 +34,11 @@ class Channel(StrEnum):
     PULSE = "pulse"
     PAIRING = "pairing"
     WORKER = "worker"  # between the agent and its own worker process; never on a network
+
+    def __format__(self, spec: str) -> str:  # as StrEnum, which Python 3.10 lacks
+        return str.__format__(self.value, spec)
+
+    __str__ = str.__str__
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True)

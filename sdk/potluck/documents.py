@@ -4,18 +4,23 @@ file ends as plain data or as one error that says what is wrong with it.
 
 import json
 import re
-import tomllib
+import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
 from potluck.errors import FileError
 
+if sys.version_info >= (3, 11):
+    import tomllib as tomllib
+else:
+    import tomli as tomllib
+
 MAX_DEPTH = 64  # tables and lists in one another; a model or a plan has 5
 MAX_INTEGER = 2**63  # TOML promises no more, and a float holds it; nothing of a home is larger
 # Names in a row with dots between, each a table in the one before. The parser takes a minute for
 # 50,000 of them: it goes through all before for each.
-_PART = r"""(?:"[^"\n]*+"|'[^'\n]*+'|[\w-]++)"""
-_LONG_KEY = re.compile(rf"(?<![\w-]){_PART}(?:[ \t]*+\.[ \t]*+{_PART}){{{MAX_DEPTH}}}", re.ASCII)
+_PART = r"""(?:"[^"\n]*"|'[^'\n]*'|[\w-]+)"""
+_LONG_KEY = re.compile(rf"(?<![\w-]){_PART}(?:[ \t]*\.[ \t]*{_PART}){{{MAX_DEPTH}}}", re.ASCII)
 NEXT_STEP = "Mend it, or get it again from where it came."
 
 

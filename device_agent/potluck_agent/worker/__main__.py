@@ -8,6 +8,8 @@ import sys
 import traceback
 from pathlib import Path
 
+if not getattr(sys.flags, "safe_path", False):  # Python 3.10: the folder of this file
+    del sys.path[0]
 if importlib.util.find_spec("potluck_agent") is None:  # run from a source folder
     sys.path.append(str(Path(__file__).resolve().parents[2]))
 

@@ -30,6 +30,8 @@ KERNELS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA")
 KEPT_ENVIRONMENT = ("LD_LIBRARY_PATH", "PATH", "SYSTEMROOT", "TEMP", "TMPDIR", *KERNELS)
 # a process that closed its pipe by ending is gone within this; its own last word is the true reason
 ENDING_S = 0.5
+# the folder of the program is no place to import from; Python 3.10 is told so by the program
+SAFE_PATH = ("-P",) if sys.version_info >= (3, 11) else ()
 READ_BYTES = 1 << 16  # memory for a read of 1 MiB costs more than the read
 LAST_WORDS_BYTES = 4096  # of what the worker wrote to its standard error
 READS_AT_ONCE = 16  # of so many bytes each
@@ -240,7 +242,7 @@ def _started(
     ]
     try:
         process = subprocess.Popen(
-            [sys.executable, "-E", "-P", "-B", *PROGRAM, *handles],
+            [sys.executable, "-E", *SAFE_PATH, "-B", *PROGRAM, *handles],
             env=_environment(os.environ, threads),
             # it moves into a folder that does not exist any more once its libraries are loaded
             cwd=Path(PROGRAM[0]).anchor,

@@ -4,11 +4,11 @@ sharing a request pays; files for other planners."""
 import argparse
 import json
 import sys
-import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from potluck.documents import tomllib
 from potluck.errors import FileError, UserError
 
 if TYPE_CHECKING:

@@ -46,7 +46,7 @@ class BackgroundSearch:
         self.found: Found | None = None
         self._sharing = sharing
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", __name__],
+            [sys.executable, *(("-P",) if sys.version_info >= (3, 11) else ()), "-m", __name__],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -3,13 +3,13 @@ checked, written so that reading gives the same document.
 """
 
 import os
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from math import isinf
 from pathlib import Path
 from typing import Any
 
+from potluck.documents import tomllib
 from potluck.errors import FileError, UserError
 from potluck.profile.home_network import Figure, HomeNetwork, SharedMedium
 

@@ -9,7 +9,7 @@ A walk over all actions tells it to a sink. `schedule.instructions` writes what 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from potluck.schedule.all_reduce import RingSink, ring_all_reduce
 from potluck.schedule.ir import BACKWARD, FORWARD, Action
@@ -22,7 +22,8 @@ T = TypeVar("T")
 V = TypeVar("V")
 
 
-class StageOutput(NamedTuple, Generic[T]):
+@dataclass(frozen=True, slots=True)
+class StageOutput(Generic[T]):
     """What a stage hands to the stages `to`: whether a gradient comes back for it, and whether it
     has rows to cut.
     """
@@ -33,7 +34,8 @@ class StageOutput(NamedTuple, Generic[T]):
     has_rows: bool = True
 
 
-class HandedRows(NamedTuple, Generic[T]):
+@dataclass(frozen=True, slots=True)
+class HandedRows(Generic[T]):
     """Rows [start, stop) of a micro-batch: device `left` of the stage of `source` made them, device
     `right` of the stage of `target` takes them.
     """
@@ -189,7 +191,7 @@ class _Walk(Generic[T, V]):
         """
         spec, sink = self.spec, self.sink
         timestep = self.timestep[target]
-        tensor, _, _, has_rows = output
+        tensor, has_rows = output.tensor, output.has_rows
         shares = spec.shares[source.micro_batch]
         left, right = shares[source.stage], shares[target.stage]
         device, peers = spec.devices[source.stage][index], spec.devices[target.stage]

@@ -2,11 +2,11 @@
 papers print them.
 """
 
-import tomllib
 from math import inf
 from pathlib import Path
 
 import pytest
+import tomllib
 
 from potluck.errors import FileError, UserError
 from potluck.profile import library
