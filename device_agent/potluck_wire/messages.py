@@ -7,17 +7,16 @@ field has a default: a newer minor version may add fields at the end, never chan
 never used twice.
 """
 
-import sys
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-if sys.version_info >= (3, 11):
+if TYPE_CHECKING:
     from typing import dataclass_transform
 else:
 
     def dataclass_transform(**_: Any) -> Any:
-        """It only tells type checkers something."""
+        """Nothing at run time; Python 3.10 has none."""
         return lambda record: record
 
 
