@@ -6,8 +6,10 @@ from tests.agent.core.core_talk import settings
 
 from potluck_agent.core.machine import Core
 from potluck_agent.keys import Identity
+from potluck_agent.log_file import Log
 from potluck_agent.net.event_loop import EventLoop
 from potluck_agent.net.inflow import Inflow
+from potluck_agent.net.journal import Journal
 from potluck_agent.net.pairing_listener import PairingListener
 from potluck_agent.net.peer_connections import PeerConnections
 from potluck_agent.net.worker_supervisor import WorkerSupervisor
@@ -55,7 +57,7 @@ def loop(tmp_path, noted):
         trusted=(),
         start_worker=lambda: pytest.fail("nobody needs one"),
         meter=None,
-        note=noted.append,
+        journal=Journal(Log(tmp_path / "log", "info", pytest.fail), noted.append),
     )
     yield made
     made.close()
