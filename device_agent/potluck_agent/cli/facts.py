@@ -8,6 +8,7 @@ from typing import Any
 from potluck_agent.log_file import printable
 from potluck_agent.worker.arrays.backends import NOTHING
 from potluck_wire.installing import install
+from potluck_wire.processors import words
 
 GIB = 1024**3
 WIDTH = 15
@@ -49,9 +50,7 @@ def _computes(document: Mapping[str, Any]) -> Iterator[str]:
     statement = document["statement"]
     libraries = ", ".join(f"{name} {version}" for name, version in document["backends"].items())
     yield libraries or "nothing"
-    for row in statement.get("processors", ()):
-        reason = f": {row['reason']}" if row.get("reason") else ""
-        yield f"{'on' if row.get('used', True) else 'not on'} {row['name']}{reason}"
+    yield from words(statement.get("processors", ()), statement.get("cores"))
 
 
 def _threads(document: Mapping[str, Any]) -> Iterator[str]:

@@ -17,7 +17,6 @@ from potluck_agent.cli.options import ARENA_BYTES, Options
 from potluck_agent.errors import AgentError
 from potluck_wire.fingerprint import fingerprint
 from potluck_wire.limits import PAIRING_TRIES, PAIRING_WINDOW_S
-from potluck_wire.processors import words
 
 if TYPE_CHECKING:
     from potluck_agent.processors.choice import Choice
