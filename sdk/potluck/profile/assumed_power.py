@@ -74,7 +74,8 @@ def _kinds() -> Mapping[str, str]:
 
 def _names(capability: Mapping[str, Any]) -> Iterable[str]:
     """Graphics first: where there is one, it takes most."""
-    processors = [p for p in capability.get("processors") or () if isinstance(p, Mapping)]
+    stated = capability.get("processors") or ()
+    processors = [p for p in stated if isinstance(p, Mapping) and p.get("used", True)]
     yield from (str(p.get("name", "")) for p in processors if p.get("kind") != "cpu")
     yield from (str(name) for name in capability.get("hardware") or ())
     yield from (str(p.get("name", "")) for p in processors if p.get("kind") == "cpu")
