@@ -323,14 +323,20 @@ class Probed(Message):
 
 @_message
 class Meter(Message):
-    """Stream `Reading`s every `period_s` seconds; 0 stops them."""
+    """Stream `Reading`s every `period_s` seconds, of 0.05 to 3600 s; 0 stops them. Since 1.8 other
+    periods are refused.
+    """
 
     period_s: float = 0.0
 
 
 @_message
 class Reading(Message):
-    """Power now and energy since the agent started. `source`: measured, estimated or simulated."""
+    """Power now and energy since the agent started. `source`: measured, estimated or simulated.
+
+    Once its joules hold an estimate, for a meter was silent or jumped, they are estimated.
+    `battery_frac`: charge, 0 to 1 (since 1.8); -1 without a battery.
+    """
 
     at_s: float = 0.0
     watts: float = 0.0
@@ -339,6 +345,7 @@ class Reading(Message):
     meter: str = ""
     resolution_w: float = 0.0
     busy_frac: float = 0.0
+    battery_frac: float = -1.0
 
 
 # --- data -----------------------------------------------------------------------------------------

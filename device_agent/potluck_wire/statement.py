@@ -198,6 +198,13 @@ FIELDS: dict[str, tuple[Callable[[Any], bool], str, Any, str]] = {
     ),
     "host": (_is_text, "a text", "", "the machine: devices of one host share its processor"),
     "platform": (_is_text, "a text", "", "operating system and processor, for people"),
+    "hardware": (
+        _is_list,
+        "a list of names",
+        [],
+        "what its makers call the machine and its processor (since 1.8): its watts may be known by "
+        "these names",
+    ),
     "cores": (_or_none(_is_count), "a count or null", None, "processor cores"),
     "threads": (
         _or_none(_is_count),

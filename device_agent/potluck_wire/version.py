@@ -18,8 +18,9 @@ ABORT = (1, 3)  # `Abort`
 MEMORY_AT_COMMIT = (1, 4)  # `Commit.memory_bytes`
 PIGGYBACKED_CREDIT = (1, 5)  # `Value.received` and `Prepare.credit_along`
 REFUSED_BYTES = (1, 6)  # `Refused.needed_bytes` and `Refused.available_bytes`
-# 1.7 has `connection` in the capability statement, 1.8 `processors`, and `Measured.sgd_s`: who does
-# not know them ignores them
+READING_BATTERY = (1, 8)  # `Reading.battery_frac`
+# 1.7 has `connection` in the capability statement, 1.8 `processors` and `hardware`, and
+# `Measured.sgd_s`: who does not know them ignores them
 
 _TEXT = re.compile(r"(\d{1,4})\.(\d{1,4})", re.ASCII)
 

@@ -15,6 +15,7 @@ from potluck.sessions.connections import Keys
 from potluck.sessions.curve_link import CurveLink
 from potluck.sessions.link import Link
 from potluck.sessions.members import Member, Members
+from potluck.sessions.readings import Readings
 from potluck.shown import Shown
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from potluck.offload.accelerate import Place
     from potluck.profile.home_network import HomeNetwork
     from potluck.profile.profiles import Profile
+    from potluck.profile.watts import Watts
     from potluck.run.optimizers import Optimizer
     from potluck.run.run import Run
     from potluck.schedule.policies import Policy
@@ -72,6 +74,7 @@ class Home(Shown):
         self._models: dict[str, Model] = {}
         self._profiles: dict[str, Profile] = {}
         self._network: HomeNetwork | None = None
+        self._watts: dict[str, Watts] = {}  # as measured, by the device's key
         self._work: weakref.WeakSet[Handle[Any]] = weakref.WeakSet()
         self._runs: weakref.WeakSet[Run] = weakref.WeakSet()
         self._closed = False
@@ -209,6 +212,13 @@ class Home(Shown):
         """All devices by name, with their status."""
         return self._members
 
+    @property
+    def readings(self) -> Readings:
+        """The power of the devices, whenever wanted: `for reading in home.readings(rate_hz=10)`,
+        `home.readings.call(back)`, `.live()`, `.history`, `.to_csv(path)`.
+        """
+        return self._members.readings
+
     def __getitem__(self, device: str) -> "Place":
         """One device of this home by its name: what `potluck.accelerate` takes as its helper."""
         from potluck.offload.accelerate import Place
@@ -341,6 +351,7 @@ class Home(Shown):
         fresh: bool = False,
         devices: Sequence[str] | None = None,
         network: "HomeNetwork | str | Path | None" = None,
+        watts: bool | None = None,
     ) -> "Handle[Profile]":
         """Measure how fast each device runs each layer of `model`, and how the devices are
         connected.
@@ -365,11 +376,14 @@ class Home(Shown):
             Its media are kept and their rates measured; what contradicts that is said. Default: the
             one beside the keys where that is declared, else all is measured. A lab takes it as it
             is, and by default that which it plays.
+        watts
+            Whether idle, busy and radio power are measured where a meter measures: 15 s more.
+            Default: once for each device in this home. Where no meter is, watts are assumed.
 
         Raises
         ------
         UserError
-            Rows, repeats, devices or the network are not what they should be, or this is no
+            Rows, repeats, devices, the network or watts are not what they should be, or this is no
             `Model`.
         """
         from potluck.lab import profiling
@@ -378,7 +392,7 @@ class Home(Shown):
         from potluck.profile.store import Store
 
         need_model(model, "profiled")
-        check_measuring(rows, repeats, devices)
+        check_measuring(rows, repeats, devices, watts)
         known = declared(network, self._folder)
         self._models[name_of(model)] = model
         store = Store() if self._ring is not None else None
@@ -411,6 +425,8 @@ class Home(Shown):
                     save=store,
                     devices=devices,
                     known=known,
+                    watts=True if fresh and watts is None else watts,
+                    measured_before=self._watts,
                 )
             if devices is None:
                 self._profiles[model.signature] = measured

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from potluck import shown
 from potluck.errors import PlanError, UserError
+from potluck.provenance import ASSUMED, MARKS, UNKNOWN
 from potluck.shown import Shown
 
 if TYPE_CHECKING:
@@ -58,6 +59,12 @@ def _rows(what: str, value: int | None) -> None:
         raise UserError(f"{what} must be a whole number of rows, got {value!r}.")
 
 
+def _mark(what: str, mark: str) -> None:
+    """Raise `UserError` unless this says where a figure of energy comes from."""
+    if mark not in MARKS:
+        raise UserError(f"{what} must be one of {', '.join(MARKS)}, got {mark!r}.")
+
+
 def _unique(what: str, names: Sequence[str]) -> None:
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
@@ -71,7 +78,9 @@ class Device:
     """One device as the planner sees it. A number that nobody knows is None, never a guess.
 
     `memory_bytes` is what the owner lets potluck use. Power: `idle_w` doing nothing, `busy_w`
-    computing, `radio_w` on top while sending or receiving. `overhead_s` is the fixed cost of one
+    computing, `radio_w` on top while sending or receiving; `power_source` is where these come from
+    (see `provenance`), `power_note` says it in words, `power_error_w` how far off they may be.
+    `overhead_s` is the fixed cost of one
     instruction, `copy_bytes_per_s` the speed of slicing and adding tensors, in bytes of result (by
     default that of a slow processor's core). `host` names the physical machine: devices of one host
     share its processor. `host_cores`: how many of them it lets compute at full speed at once; None:
@@ -83,6 +92,9 @@ class Device:
     idle_w: float | None = None
     busy_w: float | None = None
     radio_w: float | None = None
+    power_source: str = ASSUMED
+    power_note: str = ""
+    power_error_w: float | None = None
     overhead_s: float = 0.0
     copy_bytes_per_s: float = 4e9
     floor_bytes: int = 0  # what a worker takes beside its tensors
@@ -100,8 +112,14 @@ class Device:
         _positive(f"{self.name}: memory_bytes", self.memory_bytes)
         _positive(f"{self.name}: copy_bytes_per_s", self.copy_bytes_per_s)
         _positive(f"{self.name}: host_cores", self.host_cores)
-        for field_name in ("idle_w", "busy_w", "radio_w", "overhead_s"):
+        for field_name in ("idle_w", "busy_w", "radio_w", "power_error_w", "overhead_s"):
             _positive(f"{self.name}: {field_name}", getattr(self, field_name), zero=True)
+        _mark(f"{self.name}: power_source", self.power_source)
+
+    @property
+    def power_mark(self) -> str:
+        """Where its power comes from; unknown, where it is not known idle or busy."""
+        return UNKNOWN if self.idle_w is None or self.busy_w is None else self.power_source
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -517,7 +535,9 @@ class Plan(Shown):
     come from the simulator. `unused` says why, per device. `gap_frac`: no plan is faster by more
     than this part of `latency_s` (of a chain: none in which each device has one stage at most);
     `energy_gap_frac`: none that is on time takes fewer joules by more than this part of `energy_j`.
-    `problem` is what it was judged for; a plan from a file has none yet.
+    `problem` is what it was judged for; a plan from a file has none yet. `energy_source`: where the
+    worst known of the watts behind `energy_j` come from (see `provenance`); empty before it is
+    judged.
     """
 
     planner: str
@@ -528,6 +548,7 @@ class Plan(Shown):
     training: bool = True
     latency_s: float | None = None
     energy_j: float | None = None
+    energy_source: str = ""
     peak_bytes: Mapping[str, int] = field(default_factory=dict)
     device_energy_j: Mapping[str, float] = field(default_factory=dict)
     unused: Mapping[str, str] = field(default_factory=dict)
@@ -540,6 +561,8 @@ class Plan(Shown):
     def __post_init__(self) -> None:
         if not self.stages:
             raise PlanError("A plan needs at least one stage.")
+        if self.energy_source:
+            _mark("A plan's energy_source", self.energy_source)
         _whole(
             "The number and the rows of micro-batches are whole numbers",
             self.n_micro_batches,
@@ -647,7 +670,8 @@ class Trace(Shown):
     """What happened, predicted or measured; time 0 is the start of the first step.
 
     `step_s`: each step (or request) from its start, or from the end of the one before where that
-    was later: of a stream, from answer to answer. Energy is None where nobody knows the power.
+    was later: of a stream, from answer to answer. Energy is missing where nobody knows the power;
+    `energy_source` says of each device's where it comes from (see `provenance`).
     """
 
     source: str  # "predicted" or "measured"

@@ -5,6 +5,7 @@ Values stand below the code that draws them. This file alone looks up, and only 
 at a value.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -80,6 +81,13 @@ def show_in_cell(handle: Any) -> None:
     from potluck.display import progress
 
     progress.show(handle)
+
+
+def live(value: Any) -> Callable[[], None]:
+    """Show a value in this cell; calling what this returns draws it anew, but not too often."""
+    from potluck.display import progress
+
+    return progress.live(value)
 
 
 def explanation(plan: "Plan") -> "Explanation":

@@ -39,6 +39,7 @@ WRONG = {
     "cores": 4.0,
     "threads": "4",
     "processors": ["cpu"],
+    "hardware": "Raspberry Pi 5",
     "connection": {"kind": "wired", "ssid": "ours"},
     "battery_frac": True,
     "meters": [{"name": "ina3221"}],

@@ -256,7 +256,8 @@ def _meter(chosen: Options) -> tuple[Any, dict[str, Any]]:
     """Where power readings come from, and what the capability statement says about this machine."""
     import platform
 
-    from potluck_agent.meters import explain, open_meter
+    from potluck_agent.cli.hardware import hardware
+    from potluck_agent.meters import charge_frac, explain, open_meter
     from potluck_agent.net.connection import connection
 
     power = chosen.power
@@ -265,6 +266,8 @@ def _meter(chosen: Options) -> tuple[Any, dict[str, Any]]:
         "platform": f"{platform.system()} {platform.machine()}",
         "cores": os.cpu_count(),
         "connection": connection(),
+        "hardware": [] if chosen.is_emulated else hardware(),
+        "battery_frac": None if chosen.is_emulated else charge_frac(Path("/")),
         "meters": [_statement(found) for found in explain()],
     }
     if chosen.is_emulated:

@@ -163,13 +163,14 @@ class SetMembers:
 class ReadMeter:
     """Send a `Reading` to this peer. Seconds of computing and of radio since the agent started.
 
-    `busy_frac` lately.
+    `busy_frac` lately. `tells_battery`: the peer knows that field.
     """
 
     key: str
     busy_s: float
     radio_s: float
     busy_frac: float
+    tells_battery: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -173,6 +173,11 @@ class Core:
         )
         return min((wake_s for wake_s in parts if wake_s is not None), default=None)
 
+    @property
+    def spent_s(self) -> tuple[float, float]:
+        """Seconds of computing and of radio since the agent started."""
+        return self._worker.busy_s, self._radio_s
+
     def reach(self, key: str) -> None:
         """A notebook's data connection stands: values can go home."""
         self._outgoing.reach(key)

@@ -26,12 +26,13 @@ from potluck_wire.messages import (
     Value,
 )
 from potluck_wire.statement import BACKEND_OF
+from potluck_wire.version import READING_BATTERY, VERSION
 
 TAKEN = "another notebook's run is on, and would slow what is measured; ask again when it is over"
 PROBE_PRIORITY = 2**53  # behind everything that is needed
 MAX_PROBE_BYTES = 64 * MIB
 MAX_REPEATS = 64
-MIN_PERIOD_S = 0.05
+MIN_PERIOD_S, MAX_PERIOD_S = 0.05, 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,10 +233,16 @@ class MeasurementQueue:
 
     def meter(self, key: str, message: Meter, now_s: float) -> None:
         """Send readings from now on, or no more."""
+        if message.period_s and not MIN_PERIOD_S <= message.period_s <= MAX_PERIOD_S:
+            text = (
+                f"a reading every {message.period_s:g} s; every {MIN_PERIOD_S:g} to "
+                f"{MAX_PERIOD_S:g} s is possible, or 0 for none"
+            )
+            self._out.refuse(key, message, RefusalCode.DOCUMENT, text)
+            return
         self._meters.pop(key, None)
-        if message.period_s > 0:
-            period_s = max(MIN_PERIOD_S, message.period_s)
-            self._meters[key] = Subscription(period_s, now_s, self._worker.busy_s, now_s)
+        if message.period_s:
+            self._meters[key] = Subscription(message.period_s, now_s, self._worker.busy_s, now_s)
 
     def tick(self, now_s: float, radio_s: float) -> None:
         """Readings that are due."""
@@ -244,7 +251,8 @@ class MeasurementQueue:
                 continue
             busy_s, span_s = self._worker.busy_s, now_s - meter.since_s
             busy_frac = min(1.0, max(0.0, (busy_s - meter.busy_s) / span_s)) if span_s > 0 else 0.0
-            self._out.add(ReadMeter(key, busy_s, radio_s, busy_frac))
+            tells_battery = self._out.versions.get(key, VERSION) >= READING_BATTERY
+            self._out.add(ReadMeter(key, busy_s, radio_s, busy_frac, tells_battery))
             meter.busy_s, meter.since_s = busy_s, now_s
             meter.due_s = max(meter.due_s + meter.period_s, now_s)
 

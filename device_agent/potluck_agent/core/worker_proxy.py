@@ -121,6 +121,9 @@ class WorkerProxy:
                 self.busy_s += max(0.0, message.stop_s - max(message.start_s, self._done_s))
                 self._done_s = message.stop_s
                 self._longest_s = max(self._longest_s, message.stop_s - message.start_s)
+            case MeasuredTask() if is_due:  # a measurement is work, too: readings of power tell it
+                self.busy_s += max(0.0, now_s - max(self._heard_s, self._done_s))
+                self._done_s = now_s
         if answer is not None and is_due:
             self._heard_s = now_s
             self._taken_bytes = max(self._taken_bytes, self._owed[answer].popleft())

@@ -7,29 +7,34 @@ overflow within minutes.
 """
 
 import os
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from potluck_agent.meters import battery, ina, nvml, pi5, rapl
+from potluck_agent.meters.battery import charge_frac
 from potluck_agent.meters.model import Model
 from potluck_agent.meters.records import Advance, Finding, Found, Gauge, Sample
+from potluck_wire.power_guess import guessed_w
 
-__all__ = ["Finding", "Gauge", "Meter", "Model", "Sample", "explain", "open_meter"]
+__all__ = ["Finding", "Gauge", "Meter", "Model", "Sample", "charge_frac", "explain", "open_meter"]
 
 Power = tuple[float, float, float]  # (idle_w, max_w, radio_w)
 
-# of an unknown processor at full load, per hardware thread (codecarbon's last resort)
-THREAD_W = 4.0
-IDLE_FRAC = 0.1  # of that at rest (codecarbon's load model)
-RADIO_W = 1.0  # a guess for WiFi while sending; give `power` to do better
-
 
 class Meter:
-    """Joules since it was made, from `gauges` where they answer and from `model` where they do
-    not.
+    """Joules since it was made, from `gauges` where they answer and from `model` where they do not.
+
+    `charge_frac()` tells how full the battery is.
     """
 
-    def __init__(self, gauges: tuple[Gauge, ...], model: Model) -> None:
-        self._gauges, self._model = gauges, model
+    def __init__(
+        self,
+        gauges: tuple[Gauge, ...],
+        model: Model,
+        charge_frac: Callable[[], float | None] = lambda: None,
+    ) -> None:
+        self._gauges, self._model, self._charge_frac = gauges, model, charge_frac
         self._joules = 0.0
         self._partly_modelled = False
 
@@ -37,9 +42,9 @@ class Meter:
         """Power since the last reading. `busy_s` and `radio_s` are the seconds of computing and of
         sending so far.
 
-        While a meter is silent (a charger is plugged in, a driver is gone) the model speaks for it.
-        From then on every sample says "estimated", for its joules hold an estimate; `meter` says
-        who gave the watts.
+        While a meter is silent (a charger is plugged in, a driver is gone), or has jumped beyond
+        what can be, the model speaks for it. From then on every sample says "estimated", for its
+        joules hold an estimate; `meter` says who gave the watts.
         """
         modelled = self._model.advance(now_s, busy_s, radio_s)
         watts, joules = self._measure(now_s)
@@ -55,6 +60,7 @@ class Meter:
             resolution_w=0.0
             if watts is None
             else sum(gauge.resolution_w for gauge in self._gauges),
+            battery_frac=self._charge_frac(),
         )
 
     def _measure(self, now_s: float) -> Advance:
@@ -79,10 +85,11 @@ def open_meter(
     *, power: Power | None = None, emulated: bool = False, root: Path = Path("/")
 ) -> Meter:
     """The best meter here. An emulated device has none of its own: its power is simulated."""
-    threads = os.cpu_count() or 1
-    idle_w, max_w, radio_w = power or (IDLE_FRAC * THREAD_W * threads, THREAD_W * threads, RADIO_W)
+    idle_w, max_w, radio_w = power or guessed_w(os.cpu_count() or 1)
     model = Model(idle_w, max_w, radio_w, source="simulated" if emulated else "estimated")
-    return Meter(() if emulated else _best(_find(root)), model)
+    if emulated:
+        return Meter((), model)
+    return Meter(_best(_find(root)), model, partial(battery.charge_frac, root))
 
 
 def explain(root: Path = Path("/")) -> tuple[Finding, ...]:

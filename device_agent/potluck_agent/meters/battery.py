@@ -3,6 +3,7 @@
 Plugged in, the battery's current says nothing about the device, so it then does not answer.
 """
 
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -17,12 +18,7 @@ class PluggedIn(OSError):
 
 def find(root: Path) -> Found:
     """All batteries together (some laptops have two and drain one after the other)."""
-    supplies = sorted((root / "sys/class/power_supply").glob("*"))
-    batteries = [
-        path
-        for path in supplies
-        if text(path / "type") == "Battery" and text(path / "scope") != "Device"
-    ]
+    batteries = _batteries(root)
     if not batteries:
         return Found(
             finding=Finding(meter="battery", present=False, reason="this device has no battery")
@@ -43,6 +39,24 @@ def find(root: Path) -> Found:
     reason = f"measures what {' and '.join(path.name for path in batteries)} give"
     gauge = PowerGauge("battery", RESOLUTION_W, partial(_power_w, batteries))
     return Found(finding=Finding(meter="battery", present=True, reason=reason), gauges=(gauge,))
+
+
+def charge_frac(root: Path) -> float | None:
+    """How full the batteries are, 0 to 1; None without one, or where it does not tell."""
+    found = []
+    for path in _batteries(root):
+        with suppress(OSError):
+            found.append(min(1.0, max(0.0, number(path / "capacity") / 100)))
+    return sum(found) / len(found) if found else None
+
+
+def _batteries(root: Path) -> list[Path]:
+    """Those that drive this device, not those of a mouse."""
+    return [
+        path
+        for path in sorted((root / "sys/class/power_supply").glob("*"))
+        if text(path / "type") == "Battery" and text(path / "scope") != "Device"
+    ]
 
 
 def _power_w(batteries: list[Path]) -> float:

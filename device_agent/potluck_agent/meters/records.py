@@ -4,6 +4,7 @@ and from power.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from typing import Protocol
 
@@ -12,7 +13,8 @@ from typing import Protocol
 class Sample:
     """Power since the last sample, energy since the meter was opened.
 
-    `source`: measured, estimated or simulated.
+    `source`: measured, estimated or simulated. `battery_frac`: charge, 0 to 1; None without a
+    battery.
     """
 
     watts: float
@@ -20,6 +22,7 @@ class Sample:
     source: str
     meter: str
     resolution_w: float
+    battery_frac: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +38,12 @@ class Finding:
     remedy: str = ""
 
 
-# watts, joules; None: not known from a first call alone
+# What one meter can be right about: a socket of a home gives 16 A at 230 V. What is beyond, or
+# below zero, is a meter that jumped, wrapped more than once or began anew.
+MOST_W = 3680.0
+REFRESH_S = 1.0  # counters of chips move in steps, some 20 ms to 1 s apart
+
+# watts, joules; None: not known, from a first call alone or since the meter jumped
 Advance = tuple[float | None, float | None]
 
 
@@ -61,7 +69,10 @@ class Found:
 
 
 class PowerGauge:
-    """A meter that tells watts: joules by the trapezoid between two calls."""
+    """A meter that tells watts: joules by the trapezoid between two calls.
+
+    Watts that cannot be (`MOST_W`) are not known, and neither are the joules up to the next ones.
+    """
 
     def __init__(self, name: str, resolution_w: float, power_w: Callable[[], float]) -> None:
         self.name, self.resolution_w = name, resolution_w
@@ -71,11 +82,15 @@ class PowerGauge:
     def advance(self, now_s: float) -> Advance:
         """See `Gauge`; the watts are those of this moment."""
         watts, last = self._power_w(), self._last
+        if not 0 <= watts <= MOST_W:
+            self._last = None
+            return None, None
         self._last = now_s, watts
         if last is None:
             return watts, None
         before_s, before_w = last
-        return watts, (watts + before_w) / 2 * (now_s - before_s)
+        joules = (watts + before_w) / 2 * (now_s - before_s)
+        return watts, joules if joules >= 0 else None
 
     def skip(self) -> None:
         """See `Gauge`."""
@@ -85,7 +100,8 @@ class PowerGauge:
 class CounterGauge:
     """A meter that counts joules, up to `range_j` and then again from 0.
 
-    With None, a smaller count is a new start.
+    A smaller count is a wrap where the joules that this makes can be (`MOST_W`); else, and without
+    a range, the counter has begun anew, and what was counted before that nobody knows.
     """
 
     def __init__(
@@ -103,15 +119,21 @@ class CounterGauge:
     def advance(self, now_s: float) -> Advance:
         """See `Gauge`; the watts are the mean since the last call."""
         count_j, last = self._count_j(), self._last
+        if not isfinite(count_j):
+            self._last = None
+            return None, None
         self._last = now_s, count_j
         if last is None:
             return None, None
         before_s, before_j = last
         joules = count_j - before_j
-        if joules < 0:
-            joules = count_j if self._range_j is None else joules + self._range_j
-        if now_s > before_s:
-            self._watts = joules / (now_s - before_s)
+        if joules < 0 and self._range_j is not None:
+            joules += self._range_j
+        span_s = now_s - before_s
+        if span_s < 0 or not 0 <= joules <= MOST_W * (span_s + REFRESH_S):
+            return None, None
+        if 0 <= joules <= MOST_W * span_s and span_s > 0:
+            self._watts = joules / span_s
         return self._watts, joules
 
     def skip(self) -> None:
@@ -123,9 +145,12 @@ def number(path: Path) -> float:
     """The number in a file of /sys. `OSError` where there is none."""
     text = path.read_text()
     try:
-        return float(text)
-    except ValueError as error:
-        raise OSError(f"{path} holds {text[:40]!r}, expected a number") from error
+        found = float(text)
+    except ValueError:
+        found = float("nan")
+    if not isfinite(found):
+        raise OSError(f"{path} holds {text[:40]!r}, expected a number")
+    return found
 
 
 def text(path: Path) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Container
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
@@ -46,6 +46,7 @@ from potluck_agent.keys import Identity, Peer
 from potluck_agent.net.inflow import Inflow, Inlet
 from potluck_agent.net.intake import Intake
 from potluck_agent.net.journal import Journal
+from potluck_agent.net.meter import METER_KEPT_S, Meter
 from potluck_agent.net.multipart import hand_over
 from potluck_agent.net.owner_view import view
 from potluck_agent.net.pairing_listener import PairingListener
@@ -73,30 +74,6 @@ TICK_S = 0.2
 EVENTS_AT_ONCE = 256  # connections that came or went; strangers make a thousand a second
 
 _ZEROS = memoryview(bytes(MAX_CHUNK_BYTES))
-
-
-class Sample(Protocol):
-    """One reading: of power now, and of energy so far."""
-
-    @property
-    def watts(self) -> float: ...
-    @property
-    def joules(self) -> float: ...
-    @property
-    def source(self) -> str: ...
-    @property
-    def meter(self) -> str: ...
-    @property
-    def resolution_w(self) -> float: ...
-
-
-class Meter(Protocol):
-    """Where readings of power come from."""
-
-    def read(self, now_s: float, busy_s: float, radio_s: float) -> Sample:
-        """Power and energy; `busy_s` and `radio_s` are seconds of computing and of sending so
-        far.
-        """
 
 
 class _Route(NamedTuple):
@@ -134,6 +111,7 @@ class EventLoop:
         self._state_dir = state_dir
         self._trusted = trusted
         self._meter = meter
+        self._metered_s = time.monotonic()  # when it was looked at
         self._journal = journal
         self.desk = PairingWindow(name=name, key=identity.public)
         self.stopping = self._closed = False
@@ -234,7 +212,13 @@ class EventLoop:
         self._guarded(self._links.tick, now_s)
         self._guarded(self._cut_full)
         self._guarded(self._workplace.listen)
+        self._guarded(self._look_at_meter, now_s)
         self._feed(Tick())
+
+    def _look_at_meter(self, now_s: float) -> None:
+        if now_s - self._metered_s >= METER_KEPT_S:
+            self._meter.read(now_s, *self._core.spent_s)
+            self._metered_s = now_s
 
     def _look_at_peers(self) -> None:
         try:
@@ -485,5 +469,11 @@ class EventLoop:
             meter=sample.meter,
             resolution_w=sample.resolution_w,
             busy_frac=action.busy_frac,
+            battery_frac=_told(sample.battery_frac) if action.tells_battery else -1.0,
         )
         self._send(ToPeer(action.key, reading))
+        self._metered_s = now_s
+
+
+def _told(charge_frac: float | None) -> float:
+    return -1.0 if charge_frac is None else charge_frac

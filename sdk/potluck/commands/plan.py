@@ -383,6 +383,7 @@ def _show(args: argparse.Namespace, plans: "Plans") -> None:
             "best": document(best),
             "plans": [document(plan) for plan in plans],
             "notes": plans.notes,
+            "watts": plans.watts,
         }
         print(json.dumps(found, indent=1))
     else:

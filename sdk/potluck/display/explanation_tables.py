@@ -1,9 +1,9 @@
 """What the tables of an explanation say: where a plan's time goes, and what would help. Pure."""
 
 from potluck import units
-from potluck.display.tables import Bar, Table
+from potluck.display.tables import Bar, Table, energy_of
 from potluck.planning.explain import Explanation
-from potluck.planning.plans import order_notes
+from potluck.planning.plans import order_notes, power_notes
 from potluck.records import Plan
 
 MOST_MEDIA = 3  # of a switch, every port is two
@@ -45,7 +45,7 @@ def improvements(explanation: Explanation) -> Table:
             if improvement.plan
             else "no plan holds the limits",
             _change(improvement.plan.latency_s if improvement.plan else None, now_s),
-            units.energy(improvement.plan.energy_j if improvement.plan else None),
+            energy_of(improvement.plan),
             _change(improvement.plan.energy_j if improvement.plan else None, now_j),
             ", ".join(improvement.plan.devices) if improvement.plan else units.UNKNOWN,
         )
@@ -68,12 +68,12 @@ def _notes(explanation: Explanation) -> tuple[str, ...]:
     ]
     notes += [
         f"{device} alone: {units.duration(alone.latency_s)} "
-        f"({_change(alone.latency_s, plan.latency_s)}), {units.energy(alone.energy_j)}"
+        f"({_change(alone.latency_s, plan.latency_s)}), {energy_of(alone)}"
         for device, alone in explanation.alone.items()
         if (device,) != plan.devices
     ]
     notes += [f"not used: {device} ({why})" for device, why in explanation.unused.items()]
-    notes += order_notes(plan.problem)
+    notes += (*order_notes(plan.problem), *power_notes(plan.problem))
     if plan.gap_frac is not None:
         whole = plan.problem is not None and plan.problem.branches
         plans = "no plan at all" if whole else "no plan with at most one stage per device"

@@ -67,6 +67,19 @@ def show(handle: Any) -> None:
     handle.on_done(lambda _handle: place.update(_mime(handle), raw=True))
 
 
+def live(value: Any) -> Callable[[], None]:
+    """Display a value in the cell at hand; the function that this returns draws it anew there.
+
+    Where there is no notebook, nothing is drawn.
+    """
+    if not in_notebook():
+        return lambda: None
+    from IPython.display import display
+
+    place = display(_mime(value), raw=True, display_id=True)  # type: ignore[no-untyped-call]
+    return _Paced(lambda: place.update(_mime(value), raw=True))
+
+
 def _mime(handle: Any) -> dict[str, str]:
     shown = {"text/plain": repr(handle), "text/html": handle._repr_html_()}
     return {kind: content for kind, content in shown.items() if content is not None}
@@ -78,7 +91,7 @@ class _Paced:
     def __init__(self, draw: Callable[[], None]) -> None:
         self._draw, self._next_s = draw, 0.0
 
-    def __call__(self, _done_frac: float, _words: str = "") -> None:
+    def __call__(self, _done_frac: float = 0.0, _words: str = "") -> None:
         now_s = time.monotonic()
         if now_s >= self._next_s:
             self._next_s = now_s + REDRAW_S

@@ -9,6 +9,7 @@ from statistics import median
 from typing import Any
 
 from potluck import units
+from potluck.provenance import beside
 from potluck.records import Device, Inference, Layer, LayerCost, Network, Plan, Problem, Trace
 from potluck.simulate.cost import budget_bytes
 from potluck_wire.fingerprint import fingerprint
@@ -63,11 +64,12 @@ def devices(found: Iterable[Device], title: str = "Devices") -> Table:
             units.power(device.idle_w),
             units.power(device.busy_w),
             units.power(device.radio_w),
+            device.power_mark,
             ", ".join(device.backends),
         )
         for device in found
     )
-    columns = ("device", "kind", ">memory", ">idle", ">busy", ">radio", "backends")
+    columns = ("device", "kind", ">memory", ">idle", ">busy", ">radio", "watts", "backends")
     return Table(title=title, columns=columns, rows=rows)
 
 
@@ -226,9 +228,7 @@ def stages(plan: Plan, problem: Problem | None = None) -> Table:
             if problem and getattr(problem.workload, "streaming", False)
             else ""
         )
-        notes[0] += (
-            f", predicted {units.duration(plan.latency_s)}{pace}, {units.energy(plan.energy_j)}"
-        )
+        notes[0] += f", predicted {units.duration(plan.latency_s)}{pace}, {energy_of(plan)}"
     notes += [f"not used: {name} ({why})" for name, why in plan.unused.items()]
     notes += order_notes(plan.problem)
     return Table(
@@ -237,6 +237,13 @@ def stages(plan: Plan, problem: Problem | None = None) -> Table:
         rows=rows,
         notes=tuple(notes),
     )
+
+
+def energy_of(plan: Plan | None) -> str:
+    """Its joules, and where the watts behind them come from."""
+    if plan is None:
+        return units.UNKNOWN
+    return beside(units.energy(plan.energy_j), plan.energy_source)
 
 
 def _layer_range(start: int, stop: int, problem: Problem | None) -> str:
@@ -299,7 +306,7 @@ def plans(candidates: Sequence[Plan], best: Plan | None = None, most: int | None
             " | ".join(", ".join(stage.devices) for stage in plan.stages),
             f"{plan.n_micro_batches} × {plan.micro_batch}",
             units.duration(plan.latency_s),
-            units.energy(plan.energy_j),
+            energy_of(plan),
             units.size(max(plan.peak_bytes.values(), default=None)),
         )
         for index, plan in shown
@@ -422,10 +429,7 @@ def _compared(
     sources: Sequence[str] = ("", ""),
 ) -> tuple[Cell, ...]:
     predicted, measured = pair
-    shown = [
-        show(value) + (f" {source}" if source else "")
-        for value, source in zip(pair, sources, strict=True)
-    ]
+    shown = [beside(show(value), source) for value, source in zip(pair, sources, strict=True)]
     difference = (predicted - measured) / measured if predicted is not None and measured else None
     return (what, device, *shown, units.change(difference))
 

@@ -4,7 +4,15 @@ from functools import singledispatch
 from pathlib import Path
 from typing import Any
 
-from potluck.display import html, markup, network_views, offload_views, text, what_if_views
+from potluck.display import (
+    html,
+    markup,
+    network_views,
+    offload_views,
+    power_views,
+    text,
+    what_if_views,
+)
 from potluck.graph.model import Model
 from potluck.home import Home
 from potluck.offload.accelerated import AcceleratedModel
@@ -20,6 +28,7 @@ from potluck.run.comparison import Comparison
 from potluck.run.history import History
 from potluck.run.run import Run
 from potluck.sessions.members import Member, Members
+from potluck.sessions.readings import Readings
 
 
 @singledispatch
@@ -98,6 +107,22 @@ def _(members: Members) -> str:
 @as_html.register
 def _(home: Home) -> str:
     return markup.words(repr(home)) if home.closed else as_html(home.devices)
+
+
+@as_html.register
+def _(readings: Readings) -> str:
+    content = power_views.table(readings.history, readings.faults)
+    return markup.fragment(
+        "readings",
+        text.render(content),
+        power_views.chart(readings.history).svg(),
+        html.table(content),
+    )
+
+
+@as_text.register
+def _(readings: Readings) -> str:
+    return text.render(power_views.table(readings.history, readings.faults))
 
 
 @as_html.register

@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from potluck.errors import UserError
 from potluck.profile.library import HomeSpec, load_home
+from potluck.provenance import SIMULATED
 from potluck.records import Device, LayerCost, Network, Path, Plan, Trace
 from potluck.sessions.agent_specs import Spec
 
@@ -85,7 +86,11 @@ class Emulation:
     def device(self, name: str) -> Device:
         """A device as planners of the lab see it."""
         (device,) = (device for device in self.home.devices if device.name == name)
-        return replace(device, copy_bytes_per_s=device.copy_bytes_per_s / self.time_scale)
+        return replace(
+            device,
+            copy_bytes_per_s=device.copy_bytes_per_s / self.time_scale,
+            power_source=SIMULATED,
+        )
 
     def specs(self) -> tuple[Spec, ...]:
         """What each agent is told to be."""

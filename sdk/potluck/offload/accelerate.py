@@ -28,6 +28,7 @@ from potluck.offload.split_table import (
     SplitCase,
 )
 from potluck.optional import needed
+from potluck.planning.check import need_power
 from potluck.profile.profiles import Profile
 from potluck.records import Inference
 from potluck.run.batches import as_tuple
@@ -150,10 +151,16 @@ def accelerate(
 
     def work(task: Task) -> AcceleratedModel:
         names = tuple(place.name for place in helpers)
+        asks_power = None if objective == "energy" else False  # it takes a while
         name, agents = (device.name, None) if device is not None else _own(home, names)
         try:
             task.update(0.1, f"measuring {' and '.join((name, *names))}")
-            profile = home.profile(made, train=False, rows=(batch,), devices=(name, *names)).wait()
+            profile = home.profile(
+                made, train=False, rows=(batch,), devices=(name, *names), watts=asks_power
+            ).wait()
+            if objective == "energy":
+                own = next(each for each in profile.devices if each.name == name)
+                need_power(own, "the fewest joules are asked for")
             task.update(0.6, "planning")
             case = _case(made, profile, (name, *names), batch, home)
             case = replace(

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from statistics import median
 
+from potluck.provenance import UNKNOWN, worst
 from potluck.shown import Tabular
 
 ALONE, SHARED = "alone", "shared"
@@ -25,7 +26,7 @@ class Answer:
     predicted_s: float
     bytes_per_s: float
     joules: float | None = None
-    source: str = ""  # of the joules: measured or estimated
+    source: str = ""  # of the joules: see `provenance`
     fallback: bool = False
     by: tuple[str, ...] = ()  # the devices that computed
 
@@ -84,12 +85,12 @@ class Stats(Tabular):
     def joules(self) -> float | None:
         """What the device spent on all of them; None where its power is not known."""
         known = [answer.joules for answer in self.answers if answer.joules is not None]
-        return sum(known) if known else None
+        return sum(known) if known and len(known) == len(self.answers) else None
 
     @property
     def source(self) -> str:
-        """Where the joules are from: measured, estimated, or both."""
-        return " and ".join(sorted({answer.source for answer in self.answers if answer.source}))
+        """Where their worst joules come from: see `provenance`."""
+        return worst(answer.source or UNKNOWN for answer in self.answers)
 
     @property
     def prediction_error_frac(self) -> float | None:

@@ -6,7 +6,8 @@ from difflib import get_close_matches
 
 from potluck.errors import EmptyHome, PlanError, UserError
 from potluck.planning.search.candidates import fewest_rows
-from potluck.records import Plan, Problem, Training
+from potluck.provenance import UNKNOWN
+from potluck.records import Device, Plan, Problem, Training
 
 MOST_STATED = 4096  # micro-batches: more take minutes to simulate
 
@@ -34,13 +35,8 @@ def check_problem(problem: Problem) -> None:
                 problem.network.path(source, target)
     for device in problem.devices:
         limited = problem.qoe.energy_j is not None or device.name in problem.qoe.device_energy_j
-        if limited and (device.idle_w is None or device.busy_w is None):
-            raise UserError(
-                "energy is limited, and nobody knows its power.",
-                device=device.name,
-                next_step="State idle_w and busy_w (`potluck agent start --power`), or drop "
-                "the limit.",
-            )
+        if limited:
+            need_power(device, "energy is limited")
     stated = getattr(problem.workload, "micro_batch", None)
     batch = problem.workload.batch
     if stated is not None and batch // stated > MOST_STATED:
@@ -56,6 +52,24 @@ def check_problem(problem: Problem) -> None:
             f"layer {next(layer.name for layer in problem.layers if layer.norm_values == 1)!r} "
             "needs more than 1 value per channel when training.",
             next_step="Choose micro-batches of 2 rows or more.",
+        )
+
+
+def need_power(device: Device, why: str) -> None:
+    """Refuse joules of a device whose watts nobody knows.
+
+    Raises
+    ------
+    UserError
+        Nobody does; says how to change that.
+    """
+    if device.power_mark == UNKNOWN:
+        raise UserError(
+            f"{why}, and nobody knows its power.",
+            device=device.name,
+            next_step="State idle_w and busy_w (`potluck agent start --power IDLE,BUSY,RADIO`), "
+            "have it measured (`potluck doctor` says what its meter lacks), or ask for less time "
+            "instead.",
         )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from potluck.planning.check import check_plan
+from potluck.provenance import worst
 from potluck.records import Plan, Problem, Segment, Tensor, Trace, Training
 from potluck.schedule.pipeline import compile_inference, compile_training
 from potluck.schedule.program_builder import Compiled
@@ -48,6 +49,7 @@ def judge(
         plan,
         latency_s=outcome.latency_s,
         energy_j=sum(energy.values()) if len(energy) == len(plan.devices) else None,
+        energy_source=worst(problem.device(name).power_mark for name in plan.devices),
         peak_bytes=outcome.peak_bytes(),
         device_energy_j=energy,
         home=problem.home,

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import overload
 
+from potluck.provenance import MEASURED, UNKNOWN
 from potluck.records import Plan, Problem
 from potluck.shown import Shown
 
@@ -41,6 +42,11 @@ class Plans(Shown, Sequence[Plan]):
     def notes(self) -> tuple[str, ...]:
         """What one should know about their order."""
         return order_notes(self.best.problem)
+
+    @property
+    def watts(self) -> tuple[str, ...]:
+        """Where the watts behind their energies come from, and how sure they are."""
+        return power_notes(self.best.problem)
 
     @overload
     def __getitem__(self, index: int) -> Plan: ...
@@ -93,6 +99,19 @@ def order_notes(problem: Problem | None) -> tuple[str, ...]:
         f"the fastest plan comes first, not the one of the least energy: the power of {names} is "
         "not known (state it there: potluck agent start --power IDLE,BUSY,RADIO)",
     )
+
+
+def power_notes(problem: Problem | None) -> tuple[str, ...]:
+    """Where the watts of each device come from, alike ones together, and how sure they are."""
+    found: dict[str, list[str]] = {}
+    for device in problem.devices if problem else ():
+        said = device.power_mark
+        if said == MEASURED and device.power_error_w is not None:
+            said += f", known to ±{device.power_error_w:.2g} W"
+        if said != UNKNOWN and device.power_note:
+            said += f": {device.power_note}"
+        found.setdefault(said, []).append(device.name)
+    return tuple(f"watts of {', '.join(names)}: {said}" for said, names in found.items())
 
 
 def preference(plan: Plan, problem: Problem) -> tuple[float, ...]:

@@ -3,7 +3,8 @@
 The rule: the median time of every piece of the model that a device ran, forward or backward, is
 compared with its prediction (which knows who shared the processor). The seconds of the piece's
 layers, at every batch size, go half of the way there (`ratios.half_way`). A layer that several
-pieces held takes their median. Links learn by the rule of `links_from_runs`.
+pieces held takes their median. Links learn by the rule of `links_from_runs`,
+watts by that of `power_from_runs`.
 """
 
 from collections.abc import Collection, Mapping
@@ -11,6 +12,7 @@ from dataclasses import replace
 from statistics import median
 
 from potluck.profile.links_from_runs import Flow, factors_of, learned_rows, slowed
+from potluck.profile.power_from_runs import learned_power
 from potluck.profile.profiles import Profile
 from potluck.profile.ratios import half_way
 from potluck.records import LayerCost, Trace
@@ -50,6 +52,7 @@ def learned(
     transfers
         Per ordered pair of devices: the seconds that a value was predicted to take, and took.
     """
+    profile = replace(profile, devices=learned_power(profile.devices, measured))
     profile = _with_links(profile, transfers or {})
     ratios: dict[tuple[str, str, int], list[float]] = {}
     expected = _pieces(predicted, compiled)

@@ -54,7 +54,9 @@ class Number:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceSpec:
-    """What is known of a kind of device. `file` is where it is written."""
+    """What is known of a kind of device. `file` is where it is written; systems call such a device
+    one of `known_as`.
+    """
 
     name: str
     title: str
@@ -62,6 +64,7 @@ class DeviceSpec:
     backends: tuple[str, ...]
     numbers: Mapping[str, Number]
     file: str
+    known_as: tuple[str, ...] = ()
 
     def get(self, field: str) -> float | None:
         """The value of `field`, None where nobody knows it."""
@@ -101,6 +104,7 @@ class DeviceSpec:
             idle_w=self.get("idle_w"),
             busy_w=self.get("busy_w"),
             radio_w=self.get("radio_w"),
+            power_note=f"those of {self.name} in the library",
             kind=self.name,
             backends=self.backends,
             **({"copy_bytes_per_s": copy_bytes_per_s(self)} if known else {}),  # type: ignore[arg-type]
@@ -161,6 +165,7 @@ def load_device(name: str | Path) -> DeviceSpec:
         backends=table.backends(),
         numbers=table.numbers(DEVICE_NUMBERS),
         file=str(path),
+        known_as=table.texts("known_as") if "known_as" in table.fields else (),
     )
     table.done()
     return spec

@@ -14,13 +14,16 @@ from typing import Any
 from potluck.errors import FileError, ModelError, OutOfMemory, PlanError, UserError
 from potluck.graph.kinds import WEIGHT_COPIES, document_for, kind_on
 from potluck.handle import Task
+from potluck.profile.assumed_power import assumed_watts
 from potluck.profile.home_network import HomeNetwork
 from potluck.profile.link_probes import WAIT_BYTES
 from potluck.profile.links import Line, fit_line
 from potluck.profile.measure_network import measure_network, pairs_to_probe
+from potluck.profile.measure_watts import NotMeasured, has_meter, measure_watts, shared
 from potluck.profile.network import is_itself
 from potluck.profile.profiles import Measurements, Profile, can_train
 from potluck.profile.store import Store
+from potluck.profile.watts import Watts
 from potluck.records import HOME, Device, LayerCost
 from potluck.sessions.events import RequestAll, UplinkProbe
 from potluck.sessions.link import Link
@@ -207,7 +210,7 @@ class Bench:
         return tuple(answers[source][0].seconds)
 
 
-def check_measuring(rows: Any, repeats: Any, devices: Any) -> None:
+def check_measuring(rows: Any, repeats: Any, devices: Any, watts: Any = None) -> None:
     """Refuse what are not batch sizes, a number of repeats, and names (or None: all).
 
     Parameters
@@ -218,6 +221,8 @@ def check_measuring(rows: Any, repeats: Any, devices: Any) -> None:
         How often each time is taken.
     devices
         Names; None for all.
+    watts
+        Whether power is measured; None for where it is not known.
 
     Raises
     ------
@@ -236,6 +241,11 @@ def check_measuring(rows: Any, repeats: Any, devices: Any) -> None:
         raise UserError(
             f"devices are a list of names, got {devices!r}.", next_step=f"devices=[{devices!r}]"
         )
+    if watts is not None and not isinstance(watts, bool):
+        raise UserError(
+            f"watts are measured or not, True or False, got {watts!r}.",
+            next_step="Watts that you know are the device's to state: potluck agent start --power.",
+        )
 
 
 def profile(
@@ -251,6 +261,8 @@ def profile(
     save: Store | None,
     devices: Iterable[str] | None = None,
     known: HomeNetwork | None = None,
+    watts: bool | None = False,
+    measured_before: dict[str, Watts] | None = None,
 ) -> Profile:
     """The profile of `model` on these devices, by default on every ready one.
 
@@ -282,6 +294,8 @@ def profile(
         Names; default: all that are ready.
     known
         The network that the owner declared.
+    watts, measured_before
+        Whether power is measured where a meter is (None: unless it was), and what was, by key.
     """
     names = members.need(devices)
     modes = [True, False] if train and model.trains else [False]
@@ -307,6 +321,10 @@ def profile(
         warnings.warn(note, stacklevel=2)
     notes += connected.notes
     cores = _cores(bench, model, found, capabilities)
+    if watts is not False:
+        powers = measured_before if measured_before is not None else {}
+        again = bool(watts)
+        notes += _measure_watts(link, members, task, model, found, powers, again=again)
     copies = weight_copies(model, found, members)
     measured = {
         mode: measurements_of(
@@ -321,7 +339,7 @@ def profile(
         model=name_of(model),
         signature=model.signature,
         devices=tuple(
-            device_of(name, capability, cores.get(name))
+            _powered(device_of(name, capability, cores.get(name)), members[name], measured_before)
             for name, capability in capabilities.items()
         ),
         network=connected.network,
@@ -361,6 +379,47 @@ def _of_all_that_can(
         notes.append(f"{name} is left out. {error}")
         warnings.warn(notes[-1], stacklevel=2)
     return found, {name: f"was left out of the profile ({error})" for name, error in unfit.items()}
+
+
+def _measure_watts(
+    link: Link,
+    members: Members,
+    task: Task,
+    model: Any,
+    found: Mapping[str, Costs],
+    powers: dict[str, Watts],
+    *,
+    again: bool,
+) -> list[str]:
+    """Measure the power of those that have a meter into `powers`, by their keys; returns why some
+    could not be measured.
+    """
+    metered = [
+        name
+        for name in found
+        if has_meter(members[name].capability) and (again or members[name].key not in powers)
+    ]
+    hosts = [_host(members, name) for name in found]
+    failed: list[str] = []
+
+    def measure(device: str) -> None:
+        task.update(task.progress[0], f"{device}: power")
+        try:
+            watts = measure_watts(link, members, task, model, device, found[device])
+        except NotMeasured as error:
+            failed.append(f"the power of {device} is assumed, not measured: {error}.")
+        else:
+            n_devices = hosts.count(_host(members, device))
+            powers[members[device].key] = shared(watts, n_devices)
+
+    by_host(metered, lambda name: _host(members, name), measure)
+    return failed
+
+
+def _powered(device: Device, member: Member, powers: Mapping[str, Watts] | None) -> Device:
+    """The device with its power as it was measured, where it was."""
+    watts = (powers or {}).get(member.key)
+    return device if watts is None or not has_meter(member.capability) else watts.of(device)
 
 
 def _cores(
@@ -555,13 +614,9 @@ def device_of(name: str, capability: Mapping[str, Any], host_cores: float | None
     host_cores
         Devices at full speed at once on its machine.
     """
-    power = capability.get("power") or {}
-    return Device(
+    device = Device(
         name=name,
         memory_bytes=int(capability["memory_bytes"]),
-        idle_w=power.get("idle_w"),
-        busy_w=power.get("busy_w"),
-        radio_w=power.get("radio_w"),
         overhead_s=float(capability.get("overhead_s") or 0.0),
         copy_bytes_per_s=float(capability.get("copy_bytes_per_s") or 4e9),
         floor_bytes=FLOOR_BYTES,
@@ -570,6 +625,7 @@ def device_of(name: str, capability: Mapping[str, Any], host_cores: float | None
         kind=str(capability.get("platform") or ""),
         backends=tuple(capability.get("backends") or ()),
     )
+    return assumed_watts(capability).of(device)
 
 
 def need_model(model: Any, what: str) -> None:

@@ -16,7 +16,7 @@ from potluck.sessions.failures import sizes
 from potluck.sessions.link import Link
 from potluck.sessions.members import Members
 from potluck.sessions.traffic import Raw
-from potluck_wire.messages import Commit, Drop, Meter
+from potluck_wire.messages import Commit, Drop
 from potluck_wire.version import MEMORY_AT_COMMIT, PIGGYBACKED_CREDIT
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ class DeviceGroup:
         self._members = members
         self.run = run
         self.devices: tuple[str, ...] = ()
+        self._metered = -1  # what the devices' readings are known by
 
     def check_memory(self, requests: Requests) -> None:
         """Refuse requests of which a device may use less than is asked of it.
@@ -124,6 +125,8 @@ class DeviceGroup:
 
     def drop(self, epoch: int = -1, devices: Iterable[str] | None = None) -> None:
         """Forget an epoch, or the run, on every device that can still be reached."""
+        if epoch == -1 and devices is None:
+            self._members.metering.enough(self._metered)
         order = Drop(run=self.run, epoch=epoch)
         for device in tuple(self.devices if devices is None else devices):
             if self.link.connected(device):
@@ -131,8 +134,7 @@ class DeviceGroup:
 
     def meter(self, period_s: float = METER_PERIOD_S) -> None:
         """Let the devices send power readings."""
-        requests = {device: (Meter(period_s=period_s), ()) for device in self.devices}
-        self.link.ask(RequestAll(requests=requests)).result()
+        self._metered = self._members.metering.want(self.devices, period_s)
 
     def execute(
         self,

@@ -5,6 +5,7 @@ the simulator makes. Pure.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from potluck.provenance import MEASURED, reckoned
 from potluck.records import Device, Event, Trace
 from potluck.schedule import Compiled
 from potluck.sessions.events import Execution
@@ -43,8 +44,8 @@ def measured_trace(
     """The trace of these executions, oldest first; time 0 is the start of the first.
 
     Energy is what a device's meter read (`metered`: time and joules so far), where it has one that
-    read often enough; else modelled (source "estimated") from busy and radio time, where the powers
-    are known.
+    read often enough; else reckoned from busy and radio time, where the powers are known: such
+    joules are assumed, not measured.
 
     Parameters
     ----------
@@ -75,7 +76,7 @@ def measured_trace(
     for name in names:
         read_j = metered_j((metered or {}).get(name, ()), zero_s, zero_s + elapsed_s)
         if read_j is not None:
-            energy[name], source[name] = read_j, "measured"
+            energy[name], source[name] = read_j, MEASURED
             continue
         radio_s = union_s(
             [(e.start_s, e.stop_s) for e in events if e.device == name and e.lane != "compute"]
@@ -84,7 +85,7 @@ def measured_trace(
             energy_j(devices[name], elapsed_s, busy[name], radio_s) if name in devices else None
         )
         if joules is not None:
-            energy[name], source[name] = joules, "estimated"
+            energy[name], source[name] = joules, reckoned(devices[name].power_mark)
     return Trace(
         source="measured",
         events=events,

@@ -15,6 +15,8 @@ from potluck.errors import DeviceGone, EmptyHome, IdentityChanged, NotPaired, Po
 from potluck.sessions import failures
 from potluck.sessions.events import Address, Join, Leave, RequestAll, Session
 from potluck.sessions.link import Link
+from potluck.sessions.metering import Metering
+from potluck.sessions.readings import Readings
 from potluck.shown import Shown
 from potluck.texts import who_is_here
 from potluck_wire.messages import Reading, RefusalCode, Roster
@@ -90,11 +92,14 @@ class Members(Shown, Mapping[str, Member]):
         self._members: dict[str, Member] = {}
         self._search: threading.Thread | None = None
         self._closed = threading.Event()
+        self.metering = Metering(link, lambda: self.ready)
+        self.readings = Readings(self.metering, lambda: self._members)
         link.listen(self.heard)
 
     def close(self) -> None:
-        """Look for nobody any more."""
+        """Look for nobody any more; streams of readings end."""
         self._closed.set()
+        self.readings.close()
 
     # --- a mapping --------------------------------------------------------------------------------
 
@@ -128,6 +133,11 @@ class Members(Shown, Mapping[str, Member]):
 
     def heard(self, device: str, news: Any) -> None:
         """A power reading, or the end of a session; called by the link."""
+        if device in self:
+            if isinstance(news, PotluckError):
+                self.readings.lost(device)
+            elif isinstance(news, Reading) and not self.readings.heard(device, news):
+                return
         with self._lock:
             member = self._members.get(device)
             if member is None:
@@ -191,6 +201,7 @@ class Members(Shown, Mapping[str, Member]):
         member = self[name]
         others = tuple(other for other in member.addresses if other != address)
         self.add(replace(member, session=session, addresses=(address, *others), error=None))
+        self.readings.joined(name)
 
     def _look_for_lost(self) -> None:
         """Have a thread join those that were lost, as soon as they are back."""

@@ -209,7 +209,7 @@ class Simulation:
             step_s=tuple(times.stop_s[end] - times.start_s[begin] for begin, end in self.marks),
             busy_s=busy,
             energy_j=energy,
-            energy_source=dict.fromkeys(energy, "estimated"),
+            energy_source={name: self.devices[name].power_mark for name in energy},
             peak_bytes={
                 name: peak_bytes(self.table, self.compiled, name, self._spans(name, times))
                 for name in self.devices

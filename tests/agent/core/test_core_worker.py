@@ -293,3 +293,21 @@ def test_readings_come_at_the_rate_that_was_asked_for():
     assert talk.core.wake_s() == talk.now_s + 1.0
     talk.hear(Meter(period_s=0.0))
     assert talk.tick(5.0) == []
+
+
+@pytest.mark.parametrize("period_s", [0.049, -1.0, 1e-300, 3601.0, 1e300])
+def test_absurd_rates_of_readings_are_refused_and_the_rate_before_stays(period_s):
+    talk = Talk().begin()
+    talk.hear(Meter(period_s=1.0))
+    talk.tick()
+    (answer,) = talk.hear(Meter(period_s=period_s))
+    assert answer.message.code == RefusalCode.DOCUMENT
+    assert "0.05 to 3600 s" in answer.message.text
+    assert talk.tick(1.0) == [ReadMeter(OWNER_KEY, 0.0, 0.0, 0.0)]
+
+
+def test_who_speaks_an_older_version_is_not_told_of_batteries():
+    talk = Talk().begin()
+    talk.core._out.versions[OWNER_KEY] = (1, 7)
+    talk.hear(Meter(period_s=1.0))
+    assert talk.tick() == [ReadMeter(OWNER_KEY, 0.0, 0.0, 0.0, tells_battery=False)]

@@ -56,10 +56,14 @@ def test_a_counter_wraps_at_its_range():
     ]
 
 
-def test_a_counter_without_range_that_falls_has_begun_again():
-    counts = iter([90.0, 5.0])
+def test_a_counter_without_range_that_falls_has_begun_again_and_what_was_before_is_not_known():
+    counts = iter([90.0, 5.0, 8.0])
     gauge = CounterGauge("g", 0.1, lambda: next(counts))
-    assert [gauge.advance(now_s) for now_s in (0.0, 1.0)] == [(None, None), (5.0, 5.0)]
+    assert [gauge.advance(now_s) for now_s in (0.0, 1.0, 2.0)] == [
+        (None, None),
+        (None, None),
+        (3.0, 3.0),
+    ]
 
 
 def test_the_same_moment_twice_divides_by_nothing():

@@ -1,5 +1,7 @@
 """What raises in the loop beside the core's events costs nobody the agent."""
 
+from unittest.mock import Mock
+
 import pytest
 import zmq
 from tests.agent.core.core_talk import settings
@@ -77,3 +79,13 @@ def test_a_part_that_cannot_do_its_tick_keeps_no_other_from_it(
     (text,) = noted
     assert "a fault in the agent" in text
     assert "Too many open files" in text
+
+
+def test_the_meter_is_looked_at_though_nobody_asks_for_it(loop):
+    """Else its counter would wrap twice between two readings."""
+    loop._meter, loop._metered_s = Mock(), 100.0
+    for now_s in range(101, 221):
+        loop._look_at_meter(float(now_s))
+    assert [call.args for call in loop._meter.read.call_args_list] == [
+        (now_s, 0.0, 0.0) for now_s in (130.0, 160.0, 190.0, 220.0)
+    ]

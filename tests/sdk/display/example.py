@@ -100,4 +100,4 @@ def trace(source: str, stretch: float = 1.0, energy_source: str = "simulated") -
     )
 
 
-PREDICTED, MEASURED = trace("predicted"), trace("measured", 1.25, "estimated")
+PREDICTED, MEASURED = trace("predicted"), trace("measured", 1.25, "assumed")

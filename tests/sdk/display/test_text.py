@@ -17,10 +17,10 @@ def lines(block: str) -> str:
 def test_prints_devices_with_unknown_power_as_a_dash():
     assert text.devices([example.LAPTOP, example.PHONE]) == lines("""
 Devices
-device  kind      memory    idle    busy   radio  backends
-──────  ──────  ────────  ──────  ──────  ──────  ────────
-laptop  laptop  1.00 GiB  3.00 W  28.0 W  1.50 W  torch
-phone   phone    512 MiB       –       –       –  torch
+device  kind      memory    idle    busy   radio  watts    backends
+──────  ──────  ────────  ──────  ──────  ──────  ───────  ────────
+laptop  laptop  1.00 GiB  3.00 W  28.0 W  1.50 W  assumed  torch
+phone   phone    512 MiB       –       –       –  unknown  torch
 """)
 
 
@@ -61,31 +61,31 @@ total  5.00 KiB  36.0 ms  90.0 ms
 def test_prints_predicted_against_measured_with_where_each_energy_comes_from():
     assert text.comparison(example.PREDICTED, example.MEASURED) == lines("""
 Predicted against measured
-what             device         predicted          measured  difference
-───────────────  ──────  ────────────────  ────────────────  ──────────
-time per step    all              48.0 ms           60.0 ms     -20.0 %
-busy per step    laptop           13.0 ms           16.2 ms     -20.0 %
-busy per step    phone            30.0 ms           37.5 ms     -20.0 %
-energy per step  laptop  500 mJ simulated  625 mJ estimated     -20.0 %
-peak memory      laptop          1.00 MiB          1.00 MiB      within
-peak memory      phone           2.00 MiB          2.00 MiB      within
+what             device         predicted        measured  difference
+───────────────  ──────  ────────────────  ──────────────  ──────────
+time per step    all              48.0 ms         60.0 ms     -20.0 %
+busy per step    laptop           13.0 ms         16.2 ms     -20.0 %
+busy per step    phone            30.0 ms         37.5 ms     -20.0 %
+energy per step  laptop  500 mJ simulated  625 mJ assumed     -20.0 %
+peak memory      laptop          1.00 MiB        1.00 MiB      within
+peak memory      phone           2.00 MiB        2.00 MiB      within
 """)
 
 
 def test_energy_and_busy_time_are_per_step():
     twice = replace(example.MEASURED, step_s=(0.06, 0.06))
     rows = {row[:2]: row[3] for row in tables.comparison(example.PREDICTED, twice).rows}
-    assert rows["energy per step", "laptop"] == "312 mJ estimated"
+    assert rows["energy per step", "laptop"] == "312 mJ assumed"
     assert rows["busy per step", "phone"] == "18.8 ms"
 
 
 def test_prints_a_trace_by_device():
     assert text.trace(example.MEASURED) == lines("""
 Trace (measured)
-device  busy                   sent  received  energy  source     peak memory
-──────  ─────────────────  ────────  ────────  ──────  ─────────  ───────────
-laptop  ███▎········ 27 %  4.00 KiB  4.00 KiB  625 mJ  estimated     1.00 MiB
-phone   ███████▌···· 62 %  4.00 KiB  4.00 KiB       –  –             2.00 MiB
+device  busy                   sent  received  energy  source   peak memory
+──────  ─────────────────  ────────  ────────  ──────  ───────  ───────────
+laptop  ███▎········ 27 %  4.00 KiB  4.00 KiB  625 mJ  assumed     1.00 MiB
+phone   ███████▌···· 62 %  4.00 KiB  4.00 KiB       –  –           2.00 MiB
   1 step, median 60.0 ms
 """)
 

@@ -242,8 +242,7 @@ def divided_alike(model, net, loss, batch, divisions=((6,), (1, 5), (3, 3), (2, 
             )
             total += part * frac
         if not (
-            _near(total, expected.detach(), 1e-9)
-            and _near(segment.gradients(), gradients, 1e-9)
+            _near(total, expected.detach(), 1e-9) and _near(segment.gradients(), gradients, 1e-9)
         ):
             return False
     return True

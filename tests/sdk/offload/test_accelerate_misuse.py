@@ -14,7 +14,9 @@ from potluck.handle import Task
 from potluck.offload import accelerated as fast_module
 from potluck.offload.accelerate import accelerate
 from potluck.offload.accelerated import AcceleratedModel
+from potluck.sessions.agent_specs import Spec
 from potluck.testing.inside import link_of
+from potluck.testing.memory import memory_home
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.usefixtures("nobody_asks")
@@ -122,3 +124,15 @@ def test_it_can_be_closed_after_its_home(own_home):
     own_home.close()
     fast.close()
     assert set(threading.enumerate()) <= before
+
+
+def test_the_fewest_joules_of_a_device_whose_power_nobody_knows_are_refused():
+    """They would all be zero."""
+    net, x = family("vgg")
+    played = [Spec(name=name, emulated=True) for name in ("weak", "strong")]
+    with memory_home(played) as home, pytest.raises(UserError, match="nobody knows its power") as e:
+        accelerate(
+            net, x, device=home["weak"], helper=home["strong"], objective="energy", deadline_s=9.0
+        ).wait()
+    assert e.value.device == "weak"
+    assert "--power" in e.value.next_step

@@ -1,5 +1,7 @@
 """What a profile learns from a run, by hand."""
 
+from dataclasses import replace
+
 import pytest
 
 from potluck.profile.from_runs import learned
@@ -85,4 +87,45 @@ def test_a_device_that_lasts_as_its_profile_says_teaches_nothing():
 
 def test_a_profile_without_this_mode_stays_as_it_is():
     args = trace("predicted", **EXPECTED), trace("measured", a_run=(9.0,)), COMPILED
-    assert learned(PROFILE, *args, training=False) is PROFILE
+    assert learned(PROFILE, *args, training=False) == PROFILE
+
+
+def test_watts_go_half_of_the_way_to_what_the_meter_counted_and_no_others_do():
+    devices = tuple(
+        Device(name=name, memory_bytes=1, idle_w=1.0, busy_w=5.0, radio_w=2.0, power_note="a guess")
+        for name in ("a", "b")
+    )
+    blind = Device(name="c", memory_bytes=1)
+    known = replace(PROFILE, devices=(*devices, blind))
+    # 10 s, of them 5 s busy: 10 * 1 + 5 * (5 - 1) = 30 J by these watts
+    run = replace(
+        trace("measured"),
+        step_s=(4.0, 6.0),
+        busy_s={"a": 5.0, "b": 5.0, "c": 5.0},
+        energy_j={"a": 67.5, "b": 67.5, "c": 67.5},
+        energy_source={"a": "measured", "b": "assumed", "c": "measured"},
+    )
+    once = learned(known, trace("predicted"), run, COMPILED, training=True)
+    a, *others = once.devices
+    assert (a.idle_w, a.busy_w, a.radio_w) == pytest.approx((1.5, 7.5, 3.0))
+    assert (a.power_mark, a.power_note) == ("assumed", "a guess; learned from runs")
+    assert others == [devices[1], blind]
+    for _ in range(10):
+        once = learned(once, trace("predicted"), run, COMPILED, training=True)
+    assert once.devices[0].busy_w == pytest.approx(5.0 * 67.5 / 30.0, rel=1e-2)
+    assert once.devices[0].power_note == "a guess; learned from runs"
+
+
+@pytest.mark.parametrize("joules", [0.0, -5.0, 1e-9, 1e12])
+def test_one_absurd_run_moves_watts_by_no_more_than_a_factor_of_two(joules):
+    device = Device(name="a", memory_bytes=1, idle_w=1.0, busy_w=5.0)
+    run = replace(
+        trace("measured"),
+        busy_s={"a": 0.5},
+        energy_j={"a": joules},
+        energy_source={"a": "measured"},
+    )
+    found = learned(
+        replace(PROFILE, devices=(device,)), trace("predicted"), run, COMPILED, training=True
+    )
+    assert 2.5 <= found.devices[0].busy_w <= 10.0

@@ -199,7 +199,7 @@ def test_a_measured_trace_says_which_energy_was_metered():
         [(done, compiled)], watts, energy_j, {"a": [(100.0, 50.0), (104.0, 70.0)]}
     )
     assert trace.energy_j == {"a": 20.0, "b": 6.0}
-    assert trace.energy_source == {"a": "measured", "b": "estimated"}
+    assert trace.energy_source == {"a": "measured", "b": "assumed"}
 
 
 @pytest.mark.parametrize(

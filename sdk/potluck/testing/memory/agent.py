@@ -54,6 +54,7 @@ from potluck_wire.messages import (
 TICK_S = 0.2
 MEMORY_BYTES = 2 * 1024**3
 ARENA_BYTES = 64 * 1024**2
+RESOLUTION_W = 0.05  # of a meter
 LOST_S = 10.0  # without a connection for so long: what waits for that device will not get there
 _ZEROS = memoryview(bytes(MAX_CHUNK_BYTES))
 
@@ -75,6 +76,8 @@ class MemoryAgent:
         How far its clock is ahead of the notebook's.
     fault
         Hears of what must not happen and did.
+    is_metered
+        Its power is told by a meter, and not stated.
     """
 
     def __init__(
@@ -88,6 +91,7 @@ class MemoryAgent:
         network: MemoryNetwork,
         ahead_s: float,
         fault: Callable[[str], None],
+        is_metered: bool = False,
     ) -> None:
         self.name = spec.name
         self._spec = spec
@@ -97,7 +101,7 @@ class MemoryAgent:
         self._network = network
         self._ahead_s = ahead_s
         self._fault = fault
-        self._settings = _settings(spec, key)
+        self._settings = _settings(spec, key, is_metered)
         self._core = Core(self._settings)
         self._members: dict[str, Member] = {}
         # of devices that this one does not know yet, which a connection holds until it does
@@ -245,10 +249,21 @@ class MemoryAgent:
             at_s=now_s,
             watts=idle_w + (busy_w - idle_w) * action.busy_frac,
             joules=energy_j + radio_w * action.radio_s,
-            source="modelled",
+            source=self._source,
             meter="memory",
+            resolution_w=RESOLUTION_W if self._is_metered else 0.0,
             busy_frac=action.busy_frac,
         )
+
+    @property
+    def _is_metered(self) -> bool:
+        return bool(self._settings.facts["meters"])
+
+    @property
+    def _source(self) -> str:
+        if self._is_metered:
+            return "measured"
+        return "simulated" if self._settings.is_emulated else "estimated"
 
     # --- the worker -------------------------------------------------------------------------------
 
@@ -274,7 +289,7 @@ class MemoryAgent:
             self._worker = None
 
 
-def _settings(spec: Spec, key: str) -> Settings:
+def _settings(spec: Spec, key: str, is_metered: bool) -> Settings:
     if not spec.slowdown >= 1.0:
         raise DeviceError("it cannot be faster than it is.", device=spec.name)
     memory_bytes = parse_bytes(spec.memory) if spec.memory is not None else MEMORY_BYTES
@@ -289,7 +304,9 @@ def _settings(spec: Spec, key: str) -> Settings:
     is_told_times = spec.emulated or spec.slowdown > 1.0
     if is_told_times or rate:
         facts["emulated"] = {"slowdown": spec.slowdown, "link_bytes_per_s": rate or None}
-    if spec.power is not None:
+    if is_metered:
+        facts["meters"] = [{"name": "memory", "source": "measured", "reason": "", "remedy": ""}]
+    elif spec.power is not None:
         facts["power"] = dict(zip(("idle_w", "busy_w", "radio_w"), spec.power, strict=True))
     plain = Settings(name=spec.name, key=key, memory_bytes=0, inbound_bytes=0, outbound_bytes=0)
     return replace(

@@ -1,7 +1,7 @@
 """Devices in memory that a home can be opened over, and what may happen to them."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import zmq
@@ -31,11 +31,14 @@ class MemoryLab:
     ----------
     specs
         The devices.
+    metered
+        The names of those whose power a meter tells.
     """
 
     emulation = network = None
 
-    def __init__(self, specs: Sequence[Spec]) -> None:
+    def __init__(self, specs: Sequence[Spec], metered: Collection[str] = ()) -> None:
+        self._metered = metered
         self.keys = _keys()
         self._clock = VirtualClock()
         self._network = MemoryNetwork(self._clock)
@@ -61,6 +64,7 @@ class MemoryLab:
             network=self._network,
             ahead_s=AHEAD_S * (1 + list(self._specs).index(name)),
             fault=_FAULTS.error,
+            is_metered=name in self._metered,
         )
 
     # --- what a home needs ------------------------------------------------------------------------
@@ -174,15 +178,17 @@ class MemoryLab:
             self._clock.after(0.0, lambda: link.lost(device))
 
 
-def memory_home(devices: int | Sequence[Spec] = 2) -> Home:
+def memory_home(devices: int | Sequence[Spec] = 2, *, metered: Collection[str] = ()) -> Home:
     """A home in this process, in virtual time.
 
     Parameters
     ----------
     devices
         How many, called local-1, local-2, ... as those of `Home.local`, or their specs.
+    metered
+        The names of those whose power a meter tells.
     """
-    lab = MemoryLab(local_specs(devices) if isinstance(devices, int) else devices)
+    lab = MemoryLab(local_specs(devices) if isinstance(devices, int) else devices, metered)
     home = Home.over(lab)
     lab.pass_time(SETTLED_S)
     return home

@@ -8,7 +8,15 @@ from functools import cache
 from typing import Any
 
 from potluck_agent.worker.arena import Arena
-from potluck_wire.messages import Compute, Computed, Configure, Message, Release, WorkerReady
+from potluck_wire.messages import (
+    Compute,
+    Computed,
+    Configure,
+    MeasureTask,
+    Message,
+    Release,
+    WorkerReady,
+)
 
 TASK_S = 1e-3  # how long a task lasts of which nobody says how long
 
@@ -123,6 +131,8 @@ class MemoryWorker:
         self._after(stop_s - self._clock_s(), lambda: self._done(said, start_s, stop_s))
 
     def _lasts_s(self, message: Message) -> float:
+        if isinstance(message, MeasureTask):
+            return TASK_S * self._slowdown * message.repeats * len(message.rows)
         if not isinstance(message, Compute):
             return 0.0
         return message.lasts_s or TASK_S * self._slowdown

@@ -1,0 +1,33 @@
+"""What the loop needs of a meter, and how often it looks at it."""
+
+from typing import Protocol
+
+# A counter of joules may wrap every minute (of memory: 65 kJ at 1 kW): it is looked at more often,
+# whether anybody wants to know or not.
+METER_KEPT_S = 30.0
+
+
+class Sample(Protocol):
+    """One reading: of power now, and of energy so far."""
+
+    @property
+    def watts(self) -> float: ...
+    @property
+    def joules(self) -> float: ...
+    @property
+    def source(self) -> str: ...
+    @property
+    def meter(self) -> str: ...
+    @property
+    def resolution_w(self) -> float: ...
+    @property
+    def battery_frac(self) -> float | None: ...
+
+
+class Meter(Protocol):
+    """Where readings of power come from."""
+
+    def read(self, now_s: float, busy_s: float, radio_s: float) -> Sample:
+        """Power and energy; `busy_s` and `radio_s` are seconds of computing and of sending so
+        far.
+        """
