@@ -46,7 +46,7 @@ from potluck_agent.keys import Identity, Peer
 from potluck_agent.net.inflow import Inflow, Inlet
 from potluck_agent.net.intake import Intake
 from potluck_agent.net.journal import Journal
-from potluck_agent.net.meter import METER_KEPT_S, Meter
+from potluck_agent.net.meter import KeptMeter, Meter
 from potluck_agent.net.multipart import hand_over
 from potluck_agent.net.owner_view import view
 from potluck_agent.net.pairing_listener import PairingListener
@@ -110,8 +110,7 @@ class EventLoop:
         self._identity = identity
         self._state_dir = state_dir
         self._trusted = trusted
-        self._meter = meter
-        self._metered_s = time.monotonic()  # when it was looked at
+        self._meter = KeptMeter(meter, time.monotonic())
         self._journal = journal
         self.desk = PairingWindow(name=name, key=identity.public)
         self.stopping = self._closed = False
@@ -212,13 +211,8 @@ class EventLoop:
         self._guarded(self._links.tick, now_s)
         self._guarded(self._cut_full)
         self._guarded(self._workplace.listen)
-        self._guarded(self._look_at_meter, now_s)
+        self._guarded(self._meter.tick, now_s, *self._core.spent_s)
         self._feed(Tick())
-
-    def _look_at_meter(self, now_s: float) -> None:
-        if now_s - self._metered_s >= METER_KEPT_S:
-            self._meter.read(now_s, *self._core.spent_s)
-            self._metered_s = now_s
 
     def _look_at_peers(self) -> None:
         try:
@@ -472,7 +466,6 @@ class EventLoop:
             battery_frac=_told(sample.battery_frac) if action.tells_battery else -1.0,
         )
         self._send(ToPeer(action.key, reading))
-        self._metered_s = now_s
 
 
 def _told(charge_frac: float | None) -> float:

@@ -31,3 +31,28 @@ class Meter(Protocol):
         """Power and energy; `busy_s` and `radio_s` are seconds of computing and of sending so
         far.
         """
+
+
+class KeptMeter:
+    """A meter that is looked at every `METER_KEPT_S`, whether anybody wants to know or not.
+
+    Parameters
+    ----------
+    meter
+        Where readings come from.
+    now_s
+        When it was made.
+    """
+
+    def __init__(self, meter: Meter, now_s: float) -> None:
+        self._meter, self._read_s = meter, now_s
+
+    def read(self, now_s: float, busy_s: float, radio_s: float) -> Sample:
+        """As of the meter itself."""
+        self._read_s = now_s
+        return self._meter.read(now_s, busy_s, radio_s)
+
+    def tick(self, now_s: float, busy_s: float, radio_s: float) -> None:
+        """Look at it, if that is due."""
+        if now_s - self._read_s >= METER_KEPT_S:
+            self.read(now_s, busy_s, radio_s)

@@ -56,17 +56,18 @@ def kind_called(name: str) -> str:
     >>> kind_called("Raspberry Pi 5 Model B Rev 1.0"), kind_called("Raspberry Pi 5000")
     ('raspberry-pi-5', '')
     """
-    return _kinds().get(_plain(name), "")
+    return _kinds().get(plain_name(name), "")
 
 
-def _plain(name: str) -> str:
+def plain_name(name: str) -> str:
+    """A name as all makers write it, without what they add."""
     return " ".join(_ADDED.sub(" ", name).lower().split())
 
 
 @cache
 def _kinds() -> Mapping[str, str]:
     return {
-        _plain(called): kind
+        plain_name(called): kind
         for kind in library.names("devices")
         for called in library.load_device(kind).known_as
     }

@@ -307,7 +307,6 @@ def test_absurd_rates_of_readings_are_refused_and_the_rate_before_stays(period_s
 
 
 def test_who_speaks_an_older_version_is_not_told_of_batteries():
-    talk = Talk().begin()
-    talk.core._out.versions[OWNER_KEY] = (1, 7)
+    talk = Talk().begin(minor=7)
     talk.hear(Meter(period_s=1.0))
     assert talk.tick() == [ReadMeter(OWNER_KEY, 0.0, 0.0, 0.0, tells_battery=False)]

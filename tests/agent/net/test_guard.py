@@ -12,6 +12,7 @@ from potluck_agent.log_file import Log
 from potluck_agent.net.event_loop import EventLoop
 from potluck_agent.net.inflow import Inflow
 from potluck_agent.net.journal import Journal
+from potluck_agent.net.meter import KeptMeter
 from potluck_agent.net.pairing_listener import PairingListener
 from potluck_agent.net.peer_connections import PeerConnections
 from potluck_agent.net.worker_supervisor import WorkerSupervisor
@@ -81,11 +82,21 @@ def test_a_part_that_cannot_do_its_tick_keeps_no_other_from_it(
     assert "Too many open files" in text
 
 
-def test_the_meter_is_looked_at_though_nobody_asks_for_it(loop):
+def test_the_meter_is_looked_at_though_nobody_asks_for_it():
     """Else its counter would wrap twice between two readings."""
-    loop._meter, loop._metered_s = Mock(), 100.0
+    meter = Mock()
+    kept = KeptMeter(meter, 100.0)
     for now_s in range(101, 221):
-        loop._look_at_meter(float(now_s))
-    assert [call.args for call in loop._meter.read.call_args_list] == [
-        (now_s, 0.0, 0.0) for now_s in (130.0, 160.0, 190.0, 220.0)
+        kept.tick(float(now_s), 1.0, 2.0)
+        if now_s == 200:
+            kept.read(200.0, 1.0, 2.0)
+    assert [call.args for call in meter.read.call_args_list] == [
+        (now_s, 1.0, 2.0) for now_s in (130.0, 160.0, 190.0, 200.0)
     ]
+
+
+def test_the_loop_looks_at_its_meter(loop, monkeypatch):
+    ticks = []
+    monkeypatch.setattr(KeptMeter, "tick", lambda self, *given: ticks.append(given))
+    loop.run(lambda: setattr(loop, "stopping", True))
+    assert len(ticks) == 1

@@ -5,6 +5,7 @@ import pytest
 from potluck.errors import HomeError
 from potluck.provenance import ASSUMED, MEASURED
 from potluck.sessions.agent_specs import Spec
+from potluck.testing.inside import lab_of
 from potluck.testing.memory import memory_home
 
 POWER = (2.0, 10.0, 1.0)
@@ -19,7 +20,7 @@ def metered_home():
 
 def test_readings_come_while_no_run_is_on_at_the_rate_that_was_chosen(metered_home):
     stream = metered_home.readings(rate_hz=10)
-    metered_home._lab.pass_time(2.0)
+    lab_of(metered_home).pass_time(2.0)
     history = metered_home.readings.history
     assert {name: len(kept) for name, kept in history.items()} == {
         "a": pytest.approx(20, abs=2),
@@ -30,36 +31,36 @@ def test_readings_come_while_no_run_is_on_at_the_rate_that_was_chosen(metered_ho
     assert {reading.device for reading in first} == {"a", "b"}
     assert first[-1].watts == 2.0  # idle
     stream.close()
-    metered_home._lab.pass_time(1.0)
+    lab_of(metered_home).pass_time(1.0)
     n_kept = len(metered_home.readings.history["a"])
-    metered_home._lab.pass_time(5.0)
+    lab_of(metered_home).pass_time(5.0)
     assert len(metered_home.readings.history["a"]) == n_kept  # nobody wants any more
 
 
 def test_two_wishes_share_one_subscription_and_the_faster_one_decides(metered_home):
     slow = metered_home.readings(rate_hz=1)
     fast = metered_home.readings(rate_hz=10, devices=["b"])
-    metered_home._lab.pass_time(3.0)
+    lab_of(metered_home).pass_time(3.0)
     n_kept = {name: len(kept) for name, kept in metered_home.readings.history.items()}
     assert n_kept["a"] == pytest.approx(3, abs=1)
     assert n_kept["b"] == pytest.approx(30, abs=2)
     fast.close()
-    metered_home._lab.pass_time(3.0)
+    lab_of(metered_home).pass_time(3.0)
     assert len(metered_home.readings.history["b"]) == pytest.approx(n_kept["b"] + 3, abs=2)
     slow.close()
 
 
 def test_a_device_that_is_killed_is_told_of_and_tells_again_when_it_is_back(metered_home):
     stream = metered_home.readings(rate_hz=2)
-    metered_home._lab.pass_time(1.0)
+    lab_of(metered_home).pass_time(1.0)
     before = metered_home.readings.history["a"][-1]
-    metered_home._lab.kill("a")
-    metered_home._lab.pass_time(3.0)
+    lab_of(metered_home).kill("a")
+    lab_of(metered_home).pass_time(3.0)
     with pytest.warns(UserWarning, match="a is gone"):
         next(stream)
-    metered_home._lab.restart("a")
+    lab_of(metered_home).restart("a")
     metered_home.devices.join(["a"])
-    metered_home._lab.pass_time(2.0)
+    lab_of(metered_home).pass_time(2.0)
     after = metered_home.readings.history["a"][-1]
     assert after.at_s > before.at_s
     assert after.joules >= before.joules

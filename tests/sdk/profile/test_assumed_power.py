@@ -3,7 +3,7 @@
 import pytest
 
 from potluck.profile import library
-from potluck.profile.assumed_power import _plain, assumed_watts, kind_called
+from potluck.profile.assumed_power import assumed_watts, kind_called, plain_name
 from potluck.profile.measure import device_of
 from potluck.provenance import ASSUMED, MARKS, SIMULATED, UNKNOWN, worst
 
@@ -16,7 +16,7 @@ def test_every_name_that_systems_use_finds_its_device_and_no_other():
         for kind in library.names("devices")
         for called in library.load_device(kind).known_as
     ]
-    assert len({_plain(called) for called, _ in said}) == len(said)
+    assert len({plain_name(called) for called, _ in said}) == len(said)
     for called, kind in said:
         assert kind_called(called) == kind
         assert kind_called(called.upper()) == kind

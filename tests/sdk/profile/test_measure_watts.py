@@ -9,6 +9,7 @@ from potluck.profile.watts import Watts
 from potluck.provenance import ASSUMED, MEASURED
 from potluck.sessions.agent_specs import Spec
 from potluck.sessions.power_reading import PowerReading
+from potluck.testing.inside import lab_of
 from potluck.testing.memory import memory_home
 
 pytest.importorskip("torch")
@@ -20,7 +21,7 @@ def profiled(home, **more):
     _, model = make_model("mlp")
     handle = home.profile(model, rows=(4,), repeats=1, **more)
     while not handle.done:
-        home._lab.pass_time(0.2)
+        lab_of(home).pass_time(0.2)
     return handle.wait()
 
 

@@ -50,8 +50,8 @@ class Wishes:
         pass
 
 
-def readings(*names):
-    return Readings(Wishes(), lambda: dict.fromkeys(names or ("a", "b")))
+def readings(*names, wishes=None):
+    return Readings(wishes or Wishes(), lambda: dict.fromkeys(names or ("a", "b")))
 
 
 @given(told=st.lists(TOLD, max_size=20))
@@ -137,7 +137,8 @@ def test_a_device_that_floods_costs_itself_alone():
 
 
 def test_who_wants_fewer_readings_than_others_gets_fewer():
-    home = readings("a")
+    wishes = Wishes()
+    home = readings("a", wishes=wishes)
     slow, fast = home(rate_hz=1), home(rate_hz=10)
     for i in range(100):
         home.heard("a", replace(GOOD, at_s=10.0 + i / 10))
@@ -147,7 +148,7 @@ def test_who_wants_fewer_readings_than_others_gets_fewer():
     assert [next(fast).at_s for _ in range(100)] == [r.at_s for r in home.history["a"]]
     slow.close()
     fast.close()
-    assert home._metering.wanted == {}
+    assert wishes.wanted == {}
 
 
 def test_a_device_that_is_gone_is_told_of_and_others_go_on():
