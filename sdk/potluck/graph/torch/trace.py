@@ -24,6 +24,7 @@ from potluck.graph.torch.export_program import TRY, export, first_line
 from potluck.graph.torch.masks import check_masks
 from potluck.graph.torch.modes import check_answers, check_modes, modes_of
 from potluck.graph.torch.single import Pair, check_single
+from potluck.graph.torch.squeezes import keep_rows
 from potluck.graph.torch.state_names import device_name
 from potluck.graph.torch.statefulness import check_forgets
 from potluck.graph.torch.trainability import check_learning, check_norms
@@ -117,6 +118,7 @@ def trace(
     with modes_of(net, training=loss is not None):
         check_norms(module)
         program, lengths = export(module, tensors, dims)
+    squeezed = keep_rows(program)
     structure = program.call_spec.out_spec
     traced, pair = _traced(program, module, list(input_names), tensors, dims, loss is not None)
     traced = replace(traced, lengths=lengths, structure=structure)
@@ -129,7 +131,8 @@ def trace(
             check_forgets(module, tensors)
             if loss is not None:
                 check_learning(module, tensors, traced)
-            check_single(pair, tensors, dims if 1 in lengths else [None] * len(dims))
+            if not squeezed:  # plain torch drops the rows of one row, which no piece may do
+                check_single(pair, tensors, dims if 1 in lengths else [None] * len(dims))
     return traced
 
 
