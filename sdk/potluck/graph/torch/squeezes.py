@@ -15,10 +15,8 @@ def keep_rows(program: Any) -> bool:
 
     Whether there was any.
     """
-    graphs = [
-        m.graph for m in program.graph_module.modules() if isinstance(m, torch.fx.GraphModule)
-    ]
-    found = [node for graph in graphs for node in list(graph.nodes) if _changes(node)]
+    modules = [m for m in program.graph_module.modules() if isinstance(m, torch.fx.GraphModule)]
+    found = [node for module in modules for node in list(module.graph.nodes) if _changes(node)]
     for node in found:
         source = node.args[0]
         dims = [dim for dim in _dims(node) if isinstance(source.meta["val"].shape[dim], int)]
@@ -26,9 +24,8 @@ def keep_rows(program: Any) -> bool:
         if not dims:
             node.replace_all_uses_with(source)
             node.graph.erase_node(node)
-    for module in program.graph_module.modules():
-        if found and isinstance(module, torch.fx.GraphModule):
-            module.recompile()
+    for module in modules if found else ():
+        module.recompile()
     return bool(found)
 
 
