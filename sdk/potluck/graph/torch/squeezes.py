@@ -2,41 +2,73 @@
 one, and so would a share of one row lose what counts its rows.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-_ATEN = torch.ops.aten
-_SQUEEZES = (_ATEN.squeeze.default, _ATEN.squeeze.dim, _ATEN.squeeze.dims)
+_DIMS = torch.ops.aten.squeeze.dims
+_SQUEEZES = (torch.ops.aten.squeeze.default, torch.ops.aten.squeeze.dim, _DIMS)
+
+Written = dict[Any, tuple[Any, tuple[Any, ...]]]
 
 
-def keep_rows(program: Any) -> bool:
-    """Rewrite every squeeze of a size that may change to one of the sizes that are always one.
+def keep_rows(program: Any, batch: set[str]) -> Written:
+    """Rewrite every squeeze that could drop the rows to one of its other dimensions.
 
-    Whether there was any.
+    `batch`: torch's names of the number of rows. What they were, by node.
     """
-    modules = [m for m in program.graph_module.modules() if isinstance(m, torch.fx.GraphModule)]
-    found = [node for module in modules for node in list(module.graph.nodes) if _changes(node)]
-    for node in found:
-        source = node.args[0]
-        dims = [dim for dim in _dims(node) if isinstance(source.meta["val"].shape[dim], int)]
-        node.target, node.args = _ATEN.squeeze.dims, (source, dims)
-        if not dims:
-            node.replace_all_uses_with(source)
-            node.graph.erase_node(node)
-    for module in modules if found else ():
+    written: Written = {}
+    for node in _nodes(program):
+        dims = _dims(node) if node.target in _SQUEEZES else []
+        shape = node.args[0].meta["val"].shape if dims else ()
+        kept = [dim for dim in dims if not _counts_rows(shape[dim], batch)]
+        if kept != dims:
+            written[node] = node.target, node.args
+            node.target, node.args = _DIMS, (node.args[0], kept)
+    _recompile(program, written)
+    return written
+
+
+@contextmanager
+def as_written(program: Any, written: Written) -> Iterator[None]:
+    """The program squeezes as the module does, rows and all."""
+    now = {node: (node.target, node.args) for node in written}
+    # its source may have been replaced since
+    _put(program, {n: (target, (n.args[0], *args[1:])) for n, (target, args) in written.items()})
+    try:
+        yield
+    finally:
+        _put(program, now)
+
+
+def _put(program: Any, ways: Written) -> None:
+    for node, (target, args) in ways.items():
+        node.target, node.args = target, args
+    _recompile(program, ways)
+
+
+def _graph_modules(program: Any) -> list[Any]:
+    return [module for module in program.graph_module.modules() if hasattr(module, "graph")]
+
+
+def _nodes(program: Any) -> list[Any]:
+    return [node for module in _graph_modules(program) for node in module.graph.nodes]
+
+
+def _recompile(program: Any, changed: Written) -> None:
+    for module in _graph_modules(program) if changed else ():
         module.recompile()
-    return bool(found)
 
 
-def _changes(node: torch.fx.Node) -> bool:
-    if node.target not in _SQUEEZES:
-        return False
-    shape = node.args[0].meta["val"].shape
-    return any(not isinstance(shape[dim], int) for dim in _dims(node))
+def _counts_rows(size: Any, batch: set[str]) -> bool:
+    return isinstance(size, torch.SymInt) and bool(
+        batch & {str(symbol) for symbol in size.node.expr.free_symbols}
+    )
 
 
-def _dims(node: torch.fx.Node) -> list[int]:
+def _dims(node: Any) -> list[int]:
     """The dimensions that a squeeze asks for."""
     n = node.args[0].meta["val"].dim()
     asked = node.args[1] if len(node.args) > 1 else range(n)
