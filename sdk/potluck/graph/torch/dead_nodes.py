@@ -4,6 +4,13 @@ from typing import Any
 
 from potluck_wire.graph import Buffer, Graph, Node, Output, Parameter, Ref, node_refs
 
+_NORM, _TRAINING = "aten.batch_norm.default", 5
+
+
+def changes_state(node: Node) -> bool:
+    """Whether a batch norm learns running statistics, which nothing has to read."""
+    return node.op == _NORM and node.args[_TRAINING] is True and isinstance(node.args[3], Ref)
+
 
 def without_dead(graph: Graph) -> tuple[Graph, list[int]]:
     """The graph without nodes and state that no output needs, and which values are left."""
@@ -11,7 +18,8 @@ def without_dead(graph: Graph) -> tuple[Graph, list[int]]:
     needed = {output.ref.value for output in graph.outputs}
     for position in reversed(range(len(graph.nodes))):
         node = graph.nodes[position]
-        if first + position in needed or node.op == "aten.add_.Tensor":
+        changes = node.op == "aten.add_.Tensor" or changes_state(node)
+        if first + position in needed or changes:
             needed |= {first + position} | {ref.value for ref in node_refs(node)}
     n_inputs = len(graph.inputs)
     kept = [

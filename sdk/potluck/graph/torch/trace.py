@@ -24,6 +24,7 @@ from potluck.graph.torch.export_program import TRY, export, first_line
 from potluck.graph.torch.masks import check_masks
 from potluck.graph.torch.modes import check_answers, check_modes, modes_of
 from potluck.graph.torch.single import Pair, check_single
+from potluck.graph.torch.squeezes import as_written, keep_rows
 from potluck.graph.torch.state_names import device_name
 from potluck.graph.torch.statefulness import check_forgets
 from potluck.graph.torch.trainability import check_learning, check_norms
@@ -117,6 +118,7 @@ def trace(
     with modes_of(net, training=loss is not None):
         check_norms(module)
         program, lengths = export(module, tensors, dims)
+    written = keep_rows(program, _batch_names(program))
     structure = program.call_spec.out_spec
     traced, pair = _traced(program, module, list(input_names), tensors, dims, loss is not None)
     traced = replace(traced, lengths=lengths, structure=structure)
@@ -129,7 +131,8 @@ def trace(
             check_forgets(module, tensors)
             if loss is not None:
                 check_learning(module, tensors, traced)
-            check_single(pair, tensors, dims if 1 in lengths else [None] * len(dims))
+            with as_written(program, written):
+                check_single(pair, tensors, dims if 1 in lengths else [None] * len(dims))
     return traced
 
 
@@ -390,6 +393,12 @@ def _symbol_names(users: list[Any], dims: list[Any]) -> dict[str, str]:
         if dim is not None:
             names[str(shape[dim].node.expr)] = SEQUENCE
     return names
+
+
+def _batch_names(program: Any) -> set[str]:
+    """torch's names of the number of rows."""
+    sizes = [holder.meta["val"].shape[0] for holder in _holders(program).inputs]
+    return {str(size.node.expr) for size in sizes if isinstance(size, torch.SymInt)}
 
 
 def _symbols(
