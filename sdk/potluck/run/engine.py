@@ -31,7 +31,6 @@ from potluck.run.compiled_plan import (
     PUSH,
     TRAIN,
     CompiledPlan,
-    any_work,
     beyond_plan,
     compile_for_run,
     train_name,
@@ -430,8 +429,7 @@ class Engine:
         )
         devices = self.group.prepare(new.epoch, new.requests(move, old.plan.devices))
         try:
-            if any_work(move):
-                self.group.execute(new.epoch, move, 0).result()
+            self.group.execute(new.epoch, move, 0).result()
             self.commit(new)
         except PotluckError:
             self.group.drop(new.epoch, devices)

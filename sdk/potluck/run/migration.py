@@ -121,8 +121,7 @@ def _cross_requests(engine: "Engine", plan: Plan, task: Task) -> None:
     engine.group.prepare(new.epoch, requests)
     try:
         task.update(0.2, "copying weights")
-        if any_work(move):
-            _await([engine.group.execute(new.epoch, move, 0)], look)
+        _await([engine.group.execute(new.epoch, move, 0)], look)
         with engine.boundary():
             look()
             engine.commit(new)
