@@ -131,8 +131,7 @@ def _read(told: IO[bytes], file: str) -> TrialRun:
             for name, dtype, shapes, is_by_rows in said["values"]
         }
         still, wanted = (
-            {name: np.load(told, allow_pickle=False) for name in said[which]}
-            for which in ("still", "wanted")
+            {name: np.load(told) for name in said[which]} for which in ("still", "wanted")
         )
         return TrialRun(values, still, wanted)
     except (ValueError, KeyError, TypeError, EOFError, OSError, MemoryError) as error:
@@ -186,7 +185,7 @@ def main(said: IO[bytes], tell: IO[bytes]) -> None:
     head = {"values": values, "still": still, "wanted": order["wanted"]}
     tell.write(json.dumps(head).encode() + b"\n")
     for array in arrays:
-        np.save(tell, array, allow_pickle=False)
+        np.save(tell, array)
 
 
 def _keep_within(memory_bytes: int, told_bytes: int, lasts_s: int) -> None:
