@@ -280,7 +280,7 @@ class Core:
             case Roster():
                 self._roster(key, message, buffers, now_s)
             case Goodbye():
-                self._end_session(key, now_s)
+                self._close_session(key, now_s)
             case Prepare():
                 self._work.plans.prepare(key, message, buffers, now_s)
                 self._set_members(now_s)  # it is this notebook's word that counts now
@@ -296,6 +296,7 @@ class Core:
                 self._measuring.measure(key, message, buffers, now_s)
             case Probe():
                 self._measuring.probe(key, message, now_s)
+                self._set_members(now_s)  # it goes where this notebook says
             case Meter():
                 self._measuring.meter(key, message, now_s)
 
@@ -336,13 +337,20 @@ class Core:
         self._out.say(key, RosterSet(home=message.home))
 
     def _known_members(self) -> dict[str, Member]:
-        """By key. A notebook is none, whoever says so; and where a device is, says the notebook
-        whose run is on.
+        """By key. A notebook is none, whoever says so.
+
+        Where a device is, says the notebook whose run is on, then who measures, then anybody; of
+        equals, whose word is in force: nobody moves a device that another notebook uses.
         """
         owners = {run.owner for run in self._work.plans.runs.values()}
-        in_turn = sorted(self._sessions, key=lambda key: key in owners)
-        members = [m for key in in_turn for m in self._sessions[key].members.values()]
-        return {m.key: m for m in members if m.key not in self._sessions}
+        askers, told = self._measuring.askers, self._told_members
+        said = [
+            ((key in owners, key in askers, told.get(m.key) == m), m)
+            for key, session in self._sessions.items()
+            for m in session.members.values()
+            if m.key not in self._sessions
+        ]
+        return {m.key: m for _, m in sorted(said, key=lambda one: one[0])}
 
     def _set_members(self, now_s: float) -> None:
         """Who is a member, and where: told when that has changed."""
@@ -354,6 +362,12 @@ class Core:
         if members != before:
             self._told_members = members
             self._out.add(SetMembers(tuple(members.values())))
+
+    def _close_session(self, key: str, now_s: float) -> None:
+        """It was closed in words: of what ends with it, its notebook hears no more."""
+        n_said = self._out.n_said
+        self._end_session(key, now_s)
+        self._out.unsay(key, n_said)
 
     def _end_session(self, key: str, now_s: float) -> None:
         """A notebook is gone, in good order or not: what it started ends, what it took is given
@@ -410,14 +424,12 @@ class Core:
             self._worker.gone()
         self._work.lose_worker(cause, text, now_s)
         self._measuring.lose_worker(RefusalCode.STATE, text)
-        for key, session in self._sessions.items():
+        for key, session in list(self._sessions.items()):
             if session.hello is not None:
                 self._out.refuse(
                     key, session.hello, RefusalCode.BACKEND, f"the worker does not start: {text}"
                 )
-        self._sessions = {
-            key: session for key, session in self._sessions.items() if session.hello is None
-        }
+                self._close_session(key, now_s)
 
     def _tick(self, now_s: float) -> None:
         overdue_s = self._worker.overdue_s(now_s)
@@ -479,7 +491,7 @@ class Core:
             self._lose_worker(FailureCause.INTERNAL, text, now_s, kill=True)
         elif key in self._sessions:
             self._out.say(key, Goodbye(reason=text))
-            self._end_session(key, now_s)
+            self._close_session(key, now_s)
         elif key:
             self._exchange.lose_member(key, now_s)
             self._work.apply(self._incoming.reset(key), now_s)
@@ -517,4 +529,4 @@ class Core:
                 event.action.message, Goodbye
             ):
                 self._out.say(event.action.key, Goodbye(reason=event.text))
-                self._end_session(event.action.key, now_s)
+                self._close_session(event.action.key, now_s)

@@ -83,6 +83,11 @@ class MeasurementQueue:
         self._probes: dict[ProbeOf, Series] = {}
         self._meters: dict[str, Subscription] = {}
 
+    @property
+    def askers(self) -> set[str]:
+        """Whose measurements are under way."""
+        return {key for key, _ in self._measures.values()} | {about.key for about in self._probes}
+
     # --- layers -----------------------------------------------------------------------------------
 
     def measure(self, key: str, message: Measure, buffers: Sequence[Buffer], now_s: float) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from potluck_agent.core.events import Action, Buffer, Span, ToPeer
 from potluck_wire.limits import MAX_VALUE_BYTES
-from potluck_wire.messages import NUMBER_OF, Message, Refused
+from potluck_wire.messages import MESSAGES, NUMBER_OF, Channel, Message, Refused
 from potluck_wire.version import REFUSED_BYTES, VERSION, show
 
 MIB = 1024 * 1024
@@ -70,6 +70,25 @@ class Outbox:
     def say(self, key: str, message: Message, buffers: Sequence[Buffer | Span] = ()) -> None:
         """Send this to a peer."""
         self._actions.append(ToPeer(key, message, tuple(buffers)))
+
+    @property
+    def n_said(self) -> int:
+        """How many actions wait to be done."""
+        return len(self._actions)
+
+    def unsay(self, key: str, since: int) -> None:
+        """Of the actions behind the first `since`, leave out control messages to this peer: with it
+        the session is closed.
+        """
+        self._actions[since:] = [
+            action
+            for action in self._actions[since:]
+            if not (
+                isinstance(action, ToPeer)
+                and action.key == key
+                and MESSAGES[NUMBER_OF[type(action.message)]].channel is Channel.CONTROL
+            )
+        ]
 
     def refuse(
         self,

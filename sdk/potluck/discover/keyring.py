@@ -22,6 +22,7 @@ from potluck_wire.messages import HOME
 
 IDENTITY, DEVICES = "notebook.json", "devices.json"
 MAX_DEVICES = 256
+MAX_HOST = 255  # letters of a name in the network
 KEPT_ADDRESSES = 4  # a phone comes back at home, at work, on the hotspot
 
 
@@ -168,11 +169,28 @@ def _known(path: Path, document: Any) -> tuple[Known, ...]:
         raise _corrupt(
             path, f"not a list of devices ({error})", "Restore it, or delete it and pair again."
         ) from error
-    if not all(is_device_name(known.name) and is_key(known.key) for known in devices):
+    if not all(_may_be(known) for known in devices):
         raise _corrupt(
-            path, "a name or key in it cannot be", "Restore it, or delete it and pair again."
+            path,
+            "a name, key or address in it cannot be",
+            "Restore it, or delete it and pair again.",
         )
     return devices
+
+
+def _may_be(known: Known) -> bool:
+    return (
+        is_device_name(known.name)
+        and is_key(known.key)
+        and all(
+            type(place.host) is str
+            and 0 < len(place.host) <= MAX_HOST
+            and place.host.isprintable()
+            and type(place.port) is int
+            and 0 < place.port < 2**16
+            for place in known.addresses
+        )
+    )
 
 
 def _corrupt(path: Path, what: str, next_step: str) -> FileError:

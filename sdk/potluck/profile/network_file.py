@@ -9,7 +9,7 @@ from math import isinf
 from pathlib import Path
 from typing import Any
 
-from potluck.documents import tomllib
+from potluck.documents import NEXT_STEP, read_toml
 from potluck.errors import FileError, UserError
 from potluck.profile.home_network import Figure, HomeNetwork, SharedMedium
 
@@ -48,13 +48,14 @@ def load_network(path: str | Path) -> HomeNetwork:
                 next_step=STEP,
                 path=str(path),
             )
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise FileError(f"{path} cannot be read: {error}.", path=str(path)) from error
-    except (tomllib.TOMLDecodeError, RecursionError, ValueError) as error:
-        raise FileError(
-            f"{path}: expected TOML: {error}.", next_step=STEP, path=str(path)
-        ) from error
+    try:
+        table = read_toml(text, str(path))
+    except FileError as error:
+        text = str(error).removesuffix(NEXT_STEP).rstrip()
+        raise FileError(text, next_step=STEP, path=str(path)) from error
     return _Reader(path).document(table)
 
 

@@ -2,12 +2,13 @@
 in and out.
 """
 
+import math
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from potluck.errors import OutOfMemory, PlanError, PotluckError
+from potluck.errors import OutOfMemory, PlanError, PotluckError, ProtocolError
 from potluck.run.compiled_plan import Requests
 from potluck.run.tensors import to_raw, to_tensor
 from potluck.schedule import Compiled, InputBinding, Result
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 METER_PERIOD_S = 1.0
 LOSS_BYTES = 8  # of one micro-batch, in whatever type
+LOSS_TYPES = ("float32", "float64", "float16", "bfloat16")
 
 
 class DeviceGroup:
@@ -250,10 +252,24 @@ def loss_of(execution: Execution, compiled: Compiled) -> float:
     total, rows = 0.0, 0
     for result in compiled.results:
         if result.kind == "loss":
-            losses = to_tensor(execution.outputs[result.device, result.value]).reshape(-1).tolist()
+            losses = _losses(execution, result)
             total += sum(loss * n for loss, n in zip(losses, result.rows, strict=True))
             rows += sum(result.rows)
     return total / rows
+
+
+def _losses(execution: Execution, result: Result) -> list[float]:
+    """The mean loss of each micro-batch, as this device says."""
+    raw = execution.outputs[result.device, result.value]
+    if raw.dtype not in LOSS_TYPES or math.prod(raw.shape) != len(result.rows):
+        raise ProtocolError(
+            f"it sent {raw.dtype} of {list(raw.shape)} as the losses of {len(result.rows)} "
+            f"micro-batches; expected as many of {' or '.join(LOSS_TYPES)}.",
+            device=result.device,
+            next_step="Update potluck there, or leave the device out.",
+        )
+    losses: list[float] = to_tensor(raw).reshape(-1).tolist()
+    return losses
 
 
 def outputs_of(execution: Execution, compiled: Compiled) -> "dict[str, torch.Tensor]":

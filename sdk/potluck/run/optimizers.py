@@ -141,7 +141,7 @@ def _try_step(optimizer: Optimizer, dtype: str) -> None:
     made.step()
 
 
-def read_optimizer(settings: dict[str, Any]) -> Optimizer:
+def read_optimizer(settings: Any) -> Optimizer:
     """The optimizer of a checkpoint: the inverse of `to_json`.
 
     Raises
@@ -149,6 +149,8 @@ def read_optimizer(settings: dict[str, Any]) -> Optimizer:
     UserError
         There is no such optimizer.
     """
+    if not isinstance(settings, dict):
+        raise UserError(f"an optimizer is an object of settings, got {str(settings)[:80]!r}.")
     fields = {key: value for key, value in settings.items() if key != "name"}
     if settings.get("name") == "adamw":
         return AdamW(betas=(fields.pop("beta1"), fields.pop("beta2")), **fields)

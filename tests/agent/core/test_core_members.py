@@ -56,8 +56,8 @@ def test_where_a_device_is_says_the_notebook_whose_run_is_on():
 
 def test_a_notebook_whose_run_begins_says_it_from_then_on():
     talk = Talk().begin().begin(OTHER_SENDER)
-    say_roster(talk, "10.0.0.1:1")
     say_roster(talk, "10.0.0.9:1", sender=OTHER_SENDER)
+    say_roster(talk, "10.0.0.1:1")
     actions = talk.hear(Prepare(run="r", epoch=1), *plan(recv("x"), send("x", "phone")))
     assert addresses(actions) == ["10.0.0.1:1"]
 

@@ -27,6 +27,7 @@ from potluck_agent.core.events import (
     StartWorker,
     ToPeer,
     ToWorker,
+    WorkerDied,
 )
 from potluck_agent.core.members import read_address, read_roster
 from potluck_wire import statement
@@ -145,9 +146,10 @@ def test_the_notebook_whose_run_is_on_says_where_a_device_is():
 
 
 def test_a_notebook_whose_run_begins_is_heard_from_then_on():
-    talk = Talk().begin().begin(OTHER_SENDER).roster()
+    talk = Talk().begin().begin(OTHER_SENDER)
     there = [{"name": "phone", "key": MEMBER_KEY, "address": "10.9.9.9:9"}]
     talk.hear(Roster(home="o"), json.dumps(there).encode(), sender=OTHER_SENDER)
+    talk.roster()
     said = talk.hear(Prepare(run="r", epoch=1), *plan(recv("x")))
     assert SetMembers((Member("phone", MEMBER_KEY, "127.0.0.1:47600"),)) in said
 
@@ -390,3 +392,40 @@ def test_a_notebook_that_is_heard_is_not_gone():
         talk.tick(20.0)
         talk.hear(Ping())
     assert talk.core.n_sessions == 1
+
+
+THERE = [{"name": "phone", "key": MEMBER_KEY, "address": "10.9.9.9:9"}]
+
+
+@pytest.mark.parametrize("asked", [[], [Probe(task="t", peer="phone", nbytes=100, repeats=2)]])
+def test_an_idle_notebook_moves_no_device_that_another_one_uses(asked):
+    talk = Talk().begin().begin(OTHER_SENDER).roster()
+    for message in asked:
+        talk.hear(message)
+    said = talk.hear(Roster(home="o"), json.dumps(THERE).encode(), sender=OTHER_SENDER)
+    assert said == [ToPeer(OTHER_SENDER.key, RosterSet(home="o"))]
+
+
+def test_a_probe_goes_where_its_notebook_says():
+    talk = Talk().begin().begin(OTHER_SENDER).roster()
+    talk.hear(Roster(home="o"), json.dumps(THERE).encode(), sender=OTHER_SENDER)
+    probe = Probe(task="t", peer="phone", nbytes=100, repeats=2)
+    said = talk.hear(probe, sender=OTHER_SENDER)
+    assert said[0] == SetMembers((Member("phone", MEMBER_KEY, "10.9.9.9:9"),))
+
+
+def test_a_notebook_that_leaves_hears_no_more_of_what_it_ran():
+    talk = Talk().begin().load(recv("x"))
+    talk.hear(Execute(run="r", epoch=1, program="p"))
+    said = talk.hear(Goodbye())  # the talk holds all that is said against the session's tables
+    assert not [action for action in said if isinstance(action, ToPeer)]
+
+
+def test_a_session_that_ends_with_a_worker_that_does_not_start_leaves_nothing():
+    talk = Talk(grace_s=1e9).begin()
+    talk.hear(Meter(period_s=1.0))
+    talk.core.handle(WorkerDied("crashed", "x"), talk.now_s)
+    talk.hear(Hello(major=1, minor=VERSION[1], name="n"))
+    talk.core.handle(WorkerDied("crashed", "does not start"), talk.now_s)
+    assert talk.core.n_sessions == 0
+    assert talk.core.wake_s() is None

@@ -1,5 +1,7 @@
 """Keys and known devices: kept whole, never replaced when corrupt, names never clash."""
 
+import json
+
 import pytest
 
 from potluck.discover.keyring import DEVICES, IDENTITY, KEPT_ADDRESSES, Keyring, Known, free_name
@@ -84,3 +86,17 @@ def test_a_corrupt_identity_is_never_replaced(tmp_path, text):
     with pytest.raises(FileError, match=IDENTITY):
         Keyring(tmp_path).identity()
     assert path.read_text() == text
+
+
+@pytest.mark.parametrize(
+    ("host", "port"),
+    [
+        *[("h", port) for port in (-1, 0, 2**16, "x", True)],
+        *[(host, 1) for host in ([], None, "", "\x1b[2J", "h" * 1000)],
+    ],
+)
+def test_an_address_that_cannot_be_is_a_corrupt_file(host, port, tmp_path):
+    row = {"name": "phone", "key": "A" * 40, "addresses": [{"host": host, "port": port}]}
+    (tmp_path / "devices.json").write_text(json.dumps([row]))
+    with pytest.raises(FileError, match="address in it cannot be"):
+        Keyring(tmp_path).devices()

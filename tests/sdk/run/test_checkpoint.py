@@ -4,11 +4,11 @@ import random
 
 import pytest
 
-from potluck.errors import FileError
+from potluck.errors import FileError, UserError
 from potluck.records import Plan, Stage
 from potluck.run import checkpoint
 from potluck.run.checkpoint import Checkpoint, load, save
-from potluck.run.optimizers import AdamW
+from potluck.run.optimizers import AdamW, read_optimizer
 
 torch = pytest.importorskip("torch")
 safetensors = pytest.importorskip("safetensors.torch")
@@ -74,3 +74,9 @@ def test_a_file_of_before_there_were_checksums_is_accepted(whole, tmp_path):
     del older[checkpoint.CHECKSUM]
     safetensors.save_file(tensors, path, metadata=older)
     assert load(path).step == 4
+
+
+@pytest.mark.parametrize("settings", [None, [], "adamw", 3, True])
+def test_an_optimizer_that_is_no_object_is_said(settings):
+    with pytest.raises(UserError, match="an optimizer is an object of settings"):
+        read_optimizer(settings)

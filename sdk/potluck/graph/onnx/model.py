@@ -105,7 +105,10 @@ class OnnxModel(Model):
         if not model.graph.output:
             raise FileError(f"{path} holds no graph with outputs.")
         return cls(
-            trace(model, sizes), max_layers=max_layers, merge_below=merge_below, name=path.stem
+            trace(model, sizes, file=str(path)),
+            max_layers=max_layers,
+            merge_below=merge_below,
+            name=path.stem,
         )
 
     def as_torch(self, *, max_layers: int = MAX_LAYERS, merge_below: float = 0.0) -> Model:

@@ -1,0 +1,262 @@
+"""An ONNX model run on a few rows, in a process of its own: a file that ends that process, or would
+take all memory or time, costs its owner an error and nothing else.
+
+The process gets one line of JSON and the model; it says one line of JSON, and arrays. It loads
+numpy and onnxruntime, and nothing else of the model's.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, TypeAlias
+
+from potluck.errors import ModelError
+from potluck.texts import quoted
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array: TypeAlias = "np.ndarray[Any, Any]"
+
+ROWS, PART = 3, 1
+LASTS_S = 300  # of all runs together
+MOST_OF_MEMORY = 0.5  # of this machine's; only Linux keeps a process to it
+LIBRARY_BYTES = 256 << 20  # onnxruntime itself, and the stacks of its threads
+TOLD_BYTES = 512 << 20  # beside as much as the model has
+_TOLERANCE = 1e-3
+_NUMBERS = "biuf"
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One value of the model: its type, its shape at `ROWS`, `PART` and the other rows, and whether
+    these parts make up the whole.
+    """
+
+    dtype: str
+    shapes: tuple[tuple[int, ...], ...]
+    is_by_rows: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TrialRun:
+    """What was seen of every value; the arrays of those that are the same at any number of rows,
+    and of those that were asked for, at `ROWS`.
+    """
+
+    values: Mapping[str, Seen]
+    still: Mapping[str, "Array"]
+    wanted: Mapping[str, "Array"]
+
+
+def run_apart(
+    model: bytes,
+    inputs: Iterable[tuple[str, str, tuple[int, ...]]],
+    *,
+    watched: Iterable[str],
+    still: Iterable[str],
+    wanted: Iterable[str],
+    file: str = "the model",
+) -> TrialRun:
+    """Run the model on made-up rows.
+
+    Parameters
+    ----------
+    model
+        An ONNX model whose outputs are `watched`.
+    inputs
+        Name, type and sizes behind the batch of each.
+    watched
+        The names of its outputs.
+    still
+        Of these the arrays are told where they are the same at any number of rows.
+    wanted
+        Of these they are told in any case.
+    file
+        For errors.
+
+    Raises
+    ------
+    ModelError
+        onnxruntime refuses it, or it ended the process, or took too much memory or time.
+    """
+    order = {
+        "inputs": [*inputs],
+        "watched": [*watched],
+        "still": [*still],
+        "wanted": [*wanted],
+        "told_bytes": TOLD_BYTES + len(model),
+        "memory_bytes": _memory_bytes(),
+        "lasts_s": LASTS_S,
+    }
+    with tempfile.TemporaryFile() as told:
+        try:
+            process = subprocess.run(
+                [sys.executable, "-P", "-m", __name__],
+                input=json.dumps(order).encode() + b"\n" + model,
+                stdout=told,
+                stderr=subprocess.DEVNULL,
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                timeout=LASTS_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise ModelError(f"{file} did not answer {ROWS} rows within {LASTS_S} s.") from None
+        told.seek(0)
+        if process.returncode:
+            raise ModelError(
+                f"{file} ended the process that ran it ({_ending(process.returncode)}).",
+                next_step="A number in it may be one that no processor divides by, or it takes "
+                "more memory than this machine has.",
+            )
+        return _read(told, file)
+
+
+def _read(told: IO[bytes], file: str) -> TrialRun:
+    import numpy as np
+
+    try:
+        said = json.loads(told.readline())
+        if "error" in said:
+            raise ModelError(f"onnxruntime cannot run it: {quoted(said['error'], 240)}")
+        values = {
+            name: Seen(dtype, tuple(map(tuple, shapes)), is_by_rows)
+            for name, dtype, shapes, is_by_rows in said["values"]
+        }
+        still, wanted = (
+            {name: np.load(told) for name in said[which]} for which in ("still", "wanted")
+        )
+        return TrialRun(values, still, wanted)
+    except (ValueError, KeyError, TypeError, EOFError, OSError, MemoryError) as error:
+        raise ModelError(f"{file}: the process that ran it said nothing that holds.") from error
+
+
+def _ending(code: int) -> str:
+    if code > 0:
+        return f"exit status {code}"
+    with suppress(ValueError):
+        return signal.Signals(-code).name
+    return f"signal {-code}"
+
+
+def _memory_bytes() -> int:
+    """What the runs may take; 0 where the system does not say what there is."""
+    try:
+        return int(MOST_OF_MEMORY * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    except (AttributeError, ValueError, OSError):
+        return 0
+
+
+# --- in the process of its own --------------------------------------------------------------------
+
+
+def main(said: IO[bytes], tell: IO[bytes]) -> None:
+    """Run what is asked for; tell what was seen of it, or why it cannot be run."""
+    order = json.loads(said.readline())
+    import numpy as np
+    import onnxruntime
+
+    _keep_within(order["memory_bytes"] + LIBRARY_BYTES, order["told_bytes"], order["lasts_s"])
+    try:
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 4
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        session = onnxruntime.InferenceSession(
+            said.read(), options, providers=["CPUExecutionProvider"]
+        )
+        runs = tuple(_runs(session, order))
+        values = [_seen(name, runs) for name in runs[0]]
+        still = [n for n in order["still"] if np.array_equal(runs[0][n], runs[1][n])]
+        arrays = [runs[0][name] for name in (*still, *order["wanted"])]
+        n_bytes = sum(array.nbytes for array in arrays)
+        if n_bytes > order["told_bytes"] // 2:
+            raise ValueError(f"its constants come to {n_bytes} bytes")
+    except Exception as error:  # onnxruntime's classes share no other base
+        text = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        tell.write(json.dumps({"error": text[:1000]}).encode() + b"\n")
+        return
+    head = {"values": values, "still": still, "wanted": order["wanted"]}
+    tell.write(json.dumps(head).encode() + b"\n")
+    for array in arrays:
+        np.save(tell, array)
+
+
+def _keep_within(memory_bytes: int, told_bytes: int, lasts_s: int) -> None:
+    """So much memory, output and time of the processor from now on, where the system can."""
+    with suppress(OSError):  # whoever needs memory most ends first: this process
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    if sys.platform == "win32":
+        return
+    import resource
+
+    for which, most in (
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_FSIZE, told_bytes),
+        (resource.RLIMIT_CPU, lasts_s * (os.cpu_count() or 1)),
+        (resource.RLIMIT_DATA, memory_bytes),
+    ):
+        hard = resource.getrlimit(which)[1]
+        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        with suppress(OSError, ValueError):
+            resource.setrlimit(which, (most, most))
+
+
+def _runs(session: Any, order: dict[str, Any]) -> "Iterator[dict[str, Array]]":
+    """Every value, on three rows, on the first of them, and on the other two."""
+    inputs = {
+        name: _example(dtype, [ROWS, *sizes], seed)
+        for seed, (name, dtype, sizes) in enumerate(order["inputs"])
+    }
+    names = order["watched"]
+    for start, stop in ((0, ROWS), (0, PART), (PART, ROWS)):
+        fed = {name: array[start:stop] for name, array in inputs.items()}
+        yield fed | dict(zip(names, session.run(names, fed), strict=True))
+
+
+def _example(dtype: str, shape: list[int], seed: int) -> "Array":
+    import numpy as np
+
+    rng = np.random.default_rng(seed)
+    if np.issubdtype(np.dtype(dtype), np.floating):
+        return rng.standard_normal(shape).astype(dtype)
+    return rng.integers(0, 2, shape).astype(dtype)  # valid as tokens, types and masks
+
+
+def _seen(
+    name: str, runs: "tuple[dict[str, Array], ...]"
+) -> tuple[str, str, list[tuple[int, ...]], bool]:
+    arrays = [run[name] for run in runs]
+    if any(getattr(getattr(a, "dtype", None), "kind", "O") not in _NUMBERS for a in arrays):
+        raise ValueError(f"the value {name} is not made of numbers")
+    if len({array.ndim for array in arrays}) > 1:
+        raise ValueError(f"the number of dimensions of {name} depends on the batch")
+    return name, arrays[0].dtype.name, [array.shape for array in arrays], _is_by_rows(*arrays)
+
+
+def _is_by_rows(whole: "Array", first: "Array", second: "Array") -> bool:
+    import numpy as np
+
+    if whole.ndim == 0 or first.ndim == 0 or first.shape[0] == 0:
+        return False
+    k = first.shape[0]
+    shapes = [(k * rows, *first.shape[1:]) for rows in (ROWS, PART, ROWS - PART)]
+    if [whole.shape, first.shape, second.shape] != shapes:
+        return False
+    joined = np.concatenate([first, second]).astype(np.float64)
+    scale = float(
+        np.abs(np.nan_to_num(whole.astype(np.float64), posinf=0, neginf=0)).max(initial=0.0)
+    )
+    return bool(
+        np.allclose(whole, joined, rtol=_TOLERANCE, atol=_TOLERANCE * scale, equal_nan=True)
+    )
+
+
+if __name__ == "__main__":
+    main(sys.stdin.buffer, sys.stdout.buffer)
