@@ -147,11 +147,13 @@ class Model(Shown):
 
             from potluck.graph.torch.examples import at_least_two, inputs_of, targets_of
             from potluck.graph.torch.trace import trace
-            from potluck.graph.torch.trainability import check_module
+            from potluck.graph.torch.trainability import check_memory, check_module
 
         if not isinstance(net, torch.nn.Module):
             raise ModelError(f"a torch.nn.Module is expected, got {type(net).__name__}.")
         check_module(net)
+        if loss is not None:
+            check_memory(net)
         given = inputs_of(net, example_inputs)
         targets, target_names = targets_of(loss, example_targets)
         if not given.tensors:

@@ -81,7 +81,7 @@ GREEDY["Concat"].graph.node[0].input[:] = ["x", "x"]
 def test_a_file_that_takes_all_memory_takes_none_of_this_process(
     what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trial_run, "_memory_bytes", lambda: 512 << 20)
+    monkeypatch.setattr(trial_run, "memory_bytes", lambda: 512 << 20)
     before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(ModelError):
         Model.from_onnx(saved(tmp_path, GREEDY[what]))

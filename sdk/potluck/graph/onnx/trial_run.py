@@ -93,7 +93,7 @@ def run_apart(
         "still": [*still],
         "wanted": [*wanted],
         "told_bytes": TOLD_BYTES + len(model),
-        "memory_bytes": _memory_bytes(),
+        "memory_bytes": memory_bytes(),
         "lasts_s": LASTS_S,
     }
     with tempfile.TemporaryFile() as told:
@@ -146,7 +146,7 @@ def _ending(code: int) -> str:
     return f"signal {-code}"
 
 
-def _memory_bytes() -> int:
+def memory_bytes() -> int:
     """What the runs may take; 0 where the system does not say what there is."""
     try:
         return int(MOST_OF_MEMORY * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))

@@ -42,6 +42,35 @@ def check_module(net: torch.nn.Module) -> None:
             )
 
 
+def check_memory(net: torch.nn.Module) -> None:
+    """Raise ModelError where a weight that is trained shares memory with another tensor of the
+    module: on devices each has its own.
+    """
+    spans: list[tuple[int, int, str, bool]] = []
+    seen: set[int] = set()
+    for name, tensor in (*net.named_parameters(), *net.named_buffers()):
+        if id(tensor) in seen or tensor.layout is not torch.strided or not tensor.numel():
+            continue
+        seen.add(id(tensor))
+        last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+        start = tensor.data_ptr()
+        stop = start + (last + 1) * tensor.element_size()
+        if start:  # of meta tensors nobody knows
+            spans.append((start, stop, name, tensor.requires_grad))
+    reaches: list[tuple[int, int, str, bool]] = []
+    for span in sorted(spans):
+        reaches = [before for before in reaches if before[1] > span[0]]
+        for _, _, name, trained in reaches:
+            if trained or span[3]:
+                raise ModelError(
+                    f"{name} and {span[2]} share memory, and one of them is trained: on devices "
+                    "each would have its own.",
+                    next_step="Tie weights by using the same Parameter in both places, as in "
+                    "decoder.weight = encoder.weight.",
+                )
+        reaches.append(span)
+
+
 def check_norms(net: torch.nn.Module) -> None:
     """Raise ModelError for a normalisation that is to average its statistics over all batches that
     it ever saw.
