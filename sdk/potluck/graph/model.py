@@ -624,6 +624,13 @@ class Model(Shown):
                 raise _mismatch(
                     port, tensor, sizes, expected=expected_shape, got=tuple(tensor.shape)
                 )
+        if traced.squeezes_rows and sizes[BATCH] == 1 and not train:
+            raise ModelError(
+                "one row is given, and of one row its squeeze() drops the dimension of the rows, "
+                "which devices keep.",
+                next_step="Name the dimension that is meant in the module, as in squeeze(-1); or "
+                "give two rows or more.",
+            )
         check_indices(index_bounds(traced), [port.name for port in ports], tensors)
         check_values(traced, sizes)
         return sizes[BATCH]

@@ -40,7 +40,7 @@ class Traced:
     many as its length; `lengths`: those of the sequence, where their number may change;
     `structure`: how the module's answer is made of the outputs, as torch has it, where that is
     known; `unproven`: the operator because of which only trials say that the loss is a mean over
-    rows.
+    rows; `squeezes_rows`: of a request of one row, the module drops the dimension of the rows.
     """
 
     graph: Graph
@@ -52,6 +52,7 @@ class Traced:
     lengths: range = ANY_LENGTH
     structure: Any = None
     unproven: str = ""
+    squeezes_rows: bool = False
 
     def type_of(self, ref: Ref) -> Type:
         """The type of a value, or of an item of it."""

@@ -55,3 +55,38 @@ def test_a_sequence_of_one_is_squeezed_as_torch_does(length):
         run = home.deploy(make_plan(model, stage, micro_batch=3, training=False), model).wait()
         torch.testing.assert_close(run(x), net(x).detach())
         run.close()
+
+
+HEADS = {
+    "all": lambda o: o.squeeze(),
+    "rows": lambda o: o.squeeze(0),
+    "several": lambda o: o.squeeze((0, 1)),
+}
+
+
+class Head(nn.Module):
+    def __init__(self, end):
+        super().__init__()
+        self.linear, self.end = nn.Linear(4, 1), end
+
+    def forward(self, x):
+        return self.end(self.linear(x))
+
+
+@pytest.mark.parametrize("end", HEADS.values(), ids=HEADS)
+def test_a_request_of_one_row_that_would_lose_its_rows_is_refused(end):
+    net, x = Head(end).eval(), torch.randn(5, 4)
+    model = Model.from_torch(net, x[:4], name="t")
+    with memory_home(1) as home:
+        stage = ((next(iter(home.devices)),), (1,))
+        run = home.deploy(make_plan(model, stage, micro_batch=1, training=False), model).wait()
+        torch.testing.assert_close(run(x), net(x).detach())  # each row by itself
+        with pytest.raises(ModelError, match=r"one row is given.*squeeze\(-1\)"):
+            run(x[:1])
+        run.close()
+
+
+def test_a_squeeze_of_another_dimension_answers_one_row():
+    net, x = Head(lambda o: o.squeeze(-1)).eval(), torch.randn(1, 4)
+    model = Model.from_torch(net, torch.randn(4, 4), name="t")
+    assert model.check_inputs(x) == 1

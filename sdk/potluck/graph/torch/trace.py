@@ -121,7 +121,7 @@ def trace(
     written = keep_rows(program, _batch_names(program))
     structure = program.call_spec.out_spec
     traced, pair = _traced(program, module, list(input_names), tensors, dims, loss is not None)
-    traced = replace(traced, lengths=lengths, structure=structure)
+    traced = replace(traced, lengths=lengths, structure=structure, squeezes_rows=bool(written))
     if loss is None:
         check_answers(traced)
     else:
