@@ -199,7 +199,10 @@ def _judged(
     qoe = problem.qoe
     max_work = inf if thorough else MAX_WORK
 
-    def empty(asked: Problem) -> CandidatePool:  # searches ask their table's problem
+    limited = qoe.energy_j is not None or bool(qoe.device_energy_j)
+
+    def empty(asked: Problem, *, keeps_joules: bool) -> CandidatePool:
+        # searches ask their table's problem
         return CandidatePool(
             asked,
             cost.CostTable(asked),
@@ -207,11 +210,13 @@ def _judged(
             max_work=max_work,
             tally=tally,
             budgets=budgets or {},
+            keeps_joules=keeps_joules,
         )
 
-    fastest = empty(replace(problem, qoe=replace(qoe, latency_s=None)))
+    hurried = replace(problem, qoe=replace(qoe, latency_s=None))
+    fastest = empty(hurried, keeps_joules=False)
     boards = [fastest]
-    thrifty = qoe.latency_s is not None or qoe.energy_j is not None or bool(qoe.device_energy_j)
+    thrifty = qoe.latency_s is not None or limited
     many = is_many(problem)
     bound_part = BOUND_PART if not many or (thorough and can_certify(table)) else 0.0
     own_part = max(OTHERS_PART, bound_part) if many else bound_part
@@ -227,11 +232,13 @@ def _judged(
     asked = replace(problem, qoe=replace(qoe, latency_s=qoe.latency_s or NO_HURRY_S))
     # Where nothing is on time, joules do not matter.
     if thrifty and is_thrifty(asked) and fastest.best <= (qoe.latency_s or inf):
-        boards.append(empty(asked))
-        first = fastest.ranking()[:MAX_SHOWN]
+        boards.append(empty(asked, keeps_joules=limited))
+    if limited:  # the fastest of those that keep within their joules
+        boards.append(empty(hurried, keeps_joules=True))
+    for board in boards[1:]:
         search(
-            boards[-1],
-            first,
+            board,
+            [plan for other in boards for plan in other.ranking()[:MAX_SHOWN]],
             lambda: is_late(bound_part),
             ends_own=lambda: is_late(own_part),
             borrow=borrow,

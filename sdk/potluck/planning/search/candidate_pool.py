@@ -12,12 +12,13 @@ from potluck.planning.search.device_classes import peers, shape
 from potluck.planning.search.local_search import fits, floor_s
 from potluck.planning.search.subset_dp import objective
 from potluck.planning.search.work_budget import TASK_S, WorkBudget, given_s, is_many
-from potluck.records import Plan, Problem, Stage
+from potluck.records import Plan, Problem, QoE, Stage
 from potluck.simulate import cost, direct
 
 MAX_WORK = 3e5  # a pass beyond takes seconds; only who gives a time limit gets it
 # of its memory by the closed form, that is near the simulated peak: up to here a plan holds
 PLENTY = 0.9
+SMALL_J = 1e-9  # a limit of nothing
 LATE_J = 1e12  # the latency asked for is a limit: a plan on time comes before any that is late
 
 
@@ -28,7 +29,8 @@ class CandidatePool:
     The best first when asked.
 
     Of plans that differ only in which of alike devices does what, one is simulated. `budgets`:
-    bytes that each device may use; those of the table unless given.
+    bytes that each device may use; those of the table unless given. `keeps_joules`: a plan within
+    the limits on energy comes before any that is not.
     """
 
     problem: Problem
@@ -44,6 +46,7 @@ class CandidatePool:
     # score and latency, by `shape`
     known: dict[Hashable, tuple[float, float]] = field(default_factory=dict)
     budgets: Mapping[str, int] = field(default_factory=dict)
+    keeps_joules: bool = False
     peers: dict[str, tuple[str, ...]] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -95,13 +98,14 @@ class CandidatePool:
         self.tally.count(outcome.n_tasks, TASK_S)
         if not self._holds(plan, outcome):
             return inf, outcome.latency_s
+        latency_s, qoe = outcome.latency_s, self.problem.qoe
+        joules = outcome.device_energy_j() if is_thrifty(self.problem) or self.keeps_joules else {}
+        excess = LATE_J * _excess(qoe, joules) if self.keeps_joules else 0.0
         if not is_thrifty(self.problem):
-            return outcome.latency_s, outcome.latency_s
-        score = objective(
-            self.problem.qoe, outcome.latency_s, sum(outcome.device_energy_j().values())
-        )
-        lateness = outcome.latency_s / (self.problem.qoe.latency_s or inf)
-        return score + (LATE_J * lateness if lateness > 1 else 0.0), outcome.latency_s
+            return latency_s + excess, latency_s
+        lateness = latency_s / (qoe.latency_s or inf)
+        late = LATE_J * lateness if lateness > 1 else 0.0
+        return objective(qoe, latency_s, sum(joules.values())) + late + excess, latency_s
 
     def _holds(self, plan: Plan, outcome: direct.Outcome) -> bool:
         """Whether every device has memory for what it has at once; not looked at where by the
@@ -119,3 +123,11 @@ class CandidatePool:
             return rounded(item[0]), len(item[1].stages)
 
         return [plan for _, plan in sorted(self.scores.values(), key=rank)]
+
+
+def _excess(qoe: QoE, joules: Mapping[str, float]) -> float:
+    """By which parts of themselves limits on energy are exceeded, added up."""
+    limits = [(joules.get(name, 0.0), limit) for name, limit in qoe.device_energy_j.items()]
+    if qoe.energy_j is not None:
+        limits.append((sum(joules.values()), qoe.energy_j))
+    return sum(max(0.0, used - limit) / max(limit, SMALL_J) for used, limit in limits)

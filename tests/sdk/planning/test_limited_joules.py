@@ -1,0 +1,59 @@
+"""Limits on joules, of a device or of all, are part of what is searched for."""
+
+from dataclasses import replace
+
+import pytest
+from tests.sdk.planning.homes import WORKLOADS, later, random_home
+
+import potluck
+from potluck.errors import Infeasible
+from potluck.planning import make_plans
+from potluck.planning.feasibility import breaches
+from potluck.planning.registry import RIVALS, ask
+from potluck.records import Inference, QoE, Training
+
+ASKED = ("gpipe", "pipedream", "dapple", "alpa", "metis")
+
+
+def limits(plan, slack=1.02):
+    """As tight as that plan is: on each device, and on all."""
+    return (
+        QoE(device_energy_j={name: slack * used for name, used in plan.device_energy_j.items()}),
+        QoE(energy_j=slack * plan.energy_j),
+    )
+
+
+def solved(problem, name):
+    try:
+        return ask(problem, name).best.latency_s
+    except Infeasible:
+        return float("inf")
+
+
+@pytest.mark.parametrize(
+    "workload", [Training(batch=8), Inference(batch=8)], ids=["train", "infer"]
+)
+@pytest.mark.parametrize("home", ["family", *later(["traffic-monitor"])])
+def test_a_plan_within_the_joules_of_a_rivals_is_as_fast_as_any_rivals(home, workload):
+    problem = potluck.estimate(home, "bert-base", max_layers=10).problem(workload)
+    for name in ("dapple", "gpipe"):
+        theirs = next(plan for plan in ask(problem, name) if len(plan.devices) > 1)
+        for qoe in limits(theirs):
+            limited = replace(problem, qoe=qoe)
+            ours = make_plans(limited).best
+            assert not breaches(limited, ours)
+            assert ours.latency_s <= 1.01 * min(solved(limited, rival) for rival in ASKED)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_in_random_homes_no_rival_is_faster_within_the_joules_of_its_own_plan(seed):
+    problem = random_home(seed, WORKLOADS[seed % 3])
+    name = ASKED[seed % len(ASKED)]
+    assert name in RIVALS
+    try:
+        theirs = ask(problem, name).best
+    except Infeasible:
+        return
+    for qoe in limits(theirs):
+        limited = replace(problem, qoe=qoe)
+        assert make_plans(limited).best.latency_s <= 1.01 * theirs.latency_s
