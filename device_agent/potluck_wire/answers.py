@@ -16,6 +16,7 @@ from potluck_wire.program import MAX_INSTRUCTIONS, MAX_VALUES
 from potluck_wire.tensors import DTYPES, nbytes
 
 SLACK_S = 1.0  # clocks of coarse steps
+MIN_PROBE_S = 1e-9  # no value takes less to a peer and back
 
 Timeline = tuple[tuple[int, float, float], ...]  # instruction, start_s, stop_s
 Export = tuple[str, int, int, str, tuple[int, ...]]  # value, offset, nbytes, dtype, shape
@@ -108,10 +109,13 @@ def check_seconds(asked: Probe, told: Probed) -> None:
     Raises
     ------
     WireError
-        It does not, or a time is below zero.
+        It does not, or a time is none that a value can take.
     """
-    if len(told.seconds) != asked.repeats or min(told.seconds, default=0) < 0:
+    if len(told.seconds) != asked.repeats:
         raise WireError(WireCode.FIELD, f"{len(told.seconds)} times for {asked.repeats} repeats")
+    for seconds in told.seconds:
+        if not MIN_PROBE_S <= seconds <= MAX_CLOCK_S:
+            raise WireError(WireCode.FIELD, f"a probe that took {seconds:.3g} s")
 
 
 def check_clock(clock_s: float) -> None:

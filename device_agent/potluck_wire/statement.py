@@ -68,6 +68,10 @@ def _is_count(value: Any) -> bool:
     return type(value) is int and 0 <= value <= MAX_INT
 
 
+def _is_positive(value: Any) -> bool:
+    return _is_count(value) and value > 0
+
+
 def _is_number(value: Any) -> bool:
     return type(value) in (int, float) and 0 <= value <= MAX_NUMBER
 
@@ -182,7 +186,12 @@ FIELDS: dict[str, tuple[Callable[[Any], bool], str, Any, str]] = {
         REQUIRED,
         "as announced; two devices of one home never share it",
     ),
-    "memory_bytes": (_is_count, "a count", REQUIRED, "what the owner lets potluck use for tensors"),
+    "memory_bytes": (
+        _is_positive,
+        "a count above zero",
+        REQUIRED,
+        "what the owner lets potluck use for tensors",
+    ),
     "backends": (
         _is_texts,
         "{name: version}",

@@ -30,7 +30,7 @@ def test_a_newer_agent_may_say_more():
 
 WRONG = {
     "name": "Jetson Nano",
-    "memory_bytes": -1,
+    "memory_bytes": 0,
     "backends": ["torch"],
     "dtypes": "float32",
     "operators": [1],

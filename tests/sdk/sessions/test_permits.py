@@ -10,7 +10,7 @@ from tests.sdk.sessions.controller_play import Play, place
 from tests.sdk.sessions.held import check_held
 
 from potluck.errors import ProtocolError
-from potluck.sessions.events import CancelExecution, RequestAll, Resolve
+from potluck.sessions.events import CancelExecution, Reject, RequestAll, Resolve
 from potluck.sessions.permits import LATE_VALUES
 from potluck_wire import messages as m
 from potluck_wire.limits import MAX_CHUNK_BYTES, MAX_VALUE_BYTES
@@ -207,3 +207,17 @@ def test_no_device_makes_the_notebook_hold_more_than_it_asked_for(record_propert
 def test_no_device_makes_the_notebook_hold_more_for_long(record_property):
     storm(Hoarder, first=1_000_000, n_sequences=N_LONG, n_moves=MOVES)
     record_property("inputs", N_LONG)
+
+
+@pytest.mark.parametrize("seconds", [0.0, -0.1, 5e-324, 1e-300, 1.7e308])
+def test_a_device_whose_probe_took_no_time_that_there_is_is_gone_by_name(seconds):
+    """Rates are made of it: they would be endless, or nothing."""
+    play = Play("a", "b")
+    play.do(RequestAll(ticket=1, requests={"a": (PROBE, ())}))
+    play.hear("a", m.Probed(task="t", peer="home", seconds=(0.1, seconds)))
+    reject = play.ended()[1]
+    assert isinstance(reject, Reject)
+    assert reject.error.device == "a"
+    play.do(RequestAll(ticket=2, requests={"b": (PROBE, ())}))
+    play.hear("b", m.Probed(task="t", peer="home", seconds=(0.1, 0.2)))
+    assert isinstance(play.ended()[2], Resolve)
