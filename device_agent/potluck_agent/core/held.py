@@ -5,6 +5,11 @@ All are 0 when nothing is under way: what stays above 0 then is a leak.
 
 from dataclasses import dataclass
 
+from potluck_agent.core.early_values import EarlyValues
+from potluck_agent.core.receive_buffers import ReceiveBuffers
+from potluck_agent.core.send_queue import SendQueue
+from potluck_agent.core.worker_proxy import WorkerProxy
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
@@ -25,3 +30,18 @@ class Held:
     n_early_instructions: int = 0
     early_bytes: int = 0
     order_bytes: int = 0
+
+
+def held(
+    incoming: ReceiveBuffers, outgoing: SendQueue, early: EarlyValues, worker: WorkerProxy
+) -> Held:
+    """What these parts of one core hold."""
+    return Held(
+        inbound_bytes=incoming.space.used_bytes,
+        n_arriving=incoming.n_arriving,
+        n_leaving=outgoing.n_leaving,
+        n_early=len(early),
+        n_early_instructions=early.n_instructions,
+        early_bytes=early.worker_bytes,
+        order_bytes=worker.behind_bytes,
+    )

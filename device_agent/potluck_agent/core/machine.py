@@ -35,7 +35,7 @@ from potluck_agent.core.events import (
     WorkerDied,
 )
 from potluck_agent.core.execution_engine import ExecutionEngine
-from potluck_agent.core.held import Held
+from potluck_agent.core.held import Held, held
 from potluck_agent.core.measurements import MeasurementQueue
 from potluck_agent.core.members import read_roster
 from potluck_agent.core.outbox import Outbox, Settings
@@ -215,16 +215,7 @@ class Core:
     @property
     def held(self) -> Held:
         """What it holds of others' values and orders now."""
-        early = self._work.early
-        return Held(
-            inbound_bytes=self._incoming.space.used_bytes,
-            n_arriving=self._incoming.n_arriving,
-            n_leaving=self._outgoing.n_leaving,
-            n_early=len(early),
-            n_early_instructions=early.n_instructions,
-            early_bytes=early.worker_bytes,
-            order_bytes=self._worker.behind_bytes,
-        )
+        return held(self._incoming, self._outgoing, self._work.early, self._worker)
 
     def _pass_time(self, now_s: float) -> None:
         """Count for how long values have been on a link."""

@@ -3,7 +3,6 @@ and its segments.
 """
 
 import hashlib
-import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -17,12 +16,13 @@ from potluck import records
 from potluck.errors import ModelError
 from potluck.graph.indices import check_indices, index_bounds
 from potluck.graph.partition.batch_norms import check_values
-from potluck.graph.partition.cuts import Linearization, line, multiple
-from potluck.graph.partition.layers import Layers, is_averaged, layers
+from potluck.graph.partition.cuts import Linearization, line
+from potluck.graph.partition.layers import Layers, layers
+from potluck.graph.partition.segment_records import segment_record, tensor_record
 from potluck.graph.torch.state_names import as_module, load
 from potluck.optional import needed
 from potluck.shown import Shown
-from potluck_wire.graph import BATCH, DTYPE_BYTES, Graph, Input, Output, evaluate
+from potluck_wire.graph import BATCH, Graph, Input, evaluate
 from potluck_wire.installing import install
 from potluck_wire.segment import dumps
 
@@ -287,7 +287,7 @@ class Model(Shown):
         if not 0 <= start < stop <= n_layers:
             raise ModelError(f"there are no layers [{start}, {stop}): the model has {n_layers}.")
         graph = chosen.graph(start, stop)
-        return _segment_record(graph, chosen, start, stop), graph
+        return segment_record(graph, chosen, start, stop), graph
 
     def kinds(self, train: bool = False) -> tuple[str, ...]:
         """As what its pieces can be given to devices, the best first."""
@@ -526,7 +526,7 @@ class Model(Shown):
         of a whole batch.
         """
         traced = self.laid_out(train).line.traced
-        return tuple(_tensor(port, traced.hints) for port in traced.graph.inputs)
+        return tuple(tensor_record(port, traced.hints) for port in traced.graph.inputs)
 
     def fed(
         self, *batch: "torch.Tensor", constants: "LossConstants | None" = None
@@ -672,41 +672,3 @@ def _mismatch(port: Input, tensor: Any, sizes: Mapping[str, int], **facts: Any) 
 
 def _rows(sizes: Mapping[str, int]) -> str:
     return f"{sizes[BATCH]} row{'s' * (sizes[BATCH] != 1)}" if BATCH in sizes else "rows"
-
-
-def _tensor(port: Input | Output, hints: Mapping[str, int]) -> records.Tensor:
-    sizes = {**hints, BATCH: 1}
-    elements = math.prod(evaluate(size, sizes) for size in port.shape)
-    return records.Tensor(
-        name=port.name,
-        dtype=port.dtype,
-        row_bytes=elements * DTYPE_BYTES[port.dtype],
-        gradient=port.gradient,
-        multiple=multiple(port.shape),
-    )
-
-
-def _segment_record(graph: Graph, chosen: Layers, start: int, stop: int) -> records.Segment:
-    traced = chosen.line.traced
-    own = {port.name for port in traced.graph.inputs}
-    tensors = [_tensor(port, traced.hints) for port in graph.inputs]
-    learned = [p for p in graph.parameters if p.trainable]
-    averaged = [b for b in graph.buffers if is_averaged(b)]
-    return records.Segment(
-        name=f"layers-{start}-{stop}",
-        start=start,
-        stop=stop,
-        feeds=tuple(t for t in tensors if t.name in own),
-        inputs=tuple(t for t in tensors if t.name not in own),
-        sources=chosen.sources(start, stop),
-        outputs=tuple(_tensor(port, traced.hints) for port in graph.outputs),
-        parameter_count=sum(math.prod(p.shape) for p in learned),
-        buffer_count=sum(math.prod(b.shape) for b in averaged),
-        vector_item_bytes=max(
-            [4, *(DTYPE_BYTES[p.dtype] for p in learned), *(DTYPE_BYTES[b.dtype] for b in averaged)]
-        ),
-        norm_values=min(
-            (layer.norm_values for layer in chosen.records[start:stop] if layer.norm_values),
-            default=0,
-        ),
-    )
