@@ -2,8 +2,9 @@
 
 In a thread of its own.
 
-Asking and probing for the name takes 3.2 s and nobody waits for it. A failure is reported and
-changes nothing else: explicit addresses always work.
+Asking and probing for the name takes 3.2 s and nobody waits for it. A failure is reported, tried
+again (a network may come up or change meanwhile), and changes nothing else: explicit addresses
+always work.
 """
 
 import hashlib
@@ -18,6 +19,7 @@ from potluck_wire.limits import SERVICE_TYPE
 from potluck_wire.version import show
 
 STOP_S = 3.0
+AGAIN_S = 5.0  # after a failure
 TTL_S = 120
 # an answer that was given a second ago waits 1.3 s; a probe's come by unicast, to one process only
 ASK_MS = 1500
@@ -47,6 +49,18 @@ class Announcement:
         self._thread.join(STOP_S)
 
     def _run(self) -> None:
+        is_told = False
+        while not self._stop.is_set():
+            try:
+                self._announce()
+            except Exception as error:  # discovery is a convenience: the agent goes on
+                if not is_told:
+                    self._note(f"not announced by mDNS yet: {type(error).__name__}: {error}")
+                is_told = True
+                self._stop.wait(AGAIN_S)
+
+    def _announce(self) -> None:
+        """Until it is closed."""
         zeroconf: Any = None
         try:
             from zeroconf import InterfaceChoice, IPVersion, Zeroconf  # 70 ms, and 10 MiB
@@ -57,8 +71,6 @@ class Announcement:
             zeroconf.register_service(info, allow_name_change=True)
             self._stop.wait()
             zeroconf.unregister_service(info)
-        except Exception as error:  # discovery is a convenience: whatever it is, the agent goes on
-            self._note(f"not announced by mDNS: {type(error).__name__}: {error}")
         finally:
             if zeroconf is not None:
                 with suppress(Exception):

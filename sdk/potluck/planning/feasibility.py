@@ -14,6 +14,7 @@ from potluck.records import Plan, Problem, Training
 from potluck.simulate import cost, footprint
 
 PLENTY = 1 << 60  # bytes
+ADVICE_FRAC = 0.001  # numbers of four digits are that much more, so that following them suffices
 GUARD_FRAC = 0.005  # peaks are rounded up to whole MB below, so that following the advice suffices
 
 
@@ -110,7 +111,10 @@ def _error(breach: Breach, problem: Problem, judged: Sequence[Plan]) -> Infeasib
         f"the {breach.limit} limit is {available:.4g} {unit}."
     )
     return Infeasible(
-        text, device=device, next_step=f"Allow {needed:.3g} {unit}, or add a device.", **facts
+        text,
+        device=device,
+        next_step=f"Allow {needed * (1 + ADVICE_FRAC):.4g} {unit}, or add a device.",
+        **facts,
     )
 
 

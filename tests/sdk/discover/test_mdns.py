@@ -65,3 +65,25 @@ def test_a_device_whose_address_came_late_is_asked_for_again(monkeypatch):
     finally:
         announced.close()
     assert len(asked) >= 3
+
+
+def test_a_device_whose_network_comes_late_is_announced_all_the_same(monkeypatch):
+    """And it says once that it was not."""
+    zeroconf = pytest.importorskip("zeroconf")
+    real, failures, noted = zeroconf.Zeroconf, iter([OSError(19, "No such device")] * 2), []
+
+    def late(**given):
+        for failure in failures if "interfaces" in given else ():
+            raise failure
+        return real(**given)
+
+    monkeypatch.setattr(zeroconf, "Zeroconf", late)
+    monkeypatch.setattr("potluck_agent.net.mdns.AGAIN_S", 0.01)
+    name = f"late-{secrets.token_hex(4)}"
+    announced = Announcement(name=name, host="127.0.0.1", port=1, key="k", note=noted.append)
+    try:
+        assert name in browse(PATIENCE_S, enough=lambda found: name in found)
+    finally:
+        announced.close()
+    (text,) = noted
+    assert "not announced by mDNS yet: OSError" in text
