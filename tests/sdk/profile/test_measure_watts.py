@@ -25,6 +25,12 @@ def profiled(home, **more):
     return handle.wait()
 
 
+@pytest.fixture(autouse=True)
+def no_hurry(monkeypatch):
+    """A busy machine plays the seconds of devices in memory more slowly."""
+    monkeypatch.setattr("potluck.profile.measure_watts.MOST_S", 1000.0)
+
+
 @pytest.fixture
 def metered_home():
     with memory_home([Spec(name="a", power=POWER), Spec(name="b")], metered=("a",)) as home:
