@@ -73,7 +73,7 @@ def _power(document: Mapping[str, Any]) -> Iterator[str]:
     elif watts:
         yield f"modelled: {watts['idle_w']:g} W idle, {watts['busy_w']:g} W busy"
     else:
-        yield "no meter: its energy is not known, unless --power says its watts"
+        yield "no meter: its watts are assumed, unless --power says them"
 
 
 def _connection(document: Mapping[str, Any]) -> Iterator[str]:
