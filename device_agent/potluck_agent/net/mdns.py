@@ -37,7 +37,7 @@ class Announcement:
         self._name = name
         self._host = host
         self._port = port
-        self._key = key
+        self._fp = hashlib.sha256(key.encode()).hexdigest()[:16]
         self._note = note
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="potluck announce", daemon=True)
@@ -67,8 +67,9 @@ class Announcement:
 
             only = [self._host] if self._host not in ("0.0.0.0", "::", "*") else InterfaceChoice.All  # noqa: S104
             zeroconf = Zeroconf(interfaces=only, ip_version=IPVersion.V4Only)
-            info = self._record(self._free_name(zeroconf))
-            zeroconf.register_service(info, allow_name_change=True)
+            name, is_own = self._free_name(zeroconf)
+            info = self._record(name)
+            zeroconf.register_service(info, allow_name_change=True, cooperating_responders=is_own)
             self._stop.wait()
             zeroconf.unregister_service(info)
         finally:
@@ -76,22 +77,22 @@ class Announcement:
                 with suppress(Exception):
                     zeroconf.close()
 
-    def _free_name(self, zeroconf: Any) -> str:
-        """A name that nobody here has. Zeroconf probes too, but gets no answers from agents of this
-        very machine.
+    def _free_name(self, zeroconf: Any) -> tuple[str, bool]:
+        """A name that nobody else has, and whether an announcement of ours still has it: one that
+        failed half-way is heard for a while. Zeroconf probes too, but gets no answers from agents
+        of this very machine.
         """
         from zeroconf import DNSQuestionType
 
         name, number = self._name, 1
-        while (
-            zeroconf.get_service_info(
-                SERVICE_TYPE, f"{name}.{SERVICE_TYPE}", ASK_MS, DNSQuestionType.QM
-            )
-            is not None
+        while found := zeroconf.get_service_info(
+            SERVICE_TYPE, f"{name}.{SERVICE_TYPE}", ASK_MS, DNSQuestionType.QM
         ):
+            if found.properties.get(b"fp") == self._fp.encode():
+                return name, True
             number += 1
             name = f"{self._name[:MAX_STEM]}-{number}"
-        return name
+        return name, False
 
     def _record(self, name: str) -> Any:
         from zeroconf import ServiceInfo
@@ -101,8 +102,8 @@ class Announcement:
             f"{name}.{SERVICE_TYPE}",
             port=self._port,
             addresses=[ipaddress.ip_address(address).packed for address in addresses(self._host)],
-            properties={"v": show(), "fp": hashlib.sha256(self._key.encode()).hexdigest()[:16]},
-            server=f"potluck-{hashlib.sha256(self._key.encode()).hexdigest()[:12]}.local.",
+            properties={"v": show(), "fp": self._fp},
+            server=f"potluck-{self._fp[:12]}.local.",
             host_ttl=TTL_S,
             other_ttl=TTL_S,
         )

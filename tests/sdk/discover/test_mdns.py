@@ -87,3 +87,29 @@ def test_a_device_whose_network_comes_late_is_announced_all_the_same(monkeypatch
         announced.close()
     (text,) = noted
     assert "not announced by mDNS yet: OSError" in text
+
+
+def test_an_announcement_that_failed_half_way_takes_its_own_name_again(monkeypatch):
+    """What was told before the failure is still heard, and is no other device of that name."""
+    zeroconf = pytest.importorskip("zeroconf")
+    tell, stale, told, noted = zeroconf.Zeroconf.register_service, [], [], []
+
+    def half(self, info, *args, **options):
+        told.append(info.name)
+        if not stale:
+            stale.append(zeroconf.Zeroconf(interfaces=["127.0.0.1"]))
+            tell(stale[0], info)
+            raise TimeoutError("the network is busy")
+        return tell(self, info, *args, **options)
+
+    monkeypatch.setattr(zeroconf.Zeroconf, "register_service", half)
+    monkeypatch.setattr("potluck_agent.net.mdns.AGAIN_S", 0.01)
+    name = f"half-{secrets.token_hex(4)}"
+    announced = Announcement(name=name, host="127.0.0.1", port=1, key="k", note=noted.append)
+    try:
+        found = browse(PATIENCE_S, enough=lambda found: name in found and len(told) > 1)
+    finally:
+        announced.close()
+        stale[0].close()
+    assert told == [f"{name}.{SERVICE_TYPE}"] * 2
+    assert f"{name}-2" not in found
