@@ -12,6 +12,7 @@ from potluck.run.engine import Engine, same_state
 from potluck.run.optimizers import AdamW, Optimizer, check_optimizer
 from potluck.run.protection import Protection, Snapshot, check_protect
 from potluck.run.run import Run
+from potluck.run.tensors import kept
 from potluck.schedule.policies import Policy
 from potluck.sessions.link import Link
 from potluck.sessions.members import Members
@@ -139,8 +140,9 @@ def _protection(
     long again for each moment of the optimizer.
     """
     n_moments = len(optimizer.state_names("")) if not moments else 0
+    own = {name: kept(tensor) for name, tensor in weights.items()}  # the module's may change
     return Protection(
-        Snapshot(step=engine.step, optimizer=optimizer, weights=weights, moments=moments),
+        Snapshot(step=engine.step, optimizer=optimizer, weights=own, moments=moments),
         cost_s=engine.moved_s * (1 + n_moments),
         n_devices=len(engine.edition.plan.devices),
         every=protect if protect is not True else None,

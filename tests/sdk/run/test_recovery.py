@@ -3,16 +3,26 @@ machine learns.
 """
 
 import random
+from contextlib import suppress
 
 import pytest
-from tests.sdk.run.conftest import make_data, make_model, make_net, make_plan, train_alone
+from tests.sdk.run import fault_injection
+from tests.sdk.run import test_switching as switching
+from tests.sdk.run.conftest import (
+    make_data,
+    make_model,
+    make_net,
+    make_plan,
+    more_steps,
+    train_alone,
+)
 
 import potluck
-from potluck.errors import DeviceGone, UserError
+from potluck.errors import DeviceGone, PotluckError, UserError
 from potluck.run.history import History
 from potluck.run.protection import LOST_S, MOST_FRAC, interval_s
 from potluck.sessions.events import Received
-from potluck.testing.faults import memory_of
+from potluck.testing.faults import at, memory_of
 from potluck.testing.inside import engine_of, link_of
 from potluck.testing.memory import memory_home
 
@@ -145,6 +155,21 @@ def test_on_step_hears_of_every_step_once(home):
     assert told == list(enumerate(history.losses, start=1))
 
 
+def test_what_becomes_of_the_module_meanwhile_does_not_matter(home):
+    """The first snapshot is of the weights as they were sent."""
+    run = deployed(home, protect=100)
+
+    def on_step(step, loss):
+        if step == 5:
+            run.load_into()
+        if step == 8:
+            memory_of(home).kill(C)
+
+    history = run.fit(make_data("mlp", ROWS), epochs=EPOCHS, on_step=on_step).wait()
+    assert history.recoveries[0].n_again == history.recoveries[0].step
+    check_learned(run, history)
+
+
 def test_a_device_that_is_lost_while_nothing_goes_on_is_missed_by_nobody(home):
     run = deployed(home, protect=1)
     first = run.fit(make_data("mlp", ROWS)).wait()
@@ -245,3 +270,40 @@ def test_snapshots_cost_no_more_than_their_part_and_come_as_young_and_daly_say()
             seconds = interval_s(cost_s, n_devices)
             assert cost_s / seconds <= MOST_FRAC * (1 + 1e-9)
             assert seconds >= (2 * cost_s * LOST_S / n_devices) ** 0.5
+
+
+SWITCHING = [
+    (moment, device, how, after)
+    for moment in fault_injection.TRAINING
+    for device in switching.PLANS["abc"]
+    for how in ("kill", "kill_worker")
+    for after in (0, 1, 3, 8)
+]
+QUICK = SWITCHING[::29]
+
+
+@pytest.fixture(scope="module")
+def model():
+    return switching.make_model()
+
+
+@pytest.mark.parametrize(
+    ("moment", "device", "how", "after"),
+    [pytest.param(*case, marks=[] if case in QUICK else [pytest.mark.long]) for case in SWITCHING],
+)
+def test_a_loss_in_the_middle_of_a_switch_changes_nothing_that_is_learned(
+    model, moment, device, how, after
+):
+    """Bit for bit, with batch norm: the plan after it has the same micro-batches."""
+    (name,), _ = device
+    with switching.open_lab() as lab:
+        run = lab.deploy(switching.plan_of(model, "ab"), model, protect=3).wait()
+        strike = getattr(memory_of(lab), how)
+        with at(lab, fault_injection.TRAINING[moment], lambda: strike(name), after=after):
+            at_work = run.fit(switching.make_data(), epochs=switching.FOREVER)
+            with suppress(PotluckError):  # it may be the switch that was struck
+                run.switch(switching.plan_of(model, "abc")).wait()
+            more_steps(run, at_work, 3)
+            switching.stop(run, at_work)
+        assert memory_of(lab).is_there(name) or name not in run.plan.devices
+        switching.check_equal(run)
