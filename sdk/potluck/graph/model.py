@@ -202,8 +202,8 @@ class Model(Shown):
             name=name,
             arguments=arguments,
         )
-        if training is not None and training.line.traced.unproven:
-            warnings.warn(model.notes(train=True)[-1], stacklevel=2)
+        if model.laid_out(model.trains).line.traced.unproven:
+            warnings.warn(model.notes(train=model.trains)[-1], stacklevel=2)
         return model
 
     @staticmethod
@@ -347,7 +347,7 @@ class Model(Shown):
         return export.document(graph, self._inference.line.traced.tensors)
 
     def notes(self, train: bool = False) -> tuple[str, ...]:
-        """What keeps the model from being cut more finely, and what of its loss is not proven, in
+        """What keeps the model from being cut more finely, and what of its rows is not proven, in
         words.
         """
         line = self.laid_out(train).line
@@ -356,9 +356,10 @@ class Model(Shown):
             f"{name} is used in several places, which training keeps on one device" for name in tied
         ]
         if line.traced.unproven:
+            what = "the loss is a mean over rows" if train else "each row is answered by itself"
             notes.append(
-                "that the loss is a mean over rows was tried on several batches, and is not "
-                f"proven: how {line.traced.unproven} treats rows is not known"
+                f"that {what} was tried on several batches, and is not proven: how "
+                f"{line.traced.unproven} treats rows is not known"
             )
         return tuple(notes)
 
