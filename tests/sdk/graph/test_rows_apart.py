@@ -52,7 +52,6 @@ def convolved(rows):
     return between
 
 
-ONE_SIZE = "one size of batch"
 # The rows that touch each other are far apart where a number is far from those that are tried.
 MIXING = {
     "column and row": (lambda net, h, n: h * (h[:, :1] + h[:, 0]).mean(1)[:, None], "add"),
@@ -89,7 +88,7 @@ MIXING = {
             lambda net, h, n, k=k: h.view(k, -1, 4).transpose(0, 1).reshape(-1, 4),
             "view",
         )
-        for k in (2, 4)
+        for k in (2, 3)
     },
     **{
         f"{what} {k}": (make(k), named)
@@ -131,14 +130,14 @@ MIXING = {
     # of zeros no order shows
     "two groups of rows": (
         lambda net, h, n: torch.stack([(h - 1e3).relu(), (h - 1e2).relu()]).view(-1, 4),
-        "view",
+        "stack",
     ),
     "two groups side by side": (
         lambda net, h, n: torch.cat([(h - 1e3).relu(), (h - 1e2).relu()]),
         "cat",
     ),
     "a number of rows baked in": (lambda net, h, n: h + torch.zeros(6, 1), "add"),
-    "a plain number of rows": (lambda net, h, n: h * int(n), ONE_SIZE),
+    "a plain number of rows": (lambda net, h, n: h * int(n), "plain number"),
     "one row after the other": (lambda net, h, n: torch.stack([r * 2 for r in h]), "unbind|iter"),
 }
 
@@ -146,9 +145,8 @@ MIXING = {
 @pytest.mark.parametrize("case", MIXING)
 def test_what_mixes_rows_is_refused_by_its_name(case):
     between, named = MIXING[case]
-    with pytest.raises(ModelError, match=rf"(?s)(rows|size of batch|list).*|{named}") as refused:
+    with pytest.raises(ModelError, match=named):
         Model.from_torch(Net(between), torch.randn(6, 4))
-    assert refused.match(named)
 
 
 class Recurrent(nn.Module):
@@ -172,6 +170,14 @@ def test_a_sequence_that_comes_first_is_refused(kind):
     make, named = SEQUENCES[kind]
     with pytest.raises(ModelError, match=named):
         Model.from_torch(make(), torch.randn(6, 3, 4))
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM])
+def test_a_recurrent_layer_is_taken_without_a_word(kind):
+    x = torch.randn(6, 3, 4)
+    loss = functional.mse_loss
+    Model.from_torch(Recurrent(kind, batch_first=True), x, loss=loss, example_targets=x)
 
 
 APART = {
