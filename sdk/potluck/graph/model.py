@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     import torch
 
     from potluck.graph.loss.constants import LossConstants
+    from potluck.graph.torch.value_marks import Marks
     from potluck.graph.onnx.model import OnnxModel
 
     from .modelgraph import ModelGraph, Node
@@ -442,6 +443,36 @@ class Model(Shown):
             check_modes(self._net, self.laid_out(True).line.traced)
         if constants is not None:
             check_unchanged(self.laid_out(True).line.traced, constants)
+
+    def value_marks(self) -> "Marks":
+        """Marks of the values that the tensors which it answers by have now, for `check_values`.
+
+        None of what was made from a file, which nobody changes.
+        """
+        if not hasattr(self._net, "named_modules"):
+            return {}
+        from potluck.graph.torch.value_marks import marks
+
+        return marks(self._inference.line.traced.tensors)
+
+    def check_values(self, before: "Marks") -> None:
+        """Whether its tensors have the values that they had, as far as their marks tell.
+
+        Parameters
+        ----------
+        before
+            What `value_marks` said then.
+
+        Raises
+        ------
+        ModelError
+            One was changed in place since.
+        """
+        if not before:
+            return
+        from potluck.graph.torch.value_marks import check_values
+
+        check_values(before, self.value_marks())
 
     def _now(self) -> Any:
         """What the user's module and loss are now; None where it is no module."""
