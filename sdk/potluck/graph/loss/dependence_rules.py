@@ -12,6 +12,7 @@ from potluck.graph.loss import dependence_products as products
 from potluck.graph.loss import dependence_shapes as shapes
 from potluck.graph.loss.dependence import (
     ACROSS,
+    FREE,
     NUMBER,
     Dependence,
     Kind,
@@ -66,6 +67,8 @@ def _sum(look: Look) -> Dependence | None:
 
 
 def _times(look: Look) -> Dependence | None:
+    if look.axis is None and not isinstance(look.argument(1), Ref) and look.argument(1) == 0:
+        return FREE  # however it grows with the rows
     values = _operands(look, 0, 1)
     return None if values is None else look.laid_out_as(look.refs, product(*values))
 
