@@ -136,6 +136,20 @@ MIXING = {
         lambda net, h, n: torch.cat([(h - 1e3).relu(), (h - 1e2).relu()]),
         "cat",
     ),
+    "groups of two layouts": (
+        lambda net, h, n: torch.cat([(h - 1e2).relu(), (h - 1e2).relu().repeat(2, 1)])
+        .view(-1, 3, 4)
+        .sum(1),
+        "repeat|cat",
+    ),
+    "attention": (
+        lambda net, h, n: functional.scaled_dot_product_attention(h, h, h),
+        "attention",
+    ),
+    "attention of zeros": (
+        lambda net, h, n: functional.scaled_dot_product_attention(*3 * [(h - 1e2).relu()]),
+        "attention",
+    ),
     "a number of rows baked in": (lambda net, h, n: h + torch.zeros(6, 1), "add"),
     "a plain number of rows": (lambda net, h, n: h * int(n), "plain number"),
     "one row after the other": (lambda net, h, n: torch.stack([r * 2 for r in h]), "unbind|iter"),
@@ -194,6 +208,7 @@ APART = {
     @ net.table,
     "diagonal": lambda net, h, n: (h[:, :, None] * h[:, None]).diagonal(dim1=1, dim2=2),
     "normalize": lambda net, h, n: functional.normalize(h),
+    "the only part": lambda net, h, n: h * h[:, :1].chunk(2, -1)[0],
     "a convolution of each row": lambda net, h, n: functional.conv1d(
         h.reshape(1, -1, 1), (h[:, :, None] * h[:, None]).reshape(-1, 4, 1), groups=n
     ).view(-1, 4),

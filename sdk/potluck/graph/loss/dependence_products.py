@@ -5,6 +5,7 @@ Pure.
 from dataclasses import replace
 
 from potluck.graph.loss.dependence import (
+    ACROSS,
     FREE,
     PAIRS,
     Dependence,
@@ -98,8 +99,10 @@ def einsum(look: Look) -> Dependence | None:
 def attention(look: Look) -> Dependence | None:
     """Queries, keys and values, and perhaps a mask, of each row."""
     axis = look.axis
-    if axis is None or axis >= len(look.shape) - 2:
+    if axis is None:
         return None
+    if axis >= len(look.shape) - 2:
+        raise Mixes(ACROSS)
     values = look.aligned(look.refs)
     return None if values is None else look.laid_out_as(look.refs, function(values))
 

@@ -82,6 +82,7 @@ def follow(traced: Traced) -> Followed:
                 dependence = ROWS
                 followed.assumed[ref] = where
             followed.known[ref] = dependence
+            followed.known.setdefault(Ref(value, 0), dependence)  # the only part of a list
     return followed
 
 

@@ -250,11 +250,11 @@ def _settled(
 
     Where the graph does not tell, further trials do.
     """
-    followed, rows = follow(seen), seen.by_rows
-    if followed.assumed:
-        assumed = frozenset(followed.assumed)
-        left = apart(program, values, seen.types, state, tensors, assumed, complete)
-        rows = rows - assumed | left
+    followed, rows, confirmed = follow(seen), seen.by_rows, frozenset[Ref]()
+    # what reads a value that failed is assumed next
+    while assumed := frozenset(followed.assumed) - confirmed:
+        confirmed |= apart(program, values, seen.types, state, tensors, assumed, complete)
+        rows = rows - (assumed - confirmed)
         followed = follow(replace(seen, by_rows=rows))
     return followed.in_order(rows)
 
