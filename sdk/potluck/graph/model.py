@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     import torch
 
     from potluck.graph.loss.constants import LossConstants
-    from potluck.graph.torch.value_marks import Marks
     from potluck.graph.onnx.model import OnnxModel
+    from potluck.graph.torch.value_marks import Marks
 
     from .modelgraph import ModelGraph, Node
 

@@ -28,7 +28,10 @@ def halved(part, x):
     return part(Halves.apply(x))
 
 
-CASES = {"checkpoint": (again, "CheckpointFunction.*use_reentrant=False"), "own": (halved, "Halves")}
+CASES = {
+    "checkpoint": (again, "CheckpointFunction.*use_reentrant=False"),
+    "own": (halved, "Halves"),
+}
 
 
 class Net(nn.Module):

@@ -1,5 +1,5 @@
-"""A module that does something across the rows of its batch is refused, and the operator named. What
-is taken answers and learns on any division of the rows as on one machine.
+"""A module that does something across the rows of its batch is refused, and the operator named.
+What is taken answers and learns on any division of the rows as on one machine.
 """
 
 import copy
@@ -120,11 +120,7 @@ MIXING = {
             ("at least", lambda k: lambda net, h, n: torch.add(h, h, alpha=max(n, 8 * k)), "add"),
             ("roll by rows", lambda k: lambda net, h, n: h.roll(n // (8 * k), 1), "roll"),
             ("select by rows", lambda k: lambda net, h, n: h + h[:, n // (99 * k), None], "select"),
-            (
-                "times the rows",
-                lambda k: lambda net, h, n: h * max(n // (8 * k), 1),
-                "mul",
-            ),
+            ("times the rows", lambda k: lambda net, h, n: h * max(n // (8 * k), 1), "mul"),
         )
     },
     # of zeros no order shows
@@ -137,15 +133,12 @@ MIXING = {
         "cat",
     ),
     "groups of two layouts": (
-        lambda net, h, n: torch.cat([(h - 1e2).relu(), (h - 1e2).relu().repeat(2, 1)])
-        .view(-1, 3, 4)
-        .sum(1),
+        lambda net, h, n: (
+            torch.cat([(h - 1e2).relu(), (h - 1e2).relu().repeat(2, 1)]).view(-1, 3, 4).sum(1)
+        ),
         "repeat|cat",
     ),
-    "attention": (
-        lambda net, h, n: functional.scaled_dot_product_attention(h, h, h),
-        "attention",
-    ),
+    "attention": (lambda net, h, n: functional.scaled_dot_product_attention(h, h, h), "attention"),
     "attention of zeros": (
         lambda net, h, n: functional.scaled_dot_product_attention(*3 * [(h - 1e2).relu()]),
         "attention",
@@ -204,8 +197,9 @@ APART = {
     "numbered": lambda net, h, n: h[torch.arange(n), h.argmax(1)][:, None] * h,
     "weights against rows": lambda net, h, n: (net.table @ h.t()).t() @ net.table,
     "einsum": lambda net, h, n: torch.einsum("bi,ci->bc", h, net.table) @ net.table,
-    "einsum of the rest": lambda net, h, n: torch.einsum("...i,ji->...j", h, net.table[:, :4])
-    @ net.table,
+    "einsum of the rest": lambda net, h, n: (
+        torch.einsum("...i,ji->...j", h, net.table[:, :4]) @ net.table
+    ),
     "diagonal": lambda net, h, n: (h[:, :, None] * h[:, None]).diagonal(dim1=1, dim2=2),
     "normalize": lambda net, h, n: functional.normalize(h),
     "the only part": lambda net, h, n: h * h[:, :1].chunk(2, -1)[0],

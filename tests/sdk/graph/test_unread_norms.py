@@ -133,8 +133,7 @@ def test_a_live_switch_and_a_checkpoint_lose_none(tmp_path):
         run = home.deploy(cut, model, optimizer=potluck.SGD(0.1)).wait()
         switching = []
         run.fit(
-            batches[:8],
-            on_step=lambda step, _: step == 2 and switching.append(run.switch(other)),
+            batches[:8], on_step=lambda step, _: step == 2 and switching.append(run.switch(other))
         ).wait()
         switching[0].wait()
         run.fit(batches[8:10]).wait()

@@ -209,7 +209,7 @@ def _reads(user: torch.fx.Node, tallies: set[torch.fx.Node]) -> bool:
 
 def _is_nought(node: torch.fx.Node) -> bool:
     """Whether it multiplies by 0: of nothing it does not show how it grows with the rows."""
-    return node.target is _ATEN.mul.Tensor and node.args[1] == 0
+    return bool(node.target is _ATEN.mul.Tensor and node.args[1] == 0)
 
 
 def _changes(node: torch.fx.Node) -> bool:

@@ -57,7 +57,7 @@ def _plus(look: Look, found: Dependence | None, other: Ref) -> Dependence | None
 
 
 _LETTERS = "abcdefghijklmnopqrstuvwx"
-_REST = "0123456789"  # for the dimensions that an equation leaves out
+_REST = "0123456789"
 
 
 def linear(look: Look) -> Dependence | None:
@@ -85,15 +85,20 @@ def added_matmul(look: Look) -> Dependence | None:
 def einsum(look: Look) -> Dependence | None:
     equation, refs = str(look.argument(0)).replace(" ", ""), look.argument(1)
     inputs, arrow, result = equation.partition("->")
-    letters = inputs.split(",")
     if not arrow:  # what is there once, in the order of the alphabet
         once = sorted(letter for letter in set(inputs) - set(",.") if inputs.count(letter) == 1)
         result = "".join(["..." * ("." in inputs), *once])
-    counts = [look.rank(ref) - len(text.replace("...", "")) for ref, text in zip(refs, letters)]
-    named = [text.replace("...", _REST[-n:] if n else "") for text, n in zip(letters, counts)]
-    rest = max((n for n, text in zip(counts, letters) if "." in text), default=0)
-    result = result.replace("...", _REST[-rest:] if rest else "")
-    return _contracted(look, list(zip(refs, named, strict=True)), result)
+    operands, most = [], 0
+    for ref, letters in zip(refs, inputs.split(","), strict=True):
+        n_rest = look.rank(ref) - len(letters.replace("...", ""))
+        operands.append((ref, letters.replace("...", _rest(n_rest))))
+        most = max(most, n_rest)
+    return _contracted(look, operands, result.replace("...", _rest(most)))
+
+
+def _rest(n: int) -> str:
+    """Names for the dimensions that an equation leaves out, the last ones the same everywhere."""
+    return _REST[len(_REST) - n :]
 
 
 def attention(look: Look) -> Dependence | None:

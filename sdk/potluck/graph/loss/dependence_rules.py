@@ -202,9 +202,7 @@ def _batch_first(look: Look) -> Dependence | None:
     axis = look.axis_of(look.first)
     if axis is not None and axis > 1 and look.node.op != _PRELU:
         raise Mixes(ACROSS)
-    if axis not in (None, 0) or any(
-        look.axis_of(ref) is not None for ref in look.refs[1:]
-    ):
+    if axis not in (None, 0) or any(look.axis_of(ref) is not None for ref in look.refs[1:]):
         return None
     return look.laid_out_as([look.first], function([look.known[ref] for ref in look.refs]))
 

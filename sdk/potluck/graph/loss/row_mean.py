@@ -129,10 +129,7 @@ def _checked(value: Dependence, shape: Shape, unknown: Dependence) -> Dependence
         return value if value.kind in (Kind.FREE, Kind.SUM) else unknown
     if len(axes) > 1:
         raise Mixes(PAIRS)
-    fits = (
-        value.kind != Kind.SUM
-        and outer_of(shape_at(shape), axes[0], value.outer)
-    )
+    fits = value.kind != Kind.SUM and outer_of(shape_at(shape), axes[0], value.outer)
     if (fits or value.kind == Kind.FREE) and degree(Sym(shape[axes[0]])) != 1:
         raise Mixes(NUMBER)
     return value if fits else unknown

@@ -25,7 +25,9 @@ from potluck_wire.graph import BATCH
 
 TRY = "Does net(example) run? The first dimension of every example is the batch."
 # a recurrent layer writes its weights into a list of its own, which is nobody's business
-_OWN_WEIGHTS = r"The tensor attributes? (self\.[\w.]*_flat_weights\[\d+\](, )?)+ (was|were) assigned"
+_OWN_WEIGHTS = (
+    r"The tensor attributes? (self\.[\w.]*_flat_weights\[\d+\](, )?)+ (was|were) assigned"
+)
 _LOUD = ("torch.fx.experimental.symbolic_shapes", "torch._subclasses.fake_tensor")
 
 
@@ -185,11 +187,7 @@ def _without_stacks() -> Iterator[None]:
 def _where(frames: Sequence[traceback.FrameSummary]) -> str:
     """The innermost line of the user's own code among these."""
     own = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]), "<")
-    frames = [
-        frame
-        for frame in frames
-        if not frame.filename.startswith(own)
-    ]
+    frames = [frame for frame in frames if not frame.filename.startswith(own)]
     inside = [frame for frame in frames if frame.name == "forward"]
     return (
         f" ({Path(inside[-1].filename).name}, line {inside[-1].lineno}: {inside[-1].line})"

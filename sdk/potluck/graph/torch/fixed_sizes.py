@@ -48,11 +48,10 @@ def _environment(values: Any) -> Any:
     return None
 
 
-def fixing_call(
-    export: Callable[[], object],
-) -> tuple[str, Sequence[traceback.FrameSummary]]:
-    """The first call of torch's that fixes or bounds a size, and from where it was made; empty where
-    none does, as where a size is read as a plain number.
+def fixing_call(export: Callable[[], object]) -> tuple[str, Sequence[traceback.FrameSummary]]:
+    """The first call of torch's that fixes or bounds a size, and from where it was made.
+
+    Empty where none does, as where a size is read as a plain number.
     """
     with _Guarded() as guarded, suppress(Exception):
         export()

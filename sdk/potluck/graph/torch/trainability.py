@@ -161,11 +161,11 @@ def _told_of_functions(applied: list[str]) -> Iterator[None]:
         applied.append(cls.__name__)
         return apply.__get__(None, cls)(*args, **kwargs)
 
-    torch.autograd.Function.apply = classmethod(told)  # type: ignore[assignment]
+    torch.autograd.Function.apply = classmethod(told)  # type: ignore[assignment, method-assign]
     try:
         yield
     finally:
-        torch.autograd.Function.apply = apply
+        torch.autograd.Function.apply = apply  # type: ignore[method-assign]
 
 
 @contextmanager
