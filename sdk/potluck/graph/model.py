@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from potluck.graph.loss.constants import LossConstants
     from potluck.graph.onnx.model import OnnxModel
+    from potluck.graph.torch.value_marks import Marks
 
     from .modelgraph import ModelGraph, Node
 
@@ -202,8 +203,8 @@ class Model(Shown):
             name=name,
             arguments=arguments,
         )
-        if training is not None and training.line.traced.unproven:
-            warnings.warn(model.notes(train=True)[-1], stacklevel=2)
+        if model.laid_out(model.trains).line.traced.unproven:
+            warnings.warn(model.notes(train=model.trains)[-1], stacklevel=2)
         return model
 
     @staticmethod
@@ -347,7 +348,7 @@ class Model(Shown):
         return export.document(graph, self._inference.line.traced.tensors)
 
     def notes(self, train: bool = False) -> tuple[str, ...]:
-        """What keeps the model from being cut more finely, and what of its loss is not proven, in
+        """What keeps the model from being cut more finely, and what of its rows is not proven, in
         words.
         """
         line = self.laid_out(train).line
@@ -356,9 +357,10 @@ class Model(Shown):
             f"{name} is used in several places, which training keeps on one device" for name in tied
         ]
         if line.traced.unproven:
+            what = "the loss is a mean over rows" if train else "each row is answered by itself"
             notes.append(
-                "that the loss is a mean over rows was tried on several batches, and is not "
-                f"proven: how {line.traced.unproven} treats rows is not known"
+                f"that {what} was tried on several batches, and is not proven: how "
+                f"{line.traced.unproven} treats rows is not known"
             )
         return tuple(notes)
 
@@ -441,6 +443,36 @@ class Model(Shown):
             check_modes(self._net, self.laid_out(True).line.traced)
         if constants is not None:
             check_unchanged(self.laid_out(True).line.traced, constants)
+
+    def value_marks(self) -> "Marks":
+        """Marks of the values that the tensors which it answers by have now, for `check_values`.
+
+        None of what was made from a file, which nobody changes.
+        """
+        if not hasattr(self._net, "named_modules"):
+            return {}
+        from potluck.graph.torch.value_marks import marks
+
+        return marks(self._inference.line.traced.tensors)
+
+    def check_values(self, before: "Marks") -> None:
+        """Whether its tensors have the values that they had, as far as their marks tell.
+
+        Parameters
+        ----------
+        before
+            What `value_marks` said then.
+
+        Raises
+        ------
+        ModelError
+            One was changed in place since.
+        """
+        if not before:
+            return
+        from potluck.graph.torch.value_marks import check_values
+
+        check_values(before, self.value_marks())
 
     def _now(self) -> Any:
         """What the user's module and loss are now; None where it is no module."""

@@ -40,7 +40,8 @@ class Traced:
     many as its length; `lengths`: those of the sequence, where their number may change;
     `structure`: how the module's answer is made of the outputs, as torch has it, where that is
     known; `unproven`: the operator because of which only trials say that the loss is a mean over
-    rows; `squeezes_rows`: of a request of one row, the module drops the dimension of the rows.
+    rows, or that each row is answered by itself; `squeezes_rows`: of a request of one row, the
+    module drops the dimension of the rows.
     """
 
     graph: Graph

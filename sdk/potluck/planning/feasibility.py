@@ -4,6 +4,7 @@ it possible.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Any
 
 from potluck.errors import Infeasible
@@ -29,7 +30,7 @@ class Breach:
 
 
 def breaches(problem: Problem, plan: Plan) -> list[Breach]:
-    """Every limit that the judged `plan` breaks."""
+    """Every limit that the judged `plan` breaks, the one that it is furthest from first."""
     qoe, found = problem.qoe, []
     for name, excess in excess_bytes(problem, plan).items():
         found.append(Breach("memory", plan.peak_bytes[name], plan.peak_bytes[name] - excess, name))
@@ -44,12 +45,12 @@ def breaches(problem: Problem, plan: Plan) -> list[Breach]:
     for name, limit in qoe.device_energy_j.items():
         if plan.device_energy_j.get(name, 0.0) > limit:
             found.append(Breach("device energy", plan.device_energy_j[name], limit, name))
-    return found
+    return sorted(found, key=_excess, reverse=True)
 
 
 def infeasible(problem: Problem, judged: Sequence[Plan]) -> Infeasible:
-    """The error when no plan of `judged` holds: the limit that comes nearest to being held, and how
-    to hold it.
+    """The error when no plan of `judged` holds: the plan that comes nearest to it, and what would
+    have to be allowed for it, every limit that it breaks.
     """
     if not judged:
         return too_big(problem)
@@ -57,11 +58,13 @@ def infeasible(problem: Problem, judged: Sequence[Plan]) -> Infeasible:
         blamed = too_big(problem)
         if "layer" in blamed.facts:
             return blamed
-    nearest = min(
-        (max(breaches(problem, plan), key=lambda b: b.needed / b.available) for plan in judged),
-        key=lambda breach: breach.needed / breach.available,
-    )
-    return _error(nearest, problem, judged)
+    broken = min((breaches(problem, plan) for plan in judged), key=lambda found: _excess(found[0]))
+    return _error(broken, problem, judged)
+
+
+def _excess(breach: Breach) -> float:
+    """How many times what there is a plan needs."""
+    return breach.needed / breach.available if breach.available else inf
 
 
 def no_plan(breach: Breach, problem: Problem) -> Infeasible:
@@ -77,45 +80,58 @@ def no_plan(breach: Breach, problem: Problem) -> Infeasible:
     )
 
 
-def _error(breach: Breach, problem: Problem, judged: Sequence[Plan]) -> Infeasible:
-    model, device = problem.model, breach.device
+def _error(broken: Sequence[Breach], problem: Problem, judged: Sequence[Plan]) -> Infeasible:
+    """`broken`: the limits that the nearest plan breaks, the one to be blamed first."""
+    model, breach = problem.model, broken[0]
     needed, available = breach.needed, breach.available
     facts: dict[str, Any] = {
         "limit": breach.limit,
         "needed": needed,
         "available": available,
+        "breaches": tuple(broken),
         "plans": tuple(judged),
     }
-    if breach.limit == "memory":
-        text = (
-            f"no plan for {model} fits: it would need {_mb(needed)}, and may use "
-            f"{_given(available)}."
-        )
-        return Infeasible(
-            text,
-            device=device,
-            next_step=f"Allow it {_mb(needed)}, or use a smaller batch.",
-            **facts,
-        )
     if breach.limit == "rows":
         text = (
             f"no plan for {model} gives it {needed:.0f} rows of every micro-batch, as its "
             "batch norm needs to learn."
         )
-        return Infeasible(
-            text, device=device, next_step="Use a larger batch, or allow it more memory.", **facts
+        step = "Use a larger batch, or allow it more memory."
+    elif breach.limit == "memory":
+        text = (
+            f"no plan for {model} fits: it would need {_mb(needed)}, and may use "
+            f"{_given(available)}."
         )
-    unit = "s" if breach.limit == "latency" else "J"
-    text = (
-        f"The best plan for {model} needs {needed:.4g} {unit} per {_one(problem)}; "
-        f"the {breach.limit} limit is {available:.4g} {unit}."
+        step = f"{_allowance(broken)}, or use a smaller batch."
+    else:
+        unit = "s" if breach.limit == "latency" else "J"
+        text = (
+            f"The best plan for {model} needs {needed:.4g} {unit} per {_one(problem)}; "
+            f"the {breach.limit} limit is {available:.4g} {unit}."
+        )
+        step = f"{_allowance(broken)}, or add a device."
+    return Infeasible(text, device=breach.device, next_step=step, **facts)
+
+
+def _allowance(broken: Sequence[Breach]) -> str:
+    """What would have to be allowed, so that none of these limits is broken."""
+    if len(broken) == 1 and broken[0].limit == "memory":
+        return f"Allow it {_mb(broken[0].needed)}"
+    if len(broken) == 1:
+        return f"Allow {_amount(broken[0])}"
+    *most, last = (
+        f"{_amount(breach)} {'on ' + breach.device if breach.device else 'in all'}"
+        for breach in broken
+        if breach.limit != "rows"
     )
-    return Infeasible(
-        text,
-        device=device,
-        next_step=f"Allow {needed * (1 + ADVICE_FRAC):.4g} {unit}, or add a device.",
-        **facts,
-    )
+    return f"Allow {', '.join(most)} and {last}, all of them" if most else f"Allow {last}"
+
+
+def _amount(breach: Breach) -> str:
+    """So much more than is needed that following the advice suffices."""
+    if breach.limit == "memory":
+        return _mb(breach.needed)
+    return f"{breach.needed * (1 + ADVICE_FRAC):.4g} {'s' if breach.limit == 'latency' else 'J'}"
 
 
 def _one(problem: Problem) -> str:

@@ -28,8 +28,8 @@ MAX_SETS = 24
 # plans of the one planner that knows parallel branches, to begin with where there are any
 N_BRANCHED = 12
 NO_HURRY_S = 1e12  # a latency that every plan holds: then the least energy decides
-# steps of a search that need find nothing good, and of one for plans that just fit
-GLANCE, LOOK = 15, 150
+# steps of a search that need find nothing good, and plans simulated for those that just fit
+GLANCE, LOOK = 15, 300
 LOOSER = (1.15, 1.4, 2.0)  # times the memory there is, looked at where nothing fits by closed forms
 BOUND_PART = 0.25  # of the time given, kept for the certificate
 OTHERS_PART = 1 / 6  # in a home of many devices, kept for what other planners find
@@ -185,7 +185,7 @@ def _judged(
     *,
     thorough: bool = False,
     borrow: bool = True,
-    max_steps: float = inf,
+    max_plans: float = inf,
     budgets: Mapping[str, int] | None = None,
     known: Sequence[Plan] = (),
 ) -> list[Plan]:
@@ -227,7 +227,7 @@ def _judged(
         lambda: is_late(THRIFT_PART if thrifty else bound_part),
         ends_own=lambda: is_late(THRIFT_PART if thrifty else own_part),
         borrow=borrow,
-        max_steps=max_steps,
+        max_plans=max_plans,
     )
     asked = replace(problem, qoe=replace(qoe, latency_s=qoe.latency_s or NO_HURRY_S))
     # Where nothing is on time, joules do not matter.
@@ -242,7 +242,7 @@ def _judged(
             lambda: is_late(bound_part),
             ends_own=lambda: is_late(own_part),
             borrow=borrow,
-            max_steps=max_steps,
+            max_plans=max_plans,
         )
     chosen: dict[Hashable, Plan] = {}
     watts = {d.name: (d.idle_w, d.busy_w, d.radio_w) for d in problem.devices}
@@ -313,7 +313,7 @@ def _beyond(
             lambda _: is_late(),
             tally,
             borrow=borrow,
-            max_steps=LOOK,
+            max_plans=LOOK,
             budgets=table.budgets,
             known=best,
         )

@@ -81,7 +81,10 @@ def explained(
     if found:
         step = f"Would do (a plan was found that holds it): {'; or '.join(map(str, found))}."
     elif _n_limits(problem.qoe) > 1:
-        step = "No single limit is to blame: loosened alone, none of them is enough."
+        step = (
+            "No single limit is to blame: loosened alone, none of them is enough. "
+            f"{error.next_step}"
+        )
     else:
         step = error.next_step
     better = Infeasible(said, next_step=step)

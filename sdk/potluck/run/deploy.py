@@ -111,7 +111,11 @@ def deploy(
     run = Run(engine, link)
     try:
         task.update(0.5, "sending weights")
+        if saved is None and not plan.training:
+            engine.value_marks = model.value_marks()
         weights = saved.weights if saved else model.state()
+        if saved is not None and not plan.training:
+            engine.weights_of_file = weights
         engine.loss_constants = model.loss_constants(weights) if plan.training else None
         engine.push(weights)
         if saved is not None:

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     import torch
 
     from potluck.graph.loss.constants import LossConstants
+    from potluck.graph.torch.value_marks import Marks
     from potluck.run.migration import PlanMigration
 
 KEPT_STEPS = 64
@@ -104,6 +105,9 @@ class Engine:
         self.failed: PotluckError | None = None
         # of the model's loss, from when devices got their weights on
         self.loss_constants: LossConstants | None = None
+        # of inference: marks of the module's tensors then, or what was resumed from a file
+        self.value_marks: Marks = {}
+        self.weights_of_file: Mapping[str, torch.Tensor] = {}
         self.crossing: PlanMigration | None = None  # on the way to another plan
         self.one_crossing = threading.Lock()
         self._requests: dict[int, set[Future[Execution]]] = {}  # under way, by epoch
@@ -567,7 +571,7 @@ class Engine:
     def weights(self) -> "dict[str, torch.Tensor]":
         """All that the run computes with, on devices and here; the rest as the user has it."""
         fed = self.loss_constants.fed if self.loss_constants is not None else {}
-        return {**self.model.state(), **fed, **self.pull()}
+        return {**self.model.state(), **fed, **self.weights_of_file, **self.pull()}
 
     def pull(self, *, moments: bool = False) -> "dict[str, torch.Tensor]":
         """The weights on the devices, or the optimizer's state there, by name."""

@@ -379,13 +379,18 @@ class Run(Shown):
     def __call__(self, *inputs: Any, **named: Any) -> Any:
         """What the module answers to these inputs, any number of rows.
 
-        Of a training run, with the weights of now.
+        Of a training run, with the weights of now; of one for inference, with those at its
+        deployment. A module that is in training answers as after `net.eval()`. Where the module or
+        its values were changed since, it is refused. (A change of a large
+        tensor in place through `.data`, which torch does not count, is not seen.)
 
         Inputs may come by the names that `forward` gives them, too, or in a mapping: run(x,
         mask=m), run(batch).
 
         Raises
         ------
+        ModelError
+            The module is not what it was, or inputs are not what they should be.
         RequestFailed
             Where an operator failed over these inputs; the run goes on.
         UserError
@@ -396,6 +401,8 @@ class Run(Shown):
         if self.plan.training:
             return self._answer(*inputs, **named)
         engine = self._engine
+        engine.model.check_as_traced()
+        engine.model.check_values(engine.value_marks)
         given = batches.as_tuple((*inputs, named), engine.model.arguments.requested)
         rows, start = engine.model.check_inputs(*given), 0
         if rows == 0:
@@ -508,13 +515,11 @@ class Run(Shown):
 
     def _state(self) -> "dict[str, torch.Tensor]":
         """All that devices keep, as it is on them now: what belongs to the loss, too."""
-        self._engine.check()
         engine = self._engine
+        engine.check()
+        engine.model.check_values(engine.value_marks)
         with engine.boundary():
-            if self.plan.training:
-                return surviving(engine, engine.weights)
-            state: dict[str, torch.Tensor] = engine.model.state()
-            return state
+            return surviving(engine, engine.weights)
 
     def load_into(self, module: Any = None) -> None:
         """Bring the weights back into a module.

@@ -56,6 +56,8 @@ class CostTable:
         self.floor_bytes = max((device.floor_bytes for device in problem.devices), default=0)
         self._parameters = _sums([layer.parameter_bytes for layer in layers])
         self._trained = _sums([layer.trained_bytes for layer in layers])
+        learning = zip(layers, self._learns, strict=True)
+        self._updated = _sums([layer.trained_bytes if learns else 0 for layer, learns in learning])
         self._summed = _sums([layer.summed_bytes for layer in layers])
         self._buffers = _sums([layer.buffer_bytes for layer in layers])
         self._averaged = _sums([item.buffer_bytes - item.fixed_buffer_bytes for item in layers])
@@ -106,6 +108,10 @@ class CostTable:
     def trained_bytes(self, start: int, stop: int) -> int:
         """Bytes of those among them that training changes."""
         return self._trained[stop] - self._trained[start]
+
+    def updated_bytes(self, start: int, stop: int) -> int:
+        """Bytes of those that a gradient reaches: a step of the optimizer passes over no others."""
+        return self._updated[stop] - self._updated[start]
 
     def summed_bytes(self, start: int, stop: int) -> int:
         """Bytes of their gradients as replicas add them up."""
@@ -213,7 +219,10 @@ class CostTable:
         """
         if device not in self._updates:
             copies = min(optimizer_copies(self.problem), ADAMW)
-            layers = [_update_s(layer, copies) for layer in self.problem.costs[device]]
+            layers = [
+                _update_s(layer, copies) if learns else 0.0
+                for layer, learns in zip(self.problem.costs[device], self._learns, strict=True)
+            ]
             self._updates[device] = (
                 tuple(accumulate((s or 0.0 for s in layers), initial=0.0)),
                 _sums([s is None for s in layers]),
@@ -229,12 +238,23 @@ class CostTable:
             sizes = [cost.rows for cost in costs]
             forward = _prefix(sizes, [cost.forward_s for cost in costs], rows)
             backward = (
-                _prefix(sizes, _backward_s(device, costs), rows)
+                _prefix(sizes, self._backward_s(device, costs), rows)
                 if training
                 else (0.0,) * len(forward)
             )
             found = self._sums[device, rows] = forward, backward
         return found
+
+    def _backward_s(self, device: str, costs: Sequence[LayerCost]) -> list[Sequence[float]]:
+        """As profiled; of layers that no gradient reaches 0, whatever was measured alone."""
+        if not all(cost.backward_s for cost in costs):
+            raise UserError(
+                "its profile has no backward times.",
+                device=device,
+                next_step="Profile this model for training.",
+            )
+        pairs = zip(costs, self._learns, strict=True)
+        return [cost.backward_s if learns else (0.0,) * len(cost.rows) for cost, learns in pairs]
 
 
 def _second_gradients(layer: Layer) -> tuple[int, int]:
@@ -258,16 +278,6 @@ def _update_s(layer: LayerCost, copies: int) -> float | None:
     if layer.update_s is None:
         return None
     return layer.update_s * UPDATE_PASSES[copies] / UPDATE_PASSES[ADAMW]
-
-
-def _backward_s(device: str, costs: Sequence[LayerCost]) -> list[Sequence[float]]:
-    if not all(cost.backward_s for cost in costs):
-        raise UserError(
-            "its profile has no backward times.",
-            device=device,
-            next_step="Profile this model for training.",
-        )
-    return [cost.backward_s for cost in costs]
 
 
 def _prefix(
@@ -424,7 +434,7 @@ def update_s(table: CostTable, device: Device, start: int, stop: int) -> float:
     if known_s is not None:
         return device.overhead_s + known_s
     passes = UPDATE_PASSES[min(optimizer_copies(table.problem), ADAMW)]
-    return device.overhead_s + passes * table.trained_bytes(start, stop) / (
+    return device.overhead_s + passes * table.updated_bytes(start, stop) / (
         ADD_PASSES * device.copy_bytes_per_s
     )
 

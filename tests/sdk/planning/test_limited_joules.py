@@ -1,5 +1,6 @@
 """Limits on joules, of a device or of all, are part of what is searched for."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -11,6 +12,8 @@ from potluck.planning import make_plans
 from potluck.planning.feasibility import breaches
 from potluck.planning.registry import RIVALS, ask
 from potluck.records import Inference, QoE, Training
+
+ADVISED = re.compile(r"([\d.e+-]+) (s|J)(?: on (\w+)| in all)?[, ]")
 
 ASKED = ("gpipe", "pipedream", "dapple", "alpa", "metis")
 
@@ -57,3 +60,31 @@ def test_in_random_homes_no_rival_is_faster_within_the_joules_of_its_own_plan(se
     for qoe in limits(theirs):
         limited = replace(problem, qoe=qoe)
         assert make_plans(limited).best.latency_s <= 1.01 * theirs.latency_s
+
+
+def followed(problem, error):
+    """The problem with all that the error's advice names allowed."""
+    qoe = problem.qoe
+    joules = dict(qoe.device_energy_j)
+    for amount, unit, device in ADVISED.findall(error.next_step):
+        device = device or (error.device if error.facts["limit"] == "device energy" else "")
+        if unit == "s":
+            qoe = replace(qoe, latency_s=float(amount))
+        elif device:
+            joules[device] = float(amount)
+        else:
+            qoe = replace(qoe, energy_j=float(amount))
+    return replace(problem, qoe=replace(qoe, device_energy_j=joules))
+
+
+@pytest.mark.parametrize("slow", [None, 0.97], ids=["joules", "joules and seconds"])
+@pytest.mark.parametrize("seed", [*range(4), *later(range(4, 30))])
+def test_where_several_limits_are_broken_the_advice_names_all_that_must_be_allowed(seed, slow):
+    problem = random_home(seed, WORKLOADS[seed % 3])
+    joules = {device.name: 1e-3 for device in problem.devices}
+    latency_s = make_plans(problem).best.latency_s
+    qoe = QoE(device_energy_j=joules, latency_s=slow and latency_s / slow)
+    with pytest.raises(Infeasible) as refused:
+        make_plans(replace(problem, qoe=qoe))
+    asked = followed(replace(problem, qoe=qoe), refused.value)
+    assert not breaches(asked, make_plans(asked).best)

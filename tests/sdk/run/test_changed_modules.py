@@ -295,3 +295,103 @@ def test_other_values_in_the_same_tensors_are_taken(home):
     x, _ = make_data("mlp", 5)
     assert torch.allclose(run(x), net(x), atol=1e-5)
     run.close()
+
+
+class Kept(nn.Module):
+    """Keeps tensors in places that no state_dict shows."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.norm = nn.Linear(8, 4), nn.BatchNorm1d(4)
+        self.plain, self.listed, self.mapped = torch.ones(4), [torch.ones(4)], {"a": torch.ones(4)}
+        self.nested, self.config = [[torch.ones(4)]], SimpleNamespace(scale=torch.ones(4))
+
+    def forward(self, x):
+        scale = self.plain * self.listed[0] * self.mapped["a"] * self.nested[0][0]
+        return self.norm(self.layer(x)) * scale * self.config.scale
+
+
+@torch.no_grad()
+def halved(tensor):
+    tensor.mul_(0.5)
+
+
+def trained(net):
+    net(torch.randn(3, 8)).square().sum().backward()
+    torch.optim.SGD(net.parameters(), 0.1).step()
+
+
+def other():
+    return torch.zeros(4)
+
+
+AFTERWARDS = {
+    "weight in place": lambda net: halved(net.layer.weight),
+    "weight loaded": lambda net: net.load_state_dict(copy.deepcopy(net.state_dict())),
+    "weight assigned": assigned,
+    "weight by data": lambda net: setattr(net.layer.weight, "data", torch.zeros(4, 8)),
+    "weight replaced": lambda net: setattr(net.layer, "bias", nn.Parameter(other())),
+    "trained": lambda net: trained(net),
+    "statistics": lambda net: net.train()(torch.randn(3, 8)),
+    "buffer in place": lambda net: halved(net.norm.running_mean),
+    "attribute in place": lambda net: halved(net.plain),
+    "list in place": lambda net: halved(net.listed[0]),
+    "mapping in place": lambda net: halved(net.mapped["a"]),
+    "object in place": lambda net: halved(net.config.scale),
+    "attribute replaced": lambda net: setattr(net, "plain", other()),
+    "list replaced": lambda net: net.listed.__setitem__(0, other()),
+    "mapping replaced": lambda net: net.mapped.update(a=other()),
+    "nested list replaced": lambda net: net.nested[0].__setitem__(0, other()),
+    "object replaced": lambda net: setattr(net.config, "scale", other()),
+    "number": lambda net: setattr(net.norm, "eps", 0.5),
+    "a part in training": lambda net: net.eval().norm.train(),
+}
+
+
+@pytest.mark.parametrize("change", AFTERWARDS)
+def test_a_run_for_inference_never_answers_as_the_module_was(home, change):
+    torch.manual_seed(0)
+    net, x = Kept().eval(), torch.randn(5, 8)
+    model = potluck.Model.from_torch(net, x)
+    stage = ((A,), (5,))
+    run = home.deploy(make_plan(model, stage, micro_batch=5, training=False), model).wait()
+    torch.testing.assert_close(run(x), net(x).detach())
+    AFTERWARDS[change](net)
+    with pytest.raises(ModelError, match="changed"):
+        run(x)
+    assert run.is_open
+    run.close()
+
+
+def test_what_is_only_looked_at_or_loaded_back_is_no_change(home):
+    net, x = Kept().eval(), torch.randn(5, 8)
+    model = potluck.Model.from_torch(net, x)
+    plan = make_plan(model, ((A,), (5,)), micro_batch=5, training=False)
+    run = home.deploy(plan, model).wait()
+    net(x).sum().backward()
+    net.train().eval().requires_grad_(False)
+    run.load_into()
+    torch.testing.assert_close(run(x), net(x).detach())
+    halved(net.layer.weight)
+    again = home.deploy(plan, model).wait()
+    torch.testing.assert_close(again(x), net(x).detach())
+    run.close()
+    again.close()
+
+
+def test_a_run_that_was_resumed_answers_and_tells_the_weights_of_its_file(home, tmp_path):
+    net, model = made()
+    x, _ = make_data("mlp", 5)
+    run = home.deploy(plan_of(model), model).wait()
+    run.fit(make_data("mlp", 8)).wait()
+    run.save(tmp_path / "saved")
+    saved = run.state_dict()
+    run.close()
+    halved(net[2].weight)
+    run = home.deploy(plan_of(model, training=False), model, resume=tmp_path / "saved").wait()
+    halved(net[2].weight)
+    answer = run(x)
+    assert all(torch.equal(run.state_dict()[name], tensor) for name, tensor in saved.items())
+    run.load_into()
+    torch.testing.assert_close(answer, net(x).detach())
+    run.close()

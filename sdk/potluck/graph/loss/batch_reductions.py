@@ -189,7 +189,12 @@ def _found(
         elif kind != "creation" and isinstance(value, torch.Tensor | list | tuple):
             if any(source in given for source in sources):
                 given.add(node)
-            if node in given and isinstance(value, torch.Tensor) and not _has_rows(value, symbols):
+            if (
+                node in given
+                and isinstance(value, torch.Tensor)
+                and not _has_rows(value, symbols)
+                and not _is_nought(node)
+            ):
                 tallies.add(node)
     return [
         node
@@ -200,6 +205,11 @@ def _found(
 
 def _reads(user: torch.fx.Node, tallies: set[torch.fx.Node]) -> bool:
     return user not in tallies and isinstance(user.meta.get("val"), torch.Tensor | list | tuple)
+
+
+def _is_nought(node: torch.fx.Node) -> bool:
+    """Whether it multiplies by 0: of nothing it does not show how it grows with the rows."""
+    return bool(node.target is _ATEN.mul.Tensor and node.args[1] == 0)
 
 
 def _changes(node: torch.fx.Node) -> bool:

@@ -40,6 +40,7 @@ NOT_LINEAR = "is not linear in a sum over the rows"
 NUMBER = "depends on the number of rows"
 PAIRS = "pairs rows with each other"
 ACROSS = "works across the rows"
+NUMBERS = "numbers the rows"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,7 @@ def together(values: Iterable[Dependence]) -> Dependence:
     found = [replace(v, degree=v.degree + 1) if v.kind == Kind.SUM else v for v in values]
     kinds = {value.kind for value in found}
     if Kind.COUNT in kinds:
-        raise Mixes("numbers the rows")
+        raise Mixes(NUMBERS)
     if len({value.degree for value in found}) > 1:
         raise Mixes("adds what grows with the number of rows to what does not")
     if Kind.SUM in kinds:
@@ -91,7 +92,7 @@ def product(a: Dependence, b: Dependence) -> Dependence:
     """The product of two values, of which both have an axis of rows, or none."""
     kinds = {a.kind, b.kind}
     if Kind.COUNT in kinds:
-        raise Mixes("numbers the rows")
+        raise Mixes(NUMBERS)
     if Kind.FREE in kinds:
         return Dependence(max(kinds), a.degree + b.degree)
     if kinds == {Kind.ROWS}:
@@ -113,7 +114,7 @@ def function(values: Iterable[Dependence]) -> Dependence:
         kinds.add(value.kind)
         degrees.add(value.degree)
     if Kind.COUNT in kinds:
-        raise Mixes("numbers the rows")
+        raise Mixes(NUMBERS)
     if kinds & {Kind.SUM, Kind.LINEAR}:
         raise Mixes(NOT_LINEAR)
     if degrees - {0}:
@@ -124,7 +125,7 @@ def function(values: Iterable[Dependence]) -> Dependence:
 def summed(value: Dependence) -> Dependence:
     """The sum over the axis of rows."""
     if value.kind == Kind.COUNT:
-        raise Mixes("numbers the rows")
+        raise Mixes(NUMBERS)
     if value.kind == Kind.FREE:
         return Dependence(Kind.FREE, value.degree + 1)
     return Dependence(Kind.SUM, value.degree)

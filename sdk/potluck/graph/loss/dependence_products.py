@@ -5,6 +5,7 @@ Pure.
 from dataclasses import replace
 
 from potluck.graph.loss.dependence import (
+    ACROSS,
     FREE,
     PAIRS,
     Dependence,
@@ -56,6 +57,7 @@ def _plus(look: Look, found: Dependence | None, other: Ref) -> Dependence | None
 
 
 _LETTERS = "abcdefghijklmnopqrstuvwx"
+_REST = "0123456789"
 
 
 def linear(look: Look) -> Dependence | None:
@@ -82,17 +84,30 @@ def added_matmul(look: Look) -> Dependence | None:
 
 def einsum(look: Look) -> Dependence | None:
     equation, refs = str(look.argument(0)).replace(" ", ""), look.argument(1)
-    if "." in equation or "->" not in equation:
-        return None
-    inputs, result = equation.split("->")
-    return _contracted(look, list(zip(refs, inputs.split(","), strict=True)), result)
+    inputs, arrow, result = equation.partition("->")
+    if not arrow:  # what is there once, in the order of the alphabet
+        once = sorted(letter for letter in set(inputs) - set(",.") if inputs.count(letter) == 1)
+        result = "".join(["..." * ("." in inputs), *once])
+    operands, most = [], 0
+    for ref, letters in zip(refs, inputs.split(","), strict=True):
+        n_rest = look.rank(ref) - len(letters.replace("...", ""))
+        operands.append((ref, letters.replace("...", _rest(n_rest))))
+        most = max(most, n_rest)
+    return _contracted(look, operands, result.replace("...", _rest(most)))
+
+
+def _rest(n: int) -> str:
+    """Names for the dimensions that an equation leaves out, the last ones the same everywhere."""
+    return _REST[len(_REST) - n :]
 
 
 def attention(look: Look) -> Dependence | None:
     """Queries, keys and values, and perhaps a mask, of each row."""
     axis = look.axis
-    if axis is None or axis >= len(look.shape) - 2:
+    if axis is None:
         return None
+    if axis >= len(look.shape) - 2:
+        raise Mixes(ACROSS)
     values = look.aligned(look.refs)
     return None if values is None else look.laid_out_as(look.refs, function(values))
 

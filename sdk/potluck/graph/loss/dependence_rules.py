@@ -12,6 +12,8 @@ from potluck.graph.loss import dependence_products as products
 from potluck.graph.loss import dependence_shapes as shapes
 from potluck.graph.loss.dependence import (
     ACROSS,
+    FREE,
+    NUMBER,
     Dependence,
     Kind,
     Mixes,
@@ -22,12 +24,13 @@ from potluck.graph.loss.dependence import (
     together,
 )
 from potluck.graph.loss.node_view import Look
-from potluck_wire.graph import FLOATS, Dtype, Ref, Sym
+from potluck_wire.graph import FLOATS, Dtype, Ref
 from potluck_wire.operators import KINDS
 
 _Rule = Callable[[Look], "Dependence | list[Dependence] | None"]
 # as many equal values as there may be make no difference
 _OF_EQUALS = ("amax", "amin", "max", "min", "any", "all")
+_PRELU = "aten.prelu.default"  # entry by entry, wherever the rows are
 _LAST = {"aten.topk.default": -1, "aten.diff.default": -1}
 
 
@@ -57,14 +60,15 @@ def _sum(look: Look) -> Dependence | None:
     if values is None:
         return None
     other = look.argument(1)
-    if isinstance(look.argument(2, "alpha"), Sym):
-        return None
+    values[1] = product(values[1], look.number(look.argument(2, "alpha", 1)))
     if not isinstance(other, Ref) and other == 0:  # as Python's sum() begins
         values = values[:1]
     return look.laid_out_as(look.refs, together(values))
 
 
 def _times(look: Look) -> Dependence | None:
+    if look.axis is None and not isinstance(look.argument(1), Ref) and look.argument(1) == 0:
+        return FREE  # however it grows with the rows
     values = _operands(look, 0, 1)
     return None if values is None else look.laid_out_as(look.refs, product(*values))
 
@@ -178,7 +182,7 @@ def _last_dims(count: Callable[[Look], int], *, linear: bool = False) -> _Rule:
         axis = look.axis_of(look.first)
         others = [look.known[ref] for ref in look.refs[1:]]
         if axis is not None and axis >= look.rank(look.first) - count(look):
-            return None
+            raise Mixes(ACROSS)
         if any(look.axis_of(ref) is not None for ref in look.refs[1:]):
             return None
         value = look.known[look.first]
@@ -195,9 +199,10 @@ def _batch_first(look: Look) -> Dependence | None:
     """Each entry of the first dimension by itself: what has weights of its own, or normalises
     within a row.
     """
-    if look.axis_of(look.first) not in (None, 0) or any(
-        look.axis_of(ref) is not None for ref in look.refs[1:]
-    ):
+    axis = look.axis_of(look.first)
+    if axis is not None and axis > 1 and look.node.op != _PRELU:
+        raise Mixes(ACROSS)
+    if axis not in (None, 0) or any(look.axis_of(ref) is not None for ref in look.refs[1:]):
         return None
     return look.laid_out_as([look.first], function([look.known[ref] for ref in look.refs]))
 
@@ -313,6 +318,8 @@ _GROUPS: tuple[tuple[tuple[str, ...], _Rule], ...] = (
     (_names("cat stack"), shapes.joined),
     (_names("pad constant_pad_nd"), shapes.padded),
     (_names("embedding"), shapes.looked_up),
+    (_names("diagonal"), shapes.diagonal),
+    (_names("channel_shuffle"), _batch_first),
     (
         _names(
             "full zeros ones full_like zeros_like ones_like new_zeros new_ones new_full "
@@ -326,4 +333,27 @@ _GROUPS: tuple[tuple[tuple[str, ...], _Rule], ...] = (
     (_names("binary_cross_entropy_with_logits"), _compared(4)),
     (_names("cross_entropy_loss nll_loss nll_loss_nd"), _classified),
 )
-RULES: dict[str, _Rule] = {name: rule for names, rule in _GROUPS for name in names}
+# these look at the numbers and sizes among their arguments; convolutions have groups
+_SIZED = frozenset(
+    {
+        *(_entries, _sum, _times, _by, _chosen, _batch_first),
+        *(shapes.viewed, shapes.given_to_rows, shapes.repeated, shapes.each_repeated),
+        *(shapes.part, shapes.made, shapes.numbered),
+    }
+)
+
+
+def _unsized(rule: _Rule) -> _Rule:
+    """The rule of an operator whose numbers must be the same for any number of rows."""
+
+    def of_any_batch(look: Look) -> Dependence | list[Dependence] | None:
+        if look.is_sized:
+            raise Mixes(NUMBER)
+        return rule(look)
+
+    return of_any_batch
+
+
+RULES: dict[str, _Rule] = {
+    name: rule if rule in _SIZED else _unsized(rule) for names, rule in _GROUPS for name in names
+}

@@ -8,6 +8,9 @@ from math import prod
 
 from potluck.graph.loss.dependence import (
     FREE,
+    NUMBER,
+    NUMBERS,
+    PAIRS,
     Dependence,
     Kind,
     Mixes,
@@ -16,7 +19,7 @@ from potluck.graph.loss.dependence import (
     product,
     together,
 )
-from potluck.graph.loss.node_view import Look, outer_of
+from potluck.graph.loss.node_view import N_ROWS, Look, outer_of, shape_at
 from potluck_wire.graph import Ref, Sym
 
 _SOME = "takes some of the rows"
@@ -77,9 +80,13 @@ def part(look: Look) -> Dependence | None:
     dim = look.argument(2 if split else 1, "dim", 0)
     axis, value = look.axis_of(look.first), look.known[look.first]
     if axis is None or dim % look.rank(look.first) != axis:
+        if look.is_sized:
+            raise Mixes(NUMBER)
         return value
     if _is_whole(look):
         return value
+    if not split and not _is_by_groups(look):
+        raise Mixes(_SOME)
     if (
         split
         and look.axis is not None
@@ -107,6 +114,18 @@ def _is_whole(look: Look) -> bool:
             and look.argument(4, "step", 1) == 1
         )
     )
+
+
+def _is_by_groups(look: Look) -> bool:
+    """Whether a part begins, and ends, at a multiple of the number of rows."""
+    size = shape_at((look.traced.type_of(look.first).shape[look.axis_of(look.first) or 0],))[0]
+    bounds = [look.argument(place) for place in (2, 3)]
+    found = [
+        shape_at((bound.expression,))[0] if isinstance(bound, Sym) else bound
+        for bound in bounds
+        if bound is not None
+    ]
+    return all(bound >= size or bound % N_ROWS == 0 for bound in found)
 
 
 def _chosen(look: Look, value: Dependence, indices: list[Dependence]) -> Dependence:
@@ -182,7 +201,7 @@ def joined(look: Look) -> Dependence | None:
     parts = [ref for ref in look.argument(0) if isinstance(ref, Ref)]
     values, axes = [look.known[ref] for ref in parts], {look.axis_of(ref) for ref in parts}
     if len(axes) > 1:
-        return None
+        raise Mixes("puts the rows beside others")
     (axis,) = axes
     if axis is None:
         return together(values)
@@ -199,7 +218,7 @@ def padded(look: Look) -> Dependence | None:
     axis, amounts = look.axis_of(look.first), look.argument(1)
     place = None if axis is None else 2 * (look.rank(look.first) - 1 - axis)
     if place is not None and any(amount != 0 for amount in amounts[place : place + 2]):
-        return None
+        raise Mixes("puts the rows beside others")
     fill, value = (
         look.argument(3 if look.node.op == "aten.pad.default" else 2, "value", 0),
         look.known[look.first],
@@ -216,6 +235,14 @@ def looked_up(look: Look) -> Dependence | None:
     if look.axis_of(table) is not None:
         return None
     return look.laid_out_as([index], _chosen(look, look.known[table], [look.known[index]]))
+
+
+def diagonal(look: Look) -> Dependence | None:
+    rank = look.rank(look.first)
+    dims = {look.argument(2, "dim1", 0) % rank, look.argument(3, "dim2", 1) % rank}
+    if look.axis_of(look.first) in dims:
+        raise Mixes(PAIRS)
+    return moved(look)
 
 
 # --- made from sizes ---
@@ -243,10 +270,10 @@ def numbered(look: Look) -> Dependence | None:
     """0, 1, 2, ... : of as many as there are rows, their numbers."""
     start = look.argument(0) if "start" in look.node.op else 0
     if look.axis is None:
-        return (
-            None
-            if any(isinstance(a, Sym) and look.number(a).degree for a in look.node.args)
-            else FREE
-        )
+        if look.is_sized:
+            raise Mixes(NUMBER)
+        return FREE
     whole = start == 0 and look.argument(2, "step", 1) == 1 and outer_of(look.shape, 0, 1) > 0
-    return Dependence(Kind.COUNT) if whole else None
+    if not whole:
+        raise Mixes(NUMBERS)
+    return Dependence(Kind.COUNT)

@@ -18,10 +18,11 @@ from potluck_wire.graph import (
     evaluate,
     node_refs,
     symbols_in,
+    symbols_of,
 )
 
-_ROWS = 1_000_003  # primes: no size of a model has them as factors
-_SIZES = {BATCH: _ROWS, SEQUENCE: 1_000_033}
+N_ROWS = 1_000_003  # primes: no size of a model has them as factors
+_SIZES = {BATCH: N_ROWS, SEQUENCE: 1_000_033}
 
 
 def shape_at(shape: Shape) -> tuple[int, ...]:
@@ -38,7 +39,7 @@ def outer_of(shape: tuple[int, ...], axis: int, inner: int) -> int:
     """How many groups an axis of rows has, of which each has `inner` entries for a row; 0 where
     there is no such.
     """
-    n_entries = _ROWS * inner
+    n_entries = N_ROWS * inner
     return shape[axis] // n_entries if n_entries and shape[axis] % n_entries == 0 else 0
 
 
@@ -49,7 +50,7 @@ def degree(number: Any) -> int:
     """
     if not isinstance(number, Sym) or BATCH not in symbols_in(number.expression):
         return 0
-    numbers_of_rows = (2, 3, *_bounds(number.expression), _ROWS, 2 * _ROWS, 3 * _ROWS)
+    numbers_of_rows = (2, 3, *_bounds(number.expression), N_ROWS, 2 * N_ROWS, 3 * N_ROWS)
     one, *at = (evaluate(number.expression, {**_SIZES, BATCH: n}) for n in (1, *numbers_of_rows))
     for k in range(4):
         if one and all(value == n**k * one for n, value in zip(numbers_of_rows, at, strict=True)):
@@ -62,7 +63,7 @@ def _bounds(expression: Expression) -> list[int]:
     cease to differ.
     """
     if isinstance(expression, int):
-        return [n for n in (expression - 1, expression, expression + 1) if 0 < n <= 3 * _ROWS]
+        return [n for n in (expression - 1, expression, expression + 1) if 0 < n <= 3 * N_ROWS]
     return (
         []
         if isinstance(expression, str)
@@ -106,6 +107,13 @@ class Look:
         return [a for a in arguments if isinstance(a, Sym | int | float)]
 
     @property
+    def is_sized(self) -> bool:
+        """Whether one of its arguments, or a part of one, depends on the number of rows."""
+        return any(
+            BATCH in symbols_of(a) for a in (*self.node.args, *(v for _, v in self.node.kwargs))
+        )
+
+    @property
     def first(self) -> Ref:
         """The value that is its first argument."""
         ref = self.node.args[0]
@@ -138,7 +146,7 @@ class Look:
     def per_row(self, ref: Ref) -> int:
         """How many entries a row has along the axis of rows."""
         axis = self.axis_of(ref)
-        return 1 if axis is None else self.shape_of(ref)[axis] // _ROWS
+        return 1 if axis is None else self.shape_of(ref)[axis] // N_ROWS
 
     def from_last(self, ref: Ref) -> int | None:
         """The axis of rows, counted from the last dimension: as broadcasting aligns values."""

@@ -37,7 +37,25 @@ class Followed:
     """
 
     known: dict[Ref, Dependence] = field(default_factory=dict)
-    assumed: list[str] = field(default_factory=list)
+    assumed: dict[Ref, str] = field(default_factory=dict)
+
+    @property
+    def first_assumed(self) -> str:
+        """The first operator of which only trials say so; empty: there is none."""
+        return next(iter(self.assumed.values()), "")
+
+    def in_order(self, refs: frozenset[Ref]) -> frozenset[Ref]:
+        """Those of the values that hold the rows of any batch one after the other, if they do not
+        mix them.
+
+        That some rows are so may be chance, as where all are zero.
+        """
+        found = {ref: self.known[ref] for ref in refs}
+        return frozenset(
+            ref
+            for ref, value in found.items()
+            if value.kind == Kind.MIXED or (value.degree, value.outer) == (0, 1)
+        )
 
 
 def follow(traced: Traced) -> Followed:
@@ -62,8 +80,9 @@ def follow(traced: Traced) -> Followed:
                 and not _reads_sums(node, followed.known)
             ):
                 dependence = ROWS
-                followed.assumed.append(where)
+                followed.assumed[ref] = where
             followed.known[ref] = dependence
+            followed.known.setdefault(Ref(value, 0), dependence)  # the only part of a list
     return followed
 
 
@@ -108,13 +127,9 @@ def _checked(value: Dependence, shape: Shape, unknown: Dependence) -> Dependence
         return value
     if not axes:
         return value if value.kind in (Kind.FREE, Kind.SUM) else unknown
-    if len(axes) > 1 and value.kind != Kind.FREE:
+    if len(axes) > 1:
         raise Mixes(PAIRS)
-    fits = (
-        len(axes) == 1
-        and value.kind != Kind.SUM
-        and outer_of(shape_at(shape), axes[0], value.outer)
-    )
+    fits = value.kind != Kind.SUM and outer_of(shape_at(shape), axes[0], value.outer)
     if (fits or value.kind == Kind.FREE) and degree(Sym(shape[axes[0]])) != 1:
         raise Mixes(NUMBER)
     return value if fits else unknown
@@ -134,7 +149,7 @@ def check_loss(traced: Traced) -> str:
     if loss.kind == Kind.MIXED:
         text = loss.why
     elif loss in (FREE, MEAN):
-        return followed.assumed[0] if followed.assumed else ""
+        return followed.first_assumed
     else:
         text = (
             "it is a sum over them"
@@ -144,9 +159,11 @@ def check_loss(traced: Traced) -> str:
     raise ModelError(f"the loss is no mean over rows: {text}.", next_step=NEXT_STEP)
 
 
-def check_apart(traced: Traced) -> None:
-    """Raise ModelError for an output that holds something of other rows, and name the operator that
-    mixes them.
+def check_apart(traced: Traced) -> str:
+    """The operator because of which it is not proven that each row is answered by itself.
+
+    Empty where it is proven. Raises ModelError for an output that holds something of other rows,
+    and names the operator that mixes them.
     """
     followed = follow(traced)
     for output in traced.graph.outputs:
@@ -157,3 +174,4 @@ def check_apart(traced: Traced) -> None:
                 f"{output.name} does not hold one result for each row of the batch: {since}.",
                 next_step=APART,
             )
+    return followed.first_assumed

@@ -1,12 +1,12 @@
 """Trials of what could not be proven: a loss of some rows, and its gradients, against the mean over
-parts of them.
+parts of them; and values of some rows against those of parts.
 
 They run in double precision, on rows of several sizes and seeds, so that a term over the batch
 shows beside others that are a million times as large. Rows of whole numbers, such as classes, are
 drawn from those of the example.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,10 +16,13 @@ from potluck.graph.torch.batch_axis import (
     Complete,
     OperatorFailed,
     Runner,
+    Watcher,
     arguments,
     largest,
     made_up,
 )
+from potluck.graph.traced import Type
+from potluck_wire.graph import Ref
 from potluck_wire.operators import in_evaluation
 
 _ROWS = 6
@@ -48,6 +51,13 @@ class _Doubled(Runner):
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         args = in_evaluation(str(target), args)
+        return super().call_function(target, *torch.fx.node.map_aggregate((args, kwargs), _doubled))
+
+
+class _DoubledWatcher(Watcher):
+    """The numbers of rows of every value, in double precision."""
+
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return super().call_function(target, *torch.fx.node.map_aggregate((args, kwargs), _doubled))
 
 
@@ -83,6 +93,50 @@ def difference(
     if failed is not None and not ran:
         raise failed
     return None
+
+
+def apart(
+    program: Any,
+    values: Mapping[torch.fx.Node, Any],
+    types: Sequence[tuple[Type, ...]],
+    state: Mapping[torch.fx.Node, torch.Tensor],
+    example: Sequence[torch.Tensor],
+    refs: Iterable[Ref],
+    complete: Complete = list,
+) -> frozenset[Ref]:
+    """Those of some values that are the same of rows together and of parts of them, in all trials.
+
+    In one of the trials the rows have to differ, or it shows nothing.
+    """
+    left, shown = set(refs), set[Ref]()
+    for rows, weights in _trials(program, state, example):
+
+        def digests(part: Sequence[torch.Tensor], own: Any = weights) -> dict[Ref, torch.Tensor]:
+            watcher = _DoubledWatcher(program.graph_module, values, types, len(part[0]))
+            given = {h: _doubled(tensor.clone()) for h, tensor in own.items()}
+            with torch.no_grad():
+                watcher.run(*arguments(program, given, [_doubled(x) for x in complete([*part])]))
+            return watcher.found
+
+        try:
+            whole = digests(rows)
+            splits = [zip(*(torch.split(x, n) for x in rows), strict=True) for n in _PARTS]
+            parts = [[digests(part) for part in split] for split in splits]
+        except OperatorFailed:
+            continue
+        for ref in [*left]:
+            found = [torch.cat([part[ref] for part in split]) for split in parts]
+            if not all(_same(whole[ref], other) for other in found):
+                left.discard(ref)
+            if whole[ref].isfinite().all() and not _same(whole[ref], whole[ref].flip(0)):
+                shown.add(ref)
+    return frozenset(left & shown)
+
+
+def _same(whole: torch.Tensor, parts: torch.Tensor) -> bool:
+    return torch.allclose(
+        whole, parts, rtol=_TOLERANCE, atol=_TOLERANCE * largest(whole), equal_nan=True
+    )
 
 
 def _trials(

@@ -77,11 +77,14 @@ class AsTraced:
     modes
         Whether each part of the module is in training; none of one that is in evaluation as a
         whole, which says nothing.
+    answering
+        The parts that are in training when it answers.
     """
 
     net: Facts
     loss: Facts
     modes: Mapping[str, bool]
+    answering: frozenset[str]
 
 
 def as_traced(
@@ -89,13 +92,22 @@ def as_traced(
 ) -> AsTraced:
     """What they are now; `own`: the tensors that were traced."""
     read = {id(tensor) for tensor in own.values()}
-    return AsTraced(net=_facts(net, read), loss=_of_loss(loss, net, read), modes=_modes(net))
+    return AsTraced(
+        net=_facts(net, read),
+        loss=_of_loss(loss, net, read),
+        modes=_modes(net),
+        answering=_answering(net),
+    )
 
 
 def check_as_traced(before: AsTraced, now: AsTraced, *, train: bool) -> None:
     """Raise ModelError where they are not what they were, for training or for inference."""
     _refuse(before.net, now.net, "the module", train=train)
-    if train:
+    if not train:
+        for path in sorted(before.answering ^ now.answering):
+            mode = _mode(path in now.answering)
+            raise _changed("the module", path or "it", f"is in {mode} now when it answers")
+    else:
         _refuse(before.loss, now.loss, "the loss", train=True)
         for path, training in now.modes.items():
             if training != before.modes.get(path, True):
@@ -168,6 +180,12 @@ def _modes(net: torch.nn.Module) -> dict[str, bool]:
     return {path: module.training for path, module in parts}
 
 
+def _answering(net: torch.nn.Module) -> frozenset[str]:
+    """Those of a module that is in training answer as after eval(), all of them."""
+    parts = () if net.training else net.named_modules()
+    return frozenset(path for path, module in parts if module.training)
+
+
 def _facts(module: torch.nn.Module, read: set[int], but: frozenset[int] = frozenset()) -> Facts:
     """All of a module and those in it, without those whose id is in `but`."""
     return {
@@ -233,7 +251,7 @@ def _token(value: Any, read: set[int], depth: int = 0) -> Any:
     return type(value), tuple(
         (name, _token(item, read))
         for name, item in _attributes(value).items()
-        if isinstance(item, _SCALARS)
+        if isinstance(item, (*_SCALARS, torch.Tensor))
     )
 
 

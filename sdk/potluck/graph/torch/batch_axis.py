@@ -46,7 +46,7 @@ class Runner(torch.fx.Interpreter):
             raise OperatorFailed(node, error) from error
 
 
-class _Watcher(Runner):
+class Watcher(Runner):
     """Runs an exported graph in evaluation and keeps one number per row of every value that may
     count rows.
     """
@@ -68,7 +68,7 @@ class _Watcher(Runner):
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         for place, region in enumerate(args):
             if isinstance(region, torch.nn.Module):  # without gradients, or autocast
-                inside = _Watcher(region, self.values, self.types, self.rows)
+                inside = type(self)(region, self.values, self.types, self.rows)
                 result = inside.run(*args[place + 1 :])
                 self.found |= inside.found
                 return result
@@ -113,7 +113,7 @@ def by_rows(
         inputs: Sequence[torch.Tensor], weights: Mapping[torch.fx.Node, torch.Tensor]
     ) -> frozenset[Ref]:
         def digests(part: slice) -> dict[Ref, torch.Tensor]:
-            watcher = _Watcher(program.graph_module, values, types, part.stop - part.start)
+            watcher = Watcher(program.graph_module, values, types, part.stop - part.start)
             _run(watcher, program, weights, [x[part].clone() for x in inputs])
             return watcher.found
 
@@ -145,7 +145,7 @@ def by_rows(
 
 
 def _run(
-    watcher: _Watcher,
+    watcher: Watcher,
     program: Any,
     state: Mapping[torch.fx.Node, torch.Tensor],
     inputs: Sequence[torch.Tensor],

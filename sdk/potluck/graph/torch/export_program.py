@@ -7,8 +7,10 @@ import logging
 import re
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +19,15 @@ from torch.fx import config
 
 from potluck.errors import ModelError
 from potluck.graph.torch.autocast import check_autocast
+from potluck.graph.torch.fixed_sizes import fixing_call
 from potluck.graph.traced import ANY_LENGTH, MAX_SIZE, SEQUENCE
 from potluck_wire.graph import BATCH
 
 TRY = "Does net(example) run? The first dimension of every example is the batch."
+# a recurrent layer writes its weights into a list of its own, which is nobody's business
+_OWN_WEIGHTS = (
+    r"The tensor attributes? (self\.[\w.]*_flat_weights\[\d+\](, )?)+ (was|were) assigned"
+)
 _LOUD = ("torch.fx.experimental.symbolic_shapes", "torch._subclasses.fake_tensor")
 
 
@@ -37,16 +44,25 @@ def export(
     lengths = ANY_LENGTH
     while True:
         try:
-            with _quiet(), _without_stacks():
-                shapes = (_dynamic(dims, lengths),)
-                return torch.export.export(
-                    module, tuple(tensors), dynamic_shapes=shapes, strict=False
-                ), lengths
+            return _exported(module, tensors, dims, lengths), lengths
         except Exception as error:
             narrower = _limited(str(error), lengths)
             if narrower == lengths:
-                raise _in_words(error) from error
+                again = partial(_exported, module, tensors, dims, lengths)
+                raise _in_words(error, again) from error
             lengths = narrower
+
+
+def _exported(
+    module: torch.nn.Module,
+    tensors: Sequence[torch.Tensor],
+    dims: Sequence[int | None],
+    lengths: range,
+) -> Any:
+    with _quiet(), _without_stacks(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", _OWN_WEIGHTS)
+        shapes = (_dynamic(dims, lengths),)
+        return torch.export.export(module, tuple(tensors), dynamic_shapes=shapes, strict=False)
 
 
 def _dynamic(dims: Sequence[int | None], lengths: range) -> tuple[dict[int, Any], ...]:
@@ -63,10 +79,14 @@ def _limited(text: str, lengths: range) -> range:
     return range(max(lengths.start, int(least or 0)), min(lengths.stop, int(most or MAX_SIZE) + 1))
 
 
-def _in_words(error: Exception) -> ModelError:
-    """What torch.export cannot do with a module, and what to do about it."""
-    text, where = str(error), _where(error)
-    if any(f.name == "_detect_is_causal_mask" for f in traceback.extract_tb(error.__traceback__)):
+def _in_words(error: Exception, again: Callable[[], object]) -> ModelError:
+    """What torch.export cannot do with a module, and what to do about it.
+
+    `again` does it once more.
+    """
+    text, frames = str(error), traceback.extract_tb(error.__traceback__)
+    where = _where(frames)
+    if any(frame.name == "_detect_is_causal_mask" for frame in frames):
         return ModelError(
             f"its transformer looks into its mask{where}, to find whether it is causal.",
             next_step="Say it: is_causal=True, or False, beside the mask.",
@@ -89,8 +109,11 @@ def _in_words(error: Exception) -> ModelError:
             next_step="Leave out sequence_dims, and pad inputs to the length of the example.",
         )
     if "Constraints violated" in text or "specialized" in text:
+        call, calling = fixing_call(again)
+        what = f"{call} fixes it, or bounds it" if call else "it is read as a plain number"
         return ModelError(
-            f"it works only for one size of batch (or sequence){where}: {first_line(text)}",
+            f"it works only for one size of batch (or sequence), or for some: {what}"
+            f"{where or _where(calling)}.",
             next_step="Write x.shape[0] for the number of rows: len(x) is a plain number, that of "
             "the example. "
             "In views and reshapes, -1 does, too.",
@@ -161,14 +184,10 @@ def _without_stacks() -> Iterator[None]:
         config.do_not_emit_stack_traces = before
 
 
-def _where(error: BaseException) -> str:
-    """The innermost line of the user's own code on the way to an error."""
+def _where(frames: Sequence[traceback.FrameSummary]) -> str:
+    """The innermost line of the user's own code among these."""
     own = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]), "<")
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith(own)
-    ]
+    frames = [frame for frame in frames if not frame.filename.startswith(own)]
     inside = [frame for frame in frames if frame.name == "forward"]
     return (
         f" ({Path(inside[-1].filename).name}, line {inside[-1].lineno}: {inside[-1].line})"

@@ -75,4 +75,5 @@ def load(own: "Mapping[str, torch.Tensor]", state: "Mapping[str, torch.Tensor]")
             )
     with torch.no_grad():
         for name, tensor in state.items():
-            own[name].copy_(tensor)
+            if own[name].data_ptr() != tensor.data_ptr():  # else they are its own
+                own[name].copy_(tensor)

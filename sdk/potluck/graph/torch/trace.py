@@ -12,8 +12,8 @@ from potluck.errors import ModelError
 from potluck.graph.gradient_flow import learning
 from potluck.graph.loss.batch_reductions import BatchReductions, Divided, extract
 from potluck.graph.loss.constants import OWN
-from potluck.graph.loss.row_mean import NEXT_STEP, check_apart, check_loss
-from potluck.graph.loss.trials import difference
+from potluck.graph.loss.row_mean import NEXT_STEP, check_apart, check_loss, follow
+from potluck.graph.loss.trials import apart, difference
 from potluck.graph.partition.cuts import multiple
 from potluck.graph.partition.outputs import check_outputs
 from potluck.graph.torch import symbolic_sizes
@@ -172,9 +172,12 @@ def _traced(
     def complete(some: list[torch.Tensor]) -> list[torch.Tensor]:
         return [*some, *tallies(some)] if tallies is not None else some
 
+    whole = graph
     if not meta:
         rows = _seen(program, converter.values, types, own, tensors, complete)
-    whole = graph
+        modules = tuple(converter.modules)
+        seen = Traced(graph=whole, types=tuple(types), by_rows=rows, modules=modules)
+        rows = _settled(seen, program, converter.values, own, tensors, complete)
     graph, kept = without_dead(graph)
     try:
         validate(graph)
@@ -204,8 +207,7 @@ def _traced(
         return traced, pair
     if not train:
         check_outputs(traced)
-        check_apart(traced)
-        return traced, pair
+        return replace(traced, unproven=check_apart(traced)), pair
     unproven = check_loss(traced)
     if unproven:
         _check_trials(program, own, tensors, complete, unproven)
@@ -234,6 +236,27 @@ def _seen(
         return by_rows(program, values, types, state, tensors, complete)
     except OperatorFailed as error:
         raise _failed(error) from error
+
+
+def _settled(
+    seen: Traced,
+    program: Any,
+    values: dict[Any, Any],
+    state: dict[Any, torch.Tensor],
+    tensors: list[torch.Tensor],
+    complete: Complete,
+) -> frozenset[Ref]:
+    """Of the values of which some rows were seen to be in order, those of which any are.
+
+    Where the graph does not tell, further trials do.
+    """
+    followed, rows, confirmed = follow(seen), seen.by_rows, frozenset[Ref]()
+    # what reads a value that failed is assumed next
+    while assumed := frozenset(followed.assumed) - confirmed:
+        confirmed |= apart(program, values, seen.types, state, tensors, assumed, complete)
+        rows = rows - (assumed - confirmed)
+        followed = follow(replace(seen, by_rows=rows))
+    return followed.in_order(rows)
 
 
 def _check_trials(

@@ -108,7 +108,8 @@ def check_learning(
         torch.compiler.set_stance("force_eager"),
     ):
         hooked: list[object] = []
-        with _told_of_hooks(hooked):
+        applied: list[str] = []
+        with _told_of_hooks(hooked), _told_of_functions(applied):
             loss = module(*tensors)
     _check_gradients(module, hooked)
     if not loss.requires_grad:
@@ -128,11 +129,7 @@ def check_learning(
         "",
     )
     if own:
-        raise ModelError(
-            f"the backward pass of {own} is Python code of its own, which devices do not run.",
-            next_step="Write it with torch's operators. (In torch.utils.checkpoint: "
-            "use_reentrant=False.)",
-        )
+        raise _own_backward(own)
     weights = [f.variable for f in functions if hasattr(f, "variable")]
     own_weights = {id(parameter) for parameter in module.parameters()}
     strangers = [w for w in weights if id(w) not in own_weights]
@@ -143,7 +140,32 @@ def check_learning(
             next_step="Make it a parameter of the network, or of a loss that is a torch.nn.Module; "
             "requires_grad_(False) leaves it as it is.",
         )
-    _check_same({id(weight) for weight in weights}, module, traced)
+    _check_same({id(weight) for weight in weights}, module, traced, applied)
+
+
+def _own_backward(name: str) -> ModelError:
+    return ModelError(
+        f"the backward pass of {name} is Python code of its own, which devices do not run.",
+        next_step="Call torch.utils.checkpoint with use_reentrant=False."
+        if name == "CheckpointFunction"
+        else "Write it with torch's operators.",
+    )
+
+
+@contextmanager
+def _told_of_functions(applied: list[str]) -> Iterator[None]:
+    """While it lasts, `applied` gets the name of every autograd function that is called."""
+    apply = vars(torch.autograd.Function)["apply"]
+
+    def told(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        applied.append(cls.__name__)
+        return apply.__get__(None, cls)(*args, **kwargs)
+
+    torch.autograd.Function.apply = classmethod(told)  # type: ignore[assignment, method-assign]
+    try:
+        yield
+    finally:
+        torch.autograd.Function.apply = apply  # type: ignore[method-assign]
 
 
 @contextmanager
@@ -188,13 +210,17 @@ def _check_gradients(module: torch.nn.Module, hooked: Sequence[object]) -> None:
             )
 
 
-def _check_same(learned: set[int], module: torch.nn.Module, traced: Traced) -> None:
+def _check_same(
+    learned: set[int], module: torch.nn.Module, traced: Traced, applied: Sequence[str]
+) -> None:
     """Raise ModelError where a call teaches other weights than the graph does (`learned`: their
-    identities).
+    identities; `applied`: functions that may be why).
     """
     in_graph = {id(traced.tensors[p.name]) for p in traced.graph.parameters if p.trainable}
     for name, parameter in module.named_parameters():
         if (id(parameter) in learned) != (id(parameter) in in_graph):
+            if applied:
+                raise _own_backward(applied[0])
             way = "reaches" if id(parameter) in learned else "does not reach"
             raise ModelError(
                 f"a gradient {way} {name.removeprefix('net.')} when the module is called, and in "

@@ -10,7 +10,7 @@ as an argument; without one the effort is fixed, and the outcome always the same
 import heapq
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from itertools import chain, count, islice
+from itertools import chain, islice
 from math import inf
 from typing import NamedTuple
 
@@ -30,9 +30,9 @@ from potluck.planning.search.local_search import (
     neighbours,
     reordered,
     reshared,
-    smaller,
 )
 from potluck.planning.search.subset_dp import ParetoLabel, SubsetSearch
+from potluck.planning.search.tight_memory import MAX_SHARES, spread, squeeze
 from potluck.planning.search.work_budget import WorkBudget, given_s, is_many
 from potluck.records import Plan, Problem
 from potluck.simulate import cost, direct
@@ -48,7 +48,6 @@ KEEP_CLOSELY = 16
 N_CLOSELY = 100
 ERROR = 1.05
 MAX_ORDERS = 6  # of the devices within the stages of one plan
-MAX_SHARES = 40  # of rows of one plan
 # sets of devices looked at again: how near, how many, with how many plans
 NEAR_SETS = 1.05
 N_SETS = 2
@@ -134,9 +133,9 @@ def search(
     *,
     ends_own: Callable[[], bool] | None = None,
     borrow: bool = True,
-    max_steps: float = inf,
+    max_plans: float = inf,
 ) -> None:
-    """Fill the board until nothing better is found, or it `is_over`; of `max_steps` at most.
+    """Fill the board until nothing better is found, it `is_over`, or has `max_plans` simulated.
 
     `first`: plans to be beaten. `borrow`: plans of other planners are candidates too.
 
@@ -152,14 +151,14 @@ def search(
         The same of our own search in a home of many devices: then others have the rest of the time.
     borrow
         Plans of other planners are candidates, too.
-    max_steps
-        Pieces of work.
+    max_plans
+        Simulated, about, at most.
     """
-    steps, own = count(), chain(_steps(board, first, borrow=borrow), _fewer(board))
+    own = chain(_steps(board, first, borrow=borrow), _fewer(board))
     for work, ends in ((own, ends_own or is_late), (_others(board, borrow=borrow), is_late)):
         board.is_late = ends
         for _ in work:
-            if next(steps) >= max_steps or board.is_over():
+            if len(board.known) >= max_plans or board.is_over():
                 break
 
 
@@ -169,6 +168,7 @@ def _steps(board: CandidatePool, first: Sequence[Plan], *, borrow: bool = True) 
         board.score(plan)
         yield
     places, sizes = Places(board.table), _sizes(board.problem)
+    yield from spread(board, sizes)
     yield from passes(board, sizes, EFFORTS[:1])
     if board.problem.branches:  # what a pass finds is far off where branches can be at work at once
         yield from improve(board, board.ranking()[:1], TRIES, places.ranked)
@@ -274,7 +274,7 @@ def _return(board: CandidatePool, places: Places) -> Iterator[None]:
     while not board.scores and (size := next(sizes, None)) is not None:
         for plan in places.helping(size):
             if board.score(plan) == inf:
-                yield from _squeeze(board, plan)
+                yield from squeeze(board, plan)
             yield
     together = (plan for plan in board.ranking() if len(plan.stages) == 1 < len(plan.devices))
     starts = [*_distinct(board, 1), *(islice(together, 1) if is_small(board.table) else ())]
@@ -387,22 +387,12 @@ def _judge(board: CandidatePool, found: list[Candidate], n: int) -> Iterator[Non
         score = board.score(plan)
         yield
         if score == inf:
-            yield from _squeeze(board, plan)
+            yield from squeeze(board, plan)
         if score == board.best > estimate * NEAR:
             deep = deeper(board.table, plan)
             if deep is not None:
                 board.score(deep)
                 yield
-
-
-def _squeeze(board: CandidatePool, plan: Plan) -> Iterator[None]:
-    """A plan that memory does not hold with fewer micro-batches under way and other rows, where the
-    search takes memory to be more than it is.
-    """
-    if board.budgets is not board.table.budgets:
-        for other in islice(smaller(plan), MAX_SHARES):
-            board.score(other)
-            yield
 
 
 def _work(board: CandidatePool, n_cuts: int) -> float:

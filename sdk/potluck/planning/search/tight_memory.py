@@ -1,0 +1,120 @@
+"""Plans that just fit: closed forms of memory take links to be as slow as they may be, so that some
+hold only as simulated. Then the simulated peaks say which rows have to move.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import islice
+
+from potluck.planning.baselines.asteroid_rows import proportion
+from potluck.planning.search import candidates
+from potluck.planning.search.candidate_pool import CandidatePool
+from potluck.planning.search.local_search import smaller
+from potluck.planning.search.work_budget import TASK_S
+from potluck.records import Plan, Stage, Training
+
+MAX_SHARES = 40  # of rows of one plan
+
+
+def spread(board: CandidatePool, sizes: Sequence[int]) -> Iterator[None]:
+    """All devices share all layers, in one stage or in two that each keep less at once, with rows
+    by room: where the search takes memory to be more than it is, no other plan may hold.
+
+    Parameters
+    ----------
+    board
+        Where plans are simulated and kept.
+    sizes
+        Rows of a micro-batch, all that are tried.
+    """
+    problem, n_layers = board.problem, len(board.problem.layers)
+    if board.budgets is board.table.budgets or problem.branches:
+        return
+    names = tuple(device.name for device in problem.devices)
+    fewest = candidates.fewest_rows(problem)
+    room = [max(1, board.budgets[name] - board.table.floor_bytes) for name in names]
+    for size in (size for size in sizes if size >= len(names) * fewest):
+        spare = proportion(size - len(names) * fewest, room)
+        shares = tuple(fewest + rows for rows in spare)
+        for cut in range(1, n_layers + 1):
+            whole = Stage(start=0, stop=cut, devices=names, shares=shares, warm_up=1)
+            rest = [replace(whole, start=cut, stop=n_layers)] if cut < n_layers else []
+            plan = Plan(
+                planner="potluck",
+                model=problem.model,
+                stages=(whole, *rest),
+                micro_batch=size,
+                n_micro_batches=problem.workload.batch // size,
+                training=isinstance(problem.workload, Training),
+            )
+            board.score(relieved(board, plan))
+            yield
+
+
+def squeeze(board: CandidatePool, plan: Plan) -> Iterator[None]:
+    """A plan that memory does not hold with fewer micro-batches under way and other rows, where the
+    search takes memory to be more than it is.
+
+    Parameters
+    ----------
+    board
+        Where plans are simulated and kept.
+    plan
+        That does not hold.
+    """
+    if board.budgets is not board.table.budgets:
+        board.score(relieved(board, plan))
+        yield
+        for other in islice(smaller(plan), MAX_SHARES):
+            board.score(other)
+            yield
+
+
+def relieved(board: CandidatePool, plan: Plan) -> Plan:
+    """The plan as flat as can be, with rows of devices that hold too much when it is simulated on
+    those of the same stage that have most room, until it holds or no row is left to move.
+
+    Parameters
+    ----------
+    board
+        Knows what each device may use.
+    plan
+        That may not hold.
+    """
+    plan = replace(plan, stages=tuple(replace(stage, warm_up=1) for stage in plan.stages))
+    for _ in range(plan.micro_batch):
+        outcome = board.simulator.run(plan)
+        board.tally.count(outcome.n_tasks, TASK_S)
+        peaks = outcome.peak_bytes().items()
+        lighter = moved_to_room(plan, {name: board.budgets[name] - peak for name, peak in peaks})
+        if lighter is None:
+            break
+        plan = lighter
+    return plan
+
+
+def moved_to_room(plan: Plan, room: Mapping[str, int]) -> Plan | None:
+    """The plan with one row of the device that lacks most memory on the one of the same stage that
+    has most left; None where none lacks any, or no such row can move.
+
+    Parameters
+    ----------
+    plan
+        Simulated.
+    room
+        Per device the bytes that are left, below 0 where it needs more than it may use.
+    """
+    for name in sorted((name for name in room if room[name] < 0), key=lambda name: room[name]):
+        for p, stage in enumerate(plan.stages):
+            takers = [other for other in stage.devices if room[other] > 0]
+            if name not in stage.devices or not takers:
+                continue
+            i = stage.devices.index(name)
+            j = stage.devices.index(max(takers, key=lambda other: room[other]))
+            if stage.shares[i] > 1:
+                shares = list(stage.shares)
+                shares[i] -= 1
+                shares[j] += 1
+                changed = replace(stage, shares=tuple(shares))
+                return replace(plan, stages=(*plan.stages[:p], changed, *plan.stages[p + 1 :]))
+    return None
