@@ -29,6 +29,10 @@ class Type:
         """How many bytes it takes at these sizes."""
         return self.elements(symbols) * DTYPE_BYTES[self.dtype]
 
+    def at(self, symbols: Mapping[str, int]) -> "Type":
+        """The same with numbers for its sizes."""
+        return Type(dtype=self.dtype, shape=tuple(evaluate(size, symbols) for size in self.shape))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traced:
@@ -76,10 +80,12 @@ class Traced:
         """
         if SEQUENCE not in self.hints:
             return {}
+        return {name: kind.nbytes({}) for name, kind in self.output_types(inputs).items()}
+
+    def output_types(self, inputs: Sequence[Any]) -> dict[str, Type]:
+        """The type of each output for these inputs, with numbers for its sizes."""
         sizes = {
             symbol.name: inputs[symbol.input].shape[symbol.dim] // symbol.multiple
             for symbol in self.graph.symbols
         }
-        return {
-            output.name: self.type_of(output.ref).nbytes(sizes) for output in self.graph.outputs
-        }
+        return {output.name: self.type_of(output.ref).at(sizes) for output in self.graph.outputs}

@@ -17,9 +17,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 from itertools import dropwhile, takewhile
 from math import isfinite
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from potluck.errors import PlanError, PotluckError, RequestFailed, UserError
+from potluck.graph.traced import Type
 from potluck.profile.profiles import Profile
 from potluck.records import Plan
 from potluck.run.compiled_plan import (
@@ -53,6 +54,18 @@ if TYPE_CHECKING:
     from potluck.run.migration import PlanMigration
 
 KEPT_STEPS = 64
+
+
+class Request(NamedTuple):
+    """One that was handed out: what was compiled for it, the rows that it takes, how many of them
+    are wanted, and the types of what it must answer.
+    """
+
+    future: "Future[Execution]"
+    compiled: Compiled
+    batch: int
+    wanted: int
+    types: Mapping[str, Type]
 
 
 class Engine:
@@ -338,9 +351,7 @@ class Engine:
         self.failed = self.failed or error
         self.group.drop()
 
-    def request(
-        self, inputs: "Sequence[torch.Tensor]", start: int, stop: int
-    ) -> "tuple[Future[Execution], Compiled, int, int]":
+    def request(self, inputs: "Sequence[torch.Tensor]", start: int, stop: int) -> "Request":
         """Hand out one request: rows from `start` on, as many as the plan in force takes at once.
 
         Parameters
@@ -350,11 +361,6 @@ class Engine:
         start, stop
             Rows [start, stop) are still to be answered.
 
-        Returns
-        -------
-        tuple[Future[Execution], Compiled, int, int]
-            Its future, what was compiled for it, the rows that it takes, and how many of them are
-            wanted.
         """
         with self._requesting:
             edition, number = self.edition, self.n_requests
@@ -365,7 +371,8 @@ class Engine:
                 port.name: tensor for port, tensor in zip(self.model.inputs(), rows, strict=True)
             }
             compiled = edition.compiled[INFER]
-            predicted = self.model.traced_line().traced.output_bytes(rows)
+            traced = self.model.traced_line().traced
+            predicted = traced.output_bytes(rows)
             future = self.group.execute(
                 edition.epoch, compiled, number, batch=named, output_bytes=predicted, request=True
             )
@@ -373,7 +380,7 @@ class Engine:
             under_way = self._requests.setdefault(edition.epoch, set())
             under_way.difference_update([other for other in under_way if other.done()])
             under_way.add(future)
-        return future, compiled, batch, wanted
+        return Request(future, compiled, batch, wanted, traced.output_types(rows))
 
     @property
     def is_failing(self) -> bool:
@@ -577,7 +584,24 @@ class Engine:
         """The weights on the devices, or the optimizer's state there, by name."""
         self.finish()
         compiled = self.active.compiled.get(PULL + MOMENTS * moments)
-        return states_of(self._move(compiled), compiled) if compiled else {}
+        if compiled is None:
+            return {}
+        return states_of(self._move(compiled), compiled, self._types(moments=moments))
+
+    def _types(self, *, moments: bool) -> dict[str, Type]:
+        """Of all state that devices keep."""
+        weights = {
+            name: Type(dtype=str(tensor.dtype).removeprefix("torch."), shape=tuple(tensor.shape))
+            for name, tensor in self.model.state().items()
+        }
+        optimizer = self.active.optimizer
+        if not moments or optimizer is None:
+            return weights
+        return {
+            name: Type(dtype="float32", shape=()) if name.startswith("step:") else kind
+            for parameter, kind in weights.items()
+            for name in optimizer.state_names(parameter)
+        }
 
     def push(self, states: "Mapping[str, torch.Tensor]", *, moments: bool = False) -> None:
         """Put these weights, or this state of the optimizer, onto the devices."""

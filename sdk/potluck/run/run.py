@@ -5,7 +5,7 @@ its `trace`.
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +21,7 @@ from potluck.run import batches, checkpoint, tensors
 from potluck.run.comparison import Comparison, compare
 from potluck.run.compiled_plan import INFER, evaluation_plan, train_name
 from potluck.run.device_group import outputs_of
-from potluck.run.engine import Engine
+from potluck.run.engine import Engine, Request
 from potluck.run.evaluation import Evaluation
 from potluck.run.history import History, measured_trace
 from potluck.run.migration import cross
@@ -407,21 +407,24 @@ class Run(Shown):
         rows, start = engine.model.check_inputs(*given), 0
         if rows == 0:
             raise UserError("a request needs one row or more, got none.")
-        waiting: deque[tuple[Future[Execution], Compiled, int, int]] = deque()
+        waiting: deque[Request] = deque()
         parts: list[dict[str, torch.Tensor]] = []
 
         def collect() -> None:
-            future, compiled, batch, wanted = waiting.popleft()
-            execution = engine.result(future)
-            engine.kept.append((execution, compiled))
-            outputs = outputs_of(execution, compiled)
+            asked = waiting.popleft()
+            execution = engine.result(asked.future)
+            engine.kept.append((execution, asked.compiled))
+            outputs = outputs_of(execution, asked.compiled, asked.types)
             parts.append(
-                {name: tensors.first_rows(t, wanted, batch) for name, t in outputs.items()}
+                {
+                    name: tensors.first_rows(tensor, asked.wanted, asked.batch)
+                    for name, tensor in outputs.items()
+                }
             )
 
         while start < rows:
             waiting.append(engine.request(given, start, rows))
-            start += waiting[-1][-1]
+            start += waiting[-1].wanted
             if len(waiting) >= REQUESTS_IN_FLIGHT:
                 collect()
         while waiting:
