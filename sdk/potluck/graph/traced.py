@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from potluck_wire.graph import DTYPE_BYTES, Graph, Input, Ref, Shape, evaluate
+from potluck_wire.graph import DTYPE_BYTES, Buffer, Graph, Input, Parameter, Ref, Shape, evaluate
 
 SEQUENCE = "sequence"  # the symbol that counts tokens, where their number may change
 MAX_SIZE = 1 << 20  # of a batch, and of a sequence
@@ -72,6 +72,12 @@ class Traced:
     def hints(self) -> dict[str, int]:
         """The sizes of the example."""
         return {symbol.name: symbol.hint for symbol in self.graph.symbols}
+
+    @property
+    def state_types(self) -> dict[str, Type]:
+        """The type of each parameter and buffer."""
+        kept: list[Parameter | Buffer] = [*self.graph.parameters, *self.graph.buffers]
+        return {item.name: Type(dtype=item.dtype, shape=item.shape) for item in kept}
 
     def output_bytes(self, inputs: Sequence[Any]) -> dict[str, int]:
         """Bytes of each output for these inputs, where sequences may be of any length.

@@ -6,11 +6,12 @@ import math
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from potluck.errors import OutOfMemory, PlanError, PotluckError, ProtocolError
 from potluck.graph.traced import Type
 from potluck.run.compiled_plan import Requests
+from potluck.run.optimizers import Optimizer
 from potluck.run.tensors import to_raw, to_tensor
 from potluck.schedule import Compiled, InputBinding, Result
 from potluck.sessions.events import Execution, RequestAll, StartExecution
@@ -327,6 +328,18 @@ def states_of(
         result.tensor: _believed(execution, result, types[result.tensor], result.tensor)
         for result in compiled.results
         if result.kind == "state"
+    }
+
+
+def state_types(model: Any, optimizer: Optimizer | None) -> dict[str, Type]:
+    """The types of all weights that training has on devices, or of the optimizer's state."""
+    weights: dict[str, Type] = model.laid_out(True).line.traced.state_types
+    if optimizer is None:
+        return weights
+    return {
+        name: Type(dtype="float32", shape=()) if name.startswith("step:") else kind
+        for parameter, kind in weights.items()
+        for name in optimizer.state_names(parameter)
     }
 
 

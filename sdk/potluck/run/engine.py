@@ -33,7 +33,7 @@ from potluck.run.compiled_plan import (
     CompiledPlan,
     train_name,
 )
-from potluck.run.device_group import DeviceGroup, loss_of, states_of
+from potluck.run.device_group import DeviceGroup, loss_of, state_types, states_of
 from potluck.run.editions import Editions
 from potluck.run.history import History
 from potluck.run.optimizers import Optimizer
@@ -216,13 +216,6 @@ class Engine:
                 "this plan is for inference.", next_step="Plan with potluck.Training(...) to train."
             )
 
-    def check_all_there(self) -> None:
-        """See that all devices of the plan still know the run: they finish what is under way, and
-        tell their weights.
-        """
-        self.members.need(self.edition.plan.devices)
-        self.weights()
-
     def _way_on(self) -> str:
         """What can be done once the run has ended."""
         if self.protection is None:
@@ -300,12 +293,13 @@ class Engine:
         loss, begun_s = loss_of(execution, compiled), max(execution.start_s, self._stopped_s)
         seconds, self._stopped_s = execution.stop_s - begun_s, execution.stop_s
         self.step += 1
+        is_new = self.step - self.first_step > len(self.history.losses)
         if self.protection is not None:
-            self.protection.took(seconds)
+            self.protection.took(seconds, is_new=is_new)
         if self.crossing is None:
             self.kept.append((execution, compiled))
-        if self.step - self.first_step <= len(self.history.losses):
-            return loss  # computed again, after a device was lost
+        if not is_new:  # computed again, after a device was lost
+            return loss
         if not isfinite(loss) and all(map(isfinite, self.history.losses[-1:])):
             self._note(
                 f"the loss of step {self.step} is {loss}: look at its inputs, or at the "
@@ -586,22 +580,8 @@ class Engine:
         compiled = self.active.compiled.get(PULL + MOMENTS * moments)
         if compiled is None:
             return {}
-        return states_of(self._move(compiled), compiled, self._types(moments=moments))
-
-    def _types(self, *, moments: bool) -> dict[str, Type]:
-        """Of all state that devices keep."""
-        weights = {
-            name: Type(dtype=str(tensor.dtype).removeprefix("torch."), shape=tuple(tensor.shape))
-            for name, tensor in self.model.state().items()
-        }
-        optimizer = self.active.optimizer
-        if not moments or optimizer is None:
-            return weights
-        return {
-            name: Type(dtype="float32", shape=()) if name.startswith("step:") else kind
-            for parameter, kind in weights.items()
-            for name in optimizer.state_names(parameter)
-        }
+        types = state_types(self.model, self.active.optimizer if moments else None)
+        return states_of(self._move(compiled), compiled, types)
 
     def push(self, states: "Mapping[str, torch.Tensor]", *, moments: bool = False) -> None:
         """Put these weights, or this state of the optimizer, onto the devices."""

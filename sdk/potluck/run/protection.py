@@ -7,6 +7,7 @@ between costs the steps since the snapshot, which are computed again from the sa
 """
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import median
@@ -122,6 +123,7 @@ class Protection:
         self, snapshot: Snapshot, cost_s: float, n_devices: int, every: int | None = None
     ) -> None:
         self.snapshot, self.cost_s, self.n_devices = snapshot, cost_s, n_devices
+        self.failures = Counter[str]()  # by device, since the last step that was new
         self._every = every
         self._batches: list[tuple[int, Batch]] = []
         self._batch_bytes = 0
@@ -157,9 +159,19 @@ class Protection:
         self._batches.append((rows, batch))
         self._batch_bytes += sum(t.numel() * t.element_size() for t in batch.values())
 
-    def took(self, seconds: float) -> None:
-        """A step was collected."""
+    def took(self, seconds: float, *, is_new: bool) -> None:
+        """A step was collected.
+
+        Parameters
+        ----------
+        seconds
+            That it took.
+        is_new
+            It was not computed before.
+        """
         self._since_s.append(seconds)
+        if is_new:
+            self.failures.clear()
 
     @property
     def is_due(self) -> bool:

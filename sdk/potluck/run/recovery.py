@@ -45,6 +45,14 @@ def surviving(engine: "Engine", work: Callable[[], T]) -> T:
             recover(engine, error)
 
 
+def see_all(engine: "Engine") -> None:
+    """See that all devices of the plan still know the run: they finish what is under way, and tell
+    their weights.
+    """
+    engine.members.need(engine.edition.plan.devices)
+    engine.weights()
+
+
 def recover(engine: "Engine", error: PotluckError) -> None:
     """Go on after this loss, or end the run with its cause.
 
@@ -54,11 +62,17 @@ def recover(engine: "Engine", error: PotluckError) -> None:
         Of the run; the caller holds its boundary.
     error
         What went wrong, on which device.
+
+    Raises
+    ------
+    PotluckError
+        Nobody is left, or it goes wrong on all of them; the run has ended with this.
     """
     begun_s, before, cause = time.monotonic(), engine.edition.plan, error
-    failures = Counter({error.device: TRIES if isinstance(error, OutOfMemory) else 1})
     known = engine.first_step + len(engine.history.losses)
     assert engine.protection is not None
+    failures = engine.protection.failures
+    failures[error.device] += TRIES if isinstance(error, OutOfMemory) else 1
     n_again = known - engine.protection.snapshot.step
     engine.forget_all()
     while True:

@@ -27,7 +27,7 @@ from potluck.run.history import History, measured_trace
 from potluck.run.migration import cross
 from potluck.run.optimizers import Optimizer, check_optimizer
 from potluck.run.protection import Protection
-from potluck.run.recovery import surviving
+from potluck.run.recovery import see_all, surviving
 from potluck.schedule import Compiled
 from potluck.sessions.events import Execution
 from potluck.sessions.link import Link
@@ -449,7 +449,7 @@ class Run(Shown):
                     raise
                 with engine.boundary():
                     self._forget_evaluation()
-                    surviving(engine, engine.check_all_there)
+                    surviving(engine, lambda: see_all(engine))
 
     def _evaluating(self) -> Evaluation:
         """A run for inference with the weights of now, on about the same devices; entered."""

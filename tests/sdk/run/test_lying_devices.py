@@ -5,7 +5,7 @@ tensor's type, shape and bytes name the device, and reach neither the user nor t
 from dataclasses import replace
 
 import pytest
-from tests.sdk.run.conftest import make_data, make_model, make_plan
+from tests.sdk.run.conftest import make_data, make_model, make_net, make_plan, train_alone
 
 from potluck.errors import ProtocolError
 from potluck.testing.inside import engine_of
@@ -72,7 +72,7 @@ def test_an_answer_of_another_type_names_the_device(home, monkeypatch, lie, shar
 def test_weights_and_moments_of_another_type_name_the_device(home, monkeypatch, tmp_path, lie):
     _, model = make_model("mlp")
     plan = make_plan(model, ((A,), (4,)), ((B,), (4,)), micro_batch=4)
-    run = home.deploy(plan, model).wait()
+    run = home.deploy(plan, model, protect=False).wait()
     run.fit(make_data("mlp", 8)).wait()
     right = run.state_dict()
     with monkeypatch.context() as patch:
@@ -83,4 +83,28 @@ def test_weights_and_moments_of_another_type_name_the_device(home, monkeypatch, 
             run.save(tmp_path / "run")
     assert not (tmp_path / "run").exists()
     assert all(torch.equal(run.state_dict()[name], tensor) for name, tensor in right.items())
+    run.close()
+
+
+def test_training_goes_on_without_who_lies(home, monkeypatch):
+    """Its own lies cost it its part, once they come a second time."""
+    _, model = make_model("mlp")
+    plan = make_plan(model, ((A,), (4,)), ((B,), (4,)), micro_batch=4)
+    run = home.deploy(plan, model, protect=1).wait()
+    first = run.fit(make_data("mlp", 8)).wait()
+    lying(run, monkeypatch, LIES["flat"])
+    history = run.fit(make_data("mlp", 8)).wait()
+    assert run.plan.devices == (A,)
+    assert {recovery.device for recovery in history.recoveries} == {B}
+    alone, (x, y) = make_net("mlp"), make_data("mlp", 8)
+    losses = train_alone(
+        alone,
+        x,
+        y,
+        batch=4,
+        micro_batch=4,
+        epochs=2,
+        make_optimizer=lambda weights: torch.optim.AdamW(weights, 1e-3),
+    )
+    assert [*first.losses, *history.losses] == pytest.approx(losses, abs=1e-5)
     run.close()

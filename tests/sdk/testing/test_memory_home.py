@@ -87,7 +87,7 @@ def test_a_slow_device_takes_longer_in_virtual_time(own_home):
 
 
 def test_a_device_whose_cable_is_pulled_is_missed_after_virtual_seconds(own_home):
-    run = deployed(own_home)
+    run = deployed(own_home, protect=False)
     handle = run.fit(make_data("mlp", 16), epochs=1_000_000)
     memory_of(own_home).pull(B)
     with pytest.raises(DeviceGone, match=f"{B}: no sign of life"):
