@@ -502,6 +502,7 @@ class Home(Shown):
         order_transfers: bool | None = None,
         refine_s: float = 0.0,
         profile: "Profile | None" = None,
+        protect: bool | int | None = None,
     ) -> "Handle[Run]":
         """Load `plan` on its devices, weights and all: memory is checked first, then everything or
         nothing.
@@ -528,6 +529,10 @@ class Home(Shown):
             (ortools) may better it for `refine_s`.
         profile
             What the run is predicted by; default: the latest one of this model here.
+        protect
+            What training has learned is kept here too, so that a lost device does not end the run:
+            as often as pays (the default; see `run.protection`), every so many steps, or never
+            (False).
 
         Raises
         ------
@@ -569,6 +574,7 @@ class Home(Shown):
                 schedule=schedule,
                 order_transfers=order_transfers,
                 refine_s=refine_s,
+                protect=protect,
             )
             self._runs.add(run)
             return run

@@ -8,20 +8,27 @@ from tests.security.known_attacks import ATTACKS
 from tests.security.notebook_rows import TAKEN_OVER_AGENTS
 from tests.security.row import Row, tests_of
 
-_NO_RECOVERY = "a run does not go on by itself: it is deployed again, from its last saved file"
+_NO_RECOVERY = "a run for inference does not go on by itself: it is deployed again"
 _STRIKES = tests_of(
     "sdk/run/test_faults:test_killed_while_a_plan_is_deployed "
     "test_killed_in_training_and_its_switch test_killed_while_requests_are_answered"
 )
 _CHAOS = tests_of("security/test_resume:test_f14_chaos_changes_nothing_that_is_learned")
 
+_RECOVERY = tests_of(
+    "sdk/run/test_recovery:test_whatever_is_lost_whenever_it_learns_what_one_machine_learns "
+    "test_a_loss_in_the_middle_of_a_switch_changes_nothing_that_is_learned"
+)
+
 ROWS: dict[str, Row] = {
     "F1": Row(
         "an agent is killed, at any moment of a run",
-        "the run ends and names the device; the other agents live and are free; from its saved "
-        "file the run equals the undisturbed one to the bit, no step lost or applied twice",
+        "training goes on without it, from a snapshot on the notebook, and equals one machine; "
+        "without protection the run ends and names the device, and from its saved file it equals "
+        "the undisturbed one to the bit; no step is lost or applied twice",
         _STRIKES
         + _CHAOS
+        + _RECOVERY
         + tests_of("sdk/run/test_failures:test_a_killed_agent_is_named_and_the_others_go_on"),
         _NO_RECOVERY,
     ),
@@ -39,9 +46,10 @@ ROWS: dict[str, Row] = {
     ),
     "F3": Row(
         "a worker dies (signal, memory, abort)",
-        "its agent lives and starts another; the run ends with device and cause; from its file it "
-        "goes on equal",
+        "its agent lives and starts another, and training goes on there; without protection the "
+        "run ends with device and cause, and from its file it goes on equal",
         _CHAOS
+        + _RECOVERY
         + tests_of(
             "sdk/run/test_failures:test_a_killed_worker_is_named_and_its_agent_lives",
             "agent/test_agent_process:test_failures_in_the_worker_are_named_and_the_agent_lives",
@@ -80,7 +88,7 @@ ROWS: dict[str, Row] = {
             "sdk/sessions/test_controller_failures:test_a_lost_neighbour_that_still_talks_to_us_is_told_after_a_while",
             "sdk/lab/test_relay:test_a_device_that_is_away_does_not_answer_and_does_when_it_is_back",
         ),
-        "a run that lost a device ends; it does not wait for the link to heal",
+        "training goes on without who is cut off; it does not wait for the link to heal",
     ),
     "F7": Row(
         "links lose packets",

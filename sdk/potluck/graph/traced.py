@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from potluck_wire.graph import DTYPE_BYTES, Graph, Input, Ref, Shape, evaluate
+from potluck_wire.graph import DTYPE_BYTES, Buffer, Graph, Input, Parameter, Ref, Shape, evaluate
 
 SEQUENCE = "sequence"  # the symbol that counts tokens, where their number may change
 MAX_SIZE = 1 << 20  # of a batch, and of a sequence
@@ -28,6 +28,10 @@ class Type:
     def nbytes(self, symbols: Mapping[str, int]) -> int:
         """How many bytes it takes at these sizes."""
         return self.elements(symbols) * DTYPE_BYTES[self.dtype]
+
+    def at(self, symbols: Mapping[str, int]) -> "Type":
+        """The same with numbers for its sizes."""
+        return Type(dtype=self.dtype, shape=tuple(evaluate(size, symbols) for size in self.shape))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +73,12 @@ class Traced:
         """The sizes of the example."""
         return {symbol.name: symbol.hint for symbol in self.graph.symbols}
 
+    @property
+    def state_types(self) -> dict[str, Type]:
+        """The type of each parameter and buffer."""
+        kept: list[Parameter | Buffer] = [*self.graph.parameters, *self.graph.buffers]
+        return {item.name: Type(dtype=item.dtype, shape=item.shape) for item in kept}
+
     def output_bytes(self, inputs: Sequence[Any]) -> dict[str, int]:
         """Bytes of each output for these inputs, where sequences may be of any length.
 
@@ -76,10 +86,12 @@ class Traced:
         """
         if SEQUENCE not in self.hints:
             return {}
+        return {name: kind.nbytes({}) for name, kind in self.output_types(inputs).items()}
+
+    def output_types(self, inputs: Sequence[Any]) -> dict[str, Type]:
+        """The type of each output for these inputs, with numbers for its sizes."""
         sizes = {
             symbol.name: inputs[symbol.input].shape[symbol.dim] // symbol.multiple
             for symbol in self.graph.symbols
         }
-        return {
-            output.name: self.type_of(output.ref).nbytes(sizes) for output in self.graph.outputs
-        }
+        return {output.name: self.type_of(output.ref).at(sizes) for output in self.graph.outputs}

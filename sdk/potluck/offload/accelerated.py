@@ -191,6 +191,7 @@ class AcceleratedModel(Tabular):
         """
         check_autocast("it is called")
         named = self._loaded.full.request(_in_order(inputs, named, self.model.arguments))
+        types = self.model.traced_line().traced.output_types([*named.values()])
         with self._loaded.lock:  # one request at a time, whoever asks
             self._check()
             at_s = time.monotonic()
@@ -200,7 +201,7 @@ class AcceleratedModel(Tabular):
                 self._shared(named, entry.program.compiled) if entry.program is not None else None
             )
             execution, compiled = done or self._by_itself(named)
-            outputs = self._loaded.full.answer(outputs_of(execution, compiled))
+            outputs = self._loaded.full.answer(outputs_of(execution, compiled, types))
             self._note(execution, compiled, at_s, bytes_per_s, entry)
         return self._rebuild(outputs)
 

@@ -1,5 +1,6 @@
 """Deploy: a plan onto its devices, with the model's weights or those of a saved run."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,12 +10,16 @@ from potluck.records import Plan
 from potluck.run import checkpoint
 from potluck.run.engine import Engine, same_state
 from potluck.run.optimizers import AdamW, Optimizer, check_optimizer
+from potluck.run.protection import Protection, Snapshot, check_protect
 from potluck.run.run import Run
+from potluck.run.tensors import kept
 from potluck.schedule.policies import Policy
 from potluck.sessions.link import Link
 from potluck.sessions.members import Members
 
 if TYPE_CHECKING:
+    import torch
+
     from potluck.profile.profiles import Profile
 
 MAX_SEED = 2**53  # as messages carry whole numbers
@@ -34,6 +39,7 @@ def deploy(
     schedule: str | Policy | None = None,
     order_transfers: bool | None = None,
     refine_s: float = 0.0,
+    protect: bool | int | None = None,
 ) -> Run:
     """Load `plan` on its devices with the model's weights, or those of a saved run.
 
@@ -57,7 +63,7 @@ def deploy(
         What the run is predicted by.
     schedule
         A policy, by name or as a function.
-    order_transfers, refine_s
+    order_transfers, refine_s, protect
         As for `Home.deploy`.
 
     Raises
@@ -77,6 +83,7 @@ def deploy(
         raise UserError(f"refine_s is a number of seconds, 0 or more, got {refine_s!r}.")
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed <= MAX_SEED:
         raise UserError(f"the seed is a whole number from 0 to 2**53, got {seed!r}.")
+    check_protect(protect)
     if optimizer is not None:
         check_optimizer(optimizer, model.trained_dtypes())
     model.check_as_traced(train=plan.training)
@@ -114,9 +121,33 @@ def deploy(
         if saved is not None:
             if saved.moments:
                 engine.push(saved.moments, moments=True)
-            engine.step = saved.step
+            engine.step = engine.first_step = saved.step
+        if chosen is not None and protect is not False:
+            engine.protection = _protection(
+                engine, chosen, weights, saved.moments if saved else {}, protect
+            )
         engine.group.meter()
     except BaseException:
         run.close()
         raise
     return run
+
+
+def _protection(
+    engine: Engine,
+    optimizer: Optimizer,
+    weights: "Mapping[str, torch.Tensor]",
+    moments: "Mapping[str, torch.Tensor]",
+    protect: bool | int | None,
+) -> Protection:
+    """What the run goes back to at first: what was sent. To fetch it takes about as long, and as
+    long again for each moment of the optimizer.
+    """
+    n_moments = len(optimizer.state_names("")) if not moments else 0
+    own = {name: kept(tensor) for name, tensor in weights.items()}  # the module's may change
+    return Protection(
+        Snapshot(step=engine.step, optimizer=optimizer, weights=own, moments=moments),
+        cost_s=engine.moved_s * (1 + n_moments),
+        n_devices=len(engine.edition.plan.devices),
+        every=protect if protect is not True else None,
+    )

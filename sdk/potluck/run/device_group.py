@@ -9,7 +9,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from potluck.errors import OutOfMemory, PlanError, PotluckError, ProtocolError
+from potluck.graph.traced import Type
 from potluck.run.compiled_plan import Requests
+from potluck.run.optimizers import Optimizer
 from potluck.run.tensors import to_raw, to_tensor
 from potluck.schedule import Compiled, InputBinding, Result
 from potluck.sessions.events import Execution, RequestAll, StartExecution
@@ -272,25 +274,87 @@ def _losses(execution: Execution, result: Result) -> list[float]:
     return losses
 
 
-def outputs_of(execution: Execution, compiled: Compiled) -> "dict[str, torch.Tensor]":
-    """The outputs of a request, their pieces put together in row order."""
+def outputs_of(
+    execution: Execution, compiled: Compiled, types: Mapping[str, Type]
+) -> "dict[str, torch.Tensor]":
+    """The outputs of a request, their pieces put together in row order.
+
+    Parameters
+    ----------
+    execution, compiled
+        What was answered, and what it was asked by.
+    types
+        Of every output, over all its rows.
+
+    Raises
+    ------
+    ProtocolError
+        A device sent something of another type.
+    """
     import torch
 
-    pieces: dict[str, list[tuple[int, Any]]] = {}
+    pieces: dict[str, list[Result]] = {}
     for result in compiled.results:
-        tensor = to_tensor(execution.outputs[result.device, result.value])
-        pieces.setdefault(result.tensor, []).append((result.start, tensor))
+        pieces.setdefault(result.tensor, []).append(result)
     whole = {}
     for name, found in pieces.items():
-        found.sort(key=lambda piece: piece[0])
-        whole[name] = found[0][1] if len(found) == 1 else torch.cat([tensor for _, tensor in found])
+        kind, tensors = types[name], []
+        for result in sorted(found, key=lambda result: result.start):
+            rows = () if len(found) == 1 else (result.stop - result.start,)
+            expected = Type(dtype=kind.dtype, shape=(*rows, *kind.shape[len(rows) :]))
+            tensors.append(_believed(execution, result, expected, f"the output {name!r}"))
+        whole[name] = tensors[0] if len(found) == 1 else torch.cat(tensors)
     return whole
 
 
-def states_of(execution: Execution, compiled: Compiled) -> "dict[str, torch.Tensor]":
-    """The states that a pull brought home, by name."""
+def states_of(
+    execution: Execution, compiled: Compiled, types: Mapping[str, Type]
+) -> "dict[str, torch.Tensor]":
+    """The states that a pull brought home, by name.
+
+    Parameters
+    ----------
+    execution, compiled
+        What was told, and what it was asked by.
+    types
+        Of every state.
+
+    Raises
+    ------
+    ProtocolError
+        A device sent something of another type.
+    """
     return {
-        result.tensor: to_tensor(execution.outputs[result.device, result.value])
+        result.tensor: _believed(execution, result, types[result.tensor], result.tensor)
         for result in compiled.results
         if result.kind == "state"
     }
+
+
+def state_types(model: Any, optimizer: Optimizer | None) -> dict[str, Type]:
+    """The types of all weights that training has on devices, or of the optimizer's state."""
+    weights: dict[str, Type] = model.laid_out(True).line.traced.state_types
+    if optimizer is None:
+        return weights
+    return {
+        name: Type(dtype="float32", shape=()) if name.startswith("step:") else kind
+        for parameter, kind in weights.items()
+        for name in optimizer.state_names(parameter)
+    }
+
+
+def _believed(execution: Execution, result: Result, expected: Type, what: str) -> "torch.Tensor":
+    """The tensor that a device sent, if it is of the type that was asked for."""
+    raw = execution.outputs[result.device, result.value]
+    if (raw.dtype, raw.shape, len(raw.data)) != (
+        expected.dtype,
+        expected.shape,
+        expected.nbytes({}),
+    ):
+        raise ProtocolError(
+            f"it sent {raw.dtype} of {list(raw.shape)} ({len(raw.data)} bytes) as {what}; expected "
+            f"{expected.dtype} of {list(expected.shape)}.",
+            device=result.device,
+            next_step="Update potluck there, or leave the device out.",
+        )
+    return to_tensor(raw)

@@ -17,12 +17,12 @@ from contextlib import contextmanager
 from dataclasses import replace
 from itertools import dropwhile, takewhile
 from math import isfinite
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from potluck.contention.transfer_order import one_at_a_time, with_ordered_transfers
 from potluck.errors import PlanError, PotluckError, RequestFailed, UserError
+from potluck.graph.traced import Type
 from potluck.profile.profiles import Profile
-from potluck.records import Inference, Plan, Problem, Training
+from potluck.records import Plan
 from potluck.run.compiled_plan import (
     INFER,
     MOMENTS,
@@ -31,22 +31,20 @@ from potluck.run.compiled_plan import (
     PUSH,
     TRAIN,
     CompiledPlan,
-    beyond_plan,
-    compile_for_run,
     train_name,
 )
-from potluck.run.device_group import DeviceGroup, loss_of, states_of
-from potluck.run.emulated_times import paced
+from potluck.run.device_group import DeviceGroup, loss_of, state_types, states_of
+from potluck.run.editions import Editions
 from potluck.run.history import History
 from potluck.run.optimizers import Optimizer
+from potluck.run.protection import Protection, Snapshot, is_loss
 from potluck.run.tensors import kept, padded
 from potluck.schedule import Compiled, compile_move, holding, targets
 from potluck.schedule.policies import Policy
 from potluck.sessions.events import Execution
 from potluck.sessions.link import Link
 from potluck.sessions.members import Members
-from potluck.simulate import simulate
-from potluck_wire.version import COMMON_BEGIN, TAKES
+from potluck.simulate.predict import IN_FLIGHT
 
 if TYPE_CHECKING:
     import torch
@@ -56,6 +54,18 @@ if TYPE_CHECKING:
     from potluck.run.migration import PlanMigration
 
 KEPT_STEPS = 64
+
+
+class Request(NamedTuple):
+    """One that was handed out: what was compiled for it, the rows that it takes, how many of them
+    are wanted, and the types of what it must answer.
+    """
+
+    future: "Future[Execution]"
+    compiled: Compiled
+    batch: int
+    wanted: int
+    types: Mapping[str, Type]
 
 
 class Engine:
@@ -98,11 +108,11 @@ class Engine:
         refine_s: float = 0.0,
     ) -> None:
         self.model = model
-        self.members = members
-        self.profile = profile
-        self._refine_s = refine_s  # of an exact solver, to better the order of transfers
-        self.step = self.n_requests = 0
+        self.link, self.members = link, members
+        self.editions = Editions(model, members, profile, refine_s)
+        self.step = self.first_step = self.n_requests = 0
         self.history = History()
+        self.protection: Protection | None = None  # without it, a device that is lost ends the run
         self.kept: deque[tuple[Execution, Compiled]] = deque(maxlen=KEPT_STEPS)
         self._stopped_s = float("-inf")  # when the step before ended: two are in flight
         self.failed: PotluckError | None = None
@@ -120,28 +130,41 @@ class Engine:
         self._holder = 0  # the thread that holds the boundary
         self._in_flight: deque[tuple[Future[Execution], Compiled, int]] = deque()
         self._n_moves, self._n_epochs = 0, 1
-        name = f"run-{uuid.uuid4().hex[:12]}"
-        self.edition: CompiledPlan = self.paced(
-            compile_for_run(
-                model,
-                plan,
-                run=name,
-                epoch=0,
-                optimizer=optimizer,
-                backends=self.backends(plan.devices),
-                seed=seed,
-                schedule=schedule,
-                order_transfers=order_transfers,
-                fed_whole=self._all_speak(TAKES, plan),
-            )
+        self.moved_s = 0.0  # that pulling and pushing state has taken so far
+        self.edition, self.group = self._begin(
+            plan, optimizer, seed=seed, schedule=schedule, order_transfers=order_transfers
         )
-        self.group = DeviceGroup(link, members, name)
-        devices = self.group.prepare(0, self.edition.requests())
+
+    def _begin(
+        self,
+        plan: Plan,
+        optimizer: Optimizer | None,
+        *,
+        sizes: tuple[int, ...] = (),
+        seed: int,
+        schedule: str | Policy | None,
+        order_transfers: bool | None,
+    ) -> tuple[CompiledPlan, DeviceGroup]:
+        """The first edition of a run that nobody knows yet, put into force on its devices."""
+        name = f"run-{uuid.uuid4().hex[:12]}"
+        edition = self.editions.make(
+            plan,
+            run=name,
+            epoch=0,
+            optimizer=optimizer,
+            sizes=sizes,
+            seed=seed,
+            schedule=schedule,
+            order_transfers=order_transfers,
+        )
+        group = DeviceGroup(self.link, self.members, name)
+        devices = group.prepare(0, edition.requests())
         try:
-            self.group.commit(0, devices)
+            group.commit(0, devices)
         except PotluckError:  # nobody would take it away from the others
-            self.group.drop()
+            group.drop()
             raise
+        return edition, group
 
     @property
     def active(self) -> CompiledPlan:
@@ -185,7 +208,7 @@ class Engine:
             raise type(cause)(
                 f"this run has ended: {why}",
                 device=cause.device,
-                next_step="Deploy again; a saved run can be resumed.",
+                next_step=self._way_on(),
                 **cause.facts,
             ) from cause
         if training and not self.edition.plan.training:
@@ -193,12 +216,26 @@ class Engine:
                 "this plan is for inference.", next_step="Plan with potluck.Training(...) to train."
             )
 
+    def _way_on(self) -> str:
+        """What can be done once the run has ended."""
+        if self.protection is None:
+            return "Deploy again; a saved run can be resumed."
+        return (
+            f"What it had learned by step {self.protection.snapshot.step} is still here: "
+            "run.save(path), then home.deploy(plan, resume=path)."
+        )
+
     # --- steps ------------------------------------------------------------------------------------
 
     @property
     def n_in_flight(self) -> int:
         """Steps handed out and not collected."""
         return len(self._in_flight)
+
+    @property
+    def next_step(self) -> int:
+        """The number of the next step to hand out."""
+        return self.step + len(self._in_flight)
 
     def submit(self, batch: "tuple[torch.Tensor, ...]") -> None:
         """Hand out one step; the programs for its number of rows are made and loaded where they are
@@ -234,11 +271,17 @@ class Engine:
         # loaders may fill the same tensors again while steps are in flight
         fed = self.model.fed(*batch, constants=self.loss_constants)
         named = {port: kept(tensor) for port, tensor in fed.items()}
-        step = self.step + len(self._in_flight)
-        future = self.group.execute(self.active.epoch, compiled, step, batch=named, lane=TRAIN)
-        self._in_flight.append((future, compiled, rows))
+        self._hand_out(compiled, named, rows)
+        if self.protection is not None:
+            self.protection.remember(rows, named)
         if self.crossing is not None:
-            self.crossing.follow(name, step, named)
+            self.crossing.follow(name, self.next_step - 1, named)
+
+    def _hand_out(self, compiled: Compiled, named: "Mapping[str, torch.Tensor]", rows: int) -> None:
+        future = self.group.execute(
+            self.active.epoch, compiled, self.next_step, batch=named, lane=TRAIN
+        )
+        self._in_flight.append((future, compiled, rows))
 
     def _note(self, words: str) -> None:
         self.history = replace(self.history, notes=(*self.history.notes, words))
@@ -250,8 +293,13 @@ class Engine:
         loss, begun_s = loss_of(execution, compiled), max(execution.start_s, self._stopped_s)
         seconds, self._stopped_s = execution.stop_s - begun_s, execution.stop_s
         self.step += 1
+        is_new = self.step - self.first_step > len(self.history.losses)
+        if self.protection is not None:
+            self.protection.took(seconds, is_new=is_new)
         if self.crossing is None:
             self.kept.append((execution, compiled))
+        if not is_new:  # computed again, after a device was lost
+            return loss
         if not isfinite(loss) and all(map(isfinite, self.history.losses[-1:])):
             self._note(
                 f"the loss of step {self.step} is {loss}: look at its inputs, or at the "
@@ -280,20 +328,24 @@ class Engine:
         except RequestFailed:
             raise
         except PotluckError as error:
+            if self.can_recover(error):
+                raise
             self.end(error)
             # what ended the run is the cause, not what followed from it
             if self.failed is not error:
                 self.check()
             raise
 
+    def can_recover(self, error: PotluckError) -> bool:
+        """Whether the run can go back to its snapshot and go on, maybe without that device."""
+        return self.failed is None and self.protection is not None and is_loss(error)
+
     def end(self, error: PotluckError) -> None:
         """End the run on every device that can be reached."""
         self.failed = self.failed or error
         self.group.drop()
 
-    def request(
-        self, inputs: "Sequence[torch.Tensor]", start: int, stop: int
-    ) -> "tuple[Future[Execution], Compiled, int, int]":
+    def request(self, inputs: "Sequence[torch.Tensor]", start: int, stop: int) -> "Request":
         """Hand out one request: rows from `start` on, as many as the plan in force takes at once.
 
         Parameters
@@ -303,11 +355,6 @@ class Engine:
         start, stop
             Rows [start, stop) are still to be answered.
 
-        Returns
-        -------
-        tuple[Future[Execution], Compiled, int, int]
-            Its future, what was compiled for it, the rows that it takes, and how many of them are
-            wanted.
         """
         with self._requesting:
             edition, number = self.edition, self.n_requests
@@ -318,7 +365,8 @@ class Engine:
                 port.name: tensor for port, tensor in zip(self.model.inputs(), rows, strict=True)
             }
             compiled = edition.compiled[INFER]
-            predicted = self.model.traced_line().traced.output_bytes(rows)
+            traced = self.model.traced_line().traced
+            predicted = traced.output_bytes(rows)
             future = self.group.execute(
                 edition.epoch, compiled, number, batch=named, output_bytes=predicted, request=True
             )
@@ -326,7 +374,7 @@ class Engine:
             under_way = self._requests.setdefault(edition.epoch, set())
             under_way.difference_update([other for other in under_way if other.done()])
             under_way.add(future)
-        return future, compiled, batch, wanted
+        return Request(future, compiled, batch, wanted, traced.output_types(rows))
 
     @property
     def is_failing(self) -> bool:
@@ -362,13 +410,6 @@ class Engine:
         """Batch sizes besides the plan's own that there are programs for."""
         return self.edition.sizes
 
-    def backends(self, devices: Iterable[str]) -> Mapping[str, tuple[str, ...]]:
-        """What each of these devices computes with; raises what keeps one away."""
-        return {
-            name: tuple(self.members[name].capability["backends"])
-            for name in self.members.need(devices)
-        }
-
     def take_epoch(self) -> int:
         """The number of the next edition; none is used twice."""
         with self._lock:
@@ -390,20 +431,15 @@ class Engine:
             Rows of batches, beside the plan's own.
         """
         edition = self.edition
-        return self.paced(
-            compile_for_run(
-                self.model,
-                plan,
-                run=edition.run,
-                epoch=self.take_epoch(),
-                optimizer=optimizer,
-                backends=self.backends(plan.devices),
-                sizes=tuple(sizes),
-                seed=edition.seed,
-                schedule=edition.schedule,
-                order_transfers=edition.order_transfers,
-                fed_whole=self._all_speak(TAKES, plan),
-            )
+        return self.editions.make(
+            plan,
+            run=edition.run,
+            epoch=self.take_epoch(),
+            optimizer=optimizer,
+            sizes=tuple(sizes),
+            seed=edition.seed,
+            schedule=edition.schedule,
+            order_transfers=edition.order_transfers,
         )
 
     def renew(self, plan: Plan, optimizer: Optimizer | None, sizes: Iterable[int] = ()) -> None:
@@ -443,7 +479,8 @@ class Engine:
         """Put a prepared edition into force, first where no other is at stake.
 
         New requests take it at once; the others are finished before their edition goes. What fails
-        after that ends the run: some devices may have let go of the old edition.
+        after that ends the run, or takes it back to its snapshot: some devices may have let go of
+        the old edition.
         """
         old = self.edition
         standing = [device for device in new.plan.devices if device in self.active.plan.devices]
@@ -457,83 +494,78 @@ class Engine:
             wait_for(self._requests.pop(old.epoch, ()))
             self.group.commit(new.epoch, standing, alone)
         except PotluckError as error:
-            self.end(error)
+            if not self.can_recover(error):
+                self.end(error)
             raise
         if new.plan != old.plan:
             self.kept.clear()  # a trace tells of one plan
         self.group.keep(new.plan.devices)
 
-    def problem(self, edition: CompiledPlan) -> Problem | None:
-        """The planning problem that this edition solves.
+    def begin_again(self, plan: Plan) -> None:
+        """Go on with this plan from the snapshot, on devices of which none knows the run any more,
+        and compute the steps since again.
 
-        None where nobody profiled the model for it there.
+        Where that fails, nobody knows the run, and it can be tried again.
+
+        Parameters
+        ----------
+        plan
+            For the same model.
         """
-        profile, plan = self.profile, edition.plan
-        if profile is None or (profile.training if plan.training else profile.inference) is None:
-            return None
-        if not {device.name for device in profile.devices}.issuperset(plan.devices):
-            return None
-        if edition.optimizer is None:
-            return profile.problem(Inference(batch=plan.batch))
-        copies = sum(not name.startswith("step:") for name in edition.optimizer.state_names(""))
-        workload = Training(batch=plan.batch, micro_batch=plan.micro_batch, optimizer_copies=copies)
-        return profile.problem(workload)
+        protection, old = self.protection, self.edition
+        assert protection is not None
+        snapshot = protection.snapshot
+        self.forget_all()
+        edition, group = self._begin(
+            plan,
+            snapshot.optimizer,
+            sizes=old.sizes if plan.batch == old.plan.batch else (*old.sizes, old.plan.batch),
+            seed=old.seed,
+            schedule=old.schedule,
+            order_transfers=old.order_transfers,
+        )
+        with self._requesting:
+            self.edition, self.group, self.crossing = edition, group, None
+        self._n_epochs = 1
+        self.kept.clear()
+        self.push(snapshot.weights)
+        if snapshot.moments:
+            self.push(snapshot.moments, moments=True)
+        group.meter()
+        self.step, known = snapshot.step, self.first_step + len(self.history.losses)
+        for rows, named in protection.batches:
+            self._hand_out(edition.compiled[train_name(rows, plan)], named, rows)
+            while self.n_in_flight >= IN_FLIGHT:
+                self.collect()
+        while self.step < known:
+            self.collect()
 
-    def paced(self, edition: CompiledPlan) -> CompiledPlan:
-        """The edition with turns for its transfers and the times that emulated devices shall take,
-        as a profile says.
+    def forget_all(self) -> None:
+        """No device that can be reached knows the run any more; steps under way are given up."""
+        if self.crossing is not None:
+            self.crossing.give_up()
+        for future, _, _ in self._in_flight:
+            future.cancel()
+        self._in_flight.clear()
+        self.group.drop()
 
-        A schedule of the user's own keeps other values than the one that was planned for: its peaks
-        are predicted here.
+    def snapshot(self) -> Snapshot:
+        """All state as it is on the devices after the steps handed out."""
+        self.finish()
+        assert self.edition.optimizer is not None
+        return Snapshot(
+            step=self.step,
+            optimizer=self.edition.optimizer,
+            weights=self.weights(),
+            moments=self.pull(moments=True) if self.step else {},
+        )
 
-        Raises
-        ------
-        PlanError
-            Transfers are to take turns, and there is no profile.
-        """
-        problem = self.problem(edition)
-        if problem is None and edition.order_transfers:
-            raise PlanError(
-                "transfers take turns by a profile, and there is none.",
-                next_step="Use home.profile(model).",
-            )
-        if problem is not None and self._all_speak(COMMON_BEGIN, edition.plan):
-            steps = {
-                name: one_at_a_time(item, problem)
-                for name, item in edition.compiled.items()
-                if name == INFER or name in edition.train_rows
-            }
-            if edition.order_transfers is not False:
-                steps = {
-                    name: with_ordered_transfers(
-                        item, problem, always=bool(edition.order_transfers), refine_s=self._refine_s
-                    )
-                    for name, item in steps.items()
-                }
-            edition = replace(edition, compiled={**edition.compiled, **steps})
-        if problem is not None and edition.schedule is not None:
-            step = (
-                INFER if edition.optimizer is None else train_name(edition.plan.batch, edition.plan)
-            )
-            peaks = simulate(edition.compiled[step], problem).peak_bytes
-            edition = replace(edition, plan=replace(edition.plan, peak_bytes=peaks))
-        if problem is not None:
-            edition = replace(edition, peak_bytes=beyond_plan(edition, problem))
-        compiled = {
-            name: self.paced_programs(item, edition) for name, item in edition.compiled.items()
-        }
-        return replace(edition, compiled=compiled)
-
-    def paced_programs(self, compiled: Compiled, edition: CompiledPlan) -> Compiled:
-        """The same for some programs of it."""
-        problem = self.problem(edition)
-        emulated = [
-            name for name in compiled.programs if self.members[name].capability.get("emulated")
-        ]
-        return paced(compiled, problem, emulated) if problem is not None and emulated else compiled
-
-    def _all_speak(self, needed: tuple[int, int], plan: Plan) -> bool:
-        return all(self.members[name].speaks(needed) for name in plan.devices)
+    def protect(self) -> None:
+        """Take a snapshot to go back to, in place of the older one."""
+        assert self.protection is not None
+        begun_s, n_devices = self.moved_s, len(self.edition.plan.devices)
+        snapshot = self.snapshot()
+        self.protection.keep(snapshot, self.moved_s - begun_s, n_devices)
 
     # --- state ------------------------------------------------------------------------------------
 
@@ -546,7 +578,10 @@ class Engine:
         """The weights on the devices, or the optimizer's state there, by name."""
         self.finish()
         compiled = self.active.compiled.get(PULL + MOMENTS * moments)
-        return states_of(self._move(compiled), compiled) if compiled else {}
+        if compiled is None:
+            return {}
+        types = state_types(self.model, self.active.optimizer if moments else None)
+        return states_of(self._move(compiled), compiled, types)
 
     def push(self, states: "Mapping[str, torch.Tensor]", *, moments: bool = False) -> None:
         """Put these weights, or this state of the optimizer, onto the devices."""
@@ -558,9 +593,11 @@ class Engine:
         self, compiled: Compiled, states: "Mapping[str, torch.Tensor] | None" = None
     ) -> Execution:
         self._n_moves += 1
-        return self.result(
+        execution = self.result(
             self.group.execute(self.active.epoch, compiled, self._n_moves, states=states)
         )
+        self.moved_s += execution.stop_s - execution.start_s
+        return execution
 
 
 def same_state(one: Optimizer | None, other: Optimizer | None) -> bool:

@@ -5,6 +5,7 @@ the simulator makes. Pure.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from potluck import units
 from potluck.provenance import MEASURED, reckoned
 from potluck.records import Device, Event, Trace
 from potluck.schedule import Compiled
@@ -17,15 +18,44 @@ _LANES = {"send": "send", "recv": "receive"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Recovery:
+    """A device was lost and the run went on.
+
+    After `step` steps `device` failed for this `cause`. The run went on with `devices`, after
+    `seconds`, and computed `n_again` steps again. `planner`: who made the new plan; empty where the
+    old one went on.
+    """
+
+    step: int
+    device: str
+    cause: str
+    devices: tuple[str, ...]
+    planner: str
+    n_again: int
+    seconds: float
+
+    @property
+    def words(self) -> str:
+        """For people."""
+        who = f" with {', '.join(self.devices)} ({self.planner})" if self.planner else ""
+        again = f", {units.number(self.n_again, 'step')} again" if self.n_again else ""
+        return (
+            f"step {self.step}: {self.cause} The run goes on{who} after "
+            f"{units.duration(self.seconds)}{again}."
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class History(Shown):
     """Losses per step, in order: each the mean over the rows of its batch. `rows` per step; `notes`
-    for people, one for every batch concerned.
+    for people, one for every batch concerned; `recoveries`: where devices were lost.
     """
 
     losses: tuple[float, ...] = ()
     rows: tuple[int, ...] = ()
     step_s: tuple[float, ...] = ()
     notes: tuple[str, ...] = ()
+    recoveries: tuple[Recovery, ...] = ()
 
     def __repr__(self) -> str:
         if not self.losses:

@@ -180,14 +180,14 @@ class PlanMigration:
         old, self._plan = self._old, plan
         epoch = engine.take_epoch()
         self._shadow_epoch = engine.take_epoch()
-        self.bridge = bridge = engine.paced(
+        self.bridge = bridge = engine.editions.paced(
             compile_for_run(
                 engine.model,
                 refined(old.plan, plan),
                 run=old.run,
                 epoch=epoch,
                 optimizer=old.optimizer,
-                backends=engine.backends(old.plan.devices),
+                backends=engine.editions.backends(old.plan.devices),
                 sizes=engine.sizes,
                 seed=old.seed,
                 order_transfers=False,
@@ -239,7 +239,7 @@ class PlanMigration:
         compiled = compile_follow(
             name, bridge.plan, bridge.segments, settings, bridge.shadows, division=division
         )
-        return self._engine.paced_programs(compiled, bridge)
+        return self._engine.editions.paced_programs(compiled, bridge)
 
     def _holders(self) -> dict[str, dict[str, str]]:
         """Where every state is when all shadows are in step."""
@@ -282,7 +282,7 @@ class PlanMigration:
                     kind_on(
                         self._engine.model,
                         device,
-                        self._engine.backends([device])[device],
+                        self._engine.editions.backends([device])[device],
                         train=True,
                     ),
                 )

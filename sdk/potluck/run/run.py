@@ -5,13 +5,13 @@ its `trace`.
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from potluck.errors import PlanError, UserError
+from potluck.errors import PlanError, PotluckError, UserError
 from potluck.graph.torch.autocast import check_autocast
 from potluck.graph.torch.state_names import check_shapes
 from potluck.handle import Handle, Task
@@ -21,11 +21,13 @@ from potluck.run import batches, checkpoint, tensors
 from potluck.run.comparison import Comparison, compare
 from potluck.run.compiled_plan import INFER, evaluation_plan, train_name
 from potluck.run.device_group import outputs_of
-from potluck.run.engine import Engine
+from potluck.run.engine import Engine, Request
 from potluck.run.evaluation import Evaluation
 from potluck.run.history import History, measured_trace
 from potluck.run.migration import cross
 from potluck.run.optimizers import Optimizer, check_optimizer
+from potluck.run.protection import Protection
+from potluck.run.recovery import see_all, surviving
 from potluck.schedule import Compiled
 from potluck.sessions.events import Execution
 from potluck.sessions.link import Link
@@ -102,7 +104,7 @@ class Run(Shown):
         return self._traced(tuple(self._engine.kept))
 
     def _traced(self, steps: "Sequence[tuple[Execution, Compiled]]") -> Trace:
-        profile, members = self._engine.profile, self._engine.members
+        profile, members = self._engine.editions.profile, self._engine.members
         known = {device.name: device for device in profile.devices} if profile else {}
         metered = {name: members[name].metered for name in self.plan.devices if name in members}
         return measured_trace(steps, known, energy_j, metered)
@@ -110,7 +112,7 @@ class Run(Shown):
     @property
     def problem(self) -> Problem | None:
         """The planning problem that this run solves; None without a profile."""
-        return self._engine.problem(self._engine.edition)
+        return self._engine.editions.problem(self._engine.edition)
 
     @property
     def predicted(self) -> Trace | None:
@@ -151,12 +153,12 @@ class Run(Shown):
         `profile.from_runs` and `profile.links_from_runs`.
         """
         compared, engine = self.compare(), self._engine
-        assert engine.profile is not None  # else nothing could be compared
+        assert engine.editions.profile is not None  # else nothing could be compared
         steady = {
             name for name in self.plan.devices if engine.members[name].capability.get("emulated")
         }
-        engine.profile = learned(
-            engine.profile,
+        engine.editions.profile = learned(
+            engine.editions.profile,
             compared.predicted,
             compared.measured,
             engine.alike[-1][1],
@@ -164,7 +166,7 @@ class Run(Shown):
             steady=steady,
             transfers={(each.source, each.target): each.median_s for each in compared.transfers},
         )
-        return engine.profile
+        return engine.editions.profile
 
     def __repr__(self) -> str:
         what = f"{self.step} steps" if self.plan.training else f"{self._engine.n_requests} requests"
@@ -259,21 +261,34 @@ class Run(Shown):
         engine = self._engine
         with engine.boundary():
             if optimizer is not None and optimizer != engine.edition.optimizer:
-                engine.renew(self.plan, optimizer, engine.sizes)
-            first, first_note = engine.step + engine.n_in_flight, len(engine.history.notes)
+                surviving(engine, lambda: self._take_optimizer(optimizer))
+            first, first_note = engine.next_step, len(engine.history.notes)
+            first_recovery = len(engine.history.recoveries)
         arguments = engine.model.arguments
         n_batches = batches.count(data, self.plan.batch, arguments)
         total = epochs * n_batches if n_batches else None
 
         told = first
 
+        def once(batch: "tuple[torch.Tensor, ...]") -> Callable[[], None]:
+            """Hand out this batch; a recovery in between may have done it already."""
+            number = engine.next_step
+
+            def hand_out() -> None:
+                if engine.next_step == number:
+                    engine.submit(batch)
+
+            return hand_out
+
         def go_on(most: int, batch: "tuple[torch.Tensor, ...] | None" = None) -> None:
             nonlocal told
             with engine.boundary():
+                if engine.protection is not None and engine.protection.is_due:
+                    surviving(engine, engine.protect)
                 if batch is not None:
-                    engine.submit(batch)
+                    surviving(engine, once(batch))
                 while engine.n_in_flight > most:
-                    engine.collect()
+                    surviving(engine, engine.collect)
                 losses = engine.history.losses
                 # a switch may have collected some, too
                 news = losses[len(losses) - (engine.step - told) :]
@@ -305,7 +320,16 @@ class Run(Shown):
             rows=h.rows[start:],
             step_s=h.step_s[start:],
             notes=h.notes[first_note:],
+            recoveries=h.recoveries[first_recovery:],
         )
+
+    def _take_optimizer(self, optimizer: Optimizer) -> None:
+        """Go on with another optimizer: what is kept of the one before is of no use to it."""
+        engine = self._engine
+        if optimizer != engine.edition.optimizer:
+            engine.renew(self.plan, optimizer, engine.sizes)
+        if engine.protection is not None:
+            engine.protect()
 
     def switch(self, plan: Plan) -> "Handle[Run]":
         """Go over to another plan while the run goes on, with all state.
@@ -375,11 +399,7 @@ class Run(Shown):
         self._engine.check()
         check_autocast("it is called")
         if self.plan.training:
-            evaluation = self._evaluating()
-            try:
-                return evaluation.run(*inputs, **named)
-            finally:
-                evaluation.leave()
+            return self._answer(*inputs, **named)
         engine = self._engine
         engine.model.check_as_traced()
         engine.model.check_values(engine.value_marks)
@@ -387,27 +407,49 @@ class Run(Shown):
         rows, start = engine.model.check_inputs(*given), 0
         if rows == 0:
             raise UserError("a request needs one row or more, got none.")
-        waiting: deque[tuple[Future[Execution], Compiled, int, int]] = deque()
+        waiting: deque[Request] = deque()
         parts: list[dict[str, torch.Tensor]] = []
 
         def collect() -> None:
-            future, compiled, batch, wanted = waiting.popleft()
-            execution = engine.result(future)
-            engine.kept.append((execution, compiled))
-            outputs = outputs_of(execution, compiled)
+            asked = waiting.popleft()
+            execution = engine.result(asked.future)
+            engine.kept.append((execution, asked.compiled))
+            outputs = outputs_of(execution, asked.compiled, asked.types)
             parts.append(
-                {name: tensors.first_rows(t, wanted, batch) for name, t in outputs.items()}
+                {
+                    name: tensors.first_rows(tensor, asked.wanted, asked.batch)
+                    for name, tensor in outputs.items()
+                }
             )
 
         while start < rows:
             waiting.append(engine.request(given, start, rows))
-            start += waiting[-1][-1]
+            start += waiting[-1].wanted
             if len(waiting) >= REQUESTS_IN_FLIGHT:
                 collect()
         while waiting:
             collect()
         names = [tensor.name for tensor in engine.edition.segments[-1].outputs]
         return engine.model.answer(tensors.joined(parts, names))
+
+    def _answer(self, *inputs: Any, **named: Any) -> Any:
+        """Of a run in training: again, where a device was lost meanwhile and others are left."""
+        engine = self._engine
+        tries = 0
+        while True:
+            tries += 1
+            try:
+                evaluation = self._evaluating()
+                try:
+                    return evaluation.run(*inputs, **named)
+                finally:
+                    evaluation.leave()
+            except PotluckError as error:
+                if tries > len(engine.members) or not engine.can_recover(error):
+                    raise
+                with engine.boundary():
+                    self._forget_evaluation()
+                    surviving(engine, lambda: see_all(engine))
 
     def _evaluating(self) -> Evaluation:
         """A run for inference with the weights of now, on about the same devices; entered."""
@@ -424,7 +466,7 @@ class Run(Shown):
                         plan,
                         optimizer=None,
                         seed=0,
-                        profile=engine.profile,
+                        profile=engine.editions.profile,
                     ),
                     self._link,
                 )
@@ -476,10 +518,11 @@ class Run(Shown):
 
     def _state(self) -> "dict[str, torch.Tensor]":
         """All that devices keep, as it is on them now: what belongs to the loss, too."""
-        self._engine.check()
-        self._engine.model.check_values(self._engine.value_marks)
-        with self._engine.boundary():
-            return self._engine.weights()
+        engine = self._engine
+        engine.check()
+        engine.model.check_values(engine.value_marks)
+        with engine.boundary():
+            return surviving(engine, engine.weights)
 
     def load_into(self, module: Any = None) -> None:
         """Bring the weights back into a module.
@@ -517,23 +560,34 @@ class Run(Shown):
     def save(self, path: str | Path) -> None:
         """Write weights, optimizer state, step, seed and plan to one file: `home.deploy(plan,
         resume=path)` goes on.
+
+        Of a run that has ended because devices were lost, what it could have gone back to.
         """
         engine = self._engine
-        engine.check(training=True)
-        with engine.boundary():
-            engine.finish()
-            edition = engine.edition
-            assert edition.optimizer is not None
-            saved = checkpoint.Checkpoint(
-                signature=engine.model.signature,
-                plan=edition.plan,
-                optimizer=edition.optimizer,
-                step=engine.step,
-                seed=edition.seed,
-                weights=engine.weights(),
-                moments=engine.pull(moments=True) if engine.step else {},
-            )
+        if engine.failed is not None and engine.protection is not None:
+            state = engine.protection.snapshot
+        else:
+            engine.check(training=True)
+            with engine.boundary():
+                state = surviving(engine, engine.snapshot)
+        edition = engine.edition
+        saved = checkpoint.Checkpoint(
+            signature=engine.model.signature,
+            plan=edition.plan,
+            optimizer=state.optimizer,
+            step=state.step,
+            seed=edition.seed,
+            weights=dict(state.weights),
+            moments=dict(state.moments),
+        )
         checkpoint.save(Path(path), saved)
+
+    @property
+    def protection(self) -> Protection | None:
+        """What the run goes back to where a device is lost, how often that is renewed and at what
+        cost; None where a loss ends the run.
+        """
+        return self._engine.protection
 
     @property
     def is_open(self) -> bool:

@@ -31,12 +31,13 @@ A, B = "local-1", "local-2"
 
 
 def start_training(home):
-    """A run that trains until it is stopped, and its handle, after the first step."""
+    """A run that trains until it is stopped or loses a device, and its handle, after the first
+    step.
+    """
     _, model = make_model("mlp")
     x, y = make_data("mlp", 16)
-    run = home.deploy(
-        make_plan(model, ((A,), (4,)), ((B,), (4,)), micro_batch=4, n_micro_batches=2), model
-    ).wait()
+    plan = make_plan(model, ((A,), (4,)), ((B,), (4,)), micro_batch=4, n_micro_batches=2)
+    run = home.deploy(plan, model, protect=False).wait()
     run.fit((x, y)).wait()
     return model, run, run.fit((x, y), epochs=1_000_000)
 

@@ -143,7 +143,12 @@ def test_killed_while_a_plan_is_deployed(home, model, moment, device, whom, afte
         home, fault_injection.DEPLOYING[moment], device, whom, after
     ) as strike:
         error = error_of(
-            lambda: home.deploy(plan_of(model, OLD), model).wait().fit(make_data()).wait()
+            lambda: (
+                home.deploy(plan_of(model, OLD), model, protect=False)
+                .wait()
+                .fit(make_data())
+                .wait()
+            )
         )
         assert strike.struck
         check_named(error, device)
@@ -163,7 +168,8 @@ def test_killed_while_a_plan_is_deployed(home, model, moment, device, whom, afte
 )
 def test_killed_in_training_and_its_switch(home, model, moment, device, whom, after):
     strike = fault_injection.Strike(home, fault_injection.TRAINING[moment], device, whom, after)
-    with strike, closing(home.deploy(plan_of(model, OLD), model).wait()) as run:
+    deployed = home.deploy(plan_of(model, OLD), model, protect=False)
+    with strike, closing(deployed.wait()) as run:
         at_work = run.fit(make_data(), epochs=FOREVER)
         error = error_of(lambda: run.switch(plan_of(model, NEW)).wait())
         assert error is None or run.plan == plan_of(model, OLD) or engine_of(run).failed

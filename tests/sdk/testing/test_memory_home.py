@@ -87,7 +87,7 @@ def test_a_slow_device_takes_longer_in_virtual_time(own_home):
 
 
 def test_a_device_whose_cable_is_pulled_is_missed_after_virtual_seconds(own_home):
-    run = deployed(own_home)
+    run = deployed(own_home, protect=False)
     handle = run.fit(make_data("mlp", 16), epochs=1_000_000)
     memory_of(own_home).pull(B)
     with pytest.raises(DeviceGone, match=f"{B}: no sign of life"):
@@ -105,7 +105,7 @@ def test_no_sign_of_life_is_missed_by_somebody_who_waits_for_nothing(own_home):
 
 
 def test_a_device_that_was_killed_is_named_and_can_be_started_again(own_home):
-    run = deployed(own_home)
+    run = deployed(own_home, protect=False)
     handle = run.fit(make_data("mlp", 16), epochs=1_000_000)
     memory_of(own_home).kill(B)
     with pytest.raises(DeviceGone, match=B):
@@ -136,7 +136,9 @@ def test_a_worker_that_dies_at_any_moment_is_named_and_another_is_started(own_ho
         struck.append(memory_of(own_home).kill_worker(B))
 
     with at(own_home, moment, strike, after=after):
-        ended = how_it_ends(lambda: deployed(own_home).fit(make_data("mlp", 16)).wait())
+        ended = how_it_ends(
+            lambda: deployed(own_home, protect=False).fit(make_data("mlp", 16)).wait()
+        )
     if ended is not None:  # one that did nothing yet is not missed
         assert isinstance(ended, WorkerFailed | Refused)
         assert ended.device == B

@@ -1,0 +1,1 @@
+"""What to do when a home changes: decisions of pure functions, which `run/` carries out."""

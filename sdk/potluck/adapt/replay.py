@@ -1,0 +1,177 @@
+"""The plan after a device was lost: Asteroid's lightweight pipeline replay (section 3.4) and a new
+planning, compared by the simulator. Pure.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from itertools import accumulate
+
+from potluck.errors import Infeasible, PlanError
+from potluck.planning import judge, make_plans
+from potluck.planning.baselines.asteroid_rows import proportion
+from potluck.planning.feasibility import breaches
+from potluck.records import Plan, Problem, Stage, Training
+from potluck.schedule.policies import warm_up_depth
+
+LIGHTWEIGHT, HEAVY = "lightweight replay", "planned anew"
+
+
+def replayed(plan: Plan, left: Collection[str], layer_flop: Sequence[float]) -> Plan | None:
+    """The same pipeline without those that are gone: only its cut points and shares move.
+
+    A stage that has lost all its devices is given to its neighbours. Layers are shared out by flop
+    over capacity. The capacity of a device is what the plan itself held it for: the part of the
+    flop that it was given.
+
+    Parameters
+    ----------
+    plan
+        Before the loss.
+    left
+        The devices that are still there.
+    layer_flop
+        Of each layer, forward and backward.
+
+    Returns
+    -------
+    Plan or None
+        Without predictions; None where nobody is left, or fewer layers than stages.
+    """
+    groups = [
+        (members, sum(layer_flop[stage.start : stage.stop]) * sum(share for _, share in members))
+        for stage in plan.stages
+        if (
+            members := [
+                (device, share)
+                for device, share in zip(stage.devices, stage.shares, strict=True)
+                if device in left
+            ]
+        )
+    ]
+    bounds = _bounds(layer_flop, [capacity for _, capacity in groups]) if groups else None
+    if bounds is None:
+        return None
+    stages = []
+    for index, (members, _) in enumerate(groups):
+        shares = proportion(plan.micro_batch, [share for _, share in members])
+        stages.append(
+            Stage(
+                start=bounds[index],
+                stop=bounds[index + 1],
+                devices=tuple(device for device, _ in members),
+                shares=shares,
+                warm_up=warm_up_depth(index, len(groups), plan.n_micro_batches),
+            )
+        )
+    return _unjudged(plan, tuple(stages))
+
+
+def alone(plan: Plan, device: str) -> Plan:
+    """All layers on one device, which may not have had any before.
+
+    Parameters
+    ----------
+    plan
+        Before the loss.
+    device
+        That is there.
+    """
+    whole = Stage(start=0, stop=plan.stages[-1].stop, devices=(device,), shares=(plan.micro_batch,))
+    return _unjudged(plan, (whole,))
+
+
+def _unjudged(plan: Plan, stages: tuple[Stage, ...]) -> Plan:
+    """The plan with other stages, of which nothing is predicted yet."""
+    return replace(
+        plan,
+        planner=LIGHTWEIGHT,
+        stages=stages,
+        latency_s=None,
+        energy_j=None,
+        energy_source="",
+        peak_bytes={},
+        device_energy_j={},
+        unused={},
+        gap_frac=None,
+        energy_gap_frac=None,
+        problem=None,
+    )
+
+
+def _bounds(layer_flop: Sequence[float], capacities: Sequence[float]) -> list[int] | None:
+    """Where stages begin and end so that each has flop in proportion to its capacity, and a layer
+    at least.
+    """
+    n_layers, n_stages = len(layer_flop), len(capacities)
+    if n_layers < n_stages:
+        return None
+    done = [0.0, *accumulate(layer_flop)]
+    # layers without flop may be all that a stage had: then it gets one of them
+    goals = accumulate(capacity / (sum(capacities) or 1.0) * done[-1] for capacity in capacities)
+    bounds = [0]
+    for index, goal in enumerate(list(goals)[:-1]):
+        first, last = bounds[-1] + 1, n_layers - (n_stages - 1 - index)
+        bounds.append(min(range(first, last + 1), key=lambda i: abs(done[i] - goal)))
+    return [*bounds, n_layers]
+
+
+def plans_after(
+    plan: Plan,
+    left: Collection[str],
+    layer_flop: Sequence[float],
+    problem: Problem | None,
+    *,
+    clock: Callable[[], float] | None = None,
+    budget_s: float | None = None,
+) -> list[Plan]:
+    """What a run can go on with, the best first.
+
+    The plan itself where all its devices are left. Else the lightweight replay and a new planning,
+    by their predicted time; without a problem (nobody has profiled), the former alone, or one
+    device alone where none of the plan is left. Both keep the rows of a micro-batch where that is
+    possible, so that sums stay in their order.
+
+    Parameters
+    ----------
+    plan
+        Before the loss.
+    left
+        The devices that are still there, also idle ones.
+    layer_flop
+        Of each layer, forward and backward.
+    problem
+        Of the devices that are left; None where it is not known.
+    clock, budget_s
+        As for `make_plans`.
+    """
+    if set(plan.devices) <= set(left):
+        return [plan]
+    light = replayed(plan, left, layer_flop)
+    if problem is None:
+        return [light] if light is not None else [alone(plan, device) for device in left]
+    found = []
+    if light is not None:
+        with suppress(PlanError):  # it needs what the profile does not know
+            judged = judge(problem, light)
+            found += [] if breaches(problem, judged) else [judged]
+    for wanted in _ever_wider(problem):
+        try:
+            anew = make_plans(wanted, clock=clock, budget_s=budget_s).best
+        except Infeasible:
+            continue
+        found.append(replace(anew, planner=f"{anew.planner}, {HEAVY}"))
+        break
+    return sorted(found, key=lambda plan: plan.latency_s or 0.0)
+
+
+def _ever_wider(problem: Problem) -> Iterator[Problem]:
+    """The problem; with micro-batches of any size; and without limits on time and energy, as a run
+    that goes on more slowly is better than none.
+    """
+    yield problem
+    if isinstance(problem.workload, Training) and problem.workload.micro_batch is not None:
+        problem = replace(problem, workload=replace(problem.workload, micro_batch=None))
+        yield problem
+    if problem.qoe.latency_s is not None or problem.qoe.energy_j is not None:
+        yield replace(problem, qoe=replace(problem.qoe, latency_s=None, energy_j=None))

@@ -1,0 +1,162 @@
+"""What a run makes its editions by: the model, its devices, and the profile that predicts them."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from potluck.contention.transfer_order import one_at_a_time, with_ordered_transfers
+from potluck.errors import PlanError
+from potluck.profile.profiles import Profile
+from potluck.records import Inference, Plan, Problem, Training
+from potluck.run.compiled_plan import INFER, CompiledPlan, beyond_plan, compile_for_run, train_name
+from potluck.run.emulated_times import paced
+from potluck.run.optimizers import Optimizer
+from potluck.schedule import Compiled
+from potluck.schedule.policies import Policy
+from potluck.sessions.members import Members
+from potluck.simulate import simulate
+from potluck_wire.version import COMMON_BEGIN, TAKES
+
+
+class Editions:
+    """Compiles plans for the devices that are there, and predicts them.
+
+    Parameters
+    ----------
+    model
+        What is run.
+    members
+        The devices.
+    profile
+        What steps are predicted by; None predicts nothing.
+    refine_s
+        Seconds of an exact solver, to better the order of transfers.
+    """
+
+    def __init__(
+        self, model: Any, members: Members, profile: Profile | None, refine_s: float
+    ) -> None:
+        self._model, self._members, self.profile = model, members, profile
+        self._refine_s = refine_s
+
+    def make(
+        self,
+        plan: Plan,
+        *,
+        run: str,
+        epoch: int,
+        optimizer: Optimizer | None,
+        sizes: tuple[int, ...] = (),
+        seed: int,
+        schedule: str | Policy | None,
+        order_transfers: bool | None,
+    ) -> CompiledPlan:
+        """An edition for this plan, with programs for these batch sizes, too.
+
+        Parameters
+        ----------
+        plan
+            For the model.
+        run, epoch
+            Under which devices know it.
+        optimizer
+            None for inference.
+        sizes
+            Rows of batches, beside the plan's own.
+        seed, schedule, order_transfers
+            As for `compile_for_run`.
+        """
+        return self.paced(
+            compile_for_run(
+                self._model,
+                plan,
+                run=run,
+                epoch=epoch,
+                optimizer=optimizer,
+                backends=self.backends(plan.devices),
+                sizes=sizes,
+                seed=seed,
+                schedule=schedule,
+                order_transfers=order_transfers,
+                fed_whole=self._all_speak(TAKES, plan),
+            )
+        )
+
+    def backends(self, devices: Iterable[str]) -> Mapping[str, tuple[str, ...]]:
+        """What each of these devices computes with; raises what keeps one away."""
+        return {
+            name: tuple(self._members[name].capability["backends"])
+            for name in self._members.need(devices)
+        }
+
+    def problem(self, edition: CompiledPlan) -> Problem | None:
+        """The planning problem that this edition solves.
+
+        None where nobody profiled the model for it there.
+        """
+        profile, plan = self.profile, edition.plan
+        if profile is None or (profile.training if plan.training else profile.inference) is None:
+            return None
+        if not {device.name for device in profile.devices}.issuperset(plan.devices):
+            return None
+        if edition.optimizer is None:
+            return profile.problem(Inference(batch=plan.batch))
+        copies = sum(not name.startswith("step:") for name in edition.optimizer.state_names(""))
+        workload = Training(batch=plan.batch, micro_batch=plan.micro_batch, optimizer_copies=copies)
+        return profile.problem(workload)
+
+    def paced(self, edition: CompiledPlan) -> CompiledPlan:
+        """The edition with turns for its transfers and the times that emulated devices shall take,
+        as a profile says.
+
+        A schedule of the user's own keeps other values than the one that was planned for: its peaks
+        are predicted here.
+
+        Raises
+        ------
+        PlanError
+            Transfers are to take turns, and there is no profile.
+        """
+        problem = self.problem(edition)
+        if problem is None and edition.order_transfers:
+            raise PlanError(
+                "transfers take turns by a profile, and there is none.",
+                next_step="Use home.profile(model).",
+            )
+        if problem is not None and self._all_speak(COMMON_BEGIN, edition.plan):
+            steps = {
+                name: one_at_a_time(item, problem)
+                for name, item in edition.compiled.items()
+                if name == INFER or name in edition.train_rows
+            }
+            if edition.order_transfers is not False:
+                steps = {
+                    name: with_ordered_transfers(
+                        item, problem, always=bool(edition.order_transfers), refine_s=self._refine_s
+                    )
+                    for name, item in steps.items()
+                }
+            edition = replace(edition, compiled={**edition.compiled, **steps})
+        if problem is not None and edition.schedule is not None:
+            step = (
+                INFER if edition.optimizer is None else train_name(edition.plan.batch, edition.plan)
+            )
+            peaks = simulate(edition.compiled[step], problem).peak_bytes
+            edition = replace(edition, plan=replace(edition.plan, peak_bytes=peaks))
+        if problem is not None:
+            edition = replace(edition, peak_bytes=beyond_plan(edition, problem))
+        compiled = {
+            name: self.paced_programs(item, edition) for name, item in edition.compiled.items()
+        }
+        return replace(edition, compiled=compiled)
+
+    def paced_programs(self, compiled: Compiled, edition: CompiledPlan) -> Compiled:
+        """The same for some programs of it."""
+        problem = self.problem(edition)
+        emulated = [
+            name for name in compiled.programs if self._members[name].capability.get("emulated")
+        ]
+        return paced(compiled, problem, emulated) if problem is not None and emulated else compiled
+
+    def _all_speak(self, needed: tuple[int, int], plan: Plan) -> bool:
+        return all(self._members[name].speaks(needed) for name in plan.devices)

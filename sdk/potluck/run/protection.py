@@ -1,0 +1,208 @@
+"""What a run can go back to when a device is lost: a snapshot of all state of one step, here on the
+notebook, and the batches since.
+
+How often: by Young (1974) and Daly (2006), every sqrt(2 C M) seconds, where C is what a snapshot
+takes and M the mean time between losses, but never more than `MOST_FRAC` of the time. A fault in
+between costs the steps since the snapshot, which are computed again from the same batches.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from statistics import median
+from typing import TYPE_CHECKING
+
+from potluck import units
+from potluck.errors import (
+    DeviceGone,
+    OutOfMemory,
+    PotluckError,
+    ProtocolError,
+    Refused,
+    RequestFailed,
+    UserError,
+    WorkerFailed,
+)
+from potluck.run.optimizers import Optimizer
+from potluck_wire.messages import FailureCause, RefusalCode
+
+if TYPE_CHECKING:
+    import torch
+
+LOST_S = 2 * 3600.0  # of one device: mean time until it leaves without a word; people move about
+MOST_FRAC = 0.03  # of the time of training that snapshots may take
+MOST_BATCH_BYTES = 512 << 20  # of batches that are kept; then a snapshot comes sooner
+WORKER_LOST = (FailureCause.CRASHED, FailureCause.HUNG, FailureCause.INTERNAL)
+# as it declines what it is asked, where its worker has ended meanwhile
+WORKER_GONE = (RefusalCode.STATE, RefusalCode.UNKNOWN_RUN)
+Batch = Mapping[str, "torch.Tensor"]  # what is fed, by name; each [rows, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """All state after `step` steps: weights, and the optimizer's (`moments`; none before the first
+    step).
+    """
+
+    step: int
+    optimizer: Optimizer
+    weights: "Mapping[str, torch.Tensor]"
+    moments: "Mapping[str, torch.Tensor]" = field(default_factory=dict)
+
+    @property
+    def nbytes(self) -> int:
+        """What it takes here."""
+        tensors = (*self.weights.values(), *self.moments.values())
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def interval_s(cost_s: float, n_devices: int) -> float:
+    """Seconds of training between two snapshots.
+
+    >>> round(interval_s(1.0, 4)), round(interval_s(0.01, 4)), round(interval_s(20.0, 4))
+    (60, 6, 667)
+
+    Parameters
+    ----------
+    cost_s
+        What one takes.
+    n_devices
+        Each of which may be lost.
+    """
+    return max(math.sqrt(2 * cost_s * LOST_S / n_devices), cost_s / MOST_FRAC)
+
+
+def is_loss(error: PotluckError) -> bool:
+    """Whether a run can go on after this elsewhere, or with a new worker: a device or its worker is
+    gone, hangs, is full or breaks the protocol. What an operator says of its values is the same on
+    every device.
+    """
+    if isinstance(error, RequestFailed) or not error.device:
+        return False
+    if isinstance(error, WorkerFailed):
+        return error.facts.get("cause") in WORKER_LOST
+    if isinstance(error, Refused):
+        return error.facts.get("code") in WORKER_GONE
+    return isinstance(error, DeviceGone | OutOfMemory | ProtocolError)
+
+
+def check_protect(protect: bool | int | None) -> None:
+    """Refuse what is no way to protect a run.
+
+    Raises
+    ------
+    UserError
+        It is neither a bool nor a number of steps.
+    """
+    if protect is None or isinstance(protect, bool):
+        return
+    if not isinstance(protect, int) or protect < 1:
+        raise UserError(
+            f"protect is True, False or a number of steps of 1 or more, got {protect!r}.",
+            next_step="home.deploy(plan, protect=20) keeps what was learned every 20 steps.",
+        )
+
+
+class Protection:
+    """The latest snapshot of a run and the batches since.
+
+    Parameters
+    ----------
+    snapshot
+        As the run begins.
+    cost_s
+        What one is expected to take.
+    n_devices
+        Of the plan.
+    every
+        Steps between two; None: by what they take.
+    """
+
+    def __init__(
+        self, snapshot: Snapshot, cost_s: float, n_devices: int, every: int | None = None
+    ) -> None:
+        self.snapshot, self.cost_s, self.n_devices = snapshot, cost_s, n_devices
+        self.failures = Counter[str]()  # by device, since the last step that was new
+        self._every = every
+        self._batches: list[tuple[int, Batch]] = []
+        self._batch_bytes = 0
+        self._since_s: list[float] = []
+
+    @property
+    def batches(self) -> tuple[tuple[int, Batch], ...]:
+        """Rows and tensors of every step since the snapshot, in order."""
+        return tuple(self._batches)
+
+    @property
+    def interval_s(self) -> float:
+        """Seconds of training between two snapshots."""
+        return interval_s(self.cost_s, self.n_devices)
+
+    @property
+    def every(self) -> int | None:
+        """Steps between two; None: not known yet."""
+        if self._every is not None or not self._since_s:
+            return self._every
+        return max(1, math.ceil(self.interval_s / max(median(self._since_s), 1e-9)))
+
+    def remember(self, rows: int, batch: Batch) -> None:
+        """A step was handed out.
+
+        Parameters
+        ----------
+        rows
+            Of its batch.
+        batch
+            Nobody writes into it any more.
+        """
+        self._batches.append((rows, batch))
+        self._batch_bytes += sum(t.numel() * t.element_size() for t in batch.values())
+
+    def took(self, seconds: float, *, is_new: bool) -> None:
+        """A step was collected.
+
+        Parameters
+        ----------
+        seconds
+            That it took.
+        is_new
+            It was not computed before.
+        """
+        self._since_s.append(seconds)
+        if is_new:
+            self.failures.clear()
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it is time for a snapshot."""
+        if self._batch_bytes > MOST_BATCH_BYTES:
+            return True
+        if self._every is not None:
+            return len(self._batches) >= self._every
+        return sum(self._since_s) >= self.interval_s
+
+    def keep(self, snapshot: Snapshot, cost_s: float, n_devices: int) -> None:
+        """A new snapshot, in place of the older one.
+
+        Parameters
+        ----------
+        snapshot
+            Of the step up to which all batches have been taken.
+        cost_s
+            What it took.
+        n_devices
+            Of the plan.
+        """
+        self.snapshot, self.cost_s, self.n_devices = snapshot, cost_s, n_devices
+        self._batches, self._batch_bytes, self._since_s = [], 0, []
+
+    def __repr__(self) -> str:
+        often = f"every {self.every} steps" if self.every else "not taken yet"
+        if self._every is None:
+            often += f" ({units.duration(self.interval_s)} of training)"
+        held = units.size(self.snapshot.nbytes + self._batch_bytes)
+        return (
+            f"<Protection: goes back to step {self.snapshot.step}; {held} here; {often}, "
+            f"{units.duration(self.cost_s)} each>"
+        )

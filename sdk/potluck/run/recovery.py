@@ -1,0 +1,133 @@
+"""A run that has lost a device goes on: back to its snapshot, on what is left, and the steps since
+once more from the same batches.
+
+Whoever holds the boundary and meets the loss recovers. A device with a session may take part again
+(its worker is started anew); one that fails a second time before a further step is done is left
+out.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, TypeVar
+
+from potluck.adapt.replay import plans_after
+from potluck.errors import OutOfMemory, PotluckError, UserError
+from potluck.planning.scenario import only
+from potluck.records import Plan
+from potluck.run.history import Recovery
+
+if TYPE_CHECKING:
+    from potluck.run.engine import Engine
+
+T = TypeVar("T")
+PLANNING_S = 1.0
+TRIES = 2  # of a device that is there, without a step in between
+
+
+def surviving(engine: "Engine", work: Callable[[], T]) -> T:
+    """Do this at a boundary; where a device is lost meanwhile, recover and do it again.
+
+    Parameters
+    ----------
+    engine
+        Of the run; the caller holds its boundary.
+    work
+        What is done; may be done twice.
+    """
+    while True:
+        try:
+            return work()
+        except PotluckError as error:
+            if not engine.can_recover(error):
+                raise
+            recover(engine, error)
+
+
+def see_all(engine: "Engine") -> None:
+    """See that all devices of the plan still know the run: they finish what is under way, and tell
+    their weights.
+    """
+    engine.members.need(engine.edition.plan.devices)
+    engine.weights()
+
+
+def recover(engine: "Engine", error: PotluckError) -> None:
+    """Go on after this loss, or end the run with its cause.
+
+    Parameters
+    ----------
+    engine
+        Of the run; the caller holds its boundary.
+    error
+        What went wrong, on which device.
+
+    Raises
+    ------
+    PotluckError
+        Nobody is left, or it goes wrong on all of them; the run has ended with this.
+    """
+    begun_s, before, cause = time.monotonic(), engine.edition.plan, error
+    known = engine.first_step + len(engine.history.losses)
+    assert engine.protection is not None
+    failures = engine.protection.failures
+    failures[error.device] += TRIES if isinstance(error, OutOfMemory) else 1
+    n_again = known - engine.protection.snapshot.step
+    engine.forget_all()
+    while True:
+        plans = _plans(engine, failures)
+        if not plans:
+            engine.end(cause)
+            raise cause
+        again = _begun(engine, plans)
+        if again is None:
+            break
+        failures[again.device] += 1
+        if not engine.can_recover(again) or failures.total() > TRIES * len(engine.members):
+            engine.end(again)
+            raise again
+    plan = engine.edition.plan
+    told = Recovery(
+        step=known,
+        device=cause.device,
+        cause=str(cause).removesuffix(f" {cause.next_step}"),
+        devices=plan.devices,
+        planner=plan.planner if plan != before else "",
+        n_again=n_again,
+        seconds=time.monotonic() - begun_s,
+    )
+    engine.history = replace(
+        engine.history,
+        recoveries=(*engine.history.recoveries, told),
+        notes=(*engine.history.notes, told.words),
+    )
+
+
+def _begun(engine: "Engine", plans: list[Plan]) -> PotluckError | None:
+    """Go on with the first of these plans that holds; what was lost meanwhile."""
+    for number, plan in enumerate(plans):
+        try:
+            engine.begin_again(plan)
+            return None
+        except PotluckError as error:
+            engine.forget_all()
+            # it cannot be cut so, or a device cannot train: another one may hold
+            if not isinstance(error, UserError) or number + 1 == len(plans):
+                return error
+    return None
+
+
+def _plans(engine: "Engine", failures: Counter[str]) -> list[Plan]:
+    """What the run can go on with, the best first."""
+    members, plan = engine.members, engine.edition.plan
+    problem = engine.editions.problem(engine.edition)
+    known = members.ready if problem is None else [device.name for device in problem.devices]
+    left = [name for name in known if name in members.ready and failures[name] < TRIES]
+    if not left:
+        return []
+    flop = [layer.forward_flop + layer.backward_flop for layer in engine.model.layers(True)]
+    if problem is not None:
+        limits = plan.problem.qoe if plan.problem is not None else problem.qoe
+        problem = replace(only(problem, left), qoe=limits)
+    return plans_after(plan, left, flop, problem, clock=time.monotonic, budget_s=PLANNING_S)
