@@ -4,8 +4,7 @@ test-long`.
 No test may need the last line of defence, of the notebook or of the agents that it starts, but
 those marked `faults`.
 
-Garbage is looked for seldom: a process that has torch and thousands of tests spent a tenth of its
-time on it.
+Garbage is looked for seldom: it took a tenth of the CPU time of tests of planning and runs.
 
 And Ctrl-C: whoever is started with `&` ignores it, as do all processes that tests start, unless
 they get it back.
