@@ -13,6 +13,8 @@ SOURCES := $(shell find sdk device_agent -name __pycache__ -prune -o -print) pyp
 
 export POTLUCK_BUILT_WHEEL := 1
 export OMP_NUM_THREADS := 1
+# Without bytecode kept, every process that runs tests compiles them all again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test test-long test-arm lint docs dev clean
 .DELETE_ON_ERROR:

@@ -4,10 +4,13 @@ test-long`.
 No test may need the last line of defence, of the notebook or of the agents that it starts, but
 those marked `faults`.
 
+Garbage is looked for seldom: it took a tenth of the CPU time of tests of planning and runs.
+
 And Ctrl-C: whoever is started with `&` ignores it, as do all processes that tests start, unless
 they get it back.
 """
 
+import gc
 import logging
 import os
 import signal
@@ -21,6 +24,8 @@ from potluck_agent import fault_log
 from potluck_wire import chunks
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+gc.set_threshold(50_000, *gc.get_threshold()[1:])
 
 # No deadlines: a slow machine is no wrong answer.
 settings.register_profile("default", deadline=None, derandomize=True)
