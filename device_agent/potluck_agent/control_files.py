@@ -10,11 +10,12 @@ file, which a running agent reads again when it changes.
 
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from potluck_agent.errors import AgentError
-from potluck_agent.keys import write_private
+from potluck_agent.keys import read_private, write_private
 
 RUNNING = "agent.json"
 WINDOW = "window.json"
@@ -170,9 +171,7 @@ def load(state: Path) -> float:
 
 
 def _read(path: Path) -> Any:
-    import json  # --help does not need it
-
-    try:
-        return json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return None
+    """What somebody asks or says there; None where that does not hold, as if nobody did."""
+    with suppress(AgentError):
+        return read_private(path)
+    return None

@@ -18,6 +18,7 @@ from potluck_wire.limits import is_device_name, is_key
 IDENTITY, PEERS = "identity.json", "peers.json"
 OWNER = "owner"  # the one role in the file: a notebook that may run programs here
 MAX_PEERS = 64
+MAX_FILE_BYTES = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +78,7 @@ def identity(state: Path) -> Identity:
 def _read_identity(path: Path) -> Identity:
     import zmq
 
-    document = _read(path)
+    document = read_private(path)
     row = document if isinstance(document, dict) else {}
     public, secret = str(row.get("public")), str(row.get("secret"))
     if (
@@ -97,7 +98,7 @@ def load_peers(state: Path) -> tuple[Peer, ...]:
     path = state / PEERS
     if not path.exists():
         return ()
-    document = _read(path)
+    document = read_private(path)
     try:
         peers = tuple(Peer(**row) for row in document)
         sound = all(
@@ -145,16 +146,29 @@ def _write_peers(state: Path, peers: tuple[Peer, ...]) -> tuple[Peer, ...]:
     return peers
 
 
-def _read(path: Path) -> Any:
-    import json
+def read_private(path: Path) -> Any:
+    """What `write_private` wrote there.
+
+    Raises
+    ------
+    AgentError
+        It cannot be read, or is not what this agent writes.
+    """
+    from potluck_wire.documents import parse
+    from potluck_wire.errors import WireError
 
     try:
-        return json.loads(path.read_bytes())
+        if path.exists() and not path.is_file():  # a pipe would be waited for
+            raise AgentError(f"cannot read {path}: it is no file.")
+        with path.open("rb") as file:
+            data = file.read(MAX_FILE_BYTES + 1)
+        return parse(data, "the file", lambda document: document, MAX_FILE_BYTES)
     except OSError as error:
         raise AgentError(f"cannot read {path}: {error.strerror}.") from error
-    except (ValueError, RecursionError) as error:
+    except WireError as error:
         raise AgentError(
-            f"{path} is corrupt: {error}. Restore it from a backup, or delete it and pair again."
+            f"{path} is corrupt: {error.text}. Restore it from a backup, or delete it and pair "
+            "again."
         ) from error
 
 

@@ -13,6 +13,7 @@ from potluck_agent.errors import AgentError
 from potluck_agent.keys import Peer
 from potluck_wire.fingerprint import fingerprint
 
+CONTROL = {control_files.RUNNING: control_files.running, control_files.STATUS: control_files.status}
 KEYS = [zmq.curve_keypair()[0].decode() for _ in range(3)]
 
 
@@ -38,6 +39,10 @@ def test_the_key_pair_is_made_once_and_is_private(tmp_path):
         b'{"public": 1, "secret": 2}',
         json.dumps({"public": KEYS[0], "secret": KEYS[1]}).encode(),
         b"[" * 100_000,
+        b'{"public": "a", "public": "b", "secret": "c"}',
+        b'{"public": NaN, "secret": 1}',
+        b'{"public": ' + b"1" * 5000 + b"}",
+        b" " * (keys.MAX_FILE_BYTES + 1),
     ],
 )
 def test_a_corrupt_key_file_is_an_error_and_stays_as_it_is(tmp_path, content):
@@ -46,6 +51,18 @@ def test_a_corrupt_key_file_is_an_error_and_stays_as_it_is(tmp_path, content):
     with pytest.raises(AgentError, match=keys.IDENTITY):
         keys.identity(tmp_path)
     assert path.read_bytes() == content
+
+
+@pytest.mark.skipif(os.name == "nt", reason="pipes with names")
+@pytest.mark.parametrize("name", [keys.IDENTITY, keys.PEERS, *CONTROL])
+@pytest.mark.parametrize("make", [os.mkdir, os.mkfifo])
+def test_what_is_no_file_is_waited_for_by_nobody(tmp_path, name, make):
+    make(tmp_path / name)
+    if name in CONTROL:
+        assert CONTROL[name](tmp_path) is None
+        return
+    with pytest.raises(AgentError, match=name):
+        (keys.identity if name == keys.IDENTITY else keys.load_peers)(tmp_path)
 
 
 @pytest.mark.parametrize(

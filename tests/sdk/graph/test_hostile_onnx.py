@@ -4,6 +4,7 @@ whoever loads one gets a ModelError.
 
 import random
 import resource
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -297,3 +298,30 @@ def test_an_honest_model_is_run_in_one_process(
     )
     Model.from_onnx(saved(tmp_path, sound()))
     assert len(started) == 1
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"",
+        b"[" * 100_000,
+        b'{"values": ' + b"[" * 500 + b"]" * 500 + b"}",
+        b"5",
+        b'{"error": 5}',
+        b'{"values": [["a", "float32", [[1]], true]], "still": [], "wanted": ["y"]}',
+        b'{"values": [], "still": [], "wanted": ["y"], "arrays": [["<f4", [1000000000000]]]}\n',
+        b'{"values": [], "still": [], "wanted": ["y"], "arrays": [["O", [1]]]}\n12345678',
+        b'{"values": [], "still": [], "wanted": ["y"], "arrays": [["<f4", [-1]]]}\n1234',
+        b'{"values": 1e400, "still": 7, "wanted": ["y"], "arrays": {}}',
+    ],
+)
+def test_what_a_model_makes_its_process_say_is_an_error_or_nothing(monkeypatch, said):
+    """A model that has taken its process over can make it say anything."""
+
+    def run(command, *, stdout, **more):
+        stdout.write(said)
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(trial_run.subprocess, "run", run)
+    with pytest.raises(ModelError, match=r"said nothing that holds|cannot run it"):
+        trial_run.run_apart(b"", [], watched=["y"], still=[], wanted=["y"])

@@ -17,6 +17,7 @@ import torch
 from potluck.errors import ModelError
 from potluck.graph.onnx.operator_table import TABLE, Call
 from potluck.graph.onnx.trace import Array, OnnxTrace, varying
+from potluck.texts import quoted
 from potluck_wire.graph import BATCH, Expression
 
 # by the shape that comes out
@@ -63,7 +64,8 @@ class OnnxNet(torch.nn.Module):
         for name in sorted(needed - made):
             if name not in known:
                 raise ModelError(
-                    f"the value {name} depends on the batch in a way that cannot be followed."
+                    f"the value {quoted(name)} depends on the batch in a way that cannot be "
+                    "followed."
                 )
             self._hold(name, known[name], name in weights)
         self._check(trace)
@@ -123,7 +125,7 @@ def _step(
 ) -> _Step:
     if node.op_type not in TABLE:
         raise ModelError(
-            f"the ONNX operator {node.op_type} is not one that potluck knows in torch.",
+            f"the ONNX operator {quoted(node.op_type)} is not one that potluck knows in torch.",
             operator=node.op_type,
         )
     n_tensors = TABLE[node.op_type][0]
@@ -132,7 +134,7 @@ def _step(
     for name, value in zip(node.input[n_tensors:], fixed[n_tensors:], strict=True):
         if name and value is None and node.op_type not in _SIZED:
             raise ModelError(
-                f"the ONNX operator {node.op_type} takes sizes that depend on the data or "
+                f"the ONNX operator {quoted(node.op_type)} takes sizes that depend on the data or "
                 "the batch.",
                 operator=node.op_type,
             )

@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
-from potluck.errors import ModelError
+from potluck.documents import read_json
+from potluck.errors import FileError, ModelError
 from potluck.texts import quoted
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ MOST_OF_MEMORY = 0.5  # of this machine's; only Linux keeps a process to it
 LIBRARY_BYTES = 256 << 20  # onnxruntime itself, and the stacks of its threads
 TOLD_BYTES = 512 << 20  # beside as much as the model has
 _TOLERANCE = 1e-3
+# what reading raises where the process said anything else
+_NONSENSE = (FileError, ValueError, KeyError, TypeError, EOFError, OSError, MemoryError)
 _NUMBERS = "biuf"
 
 
@@ -122,7 +125,7 @@ def run_apart(
 
 def _read(told: IO[bytes], file: str) -> TrialRun:
     try:
-        said = json.loads(told.readline())
+        said = read_json(told.readline(), file)
         if "error" in said:
             raise ModelError(f"onnxruntime cannot run it: {quoted(said['error'], 240)}")
         values = {
@@ -132,7 +135,7 @@ def _read(told: IO[bytes], file: str) -> TrialRun:
         arrays = (_array(told, dtype, shape) for dtype, shape in said["arrays"])
         still = dict(zip(said["still"], arrays, strict=False))
         return TrialRun(values, still, dict(zip(said["wanted"], arrays, strict=True)))
-    except (ValueError, KeyError, TypeError, EOFError, OSError, MemoryError) as error:
+    except _NONSENSE as error:
         raise ModelError(f"{file}: the process that ran it said nothing that holds.") from error
 
 
