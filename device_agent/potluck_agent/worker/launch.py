@@ -204,6 +204,7 @@ def start(
     outbound_bytes: int,
     backends: Sequence[str] = (),
     provider: str = "",
+    device: str = "",
 ) -> WorkerLink:
     """A new worker, configured; it answers `WorkerReady` once its libraries are loaded (seconds).
 
@@ -218,19 +219,21 @@ def start(
         outbound_bytes=outbound_bytes,
         backends=tuple(backends),
         provider=provider,
+        device=device,
     )
-    return _started(configure, threads, provider, inbound_bytes, outbound_bytes)
+    return _started(configure, threads, (provider, device), inbound_bytes, outbound_bytes)
 
 
 def start_trial(message: TryProcessor) -> WorkerLink:
     """A throw-away worker that answers `ProcessorTried` and ends; start it as any other one."""
-    return _started(message, max(message.threads, default=1), message.provider, 0, 0)
+    uses = (message.provider, message.device)
+    return _started(message, max(message.threads, default=1), uses, 0, 0)
 
 
 def _started(
-    first: Message, threads: int, provider: str, inbound_bytes: int, outbound_bytes: int
+    first: Message, threads: int, uses: tuple[str, str], inbound_bytes: int, outbound_bytes: int
 ) -> WorkerLink:
-    """A process that is told this first."""
+    """A process that is told this first; `uses`: onnxruntime's accelerator, and torch's."""
     ours, theirs = socket.socketpair()
     inbound, outbound = Arena(inbound_bytes), Arena(outbound_bytes)
     fds = () if sys.platform == "win32" else (theirs.fileno(), *inbound.fds, *outbound.fds)
@@ -238,7 +241,7 @@ def _started(
         "stdin" if sys.platform == "win32" else str(theirs.fileno()),
         inbound.handle,
         outbound.handle,
-        provider,
+        *uses,
     ]
     try:
         process = subprocess.Popen(
