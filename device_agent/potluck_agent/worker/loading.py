@@ -78,9 +78,11 @@ class Loader:
 
     def _check_dtypes(self, graph: Graph) -> None:
         """Raise SegmentError where its tensors are of a type that no tensor can have here."""
-        ports = [(port.name, port.dtype) for port in (*graph.inputs, *graph.outputs)]
-        state = [(held.name, held.dtype) for held in (*graph.parameters, *graph.buffers)]
-        for name, dtype in ports + state:
+        dtypes = {port.name: port.dtype for port in graph.inputs}
+        dtypes |= {port.name: port.dtype for port in graph.outputs}
+        dtypes |= {held.name: held.dtype for held in graph.parameters}
+        dtypes |= {held.name: held.dtype for held in graph.buffers}
+        for name, dtype in dtypes.items():
             if dtype not in self._arrays.DTYPES:
                 has = ", ".join(self._arrays.DTYPES)
                 text = f"{name} is {dtype}; this device's accelerator computes with {has}"
