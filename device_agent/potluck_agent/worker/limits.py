@@ -38,6 +38,9 @@ READS_LITTLE = (
     + " nothing else"
 )
 CHANGES_NONE = "none opened for writing, made, renamed or removed; no core"
+CHANGES_DEVICES = (
+    "none opened for writing but its accelerator's, none made, renamed or removed; no core"
+)
 _WHY_NOT = {
     True: "not limited: the agent is run by root",
     False: "not limited: the system does not tell them from threads, of which it has several",
@@ -85,14 +88,19 @@ def isolate(pipe: socket.socket, uses: Sequence[str] = ()) -> dict[str, str]:
 
 
 def confine(
-    memory_bytes: int, folder: int | str, threads: int = 1, uses: Sequence[str] = ()
+    memory_bytes: int,
+    folder: int | str,
+    threads: int = 1,
+    uses: Sequence[str] = (),
+    reading: str = READS_ALL,
 ) -> dict[str, str]:
     """After the libraries are loaded and warm: no files, processes or signals, `memory_bytes` more
     than now. `folder` is what `nowhere` gave.
 
     With several `threads` others may be started: OpenMP ends those that a small piece of work does
     not need, and would end the worker where it gets none for the next, large one. The same holds
-    where the worker `uses` an accelerator, whose driver starts threads and opens its device files.
+    where the worker `uses` an accelerator, whose driver starts threads and opens its device files:
+    it may where `reading`, as `isolate` says it, is limited, so that it opens no other file.
 
     Shared memory (the two arenas) is not part of `memory_bytes`: its size is fixed at the start.
     """
@@ -112,12 +120,15 @@ def confine(
     limit(resource.RLIMIT_FSIZE, 0)
     nodes = landlock.nodes_of(uses)
     limit(resource.RLIMIT_NOFILE, MAX_FILES_OF_DRIVERS if nodes else MAX_FILES)
+    opens_devices = bool(nodes) and reading != READS_ALL
     is_alone = threads == 1 and not any(uses)
     if is_alone:
         limit(resource.RLIMIT_NPROC, 0)
-    said = {"signals": seccomp.refuse(os.getpid(), opens_devices=bool(nodes))}
+    said = {"signals": seccomp.refuse(os.getpid(), opens_devices=opens_devices)}
     is_filtered = said["signals"] == seccomp.IN_FORCE
     said["files"] = CHANGES_NONE if is_filtered else GROWS_NONE
+    if is_filtered and opens_devices:
+        said["files"] = CHANGES_DEVICES
     said["processes"] = _WHY_NOT[is_alone] if _can_fork() else "none started"
     data_bytes = private_bytes()
     if data_bytes is None:

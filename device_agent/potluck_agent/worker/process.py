@@ -36,7 +36,9 @@ def main(arguments: list[str]) -> int:
             from potluck_agent.worker.trial import attempt
 
             n_threads, most_bytes = max(configure.threads, default=1), configure.memory_bytes
-            confine = functools.partial(limits.confine, most_bytes, folder, n_threads, uses)
+            confine = functools.partial(
+                limits.confine, most_bytes, folder, n_threads, uses, bounds["reading"]
+            )
             pipe.send(attempt(configure, confine))
             pipe.flush()
             return 0
@@ -49,7 +51,9 @@ def main(arguments: list[str]) -> int:
         inbound = Arena(configure.inbound_bytes, inbound_handle)
         outbound = Arena(configure.outbound_bytes, outbound_handle)
         engine = Engine(configure, inbound, outbound, pipe)
-        confined = limits.confine(configure.memory_bytes, folder, configure.threads, uses)
+        confined = limits.confine(
+            configure.memory_bytes, folder, configure.threads, uses, bounds["reading"]
+        )
         engine.ready(bounds | confined)
         while True:
             engine.handle(*pipe.next())

@@ -5,7 +5,7 @@ import torch
 from tests.agent.worker.worker_talk import LINEAR, MIB, begin, load, numbers
 
 from potluck_agent.processors.trial import attempt
-from potluck_agent.worker import torch_device
+from potluck_agent.worker import limits, torch_device
 from potluck_wire.messages import TryProcessor
 from potluck_wire.processors import TORCH_KINDS
 
@@ -55,8 +55,9 @@ def test_a_worker_trains_there_as_on_the_cpu_and_within_its_bounds(device):
     for answer, expected in zip(there, here, strict=True):
         assert torch.allclose(answer, expected, rtol=1e-5, atol=1e-6)
     bounds, expected = statement["bounds"], of_the_cpu["bounds"]
-    for name in ("network", "signals", "files", "memory"):
+    for name in ("network", "signals", "memory"):
         assert bounds[name] == expected[name]
+    assert bounds["files"] in (expected["files"], limits.CHANGES_DEVICES)
     assert statement["memory_counted"] == torch_device.DeviceArrays.COUNTED
 
 

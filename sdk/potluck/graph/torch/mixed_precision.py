@@ -1,5 +1,5 @@
-"""torch.autocast as a part of the graph: the conversions that it would make before an operator become
-operators.
+"""torch.autocast as a part of the graph: the conversions that it would make before an operator
+become operators.
 
 So every device makes them, wherever the model is cut; what is sent, kept and reckoned has the type
 that it really has. Weights stay as they are: their gradients arrive in their own type.
@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter, tree_map
+from torch.utils._pytree import tree_iter
 
 from potluck.errors import ModelError
 from potluck.graph.torch.convert import where
@@ -79,7 +79,7 @@ def insert_casts(program: Any, name: str) -> None:
             module.recompile()
 
 
-def _regions(module: torch.fx.GraphModule) -> Iterator[torch.fx.GraphModule]:
+def _regions(module: Any) -> Iterator[Any]:
     """The graph and what is in it without gradients; where the user switched autocast off, it
     is.
     """
@@ -89,11 +89,11 @@ def _regions(module: torch.fx.GraphModule) -> Iterator[torch.fx.GraphModule]:
             yield from _regions(getattr(module, node.args[1].target))
 
 
-class _Conversions(TorchDispatchMode):
+class _Conversions(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes which tensors are converted to another type of floats."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.found: list[tuple[torch.Tensor, torch.dtype]] = []
 
     def __torch_dispatch__(
@@ -107,11 +107,11 @@ class _Conversions(TorchDispatchMode):
 
 def _insert(node: torch.fx.Node, name: str) -> None:
     """The conversions before one operator."""
-    casts = _casts(node, name)
-    if not casts:
-        return
-    graph = node.graph
-    made = {}
+    try:
+        casts = _casts(node, name)
+    except RuntimeError as error:  # it cannot even be looked at
+        raise _inside(node) from error
+    graph, made = node.graph, {}
     for source, dtype in casts.items():
         with graph.inserting_before(node):
             cast = graph.call_function(_TO, (source, dtype))
@@ -182,8 +182,7 @@ def _evaluated(target: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _dtypes(result: Any) -> list[torch.dtype]:
-    kinds = tree_map(lambda t: t.dtype if isinstance(t, torch.Tensor) else None, result)
-    return [kind for kind in tree_iter(kinds) if kind is not None]
+    return [part.dtype for part in tree_iter(result) if isinstance(part, torch.Tensor)]
 
 
 def _inside(node: torch.fx.Node) -> ModelError:
