@@ -221,7 +221,9 @@ class Engine:
                 arrays=self._arrays,
             )
             *sgd_s, update_s = (
-                time_updates(segment, repeats=message.repeats, slowdown=slowdown)
+                time_updates(
+                    segment, repeats=message.repeats, slowdown=slowdown, arrays=self._arrays
+                )
                 if message.train
                 else (0.0,)
             )

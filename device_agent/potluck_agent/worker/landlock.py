@@ -23,7 +23,9 @@ NEEDED = (
 )
 # The files of accelerators, as patterns: they are read and written.
 NODES = {
-    **dict.fromkeys(("cuda", "tensorrt"), ("/dev/nvidia*", "/dev/nvhost-*", "/dev/nvmap")),
+    **dict.fromkeys(
+        ("cuda", "tensorrt"), ("/dev/nvidia*", "/dev/nvhost-*", "/dev/nvmap", "/dev/dxg")
+    ),
     "xpu": ("/dev/dri/renderD*",),
     "migraphx": ("/dev/kfd", "/dev/dri/renderD*"),
     "openvino": ("/dev/dri/renderD*", "/dev/accel/accel*"),

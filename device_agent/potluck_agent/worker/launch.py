@@ -27,7 +27,12 @@ PROGRAM: tuple[str, ...] = (str(Path(__file__).resolve().with_name("__main__.py"
 # for which processor torch and oneDNN choose their kernels
 KERNELS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA")
 # What a library needs to be found at all, or obeys; nothing that could carry a secret.
-KEPT_ENVIRONMENT = ("LD_LIBRARY_PATH", "PATH", "SYSTEMROOT", "TEMP", "TMPDIR", *KERNELS)
+VISIBLE = ("CUDA_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")  # which accelerators a driver shows
+KEPT_ENVIRONMENT = (
+    *("LD_LIBRARY_PATH", "PATH", "SYSTEMROOT", "TEMP", "TMPDIR"),
+    *KERNELS,
+    *VISIBLE,
+)
 # a process that closed its pipe by ending is gone within this; its own last word is the true reason
 ENDING_S = 0.5
 # the folder of the program is no place to import from; Python 3.10 is told so by the program

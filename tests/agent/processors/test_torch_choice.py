@@ -1,7 +1,10 @@
 """Which accelerator torch computes on, by what trials say and by what the owner has said."""
 
+import sys
+
 import pytest
 from tests.agent.processors.test_choice import EIGHT, GOOD, RATES, Machine
+from tests.agent.processors.test_trial import SAYS, taken_over
 
 from potluck_agent.errors import AgentError
 from potluck_agent.processors.choice import Asked, choose
@@ -126,3 +129,34 @@ def test_a_trial_of_a_device_that_is_not_there_says_so():
     assert attempt(TryProcessor(device="cuda")) == ProcessorTried()
     said = attempt(TryProcessor(device="cuda:0", memory_bytes=GIB))
     assert said == ProcessorTried(reason="Torch not compiled with CUDA enabled")
+
+
+ANSWERS = {
+    "devices of another kind": "ProcessorTried(devices=('xpu:0',))",
+    "one device twice": "ProcessorTried(devices=('cuda:0', 'cuda:0'))",
+    "a device without a number": "ProcessorTried(devices=('cuda',))",
+    "more than there can be": "ProcessorTried(devices=('cuda:16',))",
+    "a rate beside a list": "ProcessorTried(flops_per_s=(1e9,))",
+}
+OF_ONE = {
+    "no rate": "ProcessorTried()",
+    "a type that nobody has": "ProcessorTried(flops_per_s=(1e9,), dtypes=('float8',))",
+    "less memory than none": "ProcessorTried(flops_per_s=(1e9,), memory_bytes=-1)",
+    "a name that rings": "ProcessorTried(flops_per_s=(1e9,), name='\\a')",
+}
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals")
+@pytest.mark.parametrize(
+    ("device", "says"),
+    [
+        *(("cuda", says) for says in ANSWERS.values()),
+        *(("cuda:0", says) for says in OF_ONE.values()),
+    ],
+    ids=[*ANSWERS, *OF_ONE],
+)
+def test_a_trial_that_was_taken_over_tells_nothing(tmp_path, monkeypatch, device, says):
+    taken_over(tmp_path, monkeypatch, "", SAYS.format(f"pack({says})"))
+    answer = attempt(TryProcessor(device=device, memory_bytes=GIB))
+    assert answer.reason.startswith("its trial")
+    assert (answer.devices, answer.flops_per_s, answer.dtypes) == ((), (), ())

@@ -7,14 +7,17 @@ import json
 import pytest
 import torch
 from tests.agent.worker.test_memory import NETWORKS, ROWS, Silent, graph_of
+from tests.agent.worker.test_threads import product
 from tests.agent.worker.worker_talk import LINEAR, MIB, numbers
 
 from potluck_agent.allocator import Allocator
-from potluck_agent.worker import room, torch_device
+from potluck_agent.worker import measure, room, torch_device
 from potluck_agent.worker.arena import Arena
+from potluck_agent.worker.arrays import torch_arrays
 from potluck_agent.worker.borrowing import BorrowingSegment
 from potluck_agent.worker.engine import Engine
 from potluck_agent.worker.failures import cause_of
+from potluck_agent.worker.onnx.segment import OnnxSegment
 from potluck_agent.worker.torch_device import CPU, DeviceArrays
 from potluck_agent.worker.training import Segment
 from potluck_wire.graph import Graph, Input, Node, Output, Ref, SegmentError, Symbol
@@ -229,3 +232,30 @@ def test_a_type_that_the_device_lacks_is_refused_with_those_that_it_has(counters
 
 def test_the_cpu_computes_with_every_type():
     assert set(torch_device.dtypes_of(CPU)) == set(torch_device.torch_arrays.DTYPES)
+
+
+def test_every_time_that_is_measured_is_that_of_finished_work(counters, monkeypatch):
+    """A device goes on computing when its operators have returned."""
+    arrays, unfinished = DeviceArrays(CPU, MIB), []
+    counters.synchronize = unfinished.clear
+    honest = measure.taken_s
+
+    def watched(work, slowdown):
+        unfinished.append("this work")
+        took_s = honest(work, slowdown)
+        assert unfinished == []
+        return took_s
+
+    monkeypatch.setattr(measure, "taken_s", watched)
+    made = Segment(graph_of(NETWORKS["cnn"]))
+    measure.time_segment(made, (ROWS,), train=True, repeats=1, slowdown=1.0, arrays=arrays)
+    assert len(measure.time_updates(made, repeats=1, slowdown=1.0, arrays=arrays)) == 3
+    assert measure.overhead_s(1.0, arrays) > 0
+    assert measure.copy_bytes_per_s(1.0, arrays) > 0
+
+
+def test_segments_of_onnx_take_and_give_tensors_of_the_device(counters):
+    pytest.importorskip("onnxruntime")
+    x, there = numbers(64, 256) / 2**14, DeviceArrays(CPU, MIB)
+    (answer,) = OnnxSegment(product(), there).forward([x])
+    assert torch.equal(answer, OnnxSegment(product(), torch_arrays).forward([x])[0])
