@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
@@ -116,7 +117,9 @@ def _insert(node: torch.fx.Node, name: str) -> None:
         with graph.inserting_before(node):
             cast = graph.call_function(_TO, (source, dtype))
         cast.meta = {key: value for key, value in node.meta.items() if key != "val"}
-        cast.meta["val"] = _evaluated(_TO, (source.meta["val"], dtype), {})
+        before = source.meta["val"]
+        with torch.no_grad(), before.fake_mode:
+            cast.meta["val"] = before.to(dtype)
         made[source] = cast
     node.args = torch.fx.map_arg(node.args, lambda used: made.get(used, used))
     node.kwargs = torch.fx.map_arg(node.kwargs, lambda used: made.get(used, used))
@@ -135,8 +138,7 @@ def _casts(node: torch.fx.Node, name: str) -> dict[torch.fx.Node, torch.dtype]:
     # an operator that widens half precision inside itself does so everywhere
     narrowing = {n: dtype for n, dtype in found.items() if dtype is DTYPES[name]}
     for casts in (found, narrowing):
-        args, kwargs = _values(node, casts)
-        if _dtypes(_evaluated(node.target, args, kwargs)) == _dtypes(node.meta["val"]):
+        if _Trial(node, casts).gives() == _dtypes(node.meta["val"]):
             return casts
     raise _inside(node)
 
@@ -145,40 +147,61 @@ def _observed(
     node: torch.fx.Node, floats: list[torch.fx.Node], name: str
 ) -> dict[torch.fx.Node, torch.dtype]:
     """What torch converts when it computes this operator, on tensors without values."""
-    args, kwargs = _values(node, {})
+    trial = _Trial(node, {})
+    ids = {n: id(trial.known[n]) for n in floats}
     with autocasting(name), _Conversions() as there:
-        _evaluated(node.target, args, kwargs)
+        trial.run()
     has_rule = torch._C._dispatch_has_kernel_for_dispatch_key(node.target.name(), _KEY)  # type: ignore[union-attr]
     if not has_rule:
         with _Conversions() as without:
-            _evaluated(node.target, args, kwargs)
-        if len(there.found) != len(without.found):
+            trial.run()
+        if len(there.found) == len(without.found):
+            return {}
+        if not {id(tensor) for tensor, _ in there.found} <= set(ids.values()):
             raise _inside(node)
-        return {}
-    converted = {id(tensor): dtype for tensor, dtype in there.found}
-    return {n: converted[id(n.meta["val"])] for n in floats if id(n.meta["val"]) in converted}
+    # the first one counts: what comes later is inside the operator
+    converted = {id(tensor): dtype for tensor, dtype in reversed(there.found)}
+    return {n: converted[number] for n, number in ids.items() if number in converted}
 
 
-def _values(
-    node: torch.fx.Node, casts: Mapping[torch.fx.Node, torch.dtype]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of a node, some of them converted."""
+class _Trial:
+    """One operator over tensors of its examples' sizes, without values: sizes of the export itself
+    would be tied to numbers by the operators that look at them.
+    """
 
-    def value(used: torch.fx.Node) -> Any:
-        known = used.meta["val"]
-        return _evaluated(_TO, (known, casts[used]), {}) if used in casts else known
+    def __init__(self, node: torch.fx.Node, casts: Mapping[torch.fx.Node, torch.dtype]) -> None:
+        self._node, self._mode = node, FakeTensorMode()
+        with self._mode:
+            self.known = {n: _like(n.meta["val"], casts.get(n)) for n in node.all_input_nodes}
 
-    args: tuple[Any, ...] = torch.fx.map_arg(node.args, value)
-    kwargs: dict[str, Any] = torch.fx.map_arg(node.kwargs, value)
-    return args, kwargs
+    def run(self) -> Any:
+        """Its result."""
+        args: Any = torch.fx.map_arg(self._node.args, self.known.__getitem__)
+        kwargs: Any = torch.fx.map_arg(self._node.kwargs, self.known.__getitem__)
+        with torch.no_grad(), self._mode:
+            return self._node.target(*args, **kwargs)  # type: ignore[operator]
+
+    def gives(self) -> list[torch.dtype] | None:
+        """The types of its results; None where it takes no such arguments."""
+        try:
+            return _dtypes(self.run())
+        except RuntimeError:
+            return None
 
 
-def _evaluated(target: Any, args: Any, kwargs: Any) -> Any:
-    """The result, without values, as export itself evaluates it."""
-    tensor = next((t for t in tree_iter((args, kwargs)) if isinstance(t, torch.Tensor)), None)
-    mode = getattr(tensor, "fake_mode", None) or contextlib.nullcontext()
-    with torch.no_grad(), mode:
-        return target(*args, **kwargs)
+def _like(value: Any, dtype: torch.dtype | None) -> Any:
+    """The same with plain sizes, of this type if one is named."""
+    if isinstance(value, torch.Tensor):
+        sizes, strides = map(_plain, value.shape), map(_plain, value.stride())
+        return torch.empty_strided(tuple(sizes), tuple(strides), dtype=dtype or value.dtype)
+    if isinstance(value, list | tuple):
+        return type(value)(_like(item, None) for item in value)
+    return _plain(value)
+
+
+def _plain(value: Any) -> Any:
+    """A number of the example, not of every batch."""
+    return value.node.hint if isinstance(value, torch.SymInt | torch.SymFloat) else value
 
 
 def _dtypes(result: Any) -> list[torch.dtype]:
