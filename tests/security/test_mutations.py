@@ -63,7 +63,7 @@ guard(
 guard(
     "a worker signals nobody else",
     WORKER + "limits.py",
-    '"signals": seccomp.refuse(os.getpid())',
+    '"signals": seccomp.refuse(os.getpid(), opens_devices=opens_devices)',
     '"signals": "refused, but to itself"',
     "tests/agent/worker/test_seccomp.py",
 )
