@@ -304,7 +304,7 @@ guard(
 guard(
     "files of people are not read",
     WORKER + "limits.py",
-    "if not landlock.restrict(nodes):",
+    "if not landlock.restrict(nodes, landlock.facts_of(uses)):",
     "if False:",
     "tests/agent/worker/test_files_of_others.py",
 )
