@@ -478,7 +478,8 @@ class Configure(Message):
     that many times.
 
     `backends`: which to compute with; empty: all that are there. `provider`: onnxruntime's short
-    name of the accelerator for ONNX segments; empty: the CPU.
+    name of the accelerator for ONNX segments; empty: the CPU. `device`: torch's name of the one for
+    all other segments, as cuda:0; empty: the CPU. `memory_bytes` are on that one then.
     """
 
     memory_bytes: int = 0
@@ -488,6 +489,7 @@ class Configure(Message):
     outbound_bytes: int = 0
     backends: tuple[str, ...] = ()
     provider: str = ""
+    device: str = ""
 
 
 @_message
@@ -638,7 +640,8 @@ class TryProcessor(Message):
     for each, and which accelerators does onnxruntime offer? With a `provider`: does that one work
     here within `memory_bytes`? Timing takes about `budget_s`.
 
-    `backends` as in `Configure`.
+    `backends` as in `Configure`. `device`: a kind, as cuda, asks which of them torch sees; one of
+    them, as cuda:0, is tried as a `provider` is.
     """
 
     provider: str = ""
@@ -646,18 +649,25 @@ class TryProcessor(Message):
     memory_bytes: int = 0
     budget_s: float = 0.0
     backends: tuple[str, ...] = ()
+    device: str = ""
 
 
 @_message
 class ProcessorTried(Message):
     """The answer: a rate for each of `threads`, or one of the `provider`, or why it does not work.
 
-    `providers`: those that are there, where none was asked for.
+    `providers`: those that are there, where none was asked for; `devices`: torch's of the kind that
+    was asked for. Of a device that was tried: its `name`, the `memory_bytes` that are free on it,
+    and its `dtypes`.
     """
 
     flops_per_s: tuple[float, ...] = ()
     providers: tuple[str, ...] = ()
     reason: str = ""
+    devices: tuple[str, ...] = ()
+    name: str = ""
+    memory_bytes: int = 0
+    dtypes: tuple[str, ...] = ()
 
 
 class RefusalCode:

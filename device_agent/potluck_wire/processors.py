@@ -18,6 +18,8 @@ PROVIDERS: dict[str, str] = {
     "openvino": "OpenVINOExecutionProvider",
     "directml": "DmlExecutionProvider",
 }
+# where torch computes beside the CPU
+TORCH_KINDS = ("cuda", "xpu", "mps")
 KEYS = (*("name", "kind", "memory_bytes", "dtypes", "flops_per_s", "threads"), *("used", "reason"))
 MAX_PROCESSORS = 64
 MAX_NAME = 200  # characters
@@ -43,7 +45,7 @@ def row(
     name
         For people, without control characters.
     kind
-        `cpu`, or a key of `PROVIDERS`.
+        `cpu`, a key of `PROVIDERS`, or one of `TORCH_KINDS`.
     memory_bytes
         What it has for tensors; None where that is not known.
     dtypes

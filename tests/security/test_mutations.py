@@ -63,7 +63,7 @@ guard(
 guard(
     "a worker signals nobody else",
     WORKER + "limits.py",
-    '"signals": seccomp.refuse(os.getpid())',
+    '"signals": seccomp.refuse(os.getpid(), opens_devices=opens_devices)',
     '"signals": "refused, but to itself"',
     "tests/agent/worker/test_seccomp.py",
 )
@@ -304,7 +304,7 @@ guard(
 guard(
     "files of people are not read",
     WORKER + "limits.py",
-    "if not landlock.restrict(nodes):",
+    "if not landlock.restrict(nodes, landlock.facts_of(uses)):",
     "if False:",
     "tests/agent/worker/test_files_of_others.py",
 )

@@ -158,7 +158,7 @@ def _add_device(add: Callable[..., object]) -> None:
         metavar="N",
         help="to compute with (default: the fastest count, tried at the start)",
     )
-    device = "cpu, or an accelerator of onnxruntime, as cuda (default: the fastest that works)"
+    device = "cpu, or an accelerator, as cuda, xpu:0 or mps (default: the fastest that works)"
     add("--device", type=_compute_device, default=None, metavar="NAME", help=device)
     add(
         "--backends",
@@ -317,10 +317,15 @@ def _threads(text: str) -> int:
 
 
 def _compute_device(text: str) -> str:
-    from potluck_wire.processors import CPU, PROVIDERS
+    from potluck_wire.processors import CPU, PROVIDERS, TORCH_KINDS
 
-    if text not in (CPU, *PROVIDERS):
-        raise argparse.ArgumentTypeError(f"{text!r}: known are {', '.join((CPU, *PROVIDERS))}")
+    kind, colon, index = text.partition(":")
+    is_one = kind in TORCH_KINDS and index.isascii() and index.isdecimal()
+    if text not in (CPU, *PROVIDERS, *TORCH_KINDS) and not (colon and is_one):
+        known = ", ".join(dict.fromkeys((CPU, *TORCH_KINDS, *PROVIDERS)))
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: known are {known}, and as cuda:0 one of several"
+        )
     return text
 
 

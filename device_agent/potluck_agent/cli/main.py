@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 MIN_ARENA_BYTES = 64 * 1024**2
 NETWORK_LOOK_S = 0.5
+DEVICE_SHARE_FRAC = 0.9  # of an accelerator's free memory; the rest is for its kernels
 NOFILE = 4096  # connections of strangers take descriptors, too
 ANSWER_S = 3.0  # a running agent looks at its state directory some times a second
 
@@ -97,7 +98,7 @@ def _run(chosen: Options, directory: Path, log: Any) -> int:
     meter, facts = _meter(chosen)
     computes = _processors(chosen)
     facts |= {"threads": computes.threads, "processors": list(computes.rows)}
-    settings = _settings(chosen, identity, facts)
+    settings = _settings(chosen, identity, facts, computes.device_bytes)
     net = EventLoop(
         core=_core(chosen, settings, note),
         identity=identity,
@@ -188,10 +189,12 @@ def _is_alive(pid: int) -> bool:
         return True
 
 
-def _settings(chosen: Options, identity: keys.Identity, facts: dict[str, Any]) -> Any:
+def _settings(
+    chosen: Options, identity: keys.Identity, facts: dict[str, Any], device_bytes: int
+) -> Any:
     from potluck_agent.core.outbox import Settings
 
-    memory_bytes = _memory_bytes(chosen)
+    memory_bytes = _memory_bytes(chosen, device_bytes)
     arena_bytes = max(MIN_ARENA_BYTES, min(ARENA_BYTES, memory_bytes))
     return Settings(
         name=chosen.name,
@@ -207,7 +210,12 @@ def _settings(chosen: Options, identity: keys.Identity, facts: dict[str, Any]) -
     )
 
 
-def _memory_bytes(chosen: Options) -> int:
+def _memory_bytes(chosen: Options, device_bytes: int = 0) -> int:
+    """For tensors: what the owner has said, else half of the machine's. Where an accelerator holds
+    them, with `device_bytes` free, no more than fits there.
+    """
+    if device_bytes:
+        return min(chosen.memory_bytes or device_bytes, int(DEVICE_SHARE_FRAC * device_bytes))
     return chosen.memory_bytes if chosen.memory_bytes is not None else _half_of_memory()
 
 
@@ -215,6 +223,7 @@ def _processors(chosen: Options) -> "Choice":
     """What the worker computes on; trials may take some seconds."""
     from potluck_agent.processors.choice import Asked, choose
     from potluck_agent.processors.cores import cores, cpu_name
+    from potluck_agent.processors.torch_choice import kinds_here
     from potluck_agent.processors.trial import attempt
     from potluck_agent.worker.arrays.backends import backends
 
@@ -227,7 +236,13 @@ def _processors(chosen: Options) -> "Choice":
     )
     present = tuple(backends(chosen.backends))
     return choose(
-        asked, cores(), cpu_name(), backends=present, environment=os.environ, attempt=attempt
+        asked,
+        cores(),
+        cpu_name(),
+        backends=present,
+        environment=os.environ,
+        attempt=attempt,
+        kinds=kinds_here(),
     )
 
 
@@ -300,6 +315,7 @@ def _start_worker(chosen: Options, settings: Any, computes: "Choice") -> Any:
         outbound_bytes=settings.outbound_bytes,
         backends=chosen.backends,
         provider=computes.provider,
+        device=computes.device,
     )
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from potluck_agent.errors import AgentError
+from potluck_agent.processors import torch_choice
 from potluck_agent.processors.cores import LIMIT, Cores, candidates, limit_of
 from potluck_wire.messages import ProcessorTried, TryProcessor
 from potluck_wire.processors import CPU, PROVIDERS, row
@@ -13,7 +14,7 @@ from potluck_wire.tensors import DTYPES
 BUDGET_S = 0.8  # of a trial, its libraries not counted
 # What more threads have to gain against fewer ones, which leave more to the owner.
 GAIN_FRAC = 1.05
-USE = "for ONNX models"  # torch computes on the CPU
+USE = "for ONNX models"
 
 Attempt = Callable[[TryProcessor], ProcessorTried]
 
@@ -33,10 +34,16 @@ class Asked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """What the worker computes with, and `rows` of the statement's `processors`."""
+    """What the worker computes with, and `rows` of the statement's `processors`.
+
+    `provider` is onnxruntime's accelerator and `device` torch's, which has `device_bytes` for
+    tensors; empty: the CPU.
+    """
 
     threads: int = 1
     provider: str = ""
+    device: str = ""
+    device_bytes: int = 0
     rows: tuple[Mapping[str, Any], ...] = ()
 
 
@@ -48,6 +55,7 @@ def choose(
     backends: Sequence[str],
     environment: Mapping[str, str],
     attempt: Attempt,
+    kinds: Sequence[str] = (),
 ) -> Choice:
     """The fastest that works.
 
@@ -65,6 +73,8 @@ def choose(
         Of this process: `OMP_NUM_THREADS` is a limit.
     attempt
         Called with a trial: its answer.
+    kinds
+        Of accelerators of torch that may be here.
 
     Raises
     ------
@@ -87,9 +97,24 @@ def choose(
         threads=threads,
         reason=_reason(asked, counts, survey, limit if is_bound else None),
     )
-    _check_device(asked.device, survey)
+    torch_kinds = kinds if "torch" in backends and not asked.is_emulated else ()
+    found_rate = cpu["flops_per_s"] if "torch" in backends else None
+    fast = torch_choice.find(
+        asked.device,
+        torch_kinds,
+        _trial(asked),
+        lambda: found_rate or _cpu_rate(asked, threads, "torch", attempt),
+        attempt,
+    )
+    _check_device(asked.device, survey, fast)
     provider, others = _accelerators(asked, survey.providers, threads, attempt)
-    return Choice(threads=threads, provider=provider, rows=(cpu, *others))
+    return Choice(
+        threads=threads,
+        provider=provider,
+        device=fast.device,
+        device_bytes=fast.memory_bytes,
+        rows=(cpu, *fast.rows, *others),
+    )
 
 
 def _counts(asked: Asked, found: Cores, limit: int | None) -> tuple[int, ...]:
@@ -126,10 +151,26 @@ def _reason(asked: Asked, counts: Sequence[int], survey: ProcessorTried, limit: 
     return f"fastest of {_listed(counts)}{bound}"
 
 
-def _check_device(device: str, survey: ProcessorTried) -> None:
-    if device and device != CPU and device not in survey.providers:
-        why = survey.reason or f"there are {', '.join((CPU, *survey.providers))}"
-        raise AgentError(f"--device {device}: onnxruntime offers none here; {why}.")
+def _check_device(device: str, survey: ProcessorTried, fast: "torch_choice.Found") -> None:
+    """Raise AgentError where neither onnxruntime nor torch has what the owner has named."""
+    if device in ("", CPU) or _as_provider(device) in survey.providers:
+        return
+    if any(torch_choice.is_meant(device, each) for each in fast.present):
+        return
+    names = dict.fromkeys((CPU, *survey.providers, *fast.present))
+    said = [str(row["reason"]) for row in fast.rows if not fast.present]
+    why = survey.reason or "; ".join((f"there are {', '.join(names)}", *said))
+    raise AgentError(f"--device {device}: neither onnxruntime nor torch offers it here; {why}.")
+
+
+def _as_provider(device: str) -> str:
+    """onnxruntime's name of it: it takes the first one of a kind."""
+    return device.removesuffix(":0")
+
+
+def _cpu_rate(asked: Asked, threads: int, backend: str, attempt: Attempt) -> float:
+    said = attempt(_trial(asked, threads=(threads,), backends=(backend,)))
+    return max(said.flops_per_s, default=0.0)
 
 
 def fastest(counts: Sequence[int], rates: Sequence[float]) -> int:
@@ -158,13 +199,12 @@ def _accelerators(
     tried = {
         name: attempt(_trial(asked, provider=name))
         for name in providers
-        if asked.device in ("", name)
+        if _as_provider(asked.device) in ("", name)
     }
     rates = {name: one.flops_per_s[0] for name, one in tried.items() if one.flops_per_s}
     best = max(rates, key=rates.__getitem__, default="")
     if best and not asked.device:
-        cpu = attempt(_trial(asked, threads=(threads,), backends=("onnxruntime",)))
-        best = best if rates[best] > max(cpu.flops_per_s, default=0.0) else ""
+        best = best if rates[best] > _cpu_rate(asked, threads, "onnxruntime", attempt) else ""
     rows = []
     for name in providers:
         if name == best:

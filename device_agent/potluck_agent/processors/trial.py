@@ -9,11 +9,13 @@ from dataclasses import replace
 from potluck_agent.worker.launch import WorkerLink, start_trial
 from potluck_wire.errors import WireError
 from potluck_wire.messages import ProcessorTried, TryProcessor
-from potluck_wire.processors import MAX_REASON, PROVIDERS, line
+from potluck_wire.processors import MAX_NAME, MAX_REASON, PROVIDERS, TORCH_KINDS, is_line, line
 from potluck_wire.statement import MAX_NUMBER, MIN_RATE
+from potluck_wire.tensors import DTYPES
 
 # Slow devices load torch for long, and an accelerator may compile its kernels meanwhile.
 PATIENCE_S = 60.0
+MAX_DEVICES = 16  # of one kind
 
 
 def attempt(asked: TryProcessor, patience_s: float = PATIENCE_S) -> ProcessorTried:
@@ -59,12 +61,29 @@ def _fits(answer: ProcessorTried, asked: TryProcessor) -> bool:
     know, each once.
     """
     rates = answer.flops_per_s
-    n_rates = 0 if answer.reason else 1 if asked.provider else len(asked.threads)
+    is_listing = asked.device in TORCH_KINDS
+    n_tried = 1 if asked.provider or asked.device else len(asked.threads)
+    n_rates = 0 if answer.reason or is_listing else n_tried
     return (
         len(rates) == n_rates
         and all(MIN_RATE <= rate <= MAX_NUMBER for rate in rates)
         and len(set(answer.providers)) == len(answer.providers)
         and set(answer.providers) <= set(PROVIDERS)
+        and _fits_torch(answer, asked)
+    )
+
+
+def _fits_torch(answer: ProcessorTried, asked: TryProcessor) -> bool:
+    """Devices of the kind that was asked for, few enough for the statement; a size, element types
+    and a name that it takes.
+    """
+    known = {f"{asked.device}:{index}" for index in range(MAX_DEVICES)}
+    return (
+        len(set(answer.devices)) == len(answer.devices)
+        and set(answer.devices) <= known
+        and 0 <= answer.memory_bytes <= MAX_NUMBER
+        and set(answer.dtypes) <= set(DTYPES)
+        and is_line(answer.name, MAX_NAME)
     )
 
 

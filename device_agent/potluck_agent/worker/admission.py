@@ -32,7 +32,7 @@ def _makes_from_nothing(name: str) -> bool:
     )
 
 
-_FROM_NOTHING = frozenset(name for name in OVERLOADS if _makes_from_nothing(name))
+FROM_NOTHING = frozenset(name for name in OVERLOADS if _makes_from_nothing(name))
 
 
 def admit(op: str, args: Sequence[Any], named: Mapping[str, Any]) -> None:
@@ -65,7 +65,7 @@ def _needed_bytes(op: str, args: Sequence[Any], named: Mapping[str, Any]) -> int
     if op in RULES:
         RULES[op](*args, **named)
     metas = [_meta(argument) for argument in args]
-    more = {"device": "meta"} if op in _FROM_NOTHING else {}
+    more = {"device": "meta"} if op in FROM_NOTHING else {}
     try:
         with torch.no_grad():
             results = function_of(op, bool(named))(*metas, **{**named, **more})

@@ -13,6 +13,7 @@ from potluck_wire.graph import Graph, SegmentError
 from .forward_only import ForwardOnly, borrowed
 from .interpreter import Interpreter
 from .tasks import Segment, Tensors
+from .torch_device import CPU
 
 
 class BorrowingSegment(ForwardOnly):
@@ -23,14 +24,14 @@ class BorrowingSegment(ForwardOnly):
 
     what = "a segment with the weights of another"
 
-    def __init__(self, graph: Graph, lender: Segment) -> None:
-        self._interpreter = Interpreter(graph)
+    def __init__(self, graph: Graph, lender: Segment, device: torch.device = CPU) -> None:
         parameters = [
             borrowed(lender, p.name, p.dtype, p.shape, torch_arrays) for p in graph.parameters
         ]
         self._state = parameters + [
             borrowed(lender, b.name, b.dtype, b.shape, torch_arrays) for b in graph.buffers
         ]
+        self._interpreter = Interpreter(graph, device=device)
         self._lender = lender
 
     def forward(

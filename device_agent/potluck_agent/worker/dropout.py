@@ -33,7 +33,7 @@ class Masks:
     def draw(
         self, number: int, shape: tuple[int, ...], keep: float, dtype: torch.dtype
     ) -> torch.Tensor:
-        """A mask of zeros and 1/keep."""
+        """A mask of zeros and 1/keep, made by the CPU: the same on every kind of device."""
         generator = self._generator(number)
         if self.rows is None or number in self.rowless:
             return _bernoulli(shape, keep, dtype, generator)
@@ -59,13 +59,16 @@ class Masks:
 
     def dropout(self, number: int, x: torch.Tensor, p: float, train: bool) -> torch.Tensor:
         """`aten.dropout` with our mask."""
-        return x * self.draw(number, tuple(x.shape), 1.0 - p, x.dtype) if train and p > 0 else x
+        if not train or p == 0:
+            return x
+        return x * self.draw(number, tuple(x.shape), 1.0 - p, x.dtype).to(x.device)
 
     def feature_dropout(self, number: int, x: torch.Tensor, p: float, train: bool) -> torch.Tensor:
         """`aten.feature_dropout` (whole channels) with our mask."""
         if not train or p == 0:
             return x
-        return x * self.draw(number, (*x.shape[:2], *(1 for _ in x.shape[2:])), 1.0 - p, x.dtype)
+        shape = (*x.shape[:2], *(1 for _ in x.shape[2:]))
+        return x * self.draw(number, shape, 1.0 - p, x.dtype).to(x.device)
 
     def attention(
         self,
@@ -91,7 +94,7 @@ class Masks:
             query * (scale if scale is not None else query.shape[-1] ** -0.5)
         ) @ key.transpose(-2, -1)
         if causal:
-            seen = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
+            seen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).tril()
             scores = scores.masked_fill(~seen, float("-inf"))
         if mask is not None:
             scores = (
@@ -100,7 +103,8 @@ class Masks:
                 else scores + mask
             )
         weights = torch.softmax(scores, -1)
-        return (weights * self.draw(number, tuple(weights.shape), 1.0 - p, weights.dtype)) @ value
+        kept = self.draw(number, tuple(weights.shape), 1.0 - p, weights.dtype)
+        return (weights * kept.to(weights.device)) @ value
 
     def operators(self) -> dict[str, Callable[..., Any]]:
         """What stands in for torch's own random operators in training."""

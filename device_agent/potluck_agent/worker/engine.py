@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from potluck_agent.worker import memory
 from potluck_agent.worker.arena import Arena
 from potluck_agent.worker.arrays.backends import arrays_of, backends
 from potluck_agent.worker.emulation import Kind, Stretch, wait_until
@@ -46,8 +45,8 @@ class Engine:
         if "torch" in present:
             from potluck_agent.worker import libraries
 
-            libraries.prepare(configure.threads)
-        self._arrays = arrays_of(tuple(present))
+            libraries.prepare(configure.threads, configure.device)
+        self._arrays = arrays_of(tuple(present), configure.device, configure.memory_bytes)
         self._loader = Loader(present, self._arrays, configure.threads, configure.provider)
         self._pipe = pipe
         self._stretch = Stretch(configure.slowdown)
@@ -55,7 +54,7 @@ class Engine:
         self._exports = Exports(outbound, self._wait_for_release, self._arrays)
         self._segments: dict[str, Segment] = {}
         self._scope = ""  # of the last task
-        self._base_bytes = memory.allocated_bytes() or 0
+        self._base_bytes = self._arrays.allocated_bytes() or 0
         self._actions: dict[type[Message], Callable[[Any, Buffers], None]] = {
             LoadSegment: self._load,
             Put: self._put,
@@ -70,7 +69,7 @@ class Engine:
         """
         statement = self._loader.capabilities() | {
             "bounds": bounds,
-            "memory_counted": memory.COUNTED,
+            "memory_counted": self._arrays.COUNTED,
             "overhead_s": overhead_s(self._stretch.slowdown, self._arrays),
             "copy_bytes_per_s": copy_bytes_per_s(self._stretch.slowdown, self._arrays),
         }
@@ -108,6 +107,7 @@ class Engine:
             took_cpu_s = time.thread_time() - work_cpu_s
         except Exception as error:  # whatever it is, it is the task's failure
             self._values.drop(message.frees)
+            self._arrays.synchronize()  # an accelerator that is lost ends the worker
             self._fail(error, tag=message.tag, slot=message.slot)
             return
         held_bytes = max(before_bytes, self._held_bytes())
@@ -146,6 +146,7 @@ class Engine:
     def _perform(self, message: Compute, task: Task) -> list[list[Any]]:
         """The task and its exports: the rows of `Computed`."""
         outputs = tuple(perform(message.op, task))
+        self._arrays.synchronize()
         if len(outputs) != len(message.outputs):
             raise ValueError(
                 f"{message.op} gave {len(outputs)} values, {len(message.outputs)} are named"
@@ -180,9 +181,9 @@ class Engine:
 
     def _prepare(self, kind: str) -> None:
         """Load what this kind of segment needs; a library is nobody's tensor."""
-        before_bytes = memory.allocated_bytes() or 0
+        before_bytes = self._arrays.allocated_bytes() or 0
         self._loader.prepare(kind)
-        self._base_bytes += (memory.allocated_bytes() or 0) - before_bytes
+        self._base_bytes += (self._arrays.allocated_bytes() or 0) - before_bytes
 
     def _set_base(self) -> None:
         """What is there while nothing is held for anybody is the libraries': kernels and buffers
@@ -192,7 +193,7 @@ class Engine:
         """
         if not self._segments and not self._values:
             gc.collect()
-            self._base_bytes = (memory.allocated_bytes() or 0) - self._arrays.live_bytes()
+            self._base_bytes = (self._arrays.allocated_bytes() or 0) - self._arrays.live_bytes()
 
     def _forget(self, message: Forget, buffers: Buffers) -> None:
         """Segments, values, and what unfinished executions keep for backward runs that will not
@@ -220,7 +221,9 @@ class Engine:
                 arrays=self._arrays,
             )
             *sgd_s, update_s = (
-                time_updates(segment, repeats=message.repeats, slowdown=slowdown)
+                time_updates(
+                    segment, repeats=message.repeats, slowdown=slowdown, arrays=self._arrays
+                )
                 if message.train
                 else (0.0,)
             )
@@ -242,7 +245,7 @@ class Engine:
 
     def _held_bytes(self) -> int:
         """Bytes of tensors held now: since the start, and in the two shared memories."""
-        allocated_bytes = memory.allocated_bytes()
+        allocated_bytes = self._arrays.allocated_bytes()
         if allocated_bytes is None:
             return self._values.stored_bytes() + self._exports.used_bytes
         return (

@@ -14,13 +14,20 @@ _MEMORY_WORDS = (
 )
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether this says that memory ran out, of the machine or of an accelerator."""
+    return isinstance(error, MemoryError) or any(
+        mark in str(error).lower() for mark in _MEMORY_WORDS
+    )
+
+
 def cause_of(error: Exception) -> tuple[str, str]:
     """(`FailureCause`, text) of what a task raised."""
     words = str(error).strip()
     known = getattr(error, "cause", None)  # a SegmentError knows it
     if isinstance(known, str):
         return known, clip(words)
-    if isinstance(error, MemoryError) or any(mark in words.lower() for mark in _MEMORY_WORDS):
+    if is_out_of_memory(error):
         cause = FailureCause.MEMORY
     elif isinstance(error, ValueError | TypeError | KeyError | IndexError):
         cause = FailureCause.INPUT

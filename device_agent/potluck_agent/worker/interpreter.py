@@ -7,6 +7,7 @@ every call has to be admitted first. Values are dropped at their last use; what 
 autograd keeps itself.
 """
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,9 +28,11 @@ from potluck_wire.graph import (
 )
 from potluck_wire.operators import KIND_OF, in_evaluation
 
-from .admission import admit
+from .admission import FROM_NOTHING, admit
+from .failures import is_out_of_memory
 from .operators import DTYPE_NAMES, DTYPES, function_of
 from .schema import check
+from .torch_device import CPU
 
 MAX_BOUND = 64  # sizes of batch whose steps are kept; a run uses a handful
 Observer = Callable[[int, Any], None]
@@ -52,13 +55,15 @@ class Step:
 
 class Interpreter:
     """A graph ready to run. `randoms` replace the operators that draw random numbers, in
-    training.
+    training. `device`: where its tensors are.
     """
 
-    def __init__(self, graph: Graph, randoms: Randoms | None = None) -> None:
+    def __init__(
+        self, graph: Graph, randoms: Randoms | None = None, device: torch.device = CPU
+    ) -> None:
         for node in graph.nodes:
             check(node)
-        self.graph, self.randoms = graph, randoms or {}
+        self.graph, self.randoms, self._device = graph, randoms or {}, device
         self._ends = _last_uses(graph)
         self._bound: dict[Sizes, list[Step]] = {}
         self._admitted: set[Sizes] = set()
@@ -144,7 +149,7 @@ class Interpreter:
         text = str(error).split("\n")[0][:300]
         if isinstance(error, SegmentError):
             cause = error.cause
-        elif isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in text:
+        elif is_out_of_memory(error):
             cause = "out-of-memory"
         else:
             cause = "bad-input" if isinstance(error, IndexError | TypeError) else "arithmetic"
@@ -191,6 +196,8 @@ class Interpreter:
         if train and node.op in self.randoms:
             random, number = self.randoms[node.op], node.number
             function = lambda *args, **named: random(number, *args, **named)  # noqa: E731 - one line says it
+        if node.op in FROM_NOTHING and self._device != CPU:
+            function = functools.partial(function_of(node.op, True), device=self._device)
         named = {name: _constant(argument, symbols) for name, argument in node.kwargs}
         target = self.graph.first_node + position
         return Step(

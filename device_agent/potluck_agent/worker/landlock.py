@@ -23,10 +23,17 @@ NEEDED = (
 )
 # The files of accelerators, as patterns: they are read and written.
 NODES = {
-    **dict.fromkeys(("cuda", "tensorrt"), ("/dev/nvidia*", "/dev/nvhost-*", "/dev/nvmap")),
+    **dict.fromkeys(
+        ("cuda", "tensorrt"), ("/dev/nvidia*", "/dev/nvhost-*", "/dev/nvmap", "/dev/dxg")
+    ),
+    "xpu": ("/dev/dri/renderD*",),
     "migraphx": ("/dev/kfd", "/dev/dri/renderD*"),
     "openvino": ("/dev/dri/renderD*", "/dev/accel/accel*"),
     "qnn": ("/dev/adsprpc*", "/dev/cdsp*", "/dev/fastrpc-*"),
+}
+# What a driver reads of the system beside them.
+FACTS = {
+    **dict.fromkeys(("cuda", "tensorrt"), ("/proc/driver/nvidia", "/proc/devices", "/proc/modules"))
 }
 # one number everywhere
 _CREATE = 444
@@ -43,15 +50,25 @@ _KINDS_NOW = 16
 _O_PATH = getattr(os, "O_PATH", 0)
 
 
-def nodes_of(provider: str) -> list[str]:
-    """The files of this accelerator that are here."""
-    return sorted(path for pattern in NODES.get(provider, ()) for path in glob.glob(pattern))
+def nodes_of(uses: Sequence[str]) -> list[str]:
+    """The files of these accelerators that are here; `cuda:1` is one of the kind `cuda`."""
+    patterns = {pattern for used in uses for pattern in NODES.get(_kind(used), ())}
+    return sorted({path for pattern in patterns for path in glob.glob(pattern)})
 
 
-def restrict(nodes: Sequence[str] = ()) -> bool:
+def facts_of(uses: Sequence[str]) -> list[str]:
+    """What the drivers of these accelerators read of the system beside their own files."""
+    return _existing({path for used in uses for path in FACTS.get(_kind(used), ())})
+
+
+def _kind(used: str) -> str:
+    return used.partition(":")[0]
+
+
+def restrict(nodes: Sequence[str] = (), facts: Sequence[str] = ()) -> bool:
     """Have the kernel refuse all other files, to this thread and those that it starts.
 
-    `nodes` may be written, too.
+    `nodes` may be written, too, and `facts` be read.
     """
     if not sys.platform.startswith("linux"):
         return False
@@ -64,7 +81,7 @@ def restrict(nodes: Sequence[str] = ()) -> bool:
     if rules < 0:
         return False
     try:
-        for path in readable():
+        for path in (*readable(), *facts):
             _permit(libc, rules, path, _READ | _LIST | _EXECUTE)
         for path in (os.devnull, *nodes):
             _permit(libc, rules, path, _READ | _WRITE)

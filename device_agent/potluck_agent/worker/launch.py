@@ -27,7 +27,12 @@ PROGRAM: tuple[str, ...] = (str(Path(__file__).resolve().with_name("__main__.py"
 # for which processor torch and oneDNN choose their kernels
 KERNELS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA")
 # What a library needs to be found at all, or obeys; nothing that could carry a secret.
-KEPT_ENVIRONMENT = ("LD_LIBRARY_PATH", "PATH", "SYSTEMROOT", "TEMP", "TMPDIR", *KERNELS)
+VISIBLE = ("CUDA_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")  # which accelerators a driver shows
+KEPT_ENVIRONMENT = (
+    *("LD_LIBRARY_PATH", "PATH", "SYSTEMROOT", "TEMP", "TMPDIR"),
+    *KERNELS,
+    *VISIBLE,
+)
 # a process that closed its pipe by ending is gone within this; its own last word is the true reason
 ENDING_S = 0.5
 # the folder of the program is no place to import from; Python 3.10 is told so by the program
@@ -204,6 +209,7 @@ def start(
     outbound_bytes: int,
     backends: Sequence[str] = (),
     provider: str = "",
+    device: str = "",
 ) -> WorkerLink:
     """A new worker, configured; it answers `WorkerReady` once its libraries are loaded (seconds).
 
@@ -218,19 +224,21 @@ def start(
         outbound_bytes=outbound_bytes,
         backends=tuple(backends),
         provider=provider,
+        device=device,
     )
-    return _started(configure, threads, provider, inbound_bytes, outbound_bytes)
+    return _started(configure, threads, (provider, device), inbound_bytes, outbound_bytes)
 
 
 def start_trial(message: TryProcessor) -> WorkerLink:
     """A throw-away worker that answers `ProcessorTried` and ends; start it as any other one."""
-    return _started(message, max(message.threads, default=1), message.provider, 0, 0)
+    uses = (message.provider, message.device)
+    return _started(message, max(message.threads, default=1), uses, 0, 0)
 
 
 def _started(
-    first: Message, threads: int, provider: str, inbound_bytes: int, outbound_bytes: int
+    first: Message, threads: int, uses: tuple[str, str], inbound_bytes: int, outbound_bytes: int
 ) -> WorkerLink:
-    """A process that is told this first."""
+    """A process that is told this first; `uses`: onnxruntime's accelerator, and torch's."""
     ours, theirs = socket.socketpair()
     inbound, outbound = Arena(inbound_bytes), Arena(outbound_bytes)
     fds = () if sys.platform == "win32" else (theirs.fileno(), *inbound.fds, *outbound.fds)
@@ -238,7 +246,7 @@ def _started(
         "stdin" if sys.platform == "win32" else str(theirs.fileno()),
         inbound.handle,
         outbound.handle,
-        provider,
+        *uses,
     ]
     try:
         process = subprocess.Popen(

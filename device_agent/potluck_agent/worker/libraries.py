@@ -44,8 +44,8 @@ _STAND_INS: dict[str, dict[str, Any]] = {
 }
 
 
-def prepare(threads: int) -> None:
-    """Use every part of torch that tasks use, once."""
+def prepare(threads: int, device: str = "") -> None:
+    """Use every part of torch that tasks use, once; on that accelerator, too."""
     torch.set_num_threads(max(1, threads))
     torch.ones(LARGE).exp_()  # starts the other threads: later, no thread may be started
     stood_in = _without_compiler()
@@ -57,6 +57,8 @@ def prepare(threads: int) -> None:
         if _COMPILER in stood_in:
             del torch._dynamo
         _learn()
+    if device:
+        _learn(device)
 
 
 def _without_compiler() -> list[str]:
@@ -78,17 +80,18 @@ def _without_compiler() -> list[str]:
     return stood_in
 
 
-def _learn() -> None:
+def _learn(device: str = "cpu") -> None:
     """A forward run, a backward run from a given gradient and a step of each optimizer, all tiny;
     shapes of all kinds.
 
     Raises ImportError where this torch wants more of a module than its stand-in has.
     """
     # products take their buffers, of some MiB, at the first
-    torch.ones(LARGE // 256, 256) @ torch.ones(256, 1024)
-    weight = torch.ones(8, 3, 3, 3, requires_grad=True)
-    output = torch.nn.functional.conv2d(torch.ones(2, 3, 8, 8), weight).flatten(1) @ torch.ones(
-        288, 4
+    torch.ones(LARGE // 256, 256, device=device) @ torch.ones(256, 1024, device=device)
+    weight = torch.ones(8, 3, 3, 3, device=device, requires_grad=True)
+    image = torch.ones(2, 3, 8, 8, device=device)
+    output = torch.nn.functional.conv2d(image, weight).flatten(1) @ torch.ones(
+        288, 4, device=device
     )
     torch.autograd.backward(output, torch.ones_like(output))
     for optimizer in (torch.optim.SGD([weight], lr=0.1, momentum=0.9), torch.optim.AdamW([weight])):

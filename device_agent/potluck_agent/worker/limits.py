@@ -14,6 +14,7 @@ import socket
 import sys
 import tempfile
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 from potluck_agent.worker import landlock, seccomp
@@ -22,6 +23,7 @@ from potluck_agent.worker import landlock, seccomp
 # onnxruntime, which is loaded when it is first needed (25 MiB).
 OWN_BYTES = 64 << 20
 MAX_FILES = 64  # open at once; torch and onnxruntime keep none open
+MAX_FILES_OF_DRIVERS = 1024  # a driver opens its device file once for each mapping of its memory
 
 CLONE_NEWUSER, CLONE_NEWNET = 0x10000000, 0x40000000
 _PR_SET_PDEATHSIG = 1
@@ -36,6 +38,9 @@ READS_LITTLE = (
     + " nothing else"
 )
 CHANGES_NONE = "none opened for writing, made, renamed or removed; no core"
+CHANGES_DEVICES = (
+    "none opened for writing but its accelerator's, none made, renamed or removed; no core"
+)
 _WHY_NOT = {
     True: "not limited: the agent is run by root",
     False: "not limited: the system does not tell them from threads, of which it has several",
@@ -56,10 +61,10 @@ def nowhere() -> int | str:
     return handle
 
 
-def isolate(pipe: socket.socket, provider: str = "") -> dict[str, str]:
+def isolate(pipe: socket.socket, uses: Sequence[str] = ()) -> dict[str, str]:
     """Before any library is loaded (a new namespace needs a process with one thread).
 
-    Says what is in force. `provider`: the accelerator whose device files it may use.
+    Says what is in force. `uses`: the accelerators whose device files it may use.
     """
     if not sys.platform.startswith("linux"):
         threading.Thread(target=_die_with, args=(pipe.fileno(),), daemon=True).start()
@@ -75,19 +80,27 @@ def isolate(pipe: socket.socket, provider: str = "") -> dict[str, str]:
     libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     libc.prctl(_PR_SET_TIMERSLACK, 1000, 0, 0, 0)  # nanoseconds: emulated devices sleep precisely
     libc.prctl(_PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0)  # after unshare, which clears it
-    nodes = landlock.nodes_of(provider)
-    if not landlock.restrict(nodes):
+    nodes = landlock.nodes_of(uses)
+    if not landlock.restrict(nodes, landlock.facts_of(uses)):
         return {"network": network, "reading": READS_ALL}
     besides = f"; it uses {', '.join(nodes)}" if nodes else ""
     return {"network": network, "reading": READS_LITTLE + besides}
 
 
-def confine(memory_bytes: int, folder: int | str, threads: int = 1) -> dict[str, str]:
+def confine(
+    memory_bytes: int,
+    folder: int | str,
+    threads: int = 1,
+    uses: Sequence[str] = (),
+    reading: str = READS_ALL,
+) -> dict[str, str]:
     """After the libraries are loaded and warm: no files, processes or signals, `memory_bytes` more
     than now. `folder` is what `nowhere` gave.
 
     With several `threads` others may be started: OpenMP ends those that a small piece of work does
-    not need, and would end the worker where it gets none for the next, large one.
+    not need, and would end the worker where it gets none for the next, large one. The same holds
+    where the worker `uses` an accelerator, whose driver starts threads and opens its device files:
+    it may where `reading`, as `isolate` says it, is limited, so that it opens no other file.
 
     Shared memory (the two arenas) is not part of `memory_bytes`: its size is fixed at the start.
     """
@@ -105,13 +118,18 @@ def confine(memory_bytes: int, folder: int | str, threads: int = 1) -> dict[str,
 
     limit(resource.RLIMIT_CORE, 0)
     limit(resource.RLIMIT_FSIZE, 0)
-    limit(resource.RLIMIT_NOFILE, MAX_FILES)
-    if threads == 1:
+    nodes = landlock.nodes_of(uses)
+    limit(resource.RLIMIT_NOFILE, MAX_FILES_OF_DRIVERS if nodes else MAX_FILES)
+    opens_devices = bool(nodes) and reading != READS_ALL
+    is_alone = threads == 1 and not any(uses)
+    if is_alone:
         limit(resource.RLIMIT_NPROC, 0)
-    said = {"signals": seccomp.refuse(os.getpid())}
+    said = {"signals": seccomp.refuse(os.getpid(), opens_devices=opens_devices)}
     is_filtered = said["signals"] == seccomp.IN_FORCE
     said["files"] = CHANGES_NONE if is_filtered else GROWS_NONE
-    said["processes"] = _WHY_NOT[threads == 1] if _can_fork() else "none started"
+    if is_filtered and opens_devices:
+        said["files"] = CHANGES_DEVICES
+    said["processes"] = _WHY_NOT[is_alone] if _can_fork() else "none started"
     data_bytes = private_bytes()
     if data_bytes is None:
         return said | {"memory": "not limited: only Linux counts a process's own memory"}

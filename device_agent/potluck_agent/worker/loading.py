@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from potluck_agent.worker.arrays.backends import Arrays
 from potluck_agent.worker.measure import Measurable
 from potluck_agent.worker.tasks import Segment
-from potluck_wire.graph import SegmentError
+from potluck_wire.graph import Graph, SegmentError
 from potluck_wire.operators import OPERATORS
 from potluck_wire.segment import loads
 from potluck_wire.statement import BACKEND_OF
@@ -55,7 +55,9 @@ class Loader:
         if kind == "aten":
             from potluck_agent.worker import training
 
-            return training.Segment(loads(document), seed, made_up=made_up)
+            graph = loads(document)
+            self._check_dtypes(graph)
+            return training.Segment(graph, seed, made_up=made_up, device=self._arrays.device)
         from potluck_agent.worker.onnx import segment
 
         return segment.OnnxSegment(document, self._arrays, self._processor())
@@ -69,10 +71,22 @@ class Loader:
         if kind == "aten":
             from potluck_agent.worker.borrowing import BorrowingSegment
 
-            return BorrowingSegment(loads(document), lender)
+            return BorrowingSegment(loads(document), lender, self._arrays.device)
         from potluck_agent.worker.onnx import segment
 
         return segment.OnnxSegment(document, self._arrays, self._processor(), lender)
+
+    def _check_dtypes(self, graph: Graph) -> None:
+        """Raise SegmentError where its tensors are of a type that no tensor can have here."""
+        dtypes = {port.name: port.dtype for port in graph.inputs}
+        dtypes |= {port.name: port.dtype for port in graph.outputs}
+        dtypes |= {held.name: held.dtype for held in graph.parameters}
+        dtypes |= {held.name: held.dtype for held in graph.buffers}
+        for name, dtype in dtypes.items():
+            if dtype not in self._arrays.DTYPES:
+                has = ", ".join(self._arrays.DTYPES)
+                text = f"{name} is {dtype}; this device's accelerator computes with {has}"
+                raise SegmentError("bad-input", text)
 
     def _processor(self) -> "segment.Processor":
         from potluck_agent.worker.onnx import segment

@@ -94,9 +94,11 @@ def _time_rows(
         outputs = segment.forward(
             inputs, key=_KEY, train=train, rows=(0, rows, rows), step=0, micro_batch=0
         )
+        arrays.synchronize()
 
     def backward() -> None:
         segment.backward(_KEY, gradients, 1.0)
+        arrays.synchronize()
 
     forward_s, backward_s = [], []
     for _ in range(1 + repeats):
@@ -113,22 +115,27 @@ def _time_rows(
     )
 
 
-def time_updates(segment: Segment, *, repeats: int, slowdown: float) -> tuple[float, ...]:
+def time_updates(
+    segment: Segment, *, repeats: int, slowdown: float, arrays: Arrays
+) -> tuple[float, ...]:
     """Seconds of one step of SGD, of SGD with momentum, and of AdamW on the segment's parameters,
     with the gradients that they have now.
 
     A step uses them up, so each gets them anew; without, it would have nothing to do.
     """
     vector = segment.gradients(1.0)
-    return tuple(_time_update(segment, vector, name, repeats, slowdown) for name in _OPTIMIZERS)
 
+    def seconds(name: str) -> float:
+        settings = {"name": name, "lr": 0.0}
 
-def _time_update(segment: Segment, vector: Any, name: str, repeats: int, slowdown: float) -> float:
-    settings = {"name": name, "lr": 0.0}
-    times_s = [
-        taken_s(lambda: segment.step(vector, settings), slowdown) for _ in range(1 + repeats)
-    ]
-    return typical_s(times_s[1:], slowdown)
+        def update() -> None:
+            segment.step(vector, settings)
+            arrays.synchronize()
+
+        times_s = [taken_s(update, slowdown) for _ in range(1 + repeats)]
+        return typical_s(times_s[1:], slowdown)
+
+    return tuple(seconds(name) for name in _OPTIMIZERS)
 
 
 def overhead_s(slowdown: float, arrays: Arrays) -> float:
@@ -151,6 +158,7 @@ def overhead_s(slowdown: float, arrays: Arrays) -> float:
             "slice",
             Task(inputs=(tiny,), attrs=attrs, segment=None, step=0, scope="", arrays=arrays),
         )
+        arrays.synchronize()
         pack(Computed(), [b"[]"])
 
     return typical_s([taken_s(instruction, 1.0) for _ in range(OVERHEAD_REPEATS)], slowdown)
@@ -159,7 +167,10 @@ def overhead_s(slowdown: float, arrays: Arrays) -> float:
 def copy_bytes_per_s(slowdown: float, arrays: Arrays) -> float:
     """Bytes of result per second when tensors are added, the slowest of the copying operations."""
     first, second, out = (arrays.zeros((COPY_BYTES // 4,), "float32") + float(i) for i in range(3))
-    times_s = [
-        taken_s(lambda: arrays.add(first, second, out=out), slowdown) for _ in range(COPY_REPEATS)
-    ]
+
+    def copy() -> None:
+        arrays.add(first, second, out=out)
+        arrays.synchronize()
+
+    times_s = [taken_s(copy, slowdown) for _ in range(COPY_REPEATS)]
     return COPY_BYTES / max(typical_s(times_s, slowdown), 1e-9)

@@ -20,15 +20,15 @@ EXIT_MEMORY = 65  # the exit code when memory ran out where no task could be bla
 
 def main(arguments: list[str]) -> int:
     """Run a worker on the descriptors in `arguments` (pipe, inbound, outbound), which computes on
-    that accelerator, if one is named.
+    those accelerators, if any are named (onnxruntime's, torch's).
 
     Returns the exit code.
     """
     faulthandler.enable()
-    end, inbound_handle, outbound_handle, provider = arguments
+    end, inbound_handle, outbound_handle, *uses = arguments
     connection = _inherited(end)
     folder = limits.nowhere()
-    bounds = limits.isolate(connection, provider)
+    bounds = limits.isolate(connection, uses)
     pipe = Pipe(connection)
     try:
         configure, _ = pipe.next()
@@ -36,7 +36,9 @@ def main(arguments: list[str]) -> int:
             from potluck_agent.worker.trial import attempt
 
             n_threads, most_bytes = max(configure.threads, default=1), configure.memory_bytes
-            confine = functools.partial(limits.confine, most_bytes, folder, n_threads)
+            confine = functools.partial(
+                limits.confine, most_bytes, folder, n_threads, uses, bounds["reading"]
+            )
             pipe.send(attempt(configure, confine))
             pipe.flush()
             return 0
@@ -49,7 +51,9 @@ def main(arguments: list[str]) -> int:
         inbound = Arena(configure.inbound_bytes, inbound_handle)
         outbound = Arena(configure.outbound_bytes, outbound_handle)
         engine = Engine(configure, inbound, outbound, pipe)
-        confined = limits.confine(configure.memory_bytes, folder, configure.threads)
+        confined = limits.confine(
+            configure.memory_bytes, folder, configure.threads, uses, bounds["reading"]
+        )
         engine.ready(bounds | confined)
         while True:
             engine.handle(*pipe.next())

@@ -6,7 +6,7 @@ import math
 import os
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import NoReturn, Protocol
 
 from potluck_agent.worker.limits import private_bytes
 from potluck_wire.graph import MAX_INT, SegmentError
@@ -16,10 +16,27 @@ from potluck_wire.limits import MAX_VALUE_BYTES
 SMALL_BYTES = 1 << 20
 
 
+class Memory(Protocol):
+    """Where tensors are."""
+
+    def available_bytes(self) -> int:
+        """Bytes that they may still take."""
+
+
+_elsewhere: list[Memory] = []
+
+
+def look_at(memory: Memory | None) -> None:
+    """From now on tensors are in this memory, an accelerator's; None: in this process's own."""
+    _elsewhere[:] = [] if memory is None else [memory]
+
+
 def available_bytes() -> int:
     """Bytes that this process may still take: under its limit where it has one, else the memory of
     the machine.
     """
+    if _elsewhere:
+        return _elsewhere[0].available_bytes()
     if sys.platform != "win32":
         import resource
 

@@ -66,6 +66,7 @@ VALUES = {
 }
 # call -> (which argument, bits of which none may be set)
 BITS = {"open": (1, 0x243), "openat": (2, 0x243)}  # O_WRONLY, O_RDWR, O_CREAT, O_TRUNC
+_TO_WRITE = 0x3  # O_WRONLY, O_RDWR
 _CLONE_THREAD = 0x10000
 
 _LOAD = 0x20
@@ -88,8 +89,12 @@ _KEEP_SPEED = 4
 Step = tuple[int, int, int, int]  # code, jump if true, jump if false, operand
 
 
-def refuse(pid: int) -> str:
-    """Have the kernel refuse all that, to this process of number `pid`; says what is in force."""
+def refuse(pid: int, *, opens_devices: bool = False) -> str:
+    """Have the kernel refuse all that, to this process of number `pid`; says what is in force.
+
+    `opens_devices`: it may open files for writing, as far as `landlock` lets it, which are those of
+    an accelerator.
+    """
     if not sys.platform.startswith("linux"):
         return ABSENT
     machine = MACHINES.get(platform.machine())
@@ -97,7 +102,7 @@ def refuse(pid: int) -> str:
         return (
             f"not refused: no filter for a processor of the kind {platform.machine() or 'unknown'}"
         )
-    steps = [struct.pack("=HBBI", *step) for step in program(machine, pid)]
+    steps = [struct.pack("=HBBI", *step) for step in program(machine, pid, opens_devices)]
     code = ctypes.create_string_buffer(b"".join(steps))
     handed = ctypes.create_string_buffer(struct.pack("HP", len(steps), ctypes.addressof(code)))
     libc = ctypes.CDLL(None, use_errno=True)
@@ -110,7 +115,7 @@ def refuse(pid: int) -> str:
     )
 
 
-def program(machine: Machine, pid: int) -> list[Step]:
+def program(machine: Machine, pid: int, opens_devices: bool = False) -> list[Step]:
     """The filter, as the kernel runs it before every call: the first rule for its number
     decides.
     """
@@ -139,7 +144,8 @@ def program(machine: Machine, pid: int) -> list[Step]:
         )
     for name, (index, bits) in BITS.items():
         if name in numbers:
-            ways = [_argument(index), (_ANY_BIT, 0, 1, bits), (_RETURN, 0, 0, _EPERM)]
+            refused = bits & ~_TO_WRITE if opens_devices else bits
+            ways = [_argument(index), (_ANY_BIT, 0, 1, refused), (_RETURN, 0, 0, _EPERM)]
             steps += _rule(numbers[name], [*ways, (_RETURN, 0, 0, _ALLOW)])
     for name, (index, values) in VALUES.items():
         steps += _rule(

@@ -15,9 +15,11 @@ from potluck_wire.graph import BATCH, DTYPE_BYTES, FLOATS, Graph, SegmentError, 
 
 from . import room
 from .dropout import Masks
+from .failures import is_out_of_memory
 from .interpreter import Interpreter, Observer
 from .operators import DTYPES
 from .optimizers import Optimizer
+from .torch_device import CPU
 
 Rows = tuple[int, int, int]
 _INPUT = "bad-input"
@@ -30,12 +32,20 @@ class Segment:
     its masks are a function of (seed, step, micro-batch, node) and do not depend on the split.
     """
 
-    def __init__(self, graph: Graph, seed: int | None = 0, *, made_up: bool = True) -> None:
-        self.graph = graph
+    def __init__(
+        self,
+        graph: Graph,
+        seed: int | None = 0,
+        *,
+        made_up: bool = True,
+        device: torch.device = CPU,
+    ) -> None:
+        self.graph, self._device = graph, device
         self._masks = None if seed is None else Masks(seed, _rowless(graph))
-        self._interpreter = Interpreter(graph, self._masks.operators() if self._masks else None)
-        self._parameters = _parameters(graph, made_up)
-        self._buffers = _made_up_buffers(graph)
+        randoms = self._masks.operators() if self._masks else None
+        self._interpreter = Interpreter(graph, randoms, device)
+        self._parameters = _parameters(graph, made_up, device)
+        self._buffers = _made_up_buffers(graph, device)
         self._state = [*self._parameters.values(), *self._buffers.values()]
         self._trainable = {
             p.name: self._parameters[p.name] for p in graph.parameters if p.trainable
@@ -119,7 +129,7 @@ class Segment:
             if pairs:
                 torch.autograd.backward([y for y, _ in pairs], [g for _, g in pairs])
         except (RuntimeError, IndexError) as error:
-            cause = "out-of-memory" if "allocate memory" in str(error) else "arithmetic"
+            cause = "out-of-memory" if is_out_of_memory(error) else "arithmetic"
             raise SegmentError(cause, f"backward: {error}"[:300]) from error
         return tuple(torch.zeros_like(x) if x.grad is None else x.grad for x in leaves)
 
@@ -139,7 +149,7 @@ class Segment:
             for p in self._trainable.values()
         ]
         parts += [self._flat(buffer) * share_frac for buffer in self._averaged]
-        return torch.cat(parts) if parts else torch.zeros(0)
+        return torch.cat(parts) if parts else torch.zeros(0, device=self._device)
 
     def _flat(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.detach().reshape(-1).to(self._vector_dtype)
@@ -218,7 +228,8 @@ class Segment:
             )
             made.append(torch.randn(shape, generator=generator) if floating else torch.zeros(shape))
         return tuple(
-            x.to(DTYPES[port.dtype]) for x, port in zip(made, self.graph.inputs, strict=True)
+            x.to(self._device, DTYPES[port.dtype])
+            for x, port in zip(made, self.graph.inputs, strict=True)
         )
 
     def kept_bytes(self, inputs: Sequence[torch.Tensor]) -> int:
@@ -253,14 +264,15 @@ def _check_rows(rows: Rows | None) -> None:
         raise SegmentError(_INPUT, f"rows {list(rows)} are not [start, stop, total]")
 
 
-def _parameters(graph: Graph, made_up: bool) -> dict[str, torch.Tensor]:
+def _parameters(graph: Graph, made_up: bool, device: torch.device) -> dict[str, torch.Tensor]:
     """Zeros, or values of the size that trained weights have: matrices 1/sqrt(inputs), vectors
     around one.
     """
     generator = torch.Generator().manual_seed(0)
     made = {}
     for p in graph.parameters:
-        tensor = _zeros(p.name, p.shape, p.dtype)
+        # one generator's numbers, whatever the device
+        tensor = _zeros(p.name, p.shape, p.dtype, CPU if made_up else device)
         if made_up and p.dtype in FLOATS:
             if len(p.shape) > 1:
                 tensor.normal_(
@@ -270,24 +282,24 @@ def _parameters(graph: Graph, made_up: bool) -> dict[str, torch.Tensor]:
                 )
             else:
                 tensor.uniform_(0.5, 1.5, generator=generator)
-        made[p.name] = tensor.requires_grad_(p.trainable and p.dtype in FLOATS)
+        made[p.name] = tensor.to(device).requires_grad_(p.trainable and p.dtype in FLOATS)
     return made
 
 
-def _made_up_buffers(graph: Graph) -> dict[str, torch.Tensor]:
+def _made_up_buffers(graph: Graph, device: torch.device) -> dict[str, torch.Tensor]:
     """Ones where they are floats (a variance must be positive), else zeros (an index must be
     valid).
     """
-    made = {b.name: _zeros(b.name, b.shape, b.dtype) for b in graph.buffers}
+    made = {b.name: _zeros(b.name, b.shape, b.dtype, device) for b in graph.buffers}
     for b in graph.buffers:
         if b.dtype in FLOATS:
             made[b.name].fill_(1.0)
     return made
 
 
-def _zeros(name: str, shape: tuple[int, ...], dtype: str) -> torch.Tensor:
+def _zeros(name: str, shape: tuple[int, ...], dtype: str, device: torch.device) -> torch.Tensor:
     room.require(room.bytes_of(shape, DTYPE_BYTES[dtype], name), name)
     try:
-        return torch.zeros(shape, dtype=DTYPES[dtype])
+        return torch.zeros(shape, dtype=DTYPES[dtype], device=device)
     except (RuntimeError, MemoryError) as error:
         raise SegmentError("out-of-memory", f"{name} {list(shape)}: {error}"[:300]) from error

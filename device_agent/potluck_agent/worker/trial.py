@@ -13,7 +13,7 @@ import numpy as np
 
 from potluck_agent.worker.arrays.backends import backends
 from potluck_wire.messages import ProcessorTried, TryProcessor
-from potluck_wire.processors import MAX_REASON, PROVIDERS, line
+from potluck_wire.processors import MAX_NAME, MAX_REASON, PROVIDERS, line
 
 ROWS, WIDTH, HIDDEN = 64, 512, 2048
 FLOP = 4 * ROWS * WIDTH * HIDDEN  # 268 million: 5 ms on one core that does 50 GFLOP/s
@@ -39,6 +39,8 @@ def attempt(asked: TryProcessor, confine: Callable[[], object]) -> ProcessorTrie
         Called once everything is set up: the bounds that a worker has.
     """
     try:
+        if asked.device:
+            return _of_torch(asked, confine)
         if asked.provider:
             work = _bounded(asked.provider, confine)
             return ProcessorTried(flops_per_s=rates(lambda _: work, (1,), asked.budget_s))
@@ -53,6 +55,35 @@ def attempt(asked: TryProcessor, confine: Callable[[], object]) -> ProcessorTrie
         return ProcessorTried(flops_per_s=found, providers=providers)
     except Exception as error:  # whatever it is, it is a reason not to use this processor
         return ProcessorTried(reason=line(str(error) or type(error).__name__, MAX_REASON))
+
+
+def _of_torch(asked: TryProcessor, confine: Callable[[], object]) -> ProcessorTried:
+    """Which devices of a kind torch sees; or whether one computes as the CPU does, in both
+    directions, and what it is.
+    """
+    from potluck_agent.worker import libraries, torch_device
+
+    if ":" not in asked.device:
+        return ProcessorTried(devices=torch_device.offered(asked.device))
+    expected = [answer.numpy() for answer in torch_with_gradient("cpu")()]
+    libraries.prepare(1, asked.device)
+    torch_with_gradient(asked.device)()
+    arrays = torch_device.accelerator(asked.device, asked.memory_bytes)
+    confine()
+    for answer, right in zip(torch_with_gradient(asked.device)(), expected, strict=True):
+        check(arrays.to_numpy(answer), right)
+    product = torch_with_threads(1, asked.device)
+
+    def work() -> None:
+        product()
+        arrays.synchronize()
+
+    return ProcessorTried(
+        flops_per_s=rates(lambda _: work, (1,), asked.budget_s),
+        name=line(torch_device.name_of(arrays.device), MAX_NAME),
+        memory_bytes=arrays.free_bytes(),
+        dtypes=tuple(arrays.DTYPES),
+    )
 
 
 def _bounded(provider: str, confine: Callable[[], object]) -> Work:
@@ -113,22 +144,45 @@ def _quickest_s(work: Work, share_s: float) -> float:
     return min(times_s)
 
 
-def torch_with_threads(threads: int) -> Work:
+def torch_with_threads(threads: int, device: str = "cpu") -> Work:
     """The model in torch, which takes so many threads from now on.
 
     Parameters
     ----------
     threads
         1 or more.
+    device
+        Where its tensors are.
     """
     import torch
 
     torch.set_num_threads(threads)
-    x, first, second = map(torch.from_numpy, tensors())
+    x, first, second = (torch.from_numpy(array).to(device) for array in tensors())
 
     def work() -> torch.Tensor:
         with torch.no_grad():
             return torch.relu(x @ first) @ second
+
+    return work
+
+
+def torch_with_gradient(device: str) -> Work:
+    """The model in torch and the gradient of its first weight.
+
+    Parameters
+    ----------
+    device
+        Where its tensors are.
+    """
+    import torch
+
+    x, first, second = (torch.from_numpy(array).to(device) for array in tensors())
+    first.requires_grad_()
+
+    def work() -> Any:
+        answer = torch.relu(x @ first) @ second
+        (gradient,) = torch.autograd.grad(answer, first, torch.ones_like(answer))
+        return answer.detach(), gradient
 
     return work
 

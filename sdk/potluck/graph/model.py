@@ -99,6 +99,7 @@ class Model(Shown):
         max_layers: int = MAX_LAYERS,
         merge_below: float = 0.0,
         name: str = "",
+        autocast: str = "",
     ) -> "Model":
         """A model from a torch module and an example of its inputs (the batch is the first
         dimension of each).
@@ -137,6 +138,9 @@ class Model(Shown):
             neighbour.
         name
             What plans call it; default: made from the module's class.
+        autocast
+            `bfloat16` (or, without a loss, `float16`): devices compute as under torch.autocast of
+            that type on a CPU. Weights stay as they are.
 
         Raises
         ------
@@ -146,6 +150,7 @@ class Model(Shown):
         with needed():
             import torch
 
+            from potluck.graph.torch import mixed_precision
             from potluck.graph.torch.examples import at_least_two, inputs_of, targets_of
             from potluck.graph.torch.trace import trace
             from potluck.graph.torch.trainability import check_memory, check_module
@@ -153,6 +158,7 @@ class Model(Shown):
         if not isinstance(net, torch.nn.Module):
             raise ModelError(f"a torch.nn.Module is expected, got {type(net).__name__}.")
         check_module(net)
+        mixed_precision.check(autocast, trains=loss is not None)
         if loss is not None:
             check_memory(net)
         given = inputs_of(net, example_inputs)
@@ -189,6 +195,7 @@ class Model(Shown):
             )
 
         traced = partial(trace, net, inputs, sequence_dims=dims, keywords=given.keywords)
+        traced = partial(traced, autocast=autocast)
         inference = laid_out(traced(input_names=names))
         training = (
             laid_out(traced(input_names=every, loss=loss, targets=targets))

@@ -12,7 +12,7 @@ from potluck_agent.worker.arrays import torch_arrays
 from potluck_agent.worker.onnx import segment
 from potluck_agent.worker.onnx.segment import OnnxSegment, Processor
 from potluck_wire.graph import SegmentError
-from potluck_wire.processors import PROVIDERS
+from potluck_wire.processors import PROVIDERS, TORCH_KINDS
 
 onnxruntime = pytest.importorskip("onnxruntime")
 STAND_IN = "AzureExecutionProvider"
@@ -80,6 +80,6 @@ def test_the_files_of_an_accelerator_are_its_own(tmp_path, monkeypatch):
     (tmp_path / "sda").touch()
     patterns = {"cuda": (f"{tmp_path}/nvidia*",)}
     monkeypatch.setattr(landlock, "NODES", patterns)
-    assert landlock.nodes_of("cuda") == [f"{tmp_path}/nvidia0", f"{tmp_path}/nvidiactl"]
-    assert landlock.nodes_of("") == landlock.nodes_of("xnnpack") == []
-    assert set(landlock.NODES) <= set(PROVIDERS)
+    assert landlock.nodes_of(["cuda", "cuda:1"]) == [f"{tmp_path}/nvidia0", f"{tmp_path}/nvidiactl"]
+    assert landlock.nodes_of([""]) == landlock.nodes_of(["xnnpack"]) == []
+    assert set(landlock.NODES) <= {*PROVIDERS, *TORCH_KINDS}

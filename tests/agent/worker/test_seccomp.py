@@ -107,6 +107,25 @@ def test_the_filter_permits(machine, way):
     )
 
 
+OPENED = {  # flags of open -> the answer without an accelerator, and with one
+    "for reading": (0, ALLOWED, ALLOWED),
+    "for writing": (1, EPERM, ALLOWED),
+    "for both": (2, EPERM, ALLOWED),
+    "made": (0o100, EPERM, EPERM),
+    "for both, made": (0o102, EPERM, EPERM),
+    "cut off": (0o1001, EPERM, EPERM),
+}
+
+
+@pytest.mark.parametrize("way", OPENED.values(), ids=OPENED)
+def test_files_are_opened_for_writing_only_for_an_accelerator_and_never_made(machine, way):
+    flags, *answers = way
+    for opens_devices, expected in zip((False, True), answers, strict=True):
+        steps = seccomp.program(machine, OWN, opens_devices)
+        found = answer(steps, machine.audit, machine.numbers["openat"], 3, 0, flags)
+        assert found == expected
+
+
 def test_every_other_call_is_permitted_and_every_other_convention_is_not(machine):
     steps, known = seccomp.program(machine, OWN), set(machine.numbers.values())
     others = [number for number in range(500) if number not in known]

@@ -126,6 +126,7 @@ def begin(
     outbound: int = MIB,
     backends: tuple[str, ...] = (),
     threads: int = 1,
+    device: str = "",
 ) -> Talk:
     """A worker that is ready."""
     link = start(
@@ -135,6 +136,7 @@ def begin(
         inbound_bytes=inbound,
         outbound_bytes=outbound,
         backends=backends,
+        device=device,
     )
     talk = Talk(link, inbound=Allocator(inbound))
     try:

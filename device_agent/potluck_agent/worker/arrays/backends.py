@@ -23,6 +23,8 @@ class Arrays(Protocol):
     """One library's tensors. They know `shape`, `+`, `+=` and slicing by themselves."""
 
     DTYPES: dict[str, Any]
+    device: Any  # of torch; None for another library
+    COUNTED: str  # which memory `allocated_bytes` sees
 
     def name_of(self, array: Any) -> str | None:
         """The name of its element type; None where it has none on the wire."""
@@ -58,6 +60,14 @@ class Arrays(Protocol):
         them.
         """
 
+    def allocated_bytes(self) -> int | None:
+        """Bytes of all arrays that are alive, as their allocator counts them; None where it does
+        not.
+        """
+
+    def synchronize(self) -> None:
+        """Wait until all that was begun is done."""
+
     def to_numpy(self, array: Any) -> Any:
         """The same elements for numpy, not copied where that is possible."""
 
@@ -79,8 +89,19 @@ def backends(wanted: Sequence[str] = ()) -> dict[str, str]:
     return found
 
 
-def arrays_of(present: Sequence[str]) -> Arrays:
-    """The library for tensors on a device with these backends. ImportError where there are none."""
+def arrays_of(present: Sequence[str], device: str = "", memory_bytes: int = 0) -> Arrays:
+    """The library for tensors on a device with these backends. ImportError where there are none.
+
+    `device`: the accelerator that torch computes on, as `cuda:0`, with `memory_bytes` for tensors;
+    empty: the CPU.
+    """
+    if "torch" in present and device:
+        from potluck_agent.worker import room
+        from potluck_agent.worker.torch_device import accelerator
+
+        there = accelerator(device, memory_bytes)
+        room.look_at(there)
+        return there
     if "torch" in present:
         from potluck_agent.worker.arrays import torch_arrays
 

@@ -5,6 +5,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from potluck_agent.worker import memory as memory_of_process
 from potluck_wire import tensors
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
@@ -12,7 +13,14 @@ Array: TypeAlias = "np.ndarray[Any, Any]"
 # which numpy lacks
 DTYPES: dict[str, Any] = {name: np.dtype(name) for name in tensors.DTYPES if name != "bfloat16"}
 
+device = None  # of torch
 ones_like, add = np.ones_like, np.add
+allocated_bytes = memory_of_process.allocated_bytes
+COUNTED = memory_of_process.COUNTED
+
+
+def synchronize() -> None:
+    """The CPU is done when it answers."""
 
 
 def name_of(array: Array) -> str | None:

@@ -6,15 +6,23 @@ from typing import Any
 
 import torch
 
+from potluck_agent.worker import memory as memory_of_process
 from potluck_wire import tensors
 
 DTYPES: dict[str, Any] = {name: getattr(torch, name) for name in tensors.DTYPES}
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 ones_like = torch.ones_like
-add = torch.add
+add: Any = torch.add
+device = torch.device("cpu")
 from_numpy = torch.from_numpy
 clone = torch.clone
+allocated_bytes = memory_of_process.allocated_bytes
+COUNTED = memory_of_process.COUNTED
+
+
+def synchronize() -> None:
+    """The CPU is done when it answers."""
 
 
 def name_of(array: torch.Tensor) -> str | None:
@@ -48,12 +56,12 @@ def storage(array: torch.Tensor) -> tuple[int, int]:
     return whole.data_ptr(), whole.nbytes()
 
 
-def live_bytes() -> int:
-    """Bytes of all tensors that Python knows of, whoever holds them: each storage once."""
+def live_bytes(kind: str = "cpu") -> int:
+    """Bytes of all tensors that Python knows of on devices of this kind, whoever holds them: each
+    storage once.
+    """
     tensors = (
-        made
-        for made in gc.get_objects()
-        if type(made) is torch.Tensor and made.device.type == "cpu"
+        made for made in gc.get_objects() if type(made) is torch.Tensor and made.device.type == kind
     )
     return sum(
         dict(map(storage, (made for made in tensors if made.layout is torch.strided))).values()

@@ -1,5 +1,5 @@
-"""torch.autocast: its conversions depend on where a module is called, and devices do not make
-them.
+"""Calls under torch.autocast: its conversions depend on where a module is called, and devices make
+those alone that are a part of the model (`mixed_precision`).
 """
 
 import sys
@@ -20,6 +20,7 @@ def check_autocast(done: str) -> None:
     if on:
         raise ModelError(
             f"{done} under torch.autocast({on[0]!r}), whose conversions devices do not make.",
-            next_step="Do it outside that block; a model made of net.to(torch.bfloat16) computes "
-            "in bfloat16.",
+            next_step="Do it outside that block: Model.from_torch(net, ..., autocast='bfloat16') "
+            "makes them a part of the model, and one of net.to(torch.bfloat16) computes all in "
+            "bfloat16.",
         )

@@ -20,6 +20,7 @@ from torch.fx import config
 from potluck.errors import ModelError
 from potluck.graph.torch.autocast import check_autocast
 from potluck.graph.torch.fixed_sizes import fixing_call
+from potluck.graph.torch.mixed_precision import autocasting, insert_casts
 from potluck.graph.traced import ANY_LENGTH, MAX_SIZE, SEQUENCE
 from potluck_wire.graph import BATCH
 
@@ -32,11 +33,15 @@ _LOUD = ("torch.fx.experimental.symbolic_shapes", "torch._subclasses.fake_tensor
 
 
 def export(
-    module: torch.nn.Module, tensors: Sequence[torch.Tensor], dims: Sequence[int | None]
+    module: torch.nn.Module,
+    tensors: Sequence[torch.Tensor],
+    dims: Sequence[int | None],
+    autocast: str = "",
 ) -> tuple[Any, range]:
     """The program of a module for any batch, and for which lengths of the sequence, which is
     dimension `dims[i]`.
 
+    With `autocast`, the type that torch.autocast converts to, its conversions are in the program.
     It is any length, unless the module itself sets a limit, as a table of positions does. Raises
     ModelError: what is in the way, and where.
     """
@@ -44,13 +49,16 @@ def export(
     lengths = ANY_LENGTH
     while True:
         try:
-            return _exported(module, tensors, dims, lengths), lengths
+            program = _exported(module, tensors, dims, lengths, autocast)
+            break
         except Exception as error:
             narrower = _limited(str(error), lengths)
             if narrower == lengths:
-                again = partial(_exported, module, tensors, dims, lengths)
+                again = partial(_exported, module, tensors, dims, lengths, autocast)
                 raise _in_words(error, again) from error
             lengths = narrower
+    insert_casts(program, autocast)
+    return program, lengths
 
 
 def _exported(
@@ -58,8 +66,9 @@ def _exported(
     tensors: Sequence[torch.Tensor],
     dims: Sequence[int | None],
     lengths: range,
+    autocast: str,
 ) -> Any:
-    with _quiet(), _without_stacks(), warnings.catch_warnings():
+    with _quiet(), _without_stacks(), warnings.catch_warnings(), autocasting(autocast):
         warnings.filterwarnings("ignore", _OWN_WEIGHTS)
         shapes = (_dynamic(dims, lengths),)
         return torch.export.export(module, tuple(tensors), dynamic_shapes=shapes, strict=False)

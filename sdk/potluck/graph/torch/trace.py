@@ -22,6 +22,7 @@ from potluck.graph.torch.convert import Converter
 from potluck.graph.torch.dead_nodes import without_dead
 from potluck.graph.torch.export_program import TRY, export, first_line
 from potluck.graph.torch.masks import check_masks
+from potluck.graph.torch.mixed_precision import autocasting
 from potluck.graph.torch.modes import check_answers, check_modes, modes_of
 from potluck.graph.torch.single import Pair, check_single
 from potluck.graph.torch.squeezes import as_written, keep_rows
@@ -102,12 +103,13 @@ def trace(
     targets: Sequence[torch.Tensor] = (),
     sequence_dims: Sequence[int | None] = (),
     keywords: Sequence[str] = (),
+    autocast: str = "",
 ) -> Traced:
     """The graph of `net` as it answers, or with `loss` its graph in training (inputs, then targets;
     output: the loss).
 
     `keywords`: the name by which `net` gets each input, empty where it gets it by place; none: all
-    by place.
+    by place. `autocast`: the type that torch.autocast converts to; empty: nothing is converted.
 
     Raises ModelError for control flow that depends on data, operators that no device runs, and a
     batch that is not the first dimension everywhere.
@@ -117,7 +119,7 @@ def trace(
     dims = [sequence_dims[i] if i < len(sequence_dims) else None for i in range(len(tensors))]
     with modes_of(net, training=loss is not None):
         check_norms(module)
-        program, lengths = export(module, tensors, dims)
+        program, lengths = export(module, tensors, dims, autocast)
     written = keep_rows(program, _batch_names(program))
     structure = program.call_spec.out_spec
     traced, pair = _traced(program, module, list(input_names), tensors, dims, loss is not None)
@@ -127,7 +129,7 @@ def trace(
     else:
         check_modes(net, traced)
     if not any(tensor.is_meta for tensor in tensors):
-        with modes_of(net, training=loss is not None):
+        with modes_of(net, training=loss is not None), autocasting(autocast):
             check_forgets(module, tensors)
             if loss is not None:
                 check_learning(module, tensors, traced)

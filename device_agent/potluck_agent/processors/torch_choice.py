@@ -1,0 +1,107 @@
+"""Which accelerator torch computes on: the fastest that works, if it is faster than the CPU."""
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from potluck_agent.worker.landlock import nodes_of
+from potluck_wire.messages import ProcessorTried, TryProcessor
+from potluck_wire.processors import CPU, TORCH_KINDS, row
+
+USE = "for torch models"
+KINDS_OF = {"darwin": ("mps",), "win32": ("cuda", "xpu")}  # where no file shows an accelerator
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """`device`: torch's name of what is computed on, empty for the CPU, with `memory_bytes` for
+    tensors. `present`: all devices, and `rows` of the statement's `processors`.
+    """
+
+    device: str = ""
+    memory_bytes: int = 0
+    present: tuple[str, ...] = ()
+    rows: tuple[Mapping[str, Any], ...] = ()
+
+
+def kinds_here() -> tuple[str, ...]:
+    """Kinds of accelerators that this machine may have; torch itself is not asked."""
+    if sys.platform != "linux":
+        return KINDS_OF.get(sys.platform, ())
+    return tuple(kind for kind in TORCH_KINDS if nodes_of((kind,)))
+
+
+def is_meant(asked: str, device: str) -> bool:
+    """Whether the owner's `--device` means this one: all of a kind, or it alone.
+
+    Parameters
+    ----------
+    asked
+        As given, as `cuda` or `cuda:1`; empty where nothing is said.
+    device
+        As torch names it.
+    """
+    return asked in ("", device, device.partition(":")[0])
+
+
+def find(
+    asked: str,
+    kinds: Sequence[str],
+    trial: TryProcessor,
+    cpu_rate: Callable[[], float],
+    attempt: Callable[[TryProcessor], ProcessorTried],
+) -> Found:
+    """The fastest that works; one that fails is left out with its reason.
+
+    Parameters
+    ----------
+    asked
+        The owner's `--device`.
+    kinds
+        That may be here.
+    trial
+        What all trials have in common.
+    cpu_rate
+        Called where it matters: flop per second of torch on the CPU.
+    attempt
+        Called with a trial: its answer.
+    """
+    if asked == CPU:
+        return Found()
+    listed = {kind: attempt(replace(trial, device=kind)) for kind in kinds}
+    silent = [_left_out(kind, kind, said) for kind, said in listed.items() if said.reason]
+    present = tuple(device for said in listed.values() for device in said.devices)
+    tried = {
+        device: attempt(replace(trial, device=device))
+        for device in present
+        if is_meant(asked, device)
+    }
+    rates = {device: said.flops_per_s[0] for device, said in tried.items() if said.flops_per_s}
+    best = max(rates, key=rates.__getitem__, default="")
+    if best and not asked and rates[best] <= cpu_rate():
+        best = ""
+    rows = [_row(device, tried.get(device), best, asked) for device in present]
+    memory_bytes = tried[best].memory_bytes if best else 0
+    return Found(device=best, memory_bytes=memory_bytes, present=present, rows=(*rows, *silent))
+
+
+def _row(device: str, said: ProcessorTried | None, best: str, asked: str) -> dict[str, Any]:
+    kind = device.partition(":")[0]
+    if said is None:
+        return row(device, kind, used=False, reason=f"{asked} was asked for")
+    if said.reason:
+        return _left_out(device, kind, said)
+    return row(
+        f"{said.name or kind}, {device}",
+        kind,
+        memory_bytes=said.memory_bytes,
+        dtypes=said.dtypes,
+        flops_per_s=said.flops_per_s[0],
+        used=device == best,
+        reason=USE if device == best else f"torch is no faster there than on {best or 'the CPU'}",
+    )
+
+
+def _left_out(name: str, kind: str, said: ProcessorTried) -> dict[str, Any]:
+    return row(name, kind, used=False, reason=f"torch: {said.reason}")
