@@ -47,7 +47,7 @@ class CostTable:
 
     def __init__(self, problem: Problem, *, recomputes: bool = False) -> None:
         self.problem, self.recomputes = problem, recomputes
-        self._recomputing: CostTable | None = None
+        self._other: CostTable | None = None
         self._sums: dict[tuple[str, int], tuple[tuple[float, ...], tuple[float, ...]]] = {}
         self._updates: dict[str, tuple[tuple[float, ...], tuple[int, ...]]] = {}
         self._widest: dict[tuple[int, int], int] = {}
@@ -82,11 +82,11 @@ class CostTable:
 
     def of(self, recompute: bool) -> "CostTable":
         """The table for a stage that recomputes, or that does not."""
-        if not recompute or self.recomputes:
+        if recompute == self.recomputes:
             return self
-        if self._recomputing is None:
-            self._recomputing = CostTable(self.problem, recomputes=True)
-        return self._recomputing
+        if self._other is None:
+            self._other = CostTable(self.problem, recomputes=recompute)
+        return self._other
 
     def forward_s(self, device: str, start: int, stop: int, rows: int) -> float:
         """Seconds of the forward of layers [start, stop) on `rows` rows.
