@@ -15,7 +15,7 @@ from potluck.planning.check import check_problem
 from potluck.planning.evaluate import judge
 from potluck.planning.plans import Plans, is_thrifty, preference
 from potluck.planning.rerank import rerank
-from potluck.planning.search import candidates
+from potluck.planning.search import candidates, recomputation
 from potluck.planning.search.anytime import is_small, search
 from potluck.planning.search.candidate_pool import MAX_WORK, CandidatePool
 from potluck.planning.search.device_classes import peers, shape
@@ -30,6 +30,7 @@ N_BRANCHED = 12
 NO_HURRY_S = 1e12  # a latency that every plan holds: then the least energy decides
 # steps of a search that need find nothing good, and plans simulated for those that just fit
 GLANCE, LOOK = 15, 300
+N_AMPLE = 12  # plans of ample memory that those that recompute begin with
 LOOSER = (1.15, 1.4, 2.0)  # times the memory there is, looked at where nothing fits by closed forms
 BOUND_PART = 0.25  # of the time given, kept for the certificate
 OTHERS_PART = 1 / 6  # in a home of many devices, kept for what other planners find
@@ -351,10 +352,10 @@ def _recomputing(
     ample = _without_limit(problem, table, is_late, tally, best)
     if best and not _gains(problem, ample, best[0]):
         return []
-    again = [_all_recomputing(plan) for plan in ample[:MAX_SHOWN]]
     looked = table.of(True)
+    again = [other for plan in ample[:N_AMPLE] for other in recomputation.starts(looked, plan)]
     found = _judged(
-        problem, looked, is_late, tally, borrow=False, max_steps=LOOK, known=[*best, *again]
+        problem, looked, is_late, tally, borrow=False, max_steps=2 * LOOK, known=[*best, *again]
     )
     if holding or found:
         return found
@@ -399,11 +400,6 @@ def _gains(problem: Problem, ample: Sequence[Plan], best: Plan) -> bool:
         and bool(feasibility.breaches(problem, ample[0]))
         and preference(ample[0], problem) < preference(best, problem)
     )
-
-
-def _all_recomputing(plan: Plan) -> Plan:
-    stages = tuple(replace(stage, recompute=True) for stage in plan.stages)
-    return replace(plan, planner="potluck", stages=stages)
 
 
 def _finest(problem: Problem) -> Problem:

@@ -4,11 +4,9 @@ from dataclasses import replace
 
 import pytest
 from tests.sdk.run.conftest import make_plan, train_alone
-from tests.sdk.run.test_memory import SLACK_BYTES, SLACK_FRAC
 
 import potluck
 from potluck.errors import Infeasible
-from potluck.profile.measure import FLOOR_BYTES
 from potluck.sessions.agent_specs import Spec
 from potluck.testing.memory import memory_home
 
@@ -139,21 +137,41 @@ def test_peaks_are_those_predicted_and_lower_than_of_kept_activations(process_ho
         run.close()
         for expected, measured in used[flags].values():
             assert measured <= expected
-            print(stages, flags, expected, measured)
     first = next(iter(used[True,]))
     assert used[True,][first][1] < 0.6 * used[False,][first][1]
 
 
 def test_where_nothing_else_fits_the_plan_recomputes_and_trains_within_its_memory():
-    rows = 4096
-    model, (x, y) = deep_model(rows)
+    """What other plans need exceeds the limit by more than a worker may take beside its plan."""
+    torch.manual_seed(0)
+    wide, rows = 2048, 4096
+    net = nn.Sequential(nn.Linear(64, wide), *(nn.Tanh() for _ in range(20)), nn.Linear(wide, 8))
+    x, y = torch.randn(rows, 64), torch.randint(0, 8, (rows,))
+    loss = nn.functional.cross_entropy
+    model = potluck.Model.from_torch(net, x[:8], loss=loss, example_targets=y[:8])
     asked = potluck.Training(batch=rows, micro_batch=rows // 2)
-    with potluck.Home.lab([Spec(name=A)]) as home:
+    with potluck.Home.lab([Spec(name=A, memory="2 GiB")]) as home:
         profile = home.profile(model, rows=(64, rows // 2), repeats=1).wait()
-        ample = potluck.plan(profile, asked).best
+    ample = potluck.plan(profile, asked).best
     assert not any(stage.recompute for stage in ample.stages)  # nothing is short
-    (stage,) = ample.stages
-    least = potluck.judge(replace(ample, stages=(replace(stage, warm_up=1),)), profile)
-    again = (replace(stage, warm_up=2, recompute=True),)
-    again = potluck.judge(replace(ample, stages=again), profile)
-    print(least.peak_bytes, again.peak_bytes, ample.peak_bytes)
+    shallow = (replace(ample.stages[0], warm_up=1),)
+    least = potluck.judge(replace(ample, stages=shallow), profile).peak_bytes[A]
+    limit = least - 120 * 2**20
+    short = replace(profile, devices=tuple(replace(d, memory_bytes=limit) for d in profile.devices))
+    plan = potluck.plan(short, asked).best
+    assert any(stage.recompute for stage in plan.stages) and plan.peak_bytes[A] <= limit
+    with potluck.Home.lab([Spec(name=A, memory=limit)]) as home:
+        run = home.deploy(plan, model, order_transfers=False).wait()
+        history = run.fit([(x, y)] * 2).wait()
+        (expected, measured) = run.compare().peak_bytes[A]
+        run.close()
+    assert measured <= expected <= limit
+    with potluck.Home.lab([Spec(name=A, memory="2 GiB")]) as home:
+        run = home.deploy(ample, model, order_transfers=False).wait()
+        assert run.fit([(x, y)] * 2).wait().losses == history.losses
+        run.close()
+    tiny = replace(
+        short, devices=tuple(replace(d, memory_bytes=limit // 4) for d in profile.devices)
+    )
+    with pytest.raises(Infeasible, match="not even one that recomputes"):
+        potluck.plan(tiny, asked)

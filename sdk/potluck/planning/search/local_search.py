@@ -22,9 +22,10 @@ def neighbours(table: cost.CostTable, plan: Plan) -> Iterator[Plan]:
     """Plans that differ from `plan` in one thing and fit in memory, those that help most often
     first.
     """
+    for stages in _recomputing(table, plan):  # several of a device: the closed form is too high
+        yield replace(plan, stages=stages)
     seen = {plan.stages}
-    others = _deeper(plan), _moved(plan), _shifted(table, plan), _swapped(table, plan)
-    for stages in chain(_recomputing(table, plan), *others):
+    for stages in chain(_deeper(plan), _moved(plan), _shifted(table, plan), _swapped(table, plan)):
         if stages not in seen and fits(table, plan, stages) and _ends(table.problem, plan, stages):
             seen.add(stages)
             yield replace(plan, stages=stages)
