@@ -58,7 +58,10 @@ OPERATIONS: dict[str, frozenset[str]] = {
     "concat": frozenset({"dim"}),
     "add": frozenset(),
 }
-OPTIONAL: dict[str, frozenset[str]] = {"send": frozenset({"to"}), "run": frozenset({"takes", "recompute"})}
+OPTIONAL: dict[str, frozenset[str]] = {
+    "send": frozenset({"to"}),
+    "run": frozenset({"takes", "recompute"}),
+}
 NETWORK = frozenset({"send", "recv"})
 SEGMENT = frozenset({"run", "backward", "gradients", "step", "state", "assign"})
 

@@ -32,7 +32,7 @@ class Segment(Protocol):
         rows: Rows | None,
         step: int,
         micro_batch: int,
-        recompute: bool,
+        recompute: bool = False,
     ) -> Tensors:
         """The outputs; in training, what backward needs is kept under `key`: with `recompute`
         the inputs alone.

@@ -374,7 +374,10 @@ def _may_recompute(problem: Problem, table: cost.CostTable) -> bool:
 
 
 def _counted(tally: WorkBudget, given: float) -> Callable[[float], bool]:
-    return lambda part=0.0: tally() >= given * (1 - part)
+    def is_late(part: float) -> bool:
+        return tally() >= given * (1 - part)
+
+    return is_late
 
 
 def _without_limit(

@@ -156,9 +156,7 @@ class CostTable:
         return self.crossing_bytes(start, stop)[0] + self.feed_bytes(start, stop) + targets
 
     def copied_bytes(self, start: int, stop: int) -> int:
-        """Bytes of running statistics that they keep with each micro-batch, as they were before its
-        forward: what is computed again starts from them.
-        """
+        """Bytes of running statistics kept with each micro-batch, as they were before it."""
         return self.averaged_bytes(start, stop) if self.recomputes else 0
 
     def cut_bytes(self, layer: int) -> int:
