@@ -7,6 +7,7 @@ from math import inf
 import pytest
 from tests.sdk.planning.homes import random_home
 
+from potluck.display import text as display
 from potluck.errors import Infeasible, PlanError
 from potluck.planning import make_plans, text
 from potluck.planning.evaluate import judge
@@ -105,7 +106,7 @@ def test_a_device_alone_computes_its_layers_again_in_segments_and_says_what_that
     (said,) = recomputation_notes(best)
     assert "recompute" in said
     assert f"on {best.devices[0]}, costs" in said
-    for shown in (repr(best), repr(best.explain())):
+    for shown in (display.plan(best, best.problem), repr(best.explain())):
         assert said in shown
     bare = replace(best, problem=None)
     assert recomputation_notes(bare)[0] == said.split(":")[0]
