@@ -355,7 +355,7 @@ def _recomputing(
     looked = table.of(True)
     again = [other for plan in ample[:N_AMPLE] for other in recomputation.starts(looked, plan)]
     found = _judged(
-        problem, looked, is_late, tally, borrow=False, max_steps=2 * LOOK, known=[*best, *again]
+        problem, looked, is_late, tally, borrow=False, max_plans=2 * LOOK, known=[*best, *again]
     )
     if holding or found:
         return found
@@ -390,7 +390,7 @@ def _without_limit(
     """Judged plans of the same home if its memory were no limit, the best first."""
     free = feasibility.with_more_memory(problem, inf)
     found = _judged(
-        free, table.sibling(free), is_late, tally, borrow=False, max_steps=LOOK, known=known
+        free, table.sibling(free), is_late, tally, borrow=False, max_plans=LOOK, known=known
     )
     found = [replace(plan, problem=problem) for plan in found]
     return sorted(found, key=lambda plan: preference(plan, problem))
