@@ -7,6 +7,7 @@ import torch
 from tests.agent.worker.test_memory import ADAMW, NETWORKS, ROWS, graph_of
 from tests.sdk.graph.models import Case
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from potluck_agent.worker.training import Segment
 
@@ -83,17 +84,23 @@ def test_recomputing_changes_no_bit_of_what_is_learned(name, seed):
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_forward_that_is_to_be_computed_again_keeps_its_inputs_alone(name):
-    graph = graph_of(NETWORKS[name])
-    made = Segment(graph)
+    made = Segment(graph_of(NETWORKS[name]))
     inputs = made.example(ROWS)
-    alive = []
+    seen = []
 
     def note(position, value):
-        if isinstance(value, torch.Tensor) and value.is_floating_point():
-            alive.append(torch.multiprocessing.reductions.StorageWeakRef(value.untyped_storage()))
+        if isinstance(value, torch.Tensor):
+            seen.append(StorageWeakRef(value.untyped_storage()))
+
+    def left():
+        """The values of a forward that are still there, beside its inputs and the state."""
+        known = [*inputs, *(made.read(state) for state in made.names())]
+        own = {StorageWeakRef(tensor.untyped_storage()).cdata for tensor in known}
+        return {ref.cdata for ref in seen if not ref.expired()} - own
 
     made.forward(inputs, key="k", train=True, rows=(0, ROWS, ROWS), recompute=True, observe=note)
-    own = {made.read(name).untyped_storage()._cdata for name in made.names()}
-    left = {ref.cdata for ref in alive if not ref.expired()} - own
-    assert left <= {x.untyped_storage()._cdata for x in inputs}
+    assert not left()
     made.backward("k")
+    seen.clear()
+    made.forward(inputs, key="k", train=True, rows=(0, ROWS, ROWS), observe=note)
+    assert left()
