@@ -272,7 +272,7 @@ def test_memory_is_held_by_splitting():
     problem = make([10.0, 10.0], layers=4, capacity=1e9, parameter_bytes=10**6, memory=12 * 10**6)
     # 16 MB of weights, gradients and moments: no device holds them alone
     best = make_plans(problem).best
-    assert len(best.stages) == 2
+    assert len(best.devices) == 2
     assert max(best.peak_bytes.values()) <= 12 * 10**6
 
 
