@@ -35,6 +35,8 @@ OPERATIONS: dict[str, frozenset[str]] = {
     # rows of micro-batch `micro_batch` these are (makes dropout independent of the split). `takes`,
     # where it is there, says of each input which of its entries [start, stop) along the first
     # dimension are meant; null: all of them. So the inputs of a whole batch may come as one value.
+    # `recompute` (since 1.8): nothing but the inputs is kept, and `backward` computes the forward
+    # again, with the same dropout, leaving buffers alone.
     "run": frozenset({"segment", "key", "train", "rows", "micro_batch"}),
     # backward: gradients of the differentiable outputs -> gradients of the differentiable inputs;
     # adds to the segment's own gradients. With no inputs, the segment's first output is the loss
@@ -56,7 +58,10 @@ OPERATIONS: dict[str, frozenset[str]] = {
     "concat": frozenset({"dim"}),
     "add": frozenset(),
 }
-OPTIONAL: dict[str, frozenset[str]] = {"send": frozenset({"to"}), "run": frozenset({"takes"})}
+OPTIONAL: dict[str, frozenset[str]] = {
+    "send": frozenset({"to"}),
+    "run": frozenset({"takes", "recompute"}),
+}
 NETWORK = frozenset({"send", "recv"})
 SEGMENT = frozenset({"run", "backward", "gradients", "step", "state", "assign"})
 
@@ -408,6 +413,7 @@ _ATTRIBUTES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "segment": (is_segment, "the name of a segment"),
     "key": (is_value_name, "a name"),
     "train": (lambda value: type(value) is bool, "true or false"),
+    "recompute": (lambda value: type(value) is bool, "true or false"),
     "rows": (_is_rows, "[start, stop, total]"),
     "takes": (_is_takes, "a list of [start, stop] or null"),
     "micro_batch": (_is_count, "a count"),

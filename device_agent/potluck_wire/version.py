@@ -19,6 +19,7 @@ MEMORY_AT_COMMIT = (1, 4)  # `Commit.memory_bytes`
 PIGGYBACKED_CREDIT = (1, 5)  # `Value.received` and `Prepare.credit_along`
 REFUSED_BYTES = (1, 6)  # `Refused.needed_bytes` and `Refused.available_bytes`
 READING_BATTERY = (1, 8)  # `Reading.battery_frac`
+RECOMPUTE = (1, 8)  # the attribute `recompute` of `run`
 # 1.7 has `connection` in the capability statement, 1.8 `processors` and `hardware`, and
 # `Measured.sgd_s`: who does not know them ignores them
 

@@ -494,7 +494,8 @@ def _check_edges(layers: Sequence[Layer]) -> None:
 class Stage:
     """Layers [start, stop) on `devices`; device i takes `shares[i]` rows of every micro-batch.
 
-    `warm_up` forwards come first.
+    `warm_up` forwards come first. `recompute`: of every micro-batch under way the stage keeps only
+    its inputs, and computes its forward again just before its backward (Chen et al., 2016).
     """
 
     start: int
@@ -502,6 +503,7 @@ class Stage:
     devices: tuple[str, ...]
     shares: tuple[int, ...]
     warm_up: int = 1
+    recompute: bool = False
 
     def __post_init__(self) -> None:
         where = f"stage of layers [{self.start}, {self.stop})"
@@ -519,6 +521,8 @@ class Stage:
             )
         if self.warm_up < 1:
             raise PlanError(f"{where}: warm_up must be 1 or more, got {self.warm_up}.")
+        if type(self.recompute) is not bool:
+            raise PlanError(f"{where}: recompute is true or false, got {self.recompute!r}.")
 
     @property
     def lead(self) -> str:
@@ -585,6 +589,11 @@ class Plan(Shown):
                 raise PlanError(
                     f"stage {index}: shares {stage.shares} add up to {sum(stage.shares)} rows; "
                     f"expected the micro-batch, {self.micro_batch}."
+                )
+            if stage.recompute and not self.training:
+                raise PlanError(
+                    f"stage {index}: it recomputes activations, and inference keeps none.",
+                    next_step="Leave `recompute` out, or plan for training.",
                 )
 
     @property

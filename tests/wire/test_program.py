@@ -70,6 +70,11 @@ def test_a_run_may_take_a_part_of_an_input():
     assert run.attrs["takes"] == [[0, 4], None]
 
 
+def test_a_run_may_say_that_its_backward_computes_it_again():
+    (*_, run) = from_json(document(row("run", recompute=True))).instructions
+    assert run.attrs["recompute"] is True
+
+
 def without(op, name):
     bad = row(op)
     del bad[5][name]
@@ -126,6 +131,7 @@ WRONG = {
     "rows are negative": row("run", rows=[-1, 4, 8]),
     "rows are floats": row("run", rows=[0.0, 4.0, 8.0]),
     "takes of one input of two": row("run", takes=[[0, 4]]),
+    "recompute is no answer": row("run", recompute=1),
     "takes are no list": row("run", takes={"a": [0, 4]}),
     "takes three numbers": row("run", takes=[[0, 4, 8], None]),
     "takes backwards": row("run", takes=[None, [4, 0]]),

@@ -32,8 +32,11 @@ class Segment(Protocol):
         rows: Rows | None,
         step: int,
         micro_batch: int,
+        recompute: bool = False,
     ) -> Tensors:
-        """The outputs; in training, what backward needs is kept under `key`."""
+        """The outputs; in training, what backward needs is kept under `key`: with `recompute`
+        the inputs alone.
+        """
 
     def backward(self, key: str, gradients: Tensors, scale: float) -> Tensors:
         """Gradients of the differentiable inputs; adds to the parameters' own."""
@@ -113,6 +116,7 @@ def _run(task: Task) -> Tensors:
         rows=None if rows is None else (rows[0], rows[1], rows[2]),
         step=task.step,
         micro_batch=task.integer("micro_batch", 0),
+        recompute=bool(task.attrs.get("recompute", False)),
     )
 
 

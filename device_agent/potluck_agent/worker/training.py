@@ -19,10 +19,13 @@ from .failures import is_out_of_memory
 from .interpreter import Interpreter, Observer
 from .operators import DTYPES
 from .optimizers import Optimizer
+from .recomputation import Recomputed, unsaved
 from .torch_device import CPU
 
 Rows = tuple[int, int, int]
 _INPUT = "bad-input"
+# of one forward: the inputs that have a gradient, and the outputs that have one
+_Autograd = tuple[list[torch.Tensor], list[torch.Tensor]]
 
 
 class Segment:
@@ -58,7 +61,8 @@ class Segment:
             torch.float64 if any(t.dtype is torch.float64 for t in learned) else torch.float32
         )
         self._optimizer = Optimizer(self._trainable)
-        self._kept: dict[str, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
+        self._updated = {b.name: self._buffers[b.name] for b in graph.buffers if b.updated}
+        self._kept: dict[str, _Autograd | Recomputed] = {}
 
     # --- computing ---
 
@@ -71,18 +75,40 @@ class Segment:
         rows: Rows | None = None,
         step: int = 0,
         micro_batch: int = 0,
+        recompute: bool = False,
         observe: Observer | None = None,
     ) -> tuple[torch.Tensor, ...]:
         """The outputs. In training, what backward needs is kept under `key` (the inputs' memory
-        too: leave it be).
+        too: leave it be): with `recompute` the inputs alone, of which it computes the forward
+        again.
         """
+        self._draw_for(rows, step, micro_batch)
+        if not train:
+            return self._interpreter.run(inputs, self._state, train=False, observe=observe)
+        if not recompute:
+            self._kept[key], outputs = self._with_graph(inputs, self._state, observe)
+            return tuple(y.detach() for y in outputs)
+        again = Recomputed(inputs, self._updated, rows, step, micro_batch)
+        with unsaved():  # the same kernels as in backward, and nothing of them is kept
+            _, outputs = self._with_graph(inputs, self._state, observe)
+        self._kept[key] = again
+        return tuple(y.detach() for y in outputs)
+
+    def _draw_for(self, rows: Rows | None, step: int, micro_batch: int) -> None:
+        """Masks of dropout from now on are those of these rows."""
         if self._masks:
             _check_rows(rows)
             self._masks.rows = rows
             self._masks.step = step
             self._masks.micro_batch = micro_batch
-        if not train:
-            return self._interpreter.run(inputs, self._state, train=False, observe=observe)
+
+    def _with_graph(
+        self,
+        inputs: Sequence[torch.Tensor],
+        state: Sequence[torch.Tensor],
+        observe: Observer | None = None,
+    ) -> tuple[_Autograd, tuple[torch.Tensor, ...]]:
+        """A forward in training: what backward begins with and ends at, and the outputs."""
         if len(inputs) != len(self.graph.inputs):
             raise SegmentError(
                 _INPUT, f"{len(self.graph.inputs)} inputs are expected, {len(inputs)} came"
@@ -92,13 +118,19 @@ class Segment:
             x.detach().requires_grad_() if port.gradient and x.is_floating_point() else x
             for x, port in ports
         ]
-        outputs = self._interpreter.run(leaves, self._state, train=True, observe=observe)
+        outputs = self._interpreter.run(leaves, state, train=True, observe=observe)
         roots = [y for y, port in zip(outputs, self.graph.outputs, strict=True) if port.gradient]
-        self._kept[key] = (
-            [x for x, port in zip(leaves, self.graph.inputs, strict=True) if port.gradient],
-            roots,
-        )
-        return tuple(y.detach() for y in outputs)
+        ends = [x for x, port in zip(leaves, self.graph.inputs, strict=True) if port.gradient]
+        return (ends, roots), outputs
+
+    def _again(self, kept: Recomputed) -> _Autograd:
+        """The forward once more, from the buffers and with the masks of then; buffers and the
+        generator of random numbers stay as they are now.
+        """
+        self._draw_for(kept.rows, kept.step, kept.micro_batch)
+        state = [*self._parameters.values(), *kept.state_of(self._buffers)]
+        with kept.random_numbers():
+            return self._with_graph(kept.inputs, state)[0]
 
     def backward(
         self, key: str, gradients: Sequence[torch.Tensor] = (), scale: float = 1.0
@@ -110,7 +142,8 @@ class Segment:
         """
         if key not in self._kept:
             raise SegmentError(_INPUT, f"no forward is kept under {key!r}")
-        leaves, roots = self._kept.pop(key)
+        kept = self._kept.pop(key)
+        leaves, roots = self._again(kept) if isinstance(kept, Recomputed) else kept
         if not gradients:
             if not roots or roots[0].numel() != 1:
                 raise SegmentError(

@@ -39,7 +39,11 @@ def replayed(plan: Plan, left: Collection[str], layer_flop: Sequence[float]) -> 
         Without predictions; None where nobody is left, or fewer layers than stages.
     """
     groups = [
-        (members, sum(layer_flop[stage.start : stage.stop]) * sum(share for _, share in members))
+        (
+            members,
+            sum(layer_flop[stage.start : stage.stop]) * sum(share for _, share in members),
+            stage.recompute,
+        )
         for stage in plan.stages
         if (
             members := [
@@ -49,11 +53,11 @@ def replayed(plan: Plan, left: Collection[str], layer_flop: Sequence[float]) -> 
             ]
         )
     ]
-    bounds = _bounds(layer_flop, [capacity for _, capacity in groups]) if groups else None
+    bounds = _bounds(layer_flop, [capacity for _, capacity, _ in groups]) if groups else None
     if bounds is None:
         return None
     stages = []
-    for index, (members, _) in enumerate(groups):
+    for index, (members, _, recompute) in enumerate(groups):
         shares = proportion(plan.micro_batch, [share for _, share in members])
         stages.append(
             Stage(
@@ -62,6 +66,7 @@ def replayed(plan: Plan, left: Collection[str], layer_flop: Sequence[float]) -> 
                 devices=tuple(device for device, _ in members),
                 shares=shares,
                 warm_up=warm_up_depth(index, len(groups), plan.n_micro_batches),
+                recompute=recompute,
             )
         )
     return _unjudged(plan, tuple(stages))

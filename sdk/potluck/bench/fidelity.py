@@ -76,6 +76,13 @@ def cases() -> Iterator[Case]:
         schedule="fill-drain",
     )
     yield Case(
+        name="demo cnn train, recomputing",
+        home="demo",
+        model="cnn",
+        stages=trained["shared, then one"],
+        recompute=True,
+    )
+    yield Case(
         name="demo cnn requests", home="demo", model="cnn", stages=((fast,), (phone,)), at_once=1
     )
     yield Case(

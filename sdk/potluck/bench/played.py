@@ -17,7 +17,7 @@ WIDTHS = {"wide": 512, "narrow": 128}  # of models of linear layers
 class Case:
     """Stages of devices with their cut after these parts of the layers; rows are shared evenly.
 
-    `at_once` 0: training; else so many requests under way.
+    `at_once` 0: training; else so many requests under way. `recompute`: every stage does.
     """
 
     name: str
@@ -26,6 +26,7 @@ class Case:
     stages: tuple[tuple[str, ...], ...]
     schedule: str = "1f1b"
     at_once: int = 0
+    recompute: bool = False
 
     def plan(self, model_name: str, n_layers: int, batch: int, micro_batch: int) -> Plan:
         """The plan, with stages of as many layers as can be."""
@@ -35,7 +36,14 @@ class Case:
         n_micro_batches = batch // rows
         depths = [min(2 * (n - p) - 1, n_micro_batches) for p in range(n)]
         stages = (
-            Stage(start=a, stop=b, devices=names, shares=_even(rows, len(names)), warm_up=depth)
+            Stage(
+                start=a,
+                stop=b,
+                devices=names,
+                shares=_even(rows, len(names)),
+                warm_up=depth,
+                recompute=self.recompute,
+            )
             for a, b, names, depth in zip(cuts, cuts[1:], self.stages, depths, strict=False)
         )
         return Plan(

@@ -4,6 +4,7 @@ from potluck import units
 from potluck.display.tables import Bar, Table, energy_of
 from potluck.planning.explain import Explanation
 from potluck.planning.plans import order_notes, power_notes
+from potluck.planning.recomputation import recomputation_notes
 from potluck.records import Plan
 
 MOST_MEDIA = 3  # of a switch, every port is two
@@ -73,7 +74,7 @@ def _notes(explanation: Explanation) -> tuple[str, ...]:
         if (device,) != plan.devices
     ]
     notes += [f"not used: {device} ({why})" for device, why in explanation.unused.items()]
-    notes += (*order_notes(plan.problem), *power_notes(plan.problem))
+    notes += (*recomputation_notes(plan), *order_notes(plan.problem), *power_notes(plan.problem))
     if plan.gap_frac is not None:
         whole = plan.problem is not None and plan.problem.branches
         plans = "no plan at all" if whole else "no plan with at most one stage per device"

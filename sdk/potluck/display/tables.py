@@ -206,6 +206,7 @@ def _heat(seconds: float, slowest_s: float) -> Heat:
 def stages(plan: Plan, problem: Problem | None = None) -> Table:
     """Which layers where, in what shares; devices left out and why are notes."""
     from potluck.planning.plans import order_notes
+    from potluck.planning.recomputation import recomputation_notes
 
     rows = tuple(
         (
@@ -230,7 +231,7 @@ def stages(plan: Plan, problem: Problem | None = None) -> Table:
         )
         notes[0] += f", predicted {units.duration(plan.latency_s)}{pace}, {energy_of(plan)}"
     notes += [f"not used: {name} ({why})" for name, why in plan.unused.items()]
-    notes += order_notes(plan.problem)
+    notes += (*recomputation_notes(plan), *order_notes(plan.problem))
     return Table(
         title=f"Plan of {plan.planner} for {kind} of {plan.model}",
         columns=(">stage", "layers", "devices", ">rows", ">warm-up"),

@@ -98,9 +98,10 @@ def _error(broken: Sequence[Breach], problem: Problem, judged: Sequence[Plan]) -
         )
         step = "Use a larger batch, or allow it more memory."
     elif breach.limit == "memory":
+        again = any(stage.recompute for plan in judged for stage in plan.stages)
         text = (
-            f"no plan for {model} fits: it would need {_mb(needed)}, and may use "
-            f"{_given(available)}."
+            f"no plan for {model} fits{', not even one that recomputes activations' * again}: it "
+            f"would need {_mb(needed)}, and may use {_given(available)}."
         )
         step = f"{_allowance(broken)}, or use a smaller batch."
     else:

@@ -15,7 +15,7 @@ from potluck.planning.check import check_problem
 from potluck.planning.evaluate import judge
 from potluck.planning.plans import Plans, is_thrifty, preference
 from potluck.planning.rerank import rerank
-from potluck.planning.search import candidates
+from potluck.planning.search import candidates, recomputation
 from potluck.planning.search.anytime import is_small, search
 from potluck.planning.search.candidate_pool import MAX_WORK, CandidatePool
 from potluck.planning.search.device_classes import peers, shape
@@ -30,6 +30,7 @@ N_BRANCHED = 12
 NO_HURRY_S = 1e12  # a latency that every plan holds: then the least energy decides
 # steps of a search that need find nothing good, and plans simulated for those that just fit
 GLANCE, LOOK = 15, 300
+N_AMPLE = 12  # plans of ample memory that those that recompute begin with
 LOOSER = (1.15, 1.4, 2.0)  # times the memory there is, looked at where nothing fits by closed forms
 BOUND_PART = 0.25  # of the time given, kept for the certificate
 OTHERS_PART = 1 / 6  # in a home of many devices, kept for what other planners find
@@ -90,6 +91,7 @@ def make_plans(
     judged = _judged(problem, table, is_late, tally, thorough=timed, borrow=borrow)
     if not judged or _may_hide_plans(problem, table):
         judged += _beyond(problem, table, is_late, tally, judged, borrow=borrow and not judged)
+    judged += _recomputing(problem, table, is_late, tally, judged)
     holding = [plan for plan in judged if not feasibility.breaches(problem, plan)]
     if not holding:
         raise feasibility.infeasible(problem, judged)
@@ -205,7 +207,7 @@ def _judged(
         # searches ask their table's problem
         return CandidatePool(
             asked,
-            cost.CostTable(asked),
+            table.sibling(asked),
             simulator,
             max_work=max_work,
             tally=tally,
@@ -309,7 +311,7 @@ def _beyond(
         more = feasibility.with_more_memory(problem, factor)
         found = _judged(
             more,
-            cost.CostTable(more),
+            table.sibling(more),
             lambda _: is_late(),
             tally,
             borrow=borrow,
@@ -325,7 +327,82 @@ def _beyond(
     if best:
         return best
     free, steps = feasibility.with_more_memory(_finest(problem), inf), count()
-    return _judged(free, cost.CostTable(free), lambda _: next(steps) > GLANCE, WorkBudget())
+    return _judged(free, table.sibling(free), lambda _: next(steps) > GLANCE, WorkBudget())
+
+
+def _recomputing(
+    problem: Problem,
+    table: cost.CostTable,
+    is_late: Callable[[float], bool],
+    tally: WorkBudget,
+    known: Sequence[Plan],
+) -> list[Plan]:
+    """Judged plans whose stages may compute activations again: where memory keeps a better plan
+    away, or every plan.
+
+    Their starts are the plans of a home whose memory is no limit, as far as they exceed it.
+    """
+    holding = [plan for plan in known if not feasibility.breaches(problem, plan)]
+    if not _may_recompute(problem, table) or (holding and is_late(0.0)):
+        return []
+    if is_many(problem) and not holding and is_late(0.0):  # what is counted begins anew
+        tally, given = WorkBudget(), given_s(problem)
+        is_late = _counted(tally, given)
+    best = sorted(holding, key=lambda plan: preference(plan, problem))[:MAX_SHOWN]
+    ample = _without_limit(problem, table, is_late, tally, best)
+    if best and not _gains(problem, ample, best[0]):
+        return []
+    looked = table.of(True)
+    again = [other for plan in ample[:N_AMPLE] for other in recomputation.starts(looked, plan)]
+    found = _judged(
+        problem, looked, is_late, tally, borrow=False, max_plans=2 * LOOK, known=[*best, *again]
+    )
+    if holding or found:
+        return found
+    return _beyond(problem, looked, lambda: is_late(0.0), tally, (), borrow=False)
+
+
+def _may_recompute(problem: Problem, table: cost.CostTable) -> bool:
+    """Whether a step keeps activations, and some device cannot hold all of the model and those of
+    a whole batch.
+    """
+    if not isinstance(problem.workload, Training):
+        return False
+    rows, n_layers = problem.workload.batch, len(problem.layers)
+    needed = footprint.memory_bytes(table, 0, n_layers, rows, warm_up=1)
+    return any(needed > nbytes for nbytes in table.budgets.values())
+
+
+def _counted(tally: WorkBudget, given: float) -> Callable[[float], bool]:
+    def is_late(part: float) -> bool:
+        return tally() >= given * (1 - part)
+
+    return is_late
+
+
+def _without_limit(
+    problem: Problem,
+    table: cost.CostTable,
+    is_late: Callable[[float], bool],
+    tally: WorkBudget,
+    known: Sequence[Plan],
+) -> list[Plan]:
+    """Judged plans of the same home if its memory were no limit, the best first."""
+    free = feasibility.with_more_memory(problem, inf)
+    found = _judged(
+        free, table.sibling(free), is_late, tally, borrow=False, max_plans=LOOK, known=known
+    )
+    found = [replace(plan, problem=problem) for plan in found]
+    return sorted(found, key=lambda plan: preference(plan, problem))
+
+
+def _gains(problem: Problem, ample: Sequence[Plan], best: Plan) -> bool:
+    """Whether the first plan of ample memory is one that memory does not hold, and better."""
+    return (
+        bool(ample)
+        and bool(feasibility.breaches(problem, ample[0]))
+        and preference(ample[0], problem) < preference(best, problem)
+    )
 
 
 def _finest(problem: Problem) -> Problem:

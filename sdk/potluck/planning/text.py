@@ -23,7 +23,7 @@ _FACTS = (
     "energy_gap_frac",
 )
 _KNOWN = {*_FACTS, "format", "stage", "peak_bytes", "device_energy_j", "unused"}
-_STAGE = {"layers", "devices", "shares", "warm_up"}
+_STAGE = {"layers", "devices", "shares", "warm_up", "recompute"}
 
 
 def dumps(plan: Plan) -> str:
@@ -41,6 +41,7 @@ def dumps(plan: Plan) -> str:
         lines += ["", "[[stage]]", f"layers = {_value([stage.start, stage.stop])}"]
         lines += [f"devices = {_value(stage.devices)}", f"shares = {_value(stage.shares)}"]
         lines.append(f"warm_up = {stage.warm_up}")
+        lines += ["recompute = true"] if stage.recompute else []
     tables = (
         ("peak_bytes", plan.peak_bytes),
         ("device_energy_j", plan.device_energy_j),
@@ -122,6 +123,7 @@ def _stage(index: int, data: dict[str, Any]) -> Stage:
         devices=tuple(devices),
         shares=tuple(shares),
         warm_up=warm_up,
+        recompute=_get(data, "recompute", bool, False, where),
     )
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from potluck.contention.transfer_order import one_at_a_time, with_ordered_transfers
-from potluck.errors import PlanError
+from potluck.errors import PlanError, UserError
 from potluck.profile.profiles import Profile
 from potluck.records import Inference, Plan, Problem, Training
 from potluck.run.compiled_plan import INFER, CompiledPlan, beyond_plan, compile_for_run, train_name
@@ -15,7 +15,7 @@ from potluck.schedule import Compiled
 from potluck.schedule.policies import Policy
 from potluck.sessions.members import Members
 from potluck.simulate import simulate
-from potluck_wire.version import COMMON_BEGIN, TAKES
+from potluck_wire.version import COMMON_BEGIN, RECOMPUTE, TAKES, show
 
 
 class Editions:
@@ -65,7 +65,13 @@ class Editions:
             Rows of batches, beside the plan's own.
         seed, schedule, order_transfers
             As for `compile_for_run`.
+
+        Raises
+        ------
+        UserError
+            An agent is too old to recompute activations, and the plan has it do so.
         """
+        self._check_recomputing(plan)
         return self.paced(
             compile_for_run(
                 self._model,
@@ -160,3 +166,13 @@ class Editions:
 
     def _all_speak(self, needed: tuple[int, int], plan: Plan) -> bool:
         return all(self._members[name].speaks(needed) for name in plan.devices)
+
+    def _check_recomputing(self, plan: Plan) -> None:
+        for name in (name for stage in plan.stages if stage.recompute for name in stage.devices):
+            if not self._members[name].speaks(RECOMPUTE):
+                raise UserError(
+                    "the plan has it recompute activations, which its agent cannot: that needs "
+                    f"protocol {show(RECOMPUTE)}.",
+                    device=name,
+                    next_step="Update potluck there, or plan with other devices.",
+                )

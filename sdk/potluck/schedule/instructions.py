@@ -73,7 +73,9 @@ class StepInstructions:
             sizes[0] = LOSS_BYTES
         takes = [self._take(action, tensor, start, stop) for tensor in segment.feeds]
         takes += [None] * len(segment.inputs)
-        parts: dict[str, Any] = {"takes": takes} if any(takes) else {}
+        more: dict[str, Any] = {"takes": takes} if any(takes) else {}
+        if self.plan.stages[p].recompute and self.spec.learns[p]:
+            more["recompute"] = True
         self.programs.compute(
             device,
             "run",
@@ -86,7 +88,7 @@ class StepInstructions:
             train=self.spec.training,
             rows=[start, stop, self.division[m].rows],
             micro_batch=m,
-            **parts,
+            **more,
         )
         return names
 
@@ -165,7 +167,11 @@ class StepInstructions:
     def _note(self, action: Action, index: int) -> Annotation:
         segment, (start, stop) = self.segments[action.stage], self._rows(action, index)
         return Annotation(
-            label=str(action), start=segment.start, stop=segment.stop, rows=stop - start
+            label=str(action),
+            start=segment.start,
+            stop=segment.stop,
+            rows=stop - start,
+            recompute=self.plan.stages[action.stage].recompute and self.spec.learns[action.stage],
         )
 
     # --- what home feeds --------------------------------------------------------------------------

@@ -63,7 +63,7 @@ class Annotation:
 
     `label` for timelines (`2F0`). For run and backward: layers [start, stop) on `rows` rows.
     `nbytes` are sent, received, copied or updated. A run of a piece that is no run of layers takes
-    `seconds` and works in `nbytes`.
+    `seconds` and works in `nbytes`. `recompute`: the backward computes the forward again.
     """
 
     label: str = ""
@@ -72,6 +72,7 @@ class Annotation:
     rows: int = 0
     nbytes: int = 0
     seconds: float | None = None
+    recompute: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

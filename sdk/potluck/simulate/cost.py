@@ -33,12 +33,21 @@ class CostTable:
 
     What it remembers is what it has answered before: it is the same whoever asked, and in which
     order.
+
+    Parameters
+    ----------
+    problem
+        What is planned.
+    recomputes
+        Every stage computes its forward again before its backward, and keeps its inputs alone
+        (Chen et al., 2016; GPipe, section 2.3).
     """
 
     limit_s = inf  # plans that take longer are of no use to who asks
 
-    def __init__(self, problem: Problem) -> None:
-        self.problem = problem
+    def __init__(self, problem: Problem, *, recomputes: bool = False) -> None:
+        self.problem, self.recomputes = problem, recomputes
+        self._other: CostTable | None = None
         self._sums: dict[tuple[str, int], tuple[tuple[float, ...], tuple[float, ...]]] = {}
         self._updates: dict[str, tuple[tuple[float, ...], tuple[int, ...]]] = {}
         self._widest: dict[tuple[int, int], int] = {}
@@ -69,7 +78,15 @@ class CostTable:
 
     def sibling(self, problem: Problem) -> "CostTable":
         """A table of the same kind for another problem."""
-        return CostTable(problem)
+        return CostTable(problem, recomputes=self.recomputes)
+
+    def of(self, recompute: bool) -> "CostTable":
+        """The table for a stage that recomputes, or that does not."""
+        if recompute == self.recomputes:
+            return self
+        if self._other is None:
+            self._other = CostTable(self.problem, recomputes=recompute)
+        return self._other
 
     def forward_s(self, device: str, start: int, stop: int, rows: int) -> float:
         """Seconds of the forward of layers [start, stop) on `rows` rows.
@@ -126,8 +143,21 @@ class CostTable:
         return self._averaged[stop] - self._averaged[start]
 
     def activation_bytes(self, start: int, stop: int) -> int:
-        """Bytes per row that they keep for the backward."""
+        """Bytes per row that autograd keeps of them for the backward."""
         return self._activations[stop] - self._activations[start]
+
+    def kept_bytes(self, start: int, stop: int) -> int:
+        """Bytes per row that they keep of each micro-batch until its backward: the activations, or
+        the inputs where these are computed again.
+        """
+        if not self.recomputes:
+            return self.activation_bytes(start, stop)
+        targets = self.problem.target_bytes if stop == len(self.problem.layers) else 0
+        return self.crossing_bytes(start, stop)[0] + self.feed_bytes(start, stop) + targets
+
+    def copied_bytes(self, start: int, stop: int) -> int:
+        """Bytes of running statistics kept with each micro-batch, as they were before it."""
+        return self.averaged_bytes(start, stop) if self.recomputes else 0
 
     def cut_bytes(self, layer: int) -> int:
         """Bytes per row that enter layer `layer` (home's inputs for layer 0) or leave the last."""
@@ -242,6 +272,8 @@ class CostTable:
                 if training
                 else (0.0,) * len(forward)
             )
+            if self.recomputes:
+                backward = tuple(b + f for b, f in zip(backward, forward, strict=True))
             found = self._sums[device, rows] = forward, backward
         return found
 
@@ -331,7 +363,7 @@ def resting_bytes(table: CostTable, ranges: Iterable[tuple[int, int]]) -> int:
 
 def working_bytes(table: CostTable, start: int, stop: int, rows: int) -> int:
     """Bytes at work inside one forward or backward beyond what it keeps: the widest layer's input
-    and output.
+    and output, and the activations where these are not kept.
 
     Parameters
     ----------
@@ -342,7 +374,8 @@ def working_bytes(table: CostTable, start: int, stop: int, rows: int) -> int:
     rows
         Rows of a micro-batch.
     """
-    return table.widest_bytes(start, stop) * rows
+    again = table.activation_bytes(start, stop) if table.recomputes else 0
+    return (table.widest_bytes(start, stop) + again) * rows
 
 
 def budget_bytes(problem: Problem, device: Device) -> int:

@@ -177,14 +177,16 @@ class Outcome:
 
     def _kept_bytes(self) -> tuple[dict[int, int], dict[int, int]]:
         """Per run item: the bytes it works on, and those kept for its backward."""
-        layout, table = self._laid.layout, self._direct.table
-        stages = self._plan.stages
+        layout, stages = self._laid.layout, self._plan.stages
+        learns = self._direct.learning(self._plan)
         working, kept = {}, {}
         for number in {number for number, _, _ in layout.kept}:
             item = layout.items[number]
             stage = stages[item.stage]
+            table = self._direct.table.of(stage.recompute and learns[item.stage])
             working[number] = cost.working_bytes(table, stage.start, stage.stop, item.rows)
-            kept[number] = table.activation_bytes(stage.start, stage.stop) * item.rows
+            kept[number] = table.kept_bytes(stage.start, stage.stop) * item.rows
+            kept[number] += table.copied_bytes(stage.start, stage.stop)
         return working, kept
 
 
@@ -245,7 +247,7 @@ class Direct:
 
     def _shape(self, plan: Plan) -> Shape:
         slot = {name: i for i, name in enumerate(plan.devices)}
-        handed, learns = self._handed(plan), self._learning(plan)
+        handed, learns = self._handed(plan), self.learning(plan)
         return Shape(
             slots=tuple(tuple(slot[name] for name in stage.devices) for stage in plan.stages),
             shares=tuple(stage.shares for stage in plan.stages),
@@ -272,7 +274,8 @@ class Direct:
     def _handed(self, plan: Plan) -> tuple[tuple[flows.OutputGroup, ...], ...]:
         return self._flows(plan)[0]
 
-    def _learning(self, plan: Plan) -> tuple[bool, ...]:
+    def learning(self, plan: Plan) -> tuple[bool, ...]:
+        """Per stage, whether a gradient comes back to it."""
         return self._flows(plan)[1]
 
     def _flows(
@@ -288,7 +291,7 @@ class Direct:
     def _n_elements(self, plan: Plan, p: int) -> int:
         """Of the vector of stage p: statistics, and where it learns gradients."""
         start, stop = plan.stages[p].start, plan.stages[p].stop
-        learns, table = self._learning(plan)[p], self.table
+        learns, table = self.learning(plan)[p], self.table
         gradient_bytes = table.summed_bytes(start, stop) if learns else 0
         return gradient_bytes // ITEM_BYTES + table.averaged_bytes(start, stop) // ITEM_BYTES
 
@@ -313,7 +316,7 @@ class Direct:
         device = devices[item.slot]
         if item.kind == STEP:
             return cost.update_s(table, device, stage.start, stage.stop), 0
-        time_s = {RUN: table.forward_s, BACKWARD: table.backward_s}[item.kind]
+        time_s = {RUN: table.forward_s, BACKWARD: table.of(stage.recompute).backward_s}[item.kind]
         return device.overhead_s + time_s(device.name, stage.start, stage.stop, item.rows), 0
 
     def _nbytes(self, plan: Plan, item: Item) -> int:

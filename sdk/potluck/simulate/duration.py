@@ -27,7 +27,8 @@ def instruction_s(
     if item.op == "run":
         return device.overhead_s + table.forward_s(device.name, note.start, note.stop, note.rows)
     if item.op == "backward":
-        return device.overhead_s + table.backward_s(device.name, note.start, note.stop, note.rows)
+        backward_s = table.of(note.recompute).backward_s
+        return device.overhead_s + backward_s(device.name, note.start, note.stop, note.rows)
     if item.op == "step":
         return cost.update_s(table, device, note.start, note.stop)
     return cost.copy_s(device, note.nbytes)

@@ -87,7 +87,7 @@ def plan_bytes(
         before = max(depths[:p] if table.branches else depths[p - 1 : p], default=0)
         for name, rows in zip(stage.devices, stage.shares, strict=True):
             nbytes = memory_bytes(
-                table,
+                table.of(stage.recompute),
                 stage.start,
                 stage.stop,
                 rows,
@@ -173,7 +173,7 @@ def depth_that_fits(
 
     def needed(depth: int) -> int:
         working, waiting = traffic.row_bytes(depth, depth + 2)
-        at_work = traffic.beside + early + rows * working
+        at_work = traffic.beside + depth * traffic.copied + early + rows * working
         return max(at_work, reducing + rows * waiting) if reducing else at_work
 
     if room < 0 or needed(1) > room:
@@ -197,6 +197,7 @@ class _Traffic(NamedTuple):
     n_before: int  # micro-batches in front whatever the depths; 0: as they say
     n_behind: int  # and behind
     beside: int  # of all rows: a second gradient
+    copied: int  # of all rows, by each micro-batch: statistics
 
     def row_bytes(self, depth: int, depth_before: int) -> tuple[int, int]:
         """While the device computes, and while it reduces gradients."""
@@ -220,19 +221,20 @@ def _traffic(
     beside = table.second_gradient_bytes(start, stop, first=n_micro_batches == 1)
     if not isinstance(table.problem.workload, Training):
         at_rest = (n_micro_batches + 1) * (taken + given) * in_flight
-        return _Traffic(at_work, at_rest, 0, 0, 0, n_micro_batches, 0, 0, beside)
+        return _Traffic(at_work, at_rest, 0, 0, 0, n_micro_batches, 0, 0, beside, 0)
     is_last = stop == len(table.problem.layers)
     behind = n_micro_batches * (1 + is_last) * (is_last or table.runs_ahead(start, stop))
     return _Traffic(
         at_work=at_work,
         at_rest=taken + given,
-        kept=table.activation_bytes(start, stop),
+        kept=table.kept_bytes(start, stop),
         taken=taken,
         given=given,
         n_micro_batches=n_micro_batches,
         n_before=n_micro_batches * table.follows_ahead(start, stop),
         n_behind=behind,
         beside=beside,
+        copied=table.copied_bytes(start, stop),
     )
 
 
@@ -273,8 +275,10 @@ def _moving_parts(
     """
     traffic = _traffic(table, start, stop, n_micro_batches, in_flight)
     ring = _ring(table, start, stop, replicas)
-    working, waiting = traffic.row_bytes(min(warm_up, n_micro_batches), depth_before)
-    return (traffic.beside + ring[0], working), (ring[1], waiting if ring[1] else 0)
+    depth = min(warm_up, n_micro_batches)
+    working, waiting = traffic.row_bytes(depth, depth_before)
+    beside = traffic.beside + depth * traffic.copied + ring[0]
+    return (beside, working), (ring[1], waiting if ring[1] else 0)
 
 
 @lru_cache(maxsize=1 << 16)

@@ -85,13 +85,15 @@ def _segment_memory(
     if item.op not in ("run", "backward"):
         return
     is_piece = note.seconds is not None
+    table = table.of(note.recompute)
     working = (
         note.nbytes if is_piece else cost.working_bytes(table, note.start, note.stop, note.rows)
     )
     changes += [(start, working), (stop, -working)]
     key = _key(item)
     if item.op == "run" and key in returning:
-        kept[key] = start, table.activation_bytes(note.start, note.stop) * note.rows
+        nbytes = table.kept_bytes(note.start, note.stop) * note.rows
+        kept[key] = start, nbytes + table.copied_bytes(note.start, note.stop)
     elif item.op == "backward":
         since, nbytes = kept.pop(key)
         changes += [(since, nbytes), (stop, -nbytes)]

@@ -27,7 +27,7 @@ SMALL = {
         "steps": 3,
         "requests": 2,
         "repeats": 1,
-        "every": 14,
+        "every": 15,
     },
     "network_schedule": {"pipelines": 2, "lab": 0, "exact_s": 1},
     "switch": {"delta_mb": 1, "width": 64, "steps_before": 3},

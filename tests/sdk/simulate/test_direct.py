@@ -132,8 +132,16 @@ def random_plan(rng, problem):
         group = rng.sample(names, rng.randint(1, min(len(names), micro_batch)))
         ends = [0, *sorted(rng.sample(range(1, micro_batch), len(group) - 1)), micro_batch]
         shares = tuple(b - a for a, b in pairwise(ends))
+        again = training and (start + stop + depth) % 3 == 0
         stages.append(
-            Stage(start=start, stop=stop, devices=tuple(group), shares=shares, warm_up=depth)
+            Stage(
+                start=start,
+                stop=stop,
+                devices=tuple(group),
+                shares=shares,
+                warm_up=depth,
+                recompute=again,
+            )
         )
     return Plan(
         planner="random",

@@ -302,6 +302,7 @@ def make_stage(
         devices=tuple(name for name, _ in used),
         shares=tuple(rows for _, rows in used),
         warm_up=warm_up,
+        recompute=table.recomputes,
     )
     return stage, execution(table, stage)
 

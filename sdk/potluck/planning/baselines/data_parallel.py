@@ -42,7 +42,7 @@ def _equal(table: cost.CostTable, names: tuple[str, ...], micro_batch: int) -> S
         )
         if rows > room or rows < candidates.fewest_rows(problem):
             return None
-    return Stage(start=0, stop=stop, devices=names, shares=shares)
+    return Stage(start=0, stop=stop, devices=names, shares=shares, recompute=table.recomputes)
 
 
 def _plan(table: cost.CostTable, planner: str, stage: Stage) -> Plan:

@@ -4,8 +4,8 @@ All forwards, then all backwards.
 
 Huang et al., "GPipe", NeurIPS 2019: the partition minimises the variance of the stages' estimated
 cost; here the slowest stage, on a mean device. Its best shot: every number of the fastest devices,
-every micro-batch size. It recomputes activations where memory is short; we do not, and fall back to
-the depths K_p there.
+every micro-batch size. It recomputes activations where memory is short; its plans here do
+not, and fall back to the depths K_p there.
 """
 
 from collections.abc import Iterator

@@ -404,7 +404,7 @@ class LowerBoundCosts(StageCostTable):
 
     def _alone(self, start: int, stop: int, d: int) -> StageCost | None:
         """A device that does all of it: every micro-batch takes what it takes, and is kept until
-        its backward.
+        its backward, at least by its inputs.
         """
         table = self.table
         device = self.problem.devices[d]
@@ -420,7 +420,7 @@ class LowerBoundCosts(StageCostTable):
             - cost.static_bytes(table, start, stop)
             - cost.working_bytes(table, start, stop, rows)
         )
-        kept = table.activation_bytes(start, stop) * rows if learns else 0
+        kept = min(table.of(r).kept_bytes(start, stop) for r in (False, True)) * rows * learns
         depth = min(n, room // kept) if kept else n
         if room < 0 or not depth:
             return None

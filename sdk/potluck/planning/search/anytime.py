@@ -228,7 +228,7 @@ def _fewer(board: CandidatePool) -> Iterator[None]:
         budgets = {} if board.budgets is board.table.budgets else board.budgets
         fewer = CandidatePool(
             part,
-            cost.CostTable(part),
+            board.table.sibling(part),
             board.simulator,
             max_work=board.max_work,
             tally=board.tally,

@@ -22,6 +22,8 @@ def neighbours(table: cost.CostTable, plan: Plan) -> Iterator[Plan]:
     """Plans that differ from `plan` in one thing and fit in memory, those that help most often
     first.
     """
+    for stages in _recomputing(table, plan):  # several of a device: the closed form is too high
+        yield replace(plan, stages=stages)
     seen = {plan.stages}
     for stages in chain(_deeper(plan), _moved(plan), _shifted(table, plan), _swapped(table, plan)):
         if stages not in seen and fits(table, plan, stages) and _ends(table.problem, plan, stages):
@@ -132,7 +134,8 @@ def floor_s(table: cost.CostTable, plan: Plan) -> float:
         for name, rows in zip(stage.devices, stage.shares, strict=True):
             seconds = table.forward_s(name, stage.start, stage.stop, rows)
             if plan.training:
-                seconds += table.backward_s(name, stage.start, stage.stop, rows)
+                backward_s = table.of(stage.recompute).backward_s
+                seconds += backward_s(name, stage.start, stage.stop, rows)
             busy[name] += seconds * plan.n_micro_batches
     return max(busy.values())
 
@@ -164,6 +167,16 @@ def _ends(problem: Problem, plan: Plan, stages: Sequence[Stage]) -> bool:
     return all(
         stages[p].warm_up >= stages[q].warm_up for q, sources in enumerate(before) for p in sources
     )
+
+
+def _recomputing(table: cost.CostTable, plan: Plan) -> Iterator[tuple[Stage, ...]]:
+    """One stage keeps its activations, or computes them again: only where that is asked about."""
+    for p, stage in enumerate(plan.stages) if table.recomputes else ():
+        yield (
+            *plan.stages[:p],
+            replace(stage, recompute=not stage.recompute),
+            *plan.stages[p + 1 :],
+        )
 
 
 def _moved(plan: Plan) -> Iterator[tuple[Stage, ...]]:

@@ -465,6 +465,7 @@ class SubsetSearch:
                     devices=tuple(names),
                     shares=heads.stage_shares(part.i, part.j, part.g),
                     warm_up=depth if self.training else 1,
+                    recompute=heads.table.recomputes,
                 )
             )
         return Plan(

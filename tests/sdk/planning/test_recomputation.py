@@ -1,0 +1,137 @@
+"""Plans that recompute: found where memory keeps better ones away, and where nothing else fits."""
+
+import random
+from dataclasses import replace
+from math import inf
+
+import pytest
+from tests.sdk.planning.homes import random_home
+
+from potluck.display import text as display
+from potluck.errors import Infeasible, PlanError
+from potluck.planning import make_plans, text
+from potluck.planning.evaluate import judge
+from potluck.planning.exhaustive import plan_exhaustive
+from potluck.planning.feasibility import breaches
+from potluck.planning.recomputation import recomputation_notes
+from potluck.planning.search.recomputation import starts
+from potluck.records import Device, Inference, Training
+from potluck.simulate import cost, footprint
+
+N_SEEDS = 12
+
+
+def home_of(seed, *, part=None, micro_batch=4, devices=2):
+    """Activations are many times what is handed on, and memory is a part of what all need."""
+    rng = random.Random(seed)
+    problem = random_home(seed, Training(batch=8, micro_batch=micro_batch), devices=devices)
+    layers = tuple(
+        replace(layer, activation_bytes=layer.output_bytes * rng.choice([3, 6, 10]))
+        for layer in problem.layers
+    )
+    problem = replace(problem, layers=layers, input_bytes=100)
+    whole = footprint.memory_bytes(cost.CostTable(problem), 0, len(layers), 8, warm_up=1)
+    parts = [part or rng.uniform(0.1, 0.5) for _ in problem.devices]
+    given = zip(problem.devices, parts, strict=True)
+    return replace(
+        problem, devices=tuple(replace(d, memory_bytes=int(whole * f)) for d, f in given)
+    )
+
+
+def best_s(problem):
+    """Seconds of our best plan; infinite where there is none."""
+    try:
+        return make_plans(problem).best.latency_s
+    except Infeasible:
+        return inf
+
+
+def every(problem):
+    """What the oracle finds by keeping, and by computing again in segments, judged, if it holds."""
+    for recomputes in (False, True):
+        table = cost.CostTable(problem, recomputes=recomputes)
+        for plan in plan_exhaustive(problem, table):
+            others = starts(table, plan) if recomputes else (plan,)
+            for other in others:
+                judged = judge(problem, replace(other, planner="oracle"))
+                if not breaches(problem, judged):
+                    yield judged
+
+
+def test_plans_are_as_good_as_the_oracle_s_that_recompute_everything_or_nothing():
+    n_again, n_alone = 0, 0
+    for seed in range(N_SEEDS):
+        problem = home_of(seed)
+        known = [*every(problem)]
+        keeping = [plan for plan in known if not any(s.recompute for s in plan.stages)]
+        least_s = min((plan.latency_s for plan in known), default=inf)
+        kept_s = min((plan.latency_s for plan in keeping), default=inf)
+        found_s = best_s(problem)
+        assert found_s <= least_s * 1.02, (seed, found_s, least_s)
+        n_again += found_s < kept_s * (1 - 1e-9)
+        n_alone += kept_s == inf > found_s
+    assert n_again > n_alone > 0  # both kinds were there
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_where_memory_is_ample_nothing_recomputes(seed):
+    plans = make_plans(home_of(seed, part=100.0))
+    assert not any(stage.recompute for plan in plans for stage in plan.stages)
+
+
+def lone():
+    """One device that holds its layers only in segments."""
+    problem = home_of(3, part=1.0, micro_batch=8)
+    device = problem.devices[0]
+    alone = Device(name=device.name, memory_bytes=10**9)
+    layers = tuple(
+        replace(layer, activation_bytes=10_000, output_bytes=1000, gradient_bytes=1000)
+        for layer in problem.layers
+    )
+    problem = replace(problem, devices=(alone,), layers=layers)
+    (first, *_) = make_plans(problem)
+    least = min(
+        max(judge(problem, plan).peak_bytes.values())
+        for plan in starts(cost.CostTable(problem), first)
+    )
+    return replace(problem, devices=(replace(alone, memory_bytes=least),)), first
+
+
+def test_a_device_alone_computes_its_layers_again_in_segments_and_says_what_that_saves():
+    problem, keeping = lone()
+    best = make_plans(problem).best
+    assert len(best.stages) > 1
+    assert not breaches(problem, best)
+    assert judge(problem, keeping).peak_bytes[best.devices[0]] > problem.devices[0].memory_bytes
+    (said,) = recomputation_notes(best)
+    assert "recompute" in said
+    assert f"on {best.devices[0]}, costs" in said
+    for shown in (display.plan(best, best.problem), repr(best.explain())):
+        assert said in shown
+    bare = replace(best, problem=None)
+    assert recomputation_notes(bare)[0] == said.split(":")[0]
+
+
+def test_a_plan_in_a_file_says_which_stages_recompute_and_older_files_mean_none():
+    best = make_plans(lone()[0]).best
+    written = text.dumps(best)
+    assert "recompute = true" in written
+    assert text.loads(written) == replace(best, problem=None)
+    older = "\n".join(line for line in written.splitlines() if "recompute" not in line)
+    assert not any(stage.recompute for stage in text.loads(older).stages)
+    with pytest.raises(PlanError, match="`recompute` must be true or false, got 1"):
+        text.loads(written.replace("recompute = true", "recompute = 1", 1))
+
+
+def test_inference_recomputes_nothing():
+    problem = replace(home_of(0, part=100.0), workload=Inference(batch=4))
+    (best, *_) = make_plans(problem)
+    again = tuple(replace(stage, recompute=True) for stage in best.stages)
+    with pytest.raises(PlanError, match="inference keeps none"):
+        replace(best, stages=again)
+
+
+def test_what_is_impossible_says_so_only_of_what_was_tried():
+    with pytest.raises(Infeasible) as caught:
+        make_plans(home_of(3, part=0.01))
+    assert "recompute" not in str(caught.value)  # a layer fits nowhere: nothing was searched
