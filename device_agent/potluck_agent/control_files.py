@@ -92,7 +92,7 @@ def ask_window(state: Path, secret: str, window_s: float | None) -> None:
 def asked_window(state: Path) -> tuple[str, float | None] | None:
     """What was asked for, once: (secret, seconds)."""
     path = state / WINDOW
-    if not path.exists():
+    if not path.is_file():
         return None
     document = _read(path)
     path.unlink(missing_ok=True)
@@ -144,7 +144,7 @@ def ask_status(state: Path) -> None:
 
 def asked_status(state: Path) -> bool:
     """Whether somebody asks, once."""
-    if not (state / ASK).exists():
+    if not (state / ASK).is_file():
         return False
     (state / ASK).unlink(missing_ok=True)
     return True

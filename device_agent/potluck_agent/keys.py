@@ -102,9 +102,13 @@ def load_peers(state: Path) -> tuple[Peer, ...]:
     try:
         peers = tuple(Peer(**row) for row in document)
         sound = all(
-            is_device_name(peer.name) and is_key(peer.key) and peer.role == OWNER for peer in peers
-        )
-    except TypeError:
+            is_device_name(peer.name)
+            and is_key(peer.key)
+            and peer.role == OWNER
+            and peer.date.isprintable()
+            for peer in peers
+        ) and len({peer.key for peer in peers}) == len(peers)
+    except (TypeError, AttributeError):
         sound = False
     if not sound:
         raise AgentError(

@@ -15,6 +15,17 @@ from potluck_wire.fingerprint import fingerprint
 
 CONTROL = {control_files.RUNNING: control_files.running, control_files.STATUS: control_files.status}
 KEYS = [zmq.curve_keypair()[0].decode() for _ in range(3)]
+PEER = {"name": "a", "key": "0" * 40, "role": "owner"}
+PEERS = [
+    json.dumps(rows).encode()
+    for rows in (
+        [{**PEER, "key": "#" * 40}],
+        [{**PEER, "date": "\x1b[2J"}],
+        [{**PEER, "date": "\ud800"}],
+        [{**PEER, "date": 5}],
+        [PEER, {**PEER, "name": "b"}],
+    )
+]
 
 
 def test_the_key_pair_is_made_once_and_is_private(tmp_path):
@@ -43,6 +54,7 @@ def test_the_key_pair_is_made_once_and_is_private(tmp_path):
         b'{"public": NaN, "secret": 1}',
         b'{"public": ' + b"1" * 5000 + b"}",
         b" " * (keys.MAX_FILE_BYTES + 1),
+        json.dumps({"public": "#" * 40, "secret": "#" * 40}).encode(),
     ],
 )
 def test_a_corrupt_key_file_is_an_error_and_stays_as_it_is(tmp_path, content):
@@ -66,7 +78,8 @@ def test_what_is_no_file_is_waited_for_by_nobody(tmp_path, name, make):
 
 
 @pytest.mark.parametrize(
-    "content", [b"{", b"5", b'[{"name": "a"}]', b'[{"name": "a", "key": "b", "role": "owner"}]']
+    "content",
+    [b"{", b"5", b'[{"name": "a"}]', b'[{"name": "a", "key": "b", "role": "owner"}]', *PEERS],
 )
 def test_a_corrupt_peers_file_is_an_error_and_stays_as_it_is(tmp_path, content):
     path = tmp_path / keys.PEERS

@@ -24,7 +24,7 @@ from potluck.profile.network import is_itself
 from potluck.profile.profiles import Measurements, Profile, can_train
 from potluck.profile.store import Store
 from potluck.profile.watts import Watts
-from potluck.records import HOME, Device, LayerCost
+from potluck.records import HOME, Device, Layer, LayerCost
 from potluck.sessions.events import RequestAll, UplinkProbe
 from potluck.sessions.link import Link
 from potluck.sessions.members import Member, Members
@@ -94,7 +94,8 @@ class Bench:
         )
         name = f"{'train' if train else 'infer'}-{index}"
         document = document_for(model, device, kind, index, index + 1, train=train)
-        order = Measure(task=name, kind=kind, train=train, rows=tuple(rows), repeats=n)
+        sizes = _possible(rows, model.layers(train)[index : index + 1], train)
+        order = Measure(task=name, kind=kind, train=train, rows=sizes, repeats=n)
         self._task.check()
         answers = self._link.ask(RequestAll(requests={device: (order, (document,))})).result()
         answer, _ = answers[device]
@@ -452,14 +453,15 @@ def _costs(
     save: Store | None,
     notes: list[str],
 ) -> tuple[LayerCost, ...]:
-    n_layers = len(model.layers(train))
+    layers = model.layers(train)
+    n_layers, needed = len(layers), _possible(rows, layers, train)
     # made for one session: what it was last time says nothing
     if members[device].capability.get("emulated"):
         store = save = None
     about = about_of(members[device].key, members[device].capability)
     if store is not None:
         try:
-            kept = store.load(model.signature, about, train=train, rows=rows, n_layers=n_layers)
+            kept = store.load(model.signature, about, train=train, rows=needed, n_layers=n_layers)
         except FileError as error:
             warnings.warn(str(error), stacklevel=2)
             notes.append(str(error))
@@ -469,11 +471,19 @@ def _costs(
                     bench.done(f"{device}: layer {index} known")
                 return kept
     costs = tuple(
-        bench.layer(device, model, index, train, rows, repeats) for index in range(n_layers)
+        bench.layer(device, model, index, train, needed, repeats) for index in range(n_layers)
     )
     if save is not None:
         save.save(model.signature, about, costs, train=train)
     return costs
+
+
+def _possible(rows: Sequence[int], layers: Sequence[Layer], train: bool) -> tuple[int, ...]:
+    """The batch sizes that all of these layers can be measured at: a batch norm of which a row is
+    one value cannot learn from one row.
+    """
+    fewest = 2 if train and any(layer.norm_values == 1 for layer in layers) else 1
+    return tuple(dict.fromkeys(max(fewest, n) for n in rows))
 
 
 def keep(store: Store, profile: Profile, members: Members) -> None:

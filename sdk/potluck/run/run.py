@@ -289,9 +289,8 @@ class Run(Shown):
                     surviving(engine, once(batch))
                 while engine.n_in_flight > most:
                     surviving(engine, engine.collect)
-                losses = engine.history.losses
                 # a switch may have collected some, too
-                news = losses[len(losses) - (engine.step - told) :]
+                news = engine.history.losses[told - engine.first_step :]
             for loss in news:
                 told += 1
                 task.update(
@@ -308,7 +307,7 @@ class Run(Shown):
         finally:
             if engine.failed is None:
                 go_on(0)
-        h, start = engine.history, len(engine.history.losses) - (engine.step - first)
+        h, start = engine.history, first - engine.first_step
         if told == first and len(h.notes) == first_note:
             raise UserError(
                 "there is nothing to train on: the data has no batch.",

@@ -225,7 +225,7 @@ def test_links_change_as_the_script_says(lab):
 def test_a_crash_ends_the_run_by_name_and_who_joins_again_is_the_same(lab, model):
     profile = lab.profile(model, rows=(1, 4, 8)).wait()
     plan, key = make_plan(model, profile), lab.devices["two"].key
-    run = lab.deploy(plan, model, optimizer=potluck.SGD(lr=0.1)).wait()
+    run = lab.deploy(plan, model, optimizer=potluck.SGD(lr=0.1), protect=False).wait()
     lab.play(
         [
             Freeze(at_s=0, device="one", lasts_s=0.001),

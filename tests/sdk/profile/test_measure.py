@@ -119,3 +119,20 @@ def test_a_profile_for_inference_cannot_plan_training(home):
     measured = home.profile(model, train=False, rows=(1,), repeats=1).wait()
     with pytest.raises(potluck.errors.PlanError, match="not measured for training"):
         potluck.plan(measured, potluck.Training(batch=8))
+
+
+def test_a_batch_norm_over_rows_is_measured_at_what_it_can_learn_from(home, tmp_path):
+    """A row that is one value of a channel teaches it nothing; two do."""
+    layers = torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8), torch.nn.ReLU(), torch.nn.Linear(8, 4)
+    x, y = torch.randn(4, 8), torch.randint(0, 4, (4,))
+    net, loss = torch.nn.Sequential(*layers), torch.nn.functional.cross_entropy
+    model = potluck.Model.from_torch(net, x, loss=loss, example_targets=y)
+    measured = home.profile(model, rows=(1, 4), repeats=1).wait()
+    for costs in measured.training.costs.values():
+        assert {cost.rows for cost in costs} == {(2, 4)}
+    for costs in measured.inference.costs.values():
+        assert {cost.rows for cost in costs} == {(1, 4)}
+    plan = potluck.plan(measured, potluck.Training(batch=8)).best
+    run = home.deploy(plan, model).wait()
+    run.fit((torch.randn(16, 8), torch.randint(0, 4, (16,)))).wait()
+    assert run.step == 2

@@ -3,6 +3,7 @@ machine learns.
 """
 
 import random
+import threading
 from contextlib import suppress
 
 import pytest
@@ -16,6 +17,7 @@ from tests.sdk.run.conftest import (
     more_steps,
     train_alone,
 )
+from tests.timeouts import PATIENCE_S
 
 import potluck
 from potluck.errors import DeviceGone, PotluckError, UserError
@@ -184,6 +186,24 @@ def test_a_device_that_is_lost_while_nothing_goes_on_is_missed_by_nobody(home):
 def joined(*histories):
     """One history of several."""
     return History(losses=sum((history.losses for history in histories), ()))
+
+
+@pytest.mark.parametrize("after", range(4))
+def test_who_asks_for_weights_as_a_fit_ends_takes_no_loss_from_its_history(home, after):
+    """Another thread may be the one that recovers."""
+    run = deployed(home, protect=3)
+
+    def on_step(step, loss):
+        if step == 5 + after:
+            memory_of(home).kill_worker(A)
+            asking.start()
+
+    asking = threading.Thread(target=lambda: [run.state_dict() for _ in range(3)])
+    fits = [run.fit(make_data("mlp", ROWS), on_step=on_step) for _ in range(EPOCHS)]
+    histories = [fit.wait() for fit in fits]
+    asking.join(PATIENCE_S)
+    assert [len(history.losses) for history in histories] == [5, 5, 5]
+    check_learned(run, joined(*histories))
 
 
 def test_an_answer_of_a_run_in_training_survives_too(home):
