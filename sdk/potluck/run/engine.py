@@ -288,8 +288,9 @@ class Engine:
 
     def collect(self) -> float:
         """Wait for the oldest step handed out; returns its loss."""
-        future, compiled, rows = self._in_flight.popleft()
-        execution = self.result(future)
+        future, compiled, rows = self._in_flight[0]
+        execution = self.result(future)  # one that is lost stays: whoever comes next recovers
+        self._in_flight.popleft()
         loss, begun_s = loss_of(execution, compiled), max(execution.start_s, self._stopped_s)
         seconds, self._stopped_s = execution.stop_s - begun_s, execution.stop_s
         self.step += 1
