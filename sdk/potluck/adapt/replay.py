@@ -155,28 +155,29 @@ def plans_after(
     light = replayed(plan, left, layer_flop)
     if problem is None:
         return [light] if light is not None else [alone(plan, device) for device in left]
-    found = []
-    if light is not None:
-        with suppress(PlanError):  # it needs what the profile does not know
-            judged = judge(problem, light)
-            found += [] if breaches(problem, judged) else [judged]
     for wanted in _ever_wider(problem):
-        try:
+        found = []
+        if light is not None:
+            with suppress(PlanError):  # it needs what the profile does not know
+                judged = judge(wanted, light)
+                found += [] if breaches(wanted, judged) else [judged]
+        with suppress(Infeasible):
             anew = make_plans(wanted, clock=clock, budget_s=budget_s).best
-        except Infeasible:
-            continue
-        found.append(replace(anew, planner=f"{anew.planner}, {HEAVY}"))
-        break
-    return sorted(found, key=lambda plan: plan.latency_s or 0.0)
+            found.append(replace(anew, planner=f"{anew.planner}, {HEAVY}"))
+        if found:
+            return sorted(found, key=lambda plan: plan.latency_s or 0.0)
+    return []
 
 
 def _ever_wider(problem: Problem) -> Iterator[Problem]:
-    """The problem; with micro-batches of any size; and without limits on time and energy, as a run
-    that goes on more slowly is better than none.
+    """The problem; without limits on time and energy, as a run that goes on more slowly is better
+    than none; and with micro-batches of any size.
     """
     yield problem
-    if isinstance(problem.workload, Training) and problem.workload.micro_batch is not None:
-        problem = replace(problem, workload=replace(problem.workload, micro_batch=None))
+    qoe, workload = problem.qoe, problem.workload
+    if qoe.latency_s is not None or qoe.energy_j is not None or qoe.device_energy_j:
+        qoe = replace(qoe, latency_s=None, energy_j=None, device_energy_j={})
+        problem = replace(problem, qoe=qoe)
         yield problem
-    if problem.qoe.latency_s is not None or problem.qoe.energy_j is not None:
-        yield replace(problem, qoe=replace(problem.qoe, latency_s=None, energy_j=None))
+    if isinstance(workload, Training) and workload.micro_batch is not None:
+        yield replace(problem, workload=replace(workload, micro_batch=None))

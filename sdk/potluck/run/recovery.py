@@ -129,5 +129,5 @@ def _plans(engine: "Engine", failures: Counter[str]) -> list[Plan]:
     flop = [layer.forward_flop + layer.backward_flop for layer in engine.model.layers(True)]
     if problem is not None:
         limits = plan.problem.qoe if plan.problem is not None else problem.qoe
-        problem = replace(only(problem, left), qoe=limits)
+        problem = only(replace(problem, qoe=limits), left)
     return plans_after(plan, left, flop, problem, clock=time.monotonic, budget_s=PLANNING_S)

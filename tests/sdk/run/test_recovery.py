@@ -5,6 +5,7 @@ machine learns.
 import random
 import threading
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 from tests.sdk.run import fault_injection
@@ -141,6 +142,28 @@ def test_the_history_tells_what_was_lost_and_what_it_cost(home):
     assert note == recovery.words
     assert "local-2" in note
     assert "Deploy again" not in note  # nobody has to
+    check_learned(run, history)
+
+
+@pytest.mark.parametrize("lost", [A, B, C])
+def test_with_a_profile_the_plan_is_the_best_for_who_is_left_within_its_limits(home, lost):
+    _, model = make_model("mlp")
+    profile = home.profile(model, rows=(1, 4), repeats=1).wait()
+    limits = potluck.QoE(memory_bytes={A: 2**30, B: 2**30, C: 2**30}, latency_s=1e-9)
+    chosen = replace(
+        make_plan(model, *PLANS["both"], micro_batch=4, n_micro_batches=2),
+        problem=profile.problem(potluck.Training(batch=BATCH), limits),
+    )
+    run = home.deploy(chosen, model, optimizer=OPTIMIZERS["adamw"][0], protect=3).wait()
+
+    def on_step(step, loss):
+        if step == 6:
+            memory_of(home).kill(lost)
+
+    history = run.fit(make_data("mlp", ROWS), epochs=EPOCHS, on_step=on_step).wait()
+    assert lost not in run.plan.devices
+    assert run.plan.latency_s > 0
+    assert run.plan.micro_batch == 4
     check_learned(run, history)
 
 
