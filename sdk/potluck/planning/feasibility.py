@@ -157,7 +157,8 @@ def too_big(problem: Problem) -> Infeasible:
             f"layer {problem.layers[worst].name!r} of {problem.model} fits on no device: it needs "
             f"{_mb(needs[worst])}, and the largest device may use {_given(budget)}.",
             device=biggest.name,
-            next_step=f"Allow {biggest.name} {_mb(needs[worst])}, or use a smaller batch.",
+            next_step=f"Allow {biggest.name} {_mb(needs[worst])} for this layer, and more for what "
+            "else it is to hold, or use a smaller batch.",
             limit="memory",
             needed=needs[worst],
             available=budget,
@@ -182,7 +183,7 @@ def _why_no_smaller(problem: Problem, rows: int) -> str:
         return ""
     return (
         f" (the smallest that make up {problem.workload.batch}, at most "
-        f"{candidates.MOST_MICRO_BATCHES} a step)"
+        f"{candidates.LAST_MICRO_BATCHES} a step)"
     )
 
 

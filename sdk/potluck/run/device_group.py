@@ -298,13 +298,26 @@ def outputs_of(
         pieces.setdefault(result.tensor, []).append(result)
     whole = {}
     for name, found in pieces.items():
-        kind, tensors = types[name], []
+        first = execution.outputs[found[0].device, found[0].value]
+        kind, tensors = _squeezed(types[name], first.shape), []
         for result in sorted(found, key=lambda result: result.start):
             rows = () if len(found) == 1 else (result.stop - result.start,)
             expected = Type(dtype=kind.dtype, shape=(*rows, *kind.shape[len(rows) :]))
             tensors.append(_believed(execution, result, expected, f"the output {name!r}"))
         whole[name] = tensors[0] if len(found) == 1 else torch.cat(tensors)
     return whole
+
+
+def _squeezed(kind: Type, sent: tuple[int, ...]) -> Type:
+    """The type as it was sent, where only dimensions of one behind the rows are missing.
+
+    A squeeze drops that of the sequence, where the sequence is of one.
+    """
+    if len(sent) < len(kind.shape) and [size for size in sent[1:] if size != 1] == [
+        size for size in kind.shape[1:] if size != 1
+    ]:
+        return Type(dtype=kind.dtype, shape=(*kind.shape[:1], *sent[1:]))
+    return kind
 
 
 def states_of(

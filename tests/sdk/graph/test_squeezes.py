@@ -90,3 +90,17 @@ def test_a_squeeze_of_another_dimension_answers_one_row():
     net, x = Head(lambda o: o.squeeze(-1)).eval(), torch.randn(1, 4)
     model = Model.from_torch(net, torch.randn(4, 4), name="t")
     assert model.check_inputs(x) == 1
+
+
+def test_pieces_whose_sequence_of_one_is_squeezed_are_put_together():
+    class Net(nn.Linear):
+        def forward(self, x):
+            return super().forward(x).squeeze(1)
+
+    net, x = Net(4, 4).eval(), torch.randn(5, 1, 4)
+    model = Model.from_torch(net, torch.randn(2, 6, 4), sequence_dims=(1,), name="t")
+    with memory_home(1) as home:
+        stage = ((next(iter(home.devices)),), (1,))
+        run = home.deploy(make_plan(model, stage, micro_batch=1, training=False), model).wait()
+        torch.testing.assert_close(run(x), net(x).detach())
+        run.close()

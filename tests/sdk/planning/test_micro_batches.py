@@ -68,7 +68,7 @@ def test_only_where_memory_is_short_small_sizes_are_tried_too(batch):
 @pytest.mark.parametrize(
     "workload",
     [
-        pytest.param(Training(batch=1021), marks=pytest.mark.long),
+        pytest.param(Training(batch=2048), marks=pytest.mark.long),
         Training(batch=64, micro_batch=64),
     ],
 )
@@ -99,3 +99,10 @@ def test_of_an_absurd_batch_it_is_proved_without_a_search_that_nothing_fits(work
 def test_too_many_micro_batches_are_refused():
     with pytest.raises(UserError, match="99999999 of them a step; plans have 4096 at most"):
         make_plans(random_home(1, Training(batch=99999999, micro_batch=1)))
+
+
+@pytest.mark.parametrize("batch", [257, 263, 514, 1021, 2 * 499])
+def test_a_batch_whose_divisors_are_far_apart_has_small_micro_batches_too(batch):
+    sizes = candidates.micro_batches(random_home(1, Training(batch=batch)))
+    assert min(sizes) <= batch / 16
+    assert all(batch % size == 0 for size in sizes)

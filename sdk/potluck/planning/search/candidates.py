@@ -5,6 +5,9 @@ from potluck.simulate import cost, footprint
 
 MAX_MICRO_BATCHES = 32  # more only fill the schedule: the bubble is below (P - 1) / 32 already
 MOST_MICRO_BATCHES = 256  # where larger ones may not fit, or there are too few sizes
+# Batches such as 257 and 514, whose next divisor is far away: up to so many where without it a
+# micro-batch would be more than such a part of the batch.
+LAST_MICRO_BATCHES, COARSE_FRAC = 1024, 1 / 16
 # sizes up to the one number of micro-batches, and from there to the other
 MAX_SIZES, MAX_FINE = 6, 3
 FEW_SIZES = 4  # divisors of a batch such as 37 or 82: fewer leave no choice
@@ -33,12 +36,15 @@ def micro_batches(problem: Problem) -> tuple[int, ...]:
     evenly.
 
     Where memory is short, or the batch has few divisors, smaller ones too: up to
-    `MOST_MICRO_BATCHES` per step.
+    `MOST_MICRO_BATCHES` per step, and one size beyond where the batch has none that is small.
     """
     workload, fewest = problem.workload, fewest_rows(problem)
     if isinstance(workload, Training) and workload.micro_batch is not None:
         return (workload.micro_batch,)
-    fine = [size for size in divisions(workload.batch, MOST_MICRO_BATCHES) if size >= fewest]
+    sizes = [size for size in divisions(workload.batch, LAST_MICRO_BATCHES) if size >= fewest]
+    fine = [size for size in sizes if workload.batch // size <= MOST_MICRO_BATCHES]
+    if not fine or fine[-1] > COARSE_FRAC * workload.batch:
+        fine = sizes[: len(fine) + 1]
     coarse = [size for size in fine if workload.batch // size <= MAX_MICRO_BATCHES]
     fine = fine[len(coarse) :] if len(coarse) < FEW_SIZES or _is_short(problem, coarse[-1]) else []
     return (*_spread(coarse, MAX_SIZES), *_spread(fine, MAX_FINE))
