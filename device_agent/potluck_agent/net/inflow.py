@@ -4,6 +4,7 @@ ZeroMQ itself has no bound on it: see `potluck_wire.incoming`. The system counts
 connection, and whoever shuts it down has ZeroMQ forget what was not whole.
 """
 
+import os
 import socket
 import sys
 from collections.abc import Callable, Iterator
@@ -124,7 +125,13 @@ class Inflow:
 @contextmanager
 def _borrowed(descriptor: int) -> Iterator[socket.socket]:
     """A connection of ZeroMQ's as a socket of ours, for a moment; it stays ZeroMQ's."""
-    with socket.fromfd(descriptor, socket.AF_INET, socket.SOCK_STREAM) as tcp:
+    copy = os.dup(descriptor)
+    try:
+        tcp = socket.socket(socket.AF_INET, socket.SOCK_STREAM, fileno=copy)
+    except OSError:  # it is gone, and something else has its number: no socket
+        os.close(copy)
+        raise
+    with tcp:
         yield tcp
 
 

@@ -34,6 +34,8 @@ from potluck_wire.messages import Channel
 from potluck_wire.resolving import UNKNOWN, Resolver, resolve
 
 AT_ONCE = 32  # messages of one link in one round
+# new connections: rosters may follow each other faster than ZeroMQ gives old descriptors back
+NEW_AT_ONCE, NEW_PER_S = 64, 32
 NAMES_AT_ONCE = 4  # they come from others, and each takes a thread until it is answered
 RECONNECT_MS, RECONNECT_MAX_MS = 100, 2000
 HEARTBEAT_MS, DEAD_MS = 1000, 5000  # a cable that was pulled says nothing
@@ -91,6 +93,7 @@ class PeerConnections:
             partial(resolve, socket.getaddrinfo), threading.Thread, NAMES_AT_ONCE
         )
         self._links: dict[str, PeerConnection] = {}
+        self._n_allowed, self._allowed_s = float(NEW_AT_ONCE), 0.0  # new ones, as of then
 
     def __contains__(self, key: str) -> bool:
         return key in self._links
@@ -115,6 +118,8 @@ class PeerConnections:
 
     def tick(self, now_s: float) -> None:
         """Make broken connections anew, and give up those that do not come back."""
+        more = max(now_s - self._allowed_s, 0.0) * NEW_PER_S
+        self._n_allowed, self._allowed_s = min(self._n_allowed + more, NEW_AT_ONCE), now_s
         for key, link in tuple(self._links.items()):
             if link.broken:
                 self._renew(link)
@@ -147,13 +152,16 @@ class PeerConnections:
         return link
 
     def _connect(self, link: PeerConnection, now_s: float) -> bool:
-        """Connect, if its address is known by now."""
+        """Connect, if its address is known by now, and not too many others are new."""
         name, port = read_address(link.member.address)
+        if self._n_allowed < 1:
+            return False
         if now_s < link.ask_s or (host := self._resolver.address(name)) is None:
             return False
         if host == UNKNOWN:
             link.ask_s = now_s + ASK_AGAIN_S
             return False
+        self._n_allowed -= 1
         dealer: Socket = None
         try:
             dealer = self._context.socket(zmq.DEALER)

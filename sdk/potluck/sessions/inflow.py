@@ -3,6 +3,7 @@
 See `potluck_wire.incoming`.
 """
 
+import os
 import socket
 import sys
 from contextlib import suppress
@@ -52,4 +53,9 @@ class Inflow:
 
     def _borrowed(self) -> socket.socket:
         """ZeroMQ's connection as a socket of ours, for a moment."""
-        return socket.fromfd(self._descriptor, socket.AF_INET, socket.SOCK_STREAM)
+        copy = os.dup(self._descriptor)
+        try:
+            return socket.socket(socket.AF_INET, socket.SOCK_STREAM, fileno=copy)
+        except OSError:  # it is gone, and something else has its number: no socket
+            os.close(copy)
+            raise

@@ -1,5 +1,6 @@
 """What ZeroMQ holds of a connection, as the agent sees it: exact, and with an end."""
 
+import os
 import socket
 import sys
 from collections.abc import Iterator
@@ -190,3 +191,15 @@ def test_strangers_are_so_many_and_the_oldest_goes_first(served):
                 pass
         honest.send(b"again")
         assert served.read()[0].bytes == b"again"
+
+
+def test_a_number_that_is_no_connection_any_more_keeps_no_descriptor():
+    """Another thread of ZeroMQ may have closed it meanwhile, and opened something else."""
+    kept, (read, write) = Inflow(), os.pipe()
+    before = sorted(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        kept.watch(object(), {"event": zmq.EVENT_CONNECTED, "value": read})
+    assert sorted(os.listdir("/proc/self/fd")) == before
+    assert kept.unread_bytes == 0
+    os.close(read)
+    os.close(write)

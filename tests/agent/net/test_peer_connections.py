@@ -13,7 +13,12 @@ from tests.timeouts import PATIENCE_S
 from potluck_agent.core.events import LinkReset, Member
 from potluck_agent.keys import Identity
 from potluck_agent.net.inflow import Inflow
-from potluck_agent.net.peer_connections import ASK_AGAIN_S, NAMES_AT_ONCE, PeerConnections
+from potluck_agent.net.peer_connections import (
+    ASK_AGAIN_S,
+    NAMES_AT_ONCE,
+    NEW_AT_ONCE,
+    PeerConnections,
+)
 from potluck_agent.net.poller import Poller
 from potluck_wire.limits import LINGER_MS
 from potluck_wire.resolving import UNKNOWN, Resolver
@@ -151,3 +156,18 @@ def test_a_device_with_addresses_of_both_kinds_is_reached_where_it_listens(open_
             thread.join(PATIENCE_S)
     links.tick(1.0)
     assert endpoints(links, phone) == [b"tcp://127.0.0.1:47602"]
+
+
+def test_rosters_that_follow_each_other_fast_open_a_bounded_number_of_sockets(open_links):
+    links, _ = open_links(Names())
+    members = tuple(Member(f"d{i}", f"{i:040d}", "127.0.0.1:47600") for i in range(60))
+    seen = set()
+    for _ in range(10):
+        links.set(members)
+        seen |= {links.get(m.key).socket for m in members} - {None}
+        links.set(())
+    assert len(seen) == NEW_AT_ONCE
+    links.set(members)
+    for now_s in range(1, 5):
+        links.tick(float(now_s))
+    assert None not in endpoints(links, *members)  # a roster that stays is connected whole

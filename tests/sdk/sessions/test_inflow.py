@@ -1,5 +1,6 @@
 """What ZeroMQ holds of a device at the notebook: seen while no message is whole."""
 
+import os
 import sys
 
 import pytest
@@ -9,6 +10,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from potluck.sessions.connections import Connection, Keys
 from potluck.sessions.events import Address, Connect
+from potluck.sessions.inflow import Inflow
 from potluck_wire.frames import encode
 from potluck_wire.limits import DATA_OFFSET, LINGER_MS, MAX_QUEUED, MIB
 from potluck_wire.messages import Channel, Credit
@@ -73,3 +75,14 @@ def test_a_message_that_is_not_whole_is_counted(context):
         connection.monitors[DATA].poll(1)
     connection.sockets[DATA].disable_monitor()
     connection.monitors[DATA].close(0)
+
+
+def test_a_number_that_is_no_connection_any_more_keeps_no_descriptor():
+    inflow, (read, write) = Inflow(), os.pipe()
+    before = sorted(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        inflow.opened(read)
+    assert sorted(os.listdir("/proc/self/fd")) == before
+    assert inflow.left_bytes(is_empty=True) == 0
+    os.close(read)
+    os.close(write)
