@@ -15,10 +15,13 @@ from potluck.errors import Infeasible
 from potluck.planning import make_plans
 from potluck.planning.evaluate import judge
 from potluck.planning.exhaustive import plan_exhaustive, plan_whatever_memory_says
-from potluck.planning.feasibility import breaches
+from potluck.planning.feasibility import breaches, with_more_memory
 from potluck.planning.registry import RIVALS
-from potluck.planning.search.local_search import fits
-from potluck.records import Inference
+from potluck.planning.search import candidates
+from potluck.planning.search.candidate_pool import CandidatePool
+from potluck.planning.search.local_search import fits, moved
+from potluck.planning.search.tight_memory import squeeze
+from potluck.records import Inference, Training
 from potluck.simulate.cost import CostTable
 from potluck.simulate.direct import Direct
 
@@ -61,6 +64,33 @@ def test_where_memory_binds_plans_that_only_the_simulator_knows_to_hold_are_foun
     least_s = best_s(problem, Direct(problem), every_plan(problem))
     # infinite where only plans that come back to a device hold, or none
     assert ours_s(problem) <= least_s * 1.01
+
+
+@pytest.mark.parametrize("seed", [8, 52])
+def test_a_plan_that_memory_does_not_hold_is_tried_with_its_cuts_elsewhere(seed):
+    tight = small_homes.draw("tight", f"recut {seed}", {"devices": 3, "layers": 6})
+    tight = replace(tight, workload=Inference(batch=6))
+    more = with_more_memory(tight, 1.3)
+    best, table = make_plans(more, borrow=False).best, CostTable(more)
+    board = CandidatePool(more, table, Direct(more, table), budgets=CostTable(tight).budgets)
+    assert board.score(best) == inf
+    for _ in squeeze(board, best):
+        pass
+    recut = [judge(tight, replace(best, stages=stages, problem=None)) for stages in moved(best)]
+    least_s = min(plan.latency_s for plan in recut if not breaches(tight, plan))
+    assert board.best <= least_s < inf
+
+
+@pytest.mark.parametrize("seed", [15, 79, *range(3), *later(range(3, 12))])
+def test_no_divisor_of_a_batch_is_better_than_those_that_are_tried(seed):
+    problem = small_homes.draw("batch", f"divisors {seed}", {"devices": 2, "layers": 3})
+    batch = (24, 36, 48, 60)[seed % 4]
+    stated = [
+        replace(problem, workload=Training(batch=batch, micro_batch=size))
+        for size in candidates.divisions(batch, candidates.MAX_MICRO_BATCHES)
+    ]
+    ours = ours_s(replace(problem, workload=Training(batch=batch)))
+    assert ours <= min(map(ours_s, stated)) * 1.002
 
 
 @pytest.mark.parametrize("seed", [*range(8), *later(range(8, 16))])

@@ -49,7 +49,7 @@ N_CLOSELY = 100
 ERROR = 1.05
 MAX_ORDERS = 6  # of the devices within the stages of one plan
 # sets of devices looked at again: how near, how many, with how many plans
-NEAR_SETS = 1.05
+NEAR_SETS, NEAR_SIZES = 1.05, 1.15
 N_SETS = 2
 N_KNOWN = 3
 N_RECUT = 3  # the same along one order of devices
@@ -167,7 +167,7 @@ def _steps(board: CandidatePool, first: Sequence[Plan], *, borrow: bool = True) 
     for plan in (*plan_single(board.problem, board.table), *first):
         board.score(plan)
         yield
-    places, sizes = Places(board.table), _sizes(board.problem)
+    places, sizes = Places(board.table), _sizes(board.problem, closely=is_small(board.table))
     yield from spread(board, sizes)
     yield from passes(board, sizes, EFFORTS[:1])
     if board.problem.branches:  # what a pass finds is far off where branches can be at work at once
@@ -240,13 +240,14 @@ def _fewer(board: CandidatePool) -> Iterator[None]:
             board.score(plan)
 
 
-def _sizes(problem: Problem) -> list[int]:
+def _sizes(problem: Problem, *, closely: bool = False) -> list[int]:
     """Micro-batch sizes, small ones first.
 
     Last those of many micro-batches, which take longest to look at.
     """
     most = problem.workload.batch // candidates.MAX_MICRO_BATCHES
-    return sorted(candidates.micro_batches(problem), key=lambda size: (size < most, size))
+    find = candidates.all_micro_batches if closely else candidates.micro_batches
+    return sorted(find(problem), key=lambda size: (size < most, size))
 
 
 def _place(board: CandidatePool, places: Places) -> Iterator[None]:
@@ -277,8 +278,20 @@ def _return(board: CandidatePool, places: Places) -> Iterator[None]:
                 yield from squeeze(board, plan)
             yield
     together = (plan for plan in board.ranking() if len(plan.stages) == 1 < len(plan.devices))
-    starts = [*_distinct(board, 1), *(islice(together, 1) if is_small(board.table) else ())]
+    starts = _distinct(board, 1)
+    if is_small(board.table):
+        starts += [*islice(together, 1), *_of_each_size(board)]
     yield from improve(board, starts, TRIES, places.ranked)
+
+
+def _of_each_size(board: CandidatePool) -> list[Plan]:
+    """The best plan of every micro-batch size, as far as it is nearly as good as the best of
+    all.
+    """
+    sizes: dict[int, Plan] = {}
+    for plan in board.ranking():
+        sizes.setdefault(plan.micro_batch, plan)
+    return [plan for plan in sizes.values() if (plan.latency_s or inf) <= board.best * NEAR_SIZES]
 
 
 def _join(board: CandidatePool, places: Places) -> Iterator[None]:

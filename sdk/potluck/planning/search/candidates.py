@@ -50,6 +50,15 @@ def micro_batches(problem: Problem) -> tuple[int, ...]:
     return (*_spread(coarse, MAX_SIZES), *_spread(fine, MAX_FINE))
 
 
+def all_micro_batches(problem: Problem) -> tuple[int, ...]:
+    """Those to try where that costs little: no size between the coarse ones is left out."""
+    tried, fewest = micro_batches(problem), fewest_rows(problem)
+    if getattr(problem.workload, "micro_batch", None) is not None:
+        return tried
+    coarse = divisions(problem.workload.batch, MAX_MICRO_BATCHES)
+    return tuple(sorted({*tried, *(size for size in coarse if size >= fewest)}, reverse=True))
+
+
 def divisions(batch: int, most: int) -> list[int]:
     """The sizes, largest first, of which at most `most` micro-batches make up the batch.
 

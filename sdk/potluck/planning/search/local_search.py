@@ -25,7 +25,7 @@ def neighbours(table: cost.CostTable, plan: Plan) -> Iterator[Plan]:
     for stages in _recomputing(table, plan):  # several of a device: the closed form is too high
         yield replace(plan, stages=stages)
     seen = {plan.stages}
-    for stages in chain(_deeper(plan), _moved(plan), _shifted(table, plan), _swapped(table, plan)):
+    for stages in chain(_deeper(plan), moved(plan), _shifted(table, plan), _swapped(table, plan)):
         if stages not in seen and fits(table, plan, stages) and _ends(table.problem, plan, stages):
             seen.add(stages)
             yield replace(plan, stages=stages)
@@ -179,7 +179,8 @@ def _recomputing(table: cost.CostTable, plan: Plan) -> Iterator[tuple[Stage, ...
         )
 
 
-def _moved(plan: Plan) -> Iterator[tuple[Stage, ...]]:
+def moved(plan: Plan) -> Iterator[tuple[Stage, ...]]:
+    """Its stages with one cut elsewhere."""
     stages = plan.stages
     for p, (left, right) in enumerate(pairwise(stages)):
         for step in (sign * size for size in STEPS for sign in (1, -1)):

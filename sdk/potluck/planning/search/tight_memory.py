@@ -9,7 +9,7 @@ from itertools import islice
 from potluck.planning.baselines.asteroid_rows import proportion
 from potluck.planning.search import candidates
 from potluck.planning.search.candidate_pool import CandidatePool
-from potluck.planning.search.local_search import smaller
+from potluck.planning.search.local_search import moved, smaller
 from potluck.planning.search.work_budget import TASK_S
 from potluck.records import Plan, Stage, Training
 
@@ -52,8 +52,8 @@ def spread(board: CandidatePool, sizes: Sequence[int]) -> Iterator[None]:
 
 
 def squeeze(board: CandidatePool, plan: Plan) -> Iterator[None]:
-    """A plan that memory does not hold with fewer micro-batches under way and other rows, where the
-    search takes memory to be more than it is.
+    """A plan that memory does not hold with fewer micro-batches under way, other rows, and other
+    cuts, where the search takes memory to be more than it is.
 
     Parameters
     ----------
@@ -65,7 +65,8 @@ def squeeze(board: CandidatePool, plan: Plan) -> Iterator[None]:
     if board.budgets is not board.table.budgets:
         board.score(relieved(board, plan))
         yield
-        for other in islice(smaller(plan), MAX_SHARES):
+        recut = (replace(plan, stages=stages) for stages in moved(plan))
+        for other in (*islice(smaller(plan), MAX_SHARES), *recut):
             board.score(other)
             yield
 
