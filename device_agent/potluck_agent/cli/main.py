@@ -96,7 +96,7 @@ def _run(chosen: Options, directory: Path, log: Any) -> int:
     _await_network(chosen.await_network_s)
     _allow_connections()
     meter, facts = _meter(chosen)
-    computes = _processors(chosen)
+    computes = _processors(chosen, note)
     facts |= {"threads": computes.threads, "processors": list(computes.rows)}
     settings = _settings(chosen, identity, facts, computes.device_bytes)
     net = EventLoop(
@@ -219,8 +219,8 @@ def _memory_bytes(chosen: Options, device_bytes: int = 0) -> int:
     return chosen.memory_bytes if chosen.memory_bytes is not None else _half_of_memory()
 
 
-def _processors(chosen: Options) -> "Choice":
-    """What the worker computes on; trials may take some seconds."""
+def _processors(chosen: Options, note: Callable[[str], None]) -> "Choice":
+    """What the worker computes on; trials may take some seconds, and `note` is told so."""
     from potluck_agent.processors.choice import Asked, choose
     from potluck_agent.processors.cores import cores, cpu_name
     from potluck_agent.processors.torch_choice import kinds_here
@@ -235,13 +235,20 @@ def _processors(chosen: Options) -> "Choice":
         is_emulated=chosen.is_emulated,
     )
     present = tuple(backends(chosen.backends))
+    tells = iter(["trying which processors and how many threads are fastest; some seconds ..."])
+
+    def told(*trial: Any) -> Any:
+        for text in tells:
+            note(text)
+        return attempt(*trial)
+
     return choose(
         asked,
         cores(),
         cpu_name(),
         backends=present,
         environment=os.environ,
-        attempt=attempt,
+        attempt=told,
         kinds=kinds_here(),
     )
 
