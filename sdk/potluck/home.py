@@ -503,6 +503,7 @@ class Home(Shown):
         refine_s: float = 0.0,
         profile: "Profile | None" = None,
         protect: bool | int | None = None,
+        patience_s: float = 600.0,
     ) -> "Handle[Run]":
         """Load `plan` on its devices, weights and all: memory is checked first, then everything or
         nothing.
@@ -533,6 +534,9 @@ class Home(Shown):
             What training has learned is kept here too, so that a lost device does not end the run:
             as often as pays (the default; see `run.protection`), every so many steps, or never
             (False).
+        patience_s
+            How long a run that is protected waits for a lost device to come back, where those that
+            are left cannot go on without it; 0: not at all.
 
         Raises
         ------
@@ -575,6 +579,7 @@ class Home(Shown):
                 order_transfers=order_transfers,
                 refine_s=refine_s,
                 protect=protect,
+                patience_s=patience_s,
             )
             self._runs.add(run)
             return run

@@ -8,6 +8,7 @@ from potluck.errors import FileError, UserError
 from potluck.handle import Task
 from potluck.records import Plan
 from potluck.run import checkpoint
+from potluck.run.absence import PATIENCE_S
 from potluck.run.engine import Engine, same_state
 from potluck.run.optimizers import AdamW, Optimizer, check_optimizer
 from potluck.run.protection import Protection, Snapshot, check_protect
@@ -40,6 +41,7 @@ def deploy(
     order_transfers: bool | None = None,
     refine_s: float = 0.0,
     protect: bool | int | None = None,
+    patience_s: float = PATIENCE_S,
 ) -> Run:
     """Load `plan` on its devices with the model's weights, or those of a saved run.
 
@@ -63,7 +65,7 @@ def deploy(
         What the run is predicted by.
     schedule
         A policy, by name or as a function.
-    order_transfers, refine_s, protect
+    order_transfers, refine_s, protect, patience_s
         As for `Home.deploy`.
 
     Raises
@@ -75,12 +77,13 @@ def deploy(
     OutOfMemory
         A device needs more memory than it may use.
     """
-    if (
-        isinstance(refine_s, bool)
-        or not isinstance(refine_s, int | float)
-        or not 0 <= refine_s < float("inf")
-    ):
-        raise UserError(f"refine_s is a number of seconds, 0 or more, got {refine_s!r}.")
+    for name, given in (("refine_s", refine_s), ("patience_s", patience_s)):
+        if (
+            isinstance(given, bool)
+            or not isinstance(given, int | float)
+            or not 0 <= given < float("inf")
+        ):
+            raise UserError(f"{name} is a number of seconds, 0 or more, got {given!r}.")
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed <= MAX_SEED:
         raise UserError(f"the seed is a whole number from 0 to 2**53, got {seed!r}.")
     check_protect(protect)
@@ -108,6 +111,7 @@ def deploy(
         order_transfers=order_transfers,
         refine_s=refine_s,
     )
+    engine.patience_s = patience_s
     run = Run(engine, link)
     try:
         task.update(0.5, "sending weights")

@@ -10,7 +10,7 @@ its way to another plan, over many steps.
 import threading
 import uuid
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
 from contextlib import contextmanager
@@ -113,6 +113,9 @@ class Engine:
         self.step = self.first_step = self.n_requests = 0
         self.history = History()
         self.protection: Protection | None = None  # without it, a device that is lost ends the run
+        self.patience_s = 0.0  # to wait for a lost device where nobody else can go on
+        # whoever works hears of it, and may end it
+        self.say: Callable[[str], None] = lambda text: None
         self.kept: deque[tuple[Execution, Compiled]] = deque(maxlen=KEPT_STEPS)
         self._stopped_s = float("-inf")  # when the step before ended: two are in flight
         self.failed: PotluckError | None = None
@@ -540,6 +543,14 @@ class Engine:
                 self.collect()
         while self.step < known:
             self.collect()
+
+    def stand_at(self, step: int) -> None:
+        """No device knows the run, and steps beyond this one, which were under way, are not
+        taken.
+        """
+        self.step = step
+        if self.protection is not None:
+            self.protection.forget_after(step)
 
     def forget_all(self) -> None:
         """No device that can be reached knows the run any more; steps under way are given up."""

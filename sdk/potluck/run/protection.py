@@ -53,8 +53,7 @@ class Snapshot:
     @property
     def nbytes(self) -> int:
         """What it takes here."""
-        tensors = (*self.weights.values(), *self.moments.values())
-        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        return _nbytes(self.weights) + _nbytes(self.moments)
 
 
 def interval_s(cost_s: float, n_devices: int) -> float:
@@ -157,7 +156,19 @@ class Protection:
             Nobody writes into it any more.
         """
         self._batches.append((rows, batch))
-        self._batch_bytes += sum(t.numel() * t.element_size() for t in batch.values())
+        self._batch_bytes += _nbytes(batch)
+
+    def forget_after(self, step: int) -> None:
+        """Steps beyond this one were not taken.
+
+        Parameters
+        ----------
+        step
+            From the snapshot's on.
+        """
+        n_taken = step - self.snapshot.step
+        self._batch_bytes -= sum(_nbytes(batch) for _, batch in self._batches[n_taken:])
+        del self._batches[n_taken:]
 
     def took(self, seconds: float, *, is_new: bool) -> None:
         """A step was collected.
@@ -206,3 +217,7 @@ class Protection:
             f"<Protection: goes back to step {self.snapshot.step}; {held} here; {often}, "
             f"{units.duration(self.cost_s)} each>"
         )
+
+
+def _nbytes(tensors: Batch) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())

@@ -8,7 +8,7 @@ out.
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
@@ -16,6 +16,7 @@ from potluck.adapt.replay import plans_after
 from potluck.errors import OutOfMemory, PotluckError, UserError
 from potluck.planning.scenario import only
 from potluck.records import Plan
+from potluck.run.absence import wait_for_one
 from potluck.run.history import Recovery
 
 if TYPE_CHECKING:
@@ -78,6 +79,13 @@ def recover(engine: "Engine", error: PotluckError) -> None:
     while True:
         plans = _plans(engine, failures)
         if not plans:
+            try:
+                is_one_back = _is_one_back(engine, failures)
+            except BaseException:  # whoever waits has had enough; the next one begins here
+                engine.stand_at(known)
+                raise
+            if is_one_back:
+                continue
             engine.end(cause)
             raise cause
         again = _begun(engine, plans)
@@ -104,6 +112,24 @@ def recover(engine: "Engine", error: PotluckError) -> None:
     )
 
 
+def _is_one_back(engine: "Engine", failures: Counter[str]) -> bool:
+    """Wait for those that were lost; one that is back begins with a clean slate."""
+    back = wait_for_one(
+        engine.members, _known(engine), engine.patience_s, lambda text: engine.say(text)
+    )
+    for name in back:
+        del failures[name]
+    return bool(back)
+
+
+def _known(engine: "Engine") -> Sequence[str]:
+    """The devices that a plan may use: those of the profile, or all that are there."""
+    problem = engine.editions.problem(engine.edition)
+    if problem is None:
+        return tuple(engine.members)
+    return tuple(device.name for device in problem.devices)
+
+
 def _begun(engine: "Engine", plans: list[Plan]) -> PotluckError | None:
     """Go on with the first of these plans that holds; what was lost meanwhile."""
     for number, plan in enumerate(plans):
@@ -122,8 +148,7 @@ def _plans(engine: "Engine", failures: Counter[str]) -> list[Plan]:
     """What the run can go on with, the best first."""
     members, plan = engine.members, engine.edition.plan
     problem = engine.editions.problem(engine.edition)
-    known = members.ready if problem is None else [device.name for device in problem.devices]
-    left = [name for name in known if name in members.ready and failures[name] < TRIES]
+    left = [name for name in _known(engine) if name in members.ready and failures[name] < TRIES]
     if not left:
         return []
     flop = [layer.forward_flop + layer.backward_flop for layer in engine.model.layers(True)]

@@ -299,14 +299,22 @@ class Run(Shown):
                 if on_step is not None:
                     on_step(told, loss)
 
+        def say(text: str) -> None:
+            task.check()
+            task.update(task.progress[0], text)
+
         try:
+            engine.say = say
             for _ in range(epochs):
                 for batch in batches.batches(data, self.plan.batch, arguments):
                     task.check()
                     go_on(IN_FLIGHT - 1, batch)
         finally:
-            if engine.failed is None:
-                go_on(0)
+            try:
+                if engine.failed is None:
+                    go_on(0)
+            finally:
+                engine.say = lambda text: None
         h, start = engine.history, first - engine.first_step
         if told == first and len(h.notes) == first_note:
             raise UserError(

@@ -66,7 +66,7 @@ class Link(ABC):
         self._lock = threading.Lock()
         self._n_tickets = 0
         self._pid = os.getpid()
-        self._closing = False
+        self._closing, self._closed = False, threading.Event()
         self._thread = threading.Thread(target=self._loop, name="potluck link", daemon=True)
 
     def _start(self) -> None:
@@ -106,6 +106,10 @@ class Link(ABC):
         """
         self._told = told
 
+    def pass_time(self, seconds: float) -> None:
+        """Come back after so long, or when the link is closed."""
+        self._closed.wait(seconds)
+
     def connected(self, device: str) -> bool:
         """Whether a session with it is open."""
         return self._controller.session(device) is not None
@@ -116,6 +120,7 @@ class Link(ABC):
         if self._pid != os.getpid() or self._closing:
             return
         self._closing = True
+        self._closed.set()
         self._wake()
         if threading.current_thread() is not self._thread:
             self._thread.join(CLOSE_S)

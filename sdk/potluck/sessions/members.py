@@ -223,6 +223,10 @@ class Members(Shown, Mapping[str, Member]):
             with suppress(PotluckError):  # the home was closed meanwhile
                 self.join(lost)
 
+    def pass_time(self, seconds: float) -> None:
+        """Come back after so long, or when the home is closed."""
+        self._link.pass_time(seconds)
+
     def share_roster(self) -> None:
         """Tell every connected device the names, keys and addresses of all."""
         rows = [

@@ -63,7 +63,7 @@ class MemoryLink(Link):
         return done.result()
 
     def pass_time(self, seconds: float) -> None:
-        """Let so much time pass, whether anybody waits or not."""
+        """Let so much virtual time pass, whether anybody waits or not."""
 
         def begin() -> threading.Event:
             there = threading.Event()
