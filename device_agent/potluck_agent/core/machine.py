@@ -431,7 +431,10 @@ class Core:
         for key in [
             k for k, s in self._sessions.items() if now_s - s.heard_s > self._settings.grace_s
         ]:
-            self._end_session(key, now_s)
+            # a computer that slept hears it when it wakes up
+            text = f"it heard nothing of this notebook for {self._settings.grace_s:.0f} s"
+            self._out.say(key, Goodbye(reason=text))
+            self._close_session(key, now_s)
         self._work.tick(now_s)
         self._work.go_on()
         self._measuring.tick(now_s, self._radio_s)

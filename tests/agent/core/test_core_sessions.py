@@ -378,7 +378,7 @@ GONE = [
 @pytest.mark.parametrize(("how", "leave"), GONE, ids=[how for how, _ in GONE])
 def test_a_notebook_that_is_gone_leaves_nothing_behind(how, leave):
     talk = Talk().begin().roster().load(recv("x"))
-    actions = leave(talk)
+    actions = [action for action in leave(talk) if not isinstance(action, ToPeer)]
     assert actions[:1] == [ToWorker(Forget(prefix="r/1/"))]
     assert SetMembers(()) in actions
     assert actions[-1] == KillWorker("no notebook is connected")
@@ -419,6 +419,17 @@ def test_a_notebook_that_leaves_hears_no_more_of_what_it_ran():
     talk.hear(Execute(run="r", epoch=1, program="p"))
     said = talk.hear(Goodbye())  # the talk holds all that is said against the session's tables
     assert not [action for action in said if isinstance(action, ToPeer)]
+
+
+def test_a_notebook_that_was_silent_for_too_long_is_told_that_its_session_has_ended():
+    """Its computer may have slept: the message waits for it."""
+    talk = Talk(grace_s=30.0).begin().load(recv("x"))
+    talk.hear(Execute(run="r", epoch=1, program="p"))
+    said = [action for action in talk.tick(31.0) if isinstance(action, ToPeer)]
+    assert [action.message for action in said] == [
+        Goodbye(reason="it heard nothing of this notebook for 30 s")
+    ]
+    assert talk.core.n_sessions == 0
 
 
 def test_a_session_that_ends_with_a_worker_that_does_not_start_leaves_nothing():

@@ -66,6 +66,23 @@ def test_a_training_that_all_have_left_waits_and_learns_what_one_machine_learns(
     assert run.plan.devices == (back,)
 
 
+@pytest.mark.parametrize("seconds", [5, 60])  # in which agents keep a session, and end it
+def test_a_network_that_was_away_for_a_while_costs_time_alone(home, lab, seconds):
+    run, told = deployed(home), []
+    strike_after(home, [(90, lambda: [lab.pull(name) for name in (A, B, C)])])
+    fit = run.fit(loader(), epochs=EPOCHS)
+
+    def watch(_, text):
+        if text.startswith("waiting"):
+            told.append(text)
+            if len(told) == 2 * seconds:
+                for name in (A, B, C):
+                    lab.plug(name)
+
+    fit.listen(watch)
+    check_learned(run, fit.wait())
+
+
 def test_whoever_waits_may_stop_and_train_on_later(home, lab):
     run = deployed(home)
     lose_all(home, lab, 90)
