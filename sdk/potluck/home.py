@@ -531,12 +531,12 @@ class Home(Shown):
         profile
             What the run is predicted by; default: the latest one of this model here.
         protect
-            What training has learned is kept here too, so that a lost device does not end the run:
-            as often as pays (the default; see `run.protection`), every so many steps, or never
-            (False).
+            A lost device does not end the run: requests under way are asked again, and what
+            training has learned is kept here too, as often as pays (the default; see
+            `run.protection`) or every so many steps. With False it does.
         patience_s
-            How long a run that is protected waits for a lost device to come back, where those that
-            are left cannot go on without it; 0: not at all.
+            How long a training that is protected waits for a lost device to come back, where those
+            that are left cannot go on without it; 0: not at all.
 
         Raises
         ------

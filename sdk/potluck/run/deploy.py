@@ -86,7 +86,7 @@ def deploy(
             raise UserError(f"{name} is a number of seconds, 0 or more, got {given!r}.")
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed <= MAX_SEED:
         raise UserError(f"the seed is a whole number from 0 to 2**53, got {seed!r}.")
-    check_protect(protect)
+    check_protect(protect, training=plan.training)
     if optimizer is not None:
         check_optimizer(optimizer, model.trained_dtypes())
     model.check_as_traced(train=plan.training)
@@ -111,7 +111,7 @@ def deploy(
         order_transfers=order_transfers,
         refine_s=refine_s,
     )
-    engine.patience_s = patience_s
+    engine.patience_s = patience_s if plan.training else 0.0
     run = Run(engine, link)
     try:
         task.update(0.5, "sending weights")
@@ -126,7 +126,8 @@ def deploy(
             if saved.moments:
                 engine.push(saved.moments, moments=True)
             engine.step = engine.first_step = saved.step
-        if chosen is not None and protect is not False:
+        engine.is_protected = protect is not False
+        if chosen is not None and engine.is_protected:
             engine.protection = _protection(
                 engine, chosen, weights, saved.moments if saved else {}, protect
             )

@@ -9,18 +9,16 @@ its way to another plan, over many steps.
 
 import threading
 import uuid
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from concurrent.futures import wait as wait_for
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import dropwhile, takewhile
 from math import isfinite
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from potluck.errors import PlanError, PotluckError, RequestFailed, UserError
-from potluck.graph.traced import Type
 from potluck.profile.profiles import Profile
 from potluck.records import Plan
 from potluck.run.compiled_plan import (
@@ -39,6 +37,7 @@ from potluck.run.history import History
 from potluck.run.optimizers import Optimizer
 from potluck.run.protection import Protection, Snapshot, is_loss
 from potluck.run.tensors import kept, padded
+from potluck.run.under_way import Request, RequestsUnderWay
 from potluck.schedule import Compiled, compile_move, holding, targets
 from potluck.schedule.policies import Policy
 from potluck.sessions.events import Execution
@@ -54,18 +53,6 @@ if TYPE_CHECKING:
     from potluck.run.migration import PlanMigration
 
 KEPT_STEPS = 64
-
-
-class Request(NamedTuple):
-    """One that was handed out: what was compiled for it, the rows that it takes, how many of them
-    are wanted, and the types of what it must answer.
-    """
-
-    future: "Future[Execution]"
-    compiled: Compiled
-    batch: int
-    wanted: int
-    types: Mapping[str, Type]
 
 
 class Engine:
@@ -112,7 +99,9 @@ class Engine:
         self.editions = Editions(model, members, profile, refine_s)
         self.step = self.first_step = self.n_requests = 0
         self.history = History()
-        self.protection: Protection | None = None  # without it, a device that is lost ends the run
+        self.is_protected = False  # else a device that is lost ends the run
+        self.failures = Counter[str]()  # by device, since the last new step or answer
+        self.protection: Protection | None = None  # of training
         self.patience_s = 0.0  # to wait for a lost device where nobody else can go on
         # whoever works hears of it, and may end it
         self.say: Callable[[str], None] = lambda text: None
@@ -126,7 +115,7 @@ class Engine:
         self.weights_of_file: Mapping[str, torch.Tensor] = {}
         self.crossing: PlanMigration | None = None  # on the way to another plan
         self.one_crossing = threading.Lock()
-        self._requests: dict[int, set[Future[Execution]]] = {}  # under way, by epoch
+        self.requests = RequestsUnderWay()
         self._turnstile = threading.Lock()
         self._lock = threading.RLock()
         self._requesting = threading.Lock()
@@ -299,11 +288,12 @@ class Engine:
         self.step += 1
         is_new = self.step - self.first_step > len(self.history.losses)
         if self.protection is not None:
-            self.protection.took(seconds, is_new=is_new)
+            self.protection.took(seconds)
         if self.crossing is None:
             self.kept.append((execution, compiled))
         if not is_new:  # computed again, after a device was lost
             return loss
+        self.failures.clear()
         if not isfinite(loss) and all(map(isfinite, self.history.losses[-1:])):
             self._note(
                 f"the loss of step {self.step} is {loss}: look at its inputs, or at the "
@@ -341,8 +331,8 @@ class Engine:
             raise
 
     def can_recover(self, error: PotluckError) -> bool:
-        """Whether the run can go back to its snapshot and go on, maybe without that device."""
-        return self.failed is None and self.protection is not None and is_loss(error)
+        """Whether the run can go on, maybe without that device: a training from its snapshot."""
+        return self.failed is None and self.is_protected and is_loss(error)
 
     def end(self, error: PotluckError) -> None:
         """End the run on every device that can be reached."""
@@ -375,10 +365,10 @@ class Engine:
                 edition.epoch, compiled, number, batch=named, output_bytes=predicted, request=True
             )
             self.n_requests += 1
-            under_way = self._requests.setdefault(edition.epoch, set())
-            under_way.difference_update([other for other in under_way if other.done()])
-            under_way.add(future)
-        return Request(future, compiled, batch, wanted, traced.output_types(rows))
+            self.requests.add(edition.epoch, future)
+            return Request(
+                future, self.group, compiled, start, batch, wanted, traced.output_types(rows)
+            )
 
     @property
     def is_failing(self) -> bool:
@@ -495,7 +485,7 @@ class Engine:
         with self._requesting:
             self.edition, self.crossing = new, None
         try:
-            wait_for(self._requests.pop(old.epoch, ()))
+            self.requests.finish(old.epoch)
             self.group.commit(new.epoch, standing, alone)
         except PotluckError as error:
             if not self.can_recover(error):
@@ -506,8 +496,8 @@ class Engine:
         self.group.keep(new.plan.devices)
 
     def begin_again(self, plan: Plan) -> None:
-        """Go on with this plan from the snapshot, on devices of which none knows the run any more,
-        and compute the steps since again.
+        """Go on with this plan, on devices of which none knows the run any more: a training from
+        its snapshot, with the steps since computed again.
 
         Where that fails, nobody knows the run, and it can be tried again.
 
@@ -516,29 +506,37 @@ class Engine:
         plan
             For the same model.
         """
-        protection, old = self.protection, self.edition
-        assert protection is not None
-        snapshot = protection.snapshot
+        old, back_to = self.edition, self.protection.snapshot if self.protection else None
         self.forget_all()
         edition, group = self._begin(
             plan,
-            snapshot.optimizer,
+            back_to.optimizer if back_to else None,
             sizes=old.sizes if plan.batch == old.plan.batch else (*old.sizes, old.plan.batch),
             seed=old.seed,
             schedule=old.schedule,
             order_transfers=old.order_transfers,
         )
-        with self._requesting:
-            self.edition, self.group, self.crossing = edition, group, None
         self._n_epochs = 1
         self.kept.clear()
-        self.push(snapshot.weights)
-        if snapshot.moments:
-            self.push(snapshot.moments, moments=True)
+        with self._requesting:  # nobody asks before all weights are there
+            self.edition, self.group, self.crossing = edition, group, None
+            try:
+                self.push(back_to.weights if back_to else self.weights())
+                if back_to is not None and back_to.moments:
+                    self.push(back_to.moments, moments=True)
+            except PotluckError:
+                group.drop()
+                raise
         group.meter()
-        self.step, known = snapshot.step, self.first_step + len(self.history.losses)
+        if self.protection is not None:
+            self._compute_again(self.protection)
+
+    def _compute_again(self, protection: Protection) -> None:
+        """The steps since the snapshot, from the same batches."""
+        self.step, known = protection.snapshot.step, self.first_step + len(self.history.losses)
         for rows, named in protection.batches:
-            self._hand_out(edition.compiled[train_name(rows, plan)], named, rows)
+            compiled = self.edition.compiled[train_name(rows, self.edition.plan)]
+            self._hand_out(compiled, named, rows)
             while self.n_in_flight >= IN_FLIGHT:
                 self.collect()
         while self.step < known:
@@ -553,9 +551,12 @@ class Engine:
             self.protection.forget_after(step)
 
     def forget_all(self) -> None:
-        """No device that can be reached knows the run any more; steps under way are given up."""
+        """No device that can be reached knows the run any more; steps and requests under way are
+        given up.
+        """
         if self.crossing is not None:
             self.crossing.give_up()
+        self.requests.give_up()
         for future, _, _ in self._in_flight:
             future.cancel()
         self._in_flight.clear()

@@ -23,7 +23,8 @@ class Recovery:
 
     After `step` steps `device` failed for this `cause`. The run went on with `devices`, after
     `seconds`, and computed `n_again` steps again. `planner`: who made the new plan; empty where the
-    old one went on.
+    old one went on. `what` is "request" of a run for inference: how many had been handed out, and
+    were handed out again.
     """
 
     step: int
@@ -33,14 +34,15 @@ class Recovery:
     planner: str
     n_again: int
     seconds: float
+    what: str = "step"
 
     @property
     def words(self) -> str:
         """For people."""
         who = f" with {', '.join(self.devices)} ({self.planner})" if self.planner else ""
-        again = f", {units.number(self.n_again, 'step')} again" if self.n_again else ""
+        again = f", {units.number(self.n_again, self.what)} again" if self.n_again else ""
         return (
-            f"step {self.step}: {self.cause} The run goes on{who} after "
+            f"{self.what} {self.step}: {self.cause} The run goes on{who} after "
             f"{units.duration(self.seconds)}{again}."
         )
 
@@ -58,10 +60,10 @@ class History(Shown):
     recoveries: tuple[Recovery, ...] = ()
 
     def __repr__(self) -> str:
-        if not self.losses:
-            return "<History: no steps>"
-        steps = f"{len(self.losses)} step{'s' if len(self.losses) > 1 else ''}"
         told = "".join(f"\n{note}" for note in dict.fromkeys(self.notes))
+        if not self.losses:
+            return f"<History: no steps>{told}"
+        steps = f"{len(self.losses)} step{'s' if len(self.losses) > 1 else ''}"
         return f"<History: {steps}, loss {self.losses[0]:.4g} to {self.losses[-1]:.4g}>{told}"
 
 

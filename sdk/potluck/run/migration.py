@@ -27,6 +27,7 @@ from potluck.run.compiled_plan import (
     request,
     train_name,
 )
+from potluck.run.recovery import recover
 from potluck.schedule import (
     FOLLOW,
     Compiled,
@@ -58,8 +59,8 @@ ARENA_FRAC = 0.25
 
 
 class Gone(Exception):
-    """The run went on to another edition meanwhile, for a new batch size: the crossing begins
-    anew.
+    """The run went on to another edition meanwhile, for a new batch size or after a loss: the
+    crossing begins anew.
     """
 
 
@@ -106,9 +107,12 @@ def _cross_requests(engine: "Engine", plan: Plan, task: Task) -> None:
     def look() -> None:
         task.check()
         engine.check()
+        if engine.group is not group:
+            raise Gone
 
-    old = engine.edition
-    new = engine.next_edition(plan, None)
+    with engine.boundary():
+        old, group = engine.edition, engine.group
+        new = engine.next_edition(plan, None)
     move = compile_move(
         MOVE,
         holding(old.plan, old.segments, old.states(optimizer=False), old.epoch),
@@ -118,16 +122,37 @@ def _cross_requests(engine: "Engine", plan: Plan, task: Task) -> None:
     memory = {d: old.held_bytes(d) + new.held_bytes(d) + _work_bytes(d, old, new) for d in devices}
     requests = new.requests(move, devices, memory)
     task.update(0.1, "loading the plan")
-    engine.group.prepare(new.epoch, requests)
     try:
+        group.prepare(new.epoch, requests)
         task.update(0.2, "copying weights")
-        _await([engine.group.execute(new.epoch, move, 0)], look)
+        _await([group.execute(new.epoch, move, 0)], look)
         with engine.boundary():
             look()
-            engine.commit(new)
-    except BaseException:
-        engine.group.drop(new.epoch, requests)
+            _commit(engine, new)
+    except BaseException as error:
+        group.drop(new.epoch, requests)
+        with engine.boundary():  # who recovers is at it until then
+            if engine.group is not group and isinstance(error, PotluckError):
+                raise Gone from error
         raise
+
+
+def _commit(engine: "Engine", new: CompiledPlan) -> None:
+    """Put it into force; where only some devices have it by a loss, go on with those that are left.
+
+    Raises
+    ------
+    PotluckError
+        What was lost, where the run goes on with another plan.
+    """
+    try:
+        engine.commit(new)
+    except PotluckError as error:
+        if engine.edition is not new or not engine.can_recover(error):
+            raise
+        recover(engine, error)
+        if engine.edition.plan != new.plan:
+            raise
 
 
 def _work_bytes(device: str, *editions: CompiledPlan) -> int:

@@ -7,7 +7,6 @@ between costs the steps since the snapshot, which are computed again from the sa
 """
 
 import math
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import median
@@ -86,16 +85,22 @@ def is_loss(error: PotluckError) -> bool:
     return isinstance(error, DeviceGone | OutOfMemory | ProtocolError)
 
 
-def check_protect(protect: bool | int | None) -> None:
+def check_protect(protect: bool | int | None, *, training: bool) -> None:
     """Refuse what is no way to protect a run.
 
     Raises
     ------
     UserError
-        It is neither a bool nor a number of steps.
+        It is neither a bool nor a number of steps, or one of steps where none is taken.
     """
     if protect is None or isinstance(protect, bool):
         return
+    if not training:
+        raise UserError(
+            f"protect={protect!r} is a number of steps of training, and this plan is for "
+            "inference.",
+            next_step="Requests are asked again after a loss; with protect=False it ends the run.",
+        )
     if not isinstance(protect, int) or protect < 1:
         raise UserError(
             f"protect is True, False or a number of steps of 1 or more, got {protect!r}.",
@@ -122,7 +127,6 @@ class Protection:
         self, snapshot: Snapshot, cost_s: float, n_devices: int, every: int | None = None
     ) -> None:
         self.snapshot, self.cost_s, self.n_devices = snapshot, cost_s, n_devices
-        self.failures = Counter[str]()  # by device, since the last step that was new
         self._every = every
         self._batches: list[tuple[int, Batch]] = []
         self._batch_bytes = 0
@@ -170,19 +174,15 @@ class Protection:
         self._batch_bytes -= sum(_nbytes(batch) for _, batch in self._batches[n_taken:])
         del self._batches[n_taken:]
 
-    def took(self, seconds: float, *, is_new: bool) -> None:
+    def took(self, seconds: float) -> None:
         """A step was collected.
 
         Parameters
         ----------
         seconds
             That it took.
-        is_new
-            It was not computed before.
         """
         self._since_s.append(seconds)
-        if is_new:
-            self.failures.clear()
 
     @property
     def is_due(self) -> bool:

@@ -1,9 +1,9 @@
-"""A run that has lost a device goes on: back to its snapshot, on what is left, and the steps since
-once more from the same batches.
+"""A run that has lost a device goes on with what is left. A training goes back to its snapshot, and
+the steps since come once more from the same batches; requests under way are asked again.
 
 Whoever holds the boundary and meets the loss recovers. A device with a session may take part again
-(its worker is started anew); one that fails a second time before a further step is done is left
-out.
+(its worker is started anew); one that fails a second time before a further step or answer is done
+is left out.
 """
 
 import time
@@ -70,11 +70,12 @@ def recover(engine: "Engine", error: PotluckError) -> None:
         Nobody is left, or it goes wrong on all of them; the run has ended with this.
     """
     begun_s, before, cause = time.monotonic(), engine.edition.plan, error
-    known = engine.first_step + len(engine.history.losses)
-    assert engine.protection is not None
-    failures = engine.protection.failures
+    known, n_again = engine.n_requests, engine.requests.n_unanswered
+    if engine.protection is not None:
+        known = engine.first_step + len(engine.history.losses)
+        n_again = known - engine.protection.snapshot.step
+    failures = engine.failures
     failures[error.device] += TRIES if isinstance(error, OutOfMemory) else 1
-    n_again = known - engine.protection.snapshot.step
     engine.forget_all()
     while True:
         plans = _plans(engine, failures)
@@ -104,6 +105,7 @@ def recover(engine: "Engine", error: PotluckError) -> None:
         planner=plan.planner if plan != before else "",
         n_again=n_again,
         seconds=time.monotonic() - begun_s,
+        what="step" if plan.training else "request",
     )
     engine.history = replace(
         engine.history,
@@ -151,7 +153,10 @@ def _plans(engine: "Engine", failures: Counter[str]) -> list[Plan]:
     left = [name for name in _known(engine) if name in members.ready and failures[name] < TRIES]
     if not left:
         return []
-    flop = [layer.forward_flop + layer.backward_flop for layer in engine.model.layers(True)]
+    flop = [
+        layer.forward_flop + layer.backward_flop * plan.training
+        for layer in engine.model.layers(plan.training)
+    ]
     if problem is not None:
         limits = plan.problem.qoe if plan.problem is not None else problem.qoe
         problem = only(replace(problem, qoe=limits), left)

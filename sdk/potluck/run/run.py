@@ -3,7 +3,6 @@ its `trace`.
 """
 
 import threading
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
 from contextlib import suppress
@@ -20,14 +19,14 @@ from potluck.records import Plan, Problem, Trace
 from potluck.run import batches, checkpoint, tensors
 from potluck.run.comparison import Comparison, compare
 from potluck.run.compiled_plan import INFER, evaluation_plan, train_name
-from potluck.run.device_group import outputs_of
-from potluck.run.engine import Engine, Request
+from potluck.run.engine import Engine
 from potluck.run.evaluation import Evaluation
 from potluck.run.history import History, measured_trace
 from potluck.run.migration import cross
 from potluck.run.optimizers import Optimizer, check_optimizer
 from potluck.run.protection import Protection
 from potluck.run.recovery import see_all, surviving
+from potluck.run.requests import REQUESTS_IN_FLIGHT, answers
 from potluck.schedule import Compiled
 from potluck.sessions.events import Execution
 from potluck.sessions.link import Link
@@ -42,7 +41,6 @@ if TYPE_CHECKING:
 
     from potluck.profile.profiles import Profile
 
-REQUESTS_IN_FLIGHT = 4
 EVALUATION_ROWS = 32
 OnStep = Callable[[int, float], None]
 
@@ -411,31 +409,10 @@ class Run(Shown):
         engine.model.check_as_traced()
         engine.model.check_values(engine.value_marks)
         given = batches.as_tuple((*inputs, named), engine.model.arguments.requested)
-        rows, start = engine.model.check_inputs(*given), 0
+        rows = engine.model.check_inputs(*given)
         if rows == 0:
             raise UserError("a request needs one row or more, got none.")
-        waiting: deque[Request] = deque()
-        parts: list[dict[str, torch.Tensor]] = []
-
-        def collect() -> None:
-            asked = waiting.popleft()
-            execution = engine.result(asked.future)
-            engine.kept.append((execution, asked.compiled))
-            outputs = outputs_of(execution, asked.compiled, asked.types)
-            parts.append(
-                {
-                    name: tensors.first_rows(tensor, asked.wanted, asked.batch)
-                    for name, tensor in outputs.items()
-                }
-            )
-
-        while start < rows:
-            waiting.append(engine.request(given, start, rows))
-            start += waiting[-1].wanted
-            if len(waiting) >= REQUESTS_IN_FLIGHT:
-                collect()
-        while waiting:
-            collect()
+        parts = [*answers(engine, given, rows)]
         names = [tensor.name for tensor in engine.edition.segments[-1].outputs]
         return engine.model.answer(tensors.joined(parts, names))
 
@@ -591,10 +568,15 @@ class Run(Shown):
 
     @property
     def protection(self) -> Protection | None:
-        """What the run goes back to where a device is lost, how often that is renewed and at what
-        cost; None where a loss ends the run.
+        """What a training goes back to where a device is lost, how often that is renewed and at
+        what cost; None where a loss ends it, and of a run for inference: the model is here.
         """
         return self._engine.protection
+
+    @property
+    def is_protected(self) -> bool:
+        """Whether it goes on, with what is left, where a device is lost."""
+        return self._engine.is_protected
 
     @property
     def is_open(self) -> bool:

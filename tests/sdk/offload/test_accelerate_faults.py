@@ -8,6 +8,7 @@ from concurrent.futures import Future
 import pytest
 from tests.sdk.graph.families import family
 from tests.sdk.offload.accelerating import check, fast_of, wait_until
+from tests.sdk.run.test_recovery import strike_after
 from tests.timeouts import PATIENCE_S
 
 import potluck
@@ -19,6 +20,7 @@ from potluck.offload.plan.search_spec import SearchSpec
 from potluck.run.device_group import DeviceGroup
 from potluck.sessions.agent_specs import Spec
 from potluck.testing.faults import agents_of, memory_of
+from potluck.testing.inside import link_of
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.usefixtures("nobody_asks")
@@ -201,6 +203,33 @@ def test_a_request_is_answered_when_the_devices_own_worker_dies_and_the_helper_h
         assert fast.stats.answers[-1].way == "alone"
         wait_until(lambda: fast.is_helped)
         check(fast(x), expected)
+
+
+STRUCK = [
+    (who, how, after) for who in (0, 1) for how in ("kill_worker", "kill") for after in range(40)
+]
+CASES = [case for case in STRUCK if case[:2] != (0, "kill")]  # without the device nobody answers
+
+
+@pytest.mark.parametrize(
+    ("who", "how", "after"),
+    [pytest.param(*case, marks=[] if case in CASES[3::23] else pytest.mark.long) for case in CASES],
+)
+def test_a_loss_at_any_message_of_shared_requests_changes_no_answer(
+    own_home, monkeypatch, who, how, after
+):
+    monkeypatch.setattr(fast_module, "LATE_S", PATIENCE_S)
+    net, x = family("vgg")
+    with torch.no_grad():
+        expected = net(x)
+    with fast_of(own_home, net, x) as fast:
+        fast.bytes_per_s = 1e8
+        lab, name = memory_of(own_home), ("local-1", "local-2")[who]
+        strike_after(own_home, [(after, lambda: getattr(lab, how)(name))])
+        for _ in range(3):
+            check(fast(x), expected)
+        link_of(own_home).watch(None)
+        assert len(fast.stats.answers) == 3
 
 
 def test_closing_ends_a_search_that_is_under_way(home, monkeypatch):

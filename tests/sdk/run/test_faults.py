@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import uuid
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from itertools import product
@@ -115,7 +115,8 @@ def check_named(error, device):
     assert isinstance(error, DeviceGone | WorkerFailed | Refused)
     assert error.device == device
     assert device in str(error)
-    assert any(word in str(error) for word in ("killed from outside", "connection", "Goodbye"))
+    causes = "killed from outside", "connection", "Goodbye", "nobody answers"
+    assert any(cause in str(error) for cause in causes)
 
 
 def check_usable(home, model):
@@ -195,7 +196,7 @@ def test_killed_in_training_and_its_switch(home, model, moment, device, whom, af
     indirect=["home"],
 )
 def test_killed_while_requests_are_answered(home, model, moment, device, whom, after):
-    """Every request under way is answered once, and rightly, or told which device has died."""
+    """Every request under way is answered once, and rightly, by those that are left."""
     x, expected, over, answered = (
         make_data()[0],
         make_net().eval()(make_data()[0]).detach(),
@@ -215,27 +216,19 @@ def test_killed_while_requests_are_answered(home, model, moment, device, whom, a
             asking = [pool.submit(error_of, lambda: ask(run)) for _ in range(2)]
             try:
                 error = error_of(lambda: run.switch(plan_of(model, NEW, training=False)).wait())
-                is_needed, before = device in run.plan.devices, len(answered)
-                while (
-                    not is_needed
-                    and len(answered) < before + 4
-                    and not any(future.done() for future in asking)
+                before = len(answered)
+                while not (strike.struck and len(answered) >= before + 4) and not any(
+                    future.done() for future in asking
                 ):
                     time.sleep(0)
-                if is_needed:
-                    wait(asking)
             finally:
                 over.set()
             ends = [future.result() for future in asking]
         assert strike.struck
         if error is not None:
             check_named(error, device)
-        if is_needed:
-            for end in ends:
-                check_named(end, device)
-        else:
-            assert ends == [None, None]
-            assert engine_of(run).n_requests == len(answered)
+        assert ends == [None, None]
+        assert engine_of(run).n_requests >= len(answered)
     check_usable(home, model)
 
 

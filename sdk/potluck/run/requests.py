@@ -1,0 +1,84 @@
+"""Requests of a run for inference: some under way at once, answered in order. After a loss those
+under way are asked again, of what is left.
+"""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import wait
+from typing import TYPE_CHECKING
+
+from potluck.errors import PotluckError
+from potluck.run.device_group import outputs_of
+from potluck.run.recovery import TRIES, recover
+from potluck.run.tensors import first_rows
+from potluck.sessions.events import Execution
+
+if TYPE_CHECKING:
+    import torch
+
+    from potluck.run.engine import Engine
+    from potluck.run.under_way import Request
+
+REQUESTS_IN_FLIGHT = 4
+
+
+def answers(
+    engine: "Engine", given: "Sequence[torch.Tensor]", rows: int
+) -> "Iterator[dict[str, torch.Tensor]]":
+    """The outputs for these rows, as many at a time as the plan takes, in order.
+
+    Parameters
+    ----------
+    engine
+        Of a run for inference.
+    given
+        Its inputs, each [rows, ...].
+    rows
+        How many.
+
+    Raises
+    ------
+    RequestFailed
+        An operator failed over these inputs.
+    PotluckError
+        The run has ended, or what is asked has cost more devices than there are.
+    """
+    waiting: deque[Request] = deque()
+    start = n_lost = 0
+    while start < rows or waiting:
+        if start < rows and len(waiting) < REQUESTS_IN_FLIGHT:
+            waiting.append(engine.request(given, start, rows))
+            start += waiting[-1].wanted
+            continue
+        asked = waiting.popleft()
+        execution = _execution_of(engine, asked, n_lost)
+        if execution is None:  # lost, and those behind it too
+            start, n_lost = asked.start, n_lost + 1
+            waiting.clear()
+            continue
+        n_lost = 0
+        outputs = outputs_of(execution, asked.compiled, asked.types)
+        engine.kept.append((execution, asked.compiled))
+        yield {name: first_rows(t, asked.wanted, asked.batch) for name, t in outputs.items()}
+
+
+def _execution_of(engine: "Engine", asked: "Request", n_lost: int) -> Execution | None:
+    """What came of it; None where it is to be asked again, as the run has recovered."""
+    wait((asked.future,))
+    if not asked.future.cancelled() and asked.future.exception() is None:
+        if asked.group is engine.group:
+            engine.failures.clear()
+        return engine.result(asked.future)
+    with engine.boundary():  # one of all that wait recovers
+        engine.check()
+        if asked.group is not engine.group:
+            return None
+        try:
+            return engine.result(asked.future)
+        except PotluckError as error:
+            # what kills whoever computes it is not asked for ever
+            if not engine.can_recover(error) or n_lost > TRIES * len(engine.members):
+                raise
+            engine.model.check_values(engine.value_marks)  # what was sent is here no more
+            recover(engine, error)
+    return None

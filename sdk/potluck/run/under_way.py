@@ -1,0 +1,81 @@
+"""The requests of a run that are under way: who finishes an edition waits for them, who recovers
+gives them up.
+"""
+
+import threading
+from concurrent.futures import Future, wait
+from typing import TYPE_CHECKING, NamedTuple
+
+from potluck.errors import RequestFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from potluck.graph.traced import Type
+    from potluck.run.device_group import DeviceGroup
+    from potluck.schedule import Compiled
+    from potluck.sessions.events import Execution
+
+
+class Request(NamedTuple):
+    """One that was handed out: to whom, what was compiled for it, its first row, the rows that it
+    takes, how many of them are wanted, and the types of what it must answer.
+    """
+
+    future: "Future[Execution]"
+    group: "DeviceGroup"
+    compiled: "Compiled"
+    start: int
+    batch: int
+    wanted: int
+    types: "Mapping[str, Type]"
+
+
+class RequestsUnderWay:
+    """Of one run, by epoch. For any thread."""
+
+    def __init__(self) -> None:
+        self._futures: dict[int, set[Future[Execution]]] = {}
+        self._lock = threading.Lock()
+
+    def add(self, epoch: int, future: "Future[Execution]") -> None:
+        """One was handed out.
+
+        Parameters
+        ----------
+        epoch
+            Of the edition that answers it.
+        future
+            Its answer.
+        """
+        with self._lock:
+            under_way = self._futures.setdefault(epoch, set())
+            under_way.difference_update([other for other in under_way if _is_over(other)])
+            under_way.add(future)
+
+    @property
+    def n_unanswered(self) -> int:
+        """Those that are under way, or were lost with a device."""
+        with self._lock:
+            return sum(not _is_over(f) for asked in self._futures.values() for f in asked)
+
+    def finish(self, epoch: int) -> None:
+        """Wait for all of an epoch that takes no new ones."""
+        with self._lock:
+            asked = self._futures.pop(epoch, set())
+        wait(asked)
+
+    def give_up(self) -> None:
+        """Nobody will answer them."""
+        with self._lock:
+            asked = [future for under_way in self._futures.values() for future in under_way]
+            self._futures.clear()
+        for future in asked:
+            future.cancel()
+
+
+def _is_over(future: "Future[Execution]") -> bool:
+    """Whether a request needs no other answer: it has one, or its values have none."""
+    if not future.done() or future.cancelled():
+        return False
+    return future.exception() is None or isinstance(future.exception(), RequestFailed)
