@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from potluck_agent import fault_log
+from potluck_agent.core.departure import Departure
 from potluck_agent.core.events import (
     OWNER,
     Action,
@@ -21,8 +22,10 @@ from potluck_agent.core.events import (
     FromWorker,
     KillWorker,
     LinkReset,
+    MayStay,
     Member,
     MemberLost,
+    MustLeave,
     PeerRevoked,
     Report,
     SetMembers,
@@ -102,6 +105,7 @@ class Core:
         self._settings, self._out = settings, Outbox()
         self.n_faults = 0  # events that raised what nothing may raise
         self._last_s: float | None = None
+        self._departure = Departure()
         # what the report of a fault tells
         self._latest: deque[tuple[float, Event]] = deque(maxlen=fault_log.N_EVENTS)
         self._set_up()
@@ -150,6 +154,12 @@ class Core:
                 self._undone(event, now_s)
             case Tick():
                 self._tick(now_s)
+            case MustLeave():
+                self._departure.begin(self._out, event, self._told_sessions, now_s)
+            case MayStay():
+                self._departure.cease(self._out, self._told_sessions)
+        if self._departure.reason:
+            self._end_if_late(now_s)
         if not isinstance(event, Tick):
             self._latest.append((now_s, event))
         return self._go_on(now_s)
@@ -199,8 +209,13 @@ class Core:
             "worker": COMPUTING if self._worker.is_working else self._worker.state,
             "runs": runs,
             "n_faults": self.n_faults,
-            "statement": self._settings.statement(self._worker.facts),
+            "statement": self._statement,
         }
+
+    @property
+    def has_left(self) -> bool:
+        """Whether it was to leave for good, and has."""
+        return self._departure.has_left
 
     @property
     def n_sessions(self) -> int:
@@ -260,7 +275,8 @@ class Core:
         except WireError as error:
             self._out.refuse(key, message, RefusalCode.STATE, error.text)
             return
-        self._from_notebook(key, message, event.buffers, now_s)
+        if not self._departure.refuses(self._out, key, message, self._work.plans.runs):
+            self._from_notebook(key, message, event.buffers, now_s)
 
     def _from_notebook(
         self, key: str, message: Message, buffers: tuple[Buffer, ...], now_s: float
@@ -304,8 +320,25 @@ class Core:
         if self._worker.state == READY:
             self._welcome()
 
+    @property
+    def _statement(self) -> dict[str, Any]:
+        stated = self._settings.statement(self._worker.facts)
+        return {**stated, "leaving": self._departure.reason}
+
+    @property
+    def _told_sessions(self) -> list[str]:
+        """Those that were welcomed; the others will read it in the statement."""
+        return [key for key, session in self._sessions.items() if session.hello is None]
+
+    def _end_if_late(self, now_s: float) -> None:
+        """The device leaves: whoever has not moved elsewhere is given up."""
+        owners = {run.owner for run in self._work.plans.runs.values()}
+        for key in self._departure.ends(self._out, self._sessions, owners, now_s):
+            self._out.say(key, Goodbye(reason=clip(f"it leaves: {self._departure.reason}")))
+            self._close_session(key, now_s)
+
     def _welcome(self) -> None:
-        statement = (dump(self._settings.statement(self._worker.facts)),)
+        statement = (dump(self._statement),)
         for key, session in self._sessions.items():
             if session.hello is not None:
                 session.hello = None

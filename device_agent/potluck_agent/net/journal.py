@@ -34,6 +34,14 @@ class Journal:
         """It was told to stop."""
         self._log.info(LIFE, "stopped, as it was told")
 
+    def leaves(self, reason: str) -> None:
+        """It has to, by its owner's rules or word."""
+        self._log.info(LIFE, f"wants to leave: {reason}")
+
+    def stays(self) -> None:
+        """It need not leave any more."""
+        self._log.info(LIFE, "takes part again")
+
     def note(self, text: str) -> None:
         """For the owner now, and for later."""
         self._note(text)
