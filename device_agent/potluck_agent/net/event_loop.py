@@ -235,6 +235,8 @@ class EventLoop:
         """
         self._journal.leaves(reason)
         self._feed(MustLeave(reason, within_s, for_good))
+        if for_good and not self._core.has_left:
+            self._journal.waits(within_s)
 
     def stay(self) -> None:
         """It need not leave any more."""

@@ -38,6 +38,12 @@ class Journal:
         """It has to, by its owner's rules or word."""
         self._log.info(LIFE, f"wants to leave: {reason}")
 
+    def waits(self, most_s: float) -> None:
+        """It is to end, and something runs here yet."""
+        self._note(
+            f"what runs here moves elsewhere, {most_s:g} s at most; told again, it ends at once"
+        )
+
     def stays(self) -> None:
         """It need not leave any more."""
         self._log.info(LIFE, "takes part again")
