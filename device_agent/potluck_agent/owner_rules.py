@@ -38,6 +38,9 @@ class Rules:
         return tuple(told)
 
 
+NO_RULES = Rules()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Readings:
     """How the device is now; None: not known. `minute` of the day, by its own clock."""

@@ -1,5 +1,5 @@
-"""A real agent whose readings break its owner's rules, and one that is told to end: notebooks hear of
-it first, and what is under way has its time.
+"""A real agent whose readings break its owner's rules, and one that is told to end: notebooks hear
+of it first, and what is under way has its time.
 """
 
 import json

@@ -4,6 +4,7 @@ that a device at a limit does not come and go.
 
 import random
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -103,7 +104,7 @@ def test_a_reading_that_wavers_about_its_limit_changes_the_answer_once():
             hot = rules.max_temp_c + rng.uniform(-0.99, 1) * TEMP_MARGIN_C
             found = broken(rules, Readings(battery_frac=battery, temp_c=hot), found)
             answers.append(set(found))
-        assert all(a <= b for a, b in zip(answers, answers[1:], strict=False))
+        assert all(a <= b for a, b in pairwise(answers))
         well = Readings(
             battery_frac=min(1.0, rules.min_battery_frac + BATTERY_MARGIN_FRAC),
             temp_c=rules.max_temp_c - TEMP_MARGIN_C,

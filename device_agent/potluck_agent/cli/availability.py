@@ -11,7 +11,7 @@ from typing import Protocol
 from potluck_agent import owner_rules
 from potluck_agent.errors import AgentError
 from potluck_agent.meters import conditions
-from potluck_agent.owner_rules import Broken, Readings, Rules
+from potluck_agent.owner_rules import NO_RULES, Broken, Readings, Rules
 
 LOOK_S = 2.0  # some files of /sys, well under a millisecond
 
@@ -65,7 +65,7 @@ class Availability:
         if self._n_asked > self._n_told:
             self._n_told = self._n_asked
             self._loop.leave("it was told to end", self._drain_s, for_good=True)
-        if now_s - self._looked_s < LOOK_S or self._rules == Rules():
+        if now_s - self._looked_s < LOOK_S or self._rules == NO_RULES:
             return
         self._looked_s = now_s
         before = self._broken

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from potluck_agent.errors import AgentError
 from potluck_agent.keys import Peer, default_state_dir
-from potluck_agent.owner_rules import Rules
+from potluck_agent.owner_rules import NO_RULES, Rules
 from potluck_wire.limits import is_device_name
 from potluck_wire.messages import HOME
 
@@ -61,7 +61,7 @@ class Options:
     hang_s: float = 30.0
     grace_s: float = 30.0
     quiet: bool = False
-    rules: Rules = Rules()
+    rules: Rules = NO_RULES
     drain_s: float = 0.0
     system_root: Path = Path("/")
 

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 
-
 ENDING_S = 10.0  # ports, worker and log are given back
 
 

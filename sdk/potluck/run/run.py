@@ -21,6 +21,7 @@ from potluck.run import batches, checkpoint, tensors
 from potluck.run.comparison import Comparison, compare
 from potluck.run.compiled_plan import INFER, evaluation_plan, train_name
 from potluck.run.device_group import outputs_of
+from potluck.run.drain import Drain
 from potluck.run.engine import Engine, Request
 from potluck.run.evaluation import Evaluation
 from potluck.run.history import History, measured_trace
@@ -52,9 +53,19 @@ class Run(Shown):
 
     def __init__(self, engine: Engine, link: Link) -> None:
         self._engine, self._link = engine, link
+        self._drain: Drain | None = None
         self._evaluation: Evaluation | None = None
         self._fitting: Handle[History] | None = None  # the latest
         self._queueing = threading.Lock()  # of fits: what one calls comes behind it
+
+    def watch_devices(self) -> None:
+        """From now on it moves elsewhere where devices want to leave."""
+        members = self._engine.members
+        self._drain = Drain(self._engine, self._forget_evaluation)
+        members.watch(self._drain)
+        for device in self.plan.devices:
+            if device in members and members[device].leaving:
+                self._drain.leaves(device)
 
     # --- what it is -------------------------------------------------------------------------------
 
@@ -264,6 +275,7 @@ class Run(Shown):
                 surviving(engine, lambda: self._take_optimizer(optimizer))
             first, first_note = engine.next_step, len(engine.history.notes)
             first_recovery = len(engine.history.recoveries)
+            first_departure = len(engine.history.departures)
         arguments = engine.model.arguments
         n_batches = batches.count(data, self.plan.batch, arguments)
         total = epochs * n_batches if n_batches else None
@@ -328,6 +340,7 @@ class Run(Shown):
             step_s=h.step_s[start:],
             notes=h.notes[first_note:],
             recoveries=h.recoveries[first_recovery:],
+            departures=h.departures[first_departure:],
         )
 
     def _take_optimizer(self, optimizer: Optimizer) -> None:
