@@ -24,6 +24,7 @@ from tests.sdk.run.test_recovery import (
 )
 
 import potluck
+from potluck.display.tables import members
 from potluck.errors import DeviceGone, Refused
 from potluck.testing.faults import memory_of
 from potluck.testing.inside import drained, link_of
@@ -102,6 +103,11 @@ def test_the_history_tells_who_left_and_why(home):
     assert departure.words in run.history.notes
     assert home.devices[B].status == "leaving"
     assert home.devices[B].leaving == WHY
+    assert ["leaving" in row and WHY in row for row in members(home.devices.values()).rows] == [
+        False,
+        True,
+        False,
+    ]
     memory_of(home).stay(B)
     memory_of(home).pass_time(1.0)
     assert home.devices[B].status == "ready"
