@@ -5,8 +5,9 @@ version has no `Leaving`, are not waited for.
 """
 
 from collections.abc import Collection, Iterable
+from typing import Any
 
-from potluck_agent.core.events import MustLeave
+from potluck_agent.core.events import MayStay, MustLeave
 from potluck_agent.core.outbox import Outbox
 from potluck_wire.limits import clip
 from potluck_wire.messages import Leaving, Measure, Message, Prepare, RefusalCode, Staying
@@ -22,7 +23,17 @@ class Departure:
         self._until_s = float("inf")
         self._for_good = False
 
-    def begin(self, out: Outbox, event: MustLeave, sessions: Iterable[str], now_s: float) -> None:
+    def hear(
+        self, out: Outbox, event: MustLeave | MayStay, sessions: Iterable[str], now_s: float
+    ) -> None:
+        """The device has to leave, or need not any more: these sessions are told."""
+        if isinstance(event, MustLeave):
+            self._begin(out, event, sessions, now_s)
+        elif self.reason and not self._for_good:
+            self.reason, self._until_s = "", float("inf")
+            self._tell(out, Staying(), sessions)
+
+    def _begin(self, out: Outbox, event: MustLeave, sessions: Iterable[str], now_s: float) -> None:
         """The device has to leave; a second reason gives no more time than the first.
 
         Once it leaves for good, no other reason matters.
@@ -36,11 +47,9 @@ class Departure:
         within_s = max(0.0, self._until_s - now_s)
         self._tell(out, Leaving(reason=self.reason, within_s=within_s), sessions)
 
-    def cease(self, out: Outbox, sessions: Iterable[str]) -> None:
-        """It need not leave any more, unless it does for good."""
-        if self.reason and not self._for_good:
-            self.reason, self._until_s = "", float("inf")
-            self._tell(out, Staying(), sessions)
+    def stated(self, statement: dict[str, Any]) -> dict[str, Any]:
+        """The capability statement with why it leaves."""
+        return {**statement, "leaving": self.reason}
 
     def _tell(self, out: Outbox, message: Message, sessions: Iterable[str]) -> None:
         for key in sessions:

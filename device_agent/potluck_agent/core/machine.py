@@ -8,7 +8,6 @@ programs, values), `MeasurementQueue` (layers, links, power) and `WorkerProxy` (
 
 from collections import deque
 from collections.abc import Collection
-from dataclasses import dataclass, field
 from typing import Any
 
 from potluck_agent import fault_log
@@ -44,6 +43,7 @@ from potluck_agent.core.members import read_roster
 from potluck_agent.core.outbox import Outbox, Settings
 from potluck_agent.core.receive_buffers import ReceiveBuffers
 from potluck_agent.core.send_queue import SendQueue
+from potluck_agent.core.sessions import Session, known_members, welcomed
 from potluck_agent.core.value_exchange import ValueExchange
 from potluck_agent.core.worker_proxy import COMPUTING, READY, WorkerProxy
 from potluck_wire.documents import dump
@@ -87,15 +87,6 @@ from potluck_wire.messages import (
 )
 from potluck_wire.session import CONTROLLER, State, check
 from potluck_wire.version import VERSION, agree
-
-
-@dataclass(slots=True)
-class Session:
-    """One notebook. `hello` is its greeting while it waits for its welcome."""
-
-    heard_s: float
-    hello: Hello | None
-    members: dict[str, Member] = field(default_factory=dict)
 
 
 class Core:
@@ -154,10 +145,8 @@ class Core:
                 self._undone(event, now_s)
             case Tick():
                 self._tick(now_s)
-            case MustLeave():
-                self._departure.begin(self._out, event, self._told_sessions, now_s)
-            case MayStay():
-                self._departure.cease(self._out, self._told_sessions)
+            case MustLeave() | MayStay():
+                self._departure.hear(self._out, event, welcomed(self._sessions), now_s)
         if self._departure.reason:
             self._end_if_late(now_s)
         if not isinstance(event, Tick):
@@ -209,7 +198,7 @@ class Core:
             "worker": COMPUTING if self._worker.is_working else self._worker.state,
             "runs": runs,
             "n_faults": self.n_faults,
-            "statement": self._statement,
+            "statement": self._departure.stated(self._settings.statement(self._worker.facts)),
         }
 
     @property
@@ -320,16 +309,6 @@ class Core:
         if self._worker.state == READY:
             self._welcome()
 
-    @property
-    def _statement(self) -> dict[str, Any]:
-        stated = self._settings.statement(self._worker.facts)
-        return {**stated, "leaving": self._departure.reason}
-
-    @property
-    def _told_sessions(self) -> list[str]:
-        """Those that were welcomed; the others will read it in the statement."""
-        return [key for key, session in self._sessions.items() if session.hello is None]
-
     def _end_if_late(self, now_s: float) -> None:
         """The device leaves: whoever has not moved elsewhere is given up."""
         owners = {run.owner for run in self._work.plans.runs.values()}
@@ -338,7 +317,8 @@ class Core:
             self._close_session(key, now_s)
 
     def _welcome(self) -> None:
-        statement = (dump(self._statement),)
+        stated = self._settings.statement(self._worker.facts)
+        statement = (dump(self._departure.stated(stated)),)
         for key, session in self._sessions.items():
             if session.hello is not None:
                 session.hello = None
@@ -360,25 +340,13 @@ class Core:
         self._set_members(now_s)
         self._out.say(key, RosterSet(home=message.home))
 
-    def _known_members(self) -> dict[str, Member]:
-        """By key. A notebook is none, whoever says so.
-
-        Where a device is, says the notebook whose run is on, then who measures, then anybody; of
-        equals, whose word is in force: nobody moves a device that another notebook uses.
-        """
-        owners = {run.owner for run in self._work.plans.runs.values()}
-        askers, told = self._measuring.askers, self._told_members
-        said = [
-            ((key in owners, key in askers, told.get(m.key) == m), m)
-            for key, session in self._sessions.items()
-            for m in session.members.values()
-            if m.key not in self._sessions
-        ]
-        return {m.key: m for _, m in sorted(said, key=lambda one: one[0])}
-
     def _set_members(self, now_s: float) -> None:
         """Who is a member, and where: told when that has changed."""
-        before, members = self._told_members, self._known_members()
+        owners = {run.owner for run in self._work.plans.runs.values()}
+        before, members = (
+            self._told_members,
+            known_members(self._sessions, owners, self._measuring.askers, self._told_members),
+        )
         for key in sorted(before.keys() - members.keys() - self._sessions.keys()):
             self._exchange.lose(key, "it is no member of the home any more", now_s)
         for key in members:
