@@ -140,6 +140,31 @@ def test_where_nobody_else_is_all_that_it_has_learned_is_kept():
             run.fit(make_data("mlp", ROWS)).wait()
 
 
+def test_where_nobody_else_is_the_training_waits_until_it_stays():
+    """As for a device that is too hot for a while."""
+    with memory_home(1) as home:
+        _, model = make_model("mlp")
+        plan = make_plan(model, ((A,), (4,)), micro_batch=4, n_micro_batches=2)
+        run = home.deploy(plan, model, optimizer=OPTIMIZERS["adamw"][0], protect=3).wait()
+        waited = []
+
+        def on_step(step, loss):
+            if step == 6:
+                leave(home, A, within_s=1.0)
+                memory_of(home).pass_time(2.0)
+
+        def watch(_, text):
+            if text.startswith("waiting"):
+                waited.append(text)
+                if len(waited) == 40:
+                    memory_of(home).stay(A)
+
+        fit = run.fit(make_data("mlp", ROWS), epochs=EPOCHS, on_step=on_step)
+        fit.listen(watch)
+        check_learned(run, fit.wait())
+        assert A in waited[0]
+
+
 def test_one_that_goes_before_it_is_left_is_lost_as_any_other(home):
     run = deployed(home, "both", protect=2)
 
