@@ -22,11 +22,12 @@ from tests.sdk.run.test_recovery import (
     joined,
     strike_after,
 )
+from tests.timeouts import PATIENCE_S
 
 import potluck
 from potluck.display.tables import members
 from potluck.errors import DeviceGone, Refused
-from potluck.testing.faults import memory_of
+from potluck.testing.faults import agents_of, memory_of
 from potluck.testing.inside import drained, link_of
 from potluck.testing.memory import memory_home
 
@@ -254,3 +255,21 @@ def test_with_a_profile_the_best_plan_without_it_is_taken(home):
     assert run.plan.latency_s > 0
     second = run.fit(make_data("mlp", ROWS), epochs=EPOCHS - 1).wait()
     check_learned(run, joined(first, second))
+
+
+@pytest.mark.slow  # two processes with torch
+def test_a_real_agent_that_is_told_to_end_is_left_first():
+    with potluck.Home.local(2) as home:
+        run = deployed(home, "pipeline")
+        agents = agents_of(home)
+
+        def on_step(step, loss):
+            if step == 4:
+                agents.process(B).terminate()
+
+        first = run.fit(make_data("mlp", ROWS), epochs=EPOCHS, on_step=on_step).wait()
+        assert agents.process(B).wait(PATIENCE_S) == 0  # once it is told that all has moved
+        assert run.plan.devices == (A,)
+        assert run.history.recoveries == ()
+        second = run.fit(make_data("mlp", ROWS)).wait()
+        check_learned(run, joined(first, second), epochs=EPOCHS + 1)
