@@ -2,9 +2,11 @@
 that a device at a limit does not come and go.
 """
 
+import plistlib
 import random
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import PurePath
 
 import pytest
 
@@ -19,6 +21,8 @@ from potluck_agent.owner_rules import (
     broken,
     reason,
 )
+from potluck_agent.service import launchd, systemd
+from potluck_agent.service.steps import Service
 
 N_TRIES = 2000
 
@@ -193,3 +197,18 @@ def test_a_service_gets_the_rules_as_they_were_given():
         max_temp_c=given.max_temp,
         quiet_hours=given.quiet_hours,
     )
+
+
+@pytest.mark.parametrize("drain_s", [0.0, 60.0, 300.5])
+def test_a_service_has_the_time_to_move_what_it_runs(drain_s):
+    service = Service(
+        command=("python",),
+        user="ada",
+        uid=1000,
+        home=PurePath("/home/ada"),
+        config=PurePath("/home/ada/.config"),
+        is_system=False,
+        drain_s=drain_s,
+    )
+    assert f"TimeoutStopSec={drain_s + 10:g}\n" in systemd.unit(service)
+    assert plistlib.loads(launchd.plist(service))["ExitTimeOut"] >= drain_s + 10

@@ -343,10 +343,8 @@ class Core:
     def _set_members(self, now_s: float) -> None:
         """Who is a member, and where: told when that has changed."""
         owners = {run.owner for run in self._work.plans.runs.values()}
-        before, members = (
-            self._told_members,
-            known_members(self._sessions, owners, self._measuring.askers, self._told_members),
-        )
+        before = self._told_members
+        members = known_members(self._sessions, owners, self._measuring.askers, before)
         for key in sorted(before.keys() - members.keys() - self._sessions.keys()):
             self._exchange.lose(key, "it is no member of the home any more", now_s)
         for key in members:

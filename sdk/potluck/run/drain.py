@@ -43,6 +43,11 @@ class Drain:
         self._thread: threading.Thread | None = None
         self._is_asked = False
 
+    def look(self) -> None:
+        """Leave those that want to leave: the run has begun on them, or has come there."""
+        for device in leaving(self._engine):
+            self.leaves(device)
+
     def leaves(self, device: str) -> None:
         """A device wants to leave; what is to be done is done in the background."""
         engine = self._engine
@@ -50,7 +55,7 @@ class Drain:
             return
         with self._lock:
             self._is_asked = True
-            if self._thread is None:
+            if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(
                     target=self._work, name="potluck drain", daemon=True
                 )

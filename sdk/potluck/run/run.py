@@ -60,12 +60,9 @@ class Run(Shown):
 
     def watch_devices(self) -> None:
         """From now on it moves elsewhere where devices want to leave."""
-        members = self._engine.members
         self._drain = Drain(self._engine, self._forget_evaluation)
-        members.watch(self._drain)
-        for device in self.plan.devices:
-            if device in members and members[device].leaving:
-                self._drain.leaves(device)
+        self._engine.members.watch(self._drain)
+        self._drain.look()
 
     # --- what it is -------------------------------------------------------------------------------
 
@@ -390,6 +387,8 @@ class Run(Shown):
         def work(task: Task) -> "Run":
             cross(self._engine, plan, task)
             self._forget_evaluation()
+            if self._drain is not None:
+                self._drain.look()
             return self
 
         return Handle(work, f"switching {plan.model}")

@@ -147,7 +147,8 @@ class Members(Shown, Mapping[str, Member]):
 
     def watch(self, watcher: Watcher) -> None:
         """Tell it of every device that wants to leave, as long as it lives."""
-        self._watchers.add(watcher)
+        with self._lock:
+            self._watchers.add(watcher)
 
     def heard(self, device: str, news: Any) -> None:
         """A power reading, that it wants to leave or not, or the end of a session; called by the
@@ -174,9 +175,9 @@ class Members(Shown, Mapping[str, Member]):
                 begun_anew = bool(member.metered) and news.joules < member.metered[-1][1]
                 metered = (*(() if begun_anew else member.metered), *point)[-MAX_METERED:]
                 self._members[device] = replace(member, reading=news, metered=metered)
-        if isinstance(news, Leaving):
-            for watcher in tuple(self._watchers):
-                watcher.leaves(device)
+            watchers = tuple(self._watchers) if isinstance(news, Leaving) else ()
+        for watcher in watchers:
+            watcher.leaves(device)
 
     # --- sessions ---------------------------------------------------------------------------------
 

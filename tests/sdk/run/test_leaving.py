@@ -5,6 +5,7 @@ elsewhere first, and nothing is computed twice.
 import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import pytest
 from tests.sdk.run.conftest import make_data, make_model, make_plan
@@ -26,7 +27,7 @@ from tests.timeouts import PATIENCE_S
 
 import potluck
 from potluck.display.tables import members
-from potluck.errors import DeviceGone, Refused
+from potluck.errors import DeviceGone, PotluckError, Refused
 from potluck.testing.faults import agents_of, memory_of
 from potluck.testing.inside import drained, link_of
 from potluck.testing.memory import memory_home
@@ -192,6 +193,23 @@ def test_one_that_is_lost_while_another_leaves_is_survived(home, lost):
     second = run.fit(make_data("mlp", ROWS)).wait()
     assert not {B, lost} & set(run.plan.devices)
     check_learned(run, joined(first, second))
+
+
+@pytest.mark.parametrize("after", [0, 5, 20, 40])
+def test_one_that_a_switch_goes_to_and_that_then_wants_to_leave_is_left_again(home, after):
+    _, model = make_model("mlp")
+    there = make_plan(model, ((A,), (4,)), ((C,), (4,)), micro_batch=4, n_micro_batches=2)
+    run = deployed(home, "pipeline")
+    first = run.fit(make_data("mlp", ROWS)).wait()
+    strike_after(home, [(after, lambda: leave(home, C))])
+    with suppress(PotluckError):  # it may have declined
+        run.switch(there).wait()
+    at_last = run.fit(make_data("mlp", ROWS), epochs=EPOCHS - 1)
+    at_last.wait()
+    settled(home, run)
+    assert C not in run.plan.devices or not home.devices[C].leaving
+    assert sum(recovery.n_again for recovery in run.history.recoveries) == 0
+    check_learned(run, joined(first, at_last))
 
 
 @pytest.mark.parametrize("device", [A, B])
