@@ -123,6 +123,24 @@ class Goodbye(Message):
     reason: str = ""
 
 
+@_message
+class Leaving(Message):
+    """Since 1.8. The device wants to leave, and says why: it takes no new run and measures nothing.
+
+    Runs that are loaded go on for `within_s` seconds more, so that they can move elsewhere; then
+    they end with a `Goodbye`. Said again where another reason holds. Who comes later reads it in
+    the capability statement.
+    """
+
+    reason: str = ""
+    within_s: float = 0.0
+
+
+@_message
+class Staying(Message):
+    """Since 1.8. What was said with `Leaving` holds no longer: the device takes part again."""
+
+
 # --- control: runs --------------------------------------------------------------------------------
 
 
@@ -683,6 +701,7 @@ class RefusalCode:
     OLD_EPOCH = "old-epoch"  # a newer epoch of the run is in force
     UNKNOWN_RUN = "unknown-run"  # nothing of that run is loaded, or it went with the worker
     STATE = "state"  # not now: see the session states
+    LEAVING = "leaving"  # the device wants to leave: see `Leaving` (since 1.8)
 
 
 class FailureCause:
@@ -723,6 +742,8 @@ MESSAGES: dict[int, Entry] = {
     4: Entry(Roster, _C, "controller", (1, 1)),
     5: Entry(RosterSet, _C, "agent"),
     6: Entry(Goodbye, _C, "either"),
+    7: Entry(Leaving, _C, "agent"),
+    8: Entry(Staying, _C, "agent"),
     10: Entry(Prepare, _C, "controller", (1, 257)),
     11: Entry(Prepared, _C, "agent"),
     12: Entry(Commit, _C, "controller"),

@@ -276,6 +276,18 @@ FIELDS: dict[str, tuple[Callable[[Any], bool], str, Any, str]] = {
         None,
         "speed of copying tensors, measured",
     ),
+    "rules": (
+        _is_list,
+        "a list of texts",
+        [],
+        "the owner's rules of when it takes part, for people (since 1.8)",
+    ),
+    "leaving": (
+        _is_text,
+        "a text",
+        "",
+        "why it takes no new run now (since 1.8), see `Leaving`; empty: it does",
+    ),
     "bounds": (
         _is_texts,
         "{name: what holds}",

@@ -20,8 +20,9 @@ PIGGYBACKED_CREDIT = (1, 5)  # `Value.received` and `Prepare.credit_along`
 REFUSED_BYTES = (1, 6)  # `Refused.needed_bytes` and `Refused.available_bytes`
 READING_BATTERY = (1, 8)  # `Reading.battery_frac`
 RECOMPUTE = (1, 8)  # the attribute `recompute` of `run`
-# 1.7 has `connection` in the capability statement, 1.8 `processors` and `hardware`, and
-# `Measured.sgd_s`: who does not know them ignores them
+LEAVING = (1, 8)  # `Leaving` and `Staying`
+# 1.7 has `connection` in the capability statement, 1.8 `processors`, `hardware`, `rules` and
+# `leaving`, and `Measured.sgd_s`: who does not know them ignores them
 
 _TEXT = re.compile(r"(\d{1,4})\.(\d{1,4})", re.ASCII)
 

@@ -43,6 +43,8 @@ WRONG = {
     "connection": {"kind": "wired", "ssid": "ours"},
     "battery_frac": True,
     "meters": [{"name": "ina3221"}],
+    "rules": "only on mains",
+    "leaving": False,
     "bounds": {"network": True},
     "power": {"idle_w": "2"},
     "emulated": {"factor": 2},

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 _SIZES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 1024, "mi": 1024**2, "gi": 1024**3}
 
 BACKENDS = ("torch", "onnxruntime")
+DRAIN_S = 60.0  # a model of some GiB takes as long over WiFi
 LEVELS = ("debug", "info", "warning", "error")  # of log_file.py, which takes longer to load
 COMMANDS = ("start", "install", "status", "pair", "token", "peers", "forget", "replay")
 
@@ -73,6 +74,7 @@ def parser() -> argparse.ArgumentParser:
 def _add_start(start: argparse.ArgumentParser) -> None:
     start.usage = "potluck agent start [options]"
     _add_device(start.add_argument_group("this device").add_argument)
+    _add_rules(start.add_argument_group("when it takes part").add_argument)
     _add_emulation(start.add_argument_group("as another device").add_argument)
     _add_for_programs(start.add_argument_group("for programs that start agents").add_argument)
 
@@ -93,6 +95,7 @@ def _add_install(install: argparse.ArgumentParser) -> None:
     )
     add("--remove", action="store_true", help="undo it; keys, peers and the log stay")
     _add_device(install.add_argument_group("as for start").add_argument)
+    _add_rules(install.add_argument_group("when it takes part, as for start").add_argument)
 
 
 def start_words(arguments: Sequence[str]) -> list[str]:
@@ -108,6 +111,7 @@ def start_words(arguments: Sequence[str]) -> list[str]:
         kept.append((raw.add_argument(*names, **how), kind))
 
     _add_device(add)
+    _add_rules(add)
     given = vars(raw.parse_known_args(_joined(arguments))[0])
     words = []
     for action, kind in kept:
@@ -192,6 +196,39 @@ def _add_device(add: Callable[..., object]) -> None:
     add("--grace", type=_seconds, default=30.0, metavar="S", help=grace)
 
 
+def _add_rules(add: Callable[..., object]) -> None:
+    add("--only-on-mains", action="store_true", help="not while it runs on its battery")
+    add(
+        "--min-battery",
+        type=_charge,
+        default=None,
+        metavar="PERCENT",
+        help="not with a battery below it, as in 30%%, also while it charges",
+    )
+    add(
+        "--max-temp",
+        type=_celsius,
+        default=None,
+        metavar="C",
+        help="not while any of its sensors is hotter, in degrees Celsius, as in 80",
+    )
+    add(
+        "--quiet-hours",
+        type=_hours,
+        default=None,
+        metavar="FROM-TO",
+        help="not at this time of the day, as in 22:00-07:00",
+    )
+    add(
+        "--drain",
+        type=_wait,
+        default=DRAIN_S,
+        metavar="S",
+        help="when it has to leave, also by Ctrl-C, what is under way has so long to move elsewhere"
+        f" (default: {DRAIN_S:g})",
+    )
+
+
 def _add_emulation(add: Callable[..., object]) -> None:
     add(
         "--slowdown",
@@ -233,6 +270,13 @@ def _add_for_programs(add: Callable[..., object]) -> None:
         help="end when the process that started this one is gone",
     )
     add("--parent-pid", type=int, default=None, metavar="PID", help="end when this process is gone")
+    add(
+        "--system-root",
+        type=_path,
+        default=None,
+        metavar="DIR",
+        help="read battery, mains and temperature below it, as DIR/sys/...",
+    )
     add(
         "--scratch",
         type=_path,
@@ -307,6 +351,39 @@ def _seconds(text: str) -> float:
 
 def _wait(text: str) -> float:
     return 0.0 if text == "0" else _seconds(text)
+
+
+def _charge(text: str) -> float:
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) *%?", text)
+    percent = float(match[1]) if match else 0.0
+    if not 1 <= percent <= 100:
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: the charge of a battery is expected, 1% to 100%, as in 30%"
+        )
+    return percent / 100
+
+
+def _celsius(text: str) -> float:
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) *(?:°?C)?", text)
+    celsius = float(match[1]) if match else 0.0
+    if not 30 <= celsius <= 120:
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: degrees Celsius are expected, 30 to 120, as in 80"
+        )
+    return celsius
+
+
+def _hours(text: str) -> tuple[int, int]:
+    found = re.fullmatch(r"(\d{1,2}):(\d{2})-(\d{1,2}):(\d{2})", text, re.ASCII)
+    times = [(int(found[i]), int(found[i + 1])) for i in (1, 3)] if found else []
+    if not times or any(hour > 23 or minute > 59 for hour, minute in times):
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: two times of the day are expected, 00:00 to 23:59, as in 22:00-07:00"
+        )
+    start, stop = (60 * hour + minute for hour, minute in times)
+    if start == stop:
+        raise argparse.ArgumentTypeError(f"{text!r} is no time at all, or the whole day")
+    return start, stop
 
 
 def _threads(text: str) -> int:

@@ -88,6 +88,15 @@ def _connection(document: Mapping[str, Any]) -> Iterator[str]:
         yield ", ".join(word for word in words if word)
 
 
+def _takes_part(document: Mapping[str, Any]) -> Iterator[str]:
+    """When, by its owner's rules; and that it does not now."""
+    statement = document["statement"]
+    if statement.get("rules"):
+        yield ", ".join(statement["rules"])
+    if statement.get("leaving"):
+        yield f"not now: {statement['leaving']}"
+
+
 def _lacks(document: Mapping[str, Any]) -> Iterator[str]:
     present = document["backends"]
     if not present:
@@ -116,6 +125,7 @@ LINES: dict[str, Callable[[Mapping[str, Any]], Iterator[str]]] = {
     "memory": _memory,
     "power": _power,
     "connection": _connection,
+    "takes part": _takes_part,
     "lacks": _lacks,
     "paired with": _notebooks,
     "log": _log,

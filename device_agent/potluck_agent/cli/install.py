@@ -142,6 +142,7 @@ def _service(given: Namespace, start_words: list[str], place: Place) -> Service:
         home=place.home,
         config=place.config,
         is_system=given.system,
+        drain_s=given.drain,
     )
 
 

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import signal
 import sys
 import threading
 import time
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from potluck_agent import control_files, fault_log, keys
-from potluck_agent.cli import options
+from potluck_agent.cli import availability, options
 from potluck_agent.cli.options import ARENA_BYTES, Options
 from potluck_agent.errors import AgentError
 from potluck_wire.fingerprint import fingerprint
@@ -92,6 +91,7 @@ def _run(chosen: Options, directory: Path, log: Any) -> int:
         if chosen.as_json
         else (lambda text: _say(sys.stdout, text))
     )
+    availability.check(chosen.rules, chosen.system_root)
     identity = keys.identity(directory)
     _await_network(chosen.await_network_s)
     _allow_connections()
@@ -123,8 +123,8 @@ def _run(chosen: Options, directory: Path, log: Any) -> int:
         code = new_code() if chosen.pair else ""
         if code:
             net.desk.open(code, time.monotonic())
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: setattr(net, "stopping", True))
+        presence = availability.of(net, chosen.rules, chosen.drain_s, chosen.system_root)
+        presence.hear_signals()
         status = _status(chosen, identity, net, log.path)
         journal.began(status())
         _tell_ready(chosen, status, identity.public, net.port, code)
@@ -138,7 +138,7 @@ def _run(chosen: Options, directory: Path, log: Any) -> int:
                 key=identity.public,
                 note=journal.note,
             )
-        net.run(_each_tick(chosen, net, directory, status))
+        net.run(_each_tick(chosen, net, presence, directory, status))
         journal.ended()
     finally:
         net.close()
@@ -156,10 +156,14 @@ def _run(chosen: Options, directory: Path, log: Any) -> int:
 
 
 def _each_tick(
-    chosen: Options, net: Any, directory: Path, status: Callable[[], dict[str, Any]]
+    chosen: Options,
+    net: Any,
+    presence: availability.Availability,
+    directory: Path,
+    status: Callable[[], dict[str, Any]],
 ) -> Callable[[], None]:
     """What else has to be looked at some times a second: whoever started this process, whoever asks
-    what goes on, and an emulated load.
+    what goes on, whether it may take part, and an emulated load.
     """
     parent = chosen.parent_pid
     # to another parent, once this one is gone
@@ -170,6 +174,7 @@ def _each_tick(
             os.getppid() == parent if is_handed_on else _is_alive(parent)
         ):
             net.stopping = True
+        presence.look(time.monotonic())
         if control_files.asked_status(directory):
             control_files.tell_status(directory, status())
         if chosen.is_emulated:
@@ -291,6 +296,7 @@ def _meter(chosen: Options) -> tuple[Any, dict[str, Any]]:
         "hardware": [] if chosen.is_emulated else hardware(),
         "battery_frac": None if chosen.is_emulated else charge_frac(Path("/")),
         "meters": [_statement(found) for found in explain()],
+        "rules": list(chosen.rules.words),
     }
     if chosen.is_emulated:
         facts["emulated"] = {

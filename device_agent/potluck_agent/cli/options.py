@@ -8,6 +8,7 @@ from pathlib import Path
 
 from potluck_agent.errors import AgentError
 from potluck_agent.keys import Peer, default_state_dir
+from potluck_agent.owner_rules import NO_RULES, Rules
 from potluck_wire.limits import is_device_name
 from potluck_wire.messages import HOME
 
@@ -30,7 +31,8 @@ class Options:
 
     `threads` None: as many as are fastest. `device` "": what is fastest. `backends`: those to
     compute with; empty: all that are installed. `record`: where to keep all
-    that happens. `log_file` None: beside the keys.
+    that happens. `log_file` None: beside the keys. `rules`: when it takes part. `drain_s`: when it
+    has to leave, what is under way has so long to move elsewhere.
     """
 
     name: str
@@ -59,6 +61,9 @@ class Options:
     hang_s: float = 30.0
     grace_s: float = 30.0
     quiet: bool = False
+    rules: Rules = NO_RULES
+    drain_s: float = 0.0
+    system_root: Path = Path("/")
 
     @property
     def is_emulated(self) -> bool:
@@ -100,6 +105,14 @@ def start_options(given: argparse.Namespace, own_parent: int) -> Options:
         await_network_s=given.await_network,
         hang_s=given.hang,
         grace_s=given.grace,
+        rules=Rules(
+            only_on_mains=given.only_on_mains,
+            min_battery_frac=given.min_battery,
+            max_temp_c=given.max_temp,
+            quiet_hours=given.quiet_hours,
+        ),
+        drain_s=given.drain,
+        system_root=given.system_root or Path("/"),
     )
 
 

@@ -110,7 +110,35 @@ class Tick:
     """Time has passed."""
 
 
-Event = FromPeer | FromWorker | WorkerDied | PeerRevoked | LinkReset | MemberLost | Undone | Tick
+@dataclass(frozen=True, slots=True)
+class MustLeave:
+    """The device has to leave, and why: what is under way has `within_s` seconds to move elsewhere.
+
+    `for_good`: then the agent ends.
+    """
+
+    reason: str
+    within_s: float
+    for_good: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class MayStay:
+    """It need not leave any more."""
+
+
+Event = (
+    FromPeer
+    | FromWorker
+    | WorkerDied
+    | PeerRevoked
+    | LinkReset
+    | MemberLost
+    | Undone
+    | Tick
+    | MustLeave
+    | MayStay
+)
 
 # --- actions --------------------------------------------------------------------------------------
 

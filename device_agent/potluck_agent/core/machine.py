@@ -8,10 +8,10 @@ programs, values), `MeasurementQueue` (layers, links, power) and `WorkerProxy` (
 
 from collections import deque
 from collections.abc import Collection
-from dataclasses import dataclass, field
 from typing import Any
 
 from potluck_agent import fault_log
+from potluck_agent.core.departure import Departure
 from potluck_agent.core.events import (
     OWNER,
     Action,
@@ -21,8 +21,10 @@ from potluck_agent.core.events import (
     FromWorker,
     KillWorker,
     LinkReset,
+    MayStay,
     Member,
     MemberLost,
+    MustLeave,
     PeerRevoked,
     Report,
     SetMembers,
@@ -41,6 +43,7 @@ from potluck_agent.core.members import read_roster
 from potluck_agent.core.outbox import Outbox, Settings
 from potluck_agent.core.receive_buffers import ReceiveBuffers
 from potluck_agent.core.send_queue import SendQueue
+from potluck_agent.core.sessions import Session, known_members, welcomed
 from potluck_agent.core.value_exchange import ValueExchange
 from potluck_agent.core.worker_proxy import COMPUTING, READY, WorkerProxy
 from potluck_wire.documents import dump
@@ -86,15 +89,6 @@ from potluck_wire.session import CONTROLLER, State, check
 from potluck_wire.version import VERSION, agree
 
 
-@dataclass(slots=True)
-class Session:
-    """One notebook. `hello` is its greeting while it waits for its welcome."""
-
-    heard_s: float
-    hello: Hello | None
-    members: dict[str, Member] = field(default_factory=dict)
-
-
 class Core:
     """All that a device does, one event at a time."""
 
@@ -102,6 +96,7 @@ class Core:
         self._settings, self._out = settings, Outbox()
         self.n_faults = 0  # events that raised what nothing may raise
         self._last_s: float | None = None
+        self._departure = Departure()
         # what the report of a fault tells
         self._latest: deque[tuple[float, Event]] = deque(maxlen=fault_log.N_EVENTS)
         self._set_up()
@@ -150,6 +145,10 @@ class Core:
                 self._undone(event, now_s)
             case Tick():
                 self._tick(now_s)
+            case MustLeave() | MayStay():
+                self._departure.hear(self._out, event, welcomed(self._sessions), now_s)
+        if self._departure.reason:
+            self._end_if_late(now_s)
         if not isinstance(event, Tick):
             self._latest.append((now_s, event))
         return self._go_on(now_s)
@@ -199,8 +198,13 @@ class Core:
             "worker": COMPUTING if self._worker.is_working else self._worker.state,
             "runs": runs,
             "n_faults": self.n_faults,
-            "statement": self._settings.statement(self._worker.facts),
+            "statement": self._departure.stated(self._settings.statement(self._worker.facts)),
         }
+
+    @property
+    def has_left(self) -> bool:
+        """Whether it was to leave for good, and has."""
+        return self._departure.has_left
 
     @property
     def n_sessions(self) -> int:
@@ -260,7 +264,8 @@ class Core:
         except WireError as error:
             self._out.refuse(key, message, RefusalCode.STATE, error.text)
             return
-        self._from_notebook(key, message, event.buffers, now_s)
+        if not self._departure.refuses(self._out, key, message, self._work.plans.runs):
+            self._from_notebook(key, message, event.buffers, now_s)
 
     def _from_notebook(
         self, key: str, message: Message, buffers: tuple[Buffer, ...], now_s: float
@@ -304,8 +309,16 @@ class Core:
         if self._worker.state == READY:
             self._welcome()
 
+    def _end_if_late(self, now_s: float) -> None:
+        """The device leaves: whoever has not moved elsewhere is given up."""
+        owners = {run.owner for run in self._work.plans.runs.values()}
+        for key in self._departure.ends(self._out, self._sessions, owners, now_s):
+            self._out.say(key, Goodbye(reason=clip(f"it leaves: {self._departure.reason}")))
+            self._close_session(key, now_s)
+
     def _welcome(self) -> None:
-        statement = (dump(self._settings.statement(self._worker.facts)),)
+        stated = self._settings.statement(self._worker.facts)
+        statement = (dump(self._departure.stated(stated)),)
         for key, session in self._sessions.items():
             if session.hello is not None:
                 session.hello = None
@@ -327,25 +340,11 @@ class Core:
         self._set_members(now_s)
         self._out.say(key, RosterSet(home=message.home))
 
-    def _known_members(self) -> dict[str, Member]:
-        """By key. A notebook is none, whoever says so.
-
-        Where a device is, says the notebook whose run is on, then who measures, then anybody; of
-        equals, whose word is in force: nobody moves a device that another notebook uses.
-        """
-        owners = {run.owner for run in self._work.plans.runs.values()}
-        askers, told = self._measuring.askers, self._told_members
-        said = [
-            ((key in owners, key in askers, told.get(m.key) == m), m)
-            for key, session in self._sessions.items()
-            for m in session.members.values()
-            if m.key not in self._sessions
-        ]
-        return {m.key: m for _, m in sorted(said, key=lambda one: one[0])}
-
     def _set_members(self, now_s: float) -> None:
         """Who is a member, and where: told when that has changed."""
-        before, members = self._told_members, self._known_members()
+        owners = {run.owner for run in self._work.plans.runs.values()}
+        before = self._told_members
+        members = known_members(self._sessions, owners, self._measuring.askers, before)
         for key in sorted(before.keys() - members.keys() - self._sessions.keys()):
             self._exchange.lose(key, "it is no member of the home any more", now_s)
         for key in members:

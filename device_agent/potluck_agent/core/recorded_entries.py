@@ -23,7 +23,9 @@ from potluck_agent.core.events import (
     FromWorker,
     KillWorker,
     LinkReset,
+    MayStay,
     MemberLost,
+    MustLeave,
     PeerRevoked,
     ReadMeter,
     Report,
@@ -64,7 +66,8 @@ N_READ: dict[type[Message], int] = {Roster: 1, Prepare: 1, WorkerReady: 1, Compu
 # actions' messages whose buffers are tensors or models
 UNREAD = (Value, Chunk, LoadSegment, MeasureTask)
 _PLAIN: dict[str, Any] = {
-    kind.__name__: kind for kind in (WorkerDied, PeerRevoked, LinkReset, MemberLost, Tick)
+    kind.__name__: kind
+    for kind in (WorkerDied, PeerRevoked, LinkReset, MemberLost, Tick, MustLeave, MayStay)
 }
 
 

@@ -50,6 +50,11 @@ def charge_frac(root: Path) -> float | None:
     return sum(found) / len(found) if found else None
 
 
+def is_discharging(root: Path) -> bool:
+    """Whether a battery drives this device now."""
+    return any(text(path / "status") == "Discharging" for path in _batteries(root))
+
+
 def _batteries(root: Path) -> list[Path]:
     """Those that drive this device, not those of a mouse."""
     return [

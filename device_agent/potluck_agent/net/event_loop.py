@@ -24,7 +24,9 @@ from potluck_agent.core.events import (
     FromPeer,
     KillWorker,
     LinkReset,
+    MayStay,
     Member,
+    MustLeave,
     PeerRevoked,
     ReadMeter,
     Report,
@@ -155,7 +157,7 @@ class EventLoop:
         """Serve until `stopping` is set; `each_tick` is called some times a second."""
         next_tick_s = time.monotonic()
         try:
-            while not self.stopping:
+            while not (self.stopping or self._core.has_left):
                 now_s = time.monotonic()
                 if now_s >= next_tick_s:
                     next_tick_s = now_s + TICK_S
@@ -225,6 +227,21 @@ class EventLoop:
         most_bytes = MAX_UNREAD_BYTES + len(self._links) * WINDOW_BYTES
         if n_cut := self._inflow.check(most_bytes, self._sources.is_empty):
             self._journal.cut(n_cut, most_bytes)
+
+    def leave(self, reason: str, within_s: float, *, for_good: bool = False) -> None:
+        """The device has to leave: notebooks are told, and have so long to move elsewhere.
+
+        `for_good`: then the loop ends.
+        """
+        self._journal.leaves(reason)
+        self._feed(MustLeave(reason, within_s, for_good))
+        if for_good and not self._core.has_left:
+            self._journal.waits(within_s)
+
+    def stay(self) -> None:
+        """It need not leave any more."""
+        self._journal.stays()
+        self._feed(MayStay())
 
     def state(self) -> dict[str, Any]:
         """What goes on, for the owner who asks."""

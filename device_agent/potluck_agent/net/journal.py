@@ -34,6 +34,20 @@ class Journal:
         """It was told to stop."""
         self._log.info(LIFE, "stopped, as it was told")
 
+    def leaves(self, reason: str) -> None:
+        """It has to, by its owner's rules or word."""
+        self._log.info(LIFE, f"wants to leave: {reason}")
+
+    def waits(self, most_s: float) -> None:
+        """It is to end, and something runs here yet."""
+        self._note(
+            f"what runs here moves elsewhere, {most_s:g} s at most; told again, it ends at once"
+        )
+
+    def stays(self) -> None:
+        """It need not leave any more."""
+        self._log.info(LIFE, "takes part again")
+
     def note(self, text: str) -> None:
         """For the owner now, and for later."""
         self._note(text)

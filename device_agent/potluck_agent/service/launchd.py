@@ -1,5 +1,6 @@
 """A property list for launchd (macOS), of the user or of the system."""
 
+import math
 import plistlib
 from pathlib import PurePath
 
@@ -45,6 +46,7 @@ def plist(service: Service) -> bytes:
         "ProgramArguments": list(service.command),
         "RunAtLoad": True,
         "KeepAlive": {"SuccessfulExit": False},
+        "ExitTimeOut": math.ceil(service.stop_s),
         "ThrottleInterval": 10,  # seconds between two starts, launchd's own default
         "WorkingDirectory": "/",
         "Umask": 0o077,

@@ -4,13 +4,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 
+ENDING_S = 10.0  # ports, worker and log are given back
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
     """What is to be started, and for whom.
 
     `command`: the agent's command line, with absolute paths. `home`: the user's. `is_system`: it
-    starts with the machine, else with the user's session.
+    starts with the machine, else with the user's session. `drain_s`: that it takes to end, at most.
     """
 
     command: tuple[str, ...]
@@ -19,6 +21,12 @@ class Service:
     home: PurePath
     config: PurePath
     is_system: bool
+    drain_s: float = 0.0
+
+    @property
+    def stop_s(self) -> float:
+        """After which whoever stops it may kill it."""
+        return self.drain_s + ENDING_S
 
 
 @dataclass(frozen=True, slots=True)

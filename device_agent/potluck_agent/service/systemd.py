@@ -93,7 +93,7 @@ WorkingDirectory=/
 Restart=on-failure
 RestartSec=5
 KillMode=mixed
-TimeoutStopSec=10
+TimeoutStopSec={service.stop_s:g}
 {guards}
 [Install]
 WantedBy={target}

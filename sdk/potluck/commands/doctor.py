@@ -242,6 +242,7 @@ def sessions(places: Sequence[str]) -> Iterator[Finding]:
                 yield from computing(member.name, member.capability)
                 yield metered(member.name, member.capability)
                 yield bounded(member.name, member.capability)
+                yield from available(member.name, member.capability)
             elif member.status == "computes nothing" and member.error is not None:
                 yield Finding(
                     level=BAD,
@@ -311,6 +312,19 @@ def bounded(name: str, capability: Mapping[str, Any]) -> Finding:
         )
     told = "; ".join(f"{bound} {said}" for bound, said in bounds.items())
     return Finding(level=GOOD, what=f"{name} computes within bounds: {told}")
+
+
+def available(name: str, capability: Mapping[str, Any]) -> Iterator[Finding]:
+    """When a device takes part by its owner's rules, and whether it does not now."""
+    rules = ", ".join(capability.get("rules", ()))
+    if why := capability.get("leaving"):
+        yield Finding(
+            level=HINT,
+            what=f"{name} takes nothing new: {why}",
+            remedy=f"its agent was started with rules ({rules})" if rules else "",
+        )
+    elif rules:
+        yield Finding(level=GOOD, what=f"{name} takes part by its owner's rules: {rules}")
 
 
 def _help(row: Mapping[str, str]) -> str:

@@ -111,7 +111,11 @@ def _watts(member: Any) -> float | None:
 
 
 def _trouble(member: Any) -> str:
-    """Why there is no session, in a sentence; `potluck doctor` tells what to do."""
+    """Why there is no session, or it takes nothing new, in a sentence; `potluck doctor` tells what
+    to do.
+    """
+    if member.leaving:
+        return str(member.leaving)
     if member.error is None or member.status in ("ready", "not paired"):
         return ""
     what = (

@@ -7,7 +7,7 @@ import threading
 import uuid
 from typing import TYPE_CHECKING
 
-from potluck.errors import PotluckError
+from potluck.errors import DeviceGone, PotluckError
 from potluck.offload.compile import shared_requests
 from potluck.offload.plan.lowering import DEVICE, HELPER
 from potluck.offload.predictions import Predictions
@@ -114,6 +114,15 @@ class OffloadDeployment:
         self._epoch = 0
         if before:
             self.group.drop(before, (self.device, *self._there))
+
+    def let_go(self) -> bool:
+        """Do without the helpers that want to leave; whether there were any."""
+        going = [name for name in self._there if self._members[name].leaving]
+        for name in going:
+            why = f"it wants to leave: {self._members[name].leaving}."
+            self.lost(DeviceGone(why, device=name))
+            self.group.drop(-1, [name])
+        return bool(going)
 
     def load_device(self) -> None:
         """The whole model onto the device once more: its worker has ended."""

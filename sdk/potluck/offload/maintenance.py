@@ -1,6 +1,6 @@
-"""The upkeep of an accelerated model, in the background: reach helpers that were lost, ask for the
-bandwidth where no request shows it, plan anew where sides turn out to be faster or slower, take
-over the whole table when it is found.
+"""The upkeep of an accelerated model, in the background: let helpers go that want to leave, reach
+those that were lost, ask for the bandwidth where no request shows it, plan anew where sides turn
+out to be faster or slower, take over the whole table when it is found.
 """
 
 import threading
@@ -76,6 +76,8 @@ class Maintenance:
 
     def _work(self, now_s: float) -> None:
         """The most urgent thing that is to be done, if any."""
+        if self._loaded.let_go():
+            return
         if self._loaded.lacks_helpers and now_s >= self._retry_s:
             self._retry_s = now_s + RETRY_S
             self._restore()

@@ -1,12 +1,12 @@
 """Waiting for lost devices where those that are left cannot go on: a laptop that slept, a WiFi that
-was away for a minute.
+was away for a minute, a device that cools down.
 """
 
 from collections.abc import Callable, Collection, Iterator
 from itertools import chain, repeat
 
 from potluck import units
-from potluck.sessions.members import SEARCH_S, Members
+from potluck.sessions.members import SEARCH_S, Member, Members
 
 LOOK_S = 0.5  # how often whoever waits may change their mind
 PATIENCE_S = 600.0
@@ -34,7 +34,7 @@ def wait_for_one(
         Those that are back; none where nobody came, or nobody could.
     """
     waited_s, pauses = 0.0, _pauses()
-    while lost := [name for name in names if name in members and members[name].is_lost]:
+    while lost := [name for name in names if name in members and _is_absent(members[name])]:
         if waited_s >= patience_s:
             return ()
         pause_s = min(next(pauses), patience_s - waited_s)
@@ -45,9 +45,14 @@ def wait_for_one(
             members.pass_time(min(pause_s, LOOK_S))
             pause_s -= LOOK_S
         members.join(lost)
-        if back := [name for name in lost if members[name].session is not None]:
+        if back := [name for name in lost if name in members.staying]:
             return tuple(back)
     return ()
+
+
+def _is_absent(member: Member) -> bool:
+    """Whether it may be back by and by: it was lost, or takes nothing new for now."""
+    return member.is_lost or bool(member.leaving)
 
 
 def _pauses() -> Iterator[float]:

@@ -135,6 +135,7 @@ def deploy(
     except BaseException:
         run.close()
         raise
+    run.watch_devices()
     return run
 
 

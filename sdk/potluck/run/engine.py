@@ -252,7 +252,7 @@ class Engine:
                 next_step="Leave empty ones out.",
             )
         if rows > plan.batch:
-            self._note(
+            self.note(
                 f"batches of {rows} rows are trained on as one step each; this plan predicts "
                 f"{plan.batch}."
             )
@@ -275,7 +275,8 @@ class Engine:
         )
         self._in_flight.append((future, compiled, rows))
 
-    def _note(self, words: str) -> None:
+    def note(self, words: str) -> None:
+        """Tell this in the history; for who holds the boundary."""
         self.history = replace(self.history, notes=(*self.history.notes, words))
 
     def collect(self) -> float:
@@ -295,7 +296,7 @@ class Engine:
             return loss
         self.failures.clear()
         if not isfinite(loss) and all(map(isfinite, self.history.losses[-1:])):
-            self._note(
+            self.note(
                 f"the loss of step {self.step} is {loss}: look at its inputs, or at the "
                 "learning rate."
             )

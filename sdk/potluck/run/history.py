@@ -48,9 +48,34 @@ class Recovery:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Departure:
+    """Devices wanted to leave and the run went on without them, by a live switch.
+
+    After `step` steps it was on `devices` instead of those of `left`, for this `reason`, `seconds`
+    after it was heard. `planner`: who made the new plan.
+    """
+
+    step: int
+    left: tuple[str, ...]
+    reason: str
+    devices: tuple[str, ...]
+    planner: str
+    seconds: float
+
+    @property
+    def words(self) -> str:
+        """For people."""
+        return (
+            f"step {self.step}: {self.reason} The run goes on with {', '.join(self.devices)} "
+            f"({self.planner}), {units.duration(self.seconds)} later; nothing is computed again."
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class History(Shown):
     """Losses per step, in order: each the mean over the rows of its batch. `rows` per step; `notes`
-    for people, one for every batch concerned; `recoveries`: where devices were lost.
+    for people, one for every batch concerned; `recoveries`: where devices were lost; `departures`:
+    where they wanted to leave.
     """
 
     losses: tuple[float, ...] = ()
@@ -58,6 +83,7 @@ class History(Shown):
     step_s: tuple[float, ...] = ()
     notes: tuple[str, ...] = ()
     recoveries: tuple[Recovery, ...] = ()
+    departures: tuple[Departure, ...] = ()
 
     def __repr__(self) -> str:
         told = "".join(f"\n{note}" for note in dict.fromkeys(self.notes))

@@ -33,8 +33,8 @@ LOST_S = 2 * 3600.0  # of one device: mean time until it leaves without a word; 
 MOST_FRAC = 0.03  # of the time of training that snapshots may take
 MOST_BATCH_BYTES = 512 << 20  # of batches that are kept; then a snapshot comes sooner
 WORKER_LOST = (FailureCause.CRASHED, FailureCause.HUNG, FailureCause.INTERNAL)
-# as it declines what it is asked, where its worker has ended meanwhile
-WORKER_GONE = (RefusalCode.STATE, RefusalCode.UNKNOWN_RUN)
+# as it declines what it is asked, where its worker has ended meanwhile, or it wants to leave
+WORKER_GONE = (RefusalCode.STATE, RefusalCode.UNKNOWN_RUN, RefusalCode.LEAVING)
 Batch = Mapping[str, "torch.Tensor"]  # what is fed, by name; each [rows, ...]
 
 

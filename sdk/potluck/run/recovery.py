@@ -8,7 +8,7 @@ is left out.
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
@@ -148,15 +148,26 @@ def _begun(engine: "Engine", plans: list[Plan]) -> PotluckError | None:
 
 def _plans(engine: "Engine", failures: Counter[str]) -> list[Plan]:
     """What the run can go on with, the best first."""
-    members, plan = engine.members, engine.edition.plan
+    return plans_with(engine, [n for n in engine.members.staying if failures[n] < TRIES])
+
+
+def plans_with(engine: "Engine", names: Collection[str]) -> list[Plan]:
+    """What the run can go on with on these devices, the best first.
+
+    Parameters
+    ----------
+    engine
+        Of the run.
+    names
+        Of devices that are there.
+    """
+    plan = engine.edition.plan
     problem = engine.editions.problem(engine.edition)
-    left = [name for name in _known(engine) if name in members.ready and failures[name] < TRIES]
+    left = [name for name in _known(engine) if name in names]
     if not left:
         return []
-    flop = [
-        layer.forward_flop + layer.backward_flop * plan.training
-        for layer in engine.model.layers(plan.training)
-    ]
+    layers = engine.model.layers(plan.training)
+    flop = [layer.forward_flop + layer.backward_flop * plan.training for layer in layers]
     if problem is not None:
         limits = plan.problem.qoe if plan.problem is not None else problem.qoe
         problem = only(replace(problem, qoe=limits), left)

@@ -19,6 +19,7 @@ from potluck.records import Plan, Problem, Trace
 from potluck.run import batches, checkpoint, tensors
 from potluck.run.comparison import Comparison, compare
 from potluck.run.compiled_plan import INFER, evaluation_plan, train_name
+from potluck.run.drain import Drain
 from potluck.run.engine import Engine
 from potluck.run.evaluation import Evaluation
 from potluck.run.history import History, measured_trace
@@ -50,9 +51,16 @@ class Run(Shown):
 
     def __init__(self, engine: Engine, link: Link) -> None:
         self._engine, self._link = engine, link
+        self._drain: Drain | None = None
         self._evaluation: Evaluation | None = None
         self._fitting: Handle[History] | None = None  # the latest
         self._queueing = threading.Lock()  # of fits: what one calls comes behind it
+
+    def watch_devices(self) -> None:
+        """From now on it moves elsewhere where devices want to leave."""
+        self._drain = Drain(self._engine, self._forget_evaluation)
+        self._engine.members.watch(self._drain)
+        self._drain.look()
 
     # --- what it is -------------------------------------------------------------------------------
 
@@ -262,6 +270,7 @@ class Run(Shown):
                 surviving(engine, lambda: self._take_optimizer(optimizer))
             first, first_note = engine.next_step, len(engine.history.notes)
             first_recovery = len(engine.history.recoveries)
+            first_departure = len(engine.history.departures)
         arguments = engine.model.arguments
         n_batches = batches.count(data, self.plan.batch, arguments)
         total = epochs * n_batches if n_batches else None
@@ -326,6 +335,7 @@ class Run(Shown):
             step_s=h.step_s[start:],
             notes=h.notes[first_note:],
             recoveries=h.recoveries[first_recovery:],
+            departures=h.departures[first_departure:],
         )
 
     def _take_optimizer(self, optimizer: Optimizer) -> None:
@@ -375,6 +385,8 @@ class Run(Shown):
         def work(task: Task) -> "Run":
             cross(self._engine, plan, task)
             self._forget_evaluation()
+            if self._drain is not None:
+                self._drain.look()
             return self
 
         return Handle(work, f"switching {plan.model}")

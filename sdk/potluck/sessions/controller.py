@@ -56,6 +56,7 @@ from potluck_wire.messages import (
     FailureCause,
     Goodbye,
     Hello,
+    Leaving,
     Message,
     Pong,
     Probe,
@@ -64,6 +65,7 @@ from potluck_wire.messages import (
     RefusalCode,
     Refused,
     Rejected,
+    Staying,
     Value,
     Welcome,
 )
@@ -278,6 +280,8 @@ class Controller:
             case Reading():
                 timed = replace(message, at_s=message.at_s + (peer.pulse.offset_s or 0.0))
                 self._actions.append(Notification(device=event.device, message=timed))
+            case Leaving() | Staying():
+                self._actions.append(Notification(device=event.device, message=message))
             case Goodbye():
                 why = f"the agent said goodbye: {failures.clean(message.reason)}."
                 self._lose(event.device, DeviceGone(why, device=event.device))

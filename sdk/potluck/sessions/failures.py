@@ -155,6 +155,13 @@ def refused(device: str, message: Refused) -> PotluckError:
         return not_paired(device)
     if message.code == RefusalCode.MEMORY:
         return _too_large(device, message, text)
+    if message.code == RefusalCode.LEAVING:
+        return RefusedError(
+            f"{text.rstrip('.')}.",
+            device=device,
+            next_step="Use other devices, or change the rules that its agent was started with.",
+            code=message.code,
+        )
     if message.code == RefusalCode.BACKEND and what == "Hello":
         return _without_worker(device, text)
     return RefusedError(

@@ -4,12 +4,13 @@ if one is open.
 
 import json
 import threading
+import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import wait as wait_for
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain, repeat
-from typing import Any
+from typing import Any, Protocol
 
 from potluck.errors import DeviceGone, EmptyHome, IdentityChanged, NotPaired, PotluckError
 from potluck.sessions import failures
@@ -19,7 +20,7 @@ from potluck.sessions.metering import Metering
 from potluck.sessions.readings import Readings
 from potluck.shown import Shown
 from potluck.texts import who_is_here
-from potluck_wire.messages import Reading, RefusalCode, Roster
+from potluck_wire.messages import Leaving, Reading, RefusalCode, Roster, Staying
 from potluck_wire.version import parse
 
 MAX_METERED = 600  # ten minutes of readings
@@ -27,9 +28,18 @@ MAX_METERED = 600  # ten minutes of readings
 SEARCH_S = (1.0, 2.0, 4.0, 8.0)
 
 
+class Watcher(Protocol):
+    """Whoever has something on devices that may leave."""
+
+    def leaves(self, device: str) -> None:
+        """This device wants to leave: called in the link's thread, must be quick."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member(Shown):
-    """One device. `key` is empty before it is paired; `error` says why there is no session."""
+    """One device. `key` is empty before it is paired; `error` says why there is no session;
+    `leaving` why it takes nothing new.
+    """
 
     name: str
     key: str = ""
@@ -41,6 +51,7 @@ class Member(Shown):
     error: PotluckError | None = None
     # another program has this notebook's keys, so that nobody here can ask the device
     in_use: bool = False
+    leaving: str = ""
 
     @property
     def capability(self) -> Mapping[str, Any]:
@@ -60,7 +71,7 @@ class Member(Shown):
     def status(self) -> str:
         """One word or two for people: ready, not paired, gone, computes nothing."""
         if self.session is not None:
-            return "ready"
+            return "leaving" if self.leaving else "ready"
         if self.in_use and self.error is None:
             return "paired" if self.key else "not asked"
         if isinstance(self.error, IdentityChanged):
@@ -92,6 +103,9 @@ class Members(Shown, Mapping[str, Member]):
         self._members: dict[str, Member] = {}
         self._search: threading.Thread | None = None
         self._closed = threading.Event()
+        # what each said last of leaving in this session, which may be newer than its statement
+        self._said: dict[str, str] = {}
+        self._watchers: weakref.WeakSet[Watcher] = weakref.WeakSet()
         self.metering = Metering(link, lambda: self.ready)
         self.readings = Readings(self.metering, lambda: self._members)
         link.listen(self.heard)
@@ -131,8 +145,15 @@ class Members(Shown, Mapping[str, Member]):
         if member is not None and member.session is not None:
             self._link.tell(Leave(device=name))
 
+    def watch(self, watcher: Watcher) -> None:
+        """Tell it of every device that wants to leave, as long as it lives."""
+        with self._lock:
+            self._watchers.add(watcher)
+
     def heard(self, device: str, news: Any) -> None:
-        """A power reading, or the end of a session; called by the link."""
+        """A power reading, that it wants to leave or not, or the end of a session; called by the
+        link.
+        """
         if device in self:
             if isinstance(news, PotluckError):
                 self.readings.lost(device)
@@ -143,13 +164,20 @@ class Members(Shown, Mapping[str, Member]):
             if member is None:
                 return
             if isinstance(news, PotluckError):
-                self._members[device] = replace(member, session=None, error=news)
+                self._said.pop(device, None)
+                self._members[device] = replace(member, session=None, error=news, leaving="")
                 self._look_for_lost()
+            elif isinstance(news, Leaving | Staying):
+                self._said[device] = news.reason if isinstance(news, Leaving) else ""
+                self._members[device] = replace(member, leaving=self._said[device])
             elif isinstance(news, Reading):
                 point = ((news.at_s, news.joules),) if news.source == "measured" else ()
                 begun_anew = bool(member.metered) and news.joules < member.metered[-1][1]
                 metered = (*(() if begun_anew else member.metered), *point)[-MAX_METERED:]
                 self._members[device] = replace(member, reading=news, metered=metered)
+            watchers = tuple(self._watchers) if isinstance(news, Leaving) else ()
+        for watcher in watchers:
+            watcher.leaves(device)
 
     # --- sessions ---------------------------------------------------------------------------------
 
@@ -157,6 +185,11 @@ class Members(Shown, Mapping[str, Member]):
     def ready(self) -> tuple[str, ...]:
         """Names of the devices with an open session."""
         return tuple(name for name, member in self.items() if member.session is not None)
+
+    @property
+    def staying(self) -> tuple[str, ...]:
+        """Those of them that do not want to leave."""
+        return tuple(name for name in self.ready if not self[name].leaving)
 
     def join(self, names: Iterable[str] | None = None) -> None:
         """Open sessions with these devices (all paired ones by default) and tell everybody who
@@ -198,9 +231,19 @@ class Members(Shown, Mapping[str, Member]):
             self.share_roster()
 
     def _joined(self, name: str, session: Session, address: Address) -> None:
-        member = self[name]
-        others = tuple(other for other in member.addresses if other != address)
-        self.add(replace(member, session=session, addresses=(address, *others), error=None))
+        with self._lock:
+            member = self[name]
+            others = tuple(other for other in member.addresses if other != address)
+            leaving = self._said.get(name, str(session.capability.get("leaving", "")))
+            self.add(
+                replace(
+                    member,
+                    session=session,
+                    addresses=(address, *others),
+                    error=None,
+                    leaving=leaving,
+                )
+            )
         self.readings.joined(name)
 
     def _look_for_lost(self) -> None:
@@ -239,8 +282,8 @@ class Members(Shown, Mapping[str, Member]):
             self._link.ask(RequestAll(requests=requests)).result()
 
     def need(self, names: Iterable[str] | None = None) -> tuple[str, ...]:
-        """These devices (default: all that are ready) with an open session each, joined anew where
-        it was lost.
+        """These devices (default: all that are ready and stay, or all that are ready) with an open
+        session each, joined anew where it was lost.
 
         Raises
         ------
@@ -267,7 +310,7 @@ class Members(Shown, Mapping[str, Member]):
 
     def _some_ready(self) -> tuple[str, ...]:
         if self.ready:
-            return self.ready
+            return self.staying or self.ready
         if not self:
             raise EmptyHome(
                 "nobody is in this home.",

@@ -47,6 +47,12 @@ def evaluation_of(run: Run) -> Evaluation | None:
     return run._evaluation
 
 
+def drained(run: Run) -> None:
+    """Wait until a run has moved off the devices that want to leave, or has given that up."""
+    if run._drain is not None:
+        run._drain.wait()
+
+
 def engine_of(run: Run) -> Engine:
     """What carries out the steps of a run."""
     return run._engine

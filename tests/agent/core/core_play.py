@@ -31,7 +31,9 @@ from potluck_agent.core.events import (
     FromWorker,
     KillWorker,
     LinkReset,
+    MayStay,
     MemberLost,
+    MustLeave,
     PeerRevoked,
     Span,
     StartWorker,
@@ -193,6 +195,8 @@ class CorePlay:
                 PeerRevoked(OWNER_KEY),
                 Undone(self.last, "why"),
                 self._death(),
+                MustLeave("the battery", rng.choice((0.0, 0.3, 60.0))),
+                MayStay(),
             )
         )
 

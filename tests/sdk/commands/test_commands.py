@@ -233,6 +233,16 @@ def test_doctor_says_which_bounds_a_worker_has(missing):
     assert doctor.bounded("pc", {}).level == doctor.HINT
 
 
+def test_doctor_tells_a_devices_rules_and_why_it_takes_nothing_new():
+    rules = {"rules": ["only on mains", "at most 80 °C"]}
+    (well,) = doctor.available("pc", rules)
+    assert (well.level, "only on mains, at most 80 °C" in well.what) == (doctor.GOOD, True)
+    (away,) = doctor.available("pc", {**rules, "leaving": "it runs on its battery"})
+    assert (away.level, "it runs on its battery" in away.what) == (doctor.HINT, True)
+    assert "only on mains" in away.remedy
+    assert list(doctor.available("pc", {"rules": [], "leaving": ""})) == []
+
+
 def test_doctor_tells_what_a_device_computes_on_and_what_it_left_out():
     rows = [
         row("i5", "cpu", threads=4, reason="fastest of 1, 4, 8"),

@@ -21,6 +21,7 @@ from potluck.run.device_group import DeviceGroup
 from potluck.sessions.agent_specs import Spec
 from potluck.testing.faults import agents_of, memory_of
 from potluck.testing.inside import link_of
+from potluck.testing.memory import memory_home
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.usefixtures("nobody_asks")
@@ -154,6 +155,26 @@ def test_a_request_is_answered_when_the_helper_dies_and_it_helps_again_when_it_i
         fast.bytes_per_s = 1e8
         check(fast(x), expected)
         assert set(fast.kept[-1][0].timelines) >= {"server"}
+
+
+@pytest.mark.parametrize("for_good", [False, True])
+def test_a_helper_that_wants_to_leave_is_let_go_and_helps_again_when_it_stays(for_good):
+    net, x = Picked().eval(), torch.rand(2, 9, 4)
+    with memory_home(2) as home, torch.no_grad(), fast_of(home, net, x) as fast:
+        fast.bytes_per_s = 1e8
+        lab = memory_of(home)
+        lab.leave("local-2", "its battery is low", 1e6, for_good=for_good)
+        wait_until(lambda: not fast.is_helped)
+        check(fast(x), net(x))
+        assert fast.kept[-1][1] is fast.alone
+        if for_good:  # nothing of the model keeps it
+            wait_until(lambda: not lab.is_there("local-2"))
+            lab.restart("local-2")
+        else:
+            assert "its battery is low" in str(fast.failure)
+            lab.stay("local-2")
+        wait_until(lambda: fast.is_helped)
+        check(fast(x), net(x))
 
 
 @pytest.mark.parametrize("robot_home", [200], indirect=True)

@@ -21,8 +21,10 @@ from potluck_agent.core.events import (
     FromWorker,
     KillWorker,
     LinkReset,
+    MayStay,
     Member,
     MemberLost,
+    MustLeave,
     ReadMeter,
     Report,
     Sender,
@@ -78,6 +80,8 @@ class MemoryAgent:
         Hears of what must not happen and did.
     is_metered
         Its power is told by a meter, and not stated.
+    left
+        Called once it was to leave for good, and has.
     """
 
     def __init__(
@@ -92,6 +96,7 @@ class MemoryAgent:
         ahead_s: float,
         fault: Callable[[str], None],
         is_metered: bool = False,
+        left: Callable[[], None] = lambda: None,
     ) -> None:
         self.name = spec.name
         self._spec = spec
@@ -100,7 +105,7 @@ class MemoryAgent:
         self._clock = clock
         self._network = network
         self._ahead_s = ahead_s
-        self._fault = fault
+        self._fault, self._left = fault, left
         self._settings = _settings(spec, key, is_metered)
         self._core = Core(self._settings)
         self._members: dict[str, Member] = {}
@@ -148,6 +153,14 @@ class MemoryAgent:
         self.is_gone = True
         self._fire()
 
+    def leave(self, reason: str, within_s: float, *, for_good: bool) -> None:
+        """By its owner's rules it has to leave, or it was told to end."""
+        self._feed(MustLeave(reason, within_s, for_good))
+
+    def stay(self) -> None:
+        """It need not leave any more."""
+        self._feed(MayStay())
+
     def kill_worker(self) -> None:
         """Its worker is killed from outside."""
         self._fire()
@@ -171,6 +184,9 @@ class MemoryAgent:
         if self.is_gone:
             return
         self._perform(self._handle(event))
+        if self._core.has_left:
+            self._left()
+            return
         wake_s = self._core.wake_s()
         if wake_s is not None and wake_s < self._wake_s:
             self._wake_s = wake_s

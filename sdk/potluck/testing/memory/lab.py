@@ -65,6 +65,7 @@ class MemoryLab:
             ahead_s=AHEAD_S * (1 + list(self._specs).index(name)),
             fault=_FAULTS.error,
             is_metered=name in self._metered,
+            left=lambda: self._kill(name),
         )
 
     # --- what a home needs ------------------------------------------------------------------------
@@ -118,6 +119,28 @@ class MemoryLab:
     def kill_worker(self, device: str) -> None:
         """End its worker, from outside."""
         self._do(self._agents[device].kill_worker)
+
+    def leave(
+        self, device: str, reason: str, within_s: float = 60.0, *, for_good: bool = False
+    ) -> None:
+        """Have an agent leave, as by its owner's rules or, `for_good`, by Ctrl-C.
+
+        Parameters
+        ----------
+        device
+            Its name.
+        reason
+            What notebooks are told.
+        within_s
+            What is under way has so long to move elsewhere.
+        for_good
+            Then it ends.
+        """
+        self._do(lambda: self._agents[device].leave(reason, within_s, for_good=for_good))
+
+    def stay(self, device: str) -> None:
+        """It need not leave any more."""
+        self._do(self._agents[device].stay)
 
     def restart(self, device: str) -> None:
         """Start an agent that was killed again: at the same address, with the same key.

@@ -1,0 +1,93 @@
+"""Whether the device may take part: the owner's rules are looked at every few seconds, and whoever
+ends the agent is heard.
+"""
+
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from potluck_agent import owner_rules
+from potluck_agent.errors import AgentError
+from potluck_agent.meters import conditions
+from potluck_agent.owner_rules import NO_RULES, Broken, Readings, Rules
+
+LOOK_S = 2.0  # some files of /sys, well under a millisecond
+
+
+class Loop(Protocol):
+    """What is told: `net.event_loop.EventLoop`."""
+
+    stopping: bool
+
+    def leave(self, reason: str, within_s: float, *, for_good: bool = False) -> None:
+        """The device has to leave."""
+
+    def stay(self) -> None:
+        """It need not leave any more."""
+
+
+def check(rules: Rules, root: Path) -> None:
+    """AgentError where a rule can never be looked at here."""
+    if rules.max_temp_c is not None and conditions.temperature_c(root) is None:
+        raise AgentError(
+            "--max-temp: this machine tells no temperature. Leave it out, or load the driver of "
+            "its sensors."
+        )
+
+
+class Availability:
+    """Tells the loop to leave and to stay, as rules and signals say.
+
+    Parameters
+    ----------
+    loop
+        Is told.
+    rules
+        The owner's.
+    drain_s
+        For so long what is under way may move elsewhere.
+    read
+        How the device is now.
+    """
+
+    def __init__(
+        self, loop: Loop, rules: Rules, drain_s: float, read: Callable[[], Readings]
+    ) -> None:
+        self._loop, self._rules, self._drain_s, self._read = loop, rules, drain_s, read
+        self._broken: Broken = {}
+        self._looked_s = float("-inf")
+        self._n_asked = self._n_told = 0
+
+    def look(self, now_s: float) -> None:
+        """Tell the loop what has changed; called some times a second."""
+        if self._n_asked > self._n_told:
+            self._n_told = self._n_asked
+            self._loop.leave("it was told to end", self._drain_s, for_good=True)
+        if now_s - self._looked_s < LOOK_S or self._rules == NO_RULES:
+            return
+        self._looked_s = now_s
+        before = self._broken
+        self._broken = owner_rules.broken(self._rules, self._read(), before)
+        if self._broken and self._broken.keys() != before.keys():
+            self._loop.leave(owner_rules.reason(self._broken), self._drain_s)
+        elif before and not self._broken:
+            self._loop.stay()
+
+    def end(self) -> None:
+        """Leave for good; asked a second time, the agent ends at once."""
+        self._n_asked += 1
+        self._loop.stopping = self._n_asked > 1
+
+    def hear_signals(self) -> None:
+        """Ctrl-C and the system's word end it."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: self.end())
+
+
+def of(loop: Loop, rules: Rules, drain_s: float, root: Path) -> Availability:
+    """By the sensors of this machine; it is looked at once at the start already."""
+    found = Availability(loop, rules, drain_s, lambda: conditions.read(root))
+    found.look(time.monotonic())
+    return found

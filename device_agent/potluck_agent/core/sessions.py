@@ -1,0 +1,42 @@
+"""The notebooks that have a session, and which devices they name as members of their home. Pure."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from potluck_agent.core.events import Member
+from potluck_wire.messages import Hello
+
+
+@dataclass(slots=True)
+class Session:
+    """One notebook. `hello` is its greeting while it waits for its welcome."""
+
+    heard_s: float
+    hello: Hello | None
+    members: dict[str, Member] = field(default_factory=dict)
+
+
+def welcomed(sessions: Mapping[str, Session]) -> list[str]:
+    """The keys of those that have been welcomed."""
+    return [key for key, session in sessions.items() if session.hello is None]
+
+
+def known_members(
+    sessions: Mapping[str, Session],
+    owners: Collection[str],
+    askers: Collection[str],
+    told: Mapping[str, Member],
+) -> dict[str, Member]:
+    """By key. A notebook is none, whoever says so.
+
+    Where a device is, says the notebook whose run is on (one of `owners`), then who measures (one
+    of `askers`), then anybody; of equals, whose word is in force (`told`): nobody moves a device
+    that another notebook uses.
+    """
+    said = [
+        ((key in owners, key in askers, told.get(m.key) == m), m)
+        for key, session in sessions.items()
+        for m in session.members.values()
+        if m.key not in sessions
+    ]
+    return {m.key: m for _, m in sorted(said, key=lambda one: one[0])}
