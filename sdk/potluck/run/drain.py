@@ -2,8 +2,8 @@
 before they go.
 
 By a live switch to the best plan without them. Where that fails, training goes over at a boundary
-by way of a snapshot of that very step. Either way nothing is computed twice. A device that goes
-before it is drained is lost as any other (`run.recovery`).
+by way of a snapshot of that very step, so that nothing is computed twice either way. A device that
+goes before it is drained is lost as any other (`run.recovery`).
 """
 
 import threading
@@ -131,19 +131,19 @@ def _why(engine: "Engine", devices: Sequence[str]) -> str:
 def _switched(engine: "Engine", plan: Plan) -> bool:
     """Go over to this plan by a live switch; whether that went well.
 
-    Else by way of a snapshot, which is told as a recovery.
+    Else as after a loss, which is told as a recovery: training by way of a snapshot of now.
     """
     before = engine.edition.plan
     try:
         cross(engine, plan, Task())
         return True
     except PotluckError:
-        if engine.failed is not None or engine.protection is None:
+        if engine.failed is not None or not engine.is_protected:
             raise
     with engine.boundary():
         # what was lost meanwhile may have moved the run already
         devices = leaving(engine) if engine.edition.plan == before else ()
-        if devices:
+        if devices and engine.protection is not None:
             surviving(engine, engine.protect)
         if devices and engine.edition.plan == before:
             gone = DeviceGone(_why(engine, devices), device=devices[0])
