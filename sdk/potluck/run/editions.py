@@ -71,6 +71,7 @@ class Editions:
         UserError
             An agent is too old to recompute activations, and the plan has it do so.
         """
+        backends = self.backends(plan.devices)  # all of them are there
         self._check_recomputing(plan)
         return self.paced(
             compile_for_run(
@@ -79,7 +80,7 @@ class Editions:
                 run=run,
                 epoch=epoch,
                 optimizer=optimizer,
-                backends=self.backends(plan.devices),
+                backends=backends,
                 sizes=sizes,
                 seed=seed,
                 schedule=schedule,

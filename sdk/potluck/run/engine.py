@@ -1,26 +1,24 @@
 """The engine of a run: hands out steps and requests, moves state, goes over to the next edition.
 
-Four locks. `_lock` is the boundary between two steps: who holds it hands out and collects steps,
-moves state, changes the edition and numbers epochs. `_turnstile` stands before it, so that it goes
-to who came first. `_requesting` guards what requests need, which wait for no boundary: the edition
-in force, their number, and which are under way. `one_crossing` is held by the one switch that is on
-its way to another plan, over many steps.
+Who holds the `boundary` hands out and collects steps, moves state, changes the edition and numbers
+epochs. `_requesting` guards what requests need, which wait for no boundary: the edition in force,
+their number, and which are under way. `one_crossing` is held by the one switch that is on its way
+to another plan, over many steps.
 """
 
 import threading
 import uuid
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
 from dataclasses import replace
-from itertools import dropwhile, takewhile
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from potluck.errors import PlanError, PotluckError, RequestFailed, UserError
 from potluck.profile.profiles import Profile
 from potluck.records import Plan
+from potluck.run.boundary import Boundary
 from potluck.run.compiled_plan import (
     INFER,
     MOMENTS,
@@ -33,14 +31,15 @@ from potluck.run.compiled_plan import (
 )
 from potluck.run.device_group import DeviceGroup, loss_of, state_types, states_of
 from potluck.run.editions import Editions
-from potluck.run.history import History
+from potluck.run.history import History, latest_alike
 from potluck.run.optimizers import Optimizer
 from potluck.run.protection import Protection, Snapshot, is_loss
 from potluck.run.tensors import kept, padded
 from potluck.run.under_way import Request, RequestsUnderWay
 from potluck.schedule import Compiled, compile_move, holding, targets
 from potluck.schedule.policies import Policy
-from potluck.sessions.events import Execution
+from potluck.sessions import failures
+from potluck.sessions.events import Execution, Session
 from potluck.sessions.link import Link
 from potluck.sessions.members import Members
 from potluck.simulate.predict import IN_FLIGHT
@@ -116,12 +115,11 @@ class Engine:
         self.crossing: PlanMigration | None = None  # on the way to another plan
         self.one_crossing = threading.Lock()
         self.requests = RequestsUnderWay()
-        self._turnstile = threading.Lock()
-        self._lock = threading.RLock()
+        self.boundary = Boundary()  # between two steps
         self._requesting = threading.Lock()
-        self._holder = 0  # the thread that holds the boundary
         self._in_flight: deque[tuple[Future[Execution], Compiled, int]] = deque()
         self._n_moves, self._n_epochs = 0, 1
+        self._sessions: dict[str, Session | None] = {}  # in which devices got the edition in force
         self.moved_s = 0.0  # that pulling and pushing state has taken so far
         self.edition, self.group = self._begin(
             plan, optimizer, seed=seed, schedule=schedule, order_transfers=order_transfers
@@ -156,31 +154,13 @@ class Engine:
         except PotluckError:  # nobody would take it away from the others
             group.drop()
             raise
+        self._know(plan)
         return edition, group
 
     @property
     def active(self) -> CompiledPlan:
         """The edition that is at work: on the way to another plan, the bridge to it."""
         return self.edition if self.crossing is None else self.crossing.bridge
-
-    @contextmanager
-    def boundary(self) -> Iterator[None]:
-        """Hold the run between two steps.
-
-        First come, first served: a switch gets its turn during a fit.
-        """
-        # whoever is next waits for us, and we must not wait behind
-        if self._holder == threading.get_ident():
-            yield
-            return
-        with self._turnstile:
-            self._lock.acquire()
-        self._holder = threading.get_ident()
-        try:
-            yield
-        finally:
-            self._holder = 0
-            self._lock.release()
 
     def check(self, *, training: bool = False) -> None:
         """Refuse to go on where the run has ended, or is not for training.
@@ -386,17 +366,9 @@ class Engine:
         """The latest steps (or requests) in a row of one number of rows: the plan's own, if any
         were.
         """
-        plan, kept = self.edition.plan, tuple(self.kept)
+        plan = self.edition.plan
         own = train_name(plan.batch, plan) if plan.training else INFER
-        names = [execution.program for execution, _ in kept]
-        name = own if own in names or not names else names[-1]
-        found = list(
-            takewhile(
-                lambda item: item[0].program == name,
-                dropwhile(lambda item: item[0].program != name, reversed(kept)),
-            )
-        )
-        return tuple(reversed(found))
+        return latest_alike(tuple(self.kept), own)
 
     # --- editions ---------------------------------------------------------------------------------
 
@@ -407,7 +379,7 @@ class Engine:
 
     def take_epoch(self) -> int:
         """The number of the next edition; none is used twice."""
-        with self._lock:
+        with self.boundary():
             self._n_epochs += 1
             return self._n_epochs - 1
 
@@ -457,6 +429,7 @@ class Engine:
         if self.crossing is not None:
             self.crossing.give_up()
         old, new = self.active, self.next_edition(plan, optimizer, sizes)
+        self.check_known()
         moments = plan.training and self.step > 0 and same_state(optimizer, old.optimizer)
         holders = holding(old.plan, old.segments, old.states(optimizer=moments), old.epoch)
         move = compile_move(
@@ -478,6 +451,8 @@ class Engine:
         the old edition.
         """
         old = self.edition
+        if self.protection is not None and _batching(new.plan) != _batching(old.plan):
+            self.protect()  # steps are computed again as they were computed
         standing = [device for device in new.plan.devices if device in self.active.plan.devices]
         alone = {device: new.memory_bytes(device) for device in new.plan.devices}
         self.group.commit(
@@ -495,6 +470,22 @@ class Engine:
         if new.plan != old.plan:
             self.kept.clear()  # a trace tells of one plan
         self.group.keep(new.plan.devices)
+        self._know(new.plan)
+
+    def _know(self, plan: Plan) -> None:
+        self._sessions = {name: self.members[name].session for name in plan.devices}
+
+    def check_known(self) -> None:
+        """See that no device of the plan was away since it got it: its agent may be another.
+
+        Raises
+        ------
+        DeviceGone
+            One was.
+        """
+        for name, session in self._sessions.items():
+            if name not in self.members or self.members[name].session is not session:
+                raise failures.was_away(name)
 
     def begin_again(self, plan: Plan) -> None:
         """Go on with this plan, on devices of which none knows the run any more: a training from
@@ -508,11 +499,12 @@ class Engine:
             For the same model.
         """
         old, back_to = self.edition, self.protection.snapshot if self.protection else None
+        again = [rows for rows, _ in self.protection.batches] if self.protection else []
         self.forget_all()
         edition, group = self._begin(
             plan,
             back_to.optimizer if back_to else None,
-            sizes=old.sizes if plan.batch == old.plan.batch else (*old.sizes, old.plan.batch),
+            sizes=tuple(dict.fromkeys((*old.sizes, old.plan.batch, *again))),
             seed=old.seed,
             schedule=old.schedule,
             order_transfers=old.order_transfers,
@@ -547,8 +539,9 @@ class Engine:
         """No device knows the run, and steps beyond this one, which were under way, are not
         taken.
         """
-        self.step = step
+        self.forget_all()
         if self.protection is not None:
+            self.step = step
             self.protection.forget_after(step)
 
     def forget_all(self) -> None:
@@ -612,6 +605,10 @@ class Engine:
         )
         self.moved_s += execution.stop_s - execution.start_s
         return execution
+
+
+def _batching(plan: Plan) -> tuple[int, int]:
+    return plan.batch, plan.micro_batch
 
 
 def same_state(one: Optimizer | None, other: Optimizer | None) -> bool:

@@ -4,6 +4,7 @@ the simulator makes. Pure.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import dropwhile, takewhile
 
 from potluck import units
 from potluck.provenance import MEASURED, reckoned
@@ -222,3 +223,24 @@ def _arrivals(execution: Execution, compiled: Compiled) -> dict[tuple[str, str],
             if 0 <= index < len(instructions) and instructions[index].op == "recv":
                 found[device, instructions[index].outputs[0]] = stop_s
     return found
+
+
+def latest_alike(
+    kept: Sequence[tuple[Execution, Compiled]], program: str
+) -> tuple[tuple[Execution, Compiled], ...]:
+    """The latest executions in a row of one program: of this one, if there are any.
+
+    Parameters
+    ----------
+    kept
+        In order.
+    program
+        Its name.
+    """
+    names = [execution.program for execution, _ in kept]
+    name = program if program in names or not names else names[-1]
+    found = takewhile(
+        lambda item: item[0].program == name,
+        dropwhile(lambda item: item[0].program != name, reversed(kept)),
+    )
+    return tuple(reversed(list(found)))

@@ -27,7 +27,7 @@ from potluck.run.compiled_plan import (
     request,
     train_name,
 )
-from potluck.run.recovery import recover
+from potluck.run.recovery import recover, surviving
 from potluck.schedule import (
     FOLLOW,
     Compiled,
@@ -79,6 +79,8 @@ def cross(engine: "Engine", plan: Plan, task: Task) -> None:
     """
     way = _cross_training if plan.training else _cross_requests
     with engine.one_crossing:
+        with engine.boundary():  # the old plan has to be there
+            surviving(engine, engine.check_known)
         while True:
             try:
                 return way(engine, plan, task)

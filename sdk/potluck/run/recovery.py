@@ -74,28 +74,14 @@ def recover(engine: "Engine", error: PotluckError) -> None:
     if engine.protection is not None:
         known = engine.first_step + len(engine.history.losses)
         n_again = known - engine.protection.snapshot.step
-    failures = engine.failures
-    failures[error.device] += TRIES if isinstance(error, OutOfMemory) else 1
+    engine.failures[error.device] += TRIES if isinstance(error, OutOfMemory) else 1
     engine.forget_all()
-    while True:
-        plans = _plans(engine, failures)
-        if not plans:
-            try:
-                is_one_back = _is_one_back(engine, failures)
-            except BaseException:  # whoever waits has had enough; the next one begins here
-                engine.stand_at(known)
-                raise
-            if is_one_back:
-                continue
-            engine.end(cause)
-            raise cause
-        again = _begun(engine, plans)
-        if again is None:
-            break
-        failures[again.device] += 1
-        if not engine.can_recover(again) or failures.total() > TRIES * len(engine.members):
-            engine.end(again)
-            raise again
+    try:
+        _go_on(engine, cause)
+    except BaseException:
+        if engine.failed is None:  # whoever waits has had enough, say; the next one begins here
+            engine.stand_at(known)
+        raise
     plan = engine.edition.plan
     told = Recovery(
         step=known,
@@ -112,6 +98,25 @@ def recover(engine: "Engine", error: PotluckError) -> None:
         recoveries=(*engine.history.recoveries, told),
         notes=(*engine.history.notes, told.words),
     )
+
+
+def _go_on(engine: "Engine", cause: PotluckError) -> None:
+    """With the first plan that holds, or end the run."""
+    failures = engine.failures
+    while True:
+        plans = _plans(engine, failures)
+        if not plans:
+            if not _is_one_back(engine, failures):
+                engine.end(cause)
+                raise cause
+            continue
+        again = _begun(engine, plans)
+        if again is None:
+            return
+        failures[again.device] += 1
+        if not engine.can_recover(again) or failures.total() > TRIES * len(engine.members):
+            engine.end(again)
+            raise again
 
 
 def _is_one_back(engine: "Engine", failures: Counter[str]) -> bool:

@@ -50,6 +50,15 @@ def gone(device: str) -> DeviceGone:
     )
 
 
+def was_away(device: str) -> DeviceGone:
+    """It has another session than when it got the plan: its agent may have been started anew."""
+    return DeviceGone(
+        "it was away for a while, and may have forgotten the run.",
+        device=device,
+        next_step="Deploy again.",
+    )
+
+
 def unreachable(device: str, address: str) -> DeviceGone:
     """Nobody answered there."""
     return DeviceGone(
