@@ -34,7 +34,7 @@ from potluck.run.compiled_plan import (
 from potluck.run.device_group import DeviceGroup, loss_of, state_types, states_of
 from potluck.run.editions import Editions
 from potluck.run.history import History
-from potluck.run.optimizers import Optimizer
+from potluck.run.optimizers import Optimizer, same_state
 from potluck.run.protection import Protection, Snapshot, is_loss
 from potluck.run.tensors import kept, padded
 from potluck.run.under_way import Request, RequestsUnderWay
@@ -543,14 +543,6 @@ class Engine:
         while self.step < known:
             self.collect()
 
-    def stand_at(self, step: int) -> None:
-        """No device knows the run, and steps beyond this one, which were under way, are not
-        taken.
-        """
-        self.step = step
-        if self.protection is not None:
-            self.protection.forget_after(step)
-
     def forget_all(self) -> None:
         """No device that can be reached knows the run any more; steps and requests under way are
         given up.
@@ -612,8 +604,3 @@ class Engine:
         )
         self.moved_s += execution.stop_s - execution.start_s
         return execution
-
-
-def same_state(one: Optimizer | None, other: Optimizer | None) -> bool:
-    """Whether two optimizers keep the same kind of state."""
-    return one is not None and other is not None and one.state_names("") == other.state_names("")

@@ -83,7 +83,7 @@ def recover(engine: "Engine", error: PotluckError) -> None:
             try:
                 is_one_back = _is_one_back(engine, failures)
             except BaseException:  # whoever waits has had enough; the next one begins here
-                engine.stand_at(known)
+                _stand_at(engine, known)
                 raise
             if is_one_back:
                 continue
@@ -112,6 +112,13 @@ def recover(engine: "Engine", error: PotluckError) -> None:
         recoveries=(*engine.history.recoveries, told),
         notes=(*engine.history.notes, told.words),
     )
+
+
+def _stand_at(engine: "Engine", step: int) -> None:
+    """No device knows the run; steps beyond this one, which were under way, are not taken."""
+    if engine.protection is not None:
+        engine.step = step
+        engine.protection.forget_after(step)
 
 
 def _is_one_back(engine: "Engine", failures: Counter[str]) -> bool:
