@@ -9,8 +9,8 @@ from potluck.handle import Task
 from potluck.records import Plan
 from potluck.run import checkpoint
 from potluck.run.absence import PATIENCE_S
-from potluck.run.engine import Engine, same_state
-from potluck.run.optimizers import AdamW, Optimizer, check_optimizer
+from potluck.run.engine import Engine
+from potluck.run.optimizers import AdamW, Optimizer, check_optimizer, same_state
 from potluck.run.protection import Protection, Snapshot, check_protect
 from potluck.run.run import Run
 from potluck.run.tensors import kept

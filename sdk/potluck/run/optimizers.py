@@ -177,3 +177,8 @@ def _number(what: str, value: Any) -> float:
     except OverflowError:
         pass
     raise UserError(f"{what} must be a number, got {value!r:.60}.")
+
+
+def same_state(one: Optimizer | None, other: Optimizer | None) -> bool:
+    """Whether two optimizers keep the same kind of state."""
+    return one is not None and other is not None and one.state_names("") == other.state_names("")

@@ -71,8 +71,8 @@ def _execution_of(engine: "Engine", asked: "Request", n_lost: int) -> Execution 
         return engine.result(asked.future)
     with engine.boundary():  # one of all that wait recovers
         engine.check()
-        if asked.group is not engine.group:
-            return None
+        if asked.group is not engine.group or asked.future.cancelled():
+            return None  # somebody has, or has broken it off
         try:
             return engine.result(asked.future)
         except PotluckError as error:

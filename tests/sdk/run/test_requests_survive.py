@@ -174,6 +174,23 @@ def test_where_nobody_is_left_all_callers_hear_the_cause(home, mlp):
         check_answers(run, mlp)
 
 
+def test_whoever_breaks_off_a_recovery_leaves_it_to_the_next(home, mlp, monkeypatch):
+    run = deployed(home, mlp)
+    engine = engine_of(run)
+
+    def broken_off(plan):
+        engine.forget_all()
+        raise KeyboardInterrupt
+
+    memory_of(home).kill(B)
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "begin_again", broken_off)
+        with pytest.raises(KeyboardInterrupt):
+            check_answers(run, mlp)
+    check_answers(run, mlp)
+    assert run.plan.devices == (A,)
+
+
 def test_without_protection_a_loss_ends_the_run(home, mlp):
     run = deployed(home, mlp, protect=False)
     assert not run.is_protected
