@@ -32,7 +32,7 @@ from potluck.run.compiled_plan import (
 from potluck.run.device_group import DeviceGroup, loss_of, state_types, states_of
 from potluck.run.editions import Editions
 from potluck.run.history import History, latest_alike
-from potluck.run.optimizers import Optimizer
+from potluck.run.optimizers import Optimizer, same_state
 from potluck.run.protection import Protection, Snapshot, is_loss
 from potluck.run.tensors import kept, padded
 from potluck.run.under_way import Request, RequestsUnderWay
@@ -535,15 +535,6 @@ class Engine:
         while self.step < known:
             self.collect()
 
-    def stand_at(self, step: int) -> None:
-        """No device knows the run, and steps beyond this one, which were under way, are not
-        taken.
-        """
-        self.forget_all()
-        if self.protection is not None:
-            self.step = step
-            self.protection.forget_after(step)
-
     def forget_all(self) -> None:
         """No device that can be reached knows the run any more; steps and requests under way are
         given up.
@@ -609,8 +600,3 @@ class Engine:
 
 def _batching(plan: Plan) -> tuple[int, int]:
     return plan.batch, plan.micro_batch
-
-
-def same_state(one: Optimizer | None, other: Optimizer | None) -> bool:
-    """Whether two optimizers keep the same kind of state."""
-    return one is not None and other is not None and one.state_names("") == other.state_names("")

@@ -27,7 +27,7 @@ from potluck.run.compiled_plan import (
     request,
     train_name,
 )
-from potluck.run.recovery import recover, surviving
+from potluck.run.recovery import recover, see_all, surviving
 from potluck.schedule import (
     FOLLOW,
     Compiled,
@@ -78,6 +78,7 @@ def cross(engine: "Engine", plan: Plan, task: Task) -> None:
         Where progress is reported.
     """
     way = _cross_training if plan.training else _cross_requests
+    again = False
     with engine.one_crossing:
         with engine.boundary():  # the old plan has to be there
             surviving(engine, engine.check_known)
@@ -86,9 +87,14 @@ def cross(engine: "Engine", plan: Plan, task: Task) -> None:
                 return way(engine, plan, task)
             except Gone:
                 task.check()
-            except PotluckError:
+            except PotluckError as error:
                 engine.check()  # what ended the run is the cause, not what followed from it
-                raise
+                is_ours = error.device in engine.edition.plan.devices
+                if again or not is_ours or not engine.can_recover(error):
+                    raise
+                again = True
+                with engine.boundary():
+                    surviving(engine, lambda: see_all(engine))
 
 
 def _await(pending: "list[Future[Execution]]", look: Callable[[], None]) -> None:

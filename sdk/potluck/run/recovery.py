@@ -74,13 +74,15 @@ def recover(engine: "Engine", error: PotluckError) -> None:
     if engine.protection is not None:
         known = engine.first_step + len(engine.history.losses)
         n_again = known - engine.protection.snapshot.step
+    failures = engine.failures.copy()
     engine.failures[error.device] += TRIES if isinstance(error, OutOfMemory) else 1
     engine.forget_all()
     try:
         _go_on(engine, cause)
     except BaseException:
         if engine.failed is None:  # whoever waits has had enough, say; the next one begins here
-            engine.stand_at(known)
+            _stand_at(engine, known)
+            engine.failures = failures
         raise
     plan = engine.edition.plan
     told = Recovery(
@@ -98,6 +100,14 @@ def recover(engine: "Engine", error: PotluckError) -> None:
         recoveries=(*engine.history.recoveries, told),
         notes=(*engine.history.notes, told.words),
     )
+
+
+def _stand_at(engine: "Engine", step: int) -> None:
+    """No device knows the run; steps beyond this one, which were under way, are not taken."""
+    engine.forget_all()
+    if engine.protection is not None:
+        engine.step = step
+        engine.protection.forget_after(step)
 
 
 def _go_on(engine: "Engine", cause: PotluckError) -> None:
