@@ -11,7 +11,17 @@ from math import ceil
 from statistics import median
 from typing import TYPE_CHECKING
 
-from potluck.adapt.adapter import FAILED, NOTHING, ORDER, SWITCH, Adapter, Decision, Look, same_sums
+from potluck.adapt.adapter import (
+    FAILED,
+    NOTHING,
+    ORDER,
+    SWITCH,
+    WAIT,
+    Adapter,
+    Decision,
+    Look,
+    same_sums,
+)
 from potluck.adapt.conditions import ratios, under
 from potluck.contention.transfer_order import one_at_a_time, with_ordered_transfers
 from potluck.errors import Infeasible, PotluckError
@@ -30,6 +40,7 @@ if TYPE_CHECKING:
 
 WINDOW = 8  # steps of a look
 BUDGET_S = 0.5  # of a planning
+FEW = 4  # of the plans that were found, those that the next looks judge again
 LOOKING_FRAC = 0.02  # of the time of a run, at most, goes into looking and planning
 Steps = Sequence[tuple[Execution, Compiled]]
 
@@ -61,6 +72,8 @@ class Adapting:
         self._adapter = Adapter(engine.step)
         self._task = Task()
         self._due = engine.step + WINDOW
+        self._waiting = False  # for a switch to pay
+        self._found: Sequence[Plan] = ()  # at the latest planning
         self._work: threading.Thread | None = None
         self._failure: BaseException | None = None
         self._crossed: tuple[Decision, int, float] | None = None  # not measured yet
@@ -91,7 +104,7 @@ class Adapting:
         self._task.cancel()
         if self._work is not None:
             self._work.join()
-        if self._failure is not None:
+        if self._failure is not None and self._engine.failed is None:
             raise self._failure
 
     def _carry_out(self, plan: Plan, steps: Steps, step: int) -> None:
@@ -101,10 +114,17 @@ class Adapting:
             spent_s = time.thread_time() - begun_s
             if looked is not None:
                 look, decision = looked
-                self._due = step + max(WINDOW, ceil(spent_s / LOOKING_FRAC / look.step_s))
+                self._waiting = decision is not None and decision.action == WAIT
+                rest = 0 if self._waiting else ceil(spent_s / LOOKING_FRAC / look.step_s)
+                self._due = step + max(WINDOW, rest)
                 self._act(plan, look, decision)
         except CancelledError:
             pass
+        except PotluckError as error:  # no plan fits any more, or this one cannot be judged
+            self._adapter.settle()
+            self._tell(
+                Decision(step=step, action=FAILED, words=f"step {step}: the plan stays: {error}")
+            )
         except BaseException as error:  # raised again where the fit ends
             self._failure = error
 
@@ -150,20 +170,17 @@ class Adapting:
     def _planning(self, look: Look, plan: Plan, problem: Problem) -> Decision:
         members = self._engine.members
         problem = only(problem, [d.name for d in problem.devices if d.name in members.ready])
+        problem = replace(problem, model=plan.model)  # as its maker calls it
         if plan.problem is not None:
             problem = replace(problem, qoe=plan.problem.qoe)
-        try:
-            found = _plans(problem)
-        except Infeasible:  # slower than wanted is better than not at all
-            found = _plans(
-                problem := replace(
-                    problem,
-                    qoe=replace(problem.qoe, latency_s=None, energy_j=None, device_energy_j={}),
-                )
-            )
-        alike = [p for p in found if p.stages != plan.stages]
-        alike = [p for p in alike if same_sums(plan, p, problem.layers)]
-        return self._adapter.choose(look, judge(problem, plan), alike, problem)
+        if self._waiting:  # does what was found still look good?
+            found = [judge(problem, other) for other in self._found]
+        else:
+            problem, found = _planned(problem)
+            found = [p for p in found if p.stages != plan.stages]
+            found = [p for p in found if same_sums(plan, p, problem.layers)][:FEW]
+        self._found = found
+        return self._adapter.choose(look, judge(problem, plan), found, problem)
 
     # --- acting -----------------------------------------------------------------------------------
 
@@ -185,7 +202,6 @@ class Adapting:
             else:
                 self._order_anew(plan)
         except PotluckError as error:
-            engine.check()
             decision = replace(
                 decision, action=FAILED, words=f"{decision.words} It failed: {error}"
             )
@@ -216,5 +232,13 @@ class Adapting:
                 self._engine.history = replace(h, decisions=(*h.decisions, decision))
 
 
-def _plans(problem: Problem) -> Sequence[Plan]:
-    return make_plans(problem, clock=time.thread_time, budget_s=BUDGET_S).items
+def _planned(problem: Problem) -> tuple[Problem, Sequence[Plan]]:
+    """Plans for these conditions, the best first; where none holds the limits on time and energy,
+    without them: a run that goes on more slowly is better than none. And what they are for.
+    """
+    try:
+        return problem, make_plans(problem, clock=time.thread_time, budget_s=BUDGET_S).items
+    except Infeasible:
+        qoe = replace(problem.qoe, latency_s=None, energy_j=None, device_energy_j={})
+        problem = replace(problem, qoe=qoe)
+        return problem, make_plans(problem, clock=time.thread_time, budget_s=BUDGET_S).items

@@ -224,6 +224,12 @@ class Run(Shown):
             with the run but wait for a fit, which is refused. The next step is under way by then:
             what the run tells of its weights (`state_dict`, `save`, a call) is of the step that
             `run.step` gives afterwards.
+        adapt
+            Compare steps with their prediction, in the background; where devices or links have
+            changed, order transfers anew or switch to another plan of the same micro-batches, if
+            that pays. What was decided and why is in `run.decisions`. Needs a profile. Off by
+            default: sums over replicas may come in another order, which rounds differently, and
+            looking takes up to 2 % of the notebook's time.
 
         Returns
         -------
@@ -233,7 +239,8 @@ class Run(Shown):
         Raises
         ------
         UserError
-            Data or epochs are not what they should be, or the data has no batch.
+            Data or epochs are not what they should be, or the data has no batch; or there is no
+            profile to adapt by.
         PlanError
             The plan is for inference.
         """
@@ -256,6 +263,11 @@ class Run(Shown):
             )
         if optimizer is not None:
             check_optimizer(optimizer, self._engine.model.trained_dtypes())
+        if adapt and self.problem is None:
+            raise UserError(
+                "a run adapts by what its profile predicts, and there is none.",
+                next_step="Use home.profile(model) before home.deploy.",
+            )
 
         def work(task: Task) -> History:
             return self._fit(task, data, epochs, optimizer, on_step, adapt)
