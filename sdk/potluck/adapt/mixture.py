@@ -2,10 +2,10 @@
 program (section 4.3, eqs. 7 and 8). Pure.
 
 For part x_p of the horizon D_rem plan p is at work: sum over p of x_p <= 1, and the progress
-sum of r_p x_p (D_rem - d_p) >= the steps to go (the uniform progress of one horizon that ends at the
-deadline). As printed, d_p is taken off every plan by the part that it is used; a switch is paid for
-whole, so here the whole-step counts are judged with whole switches, and the fractions are those of
-the program. With two constraints two plans at most are mixed.
+sum of r_p x_p (D_rem - d_p) >= the steps to go (the uniform progress of one horizon, which ends at
+the deadline). As printed, d_p is taken off a plan by the part that it is used. A switch is paid for
+whole, so whole switches judge the whole steps here; the fractions are those of the program. As it
+has two constraints, two plans at most are mixed.
 """
 
 from collections.abc import Sequence
@@ -37,10 +37,10 @@ class Mixture:
 def mix(
     plans: Sequence[Plan], n_steps: int, deadline_s: float, *, switch_s: float = 0.0
 ) -> Mixture:
-    """The cheapest way to take so many steps by the deadline; the thriftiest plan goes first.
+    """The cheapest way to take so many steps by the deadline.
 
-    What is in hand is harvested first, as in the paper's example; a run that falls behind mixes
-    anew what is left, with more of the faster plan.
+    Where it is all the same, the thriftier plan goes first, as in the paper's example. A run that
+    falls behind mixes anew what is left, with more of the faster plan.
 
     Parameters
     ----------
@@ -70,11 +70,11 @@ def mix(
     found = min(
         (
             way
-            for slow in range(len(plans))
-            for fast in range(len(plans))
-            if (way := _pair(plans, slow, fast, n_steps, deadline_s, switch_s)) is not None
+            for first in range(len(plans))
+            for second in range(len(plans))
+            if (way := _pair(plans, first, second, n_steps, deadline_s, switch_s)) is not None
         ),
-        key=lambda way: way[0],
+        key=lambda way: (way[0], -_of(plans[way[2][0][0]])[0]),
         default=None,
     )
     if found is None:
@@ -114,7 +114,8 @@ def _check(plans: Sequence[Plan], n_steps: int, deadline_s: float, switch_s: flo
 
 def _of(plan: Plan) -> tuple[float, float]:
     """Seconds and joules of a step."""
-    assert plan.latency_s is not None and plan.energy_j is not None  # _check
+    assert plan.latency_s is not None
+    assert plan.energy_j is not None
     return plan.latency_s, plan.energy_j
 
 
@@ -141,29 +142,29 @@ def _fractions(
 
 
 def _pair(
-    plans: Sequence[Plan], slow: int, fast: int, n_steps: int, deadline_s: float, switch_s: float
+    plans: Sequence[Plan], first: int, second: int, n_steps: int, deadline_s: float, switch_s: float
 ) -> tuple[float, float, list[tuple[int, int]]] | None:
-    """(joules, seconds, [(plan, steps)]) of as many steps of `slow` as the deadline leaves, then of
-    `fast`; None where it is late, or `slow` is no thriftier.
+    """(joules, seconds, [(plan, steps)]) of these two in this order, with as many steps of the
+    slower one as the deadline leaves; None where that is late, or leaves only one of them.
     """
-    (slow_s, slow_j), (fast_s, fast_j) = _of(plans[slow]), _of(plans[fast])
-    begin_s = switch_s * (slow > 0)
-    if slow == fast:
-        counts = [(slow, n_steps)]
-        between_s = 0.0
+    n_switches = (first > 0) + (first != second)
+    if first == second:
+        counts = [(first, n_steps)]
     else:
-        if slow_s <= fast_s or slow_j >= fast_j:
+        fast, slow = sorted((first, second), key=lambda index: _of(plans[index])[0])
+        (fast_s, _), (slow_s, _) = _of(plans[fast]), _of(plans[slow])
+        late_s = n_steps * slow_s + n_switches * switch_s - deadline_s
+        if fast_s == slow_s:
             return None
-        # n_fast >= (time that slow steps would take too much) / (what a fast one gains)
-        late_s = n_steps * slow_s + begin_s + switch_s - deadline_s
         n_fast = max(1, ceil(late_s / (slow_s - fast_s) - _HAIR))
         if n_fast >= n_steps:
             return None
-        counts, between_s = [(slow, n_steps - n_fast), (fast, n_fast)], switch_s
-    seconds = begin_s + between_s + sum(count * _of(plans[index])[0] for index, count in counts)
+        taken = {fast: n_fast, slow: n_steps - n_fast}
+        counts = [(index, taken[index]) for index in (first, second)]
+    seconds = n_switches * switch_s + sum(n * _of(plans[index])[0] for index, n in counts)
     if seconds > deadline_s + _HAIR * n_steps:
         return None
-    first_s, first_j = _of(plans[0])
-    joules = sum(count * _of(plans[index])[1] for index, count in counts)
-    joules += begin_s * first_j / first_s + between_s * slow_j / slow_s
+    joules = sum(n * _of(plans[index])[1] for index, n in sorted(counts))
+    left = ([0] if first > 0 else []) + ([first] if first != second else [])
+    joules += switch_s * sum(_of(plans[index])[1] / _of(plans[index])[0] for index in left)
     return joules, seconds, counts

@@ -174,7 +174,7 @@ class Adapting:
         if plan.problem is not None:
             problem = replace(problem, qoe=plan.problem.qoe)
         if self._waiting:  # does what was found still look good?
-            found = [judge(problem, other) for other in self._found]
+            found: Sequence[Plan] = [judge(problem, other) for other in self._found]
         else:
             problem, found = _planned(problem)
             found = [p for p in found if p.stages != plan.stages]
