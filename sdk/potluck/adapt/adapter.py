@@ -208,6 +208,11 @@ class Adapter:
             plan=best if action == SWITCH else None,
         )
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether no change is open: none was seen, or it was decided about."""
+        return self._since is None
+
     def settle(self) -> None:
         """What is known now was planned for: only what changes from here is news."""
         self._planned = self._ordered = self.known
