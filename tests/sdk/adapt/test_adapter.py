@@ -100,6 +100,19 @@ def test_small_changes_order_transfers_and_large_or_lasting_ones_plan(ratios, to
     assert found == todo
 
 
+@pytest.mark.parametrize(
+    ("after_s", "left", "action"),
+    [(0.9, 1000, ORDER), (0.99, 1000, STAY), (0.9, 19, STAY), (1.1, 1000, STAY)],
+)
+def test_transfers_are_ordered_anew_where_that_pays(after_s, left, action):
+    adapter, each = Adapter(), look(8, a=1.0, air=1.08, left=left)
+    assert adapter.look(each, EVEN) == ORDER
+    decision = adapter.order(each, 1.0, after_s)
+    assert decision.action == action
+    assert "air carries at 0.93 of its profile's pace" in decision.words
+    assert adapter.look(look(16, a=1.0, air=1.0), EVEN) == NOTHING  # it was ordered for this
+
+
 def test_a_profile_that_errs_alike_everywhere_speaks_for_nobody_unseen():
     known = Conditions().times({A: 1.5, AIR: 2.0})
     assert known.of(B) == 1.5
