@@ -88,6 +88,8 @@ class Adapting:
         if busy or engine.step < self._due or engine.crossing is not None or engine.failed:
             return
         plan = engine.edition.plan
+        if not set(plan.devices) <= set(engine.members.staying):
+            return  # it is moved off them
         own = engine.edition.compiled[train_name(plan.batch, plan)]
         steps = [(execution, made) for execution, made in engine.kept if made is own][-WINDOW:]
         if len(steps) < WINDOW:
@@ -169,7 +171,7 @@ class Adapting:
 
     def _planning(self, look: Look, plan: Plan, problem: Problem) -> Decision:
         members = self._engine.members
-        problem = only(problem, [d.name for d in problem.devices if d.name in members.ready])
+        problem = only(problem, [d.name for d in problem.devices if d.name in members.staying])
         problem = replace(problem, model=plan.model)  # as its maker calls it
         if plan.problem is not None:
             problem = replace(problem, qoe=plan.problem.qoe)

@@ -412,8 +412,6 @@ class Run(Shown):
 
         def work(task: Task) -> "Run":
             self._go_over(plan, task)
-            if self._drain is not None:
-                self._drain.look()
             return self
 
         return Handle(work, f"switching {plan.model}")
@@ -421,6 +419,8 @@ class Run(Shown):
     def _go_over(self, plan: Plan, task: Task) -> None:
         cross(self._engine, plan, task)
         self._forget_evaluation()
+        if self._drain is not None:
+            self._drain.look()
 
     # --- inference --------------------------------------------------------------------------------
 
