@@ -15,6 +15,7 @@ from potluck import units
 from potluck.adapt.conditions import DEVICE, Conditions, Thing
 from potluck.adapt.switch_cost import SwitchCost
 from potluck.planning.plans import is_thrifty
+from potluck.profile.ratios import SHARE
 from potluck.records import Layer, Plan, Problem, Stage
 
 STEADY_FRAC = 0.03  # medians of 8 steps of a quiet lab differ by less
@@ -96,7 +97,7 @@ class Adapter:
         plan
             That they followed.
         """
-        self.known = self.known.times(look.ratios)
+        self.known = self.known.times({t: _damped(ratio) for t, ratio in look.ratios.items()})
         self._forget(look)
         # what the conditions explain is in the ratios; the rest is this plan's own
         self._errors[plan.stages] = look.step_s / look.predicted_s
@@ -242,6 +243,11 @@ class Adapter:
         return (
             f"{name} {does} at {1 / now:.2f} of its profile's pace (planned for {1 / before:.2f})"
         )
+
+
+def _damped(ratio: float) -> float:
+    """What may be noise is followed half of the way, as profiles do; what is large, at once."""
+    return ratio**SHARE if max(ratio, 1 / ratio) - 1 < SMALL_FRAC else ratio
 
 
 def _what(problem: Problem) -> str:

@@ -109,7 +109,7 @@ def test_transfers_are_ordered_anew_where_that_pays(after_s, left, action):
     assert adapter.look(each, EVEN) == ORDER
     decision = adapter.order(each, 1.0, after_s)
     assert decision.action == action
-    assert "air carries at 0.93 of its profile's pace" in decision.words
+    assert "air carries at 0.96 of its profile's pace" in decision.words
     assert adapter.look(look(16, a=1.0, air=1.0), EVEN) == NOTHING  # it was ordered for this
 
 
