@@ -11,7 +11,7 @@ within which nothing changes. Kinds:
 """
 
 import random
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from math import exp
 
@@ -32,11 +32,12 @@ RETURNING = 0.3  # of the way back to the profile, per stretch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """Seconds and joules of all steps and switches."""
+    """Seconds and joules of all steps and switches, and the plans that were used."""
 
     seconds: float
     energy_j: float
     n_switches: int
+    plans: tuple[Plan, ...] = ()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -156,6 +157,7 @@ class _Way:
         self.plan = evening.plans(0)[0]
         self.seconds = self.energy_j = 0.0
         self.n_switches = 0
+        self.plans = (self.plan,)
 
     def take(self, number: int, n_steps: int) -> None:
         seconds, joules = self._evening.taking(self.plan, number, n_steps)
@@ -166,12 +168,17 @@ class _Way:
         seconds, joules = self._evening.switching(self.plan, plan, number)
         self.seconds, self.energy_j = self.seconds + seconds, self.energy_j + joules
         self.n_switches += plan.stages != self.plan.stages
-        self.plan = plan
+        self.plan, self.plans = plan, (*self.plans, plan)
         return seconds
 
     @property
     def outcome(self) -> Outcome:
-        return Outcome(seconds=self.seconds, energy_j=self.energy_j, n_switches=self.n_switches)
+        return Outcome(
+            seconds=self.seconds,
+            energy_j=self.energy_j,
+            n_switches=self.n_switches,
+            plans=self.plans,
+        )
 
 
 def static(evening: Evening) -> Outcome:
@@ -191,12 +198,20 @@ def anew(evening: Evening) -> Outcome:
     return way.outcome
 
 
-def oracle(evening: Evening) -> Outcome:
+def oracle(evening: Evening, more: Collection[Plan] = ()) -> Outcome:
     """The best way of all, over the best plans of all stretches, by one that knows the future:
     shortest path, with the switches between stretches.
+
+    Parameters
+    ----------
+    evening
+        All of it.
+    more
+        Plans that others have found: a search under other conditions may find a better one.
     """
     numbers = range(len(evening.stretches))
     plans = {plan.stages: plan for number in numbers for plan in evening.plans(number)}
+    plans |= {plan.stages: plan for plan in more}
     start = evening.plans(0)[0]
     best = {start.stages: (0.0, 0.0, 0)}
     for number in numbers:
