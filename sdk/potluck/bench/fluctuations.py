@@ -157,7 +157,7 @@ class _Way:
         self.plan = evening.plans(0)[0]
         self.seconds = self.energy_j = 0.0
         self.n_switches = 0
-        self.plans = (self.plan,)
+        self.plans: tuple[Plan, ...] = (self.plan,)
 
     def take(self, number: int, n_steps: int) -> None:
         seconds, joules = self._evening.taking(self.plan, number, n_steps)
