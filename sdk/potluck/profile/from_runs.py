@@ -55,8 +55,8 @@ def learned(
     profile = replace(profile, devices=learned_power(profile.devices, measured))
     profile = _with_links(profile, transfers or {})
     ratios: dict[tuple[str, str, int], list[float]] = {}
-    expected = _pieces(predicted, compiled)
-    for piece, seconds in _pieces(measured, compiled).items():
+    expected = piece_seconds(predicted, compiled)
+    for piece, seconds in piece_seconds(measured, compiled).items():
         device, op, start, stop, _ = piece
         if device in steady or expected.get(piece, 0.0) <= 0 or seconds <= 0:
             continue
@@ -82,7 +82,7 @@ def _with_links(profile: Profile, transfers: Mapping[Flow, tuple[float, float]])
     return replace(profile, network=slowed(profile.network, factors), document=document)
 
 
-def _pieces(trace: Trace, compiled: Compiled) -> dict[Piece, float]:
+def piece_seconds(trace: Trace, compiled: Compiled) -> dict[Piece, float]:
     """The median seconds of every piece that was run."""
     found: dict[Piece, list[float]] = {}
     for event in trace.events:

@@ -20,7 +20,20 @@ Flow = tuple[str, str]
 
 
 def factors_of(network: Network, transfers: Mapping[Flow, tuple[float, float]]) -> dict[str, float]:
-    """How many times less each medium carries than was thought.
+    """How many times less each medium carries than was thought, half of the way.
+
+    Parameters
+    ----------
+    network, transfers
+        As for `ratios_of`.
+    """
+    return half_way(ratios_of(network, transfers))
+
+
+def ratios_of(
+    network: Network, transfers: Mapping[Flow, tuple[float, float]]
+) -> dict[str, list[float]]:
+    """Per medium, measured by predicted seconds of every flow that it limits.
 
     Parameters
     ----------
@@ -40,7 +53,7 @@ def factors_of(network: Network, transfers: Mapping[Flow, tuple[float, float]]) 
             continue
         limit, _ = min(path.media, key=lambda crossed: capacity[crossed[0]] / crossed[1])
         ratios.setdefault(limit, []).append(took_s / expected_s)
-    return half_way(ratios)
+    return ratios
 
 
 def slowed(network: Network, factors: Mapping[str, float]) -> Network:

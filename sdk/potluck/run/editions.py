@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from potluck.adapt.conditions import Conditions, under
 from potluck.contention.transfer_order import one_at_a_time, with_ordered_transfers
 from potluck.errors import PlanError, UserError
 from potluck.profile.profiles import Profile
@@ -38,6 +39,7 @@ class Editions:
     ) -> None:
         self._model, self._members, self.profile = model, members, profile
         self._refine_s = refine_s
+        self.conditions = Conditions()  # of now, against the profile; transfers are ordered by them
 
     def make(
         self,
@@ -131,15 +133,16 @@ class Editions:
                 next_step="Use home.profile(model).",
             )
         if problem is not None and self._all_speak(COMMON_BEGIN, edition.plan):
+            now = under(problem, self.conditions)
             steps = {
-                name: one_at_a_time(item, problem)
+                name: one_at_a_time(item, now)
                 for name, item in edition.compiled.items()
                 if name == INFER or name in edition.train_rows
             }
             if edition.order_transfers is not False:
                 steps = {
                     name: with_ordered_transfers(
-                        item, problem, always=bool(edition.order_transfers), refine_s=self._refine_s
+                        item, now, always=bool(edition.order_transfers), refine_s=self._refine_s
                     )
                     for name, item in steps.items()
                 }

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import dropwhile, takewhile
 
 from potluck import units
+from potluck.adapt.adapter import Decision
 from potluck.provenance import MEASURED, reckoned
 from potluck.records import Device, Event, Trace
 from potluck.schedule import Compiled
@@ -76,7 +77,7 @@ class Departure:
 class History(Shown):
     """Losses per step, in order: each the mean over the rows of its batch. `rows` per step; `notes`
     for people, one for every batch concerned; `recoveries`: where devices were lost; `departures`:
-    where they wanted to leave.
+    where they wanted to leave; `decisions`: what the adapter made of changes of the home.
     """
 
     losses: tuple[float, ...] = ()
@@ -85,6 +86,7 @@ class History(Shown):
     notes: tuple[str, ...] = ()
     recoveries: tuple[Recovery, ...] = ()
     departures: tuple[Departure, ...] = ()
+    decisions: tuple[Decision, ...] = ()
 
     def __repr__(self) -> str:
         told = "".join(f"\n{note}" for note in dict.fromkeys(self.notes))

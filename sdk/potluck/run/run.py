@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from potluck.adapt.adapter import Decision
 from potluck.errors import PlanError, PotluckError, UserError
 from potluck.graph.torch.autocast import check_autocast
 from potluck.graph.torch.state_names import check_shapes
@@ -17,6 +18,7 @@ from potluck.handle import Handle, Task
 from potluck.profile.from_runs import learned
 from potluck.records import Plan, Problem, Trace
 from potluck.run import batches, checkpoint, tensors
+from potluck.run.adapting import Adapting
 from potluck.run.comparison import Comparison, compare
 from potluck.run.compiled_plan import INFER, evaluation_plan, train_name
 from potluck.run.drain import Drain
@@ -83,6 +85,11 @@ class Run(Shown):
     def history(self) -> History:
         """Losses of all steps so far."""
         return self._engine.history
+
+    @property
+    def decisions(self) -> tuple[Decision, ...]:
+        """What `fit(adapt=True)` has decided so far, and why."""
+        return self.history.decisions
 
     @property
     def memory_bytes(self) -> Mapping[str, int]:
@@ -188,6 +195,7 @@ class Run(Shown):
         *,
         optimizer: Optimizer | None = None,
         on_step: OnStep | None = None,
+        adapt: bool = False,
     ) -> Handle[History]:
         """Train on every batch of `data`, `epochs` times.
 
@@ -216,6 +224,12 @@ class Run(Shown):
             with the run but wait for a fit, which is refused. The next step is under way by then:
             what the run tells of its weights (`state_dict`, `save`, a call) is of the step that
             `run.step` gives afterwards.
+        adapt
+            Compare steps with their prediction, in the background; where devices or links have
+            changed, order transfers anew or switch to another plan of the same micro-batches, if
+            that pays. What was decided and why is in `run.decisions`. Needs a profile. Off by
+            default: sums over replicas may come in another order, which rounds differently, and
+            looking takes up to 2 % of the notebook's time.
 
         Returns
         -------
@@ -225,7 +239,8 @@ class Run(Shown):
         Raises
         ------
         UserError
-            Data or epochs are not what they should be, or the data has no batch.
+            Data or epochs are not what they should be, or the data has no batch; or there is no
+            profile to adapt by.
         PlanError
             The plan is for inference.
         """
@@ -248,9 +263,14 @@ class Run(Shown):
             )
         if optimizer is not None:
             check_optimizer(optimizer, self._engine.model.trained_dtypes())
+        if adapt and self.problem is None:
+            raise UserError(
+                "a run adapts by what its profile predicts, and there is none.",
+                next_step="Use home.profile(model) before home.deploy.",
+            )
 
         def work(task: Task) -> History:
-            return self._fit(task, data, epochs, optimizer, on_step)
+            return self._fit(task, data, epochs, optimizer, on_step, adapt)
 
         with self._queueing:
             self._fitting = Handle(work, f"training {self.plan.model}", after=self._fitting)
@@ -263,6 +283,7 @@ class Run(Shown):
         epochs: int,
         optimizer: Optimizer | None,
         on_step: OnStep | None,
+        adapt: bool,
     ) -> History:
         engine = self._engine
         with engine.boundary():
@@ -271,10 +292,12 @@ class Run(Shown):
             first, first_note = engine.next_step, len(engine.history.notes)
             first_recovery = len(engine.history.recoveries)
             first_departure = len(engine.history.departures)
+            first_decision = len(engine.history.decisions)
         arguments = engine.model.arguments
         n_batches = batches.count(data, self.plan.batch, arguments)
         total = epochs * n_batches if n_batches else None
-
+        last = None if total is None else first + total
+        adapting = Adapting(engine, last, self._traced, self._go_over) if adapt else None
         told = first
 
         def once(batch: "tuple[torch.Tensor, ...]") -> Callable[[], None]:
@@ -296,6 +319,8 @@ class Run(Shown):
                     surviving(engine, once(batch))
                 while engine.n_in_flight > most:
                     surviving(engine, engine.collect)
+                if adapting is not None:
+                    adapting.look()
                 # a switch may have collected some, too
                 news = engine.history.losses[told - engine.first_step :]
             for loss in news:
@@ -322,6 +347,8 @@ class Run(Shown):
                     go_on(0)
             finally:
                 engine.say = lambda text: None
+                if adapting is not None:
+                    adapting.stop()
         h, start = engine.history, first - engine.first_step
         if told == first and len(h.notes) == first_note:
             raise UserError(
@@ -336,6 +363,7 @@ class Run(Shown):
             notes=h.notes[first_note:],
             recoveries=h.recoveries[first_recovery:],
             departures=h.departures[first_departure:],
+            decisions=h.decisions[first_decision:],
         )
 
     def _take_optimizer(self, optimizer: Optimizer) -> None:
@@ -383,13 +411,16 @@ class Run(Shown):
             )
 
         def work(task: Task) -> "Run":
-            cross(self._engine, plan, task)
-            self._forget_evaluation()
-            if self._drain is not None:
-                self._drain.look()
+            self._go_over(plan, task)
             return self
 
         return Handle(work, f"switching {plan.model}")
+
+    def _go_over(self, plan: Plan, task: Task) -> None:
+        cross(self._engine, plan, task)
+        self._forget_evaluation()
+        if self._drain is not None:
+            self._drain.look()
 
     # --- inference --------------------------------------------------------------------------------
 

@@ -1,0 +1,288 @@
+"""Homes that change while they train, and what plans and ways to adapt make of them. Pure.
+
+A home is one of `small_homes` (plain) with powers. It goes through stretches of so many steps each,
+within which nothing changes. Kinds:
+
+- stable: nothing ever changes.
+- bandwidth: in some stretches a medium carries 40 to 60 % less (as in DeepCEE, section 5).
+- load: in some stretches another program takes 20 to 80 % of a device.
+- recorded-like: all media wander as WiFi does in a home, by a walk on the scale of ratios that is
+  drawn back to the profile.
+"""
+
+import random
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from math import exp
+
+from potluck.adapt.adapter import PLAN, SWITCH, Adapter, Look, same_sums
+from potluck.adapt.conditions import DEVICE, MEDIUM, Conditions, Thing, under
+from potluck.adapt.switch_cost import SwitchCost
+from potluck.bench.small_homes import random_problem
+from potluck.planning import judge, make_plans
+from potluck.records import Plan, Problem, Stage, Training
+
+KINDS = ("stable", "bandwidth", "load", "recorded_like")
+WINDOW = 8  # steps of a look
+KEPT = 4  # of the plans of a stretch
+CHANGED = 0.4  # of the stretches
+WANDERING = 0.25  # per stretch, on the scale of ratios
+RETURNING = 0.3  # of the way back to the profile, per stretch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """Seconds and joules of all steps and switches, and the plans that were used."""
+
+    seconds: float
+    energy_j: float
+    n_switches: int
+    plans: tuple[Plan, ...] = ()
+
+
+@dataclass(slots=True, kw_only=True)
+class Evening:
+    """A home and what it goes through: the conditions of every stretch of `n_steps`."""
+
+    problem: Problem
+    stretches: tuple[Conditions, ...]
+    n_steps: int
+    rng: random.Random
+    noise: float
+    _plans: dict[int, tuple[Plan, ...]] = field(default_factory=dict)
+    _judged: dict[tuple[int, tuple[Stage, ...]], Plan] = field(default_factory=dict)
+
+    def now(self, number: int) -> Problem:
+        """The home in a stretch."""
+        return under(self.problem, self.stretches[number])
+
+    def same_as(self, number: int) -> int:
+        """The first stretch of the same conditions."""
+        return self.stretches.index(self.stretches[number])
+
+    def plans(self, number: int) -> tuple[Plan, ...]:
+        """The best plans for a stretch."""
+        number = self.same_as(number)
+        if number not in self._plans:
+            self._plans[number] = make_plans(self.now(number)).items[:KEPT]
+        return self._plans[number]
+
+    def judged(self, plan: Plan, number: int) -> Plan:
+        """What a plan takes in a stretch."""
+        number = self.same_as(number)
+        if (number, plan.stages) not in self._judged:
+            self._judged[number, plan.stages] = judge(self.now(number), plan)
+        return self._judged[number, plan.stages]
+
+    def taking(self, plan: Plan, number: int, n_steps: int) -> tuple[float, float]:
+        """Seconds and joules of so many steps of a plan in a stretch."""
+        found = self.judged(plan, number)
+        return n_steps * (found.latency_s or 0.0), n_steps * (found.energy_j or 0.0)
+
+    def switching(self, before: Plan, after: Plan, number: int) -> tuple[float, float]:
+        """Seconds and joules of a switch; none where the plans are one."""
+        if before.stages == after.stages:
+            return 0.0, 0.0
+        step_s, step_j = self.taking(before, number, 1)
+        seconds = SwitchCost().seconds(before, after, self.now(number), step_s)
+        return seconds, seconds * step_j / step_s
+
+
+def drawn(kind: str, seed: int, settings: Mapping[str, float]) -> Evening:
+    """The evening of that kind and seed.
+
+    Parameters
+    ----------
+    kind
+        One of `KINDS`.
+    seed
+        Of all that is drawn.
+    settings
+        "devices", "layers", "stretches", "steps" of one, "noise_frac" of a look.
+    """
+    rng = random.Random(f"{kind} {seed}")
+    problem = random_problem(rng, settings)
+    devices = tuple(
+        replace(
+            device,
+            idle_w=(idle_w := rng.uniform(1.0, 5.0)),
+            busy_w=idle_w + rng.uniform(2.0, 60.0),
+            radio_w=rng.uniform(0.0, 1.0),
+        )
+        for device in problem.devices
+    )
+    workload = Training(batch=8, micro_batch=2, optimizer_copies=2)
+    return Evening(
+        problem=replace(problem, devices=devices, workload=workload),
+        stretches=tuple(_stretches(kind, problem, int(settings["stretches"]), rng)),
+        n_steps=int(settings["steps"]),
+        rng=rng,
+        noise=settings["noise_frac"],
+    )
+
+
+def _stretches(kind: str, problem: Problem, n: int, rng: random.Random) -> list[Conditions]:
+    names = [medium.name for medium in problem.network.media]
+    walk, found = dict.fromkeys(names, 0.0), [Conditions()]
+    for _ in range(n - 1):
+        factors: dict[Thing, float] = {}
+        if kind == "recorded_like":
+            for name in names:
+                walk[name] = walk[name] * (1 - RETURNING) + rng.gauss(0.0, WANDERING)
+                factors[MEDIUM, name] = exp(walk[name])
+        elif kind == "bandwidth" and rng.random() < CHANGED:
+            factors[MEDIUM, rng.choice(names)] = 1 / (1 - rng.uniform(0.4, 0.6))
+        elif kind == "load" and rng.random() < CHANGED:
+            device = rng.choice(problem.devices).name
+            factors[DEVICE, device] = 1 / (1 - rng.uniform(0.2, 0.8))
+        found.append(Conditions(factors={**_as_profiled(problem), **factors}))
+    found[0] = Conditions(factors=_as_profiled(problem))
+    return found
+
+
+def _as_profiled(problem: Problem) -> dict[Thing, float]:
+    """As profiled: what conditions say of everything where nobody has to guess."""
+    devices = {(DEVICE, device.name): 1.0 for device in problem.devices}
+    return devices | {(MEDIUM, medium.name): 1.0 for medium in problem.network.media}
+
+
+# --- ways through an evening ----------------------------------------------------------------------
+
+
+class _Way:
+    """What has been taken so far, by whom."""
+
+    def __init__(self, evening: Evening) -> None:
+        self._evening = evening
+        self.plan = evening.plans(0)[0]
+        self.seconds = self.energy_j = 0.0
+        self.n_switches = 0
+        self.plans: tuple[Plan, ...] = (self.plan,)
+
+    def take(self, number: int, n_steps: int) -> None:
+        seconds, joules = self._evening.taking(self.plan, number, n_steps)
+        self.seconds, self.energy_j = self.seconds + seconds, self.energy_j + joules
+
+    def go_over(self, plan: Plan, number: int) -> float:
+        """Switch; the seconds that it takes."""
+        seconds, joules = self._evening.switching(self.plan, plan, number)
+        self.seconds, self.energy_j = self.seconds + seconds, self.energy_j + joules
+        self.n_switches += plan.stages != self.plan.stages
+        self.plan, self.plans = plan, (*self.plans, plan)
+        return seconds
+
+    @property
+    def outcome(self) -> Outcome:
+        return Outcome(
+            seconds=self.seconds,
+            energy_j=self.energy_j,
+            n_switches=self.n_switches,
+            plans=self.plans,
+        )
+
+
+def static(evening: Evening) -> Outcome:
+    """The plan of the profile, whatever happens."""
+    way = _Way(evening)
+    for number in range(len(evening.stretches)):
+        way.take(number, evening.n_steps)
+    return way.outcome
+
+
+def anew(evening: Evening) -> Outcome:
+    """At every change, told of it at once and exactly, over to what is best then."""
+    way = _Way(evening)
+    for number in range(len(evening.stretches)):
+        way.go_over(evening.plans(number)[0], number)
+        way.take(number, evening.n_steps)
+    return way.outcome
+
+
+def oracle(evening: Evening, more: Collection[Plan] = ()) -> Outcome:
+    """The best way of all, over the best plans of all stretches, by one that knows the future:
+    shortest path, with the switches between stretches.
+
+    Parameters
+    ----------
+    evening
+        All of it.
+    more
+        Plans that others have found: a search under other conditions may find a better one.
+    """
+    numbers = range(len(evening.stretches))
+    plans = {plan.stages: plan for number in numbers for plan in evening.plans(number)}
+    plans |= {plan.stages: plan for plan in more}
+    start = evening.plans(0)[0]
+    best = {start.stages: (0.0, 0.0, 0)}
+    for number in numbers:
+        reached = {}
+        for stages, plan in plans.items():
+            more_s, more_j = evening.taking(plan, number, evening.n_steps)
+            reached[stages] = min(
+                (seconds + cost_s + more_s, joules + cost_j + more_j, n + (before != stages))
+                for before, (seconds, joules, n) in best.items()
+                for cost_s, cost_j in [evening.switching(plans[before], plan, number)]
+            )
+        best = reached
+    seconds, joules, n = min(best.values())
+    return Outcome(seconds=seconds, energy_j=joules, n_switches=n)
+
+
+def adapting(evening: Evening) -> Outcome:
+    """Our adapter: it sees what the plan at work shows, with noise, and learns what switches
+    cost.
+    """
+    way, adapter = _Way(evening), Adapter()
+    total, done = len(evening.stretches) * evening.n_steps, 0
+    found: list[Plan] = []
+    for number in range(len(evening.stretches)):
+        for _ in range(evening.n_steps // WINDOW):
+            way.take(number, WINDOW)
+            done += WINDOW
+            look = _look(evening, way.plan, adapter, number, done, total - done)
+            todo = adapter.look(look, way.plan)
+            if todo != PLAN:
+                found = [] if adapter.is_settled else found
+                continue
+            problem = under(evening.problem, adapter.known)
+            if not found:
+                layers = problem.layers
+                found = [p for p in make_plans(problem) if same_sums(way.plan, p, layers)][:KEPT]
+            others = [judge(problem, p) for p in found if p.stages != way.plan.stages]
+            decision = adapter.choose(look, judge(problem, way.plan), others, problem)
+            if decision.action == SWITCH and decision.plan is not None:
+                cost_s = way.go_over(decision.plan, number)
+                adapter.cost = adapter.cost.learned(decision.cost_s, cost_s)
+                adapter.settle()
+            found = [] if adapter.is_settled else found
+        way.take(number, evening.n_steps % WINDOW)
+        done += evening.n_steps % WINDOW
+    return way.outcome
+
+
+def _look(
+    evening: Evening, plan: Plan, adapter: Adapter, number: int, step: int, left: int
+) -> Look:
+    """What some steps of a plan show: its devices and the media between them, with noise."""
+
+    def noisy() -> float:
+        return evening.rng.lognormvariate(0.0, evening.noise)
+
+    true = evening.stretches[number]
+    paths = evening.problem.network.paths
+    media = {
+        name
+        for (source, target), path in paths.items()
+        if source in plan.devices and target in plan.devices
+        for name, _ in path.media
+    }
+    things: list[Thing] = [(DEVICE, name) for name in plan.devices]
+    things += [(MEDIUM, name) for name in sorted(media)]
+    predicted = judge(under(evening.problem, adapter.known), plan)
+    return Look(
+        step=step,
+        step_s=(evening.judged(plan, number).latency_s or 0.0) * noisy(),
+        predicted_s=predicted.latency_s or 0.0,
+        ratios={t: true.of(t) / adapter.known.of(t) * noisy() for t in things},
+        steps_left=left,
+    )

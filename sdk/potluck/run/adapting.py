@@ -1,0 +1,246 @@
+"""A fit that adapts: looks at its steps in the background, and does what the adapter decides at a
+boundary. What decides is in `adapt`.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError
+from dataclasses import replace
+from math import ceil
+from statistics import median
+from typing import TYPE_CHECKING
+
+from potluck.adapt.adapter import (
+    FAILED,
+    NOTHING,
+    ORDER,
+    SWITCH,
+    WAIT,
+    Adapter,
+    Decision,
+    Look,
+    same_sums,
+)
+from potluck.adapt.conditions import ratios, under
+from potluck.contention.transfer_order import one_at_a_time, with_ordered_transfers
+from potluck.errors import Infeasible, PotluckError
+from potluck.handle import Task
+from potluck.planning import judge, make_plans
+from potluck.planning.scenario import only
+from potluck.records import Plan, Problem, Trace
+from potluck.run.comparison import compare
+from potluck.run.compiled_plan import train_name
+from potluck.schedule import Compiled
+from potluck.sessions.events import Execution
+from potluck.simulate.predict import IN_FLIGHT, predict_steps
+
+if TYPE_CHECKING:
+    from potluck.run.engine import Engine
+
+WINDOW = 8  # steps of a look
+BUDGET_S = 0.5  # of a planning
+FEW = 4  # of the plans that were found, those that the next looks judge again
+LOOKING_FRAC = 0.02  # of the time of a run, at most, goes into looking and planning
+Steps = Sequence[tuple[Execution, Compiled]]
+
+
+class Adapting:
+    """The adapter of one fit, at work.
+
+    Parameters
+    ----------
+    engine
+        Of the run.
+    last_step
+        The number of steps at the end of the fit; None where nobody knows.
+    traced
+        Makes the measured trace of some steps.
+    go_over
+        Switches the run to a plan; returns when it is in force.
+    """
+
+    def __init__(
+        self,
+        engine: "Engine",
+        last_step: int | None,
+        traced: Callable[[Steps], Trace],
+        go_over: Callable[[Plan, Task], None],
+    ) -> None:
+        self._engine, self._last_step = engine, last_step
+        self._traced, self._go_over = traced, go_over
+        self._adapter = Adapter(engine.step)
+        self._task = Task()
+        self._due = engine.step + WINDOW
+        self._waiting = False  # for a switch to pay
+        self._found: Sequence[Plan] = ()  # at the latest planning
+        self._work: threading.Thread | None = None
+        self._failure: BaseException | None = None
+        self._crossed: tuple[Decision, int, float] | None = None  # not measured yet
+
+    def look(self) -> None:
+        """Look at the latest steps, where it is time for that and the look before is over.
+
+        For who holds the boundary.
+        """
+        engine = self._engine
+        busy = self._work is not None and self._work.is_alive()
+        if busy or engine.step < self._due or engine.crossing is not None or engine.failed:
+            return
+        plan = engine.edition.plan
+        if not set(plan.devices) <= set(engine.members.staying):
+            return  # it is moved off them
+        own = engine.edition.compiled[train_name(plan.batch, plan)]
+        steps = [(execution, made) for execution, made in engine.kept if made is own][-WINDOW:]
+        if len(steps) < WINDOW:
+            return
+        self._learn_cost()
+        self._due = engine.step + WINDOW
+        self._work = threading.Thread(
+            target=self._carry_out, args=(plan, steps, engine.step), name="adapting", daemon=True
+        )
+        self._work.start()
+
+    def stop(self) -> None:
+        """No more of it; a switch that is under way is turned back. Raises what went wrong."""
+        self._task.cancel()
+        if self._work is not None:
+            self._work.join()
+        if self._failure is not None and self._engine.failed is None:
+            raise self._failure
+
+    def _carry_out(self, plan: Plan, steps: Steps, step: int) -> None:
+        begun_s = time.thread_time()
+        try:
+            looked = self._decide(plan, steps, step)
+            spent_s = time.thread_time() - begun_s
+            if looked is not None:
+                look, decision = looked
+                self._waiting = decision is not None and decision.action == WAIT
+                rest = 0 if self._waiting else ceil(spent_s / LOOKING_FRAC / look.step_s)
+                self._due = step + max(WINDOW, rest)
+                self._act(plan, look, decision)
+        except CancelledError:
+            pass
+        except PotluckError as error:  # no plan fits any more, or this one cannot be judged
+            self._adapter.settle()
+            self._tell(
+                Decision(step=step, action=FAILED, words=f"step {step}: the plan stays: {error}")
+            )
+        except BaseException as error:  # raised again where the fit ends
+            self._failure = error
+
+    # --- looking ----------------------------------------------------------------------------------
+
+    def _decide(self, plan: Plan, steps: Steps, step: int) -> tuple[Look, Decision | None] | None:
+        engine, adapter = self._engine, self._adapter
+        profiled = engine.editions.problem(engine.edition)
+        if profiled is None:
+            return None
+        compiled, problem = steps[-1][1], under(profiled, adapter.known)
+        look = self._seen(steps, compiled, problem, step)
+        todo = adapter.look(look, plan)
+        if todo == NOTHING:
+            return look, None
+        problem = under(profiled, adapter.known)
+        if todo == ORDER:
+            return look, self._ordering(look, compiled, problem)
+        return look, self._planning(look, plan, problem)
+
+    def _seen(self, steps: Steps, compiled: Compiled, problem: Problem, step: int) -> Look:
+        predicted = predict_steps(compiled, problem, IN_FLIGHT)
+        measured = self._traced(steps)
+        compared = compare(predicted, measured, compiled.programs, problem.network)
+        flows = {(each.source, each.target): each.median_s for each in compared.transfers}
+        return Look(
+            step=step,
+            step_s=compared.measured_step_s,
+            predicted_s=compared.predicted_step_s,
+            ratios=ratios(predicted, measured, compiled, problem, flows),
+            steps_left=None if self._last_step is None else max(0, self._last_step - step),
+        )
+
+    def _ordering(self, look: Look, compiled: Compiled, problem: Problem) -> Decision:
+        if self._engine.edition.order_transfers is False:
+            return self._adapter.order(look, 1.0, 1.0)
+        new = with_ordered_transfers(one_at_a_time(compiled, problem), problem)
+        before_s, after_s = (
+            median(predict_steps(each, problem, IN_FLIGHT).step_s) for each in (compiled, new)
+        )
+        return self._adapter.order(look, before_s, after_s)
+
+    def _planning(self, look: Look, plan: Plan, problem: Problem) -> Decision:
+        members = self._engine.members
+        problem = only(problem, [d.name for d in problem.devices if d.name in members.staying])
+        problem = replace(problem, model=plan.model)  # as its maker calls it
+        if plan.problem is not None:
+            problem = replace(problem, qoe=plan.problem.qoe)
+        if self._waiting:  # does what was found still look good?
+            found: Sequence[Plan] = [judge(problem, other) for other in self._found]
+        else:
+            problem, found = _planned(problem)
+            found = [p for p in found if p.stages != plan.stages]
+            found = [p for p in found if same_sums(plan, p, problem.layers)][:FEW]
+        self._found = found
+        return self._adapter.choose(look, judge(problem, plan), found, problem)
+
+    # --- acting -----------------------------------------------------------------------------------
+
+    def _act(self, plan: Plan, look: Look, decision: Decision | None) -> None:
+        engine = self._engine
+        if decision is None:
+            return
+        if decision.action not in (ORDER, SWITCH):
+            self._tell(decision)
+            return
+        self._task.check()
+        engine.editions.conditions = self._adapter.known
+        begun = len(engine.history.step_s)
+        try:
+            if decision.plan is not None:
+                self._go_over(decision.plan, self._task)
+                self._crossed = decision, begun, look.step_s
+                self._adapter.settle()
+            else:
+                self._order_anew(plan)
+        except PotluckError as error:
+            decision = replace(
+                decision, action=FAILED, words=f"{decision.words} It failed: {error}"
+            )
+            self._adapter.settle()
+        self._tell(decision)
+
+    def _order_anew(self, plan: Plan) -> None:
+        engine = self._engine
+        with engine.boundary():
+            if engine.edition.plan == plan and engine.crossing is None:
+                engine.renew(plan, engine.edition.optimizer, engine.sizes)
+
+    def _learn_cost(self) -> None:
+        """What the last switch has cost, against usual steps of the plan before."""
+        if self._crossed is None:
+            return
+        (decision, begun, usual_s), self._crossed = self._crossed, None
+        history = self._engine.history.step_s
+        during = history[begun : len(history) - WINDOW + 1]
+        lost_s = sum(during) - usual_s * len(during)
+        self._adapter.cost = self._adapter.cost.learned(decision.cost_s, lost_s)
+
+    def _tell(self, decision: Decision) -> None:
+        with self._engine.boundary():
+            h = self._engine.history
+            last = h.decisions[-1] if h.decisions else None
+            if last is None or (last.action, decision.action) != ("wait", "wait"):
+                self._engine.history = replace(h, decisions=(*h.decisions, decision))
+
+
+def _planned(problem: Problem) -> tuple[Problem, Sequence[Plan]]:
+    """Plans for these conditions, the best first; where none holds the limits on time and energy,
+    without them: a run that goes on more slowly is better than none. And what they are for.
+    """
+    try:
+        return problem, make_plans(problem, clock=time.thread_time, budget_s=BUDGET_S).items
+    except Infeasible:
+        qoe = replace(problem.qoe, latency_s=None, energy_j=None, device_energy_j={})
+        problem = replace(problem, qoe=qoe)
+        return problem, make_plans(problem, clock=time.thread_time, budget_s=BUDGET_S).items
