@@ -8,7 +8,6 @@ from tests.security.known_attacks import ATTACKS
 from tests.security.notebook_rows import TAKEN_OVER_AGENTS
 from tests.security.row import Row, tests_of
 
-_NO_RECOVERY = "a run for inference does not go on by itself: it is deployed again"
 _STRIKES = tests_of(
     "sdk/run/test_faults:test_killed_while_a_plan_is_deployed "
     "test_killed_in_training_and_its_switch test_killed_while_requests_are_answered"
@@ -17,20 +16,24 @@ _CHAOS = tests_of("security/test_resume:test_f14_chaos_changes_nothing_that_is_l
 
 _RECOVERY = tests_of(
     "sdk/run/test_recovery:test_whatever_is_lost_whenever_it_learns_what_one_machine_learns "
-    "test_a_loss_in_the_middle_of_a_switch_changes_nothing_that_is_learned"
+    "test_a_loss_in_the_middle_of_a_switch_changes_nothing_that_is_learned",
+    "sdk/run/test_loss_between_calls:test_whatever_comes_after_a_loss_goes_on_as_if_it_had_stayed "
+    "test_steps_from_before_a_switch_are_not_cut_anew_when_a_device_is_lost_after_it",
+    "sdk/run/test_requests_survive:"
+    "test_whoever_is_lost_at_any_message_all_is_answered_in_order "
+    "test_a_loss_in_the_middle_of_a_switch_loses_no_request",
 )
 
 ROWS: dict[str, Row] = {
     "F1": Row(
         "an agent is killed, at any moment of a run",
         "training goes on without it, from a snapshot on the notebook, and equals one machine; "
-        "without protection the run ends and names the device, and from its saved file it equals "
+        "every request is answered once, by what is left; without protection the run ends and names the device, and from its saved file it equals "
         "the undisturbed one to the bit; no step is lost or applied twice",
         _STRIKES
         + _CHAOS
         + _RECOVERY
         + tests_of("sdk/run/test_failures:test_a_killed_agent_is_named_and_the_others_go_on"),
-        _NO_RECOVERY,
     ),
     "F2": Row(
         "the notebook's kernel is killed",
@@ -46,7 +49,7 @@ ROWS: dict[str, Row] = {
     ),
     "F3": Row(
         "a worker dies (signal, memory, abort)",
-        "its agent lives and starts another, and training goes on there; without protection the "
+        "its agent lives and starts another, and the run goes on there; without protection the "
         "run ends with device and cause, and from its file it goes on equal",
         _CHAOS
         + _RECOVERY
@@ -57,7 +60,6 @@ ROWS: dict[str, Row] = {
             "test_a_worker_killed_while_the_system_ran_out_of_memory_is_out_of_memory",
             "agent/core/test_core_worker:test_a_crash_ends_the_execution_with_its_cause_and_the_agent_lives",
         ),
-        _NO_RECOVERY,
     ),
     "F4": Row(
         "a device stands still and wakes up again",
@@ -88,7 +90,8 @@ ROWS: dict[str, Row] = {
             "sdk/sessions/test_controller_failures:test_a_lost_neighbour_that_still_talks_to_us_is_told_after_a_while",
             "sdk/lab/test_relay:test_a_device_that_is_away_does_not_answer_and_does_when_it_is_back",
         ),
-        "training goes on without who is cut off; it does not wait for the link to heal",
+        "a run goes on without who is cut off; it waits for the link to heal only where nobody is "
+        "left",
     ),
     "F7": Row(
         "links lose packets",
@@ -105,7 +108,7 @@ ROWS: dict[str, Row] = {
             "sdk/lab/test_lab:test_links_change_as_the_script_says",
             "agent/core/test_chunk_sizes:test_a_link_gets_the_largest_chunk_that_it_carries_in_time",
         ),
-        "no other plan is offered by itself when a link drops",
+        "another plan is chosen only with `fit(adapt=True)`",
     ),
     "F9": Row(
         "plans are switched under load, and something dies meanwhile",
@@ -157,7 +160,6 @@ ROWS: dict[str, Row] = {
             "test_a_device_that_changed_its_identity_is_not_talked_to",
             "sdk/lab/test_lab:test_a_crash_ends_the_run_by_name_and_who_joins_again_is_the_same",
         ),
-        _NO_RECOVERY,
     ),
     "F14": Row(
         "one fault after the other, at random moments",

@@ -18,10 +18,10 @@ from potluck.planning.plans import is_thrifty
 from potluck.profile.ratios import SHARE
 from potluck.records import Layer, Plan, Problem, Stage
 
-STEADY_FRAC = 0.03  # medians of 8 steps of a quiet lab differ by less
+STEADY_FRAC = 0.03  # a choice: less is taken for noise
 SMALL_FRAC = 0.10  # Dora, section 5: below, only transfers are ordered anew
 LASTING_LOOKS = 3  # a small change that is still there is planned for
-WORTH_FRAC = 0.05  # the simulator errs by about as much: less is no reason to switch
+WORTH_FRAC = 0.05  # a choice: predictions err, and less is no reason to switch
 ORDER_WORTH_FRAC = 0.02
 ORDER_STEPS = 2.0  # that an order of transfers costs: a pipeline is finished and filled again
 LOOKS_TO_SWITCH = 2
