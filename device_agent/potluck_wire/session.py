@@ -61,6 +61,7 @@ _S, _E = State, EpochState
 SESSION: dict[tuple[State, type[Message]], State] = {
     (_S.CLOSED, Hello): _S.OPENING,
     (_S.CLOSED, Goodbye): _S.CLOSED,  # both said it at once
+    (_S.CLOSED, Refused): _S.CLOSED,  # what was said before the Goodbye was heard
     (_S.OPENING, Hello): _S.OPENING,
     (_S.OPENING, Welcome): _S.OPEN,
     (_S.OPENING, Goodbye): _S.CLOSED,

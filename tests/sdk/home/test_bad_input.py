@@ -284,7 +284,7 @@ def test_a_worker_out_of_memory_ends_the_run_with_its_cause_and_its_agent_lives(
     x, _ = make_data("mlp", 4)
     model = potluck.Model.from_torch(torch.nn.Sequential(torch.nn.Linear(8, 8), Exploding()), x)
     run = small_home.deploy(
-        make_plan(model, (("tiny",), (4,)), micro_batch=4, training=False), model
+        make_plan(model, (("tiny",), (4,)), micro_batch=4, training=False), model, protect=False
     ).wait()
     with pytest.raises(OutOfMemory, match=r"tiny.*aten\.exp"):
         run(x)

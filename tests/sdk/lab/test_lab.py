@@ -188,7 +188,7 @@ def test_who_needs_more_than_the_memory_of_its_device_ends_with_its_name_and_nob
         ),
     )
     pids = [agent.pid for agent in lab_of(lab).started]
-    run = lab.deploy(plan, model).wait()
+    run = lab.deploy(plan, model, protect=False).wait()
     with pytest.raises(
         potluck.errors.OutOfMemory, match=r"two: .*may use 128\.0 MiB\. Give it fewer"
     ) as caught:
