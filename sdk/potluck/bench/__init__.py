@@ -21,6 +21,8 @@ BENCHES = {
     "against none",
     "network_schedule": "transfers in turns against transfers that share the air, predicted and "
     "measured in a lab",
+    "recovery": "a device is killed while a home trains: seconds to the next step, against "
+    "gathering and planning anew, and a restart from a file",
     "adapt": "a home that changes: our adapter against a plan that stays, planning anew at every "
     "change and an oracle, simulated",
     "switch": "how long a run pauses when its plan changes, against stop-reload-start",

@@ -30,6 +30,7 @@ SMALL = {
         "every": 15,
     },
     "network_schedule": {"pipelines": 2, "lab": 0, "exact_s": 1},
+    "recovery": {"kills": 1, "homes": 0, "models": 1, "steps_before": 2, "overhead_steps": 2},
     "adapt": {"homes": 1, "devices": 2, "layers": 4, "stretches": 3, "steps": 16, "deadlines": 1},
     "switch": {"delta_mb": 1, "width": 64, "steps_before": 3},
     "planners": {"judged": 2, "candidates": 20, "every": 1000, "first": 3},
@@ -70,6 +71,7 @@ PROMISED = {
         "peak_memory_violations",
     },
     "network_schedule": {"predicted_speedup_median", "scheduling_max_s"},
+    "recovery": {"recovery_s_median", "prediction_error_median_frac", "steps_lost"},
     "adapt": {
         "regret_to_oracle_median_frac",
         "n_needless_switches",
@@ -127,7 +129,7 @@ DIFFERENCES = (
 # (test_switching.py, test_every_way.py), what tomography finds in sdk/profile/test_tomography.py.
 IN_LONG = (
     *("split", "fidelity", "planning_time", "planners", "papers"),
-    *("pipeline", "switch", "tomography", "digits"),
+    *("pipeline", "switch", "tomography", "digits", "recovery"),
 )
 
 

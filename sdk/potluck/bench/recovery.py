@@ -1,0 +1,281 @@
+"""A device is killed while a home trains: seconds until the next step is done, against gathering,
+planning anew and sending everything, and against a restart from a file.
+
+Emulated homes of the library, each with a CNN and a transformer, on the fastest plan of two devices
+or more. Which device is killed, and when within a step, is drawn by the seed. The killed agent is
+started again between two kills, and the run goes back to its plan.
+"""
+
+import random
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from potluck.adapt.recovery_cost import recovery_s
+from potluck.bench.frame import Result
+from potluck.errors import HomeError
+
+if TYPE_CHECKING:
+    from potluck.home import Home
+    from potluck.records import Plan, Problem
+    from potluck.run.run import Run
+    from potluck.sessions.local_agents import LocalAgents
+
+SETTINGS: Mapping[str, float] = {
+    "kills": 20,
+    "homes": 3,
+    "models": 2,
+    "steps_before": 3,
+    "batch": 32,
+    "time_scale": 40.0,
+    "overhead_steps": 200,
+    "seed": 0,
+}
+GOALS = {
+    "prediction_error_median_frac": ("<=", 0.2),
+    "ratio_heavy_to_ours": (">=", 14.0),
+    "steps_lost": ("<=", 0.0),
+    "protection_overhead_frac": ("<=", 0.03),
+    "loss_difference": ("<=", 1e-3),
+}
+DEMO = "demo"  # of no homes: quick, for a look
+HOMES = ("asteroid-a-100", "asteroid-a-1000", "smart-home-2")
+PATIENCE_S = 120.0
+LEARNING_RATE = 1e-3
+
+
+@dataclass(slots=True)
+class Found:
+    """What all kills of all homes have shown."""
+
+    seconds: list[float] = field(default_factory=list)
+    errors: list[float] = field(default_factory=list)
+    again: list[int] = field(default_factory=list)
+    heavy_ratios: list[float] = field(default_factory=list)
+    restarts_s: list[float] = field(default_factory=list)
+    n_lost: int = 0
+    difference: float = 0.0
+
+
+def run(settings: Mapping[str, float]) -> Result:
+    """Every home with every model, then what protection costs on the first."""
+    from potluck.home import Home
+    from potluck.lab.lab import Lab, open_lab
+
+    found, overhead = Found(), 0.0
+    names = HOMES[: int(settings["homes"])]
+    for number, name in enumerate(names or (DEMO,)):
+        lab = open_lab(name, time_scale=settings["time_scale"] if names else 1.0)
+        if not isinstance(lab, Lab):
+            raise HomeError(
+                f"{name} is up already, and its devices are not this program's to kill.",
+                next_step="potluck lab down",
+            )
+        with Home.over(lab) as home:
+            for kind in ("cnn", "transformer")[: int(settings["models"])]:
+                played = Played(home, lab.agents, kind, settings)
+                played.strike(random.Random(f"{settings['seed']} {name} {kind}"), found)
+                if not number and kind == "cnn":
+                    overhead = played.overhead_frac()
+    figures = {
+        "recovery_s_median": median(found.seconds),
+        "recovery_s_max": max(found.seconds),
+        "prediction_error_median_frac": median(found.errors),
+        "ratio_heavy_to_ours": median(found.heavy_ratios),
+        "restart_from_file_s_median": median(found.restarts_s),
+        "steps_lost": float(found.n_lost),
+        "steps_recomputed_median": float(median(found.again)),
+        "steps_recomputed_max": float(max(found.again)),
+        "protection_overhead_frac": overhead,
+        "loss_difference": found.difference,
+    }
+    return Result(name="recovery", figures=figures, settings=settings, goals=GOALS)
+
+
+class Played:
+    """One model on one home."""
+
+    def __init__(
+        self, home: "Home", agents: "LocalAgents", kind: str, settings: Mapping[str, float]
+    ) -> None:
+        from potluck.graph import Model
+        from potluck.planning import make_plans
+        from potluck.records import Training
+
+        self.home, self.agents, self.settings = home, agents, settings
+        self.network, self.batch, self.loss = _network(kind, int(settings["batch"]))
+        x, y = self.batch
+        self.model = Model.from_torch(self.network, x, loss=self.loss, example_targets=y, name=kind)
+        profile = home.profile(self.model).wait()
+        self.problem: Problem = profile.problem(Training(batch=len(x)))
+        self.plan: Plan = next(p for p in make_plans(self.problem) if len(set(p.devices)) > 1)
+
+    def deploy(self, plan: "Plan", **options: Any) -> "Run":
+        """With AdamW."""
+        from potluck.run.optimizers import AdamW
+
+        optimizer = None if "resume" in options else AdamW(LEARNING_RATE)
+        return self.home.deploy(plan, self.model, optimizer=optimizer, **options).wait()
+
+    def strike(self, rng: random.Random, found: Found) -> None:
+        """Kill, again and again, while one training goes on; then look what was learned."""
+        running, ends, given = self.deploy(self.plan), Steps(), 0
+
+        def endless() -> Iterator[Any]:
+            nonlocal given
+            while not stopping.is_set():
+                given += 1
+                yield self.batch
+
+        stopping = threading.Event()
+        fitting = running.fit(endless(), on_step=ends.took)
+        for number in range(int(self.settings["kills"])):
+            usual_s = ends.more(int(self.settings["steps_before"]))
+            device = rng.choice(sorted(set(self.plan.devices)))
+            time.sleep(rng.uniform(0.0, usual_s))
+            begun_s = time.perf_counter()
+            self.agents.kill(device)
+            while len(running.history.recoveries) <= number:
+                time.sleep(0.001)
+            told = running.history.recoveries[number]
+            seconds = ends.at(told.step + 1) - begun_s
+            found.seconds.append(seconds)
+            found.again.append(told.n_again)
+            foretold = running.plan.problem and recovery_s(
+                running.plan, running.plan.problem, told.n_again
+            )
+            if foretold:
+                found.errors.append(abs(foretold - seconds) / seconds)
+            self.agents.restart(device)
+            _await(lambda device=device: device in self.home.devices.ready)
+            running.switch(self.plan).wait()
+        stopping.set()
+        history = fitting.wait()
+        found.n_lost += given - len(history.losses)
+        found.difference = max(found.difference, self._difference(history.losses))
+        self._without_us(running, found)
+
+    def _difference(self, losses: Any) -> float:
+        """From the losses of one machine, at most; relative."""
+        import copy
+
+        import torch
+
+        alone = copy.deepcopy(self.network)
+        optimizer = torch.optim.AdamW(alone.parameters(), lr=LEARNING_RATE)
+        x, y = self.batch
+        most = 0.0
+        for loss in losses:
+            wanted = self.loss(alone(x), y)
+            optimizer.zero_grad()
+            wanted.backward()
+            optimizer.step()
+            most = max(most, abs(loss - wanted.item()) / abs(wanted.item()))
+        return most
+
+    def _without_us(self, running: "Run", found: Found) -> None:
+        """The heavy way and the restart, both on the devices that one loss would leave. Finding out
+        about the loss is not counted; steps since the latest snapshot or file are, as many as ours
+        computed again.
+        """
+        from potluck.planning import make_plans
+        from potluck.planning.scenario import only
+
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "run.safetensors"
+            gathered_s = _timed_s(lambda: running.save(path))
+            running.close()
+            names = [device.name for device in self.problem.devices]
+            left = [name for name in names if name != self.plan.devices[-1]]
+            begun_s = time.perf_counter()
+            plan = make_plans(only(self.problem, left)).best
+            planned_s = time.perf_counter() - begun_s
+            begun_s = time.perf_counter()
+            again = self.deploy(plan, resume=path)
+            again.fit([self.batch]).wait()
+            sent_s = time.perf_counter() - begun_s
+            step_s = median(again.fit([self.batch] * 4).wait().step_s)
+            again.close()
+        n_kills = int(self.settings["kills"])
+        own_s, n_again = median(found.seconds[-n_kills:]), median(found.again[-n_kills:])
+        found.restarts_s.append(planned_s + sent_s + n_again * step_s)
+        found.heavy_ratios.append((gathered_s + found.restarts_s[-1]) / own_s)
+
+    def overhead_frac(self) -> float:
+        """Steps with protection against steps without, side by side."""
+        n, seconds = int(self.settings["overhead_steps"]), {True: 0.0, False: 0.0}
+        for protect in (True, False, False, True):
+            running = self.deploy(self.plan, protect=protect)
+            running.fit([self.batch] * 2).wait()
+            seconds[protect] += _timed_s(lambda run=running: run.fit([self.batch] * n).wait())
+            running.close()
+        return seconds[True] / seconds[False] - 1
+
+
+class Steps:
+    """When which step was done."""
+
+    def __init__(self) -> None:
+        self._ends_s: list[float] = []
+        self._news = threading.Condition()
+
+    def took(self, step: int, loss: float) -> None:
+        """One was done."""
+        with self._news:
+            self._ends_s.append(time.perf_counter())
+            self._news.notify_all()
+
+    def at(self, step: int) -> float:
+        """When this step was done; waits for it."""
+        with self._news:
+            if not self._news.wait_for(lambda: len(self._ends_s) >= step, PATIENCE_S):
+                raise TimeoutError(f"step {step} does not come")
+            return self._ends_s[step - 1]
+
+    def more(self, n: int) -> float:
+        """Wait for `n` more: seconds of one."""
+        with self._news:
+            first = len(self._ends_s)
+        return (self.at(first + n) - self.at(first + 1)) / max(1, n - 1)
+
+
+def _network(kind: str, batch: int) -> tuple[Any, tuple[Any, Any], Any]:
+    """The network, a batch, and the loss."""
+    import torch
+    from torch import nn
+
+    from potluck.samples import Digits, digits_network
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    images, labels = next(iter(Digits.load().batches(batch, 1)))
+    if kind == "cnn":
+        return digits_network(), (images, labels), nn.functional.cross_entropy
+    layer = nn.TransformerEncoderLayer(64, 4, 128, dropout=0.0, batch_first=True)
+    network = nn.Sequential(
+        nn.Flatten(2),
+        nn.Linear(8, 64),
+        nn.TransformerEncoder(layer, 4, enable_nested_tensor=False),
+        nn.Flatten(),
+        nn.Linear(8 * 64, 10),
+    )
+    return network, (images.reshape(batch, 8, 8, 1), labels), nn.functional.cross_entropy
+
+
+def _timed_s(work: Any) -> float:
+    begun_s = time.perf_counter()
+    work()
+    return time.perf_counter() - begun_s
+
+
+def _await(holds: Any) -> None:
+    until_s = time.perf_counter() + PATIENCE_S
+    while not holds():
+        if time.perf_counter() > until_s:
+            raise TimeoutError("a device does not come back")
+        time.sleep(0.01)
