@@ -137,7 +137,10 @@ class Link(ABC):
             raise HomeError("this home is closed.", next_step="Make a new one.")
 
     def _abandoned(self, ticket: int, future: "Future[Any]") -> None:
-        if future.cancelled() and not self._closing:
+        if not future.cancelled():
+            return
+        future.set_running_or_notify_cancel()  # else futures.wait() never hears of it
+        if not self._closing:
             self._submitted.append(CancelExecution(ticket=ticket))
             self._wake()
 

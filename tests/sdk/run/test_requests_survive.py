@@ -4,7 +4,7 @@ rightly, by what is left.
 
 import random
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import replace
 from itertools import cycle
@@ -189,6 +189,17 @@ def test_whoever_breaks_off_a_recovery_leaves_it_to_the_next(home, mlp, monkeypa
             check_answers(run, mlp)
     check_answers(run, mlp)
     assert run.plan.devices == (A,)
+
+
+def test_whoever_waits_for_a_request_that_is_given_up_hears_of_it(home, mlp):
+    """A caller is seldom so late that it is not asked before the loss is known."""
+    run, given_up = deployed(home, mlp), threading.Event()
+    link_of(home).watch(lambda event, actions: given_up.wait())  # no answer until then
+    asked = engine_of(run).request(make_data("mlp", 4)[:1], 0, 4)
+    engine_of(run).requests.give_up()
+    given_up.set()
+    assert wait((asked.future,), PATIENCE_S).done
+    assert asked.future.cancelled()
 
 
 def test_without_protection_a_loss_ends_the_run(home, mlp):
