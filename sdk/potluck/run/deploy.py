@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from potluck.profile.profiles import Profile
 
 MAX_SEED = 2**53  # as messages carry whole numbers
+COPY_BYTES_PER_S = 1e9  # within the memory of a small device, until it is measured
 
 
 def deploy(
@@ -151,9 +152,13 @@ def _protection(
     """
     n_moments = len(optimizer.state_names("")) if not moments else 0
     own = {name: kept(tensor) for name, tensor in weights.items()}  # the module's may change
+    first = Snapshot(step=engine.step, optimizer=optimizer, weights=own, moments=moments)
+    every = None if protect is None or protect is True else protect
+    home_s = engine.moved_s * (1 + n_moments)
     return Protection(
-        Snapshot(step=engine.step, optimizer=optimizer, weights=own, moments=moments),
-        cost_s=engine.moved_s * (1 + n_moments),
+        first,
+        cost_s=first.nbytes * (1 + n_moments) / COPY_BYTES_PER_S if every is None else home_s,
         n_devices=len(engine.edition.plan.devices),
-        every=protect if protect is not True else None,
+        every=every,
+        arriving_s=home_s if every is None else 0.0,
     )

@@ -137,7 +137,8 @@ class DeviceGroup:
                 self.link.ask(RequestAll(requests={device: (order, ())}))
 
     def meter(self, period_s: float = METER_PERIOD_S) -> None:
-        """Let the devices send power readings."""
+        """Let the devices of now send power readings."""
+        self._members.metering.enough(self._metered)
         self._metered = self._members.metering.want(self.devices, period_s)
 
     def execute(

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 
     from potluck.graph.loss.constants import LossConstants
     from potluck.graph.torch.value_marks import Marks
+    from potluck.run.background_snapshot import BackgroundSnapshot
     from potluck.run.migration import PlanMigration
 
 KEPT_STEPS = 64
@@ -101,6 +102,8 @@ class Engine:
         self.is_protected = False  # else a device that is lost ends the run
         self.failures = Counter[str]()  # by device, since the last new step or answer
         self.protection: Protection | None = None  # of training
+        self.background: BackgroundSnapshot | None = None  # copies of it on the devices
+        self.has_room_for_copies = True
         self.patience_s = 0.0  # to wait for a lost device where nobody else can go on
         # whoever works hears of it, and may end it
         self.say: Callable[[str], None] = lambda text: None
@@ -428,6 +431,7 @@ class Engine:
         self.check()
         if self.crossing is not None:
             self.crossing.give_up()
+        self.forget_copies()
         old, new = self.active, self.next_edition(plan, optimizer, sizes)
         self.check_known()
         moments = plan.training and self.step > 0 and same_state(optimizer, old.optimizer)
@@ -451,6 +455,7 @@ class Engine:
         the old edition.
         """
         old = self.edition
+        self.forget_copies()
         if self.protection is not None and _batching(new.plan) != _batching(old.plan):
             self.protect()  # steps are computed again as they were computed
         standing = [device for device in new.plan.devices if device in self.active.plan.devices]
@@ -483,9 +488,20 @@ class Engine:
         DeviceGone
             One was.
         """
-        for name, session in self._sessions.items():
-            if name not in self.members or self.members[name].session is not session:
+        for name in self._sessions:
+            if not self.still_knows(name):
                 raise failures.was_away(name)
+
+    def still_knows(self, name: str) -> bool:
+        """Whether a device of the plan is there, and was not away since it got it.
+
+        Parameters
+        ----------
+        name
+            Of the device.
+        """
+        here = self.members.get(name)
+        return here is not None and here.session is self._sessions[name]
 
     def begin_again(self, plan: Plan) -> None:
         """Go on with this plan, on devices of which none knows the run any more: a training from
@@ -499,12 +515,11 @@ class Engine:
             For the same model.
         """
         old, back_to = self.edition, self.protection.snapshot if self.protection else None
-        again = [rows for rows, _ in self.protection.batches] if self.protection else []
         self.forget_all()
         edition, group = self._begin(
             plan,
             back_to.optimizer if back_to else None,
-            sizes=tuple(dict.fromkeys((*old.sizes, old.plan.batch, *again))),
+            sizes=self.sizes_again,
             seed=old.seed,
             schedule=old.schedule,
             order_transfers=old.order_transfers,
@@ -524,6 +539,38 @@ class Engine:
         if self.protection is not None:
             self._compute_again(self.protection)
 
+    @property
+    def sizes_again(self) -> tuple[int, ...]:
+        """Batch sizes that an edition needs which goes on with another plan."""
+        again = [rows for rows, _ in self.protection.batches] if self.protection else []
+        return tuple(dict.fromkeys((*self.sizes, self.edition.plan.batch, *again)))
+
+    def take_over(
+        self, new: CompiledPlan, move: Compiled, states: "Mapping[str, torch.Tensor]"
+    ) -> None:
+        """Put a prepared edition into force after a loss, and compute the steps since the snapshot
+        again.
+
+        Parameters
+        ----------
+        new
+            Prepared; of the epochs before it nothing is needed afterwards.
+        move
+            A program of it that puts the state of the snapshot onto its devices.
+        states
+            What that takes from here, and maybe more.
+        """
+        assert self.protection is not None
+        self.result(self.group.execute(new.epoch, move, 0, states=states))
+        alone = {device: new.memory_bytes(device) for device in new.plan.devices}
+        self.group.commit(new.epoch, new.plan.devices, alone)
+        self.edition, self.background = new, None
+        self.kept.clear()
+        self.group.keep(new.plan.devices)
+        self._know(new.plan)
+        self.group.meter()
+        self._compute_again(self.protection)
+
     def _compute_again(self, protection: Protection) -> None:
         """The steps since the snapshot, from the same batches."""
         self.step, known = protection.snapshot.step, self.first_step + len(self.history.losses)
@@ -535,17 +582,24 @@ class Engine:
         while self.step < known:
             self.collect()
 
-    def forget_all(self) -> None:
+    def forget_all(self, *, but_copies: bool = False) -> None:
         """No device that can be reached knows the run any more; steps and requests under way are
         given up.
+
+        Parameters
+        ----------
+        but_copies
+            Those of the latest snapshot stay, on devices that know nothing else of the run.
         """
         if self.crossing is not None:
             self.crossing.give_up()
+        if not but_copies:
+            self.forget_copies()
         self.requests.give_up()
         for future, _, _ in self._in_flight:
             future.cancel()
         self._in_flight.clear()
-        self.group.drop()
+        self.group.drop(self.edition.epoch if but_copies else -1)
 
     def snapshot(self) -> Snapshot:
         """All state as it is on the devices after the steps handed out."""
@@ -559,18 +613,36 @@ class Engine:
         )
 
     def protect(self) -> None:
-        """Take a snapshot to go back to, in place of the older one."""
+        """Take a snapshot to go back to, in place of the older one, while training waits."""
         assert self.protection is not None
+        self.forget_copies()
         begun_s, n_devices = self.moved_s, len(self.edition.plan.devices)
         snapshot = self.snapshot()
-        self.protection.keep(snapshot, self.moved_s - begun_s, n_devices)
+        self.protection.begun(self.moved_s - begun_s, n_devices)
+        self.protection.arrived(snapshot)
+
+    def forget_copies(self) -> None:
+        """No device keeps a copy of a snapshot any more."""
+        if self.background is not None:
+            self.background.forget()
+            self.background = None
 
     # --- state ------------------------------------------------------------------------------------
 
     def weights(self) -> "dict[str, torch.Tensor]":
         """All that the run computes with, on devices and here; the rest as the user has it."""
+        return self.with_weights(self.pull())
+
+    def with_weights(self, on_devices: "Mapping[str, torch.Tensor]") -> "dict[str, torch.Tensor]":
+        """These and all others that the run computes with; the rest as the user has it.
+
+        Parameters
+        ----------
+        on_devices
+            As they came from there, by name.
+        """
         fed = self.loss_constants.fed if self.loss_constants is not None else {}
-        return {**self.model.state(), **fed, **self.weights_of_file, **self.pull()}
+        return {**self.model.state(), **fed, **self.weights_of_file, **on_devices}
 
     def pull(self, *, moments: bool = False) -> "dict[str, torch.Tensor]":
         """The weights on the devices, or the optimizer's state there, by name."""

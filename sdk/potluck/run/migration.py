@@ -82,6 +82,7 @@ def cross(engine: "Engine", plan: Plan, task: Task) -> None:
     with engine.one_crossing:
         with engine.boundary():  # the old plan has to be there
             surviving(engine, engine.check_known)
+            engine.forget_copies()  # memory will be short
         while True:
             try:
                 return way(engine, plan, task)

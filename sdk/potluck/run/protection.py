@@ -1,9 +1,10 @@
 """What a run can go back to when a device is lost: a snapshot of all state of one step, here on the
 notebook, and the batches since.
 
-How often: by Young (1974) and Daly (2006), every sqrt(2 C M) seconds, where C is what a snapshot
-takes and M the mean time between losses, but never more than `MOST_FRAC` of the time. A fault in
-between costs the steps since the snapshot, which are computed again from the same batches.
+How often: by Young (1974) and Daly (2006), every sqrt(2 C M) seconds, where C is what training
+waits for a snapshot and M the mean time between losses, but never more than `MOST_FRAC` of the
+time; one that comes home in the background uses the air for `MOST_AIR_FRAC` of it at most. A fault
+in between costs the steps since the snapshot, which are computed again from the same batches.
 """
 
 import math
@@ -30,7 +31,9 @@ if TYPE_CHECKING:
     import torch
 
 LOST_S = 2 * 3600.0  # of one device: mean time until it leaves without a word; people move about
-MOST_FRAC = 0.03  # of the time of training that snapshots may take
+MOST_FRAC = 0.03  # of the time of training that it may wait for snapshots
+MOST_AIR_FRAC = 0.25  # of the time in which they may be on their way home behind all else
+LATE = 4.0  # times the interval: then training waits for a snapshot that finds no room on the air
 MOST_BATCH_BYTES = 512 << 20  # of batches that are kept; then a snapshot comes sooner
 WORKER_LOST = (FailureCause.CRASHED, FailureCause.HUNG, FailureCause.INTERNAL)
 # as it declines what it is asked, where its worker has ended meanwhile, or it wants to leave
@@ -55,7 +58,7 @@ class Snapshot:
         return _nbytes(self.weights) + _nbytes(self.moments)
 
 
-def interval_s(cost_s: float, n_devices: int) -> float:
+def interval_s(cost_s: float, n_devices: int, arriving_s: float = 0.0) -> float:
     """Seconds of training between two snapshots.
 
     >>> round(interval_s(1.0, 4)), round(interval_s(0.01, 4)), round(interval_s(20.0, 4))
@@ -64,11 +67,14 @@ def interval_s(cost_s: float, n_devices: int) -> float:
     Parameters
     ----------
     cost_s
-        What one takes.
+        What training waits for one.
     n_devices
         Each of which may be lost.
+    arriving_s
+        How long it then takes home, while training goes on.
     """
-    return max(math.sqrt(2 * cost_s * LOST_S / n_devices), cost_s / MOST_FRAC)
+    by_losses = math.sqrt(2 * cost_s * LOST_S / n_devices)
+    return max(by_losses, cost_s / MOST_FRAC, arriving_s / MOST_AIR_FRAC)
 
 
 def is_loss(error: PotluckError) -> bool:
@@ -116,21 +122,45 @@ class Protection:
     snapshot
         As the run begins.
     cost_s
-        What one is expected to take.
+        What training is expected to wait for one.
     n_devices
         Of the plan.
     every
-        Steps between two; None: by what they take.
+        Steps between two, which are then taken while training waits; None: by what they take.
+    arriving_s
+        How long one is expected to take home, while training goes on.
     """
 
     def __init__(
-        self, snapshot: Snapshot, cost_s: float, n_devices: int, every: int | None = None
+        self,
+        snapshot: Snapshot,
+        cost_s: float,
+        n_devices: int,
+        every: int | None = None,
+        arriving_s: float = 0.0,
     ) -> None:
         self.snapshot, self.cost_s, self.n_devices = snapshot, cost_s, n_devices
+        self.arriving_s = arriving_s
         self._every = every
         self._batches: list[tuple[int, Batch]] = []
         self._batch_bytes = 0
         self._since_s: list[float] = []
+        self._usual_s: float | None = None  # a step, until the first after a snapshot has come
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether a snapshot is taken after so many steps, and training waits for it."""
+        return self._every is not None
+
+    @property
+    def is_full(self) -> bool:
+        """Whether more batches are kept than should be."""
+        return self._batch_bytes > MOST_BATCH_BYTES
+
+    @property
+    def is_late(self) -> bool:
+        """Whether a snapshot that is on its way home should have been here."""
+        return self.is_full or sum(self._since_s) >= LATE * self.interval_s
 
     @property
     def batches(self) -> tuple[tuple[int, Batch], ...]:
@@ -140,7 +170,7 @@ class Protection:
     @property
     def interval_s(self) -> float:
         """Seconds of training between two snapshots."""
-        return interval_s(self.cost_s, self.n_devices)
+        return interval_s(self.cost_s, self.n_devices, self.arriving_s)
 
     @property
     def every(self) -> int | None:
@@ -175,7 +205,7 @@ class Protection:
         del self._batches[n_taken:]
 
     def took(self, seconds: float) -> None:
-        """A step was collected.
+        """A step was collected. The first one after a snapshot takes longer: devices had run empty.
 
         Parameters
         ----------
@@ -183,30 +213,46 @@ class Protection:
             That it took.
         """
         self._since_s.append(seconds)
+        if self._usual_s is not None:
+            self.cost_s += max(0.0, seconds - self._usual_s)
+            self._usual_s = None
 
     @property
     def is_due(self) -> bool:
         """Whether it is time for a snapshot."""
-        if self._batch_bytes > MOST_BATCH_BYTES:
+        if self.is_full:
             return True
         if self._every is not None:
             return len(self._batches) >= self._every
         return sum(self._since_s) >= self.interval_s
 
-    def keep(self, snapshot: Snapshot, cost_s: float, n_devices: int) -> None:
+    def begun(self, cost_s: float, n_devices: int) -> None:
+        """A snapshot is on its way home.
+
+        Parameters
+        ----------
+        cost_s
+            What training waited for it.
+        n_devices
+            Of the plan.
+        """
+        self._usual_s = median(self._since_s) if self._since_s else None
+        self.cost_s, self.n_devices, self._since_s = cost_s, n_devices, []
+
+    def arrived(self, snapshot: Snapshot, arriving_s: float = 0.0) -> None:
         """A new snapshot, in place of the older one.
 
         Parameters
         ----------
         snapshot
-            Of the step up to which all batches have been taken.
-        cost_s
-            What it took.
-        n_devices
-            Of the plan.
+            Of a step up to which all batches have been taken.
+        arriving_s
+            How long it took home, while training went on.
         """
-        self.snapshot, self.cost_s, self.n_devices = snapshot, cost_s, n_devices
-        self._batches, self._batch_bytes, self._since_s = [], 0, []
+        n_taken = snapshot.step - self.snapshot.step
+        self._batch_bytes -= sum(_nbytes(batch) for _, batch in self._batches[:n_taken])
+        del self._batches[:n_taken]
+        self.snapshot, self.arriving_s = snapshot, arriving_s
 
     def __repr__(self) -> str:
         often = f"every {self.every} steps" if self.every else "not taken yet"

@@ -18,6 +18,7 @@ from potluck.planning.scenario import only
 from potluck.records import Plan
 from potluck.run.absence import wait_for_one
 from potluck.run.history import Recovery
+from potluck.run.surviving_copies import SurvivingCopies, go_on_from, surviving_copies
 
 if TYPE_CHECKING:
     from potluck.run.engine import Engine
@@ -76,9 +77,10 @@ def recover(engine: "Engine", error: PotluckError) -> None:
         n_again = known - engine.protection.snapshot.step
     failures = engine.failures.copy()
     engine.failures[error.device] += TRIES if isinstance(error, OutOfMemory) else 1
-    engine.forget_all()
+    copies = surviving_copies(engine, error)
+    engine.forget_all(but_copies=copies is not None)
     try:
-        _go_on(engine, cause)
+        _go_on(engine, cause, copies)
     except BaseException:
         if engine.failed is None:  # whoever waits has had enough, say; the next one begins here
             _stand_at(engine, known)
@@ -110,12 +112,16 @@ def _stand_at(engine: "Engine", step: int) -> None:
         engine.protection.forget_after(step)
 
 
-def _go_on(engine: "Engine", cause: PotluckError) -> None:
+def _go_on(engine: "Engine", cause: PotluckError, copies: SurvivingCopies | None) -> None:
     """With the first plan that holds, or end the run."""
     failures = engine.failures
     while True:
         plans = _plans(engine, failures)
+        if plans and copies is not None and _begun_from_copies(engine, plans[0], copies):
+            return
+        copies = None
         if not plans:
+            engine.forget_all()
             if not _is_one_back(engine, failures):
                 engine.end(cause)
                 raise cause
@@ -127,6 +133,16 @@ def _go_on(engine: "Engine", cause: PotluckError) -> None:
         if not engine.can_recover(again) or failures.total() > TRIES * len(engine.members):
             engine.end(again)
             raise again
+
+
+def _begun_from_copies(engine: "Engine", plan: Plan, copies: SurvivingCopies) -> bool:
+    """Go on from what devices still have; where that fails, none knows the run any more."""
+    try:
+        go_on_from(engine, copies, plan)
+    except PotluckError:
+        engine.forget_all()
+        return False
+    return True
 
 
 def _is_one_back(engine: "Engine", failures: Counter[str]) -> bool:

@@ -19,6 +19,7 @@ from potluck.profile.from_runs import learned
 from potluck.records import Plan, Problem, Trace
 from potluck.run import batches, checkpoint, tensors
 from potluck.run.adapting import Adapting
+from potluck.run.background_snapshot import keep_protected
 from potluck.run.comparison import Comparison, compare
 from potluck.run.compiled_plan import INFER, evaluation_plan, train_name
 from potluck.run.drain import Drain
@@ -313,8 +314,8 @@ class Run(Shown):
         def go_on(most: int, batch: "tuple[torch.Tensor, ...] | None" = None) -> None:
             nonlocal told
             with engine.boundary():
-                if engine.protection is not None and engine.protection.is_due:
-                    surviving(engine, engine.protect)
+                if engine.protection is not None:
+                    surviving(engine, lambda: keep_protected(engine))
                 if batch is not None:
                     surviving(engine, once(batch))
                 while engine.n_in_flight > most:

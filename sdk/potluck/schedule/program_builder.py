@@ -270,7 +270,7 @@ class ProgramBuilder:
         self.feeds.append(feed)
         return feed.value
 
-    def result(self, result: Result, *, label: str, priority: int = 0) -> None:
+    def result(self, result: Result, *, label: str, priority: int = 0) -> int:
         """Send a value home; it has the same name there.
 
         Parameters
@@ -281,11 +281,16 @@ class ProgramBuilder:
             For timelines.
         priority
             Smaller goes first.
+
+        Returns
+        -------
+        int
+            The id of the send.
         """
-        self.send(
+        self.results.append(result)
+        return self.send(
             result.device, result.value, self.home, result.value, label=label, priority=priority
         )
-        self.results.append(result)
 
     def _add(
         self,

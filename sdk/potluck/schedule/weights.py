@@ -83,7 +83,12 @@ def compile_push(
 
 
 def compile_pull(
-    plan: Plan, segments: Sequence[Segment], states: States, *, home: str = HOME
+    plan: Plan,
+    segments: Sequence[Segment],
+    states: States,
+    *,
+    home: str = HOME,
+    in_background: bool = False,
 ) -> Compiled:
     """The program `pull` of the lead of every stage (its replicas hold the same): each state goes
     home.
@@ -96,8 +101,13 @@ def compile_pull(
         Per segment name, its parameters and buffers.
     home
         What the notebook is called as a peer.
+    in_background
+        It takes its time: everything else is sent first, and a state is read only when what was
+        read before has arrived, but for `AHEAD_BYTES`.
     """
     programs = ProgramBuilder("pull", plan.devices, home)
+    priority = LATE if in_background else 0
+    windows = {device: _Window() for device in plan.devices}
     for stage, segment in zip(plan.stages, segments, strict=True):
         device = stage.lead
         for state in states.get(segment.name, ()):
@@ -110,8 +120,11 @@ def compile_pull(
                 segment=segment.name,
                 nbytes=state.nbytes,
             )
-            _read(programs, device, segment.name, state, result.value)
-            programs.result(result, label=f"{state.name}>{home}")
+            behind = windows[device].room(state.nbytes) if in_background else ()
+            # soon, or it would never come where a device always has something to compute
+            _read(programs, device, segment.name, state, result.value, behind=behind)
+            sent = programs.result(result, label=f"{state.name}>{home}", priority=priority)
+            windows[device].sent(sent, state.nbytes)
     return programs.finish()
 
 
@@ -160,7 +173,12 @@ def targets(plan: Plan, segments: Sequence[Segment], states: States) -> tuple[Ta
 
 
 def compile_move(
-    name: str, holders: Holders, wanted: Sequence[Target], *, home: str = HOME
+    name: str,
+    holders: Holders,
+    wanted: Sequence[Target],
+    *,
+    home: str = HOME,
+    home_has_all: bool = False,
 ) -> Compiled:
     """The program `name` that puts all that is wanted where it belongs, on all who hold or need any
     of it.
@@ -179,6 +197,8 @@ def compile_move(
         Who needs what, from `targets`.
     home
         What the notebook is called as a peer.
+    home_has_all
+        It sends what no device holds.
 
     Raises
     ------
@@ -196,6 +216,9 @@ def compile_move(
             own: dict[str, list[State]] = {}
             for state in target.states:
                 slots = holders.get(state.name, {})
+                if not slots and home_has_all:
+                    move.from_home(device, target.segment, state)
+                    continue
                 if not slots:
                     raise PlanError(
                         f"No device of the old plan holds {state.name}.",
@@ -217,8 +240,7 @@ class _Move:
     def __init__(self, name: str, devices: Sequence[str], home: str) -> None:
         self.programs = ProgramBuilder(name, devices, home)
         self._load = dict.fromkeys(devices, 0)
-        # (send, bytes)
-        self._under_way: dict[str, list[tuple[int, int]]] = {device: [] for device in devices}
+        self._windows = {device: _Window() for device in devices}
 
     def within(self, device: str, source: str, target: str, rows: Sequence[State]) -> None:
         """From one segment to another of the same device, all in one go."""
@@ -237,22 +259,47 @@ class _Move:
         giver = min(slots, key=lambda name: (self._load[name], name))
         self._load[giver] += state.nbytes
         value = f"{target}:{state.name}>{device}"
-        room = self._room(giver, state.nbytes)
+        room = self._windows[giver].room(state.nbytes)
         _read(self.programs, giver, slots[giver], state, value, priority=LATE, behind=room)
         sent = self.programs.send(
             giver, value, device, value, label=f"{state.name}>{device}", priority=LATE
         )
-        self._under_way[giver].append((sent, state.nbytes))
+        self._windows[giver].sent(sent, state.nbytes)
         _assign(self.programs, device, target, state, value, priority=LATE)
 
-    def _room(self, giver: str, nbytes: int) -> list[int]:
-        """The sends that must be over before so many bytes more are read: an agent's memory for
-        them is limited.
-        """
-        under_way, done = self._under_way[giver], []
-        while under_way and sum(size for _, size in under_way) + nbytes > AHEAD_BYTES:
-            done.append(under_way.pop(0)[0])
+    def from_home(self, device: str, target: str, state: State) -> None:
+        """To one who needs it, where no device holds it."""
+        feed = InputBinding(
+            device=device,
+            value=f"{target}:{state.name}>{device}",
+            tensor=state.name,
+            kind="state",
+            whole=True,
+            segment=target,
+            nbytes=state.nbytes,
+        )
+        value = self.programs.feed(feed, label=f"{self.programs.home}>{state.name}")
+        _assign(self.programs, device, target, state, value, priority=LATE)
+
+
+class _Window:
+    """What a device sends so that it never holds more than `AHEAD_BYTES` that have not arrived: an
+    agent's memory for them is limited.
+    """
+
+    def __init__(self) -> None:
+        self._under_way: list[tuple[int, int]] = []  # (send, bytes)
+
+    def room(self, nbytes: int) -> list[int]:
+        """The sends that must be over before so many bytes more are read."""
+        done = []
+        while self._under_way and sum(size for _, size in self._under_way) + nbytes > AHEAD_BYTES:
+            done.append(self._under_way.pop(0)[0])
         return done
+
+    def sent(self, send: int, nbytes: int) -> None:
+        """One more is under way."""
+        self._under_way.append((send, nbytes))
 
 
 def _value(segment: str, state: str) -> str:

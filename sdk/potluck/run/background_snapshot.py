@@ -1,0 +1,197 @@
+"""Snapshots that training does not wait for, in two phases as of CheckFreq (Mohan et al., FAST
+2021, section 4.1): at a boundary every device copies its state within its own memory, which is
+quick; while training goes on, the copies of the leads come home behind everything else on the air.
+
+The copies stay where they are until the next snapshot or edition: after a loss those that are left
+go on from them (`surviving_copies`).
+"""
+
+import time
+from concurrent.futures import Future
+from typing import TYPE_CHECKING
+
+from potluck.errors import OutOfMemory
+from potluck.run.compiled_plan import MOVE, Requests, request
+from potluck.run.device_group import state_types, states_of
+from potluck.run.protection import Snapshot
+from potluck.schedule import Target, compile_move, compile_pull, holding
+from potluck_wire.messages import Prepare
+
+if TYPE_CHECKING:
+    import torch
+
+    from potluck.run.engine import Engine
+    from potluck.sessions.events import Execution
+
+LANE = "snapshot"
+
+
+def keep_protected(engine: "Engine") -> None:
+    """Begin a snapshot where one is due, and take in what has come home.
+
+    Training waits for the whole of it where the user has said how often, where a device lacks the
+    memory for a copy, and on the way to another plan, when memory is short anyway.
+
+    Parameters
+    ----------
+    engine
+        Of a run that is protected; the caller holds its boundary.
+    """
+    protection = engine.protection
+    assert protection is not None  # a run that trains, protected
+    under_way = engine.background
+    if under_way is not None and under_way.is_arriving:
+        if under_way.has_arrived or protection.is_late:
+            under_way.take_in()
+        return
+    if not protection.is_due:
+        return
+    is_crossing = engine.one_crossing.locked() or engine.crossing is not None
+    may_copy = not (protection.is_exact or is_crossing or engine.step == 0)
+    if not (may_copy and _has_begun(engine)):
+        engine.protect()
+
+
+def _has_begun(engine: "Engine") -> bool:
+    """Begin a snapshot in the background; False where there is no room for it."""
+    if engine.background is None and engine.has_room_for_copies:
+        engine.background = BackgroundSnapshot(engine)
+        try:
+            engine.background.prepare()
+        except OutOfMemory:
+            engine.forget_copies()
+            engine.has_room_for_copies = False
+    if engine.background is None:
+        return False
+    engine.background.begin()
+    return True
+
+
+class BackgroundSnapshot:
+    """Copies of all state of one step on the devices of a plan, and their way home.
+
+    Parameters
+    ----------
+    engine
+        Of the run; the caller holds its boundary, here and in every call.
+    """
+
+    def __init__(self, engine: "Engine") -> None:
+        self._engine, self._edition = engine, engine.edition
+        self.epoch, self.step = engine.take_epoch(), 0
+        self.is_home = False  # whether the copies are those of the latest snapshot
+        edition = self._edition
+        self._states = edition.states(optimizer=True)
+        self._copy = compile_move(MOVE, self._holders(edition.epoch), self._targets())
+        self._bring = compile_pull(edition.plan, edition.segments, self._states, in_background=True)
+        self._arriving: Future[Execution] | None = None
+        self._begun_s = 0.0
+
+    def _targets(self) -> list[Target]:
+        """Every device of a stage copies what it has of it: what replicas count, its lead has."""
+        found = []
+        for stage, segment in zip(self._edition.plan.stages, self._edition.segments, strict=True):
+            states = self._states[segment.name]
+            others = tuple(device for device in stage.devices if device != stage.lead)
+            alike = [state for state in states if not state.counts]
+            found += [Target(segment.name, (stage.lead,), states)]
+            found += [Target(segment.name, others, alike)] * bool(others)
+        return found
+
+    def _holders(self, epoch: int) -> dict[str, dict[str, str]]:
+        return holding(self._edition.plan, self._edition.segments, self._states, epoch)
+
+    def holders(self) -> dict[str, dict[str, str]]:
+        """Where every state is in the copies; see `holding`."""
+        return self._holders(self.epoch)
+
+    def nbytes(self, device: str) -> int:
+        """What the copies on a device take of its memory."""
+        pairs = zip(self._edition.plan.stages, self._edition.segments, strict=True)
+        return sum(
+            state.nbytes
+            for stage, segment in pairs
+            for state in self._states[segment.name]
+            if device in stage.devices
+        )
+
+    def prepare(self) -> None:
+        """Load an epoch for the copies beside the edition that is at work.
+
+        Raises
+        ------
+        OutOfMemory
+            A device may not use as much.
+        """
+        self._engine.group.prepare(self.epoch, self._requests())
+
+    def _requests(self) -> Requests:
+        edition = self._edition
+        pairs = [*zip(edition.plan.stages, edition.pieces, strict=True)]
+        return {
+            device: request(
+                device,
+                Prepare(
+                    run=edition.run,
+                    epoch=self.epoch,
+                    memory_bytes=edition.memory_bytes(device) + self.nbytes(device),
+                    seed=edition.seed,
+                ),
+                [piece for stage, piece in pairs if device in stage.devices],
+                [self._copy, self._bring],
+                edition.kinds[device],
+            )
+            for device in edition.plan.devices
+        }
+
+    def begin(self) -> None:
+        """Copy the state of now, and let it come home while training goes on."""
+        engine = self._engine
+        assert engine.protection is not None
+        engine.finish()
+        self.is_home = False
+        copied = engine.result(engine.group.execute(self.epoch, self._copy, engine.step))
+        engine.protection.begun(copied.stop_s - copied.start_s, len(self._edition.plan.devices))
+        self.step, self._begun_s = engine.step, time.monotonic()
+        self._arriving = engine.group.execute(self.epoch, self._bring, self.step, lane=LANE)
+
+    @property
+    def is_arriving(self) -> bool:
+        """Whether it is not taken in yet."""
+        return self._arriving is not None
+
+    @property
+    def has_arrived(self) -> bool:
+        """Whether all of it is here, or has failed."""
+        return self._arriving is not None and self._arriving.done()
+
+    def take_in(self) -> None:
+        """Wait for it, and go back to it from now on."""
+        engine, edition = self._engine, self._edition
+        assert self._arriving is not None
+        assert engine.protection is not None
+        assert edition.optimizer is not None
+        execution = engine.result(self._arriving)
+        self._arriving = None
+        states = self._states_of(execution)
+        moments = state_types(engine.model, edition.optimizer)
+        snapshot = Snapshot(
+            step=self.step,
+            optimizer=edition.optimizer,
+            weights=engine.with_weights({n: t for n, t in states.items() if n not in moments}),
+            moments={name: tensor for name, tensor in states.items() if name in moments},
+        )
+        engine.protection.arrived(snapshot, time.monotonic() - self._begun_s)
+        self.is_home = True
+
+    def _states_of(self, execution: "Execution") -> "dict[str, torch.Tensor]":
+        engine = self._engine
+        weights = state_types(engine.model, None)
+        moments = state_types(engine.model, self._edition.optimizer)
+        return states_of(execution, self._bring, {**weights, **moments})
+
+    def forget(self) -> None:
+        """The copies go; what has not come home is given up."""
+        if self._arriving is not None:
+            self._arriving.cancel()
+        self._engine.group.drop(self.epoch, self._edition.plan.devices)
