@@ -178,7 +178,9 @@ class BackgroundSnapshot:
         snapshot = Snapshot(
             step=self.step,
             optimizer=edition.optimizer,
-            weights=engine.with_weights({n: t for n, t in states.items() if n not in moments}),
+            weights=engine.state.with_weights(
+                {n: t for n, t in states.items() if n not in moments}
+            ),
             moments={name: tensor for name, tensor in states.items() if name in moments},
         )
         engine.protection.arrived(snapshot, time.monotonic() - self._begun_s)

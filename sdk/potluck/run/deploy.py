@@ -122,10 +122,10 @@ def deploy(
         if saved is not None and not plan.training:
             engine.weights_of_file = weights
         engine.loss_constants = model.loss_constants(weights) if plan.training else None
-        engine.push(weights)
+        engine.state.push(weights)
         if saved is not None:
             if saved.moments:
-                engine.push(saved.moments, moments=True)
+                engine.state.push(saved.moments, moments=True)
             engine.step = engine.first_step = saved.step
         engine.is_protected = protect is not False
         if chosen is not None and engine.is_protected:
@@ -154,7 +154,7 @@ def _protection(
     own = {name: kept(tensor) for name, tensor in weights.items()}  # the module's may change
     first = Snapshot(step=engine.step, optimizer=optimizer, weights=own, moments=moments)
     every = None if protect is None or protect is True else protect
-    home_s = engine.moved_s * (1 + n_moments)
+    home_s = engine.state.moved_s * (1 + n_moments)
     return Protection(
         first,
         cost_s=first.nbytes * (1 + n_moments) / COPY_BYTES_PER_S if every is None else home_s,

@@ -19,21 +19,13 @@ from potluck.errors import PlanError, PotluckError, RequestFailed, UserError
 from potluck.profile.profiles import Profile
 from potluck.records import Plan
 from potluck.run.boundary import Boundary
-from potluck.run.compiled_plan import (
-    INFER,
-    MOMENTS,
-    MOVE,
-    PULL,
-    PUSH,
-    TRAIN,
-    CompiledPlan,
-    train_name,
-)
-from potluck.run.device_group import DeviceGroup, loss_of, state_types, states_of
+from potluck.run.compiled_plan import INFER, MOVE, TRAIN, CompiledPlan, train_name
+from potluck.run.device_group import DeviceGroup, loss_of
 from potluck.run.editions import Editions
 from potluck.run.history import History, latest_alike
 from potluck.run.optimizers import Optimizer, same_state
-from potluck.run.protection import Protection, Snapshot, is_loss
+from potluck.run.protection import Protection, is_loss
+from potluck.run.state import RunState
 from potluck.run.tensors import kept, padded
 from potluck.run.under_way import Request, RequestsUnderWay
 from potluck.schedule import Compiled, compile_move, holding, targets
@@ -121,9 +113,9 @@ class Engine:
         self.boundary = Boundary()  # between two steps
         self._requesting = threading.Lock()
         self._in_flight: deque[tuple[Future[Execution], Compiled, int]] = deque()
-        self._n_moves, self._n_epochs = 0, 1
+        self._n_epochs = 1
         self._sessions: dict[str, Session | None] = {}  # in which devices got the edition in force
-        self.moved_s = 0.0  # that pulling and pushing state has taken so far
+        self.state = RunState(self)
         self.edition, self.group = self._begin(
             plan, optimizer, seed=seed, schedule=schedule, order_transfers=order_transfers
         )
@@ -157,7 +149,7 @@ class Engine:
         except PotluckError:  # nobody would take it away from the others
             group.drop()
             raise
-        self._know(plan)
+        self.know(plan)
         return edition, group
 
     @property
@@ -475,9 +467,10 @@ class Engine:
         if new.plan != old.plan:
             self.kept.clear()  # a trace tells of one plan
         self.group.keep(new.plan.devices)
-        self._know(new.plan)
+        self.know(new.plan)
 
-    def _know(self, plan: Plan) -> None:
+    def know(self, plan: Plan) -> None:
+        """The devices of this plan have got it in the sessions of now."""
         self._sessions = {name: self.members[name].session for name in plan.devices}
 
     def check_known(self) -> None:
@@ -529,15 +522,15 @@ class Engine:
         with self._requesting:  # nobody asks before all weights are there
             self.edition, self.group, self.crossing = edition, group, None
             try:
-                self.push(back_to.weights if back_to else self.weights())
+                self.state.push(back_to.weights if back_to else self.state.weights())
                 if back_to is not None and back_to.moments:
-                    self.push(back_to.moments, moments=True)
+                    self.state.push(back_to.moments, moments=True)
             except PotluckError:
                 group.drop()
                 raise
         group.meter()
         if self.protection is not None:
-            self._compute_again(self.protection)
+            self.compute_again(self.protection)
 
     @property
     def sizes_again(self) -> tuple[int, ...]:
@@ -545,34 +538,14 @@ class Engine:
         again = [rows for rows, _ in self.protection.batches] if self.protection else []
         return tuple(dict.fromkeys((*self.sizes, self.edition.plan.batch, *again)))
 
-    def take_over(
-        self, new: CompiledPlan, move: Compiled, states: "Mapping[str, torch.Tensor]"
-    ) -> None:
-        """Put a prepared edition into force after a loss, and compute the steps since the snapshot
-        again.
+    def compute_again(self, protection: Protection) -> None:
+        """The steps since the snapshot, from the same batches.
 
         Parameters
         ----------
-        new
-            Prepared; of the epochs before it nothing is needed afterwards.
-        move
-            A program of it that puts the state of the snapshot onto its devices.
-        states
-            What that takes from here, and maybe more.
+        protection
+            Of this run; devices have the state of its snapshot.
         """
-        assert self.protection is not None
-        self.result(self.group.execute(new.epoch, move, 0, states=states))
-        alone = {device: new.memory_bytes(device) for device in new.plan.devices}
-        self.group.commit(new.epoch, new.plan.devices, alone)
-        self.edition, self.background = new, None
-        self.kept.clear()
-        self.group.keep(new.plan.devices)
-        self._know(new.plan)
-        self.group.meter()
-        self._compute_again(self.protection)
-
-    def _compute_again(self, protection: Protection) -> None:
-        """The steps since the snapshot, from the same batches."""
         self.step, known = protection.snapshot.step, self.first_step + len(self.history.losses)
         for rows, named in protection.batches:
             compiled = self.edition.compiled[train_name(rows, self.edition.plan)]
@@ -601,24 +574,13 @@ class Engine:
         self._in_flight.clear()
         self.group.drop(self.edition.epoch if but_copies else -1)
 
-    def snapshot(self) -> Snapshot:
-        """All state as it is on the devices after the steps handed out."""
-        self.finish()
-        assert self.edition.optimizer is not None
-        return Snapshot(
-            step=self.step,
-            optimizer=self.edition.optimizer,
-            weights=self.weights(),
-            moments=self.pull(moments=True) if self.step else {},
-        )
-
     def protect(self) -> None:
         """Take a snapshot to go back to, in place of the older one, while training waits."""
         assert self.protection is not None
         self.forget_copies()
-        begun_s, n_devices = self.moved_s, len(self.edition.plan.devices)
-        snapshot = self.snapshot()
-        self.protection.begun(self.moved_s - begun_s, n_devices)
+        begun_s, n_devices = self.state.moved_s, len(self.edition.plan.devices)
+        snapshot = self.state.snapshot()
+        self.protection.begun(self.state.moved_s - begun_s, n_devices)
         self.protection.arrived(snapshot)
 
     def forget_copies(self) -> None:
@@ -626,48 +588,6 @@ class Engine:
         if self.background is not None:
             self.background.forget()
             self.background = None
-
-    # --- state ------------------------------------------------------------------------------------
-
-    def weights(self) -> "dict[str, torch.Tensor]":
-        """All that the run computes with, on devices and here; the rest as the user has it."""
-        return self.with_weights(self.pull())
-
-    def with_weights(self, on_devices: "Mapping[str, torch.Tensor]") -> "dict[str, torch.Tensor]":
-        """These and all others that the run computes with; the rest as the user has it.
-
-        Parameters
-        ----------
-        on_devices
-            As they came from there, by name.
-        """
-        fed = self.loss_constants.fed if self.loss_constants is not None else {}
-        return {**self.model.state(), **fed, **self.weights_of_file, **on_devices}
-
-    def pull(self, *, moments: bool = False) -> "dict[str, torch.Tensor]":
-        """The weights on the devices, or the optimizer's state there, by name."""
-        self.finish()
-        compiled = self.active.compiled.get(PULL + MOMENTS * moments)
-        if compiled is None:
-            return {}
-        types = state_types(self.model, self.active.optimizer if moments else None)
-        return states_of(self._move(compiled), compiled, types)
-
-    def push(self, states: "Mapping[str, torch.Tensor]", *, moments: bool = False) -> None:
-        """Put these weights, or this state of the optimizer, onto the devices."""
-        compiled = self.active.compiled.get(PUSH + MOMENTS * moments)
-        if compiled is not None:
-            self._move(compiled, states)
-
-    def _move(
-        self, compiled: Compiled, states: "Mapping[str, torch.Tensor] | None" = None
-    ) -> Execution:
-        self._n_moves += 1
-        execution = self.result(
-            self.group.execute(self.active.epoch, compiled, self._n_moves, states=states)
-        )
-        self.moved_s += execution.stop_s - execution.start_s
-        return execution
 
 
 def _batching(plan: Plan) -> tuple[int, int]:

@@ -52,7 +52,7 @@ def see_all(engine: "Engine") -> None:
     their weights.
     """
     engine.members.need(engine.edition.plan.devices)
-    engine.weights()
+    engine.state.weights()
 
 
 def recover(engine: "Engine", error: PotluckError) -> None:

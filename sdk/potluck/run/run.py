@@ -501,7 +501,7 @@ class Run(Shown):
                 self._evaluation = Evaluation(inner)
             if self._evaluation.step != self.step:
                 self._engine.model.check_as_traced()
-                self._evaluation.run._engine.push(self._state())
+                self._evaluation.run._engine.state.push(self._state())
                 self._evaluation.step = self.step
             return self._evaluation.enter()
 
@@ -550,7 +550,7 @@ class Run(Shown):
         engine.check()
         engine.model.check_values(engine.value_marks)
         with engine.boundary():
-            return surviving(engine, engine.weights)
+            return surviving(engine, engine.state.weights)
 
     def load_into(self, module: Any = None) -> None:
         """Bring the weights back into a module.
@@ -597,7 +597,7 @@ class Run(Shown):
         else:
             engine.check(training=True)
             with engine.boundary():
-                state = surviving(engine, engine.snapshot)
+                state = surviving(engine, engine.state.snapshot)
         edition = engine.edition
         saved = checkpoint.Checkpoint(
             signature=engine.model.signature,

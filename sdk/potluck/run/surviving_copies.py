@@ -90,4 +90,13 @@ def go_on_from(engine: "Engine", copies: SurvivingCopies, plan: "Plan") -> None:
     }
     engine.group.keep(copies.nbytes)
     engine.group.prepare(new.epoch, new.requests(move, move.programs, needed))
-    engine.take_over(new, move, {**snapshot.weights, **snapshot.moments})
+    sent = {**snapshot.weights, **snapshot.moments}
+    engine.result(engine.group.execute(new.epoch, move, 0, states=sent))
+    alone = {device: new.memory_bytes(device) for device in plan.devices}
+    engine.group.commit(new.epoch, plan.devices, alone)
+    engine.edition, engine.background = new, None
+    engine.kept.clear()
+    engine.group.keep(plan.devices)
+    engine.know(plan)
+    engine.group.meter()
+    engine.compute_again(engine.protection)

@@ -136,7 +136,7 @@ def check_equal(run, tolerance=0.0, norm=True):
     """Losses, weights and moments are those of one machine after as many steps."""
     losses, weights, moments = alone(run.step, norm)
     assert run.history.losses == pytest.approx(losses, rel=0, abs=tolerance)
-    state, own = run.state_dict(), engine_of(run).pull(moments=True)
+    state, own = run.state_dict(), engine_of(run).state.pull(moments=True)
     assert (
         max((state[name] - tensor).abs().max().item() for name, tensor in weights.items())
         <= tolerance
