@@ -10,6 +10,7 @@ import time
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
+from potluck import units
 from potluck.errors import OutOfMemory
 from potluck.run.compiled_plan import MOVE, Requests, request
 from potluck.run.device_group import state_types, states_of
@@ -58,9 +59,14 @@ def _has_begun(engine: "Engine") -> bool:
         engine.background = BackgroundSnapshot(engine)
         try:
             engine.background.prepare()
-        except OutOfMemory:
+        except OutOfMemory as error:
             engine.forget_copies()
             engine.has_room_for_copies = False
+            engine.note(
+                f"{error.device} has no room for a second copy of its state, "
+                f"{units.size(engine.edition.copied_bytes(error.device))}: training waits for its "
+                "snapshots. A higher --memory there, or fewer of its layers, would do."
+            )
     if engine.background is None:
         return False
     engine.background.begin()
@@ -107,13 +113,7 @@ class BackgroundSnapshot:
 
     def nbytes(self, device: str) -> int:
         """What the copies on a device take of its memory."""
-        pairs = zip(self._edition.plan.stages, self._edition.segments, strict=True)
-        return sum(
-            state.nbytes
-            for stage, segment in pairs
-            for state in self._states[segment.name]
-            if device in stage.devices
-        )
+        return self._edition.copied_bytes(device)
 
     def prepare(self) -> None:
         """Load an epoch for the copies beside the edition that is at work.

@@ -209,6 +209,16 @@ class CompiledPlan:
                 total += held_bytes(piece, self.optimizer if self.plan.training else None)
         return total * WEIGHT_COPIES[self.kinds[device]] if device in self.kinds else total
 
+    def copied_bytes(self, device: str) -> int:
+        """What one more copy of all state that the device has takes there: weights and moments."""
+        states = self.states(optimizer=True)
+        return sum(
+            state.nbytes
+            for stage, segment in zip(self.plan.stages, self.segments, strict=True)
+            for state in states[segment.name]
+            if device in stage.devices
+        )
+
     def requests(
         self,
         extra: Compiled | None = None,

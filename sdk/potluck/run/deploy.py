@@ -154,11 +154,12 @@ def _protection(
     own = {name: kept(tensor) for name, tensor in weights.items()}  # the module's may change
     first = Snapshot(step=engine.step, optimizer=optimizer, weights=own, moments=moments)
     every = None if protect is None or protect is True else protect
-    home_s = engine.state.moved_s * (1 + n_moments)
+    edition, home_s = engine.edition, engine.state.moved_s * (1 + n_moments)
     return Protection(
         first,
         cost_s=first.nbytes * (1 + n_moments) / COPY_BYTES_PER_S if every is None else home_s,
-        n_devices=len(engine.edition.plan.devices),
+        n_devices=len(edition.plan.devices),
         every=every,
         arriving_s=home_s if every is None else 0.0,
+        copies={d: edition.copied_bytes(d) for d in edition.plan.devices if every is None},
     )

@@ -129,6 +129,8 @@ class Protection:
         Steps between two, which are then taken while training waits; None: by what they take.
     arriving_s
         How long one is expected to take home, while training goes on.
+    copies
+        Bytes that copies take of each device's memory meanwhile, where training does not wait.
     """
 
     def __init__(
@@ -138,9 +140,10 @@ class Protection:
         n_devices: int,
         every: int | None = None,
         arriving_s: float = 0.0,
+        copies: Mapping[str, int] | None = None,
     ) -> None:
         self.snapshot, self.cost_s, self.n_devices = snapshot, cost_s, n_devices
-        self.arriving_s = arriving_s
+        self.arriving_s, self.copies = arriving_s, dict(copies or {})
         self._every = every
         self._batches: list[tuple[int, Batch]] = []
         self._batch_bytes = 0
@@ -259,9 +262,10 @@ class Protection:
         if self._every is None:
             often += f" ({units.duration(self.interval_s)} of training)"
         held = units.size(self.snapshot.nbytes + self._batch_bytes)
+        there = f"; {units.size(max(self.copies.values()))} at most on a device" * bool(self.copies)
         return (
-            f"<Protection: goes back to step {self.snapshot.step}; {held} here; {often}, "
-            f"{units.duration(self.cost_s)} each>"
+            f"<Protection: goes back to step {self.snapshot.step}; {held} here{there}; {often}, "
+            f"{units.duration(self.cost_s)} of waiting each>"
         )
 
 

@@ -178,7 +178,20 @@ def test_without_memory_for_a_copy_training_waits_for_snapshots(home, often):
     history = run.fit(make_data("mlp", ROWS), epochs=EPOCHS).wait()
     assert engine_of(run).background is None
     assert run.protection.snapshot.step > 5
+    (note,) = history.notes
+    assert note.startswith("local-1 has no room for a second copy of its state, ")
+    assert "--memory" in note
     check_learned(run, history)
+
+
+def test_what_copies_take_of_each_device_is_said_before_and_true(home, often):
+    run = deployed(home, "pipeline")
+    assert set(run.protection.copies) == {A, B}
+    run.fit(make_data("mlp", ROWS)).wait()
+    parameters = sum(tensor.nbytes for tensor in run.state_dict().values())
+    n_steps = 4 * len(run.state_dict())  # AdamW counts the steps of every parameter
+    assert sum(run.protection.copies.values()) == 3 * parameters + n_steps
+    assert "at most on a device" in repr(run.protection)
 
 
 def test_a_switch_and_a_loss_after_it(home, often):
