@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import accumulate
 
+from potluck.adapt.recovery_cost import migration_s
 from potluck.errors import Infeasible, PlanError
 from potluck.planning import judge, make_plans
 from potluck.planning.baselines.asteroid_rows import proportion
@@ -127,15 +128,18 @@ def plans_after(
     layer_flop: Sequence[float],
     problem: Problem | None,
     *,
+    n_left: int | None = None,
+    holders: Sequence[Collection[str]] = (),
     clock: Callable[[], float] | None = None,
     budget_s: float | None = None,
 ) -> list[Plan]:
     """What a run can go on with, the best first.
 
     The plan itself where all its devices are left. Else the lightweight replay and a new planning,
-    by their predicted time; without a problem (nobody has profiled), the former alone, or one
-    device alone where none of the plan is left. Both keep the rows of a micro-batch where that is
-    possible, so that sums stay in their order.
+    by when what is left of the training would end, with what has to be sent before; without a
+    problem (nobody has profiled), the former alone, or one device alone where none of the plan is
+    left. Both keep the rows of a micro-batch where that is possible, so that sums stay in their
+    order.
 
     Parameters
     ----------
@@ -147,6 +151,10 @@ def plans_after(
         Of each layer, forward and backward.
     problem
         Of the devices that are left; None where it is not known.
+    n_left
+        Steps of the training that are left; None: so many that only their time counts.
+    holders
+        As for `migration_s`.
     clock, budget_s
         As for `make_plans`.
     """
@@ -165,8 +173,16 @@ def plans_after(
             anew = make_plans(wanted, clock=clock, budget_s=budget_s).best
             found.append(replace(anew, planner=f"{anew.planner}, {HEAVY}"))
         if found:
-            return sorted(found, key=lambda plan: plan.latency_s or 0.0)
+            return sorted(found, key=lambda plan: _left_s(plan, wanted, n_left, holders))
     return []
+
+
+def _left_s(
+    plan: Plan, problem: Problem, n_left: int | None, holders: Sequence[Collection[str]]
+) -> float:
+    """Until the training has ended; or of a step, where nobody knows how many there are."""
+    step_s = plan.latency_s or 0.0
+    return step_s if n_left is None else migration_s(plan, problem, holders) + n_left * step_s
 
 
 def _ever_wider(problem: Problem) -> Iterator[Problem]:

@@ -16,7 +16,6 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from potluck.adapt.recovery_cost import recovery_s
 from potluck.bench.frame import Result
 from potluck.errors import HomeError
 
@@ -146,11 +145,8 @@ class Played:
             seconds = ends.at(told.step + 1) - begun_s
             found.seconds.append(seconds)
             found.again.append(told.n_again)
-            foretold = running.plan.problem and recovery_s(
-                running.plan, running.plan.problem, told.n_again
-            )
-            if foretold:
-                found.errors.append(abs(foretold - seconds) / seconds)
+            if told.foretold_s is not None:
+                found.errors.append(abs(told.foretold_s - seconds) / seconds)
             self.agents.restart(device)
             _await(lambda device=device: device in self.home.devices.ready)
             running.switch(self.plan).wait()

@@ -106,7 +106,9 @@ def drain(engine: "Engine") -> None:
             return
         engine.check()
         begun_s, why = time.monotonic(), _why(engine, devices)
-        plans = plans_with(engine, engine.members.staying)
+        plan = engine.edition.plan
+        holders = [stage.devices for stage in plan.stages for _ in range(stage.start, stage.stop)]
+        plans = plans_with(engine, engine.members.staying, holders)
         if not plans:
             _keep(engine, f"{why} Nobody else is there: the run goes on there while it can.")
             return

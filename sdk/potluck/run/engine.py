@@ -92,6 +92,9 @@ class Engine:
         self.step = self.first_step = self.n_requests = 0
         self.history = History()
         self.is_protected = False  # else a device that is lost ends the run
+        self.last_step: int | None = (
+            None  # when the training that goes on ends, where that is known
+        )
         self.failures = Counter[str]()  # by device, since the last new step or answer
         self.protection: Protection | None = None  # of training
         self.background: BackgroundSnapshot | None = None  # copies of it on the devices

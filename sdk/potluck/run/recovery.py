@@ -10,8 +10,9 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
+from potluck.adapt.recovery_cost import recovery_s
 from potluck.adapt.replay import plans_after
 from potluck.errors import OutOfMemory, PotluckError, UserError
 from potluck.planning.scenario import only
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
     from potluck.run.engine import Engine
 
 T = TypeVar("T")
-PLANNING_S = 1.0
+# planning takes this part of what is left of the training, within these bounds
+PLANNING_FRAC, PLANNING_S, MOST_PLANNING_S = 0.01, 0.1, 1.0
 TRIES = 2  # of a device that is there, without a step in between
 
 
@@ -80,13 +82,16 @@ def recover(engine: "Engine", error: PotluckError) -> None:
     copies = surviving_copies(engine, error)
     engine.forget_all(but_copies=copies is not None)
     try:
-        _go_on(engine, cause, copies)
+        way = _go_on(engine, cause, copies)
     except BaseException:
         if engine.failed is None:  # whoever waits has had enough, say; the next one begins here
             _stand_at(engine, known)
             engine.failures = failures
         raise
-    plan = engine.edition.plan
+    plan, problem = engine.edition.plan, engine.editions.problem(engine.edition)
+    foretold_s = None
+    if problem is not None and plan.latency_s is not None:
+        foretold_s = way.chosen_s - begun_s + recovery_s(plan, problem, n_again, way.holders)
     told = Recovery(
         step=known,
         device=cause.device,
@@ -96,6 +101,7 @@ def recover(engine: "Engine", error: PotluckError) -> None:
         n_again=n_again,
         seconds=time.monotonic() - begun_s,
         what="step" if plan.training else "request",
+        foretold_s=foretold_s,
     )
     engine.history = replace(
         engine.history,
@@ -112,13 +118,22 @@ def _stand_at(engine: "Engine", step: int) -> None:
         engine.protection.forget_after(step)
 
 
-def _go_on(engine: "Engine", cause: PotluckError, copies: SurvivingCopies | None) -> None:
+class _Way(NamedTuple):
+    """How the run went on: when the plan was chosen, and who had the state of each layer."""
+
+    chosen_s: float
+    holders: list[list[str]]
+
+
+def _go_on(engine: "Engine", cause: PotluckError, copies: SurvivingCopies | None) -> _Way:
     """With the first plan that holds, or end the run."""
     failures = engine.failures
     while True:
-        plans = _plans(engine, failures)
+        holders = copies.of_layers(engine.edition.plan) if copies is not None else []
+        plans = _plans(engine, failures, holders)
+        chosen_s = time.monotonic()
         if plans and copies is not None and _begun_from_copies(engine, plans[0], copies):
-            return
+            return _Way(chosen_s, holders)
         copies = None
         if not plans:
             engine.forget_all()
@@ -128,7 +143,7 @@ def _go_on(engine: "Engine", cause: PotluckError, copies: SurvivingCopies | None
             continue
         again = _begun(engine, plans)
         if again is None:
-            return
+            return _Way(chosen_s, [])
         failures[again.device] += 1
         if not engine.can_recover(again) or failures.total() > TRIES * len(engine.members):
             engine.end(again)
@@ -177,12 +192,16 @@ def _begun(engine: "Engine", plans: list[Plan]) -> PotluckError | None:
     return None
 
 
-def _plans(engine: "Engine", failures: Counter[str]) -> list[Plan]:
+def _plans(
+    engine: "Engine", failures: Counter[str], holders: Sequence[Collection[str]]
+) -> list[Plan]:
     """What the run can go on with, the best first."""
-    return plans_with(engine, [n for n in engine.members.staying if failures[n] < TRIES])
+    return plans_with(engine, [n for n in engine.members.staying if failures[n] < TRIES], holders)
 
 
-def plans_with(engine: "Engine", names: Collection[str]) -> list[Plan]:
+def plans_with(
+    engine: "Engine", names: Collection[str], holders: Sequence[Collection[str]] = ()
+) -> list[Plan]:
     """What the run can go on with on these devices, the best first.
 
     Parameters
@@ -191,6 +210,8 @@ def plans_with(engine: "Engine", names: Collection[str]) -> list[Plan]:
         Of the run.
     names
         Of devices that are there.
+    holders
+        Of each layer, who has its state; default: none of them.
     """
     plan = engine.edition.plan
     problem = engine.editions.problem(engine.edition)
@@ -202,4 +223,15 @@ def plans_with(engine: "Engine", names: Collection[str]) -> list[Plan]:
     if problem is not None:
         limits = plan.problem.qoe if plan.problem is not None else problem.qoe
         problem = only(replace(problem, qoe=limits), left)
-    return plans_after(plan, left, flop, problem, clock=time.monotonic, budget_s=PLANNING_S)
+    n_left = engine.last_step and engine.last_step - engine.step
+    rest_s = float("inf") if n_left is None else n_left * (plan.latency_s or 0.0)
+    return plans_after(
+        plan,
+        left,
+        flop,
+        problem,
+        n_left=n_left,
+        holders=holders,
+        clock=time.monotonic,
+        budget_s=min(MOST_PLANNING_S, max(PLANNING_S, PLANNING_FRAC * rest_s)),
+    )

@@ -337,7 +337,7 @@ class Run(Shown):
             task.update(task.progress[0], text)
 
         try:
-            engine.say = say
+            engine.say, engine.last_step = say, last
             for _ in range(epochs):
                 for batch in batches.batches(data, self.plan.batch, arguments):
                     task.check()
@@ -347,7 +347,7 @@ class Run(Shown):
                 if engine.failed is None:
                     go_on(0)
             finally:
-                engine.say = lambda text: None
+                engine.say, engine.last_step = lambda text: None, None
                 if adapting is not None:
                     adapting.stop()
         h, start = engine.history, first - engine.first_step

@@ -26,6 +26,20 @@ class SurvivingCopies:
     holders: Holders
     nbytes: Mapping[str, int]
 
+    def of_layers(self, plan: "Plan") -> list[list[str]]:
+        """Of each layer, who has a copy of its state.
+
+        Parameters
+        ----------
+        plan
+            Under which they were made.
+        """
+        return [
+            [device for device in stage.devices if device in self.nbytes]
+            for stage in plan.stages
+            for _ in range(stage.start, stage.stop)
+        ]
+
 
 def surviving_copies(engine: "Engine", error: PotluckError) -> SurvivingCopies | None:
     """What is left of the copies after this loss; None where devices cannot go on from them.
