@@ -532,8 +532,9 @@ class Home(Shown):
             What the run is predicted by; default: the latest one of this model here.
         protect
             A lost device does not end the run: requests under way are asked again, and what
-            training has learned is kept here too, as often as pays (the default; see
-            `run.protection`) or every so many steps. With False it does.
+            training has learned is kept here too: in the background and as often as pays (the
+            default; see `run.protection`), or every so many steps, while training waits. With
+            False it does.
         patience_s
             How long a training that is protected waits for a lost device to come back, where those
             that are left cannot go on without it; 0: not at all.
