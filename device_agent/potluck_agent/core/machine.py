@@ -301,6 +301,7 @@ class Core:
         try:
             self._out.versions[key] = agree(message.major, message.minor)
         except WireError as error:
+            self._close_session(key, now_s)
             self._out.refuse(key, message, RefusalCode.VERSION, error.text)
             return
         self._sessions.setdefault(key, Session(now_s, None)).hello = message
@@ -317,13 +318,12 @@ class Core:
             self._close_session(key, now_s)
 
     def _welcome(self) -> None:
-        stated = self._settings.statement(self._worker.facts)
-        statement = (dump(self._departure.stated(stated)),)
+        stated = self._departure.stated(self._settings.statement(self._worker.facts))
         for key, session in self._sessions.items():
             if session.hello is not None:
                 session.hello = None
                 welcome = Welcome(major=VERSION[0], minor=VERSION[1], name=self._settings.name)
-                self._out.say(key, welcome, statement)
+                self._out.say(key, welcome, (dump(stated),))
 
     def _roster(self, key: str, message: Roster, buffers: tuple[Buffer, ...], now_s: float) -> None:
         """The members of a notebook's home, all of them each time."""

@@ -156,7 +156,8 @@ def _switched(engine: "Engine", plan: Plan) -> bool:
 def _keep(engine: "Engine", note: str) -> None:
     """The run stays where it is: all that it has learned is here, should its devices go."""
     with engine.boundary():
-        engine.note(note)
+        if note not in engine.history.notes:  # they may say so again and again
+            engine.note(note)
         if engine.protection is not None:
             surviving(engine, engine.protect)
 

@@ -25,7 +25,7 @@ from potluck.errors import (
     WorkerFailed,
 )
 from potluck.run.optimizers import Optimizer
-from potluck_wire.messages import FailureCause, RefusalCode
+from potluck_wire.messages import Execute, FailureCause, RefusalCode
 
 if TYPE_CHECKING:
     import torch
@@ -35,7 +35,7 @@ MOST_FRAC = 0.03  # of the time of training that it may wait for snapshots
 MOST_AIR_FRAC = 0.25  # of the time in which they may be on their way home behind all else
 LATE = 4.0  # times the interval: then training waits for a snapshot that finds no room on the air
 MOST_BATCH_BYTES = 512 << 20  # of batches that are kept; then a snapshot comes sooner
-WORKER_LOST = (FailureCause.CRASHED, FailureCause.HUNG, FailureCause.INTERNAL)
+OF_VALUES = (FailureCause.INPUT, FailureCause.ARITHMETIC)  # the same on every device
 # as it declines what it is asked, where its worker has ended meanwhile, or it wants to leave
 WORKER_GONE = (RefusalCode.STATE, RefusalCode.UNKNOWN_RUN, RefusalCode.LEAVING)
 Batch = Mapping[str, "torch.Tensor"]  # what is fed, by name; each [rows, ...]
@@ -79,15 +79,16 @@ def interval_s(cost_s: float, n_devices: int, arriving_s: float = 0.0) -> float:
 
 def is_loss(error: PotluckError) -> bool:
     """Whether a run can go on after this elsewhere, or with a new worker: a device or its worker is
-    gone, hangs, is full or breaks the protocol. What an operator says of its values is the same on
-    every device.
+    gone, hangs, is full, breaks the protocol or will not take a step. What an operator says of its
+    values is the same on every device.
     """
     if isinstance(error, RequestFailed) or not error.device:
         return False
     if isinstance(error, WorkerFailed):
-        return error.facts.get("cause") in WORKER_LOST
+        return error.facts.get("cause") not in OF_VALUES
     if isinstance(error, Refused):
-        return error.facts.get("code") in WORKER_GONE
+        facts = error.facts
+        return facts.get("code") in WORKER_GONE or facts.get("about") == Execute.__name__
     return isinstance(error, DeviceGone | OutOfMemory | ProtocolError)
 
 

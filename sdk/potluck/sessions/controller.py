@@ -213,8 +213,7 @@ class Controller:
                 )
             elif isinstance(message, Probe):
                 self._peers[device].permits.probe(message)
-        messages = {device: message for device, (message, _) in event.requests.items()}
-        self._actions += self._questions.ask(event.ticket, messages)
+        self._actions += self._questions.ask(event.ticket, event.requests)
 
     def _probe_uplink(self, event: UplinkProbe) -> None:
         if self._is_missing(event.ticket, [event.device]):
@@ -299,7 +298,8 @@ class Controller:
     def _refused(self, device: str, message: Refused) -> None:
         error = failures.refused(device, message)
         if message.about == NUMBER_OF[Hello]:
-            self._lose(device, error)
+            is_open = self.session(device) is not None
+            self._lose(device, failures.ended(device, message) if is_open else error)
             return
         if message.about == NUMBER_OF[Execute]:
             self._fail_all(self._executions.on(device, (message.run, message.epoch)), error)
@@ -444,6 +444,8 @@ class Controller:
                 hung = [x for x in self._executions.on(device) if device in x.running]
                 self._fail_all(hung, failures.hung(device, hung_s, self._still(hung, device)))
             self._demand(device, peer, passed_s)
+        for device, question, waited_s in self._questions.pass_time(passed_s):
+            self._lose(device, failures.mute(device, question, waited_s))
         for launched in self._executions:
             if launched.suspicion and self._now_s > launched.suspicion[0]:
                 self._fail_all([launched], launched.suspicion[1])

@@ -18,8 +18,10 @@ from potluck.texts import harmless
 from potluck_wire.errors import WireError
 from potluck_wire.messages import (
     MESSAGES,
+    Execute,
     Failed,
     FailureCause,
+    Message,
     RefusalCode,
     Refused,
     Rejected,
@@ -151,6 +153,24 @@ def identity_changed(device: str, address: str) -> IdentityChanged:
     )
 
 
+def ended(device: str, message: Refused) -> DeviceGone:
+    """It had a session with us, and knows nothing of it any more."""
+    return DeviceGone(
+        f"it ended the session ({clean(message.code)}): {clean(message.text)}",
+        device=device,
+        next_step="See home.devices for whether it is back, and `potluck agent status` on it.",
+    )
+
+
+def mute(device: str, asked: Message, waited_s: float) -> DeviceGone:
+    """It lives, and does not answer."""
+    return DeviceGone(
+        f"it did not answer {type(asked).__name__} within {waited_s:.0f} s.",
+        device=device,
+        next_step="Restart its agent, or go on without it.",
+    )
+
+
 def refused(device: str, message: Refused) -> PotluckError:
     """A request was not carried out."""
     entry = MESSAGES.get(message.about)
@@ -160,7 +180,7 @@ def refused(device: str, message: Refused) -> PotluckError:
         return ProtocolError(
             f"it speaks another version of the protocol: {text}", device=device, code=message.code
         )
-    if message.code == RefusalCode.NOT_PAIRED:
+    if message.code == RefusalCode.NOT_PAIRED and what != Execute.__name__:
         return not_paired(device)
     if message.code == RefusalCode.MEMORY:
         return _too_large(device, message, text)
@@ -174,7 +194,10 @@ def refused(device: str, message: Refused) -> PotluckError:
     if message.code == RefusalCode.BACKEND and what == "Hello":
         return _without_worker(device, text)
     return RefusedError(
-        f"it declined {what} ({clean(message.code)}): {text}", device=device, code=message.code
+        f"it declined {what} ({clean(message.code)}): {text}",
+        device=device,
+        code=message.code,
+        about=what,
     )
 
 

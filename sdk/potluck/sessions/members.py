@@ -5,7 +5,7 @@ if one is open.
 import json
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import wait as wait_for
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -207,7 +207,7 @@ class Members(Shown, Mapping[str, Member]):
             name for name in names if name in self and self[name].key and self[name].session is None
         ]
 
-    def _join(self, wanted: Iterable[str]) -> None:
+    def _join(self, wanted: Collection[str]) -> None:
         attempts = {name: list(self[name].addresses) for name in wanted}
         errors: dict[str, PotluckError] = {}
         while attempts:
@@ -228,7 +228,7 @@ class Members(Shown, Mapping[str, Member]):
                     errors.setdefault(name, error)
                     self.add(replace(self[name], session=None, error=errors[name]))
         if any(self[name].session is not None for name in wanted if name in self):
-            self.share_roster()
+            self.share_roster(wanted)
 
     def _joined(self, name: str, session: Session, address: Address) -> None:
         with self._lock:
@@ -270,16 +270,33 @@ class Members(Shown, Mapping[str, Member]):
         """Come back after so long, or when the home is closed."""
         self._link.pass_time(seconds)
 
-    def share_roster(self) -> None:
-        """Tell every connected device the names, keys and addresses of all."""
+    def share_roster(self, about: Collection[str] = ()) -> None:
+        """Tell every connected device the names, keys and addresses of all.
+
+        Parameters
+        ----------
+        about
+            Devices whose word is waited for; one that will not hear of the others is no reason
+            to do without the rest.
+
+        Raises
+        ------
+        PotluckError
+            One of those did not take it.
+        """
         rows = [
             {"name": name, "key": self[name].key, "address": str(self[name].addresses[0])}
             for name in self.ready
         ]
         document = json.dumps(rows, separators=(",", ":")).encode()
-        requests = {name: (Roster(home="home"), (document,)) for name in self.ready}
-        if requests:
-            self._link.ask(RequestAll(requests=requests)).result()
+        told = {
+            name: self._link.ask(RequestAll(requests={name: (Roster(home="home"), (document,))}))
+            for name in self.ready
+        }
+        wait_for(told.values())
+        for name in about:
+            if name in told:
+                told[name].result()
 
     def need(self, names: Iterable[str] | None = None) -> tuple[str, ...]:
         """These devices (default: all that are ready and stay, or all that are ready) with an open

@@ -41,6 +41,11 @@ ANSWERS: dict[type[Message], type[Message]] = {
     Probe: Probed,
 }
 UNANSWERED = (Meter, Goodbye)
+# how long a device that lives may take to answer: what it has at hand; what frees memory; and what
+# loads, compiles or computes, at most
+AT_HAND_S, FREES_S, WORKS_S = 10.0, 60.0, 900.0
+ANSWER_S: dict[type[Message], float] = {Roster: AT_HAND_S, Commit: FREES_S, Drop: FREES_S}
+LEAST_BYTES_PER_S = 64 << 10  # what comes with a question is under way before it can be answered
 
 
 @dataclass(slots=True)
@@ -50,6 +55,8 @@ class PendingRequest:
     """
 
     waiting: dict[str, Message]
+    most_s: float = WORKS_S
+    passed_s: float = 0.0
     answers: dict[str, Payload] = field(default_factory=dict)
     since_s: float = 0.0
 
@@ -60,17 +67,34 @@ class PendingRequests:
     def __init__(self) -> None:
         self._asked: dict[int, PendingRequest] = {}
 
-    def ask(self, ticket: int, messages: Mapping[str, Message]) -> list[Action]:
+    def ask(self, ticket: int, requests: Mapping[str, Payload]) -> list[Action]:
         """These messages go to these devices; the last answer resolves the ticket."""
         waiting = {
             device: message
-            for device, message in messages.items()
+            for device, (message, _) in requests.items()
             if not isinstance(message, UNANSWERED)
         }
         if not waiting:
             return [Resolve(ticket=ticket, result={})]
-        self._asked[ticket] = PendingRequest(waiting)
+        nbytes = sum(memoryview(part).nbytes for _, parts in requests.values() for part in parts)
+        most_s = max(ANSWER_S.get(type(message), WORKS_S) for message in waiting.values())
+        self._asked[ticket] = PendingRequest(waiting, most_s + nbytes / LEAST_BYTES_PER_S)
         return []
+
+    def pass_time(self, seconds: float) -> list[tuple[str, Message, float]]:
+        """Who should have answered what by now, and the seconds that it has had.
+
+        Parameters
+        ----------
+        seconds
+            That have passed, and in which answers were heard.
+        """
+        late = []
+        for asked in self._asked.values():
+            asked.passed_s += seconds
+            if asked.passed_s > asked.most_s:
+                late += [(name, message, asked.passed_s) for name, message in asked.waiting.items()]
+        return late
 
     def probe(self, ticket: int, device: str, now_s: float) -> None:
         """A value goes to the device, only to see how long it takes."""

@@ -53,7 +53,8 @@ def agents_of(home: Home) -> LocalAgents:
 
 
 def memory_of(home: Home) -> MemoryLab:
-    """The devices of a home in memory: `kill`, `kill_worker`, `restart`, `pull`, `plug`, `delay`.
+    """The devices of a home in memory: `kill`, `kill_worker`, `restart`, `pull`, `plug`, `delay`,
+    `take_over`.
 
     Parameters
     ----------

@@ -16,7 +16,7 @@ from potluck.sessions.local_agents import Started
 from potluck.testing.memory.agent import MemoryAgent
 from potluck.testing.memory.clock import VirtualClock
 from potluck.testing.memory.link import MemoryLink
-from potluck.testing.memory.network import HOME, MemoryNetwork
+from potluck.testing.memory.network import HOME, MemoryNetwork, Says
 from potluck_wire.limits import PORT
 
 AHEAD_S = 500.0  # how far the clock of each device is ahead of the one before it
@@ -178,6 +178,18 @@ class MemoryLab:
             Seconds, one way.
         """
         self._do(lambda: self._network.latency_s.__setitem__(device, latency_s))
+
+    def take_over(self, device: str, says: Says) -> None:
+        """From now on home hears of a device what `says` makes of its messages.
+
+        Parameters
+        ----------
+        device
+            Its name.
+        says
+            A message and its buffers -> what is said instead, none or more.
+        """
+        self._do(lambda: self._network.taken_over.__setitem__(device, says))
 
     def pass_time(self, seconds: float) -> None:
         """Let virtual time pass while nobody waits for anything."""

@@ -1,16 +1,20 @@
 """The links of a home in memory: frames in order, after a latency, unless a cable is pulled."""
 
 from collections import defaultdict
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from potluck.testing.memory.clock import VirtualClock
-from potluck_wire.messages import Channel
+from potluck_wire.frames import decode, encode
+from potluck_wire.messages import MESSAGES, NUMBER_OF, Channel, Message
 
 HOME = "home"  # the notebook
 LATENCY_S = 1e-4
 BYTES_PER_S = 1e9
 
 Frames = list[bytes]
+# what a device says to home -> what home hears: any number of messages with their buffers
+Says = Callable[[Message, tuple[bytes, ...]], list[tuple[Message, tuple[bytes, ...]]]]
 
 
 class Site(Protocol):
@@ -27,6 +31,7 @@ class MemoryNetwork:
         self._clock = clock
         self.sites: dict[str, Site] = {}
         self.latency_s: dict[str, float] = {}
+        self.taken_over: dict[str, Says] = {}  # devices that say what somebody else wants
         self.pulled: set[str] = set()  # devices whose cable is out: nothing passes, nobody is told
         self._there_s: dict[tuple[str, str, Channel, bool], float] = defaultdict(float)
         self._sessions: dict[tuple[str, str], int] = defaultdict(int)
@@ -39,6 +44,23 @@ class MemoryNetwork:
         self, sender: str, receiver: str, channel: Channel, frames: Frames, *, back: bool = False
     ) -> None:
         """Send a message. `back`: along the connection that the other one has made."""
+        if sender in self.taken_over and receiver == HOME:
+            for other, instead in self._instead(sender, channel, frames):
+                self._carry(sender, receiver, other, instead, back=back)
+            return
+        self._carry(sender, receiver, channel, frames, back=back)
+
+    def _instead(
+        self, sender: str, channel: Channel, frames: Frames
+    ) -> Iterator[tuple[Channel, Frames]]:
+        message, buffers = decode(frames, channel)
+        for other, more in self.taken_over[sender](message, tuple(map(bytes, buffers))):
+            own = MESSAGES[NUMBER_OF[type(other)]].channel
+            yield own, [bytes(frame) for frame in encode(other, more)]
+
+    def _carry(
+        self, sender: str, receiver: str, channel: Channel, frames: Frames, *, back: bool
+    ) -> None:
         if self.pulled & {sender, receiver}:
             return
         pair, connection = _pair(sender, receiver), (sender, receiver, channel, back)
