@@ -13,6 +13,7 @@ from typing import Any
 from potluck_wire.addresses import is_address
 
 UNKNOWN = ""
+MOST_KEPT = 256  # answers that nobody has fetched: whoever asked may have no use for them any more
 
 
 def resolve(getaddrinfo: Callable[..., Any], host: str) -> str:
@@ -63,6 +64,8 @@ class Resolver:
             return host
         if host in self._answers:
             return self._answers.pop(host)
+        for oldest in [*self._answers][:-MOST_KEPT]:
+            self._answers.pop(oldest, None)
         if host not in self._under_way and len(self._under_way) < self._at_once:
             self._under_way.add(host)
             name = f"resolve {host}"

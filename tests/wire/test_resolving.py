@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 
-from potluck_wire.resolving import UNKNOWN, Resolver, resolve
+from potluck_wire.resolving import MOST_KEPT, UNKNOWN, Resolver, resolve
 
 
 class Threads:
@@ -91,3 +91,16 @@ def test_this_host_is_found():
 @pytest.mark.parametrize("host", ["nobody.invalid", "x" * 200, "a..b", "a\0b"])
 def test_a_name_that_cannot_be_resolved_raises_nothing(host):
     assert resolve(socket.getaddrinfo, host) == UNKNOWN
+
+
+def test_answers_that_nobody_fetches_are_not_kept_for_ever():
+    asked, threads = [], Threads()
+    resolver = Resolver(lambda host: asked.append(host) or "127.0.0.1", threads)
+    for number in range(3 * MOST_KEPT):
+        resolver.address(f"host-{number}")
+        threads.run()
+    for number in range(3 * MOST_KEPT):
+        resolver.address(f"host-{number}")  # those that were kept are not asked for again
+    assert len(asked) <= 3 * MOST_KEPT
+    threads.run()
+    assert 2 * 3 * MOST_KEPT - MOST_KEPT - 1 <= len(asked) < 2 * 3 * MOST_KEPT
