@@ -9,7 +9,7 @@ from tests.sdk.run.conftest import make_plan
 from torch import nn
 
 import potluck
-from potluck.run.engine import Engine
+from potluck.run.state import RunState
 from potluck.testing.faults import memory_of
 from potluck.testing.memory import memory_home
 
@@ -131,7 +131,7 @@ def test_a_fault_in_a_recovery_is_met_again_and_never_passed_over(monkeypatch):
         played = Played(home)
         lose(played.lab, "killed")
         with monkeypatch.context() as patch:
-            patch.setattr(Engine, "push", broken)
+            patch.setattr(RunState, "push", broken)
             for _ in range(2):
                 with pytest.raises(KeyError):
                     played.run.state_dict()
