@@ -2,9 +2,11 @@
 run that others can go on with goes on, and learns what one machine learns.
 """
 
+from dataclasses import replace
+
 import pytest
 from tests.sdk.run.conftest import make_data, make_model, make_plan
-from tests.sdk.run.test_recovery import A, B, C, check_learned, deployed
+from tests.sdk.run.test_recovery import A, B, C, check_learned, deployed, joined
 
 from potluck.errors import DeviceGone
 from potluck.testing.faults import memory_of
@@ -109,6 +111,24 @@ def test_a_device_that_lives_and_does_not_answer_is_given_up_by_name(home, kind,
     with pytest.raises(DeviceGone, match="local-2: it did not answer"):
         does(home, model)
     assert A in home.devices.ready
+
+
+@pytest.mark.parametrize("kind", [m.Done, m.Value])
+@pytest.mark.parametrize("is_busy", [False, None], ids=["says that it is idle", "honest of that"])
+def test_a_step_that_a_device_never_ends_is_computed_by_the_others(home, kind, is_busy):
+    """Unless it claims to get on with it: it is believed."""
+    run = deployed(home, protect=2)
+    history = run.fit(make_data("mlp", 36)).wait()
+
+    def says(message, buffers):
+        if isinstance(message, m.Pong) and is_busy is not None:
+            message = replace(message, busy=is_busy)
+        return [] if isinstance(message, kind) else [(message, buffers)]
+
+    memory_of(home).take_over(B, says)
+    more = run.fit(make_data("mlp", 36), epochs=2).wait()
+    assert B not in run.plan.devices
+    check_learned(run, joined(history, more))
 
 
 def test_who_does_not_answer_keeps_no_other_device_from_coming_back(home):

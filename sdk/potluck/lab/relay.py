@@ -125,11 +125,15 @@ class Relay:
 
         A notebook's that joined is in none.
         """
-        known = self._processes
-        if len(known) <= len(self._agents) or not all(process.is_running() for _, process in known):
-            # a device went, and may have come back as another process
-            self._processes = _processes(self._agents)
-        return next((name for name, process in self._processes if port in _ports(process)), HOME)
+        for _ in range(2):  # the kernel's table may miss a row, while others come and go
+            known = self._processes
+            if len(known) <= len(self._agents) or not all(each.is_running() for _, each in known):
+                # a device went, and may have come back as another process
+                self._processes = _processes(self._agents)
+            for name, process in self._processes:
+                if port in _ports(process):
+                    return name
+        return HOME
 
     async def _pass(
         self, source: str, target: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter

@@ -416,8 +416,15 @@ class Controller:
         self._actions.append(Disconnect(device=device))
 
     def _demand(self, device: str, peer: Peer, passed_s: float) -> None:
-        """End what a device is done with where a value of it neither comes nor gets on."""
-        owing = [x for x in self._executions.on(device) if x.owed_by(device)]
+        """End what a device is done with where a value of it neither comes nor gets on, or the word
+        that it is done.
+        """
+        is_idle = not (peer.pulse.is_busy or peer.traffic.outstanding)
+        owing = [
+            launched
+            for launched in self._executions.on(device)
+            if launched.owed_by(device) or (is_idle and launched.waits_only_for(device))
+        ]
         peer.owes_s = peer.owes_s + passed_s if owing else 0.0
         if peer.owes_s > OWED_S:
             first = owing[0]

@@ -120,10 +120,15 @@ def hung(device: str, hung_s: float, others: Sequence[str] = ()) -> WorkerFailed
 
 
 def owing(device: str, step: int, names: tuple[str, ...], owes_s: float) -> ProtocolError:
-    """It says that it is done, and a value that it has to send does not come."""
+    """It says that it is done, and a value that it has to send does not come; or it has nothing to
+    do any more and does not say that it is done.
+    """
     missing = ", ".join(repr(name) for name in names)
     return ProtocolError(
-        f"it said that step {step} is done, but {missing} did not come within {owes_s:.0f} s.",
+        f"it said that step {step} is done, but {missing} did not come within {owes_s:.0f} s."
+        if missing
+        else f"it has nothing to do, but did not say within {owes_s:.0f} s that step {step} is "
+        "done.",
         device=device,
         next_step="Restart its agent, or deploy without it.",
     )

@@ -73,6 +73,11 @@ class Heartbeat:
         """The fastest round trip."""
         return min(self._offsets)[0] if self._offsets else None
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether it has something to do, as it says."""
+        return self._busy
+
     def silent_s(self, now_s: float) -> float | None:
         """Seconds of silence, where they are too many."""
         silence_s = now_s - self._heard_s

@@ -111,6 +111,11 @@ class Launched:
             )
         )
 
+    def waits_only_for(self, device: str) -> bool:
+        """Whether all others are done, so that nothing comes to it from them any more."""
+        others = set(self.launch.devices) - {device}
+        return device in self.running and others <= self.timelines.keys()
+
     def ends_alone(self, cause: str, peers: Mapping[str, Peer]) -> bool:
         """Whether a failure of that cause is about this request only, and its devices can end it
         and go on.

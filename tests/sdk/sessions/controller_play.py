@@ -53,7 +53,7 @@ class Play:
     def hear(self, device, message, *buffers):
         return self.do(Received(device=device, message=message, buffers=buffers))
 
-    def tick(self, seconds, answer=()):
+    def tick(self, seconds, answer=(), *, busy=False):
         """Let time pass in small steps, pongs from those in `answer`."""
         seen = []
         for _ in range(round(seconds / 0.1)):
@@ -66,7 +66,10 @@ class Play:
                     and action.device in answer
                 ):
                     pong = m.Pong(
-                        seq=action.message.seq, clock_s=self.now_s - 50, progress=len(seen)
+                        seq=action.message.seq,
+                        clock_s=self.now_s - 50,
+                        progress=len(seen),
+                        busy=busy,
                     )
                     seen += self.hear(action.device, pong)
         return seen

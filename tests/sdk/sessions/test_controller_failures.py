@@ -23,6 +23,7 @@ from potluck.sessions.events import (
     StartExecution,
     Tick,
 )
+from potluck.sessions.pending_requests import AT_HAND_S, LEAST_BYTES_PER_S
 from potluck_wire import messages as m
 from potluck_wire.limits import CHUNK_BYTES, MAX_CHUNK_BYTES, MIB
 
@@ -291,4 +292,49 @@ def test_a_device_that_is_not_done_owes_nothing():
     play = Play("a")
     play.tick(1.0, answer=("a",))
     play.launch(ticket=1, devices=("a",), expects={"a": {"y": 8}})
+    assert not play.ended(play.tick(2 * OWED_S, answer=("a",), busy=True))
+
+
+def test_a_device_that_is_idle_when_all_others_are_done_owes_the_word_that_it_is():
+    play = Play("a", "b")
+    play.tick(1.0, answer=("a", "b"))
+    play.launch(ticket=1)
+    assert not play.ended(play.tick(2 * OWED_S, answer=("a", "b")))  # they may wait for each other
+    finish(play, "b")
+    assert not play.ended(play.tick(OWED_S - 1, answer=("a", "b")))
+    (failed,) = play.ended(play.tick(2, answer=("a", "b"))).values()
+    assert (failed.error.device, type(failed.error)) == ("a", ProtocolError)
+    assert "step 0 is done" in str(failed.error)
+
+
+def test_a_device_that_waits_for_a_value_of_ours_owes_nothing():
+    play = Play("a")
+    play.tick(1.0, answer=("a",))
+    play.launch(ticket=1, devices=("a",), feeds={"a": {"x": FEED}})
     assert not play.ended(play.tick(2 * OWED_S, answer=("a",)))
+
+
+@pytest.mark.parametrize(
+    ("asked", "most_s"), [(m.Roster(), 10), (m.Commit(run="r"), 60), (m.Prepare(run="r"), 900)]
+)
+def test_a_device_that_lives_and_does_not_answer_is_given_up(asked, most_s):
+    play = Play("a", "b")
+    play.tick(1.0, answer=("a", "b"))
+    play.do(RequestAll(ticket=1, requests={"a": (asked, ()), "b": (asked, ())}))
+    for actions in (play.tick(most_s - 2, answer=("a", "b")), play.do(Tick())):
+        assert not play.ended(actions)
+    play.now_s += 3600.0  # our own standstill
+    assert not play.ended(play.do(Tick()))
+    failed = play.ended(play.tick(4, answer=("a", "b")))[1]
+    assert type(failed.error) is DeviceGone
+    assert f"did not answer {type(asked).__name__}" in str(failed.error)
+    assert play.controller.session("a") is None
+
+
+def test_what_comes_with_a_question_has_time_to_go_over():
+    play = Play("a")
+    play.tick(1.0, answer=("a",))
+    document = bytes(10 * LEAST_BYTES_PER_S)
+    play.do(RequestAll(ticket=1, requests={"a": (m.Roster(), (document,))}))
+    assert not play.ended(play.tick(AT_HAND_S + 9, answer=("a",)))
+    assert play.ended(play.tick(2, answer=("a",)))
