@@ -14,6 +14,7 @@ from potluck.testing.memory import memory_home
 
 pytest.importorskip("torch")
 POWER = (2.0, 10.0, 1.5)
+TRIES = 8
 
 
 def profiled(home, **more):
@@ -23,6 +24,17 @@ def profiled(home, **more):
     while not handle.done:
         lab_of(home).pass_time(0.2)
     return handle.wait()
+
+
+def measured(home):
+    """A profile whose first device was measured; on a busy machine virtual time may pass between
+    two tasks in such leaps that it hardly computes, and that is refused.
+    """
+    for _ in range(TRIES):
+        profile = profiled(home, watts=True)
+        if profile.devices[0].power_mark == MEASURED:
+            break
+    return profile
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +50,7 @@ def metered_home():
 
 
 def test_a_meter_is_asked_under_a_known_load_and_what_it_says_reaches_the_plan(metered_home):
-    a, b = profiled(metered_home).devices
+    a, b = measured(metered_home).devices
     assert (a.power_mark, b.power_mark) == (MEASURED, ASSUMED)
     assert a.power_error_w >= 0.05  # the meter's resolution
     # both are agents of one machine, which has one meter
@@ -51,11 +63,11 @@ def test_a_meter_is_asked_under_a_known_load_and_what_it_says_reaches_the_plan(m
 
 def test_power_is_measured_once_in_a_home_or_when_asked_for_or_not_at_all(metered_home):
     assert profiled(metered_home, watts=False).devices[0].power_mark == ASSUMED
-    first = profiled(metered_home).devices[0]
+    first = measured(metered_home).devices[0]
     n_kept = len(metered_home.readings.history["a"])
     assert profiled(metered_home).devices[0] == first
     assert len(metered_home.readings.history["a"]) == n_kept
-    assert profiled(metered_home, watts=True).devices[0].power_mark == MEASURED
+    assert measured(metered_home).devices[0].power_mark == MEASURED
     assert len(metered_home.readings.history["a"]) > n_kept
 
 
