@@ -92,6 +92,7 @@ class Engine:
         self.step = self.first_step = self.n_requests = 0
         self.history = History()
         self.is_protected = False  # else a device that is lost ends the run
+        self.wanted = plan  # what the user chose, or the adapter: to go back to
         self.last_step: int | None = (
             None  # when the training that goes on ends, where that is known
         )

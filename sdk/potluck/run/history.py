@@ -3,7 +3,7 @@ the simulator makes. Pure.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import dropwhile, takewhile
 
 from potluck import units
@@ -76,10 +76,34 @@ class Departure:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Arrival:
+    """Devices that were lost, or wanted to leave, are used again, by a live switch.
+
+    After `step` steps the run was on `devices`, those of `back` among them, `seconds` after that
+    was begun.
+    """
+
+    step: int
+    back: tuple[str, ...]
+    devices: tuple[str, ...]
+    seconds: float
+
+    @property
+    def words(self) -> str:
+        """For people."""
+        verb = "is" if len(self.back) == 1 else "are"
+        return (
+            f"step {self.step}: {' and '.join(self.back)} {verb} back. The run goes on with "
+            f"{', '.join(self.devices)}, {units.duration(self.seconds)} later."
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class History(Shown):
     """Losses per step, in order: each the mean over the rows of its batch. `rows` per step; `notes`
     for people, one for every batch concerned; `recoveries`: where devices were lost; `departures`:
-    where they wanted to leave; `decisions`: what the adapter made of changes of the home.
+    where they wanted to leave; `arrivals`: where they were back and used again; `decisions`: what
+    the adapter made of changes of the home.
     """
 
     losses: tuple[float, ...] = ()
@@ -88,7 +112,28 @@ class History(Shown):
     notes: tuple[str, ...] = ()
     recoveries: tuple[Recovery, ...] = ()
     departures: tuple[Departure, ...] = ()
+    arrivals: tuple[Arrival, ...] = ()
     decisions: tuple[Decision, ...] = ()
+
+    def since(self, before: "History", n_steps: int) -> "History":
+        """What came after that.
+
+        Parameters
+        ----------
+        before
+            As it was then.
+        n_steps
+            That were taken by then, or under way.
+        """
+        parts = ("notes", "recoveries", "departures", "arrivals", "decisions")
+        news = {name: getattr(self, name)[len(getattr(before, name)) :] for name in parts}
+        return replace(
+            self,
+            losses=self.losses[n_steps:],
+            rows=self.rows[n_steps:],
+            step_s=self.step_s[n_steps:],
+            **news,
+        )
 
     def __repr__(self) -> str:
         told = "".join(f"\n{note}" for note in dict.fromkeys(self.notes))

@@ -200,7 +200,10 @@ def _plans(
 
 
 def plans_with(
-    engine: "Engine", names: Collection[str], holders: Sequence[Collection[str]] = ()
+    engine: "Engine",
+    names: Collection[str],
+    holders: Sequence[Collection[str]] = (),
+    base: Plan | None = None,
 ) -> list[Plan]:
     """What the run can go on with on these devices, the best first.
 
@@ -212,8 +215,10 @@ def plans_with(
         Of devices that are there.
     holders
         Of each layer, who has its state; default: none of them.
+    base
+        The plan to keep as much of as can be; default: the one in force.
     """
-    plan = engine.edition.plan
+    plan = base or engine.edition.plan
     problem = engine.editions.problem(engine.edition)
     left = [name for name in _known(engine) if name in names]
     if not left:

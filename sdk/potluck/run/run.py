@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +29,7 @@ from potluck.run.migration import cross
 from potluck.run.optimizers import Optimizer, check_optimizer
 from potluck.run.protection import Protection
 from potluck.run.recovery import see_all, surviving
+from potluck.run.rejoin import Rejoin
 from potluck.run.requests import REQUESTS_IN_FLIGHT, answers
 from potluck.schedule import Compiled
 from potluck.sessions.events import Execution
@@ -290,15 +290,13 @@ class Run(Shown):
         with engine.boundary():
             if optimizer is not None and optimizer != engine.edition.optimizer:
                 surviving(engine, lambda: self._take_optimizer(optimizer))
-            first, first_note = engine.next_step, len(engine.history.notes)
-            first_recovery = len(engine.history.recoveries)
-            first_departure = len(engine.history.departures)
-            first_decision = len(engine.history.decisions)
+            first, before = engine.next_step, engine.history
         arguments = engine.model.arguments
         n_batches = batches.count(data, self.plan.batch, arguments)
         total = epochs * n_batches if n_batches else None
         last = None if total is None else first + total
         adapting = Adapting(engine, last, self._traced, self._go_over) if adapt else None
+        rejoin = Rejoin(engine, self._go_back) if engine.is_protected and not adapt else None
         told = first
 
         def once(batch: "tuple[torch.Tensor, ...]") -> Callable[[], None]:
@@ -322,6 +320,8 @@ class Run(Shown):
                     surviving(engine, engine.collect)
                 if adapting is not None:
                     adapting.look()
+                if rejoin is not None:
+                    rejoin.look()
                 # a switch may have collected some, too
                 news = engine.history.losses[told - engine.first_step :]
             for loss in news:
@@ -348,24 +348,16 @@ class Run(Shown):
                     go_on(0)
             finally:
                 engine.say, engine.last_step = lambda text: None, None
-                if adapting is not None:
-                    adapting.stop()
-        h, start = engine.history, first - engine.first_step
-        if told == first and len(h.notes) == first_note:
+                for at_work in (adapting, rejoin):
+                    if at_work is not None:
+                        at_work.stop()
+        news = engine.history.since(before, first - engine.first_step)
+        if told == first and not news.notes:
             raise UserError(
                 "there is nothing to train on: the data has no batch.",
                 next_step="With drop_last, a DataLoader leaves out a batch that is not full.",
             )
-        return replace(
-            h,
-            losses=h.losses[start:],
-            rows=h.rows[start:],
-            step_s=h.step_s[start:],
-            notes=h.notes[first_note:],
-            recoveries=h.recoveries[first_recovery:],
-            departures=h.departures[first_departure:],
-            decisions=h.decisions[first_decision:],
-        )
+        return news
 
     def _take_optimizer(self, optimizer: Optimizer) -> None:
         """Go on with another optimizer: what is kept of the one before is of no use to it."""
@@ -418,6 +410,10 @@ class Run(Shown):
         return Handle(work, f"switching {plan.model}")
 
     def _go_over(self, plan: Plan, task: Task) -> None:
+        self._go_back(plan, task)
+        self._engine.wanted = plan
+
+    def _go_back(self, plan: Plan, task: Task) -> None:
         cross(self._engine, plan, task)
         self._forget_evaluation()
         if self._drain is not None:
