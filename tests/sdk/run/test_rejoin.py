@@ -17,7 +17,7 @@ from potluck.records import Training
 from potluck.run import rejoin
 from potluck.run.rejoin import pays
 from potluck.testing.faults import memory_of
-from potluck.testing.inside import link_of
+from potluck.testing.inside import drained, link_of
 from potluck.testing.memory import memory_home
 
 torch = pytest.importorskip("torch")
@@ -124,6 +124,7 @@ def test_whoever_comes_and_goes_whenever_it_learns_what_one_machine_learns(seed)
         strike_after(home, blows)
         history = run.fit(make_data("mlp", losses.ROWS), epochs=8).wait()
         link_of(home).watch(None)
+        drained(run)  # one may have wanted to leave as the training ended
         check_learned(run, history, epochs=8, optimizer=optimizer)
 
 
