@@ -14,9 +14,12 @@ from potluck.run.emulated_times import paced
 from potluck.run.optimizers import Optimizer
 from potluck.schedule import Compiled
 from potluck.schedule.policies import Policy
+from potluck.sessions.failures import sizes
 from potluck.sessions.members import Members
 from potluck.simulate import simulate
 from potluck_wire.version import COMMON_BEGIN, RECOMPUTE, TAKES, show
+
+PLACE_BYTES = 64  # what a value takes of a worker's memory for values is a multiple of this
 
 
 class Editions:
@@ -72,10 +75,12 @@ class Editions:
         ------
         UserError
             An agent is too old to recompute activations, and the plan has it do so.
+        PlanError
+            A device cannot take in at once what an operation needs.
         """
         backends = self.backends(plan.devices)  # all of them are there
         self._check_recomputing(plan)
-        return self.paced(
+        edition = self.paced(
             compile_for_run(
                 self._model,
                 plan,
@@ -90,6 +95,25 @@ class Editions:
                 fed_whole=self._all_speak(TAKES, plan),
             )
         )
+        self._check_room(edition)
+        return edition
+
+    def _check_room(self, edition: CompiledPlan) -> None:
+        """An agent hands its worker what came in through a memory of a size; a step that needs more
+        there at once would wait for ever.
+        """
+        for device in edition.plan.devices:
+            room = self._members[device].capability.get("max_value_bytes")
+            for name, compiled in edition.compiled.items():
+                needed = compiled.most_received_bytes(device, PLACE_BYTES)
+                if room is not None and needed > room:
+                    much, little = sizes(needed, room)
+                    raise PlanError(
+                        f"its worker takes in at most {little} from others at once, and one "
+                        f"operation of {name!r} takes {much}.",
+                        device=device,
+                        next_step="Use smaller micro-batches, or cut the model elsewhere.",
+                    )
 
     def backends(self, devices: Iterable[str]) -> Mapping[str, tuple[str, ...]]:
         """What each of these devices computes with; raises what keeps one away."""

@@ -94,6 +94,32 @@ class Compiled:
         """Whether all devices must begin at one moment: some send counts its release from there."""
         return any(any(program.release_s) for program in self.programs.values())
 
+    def most_received_bytes(self, device: str, place_bytes: int = 1) -> int:
+        """What a device must have room for at once at least: the most bytes of values from others
+        that one of its instructions takes.
+
+        Parameters
+        ----------
+        device
+            Of the programs.
+        place_bytes
+            Each value takes whole places of so many bytes.
+        """
+        if device not in self.programs:
+            return 0
+        instructions, nbytes = self.programs[device].instructions, self.value_bytes[device]
+        received = {name for each in instructions if each.op == "recv" for name in each.outputs}
+        return max(
+            (
+                sum(
+                    -(-nbytes[name] // place_bytes) * place_bytes
+                    for name in set(each.inputs) & received
+                )
+                for each in instructions
+            ),
+            default=0,
+        )
+
     @property
     def labels(self) -> dict[str, tuple[str, ...]]:
         """Per device, the label of each instruction."""

@@ -54,7 +54,7 @@ def agents_of(home: Home) -> LocalAgents:
 
 def memory_of(home: Home) -> MemoryLab:
     """The devices of a home in memory: `kill`, `kill_worker`, `restart`, `pull`, `plug`, `delay`,
-    `take_over`.
+    `slow`, `take_over`.
 
     Parameters
     ----------

@@ -179,6 +179,18 @@ class MemoryLab:
         """
         self._do(lambda: self._network.latency_s.__setitem__(device, latency_s))
 
+    def slow(self, device: str, bytes_per_s: float) -> None:
+        """Let every connection to or from a device carry no more than this from now on.
+
+        Parameters
+        ----------
+        device
+            Its name.
+        bytes_per_s
+            In each direction.
+        """
+        self._do(lambda: self._network.bytes_per_s.__setitem__(device, bytes_per_s))
+
     def take_over(self, device: str, says: Says) -> None:
         """From now on home hears of a device what `says` makes of its messages.
 

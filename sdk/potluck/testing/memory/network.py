@@ -31,8 +31,10 @@ class MemoryNetwork:
         self._clock = clock
         self.sites: dict[str, Site] = {}
         self.latency_s: dict[str, float] = {}
+        self.bytes_per_s: dict[str, float] = {}  # of each of its connections
         self.taken_over: dict[str, Says] = {}  # devices that say what somebody else wants
         self.pulled: set[str] = set()  # devices whose cable is out: nothing passes, nobody is told
+        self._sent_s: dict[tuple[str, str, Channel, bool], float] = defaultdict(float)
         self._there_s: dict[tuple[str, str, Channel, bool], float] = defaultdict(float)
         self._sessions: dict[tuple[str, str], int] = defaultdict(int)
 
@@ -65,7 +67,10 @@ class MemoryNetwork:
             return
         pair, connection = _pair(sender, receiver), (sender, receiver, channel, back)
         late_s = self.latency_s.get(sender, 0.0) + self.latency_s.get(receiver, 0.0)
-        there_s = self._clock.now_s + LATENCY_S + late_s + sum(map(len, frames)) / BYTES_PER_S
+        rate = min(self.bytes_per_s.get(site, BYTES_PER_S) for site in (sender, receiver))
+        sent_s = max(self._clock.now_s, self._sent_s[connection])
+        self._sent_s[connection] = sent_s = sent_s + sum(map(len, frames)) / rate
+        there_s = sent_s + LATENCY_S + late_s
         self._there_s[connection] = there_s = max(there_s, self._there_s[connection])
         session = self._sessions[pair]
 
