@@ -114,6 +114,11 @@ class Link(ABC):
         """Whether a session with it is open."""
         return self._controller.session(device) is not None
 
+    @property
+    def n_unanswered(self) -> int:
+        """Events whose results somebody still waits for."""
+        return len(self._futures)
+
     def close(self) -> None:
         """Say goodbye to everybody and end the thread; safe to call twice, and in a forked child
         (where it does nothing)."""
@@ -140,6 +145,7 @@ class Link(ABC):
         if not future.cancelled():
             return
         future.set_running_or_notify_cancel()  # else futures.wait() never hears of it
+        self._futures.pop(ticket, None)
         if not self._closing:
             self._submitted.append(CancelExecution(ticket=ticket))
             self._wake()

@@ -110,6 +110,16 @@ def test_survivors_go_on_in_the_same_run_from_what_they_have(home, often, plan, 
         assert fed < most if plan != "replicas" else fed == 0
 
 
+def test_a_run_that_is_closed_leaves_nothing_that_is_waited_for(home, often):
+    """Else virtual time would go on for ever."""
+    run = deployed(home)
+    run.fit(make_data("mlp", ROWS)).wait()
+    assert engine_of(run).background.is_arriving or not run.protection.is_due
+    run.close()
+    memory_of(home).pass_time(1.0)
+    assert link_of(home).n_unanswered == 0
+
+
 def test_replicas_lose_nothing_that_home_has_to_send(home, often, monkeypatch):
     run = deployed(home, "replicas")
     name, programs = engine_of(run).edition.run, started(home)

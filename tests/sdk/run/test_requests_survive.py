@@ -200,6 +200,8 @@ def test_whoever_waits_for_a_request_that_is_given_up_hears_of_it(home, mlp):
     given_up.set()
     assert wait((asked.future,), PATIENCE_S).done
     assert asked.future.cancelled()
+    memory_of(home).pass_time(1.0)
+    assert link_of(home).n_unanswered == 0
 
 
 def test_without_protection_a_loss_ends_the_run(home, mlp):
