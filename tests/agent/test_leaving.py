@@ -54,7 +54,7 @@ def test_rules_are_looked_at_while_it_runs(tmp_path):
             plant(root, battery("Discharging", 29))
             (said, _) = peer.hear()
             assert isinstance(said, Leaving)
-            assert said.within_s == 300
+            assert said.within_s == pytest.approx(300)
             assert "29%" in said.reason
             refusal = peer.ask(Prepare(run="s", epoch=1), *plan(recv("x")))
             assert (type(refusal), refusal.code) == (Refused, RefusalCode.LEAVING)

@@ -56,11 +56,11 @@ def keep_protected(engine: "Engine") -> None:
 def _has_begun(engine: "Engine") -> bool:
     """Begin a snapshot in the background; False where there is no room for it."""
     if engine.background is None and engine.has_room_for_copies:
-        engine.background = BackgroundSnapshot(engine)
+        background = BackgroundSnapshot(engine)
         try:
-            engine.background.prepare()
+            background.prepare()
+            engine.background = background
         except OutOfMemory as error:
-            engine.forget_copies()
             engine.has_room_for_copies = False
             engine.note(
                 f"{error.device} has no room for a second copy of its state, "

@@ -470,6 +470,7 @@ class Engine:
             raise
         if new.plan != old.plan:
             self.kept.clear()  # a trace tells of one plan
+            self.has_room_for_copies = True  # until a device says that it has not
         self.group.keep(new.plan.devices)
         self.know(new.plan)
 

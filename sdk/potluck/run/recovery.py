@@ -73,13 +73,13 @@ def recover(engine: "Engine", error: PotluckError) -> None:
         Nobody is left, or it goes wrong on all of them; the run has ended with this.
     """
     begun_s, before, cause = time.monotonic(), engine.edition.plan, error
+    copies = surviving_copies(engine, error)  # which may be newer than what we went back to
     known, n_again = engine.n_requests, engine.requests.n_unanswered
     if engine.protection is not None:
         known = engine.first_step + len(engine.history.losses)
         n_again = known - engine.protection.snapshot.step
     failures = engine.failures.copy()
     engine.failures[error.device] += TRIES if isinstance(error, OutOfMemory) else 1
-    copies = surviving_copies(engine, error)
     engine.forget_all(but_copies=copies is not None)
     try:
         way = _go_on(engine, cause, copies)
