@@ -94,6 +94,8 @@ class Engine:
         except ValueError as error:
             self._values.freed.append(message.offset)
             self._fail(error)
+        except (MemoryError, RuntimeError) as error:  # no room for a copy: that place frees itself
+            self._fail(error)
 
     def _compute(self, message: Compute, buffers: Buffers) -> None:
         if message.scope != self._scope:  # what was said last may have ended an execution

@@ -1,9 +1,10 @@
 """The values a worker holds: tensors by key, over the shared memories where they came in and where
 they leave.
 
-An inbound value is a view of shared memory, never a copy. Its place is free again when the last
-tensor that looks at it is gone; autograd may hold one long after the key is dropped, so the object
-behind the tensors is watched, not the key.
+An inbound value is a view of shared memory. Its place is free again when the last tensor that looks
+at it is gone; autograd may hold one long after the key is dropped, so the object behind the tensors
+is watched, not the key. Once such views hold a quarter of that memory, further values are copied:
+there must be room for what lets the others go (a gradient, for the inputs that wait for it).
 """
 
 import weakref
@@ -15,6 +16,8 @@ from potluck_agent.worker.arena import Arena
 from potluck_agent.worker.arrays.backends import Arrays
 from potluck_wire.limits import MAX_WORKER_ITEMS
 from potluck_wire.tensors import nbytes
+
+VIEWED_FRAC = 0.25  # of the inbound memory, at most: a value of three quarters of it always fits
 
 
 class Values:
@@ -55,9 +58,12 @@ class Values:
             self.freed.append(offset)
             self._tensors.setdefault(key, self._arrays.zeros(shape, dtype))
             return
+        tensor, watched = self._arrays.over(memory, dtype, shape)
         self.inbound_bytes += count
-        self._tensors[key], watched = self._arrays.over(memory, dtype, shape)
         weakref.finalize(watched, self._free, offset, count)
+        if self.inbound_bytes > VIEWED_FRAC * self._inbound.nbytes:
+            tensor = self._arrays.clone(tensor)
+        self._tensors[key] = tensor
 
     def drop(self, keys: Iterable[str]) -> None:
         """Forget these keys; one that is not there is fine."""

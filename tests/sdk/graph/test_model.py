@@ -99,6 +99,17 @@ def test_says_why_a_module_cannot_be_sent(net, text):
         Model.from_torch(net, torch.randn(4, 3))
 
 
+def test_names_the_function_of_torch_that_looks_into_the_data():
+    def loss(outputs, targets):
+        return nn.functional.gaussian_nll_loss(outputs[:, :1], targets, outputs[:, 1:].exp())
+
+    x, y = torch.randn(4, 3), torch.randn(4, 1)
+    where = r"data in torch\.nn\.functional\.gaussian_nll_loss \(test_model\.py"
+    with pytest.raises(ModelError, match=where) as caught:
+        Model.from_torch(nn.Linear(3, 2), x, loss=loss, example_targets=y)
+    assert "guard" not in str(caught.value)
+
+
 def test_names_operator_and_module():
     with pytest.raises(ModelError, match=r"inner\.1") as caught:
         Model.from_torch(Drawing(), torch.randn(4, 3))

@@ -102,7 +102,7 @@ def _in_words(error: Exception, again: Callable[[], object]) -> ModelError:
         )
     if "data-dependent" in text or "DataDependent" in type(error).__name__:
         return ModelError(
-            f"its control flow depends on the data{where}: {first_line(text)}",
+            f"its control flow depends on the data{where or ': ' + first_line(text)[:-1]}.",
             next_step="Use torch.where or masks in place of if and loops over values.",
         )
     if one := re.search(rf"\b{SEQUENCE} = (\d+)\s", text):
@@ -194,11 +194,17 @@ def _without_stacks() -> Iterator[None]:
 
 
 def _where(frames: Sequence[traceback.FrameSummary]) -> str:
-    """The innermost line of the user's own code among these."""
+    """The innermost line of the user's own code among these: of a `forward`, else of the loss; and
+    the function of torch that it calls.
+    """
+    called = [
+        frame.name for frame in frames if Path(frame.filename) == Path(torch.nn.functional.__file__)
+    ]
+    calls = f" in torch.nn.functional.{called[-1]}" if called else ""
     own = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]), "<")
     frames = [frame for frame in frames if not frame.filename.startswith(own)]
-    inside = [frame for frame in frames if frame.name == "forward"]
-    return (
+    inside = [frame for frame in frames if frame.name == "forward"] or frames
+    return calls + (
         f" ({Path(inside[-1].filename).name}, line {inside[-1].lineno}: {inside[-1].line})"
         if inside
         else ""
