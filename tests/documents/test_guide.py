@@ -46,6 +46,15 @@ def test_everything_is_made_and_every_link_leads_somewhere(tmp_path, monkeypatch
     assert "largest difference below 1e-5: True" in tutorial
 
 
+@pytest.mark.parametrize("page", sorted(PAGES.glob("*.md")), ids=lambda page: page.name)
+def test_the_code_of_a_page_uses_no_name_that_it_does_not_have(build, page):
+    """All is run only where the guide is made."""
+    line = [sys.executable, "-m", "ruff", "check", "--isolated", "--select", "F821,F811", "-"]
+    code = "\n".join(build.FENCE.findall(page.read_text()))
+    done = subprocess.run(line, input=code, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
 def test_a_lost_link_is_named(build, tmp_path):
     (tmp_path / "a.html").write_text(
         '<h1 id="here">A</h1><a href="b.html#there">b</a> <a href="#here">a</a>'

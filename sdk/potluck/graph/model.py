@@ -22,11 +22,11 @@ from potluck.graph.partition.segment_records import segment_record, tensor_recor
 from potluck.graph.torch.state_names import as_module, load
 from potluck.optional import needed
 from potluck.shown import Shown
-from potluck_wire.graph import BATCH, Graph, Input, evaluate
+from potluck_wire.graph import BATCH, Graph, evaluate
 from potluck_wire.installing import install
 from potluck_wire.segment import dumps
 
-from .arguments import Arguments, dims_in_order, placeless
+from .arguments import Arguments, dims_in_order, mismatch, placeless
 from .traced import SEQUENCE, Traced
 
 if TYPE_CHECKING:
@@ -85,7 +85,12 @@ class Model(Shown):
     @property
     def name(self) -> str:
         """What plans call it: the name given, or one made from its class and signature."""
-        return self._name or f"{type(self._net).__name__.lower()}-{self.signature[:8]}"
+        return self._name or f"{self.net_kind.lower()}-{self.signature[:8]}"
+
+    @property
+    def net_kind(self) -> str:
+        """The class of the module that it was made from."""
+        return type(self._net).__name__
 
     @classmethod
     def from_torch(
@@ -255,6 +260,45 @@ class Model(Shown):
         return OnnxModel.read(
             Path(path), data, sizes=sizes, max_layers=max_layers, merge_below=merge_below
         )
+
+    def save(self, path: str | Path) -> None:
+        """Write it to one file that `Model.load` reads: graphs and weights, none of your code.
+
+        Parameters
+        ----------
+        path
+            Where to.
+
+        Raises
+        ------
+        ModelError
+            It came from an ONNX file, which is that model already.
+        FileError
+            It cannot be written; nothing is left behind.
+        """
+        from potluck.graph.model_file import save_model
+
+        save_model(self, Path(path))
+
+    @staticmethod
+    def load(path: str | Path) -> "Model":
+        """The model of a file that `save` wrote; it needs no module.
+
+        What its loss makes of a whole batch it takes as further targets: see `model_file`.
+
+        Parameters
+        ----------
+        path
+            The file.
+
+        Raises
+        ------
+        FileError
+            It is missing, cut short, of another kind, or does not hold.
+        """
+        from potluck.graph.model_file import load_model
+
+        return load_model(Path(path))
 
     # --- layers and segments ---
 
@@ -648,7 +692,7 @@ class Model(Shown):
         for symbol in traced.graph.symbols:
             shape = tuple(tensors[symbol.input].shape)
             if symbol.dim >= len(shape):
-                raise _mismatch(ports[symbol.input], tensors[symbol.input], traced.hints)
+                raise mismatch(ports[symbol.input], tensors[symbol.input], traced.hints)
             sizes[symbol.name] = shape[symbol.dim]
         if sizes.get(SEQUENCE, traced.lengths[0]) not in traced.lengths:
             raise ModelError(
@@ -660,7 +704,7 @@ class Model(Shown):
             expected_shape = tuple(evaluate(size, sizes) for size in port.shape)
             dtype = str(tensor.dtype).removeprefix("torch.")
             if tuple(tensor.shape) != expected_shape or dtype != port.dtype:
-                raise _mismatch(
+                raise mismatch(
                     port, tensor, sizes, expected=expected_shape, got=tuple(tensor.shape)
                 )
         if traced.squeezes_rows and sizes[BATCH] == 1 and not train:
@@ -689,25 +733,5 @@ class Model(Shown):
     def __repr__(self) -> str:
         size = sum(layer.parameter_bytes for layer in self.layers())
         training = f", {len(self.layers(True))} in training" if self.trains else ""
-        name = self.kinds()[0] if self._net is None else type(self._net).__name__
+        name = self.kinds()[0] if self._net is None else self.net_kind
         return f"<Model {name}: {len(self.layers())} layers{training}, {size / 1e6:.3g} MB>"
-
-
-def _mismatch(port: Input, tensor: Any, sizes: Mapping[str, int], **facts: Any) -> ModelError:
-    words = [
-        _rows(sizes) if size == BATCH else size if isinstance(size, str) else evaluate(size, sizes)
-        for size in port.shape
-    ]
-    expected = ", ".join(str(word) for word in words)
-    dtype = str(tensor.dtype).removeprefix("torch.")
-    next_step = ""
-    if len(tensor.shape) == len(port.shape) - 1:
-        next_step = "The first dimension is the batch: x[None] makes one row of x."
-    elif dtype != port.dtype:
-        next_step = f"Convert it: .to(torch.{port.dtype})."
-    text = f"{port.name} is {dtype} {list(tensor.shape)}; {port.dtype} [{expected}] is expected."
-    return ModelError(text, next_step=next_step, **facts)
-
-
-def _rows(sizes: Mapping[str, int]) -> str:
-    return f"{sizes[BATCH]} row{'s' * (sizes[BATCH] != 1)}" if BATCH in sizes else "rows"

@@ -65,6 +65,19 @@ class OnnxModel(Model):
             t.name: t for t in traced.model.graph.initializer if len(t.raw_data) > KEPT_INSIDE_BYTES
         }
 
+    def save(self, path: str | Path) -> None:
+        """Refused: its own file is what it is made from.
+
+        Raises
+        ------
+        ModelError
+            Always.
+        """
+        raise ModelError(
+            "a model from an ONNX file is that file.",
+            next_step="Keep the file, and read it with Model.from_onnx.",
+        )
+
     @classmethod
     def read(
         cls,

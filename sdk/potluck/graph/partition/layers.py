@@ -33,12 +33,17 @@ MAX_SHARE = 1 / 3  # of the model in one layer, before wider cuts are let in
 
 @dataclass(frozen=True, slots=True)
 class Layers:
-    """A line with the cuts that are offered: layer i is bound nodes [bounds[i], bounds[i + 1])."""
+    """A line with the cuts that are offered: layer i is bound nodes [bounds[i], bounds[i + 1]).
+
+    `max_layers` and `merge_below` are what they were chosen by.
+    """
 
     line: Linearization
     bounds: tuple[int, ...]
     records: tuple[Layer, ...]
     crossings: BoundaryTensors
+    max_layers: int
+    merge_below: float
 
     def graph(self, start: int, stop: int) -> Graph:
         """Layers [start, stop) as a graph of their own."""
@@ -110,7 +115,14 @@ def _laid_out(
     bounds = _merged((0, *cuts, len(line.bound)), weights, nbytes, max_layers, merge_below, ends)
     crossing = crossings(line, bounds, branched=bool(spans))
     records = _records(line, bounds, crossing if spans else None, n_inputs)
-    made = Layers(line=line, bounds=bounds, records=records, crossings=crossing)
+    made = Layers(
+        line=line,
+        bounds=bounds,
+        records=records,
+        crossings=crossing,
+        max_layers=max_layers,
+        merge_below=merge_below,
+    )
     return (
         made if not spans or all(_readable(made, layer) for layer in range(len(records))) else None
     )

@@ -1,0 +1,218 @@
+"""A model in one file, without a line of the user's code: its graphs and its tensors.
+
+What its loss makes of a whole batch (see `loss.batch_reductions`) is made by functions of the
+user's own. A model from a file has none: it takes those numbers as further targets, and
+`with_tallies` adds them to a batch where the module is.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from potluck.documents import read_json
+from potluck.errors import FileError, ModelError
+from potluck.graph.arguments import Arguments
+from potluck.graph.partition.cuts import line
+from potluck.graph.partition.layers import Layers, layers
+from potluck.graph.traced import Traced, Type
+from potluck.tensor_file import read_tensors, write_tensors
+from potluck_wire.graph import Ref
+from potluck_wire.segment import dumps, loads
+
+if TYPE_CHECKING:
+    import torch
+
+    from potluck.graph.model import Model
+
+FORMAT = "potluck-model-1"
+# of tensors: what devices keep, and what of the module's state they do not
+_DEVICE, _MODULE = "device/", "module/"
+
+
+class StoredModule:
+    """What stands for the module of a model that came from a file: its state, and no code."""
+
+    def __init__(self, state: "Mapping[str, torch.Tensor]") -> None:
+        self._state = dict(state)
+
+    def state_dict(self, *, keep_vars: bool = False) -> "dict[str, torch.Tensor]":
+        """The state by the names of the module that it was."""
+        return dict(self._state)
+
+
+def save_model(model: "Model", path: Path) -> None:
+    """Write the file that `load_model` reads.
+
+    Parameters
+    ----------
+    model
+        Made from a torch module.
+    path
+        Where to; a file that is there is replaced, once the new one is whole.
+
+    Raises
+    ------
+    ModelError
+        It came from an ONNX file, which is that model already.
+    FileError
+        It cannot be written; nothing is left behind.
+    """
+    write_tensors(path, _tensors(model), {"format": FORMAT, "model": json.dumps(_document(model))})
+
+
+def load_model(path: Path) -> "Model":
+    """The model of a file that `save_model` wrote.
+
+    Raises
+    ------
+    FileError
+        It is missing, cut short, of another kind, or does not hold.
+    """
+    tensors, metadata = read_tensors(path, "Give the path of a file that Model.save wrote.")
+    if metadata.get("format") != FORMAT:
+        raise FileError(
+            f"{path} is not a saved model of this version (its format is "
+            f"{metadata.get('format')!r}).",
+            path=str(path),
+        )
+    try:
+        return _model(read_json(metadata["model"], str(path)), tensors)
+    except (KeyError, ValueError, TypeError, IndexError, ModelError) as error:
+        raise FileError(f"{path} does not hold: {error}.", path=str(path)) from error
+
+
+def with_tallies(
+    model: "Model", batch: "Sequence[torch.Tensor]", constants: Any = None
+) -> "tuple[torch.Tensor, ...]":
+    """A batch as a model from the file takes it: inputs, targets, and what the loss makes of them.
+
+    Parameters
+    ----------
+    model
+        That which the file was written of.
+    batch
+        Inputs, then targets; each [rows, ...].
+    constants
+        Those of the loss, of a run; default: as they are now.
+    """
+    return tuple(model.fed(*batch, constants=constants).values())
+
+
+def _tensors(model: "Model") -> "dict[str, torch.Tensor]":
+    state, kept = model.state(), {}
+    for key, tensor in model.state_dict(state).items():
+        if all(tensor is not own for own in state.values()):
+            kept[_MODULE + key] = tensor.detach()
+    return kept | {_DEVICE + name: tensor for name, tensor in state.items()}
+
+
+def _document(model: "Model") -> dict[str, Any]:
+    state = model.state()
+    name_of = {id(tensor): name for name, tensor in state.items()}
+    arguments, training = model.arguments, model.laid_out(True) if model.trains else None
+    return {
+        "name": model.name,
+        "net": model.net_kind,
+        "arguments": [arguments.inputs, arguments.targets, arguments.by_name, arguments.placeless],
+        # of the module's state, in its order: the name that devices know it by
+        "state": [
+            [key, name_of.get(id(tensor), "")] for key, tensor in model.state_dict(state).items()
+        ],
+        "inference": _of_layers(model.laid_out()),
+        "training": None if training is None else _of_layers(training),
+    }
+
+
+def _of_layers(chosen: Layers) -> dict[str, Any]:
+    traced = chosen.line.traced
+    return {
+        "graph": dumps(traced.graph).decode(),
+        "types": [[[kind.dtype, kind.shape] for kind in kinds] for kinds in traced.types],
+        "by_rows": [[ref.value, ref.item] for ref in traced.by_rows],
+        "modules": traced.modules,
+        "lengths": [traced.lengths.start, traced.lengths.stop],
+        "structure": _structure(traced.structure),
+        "unproven": traced.unproven,
+        "squeezes_rows": traced.squeezes_rows,
+        "max_layers": chosen.max_layers,
+        "merge_below": chosen.merge_below,
+        "tensors": list(traced.tensors),
+        "n_tallies": len(traced.tallies),
+    }
+
+
+def _structure(structure: Any) -> str:
+    """As text; empty where it is not known, or of a class that only its owner can make."""
+    from torch.utils import _pytree as pytree
+
+    if structure is None:
+        return ""
+    try:
+        return str(pytree.treespec_dumps(structure))
+    except (NotImplementedError, TypeError, ValueError):
+        return ""
+
+
+def _model(document: Mapping[str, Any], tensors: "Mapping[str, torch.Tensor]") -> "Model":
+    from potluck.graph.model import Model
+
+    state = {
+        name.removeprefix(_DEVICE): tensor
+        for name, tensor in tensors.items()
+        if name.startswith(_DEVICE)
+    }
+    inputs, targets, by_name, placeless = document["arguments"]
+    inference = document["inference"]
+    training = document["training"]
+    n_inputs = len(inputs)
+    n_tallies = 0 if training is None else int(training["n_tallies"])
+    tallies = [(f"tally_{i}" if i else "tally",) for i in range(n_tallies)]
+    named = {
+        key: state[name] if name else tensors[_MODULE + key] for key, name in document["state"]
+    }
+    return Model(
+        inference=_layers(inference, n_inputs, state),
+        training=None if training is None else _layers(training, n_inputs, state),
+        net=type(str(document["net"]), (StoredModule,), {})(named),  # models are shown by it
+        name=str(document["name"]),
+        arguments=Arguments(
+            inputs=tuple(inputs),
+            targets=(*map(tuple, targets), *tallies),
+            by_name=bool(by_name),
+            placeless=tuple(placeless),
+        ),
+    )
+
+
+def _layers(
+    document: Mapping[str, Any], n_inputs: int, state: "Mapping[str, torch.Tensor]"
+) -> Layers:
+    from torch.utils import _pytree as pytree
+
+    structure = document["structure"]
+    traced = Traced(
+        graph=loads(document["graph"].encode()),
+        types=tuple(
+            tuple(Type(dtype=dtype, shape=_shape(shape)) for dtype, shape in kinds)
+            for kinds in document["types"]
+        ),
+        by_rows=frozenset(Ref(value, item) for value, item in document["by_rows"]),
+        tensors={name: state[name] for name in document["tensors"]},
+        modules=tuple(document["modules"]),
+        lengths=range(*document["lengths"]),
+        structure=pytree.treespec_loads(structure) if structure else None,
+        unproven=document["unproven"],
+        squeezes_rows=document["squeezes_rows"],
+    )
+    return layers(
+        line(traced),
+        n_inputs=n_inputs,
+        max_layers=document["max_layers"],
+        merge_below=document["merge_below"],
+    )
+
+
+def _shape(shape: Any) -> Any:
+    """Sizes as graphs have them: expressions are tuples."""
+    return tuple(_shape(size) if isinstance(size, list) else size for size in shape)

@@ -1,0 +1,100 @@
+"""Tensors in one file, as safetensors: written all or nothing, and read as they were written."""
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from potluck.errors import FileError
+
+if TYPE_CHECKING:
+    import torch
+
+CHECKSUM = "sha256"
+
+
+def write_tensors(
+    path: Path, tensors: "Mapping[str, torch.Tensor]", metadata: Mapping[str, str]
+) -> None:
+    """Write the file; an older one of that name stays whole until the new one is.
+
+    Parameters
+    ----------
+    path
+        Where to.
+    tensors
+        By name.
+    metadata
+        What is said of them; a checksum over all comes to it.
+
+    Raises
+    ------
+    FileError
+        Where it cannot be written; nothing is left behind.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    plain = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    if path.is_dir() or not path.parent.is_dir():
+        why = "it is a folder" if path.is_dir() else f"there is no folder {path.parent}"
+        raise FileError(f"cannot write {path}: {why}.", path=str(path))
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        save_file(plain, part, metadata={**metadata, CHECKSUM: _checksum(metadata, plain)})
+        with part.open("rb") as written:
+            os.fsync(written.fileno())
+        part.replace(path)
+    except (OSError, SafetensorError) as error:  # a full disk is the latter
+        part.unlink(missing_ok=True)
+        raise FileError(f"cannot write {path}: {error}.", path=str(path)) from error
+
+
+def read_tensors(path: Path, next_step: str) -> "tuple[dict[str, torch.Tensor], dict[str, str]]":
+    """The tensors of a file, and what is said of them.
+
+    Parameters
+    ----------
+    path
+        The file.
+    next_step
+        What to do where it cannot be read.
+
+    Raises
+    ------
+    FileError
+        It is missing, cut short, of another kind, or its checksum is another.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+    except (OSError, SafetensorError) as error:
+        raise FileError(
+            f"cannot read {path}: {str(error).removesuffix(f': {path}')}.",
+            next_step=next_step,
+            path=str(path),
+        ) from error
+    told = {name: text for name, text in metadata.items() if name != CHECKSUM}
+    if CHECKSUM in metadata and metadata[CHECKSUM] != _checksum(told, tensors):
+        raise FileError(
+            f"{path} is not as it was written: its checksum is another.",
+            next_step="Take an earlier file, or copy this one again from where it is whole.",
+            path=str(path),
+        )
+    return tensors, metadata
+
+
+def _checksum(metadata: Mapping[str, str], tensors: "Mapping[str, torch.Tensor]") -> str:
+    """SHA-256 over all that a file says and holds, in the order of the names."""
+    import torch
+
+    digest = hashlib.sha256(json.dumps(sorted(metadata.items())).encode())
+    for name, tensor in sorted(tensors.items()):
+        digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
+        digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()

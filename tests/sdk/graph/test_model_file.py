@@ -1,0 +1,126 @@
+"""A model in a file: the same graphs and weights, and nothing of the user's code."""
+
+import warnings
+
+import pytest
+from tests.sdk.graph.models import CASES
+from tests.sdk.run.conftest import make_plan
+
+from potluck import Model
+from potluck.errors import FileError, ModelError
+from potluck.graph.model_file import with_tallies
+from potluck.testing.memory import memory_home
+
+torch = pytest.importorskip("torch")
+nn = torch.nn
+A, B = "local-1", "local-2"
+
+
+class Named(nn.Module):
+    """Inputs by name, a dictionary as its answer, a weight that is tied, and a buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(12, 8)
+        self.head = nn.Linear(8, 12, bias=False)
+        self.head.weight = self.embedding.weight
+        self.register_buffer("scale", torch.tensor([0.5]))
+        self.norm = nn.BatchNorm1d(8)
+
+    def forward(self, ids, weight):
+        x = self.norm(self.embedding(ids).mean(1) * weight * self.scale)
+        return {"logits": self.head(x), "features": x}
+
+
+def named_case():
+    torch.manual_seed(0)
+    inputs = {"weight": torch.rand(6, 1) + 0.5, "ids": torch.randint(0, 12, (6, 5))}
+    loss = nn.CrossEntropyLoss(weight=torch.arange(1.0, 13.0))
+    return Named(), inputs, (lambda out, y: loss(out["logits"], y)), torch.randint(0, 12, (6,))
+
+
+def kept(model, tmp_path):
+    path = tmp_path / "model.safetensors"
+    model.save(path)
+    return Model.load(path)
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_what_comes_back_is_the_same_model(case, tmp_path):
+    torch.manual_seed(0)
+    net, x, y = case.make(), case.inputs(6), case.targets(6)
+    model = Model.from_torch(net, x, loss=case.loss, example_targets=y, max_layers=5, name="it")
+    again = kept(model, tmp_path)
+    assert again.signature == model.signature
+    assert again.name == "it"
+    assert repr(again) == repr(model)
+    for train in (False, True):
+        assert again.layers(train) == model.layers(train)
+        n = len(model.layers(train))
+        assert again.document(0, n, train=train) == model.document(0, n, train=train)
+    state = again.state_dict(again.state())
+    assert list(state) == list(net.state_dict())
+    for name, tensor in net.state_dict().items():
+        assert torch.equal(state[name], tensor)
+
+
+def test_it_answers_and_trains_as_the_model_that_it_was_made_of(tmp_path):
+    net, inputs, loss, y = named_case()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the loss is tried, not proven
+        model = Model.from_torch(net, inputs, loss=loss, example_targets=y)
+    again = kept(model, tmp_path)
+    ids, weight = inputs["ids"], inputs["weight"]
+    with memory_home(2) as home:
+        found = []
+        for one, batch in (
+            (model, (ids, weight, y)),
+            (again, with_tallies(model, (ids, weight, y))),
+        ):
+            plan = make_plan(one, ((A, B), (2, 2)), micro_batch=4)
+            run = home.deploy(plan, one).wait()
+            history = run.fit([batch] * 3).wait()
+            answers = run(ids=ids, weight=weight)
+            found.append((history.losses, run.state_dict(), answers))
+            run.close()
+    assert found[0][0] == found[1][0]
+    for was, is_now in ((found[0][1], found[1][1]), (found[0][2], found[1][2])):
+        assert list(was) == list(is_now)
+        assert all(torch.equal(was[name], is_now[name]) for name in was)
+
+
+def test_a_file_that_is_no_model_is_named(tmp_path):
+    case = CASES["cnn"]
+    path = tmp_path / "model.safetensors"
+    with pytest.raises(FileError, match="cannot read "):
+        Model.load(path)
+    model = Model.from_torch(case.make(), case.inputs(4))
+    model.save(path)
+    spoiled = bytearray(path.read_bytes())
+    spoiled[-3] ^= 1
+    path.write_bytes(spoiled)
+    with pytest.raises(FileError, match="not as it was written"):
+        Model.load(path)
+    path.write_bytes(spoiled[:100])
+    with pytest.raises(FileError, match="cannot read"):
+        Model.load(path)
+    with pytest.raises(FileError, match="there is no folder"):
+        model.save(tmp_path / "nowhere" / "model.safetensors")
+
+
+def test_a_model_of_a_file_of_its_own_is_not_written_again(tmp_path):
+    pytest.importorskip("onnx")
+    pytest.importorskip("onnxruntime")
+    path = tmp_path / "net.onnx"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            nn.Linear(3, 2),
+            (torch.randn(4, 3),),
+            path,
+            dynamo=False,
+            input_names=["x"],
+            dynamic_axes={"x": {0: "batch"}},
+        )
+    with pytest.raises(ModelError, match="is that file"):
+        Model.from_onnx(path).save(tmp_path / "model.safetensors")
