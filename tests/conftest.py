@@ -82,6 +82,21 @@ def small_chunks():
         yield
 
 
+@pytest.hookimpl(tryfirst=True)  # before cases that are `long` are left out
+def pytest_collection_modifyitems(items):
+    """Of the cases of a test that is marked `few(n)`, only n, spread evenly, are not `long`."""
+    cases = {}
+    for item in items:
+        if item.get_closest_marker("few"):
+            cases.setdefault((item.path, item.cls, item.function), []).append(item)
+    for each in cases.values():
+        n = each[0].get_closest_marker("few").args[0]
+        kept = {round(i * (len(each) - 1) / max(1, n - 1)) for i in range(n)}
+        for number, item in enumerate(each):
+            if number not in kept:
+                item.add_marker(pytest.mark.long)
+
+
 def pytest_sessionfinish(session):
     """What was kept by homes that were closed after the last test."""
     if _faults.seen:

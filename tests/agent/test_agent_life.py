@@ -94,6 +94,7 @@ def shower(directory):
         process.communicate()
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("n_times", [1, 2, 3])
 def test_whoever_shows_a_code_learns_that_it_was_used_also_by_a_notebook_known_before(
     tmp_path, n_times
@@ -108,6 +109,7 @@ def test_whoever_shows_a_code_learns_that_it_was_used_also_by_a_notebook_known_b
                 assert "paired with bob" in told
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("host", ["203.0.113.7", "no-such-host.invalid"])
 @pytest.mark.parametrize("port", ["0", "28000"])
 def test_an_address_that_is_not_this_device_s_is_named(tmp_path, host, port):
@@ -143,6 +145,7 @@ def test_a_device_that_changed_its_identity_is_not_talked_to(tmp_path):
 # --- starting and ending --------------------------------------------------------------------------
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "offset",
     [limits.CONTROL_OFFSET, limits.PAIRING_OFFSET, limits.DATA_OFFSET, limits.PULSE_OFFSET],

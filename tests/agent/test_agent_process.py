@@ -316,6 +316,7 @@ def test_readings_stream_until_they_are_stopped(ada):
     assert second.joules >= first.joules
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_two_devices_stream_to_each_other(tmp_path):
     with (
@@ -371,6 +372,7 @@ def test_a_device_that_was_refused_gets_through_as_soon_as_it_is_known(tmp_path)
         assert (type(probed), len(probed.seconds)) == (Probed, 2)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_worker_that_hangs_is_killed_and_named(tmp_path):
     with (

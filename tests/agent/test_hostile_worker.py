@@ -95,6 +95,7 @@ def test_the_agent_outlives_its_worker(jetson, file, row):
     assert jetson.alive
 
 
+@pytest.mark.long
 def test_a_worker_that_was_not_taken_over_does_all_of_it(jetson, file):
     file.write_text(HONEST)
     with RawPeer(jetson.port, jetson.key, ADA) as ada:

@@ -122,6 +122,7 @@ def test_kinds_are_those_whose_files_are_here():
     assert set(kinds_here()) <= {"cuda", "xpu", "mps"}
 
 
+@pytest.mark.long
 def test_a_trial_of_a_device_that_is_not_there_says_so():
     torch = pytest.importorskip("torch")
     if torch.backends.cuda.is_built():
@@ -146,6 +147,7 @@ OF_ONE = {
 }
 
 
+@pytest.mark.few(7)
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
 @pytest.mark.parametrize(
     ("device", "says"),

@@ -22,6 +22,7 @@ CUDA = TryProcessor(provider="cuda", memory_bytes=MEMORY_BYTES)
 # --- trials as they come --------------------------------------------------------------------------
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("backends", [("torch",), ("onnxruntime",), ()])
 def test_a_trial_of_threads_gives_a_rate_for_each_count(backends):
     asked = TryProcessor(threads=(1, 2, 3), memory_bytes=MEMORY_BYTES, backends=backends)
@@ -111,6 +112,7 @@ def taken_over(tmp_path, monkeypatch, does, instead=""):
     monkeypatch.setattr(launch, "PROGRAM", (str(program),))
 
 
+@pytest.mark.few(5)
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
 @pytest.mark.parametrize("way", BAD)
 def test_a_trial_that_ends_badly_is_an_answer(tmp_path, monkeypatch, way):
@@ -219,6 +221,7 @@ def test_flop_are_those_of_two_products():
 # --- an agent that tries --------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_an_agent_states_what_it_has_found(tmp_path, monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     ada = Keys()

@@ -93,6 +93,7 @@ def trained(graph):
     made.forward(made.example(ROWS), key="left", train=True)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("work", [profiled, trained])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_segment_that_is_gone_leaves_no_tensor_even_before_garbage_is_looked_for(name, work):
@@ -109,6 +110,7 @@ def test_a_segment_that_is_gone_leaves_no_tensor_even_before_garbage_is_looked_f
         gc.enable()
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_kept_bytes_are_those_that_autograd_keeps(name):
     made = Segment(graph_of(NETWORKS[name]))
@@ -231,6 +233,7 @@ class Silent:
     flush_in_time = flush
 
 
+@pytest.mark.long
 def test_a_leak_shows_as_memory_held_until_it_is_mended(monkeypatch):
     """A tensor is not taken for what libraries keep, though there is no segment and no value."""
     pipe = Silent()

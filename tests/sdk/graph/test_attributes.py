@@ -119,6 +119,7 @@ CHANGING = {
 }
 
 
+@pytest.mark.few(15)
 @pytest.mark.parametrize("with_loss", [False, True])
 @pytest.mark.parametrize(("held", "step", "path"), CHANGING.values(), ids=CHANGING)
 @pytest.mark.filterwarnings("ignore:The tensor attribute")

@@ -60,6 +60,7 @@ def test_the_flower_is_a_daisy_through_every_layer(net, flower):
     assert int(expected.argmax()) == DAISY
 
 
+@pytest.mark.long
 def test_as_an_onnx_file_it_is_divided_by_rows_and_the_flower_is_a_daisy(net, flower, tmp_path):
     pytest.importorskip("onnx")
     pytest.importorskip("onnxruntime")

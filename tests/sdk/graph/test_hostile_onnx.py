@@ -78,6 +78,7 @@ GREEDY = {
 GREEDY["Concat"].graph.node[0].input[:] = ["x", "x"]
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("what", GREEDY)
 def test_a_file_that_takes_all_memory_takes_none_of_this_process(
     what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -83,6 +83,7 @@ MIXING = {
 TARGETS = {"small": 1e-3, "usual": 1.0, "prices": 1e5}
 
 
+@pytest.mark.few(14)
 @pytest.mark.parametrize(("loss", "operator"), MIXING.values(), ids=MIXING)
 @pytest.mark.parametrize("scale", TARGETS.values(), ids=TARGETS)
 def test_a_loss_that_mixes_rows_is_refused_whatever_its_targets_and_the_operator_is_named(
@@ -215,6 +216,7 @@ MEANS = {
 }
 
 
+@pytest.mark.few(11)
 @pytest.mark.parametrize(("loss", "targets"), MEANS.values(), ids=MEANS)
 def test_a_mean_over_rows_is_proven_and_divided_as_on_one_machine(loss, targets):
     torch.manual_seed(0)

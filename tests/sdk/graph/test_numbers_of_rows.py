@@ -22,6 +22,7 @@ BOUNDED = {
 }
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize(
     "k",
     [

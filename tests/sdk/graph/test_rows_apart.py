@@ -149,6 +149,7 @@ MIXING = {
 }
 
 
+@pytest.mark.few(14)
 @pytest.mark.parametrize("case", MIXING)
 def test_what_mixes_rows_is_refused_by_its_name(case):
     between, named = MIXING[case]
@@ -209,6 +210,7 @@ APART = {
 }
 
 
+@pytest.mark.few(3)
 @pytest.mark.filterwarnings("ignore:that .* not proven")
 @pytest.mark.parametrize("case", APART)
 def test_what_is_taken_is_that_of_one_machine_on_any_division(case):

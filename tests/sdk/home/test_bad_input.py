@@ -171,6 +171,7 @@ def test_a_cell_that_opens_a_home_may_run_twice_unless_something_is_under_way(tm
                 assert third.key == first.key
 
 
+@pytest.mark.long
 def test_two_devices_of_one_name_get_two_names_and_work_together(tmp_path, monkeypatch):
     monkeypatch.setenv("POTLUCK_HOME", str(tmp_path / "cache"))
     with (

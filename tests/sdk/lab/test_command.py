@@ -131,6 +131,7 @@ def test_asking_for_what_is_not_there(run_folder):
     assert (refused.returncode, "smart-home-2" in refused.stderr) == (1, True)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(bool(missing()), reason=missing() or "possible")
 def test_two_labs_at_once_are_listed_joined_and_ended_each_by_itself(run_folder, tmp_path):
     """Both have a device of the same name; one is killed, the other does not feel it."""
@@ -184,6 +185,7 @@ device = "two"
 """
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("links", "number"),
     [

@@ -89,6 +89,7 @@ def test_what_is_measured_is_the_truth_and_plans_by_it_hold(wiring, model, tmp_p
         assert on_truth.latency_s == pytest.approx(plan.latency_s, rel=0.1)
 
 
+@pytest.mark.long
 def test_the_notebook_speaks_for_the_machine_that_it_runs_on(tmp_path):
     path = write_home(tmp_path, devices=("one", "two"), rate=RATE * SCALE)
     with potluck.Home.lab(path, time_scale=SCALE, links="namespaces") as home:

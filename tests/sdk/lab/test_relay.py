@@ -301,6 +301,7 @@ def test_a_device_that_came_back_as_another_process_is_known(monkeypatch, port):
         assert relay.source_of(connection) == "b"
 
 
+@pytest.mark.long
 def test_other_links_are_refused(tmp_path):
     with pytest.raises(UserError, match="telepathy"):
         potluck.Home.lab(write_home(tmp_path), links="telepathy")

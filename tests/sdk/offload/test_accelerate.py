@@ -28,6 +28,7 @@ pytestmark = pytest.mark.usefixtures("nobody_asks")
 IN_SHORT = ("vgg", "unet", "detector", "vit")
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=[pytest.mark.long] * (n not in IN_SHORT)) for n in FAMILIES]
 )
@@ -170,6 +171,7 @@ def test_a_model_for_sequences_of_any_length_is_refused_and_says_what_would_do(h
         accelerate(made, x, helper=home["local-2"])
 
 
+@pytest.mark.long
 def test_a_device_of_its_own_is_started_where_none_of_the_home_is_here_and_ends_with_it(
     process_home, monkeypatch
 ):

@@ -232,6 +232,7 @@ STRUCK = [
 CASES = [case for case in STRUCK if case[:2] != (0, "kill")]  # without the device nobody answers
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("who", "how", "after"),
     [pytest.param(*case, marks=[] if case in CASES[3::23] else pytest.mark.long) for case in CASES],

@@ -27,6 +27,7 @@ def three():
         yield opened
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", ["vgg", "resnet", "mobilenet", "unet"])
 def test_the_answer_is_the_modules_at_every_entry_of_the_table(three, name, monkeypatch):
     # a busy machine is no reason to answer alone
@@ -77,6 +78,7 @@ def test_helpers_are_different_devices(three):
         accelerate(net, x, helper=[])
 
 
+@pytest.mark.long
 def test_a_helper_that_dies_leaves_the_next_requests_to_those_that_are_left(three, monkeypatch):
     monkeypatch.setattr(fast_module, "LATE_S", PATIENCE_S)
     net, x = family("vgg")

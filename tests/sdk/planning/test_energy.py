@@ -32,6 +32,7 @@ def powered(problem, seed):
     return replace(problem, devices=devices)
 
 
+@pytest.mark.few(16)
 @pytest.mark.parametrize("workload", [*WORKLOADS, Training(batch=6), Inference(batch=1)], ids=str)
 @pytest.mark.parametrize("seed", range(8))
 def test_no_plan_takes_fewer_joules_than_the_bound(seed, workload):
@@ -57,6 +58,7 @@ def test_no_plan_takes_fewer_joules_than_the_bound(seed, workload):
         )
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("seed", [*range(3), *later(range(3, 6))])
 def test_nor_where_there_are_branches(seed):
     problem = powered(random_branches(seed, WORKLOADS[seed % 3], devices=2), seed)

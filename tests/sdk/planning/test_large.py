@@ -51,6 +51,7 @@ def test_the_search_over_alike_devices_grows_like_a_polynomial():
     assert 0 < many <= few * (48 / 12) ** 3
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("network", NETWORKS)
 def test_64_alike_devices_get_a_plan_by_a_clock_that_runs_fast(network):
     """Every look at the clock takes a second: a hundred looks are all there is."""
@@ -65,6 +66,7 @@ def test_64_alike_devices_get_a_plan_by_a_clock_that_runs_fast(network):
     assert quick_bound_s(problem) <= best.latency_s <= alone_s * (1 + 1e-9)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("n", [24, 64])
 def test_what_is_counted_ends_the_search(n, kind):
@@ -117,6 +119,7 @@ IN_SHORT = {
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "network", "seed", "workload"),
@@ -159,6 +162,7 @@ def test_a_metered_table_tells_the_same_until_time_is_up():
         sum(metered.backward_s("d3", 1, 4, 8) for _ in range(1000))
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("micro_batch", [4, pytest.param(8, marks=pytest.mark.long), 16])
 @pytest.mark.parametrize("workload", ["training", "single"])
 @pytest.mark.parametrize(("network", "seed"), [("switch", 4), ("wifi", 11), ("sites", 2)])

@@ -48,6 +48,7 @@ def test_a_plan_within_the_joules_of_a_rivals_is_as_fast_as_any_rivals(home, wor
             assert ours.latency_s <= 1.01 * min(solved(limited, rival) for rival in ASKED)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("seed", range(12))
 def test_in_random_homes_no_rival_is_faster_within_the_joules_of_its_own_plan(seed):
     problem = random_home(seed, WORKLOADS[seed % 3])
@@ -77,6 +78,7 @@ def followed(problem, error):
     return replace(problem, qoe=replace(qoe, device_energy_j=joules))
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("slow", [None, 0.97], ids=["joules", "joules and seconds"])
 @pytest.mark.parametrize("seed", [*range(4), *later(range(4, 30))])
 def test_where_several_limits_are_broken_the_advice_names_all_that_must_be_allowed(seed, slow):

@@ -25,6 +25,7 @@ from potluck.simulate.cost import CostTable
 from potluck.simulate.direct import Direct
 
 
+@pytest.mark.few(14)
 @pytest.mark.parametrize("workload", WORKLOADS, ids=["training", "request", "streaming"])
 @pytest.mark.parametrize("seed", range(12))
 def test_finds_the_optimum_of_small_homes(seed, workload):
@@ -34,6 +35,7 @@ def test_finds_the_optimum_of_small_homes(seed, workload):
     assert best.latency_s <= optimum_s(problem) * 1.01
 
 
+@pytest.mark.few(19)
 @pytest.mark.parametrize("workload", WORKLOADS[:2], ids=["training", "request"])
 @pytest.mark.parametrize("seed", range(12))
 def test_no_plan_is_below_the_bound(seed, workload):
@@ -48,6 +50,7 @@ def test_no_plan_is_below_the_bound(seed, workload):
     assert best.latency_s * (1 - best.gap_frac) <= min(latencies) * (1 + 1e-9)
 
 
+@pytest.mark.few(20)
 @pytest.mark.parametrize("seed", range(30))
 def test_no_plan_of_any_micro_batch_size_is_below_the_bound_even_where_memory_is_short(seed):
     rng = random.Random(seed)
@@ -117,6 +120,7 @@ def test_one_device_alone_is_certified():
     assert make_plans(alone).best.gap_frac == pytest.approx(0.0, abs=0.35)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("seed", [*range(3), 5, *later([3, 4])])
 def test_is_never_slower_than_any_rival(seed):
     problem = random_home(seed, Training(batch=8), devices=4, layers=7)
@@ -167,6 +171,7 @@ def test_a_latency_that_is_met_leaves_energy_to_decide():
     assert thrifty.latency_s <= fastest.latency_s * 3
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("seed", [*range(4), *later([4, 5])])
 def test_a_latency_that_some_plan_reaches_can_be_asked_for(seed):
     problem = random_home(seed, Training(batch=16), devices=4, layers=7)

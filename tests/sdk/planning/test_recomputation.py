@@ -58,6 +58,7 @@ def every(problem):
                     yield judged
 
 
+@pytest.mark.long
 def test_plans_are_as_good_as_the_oracle_s_that_recompute_everything_or_nothing():
     n_again, n_alone = 0, 0
     for seed in range(N_SEEDS):

@@ -25,6 +25,7 @@ def asked(problem, **limits):
     return replace(problem, qoe=replace(problem.qoe, **limits))
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize(
     "workload", [Training(batch=8, micro_batch=2), Inference(batch=4)], ids=["train", "infer"]
@@ -61,6 +62,7 @@ def test_the_joules_of_one_device_are_loosened_alone():
         assert feasible(asked(problem, device_energy_j={**limits, remedy.device: remedy.value}))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("seed", range(3))
 def test_the_memory_that_is_named_is_enough_and_a_little_less_is_not(seed):
     problem = random_home(seed, Training(batch=8))

@@ -85,6 +85,7 @@ def returning(problem, first, last):
     return judge(problem, plan)
 
 
+@pytest.mark.few(11)
 @pytest.mark.parametrize(
     "workload", [Inference(batch=1), Training(batch=2), Inference(batch=4)], ids=str
 )
@@ -157,6 +158,7 @@ def test_a_device_shares_the_first_layers_though_it_alone_has_room_for_the_last(
     assert make_plans(problem).best.latency_s <= judge(problem, by_hand).latency_s * 1.01
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("seed", [*later([1]), 2, 3])
 @pytest.mark.parametrize(
     "workload", [Inference(batch=4), Training(batch=4, micro_batch=4)], ids=["one", "training"]

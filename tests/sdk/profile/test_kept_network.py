@@ -39,6 +39,7 @@ def paired(tmp_path, monkeypatch):
         agents.close()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_network_is_kept_drawn_corrected_and_given_back(paired, tmp_path):
     _, model = make_model("mlp")

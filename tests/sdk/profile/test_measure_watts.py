@@ -61,6 +61,7 @@ def test_a_meter_is_asked_under_a_known_load_and_what_it_says_reaches_the_plan(m
     assert metered_home.devices.metering.period_s("a") == 0  # nobody wants readings any more
 
 
+@pytest.mark.long
 def test_power_is_measured_once_in_a_home_or_when_asked_for_or_not_at_all(metered_home):
     assert profiled(metered_home, watts=False).devices[0].power_mark == ASSUMED
     first = measured(metered_home).devices[0]

@@ -109,6 +109,7 @@ def assert_same_state(state, net):
         )
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("kind", ["batch norm 1d", "batch norm 2d"])
 @pytest.mark.parametrize("name", PLANS)
 def test_batch_norm_learns_from_every_batch_as_on_one_machine(home, name, kind):
@@ -122,6 +123,7 @@ def test_batch_norm_learns_from_every_batch_as_on_one_machine(home, name, kind):
     assert_same_state(state, alone)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("shares", [(2, 2), (3, 1), (1, 3)])
 def test_replicas_leave_out_no_row(home, shares):
     net, model = make_model("mlp")
@@ -335,6 +337,7 @@ def still_model(detach):
     )
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("shares", [(5, 3), (3, 5), (6, 2), (4, 4)])
 @pytest.mark.parametrize("detach", [True, False])
 @pytest.mark.parametrize("cut", [True, False])

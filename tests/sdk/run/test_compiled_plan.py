@@ -16,6 +16,7 @@ A, B, C = "a", "b", "c"
 TORCH = dict.fromkeys((A, B, C), ("torch",))
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 6, 7, 9, 13])
 def test_a_step_on_another_batch_has_as_few_micro_batches_as_hold_it(rows):
     _, model = make_model("mlp")

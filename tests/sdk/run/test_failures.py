@@ -195,6 +195,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "number", [signal.SIGINT, signal.SIGKILL, None], ids=["Ctrl-C", "kill -9", "end of script"]
 )

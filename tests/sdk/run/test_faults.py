@@ -156,6 +156,7 @@ def test_killed_while_a_plan_is_deployed(home, model, moment, device, whom, afte
     check_usable(home, model)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("home", "moment", "device", "whom", "after"),
     some(
@@ -241,6 +242,7 @@ NOTEBOOK = list(
 )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("links", "moment", "after"), some(NOTEBOOK, (SPACED, "going over", 0)))
 def test_killing_the_notebook_leaves_nothing(tmp_path, links, moment, after):
     mark, temporary, before = uuid.uuid4().hex, tmp_path / "temporary", interfaces()

@@ -61,6 +61,7 @@ def segment_of(model, train):
 # --- autocast: the graph has the conversions of torch ---------------------------------------------
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", CASES)
 def test_loss_and_gradients_are_those_of_torch_under_autocast(name):
     torch.manual_seed(0)
@@ -218,6 +219,7 @@ def test_an_operator_that_converts_a_part_of_itself_is_refused_with_its_name():
 # --- whole modules --------------------------------------------------------------------------------
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("name", CASES)
 def test_a_module_in_half_precision_answers_as_on_one_machine(home, name, dtype):

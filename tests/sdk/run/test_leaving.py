@@ -55,6 +55,7 @@ def settled(home, run):
     memory_of(home).pass_time(1.0)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     "seed", [*range(10), *(pytest.param(s, marks=pytest.mark.long) for s in range(10, 400))]
 )
@@ -195,6 +196,7 @@ def test_one_that_is_lost_while_another_leaves_is_survived(home, lost):
     check_learned(run, joined(first, second))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("after", [0, 5, 20, 40])
 def test_one_that_a_switch_goes_to_and_that_then_wants_to_leave_is_left_again(home, after):
     _, model = make_model("mlp")

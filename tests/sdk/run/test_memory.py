@@ -82,6 +82,7 @@ def test_no_peak_of_a_network_with_kernels_of_many_kinds_is_beyond_what_was_pred
     run.close()
 
 
+@pytest.mark.long
 def test_what_libraries_need_for_products_of_every_size_is_predicted():
     """On new workers, whose libraries make their buffers with the first step."""
     nn = torch.nn
@@ -103,6 +104,7 @@ def test_what_libraries_need_for_products_of_every_size_is_predicted():
             run.close()
 
 
+@pytest.mark.long
 def test_a_plan_of_large_tensors_that_fits_to_the_byte_trains_in_micro_batches():
     """Backward holds a second gradient of a weight larger than all that a worker may take beside
     its plan (88 MiB).

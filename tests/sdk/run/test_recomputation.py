@@ -79,6 +79,7 @@ def trained(home, model, plans):
     return losses, {name: tensor.numpy().tobytes() for name, tensor in state.items()}
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_no_stage_that_recomputes_changes_a_bit_and_a_switch_turns_it_on_and_off(trio, pattern):
     model = model_of(drawing())

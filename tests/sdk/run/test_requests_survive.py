@@ -63,6 +63,7 @@ def check_answers(run, mlp, n=1, rows=ROWS):
 HOW = "kill", "kill_worker", "pull"
 
 
+@pytest.mark.few(14)
 @pytest.mark.parametrize(
     ("plan", "device", "how", "after"),
     [
@@ -253,6 +254,7 @@ def test_answers_of_a_saved_run_are_its_own_after_a_loss(home, tmp_path):
     assert torch.allclose(run(x), before, atol=1e-6)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("moment", fault_injection.REQUESTS)
 @pytest.mark.parametrize(
     ("device", "how", "after"),

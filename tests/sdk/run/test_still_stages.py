@@ -162,6 +162,7 @@ def check_equal(run, net, shares=(MICRO,)):
         assert torch.allclose(state[name], tensor, atol=1e-5), name
 
 
+@pytest.mark.few(9)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", NETS)
 def test_losses_weights_and_statistics_are_those_of_one_machine(home, name, shape):
@@ -188,6 +189,7 @@ def test_dropout_in_a_frozen_stem_drops_however_it_is_split(home, shape):
     assert found[shape, 0.5] != pytest.approx(found["one device", 0.0], rel=1e-3)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", NETS)
 @pytest.mark.parametrize(
     ("before", "after"),

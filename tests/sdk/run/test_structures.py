@@ -59,6 +59,7 @@ def equal(found, expected):
     assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(ours, theirs, strict=True))
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", STRUCTURES)
 def test_an_answer_has_the_structure_of_the_modules(home, name):
     net, x = Answering(STRUCTURES[name]), torch.randn(5, 3, 6, 6)

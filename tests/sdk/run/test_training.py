@@ -33,6 +33,7 @@ def largest_difference(state, net):
     )
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_equals_one_machine(home, shape):
     kind, (stages, tolerance) = "cnn", SHAPES[shape]

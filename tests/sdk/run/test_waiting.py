@@ -31,6 +31,7 @@ USES = {
 }
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("use", USES)
 @pytest.mark.parametrize("where", ["on_step", "loader"])
 def test_waiting_for_a_fit_inside_one_is_refused(run, use, where):

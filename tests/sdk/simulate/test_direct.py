@@ -153,6 +153,7 @@ def random_plan(rng, problem):
     )
 
 
+@pytest.mark.few(118)
 @pytest.mark.parametrize("branches", [False, True])
 @pytest.mark.parametrize("seed", range(300))
 def test_the_direct_way_says_what_the_programs_say(seed, branches):

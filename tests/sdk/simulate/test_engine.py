@@ -212,6 +212,7 @@ def test_no_medium_is_overbooked_at_any_moment(seed):
         assert any(used[m] >= capacity[m] * (1 - 1e-9) for m, _ in route)
 
 
+@pytest.mark.few(401)
 @pytest.mark.parametrize("seed", range(200))
 @pytest.mark.parametrize("hosts", [False, True])
 @pytest.mark.parametrize("few", [engine.FEW, 0], ids=["all at once", "by islands"])

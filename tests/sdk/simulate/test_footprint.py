@@ -32,6 +32,7 @@ def random_home(rng, branches):
     return replace(problem, layers=tuple(layers))
 
 
+@pytest.mark.few(18)
 @pytest.mark.parametrize("branches", [False, True])
 @pytest.mark.parametrize("seed", range(N_SEEDS))
 def test_the_closed_form_is_never_below_the_simulated_peak(seed, branches):
@@ -48,6 +49,7 @@ def test_the_closed_form_is_never_below_the_simulated_peak(seed, branches):
         assert not below, (plan, below)
 
 
+@pytest.mark.few(23)
 @pytest.mark.parametrize("seed", range(N_SEEDS))
 def test_what_is_said_to_fit_holds_by_the_simulator(seed):
     """What planners take for granted where there is memory in plenty."""

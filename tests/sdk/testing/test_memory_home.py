@@ -125,6 +125,7 @@ def how_it_ends(attempt):
     return None
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     "moment", [Moment(Prepare, 0), Moment(Commit, 0), Moment(Execute, 0, "push")], ids=str
 )

@@ -19,7 +19,7 @@ from potluck.planning.bounds.latency import quick_bound_s
 from potluck.planning.plans import is_thrifty, rounded
 from potluck.planning.scenario import only
 from potluck.planning.search import candidates
-from potluck.planning.search.borrowed import CHEAP, borrow_cheap, borrow_dear
+from potluck.planning.search.borrowed import DEAR, RARE, borrow_cheap, borrow_dear
 from potluck.planning.search.branch_placement import Places
 from potluck.planning.search.candidate_pool import CandidatePool
 from potluck.planning.search.device_classes import ordered
@@ -42,7 +42,6 @@ TRIES = 50  # simulations to improve a plan
 N_STARTS, PLACED_TRIES = 8, 200  # plans whose branches are placed anew, and simulations for each
 N_RETURNS = 6  # plans of a chain that come back to their first device, of those that may be fastest
 N_FINE = 32  # cuts tried along one order of devices
-N_RIVAL = 6  # of every other planner's plans, those it thinks best
 # labels, plans simulated, and by how much estimates may be too high
 KEEP_CLOSELY = 16
 N_CLOSELY = 100
@@ -189,24 +188,25 @@ def _steps(board: CandidatePool, first: Sequence[Plan], *, borrow: bool = True) 
         yield from _join(board, places)
     if is_many(board.problem) or not borrow:
         return
-    for planner in CHEAP:  # others look elsewhere: whatever they find must be beaten, or taken
-        plans = sorted(planner(board.problem, board.table), key=lambda plan: plan.latency_s or inf)
-        yield
-        for plan in plans[:N_RIVAL]:
-            board.score(plan)
-            yield
+    # others look elsewhere: whatever they find must be beaten, or taken
+    yield from borrow_cheap(board)
+    yield from borrow_dear(board, _promising(board), (*DEAR, *RARE))
     yield from improve(board, _distinct(board, 1), TRIES)
 
 
 def _others(board: CandidatePool, *, borrow: bool) -> Iterator[None]:
     """In a home of many devices what planners find that take long, and the best plan improved."""
     if is_many(board.problem):
-        promising = dict.fromkeys(plan.micro_batch for plan in board.ranking())
-        sizes = [*dict.fromkeys((*promising, *candidates.micro_batches(board.problem)))]
         yield from borrow_cheap(board) if borrow else ()
         yield from improve(board, _distinct(board, 1), TRIES, Places(board.table).regrouped)
-        yield from borrow_dear(board, sizes) if borrow else ()
+        yield from borrow_dear(board, _promising(board)) if borrow else ()
         yield from improve(board, _distinct(board, 1), TRIES)
+
+
+def _promising(board: CandidatePool) -> list[int]:
+    """All micro-batch sizes, those of the best plans first."""
+    found = dict.fromkeys(plan.micro_batch for plan in board.ranking())
+    return [*dict.fromkeys((*found, *candidates.micro_batches(board.problem)))]
 
 
 def _fewer(board: CandidatePool) -> Iterator[None]:

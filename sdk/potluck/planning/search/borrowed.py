@@ -1,8 +1,8 @@
-"""Plans of other planners, taken as candidates in a home of many devices, where our own search is
-not exact.
+"""Plans of other planners, taken as candidates: our own search is not exact, least of all in a home
+of many devices.
 
-Whatever they find there is simulated as ours is: so our plan is no worse than theirs, as far as
-they get in their part of the time.
+Whatever they find is simulated as ours is: so our plan is no worse than theirs, as far as they get
+in their part of the time.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -11,10 +11,12 @@ from math import inf
 
 from potluck.planning.baselines.alpa import plan_alpa
 from potluck.planning.baselines.asteroid import plan_hybrid
+from potluck.planning.baselines.dapple import plan_dapple
 from potluck.planning.baselines.dora import plan_dora
 from potluck.planning.baselines.edgeshard import plan_edgeshard
 from potluck.planning.baselines.gpipe import plan_gpipe
 from potluck.planning.baselines.hetpipe import plan_hetpipe
+from potluck.planning.baselines.metis import plan_metis
 from potluck.planning.baselines.pipedream import plan_pipedream
 from potluck.planning.plans import is_thrifty
 from potluck.planning.search.candidate_pool import CandidatePool
@@ -29,6 +31,8 @@ Planner = Callable[[Problem, cost.CostTable], Iterator[Plan]]
 CHEAP: tuple[Planner, ...] = (plan_gpipe, plan_pipedream, plan_hetpipe, plan_alpa)
 # the first two: their time grows with the cube of the devices
 DEAR: tuple[Planner, ...] = (plan_hybrid, plan_dora, plan_edgeshard)
+# those that have hardly ever a plan that no other has
+RARE: tuple[Planner, ...] = (plan_dapple, plan_metis)
 N_BORROWED = 24  # plans of a planner, those it thinks best
 N_FIRST = 3  # of these, whatever the time
 OFF = 1.25  # its estimates may be too high by this, at most
@@ -49,7 +53,9 @@ def borrow_cheap(board: CandidatePool) -> Iterator[None]:
         yield from _taken(board, found)
 
 
-def borrow_dear(board: CandidatePool, sizes: Sequence[int]) -> Iterator[None]:
+def borrow_dear(
+    board: CandidatePool, sizes: Sequence[int], planners: Sequence[Planner] = DEAR
+) -> Iterator[None]:
     """The same of planners that take long: each for a part of all counted work.
 
     Parameters
@@ -58,8 +64,10 @@ def borrow_dear(board: CandidatePool, sizes: Sequence[int]) -> Iterator[None]:
         Gets the plans.
     sizes
         Of micro-batches, the most promising first: others are asked for these one by one.
+    planners
+        Who is asked.
     """
-    for planner in DEAR:
+    for planner in planners:
         end_s = board.tally() + DEAR_PART * given_s(board.problem)
 
         def is_late(end_s: float = end_s) -> bool:
