@@ -1,0 +1,221 @@
+"""The batches of a training in a folder: rows that occur several times, as in every epoch, once.
+
+Rows are in shards of safetensors, grouped by the types and shapes of their tensors; `order` says of
+which rows each batch is made, and holds what counts for a batch as a whole.
+"""
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from potluck.errors import FileError
+from potluck.tensor_file import read_tensors, write_tensors
+
+if TYPE_CHECKING:
+    import torch
+
+SHARD_BYTES = 64 << 20
+_ORDER, _FORMAT = "order.safetensors", "potluck-batches-1"
+
+
+def write_batches(
+    folder: Path, batches: "Iterable[Sequence[torch.Tensor]]", *, n_whole: int = 0
+) -> int:
+    """Write batches, and say how many there are.
+
+    Parameters
+    ----------
+    folder
+        Of their own; there is one.
+    batches
+        Each of tensors [rows, ...]; as many in every batch.
+    n_whole
+        So many of them, the last ones, have the same in all rows.
+
+    Raises
+    ------
+    FileError
+        One cannot be written, such as on a full disk.
+    """
+    return _Writer(folder, n_whole).write(batches)
+
+
+class _Group:
+    """Rows of the same types and shapes that are not in a shard yet."""
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[Any, ...]] = []
+        self.numbers: list[int] = []
+        self.nbytes = 0
+
+
+class _Writer:
+    def __init__(self, folder: Path, n_whole: int) -> None:
+        self._folder, self._n_whole = folder, n_whole
+        self._known: dict[bytes, int] = {}  # digest of a row -> its number
+        self._groups: dict[Any, _Group] = {}
+        self._places: dict[int, tuple[int, int]] = {}  # number of a row -> shard, place in it
+        self._n_shards = 0
+
+    def write(self, batches: "Iterable[Sequence[torch.Tensor]]") -> int:
+        import torch
+
+        rows: list[int] = []
+        ends: list[int] = []
+        whole: list[tuple[torch.Tensor, ...]] = []
+        for batch in batches:
+            n_own = len(batch) - self._n_whole
+            rows += self._rows([tensor.detach().cpu() for tensor in batch[:n_own]])
+            ends.append(len(rows))
+            whole.append(tuple(tensor[0].detach().clone() for tensor in batch[n_own:]))
+        for group in self._groups.values():
+            self._flush(group)
+        places = torch.tensor([self._places[number] for number in range(len(self._places))])
+        tensors = {
+            "rows": torch.tensor(rows, dtype=torch.int64),
+            "ends": torch.tensor(ends, dtype=torch.int64),
+            "places": places.reshape(-1, 2).to(torch.int64),
+        }
+        for place in range(self._n_whole if whole else 0):
+            tensors[f"whole-{place}"] = torch.stack([each[place] for each in whole])
+        write_tensors(self._folder / _ORDER, tensors, {"format": _FORMAT})
+        return len(ends)
+
+    def _rows(self, batch: "list[torch.Tensor]") -> list[int]:
+        """The number of each of its rows, old or new."""
+        import torch
+
+        kind = tuple((tensor.dtype, tensor.shape[1:]) for tensor in batch)
+        parts = [tensor.contiguous() for tensor in batch]
+        n_rows = len(parts[0])
+        seen = [part.reshape(n_rows, -1).view(torch.uint8).numpy() for part in parts]
+        numbers = []
+        for i in range(n_rows):
+            digest = hashlib.blake2b(repr(kind).encode(), digest_size=20)
+            for part in seen:
+                digest.update(part[i].data)
+            number = self._known.setdefault(digest.digest(), len(self._known))
+            if number == len(self._known) - 1 and number not in self._places:
+                self._add(kind, number, tuple(part[i] for part in parts))
+            numbers.append(number)
+        return numbers
+
+    def _add(self, kind: Any, number: int, row: "tuple[torch.Tensor, ...]") -> None:
+        group = self._groups.setdefault(kind, _Group())
+        self._places[number] = (-1, -1)  # not in a shard yet
+        group.rows.append(tuple(tensor.clone() for tensor in row))
+        group.numbers.append(number)
+        group.nbytes += sum(tensor.nbytes for tensor in row)
+        if group.nbytes >= SHARD_BYTES:
+            self._flush(group)
+
+    def _flush(self, group: _Group) -> None:
+        import torch
+
+        if not group.rows:
+            return
+        parts = zip(*group.rows, strict=True)
+        tensors = {str(place): torch.stack(part) for place, part in enumerate(parts)}
+        write_tensors(self._folder / _shard(self._n_shards), tensors, {"format": _FORMAT})
+        for place, number in enumerate(group.numbers):
+            self._places[number] = (self._n_shards, place)
+        self._n_shards += 1
+        group.rows, group.numbers, group.nbytes = [], [], 0
+
+
+class BatchStore:
+    """The batches in a folder that `write_batches` wrote; rows are read when their batch is.
+
+    Parameters
+    ----------
+    folder
+        Where they are.
+
+    Raises
+    ------
+    FileError
+        It holds no batches, or they do not hold.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        tensors, metadata = read_tensors(folder / _ORDER, "Hand the run over again.")
+        if metadata.get("format") != _FORMAT or not {"rows", "ends", "places"} <= set(tensors):
+            raise FileError(f"{folder} holds no batches of this version.", path=str(folder))
+        self._rows, self._ends = tensors["rows"].tolist(), tensors["ends"].tolist()
+        self._places = tensors["places"].tolist()
+        n_whole = sum(name.startswith("whole-") for name in tensors)
+        self._whole = [tensors[f"whole-{place}"] for place in range(n_whole)]
+        self._shards: dict[int, list[Any]] = {}  # as far as they were read
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def since(self, first: int) -> "Batches":
+        """Those from number `first` on, as `fit` takes them."""
+        return Batches(self, first)
+
+    def batch(self, number: int) -> "tuple[torch.Tensor, ...]":
+        """One of them: its tensors, [rows, ...] each.
+
+        Raises
+        ------
+        FileError
+            A shard is missing, or cannot be read.
+        """
+        import torch
+
+        start = self._ends[number - 1] if number else 0
+        rows = [self._row(row) for row in self._rows[start : self._ends[number]]]
+        own = tuple(torch.stack(part) for part in zip(*rows, strict=True))
+        each = [values[number] for values in self._whole]
+        return (*own, *(value.expand(len(rows), *value.shape) for value in each))
+
+    def _row(self, number: int) -> "tuple[torch.Tensor, ...]":
+        shard, place = self._places[number]
+        slices = self._shards.get(shard)
+        if slices is None:
+            slices = self._shards[shard] = self._opened(shard)
+        return tuple(part[place : place + 1][0] for part in slices)
+
+    def _opened(self, shard: int) -> list[Any]:
+        """Its tensors, of which single rows are read."""
+        from safetensors import SafetensorError, safe_open
+
+        path = self._folder / _shard(shard)
+        try:
+            file: Any = safe_open(path, framework="pt")
+            return [file.get_slice(str(place)) for place in range(len(file.keys()))]
+        except (OSError, SafetensorError) as error:
+            raise FileError(
+                f"cannot read {path}: {error}.",
+                next_step="Hand the run over again.",
+                path=str(path),
+            ) from error
+
+
+class Batches:
+    """Batches of a store from one of them on; may be gone through again.
+
+    Parameters
+    ----------
+    store
+        Has them.
+    first
+        The number of the first.
+    """
+
+    def __init__(self, store: BatchStore, first: int) -> None:
+        self._store, self._first = store, first
+
+    def __len__(self) -> int:
+        return max(0, len(self._store) - self._first)
+
+    def __iter__(self) -> "Iterator[tuple[torch.Tensor, ...]]":
+        for number in range(self._first, len(self._store)):
+            yield self._store.batch(number)
+
+
+def _shard(number: int) -> str:
+    return f"rows-{number:05}.safetensors"

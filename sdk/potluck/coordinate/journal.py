@@ -1,0 +1,208 @@
+"""What a coordinator writes down while it trains, line by line: who reads it later knows all that
+happened, and where to go on.
+
+Each line has a checksum. The last one may be cut, where the machine lost its power; an earlier one
+may not.
+"""
+
+import json
+import os
+import zlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from potluck.errors import FileError
+
+FORMAT = "potluck-journal-1"
+WAITING, TRAINING, ENDED, STOPPED, FAILED = "waiting", "training", "ended", "stopped", "failed"
+STATES = (WAITING, TRAINING, ENDED, STOPPED, FAILED)
+
+
+@dataclass(slots=True, kw_only=True)
+class Progress:
+    """How far a handed-over training is.
+
+    `losses` are those of the steps after `first_step`. `saved`: the file with the latest state, and
+    its step. `why` it is in this state, where that needs saying.
+    """
+
+    first_step: int = 0
+    n_batches: int = 0
+    losses: list[float] = field(default_factory=list)
+    saved: tuple[str, int] = ("", 0)
+    state: str = WAITING
+    why: str = ""
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def step(self) -> int:
+        """Steps done in all, with those before it was handed over."""
+        return self.first_step + len(self.losses)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more comes by itself."""
+        return self.state in (ENDED, STOPPED, FAILED)
+
+    def take(self, entry: Mapping[str, Any]) -> None:
+        """This has happened, too.
+
+        Parameters
+        ----------
+        entry
+            Of a journal.
+
+        Raises
+        ------
+        ValueError
+            It cannot have happened now.
+        """
+        match entry:
+            case {"step": int(step), "loss": float() | int() as loss} if step == self.step + 1:
+                self.losses.append(float(loss))
+            case {"saved": str(file), "at": int(step)} if step <= self.step:
+                self.saved = (file, step)
+            case {"back": int(step)} if self.first_step <= step <= self.step:
+                del self.losses[step - self.first_step :]
+            case {"note": str(text)}:
+                self.notes.append(text)
+            case {"state": str(state), "why": str(why)} if state in STATES:
+                self.state, self.why = state, why
+            case {"begun": int(step), "n_batches": int(n_batches), "saved": str(file)}:
+                self.first_step, self.n_batches, self.saved = step, n_batches, (file, step)
+            case _:
+                raise ValueError(f"{dict(entry)} cannot be after step {self.step}")
+
+
+class Journal:
+    """The file; what is in it already is read first.
+
+    Parameters
+    ----------
+    path
+        The file; made where there is none.
+
+    Raises
+    ------
+    FileError
+        It is of another version, or a line but the last does not hold.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        entries, nbytes = _read(path) if path.exists() else ([], 0)
+        self.progress = _folded(path, entries)
+        try:
+            self._file = path.open("ab")
+            self._file.truncate(nbytes)
+            if not nbytes:
+                self._write({"format": FORMAT})
+        except OSError as error:
+            raise FileError(f"cannot write {path}: {error.strerror}.", path=str(path)) from error
+
+    def add(self, *, durable: bool = False, **entry: Any) -> None:
+        """Write down what has happened.
+
+        Parameters
+        ----------
+        durable
+            It is on the disk, not only on its way there, when this returns.
+        **entry
+            As `Progress.take` takes it.
+
+        Raises
+        ------
+        FileError
+            It cannot be written, such as on a full disk.
+        """
+        self.progress.take(entry)
+        try:
+            self._write(entry)
+            if durable:
+                os.fsync(self._file.fileno())
+        except OSError as error:
+            raise FileError(
+                f"cannot write {self._path}: {error.strerror}.", path=str(self._path)
+            ) from error
+
+    @staticmethod
+    def line(entry: Mapping[str, Any]) -> bytes:
+        """An entry as it is written: its checksum, then JSON."""
+        text = json.dumps(entry).encode()
+        return b"%08x %b\n" % (zlib.crc32(text), text)
+
+    def _write(self, entry: Mapping[str, Any]) -> None:
+        self._file.write(self.line(entry))
+        self._file.flush()
+
+    def close(self) -> None:
+        """Nothing more is written."""
+        self._file.close()
+
+
+def progress_of(path: Path) -> Progress:
+    """The progress that a journal tells, without writing to it.
+
+    Parameters
+    ----------
+    path
+        The file.
+
+    Raises
+    ------
+    FileError
+        As for `Journal`; or there is none.
+    """
+    return _folded(path, _read(path)[0])
+
+
+def _folded(path: Path, entries: Iterable[Mapping[str, Any]]) -> Progress:
+    progress = Progress()
+    for number, entry in enumerate(entries, 2):
+        try:
+            progress.take(entry)
+        except ValueError as error:
+            raise FileError(f"{path}, line {number}: {error}.", path=str(path)) from error
+    return progress
+
+
+def _read(path: Path) -> tuple[list[dict[str, Any]], int]:
+    """Its entries, and how many bytes of it hold."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise FileError(f"cannot read {path}: {error.strerror}.", path=str(path)) from error
+    entries, nbytes = [], 0
+    lines = data.split(b"\n")
+    for number, line in enumerate(lines[:-1], 1):  # behind the last end is nothing, or a cut line
+        entry = _entry(line)
+        if entry is None and number == len(lines) - 1:
+            break
+        if entry is None:
+            raise FileError(
+                f"{path}, line {number}, is not as it was written.",
+                next_step="The state that was saved last is beside it, and can be deployed with "
+                "resume=.",
+                path=str(path),
+            )
+        entries.append(entry)
+        nbytes += len(line) + 1
+    if entries and entries[0] != {"format": FORMAT}:
+        raise FileError(
+            f"{path} is a journal of another version ({entries[0].get('format')!r}).",
+            next_step="Go on with the version of potluck that wrote it.",
+            path=str(path),
+        )
+    return entries[1:], nbytes
+
+
+def _entry(line: bytes) -> dict[str, Any] | None:
+    checksum, _, text = line.partition(b" ")
+    try:
+        holds = int(checksum, 16) == zlib.crc32(text)
+        entry = json.loads(text) if holds else None
+    except ValueError:
+        return None
+    return entry if isinstance(entry, dict) else None

@@ -1,0 +1,88 @@
+"""Batches on disk come back as they were, and what recurs is there once."""
+
+import pytest
+
+from potluck.coordinate.batch_store import SHARD_BYTES, BatchStore, write_batches
+from potluck.errors import FileError
+
+torch = pytest.importorskip("torch")
+
+
+def same(one, other):
+    return len(one) == len(other) and all(
+        a.dtype == b.dtype and torch.equal(a, b) for a, b in zip(one, other, strict=True)
+    )
+
+
+def drawn(seed, n=40):
+    """Batches of any number of rows, lengths and types."""
+    generator = torch.Generator().manual_seed(seed)
+    data = torch.randn(30, 3, generator=generator)
+    for number in range(n):
+        rows = torch.randint(0, 30, (number % 5 + 1,), generator=generator)
+        length = number % 3 + 1
+        yield (
+            data[rows],
+            torch.arange(length).expand(len(rows), length) + rows[:, None],
+            data[rows, 0] > 0,
+            data[rows].to(torch.bfloat16),
+        )
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_every_batch_comes_back_as_it_was(tmp_path, seed):
+    assert write_batches(tmp_path, drawn(seed)) == 40
+    store = BatchStore(tmp_path)
+    assert all(same(store.batch(i), batch) for i, batch in enumerate(drawn(seed)))
+    rest = store.since(33)
+    assert len(rest) == 7
+    for _ in range(2):
+        assert all(map(same, rest, list(drawn(seed))[33:]))
+
+
+def test_what_counts_for_a_whole_batch_is_there_once_for_each(tmp_path):
+    x = torch.randn(6, 4)
+    batches = [(x[:n], torch.tensor(0.5 / n).expand(n), torch.ones(2).expand(n, 2)) for n in (6, 5)]
+    write_batches(tmp_path, batches, n_whole=2)
+    store = BatchStore(tmp_path)
+    assert all(same(store.batch(i), batch) for i, batch in enumerate(batches))
+
+
+def test_rows_that_come_again_take_no_more_room(tmp_path):
+    x, y = torch.randn(64, 256), torch.randint(0, 9, (64,))
+
+    def epochs(n):
+        for _ in range(n):
+            order = torch.randperm(64)
+            yield from ((x[part], y[part]) for part in order.split(16))
+
+    nbytes = []
+    for n in (1, 20):
+        folder = tmp_path / str(n)
+        folder.mkdir()
+        assert write_batches(folder, epochs(n)) == 4 * n
+        nbytes.append(sum(path.stat().st_size for path in folder.iterdir()))
+    assert nbytes[1] < nbytes[0] + 20 * 64 * 16
+
+
+def test_much_data_is_in_several_files(tmp_path):
+    wide = SHARD_BYTES // 4 // 3
+    rows = [torch.full((1, wide), float(i)) for i in range(7)]
+    write_batches(tmp_path, [(row,) for row in rows])
+    assert len(list(tmp_path.glob("rows-*"))) == 2
+    store = BatchStore(tmp_path)
+    assert all(torch.equal(store.batch(i)[0], row) for i, row in enumerate(rows))
+
+
+def test_no_batch_is_no_batch(tmp_path):
+    assert write_batches(tmp_path, []) == 0
+    assert len(BatchStore(tmp_path)) == 0
+
+
+def test_what_is_missing_is_named(tmp_path):
+    with pytest.raises(FileError, match=r"order\.safetensors"):
+        BatchStore(tmp_path)
+    write_batches(tmp_path, drawn(0))
+    (tmp_path / "rows-00000.safetensors").unlink()
+    with pytest.raises(FileError, match=r"rows-00000\.safetensors"):
+        BatchStore(tmp_path).batch(0)
