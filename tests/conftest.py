@@ -87,7 +87,7 @@ def pytest_collection_modifyitems(items):
     """Of the cases of a test that is marked `few(n)`, only n, spread evenly, are not `long`."""
     cases = {}
     for item in items:
-        if item.get_closest_marker("few"):
+        if item.get_closest_marker("few") and not item.get_closest_marker("long"):
             cases.setdefault((item.path, item.cls, item.function), []).append(item)
     for each in cases.values():
         n = each[0].get_closest_marker("few").args[0]

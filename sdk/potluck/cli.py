@@ -23,6 +23,7 @@ COMMANDS = {
     "peers": "list the devices that this computer trusts",
     "forget": "end the trust in a device",
     "doctor": "find out why devices or meters are missing",
+    "coordinate": "have trainings go on while the notebook is closed",
     "plan": "plan for a home and a model of the library: what would run where, how fast; what if",
     "demo": "train and run real models on a home of four devices emulated here",
     "lab": "play a home of the library on this machine",

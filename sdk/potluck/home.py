@@ -19,6 +19,7 @@ from potluck.sessions.readings import Readings
 from potluck.shown import Shown
 
 if TYPE_CHECKING:
+    from potluck.coordinate.detached import DetachedRun
     from potluck.discover.keyring import Keyring
     from potluck.graph import Model
     from potluck.lab.lab import Playground
@@ -583,9 +584,57 @@ class Home(Shown):
                 patience_s=patience_s,
             )
             self._runs.add(run)
+            run.hand_over = self._hand_over
             return run
 
         return self._follow(Handle(work, f"deploying {plan.model}"))
+
+    def _hand_over(
+        self, run: "Run", rest: "Iterable[Any]", **options: Any
+    ) -> "Handle[DetachedRun]":
+        if self._ring is None:
+            raise UserError(
+                "the agents of a local home end with it: nobody can go on with this run.",
+                next_step="Start agents of their own, `potluck agent start`, and use Home().",
+            )
+        state = self._ring.directory
+
+        def work(task: Task) -> "DetachedRun":
+            from potluck.coordinate.hand_over import hand_over
+
+            return hand_over(self, run, rest, task, state=state, keys=self._keys, **options)
+
+        return self._follow(Handle(work, f"handing over {run.plan.model}"))
+
+    @staticmethod
+    def attach(
+        job: str = "", *, state: str | Path | None = None, at: str = "", key: str = ""
+    ) -> "DetachedRun":
+        """A training that `run.detach` handed over, from any notebook that its coordinator knows.
+
+        Parameters
+        ----------
+        job
+            Its name; default: the latest.
+        state
+            As for `Home`.
+        at, key
+            Address and key of a coordinator elsewhere, as `potluck coordinate` prints them;
+            default: the one of this computer, which is started again where it has ended.
+
+        Raises
+        ------
+        HomeError
+            Nothing was handed over, or the coordinator does not answer.
+        """
+        from potluck.coordinate.hand_over import attach
+        from potluck.discover.keyring import Keyring
+
+        ring = Keyring(Path(state) if state is not None else None)
+        public, secret = ring.identity()
+        return attach(
+            job, state=ring.directory, keys=Keys(public=public, secret=secret), at=at, key=key
+        )
 
     def _follow(self, handle: "Handle[T]") -> "Handle[T]":
         self._work.add(handle)

@@ -33,7 +33,7 @@ def test_the_text_form_comes_back():
     assert parse(show(VERSION)) == VERSION
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "text", ["", "1", "1.", "1.0.0", " 1.0", "1.0\n", "-1.0", "1.\u0660", "99999.0", "v1.0"]
 )

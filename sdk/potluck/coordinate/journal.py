@@ -7,6 +7,7 @@ may not.
 
 import json
 import os
+import threading
 import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -91,7 +92,7 @@ class Journal:
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self._path, self._lock = path, threading.Lock()
         entries, nbytes = _read(path) if path.exists() else ([], 0)
         self.progress = _folded(path, entries)
         try:
@@ -117,15 +118,16 @@ class Journal:
         FileError
             It cannot be written, such as on a full disk.
         """
-        self.progress.take(entry)
-        try:
-            self._write(entry)
-            if durable:
-                os.fsync(self._file.fileno())
-        except OSError as error:
-            raise FileError(
-                f"cannot write {self._path}: {error.strerror}.", path=str(self._path)
-            ) from error
+        with self._lock:
+            self.progress.take(entry)
+            try:
+                self._write(entry)
+                if durable:
+                    os.fsync(self._file.fileno())
+            except OSError as error:
+                raise FileError(
+                    f"cannot write {self._path}: {error.strerror}.", path=str(self._path)
+                ) from error
 
     @staticmethod
     def line(entry: Mapping[str, Any]) -> bytes:

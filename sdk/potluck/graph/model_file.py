@@ -99,6 +99,20 @@ def with_tallies(
     return tuple(model.fed(*batch, constants=constants).values())
 
 
+def state_names(model: "Model") -> list[tuple[str, str]]:
+    """Of the module's state, in its order: its own name, and that which devices know it by (empty
+    where they do not keep it).
+
+    Parameters
+    ----------
+    model
+        Made from a torch module, or read from a file.
+    """
+    state = model.state()
+    name_of = {id(tensor): name for name, tensor in state.items()}
+    return [(key, name_of.get(id(tensor), "")) for key, tensor in model.state_dict(state).items()]
+
+
 def _tensors(model: "Model") -> "dict[str, torch.Tensor]":
     state, kept = model.state(), {}
     for key, tensor in model.state_dict(state).items():
@@ -108,17 +122,12 @@ def _tensors(model: "Model") -> "dict[str, torch.Tensor]":
 
 
 def _document(model: "Model") -> dict[str, Any]:
-    state = model.state()
-    name_of = {id(tensor): name for name, tensor in state.items()}
     arguments, training = model.arguments, model.laid_out(True) if model.trains else None
     return {
         "name": model.name,
         "net": model.net_kind,
         "arguments": [arguments.inputs, arguments.targets, arguments.by_name, arguments.placeless],
-        # of the module's state, in its order: the name that devices know it by
-        "state": [
-            [key, name_of.get(id(tensor), "")] for key, tensor in model.state_dict(state).items()
-        ],
+        "state": state_names(model),
         "inference": _of_layers(model.laid_out()),
         "training": None if training is None else _of_layers(training),
     }

@@ -54,6 +54,37 @@ def batches(data: Any, batch: int, arguments: Arguments) -> "Iterable[tuple[torc
     ]
 
 
+class Stream:
+    """All batches of a training, epoch after epoch; what was not trained on is left for others.
+
+    Parameters
+    ----------
+    data, batch, arguments
+        As for `batches`.
+    epochs
+        How often to go through the data.
+    """
+
+    def __init__(self, data: Any, batch: int, arguments: Arguments, epochs: int) -> None:
+        self._all = (each for _ in range(epochs) for each in batches(data, batch, arguments))
+        self._open: tuple[torch.Tensor, ...] | None = None  # given, and not done yet
+
+    def next(self) -> "tuple[torch.Tensor, ...] | None":
+        """The next one; None where there is none."""
+        self._open = next(self._all, None)
+        return self._open
+
+    def done(self) -> None:
+        """The latest one is trained on, or will be."""
+        self._open = None
+
+    def rest(self) -> "Iterator[tuple[torch.Tensor, ...]]":
+        """Those that nobody was given, or that were given and not done."""
+        if self._open is not None:
+            yield self._open
+        yield from self._all
+
+
 def count(data: Any, batch: int, arguments: Arguments) -> int | None:
     """How many batches `data` has, where that is known.
 

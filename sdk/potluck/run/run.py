@@ -27,6 +27,7 @@ from potluck.run.evaluation import Evaluation
 from potluck.run.history import History, measured_trace
 from potluck.run.migration import cross
 from potluck.run.optimizers import Optimizer, check_optimizer
+from potluck.run.parts import Parts
 from potluck.run.protection import Protection
 from potluck.run.recovery import see_all, surviving
 from potluck.run.rejoin import Rejoin
@@ -54,9 +55,11 @@ class Run(Shown):
 
     def __init__(self, engine: Engine, link: Link) -> None:
         self._engine, self._link = engine, link
+        self.hand_over: Callable[..., Handle[Any]] | None = None  # of its home
         self._drain: Drain | None = None
         self._evaluation: Evaluation | None = None
         self._fitting: Handle[History] | None = None  # the latest
+        self._stream: batches.Stream | None = None  # of the latest, as soon as it has its turn
         self._queueing = threading.Lock()  # of fits: what one calls comes behind it
 
     def watch_devices(self) -> None:
@@ -91,6 +94,20 @@ class Run(Shown):
     def decisions(self) -> tuple[Decision, ...]:
         """What `fit(adapt=True)` has decided so far, and why."""
         return self.history.decisions
+
+    @property
+    def parts(self) -> Parts:
+        """What somebody else needs to go on with it, beside its state."""
+        engine = self._engine
+        kept = engine.protection
+        return Parts(
+            model=engine.model,
+            profile=engine.editions.profile,
+            constants=engine.loss_constants,
+            protect=(kept.every if kept is not None and kept.is_exact else None)
+            or engine.is_protected,
+            patience_s=engine.patience_s,
+        )
 
     @property
     def memory_bytes(self) -> Mapping[str, int]:
@@ -293,6 +310,7 @@ class Run(Shown):
             first, before = engine.next_step, engine.history
         arguments = engine.model.arguments
         n_batches = batches.count(data, self.plan.batch, arguments)
+        stream = self._stream = batches.Stream(data, self.plan.batch, arguments, epochs)
         total = epochs * n_batches if n_batches else None
         last = None if total is None else first + total
         adapting = Adapting(engine, last, self._traced, self._go_over) if adapt else None
@@ -306,6 +324,7 @@ class Run(Shown):
             def hand_out() -> None:
                 if engine.next_step == number:
                     engine.submit(batch)
+                stream.done()
 
             return hand_out
 
@@ -338,10 +357,11 @@ class Run(Shown):
 
         try:
             engine.say, engine.last_step = say, last
-            for _ in range(epochs):
-                for batch in batches.batches(data, self.plan.batch, arguments):
-                    task.check()
-                    go_on(IN_FLIGHT - 1, batch)
+            while True:
+                task.check()
+                if (batch := stream.next()) is None:
+                    break
+                go_on(IN_FLIGHT - 1, batch)
         finally:
             try:
                 if engine.failed is None:
@@ -358,6 +378,19 @@ class Run(Shown):
                 next_step="With drop_last, a DataLoader leaves out a batch that is not full.",
             )
         return news
+
+    def rest(self) -> "Iterable[tuple[torch.Tensor, ...]] | None":
+        """End the latest `fit` between two steps: the batches that it has not trained on.
+
+        None where there is none, or it has ended by itself.
+        """
+        if (latest := self._fitting) is None or latest.done:
+            return None
+        latest.cancel()
+        with suppress(CancelledError):
+            latest.wait()
+            return None
+        return self._stream.rest() if self._stream is not None else None
 
     def _take_optimizer(self, optimizer: Optimizer) -> None:
         """Go on with another optimizer: what is kept of the one before is of no use to it."""
@@ -532,6 +565,50 @@ class Run(Shown):
             raise UserError("there is nothing to evaluate: the data has no batch.")
         return total / seen
 
+    def detach(
+        self, data: Any = None, epochs: int = 1, *, to: str = "", key: str = "", adapt: bool = False
+    ) -> "Handle[Any]":
+        """Hand the training over to a coordinator, so that the notebook may be closed:
+        `Home.attach()` picks it up again.
+
+        Model, plan, state and batches go there as files, and none of your code. This run ends, and
+        where the coordinator is that of this computer, so does this home: it has the same keys.
+
+        Parameters
+        ----------
+        data, epochs
+            As for `fit`; default: what is left of the latest `fit`, which ends between two steps.
+        to, key
+            Address and key of a coordinator elsewhere, as `potluck coordinate` prints them;
+            default: the one of this computer, which is started.
+        adapt
+            As for `fit`.
+
+        Returns
+        -------
+        Handle[DetachedRun]
+            How far it is, its losses, and its weights.
+
+        Raises
+        ------
+        UserError
+            There is no batch left, or nobody can go on with it: the agents of a lab end with it.
+        HomeError
+            The coordinator refuses; says why. The run goes on here.
+        """
+        self._engine.check(training=True)
+        rest = self.rest() if data is None else None
+        if data is None and rest is None:
+            raise UserError(
+                "no fit is under way.", next_step="Say what to train on: run.detach(data, epochs)."
+            )
+        if rest is None:
+            stream = batches.Stream(data, self.plan.batch, self._engine.model.arguments, epochs)
+            rest = stream.rest()
+        if self.hand_over is None:
+            raise UserError("this run has no home that could hand it over.")
+        return self.hand_over(self, rest, to=to, key=key, adapt=adapt)
+
     # --- state ------------------------------------------------------------------------------------
 
     def state_dict(self) -> "dict[str, torch.Tensor]":
@@ -581,15 +658,34 @@ class Run(Shown):
                 next_step="Load them into a module of the kind that the model was made from.",
             )
 
-    def save(self, path: str | Path) -> None:
+    def save(self, path: str | Path, *, latest: bool = True) -> int:
         """Write weights, optimizer state, step, seed and plan to one file: `home.deploy(plan,
         resume=path)` goes on.
 
         Of a run that has ended because devices were lost, what it could have gone back to.
+
+        Parameters
+        ----------
+        path
+            Where to.
+        latest
+            Of a training that is protected, False writes what it could go back to: no device is
+            asked, and no step waits.
+
+        Returns
+        -------
+        int
+            The step that it is the state after.
+
+        Raises
+        ------
+        FileError
+            It cannot be written; nothing is left behind.
         """
         engine = self._engine
-        if engine.failed is not None and engine.protection is not None:
-            state = engine.protection.snapshot
+        kept = engine.protection
+        if kept is not None and (engine.failed is not None or not latest):
+            state = kept.snapshot
         else:
             engine.check(training=True)
             with engine.boundary():
@@ -605,6 +701,7 @@ class Run(Shown):
             moments=dict(state.moments),
         )
         checkpoint.save(Path(path), saved)
+        return state.step
 
     @property
     def protection(self) -> Protection | None:

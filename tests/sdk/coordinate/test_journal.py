@@ -41,7 +41,13 @@ def written(path, seed=0, n=60):
 
 
 def snapshot(progress):
-    return (progress.step, tuple(progress.losses), progress.saved, progress.state, progress.notes[:])
+    return (
+        progress.step,
+        tuple(progress.losses),
+        progress.saved,
+        progress.state,
+        progress.notes[:],
+    )
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -82,7 +88,7 @@ def test_a_journal_of_another_version_is_left_alone(tmp_path):
     path.write_bytes(b"\n".join([other.rstrip(b"\n"), *lines[1:]]))
     before = path.read_bytes()
     for read in (progress_of, Journal):
-        with pytest.raises(FileError, match="another version .*journal-9"):
+        with pytest.raises(FileError, match=r"another version .*journal-9"):
             read(path)
     assert path.read_bytes() == before
 

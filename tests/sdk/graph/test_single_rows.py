@@ -78,7 +78,7 @@ def test_what_is_the_same_for_one_row_is_taken(then):
     assert Model.from_torch(Net(then), TOKENS, sequence_dims=(1,))
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_where_torch_takes_another_kernel_nothing_is_refused(dtype):
     """An encoder has a faster way in evaluation, which no graph has."""

@@ -33,6 +33,7 @@ def solved(problem, name):
         return float("inf")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "workload", [Training(batch=8), Inference(batch=8)], ids=["train", "infer"]
 )

@@ -35,6 +35,7 @@ def home():
         yield home
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("how", ["kill", "leave"])
 def test_it_goes_back_to_the_plan_that_was_chosen(home, how):
     run = deployed(home, optimizer="sgd", protect=4)  # AdamW makes roundings of long runs larger

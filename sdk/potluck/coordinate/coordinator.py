@@ -1,0 +1,319 @@
+"""Trains what was handed over, one job after the other, and keeps its journal.
+
+The state is written to disk whenever the run's own snapshot is a new one: that costs the training
+nothing. Who begins again goes on from there; steps since then are computed once more, from the same
+batches.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import CancelledError
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from potluck.coordinate.batch_store import BatchStore
+from potluck.coordinate.job import (
+    BATCHES,
+    JOB,
+    JOURNAL,
+    MODEL,
+    PROFILE,
+    SAVED,
+    START,
+    Job,
+    read_job,
+)
+from potluck.coordinate.journal import (
+    ENDED,
+    FAILED,
+    STOPPED,
+    TRAINING,
+    WAITING,
+    Journal,
+    Progress,
+    progress_of,
+)
+from potluck.errors import FileError, HomeError, PotluckError, UserError
+from potluck.graph.model_file import load_model
+from potluck.planning.text import dumps
+from potluck.profile import profile_file
+from potluck.run.checkpoint import load as load_checkpoint
+
+if TYPE_CHECKING:
+    from potluck.handle import Handle
+    from potluck.home import Home
+    from potluck.run.history import History
+    from potluck.run.run import Run
+
+SAVE_S = 10.0  # between two states on disk, at least
+LOOK_S = 0.1
+JOIN_S = 2.0  # between two looks for devices that are not there yet
+
+
+class Coordinator:
+    """The jobs in a folder.
+
+    Parameters
+    ----------
+    folder
+        Each job has a folder in it.
+    open_home
+        Gives a home with the devices that are there now; it is closed after the job. Asked again
+        while a device is missing.
+    """
+
+    def __init__(self, folder: Path, open_home: "Callable[[], Home]") -> None:
+        self.folder, self._open_home = folder, open_home
+        self._journals: dict[str, Journal] = {}  # of the job that is under way
+        self._work: threading.Thread | None = None
+        self._stopping = threading.Event()
+        self._closing = False
+        self._plan = ""  # in force
+
+    # --- what there is ----------------------------------------------------------------------------
+
+    def jobs(self) -> tuple[str, ...]:
+        """The names of all jobs that are whole, the latest last."""
+        found = [path.parent for path in self.folder.glob(f"*/{JOURNAL}")]
+        return tuple(path.name for path in sorted(found, key=lambda p: (p / JOB).stat().st_mtime))
+
+    def progress(self, job: str) -> Progress:
+        """How far a job is.
+
+        Parameters
+        ----------
+        job
+            Its name.
+
+        Raises
+        ------
+        UserError
+            There is none of that name.
+        FileError
+            Its journal does not hold.
+        """
+        journal = self._journals.get(job)
+        if journal is not None:
+            return journal.progress
+        if job not in self.jobs():
+            there = ", ".join(self.jobs()) or "none"
+            raise UserError(f"there is no job {job!r} here; there are {there}.")
+        return progress_of(self.folder / job / JOURNAL)
+
+    @property
+    def under_way(self) -> str:
+        """The name of the job that is trained now; empty: none is."""
+        return next(iter(self._journals), "")
+
+    @property
+    def plan(self) -> str:
+        """The plan in force, as text; empty while there is none."""
+        return self._plan
+
+    # --- what is done -----------------------------------------------------------------------------
+
+    def admit(self, job: str) -> None:
+        """A job whose files are all there is one from now on.
+
+        Parameters
+        ----------
+        job
+            Its name.
+
+        Raises
+        ------
+        FileError
+            Its files do not hold, or its state is not of its model.
+        """
+        folder = self.folder / job
+        wanted = read_job(folder)
+        start, model = load_checkpoint(folder / START), load_model(folder / MODEL)
+        if start.signature != model.signature:
+            raise FileError(
+                f"{folder / START} is the state of another model.", path=str(folder / START)
+            )
+        n_batches = len(BatchStore(folder / BATCHES))
+        if n_batches != wanted.n_batches:
+            raise FileError(
+                f"{folder / BATCHES} has {n_batches} batches, {wanted.n_batches} are expected.",
+                path=str(folder / BATCHES),
+            )
+        journal = Journal(folder / JOURNAL)
+        journal.add(begun=start.step, n_batches=n_batches, saved=START, durable=True)
+        journal.close()
+
+    def start(self, job: str) -> None:
+        """Train it, in the background, from where it is.
+
+        Parameters
+        ----------
+        job
+            Its name.
+
+        Raises
+        ------
+        HomeError
+            Another one is under way.
+        UserError
+            There is none of that name, or it has ended.
+        """
+        if self.under_way == job:
+            return
+        if self.under_way:
+            raise HomeError(
+                f"{self.under_way} is trained here now.",
+                next_step="Wait for it, or stop it, and start this one again.",
+            )
+        if self.progress(job).state == ENDED:
+            raise UserError(f"{job} has ended: all its batches are trained on.")
+        if self._work is not None:
+            self._work.join()  # its journal is closed; the home may still be
+        journal = Journal(self.folder / job / JOURNAL)
+        journal.add(state=WAITING, why="")
+        self._journals[job] = journal
+        self._stopping.clear()
+        self._work = threading.Thread(target=self._carry_out, args=(job, journal), daemon=True)
+        self._work.start()
+
+    def go_on(self) -> None:
+        """Start the job that was under way when the last coordinator of this folder ended."""
+        for job in reversed(self.jobs()):
+            with suppress(PotluckError):
+                if self.progress(job).state in (WAITING, TRAINING):
+                    self.start(job)
+                    return
+
+    def stop(self, job: str) -> None:
+        """End the training between two steps, and keep its state.
+
+        Parameters
+        ----------
+        job
+            Its name; one that is not under way stays as it is.
+        """
+        if self.under_way == job:
+            self._stopping.set()
+
+    def close(self) -> None:
+        """End what is under way so that the next coordinator goes on with it."""
+        self._closing = True
+        self._stopping.set()
+        if self._work is not None:
+            self._work.join()
+
+    # --- the work ---------------------------------------------------------------------------------
+
+    def _carry_out(self, job: str, journal: Journal) -> None:
+        try:
+            self._train(job, journal)
+        except Exception as error:  # whatever it is, whoever asks is told
+            with suppress(PotluckError):
+                journal.add(state=FAILED, why=str(error) or type(error).__name__, durable=True)
+        finally:
+            self._plan = ""
+            journal.close()
+            del self._journals[job]
+
+    def _train(self, job: str, journal: Journal) -> None:
+        folder = self.folder / job
+        wanted = read_job(folder)
+        model, saved = load_model(folder / MODEL), folder / journal.progress.saved[0]
+        checkpoint = load_checkpoint(saved)
+        profile = folder / PROFILE
+        known = profile_file.loads(profile.read_bytes(), str(profile)) if profile.exists() else None
+        with self._home_of(checkpoint.plan.devices, wanted.patience_s) as home:
+            run = home.deploy(
+                checkpoint.plan,
+                model,
+                resume=saved,
+                profile=known,
+                protect=wanted.protect,
+                patience_s=wanted.patience_s,
+            ).wait()
+            if run.step < journal.progress.step:
+                journal.add(back=run.step)
+            journal.add(state=TRAINING, why="", durable=True)
+            store = BatchStore(folder / BATCHES)
+            rest = store.since(run.step - journal.progress.first_step)
+            if len(rest):
+                fitting = run.fit(
+                    rest,
+                    on_step=lambda step, loss: journal.add(step=step, loss=loss),
+                    adapt=wanted.adapt and known is not None,
+                )
+                self._follow(run, fitting, wanted, folder, journal)
+            self._save(run, folder, journal, latest=True)
+            is_done = run.step - journal.progress.first_step >= len(store)
+            run.close()
+        if is_done:
+            journal.add(state=ENDED, why="", durable=True)
+        elif not self._closing:
+            journal.add(state=STOPPED, why="it was told to stop.", durable=True)
+
+    def _home_of(self, devices: tuple[str, ...], patience_s: float) -> "Home":
+        """A home in which these devices are; waits for them as long as it is patient."""
+        end_s = time.monotonic() + patience_s
+        while True:
+            home = self._open_home()
+            away = [name for name in devices if name not in home.devices.ready]
+            if not away:
+                return home
+            home.close()
+            if self._stopping.wait(JOIN_S) or time.monotonic() > end_s:
+                raise HomeError(
+                    f"{', '.join(away)} {'is' if len(away) == 1 else 'are'} not there.",
+                    next_step="Start it again when they are.",
+                )
+
+    def _follow(
+        self, run: "Run", fitting: "Handle[History]", wanted: Job, folder: Path, journal: Journal
+    ) -> None:
+        """Until it has ended, or is told to: write down what happens, and save."""
+        told, saved_s = 0, time.monotonic()
+        while not fitting.done:
+            if self._stopping.wait(LOOK_S):
+                fitting.cancel()
+                with suppress(CancelledError):
+                    fitting.wait()
+                return
+            self._plan = dumps(run.plan)
+            told = _tell(run.history, told, journal)
+            is_new = run.protection is None or (
+                run.protection.snapshot.step > journal.progress.saved[1]
+            )
+            if is_new and time.monotonic() - saved_s >= SAVE_S:
+                self._save(run, folder, journal, latest=run.protection is None)
+                saved_s = time.monotonic()
+        try:
+            fitting.wait()
+        except PotluckError:
+            if run.protection is not None:  # what it could have gone back to
+                self._save(run, folder, journal, latest=False)
+            raise
+        finally:
+            _tell(run.history, told, journal)
+
+    def _save(self, run: "Run", folder: Path, journal: Journal, *, latest: bool) -> None:
+        """The state to the file that does not have the latest one."""
+        name = SAVED[journal.progress.saved[0] == SAVED[0]]
+        step = run.save(folder / name, latest=latest)
+        if step <= journal.progress.step:
+            journal.add(saved=name, at=step, durable=True)
+
+
+def _tell(history: "History", told: int, journal: Journal) -> int:
+    """Write down what has happened to a run since; how much that is in all."""
+    events = [
+        *(each.words for each in history.recoveries),
+        *(each.words for each in history.departures),
+        *(each.words for each in history.arrivals),
+        *(each.words for each in history.decisions),
+        *history.notes,
+    ]
+    known = set(journal.progress.notes)
+    for text in events if len(events) > told else ():
+        if text not in known:
+            journal.add(note=text)
+    return len(events)

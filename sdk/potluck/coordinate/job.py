@@ -1,0 +1,187 @@
+"""What is handed over: a folder with all that a training needs, and none of the user's code."""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from potluck.coordinate.batch_store import write_batches
+from potluck.documents import read_json
+from potluck.errors import FileError, UserError
+from potluck.graph.model_file import state_names, with_tallies
+from potluck.profile import profile_file
+
+if TYPE_CHECKING:
+    import torch
+
+    from potluck.run.run import Run
+
+FORMAT = "potluck-job-1"
+MODEL, START, PROFILE, JOB = "model.safetensors", "start.safetensors", "profile.json", "job.json"
+BATCHES = "batches"
+JOURNAL = "journal"
+SAVED = ("saved-0.safetensors", "saved-1.safetensors")  # the state, in turns
+NAME = re.compile(r"[a-z0-9][a-z0-9.-]{0,79}")
+_FILE = re.compile(
+    rf"{re.escape(MODEL)}|{re.escape(START)}|{re.escape(PROFILE)}|{re.escape(JOB)}"
+    rf"|{BATCHES}/(order|rows-\d{{5,7}})\.safetensors"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A training that was handed over.
+
+    Parameters
+    ----------
+    model
+        What plans call it.
+    n_batches
+        That are to be trained on.
+    state_names
+        As `model_file.state_names` has them.
+    protect, patience_s
+        As for `home.deploy`.
+    adapt
+        As for `run.fit`.
+    """
+
+    model: str
+    n_batches: int
+    state_names: tuple[tuple[str, str], ...]
+    protect: bool | int | None
+    patience_s: float
+    adapt: bool
+
+
+def pack(
+    folder: Path, run: "Run", batches: "Iterable[Sequence[torch.Tensor]]", *, adapt: bool
+) -> None:
+    """Write the files of a job.
+
+    Parameters
+    ----------
+    folder
+        Empty.
+    run
+        Whose training it goes on with, from its state now.
+    batches
+        Inputs, then targets; each [rows, ...].
+    adapt
+        As for `run.fit`.
+
+    Raises
+    ------
+    FileError
+        Something cannot be written.
+    UserError
+        There is no batch.
+    """
+    parts = run.parts
+    model = parts.model
+    model.save(folder / MODEL)
+    (folder / BATCHES).mkdir()
+    fed = (with_tallies(model, batch, parts.constants) for batch in batches)
+    n_whole = len(model.inputs(True)) - len(model.laid_out(True).line.traced.given)
+    n_batches = write_batches(folder / BATCHES, fed, n_whole=n_whole)
+    if not n_batches:
+        raise UserError("there is nothing left to train on: the data has no batch.")
+    job = Job(
+        model=model.name,
+        n_batches=n_batches,
+        state_names=tuple(state_names(model)),
+        protect=parts.protect,
+        patience_s=parts.patience_s,
+        adapt=adapt,
+    )
+    try:
+        if parts.profile is not None:
+            (folder / PROFILE).write_text(profile_file.dumps(parts.profile))
+        (folder / JOB).write_text(json.dumps({"format": FORMAT, **asdict(job)}))
+    except OSError as error:
+        raise FileError(f"cannot write {folder}: {error.strerror}.", path=str(folder)) from error
+    run.save(folder / START)
+
+
+def read_job(folder: Path) -> Job:
+    """The job of a folder.
+
+    Parameters
+    ----------
+    folder
+        Which `pack` wrote.
+
+    Raises
+    ------
+    FileError
+        There is none, of another version, or it does not hold.
+    """
+    path = folder / JOB
+    try:
+        document = read_json(path.read_bytes(), str(path))
+    except OSError as error:
+        raise FileError(f"cannot read {path}: {error.strerror}.", path=str(path)) from error
+    if not isinstance(document, dict) or document.pop("format", None) != FORMAT:
+        raise FileError(f"{path} is no job of this version.", path=str(path))
+    try:
+        names = tuple((str(own), str(name)) for own, name in document.pop("state_names"))
+        return Job(**document, state_names=names)
+    except (TypeError, ValueError, KeyError) as error:
+        raise FileError(f"{path} does not hold: {error}.", path=str(path)) from error
+
+
+def files_of(folder: Path) -> dict[str, tuple[int, str]]:
+    """The files of a job, by name: their bytes and their SHA-256.
+
+    Parameters
+    ----------
+    folder
+        Of the job.
+    """
+    return {
+        name: (path.stat().st_size, digest(path))
+        for path in sorted(folder.rglob("*"))
+        if is_file_of_job(name := path.relative_to(folder).as_posix())
+    }
+
+
+def digest(path: Path) -> str:
+    """SHA-256 of a file.
+
+    Parameters
+    ----------
+    path
+        The file.
+    """
+    found = hashlib.sha256()
+    with path.open("rb") as file:
+        while part := file.read(1 << 20):
+            found.update(part)
+    return found.hexdigest()
+
+
+def is_file_of_job(name: str) -> bool:
+    """Whether a job may have a file of this name.
+
+    Parameters
+    ----------
+    name
+        Relative to its folder.
+    """
+    return _FILE.fullmatch(name) is not None
+
+
+def missing(files: Mapping[str, Any]) -> list[str]:
+    """The files that every job has, and this one has not.
+
+    Parameters
+    ----------
+    files
+        Its own, by name.
+    """
+    return [
+        name for name in (MODEL, START, JOB, f"{BATCHES}/order.safetensors") if name not in files
+    ]

@@ -1,0 +1,112 @@
+"""The coordinator of this computer: one process for each folder of keys, which the notebook starts
+when it is needed, and which goes on without it.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from potluck.coordinate.detached import Place
+from potluck.documents import read_json
+from potluck.errors import FileError, HomeError, PotluckError
+from potluck.sessions.connections import Keys
+
+FOLDER, WHERE, LOG, LOCK = "coordinator", "coordinator.json", "coordinator.log", "lock"
+START_S = 60.0  # torch alone may take seconds on a slow disk
+FIND_S = 2.0
+LOG_BYTES = 2000  # of it, in an error
+
+
+def folder_of(state: Path) -> Path:
+    """Where the coordinator of these keys keeps its jobs.
+
+    Parameters
+    ----------
+    state
+        The folder of the keys.
+    """
+    return state / FOLDER
+
+
+def write_place(folder: Path, host: str, port: int) -> None:
+    """Say where the coordinator of a folder listens.
+
+    Parameters
+    ----------
+    folder
+        Of its jobs.
+    host, port
+        Where.
+    """
+    part = folder / f"{WHERE}.{os.getpid()}.part"
+    part.write_text(json.dumps({"host": host, "port": port, "pid": os.getpid()}))
+    part.replace(folder / WHERE)
+
+
+def find(state: Path, keys: Keys) -> Place | None:
+    """Where the coordinator of these keys listens; None where none does.
+
+    Parameters
+    ----------
+    state
+        The folder of the keys.
+    keys
+        Of the notebook, which are the coordinator's, too.
+    """
+    path = folder_of(state) / WHERE
+    try:
+        told = read_json(path.read_bytes(), str(path))
+        place = Place(host=str(told["host"]), port=int(told["port"]), key=keys.public, keys=keys)
+    except (OSError, FileError, KeyError, TypeError, ValueError):
+        return None
+    with suppress(PotluckError):
+        place.ask("status", within_s=FIND_S)
+        return place
+    return None
+
+
+def find_or_start(state: Path, keys: Keys) -> Place:
+    """The same; where none listens, one is started.
+
+    Parameters
+    ----------
+    state
+        The folder of the keys.
+    keys
+        Of the notebook.
+
+    Raises
+    ------
+    HomeError
+        It does not start; says why.
+    """
+    place = find(state, keys)
+    if place is not None:
+        return place
+    folder = folder_of(state)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    log = folder / LOG
+    line = [sys.executable, "-m", "potluck", "coordinate", "--state", str(state), "--until-idle"]
+    with log.open("ab") as out:
+        out.truncate(0)
+        child = subprocess.Popen(
+            line, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
+        )
+    end_s = time.monotonic() + START_S
+    while time.monotonic() < end_s:
+        if (place := find(state, keys)) is not None:
+            return place
+        if child.poll() is not None:
+            break
+        time.sleep(0.1)
+    else:
+        child.kill()
+    told = log.read_bytes()[-LOG_BYTES:].decode(errors="replace").strip()
+    raise HomeError(
+        f"the coordinator on this computer does not start: {told or 'it says nothing'}.",
+        next_step=f"`potluck coordinate --state {state}` shows more.",
+    )

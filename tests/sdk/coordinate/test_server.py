@@ -1,0 +1,180 @@
+"""Whatever is said to a coordinator is answered in words, and only those it knows are heard."""
+
+import json
+import random
+import threading
+
+import pytest
+import zmq
+from tests.sdk.coordinate.test_coordinator import case, check, handed_over, until
+
+from potluck.coordinate.coordinator import Coordinator
+from potluck.coordinate.detached import DetachedRun, Place
+from potluck.coordinate.job import files_of
+from potluck.coordinate.server import CHUNK_BYTES, COMING, VERSION, Server
+from potluck.errors import HomeError
+from potluck.handle import Task
+from potluck.sessions.connections import Keys
+from potluck.testing.memory import memory_home
+
+torch = pytest.importorskip("torch")
+__all__ = ["case"]  # the fixture
+
+
+def new_keys():
+    public, secret = zmq.curve_keypair()
+    return Keys(public=public.decode(), secret=secret.decode())
+
+
+@pytest.fixture
+def mine():
+    return new_keys()
+
+
+@pytest.fixture
+def serving(tmp_path, mine):
+    """A coordinator with its server at work, and its place as seen by who has its keys."""
+    coordinator = Coordinator(tmp_path / "jobs", lambda: memory_home(2))
+    server = Server(coordinator, mine, frozenset({mine.public}))
+    ending = threading.Event()
+    thread = threading.Thread(target=server.serve, args=(lambda _: not ending.is_set(),))
+    thread.start()
+    yield Place(host="127.0.0.1", port=server.port, key=mine.public, keys=mine), coordinator
+    ending.set()
+    thread.join()
+    server.close()
+    coordinator.close()
+
+
+def test_a_job_is_handed_over_trained_and_fetched(tmp_path, case, serving):
+    place, coordinator = serving
+    handed_over(tmp_path / "packed", case)
+    place.hand_over("job", tmp_path / "packed", Task())
+    run = DetachedRun(place, "job")
+    assert (run.state, run.step, run.n_steps) == ("waiting", 3, 12)
+    with pytest.raises(HomeError, match="there is a job 'job' already"):
+        place.hand_over("job", tmp_path / "packed", Task())
+    run.start().wait(60.0)
+    assert run.losses == case.losses[3:]
+    assert "state='ended'" in repr(run) or "ended, step 12 of 12" in repr(run)
+    until(lambda: not coordinator.under_way)
+    check(tmp_path / "jobs", case)
+    state = run.state_dict()
+    assert set(state) == set(case.weights)
+    assert all(torch.equal(state[name], tensor) for name, tensor in case.weights.items())
+    assert run.save(tmp_path / "fetched") == 12
+    run.forget()
+    with pytest.raises(HomeError, match="there is no job 'job' here"):
+        run.start()
+
+
+def test_who_is_not_known_is_refused_by_name_and_the_wrong_key_too(serving):
+    place, _ = serving
+    stranger = Place(host=place.host, port=place.port, key=place.key, keys=new_keys())
+    with pytest.raises(HomeError, match="does not know this notebook") as caught:
+        stranger.ask("status", within_s=20.0)
+    assert stranger.keys.public in str(caught.value)
+    assert stranger.keys.secret not in str(caught.value)
+    other = Place(host=place.host, port=place.port, key=new_keys().public, keys=place.keys)
+    with pytest.raises(HomeError, match=r"another key|no coordinator answers"):
+        other.ask("status", within_s=1.0)
+    assert place.ask("status")[0] == {"jobs": []}
+
+
+def test_a_file_that_came_otherwise_than_it_was_sent_is_no_job(tmp_path, case, serving):
+    place, coordinator = serving
+    handed_over(tmp_path / "packed", case)
+    files = files_of(tmp_path / "packed")
+    place.ask("begin", job="job", files=files)
+    for name in files:
+        data = bytearray((tmp_path / "packed" / name).read_bytes())
+        data[-1] ^= name == "start.safetensors"
+        place.ask("put", bytes(data), job="job", file=name, at=0)
+    with pytest.raises(HomeError, match=r"start\.safetensors is not as it was sent"):
+        place.ask("admit", job="job")
+    assert coordinator.jobs() == ()
+
+
+ODD = [
+    {"ask": "fly"},
+    {"ask": None},
+    {"ask": "status", "since": -1},
+    {"ask": "status", "job": "../../etc"},
+    {"ask": "begin", "job": "../x", "files": {}},
+    {"ask": "begin", "job": f"x{COMING}", "files": {}},
+    {"ask": "begin", "job": "x", "files": []},
+    {"ask": "begin", "job": "x", "files": {"../../x": [1, ""]}},
+    {"ask": "put", "job": "x", "file": "../x", "at": 0},
+    {"ask": "put", "job": "x", "file": "model.safetensors", "at": True},
+    {"ask": "admit", "job": "x"},
+    {"ask": "read", "job": "x"},
+    {"ask": "start", "job": "x"},
+    {"ask": "stop"},
+    {"ask": "forget", "job": ".."},
+    {"ask": "forget", "job": "x"},
+]
+
+
+@pytest.mark.parametrize("request_", ODD, ids=str)
+def test_what_cannot_be_asked_is_refused_and_leaves_nothing(tmp_path, mine, request_):
+    server = Server(Coordinator(tmp_path / "jobs", list), mine, frozenset())
+    try:
+        text = json.dumps({"version": VERSION, **request_}).encode()
+        answer, data = server.answer([b"", text, b"abc"])
+        assert set(answer) == {"error"}
+        assert answer["error"]
+        assert not data
+    finally:
+        server.close()
+    assert [*tmp_path.rglob("*")] in ([], [tmp_path / "jobs"])
+
+
+def test_no_request_of_any_form_is_anything_but_answered(tmp_path, mine):
+    rng = random.Random(0)
+    server = Server(Coordinator(tmp_path / "jobs", list), mine, frozenset())
+    values = [
+        None,
+        True,
+        -1,
+        2**70,
+        1.5,
+        "",
+        "x",
+        "a" * 300,
+        [],
+        {},
+        [[]],
+        {"x": 1},
+        "\0",
+        "..",
+        "ü",
+    ]
+    words = ["status", "begin", "put", "admit", "start", "stop", "read", "forget"]
+    names = ["job", "files", "file", "at", "since", "names", "version", "ask"]
+    try:
+        for _ in range(3000):
+            request = {"version": VERSION, "ask": rng.choice(words)}
+            for name in rng.sample(names, rng.randint(0, 5)):
+                request[name] = rng.choice(values)
+            parts = [b"", json.dumps(request).encode(), b"x" * rng.choice([0, 7])]
+            if rng.random() < 0.2:
+                parts = [rng.randbytes(rng.randint(0, 40)) for _ in range(rng.randint(0, 4))]
+            answer, _ = server.answer(parts)
+            assert "error" in answer or answer == {"jobs": []}, request
+    finally:
+        server.close()
+    assert [*tmp_path.rglob("*")] in ([], [tmp_path / "jobs"])
+
+
+def test_more_than_the_disk_has_is_refused_before_it_is_sent(tmp_path, mine):
+    server = Server(Coordinator(tmp_path / "jobs", list), mine, frozenset())
+    try:
+        files = {
+            name: [2**58, ""] for name in ("model.safetensors", "start.safetensors", "job.json")
+        } | {"batches/order.safetensors": [0, ""]}
+        request = {"version": VERSION, "ask": "begin", "job": "x", "files": files}
+        answer, _ = server.answer([b"", json.dumps(request).encode(), b""])
+        assert "are free where the coordinator keeps it" in answer["error"]
+    finally:
+        server.close()
+    assert CHUNK_BYTES < 2**22
