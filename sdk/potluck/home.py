@@ -53,6 +53,11 @@ class Home(Shown):
     state
         Directory of this notebook's keys and known devices; default $POTLUCK_HOME or the
         configuration directory.
+
+    Raises
+    ------
+    HomeError
+        Another home has these keys, or a coordinator that trains.
     """
 
     def __init__(self, peers: Iterable[str] = (), *, state: str | Path | None = None) -> None:
@@ -62,7 +67,12 @@ class Home(Shown):
         addresses = parse_addresses(peers)
         ring = Keyring(Path(state) if state is not None else None)
         public, secret = ring.identity()
-        ring.claim(self._give_way)
+        try:
+            ring.claim(self._give_way)
+        except HomeError as error:
+            from potluck.coordinate import local
+
+            raise local.claimed(ring.directory, error) from error
         keys = Keys(public=public, secret=secret)
         self._open(keys, CurveLink(keys, name=controller_name()), ring)
         add_peers(self._members, ring, addresses)

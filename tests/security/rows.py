@@ -38,14 +38,15 @@ ROWS: dict[str, Row] = {
     "F2": Row(
         "the notebook's kernel is killed",
         "agents drop what it had and wait for the next notebook; a saved run goes on as if "
-        "uninterrupted",
+        "uninterrupted; one that was detached goes on without it, also where its coordinator is "
+        "killed",
         tests_of(
             "sdk/run/test_faults:test_killing_the_notebook_leaves_nothing",
             "agent/core/test_core_sessions:test_a_notebook_that_is_gone_leaves_nothing_behind",
             "sdk/run/test_training:test_a_saved_run_goes_on_as_if_uninterrupted",
+            "sdk/coordinate/test_detach:test_the_notebook_ends_the_coordinator_is_killed_and_nothing_is_lost",
         ),
-        "a new notebook cannot take over a run that goes on; steps after the last saved file "
-        "are lost",
+        "of a run that was not detached, steps after the last saved file are lost",
     ),
     "F3": Row(
         "a worker dies (signal, memory, abort)",

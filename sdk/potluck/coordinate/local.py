@@ -47,6 +47,29 @@ def write_place(folder: Path, host: str, port: int) -> None:
     part.replace(folder / WHERE)
 
 
+def claimed(state: Path, error: HomeError) -> HomeError:
+    """Why a home cannot be opened with these keys; says so where their coordinator has it.
+
+    Parameters
+    ----------
+    state
+        The folder of the keys.
+    error
+        Fact: `holder`, the process that has it.
+    """
+    path = folder_of(state) / WHERE
+    with suppress(OSError, FileError):
+        holder = error.facts.get("holder")
+        if holder and read_json(path.read_bytes(), str(path)).get("pid") == holder:
+            return HomeError(
+                "the coordinator on this computer has this home: it trains what was handed over.",
+                next_step="potluck.Home.attach() shows how far that is, and its stop() gives the "
+                "home back.",
+                holder=holder,
+            )
+    return error
+
+
 def find(state: Path, keys: Keys) -> Place | None:
     """Where the coordinator of these keys listens; None where none does.
 

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,27 +18,25 @@ from potluck.handle import Handle, Task
 from potluck.profile.from_runs import learned
 from potluck.records import Plan, Problem, Trace
 from potluck.run import batches, checkpoint, tensors
-from potluck.run.adapting import Adapting
-from potluck.run.background_snapshot import keep_protected
 from potluck.run.comparison import Comparison, compare
 from potluck.run.compiled_plan import INFER, evaluation_plan, train_name
 from potluck.run.drain import Drain
 from potluck.run.engine import Engine
 from potluck.run.evaluation import Evaluation
+from potluck.run.fitting import Fitting, OnStep
 from potluck.run.history import History, measured_trace
 from potluck.run.migration import cross
 from potluck.run.optimizers import Optimizer, check_optimizer
 from potluck.run.parts import Parts
 from potluck.run.protection import Protection
 from potluck.run.recovery import see_all, surviving
-from potluck.run.rejoin import Rejoin
 from potluck.run.requests import REQUESTS_IN_FLIGHT, answers
 from potluck.schedule import Compiled
 from potluck.sessions.events import Execution
 from potluck.sessions.link import Link
 from potluck.shown import Shown
 from potluck.simulate.cost import energy_j
-from potluck.simulate.predict import IN_FLIGHT, predict_steps
+from potluck.simulate.predict import predict_steps
 from potluck.simulate.spans import most_at_once
 from potluck_wire.messages import Reading
 
@@ -47,7 +46,6 @@ if TYPE_CHECKING:
     from potluck.profile.profiles import Profile
 
 EVALUATION_ROWS = 32
-OnStep = Callable[[int, float], None]
 
 
 class Run(Shown):
@@ -58,8 +56,8 @@ class Run(Shown):
         self.hand_over: Callable[..., Handle[Any]] | None = None  # of its home
         self._drain: Drain | None = None
         self._evaluation: Evaluation | None = None
-        self._fitting: Handle[History] | None = None  # the latest
-        self._stream: batches.Stream | None = None  # of the latest, as soon as it has its turn
+        # those under way, and the latest
+        self._fits: list[tuple[Handle[History], Fitting]] = []
         self._queueing = threading.Lock()  # of fits: what one calls comes behind it
 
     def watch_devices(self) -> None:
@@ -287,118 +285,44 @@ class Run(Shown):
                 next_step="Use home.profile(model) before home.deploy.",
             )
 
+        fitting = Fitting(engine, data, epochs, optimizer=optimizer, on_step=on_step, adapt=adapt)
+
         def work(task: Task) -> History:
-            return self._fit(task, data, epochs, optimizer, on_step, adapt)
+            return fitting.train(
+                task, traced=self._traced, go_over=self._go_over, go_back=self._go_back
+            )
 
         with self._queueing:
-            self._fitting = Handle(work, f"training {self.plan.model}", after=self._fitting)
-            return self._fitting
+            self._fits = [(handle, its) for handle, its in self._fits if not handle.done]
+            after = self._fits[-1][0] if self._fits else None
+            self._fits.append((Handle(work, f"training {self.plan.model}", after=after), fitting))
+            return self._fits[-1][0]
 
-    def _fit(
-        self,
-        task: Task,
-        data: Any,
-        epochs: int,
-        optimizer: Optimizer | None,
-        on_step: OnStep | None,
-        adapt: bool,
-    ) -> History:
-        engine = self._engine
-        with engine.boundary():
-            if optimizer is not None and optimizer != engine.edition.optimizer:
-                surviving(engine, lambda: self._take_optimizer(optimizer))
-            first, before = engine.next_step, engine.history
-        arguments = engine.model.arguments
-        n_batches = batches.count(data, self.plan.batch, arguments)
-        stream = self._stream = batches.Stream(data, self.plan.batch, arguments, epochs)
-        total = epochs * n_batches if n_batches else None
-        last = None if total is None else first + total
-        adapting = Adapting(engine, last, self._traced, self._go_over) if adapt else None
-        rejoin = Rejoin(engine, self._go_back) if engine.is_protected and not adapt else None
-        told = first
+    def rest(self) -> "list[Iterable[tuple[torch.Tensor, ...]]]":
+        """End all fits, between two steps: of each the batches that it has not trained on.
 
-        def once(batch: "tuple[torch.Tensor, ...]") -> Callable[[], None]:
-            """Hand out this batch; a recovery in between may have done it already."""
-            number = engine.next_step
-
-            def hand_out() -> None:
-                if engine.next_step == number:
-                    engine.submit(batch)
-                stream.done()
-
-            return hand_out
-
-        def go_on(most: int, batch: "tuple[torch.Tensor, ...] | None" = None) -> None:
-            nonlocal told
-            with engine.boundary():
-                if engine.protection is not None:
-                    surviving(engine, lambda: keep_protected(engine))
-                if batch is not None:
-                    surviving(engine, once(batch))
-                while engine.n_in_flight > most:
-                    surviving(engine, engine.collect)
-                if adapting is not None:
-                    adapting.look()
-                if rejoin is not None:
-                    rejoin.look()
-                # a switch may have collected some, too
-                news = engine.history.losses[told - engine.first_step :]
-            for loss in news:
-                told += 1
-                task.update(
-                    (told - first) / total if total else 0.0, f"step {told}, loss {loss:.4g}"
-                )
-                if on_step is not None:
-                    on_step(told, loss)
-
-        def say(text: str) -> None:
-            task.check()
-            task.update(task.progress[0], text)
-
-        try:
-            engine.say, engine.last_step = say, last
-            while True:
-                task.check()
-                if (batch := stream.next()) is None:
-                    break
-                go_on(IN_FLIGHT - 1, batch)
-        finally:
-            try:
-                if engine.failed is None:
-                    go_on(0)
-            finally:
-                engine.say, engine.last_step = lambda text: None, None
-                for at_work in (adapting, rejoin):
-                    if at_work is not None:
-                        at_work.stop()
-        news = engine.history.since(before, first - engine.first_step)
-        if told == first and not news.notes:
-            raise UserError(
-                "there is nothing to train on: the data has no batch.",
-                next_step="With drop_last, a DataLoader leaves out a batch that is not full.",
-            )
-        return news
-
-    def rest(self) -> "Iterable[tuple[torch.Tensor, ...]] | None":
-        """End the latest `fit` between two steps: the batches that it has not trained on.
-
-        None where there is none, or it has ended by itself.
+        Raises
+        ------
+        UserError
+            One that waits for its turn has another optimizer; nothing was ended.
         """
-        if (latest := self._fitting) is None or latest.done:
-            return None
-        latest.cancel()
-        with suppress(CancelledError):
-            latest.wait()
-            return None
-        return self._stream.rest() if self._stream is not None else None
-
-    def _take_optimizer(self, optimizer: Optimizer) -> None:
-        """Go on with another optimizer: what is kept of the one before is of no use to it."""
-        engine = self._engine
-        if optimizer != engine.edition.optimizer:
-            engine.renew(self.plan, optimizer, engine.sizes)
-        if engine.protection is not None:
-            engine.protect()
+        with self._queueing:
+            under_way = [(handle, its) for handle, its in self._fits if not handle.done]
+            for _, fitting in under_way[1:]:
+                if fitting.optimizer not in (None, self._engine.edition.optimizer):
+                    raise UserError(
+                        "a fit with another optimizer waits for its turn.",
+                        next_step="Wait for the fit before, or cancel that one.",
+                    )
+            for handle, _ in reversed(under_way):
+                handle.cancel()
+        left = []
+        for handle, fitting in under_way:
+            try:
+                handle.wait()
+            except CancelledError:
+                left.append(fitting.rest())
+        return left
 
     def switch(self, plan: Plan) -> "Handle[Run]":
         """Go over to another plan while the run goes on, with all state.
@@ -597,17 +521,18 @@ class Run(Shown):
             The coordinator refuses; says why. The run goes on here.
         """
         self._engine.check(training=True)
-        rest = self.rest() if data is None else None
-        if data is None and rest is None:
+        if self.hand_over is None:
+            raise UserError("this run has no home that could hand it over.")
+        if data is None:
+            left = self.rest()
+        else:
+            arguments = self._engine.model.arguments
+            left = [batches.Stream(data, self.plan.batch, arguments, epochs).rest()]
+        if not left:
             raise UserError(
                 "no fit is under way.", next_step="Say what to train on: run.detach(data, epochs)."
             )
-        if rest is None:
-            stream = batches.Stream(data, self.plan.batch, self._engine.model.arguments, epochs)
-            rest = stream.rest()
-        if self.hand_over is None:
-            raise UserError("this run has no home that could hand it over.")
-        return self.hand_over(self, rest, to=to, key=key, adapt=adapt)
+        return self.hand_over(self, chain.from_iterable(left), to=to, key=key, adapt=adapt)
 
     # --- state ------------------------------------------------------------------------------------
 
@@ -638,7 +563,7 @@ class Run(Shown):
         UserError
             The module has none of this model's weights.
         """
-        latest = self._fitting
+        latest = self._fits[-1][0] if self._fits else None
         if latest is not None and not latest.seen and not latest.waits_for_caller:
             with suppress(CancelledError):
                 latest.wait()

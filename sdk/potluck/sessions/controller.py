@@ -96,8 +96,7 @@ class Controller:
         self._peers: dict[str, Peer] = {}
         self._questions = PendingRequests()
         self._executions = Executions(self._peers)
-        # all that there ever were: values of one that is over may still come
-        self._runs: set[str] = set()
+        self._met: set[str] = set()  # the keys of devices that have heard of it
         self._gone: dict[str, PotluckError] = {}  # why a device's last session ended
         self._now_s = self._ticked_s = 0.0
         self._actions: list[Action] = []
@@ -171,7 +170,7 @@ class Controller:
                 event.device, DeviceGone("the connection was made anew.", device=event.device)
             )
         self._gone.pop(event.device, None)
-        permits = Permits(self._runs)
+        permits = Permits()
         self._peers[event.device] = Peer(
             address=event.address,
             key=event.key,
@@ -182,6 +181,9 @@ class Controller:
             pulse=Heartbeat(self._now_s),
         )
         self._actions.append(Connect(device=event.device, address=event.address, key=event.key))
+        if event.key not in self._met:  # runs of a process that had this notebook's key end
+            self._met.add(event.key)
+            self._send(event.device, Goodbye(reason="a new notebook begins"))
         self._send(event.device, Hello(major=VERSION[0], minor=VERSION[1], name=self._name))
 
     def _leave(self, device: str) -> None:

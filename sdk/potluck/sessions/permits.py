@@ -13,9 +13,9 @@ from potluck_wire.errors import WireCode, WireError
 from potluck_wire.limits import PROBE
 from potluck_wire.messages import HOME, Probe, RefusalCode, Value
 
-# Values of executions that are over may still be under way, and those of a session that broke are
-# sent again in the next: so many a session, and all that its own executions have left. More are
-# sent by nobody who is honest.
+# Values of executions that are over may still be under way, those of a session that broke are sent
+# again in the next, and a process that was killed has left some to who comes next with its key: so
+# many a session, and all that its own executions have left. More are sent by nobody who is honest.
 LATE_VALUES = 1024
 
 
@@ -26,10 +26,9 @@ class _Series:
 
 
 class Permits:
-    """What one device may send in one session. `runs`: all that this notebook has ever had."""
+    """What one device may send in one session."""
 
-    def __init__(self, runs: set[str]) -> None:
-        self._runs = runs
+    def __init__(self) -> None:
         # of executions under way: value -> its most bytes
         self._expected: dict[Place, dict[str, int]] = {}
         self._awaited: dict[Place, set[str]] = {}  # those that have not begun
@@ -38,7 +37,6 @@ class Permits:
 
     def expect(self, place: Place, values: Mapping[str, int]) -> None:
         """An execution is to send these values of at most so many bytes each."""
-        self._runs.add(place[0])
         self._expected[place], self._awaited[place] = dict(values), set(values)
 
     def end(self, place: Place) -> None:
@@ -90,11 +88,6 @@ class Permits:
         return ""
 
     def _late(self, value: Value) -> str:
-        if value.run and value.run not in self._runs:
-            raise WireError(
-                WireCode.STATE,
-                f"a value of the run {value.run!r:.80}, which this notebook does not have",
-            )
         if not self._n_late:
             raise WireError(
                 WireCode.STATE, f"one more value that nobody waits for ({value.name!r:.80})"

@@ -72,10 +72,20 @@ def test_nobody_answering_ends_the_wait_and_a_slow_worker_does_not():
     assert 2 in play.ended()
 
 
+def test_runs_of_a_process_before_end_at_the_first_meeting_and_at_no_later_one():
+    play = Play()
+    join = Join(ticket=1, device="a", address=Address(host="h", port=1), key="k")
+    said = []
+    for _ in range(2):  # the second time its connection broke
+        said += [type(message) for _, message in play.sent(m.Goodbye | m.Hello, play.do(join))]
+        play.hear("a", m.Welcome(major=1), STATEMENT)
+    assert said == [m.Goodbye, m.Hello, m.Hello]
+
+
 def test_leaving_says_goodbye():
     play = Play("a")
     play.do(Leave(device="a"))
-    assert play.sent(m.Goodbye)
+    assert play.sent(m.Goodbye)[-1] == ("a", m.Goodbye(reason="closed"))
     assert play.controller.session("a") is None
 
 

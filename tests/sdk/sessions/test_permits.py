@@ -87,9 +87,8 @@ HUGE = {"nbytes": MAX_VALUE_BYTES, "chunk_bytes": MAX_CHUNK_BYTES}
         (value(**HUGE), "at most 8"),
         (probe_value(9), "9 bytes, at most 8"),
         (value(name="z"), "nobody expects"),
-        (value(run="of-somebody"), "of-somebody"),
     ],
-    ids=["a byte too large", "four gigabytes", "a larger probe", "another name", "another run"],
+    ids=["a byte too large", "four gigabytes", "a larger probe", "another name"],
 )
 def test_what_nobody_can_have_asked_for_ends_the_session_of_that_device_alone(said, word):
     play = begun()
@@ -100,6 +99,14 @@ def test_what_nobody_can_have_asked_for_ends_the_session_of_that_device_alone(sa
     assert word in str(error)
     assert play.controller.session("a") is None
     assert play.controller.session("b") is not None
+    check_held(play.controller)
+
+
+def test_what_a_process_that_was_killed_has_left_is_answered_and_not_held():
+    play = begun()
+    play.hear("a", value(run="of-the-process-before"), bytes(8))
+    assert [message.code for _, message in play.sent(m.Rejected)] == ["unknown-run"]
+    assert play.controller.session("a") is not None
     check_held(play.controller)
 
 
