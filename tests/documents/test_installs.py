@@ -89,7 +89,8 @@ def test_an_agent_says_what_it_computes_with(tmp_path, wheel, extras, says):
         told = ""
         while says not in " ".join(told.split()):
             line = process.stdout.readline()
-            assert line and not line.startswith("Now "), told
+            assert line, told
+            assert not line.startswith("Now "), told
             told += line
 
 
