@@ -109,7 +109,7 @@ ROWS: dict[str, Row] = {
             "sdk/lab/test_lab:test_links_change_as_the_script_says",
             "agent/core/test_chunk_sizes:test_a_link_gets_the_largest_chunk_that_it_carries_in_time",
         ),
-        "another plan is chosen only with `fit(adapt=True)`",
+        "another plan is chosen only where the home was profiled",
     ),
     "F9": Row(
         "plans are switched under load, and something dies meanwhile",

@@ -241,7 +241,7 @@ class Coordinator:
                 fitting = run.fit(
                     rest,
                     on_step=lambda step, loss: journal.add(step=step, loss=loss),
-                    adapt=wanted.adapt and known is not None,
+                    adapt=wanted.adapt if known is not None else False,
                 )
                 self._follow(run, fitting, wanted, folder, journal)
             self._save(run, folder, journal, latest=True)

@@ -31,7 +31,7 @@ def hand_over(
     keys: Keys,
     to: str = "",
     key: str = "",
-    adapt: bool = False,
+    adapt: bool | None = None,
 ) -> DetachedRun:
     """Pack all that a run needs, send it to a coordinator, and have that go on with it.
 

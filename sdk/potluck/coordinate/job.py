@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 FORMAT = "potluck-job-1"
 MODEL, START, PROFILE, JOB = "model.safetensors", "start.safetensors", "profile.json", "job.json"
 BATCHES = "batches"
+MAX_PATIENCE_S = 366 * 86_400.0
 JOURNAL = "journal"
 SAVED = ("saved-0.safetensors", "saved-1.safetensors")  # the state, in turns
 NAME = re.compile(r"[a-z0-9][a-z0-9.-]{0,79}")
@@ -54,11 +55,24 @@ class Job:
     state_names: tuple[tuple[str, str], ...]
     protect: bool | int | None
     patience_s: float
-    adapt: bool
+    adapt: bool | None
+
+    def __post_init__(self) -> None:
+        is_sound = (
+            type(self.model) is str
+            and type(self.n_batches) is int
+            and self.n_batches >= 1
+            and type(self.protect) in (bool, int, type(None))
+            and type(self.patience_s) in (int, float)
+            and 0 <= self.patience_s <= MAX_PATIENCE_S
+            and type(self.adapt) in (bool, type(None))
+        )
+        if not is_sound:
+            raise ValueError("a field has the wrong type or size")
 
 
 def pack(
-    folder: Path, run: "Run", batches: "Iterable[Sequence[torch.Tensor]]", *, adapt: bool
+    folder: Path, run: "Run", batches: "Iterable[Sequence[torch.Tensor]]", *, adapt: bool | None
 ) -> None:
     """Write the files of a job.
 
@@ -94,7 +108,7 @@ def pack(
         n_batches=n_batches,
         state_names=tuple(state_names(model)),
         protect=parts.protect,
-        patience_s=parts.patience_s,
+        patience_s=min(parts.patience_s, MAX_PATIENCE_S),
         adapt=adapt,
     )
     try:

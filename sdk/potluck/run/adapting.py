@@ -124,8 +124,9 @@ class Adapting:
             pass
         except PotluckError as error:  # no plan fits any more, or this one cannot be judged
             self._adapter.settle()
-            self._tell(
-                Decision(step=step, action=FAILED, words=f"step {step}: the plan stays: {error}")
+            tell(
+                self._engine,
+                Decision(step=step, action=FAILED, words=f"step {step}: the plan stays: {error}"),
             )
         except BaseException as error:  # raised again where the fit ends
             self._failure = error
@@ -170,11 +171,7 @@ class Adapting:
         return self._adapter.order(look, before_s, after_s)
 
     def _planning(self, look: Look, plan: Plan, problem: Problem) -> Decision:
-        members = self._engine.members
-        problem = only(problem, [d.name for d in problem.devices if d.name in members.staying])
-        problem = replace(problem, model=plan.model)  # as its maker calls it
-        if plan.problem is not None:
-            problem = replace(problem, qoe=plan.problem.qoe)
+        problem = problem_now(self._engine, plan, problem)
         if self._waiting:  # does what was found still look good?
             found: Sequence[Plan] = [judge(problem, other) for other in self._found]
         else:
@@ -191,7 +188,7 @@ class Adapting:
         if decision is None:
             return
         if decision.action not in (ORDER, SWITCH):
-            self._tell(decision)
+            tell(engine, decision)
             return
         self._task.check()
         engine.editions.conditions = self._adapter.known
@@ -208,7 +205,7 @@ class Adapting:
                 decision, action=FAILED, words=f"{decision.words} It failed: {error}"
             )
             self._adapter.settle()
-        self._tell(decision)
+        tell(engine, decision)
 
     def _order_anew(self, plan: Plan) -> None:
         engine = self._engine
@@ -226,12 +223,40 @@ class Adapting:
         lost_s = sum(during) - usual_s * len(during)
         self._adapter.cost = self._adapter.cost.learned(decision.cost_s, lost_s)
 
-    def _tell(self, decision: Decision) -> None:
-        with self._engine.boundary():
-            h = self._engine.history
-            last = h.decisions[-1] if h.decisions else None
-            if last is None or (last.action, decision.action) != ("wait", "wait"):
-                self._engine.history = replace(h, decisions=(*h.decisions, decision))
+
+def problem_now(engine: "Engine", plan: Plan, problem: Problem) -> Problem:
+    """What a run may be planned for now: with the devices that stay, and its plan's limits.
+
+    Parameters
+    ----------
+    engine
+        Of the run.
+    plan
+        At work.
+    problem
+        With all devices.
+    """
+    staying = engine.members.staying
+    problem = only(problem, [d.name for d in problem.devices if d.name in staying])
+    problem = replace(problem, model=plan.model)  # as its maker calls it
+    return problem if plan.problem is None else replace(problem, qoe=plan.problem.qoe)
+
+
+def tell(engine: "Engine", decision: Decision) -> None:
+    """Put a decision into the history, where it is not what was said before.
+
+    Parameters
+    ----------
+    engine
+        Of the run.
+    decision
+        The latest.
+    """
+    with engine.boundary():
+        h = engine.history
+        last = h.decisions[-1] if h.decisions else None
+        if last is None or (last.action, decision.action) != (WAIT, WAIT):
+            engine.history = replace(h, decisions=(*h.decisions, decision))
 
 
 def _planned(problem: Problem) -> tuple[Problem, Sequence[Plan]]:

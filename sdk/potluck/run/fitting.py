@@ -12,6 +12,7 @@ from potluck.run.background_snapshot import keep_protected
 from potluck.run.engine import Engine
 from potluck.run.history import History
 from potluck.run.optimizers import Optimizer
+from potluck.run.pacing import Pacing
 from potluck.run.recovery import surviving
 from potluck.run.rejoin import Rejoin
 from potluck.schedule import Compiled
@@ -33,7 +34,7 @@ class Fitting:
     ----------
     engine
         Of the run.
-    data, epochs, optimizer, on_step, adapt
+    data, epochs, optimizer, on_step, adapt, deadline_s
         As for `Run.fit`.
     """
 
@@ -46,17 +47,17 @@ class Fitting:
         optimizer: Optimizer | None,
         on_step: OnStep | None,
         adapt: bool,
+        deadline_s: float | None,
     ) -> None:
         self._engine, self._data, self._epochs = engine, data, epochs
         self.optimizer = optimizer
-        self._on_step, self._adapt = on_step, adapt
+        self._on_step, self._adapt, self._deadline_s = on_step, adapt, deadline_s
         self._task = Task()
         self._stream = batches.Stream(
             data, engine.edition.plan.batch, engine.model.arguments, epochs
         )
         self._total: int | None = None
-        self._adapting: Adapting | None = None
-        self._rejoin: Rejoin | None = None
+        self._minders: list[Adapting | Pacing | Rejoin] = []  # what else looks at its steps
         self._first = self._told = 0
 
     def rest(self) -> "Iterable[tuple[torch.Tensor, ...]]":
@@ -89,10 +90,12 @@ class Fitting:
             self._first, before = engine.next_step, engine.history
         self._told = self._first
         last = None if self._total is None else self._first + self._total
-        if self._adapt:
-            self._adapting = Adapting(engine, last, traced, go_over)
-        elif engine.is_protected:
-            self._rejoin = Rejoin(engine, go_back)
+        if self._deadline_s is not None:
+            self._minders.append(Pacing(engine, last, self._deadline_s, go_over))
+        elif self._adapt:
+            self._minders.append(Adapting(engine, last, traced, go_over))
+        if engine.is_protected and self._deadline_s is None:
+            self._minders.append(Rejoin(engine, go_back))
         try:
             engine.say, engine.last_step = self._say, last
             while True:
@@ -106,9 +109,8 @@ class Fitting:
                     self._go_on(0)
             finally:
                 engine.say, engine.last_step = lambda text: None, None
-                for at_work in (self._adapting, self._rejoin):
-                    if at_work is not None:
-                        at_work.stop()
+                for minder in self._minders:
+                    minder.stop()
         news = engine.history.since(before, self._first - engine.first_step)
         if self._told == self._first and not news.notes:
             raise UserError(
@@ -135,10 +137,8 @@ class Fitting:
                 surviving(engine, self._once(batch))
             while engine.n_in_flight > most:
                 surviving(engine, engine.collect)
-            if self._adapting is not None:
-                self._adapting.look()
-            if self._rejoin is not None:
-                self._rejoin.look()
+            for minder in self._minders:
+                minder.look()
             # a switch may have collected some, too
             news = engine.history.losses[self._told - engine.first_step :]
         for loss in news:

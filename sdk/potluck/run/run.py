@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
 from contextlib import suppress
 from itertools import chain
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -90,7 +91,7 @@ class Run(Shown):
 
     @property
     def decisions(self) -> tuple[Decision, ...]:
-        """What `fit(adapt=True)` has decided so far, and why."""
+        """What a `fit` that adapts or holds a deadline has decided so far, and why."""
         return self.history.decisions
 
     @property
@@ -211,7 +212,8 @@ class Run(Shown):
         *,
         optimizer: Optimizer | None = None,
         on_step: OnStep | None = None,
-        adapt: bool = False,
+        adapt: bool | None = None,
+        deadline_s: float | None = None,
     ) -> Handle[History]:
         """Train on every batch of `data`, `epochs` times.
 
@@ -243,9 +245,14 @@ class Run(Shown):
         adapt
             Compare steps with their prediction, in the background; where devices or links have
             changed, order transfers anew or switch to another plan of the same micro-batches, if
-            that pays. What was decided and why is in `run.decisions`. Needs a profile. Off by
-            default: sums over replicas may come in another order, which rounds differently, and
-            looking takes up to 2 % of the notebook's time.
+            that pays. What was decided and why is in `run.decisions`. Needs a profile. Default: on
+            where there is one and the plan has more than one device. Sums over replicas may come in
+            another order after a switch, which rounds differently. Looking takes up to 2 % of the
+            notebook's time.
+        deadline_s
+            End in so many seconds, with the least energy: plans of the same micro-batches take
+            turns (Dora, 4.3), as steps show how long they take. Needs a profile with watts; takes
+            the place of `adapt`. Where it comes to be late the fastest plan goes on.
 
         Returns
         -------
@@ -255,8 +262,10 @@ class Run(Shown):
         Raises
         ------
         UserError
-            Data or epochs are not what they should be, or the data has no batch; or there is no
-            profile to adapt by.
+            Data, epochs or deadline are not what they should be, or the data has no batch; or there
+            is no profile to adapt by.
+        Infeasible
+            Even the fastest plan ends after the deadline; nothing was trained.
         PlanError
             The plan is for inference.
         """
@@ -279,13 +288,15 @@ class Run(Shown):
             )
         if optimizer is not None:
             check_optimizer(optimizer, self._engine.model.trained_dtypes())
-        if adapt and self.problem is None:
-            raise UserError(
-                "a run adapts by what its profile predicts, and there is none.",
-                next_step="Use home.profile(model) before home.deploy.",
-            )
-
-        fitting = Fitting(engine, data, epochs, optimizer=optimizer, on_step=on_step, adapt=adapt)
+        fitting = Fitting(
+            engine,
+            data,
+            epochs,
+            optimizer=optimizer,
+            on_step=on_step,
+            adapt=self._adapts(adapt, deadline_s),
+            deadline_s=deadline_s,
+        )
 
         def work(task: Task) -> History:
             return fitting.train(
@@ -297,6 +308,22 @@ class Run(Shown):
             after = self._fits[-1][0] if self._fits else None
             self._fits.append((Handle(work, f"training {self.plan.model}", after=after), fitting))
             return self._fits[-1][0]
+
+    def _adapts(self, adapt: bool | None, deadline_s: float | None) -> bool:
+        """Whether a fit adapts, where this was asked for."""
+        if deadline_s is not None:
+            if adapt:
+                raise UserError("a deadline chooses the plans: adapt=True is not for it.")
+            if isinstance(deadline_s, bool) or not deadline_s > 0 or not isfinite(deadline_s):
+                raise UserError(f"deadline_s is a number of seconds to come, got {deadline_s!r}.")
+        if (adapt or deadline_s is not None) and self.problem is None:
+            raise UserError(
+                "a run adapts by what its profile predicts, and there is none.",
+                next_step="Use home.profile(model) before home.deploy.",
+            )
+        if adapt is None and deadline_s is None:
+            return self.problem is not None and len(self.plan.devices) > 1
+        return bool(adapt)
 
     def rest(self) -> "list[Iterable[tuple[torch.Tensor, ...]]]":
         """End all fits, between two steps: of each the batches that it has not trained on.
@@ -490,7 +517,13 @@ class Run(Shown):
         return total / seen
 
     def detach(
-        self, data: Any = None, epochs: int = 1, *, to: str = "", key: str = "", adapt: bool = False
+        self,
+        data: Any = None,
+        epochs: int = 1,
+        *,
+        to: str = "",
+        key: str = "",
+        adapt: bool | None = None,
     ) -> "Handle[Any]":
         """Hand the training over to a coordinator, so that the notebook may be closed:
         `Home.attach()` picks it up again.
