@@ -5,6 +5,7 @@ nothing. Who begins again goes on from there; steps since then are computed once
 batches.
 """
 
+import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING
 from potluck.coordinate.batch_store import BatchStore
 from potluck.coordinate.job import (
     BATCHES,
+    COMING,
     JOB,
     JOURNAL,
     MODEL,
@@ -67,6 +69,7 @@ class Coordinator:
     def __init__(self, folder: Path, open_home: "Callable[[], Home]") -> None:
         self.folder, self._open_home = folder, open_home
         self._journals: dict[str, Journal] = {}  # of the job that is under way
+        self._ended: dict[str, str] = {}  # why jobs have failed, where no disk had room for that
         self._work: threading.Thread | None = None
         self._stopping = threading.Event()
         self._closing = False
@@ -100,12 +103,15 @@ class Coordinator:
         if job not in self.jobs():
             there = ", ".join(self.jobs()) or "none"
             raise UserError(f"there is no job {job!r} here; there are {there}.")
-        return progress_of(self.folder / job / JOURNAL)
+        progress = progress_of(self.folder / job / JOURNAL)
+        if job in self._ended:
+            progress.state, progress.why = FAILED, self._ended[job]
+        return progress
 
     @property
     def under_way(self) -> str:
         """The name of the job that is trained now; empty: none is."""
-        return next(iter(self._journals), "")
+        return "".join(tuple(self._journals))  # of one job at most; another thread takes it away
 
     @property
     def plan(self) -> str:
@@ -172,13 +178,22 @@ class Coordinator:
             self._work.join()  # its journal is closed; the home may still be
         journal = Journal(self.folder / job / JOURNAL)
         journal.add(state=WAITING, why="")
+        self._ended.pop(job, None)
         self._journals[job] = journal
         self._stopping.clear()
         self._work = threading.Thread(target=self._carry_out, args=(job, journal), daemon=True)
         self._work.start()
 
     def go_on(self) -> None:
-        """Start the job that was under way when the last coordinator of this folder ended."""
+        """Start the job that was under way when the last coordinator of this folder ended, and
+        delete those that never came whole.
+        """
+        for path in (
+            *self.folder.glob(f"*{COMING}"),
+            *(x.parent for x in self.folder.glob(f"*/{JOB}")),
+        ):
+            if not (path / JOURNAL).exists():
+                shutil.rmtree(path, ignore_errors=True)
         for job in reversed(self.jobs()):
             with suppress(PotluckError):
                 if self.progress(job).state in (WAITING, TRAINING):
@@ -209,8 +224,11 @@ class Coordinator:
         try:
             self._train(job, journal)
         except Exception as error:  # whatever it is, whoever asks is told
-            with suppress(PotluckError):
-                journal.add(state=FAILED, why=str(error) or type(error).__name__, durable=True)
+            why = str(error) or type(error).__name__
+            try:
+                journal.add(state=FAILED, why=why, durable=True)
+            except PotluckError as full:
+                self._ended[job] = f"{why} {full}"
         finally:
             self._plan = ""
             journal.close()

@@ -24,6 +24,7 @@ MODEL, START, PROFILE, JOB = "model.safetensors", "start.safetensors", "profile.
 BATCHES = "batches"
 MAX_PATIENCE_S = 366 * 86_400.0
 JOURNAL = "journal"
+COMING = ".coming"  # ends the folder of a job that is not whole yet
 SAVED = ("saved-0.safetensors", "saved-1.safetensors")  # the state, in turns
 NAME = re.compile(r"[a-z0-9][a-z0-9.-]{0,79}")
 _FILE = re.compile(

@@ -5,11 +5,13 @@ Each line has a checksum. The last one may be cut, where the machine lost its po
 may not.
 """
 
+import errno
 import json
 import os
 import threading
 import zlib
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -95,13 +97,14 @@ class Journal:
         self._path, self._lock = path, threading.Lock()
         entries, nbytes = _read(path) if path.exists() else ([], 0)
         self.progress = _folded(path, entries)
+        self._nbytes, self._failure = nbytes, ""  # that hold
         try:
-            self._file = path.open("ab")
+            self._file = path.open("ab", buffering=0)
             self._file.truncate(nbytes)
             if not nbytes:
                 self._write({"format": FORMAT})
         except OSError as error:
-            raise FileError(f"cannot write {path}: {error.strerror}.", path=str(path)) from error
+            raise self._failed(error) from error
 
     def add(self, *, durable: bool = False, **entry: Any) -> None:
         """Write down what has happened.
@@ -116,18 +119,19 @@ class Journal:
         Raises
         ------
         FileError
-            It cannot be written, such as on a full disk.
+            It cannot be written, such as on a full disk. From then on nothing is: what came later
+            would not follow on what is there.
         """
         with self._lock:
+            if self._failure:
+                raise FileError(self._failure, path=str(self._path))
             self.progress.take(entry)
             try:
                 self._write(entry)
                 if durable:
                     os.fsync(self._file.fileno())
             except OSError as error:
-                raise FileError(
-                    f"cannot write {self._path}: {error.strerror}.", path=str(self._path)
-                ) from error
+                raise self._failed(error) from error
 
     @staticmethod
     def line(entry: Mapping[str, Any]) -> bytes:
@@ -136,8 +140,17 @@ class Journal:
         return b"%08x %b\n" % (zlib.crc32(text), text)
 
     def _write(self, entry: Mapping[str, Any]) -> None:
-        self._file.write(self.line(entry))
-        self._file.flush()
+        line = self.line(entry)
+        if self._file.write(line) != len(line):  # the rest of the disk was less than a line
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self._nbytes += len(line)
+
+    def _failed(self, error: OSError) -> FileError:
+        """Take back what does not hold, and write no more."""
+        with suppress(OSError, AttributeError):
+            self._file.truncate(self._nbytes)
+        self._failure = f"cannot write {self._path}: {error.strerror}."
+        return FileError(self._failure, path=str(self._path))
 
     def close(self) -> None:
         """Nothing more is written."""

@@ -5,6 +5,7 @@ answered in words, and changes nothing.
 """
 
 import json
+import logging
 import shutil
 import time
 from collections.abc import Callable, Mapping
@@ -15,7 +16,16 @@ import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
 from potluck.coordinate.coordinator import Coordinator
-from potluck.coordinate.job import NAME, SAVED, START, digest, is_file_of_job, missing, read_job
+from potluck.coordinate.job import (
+    COMING,
+    NAME,
+    SAVED,
+    START,
+    digest,
+    is_file_of_job,
+    missing,
+    read_job,
+)
 from potluck.documents import read_json
 from potluck.errors import FileError, HomeError, PotluckError, UserError
 from potluck.sessions.connections import Keys
@@ -25,8 +35,9 @@ CHUNK_BYTES = 1 << 20
 MAX_REQUEST_BYTES = 1 << 18
 MAX_FILES = 10_000
 MAX_LOSSES = 4096  # in one answer
-COMING = ".coming"  # ends the folder of a job that is not whole yet
 DOMAIN = "*"
+# what must not happen and did; silent in an honest home
+FAULTS = logging.getLogger("potluck.faults")
 
 Answer = tuple[dict[str, Any], bytes]
 
@@ -160,6 +171,10 @@ class Server:
             return {"error": str(error)}, b""
         except OSError as error:
             return {"error": f"{error.filename}: {error.strerror}."}, b""
+        # the last line of defence: who asked is told, and the next one is answered
+        except Exception as error:
+            FAULTS.exception("a fault in the coordinator while answering %.500r", parts)
+            return {"error": f"this is a fault of potluck's ({type(error).__name__})."}, b""
 
     def _status(self, request: Mapping[str, Any], _: bytes) -> Answer:
         jobs, since = self._coordinator.jobs(), _whole(request, "since")

@@ -2,6 +2,7 @@
 interruption of the coordinator changes nothing about that.
 """
 
+import errno
 import time
 from types import SimpleNamespace
 
@@ -10,7 +11,7 @@ from tests.sdk.run.conftest import make_data, make_model, make_plan
 
 import potluck
 from potluck.coordinate.coordinator import Coordinator
-from potluck.coordinate.job import BATCHES, JOURNAL, MODEL, START, pack
+from potluck.coordinate.job import BATCHES, COMING, JOURNAL, MODEL, START, pack
 from potluck.coordinate.journal import ENDED, FAILED, STOPPED, Journal, progress_of
 from potluck.errors import FileError, HomeError, UserError
 from potluck.run import checkpoint
@@ -166,6 +167,43 @@ def test_a_job_that_does_not_hold_is_refused(tmp_path, case):
     with pytest.raises(FileError, match=r"start\.safetensors"):
         one.admit("job")
     assert one.jobs() == ()
+
+
+def test_a_full_disk_ends_it_and_says_so_and_it_goes_on_where_there_is_room(
+    tmp_path, case, monkeypatch
+):
+    handed_over(tmp_path / "job", case)
+    one, line = coordinator(tmp_path), Journal.line
+
+    def until_full(entry):
+        if entry.get("step") == 6 or entry.get("why"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return line(entry)
+
+    one.admit("job")
+    with monkeypatch.context() as patch:
+        patch.setattr(Journal, "line", staticmethod(until_full))
+        one.start("job")
+        until(lambda: not one.under_way)
+        progress = one.progress("job")
+        assert progress.state == FAILED
+        assert "No space left" in progress.why
+    one.start("job")
+    until(lambda: not one.under_way)
+    one.close()
+    check(tmp_path, case)
+
+
+def test_what_never_came_whole_is_deleted_by_the_next(tmp_path, case):
+    handed_over(tmp_path / "whole", case)
+    handed_over(tmp_path / "cut", case)
+    (tmp_path / f"other{COMING}").mkdir()
+    (tmp_path / "of-somebody").mkdir()
+    one = coordinator(tmp_path)
+    one.admit("whole")
+    one.go_on()
+    one.close()
+    assert {path.name for path in tmp_path.iterdir()} == {"whole", "of-somebody"}
 
 
 def test_devices_that_are_not_there_are_waited_for_and_then_named(tmp_path, case):

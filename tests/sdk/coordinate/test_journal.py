@@ -66,6 +66,32 @@ def test_cut_anywhere_it_tells_what_was_whole_and_goes_on(tmp_path, seed):
         assert progress_of(path).is_over
 
 
+@pytest.mark.parametrize("room", [0, 1, 20, 45])
+def test_where_the_disk_is_full_in_the_midst_of_a_line_it_holds_what_was_whole(tmp_path, room):
+    resource = pytest.importorskip("resource")
+    path = tmp_path / "journal"
+    journal = Journal(path)
+    journal.add(begun=0, n_batches=9, saved="start")
+    journal.add(step=1, loss=0.5)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + room, before[1]))
+    try:
+        with pytest.raises(FileError, match="cannot write"):
+            for step in range(2, 9):
+                journal.add(step=step, loss=0.25)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    n_whole = progress_of(path).step
+    assert n_whole == (2 if room == 45 else 1)
+    with pytest.raises(FileError, match="cannot write"):
+        journal.add(step=9, loss=0.1)  # there is room, but none of those before is there
+    journal.close()
+    again = Journal(path)
+    again.add(step=n_whole + 1, loss=0.125)
+    again.close()
+    assert progress_of(path).step == n_whole + 1
+
+
 def test_a_line_that_was_changed_is_named(tmp_path):
     path = tmp_path / "journal"
     written(path)

@@ -166,6 +166,17 @@ def test_no_request_of_any_form_is_anything_but_answered(tmp_path, mine):
     assert [*tmp_path.rglob("*")] in ([], [tmp_path / "jobs"])
 
 
+@pytest.mark.faults
+def test_a_fault_of_ours_is_told_and_the_next_is_answered(tmp_path, mine, monkeypatch):
+    server = Server(Coordinator(tmp_path / "jobs", None), mine, frozenset())
+    request = [b"", json.dumps({"version": VERSION, "ask": "status"}).encode(), b""]
+    with monkeypatch.context() as patch:
+        patch.setattr(Coordinator, "jobs", lambda self: 1 / 0)
+        assert "a fault of potluck's (ZeroDivisionError)" in server.answer(request)[0]["error"]
+    assert server.answer(request)[0] == {"jobs": []}
+    server.close()
+
+
 def test_more_than_the_disk_has_is_refused_before_it_is_sent(tmp_path, mine):
     server = Server(Coordinator(tmp_path / "jobs", list), mine, frozenset())
     try:
