@@ -19,6 +19,7 @@ from potluck.sessions.readings import Readings
 from potluck.shown import Shown
 
 if TYPE_CHECKING:
+    from potluck.adapt.adapter import Decision
     from potluck.coordinate.detached import DetachedRun
     from potluck.discover.keyring import Keyring
     from potluck.graph import Model
@@ -649,6 +650,23 @@ class Home(Shown):
     def _follow(self, handle: "Handle[T]") -> "Handle[T]":
         self._work.add(handle)
         return handle
+
+    def adapt(self, run: "Run") -> "Handle[tuple[Decision, ...]]":
+        """`run.adapt()`: let a run for inference go over to another plan where that pays.
+
+        Parameters
+        ----------
+        run
+            Of this home.
+
+        Raises
+        ------
+        PlanError
+            The run trains.
+        UserError
+            There is no profile to adapt by.
+        """
+        return self._follow(run.adapt())
 
     def play(self, script: "Script") -> None:
         """Let the happenings of a script happen in this lab, from now on.

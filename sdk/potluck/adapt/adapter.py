@@ -71,10 +71,13 @@ class Adapter:
     Parameters
     ----------
     step
-        The run's number of steps at the beginning.
+        The run's number of steps (or requests) at the beginning.
+    noun
+        What they are called: "step" or "request".
     """
 
-    def __init__(self, step: int = 0) -> None:
+    def __init__(self, step: int = 0, noun: str = "step") -> None:
+        self._noun = noun
         self.known = Conditions()
         self.cost = SwitchCost()
         self._first_step = step
@@ -148,8 +151,9 @@ class Adapter:
             change_frac=change_frac,
             saved_frac=saved_frac,
             cost_s=ORDER_STEPS * look.step_s,
-            words=f"step {look.step}: {self._changed(thing)}; another order of the transfers saves "
-            f"{units.percent(saved_frac)} of a step, {units.number(left, 'step')} to go: "
+            words=f"{self._noun} {look.step}: {self._changed(thing)}; another order of the "
+            f"transfers saves {units.percent(saved_frac)} of a {self._noun}, "
+            f"{units.number(left, self._noun)} to go: "
             f"{'they are ordered anew' if pays else 'the order stays'}.",
         )
 
@@ -171,7 +175,7 @@ class Adapter:
         now = self._weight(plan, problem, plan)
         best = min(others, key=lambda other: self._weight(other, problem, plan), default=plan)
         saved_frac = 1 - self._weight(best, problem, plan) / now
-        told = f"step {look.step}: {self._changed(thing)}"
+        told = f"{self._noun} {look.step}: {self._changed(thing)}"
         if saved_frac < WORTH_FRAC:
             self.settle()
             return Decision(
@@ -188,17 +192,17 @@ class Adapter:
         saved_s = saved_frac * look.step_s
         told = (
             f"{told}; {best.planner} on {', '.join(best.devices)} would save "
-            f"{units.percent(saved_frac)} of {_what(problem)}, a switch costs about "
+            f"{units.percent(saved_frac)} of {_what(problem, self._noun)}, a switch costs about "
             f"{units.duration(cost_s)}"
         )
         if saved_s * left < cost_s:
             self.settle()
-            action, why = STAY, f"{units.number(left, 'step')} to go do not pay for it"
+            action, why = STAY, f"{units.number(left, self._noun)} to go do not pay for it"
         elif saved_s * since < cost_s or self._looks < LOOKS_TO_SWITCH:
             action, why = WAIT, "it has not lasted long enough to pay for it yet"
         else:
             action = SWITCH
-            why = f"{units.number(left, 'step')} to go save {units.duration(saved_s * left)}"
+            why = f"{units.number(left, self._noun)} to go save {units.duration(saved_s * left)}"
         return Decision(
             step=look.step,
             action=action,
@@ -250,8 +254,8 @@ def _damped(ratio: float) -> float:
     return ratio**SHARE if max(ratio, 1 / ratio) - 1 < SMALL_FRAC else ratio
 
 
-def _what(problem: Problem) -> str:
-    return "the joules" if is_thrifty(problem) else "a step's time"
+def _what(problem: Problem, noun: str) -> str:
+    return "the joules" if is_thrifty(problem) else f"a {noun}'s time"
 
 
 def same_sums(one: Plan, other: Plan, layers: Sequence[Layer]) -> bool:

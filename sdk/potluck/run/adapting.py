@@ -1,5 +1,5 @@
-"""A fit that adapts: looks at its steps in the background, and does what the adapter decides at a
-boundary. What decides is in `adapt`.
+"""A run that adapts: looks at its steps (or requests) in the background, and does what the adapter
+decides at a boundary. What decides is in `adapt`.
 """
 
 import threading
@@ -30,10 +30,11 @@ from potluck.planning import judge, make_plans
 from potluck.planning.scenario import only
 from potluck.records import Plan, Problem, Trace
 from potluck.run.comparison import compare
-from potluck.run.compiled_plan import train_name
+from potluck.run.compiled_plan import INFER, train_name
 from potluck.schedule import Compiled
 from potluck.sessions.events import Execution
 from potluck.simulate.predict import IN_FLIGHT, predict_steps
+from potluck.simulate.spans import most_at_once
 
 if TYPE_CHECKING:
     from potluck.run.engine import Engine
@@ -41,19 +42,20 @@ if TYPE_CHECKING:
 WINDOW = 8  # steps of a look
 BUDGET_S = 0.5  # of a planning
 FEW = 4  # of the plans that were found, those that the next looks judge again
+LOOK_S = 0.1  # between two looks whether requests are to be looked at
 LOOKING_FRAC = 0.02  # of the time of a run, at most, goes into looking and planning
 Steps = Sequence[tuple[Execution, Compiled]]
 
 
 class Adapting:
-    """The adapter of one fit, at work.
+    """The adapter of one fit, or of the requests of a run for inference, at work.
 
     Parameters
     ----------
     engine
         Of the run.
     last_step
-        The number of steps at the end of the fit; None where nobody knows.
+        The number of steps at the end; None where nobody knows.
     traced
         Makes the measured trace of some steps.
     go_over
@@ -69,14 +71,20 @@ class Adapting:
     ) -> None:
         self._engine, self._last_step = engine, last_step
         self._traced, self._go_over = traced, go_over
-        self._adapter = Adapter(engine.step)
+        self._trains = engine.edition.plan.training
+        self._adapter = Adapter(self._n_done, "step" if self._trains else "request")
         self._task = Task()
-        self._due = engine.step + WINDOW
+        self._due = self._n_done + WINDOW
         self._waiting = False  # for a switch to pay
         self._found: Sequence[Plan] = ()  # at the latest planning
         self._work: threading.Thread | None = None
         self._failure: BaseException | None = None
         self._crossed: tuple[Decision, int, float] | None = None  # not measured yet
+
+    @property
+    def _n_done(self) -> int:
+        """Steps or requests."""
+        return self._engine.step if self._trains else self._engine.n_requests
 
     def look(self) -> None:
         """Look at the latest steps, where it is time for that and the look before is over.
@@ -85,21 +93,41 @@ class Adapting:
         """
         engine = self._engine
         busy = self._work is not None and self._work.is_alive()
-        if busy or engine.step < self._due or engine.crossing is not None or engine.failed:
+        n_done = self._n_done
+        if busy or n_done < self._due or engine.crossing is not None or engine.failed:
             return
         plan = engine.edition.plan
         if not set(plan.devices) <= set(engine.members.staying):
             return  # it is moved off them
-        own = engine.edition.compiled[train_name(plan.batch, plan)]
+        name = train_name(plan.batch, plan) if self._trains else INFER
+        own = engine.edition.compiled[name]
         steps = [(execution, made) for execution, made in engine.kept if made is own][-WINDOW:]
         if len(steps) < WINDOW:
             return
         self._learn_cost()
-        self._due = engine.step + WINDOW
+        self._due = n_done + WINDOW
         self._work = threading.Thread(
-            target=self._carry_out, args=(plan, steps, engine.step), name="adapting", daemon=True
+            target=self._carry_out, args=(plan, steps, n_done), name="adapting", daemon=True
         )
         self._work.start()
+
+    def keep_looking(self, task: Task) -> None:
+        """Look again and again while a run for inference answers; until the task is cancelled, or
+        the run ends.
+
+        Parameters
+        ----------
+        task
+            Says when to end.
+        """
+        try:
+            while self._engine.failed is None:
+                task.check()
+                with self._engine.boundary():
+                    self.look()
+                time.sleep(LOOK_S)
+        finally:
+            self.stop()
 
     def stop(self) -> None:
         """No more of it; a switch that is under way is turned back. Raises what went wrong."""
@@ -144,12 +172,14 @@ class Adapting:
         if todo == NOTHING:
             return look, None
         problem = under(profiled, adapter.known)
-        if todo == ORDER:
-            return look, self._ordering(look, compiled, problem)
+        if todo == ORDER:  # requests come when they come
+            return look, self._ordering(look, compiled, problem) if self._trains else None
         return look, self._planning(look, plan, problem)
 
     def _seen(self, steps: Steps, compiled: Compiled, problem: Problem, step: int) -> Look:
-        predicted = predict_steps(compiled, problem, IN_FLIGHT)
+        spans = [(execution.start_s, execution.stop_s) for execution, _ in steps]
+        in_flight = IN_FLIGHT if self._trains else most_at_once(spans)
+        predicted = predict_steps(compiled, problem, in_flight)
         measured = self._traced(steps)
         compared = compare(predicted, measured, compiled.programs, problem.network)
         flows = {(each.source, each.target): each.median_s for each in compared.transfers}
@@ -177,7 +207,9 @@ class Adapting:
         else:
             problem, found = _planned(problem)
             found = [p for p in found if p.stages != plan.stages]
-            found = [p for p in found if same_sums(plan, p, problem.layers)][:FEW]
+            if self._trains:
+                found = [p for p in found if same_sums(plan, p, problem.layers)]
+            found = found[:FEW]
         self._found = found
         return self._adapter.choose(look, judge(problem, plan), found, problem)
 
@@ -215,7 +247,7 @@ class Adapting:
 
     def _learn_cost(self) -> None:
         """What the last switch has cost, against usual steps of the plan before."""
-        if self._crossed is None:
+        if self._crossed is None or not self._trains:
             return
         (decision, begun, usual_s), self._crossed = self._crossed, None
         history = self._engine.history.step_s

@@ -1,11 +1,12 @@
 """One call of `fit`: its batches go out one after the other, and it tells of their losses."""
 
 from collections.abc import Callable, Iterable, Sequence
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from potluck.errors import UserError
 from potluck.handle import Task
-from potluck.records import Plan, Trace
+from potluck.records import Plan, Problem, Trace
 from potluck.run import batches
 from potluck.run.adapting import Adapting
 from potluck.run.background_snapshot import keep_protected
@@ -163,3 +164,37 @@ class Fitting:
     def _say(self, text: str) -> None:
         self._task.check()
         self._task.update(self._task.progress[0], text)
+
+
+def adapts(
+    plan: Plan, problem: Problem | None, adapt: bool | None, deadline_s: float | None
+) -> bool:
+    """Whether a run adapts, where this was asked for.
+
+    Parameters
+    ----------
+    plan
+        In force.
+    problem
+        Of the run; None without a profile.
+    adapt, deadline_s
+        As for `Run.fit`.
+
+    Raises
+    ------
+    UserError
+        That cannot be asked for.
+    """
+    if deadline_s is not None:
+        if adapt:
+            raise UserError("a deadline chooses the plans: adapt=True is not for it.")
+        if isinstance(deadline_s, bool) or not deadline_s > 0 or not isfinite(deadline_s):
+            raise UserError(f"deadline_s is a number of seconds to come, got {deadline_s!r}.")
+    if (adapt or deadline_s is not None) and problem is None:
+        raise UserError(
+            "a run adapts by what its profile predicts, and there is none.",
+            next_step="Use home.profile(model) before home.deploy.",
+        )
+    if adapt is None and deadline_s is None:
+        return problem is not None and len(plan.devices) > 1
+    return bool(adapt)

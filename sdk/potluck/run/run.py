@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
 from contextlib import suppress
 from itertools import chain
-from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,12 +18,13 @@ from potluck.handle import Handle, Task
 from potluck.profile.from_runs import learned
 from potluck.records import Plan, Problem, Trace
 from potluck.run import batches, checkpoint, tensors
+from potluck.run.adapting import Adapting
 from potluck.run.comparison import Comparison, compare
 from potluck.run.compiled_plan import INFER, evaluation_plan, train_name
 from potluck.run.drain import Drain
 from potluck.run.engine import Engine
 from potluck.run.evaluation import Evaluation
-from potluck.run.fitting import Fitting, OnStep
+from potluck.run.fitting import Fitting, OnStep, adapts
 from potluck.run.history import History, measured_trace
 from potluck.run.migration import cross
 from potluck.run.optimizers import Optimizer, check_optimizer
@@ -294,7 +294,7 @@ class Run(Shown):
             epochs,
             optimizer=optimizer,
             on_step=on_step,
-            adapt=self._adapts(adapt, deadline_s),
+            adapt=adapts(self.plan, self.problem, adapt, deadline_s),
             deadline_s=deadline_s,
         )
 
@@ -308,22 +308,6 @@ class Run(Shown):
             after = self._fits[-1][0] if self._fits else None
             self._fits.append((Handle(work, f"training {self.plan.model}", after=after), fitting))
             return self._fits[-1][0]
-
-    def _adapts(self, adapt: bool | None, deadline_s: float | None) -> bool:
-        """Whether a fit adapts, where this was asked for."""
-        if deadline_s is not None:
-            if adapt:
-                raise UserError("a deadline chooses the plans: adapt=True is not for it.")
-            if isinstance(deadline_s, bool) or not deadline_s > 0 or not isfinite(deadline_s):
-                raise UserError(f"deadline_s is a number of seconds to come, got {deadline_s!r}.")
-        if (adapt or deadline_s is not None) and self.problem is None:
-            raise UserError(
-                "a run adapts by what its profile predicts, and there is none.",
-                next_step="Use home.profile(model) before home.deploy.",
-            )
-        if adapt is None and deadline_s is None:
-            return self.problem is not None and len(self.plan.devices) > 1
-        return bool(adapt)
 
     def rest(self) -> "list[Iterable[tuple[torch.Tensor, ...]]]":
         """End all fits, between two steps: of each the batches that it has not trained on.
@@ -439,6 +423,36 @@ class Run(Shown):
         parts = [*answers(engine, given, rows)]
         names = [tensor.name for tensor in engine.edition.segments[-1].outputs]
         return engine.model.answer(tensors.joined(parts, names))
+
+    def adapt(self) -> "Handle[tuple[Decision, ...]]":
+        """Compare requests with their prediction while they are answered, and go over to another
+        plan where devices or links have changed and that pays.
+
+        Until the handle is cancelled or the run is closed. What was decided and why is in
+        `run.decisions`. A `fit` adapts by itself.
+
+        Returns
+        -------
+        Handle[tuple[Decision, ...]]
+            What was decided, once the run is closed.
+
+        Raises
+        ------
+        PlanError
+            The run trains.
+        UserError
+            There is no profile to adapt by.
+        """
+        self._engine.check()
+        if self.plan.training:
+            raise PlanError("a training adapts by itself: run.fit(data, adapt=True).")
+        adapts(self.plan, self.problem, True, None)  # there is a profile
+
+        def work(task: Task) -> tuple[Decision, ...]:
+            Adapting(self._engine, None, self._traced, self._go_over).keep_looking(task)
+            return self.decisions
+
+        return Handle(work, f"adapting {self.plan.model}")
 
     def _answer(self, *inputs: Any, **named: Any) -> Any:
         """Of a run in training: again, where a device was lost meanwhile and others are left."""

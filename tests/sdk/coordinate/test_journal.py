@@ -66,6 +66,11 @@ def test_cut_anywhere_it_tells_what_was_whole_and_goes_on(tmp_path, seed):
         assert progress_of(path).is_over
 
 
+def add_steps(journal, start, stop):
+    for step in range(start, stop):
+        journal.add(step=step, loss=0.25)
+
+
 @pytest.mark.parametrize("room", [0, 1, 20, 45])
 def test_where_the_disk_is_full_in_the_midst_of_a_line_it_holds_what_was_whole(tmp_path, room):
     resource = pytest.importorskip("resource")
@@ -77,8 +82,7 @@ def test_where_the_disk_is_full_in_the_midst_of_a_line_it_holds_what_was_whole(t
     resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + room, before[1]))
     try:
         with pytest.raises(FileError, match="cannot write"):
-            for step in range(2, 9):
-                journal.add(step=step, loss=0.25)
+            add_steps(journal, 2, 9)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     n_whole = progress_of(path).step

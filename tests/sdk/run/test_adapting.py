@@ -2,16 +2,31 @@
 learns, and leaves a home alone that is as predicted.
 """
 
+import time
 from dataclasses import replace
 
 import pytest
-from tests.sdk.run.test_switching import A, B, C, check_equal, make_data, make_model, plan_of
+from tests.sdk.run.conftest import make_plan
+from tests.sdk.run.test_switching import (
+    PLANS,
+    A,
+    B,
+    C,
+    check_equal,
+    make_data,
+    make_model,
+    make_net,
+    plan_of,
+)
+from tests.timeouts import PATIENCE_S
 
-from potluck.errors import UserError
+from potluck.errors import PlanError, UserError
+from potluck.handle import CancelledError
 from potluck.sessions.agent_specs import Spec
 from potluck.testing.faults import memory_of
 from potluck.testing.memory import memory_home
 
+torch = pytest.importorskip("torch")
 EPOCHS = 10  # of eight steps
 
 
@@ -89,3 +104,51 @@ def test_adapting_needs_a_profile(model):
         with pytest.raises(UserError, match="there is none") as caught:
             run.fit(make_data(), adapt=True)
         assert "home.profile" in caught.value.next_step
+
+
+# --- requests -------------------------------------------------------------------------------------
+
+
+def inference_plan(model, name):
+    return make_plan(model, *PLANS[name], micro_batch=4, training=False)
+
+
+def test_requests_leave_slow_links_and_none_is_answered_otherwise(home, model, profile):
+    net, x = make_net(), make_data()[0][:4]
+    net.eval()
+    run = home.deploy(inference_plan(model, "abc"), model, profile=optimistic(profile)).wait()
+    adapting, end_s = home.adapt(run), time.monotonic() + PATIENCE_S
+    while len(run.plan.devices) > 1:
+        assert time.monotonic() < end_s
+        assert torch.allclose(run(x), net(x), atol=1e-6)
+        time.sleep(0.02)  # virtual requests take no time: who decides comes along
+    assert torch.allclose(run(x), net(x), atol=1e-6)
+    (switch,) = [each for each in run.decisions if each.action == "switch"]
+    assert switch.words.startswith("request ")
+    run.close()
+    assert adapting.wait() == run.decisions
+
+
+def test_requests_of_a_home_that_is_as_predicted_stay_where_they_are(home, model, profile):
+    run = home.deploy(inference_plan(model, "a"), model, profile=profile).wait()
+    adapting = run.adapt()
+    for _ in range(40):
+        run(make_data()[0][:4])
+        time.sleep(0.01)
+    adapting.cancel()
+    with pytest.raises(CancelledError):
+        adapting.wait()
+    assert [each for each in run.decisions if each.action == "switch"] == []
+    run(make_data()[0][:4])  # it answers on
+    run.close()
+
+
+def test_what_cannot_be_adapted_says_so(home, model, profile):
+    run = home.deploy(plan_of(model, "a"), model, profile=profile).wait()
+    with pytest.raises(PlanError, match="a training adapts by itself"):
+        home.adapt(run)
+    run.close()
+    with memory_home([Spec(name=A)]) as unknown:
+        run = unknown.deploy(inference_plan(model, "a"), model).wait()
+        with pytest.raises(UserError, match="there is none"):
+            run.adapt()
