@@ -81,13 +81,13 @@ def _command(name: str, arguments: list[str]) -> int:
 
 
 def _with_values(arguments: list[str]) -> list[str]:
-    """The arguments with a value such as `-1s` tied to its option: alone it would be taken for an
-    option.
+    """The arguments with a value such as `-1s`, or a key, tied to its option: alone it would be
+    taken for an option.
     """
     found: list[str] = []
     for argument in arguments:
         is_value = (
-            re.match(r"-[0-9.]", argument)
+            re.match(r"-([0-9.]|.{39}$)", argument)
             and found
             and found[-1].startswith("--")
             and "=" not in found[-1]

@@ -61,7 +61,7 @@ def main(args: argparse.Namespace) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: ending.set())
     write_place(folder, args.address, server.port)
-    print(f"Coordinating at {args.address}:{server.port}, key {public}", flush=True)
+    print(f"Coordinating at {args.address}:{server.port}, key '{public}'", flush=True)
     coordinator.go_on()
 
     def goes_on(silent_s: float) -> bool:

@@ -95,8 +95,8 @@ class Place:
         if is_refused:
             return HomeError(
                 f"the coordinator at {self} does not know this notebook, or has another key.",
-                next_step=f"Start it with --trust {self.keys.public}, and compare the key that it "
-                "prints with the one given here.",
+                next_step=f"Start it with --trust '{self.keys.public}', and compare the key that "
+                "it prints with the one given here.",
             )
         return HomeError(
             f"no coordinator answers at {self}.", next_step="Is `potluck coordinate` running there?"

@@ -135,3 +135,11 @@ def test_agent_hands_over_all_its_arguments(monkeypatch):
     assert called == [
         (sys.executable, [sys.executable, "-m", "potluck_agent", "--port", "0", "--help"])
     ]
+
+
+@pytest.mark.parametrize("key", ["-" + "a" * 39, "-9" + "x" * 38, "--" + "q" * 38])
+def test_a_key_that_begins_like_an_option_is_a_key(monkeypatch, key):
+    told = []
+    monkeypatch.setattr("potluck.commands.coordinate.main", told.append)
+    assert cli.main(["coordinate", "--trust", key, "--port", "7"]) == 0
+    assert (told[0].trust, told[0].port) == ([key], 7)

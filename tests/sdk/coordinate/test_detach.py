@@ -1,6 +1,7 @@
 """The notebook is closed, the coordinator killed: the training goes on, on real agents."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -149,6 +150,51 @@ def test_the_notebook_ends_the_coordinator_is_killed_and_nothing_is_lost(state):
         pass
     told = read_json((state / FOLDER / WHERE).read_bytes(), WHERE)
     assert told["pid"] == process.pid
+
+
+def test_a_coordinator_on_another_computer_has_keys_of_its_own_and_goes_on(tmp_path):
+    mine, others = Keyring(tmp_path / "mine"), Keyring(tmp_path / "others")
+    (my_key, _), (its_key, _) = mine.identity(), others.identity()
+    agents = LocalAgents(
+        local_specs(2), ("notebook", my_key), extra=(f"--trust={its_key}:coordinator",)
+    )
+    for agent in agents.agents:
+        known = Known(name=agent.name, key=agent.key, addresses=(agent.address,))
+        mine.remember(known)
+        others.remember(known)
+    line = [sys.executable, "-m", "potluck", "coordinate", "--state", str(others.directory)]
+    process = subprocess.Popen([*line, "--trust", my_key], stdout=subprocess.PIPE, text=True)
+    try:
+        told = process.stdout.readline()
+        address = re.search(r"127\.0\.0\.1:\d+", told)[0]
+        assert its_key in told
+        home, run, loader = begun(tmp_path / "mine")
+        fitting = run.fit(loader, epochs=EPOCHS)
+        while run.step < 5:
+            time.sleep(0.01)
+        detached = run.detach(to=address, key=its_key).wait()
+        assert fitting.done
+        assert not home.closed
+        assert not run.is_open
+        home.close()
+        again = potluck.Home.attach(at=address, key=its_key, state=tmp_path / "mine")
+        assert again.job == detached.job
+        again.wait(180.0)
+        losses, weights = alone()
+        assert again.step == len(losses)
+        net = make_net()
+        again.load_into(net)
+        for name, tensor in net.state_dict().items():
+            assert torch.allclose(tensor, weights[name], atol=1e-4)
+        stranger = Keyring(tmp_path / "stranger")
+        stranger.identity()
+        with pytest.raises(HomeError, match="does not know this notebook"):
+            potluck.Home.attach(at=address, key=its_key, state=stranger.directory)
+    finally:
+        process.terminate()
+        process.wait(20.0)
+        process.stdout.close()
+        agents.close()
 
 
 def test_what_cannot_be_detached_or_attached_says_so(state, tmp_path):
