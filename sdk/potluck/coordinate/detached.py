@@ -27,9 +27,14 @@ from potluck.shown import Shown
 if TYPE_CHECKING:
     import torch
 
+CONNECT_S = 5.0
 ANSWER_S = 20.0  # it looks through all files of a job before it admits it
 LOOK_S = 0.5
-_REFUSED = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+_HANDSHAKE = (
+    zmq.EVENT_HANDSHAKE_SUCCEEDED
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,17 +76,16 @@ class Place:
             socket.curve_serverkey = self.key.encode()
             socket.curve_publickey = self.keys.public.encode()
             socket.curve_secretkey = self.keys.secret.encode()
-            with socket.get_monitor_socket(_REFUSED) as monitor:
+            with socket.get_monitor_socket(_HANDSHAKE) as monitor:
                 socket.connect(f"tcp://{self}")
                 request = {"version": VERSION, "ask": what, **about}
                 socket.send_multipart([json.dumps(request).encode(), data])
-                poller = zmq.Poller()
-                poller.register(socket, zmq.POLLIN)
-                poller.register(monitor, zmq.POLLIN)
-                ready = dict(poller.poll(int(within_s * 1000)))
-                if socket not in ready:
-                    is_refused = monitor in ready and bool(recv_monitor_message(monitor))
-                    raise self._silent(is_refused)
+                if not monitor.poll(int(min(within_s, CONNECT_S) * 1000)):
+                    raise self._silent(is_refused=False)
+                if recv_monitor_message(monitor)["event"] != zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                    raise self._silent(is_refused=True)
+                if not socket.poll(int(within_s * 1000)):
+                    raise self._silent(is_refused=False)
                 text, answered = socket.recv_multipart()
                 socket.disable_monitor()
         answer = read_json(text, f"the answer of the coordinator at {self}")

@@ -23,7 +23,7 @@ from potluck.sessions.local_agents import LocalAgents
 
 torch = pytest.importorskip("torch")
 A, B = "local-1", "local-2"
-EPOCHS, ROWS, BATCH = 60, 64, 8
+EPOCHS, ROWS, BATCH = 40, 64, 8
 
 NOTEBOOK = """
     import os, sys, time, torch, potluck

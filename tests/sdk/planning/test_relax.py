@@ -62,7 +62,7 @@ def test_the_joules_of_one_device_are_loosened_alone():
         assert feasible(asked(problem, device_energy_j={**limits, remedy.device: remedy.value}))
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(3))
 def test_the_memory_that_is_named_is_enough_and_a_little_less_is_not(seed):
     problem = random_home(seed, Training(batch=8))

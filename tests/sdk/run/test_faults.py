@@ -189,11 +189,7 @@ def test_killed_in_training_and_its_switch(home, model, moment, device, whom, af
 
 @pytest.mark.parametrize(
     ("home", "moment", "device", "whom", "after"),
-    some(
-        everywhere(fault_injection.REQUESTS),
-        (PLAIN, "committing", C, "worker", 0),
-        (SPACED, "answering", A, "worker", 3),
-    ),
+    some(everywhere(fault_injection.REQUESTS), (SPACED, "answering", A, "worker", 3)),
     indirect=["home"],
 )
 def test_killed_while_requests_are_answered(home, model, moment, device, whom, after):
