@@ -366,6 +366,25 @@ ROWS: dict[str, Row] = {
             "test_an_entry_takes_no_more_memory_than_it_is_long"
         ),
     ),
+    "S15": Row(
+        "a coordinator is spoken to by strangers, or by a notebook it knows that says anything; its "
+        "disk is full, its files are cut or changed",
+        "strangers are not answered; others are answered in words, and nothing outside its folder is "
+        "read or changed; what was learned stays",
+        tests_of(
+            "sdk/coordinate/test_server:test_who_is_not_known_is_refused_by_name_and_the_wrong_key_too "
+            "test_where_nobody_checks_keys_nobody_comes_in "
+            "test_what_cannot_be_asked_is_refused_and_leaves_nothing "
+            "test_no_request_of_any_form_is_anything_but_answered "
+            "test_a_file_that_came_otherwise_than_it_was_sent_is_no_job "
+            "test_more_than_the_disk_has_is_refused_before_it_is_sent",
+            "sdk/coordinate/test_journal:test_cut_anywhere_it_tells_what_was_whole_and_goes_on "
+            "test_a_line_that_was_changed_is_named "
+            "test_where_the_disk_is_full_in_the_midst_of_a_line_it_holds_what_was_whole",
+            "sdk/coordinate/test_coordinator:test_a_full_disk_ends_it_and_says_so_and_it_goes_on_where_there_is_room",
+        ),
+        "a notebook that it knows may fill its disk",
+    ),
     "L1": Row(
         "load",
         "memory and open files stay as they were",

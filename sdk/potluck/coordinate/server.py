@@ -35,7 +35,7 @@ CHUNK_BYTES = 1 << 20
 MAX_REQUEST_BYTES = 1 << 18
 MAX_FILES = 10_000
 MAX_LOSSES = 4096  # in one answer
-DOMAIN = "*"
+DOMAIN = "potluck"
 # what must not happen and did; silent in an honest home
 FAULTS = logging.getLogger("potluck.faults")
 
@@ -93,6 +93,9 @@ class Server:
         self._socket.setsockopt(zmq.RCVHWM, 64)
         self._socket.setsockopt(zmq.IPV6, ":" in host)
         self._socket.curve_server = True
+        # without anybody who answers ZAP, CURVE alone would let every key in
+        self._socket.zap_domain = DOMAIN.encode()
+        self._socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
         self._socket.curve_publickey = keys.public.encode()
         self._socket.curve_secretkey = keys.secret.encode()
         place = f"[{host}]" if ":" in host else host

@@ -19,6 +19,7 @@ from potluck.testing.memory import memory_home
 
 torch = pytest.importorskip("torch")
 __all__ = ["case"]  # the fixture
+N_REQUESTS = 3000
 
 
 def new_keys():
@@ -81,6 +82,24 @@ def test_who_is_not_known_is_refused_by_name_and_the_wrong_key_too(serving):
     assert place.ask("status")[0] == {"jobs": []}
 
 
+def test_where_nobody_checks_keys_nobody_comes_in(tmp_path, mine, monkeypatch):
+    monkeypatch.setattr("zmq.auth.thread.ThreadAuthenticator.start", lambda self: None)
+    monkeypatch.setattr(
+        "zmq.auth.thread.ThreadAuthenticator.configure_curve_callback", lambda *_: None
+    )
+    server = Server(Coordinator(tmp_path, list), mine, frozenset({mine.public}))
+    ending = threading.Event()
+    thread = threading.Thread(target=server.serve, args=(lambda _: not ending.is_set(),))
+    thread.start()
+    try:
+        with pytest.raises(HomeError, match=r"does not know this notebook|no coordinator answers"):
+            Place(host="127.0.0.1", port=server.port, key=mine.public, keys=mine).ask("status")
+    finally:
+        ending.set()
+        thread.join()
+        server.close()
+
+
 def test_a_file_that_came_otherwise_than_it_was_sent_is_no_job(tmp_path, case, serving):
     place, coordinator = serving
     handed_over(tmp_path / "packed", case)
@@ -129,7 +148,8 @@ def test_what_cannot_be_asked_is_refused_and_leaves_nothing(tmp_path, mine, requ
     assert [*tmp_path.rglob("*")] in ([], [tmp_path / "jobs"])
 
 
-def test_no_request_of_any_form_is_anything_but_answered(tmp_path, mine):
+def test_no_request_of_any_form_is_anything_but_answered(tmp_path, mine, record_property):
+    record_property("inputs", N_REQUESTS)
     rng = random.Random(0)
     server = Server(Coordinator(tmp_path / "jobs", list), mine, frozenset())
     values = [
@@ -152,7 +172,7 @@ def test_no_request_of_any_form_is_anything_but_answered(tmp_path, mine):
     words = ["status", "begin", "put", "admit", "start", "stop", "read", "forget"]
     names = ["job", "files", "file", "at", "since", "names", "version", "ask"]
     try:
-        for _ in range(3000):
+        for _ in range(N_REQUESTS):
             request = {"version": VERSION, "ask": rng.choice(words)}
             for name in rng.sample(names, rng.randint(0, 5)):
                 request[name] = rng.choice(values)
