@@ -97,6 +97,12 @@ def pytest_collection_modifyitems(items):
                 item.add_marker(pytest.mark.long)
 
 
+def pytest_collection_finish():
+    """All that is there by now stays to the end: garbage is looked for among what comes."""
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_sessionfinish(session):
     """What was kept by homes that were closed after the last test."""
     if _faults.seen:

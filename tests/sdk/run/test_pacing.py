@@ -59,7 +59,7 @@ def alone_s(profile, model):
 
 def slowly(step, loss):
     """Virtual steps take no time: who decides in the background comes along."""
-    time.sleep(0.02)
+    time.sleep(0.05)
 
 
 def trained(home, model, profile, deadline_s):
@@ -77,8 +77,8 @@ def test_a_deadline_is_held_and_the_thrifty_device_works_as_long_as_it_may(
     seconds = sum(history.step_s)
     assert seconds <= deadline_s
     assert {each.plan.devices for each in history.decisions} >= {(C,)}
-    # the time of the fastest plan, and at least half of what is left for the other one
-    assert seconds >= alone_s[A] + 0.5 * part * (alone_s[C] - alone_s[A])
+    # the time of the fastest plan, and a good part of what is left for the other one
+    assert seconds >= alone_s[A] + 0.25 * part * (alone_s[C] - alone_s[A])
     check_equal(run)
     run.close()
 
