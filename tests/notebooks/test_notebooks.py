@@ -145,6 +145,22 @@ def test_exploring_tells_its_story_in_tables_and_numbers(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.long
+def test_an_evening_is_survived_and_no_step_is_left_out(tmp_path):
+    notebook = execute("05_survive_the_evening.ipynb", tmp_path)
+    cells = {cell.id: text_of(cell) for cell in notebook.cells}
+    told = cells["history"]
+    assert "shelf: the connection to" in told
+    assert "shelf is back. The run goes on with" in told
+    assert "kitchen: no sign of life" in told
+    assert "330 steps of 330, 330 losses" in cells["steps"]
+    right = next(line for line in cells["steps"].splitlines() if "test digits" in line)
+    assert float(right.split("%")[0]) > 95
+    assert "goes on at step 330, and is at step 352" in cells["file"]
+    assert "left: []" in text_of(notebook.cells[-1])
+
+
+@pytest.mark.slow
+@pytest.mark.long
 def test_one_request_is_shared_while_the_air_fades(tmp_path):
     pytest.importorskip("efficientnet_lite_pytorch")
     pytest.importorskip("sklearn")

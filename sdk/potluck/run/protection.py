@@ -3,8 +3,9 @@ notebook, and the batches since.
 
 How often: by Young (1974) and Daly (2006), every sqrt(2 C M) seconds, where C is what training
 waits for a snapshot and M the mean time between losses, but never more than `MOST_FRAC` of the
-time; one that comes home in the background uses the air for `MOST_AIR_FRAC` of it at most. A fault
-in between costs the steps since the snapshot, which are computed again from the same batches.
+time; one that comes home in the background uses the air for `MOST_AIR_FRAC` of it at most. M is at
+first what homes are thought to be like, and shorter after losses. A fault in between costs the
+steps since the snapshot, which are computed again from the same batches.
 """
 
 import math
@@ -30,7 +31,9 @@ from potluck_wire.messages import Execute, FailureCause, RefusalCode
 if TYPE_CHECKING:
     import torch
 
-LOST_S = 2 * 3600.0  # of one device: mean time until it leaves without a word; people move about
+# Of one device: mean time until it leaves without a word, as people move about. It counts as one
+# loss that was seen in so long; those of the run come beside it.
+LOST_S = 2 * 3600.0
 MOST_FRAC = 0.03  # of the time of training that it may wait for snapshots
 MOST_AIR_FRAC = 0.25  # of the time in which they may be on their way home behind all else
 LATE = 4.0  # times the interval: then training waits for a snapshot that finds no room on the air
@@ -58,7 +61,9 @@ class Snapshot:
         return _nbytes(self.weights) + _nbytes(self.moments)
 
 
-def interval_s(cost_s: float, n_devices: int, arriving_s: float = 0.0) -> float:
+def interval_s(
+    cost_s: float, n_devices: int, arriving_s: float = 0.0, lost_s: float | None = None
+) -> float:
     """Seconds of training between two snapshots.
 
     >>> round(interval_s(1.0, 4)), round(interval_s(0.01, 4)), round(interval_s(20.0, 4))
@@ -72,8 +77,10 @@ def interval_s(cost_s: float, n_devices: int, arriving_s: float = 0.0) -> float:
         Each of which may be lost.
     arriving_s
         How long it then takes home, while training goes on.
+    lost_s
+        Mean time between losses of one device; default: what homes are thought to be like.
     """
-    by_losses = math.sqrt(2 * cost_s * LOST_S / n_devices)
+    by_losses = math.sqrt(2 * cost_s * (LOST_S if lost_s is None else lost_s) / n_devices)
     return max(by_losses, cost_s / MOST_FRAC, arriving_s / MOST_AIR_FRAC)
 
 
@@ -150,6 +157,7 @@ class Protection:
         self._batch_bytes = 0
         self._since_s: list[float] = []
         self._usual_s: float | None = None  # a step, until the first after a snapshot has come
+        self._n_lost, self._seen_s = 0, 0.0  # losses of this run, and how long its devices trained
 
     @property
     def is_exact(self) -> bool:
@@ -174,7 +182,18 @@ class Protection:
     @property
     def interval_s(self) -> float:
         """Seconds of training between two snapshots."""
-        return interval_s(self.cost_s, self.n_devices, self.arriving_s)
+        return interval_s(self.cost_s, self.n_devices, self.arriving_s, self.lost_s)
+
+    @property
+    def lost_s(self) -> float:
+        """Mean time between losses of one device, by those of this run, too; never longer than
+        what homes are thought to be like.
+        """
+        return min(LOST_S, (LOST_S + self._seen_s) / (1 + self._n_lost))
+
+    def lost(self) -> None:
+        """A device was lost: the more of them, the sooner come snapshots."""
+        self._n_lost += 1
 
     @property
     def every(self) -> int | None:
@@ -217,6 +236,7 @@ class Protection:
             That it took.
         """
         self._since_s.append(seconds)
+        self._seen_s += seconds * self.n_devices
         if self._usual_s is not None:
             self.cost_s += max(0.0, seconds - self._usual_s)
             self._usual_s = None

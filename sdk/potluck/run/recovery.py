@@ -78,6 +78,7 @@ def recover(engine: "Engine", error: PotluckError) -> None:
     if engine.protection is not None:
         known = engine.first_step + len(engine.history.losses)
         n_again = known - engine.protection.snapshot.step
+        engine.protection.lost()
     failures = engine.failures.copy()
     engine.failures[error.device] += TRIES if isinstance(error, OutOfMemory) else 1
     engine.forget_all(but_copies=copies is not None)

@@ -319,6 +319,19 @@ def test_snapshots_cost_no_more_than_their_part_and_come_as_young_and_daly_say()
             assert seconds >= (2 * cost_s * LOST_S / n_devices) ** 0.5
 
 
+def test_after_losses_snapshots_come_sooner(home):
+    run = deployed(home)
+    run.fit(make_data("mlp", ROWS)).wait()
+    protection = run.protection
+    seconds = [protection.lost_s]
+    for _ in range(3):
+        protection.lost()
+        seconds.append(protection.lost_s)
+    assert seconds[0] == LOST_S
+    assert seconds[1:] == pytest.approx([LOST_S / (1 + n) for n in (1, 2, 3)], rel=0.01)
+    run.close()
+
+
 SWITCHING = [
     (moment, device, how, after)
     for moment in fault_injection.TRAINING
