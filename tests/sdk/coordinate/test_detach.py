@@ -1,6 +1,5 @@
 """The notebook is closed, the coordinator killed: the training goes on, on real agents."""
 
-import os
 import re
 import signal
 import subprocess
@@ -118,7 +117,7 @@ def _line(process):
 def test_the_notebook_ends_the_coordinator_is_killed_and_nothing_is_lost(state):
     code = textwrap.dedent(NOTEBOOK).format(epochs=EPOCHS)
     line = [sys.executable, "-c", code, str(state)]
-    root = os.fspath(potluck.__path__[0] + "/../..")
+    root = Path(__file__).parents[3]
     done = subprocess.run(line, capture_output=True, text=True, check=False, cwd=root, timeout=120)
     job = done.stdout.strip()
     assert job, done.stderr
