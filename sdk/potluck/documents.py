@@ -5,8 +5,11 @@ file ends as plain data or as one error that says what is wrong with it.
 import json
 import re
 import sys
-from collections.abc import Callable
-from typing import Any, NoReturn
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass
+from math import inf
+from types import UnionType
+from typing import Any, NoReturn, Union, get_args, get_origin, get_type_hints
 
 from potluck.errors import FileError
 
@@ -21,6 +24,7 @@ MAX_INTEGER = 2**63  # TOML promises no more, and a float holds it; nothing of a
 # 50,000 of them: it goes through all before for each.
 _PART = r"""(?:"[^"\n]*"|'[^'\n]*'|[\w-]+)"""
 _LONG_KEY = re.compile(rf"(?<![\w-]){_PART}(?:[ \t]*\.[ \t]*{_PART}){{{MAX_DEPTH}}}", re.ASCII)
+MIN_NUMBER, MAX_NUMBER = 1e-30, 1e30
 NEXT_STEP = "Mend it, or get it again from where it came."
 
 
@@ -48,6 +52,43 @@ def read_toml(text: str, file: str) -> dict[str, Any]:
         _refuse(file, "TOML", f"a name of more than {MAX_DEPTH} parts")
     table: dict[str, Any] = _read(tomllib.loads, text, file, "TOML")
     return table
+
+
+def holds(value: object, kind: Any) -> bool:
+    """Whether a value is of this type, and so is all that is in it.
+
+    Parameters
+    ----------
+    value
+        Built from a document.
+    kind
+        A type with its parameters, of plain data and of dataclasses. Numbers are as large as a
+        home may have them: zero, infinite, or from 1e-30 to 1e30.
+    """
+    origin, within = get_origin(kind), get_args(kind)
+    if kind is Any:
+        return True
+    if origin in (Union, UnionType):
+        return any(holds(value, each) for each in within)
+    if origin is tuple:
+        if type(value) is not tuple:
+            return False
+        each_of = within[:1] * len(value) if within[1:] == (...,) else within
+        return len(value) == len(each_of) and all(map(holds, value, each_of))
+    if origin is Mapping:
+        return isinstance(value, Mapping) and all(
+            holds(key, within[0]) and holds(item, within[1]) for key, item in value.items()
+        )
+    if kind is float:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return False
+        return value in (0, inf) or MIN_NUMBER <= abs(value) <= MAX_NUMBER
+    if is_dataclass(kind):
+        hints = get_type_hints(kind)
+        return type(value) is kind and all(
+            holds(getattr(value, field.name), hints[field.name]) for field in fields(kind)
+        )
+    return type(value) is kind
 
 
 def _read(parse: Callable[[Any], Any], text: str | bytes, file: str, form: str) -> Any:

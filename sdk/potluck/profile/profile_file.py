@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from potluck.documents import read_json
+from potluck.documents import holds, read_json
 from potluck.errors import FileError, PotluckError
 from potluck.profile.profiles import Measurements, Profile
 from potluck.records import Device, Edge, Layer, LayerCost, Medium, Network, Path
@@ -56,7 +56,7 @@ def loads(text: str | bytes, file: str = "the profile") -> Profile:
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise FileError(f"{file} is no profile of this version.", path=file)
     try:
-        return Profile(
+        profile = Profile(
             model=document["model"],
             signature=document["signature"],
             devices=tuple(
@@ -73,8 +73,36 @@ def loads(text: str | bytes, file: str = "the profile") -> Profile:
             untrained=document["untrained"],
             excluded=document["excluded"],
         )
+        _check(profile)
+        return profile
     except (KeyError, TypeError, ValueError, AttributeError, PotluckError) as error:
         raise FileError(f"{file} does not hold: {error}.", path=file) from error
+
+
+def _check(profile: Profile) -> None:
+    """Whether every field has a value of its type."""
+    parts: list[tuple[str, Any, Any]] = [
+        ("model", profile.model, str),
+        ("signature", profile.signature, str),
+        ("home", profile.home, str),
+        ("untrained", profile.untrained, str),
+        ("notes", profile.notes, tuple[str, ...]),
+        ("excluded", profile.excluded, Mapping[str, str]),
+        ("devices", profile.devices, tuple[Device, ...]),
+        ("media", profile.network.media, tuple[Medium, ...]),
+        ("paths", profile.network.paths, Mapping[tuple[str, str], Path]),
+        ("training", profile.training, Measurements | None),
+        ("inference", profile.inference, Measurements | None),
+    ]
+    for name, value, kind in parts:
+        if not holds(value, kind):
+            raise ValueError(f"{name} has a value of another type or size than it should")
+    if not profile.devices:
+        raise ValueError("there are no devices")
+    known = {device.name for device in profile.devices}
+    for measured in (profile.training, profile.inference):
+        if measured is not None and not set(measured.costs) <= known:
+            raise ValueError("there are costs of devices that are not there")
 
 
 def _plain(measured: Measurements | None) -> dict[str, Any] | None:
