@@ -10,14 +10,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from potluck.documents import read_json
+from potluck.documents import holds, read_json
 from potluck.errors import FileError, ModelError
 from potluck.graph.arguments import Arguments
 from potluck.graph.partition.cuts import line
 from potluck.graph.partition.layers import Layers, layers
 from potluck.graph.traced import Traced, Type
 from potluck.tensor_file import read_tensors, write_tensors
-from potluck_wire.graph import Ref
+from potluck_wire.graph import DTYPE_BYTES, Ref, SegmentError
 from potluck_wire.segment import dumps, loads
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def load_model(path: Path) -> "Model":
         )
     try:
         return _model(read_json(metadata["model"], str(path)), tensors)
-    except (KeyError, ValueError, TypeError, IndexError, ModelError) as error:
+    except (LookupError, ValueError, TypeError, AttributeError, ModelError, SegmentError) as error:
         raise FileError(f"{path} does not hold: {error}.", path=str(path)) from error
 
 
@@ -199,7 +199,8 @@ def _layers(
 ) -> Layers:
     from torch.utils import _pytree as pytree
 
-    structure = document["structure"]
+    structure, max_layers = document["structure"], document["max_layers"]
+    merge_below = document["merge_below"]
     traced = Traced(
         graph=loads(document["graph"].encode()),
         types=tuple(
@@ -214,12 +215,40 @@ def _layers(
         unproven=document["unproven"],
         squeezes_rows=document["squeezes_rows"],
     )
-    return layers(
-        line(traced),
-        n_inputs=n_inputs,
-        max_layers=document["max_layers"],
-        merge_below=document["merge_below"],
+    _check(traced)
+    if not holds(max_layers, int) or not holds(merge_below, float):
+        raise ValueError("max_layers and merge_below are numbers")
+    return layers(line(traced), n_inputs=n_inputs, max_layers=max_layers, merge_below=merge_below)
+
+
+def _check(traced: Traced) -> None:
+    """Whether what is said beside the graph is said of this graph. The graph was checked as it was
+    read.
+    """
+    graph, types = traced.graph, traced.types
+    if len(types) != graph.first_node + len(graph.nodes) or not all(types):
+        raise ValueError("it has not one type for each value")
+    for kind in (kind for kinds in types for kind in kinds):
+        sizes = kind.at(traced.hints).shape
+        if DTYPE_BYTES.get(kind.dtype) is None or not all(type(n) is int and n >= 0 for n in sizes):
+            raise ValueError(f"{kind} is no type")
+    refs = traced.by_rows
+    if any(
+        not 0 <= r.value < len(types) or not 0 <= (r.item or 0) < len(types[r.value]) for r in refs
+    ):
+        raise ValueError("rows are counted of a value that it does not have")
+    is_sound = (
+        holds(traced.modules, tuple[str, ...])
+        and len(traced.modules) in (0, len(graph.nodes))
+        and holds(traced.unproven, str)
+        and holds(traced.squeezes_rows, bool)
     )
+    if not is_sound:
+        raise ValueError("what it says of its nodes does not hold")
+    for name, kind in traced.state_types.items():
+        tensor = traced.tensors[name]
+        if str(tensor.dtype) != f"torch.{kind.dtype}" or tuple(tensor.shape) != kind.shape:
+            raise ValueError(f"the tensor {name!r} is not of the type that its graph says")
 
 
 def _shape(shape: Any) -> Any:

@@ -1,14 +1,19 @@
 """A model in a file: the same graphs and weights, and nothing of the user's code."""
 
+import copy
+import json
+import random
 import warnings
 
 import pytest
 from tests.sdk.graph.models import CASES
-from tests.sdk.run.conftest import make_plan
+from tests.sdk.profile.test_profile_file import spoil
+from tests.sdk.run.conftest import make_model, make_plan
 
-from potluck import Model
-from potluck.errors import FileError, ModelError
+from potluck import Model, estimate
+from potluck.errors import FileError, ModelError, PotluckError
 from potluck.graph.model_file import with_tallies
+from potluck.tensor_file import read_tensors, write_tensors
 from potluck.testing.memory import memory_home
 
 torch = pytest.importorskip("torch")
@@ -124,3 +129,28 @@ def test_a_model_of_a_file_of_its_own_is_not_written_again(tmp_path):
         )
     with pytest.raises(ModelError, match="is that file"):
         Model.from_onnx(path).save(tmp_path / "model.safetensors")
+
+
+def test_what_a_file_says_is_checked_though_its_checksum_is_right(tmp_path):
+    """Whoever spoils one may write its checksum, too."""
+    _, model = make_model("mlp")
+    model.save(tmp_path / "whole")
+    tensors, said = read_tensors(tmp_path / "whole", "")
+    document, rng, n_held = json.loads(said["model"]), random.Random(0), 0
+    for part in ("inference", "training"):
+        document[part]["graph"] = json.loads(document[part]["graph"])
+    for _ in range(400):
+        other = copy.deepcopy(document)
+        spoil(other, rng)
+        for part in ("inference", "training"):
+            if isinstance(other.get(part), dict) and isinstance(other[part].get("graph"), dict):
+                other[part]["graph"] = json.dumps(other[part]["graph"])
+        told = {"format": said["format"], "model": json.dumps(other)}
+        write_tensors(tmp_path / "spoiled", tensors, told)
+        try:
+            loaded = Model.load(tmp_path / "spoiled")
+            estimate("robot-indoors", loaded)
+            n_held += 1
+        except PotluckError:
+            pass
+    assert 0 < n_held < 350
