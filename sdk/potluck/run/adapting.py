@@ -257,7 +257,8 @@ class Adapting:
 
 
 def problem_now(engine: "Engine", plan: Plan, problem: Problem) -> Problem:
-    """What a run may be planned for now: with the devices that stay, and its plan's limits.
+    """What a run may be planned for now: with the devices that stay, of those that the user has
+    planned for, and its plan's limits.
 
     Parameters
     ----------
@@ -268,8 +269,10 @@ def problem_now(engine: "Engine", plan: Plan, problem: Problem) -> Problem:
     problem
         With all devices.
     """
-    staying = engine.members.staying
-    problem = only(problem, [d.name for d in problem.devices if d.name in staying])
+    names, planned = set(engine.members.staying), engine.chosen.problem
+    if planned is not None:
+        names &= {device.name for device in planned.devices} | set(plan.devices)
+    problem = only(problem, [d.name for d in problem.devices if d.name in names])
     problem = replace(problem, model=plan.model)  # as its maker calls it
     return problem if plan.problem is None else replace(problem, qoe=plan.problem.qoe)
 

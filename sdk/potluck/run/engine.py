@@ -93,6 +93,7 @@ class Engine:
         self.history = History()
         self.is_protected = False  # else a device that is lost ends the run
         self.wanted = plan  # what the user chose, or the adapter: to go back to
+        self.chosen = plan  # by the user: who is not in its problem is not asked to take part
         self.last_step: int | None = (
             None  # when the training that goes on ends, where that is known
         )

@@ -245,7 +245,7 @@ class Run(Shown):
         adapt
             Compare steps with their prediction, in the background; where devices or links have
             changed, order transfers anew or switch to another plan of the same micro-batches, if
-            that pays. What was decided and why is in `run.decisions`. Needs a profile. Default: on
+            that pays; devices that the plan in force was made without stay out. What was decided and why is in `run.decisions`. Needs a profile. Default: on
             where there is one and the plan has more than one device. Sums over replicas may come in
             another order after a switch, which rounds differently. Looking takes up to 2 % of the
             notebook's time.
@@ -373,6 +373,7 @@ class Run(Shown):
 
         def work(task: Task) -> "Run":
             self._go_over(plan, task)
+            self._engine.chosen = plan
             return self
 
         return Handle(work, f"switching {plan.model}")

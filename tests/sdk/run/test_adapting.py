@@ -20,6 +20,7 @@ from tests.sdk.run.test_switching import (
 )
 from tests.timeouts import PATIENCE_S
 
+import potluck
 from potluck.errors import PlanError, UserError
 from potluck.handle import CancelledError
 from potluck.sessions.agent_specs import Spec
@@ -104,6 +105,30 @@ def test_adapting_needs_a_profile(model):
         with pytest.raises(UserError, match="there is none") as caught:
             run.fit(make_data(), adapt=True)
         assert "home.profile" in caught.value.next_step
+
+
+def test_who_the_user_has_planned_without_is_not_taken_again(home, model, profile):
+    """Somebody wants their laptop back."""
+    slow = optimistic(profile)
+    fast = tuple(
+        replace(
+            cost,
+            forward_s=tuple(seconds / 9 for seconds in cost.forward_s),
+            backward_s=tuple(seconds / 9 for seconds in cost.backward_s),
+        )
+        for cost in slow.training.costs[A]
+    )
+    costs = {**slow.training.costs, A: fast}  # it would be the best, alone
+    slow = replace(slow, training=replace(slow.training, costs=costs))
+    run = home.deploy(plan_of(model, "abc"), model, profile=slow).wait()
+    without = potluck.plan(slow.without_device(A), potluck.Training(batch=8, micro_batch=4))
+    pair = next(plan for plan in without if len(plan.devices) == 2)
+    run.switch(pair).wait()
+    run.fit(make_data(), epochs=EPOCHS, adapt=True).wait()
+    assert [each.action for each in run.decisions].count("switch") == 1
+    assert A not in run.plan.devices
+    check_equal(run)
+    run.close()
 
 
 # --- requests -------------------------------------------------------------------------------------
