@@ -372,13 +372,10 @@ def test_a_device_that_was_refused_gets_through_as_soon_as_it_is_known(tmp_path)
         assert (type(probed), len(probed.seconds)) == (Probed, 2)
 
 
-@pytest.mark.long
 @pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere it takes 30 s")
 def test_a_worker_that_hangs_is_killed_and_named(tmp_path):
-    with (
-        agent(tmp_path, *TRUST, "--hang", "2") as running,
-        RawPeer(running.port, running.key, ADA) as peer,
-    ):
+    with agent(tmp_path, *TRUST) as running, RawPeer(running.port, running.key, ADA) as peer:
         assert isinstance(peer.ask(Hello(major=1, name="ada")), Welcome)
         assert isinstance(
             peer.ask(Prepare(run="r", epoch=1), *plan(recv("x"), cut("x", "a"))), Prepared
@@ -390,5 +387,5 @@ def test_a_worker_that_hangs_is_killed_and_named(tmp_path):
         failed, _ = peer.hear()
         assert (type(failed), failed.cause) == (Failed, FailureCause.HUNG)
         assert not psutil.pid_exists(worker.pid) or worker.status() == psutil.STATUS_ZOMBIE
-        assert "the worker was silent" in peer.ask(Prepare(run="r", epoch=2), *plan(recv("x"))).text
+        assert "stopped, or hung" in peer.ask(Prepare(run="r", epoch=2), *plan(recv("x"))).text
         assert isinstance(peer.ask(Prepare(run="another", epoch=1), *plan(recv("x"))), Prepared)

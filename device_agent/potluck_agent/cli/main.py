@@ -110,6 +110,7 @@ def _run(chosen: Options, directory: Path, log: Any) -> int:
         start_worker=lambda: _start_worker(chosen, settings, computes),
         meter=meter,
         journal=(journal := Journal(log, note)),
+        may_rest=settings.is_told_times or bool(computes.provider or computes.device),
     )
     announcement: Any = None
     try:

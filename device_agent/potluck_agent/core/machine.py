@@ -177,6 +177,11 @@ class Core:
         """Seconds of computing and of radio since the agent started."""
         return self._worker.busy_s, self._radio_s
 
+    @property
+    def is_working(self) -> bool:
+        """Whether its worker owes an answer."""
+        return self._worker.is_working
+
     def reach(self, key: str) -> None:
         """A notebook's data connection stands: values can go home."""
         self._outgoing.reach(key)

@@ -90,7 +90,7 @@ class EventLoop:
 
     `meter` is read when asked for.
 
-    `journal` is told what the owner may want to read.
+    `journal` is told what the owner may want to read. `may_rest`: as for `WorkerSupervisor`.
     """
 
     def __init__(
@@ -106,6 +106,7 @@ class EventLoop:
         start_worker: Callable[[], Any],
         meter: Meter,
         journal: Journal,
+        may_rest: bool = False,
     ) -> None:
         check_library()
         self._core = core
@@ -122,7 +123,7 @@ class EventLoop:
         self._members: tuple[Member, ...] = ()
         self._routes: dict[tuple[Channel, str], _Route] = {}
         self._sources = Poller()
-        self._workplace = WorkerSupervisor(self._sources, start_worker)
+        self._workplace = WorkerSupervisor(self._sources, start_worker, may_rest=may_rest)
         self._context: Any = zmq.Context()
         self._inflow = Inflow()
         self._intake = Intake(self._sources, self._inflow, self._take)
@@ -213,6 +214,7 @@ class EventLoop:
         self._guarded(self._links.tick, now_s)
         self._guarded(self._cut_full)
         self._guarded(self._workplace.listen)
+        self._guarded(self._end_hung, now_s)
         self._guarded(self._meter.tick, now_s, *self._core.spent_s)
         self._feed(Tick())
 
@@ -227,6 +229,10 @@ class EventLoop:
         most_bytes = MAX_UNREAD_BYTES + len(self._links) * WINDOW_BYTES
         if n_cut := self._inflow.check(most_bytes, self._sources.is_empty):
             self._journal.cut(n_cut, most_bytes)
+
+    def _end_hung(self, now_s: float) -> None:
+        for event in self._workplace.hung(now_s, self._core.is_working):
+            self._feed(event)
 
     def leave(self, reason: str, within_s: float, *, for_good: bool = False) -> None:
         """The device has to leave: notebooks are told, and have so long to move elsewhere.

@@ -8,16 +8,27 @@ from typing import Any
 
 from potluck_agent.core.events import FromWorker, WorkerDied
 from potluck_agent.net.poller import READ, WRITE, Poller
+from potluck_agent.net.stillness import STILL_S, Stillness
 from potluck_wire.errors import WireError
-from potluck_wire.messages import FailureCause, Message
+from potluck_wire.messages import FailureCause, Forget, Message
+
+# An order that changes nothing: a worker that waits for room reads it, one that hangs does not.
+NOTHING = Forget(prefix="nothing")
 
 
 class WorkerSupervisor:
-    """At most one worker; `start()` gives a new worker link."""
+    """At most one worker; `start()` gives a new worker link.
 
-    def __init__(self, sources: Poller, start: Callable[[], Any]) -> None:
-        self._sources, self._start = sources, start
+    `may_rest`: it may do nothing for long while there is work, as one does that plays a slower
+    device, or whose accelerator computes.
+    """
+
+    def __init__(
+        self, sources: Poller, start: Callable[[], Any], *, may_rest: bool = False
+    ) -> None:
+        self._sources, self._start, self._may_rest = sources, start, may_rest
         self._worker: Any = None
+        self._stillness: Stillness | None = None
         self._events = 0
 
     def view(self, arena: str, offset: int, nbytes: int) -> memoryview:
@@ -35,6 +46,7 @@ class WorkerSupervisor:
     def hire(self) -> None:
         """Start a worker; OSError or AgentError where that is impossible."""
         self._worker = self._start()
+        self._stillness = None if self._may_rest else Stillness(self._worker.pid)
         self._events = READ
         self._sources.register(self._worker.socket.fileno())
 
@@ -62,6 +74,24 @@ class WorkerSupervisor:
         if events != self._events:
             self._events = events
             self._sources.watch(self._worker.socket.fileno(), events)
+
+    def hung(self, now_s: float, is_working: bool) -> Iterator[WorkerDied]:
+        """The end of one that has done nothing for too long, though it owes an answer.
+
+        To be asked some times a second.
+        """
+        worker = self._worker
+        if worker is None or self._stillness is None:
+            return
+        still_s = self._stillness.look(now_s, has_work=is_working)
+        if still_s > STILL_S and worker.has_unread:
+            self.fire()
+            text = (
+                f"the worker was stopped, or hung: it had work and did nothing for {still_s:.1f} s"
+            )
+            yield WorkerDied(FailureCause.HUNG, text)
+        elif still_s > STILL_S / 2 and not worker.has_unread:
+            worker.hold(NOTHING)
 
     def has_news(self, ready: Container[Any]) -> bool:
         """Whether it has said something, or is gone."""

@@ -86,6 +86,17 @@ class WorkerLink:
         """Whether messages wait for room in the pipe."""
         return bool(self._unsent) and not self.closed
 
+    @property
+    def has_unread(self) -> bool:
+        """Whether it was sent what it has not read yet; Linux knows it."""
+        if sys.platform != "linux" or self.closed:
+            return False
+        import fcntl
+        import termios
+
+        told = fcntl.ioctl(self.socket.fileno(), termios.TIOCOUTQ, bytes(4))
+        return any(told)
+
     def send(self, message: Message, buffers: Buffers = ()) -> None:
         """Send, or keep until `flush` where the pipe is full. To a worker that is gone: nothing."""
         self.hold(message, buffers)
