@@ -96,7 +96,7 @@ def test_a_notebook_that_caused_it_loses_its_session_and_another_works_on():
     actions = survive(talk, FromPeer(OWNER_SENDER, Drop(run="r")))
     assert actions[0].message == Goodbye(reason="a fault in the agent (TypeError), see its report")
     assert not messages(actions, Failed)  # nothing is said after it
-    assert talk.core.n_sessions == 1
+    assert len(talk.core.sessions) == 1
     assert talk.hear(Drop(run="s"), sender=OTHER_SENDER) == [
         ToPeer(OTHER_SENDER.key, Dropped(run="s"))
     ]
@@ -106,7 +106,7 @@ def test_a_member_that_caused_it_costs_the_steps_and_nothing_else():
     talk = at_work()
     actions = survive(talk, FromPeer(MEMBER_SENDER, Chunk(transfer=1), (b"",)))
     assert [failed.cause for failed in messages(actions, Failed)] == [FailureCause.PEER_LOST]
-    assert talk.core.n_sessions == 1
+    assert len(talk.core.sessions) == 1
 
 
 @pytest.mark.parametrize(
@@ -117,19 +117,19 @@ def test_a_worker_that_caused_it_is_ended(event):
     actions = survive(talk, event)
     assert any(isinstance(action, KillWorker) for action in actions)
     assert [failed.cause for failed in messages(actions, Failed)] == [FailureCause.INTERNAL]
-    assert talk.core.n_sessions == 1
+    assert len(talk.core.sessions) == 1
 
 
 def test_bytes_that_could_not_even_be_read_cost_their_sender():
     talk = at_work()
     assert messages(survive(talk, LinkReset(OWNER_KEY)), Goodbye)
-    assert talk.core.n_sessions == 0
+    assert len(talk.core.sessions) == 0
 
 
 def test_where_nobody_is_to_blame_everything_begins_anew():
     talk = at_work()
     actions = talk.core.survive(Tick(), FAULT, talk.now_s)
-    assert talk.core.n_sessions == 0
+    assert len(talk.core.sessions) == 0
     assert {type(action) for action in actions} == {Report, ToPeer, SetMembers, KillWorker}
     assert StartWorker() in talk.hear(Hello(major=1))
     (welcome,) = talk.work(WorkerReady(), READY)
@@ -197,7 +197,7 @@ def test_an_answer_that_cannot_be_sent_is_a_failure_and_remembered_as_one():
 def test_a_notebook_that_cannot_be_answered_loses_its_session():
     talk = at_work()
     assert messages(undone(talk, ToPeer(OWNER_KEY, Prepared())), Goodbye)
-    assert talk.core.n_sessions == 0
+    assert len(talk.core.sessions) == 0
     assert talk.core.handle(Undone(ToPeer(OWNER_KEY, Goodbye()), "why"), talk.now_s) == [
         Report("why")
     ]

@@ -10,6 +10,7 @@ ATTACKS: dict[str, Row] = {
             "security/test_attacks:test_a1_nothing_unpickles_or_evaluates "
             "test_a1_a_pickle_is_no_message_on_any_channel",
             "agent/test_agent_process:test_a_pickle_on_any_socket_is_no_message",
+            "sdk/graph/test_model_file:test_a_structure_of_answers_imports_nothing",
         ),
     ),
     "A2": Row(

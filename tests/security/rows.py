@@ -367,10 +367,11 @@ ROWS: dict[str, Row] = {
         ),
     ),
     "S15": Row(
-        "a coordinator is spoken to by strangers, or by a notebook it knows that says anything; its "
-        "disk is full, its files are cut or changed",
-        "strangers are not answered; others are answered in words, and nothing outside its folder is "
-        "read or changed; what was learned stays",
+        "a coordinator is spoken to by strangers, or by a notebook it knows that says anything; it "
+        "lies to a notebook; its disk is full, its files are cut or changed",
+        "strangers are not answered, and take nobody's connection; others are answered in words, and "
+        "nothing outside its folder is read or changed; what was learned stays; lies are errors in "
+        "words",
         tests_of(
             "sdk/coordinate/test_server:test_who_is_not_known_is_refused_by_name_and_the_wrong_key_too "
             "test_where_nobody_checks_keys_nobody_comes_in "
@@ -378,10 +379,24 @@ ROWS: dict[str, Row] = {
             "test_no_request_of_any_form_is_anything_but_answered "
             "test_a_file_that_came_otherwise_than_it_was_sent_is_no_job "
             "test_more_than_the_disk_has_is_refused_before_it_is_sent",
+            "sdk/coordinate/test_entrance:test_answers_that_nobody_takes_are_few "
+            "test_a_message_of_too_many_frames_ends_its_connection "
+            "test_a_message_without_an_end_ends_with_its_connection "
+            "test_strangers_who_say_nothing_are_cut_off_the_oldest_first "
+            "test_of_too_many_connections_of_a_key_the_oldest_end "
+            "test_others_are_answered_while_a_job_is_looked_through "
+            "test_files_come_in_order_so_that_none_has_holes "
+            "test_a_state_beyond_the_memory_here_is_refused_before_it_is_sent",
+            "sdk/coordinate/test_answers:test_what_no_coordinator_says_is_not_believed "
+            "test_what_a_terminal_would_obey_is_not_shown "
+            "test_a_state_that_does_not_come_leaves_nothing "
+            "test_one_that_never_stops_is_not_waited_for_without_end",
+            "sdk/coordinate/test_batch_store:test_an_order_that_does_not_hold_is_refused_before_anybody_trains",
             "sdk/coordinate/test_journal:test_cut_anywhere_it_tells_what_was_whole_and_goes_on "
             "test_a_line_that_was_changed_is_named "
             "test_where_the_disk_is_full_in_the_midst_of_a_line_it_holds_what_was_whole",
-            "sdk/coordinate/test_coordinator:test_a_full_disk_ends_it_and_says_so_and_it_goes_on_where_there_is_room",
+            "sdk/coordinate/test_coordinator:test_a_full_disk_ends_it_and_says_so_and_it_goes_on_where_there_is_room "
+            "test_a_spoiled_job_ends_neither_the_coordinator_nor_the_others",
         ),
         "a notebook that it knows may fill its disk",
     ),

@@ -177,11 +177,6 @@ class Core:
         """Seconds of computing and of radio since the agent started."""
         return self._worker.busy_s, self._radio_s
 
-    @property
-    def is_working(self) -> bool:
-        """Whether its worker owes an answer."""
-        return self._worker.is_working
-
     def reach(self, key: str) -> None:
         """A notebook's data connection stands: values can go home."""
         self._outgoing.reach(key)
@@ -212,9 +207,9 @@ class Core:
         return self._departure.has_left
 
     @property
-    def n_sessions(self) -> int:
-        """Notebooks that have a session."""
-        return len(self._sessions)
+    def is_working(self) -> bool:
+        """Whether its worker owes an answer."""
+        return self._worker.is_working
 
     @property
     def n_old_messages(self) -> int:

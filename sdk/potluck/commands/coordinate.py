@@ -2,6 +2,7 @@
 
 import argparse
 import signal
+import sys
 import threading
 from pathlib import Path
 
@@ -53,6 +54,7 @@ def main(args: argparse.Namespace) -> int:
     public, secret = Keyring(state).identity()
     folder = folder_of(state)
     mine = claim(folder, LOCK, otherwise="")
+    _allow_connections()
     coordinator = Coordinator(folder, lambda: Home.discover(state=state))
     keys = Keys(public=public, secret=secret)
     known = frozenset({public, *args.trust})
@@ -75,3 +77,13 @@ def main(args: argparse.Namespace) -> int:
         coordinator.close()
         mine.close()
     return 0
+
+
+def _allow_connections() -> None:
+    """As many open descriptors as the system lets us have: strangers must not use them up."""
+    if sys.platform == "win32":
+        return
+    import resource
+
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -5,7 +5,7 @@ which rows each batch is made, and holds what counts for a batch as a whole.
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -143,14 +143,46 @@ class BatchStore:
         tensors, metadata = read_tensors(folder / _ORDER, "Hand the run over again.")
         if metadata.get("format") != _FORMAT or not {"rows", "ends", "places"} <= set(tensors):
             raise FileError(f"{folder} holds no batches of this version.", path=str(folder))
+        whole = [f"whole-{place}" for place in range(len(tensors) - 3)]
+        if not _fit(tensors, whole):
+            raise FileError(f"{folder / _ORDER} does not hold.", path=str(folder / _ORDER))
+        self._whole = [tensors[name] for name in whole]
         self._rows, self._ends = tensors["rows"].tolist(), tensors["ends"].tolist()
         self._places = tensors["places"].tolist()
-        n_whole = sum(name.startswith("whole-") for name in tensors)
-        self._whole = [tensors[f"whole-{place}"] for place in range(n_whole)]
         self._shards: dict[int, list[Any]] = {}  # as far as they were read
 
     def __len__(self) -> int:
         return len(self._ends)
+
+    def check(self) -> None:
+        """Whether every row of every batch is there.
+
+        Raises
+        ------
+        FileError
+            One is not.
+        """
+        shapes = {
+            shard: [(part.get_dtype(), part.get_shape()) for part in self._opened(shard)]
+            for shard in {shard for shard, _ in self._places}
+        }
+        start = 0
+        for number, end in enumerate(self._ends):
+            places = [self._places[row] for row in self._rows[start:end]]
+            is_there = all(
+                shapes[shard] and all(shape and place < shape[0] for _, shape in shapes[shard])
+                for shard, place in places
+            )
+            kinds = {
+                tuple((dtype, *shape[1:]) for dtype, shape in shapes[shard]) for shard, _ in places
+            }
+            if not is_there or len(kinds) > 1:
+                raise FileError(
+                    f"{self._folder}: batch {number} has rows that are not there.",
+                    next_step="Hand the run over again.",
+                    path=str(self._folder),
+                )
+            start = end
 
     def since(self, first: int) -> "Batches":
         """Those from number `first` on, as `fit` takes them."""
@@ -215,6 +247,27 @@ class Batches:
     def __iter__(self) -> "Iterator[tuple[torch.Tensor, ...]]":
         for number in range(self._first, len(self._store)):
             yield self._store.batch(number)
+
+
+def _fit(tensors: "Mapping[str, torch.Tensor]", whole: Sequence[str]) -> bool:
+    """Whether these tell of which rows batches are made."""
+    import torch
+
+    if set(tensors) != {"rows", "ends", "places", *whole}:
+        return False
+    rows, ends, places = tensors["rows"], tensors["ends"], tensors["places"]
+    n_dims = {"rows": (rows, 1), "ends": (ends, 1), "places": (places, 2)}
+    if any(each.dtype != torch.int64 or each.ndim != n for each, n in n_dims.values()):
+        return False
+    n_each = torch.diff(ends, prepend=ends.new_zeros(1))
+    return bool(
+        (n_each > 0).all()
+        and n_each.sum() == len(rows)
+        and places.shape[1] == 2
+        and (places >= 0).all()
+        and ((rows >= 0) & (rows < len(places))).all()
+        and all(tensors[name].ndim and len(tensors[name]) == len(ends) for name in whole)
+    )
 
 
 def _shard(number: int) -> str:

@@ -80,7 +80,7 @@ class Coordinator:
     def jobs(self) -> tuple[str, ...]:
         """The names of all jobs that are whole, the latest last."""
         found = [path.parent for path in self.folder.glob(f"*/{JOURNAL}")]
-        return tuple(path.name for path in sorted(found, key=lambda p: (p / JOB).stat().st_mtime))
+        return tuple(path.name for path in sorted(found, key=_handed_over_s))
 
     def progress(self, job: str) -> Progress:
         """How far a job is.
@@ -103,7 +103,15 @@ class Coordinator:
         if job not in self.jobs():
             there = ", ".join(self.jobs()) or "none"
             raise UserError(f"there is no job {job!r} here; there are {there}.")
-        progress = progress_of(self.folder / job / JOURNAL)
+        path = self.folder / job / JOURNAL
+        progress = progress_of(path)
+        if not progress.n_batches:  # as of a job's second line
+            raise FileError(
+                f"{path} does not say what is trained.",
+                next_step="The state that was saved last is beside it, and can be deployed with "
+                "resume=.",
+                path=str(path),
+            )
         if job in self._ended:
             progress.state, progress.why = FAILED, self._ended[job]
         return progress
@@ -140,7 +148,9 @@ class Coordinator:
             raise FileError(
                 f"{folder / START} is the state of another model.", path=str(folder / START)
             )
-        n_batches = len(BatchStore(folder / BATCHES))
+        store = BatchStore(folder / BATCHES)
+        store.check()
+        n_batches = len(store)
         if n_batches != wanted.n_batches:
             raise FileError(
                 f"{folder / BATCHES} has {n_batches} batches, {wanted.n_batches} are expected.",
@@ -192,10 +202,10 @@ class Coordinator:
             *self.folder.glob(f"*{COMING}"),
             *(x.parent for x in self.folder.glob(f"*/{JOB}")),
         ):
-            if not (path / JOURNAL).exists():
+            if not any((path / name).exists() for name in (JOURNAL, *SAVED)):
                 shutil.rmtree(path, ignore_errors=True)
         for job in reversed(self.jobs()):
-            with suppress(PotluckError):
+            with suppress(PotluckError, OSError):
                 if self.progress(job).state in (WAITING, TRAINING):
                     self.start(job)
                     return
@@ -319,6 +329,14 @@ class Coordinator:
         step = run.save(folder / name, latest=latest)
         if step <= journal.progress.step:
             journal.add(saved=name, at=step, durable=True)
+
+
+def _handed_over_s(folder: Path) -> float:
+    """When a job came, by the clock of the disk; of one that is spoiled nobody knows."""
+    try:
+        return (folder / JOB).stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def _tell(history: "History", told: int, journal: Journal) -> int:

@@ -4,7 +4,6 @@ weights.
 
 import json
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,15 +13,17 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from potluck import units
+from potluck.coordinate.answers import MAX_TEXT, Told, part, told
 from potluck.coordinate.job import files_of
 from potluck.coordinate.journal import FAILED, TRAINING, WAITING
 from potluck.coordinate.server import CHUNK_BYTES, VERSION
 from potluck.documents import read_json
-from potluck.errors import HomeError, UserError
+from potluck.errors import FileError, HomeError, UserError
 from potluck.graph.torch.state_names import check_shapes
 from potluck.handle import Handle, Task
 from potluck.sessions.connections import Keys
 from potluck.shown import Shown
+from potluck.texts import harmless
 
 if TYPE_CHECKING:
     import torch
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 CONNECT_S = 5.0
 ANSWER_S = 20.0  # it looks through all files of a job before it admits it
 LOOK_S = 0.5
+STOP_S = 600.0
+MAX_ANSWER_BYTES = 64 << 20
 _HANDSHAKE = (
     zmq.EVENT_HANDSHAKE_SUCCEEDED
     | zmq.EVENT_HANDSHAKE_FAILED_AUTH
@@ -72,12 +75,16 @@ class Place:
         """
         with zmq.Context() as context, context.socket(zmq.REQ) as socket:
             socket.setsockopt(zmq.LINGER, 0)
+            socket.setsockopt(zmq.MAXMSGSIZE, MAX_ANSWER_BYTES)
             socket.setsockopt(zmq.IPV6, ":" in self.host)
             socket.curve_serverkey = self.key.encode()
             socket.curve_publickey = self.keys.public.encode()
             socket.curve_secretkey = self.keys.secret.encode()
             with socket.get_monitor_socket(_HANDSHAKE) as monitor:
-                socket.connect(f"tcp://{self}")
+                try:
+                    socket.connect(f"tcp://{self}")
+                except zmq.ZMQError as error:
+                    raise HomeError(f"{self} is no address: {error.strerror}.") from error
                 request = {"version": VERSION, "ask": what, **about}
                 socket.send_multipart([json.dumps(request).encode(), data])
                 if not monitor.poll(int(min(within_s, CONNECT_S) * 1000)):
@@ -86,14 +93,14 @@ class Place:
                     raise self._silent(is_refused=True)
                 if not socket.poll(int(within_s * 1000)):
                     raise self._silent(is_refused=False)
-                text, answered = socket.recv_multipart()
+                text, *rest = socket.recv_multipart()
                 socket.disable_monitor()
         answer = read_json(text, f"the answer of the coordinator at {self}")
-        if not isinstance(answer, dict):
+        if len(rest) != 1 or not isinstance(answer, dict):
             raise HomeError(f"the coordinator at {self} answers what is no answer.")
         if "error" in answer:
-            raise HomeError(str(answer["error"]))
-        return answer, answered
+            raise HomeError(harmless(str(answer["error"])[:MAX_TEXT]))
+        return answer, rest[0]
 
     def _silent(self, is_refused: bool) -> HomeError:
         if is_refused:
@@ -151,33 +158,29 @@ class DetachedRun(Shown):
     def __init__(self, place: Place, job: str) -> None:
         self._place, self.job = place, job
         self._losses: list[float] = []
-        self._told: Mapping[str, Any] = {}
-        self._look()
+        self._told = self._look()
 
-    def _look(self) -> Mapping[str, Any]:
+    def _look(self) -> Told:
         """Ask how far it is."""
         while True:
-            told, _ = self._place.ask("status", job=self.job, since=len(self._losses))
-            n_done = int(told["step"]) - int(told["first_step"])
-            if n_done < len(self._losses):  # it went back, and computes some again
-                del self._losses[n_done:]
-                continue
-            self._losses += map(float, told["losses"])
-            self._told = told
-            if len(self._losses) >= n_done or not told["losses"]:
-                return told
+            since = len(self._losses)
+            self._told = told(self._place.ask("status", job=self.job, since=since)[0], since)
+            del self._losses[self._told.n_done :]  # it went back, and computes some again
+            self._losses += self._told.losses
+            if len(self._losses) == self._told.n_done:
+                return self._told
 
     # --- what it is -------------------------------------------------------------------------------
 
     @property
     def step(self) -> int:
         """Steps of training done so far, with those before it was handed over."""
-        return int(self._look()["step"])
+        return self._look().step
 
     @property
     def n_steps(self) -> int:
         """Steps when all is done."""
-        return int(self._told["first_step"]) + int(self._told["n_batches"])
+        return self._told.first_step + self._told.n_batches
 
     @property
     def losses(self) -> tuple[float, ...]:
@@ -188,29 +191,29 @@ class DetachedRun(Shown):
     @property
     def state(self) -> str:
         """One of "waiting", "training", "ended", "stopped", "failed"."""
-        return str(self._look()["state"])
+        return self._look().state
 
     @property
     def why(self) -> str:
         """Why it has failed or stopped; empty otherwise."""
-        return str(self._look()["why"])
+        return self._look().why
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What has happened: devices lost, switches, decisions."""
-        return tuple(map(str, self._look()["notes"]))
+        return self._look().notes
 
     @property
     def plan(self) -> str:
         """The plan in force, as text; empty while it is not trained."""
-        return str(self._look()["plan"])
+        return self._look().plan
 
     def __repr__(self) -> str:
         told = self._look()
-        why = f": {told['why']}" if told["why"] else ""
+        why = f": {told.why}" if told.why else ""
         loss = f", loss {self._losses[-1]:.4g}" if self._losses else ""
         return (
-            f"<DetachedRun {self.job} at {self._place}, {told['state']}{why}, step {told['step']} "
+            f"<DetachedRun {self.job} at {self._place}, {told.state}{why}, step {told.step} "
             f"of {self.n_steps}{loss}>"
         )
 
@@ -235,26 +238,38 @@ class DetachedRun(Shown):
         def work(task: Task) -> None:
             while True:
                 told = self._look()
-                done_frac = len(self._losses) / max(1, int(told["n_batches"]))
+                done_frac = len(self._losses) / told.n_batches
                 loss = f", loss {self._losses[-1]:.4g}" if self._losses else ""
-                task.update(done_frac, f"step {told['step']}{loss}")
-                if told["state"] not in (WAITING, TRAINING):
+                task.update(done_frac, f"step {told.step}{loss}")
+                if told.state not in (WAITING, TRAINING):
                     return
                 task.check()
                 time.sleep(LOOK_S)
 
         Handle(work, f"training {self.job}, detached").wait(timeout_s)
-        if self._told["state"] == FAILED:
+        if self._told.state == FAILED:
             raise HomeError(
-                f"the training {self.job} has failed: {self._told['why']}",
+                f"the training {self.job} has failed: {self._told.why}",
                 next_step="Its latest state is kept: `save` fetches it, and `start` goes on.",
             )
         return self
 
     def stop(self) -> "DetachedRun":
-        """End it between two steps; its state is kept, and `start` goes on from there."""
+        """End it between two steps; its state is kept, and `start` goes on from there.
+
+        Raises
+        ------
+        HomeError
+            It does not stop within ten minutes.
+        """
         self._place.ask("stop", job=self.job)
-        while self._look()["is_under_way"]:
+        end_s = time.monotonic() + STOP_S
+        while self._look().is_under_way:
+            if time.monotonic() > end_s:
+                raise HomeError(
+                    f"{self.job} was told to stop, and is still trained after {STOP_S:.0f} s.",
+                    next_step="It stops after the step that is under way; look again later.",
+                )
             time.sleep(LOOK_S / 5)
         return self
 
@@ -278,26 +293,40 @@ class DetachedRun(Shown):
         Raises
         ------
         HomeError
-            The coordinator does not answer.
+            The coordinator does not answer, or not its state.
+        FileError
+            It cannot be written there.
         """
-        path, part = Path(path), Path(f"{path}.part")
-        told, data = self._place.ask("read", job=self.job)
-        with part.open("wb") as out:
-            out.write(data)
-            while out.tell() < told["nbytes"]:
-                more = {"file": told["file"], "at": out.tell()}
-                out.write(self._place.ask("read", job=self.job, **more)[1])
         from potluck.run.checkpoint import load
 
-        step = load(part).step
-        part.replace(path)
+        path, coming = Path(path), Path(f"{path}.part")
+        try:
+            with coming.open("wb") as out:
+                answer, data = self._place.ask("read", job=self.job)
+                file, nbytes = part(answer, data, 0)
+                out.write(data)
+                while (at := out.tell()) < nbytes:
+                    answer, data = self._place.ask("read", job=self.job, file=file, at=at)
+                    if part(answer, data, at) != (file, nbytes):
+                        raise HomeError(f"the state of {self.job} has changed meanwhile.")
+                    out.write(data)
+            step = load(coming).step
+            coming.replace(path)
+        except OSError as error:
+            raise FileError(
+                f"cannot write {coming}: {error.strerror}.", path=str(coming)
+            ) from error
+        finally:
+            coming.unlink(missing_ok=True)
         return step
 
     def state_dict(self) -> "dict[str, torch.Tensor]":
         """The weights of the latest state on disk there, by the names of the module."""
         from potluck.run.checkpoint import load
 
-        names = self._place.ask("status", job=self.job, names=True)[0]["names"]
+        since = len(self._losses)
+        answer, _ = self._place.ask("status", job=self.job, since=since, names=True)
+        names = told(answer, since).names
         with TemporaryDirectory() as folder:
             path = Path(folder) / "state"
             self.save(path)

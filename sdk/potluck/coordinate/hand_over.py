@@ -7,6 +7,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from potluck.coordinate.answers import jobs
 from potluck.coordinate.detached import DetachedRun, Place
 from potluck.coordinate.job import pack
 from potluck.coordinate.local import find, find_or_start, folder_of
@@ -105,12 +106,12 @@ def attach(job: str, *, state: Path, keys: Keys, at: str = "", key: str = "") ->
                 "and key, at= and key=.",
             )
         place = found or find_or_start(state, keys)
-    told, _ = place.ask("status", job=job)
-    if not told["jobs"]:
+    names = jobs(place.ask("jobs")[0])
+    if not names:
         raise HomeError(
             f"nothing was handed over to the coordinator at {place}.", next_step="run.detach()"
         )
-    return DetachedRun(place, str(told["job"]))
+    return DetachedRun(place, job or names[-1])
 
 
 def elsewhere(address: str, key: str, keys: Keys) -> Place:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 FORMAT = "potluck-job-1"
 MODEL, START, PROFILE, JOB = "model.safetensors", "start.safetensors", "profile.json", "job.json"
 BATCHES = "batches"
+MAX_BATCHES = 10**8
 MAX_PATIENCE_S = 366 * 86_400.0
 JOURNAL = "journal"
 COMING = ".coming"  # ends the folder of a job that is not whole yet
@@ -62,7 +63,7 @@ class Job:
         is_sound = (
             type(self.model) is str
             and type(self.n_batches) is int
-            and self.n_batches >= 1
+            and 1 <= self.n_batches <= MAX_BATCHES
             and type(self.protect) in (bool, int, type(None))
             and type(self.patience_s) in (int, float)
             and 0 <= self.patience_s <= MAX_PATIENCE_S

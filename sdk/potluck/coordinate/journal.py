@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from potluck.documents import read_json
 from potluck.errors import FileError
 
 FORMAT = "potluck-journal-1"
@@ -217,7 +218,7 @@ def _entry(line: bytes) -> dict[str, Any] | None:
     checksum, _, text = line.partition(b" ")
     try:
         holds = int(checksum, 16) == zlib.crc32(text)
-        entry = json.loads(text) if holds else None
-    except ValueError:
+        entry = read_json(text, "a line of a journal") if holds else None
+    except (ValueError, FileError):
         return None
     return entry if isinstance(entry, dict) else None

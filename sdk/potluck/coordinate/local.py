@@ -59,8 +59,8 @@ def claimed(state: Path, error: HomeError) -> HomeError:
     """
     path = folder_of(state) / WHERE
     with suppress(OSError, FileError):
-        holder = error.facts.get("holder")
-        if holder and read_json(path.read_bytes(), str(path)).get("pid") == holder:
+        holder, told = error.facts.get("holder"), read_json(path.read_bytes(), str(path))
+        if holder and isinstance(told, dict) and told.get("pid") == holder:
             return HomeError(
                 "the coordinator on this computer has this home: it trains what was handed over.",
                 next_step="potluck.Home.attach() shows how far that is, and its stop() gives the "
@@ -83,11 +83,15 @@ def find(state: Path, keys: Keys) -> Place | None:
     path = folder_of(state) / WHERE
     try:
         told = read_json(path.read_bytes(), str(path))
-        place = Place(host=str(told["host"]), port=int(told["port"]), key=keys.public, keys=keys)
-    except (OSError, FileError, KeyError, TypeError, ValueError):
+    except (OSError, FileError):
         return None
+    match told:
+        case {"host": str(host), "port": int(port)}:
+            place = Place(host=host, port=port, key=keys.public, keys=keys)
+        case _:
+            return None
     with suppress(PotluckError):
-        place.ask("status", within_s=FIND_S)
+        place.ask("jobs", within_s=FIND_S)
         return place
     return None
 

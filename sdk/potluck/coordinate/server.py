@@ -9,48 +9,29 @@ import logging
 import shutil
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-import zmq
-from zmq.auth.thread import ThreadAuthenticator
-
+from potluck.coordinate.answers import MAX_JOBS, MAX_LOSSES
+from potluck.coordinate.arrival import Arrival
 from potluck.coordinate.coordinator import Coordinator
-from potluck.coordinate.job import (
-    COMING,
-    NAME,
-    SAVED,
-    START,
-    digest,
-    is_file_of_job,
-    missing,
-    read_job,
-)
+from potluck.coordinate.entrance import Entrance
+from potluck.coordinate.job import COMING, NAME, SAVED, START, read_job
 from potluck.documents import read_json
-from potluck.errors import FileError, HomeError, PotluckError, UserError
+from potluck.errors import HomeError, PotluckError, UserError
 from potluck.sessions.connections import Keys
 
 VERSION = 1
 CHUNK_BYTES = 1 << 20
 MAX_REQUEST_BYTES = 1 << 18
-MAX_FILES = 10_000
-MAX_LOSSES = 4096  # in one answer
-DOMAIN = "potluck"
+MAX_COMING = 4  # jobs on their way at once
+LOOK_S = 0.1
 # what must not happen and did; silent in an honest home
 FAULTS = logging.getLogger("potluck.faults")
 
 Answer = tuple[dict[str, Any], bytes]
-
-
-class _Known:
-    """Whose key may speak here."""
-
-    def __init__(self, keys: frozenset[str]) -> None:
-        self._keys = {key.encode() for key in keys}
-
-    def callback(self, domain: str, key: bytes) -> bool:
-        """As ZAP asks: whether this is one."""
-        return key in self._keys
+T = TypeVar("T")
 
 
 class Server:
@@ -83,31 +64,16 @@ class Server:
         port: int = 0,
     ) -> None:
         self._coordinator = coordinator
-        self._context: zmq.Context[Any] = zmq.Context()
-        self._auth = ThreadAuthenticator(self._context)
-        self._auth.start()
-        self._auth.configure_curve_callback(DOMAIN, _Known(known))
-        self._socket = self._context.socket(zmq.ROUTER)
-        self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.setsockopt(zmq.MAXMSGSIZE, CHUNK_BYTES + MAX_REQUEST_BYTES)
-        self._socket.setsockopt(zmq.RCVHWM, 64)
-        self._socket.setsockopt(zmq.IPV6, ":" in host)
-        self._socket.curve_server = True
-        # without anybody who answers ZAP, CURVE alone would let every key in
-        self._socket.zap_domain = DOMAIN.encode()
-        self._socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
-        self._socket.curve_publickey = keys.public.encode()
-        self._socket.curve_secretkey = keys.secret.encode()
-        place = f"[{host}]" if ":" in host else host
-        try:
-            self.port = self._bound(place, port)
-        except zmq.ZMQError as error:
-            self.close()
-            raise HomeError(
-                f"a coordinator cannot listen at {place}:{port}: {error.strerror}.",
-                next_step="Give another --address or --port.",
-            ) from error
-        self._answers: Mapping[str, Callable[[Mapping[str, Any], bytes], Answer]] = {
+        self._entrance = Entrance(keys, known, host, port)
+        self.port = self._entrance.port
+        self._arrivals: dict[str, Arrival] = {}
+        # a large job takes a while to look through, and others want to be heard
+        self._admissions = ThreadPoolExecutor(1)
+        self._admitting: list[tuple[bytes, Future[Answer]]] = []
+        self._answers: Mapping[
+            str, Callable[[Mapping[str, Any], bytes], Answer | Future[Answer]]
+        ] = {
+            "jobs": self._jobs,
             "status": self._status,
             "begin": self._begin,
             "put": self._put,
@@ -117,12 +83,6 @@ class Server:
             "read": self._read,
             "forget": self._forget,
         }
-
-    def _bound(self, place: str, port: int) -> int:
-        if port:
-            self._socket.bind(f"tcp://{place}:{port}")
-            return port
-        return self._socket.bind_to_random_port(f"tcp://{place}")
 
     def serve(self, goes_on: Callable[[float], bool]) -> None:
         """Answer until `goes_on(seconds since the last request)` says no.
@@ -134,73 +94,74 @@ class Server:
         """
         heard_s = time.monotonic()
         while goes_on(time.monotonic() - heard_s):
-            if not self._socket.poll(100):
-                continue
-            who, *parts = self._socket.recv_multipart()
-            heard_s = time.monotonic()
-            answer, data = self.answer(parts)
-            self._socket.send_multipart([who, b"", json.dumps(answer).encode(), data])
+            for route, parts in self._entrance.requests(LOOK_S):
+                heard_s = time.monotonic()
+                answer = self.answer(parts)
+                if isinstance(answer, Future):
+                    self._admitting.append((route, answer))
+                else:
+                    self._say(route, answer)
+            for route, admission in [each for each in self._admitting if each[1].done()]:
+                self._admitting.remove((route, admission))
+                self._say(route, admission.result())
+
+    def _say(self, route: bytes, answer: Answer) -> None:
+        self._entrance.send(route, [json.dumps(answer[0]).encode(), answer[1]])
 
     def close(self) -> None:
         """Listen no more."""
-        self._socket.close()
-        self._auth.stop()
-        self._context.term()
+        self._admissions.shutdown()
+        self._entrance.close()
 
     # --- answers ----------------------------------------------------------------------------------
 
-    def answer(self, parts: list[bytes]) -> Answer:
-        """What is answered to a request.
+    def answer(self, parts: list[bytes]) -> "Answer | Future[Answer]":
+        """What is answered to a request, or will be.
 
         Parameters
         ----------
         parts
             Its frames: empty, the JSON object, the bytes.
         """
-        try:
-            if len(parts) != 3 or parts[0] or len(parts[1]) > MAX_REQUEST_BYTES:
-                raise UserError("that is no request.")
-            request = read_json(parts[1], "the request")
-            if not isinstance(request, dict) or request.get("version") != VERSION:
-                raise UserError(
-                    "the request is of another version of potluck.",
-                    next_step=f"Use one that speaks version {VERSION}.",
-                )
-            act = self._answers.get(str(request.get("ask")))
-            if act is None:
-                raise UserError(f"nobody here answers {str(request.get('ask'))[:40]!r}.")
-            return act(request, parts[2])
-        except PotluckError as error:
-            return {"error": str(error)}, b""
-        except OSError as error:
-            return {"error": f"{error.filename}: {error.strerror}."}, b""
-        # the last line of defence: who asked is told, and the next one is answered
-        except Exception as error:
-            FAULTS.exception("a fault in the coordinator while answering %.500r", parts)
-            return {"error": f"this is a fault of potluck's ({type(error).__name__})."}, b""
+        return _guarded(lambda: self._answered(parts), parts)
+
+    def _answered(self, parts: list[bytes]) -> "Answer | Future[Answer]":
+        if len(parts) != 3 or parts[0] or len(parts[1]) > MAX_REQUEST_BYTES:
+            raise UserError("that is no request.")
+        request = read_json(parts[1], "the request")
+        if not isinstance(request, dict) or request.get("version") != VERSION:
+            raise UserError(
+                "the request is of another version of potluck.",
+                next_step=f"Use one that speaks version {VERSION}.",
+            )
+        act = self._answers.get(str(request.get("ask")))
+        if act is None:
+            raise UserError(f"nobody here answers {str(request.get('ask'))[:40]!r}.")
+        return act(request, parts[2])
+
+    def _jobs(self, request: Mapping[str, Any], _: bytes) -> Answer:
+        return {"jobs": [*self._coordinator.jobs()[-MAX_JOBS:]]}, b""
 
     def _status(self, request: Mapping[str, Any], _: bytes) -> Answer:
-        jobs, since = self._coordinator.jobs(), _whole(request, "since")
-        if not jobs and not request.get("job"):
-            return {"jobs": []}, b""
-        job = str(request.get("job") or jobs[-1])
+        job, since = _name(request), _whole(request, "since")
         progress = self._coordinator.progress(job)
         is_under_way = self._coordinator.under_way == job
+        losses = progress.losses.copy()  # another thread adds to them
         return {
-            "jobs": jobs,
-            "job": job,
-            "is_under_way": is_under_way,
+            "first_step": progress.first_step,
+            "n_batches": progress.n_batches,
+            "step": progress.first_step + len(losses),
+            "losses": losses[since : since + MAX_LOSSES],
+            "state": progress.state,
+            "why": progress.why,
+            "notes": progress.notes.copy(),
             "plan": self._coordinator.plan if is_under_way else "",
-            "losses": progress.losses[since : since + MAX_LOSSES],
-            **{
-                name: getattr(progress, name)
-                for name in ("first_step", "n_batches", "step", "saved", "state", "why", "notes")
-            },
+            "is_under_way": is_under_way,
             "names": read_job(self._folder(job)).state_names if request.get("names") else [],
         }, b""
 
     def _begin(self, request: Mapping[str, Any], _: bytes) -> Answer:
-        job, files = _name(request), request.get("files")
+        job = _name(request)
         if self._coordinator.under_way:
             raise HomeError(
                 f"{self._coordinator.under_way} is trained here now.",
@@ -208,60 +169,43 @@ class Server:
             )
         if job in self._coordinator.jobs():
             raise UserError(f"there is a job {job!r} already.")
-        if not isinstance(files, dict) or len(files) > MAX_FILES or missing(files):
-            raise UserError("these are not the files of a job.")
-        needed = 0
-        for name, known in files.items():
-            match known:
-                case [int(nbytes), str()] if is_file_of_job(name) and nbytes >= 0:
-                    needed += nbytes
-                case _:
-                    raise UserError(f"a job has no file {name[:80]!r}.")
+        if self._admitting:
+            raise HomeError("another job is being looked through.", next_step="Wait a moment.")
+        while len(self._arrivals) >= MAX_COMING:
+            self._give_up(next(iter(self._arrivals)))
         self._coordinator.folder.mkdir(parents=True, exist_ok=True)
-        free = shutil.disk_usage(self._coordinator.folder).free
-        if needed > free:
-            raise UserError(
-                f"the job has {needed} bytes, and {free} are free where the coordinator keeps it.",
-                next_step="Make room there, or hand it to another.",
-            )
-        folder = self._coming(job)
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(mode=0o700)
-        (folder / "files").write_text(json.dumps(files))
+        folder = self._coordinator.folder / f"{job}{COMING}"
+        self._arrivals[job] = Arrival(folder, request.get("files"))
         return {}, b""
+
+    def _give_up(self, job: str) -> None:
+        """It did not come whole, and others come."""
+        shutil.rmtree(self._arrivals.pop(job).folder, ignore_errors=True)
 
     def _put(self, request: Mapping[str, Any], data: bytes) -> Answer:
-        folder, file = self._coming(_name(request)), str(request.get("file"))
-        files = json.loads((folder / "files").read_text()) if folder.is_dir() else {}
-        if file not in files:
-            raise UserError(f"no file {file[:80]!r} is expected.")
-        at, path = _whole(request, "at"), folder / file
-        if at + len(data) > files[file][0]:
-            raise UserError(f"{file} has {files[file][0]} bytes.")
-        path.parent.mkdir(exist_ok=True)
-        with path.open("r+b" if path.exists() else "wb") as out:
-            out.seek(at)
-            out.write(data)
+        arrival = self._arrivals.get(_name(request))
+        if arrival is None:
+            raise UserError("no such job is being handed over.")
+        arrival.put(str(request.get("file")), _whole(request, "at"), data)
         return {}, b""
 
-    def _admit(self, request: Mapping[str, Any], _: bytes) -> Answer:
+    def _admit(self, request: Mapping[str, Any], _: bytes) -> "Future[Answer]":
         job = _name(request)
-        folder = self._coming(job)
-        if not folder.is_dir():
+        arrival = self._arrivals.pop(job, None)
+        if arrival is None:
             raise UserError(f"no job {job!r} is being handed over.")
-        listing = folder / "files"
-        for name, (nbytes, sha256) in json.loads(listing.read_text()).items():
-            path = folder / name
-            if not path.is_file() or path.stat().st_size != nbytes or digest(path) != sha256:
-                raise FileError(f"{name} is not as it was sent.", next_step="Hand it over again.")
-        listing.unlink()
-        folder.rename(self._coordinator.folder / job)
-        try:
-            self._coordinator.admit(job)
-        except PotluckError:
-            shutil.rmtree(self._coordinator.folder / job)
-            raise
-        return {}, b""
+
+        def admit() -> Answer:
+            arrival.check()
+            folder = arrival.folder.rename(self._coordinator.folder / job)
+            try:
+                self._coordinator.admit(job)
+            except BaseException:
+                shutil.rmtree(folder)
+                raise
+            return {}, b""
+
+        return self._admissions.submit(_guarded, admit, job)
 
     def _start(self, request: Mapping[str, Any], _: bytes) -> Answer:
         self._coordinator.start(_name(request))
@@ -285,7 +229,8 @@ class Server:
 
     def _forget(self, request: Mapping[str, Any], _: bytes) -> Answer:
         job = _name(request)
-        self._coordinator.progress(job)  # there is one
+        if job not in self._coordinator.jobs():
+            raise UserError(f"there is no job {job!r} here.")
         if self._coordinator.under_way == job:
             raise HomeError(f"{job} is trained now.", next_step="Stop it first.")
         shutil.rmtree(self._coordinator.folder / job)
@@ -294,8 +239,18 @@ class Server:
     def _folder(self, job: str) -> Path:
         return self._coordinator.folder / job
 
-    def _coming(self, job: str) -> Path:
-        return self._coordinator.folder / f"{job}{COMING}"
+
+def _guarded(act: "Callable[[], T]", about: object) -> "T | Answer":
+    """What this gives; or why not, in words. Whoever asked is told, and the next one answered."""
+    try:
+        return act()
+    except PotluckError as error:
+        return {"error": str(error)}, b""
+    except OSError as error:
+        return {"error": f"{error.filename}: {error.strerror}."}, b""
+    except Exception as error:  # the last line of defence
+        FAULTS.exception("a fault in the coordinator while answering %.500r", about)
+        return {"error": f"this is a fault of potluck's ({type(error).__name__})."}, b""
 
 
 def _name(request: Mapping[str, Any]) -> str:

@@ -8,6 +8,7 @@ user's own. A model from a file has none: it takes those numbers as further targ
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 from potluck.documents import holds, read_json
@@ -28,6 +29,11 @@ if TYPE_CHECKING:
 FORMAT = "potluck-model-1"
 # of tensors: what devices keep, and what of the module's state they do not
 _DEVICE, _MODULE = "device/", "module/"
+# what answers may be made of, as torch calls it
+_LISTS, _DICTIONARIES = (
+    ("builtins.list", "builtins.tuple"),
+    ("builtins.dict", "collections.OrderedDict"),
+)
 
 
 class StoredModule:
@@ -158,9 +164,47 @@ def _structure(structure: Any) -> str:
     if structure is None:
         return ""
     try:
-        return str(pytree.treespec_dumps(structure))
+        text = str(pytree.treespec_dumps(structure))
     except (NotImplementedError, TypeError, ValueError):
         return ""
+    return text if _is_plain(json.loads(text)) else ""
+
+
+def _read_structure(text: str) -> Any:
+    """The structure that `_structure` wrote; torch itself would import whatever a file names."""
+    from torch.utils import _pytree as pytree
+
+    if not text:
+        return None
+    if not _is_plain(read_json(text, "the structure of its answers")):
+        raise ValueError("the structure of its answers is not of lists, tuples and dictionaries")
+    return pytree.treespec_loads(text)
+
+
+def _is_plain(document: Any) -> bool:
+    """Whether a structure is of lists, tuples and dictionaries with plain keys alone."""
+    if not isinstance(document, list) or len(document) != 2 or type(document[0]) is not int:
+        return False
+    nodes = [document[1]]
+    while nodes:
+        match nodes.pop():
+            case {"type": None, "context": None, "children_spec": [], **more} if not more:
+                pass
+            case {"type": str(kind), "context": str(text), "children_spec": list(below), **more}:
+                keys = read_json(text, "the structure of its answers")
+                fits = (
+                    isinstance(keys, list)
+                    and len(keys) == len(below)
+                    and all(type(key) in (str, int, float, bool, NoneType) for key in keys)
+                    if kind in _DICTIONARIES
+                    else kind in _LISTS and keys is None
+                )
+                if more or not fits:
+                    return False
+                nodes += below
+            case _:
+                return False
+    return True
 
 
 def _model(document: Mapping[str, Any], tensors: "Mapping[str, torch.Tensor]") -> "Model":
@@ -197,8 +241,6 @@ def _model(document: Mapping[str, Any], tensors: "Mapping[str, torch.Tensor]") -
 def _layers(
     document: Mapping[str, Any], n_inputs: int, state: "Mapping[str, torch.Tensor]"
 ) -> Layers:
-    from torch.utils import _pytree as pytree
-
     structure, max_layers = document["structure"], document["max_layers"]
     merge_below = document["merge_below"]
     traced = Traced(
@@ -211,7 +253,7 @@ def _layers(
         tensors={name: state[name] for name in document["tensors"]},
         modules=tuple(document["modules"]),
         lengths=range(*document["lengths"]),
-        structure=pytree.treespec_loads(structure) if structure else None,
+        structure=_read_structure(structure),
         unproven=document["unproven"],
         squeezes_rows=document["squeezes_rows"],
     )

@@ -41,6 +41,14 @@ class Inflow:
             self._unread.settle(came_bytes)
         return left_bytes
 
+    def cut(self) -> None:
+        """Shut the connection down, if it is still there: what waits in it goes, and the other side
+        may make a new one.
+        """
+        with suppress(OSError), self._borrowed() as tcp:
+            if tcp.getpeername() == self._peer:
+                tcp.shutdown(socket.SHUT_RDWR)
+
     def _came_bytes(self) -> int:
         """All that came over it; 0 where it is gone, or nobody counts."""
         if _TCP_INFO is None or self._peer is None:

@@ -390,7 +390,7 @@ def test_a_notebook_that_is_gone_leaves_nothing_behind(how, leave):
     assert actions[:1] == [ToWorker(Forget(prefix="r/1/"))]
     assert SetMembers(()) in actions
     assert actions[-1] == KillWorker("no notebook is connected")
-    assert talk.core.n_sessions == 0
+    assert len(talk.core.sessions) == 0
     assert talk.hear(Hello(major=1), sender=OTHER_SENDER) == [StartWorker()]
 
 
@@ -399,7 +399,7 @@ def test_a_notebook_that_is_heard_is_not_gone():
     for _ in range(5):
         talk.tick(20.0)
         talk.hear(Ping())
-    assert talk.core.n_sessions == 1
+    assert len(talk.core.sessions) == 1
 
 
 THERE = [{"name": "phone", "key": MEMBER_KEY, "address": "10.9.9.9:9"}]
@@ -437,7 +437,7 @@ def test_a_notebook_that_was_silent_for_too_long_is_told_that_its_session_has_en
     assert [action.message for action in said] == [
         Goodbye(reason="it heard nothing of this notebook for 30 s")
     ]
-    assert talk.core.n_sessions == 0
+    assert len(talk.core.sessions) == 0
 
 
 def test_a_session_that_ends_with_a_worker_that_does_not_start_leaves_nothing():
@@ -446,5 +446,5 @@ def test_a_session_that_ends_with_a_worker_that_does_not_start_leaves_nothing():
     talk.core.handle(WorkerDied("crashed", "x"), talk.now_s)
     talk.hear(Hello(major=1, minor=VERSION[1], name="n"))
     talk.core.handle(WorkerDied("crashed", "does not start"), talk.now_s)
-    assert talk.core.n_sessions == 0
+    assert len(talk.core.sessions) == 0
     assert talk.core.wake_s() is None

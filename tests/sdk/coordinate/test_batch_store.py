@@ -1,9 +1,12 @@
 """Batches on disk come back as they were, and what recurs is there once."""
 
+import random
+
 import pytest
 
 from potluck.coordinate.batch_store import SHARD_BYTES, BatchStore, write_batches
 from potluck.errors import FileError
+from potluck.tensor_file import read_tensors, write_tensors
 
 torch = pytest.importorskip("torch")
 
@@ -86,3 +89,51 @@ def test_what_is_missing_is_named(tmp_path):
     (tmp_path / "rows-00000.safetensors").unlink()
     with pytest.raises(FileError, match=r"rows-00000\.safetensors"):
         BatchStore(tmp_path).batch(0)
+
+
+def spoiled(tensors, rng):
+    """One of them is otherwise than it was written, in some way."""
+    name = rng.choice([*tensors])
+    tensor = tensors[name].clone()
+    at = rng.randrange(max(1, tensor.numel()))
+    match rng.randrange(9):
+        case 0:
+            tensor.reshape(-1)[at] = rng.choice([-1, 2**40, 10**6, -(2**62)])
+        case 1:
+            tensor.reshape(-1)[at] += rng.choice([-1, 1, 7])
+        case 2:
+            tensor = tensor.to(rng.choice([torch.float32, torch.int32, torch.bool]))
+        case 3:
+            tensor = tensor[: len(tensor) // 2]
+        case 4:
+            tensor = tensor.reshape(-1, 1)
+        case 5:
+            tensor = tensor.sum()
+        case 6:
+            return {key: value for key, value in tensors.items() if key != name}
+        case 7:
+            return {**tensors, rng.choice(["whole-1", "whole-x", "x"]): tensor}
+        case 8:
+            tensor = tensor.flip(0)
+    return {**tensors, name: tensor}
+
+
+def test_an_order_that_does_not_hold_is_refused_before_anybody_trains(tmp_path, record_property):
+    record_property("inputs", 1500)
+    rng = random.Random(0)
+    batches = [(*batch, torch.ones(2).expand(len(batch[0]), 2)) for batch in drawn(0, 12)]
+    write_batches(tmp_path, batches, n_whole=1)
+    order = tmp_path / "order.safetensors"
+    tensors, metadata = read_tensors(order, "")
+    metadata.pop("sha256")
+    n_refused = 0
+    for _ in range(1500):
+        write_tensors(order, spoiled(tensors, rng), metadata)
+        try:
+            store = BatchStore(tmp_path)
+            store.check()
+        except FileError:
+            n_refused += 1
+        else:  # then every batch is one
+            assert all(len({len(part) for part in batch}) == 1 for batch in store.since(0))
+    assert 500 < n_refused < 1500

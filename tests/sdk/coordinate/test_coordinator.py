@@ -4,6 +4,7 @@ interruption of the coordinator changes nothing about that.
 
 import errno
 import time
+import zlib
 from types import SimpleNamespace
 
 import pytest
@@ -11,8 +12,8 @@ from tests.sdk.run.conftest import make_data, make_model, make_plan
 
 import potluck
 from potluck.coordinate.coordinator import Coordinator
-from potluck.coordinate.job import BATCHES, COMING, JOURNAL, MODEL, START, pack
-from potluck.coordinate.journal import ENDED, FAILED, STOPPED, Journal, progress_of
+from potluck.coordinate.job import BATCHES, COMING, JOB, JOURNAL, MODEL, SAVED, START, pack
+from potluck.coordinate.journal import ENDED, FAILED, FORMAT, STOPPED, Journal, progress_of
 from potluck.errors import FileError, HomeError, UserError
 from potluck.run import checkpoint
 from potluck.testing.memory import memory_home
@@ -218,4 +219,38 @@ def test_devices_that_are_not_there_are_waited_for_and_then_named(tmp_path, case
     progress = one.progress("job")
     assert progress.state == FAILED
     assert "local-2 is not there" in progress.why
+    one.close()
+
+
+def line(entry):
+    return Journal.line(entry)
+
+
+SPOILED = {
+    "no job": lambda folder: (folder / JOB).unlink(),
+    "no journal": lambda folder: (folder / JOURNAL).unlink(),
+    "an empty journal": lambda folder: (folder / JOURNAL).write_bytes(b""),
+    "a journal of nothing": lambda folder: (folder / JOURNAL).write_bytes(bytes(100)),
+    "a line without end": lambda folder: (folder / JOURNAL).write_bytes(
+        line({"format": FORMAT}) + b"%08x %b\n" % (zlib.crc32(b"[" * 10**5), b"[" * 10**5) * 2
+    ),
+    "a loss of 400 digits": lambda folder: (folder / JOURNAL).write_bytes(
+        (folder / JOURNAL).read_bytes() + line({"step": 4, "loss": 10**400}) + line({"note": "x"})
+    ),
+}
+
+
+@pytest.mark.parametrize("how", SPOILED)
+def test_a_spoiled_job_ends_neither_the_coordinator_nor_the_others(tmp_path, case, how):
+    for name in ("job", "spoiled"):
+        handed_over(tmp_path / name, case)
+        coordinator(tmp_path).admit(name)
+    saved = tmp_path / "spoiled" / SAVED[0]
+    saved.write_bytes((tmp_path / "spoiled" / START).read_bytes())
+    SPOILED[how](tmp_path / "spoiled")
+    one = coordinator(tmp_path)
+    one.go_on()
+    until(lambda: not one.under_way and one.progress("job").state == ENDED)
+    check(tmp_path, case)
+    assert saved.exists()  # what was learned stays
     one.close()

@@ -73,13 +73,13 @@ def test_who_is_not_known_is_refused_by_name_and_the_wrong_key_too(serving):
     place, _ = serving
     stranger = Place(host=place.host, port=place.port, key=place.key, keys=new_keys())
     with pytest.raises(HomeError, match="does not know this notebook") as caught:
-        stranger.ask("status", within_s=20.0)
+        stranger.ask("jobs", within_s=20.0)
     assert stranger.keys.public in str(caught.value)
     assert stranger.keys.secret not in str(caught.value)
     other = Place(host=place.host, port=place.port, key=new_keys().public, keys=place.keys)
     with pytest.raises(HomeError, match=r"another key|no coordinator answers"):
-        other.ask("status", within_s=1.0)
-    assert place.ask("status")[0] == {"jobs": []}
+        other.ask("jobs", within_s=1.0)
+    assert place.ask("jobs")[0] == {"jobs": []}
 
 
 def test_where_nobody_checks_keys_nobody_comes_in(tmp_path, mine, monkeypatch):
@@ -93,7 +93,7 @@ def test_where_nobody_checks_keys_nobody_comes_in(tmp_path, mine, monkeypatch):
     thread.start()
     try:
         with pytest.raises(HomeError, match=r"does not know this notebook|no coordinator answers"):
-            Place(host="127.0.0.1", port=server.port, key=mine.public, keys=mine).ask("status")
+            Place(host="127.0.0.1", port=server.port, key=mine.public, keys=mine).ask("jobs")
     finally:
         ending.set()
         thread.join()
@@ -169,7 +169,7 @@ def test_no_request_of_any_form_is_anything_but_answered(tmp_path, mine, record_
         "..",
         "ü",
     ]
-    words = ["status", "begin", "put", "admit", "start", "stop", "read", "forget"]
+    words = ["jobs", "status", "begin", "put", "admit", "start", "stop", "read", "forget"]
     names = ["job", "files", "file", "at", "since", "names", "version", "ask"]
     try:
         for _ in range(N_REQUESTS):
@@ -189,7 +189,7 @@ def test_no_request_of_any_form_is_anything_but_answered(tmp_path, mine, record_
 @pytest.mark.faults
 def test_a_fault_of_ours_is_told_and_the_next_is_answered(tmp_path, mine, monkeypatch):
     server = Server(Coordinator(tmp_path / "jobs", None), mine, frozenset())
-    request = [b"", json.dumps({"version": VERSION, "ask": "status"}).encode(), b""]
+    request = [b"", json.dumps({"version": VERSION, "ask": "jobs"}).encode(), b""]
     with monkeypatch.context() as patch:
         patch.setattr(Coordinator, "jobs", lambda self: 1 / 0)
         assert "a fault of potluck's (ZeroDivisionError)" in server.answer(request)[0]["error"]

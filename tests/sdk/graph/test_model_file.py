@@ -3,6 +3,7 @@
 import copy
 import json
 import random
+import sys
 import warnings
 
 import pytest
@@ -154,3 +155,40 @@ def test_what_a_file_says_is_checked_though_its_checksum_is_right(tmp_path):
         except PotluckError:
             pass
     assert 0 < n_held < 350
+
+
+def node(kind, context, *below):
+    return {"type": kind, "context": json.dumps(context), "children_spec": list(below)}
+
+
+LEAF = {"type": None, "context": None, "children_spec": []}
+ENUM = {"__enum__": True, "fqn": "wave:Wave_read", "name": "x"}
+
+
+@pytest.mark.parametrize(
+    "structure",
+    [
+        [1, node("builtins.dict", ENUM)],
+        [1, node("builtins.dict", [ENUM], LEAF)],
+        [1, node("builtins.list", None, node("builtins.dict", ENUM))],
+        [1, node("collections.defaultdict", ["wave", "Wave_read", []])],
+        [1, node("collections.namedtuple", "wave.params")],
+        [1, node("builtins.dict", ["a", "b"], LEAF)],
+        [1, {**LEAF, "fqn": "wave"}],
+        [1, "wave"],
+        {"__enum__": True, "fqn": "wave:Wave_read", "name": "x"},
+    ],
+)
+def test_a_structure_of_answers_imports_nothing(tmp_path, structure):
+    """Torch's own reader of structures imports the module that a file names."""
+    net, inputs, loss, y = named_case()
+    Model.from_torch(net, inputs, loss=loss, example_targets=y).save(tmp_path / "m")
+    tensors, metadata = read_tensors(tmp_path / "m", "")
+    document = json.loads(metadata["model"])
+    document["inference"]["structure"] = json.dumps(structure)
+    kept = {name: text for name, text in metadata.items() if name != "sha256"}
+    write_tensors(tmp_path / "m", tensors, {**kept, "model": json.dumps(document)})
+    sys.modules.pop("wave", None)
+    with pytest.raises(FileError):
+        Model.load(tmp_path / "m")
+    assert "wave" not in sys.modules

@@ -1,0 +1,130 @@
+"""A coordinator that lies costs the notebook an error in words: no traceback, no loop without an
+end, and nothing that a terminal obeys.
+"""
+
+import pytest
+
+from potluck.coordinate import detached
+from potluck.coordinate.answers import MAX_LOSSES
+from potluck.coordinate.detached import DetachedRun, Place
+from potluck.errors import HomeError
+from potluck.sessions.connections import Keys
+
+HONEST = {
+    "first_step": 3,
+    "n_batches": 9,
+    "step": 5,
+    "losses": [0.5, 0.25],
+    "state": "training",
+    "why": "",
+    "notes": ["a device was lost"],
+    "plan": "",
+    "is_under_way": True,
+    "names": [],
+}
+LIES = {
+    "before its first step": {"step": 2},
+    "beyond its end": {"step": 13},
+    "past all steps": {"step": 2**62, "n_batches": 2**62},
+    "batches without end": {"n_batches": 10**12},
+    "no batch": {"n_batches": 0, "step": 3, "losses": []},
+    "fewer losses": {"losses": [0.5]},
+    "more losses": {"losses": [0.5] * (MAX_LOSSES + 1)},
+    "no numbers": {"losses": ["a", None]},
+    "no list": {"losses": None},
+    "half a step": {"step": 5.0},
+    "a true step": {"first_step": True},
+    "flying": {"state": "flying"},
+    "no text": {"why": None},
+    "notes of numbers": {"notes": [1]},
+    "names of one": {"names": [["a"]]},
+    "perhaps under way": {"is_under_way": "yes"},
+}
+
+
+@pytest.fixture
+def answers(monkeypatch):
+    """What each word is answered with."""
+    said = {"status": (HONEST, b"")}
+
+    def ask(self, what, *_, since=0, **about):
+        answer, data = said[what]
+        if since:
+            answer = {**answer, "losses": answer["losses"][since:]}
+        return answer, data
+
+    monkeypatch.setattr(Place, "ask", ask)
+    return said
+
+
+@pytest.fixture
+def place():
+    return Place(host="127.0.0.1", port=1, key="k" * 40, keys=Keys(public="", secret=""))
+
+
+@pytest.mark.parametrize("lie", LIES.values(), ids=LIES)
+def test_what_no_coordinator_says_is_not_believed(answers, place, lie):
+    answers["status"] = ({**HONEST, **lie}, b"")
+    with pytest.raises(HomeError, match="answer to how far it is is none"):
+        DetachedRun(place, "job")
+
+
+@pytest.mark.parametrize("field", HONEST)
+def test_nor_is_half_an_answer(answers, place, field):
+    answers["status"] = ({name: v for name, v in HONEST.items() if name != field}, b"")
+    with pytest.raises(HomeError, match="is none"):
+        DetachedRun(place, "job")
+
+
+def test_one_that_goes_back_is_followed(answers, place, monkeypatch):
+    honest = [0.5, 0.25, 0.125]
+    now = {"step": 6}
+
+    def ask(self, what, *_, since=0, **about):
+        done = honest[: now["step"] - 3]
+        return {**HONEST, "step": now["step"], "losses": done[since:]}, b""
+
+    monkeypatch.setattr(Place, "ask", ask)
+    run = DetachedRun(place, "job")
+    assert run.losses == (0.5, 0.25, 0.125)
+    now["step"], honest[1] = 4, 9.0
+    assert run.losses == (0.5,)
+    now["step"] = 6
+    assert run.losses == (0.5, 9.0, 0.125)
+
+
+def test_what_a_terminal_would_obey_is_not_shown(answers, place):
+    evil = "\x1b[2J\u202eboo\n"
+    answers["status"] = ({**HONEST, "why": evil, "notes": [evil], "plan": evil}, b"")
+    run = DetachedRun(place, "job")
+    for shown in (repr(run), run.why, *run.notes, run.plan):
+        assert "\x1b" not in shown
+        assert "\u202e" not in shown
+
+
+STATES = {
+    "nothing": ({"file": "saved-0.safetensors", "nbytes": 10}, b""),
+    "more than all": ({"file": "saved-0.safetensors", "nbytes": 10}, bytes(11)),
+    "an empty file": ({"file": "saved-0.safetensors", "nbytes": 0}, b""),
+    "a file of ours": ({"file": "../../x", "nbytes": 10}, bytes(10)),
+    "no size": ({"file": "saved-0.safetensors"}, bytes(10)),
+    "past all disks": ({"file": "saved-0.safetensors", "nbytes": 2**60}, bytes(10)),
+    "no state": ({"file": "saved-0.safetensors", "nbytes": 10}, bytes(10)),
+}
+
+
+@pytest.mark.parametrize("answer", STATES.values(), ids=STATES)
+def test_a_state_that_does_not_come_leaves_nothing(tmp_path, answers, place, answer):
+    run = DetachedRun(place, "job")
+    answers["read"] = answer
+    with pytest.raises(Exception, match=r"is none|cannot read") as caught:
+        run.save(tmp_path / "state")
+    assert isinstance(caught.value, HomeError | detached.FileError)
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_one_that_never_stops_is_not_waited_for_without_end(answers, place, monkeypatch):
+    monkeypatch.setattr(detached, "STOP_S", 0.2)
+    answers["stop"] = ({}, b"")
+    with pytest.raises(HomeError, match="is still trained after"):
+        DetachedRun(place, "job").stop()
