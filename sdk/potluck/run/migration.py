@@ -54,7 +54,7 @@ LOOK_S = 0.02  # between two looks at how far it is
 IN_STEP = 2  # steps behind: those that are under way anyway
 PATIENCE = 8  # steps in which a shadow that does not come closer may try
 # steps kept for a shadow, and no more bytes than this part of what its agent holds for the worker:
-MOST_BEHIND = 64
+MOST_BEHIND = 224  # a device takes 256 executions at once, and training goes on beside
 ARENA_FRAC = 0.25
 
 
