@@ -516,6 +516,7 @@ class Home(Shown):
         profile: "Profile | None" = None,
         protect: bool | int | None = None,
         patience_s: float = 600.0,
+        recovery: str = "soonest",
     ) -> "Handle[Run]":
         """Load `plan` on its devices, weights and all: memory is checked first, then everything or
         nothing.
@@ -550,6 +551,11 @@ class Home(Shown):
         patience_s
             How long a training that is protected waits for a lost device to come back, where those
             that are left cannot go on without it; 0: not at all.
+        recovery
+            How a lost device is recovered from: "soonest" (the default: by what ends the training
+            soonest, as simulated), "lightweight" (Asteroid's replay: the same pipeline, of which
+            cut points move), or "heavy" (all state is gathered, the plan is made anew, and
+            everything is sent again). Where the one wished for cannot go on, the other does.
 
         Raises
         ------
@@ -593,6 +599,7 @@ class Home(Shown):
                 refine_s=refine_s,
                 protect=protect,
                 patience_s=patience_s,
+                recovery=recovery,
             )
             self._runs.add(run)
             run.hand_over = self._hand_over

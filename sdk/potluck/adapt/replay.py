@@ -16,6 +16,10 @@ from potluck.records import Plan, Problem, Stage, Training
 from potluck.schedule.policies import warm_up_depth
 
 LIGHTWEIGHT, HEAVY = "lightweight replay", "planned anew"
+# How a training goes on after a loss: by which of the two it ends soonest; by Asteroid's
+# lightweight replay; or by gathering all state, planning anew and sending it, as it calls heavy.
+SOONEST = "soonest"
+POLICIES = {SOONEST: "", "lightweight": LIGHTWEIGHT, "heavy": HEAVY}
 
 
 def replayed(plan: Plan, left: Collection[str], layer_flop: Sequence[float]) -> Plan | None:
@@ -130,6 +134,7 @@ def plans_after(
     *,
     n_left: int | None = None,
     holders: Sequence[Collection[str]] = (),
+    policy: str = SOONEST,
     clock: Callable[[], float] | None = None,
     budget_s: float | None = None,
 ) -> list[Plan]:
@@ -155,6 +160,8 @@ def plans_after(
         Steps of the training that are left; None: so many that only their time counts.
     holders
         As for `migration_s`.
+    policy
+        One of `POLICIES`; the other way comes after it, for where it does not hold.
     clock, budget_s
         As for `make_plans`.
     """
@@ -173,7 +180,14 @@ def plans_after(
             anew = make_plans(wanted, clock=clock, budget_s=budget_s).best
             found.append(replace(anew, planner=f"{anew.planner}, {HEAVY}"))
         if found:
-            return sorted(found, key=lambda plan: _left_s(plan, wanted, n_left, holders))
+            wished = POLICIES[policy]
+            return sorted(
+                found,
+                key=lambda plan: (
+                    not plan.planner.endswith(wished),
+                    _left_s(plan, wanted, n_left, holders),
+                ),
+            )
     return []
 
 

@@ -259,6 +259,7 @@ class Coordinator:
                 profile=known,
                 protect=wanted.protect,
                 patience_s=wanted.patience_s,
+                recovery=wanted.recovery,
             ).wait()
             if run.step < journal.progress.step:
                 journal.add(back=run.step)

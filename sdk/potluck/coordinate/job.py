@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from potluck.adapt.replay import POLICIES
 from potluck.coordinate.batch_store import write_batches
 from potluck.documents import read_json
 from potluck.errors import FileError, UserError
@@ -46,7 +47,7 @@ class Job:
         That are to be trained on.
     state_names
         As `model_file.state_names` has them.
-    protect, patience_s
+    protect, patience_s, recovery
         As for `home.deploy`.
     adapt
         As for `run.fit`.
@@ -57,6 +58,7 @@ class Job:
     state_names: tuple[tuple[str, str], ...]
     protect: bool | int | None
     patience_s: float
+    recovery: str
     adapt: bool | None
 
     def __post_init__(self) -> None:
@@ -67,6 +69,8 @@ class Job:
             and type(self.protect) in (bool, int, type(None))
             and type(self.patience_s) in (int, float)
             and 0 <= self.patience_s <= MAX_PATIENCE_S
+            and type(self.recovery) is str
+            and self.recovery in POLICIES
             and type(self.adapt) in (bool, type(None))
         )
         if not is_sound:
@@ -111,6 +115,7 @@ def pack(
         state_names=tuple(state_names(model)),
         protect=parts.protect,
         patience_s=min(parts.patience_s, MAX_PATIENCE_S),
+        recovery=parts.recovery,
         adapt=adapt,
     )
     try:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from potluck.adapt.replay import POLICIES, SOONEST
 from potluck.errors import FileError, UserError
 from potluck.handle import Task
 from potluck.records import Plan
@@ -43,6 +44,7 @@ def deploy(
     refine_s: float = 0.0,
     protect: bool | int | None = None,
     patience_s: float = PATIENCE_S,
+    recovery: str = SOONEST,
 ) -> Run:
     """Load `plan` on its devices with the model's weights, or those of a saved run.
 
@@ -66,7 +68,7 @@ def deploy(
         What the run is predicted by.
     schedule
         A policy, by name or as a function.
-    order_transfers, refine_s, protect, patience_s
+    order_transfers, refine_s, protect, patience_s, recovery
         As for `Home.deploy`.
 
     Raises
@@ -87,6 +89,10 @@ def deploy(
             raise UserError(f"{name} is a number of seconds, 0 or more, got {given!r}.")
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed <= MAX_SEED:
         raise UserError(f"the seed is a whole number from 0 to 2**53, got {seed!r}.")
+    if not isinstance(recovery, str) or recovery not in POLICIES:
+        raise UserError(
+            f"there is no way of recovery called {recovery!r}; there are {', '.join(POLICIES)}."
+        )
     check_protect(protect, training=plan.training)
     if optimizer is not None:
         check_optimizer(optimizer, model.trained_dtypes())
@@ -113,6 +119,7 @@ def deploy(
         refine_s=refine_s,
     )
     engine.patience_s = patience_s if plan.training else 0.0
+    engine.recovery = recovery
     run = Run(engine, link)
     try:
         task.update(0.5, "sending weights")

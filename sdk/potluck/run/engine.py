@@ -15,6 +15,7 @@ from dataclasses import replace
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
+from potluck.adapt.replay import SOONEST
 from potluck.errors import PlanError, PotluckError, RequestFailed, UserError
 from potluck.profile.profiles import Profile
 from potluck.records import Plan
@@ -101,6 +102,7 @@ class Engine:
         self.protection: Protection | None = None  # of training
         self.background: BackgroundSnapshot | None = None  # copies of it on the devices
         self.has_room_for_copies = True
+        self.recovery = SOONEST
         self.patience_s = 0.0  # to wait for a lost device where nobody else can go on
         # whoever works hears of it, and may end it
         self.say: Callable[[str], None] = lambda text: None

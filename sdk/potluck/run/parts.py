@@ -20,7 +20,7 @@ class Parts:
         What the run is predicted by; None where nobody measured.
     constants
         Of its loss.
-    protect, patience_s
+    protect, patience_s, recovery
         As for `home.deploy`.
     """
 
@@ -29,3 +29,4 @@ class Parts:
     constants: "LossConstants | None"
     protect: bool | int
     patience_s: float
+    recovery: str

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from potluck.adapt.recovery_cost import recovery_s
-from potluck.adapt.replay import plans_after
+from potluck.adapt.replay import SOONEST, plans_after
 from potluck.errors import OutOfMemory, PotluckError, UserError
 from potluck.planning.scenario import only
 from potluck.records import Plan
@@ -73,7 +73,9 @@ def recover(engine: "Engine", error: PotluckError) -> None:
         Nobody is left, or it goes wrong on all of them; the run has ended with this.
     """
     begun_s, before, cause = time.monotonic(), engine.edition.plan, error
-    copies = surviving_copies(engine, error)  # which may be newer than what we went back to
+    copies = None
+    if engine.recovery != "heavy":  # they may be newer than what we went back to
+        copies = surviving_copies(engine, error)
     known, n_again = engine.n_requests, engine.requests.n_unanswered
     if engine.protection is not None:
         known = engine.first_step + len(engine.history.losses)
@@ -197,7 +199,8 @@ def _plans(
     engine: "Engine", failures: Counter[str], holders: Sequence[Collection[str]]
 ) -> list[Plan]:
     """What the run can go on with, the best first."""
-    return plans_with(engine, [n for n in engine.members.staying if failures[n] < TRIES], holders)
+    names = [n for n in engine.members.staying if failures[n] < TRIES]
+    return plans_with(engine, names, holders, policy=engine.recovery)
 
 
 def plans_with(
@@ -205,6 +208,7 @@ def plans_with(
     names: Collection[str],
     holders: Sequence[Collection[str]] = (),
     base: Plan | None = None,
+    policy: str = SOONEST,
 ) -> list[Plan]:
     """What the run can go on with on these devices, the best first.
 
@@ -218,6 +222,8 @@ def plans_with(
         Of each layer, who has its state; default: none of them.
     base
         The plan to keep as much of as can be; default: the one in force.
+    policy
+        As for `plans_after`.
     """
     plan = base or engine.edition.plan
     problem = engine.editions.problem(engine.edition)
@@ -238,6 +244,7 @@ def plans_with(
         problem,
         n_left=n_left,
         holders=holders,
+        policy=policy,
         clock=time.monotonic,
         budget_s=min(MOST_PLANNING_S, max(PLANNING_S, PLANNING_FRAC * rest_s)),
     )

@@ -106,6 +106,7 @@ class Run(Shown):
             protect=(kept.every if kept is not None and kept.is_exact else None)
             or engine.is_protected,
             patience_s=engine.patience_s,
+            recovery=engine.recovery,
         )
 
     @property

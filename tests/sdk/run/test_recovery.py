@@ -21,6 +21,7 @@ from tests.sdk.run.conftest import (
 from tests.timeouts import PATIENCE_S
 
 import potluck
+from potluck.adapt.replay import POLICIES
 from potluck.errors import DeviceGone, PotluckError, UserError
 from potluck.run.history import History
 from potluck.run.protection import LOST_S, MOST_FRAC, interval_s
@@ -114,8 +115,9 @@ def test_whatever_is_lost_whenever_it_learns_what_one_machine_learns(seed):
     rng = random.Random(seed)
     plan, optimizer = rng.choice([*PLANS]), rng.choice([*OPTIMIZERS])
     every = rng.choice((1, 2, 4, 100))
+    recovery = rng.choice([*POLICIES])
     with memory_home(3) as home:
-        run = deployed(home, plan, optimizer, protect=every)
+        run = deployed(home, plan, optimizer, protect=every, recovery=recovery)
         lab = memory_of(home)
         strike_after(home, [*some_blows(rng, lab)])
         history = run.fit(make_data("mlp", ROWS), epochs=EPOCHS).wait()
@@ -168,6 +170,38 @@ def test_with_a_profile_the_plan_is_the_best_for_who_is_left_within_its_limits(h
     assert history.recoveries[0].foretold_s > 0
     assert run.plan.micro_batch == 4
     check_learned(run, history)
+
+
+@pytest.mark.parametrize(
+    ("recovery", "planner"), [("lightweight", "lightweight replay"), ("heavy", "planned anew")]
+)
+def test_a_way_of_recovery_is_taken_by_its_name(home, recovery, planner):
+    _, model = make_model("mlp")
+    profile = home.profile(model, rows=(1, 4), repeats=1).wait()
+    problem = profile.problem(potluck.Training(batch=BATCH))
+    plan = make_plan(model, *PLANS["both"], micro_batch=4, n_micro_batches=2)
+    chosen = replace(plan, model=problem.model, problem=problem)
+    run = home.deploy(
+        chosen, model, optimizer=OPTIMIZERS["adamw"][0], protect=3, recovery=recovery
+    ).wait()
+
+    def on_step(step, loss):
+        if step == 6:
+            memory_of(home).kill(C)
+
+    data = make_data("mlp", ROWS)
+    history = run.fit(data, epochs=EPOCHS, on_step=on_step, adapt=False).wait()
+    (told,) = history.recoveries
+    assert told.planner.endswith(planner)
+    check_learned(run, history)
+
+
+@pytest.mark.parametrize("recovery", ["", "fast", None, 1, ["heavy"]])
+def test_no_other_way_of_recovery_is_taken(home, recovery):
+    with pytest.raises(
+        UserError, match=r"no way of recovery called .* soonest, lightweight, heavy"
+    ):
+        deployed(home, recovery=recovery)
 
 
 def test_on_step_hears_of_every_step_once(home):
