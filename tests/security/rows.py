@@ -83,13 +83,17 @@ ROWS: dict[str, Row] = {
     ),
     "F6": Row(
         "a silent partition",
-        "who is cut off is named; values that were on their way arrive once and whole when the "
-        "link is back",
+        "others are asked before a silent device is given up; who is cut off is named, also where "
+        "only one direction is; a training goes on and learns what one machine learns; values that "
+        "were on their way arrive once and whole when the link is back",
         tests_of(
             "agent/core/test_core_links:test_every_value_arrives_once_and_whole_however_often_a_link_breaks",
             "agent/core/test_core_transfers:test_a_member_that_stays_away_ends_what_waits_for_it",
             "sdk/sessions/test_controller_failures:test_a_lost_neighbour_that_still_talks_to_us_is_told_after_a_while",
             "sdk/lab/test_relay:test_a_device_that_is_away_does_not_answer_and_does_when_it_is_back",
+            "sdk/run/test_partitions:test_devices_that_do_not_reach_each_other_cost_one_of_them "
+            "test_a_device_that_only_the_notebook_does_not_reach_is_waited_for_a_while "
+            "test_a_device_that_the_notebook_never_reaches_again_is_gone",
         ),
         "a run goes on without who is cut off; it waits for the link to heal only where nobody is "
         "left",

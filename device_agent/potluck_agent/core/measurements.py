@@ -30,6 +30,7 @@ from potluck_wire.version import READING_BATTERY, VERSION
 
 TAKEN = "another notebook's run is on, and would slow what is measured; ask again when it is over"
 PROBE_PRIORITY = 2**53  # behind everything that is needed
+REACH_BYTES = 64  # up to so many only ask whether a device is there, which cannot wait
 MAX_PROBE_BYTES = 64 * MIB
 MAX_REPEATS = 64
 MIN_PERIOD_S, MAX_PERIOD_S = 0.05, 3600.0
@@ -205,10 +206,9 @@ class MeasurementQueue:
         nbytes = series.request.nbytes
         value = Value(program=PROBE, name=about.task, dtype="uint8", shape=(nbytes,), nbytes=nbytes)
         place = Span("zeros", 0, nbytes)
+        priority = 0 if nbytes <= REACH_BYTES else PROBE_PRIORITY
         self._outgoing.add(
-            Transfer(
-                key=series.peer_key, value=value, place=place, priority=PROBE_PRIORITY, about=about
-            )
+            Transfer(key=series.peer_key, value=value, place=place, priority=priority, about=about)
         )
 
     def delivered(self, parcel: Transfer, now_s: float) -> None:

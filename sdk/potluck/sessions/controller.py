@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from potluck.errors import DeviceGone, PotluckError, ProtocolError
 from potluck.sessions import failures
+from potluck.sessions.doubts import DOUBT_S, UNREACHED_S, Doubts
 from potluck.sessions.events import (
     Action,
     CancelExecution,
@@ -96,6 +97,7 @@ class Controller:
         self._peers: dict[str, Peer] = {}
         self._questions = PendingRequests()
         self._executions = Executions(self._peers)
+        self._doubts = Doubts()
         self._met: set[str] = set()  # the keys of devices that have heard of it
         self._gone: dict[str, PotluckError] = {}  # why a device's last session ended
         self._now_s = self._ticked_s = 0.0
@@ -252,6 +254,7 @@ class Controller:
         if (peer := self._peers.get(event.device)) is None:
             return
         peer.pulse.heard(self._now_s)
+        self._doubts.end(event.device)
         try:
             self._take_in(event, peer, legible(event.message))
         except WireError as error:  # the one answer to whatever an agent says that does not hold
@@ -290,6 +293,7 @@ class Controller:
                 self._actions += self._questions.answered(event.device, message, event.buffers)
                 if isinstance(message, Probed):
                     peer.permits.probed(message.task)
+                    self._doubts.answered(event.device, message, self._now_s)
 
     def _welcome(self, device: str, peer: Peer, message: Welcome, buffers: tuple[Any, ...]) -> None:
         version = message.major, message.minor
@@ -408,6 +412,7 @@ class Controller:
         peer = self._peers.pop(device, None)
         if peer is None:
             return
+        self._doubts.end(device)
         if peer.session is None:
             self._actions.append(Reject(ticket=peer.join_ticket, error=error))
         else:  # before anybody learns that work has failed: they look at the device next
@@ -447,8 +452,10 @@ class Controller:
                     self._lose(device, failures.unreachable(device, str(peer.address)))
                 continue
             silent_s, hung_s = peer.pulse.silent_s(self._now_s), peer.pulse.hung_s(self._now_s)
-            if silent_s is not None:
-                self._lose(device, failures.silent(device, silent_s))
+            if silent_s >= DOUBT_S:
+                self._doubt(device, silent_s)
+            elif peer.pulse.unanswered_s(self._now_s) > UNREACHED_S:
+                self._lose(device, failures.deaf(device, UNREACHED_S))
             elif hung_s is not None:
                 hung = [x for x in self._executions.on(device) if device in x.running]
                 self._fail_all(hung, failures.hung(device, hung_s, self._still(hung, device)))
@@ -459,6 +466,19 @@ class Controller:
             if launched.suspicion and self._now_s > launched.suspicion[0]:
                 self._fail_all([launched], launched.suspicion[1])
         self._start_ready()  # what waited for one that failed
+
+    def _doubt(self, device: str, silent_s: float) -> None:
+        """Nothing was heard of it for a while: do others reach it? It is lost where nobody does."""
+        if self._doubts.is_lost(device, silent_s, self._now_s):
+            self._lose(device, failures.silent(device, silent_s, self._doubts.seen_by(device)))
+            return
+        heard = [
+            name
+            for name, peer in self._peers.items()
+            if peer.session is not None and peer.pulse.silent_s(self._now_s) < DOUBT_S
+        ]
+        for other, probe in self._doubts.ask(device, heard, self._now_s):
+            self._send(other, probe)
 
     def _still(self, hung: list[Launched], device: str) -> list[str]:
         """The other devices of these executions that make no progress either, for about as long."""

@@ -98,13 +98,32 @@ def broke(device: str, error: WireError) -> ProtocolError:
     )
 
 
-def silent(device: str, silent_s: float) -> DeviceGone:
-    """Its pulse stopped: what it took part in has ended by this, also where it comes back."""
+def silent(device: str, silent_s: float, seen_by: str = "") -> DeviceGone:
+    """Its pulse stopped: what it took part in has ended by this, also where it comes back.
+
+    `seen_by`: another device that still reaches it.
+    """
+    others = f", though {seen_by} reaches it" if seen_by else ""
     return DeviceGone(
-        f"no sign of life for {silent_s:.1f} s, so that what it took part in has ended.",
+        f"no sign of life for {silent_s:.1f} s{others}, so that what it took part in has ended.",
         device=device,
-        next_step="Is it on, and in the network? Deploy again when home.devices shows it as ready, "
-        "or without it.",
+        next_step=(
+            "What is between this computer and it? "
+            if seen_by
+            else "Is it on, and in the network? "
+        )
+        + "Deploy again when home.devices shows it as ready, or without it.",
+    )
+
+
+def deaf(device: str, seconds: float) -> DeviceGone:
+    """It is heard, and does not hear: what it took part in has ended by this."""
+    return DeviceGone(
+        f"messages come from it, but it has answered nothing for {seconds:.0f} s: the way there is "
+        "broken, so that what it took part in has ended.",
+        device=device,
+        next_step="What is between this computer and it? Deploy again when home.devices shows it "
+        "as ready, or without it.",
     )
 
 

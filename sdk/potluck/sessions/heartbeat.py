@@ -4,7 +4,7 @@ pongs. Pure.
 
 from collections import deque
 
-from potluck_wire.limits import HUNG_S, PULSE_LOST_S, PULSE_S
+from potluck_wire.limits import HUNG_S, PULSE_S
 from potluck_wire.messages import Ping, Pong
 
 # before one execution has ended nobody knows what is usual: loading a big model takes time
@@ -21,7 +21,7 @@ class Heartbeat:
         # (round trip, home clock - device clock)
         self._offsets: deque[tuple[float, float]] = deque(maxlen=KEPT_PINGS)
         self._next_s = now_s
-        self._heard_s = now_s
+        self._heard_s = self._answered_s = now_s
         self._progress = -1
         self._progress_s = now_s
         self._busy = False
@@ -37,6 +37,7 @@ class Heartbeat:
         # we ourselves stood still: silence in that time says nothing
         if now_s - self._last_s > PULSE_S:
             self._heard_s += now_s - self._last_s
+            self._answered_s += now_s - self._last_s
             self._progress_s += now_s - self._last_s
         self._last_s = now_s
         if now_s < self._next_s:
@@ -51,6 +52,7 @@ class Heartbeat:
     def pong(self, pong: Pong, now_s: float) -> None:
         """Take in an answer."""
         self.heard(now_s)
+        self._answered_s = now_s
         sent_s = self._sent.pop(pong.seq, None)
         if sent_s is not None:
             self._offsets.append((now_s - sent_s, (now_s + sent_s) / 2 - pong.clock_s))
@@ -78,10 +80,13 @@ class Heartbeat:
         """Whether it has something to do, as it says."""
         return self._busy
 
-    def silent_s(self, now_s: float) -> float | None:
-        """Seconds of silence, where they are too many."""
-        silence_s = now_s - self._heard_s
-        return silence_s if silence_s > PULSE_LOST_S else None
+    def silent_s(self, now_s: float) -> float:
+        """Seconds since anything was heard of it."""
+        return now_s - self._heard_s
+
+    def unanswered_s(self, now_s: float) -> float:
+        """Seconds since it answered a ping: it may speak and not hear."""
+        return now_s - self._answered_s
 
     def hung_s(self, now_s: float) -> float | None:
         """Seconds without progress of a busy worker, where they are too many."""

@@ -9,6 +9,7 @@ from tests.sdk.sessions.controller_play import STATEMENT, Play
 
 from potluck.errors import DeviceGone, OutOfMemory, PlanError, ProtocolError, Refused, WorkerFailed
 from potluck.sessions.controller import JOIN_S
+from potluck.sessions.doubts import UNREACHED_S
 from potluck.sessions.events import (
     Address,
     Connect,
@@ -232,6 +233,77 @@ def test_silence_is_noticed():
     ended = play.ended(play.tick(PULSE_LOST_S + 0.5, answer=("a",)))
     assert ended[1].error.device == "b"
     assert "no sign of life" in str(ended[1].error)
+
+
+def silence(play, seconds, *, reach=(), silent="b"):
+    """Let time pass in which nothing is heard of `silent`, and those in `reach` say that they
+    reach it; what has ended, and who was asked.
+    """
+    ended, asked = {}, set()
+    for _ in range(round(seconds / 0.1)):
+        actions = play.tick(0.1, answer=("a", "c"))
+        ended |= play.ended(actions)
+        for device, probe in play.sent(m.Probe, actions):
+            asked.add(device)
+            assert probe.peer == silent
+            if device in reach:
+                answer = m.Probed(task=probe.task, peer=silent, seconds=(0.01,))
+                ended |= play.ended(play.hear(device, answer))
+    return ended, asked
+
+
+def test_others_are_asked_before_a_device_is_given_up():
+    play = Play("a", "b", "c")
+    play.tick(1.0, answer=("a", "b", "c"))
+    play.launch(ticket=1, devices=("a", "b"))
+    ended, asked = silence(play, PULSE_LOST_S + 0.5)
+    assert asked == {"a", "c"}
+    assert ended[1].error.device == "b"
+    assert "reaches it" not in str(ended[1].error)
+
+
+def test_a_silent_device_that_another_reaches_has_more_time():
+    play = Play("a", "b", "c")
+    play.tick(1.0, answer=("a", "b", "c"))
+    play.launch(ticket=1, devices=("a", "b"))
+    ended, _ = silence(play, UNREACHED_S - 1.0, reach=("c",))
+    assert not ended
+    ended, _ = silence(play, 1.5, reach=("c",))
+    assert ended[1].error.device == "b"
+    assert "though c reaches it" in str(ended[1].error)
+    assert "between this computer and it" in str(ended[1].error)
+
+
+def test_a_device_that_was_reached_once_is_not_believed_alive_for_ever():
+    play = Play("a", "b", "c")
+    play.tick(1.0, answer=("a", "b", "c"))
+    play.launch(ticket=1, devices=("a", "b"))
+    ended, _ = silence(play, 1.5, reach=("a",))
+    assert not ended
+    ended, _ = silence(play, PULSE_LOST_S + 0.1)
+    assert ended[1].error.device == "b"
+
+
+def test_a_silent_device_that_is_heard_again_was_never_lost():
+    play = Play("a", "b", "c")
+    play.tick(1.0, answer=("a", "b", "c"))
+    play.launch(ticket=1, devices=("a", "b"))
+    for _ in range(4):
+        assert not silence(play, PULSE_LOST_S - 0.7)[0]
+        play.tick(1.0, answer=("a", "b", "c"))
+    assert play.controller.session("b") is not None
+
+
+def test_who_was_not_asked_vouches_for_nobody():
+    play = Play("a", "b", "c")
+    play.tick(1.0, answer=("a", "b", "c"))
+    play.launch(ticket=1, devices=("a", "b"))
+    ended, _ = silence(play, 1.5)
+    for number in range(9):
+        play.hear("c", m.Probed(task=f"reach-{number}", peer="a", seconds=(0.01,)))
+        play.hear("c", m.Probed(task="reach", peer="b", seconds=(0.01,)))
+    ended, _ = silence(play, PULSE_LOST_S - 1.0)
+    assert ended[1].error.device == "b"
 
 
 def test_our_own_standstill_is_not_taken_for_silence():

@@ -57,6 +57,7 @@ TICK_S = 0.2
 MEMORY_BYTES = 2 * 1024**3
 ARENA_BYTES = 64 * 1024**2
 RESOLUTION_W = 0.05  # of a meter
+DEAD_S = 5.0  # without a heartbeat of the other device for so long: the connection is made anew
 LOST_S = 10.0  # without a connection for so long: what waits for that device will not get there
 _ZEROS = memoryview(bytes(MAX_CHUNK_BYTES))
 
@@ -143,9 +144,20 @@ class MemoryAgent:
             self._feed(LinkReset(key))
             self._clock.after(LOST_S, lambda key=key: self._give_up(key), repeats=True)  # type: ignore[misc]
 
+    def misses(self, device: str) -> None:
+        """No heartbeat of another device comes: after a while the connection is made anew."""
+
+        def breaks() -> None:
+            if self._network.is_parted(self.name, device) and not self.is_gone:
+                self._network.cut(self.name, device)
+                self.lost(device)
+
+        self._clock.after(DEAD_S, breaks, repeats=True)
+
     def _give_up(self, key: str) -> None:
         device = self._names[key]
-        if not self.is_gone and key in self._members and device not in self._network.sites:
+        is_away = device not in self._network.sites or self._network.is_parted(self.name, device)
+        if not self.is_gone and key in self._members and is_away:
             self._feed(MemberLost(key))
 
     def end(self) -> None:

@@ -167,6 +167,32 @@ class MemoryLab:
         """Put its cable back in; what was under way is lost."""
         self._do(lambda: self._network.pulled.discard(device))
 
+    def after(self, seconds: float, order: Callable[[], None]) -> None:
+        """Have something happen so many seconds of virtual time from now.
+
+        Parameters
+        ----------
+        seconds
+            Of virtual time.
+        order
+            What happens, between two other happenings.
+        """
+        self._do(lambda: self._clock.after(seconds, order, repeats=True))
+
+    def part(self, sender: str, receiver: str) -> None:
+        """Nothing gets from one to the other any more, in this direction, and nobody is told.
+
+        Parameters
+        ----------
+        sender, receiver
+            Names of devices, or `HOME`.
+        """
+        self._do(lambda: self._part(sender, receiver))
+
+    def mend(self, sender: str, receiver: str) -> None:
+        """It gets there again; what was sent meanwhile comes now, where the connection stood."""
+        self._do(lambda: self._network.mend(sender, receiver))
+
     def delay(self, device: str, latency_s: float) -> None:
         """Let every message to or from a device take so much longer from now on.
 
@@ -213,6 +239,12 @@ class MemoryLab:
             order()
         else:
             self._link.do(order)
+
+    def _part(self, sender: str, receiver: str) -> None:
+        self._network.part(sender, receiver)
+        for one, other in ((sender, receiver), (receiver, sender)):
+            if one in self._agents and other in self._agents:
+                self._agents[one].misses(other)
 
     def _kill(self, device: str) -> None:
         self._agents.pop(device).end()

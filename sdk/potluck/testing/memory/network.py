@@ -34,6 +34,8 @@ class MemoryNetwork:
         self.bytes_per_s: dict[str, float] = {}  # of each of its connections
         self.taken_over: dict[str, Says] = {}  # devices that say what somebody else wants
         self.pulled: set[str] = set()  # devices whose cable is out: nothing passes, nobody is told
+        # (sender, receiver) between whom nothing passes for now, and what waits to be sent again
+        self._parted: dict[tuple[str, str], list[Callable[[], None]]] = {}
         self._sent_s: dict[tuple[str, str, Channel, bool], float] = defaultdict(float)
         self._there_s: dict[tuple[str, str, Channel, bool], float] = defaultdict(float)
         self._sessions: dict[tuple[str, str], int] = defaultdict(int)
@@ -41,6 +43,19 @@ class MemoryNetwork:
     def cut(self, one: str, other: str) -> None:
         """What is on its way between them is lost; what is sent from now on is not."""
         self._sessions[_pair(one, other)] += 1
+
+    def part(self, sender: str, receiver: str) -> None:
+        """Nothing gets from one to the other; TCP sends it again and again until `mend`."""
+        self._parted.setdefault((sender, receiver), [])
+
+    def mend(self, sender: str, receiver: str) -> None:
+        """What has waited gets there, in its order."""
+        for arrive in self._parted.pop((sender, receiver), []):
+            self._clock.after(LATENCY_S, arrive)
+
+    def is_parted(self, one: str, other: str) -> bool:
+        """Whether nothing passes in one direction at least."""
+        return (one, other) in self._parted or (other, one) in self._parted
 
     def send(
         self, sender: str, receiver: str, channel: Channel, frames: Frames, *, back: bool = False
@@ -75,6 +90,9 @@ class MemoryNetwork:
         session = self._sessions[pair]
 
         def arrive() -> None:
+            if (held := self._parted.get((sender, receiver))) is not None:
+                held.append(arrive)
+                return
             site = self.sites.get(receiver)
             is_whole = self._sessions[pair] == session and receiver not in self.pulled
             if site is not None and is_whole:
