@@ -188,33 +188,39 @@ def test_indices_that_another_segment_gave_out_and_changes_before_backward(worke
 KINDS = {"aten": giver(), "onnx": None}
 
 
-@pytest.mark.parametrize("lender", KINDS)
+@pytest.mark.parametrize("weight_source", KINDS)
 @pytest.mark.parametrize("borrower", KINDS)
-def test_a_segment_borrows_of_its_own_kind_alone(worker, lender, borrower):
+def test_a_segment_borrows_of_its_own_kind_alone(worker, weight_source, borrower):
     """The memory of ONNX states changes without a sign that torch sees."""
-    load(worker, "r/0/lender", KINDS[lender] or onnx_giver(), lender)
+    load(worker, "r/0/weight_source", KINDS[weight_source] or onnx_giver(), weight_source)
     document = KINDS[borrower] or onnx_giver()
     worker.link.send(
-        LoadSegment(slot="r/0/borrower", kind=borrower, weights="r/0/lender"), [document]
+        LoadSegment(slot="r/0/borrower", kind=borrower, weights="r/0/weight_source"), [document]
     )
-    if lender == borrower:
+    if weight_source == borrower:
         worker.expect(SegmentLoaded)
     else:
         assert "another kind" in worker.expect(ComputeFailed)[0].text
 
 
-def test_the_loader_itself_looks_at_the_kind_of_the_lender():
-    lender = type("Lender", (), {"kind": "onnx"})()
+def test_the_loader_itself_looks_at_the_kind_of_the_weight_source():
+    weight_source = type("WeightSource", (), {"kind": "onnx"})()
     with pytest.raises(SegmentError, match="another kind"):
-        Loader({"torch": "2"}, torch_arrays).borrow("aten", giver(), lender)
+        Loader({"torch": "2"}, torch_arrays).borrow("aten", giver(), weight_source)
 
 
-@pytest.mark.parametrize("lender", KINDS)
-def test_a_borrower_sees_what_its_lender_was_given_last(worker, lender):
-    load(worker, "r/0/lender", KINDS[lender] or onnx_giver(), lender)
-    load(worker, "r/0/borrower", KINDS[lender] or onnx_giver(), lender, weights="r/0/lender")
+@pytest.mark.parametrize("weight_source", KINDS)
+def test_a_borrower_sees_what_its_source_was_given_last(worker, weight_source):
+    load(worker, "r/0/weight_source", KINDS[weight_source] or onnx_giver(), weight_source)
+    load(
+        worker,
+        "r/0/borrower",
+        KINDS[weight_source] or onnx_giver(),
+        weight_source,
+        weights="r/0/weight_source",
+    )
     y = ("r/0/p/0/y",)
     for indices in (GOOD, *FAR.values()):
-        assign(worker, "r/0/lender", "i", indices)
+        assign(worker, "r/0/weight_source", "i", indices)
         (got,) = worker.compute("run", {}, slot="r/0/borrower", outputs=y, exports=y, frees=y)
         assert torch.equal(got, indices)

@@ -311,7 +311,7 @@ guard(
 guard(
     "weights of another kind of segment",
     WORKER + "loading.py",
-    'if getattr(lender, "kind", "aten") != kind:',
+    'if getattr(weight_source, "kind", "aten") != kind:',
     "if False:",
     "tests/security/test_borrowing.py",
 )

@@ -1,5 +1,5 @@
-"""Strangers at the door of a real agent: what they may say, and how many of them, without anybody
-else noticing.
+"""Strangers at the sockets of a real agent: what they may say, and how many of them, without
+anybody else noticing.
 """
 
 import socket

@@ -123,7 +123,7 @@ def _run(chosen: Options, directory: Path, log: Any) -> int:
     try:
         code = new_code() if chosen.pair else ""
         if code:
-            net.desk.open(code, time.monotonic())
+            net.pairing.open(code, time.monotonic())
         presence = availability.of(net, chosen.rules, chosen.drain_s, chosen.system_root)
         presence.hear_signals()
         status = _status(chosen, identity, net, log.path)

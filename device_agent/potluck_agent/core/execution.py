@@ -81,8 +81,8 @@ class Early:
 
 @dataclass(frozen=True, slots=True)
 class SendOf:
-    """Which send a parcel is of. `loose`: it is for another program, and its own one does not wait
-    for it.
+    """Which send a transfer is of. `loose`: it is for another program, and its own one does not
+    wait for it.
     """
 
     name: Name
@@ -288,7 +288,7 @@ class Execution:
         self._n_left -= 1
 
 
-def parcel_of(
+def transfer_of(
     execution: Execution, index: int, located: Located, key: str, now_s: float
 ) -> Transfer:
     """Send `index`, of a value that lies there, as the network lane takes it.

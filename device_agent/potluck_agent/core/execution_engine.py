@@ -23,8 +23,8 @@ from potluck_agent.core.execution import (
     SendOf,
     Unwanted,
     compute_of,
-    parcel_of,
     put_of,
+    transfer_of,
 )
 from potluck_agent.core.outbox import Outbox, Settings
 from potluck_agent.core.receive_buffers import WORKER, Arrival, ReceiveBuffers, Step
@@ -246,7 +246,7 @@ class ExecutionEngine:
             cause = FailureCause.INTERNAL if key else FailureCause.PEER_LOST
             self._fail(execution, cause, text, now_s, instruction=index)
         else:
-            self._outgoing.add(parcel_of(execution, index, located, key, now_s), now_s)
+            self._outgoing.add(transfer_of(execution, index, located, key, now_s), now_s)
             execution.posted(index)
             if is_loose:
                 self._let_go(execution, index, now_s)
@@ -260,26 +260,26 @@ class ExecutionEngine:
         del execution.places[execution.instruction(index).inputs[0]]
         self._go_on(execution, ready, now_s)
 
-    def _send_of(self, parcel: Transfer, now_s: float) -> tuple[Execution, int] | None:
-        """The execution and the send that this parcel is of.
+    def _send_of(self, transfer: Transfer, now_s: float) -> tuple[Execution, int] | None:
+        """The execution and the send that this transfer is of.
 
         Of a loose one, which is over now, and others: None.
         """
-        about = parcel.about
+        about = transfer.about
         if not isinstance(about, SendOf):
             return None
         if about.loose:
-            self._give_back(parcel.place, now_s)
+            self._give_back(transfer.place, now_s)
             return None
         execution = self._executions.get(about.name)
         return None if execution is None else (execution, about.index)
 
-    def delivered(self, parcel: Transfer, now_s: float) -> None:
+    def delivered(self, transfer: Transfer, now_s: float) -> None:
         """A value of ours has arrived where it should."""
-        if (sent := self._send_of(parcel, now_s)) is None:
+        if (sent := self._send_of(transfer, now_s)) is None:
             return
         execution, index = sent
-        start_s = parcel.start_s if parcel.start_s is not None else now_s
+        start_s = transfer.start_s if transfer.start_s is not None else now_s
         ready, last = execution.sent(index, start_s, now_s)
         self._worker.n_finished += 1
         if last:
@@ -288,20 +288,20 @@ class ExecutionEngine:
             )
         self._go_on(execution, ready, now_s)
 
-    def refused(self, parcel: Transfer, code: str, text: str, now_s: float) -> None:
+    def refused(self, transfer: Transfer, code: str, text: str, now_s: float) -> None:
         """The receiver does not want a value of ours."""
-        if (sent := self._send_of(parcel, now_s)) is not None:
+        if (sent := self._send_of(transfer, now_s)) is not None:
             execution, index = sent
             cause = FailureCause.MEMORY if code == RefusalCode.MEMORY else FailureCause.PEER_LOST
             to = execution.instruction(index).attrs["peer"]
-            text = f"{to} rejected {parcel.value.name}: {text}"
+            text = f"{to} rejected {transfer.value.name}: {text}"
             self._fail(execution, cause, text, now_s, instruction=index)
 
-    def lost(self, parcels: dict[Hashable, list[Transfer]], text: str, now_s: float) -> None:
+    def lost(self, transfers: dict[Hashable, list[Transfer]], text: str, now_s: float) -> None:
         """These values of ours, by group, will not get where they should."""
-        for group, lost in parcels.items():
+        for group, lost in transfers.items():
             if group == LOOSE:
-                spans = [parcel.place for parcel in lost]
+                spans = [transfer.place for transfer in lost]
                 self._closing.do(self._give_back_all(spans, now_s))
             else:  # with one of its values the whole execution fails
                 self.refused(lost[0], FailureCause.PEER_LOST, text, now_s)

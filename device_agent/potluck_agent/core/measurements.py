@@ -211,13 +211,13 @@ class MeasurementQueue:
             Transfer(key=series.peer_key, value=value, place=place, priority=priority, about=about)
         )
 
-    def delivered(self, parcel: Transfer, now_s: float) -> None:
+    def delivered(self, transfer: Transfer, now_s: float) -> None:
         """One repeat has arrived."""
-        about = parcel.about
+        about = transfer.about
         if not isinstance(about, ProbeOf) or about not in self._probes:
             return
         series = self._probes[about]
-        series.seconds.append(now_s - (now_s if parcel.start_s is None else parcel.start_s))
+        series.seconds.append(now_s - (now_s if transfer.start_s is None else transfer.start_s))
         if len(series.seconds) < series.request.repeats:
             self._send_probe(about)
             return
@@ -225,9 +225,9 @@ class MeasurementQueue:
         answer = Probed(task=about.task, peer=series.request.peer, seconds=tuple(series.seconds))
         self._out.say(about.key, answer)
 
-    def refused(self, parcel: Transfer, text: str) -> None:
+    def refused(self, transfer: Transfer, text: str) -> None:
         """The receiver does not want to be measured."""
-        about = parcel.about
+        about = transfer.about
         if isinstance(about, ProbeOf) and about in self._probes:
             series = self._probes.pop(about)
             self._out.refuse(

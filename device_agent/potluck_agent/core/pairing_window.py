@@ -1,4 +1,4 @@
-"""The pairing desk: when this device may be paired, and with whom.
+"""The pairing window: when this device may be paired, and with whom.
 
 Pure, time comes in as an argument.
 
@@ -50,11 +50,11 @@ class PairingWindow:
         self._tries_left = PAIRING_TRIES
         self._expired = False
         self.n_wrong = 0
-        self._attempt = None  # whoever is at the desk knew the secret of another window
+        self._attempt = None  # the visitor that is there knew the secret of another window
         self._closes_s = None if window_s is None else now_s + window_s
 
     def close(self) -> None:
-        """Close the window; whoever is at the desk is refused at the next message."""
+        """Close the window; the visitor that is there is refused at the next message."""
         self._secret = ""
         self._closes_s = None
         self._tries_left = 0

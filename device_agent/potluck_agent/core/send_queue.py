@@ -63,9 +63,9 @@ class Transfer:
     release_s: float = 0.0
     pace_bytes_per_s: float = 0.0
     order: int = 0
-    transfer: int = 0
+    number: int = 0
     start_s: float | None = None
-    departure: SendWindow = _NOT_BEGUN
+    window: SendWindow = _NOT_BEGUN
     received: tuple[int, ...] = ()
     received_of: int = 0  # how often the receiver had begun anew when it told
 
@@ -78,7 +78,7 @@ class Transfer:
 
 
 class SendQueue:
-    """All parcels of this device. `link_bytes_per_s` 0: as fast as the network is.
+    """All transfers of this device. `link_bytes_per_s` 0: as fast as the network is.
 
     `along(key)` gives the transfers of that receiver that the header of its next value shall
     acknowledge.
@@ -109,9 +109,9 @@ class SendQueue:
         self._outstanding: dict[str, int] = {}  # by receiver: bytes sent and not credited
         # by receiver: what its link has shown that it carries
         self._fast_chunk_bytes: dict[str, int] = {}
-        self._n_unburdened: dict[str, int] = {}  # by receiver: how often it began anew
+        self._n_anew: dict[str, int] = {}  # by receiver: how often it began anew
         self._reachable: set[str] = set()
-        self._n_parcels = self._n_transfers = 0
+        self._n_added = self._n_transfers = 0
         # by receiver: not to be sent yet, by release time
         self._held: dict[str, GroupedHeap[tuple[float, int, Transfer]]] = {}
         self._paced_until_s = self._pumped_s = 0.0
@@ -137,85 +137,85 @@ class SendQueue:
         """There is a data connection to this receiver."""
         self._reachable.add(key)
 
-    def add(self, parcel: Transfer, now_s: float = 0.0) -> None:
+    def add(self, transfer: Transfer, now_s: float = 0.0) -> None:
         """Send this when its turn comes."""
-        self._n_parcels += 1
-        parcel.order = self._n_parcels
-        if parcel.release_s > now_s:
-            held = self._held.setdefault(parcel.key, GroupedHeap())
-            held.push(parcel.group, (parcel.release_s, parcel.order, parcel))
+        self._n_added += 1
+        transfer.order = self._n_added
+        if transfer.release_s > now_s:
+            held = self._held.setdefault(transfer.key, GroupedHeap())
+            held.push(transfer.group, (transfer.release_s, transfer.order, transfer))
         else:
-            self._wait(parcel)
+            self._wait(transfer)
 
-    def _wait(self, parcel: Transfer) -> None:
-        waiting = self._waiting.setdefault(parcel.key, GroupedHeap())
-        waiting.push(parcel.group, (parcel.priority, parcel.order, parcel))
+    def _wait(self, transfer: Transfer) -> None:
+        waiting = self._waiting.setdefault(transfer.key, GroupedHeap())
+        waiting.push(transfer.group, (transfer.priority, transfer.order, transfer))
 
-    def _begin(self, parcel: Transfer) -> None:
+    def _begin(self, transfer: Transfer) -> None:
         """It is the first of those that wait for its receiver, and begins."""
-        waiting = self._waiting[parcel.key]
+        waiting = self._waiting[transfer.key]
         waiting.pop()
         if not waiting:
-            del self._waiting[parcel.key]
+            del self._waiting[transfer.key]
         self._n_transfers += 1
-        parcel.transfer = self._n_transfers
-        parcel.departure = SendWindow(parcel.value.nbytes, self._chunk_bytes_for(parcel))
-        self._under_way.setdefault(parcel.key, {})[parcel.transfer] = parcel
-        self._begun_of.setdefault(parcel.group, {})[parcel.transfer] = parcel
-        self._n_paced += parcel.pace_bytes_per_s > 0
-        heapq.heappush(self._unfinished.setdefault(parcel.key, []), parcel)
+        transfer.number = self._n_transfers
+        transfer.window = SendWindow(transfer.value.nbytes, self._chunk_bytes_for(transfer))
+        self._under_way.setdefault(transfer.key, {})[transfer.number] = transfer
+        self._begun_of.setdefault(transfer.group, {})[transfer.number] = transfer
+        self._n_paced += transfer.pace_bytes_per_s > 0
+        heapq.heappush(self._unfinished.setdefault(transfer.key, []), transfer)
 
-    def _end(self, parcel: Transfer) -> None:
+    def _end(self, transfer: Transfer) -> None:
         """It is not under way any more."""
-        key, n_bytes = parcel.key, parcel.departure.outstanding_bytes
-        for where in (self._under_way[key], self._begun_of[parcel.group]):
-            del where[parcel.transfer]
+        key, n_bytes = transfer.key, transfer.window.outstanding_bytes
+        for where in (self._under_way[key], self._begun_of[transfer.group]):
+            del where[transfer.number]
         if not self._under_way[key]:
             del self._under_way[key]
-        if not self._begun_of[parcel.group]:
-            del self._begun_of[parcel.group]
+        if not self._begun_of[transfer.group]:
+            del self._begun_of[transfer.group]
         self._outstanding[key] = self._outstanding.get(key, 0) - n_bytes
-        self._n_paced -= parcel.pace_bytes_per_s > 0
+        self._n_paced -= transfer.pace_bytes_per_s > 0
         if not self._n_paced:  # a pace does not outlive what it was for
             self._paced_until_s = 0.0
 
-    def _chunk_bytes_for(self, parcel: Transfer) -> int:
-        fast_bytes = self._fast_chunk_bytes.get(parcel.key, self._chunk_bytes)
-        return min(fast_bytes, largest_chunk_bytes(parcel.value.nbytes))
+    def _chunk_bytes_for(self, transfer: Transfer) -> int:
+        fast_bytes = self._fast_chunk_bytes.get(transfer.key, self._chunk_bytes)
+        return min(fast_bytes, largest_chunk_bytes(transfer.value.nbytes))
 
     def restart(self, key: str) -> None:
         """The connection to this receiver is a new one: everything under way begins anew.
 
         Repeats are recognised.
         """
-        for parcel in self._disconnect(key):
-            parcel.transfer, parcel.departure = 0, _NOT_BEGUN
-            self._wait(parcel)
+        for transfer in self._disconnect(key):
+            transfer.number, transfer.window = 0, _NOT_BEGUN
+            self._wait(transfer)
 
     def _disconnect(self, key: str) -> list[Transfer]:
         """Nothing is under way to this receiver any more; returns what was."""
         lost = list(self._under_way.get(key, {}).values())
-        for parcel in lost:
-            self._end(parcel)
+        for transfer in lost:
+            self._end(transfer)
         self._unfinished.pop(key, None)
         self._outstanding.pop(key, None)
         self._fast_chunk_bytes.pop(key, None)
         return lost
 
-    def unburden(self, key: str) -> None:
+    def begin_anew(self, key: str) -> None:
         """This receiver begins its own transfers anew, with new numbers: what we have of the old
         ones is not told.
         """
-        self._n_unburdened[key] = self._n_unburdened.get(key, 0) + 1
+        self._n_anew[key] = self._n_anew.get(key, 0) + 1
 
     def cancel(self, groups: Collection[Hashable]) -> None:
-        """Forget the parcels of all these, however many wait."""
+        """Forget the transfers of all these, however many wait."""
         for group in groups:
             begun = tuple(self._begun_of.get(group, {}).values())
-            for parcel in begun:
-                self._end(parcel)
-            for key in {parcel.key for parcel in begun} & self._unfinished.keys():
-                heap = [parcel for parcel in self._unfinished[key] if parcel.group != group]
+            for transfer in begun:
+                self._end(transfer)
+            for key in {transfer.key for transfer in begun} & self._unfinished.keys():
+                heap = [transfer for transfer in self._unfinished[key] if transfer.group != group]
                 heapq.heapify(heap)
                 self._unfinished[key] = heap
             self._drop(self._waiting, group)
@@ -230,70 +230,70 @@ class SendQueue:
     def forget(self, key: str) -> dict[Hashable, list[Transfer]]:
         """This receiver is gone; returns what it will not get, by group."""
         lost: dict[Hashable, list[Transfer]] = {}
-        for parcel in self._disconnect(key):
-            lost.setdefault(parcel.group, []).append(parcel)
+        for transfer in self._disconnect(key):
+            lost.setdefault(transfer.group, []).append(transfer)
         for heap in (self._waiting.pop(key, None), self._held.pop(key, None)):
             for group, entries in (heap.take_all() if heap else {}).items():
                 lost.setdefault(group, []).extend([entry[2] for entry in entries])
         self._reachable.discard(key)
-        self._n_unburdened.pop(key, None)
+        self._n_anew.pop(key, None)
         return lost
 
     def credited(self, key: str, credit: Credit, now_s: float) -> Transfer | None:
-        """The receiver has more of a value; returns the parcel once it has all.
+        """The receiver has more of a value; returns the transfer once it has all.
 
         WireError where that cannot be.
         """
-        parcel = self._find(key, credit.transfer)
-        if parcel is None:
+        transfer = self._find(key, credit.transfer)
+        if transfer is None:
             return None
-        news = parcel.departure.credit(credit.received_bytes, credit.done)
+        news = transfer.window.credit(credit.received_bytes, credit.done)
         self._outstanding[key] = self._outstanding.get(key, 0) - news
-        if not parcel.departure.done:
+        if not transfer.window.done:
             return None
-        self._end(parcel)
-        self._judge(parcel, now_s)
-        return parcel
+        self._end(transfer)
+        self._resize_chunks(transfer, now_s)
+        return transfer
 
-    def arrived(self, key: str, transfer: int, now_s: float) -> Transfer | None:
+    def arrived(self, key: str, number: int, now_s: float) -> Transfer | None:
         """The receiver has all of a value, and says so with one of its own.
 
-        Returns the parcel, if it is news.
+        Returns the transfer, if it is news.
         """
-        parcel = self._find(key, transfer)
-        if parcel is None:
+        transfer = self._find(key, number)
+        if transfer is None:
             return None
         return self.credited(
-            key, Credit(transfer=transfer, received_bytes=parcel.value.nbytes, done=True), now_s
+            key, Credit(transfer=number, received_bytes=transfer.value.nbytes, done=True), now_s
         )
 
-    def _judge(self, parcel: Transfer, now_s: float) -> None:
+    def _resize_chunks(self, transfer: Transfer, now_s: float) -> None:
         """Size the next chunks for this receiver by how fast it got a value that took more than
         one.
         """
         if (
             self._rate
-            or parcel.start_s is None
-            or not parcel.departure.all_sent
-            or parcel.value.nbytes <= CHUNK_BYTES
+            or transfer.start_s is None
+            or not transfer.window.all_sent
+            or transfer.value.nbytes <= CHUNK_BYTES
         ):
             return
-        elapsed_s = now_s - parcel.start_s
-        fits = parcel.value.nbytes * FAST_CHUNK_S
+        elapsed_s = now_s - transfer.start_s
+        fits = transfer.value.nbytes * FAST_CHUNK_S
         chunk_bytes = CHUNK_BYTES
         while chunk_bytes < MAX_CHUNK_BYTES and 2 * chunk_bytes * elapsed_s <= fits:
             chunk_bytes *= 2
-        self._fast_chunk_bytes[parcel.key] = chunk_bytes
+        self._fast_chunk_bytes[transfer.key] = chunk_bytes
 
-    def rejected(self, key: str, transfer: int) -> Transfer | None:
+    def rejected(self, key: str, number: int) -> Transfer | None:
         """The receiver does not want it."""
-        parcel = self._find(key, transfer)
-        if parcel is not None:
-            self._end(parcel)
-        return parcel
+        transfer = self._find(key, number)
+        if transfer is not None:
+            self._end(transfer)
+        return transfer
 
-    def _find(self, key: str, transfer: int) -> Transfer | None:
-        return self._under_way.get(key, {}).get(transfer)
+    def _find(self, key: str, number: int) -> Transfer | None:
+        return self._under_way.get(key, {}).get(number)
 
     def pump(self, now_s: float) -> list[ToPeer]:
         """Everything that may leave by now, or as much of it as leaves at once."""
@@ -374,14 +374,18 @@ class SendQueue:
         """The most urgent chunk that has credit, and its bytes."""
         best: Transfer | None = None
         for key in self._waiting.keys() | self._unfinished.keys():
-            parcel = self._head(key) if key in self._reachable else None
-            if parcel is not None and (best is None or parcel < best) and self._has_credit(parcel):
-                best = parcel
+            transfer = self._head(key) if key in self._reachable else None
+            if (
+                transfer is not None
+                and (best is None or transfer < best)
+                and self._has_credit(transfer)
+            ):
+                best = transfer
         if best is None:
             return None
-        if not best.transfer:
+        if not best.number:
             self._begin(best)
-        cut = best.departure.advance(self._window_bytes)
+        cut = best.window.advance(self._window_bytes)
         assert cut is not None  # `_has_credit` saw room
         index, start, stop = cut
         self._outstanding[best.key] = self._outstanding.get(best.key, 0) + stop - start
@@ -392,14 +396,12 @@ class SendQueue:
             self._paced_until_s = min(until_s, now_s + MAX_PACED_S)
         span = Span(best.place.arena, best.place.offset + start, stop - start)
         if index:
-            return ToPeer(
-                best.key, Chunk(transfer=best.transfer, index=index), (span,)
-            ), stop - start
+            return ToPeer(best.key, Chunk(transfer=best.number, index=index), (span,)), stop - start
         if best.start_s is None:
             best.start_s = now_s
-        n_unburdened = self._n_unburdened.get(best.key, 0)
-        if best.received_of != n_unburdened or not best.received:
-            best.received, best.received_of = self._along(best.key), n_unburdened
+        n_anew = self._n_anew.get(best.key, 0)
+        if best.received_of != n_anew or not best.received:
+            best.received, best.received_of = self._along(best.key), n_anew
         return ToPeer(best.key, _header(best), (span,)), stop - start
 
     def _head(self, key: str) -> Transfer | None:
@@ -407,7 +409,7 @@ class SendQueue:
         values are under way than may be.
         """
         begun = self._unfinished.get(key)
-        while begun and (self._find(key, begun[0].transfer) is not begun[0] or _is_sent(begun[0])):
+        while begun and (self._find(key, begun[0].number) is not begun[0] or _is_sent(begun[0])):
             heapq.heappop(begun)
         if not begun:
             self._unfinished.pop(key, None)
@@ -419,30 +421,30 @@ class SendQueue:
         assert entry is not None  # one that is empty is not kept
         return entry[2] if first is None or entry[2] < first else first
 
-    def _has_credit(self, parcel: Transfer) -> bool:
-        departure = parcel.departure
-        is_begun = parcel.transfer > 0
-        chunk_bytes = departure.chunk_bytes if is_begun else self._chunk_bytes_for(parcel)
-        left_bytes = parcel.value.nbytes - (departure.sent_bytes if is_begun else 0)
-        outstanding_bytes = self._outstanding.get(parcel.key, 0) + min(chunk_bytes, left_bytes)
+    def _has_credit(self, transfer: Transfer) -> bool:
+        window = transfer.window
+        is_begun = transfer.number > 0
+        chunk_bytes = window.chunk_bytes if is_begun else self._chunk_bytes_for(transfer)
+        left_bytes = transfer.value.nbytes - (window.sent_bytes if is_begun else 0)
+        outstanding_bytes = self._outstanding.get(transfer.key, 0) + min(chunk_bytes, left_bytes)
         own_bytes = min(self._window_bytes, WINDOW_CHUNKS * chunk_bytes)
-        return outstanding_bytes <= own_bytes or outstanding_bytes <= self._window_of(parcel.key)
+        return outstanding_bytes <= own_bytes or outstanding_bytes <= self._window_of(transfer.key)
 
     def _window_of(self, key: str) -> int:
         """By the largest chunks under way: the receiver may owe credit for half as many of them."""
         begun = self._under_way.get(key, {}).values()
-        largest = max([other.departure.chunk_bytes for other in begun], default=0)
+        largest = max([other.window.chunk_bytes for other in begun], default=0)
         return min(self._window_bytes, WINDOW_CHUNKS * largest)
 
 
-def _is_sent(parcel: Transfer) -> bool:
-    return parcel.departure.all_sent
+def _is_sent(transfer: Transfer) -> bool:
+    return transfer.window.all_sent
 
 
-def _header(parcel: Transfer) -> Value:
-    value = parcel.value
+def _header(transfer: Transfer) -> Value:
+    value = transfer.value
     return Value(
-        transfer=parcel.transfer,
+        transfer=transfer.number,
         run=value.run,
         epoch=value.epoch,
         program=value.program,
@@ -451,6 +453,6 @@ def _header(parcel: Transfer) -> Value:
         dtype=value.dtype,
         shape=value.shape,
         nbytes=value.nbytes,
-        chunk_bytes=parcel.departure.chunk_bytes,
-        received=parcel.received,
+        chunk_bytes=transfer.window.chunk_bytes,
+        received=transfer.received,
     )

@@ -83,32 +83,32 @@ class ValueExchange:
 
     def _credit(self, key: str, message: Credit, buffers: tuple[Buffer, ...], now_s: float) -> None:
         try:
-            parcel = self._outgoing.credited(key, message, now_s)
+            transfer = self._outgoing.credited(key, message, now_s)
         except WireError as error:  # it counts wrongly: this value cannot be finished with it
             self.rejected(
                 key, Rejected(transfer=message.transfer, code=error.code, text=error.text), now_s
             )
             return
-        self._delivered(parcel, now_s)
+        self._delivered(transfer, now_s)
 
-    def _delivered(self, parcel: Transfer | None, now_s: float) -> None:
+    def _delivered(self, transfer: Transfer | None, now_s: float) -> None:
         self._worker.moved(now_s)
-        if parcel is not None:
-            self._work.delivered(parcel, now_s)
-            self._measuring.delivered(parcel, now_s)
+        if transfer is not None:
+            self._work.delivered(transfer, now_s)
+            self._measuring.delivered(transfer, now_s)
 
     def rejected(self, key: str, message: Rejected, now_s: float) -> None:
         """A value of ours is not wanted there, or cannot be sent."""
-        parcel = self._outgoing.rejected(key, message.transfer)
-        if parcel is not None:
-            self._work.refused(parcel, message.code, message.text, now_s)
-            self._measuring.refused(parcel, message.text)
+        transfer = self._outgoing.rejected(key, message.transfer)
+        if transfer is not None:
+            self._work.refused(transfer, message.code, message.text, now_s)
+            self._measuring.refused(transfer, message.text)
 
     def reset(self, event: LinkReset, now_s: float) -> None:
         """A connection is a new one: what was under way on the old one is lost."""
         if event.incoming:
             self._work.apply(self._incoming.reset(event.key), now_s)
-            self._outgoing.unburden(event.key)
+            self._outgoing.begin_anew(event.key)
         if event.outgoing:
             self._outgoing.restart(event.key)
 
@@ -121,5 +121,5 @@ class ValueExchange:
         """Nothing that waits for this peer will get there."""
         lost = self._outgoing.forget(key)
         self._work.lost(lost, text, now_s)
-        for parcels in lost.values():
-            self._measuring.refused(parcels[0], text)
+        for transfers in lost.values():
+            self._measuring.refused(transfers[0], text)

@@ -115,7 +115,7 @@ class EventLoop:
         self._trusted = trusted
         self._meter = KeptMeter(meter, time.monotonic())
         self._journal = journal
-        self.desk = PairingWindow(name=name, key=identity.public)
+        self.pairing = PairingWindow(name=name, key=identity.public)
         self.stopping = self._closed = False
         self.load = 1.0
         self._peers_stamp: object = None
@@ -142,7 +142,7 @@ class EventLoop:
         self._reception = PairingListener(
             self._sockets.listener,
             self._sources,
-            self.desk,
+            self.pairing,
             self._trust,
             state_dir,
             journal,

@@ -1,4 +1,4 @@
-"""The pairing port: plain TCP, one visitor at a time, everything decided by the desk.
+"""The pairing port: plain TCP, one visitor at a time, everything decided by the pairing window.
 
 Its window is opened and watched by commands beside the agent (`state.py`).
 """
@@ -32,7 +32,7 @@ class PairingListener:
         self,
         listener: socket.socket,
         sources: Poller,
-        desk: PairingWindow,
+        window: PairingWindow,
         trust: Callable[[Paired], bool],
         state_dir: Path,
         journal: Journal,
@@ -40,7 +40,7 @@ class PairingListener:
     ) -> None:
         self._listener = listener
         self._sources = sources
-        self._desk = desk
+        self._window = window
         self._trust = trust
         self._state_dir = state_dir
         self._journal = journal
@@ -62,8 +62,8 @@ class PairingListener:
             self._welcome()
 
     def tick(self, now_s: float) -> None:
-        """What the owner asks for happens; nobody may hold the desk for long."""
-        if self._desk.overdue(now_s):
+        """What the owner asks for happens; nobody may hold the port for long."""
+        if self._window.overdue(now_s):
             self.hang_up()
         try:
             window = control_files.asked_window(self._state_dir)
@@ -80,16 +80,16 @@ class PairingListener:
         Of one that is closed there is no more to tell.
         """
         if secret:
-            self._desk.open(secret, now_s, window_s=window_s)
+            self._window.open(secret, now_s, window_s=window_s)
             self._n_wrong_told = -1
             self._journal.window(window_s)
         else:
-            self._desk.close()
-            self._n_wrong_told = self._desk.n_wrong
+            self._window.close()
+            self._n_wrong_told = self._window.n_wrong
 
     def _tell_tries(self) -> None:
         """The owner, who may be showing a code, learns that somebody typed a wrong one."""
-        n_wrong = self._desk.n_wrong
+        n_wrong = self._window.n_wrong
         if n_wrong == self._n_wrong_told:
             return
         self._n_wrong_told, left = n_wrong, PAIRING_TRIES - n_wrong
@@ -105,7 +105,7 @@ class PairingListener:
 
     def hang_up(self) -> None:
         """The visitor, if there is one, has to go."""
-        self._desk.leave()
+        self._window.leave()
         if self._visitor is not None:
             self._sources.unregister(self._visitor.fileno())
             self._visitor.close()
@@ -117,7 +117,7 @@ class PairingListener:
         except OSError:
             return
         visitor.setblocking(False)
-        reply = self._desk.arrive(time.monotonic())
+        reply = self._window.arrive(time.monotonic())
         self._journal.visitor(address, refused=reply.close)
         if reply.close:
             _answer(visitor, reply)
@@ -136,7 +136,7 @@ class PairingListener:
         if not data:
             self.hang_up()
             return
-        reply = self._desk.receive(data, time.monotonic())
+        reply = self._window.receive(data, time.monotonic())
         if reply.paired is not None and not self._trust(reply.paired):
             self.hang_up()  # not kept: then the other side must not believe that it is paired
             return

@@ -269,8 +269,8 @@ def self_test(context: Any, sockets: ServerSockets, identity: Identity) -> None:
     """
     friend, stranger = (tuple(part.decode() for part in zmq.curve_keypair()) for _ in range(2))
     before, sockets.admits = sockets.admits, lambda key: key == friend[0]
-    visitors = [
-        Visitor(context, sockets, identity, channel, who, keys)
+    probes = [
+        Probe(context, sockets, identity, channel, who, keys)
         for channel in OFFSETS
         for who, keys in (("friend", friend), ("stranger", stranger), ("plain", None))
     ]
@@ -279,20 +279,20 @@ def self_test(context: Any, sockets: ServerSockets, identity: Identity) -> None:
     try:
         while time.monotonic() < deadline_s and not (
             heard == {(channel, "friend") for channel in OFFSETS}
-            and all(visitor.turned_away for visitor in visitors)
+            and all(probe.turned_away for probe in probes)
         ):
-            _listen_once(sockets, visitors, heard)
+            _listen_once(sockets, probes, heard)
     finally:
         sockets.admits = before
-        for visitor in visitors:
-            visitor.close()
+        for probe in probes:
+            probe.close()
     intruders = sorted(f"{who} on {channel.value}" for channel, who in heard if who != "friend")
-    if intruders or any(visitor.let_in for visitor in visitors if visitor.who != "friend"):
+    if intruders or any(probe.let_in for probe in probes if probe.who != "friend"):
         raise AgentError(
             f"self-test failed: a stranger came in ({', '.join(intruders) or 'handshake'}). Not "
             "starting."
         )
-    if len(heard) < len(OFFSETS) or not all(visitor.turned_away for visitor in visitors):
+    if len(heard) < len(OFFSETS) or not all(probe.turned_away for probe in probes):
         raise AgentError(
             "self-test failed: connections over this machine's own network do not work. Not "
             "starting."
@@ -300,14 +300,10 @@ def self_test(context: Any, sockets: ServerSockets, identity: Identity) -> None:
 
 
 def _listen_once(
-    sockets: ServerSockets, visitors: Sequence["Visitor"], heard: set[tuple[Channel, str]]
+    sockets: ServerSockets, probes: Sequence["Probe"], heard: set[tuple[Channel, str]]
 ) -> None:
     poller = zmq.Poller()
-    for source in (
-        sockets.zap,
-        *sockets.routers.values(),
-        *(visitor.monitor for visitor in visitors),
-    ):
+    for source in (sockets.zap, *sockets.routers.values(), *(probe.monitor for probe in probes)):
         poller.register(source, zmq.POLLIN)
     for source, _ in poller.poll(100):
         if source is sockets.zap:
@@ -315,12 +311,12 @@ def _listen_once(
         for channel, router in sockets.routers.items():
             if source is router:
                 heard.add((channel, router.recv_multipart()[-1].decode()))
-        for visitor in visitors:
-            if source is visitor.monitor:
-                visitor.watch()
+        for probe in probes:
+            if source is probe.monitor:
+                probe.watch()
 
 
-class Visitor:
+class Probe:
     """One client of the self-test, which says who it is as soon as it may."""
 
     def __init__(

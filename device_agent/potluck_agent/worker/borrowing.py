@@ -17,22 +17,23 @@ from .torch_device import CPU
 
 
 class BorrowingSegment(ForwardOnly):
-    """An ATen segment whose parameters and buffers are those of `lender`, the very same memory.
+    """An ATen segment whose parameters and buffers are the very memory of those of `weight_source`.
 
-    Raises SegmentError where the lender has no such state, or another shape or type of it.
+    Raises SegmentError where the source has no such state, or another shape or type of it.
     """
 
     what = "a segment with the weights of another"
 
-    def __init__(self, graph: Graph, lender: Segment, device: torch.device = CPU) -> None:
+    def __init__(self, graph: Graph, weight_source: Segment, device: torch.device = CPU) -> None:
         parameters = [
-            borrowed(lender, p.name, p.dtype, p.shape, torch_arrays) for p in graph.parameters
+            borrowed(weight_source, p.name, p.dtype, p.shape, torch_arrays)
+            for p in graph.parameters
         ]
         self._state = parameters + [
-            borrowed(lender, b.name, b.dtype, b.shape, torch_arrays) for b in graph.buffers
+            borrowed(weight_source, b.name, b.dtype, b.shape, torch_arrays) for b in graph.buffers
         ]
         self._interpreter = Interpreter(graph, device=device)
-        self._lender = lender
+        self._weight_source = weight_source
 
     def forward(
         self, inputs: Tensors, *, train: bool = False, **_: Any
@@ -43,10 +44,10 @@ class BorrowingSegment(ForwardOnly):
         return self._interpreter.run(inputs, self._state, train=False)
 
     def read(self, name: str) -> torch.Tensor:
-        """A named state of the lender."""
-        state: torch.Tensor = self._lender.read(name)
+        """A named state of the weight_source."""
+        state: torch.Tensor = self._weight_source.read(name)
         return state
 
     def write(self, name: str, tensor: torch.Tensor) -> None:
-        """Raises SegmentError: the state is the lender's to change."""
+        """Raises SegmentError: the state is the weight_source's to change."""
         raise SegmentError("bad-input", f"{name} is another segment's"[:200])

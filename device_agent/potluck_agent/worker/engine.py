@@ -169,9 +169,11 @@ class Engine:
         try:
             self._prepare(message.kind)
             self._segments.pop(message.slot, None)
-            lender, document = self._segment(message.weights), bytes(buffers[0])
-            if lender is not None:
-                self._segments[message.slot] = self._loader.borrow(message.kind, document, lender)
+            weight_source, document = self._segment(message.weights), bytes(buffers[0])
+            if weight_source is not None:
+                self._segments[message.slot] = self._loader.borrow(
+                    message.kind, document, weight_source
+                )
             else:
                 self._segments[message.slot] = self._loader.load(
                     message.kind, document, seed=message.seed

@@ -36,9 +36,11 @@ class ForwardOnly:
         return SegmentError("bad-input", f"{self.what} does not train")
 
 
-def borrowed(lender: Segment, name: str, dtype: str, shape: Sequence[int], arrays: Arrays) -> Any:
-    """A named state of the lender, not copied, after checking that it is what is expected."""
-    state = lender.read(name)
+def borrowed(
+    weight_source: Segment, name: str, dtype: str, shape: Sequence[int], arrays: Arrays
+) -> Any:
+    """A named state of the weight source, not copied, once it is known to be what is expected."""
+    state = weight_source.read(name)
     if arrays.name_of(state) != dtype or tuple(state.shape) != tuple(shape):
         got = f"{state.dtype} {list(state.shape)}"
         raise SegmentError(

@@ -62,19 +62,19 @@ class Loader:
 
         return segment.OnnxSegment(document, self._arrays, self._processor())
 
-    def borrow(self, kind: str, document: bytes, lender: Segment) -> Segment:
-        """A segment from its document that has the state of `lender`. Raises as `load` does."""
+    def borrow(self, kind: str, document: bytes, weight_source: Segment) -> Segment:
+        """A segment from its document with the state of `weight_source`. Raises as `load` does."""
         self._check(kind)
         # torch would not see that the memory of an ONNX segment changes under its own tensors
-        if getattr(lender, "kind", "aten") != kind:
+        if getattr(weight_source, "kind", "aten") != kind:
             raise SegmentError("document", f"the weights of a segment of another kind than {kind}")
         if kind == "aten":
             from potluck_agent.worker.borrowing import BorrowingSegment
 
-            return BorrowingSegment(loads(document), lender, self._arrays.device)
+            return BorrowingSegment(loads(document), weight_source, self._arrays.device)
         from potluck_agent.worker.onnx import segment
 
-        return segment.OnnxSegment(document, self._arrays, self._processor(), lender)
+        return segment.OnnxSegment(document, self._arrays, self._processor(), weight_source)
 
     def _check_dtypes(self, graph: Graph) -> None:
         """Raise SegmentError where its tensors are of a type that no tensor can have here."""

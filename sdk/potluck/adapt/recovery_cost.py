@@ -1,4 +1,4 @@
-"""How long a run that has lost a device takes to go on: foretold from what has to be sent and
+"""How long a run that has lost a device takes to go on: predicted from what has to be sent and
 computed again. Pure.
 """
 

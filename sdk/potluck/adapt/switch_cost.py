@@ -1,5 +1,5 @@
-"""What a switch of plans costs, in seconds of training: foretold, then corrected by those that were
-measured. Pure.
+"""What a switch of plans costs, in seconds of training: predicted, then corrected by those that
+were measured. Pure.
 """
 
 from dataclasses import dataclass
@@ -44,7 +44,7 @@ def delta(before: Plan, after: Plan, problem: Problem) -> dict[tuple[str, str], 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwitchCost:
-    """Foretells what a switch costs. `scale`: measured by foretold seconds, so far; None before
+    """Predicts what a switch costs. `scale`: measured by predicted seconds, so far; None before
     the first.
     """
 
@@ -68,20 +68,20 @@ class SwitchCost:
             for (source, target), nbytes in delta(before, after, problem).items()
             if (source, target) in network.paths
         )
-        foretold_s = STEPS_LOST * step_s + BESIDE_FRAC * moving_s
-        return foretold_s * (self.scale if self.scale is not None else 1.0)
+        predicted_s = STEPS_LOST * step_s + BESIDE_FRAC * moving_s
+        return predicted_s * (self.scale if self.scale is not None else 1.0)
 
-    def learned(self, foretold_s: float, measured_s: float) -> "SwitchCost":
+    def learned(self, predicted_s: float, measured_s: float) -> "SwitchCost":
         """After a switch: the next ones go half of the way from what is known to this one.
 
         Parameters
         ----------
-        foretold_s
+        predicted_s
             By `seconds`.
         measured_s
             Lost against usual steps.
         """
         known = self.scale if self.scale is not None else 1.0
-        seen = max(measured_s, 0.0) / foretold_s * known if foretold_s > 0 else known
+        seen = max(measured_s, 0.0) / predicted_s * known if predicted_s > 0 else known
         scale = seen if self.scale is None else (known + seen) / 2
         return SwitchCost(scale=max(scale, LEAST_SCALE))

@@ -145,8 +145,8 @@ class Played:
             seconds = ends.at(told.step + 1) - begun_s
             found.seconds.append(seconds)
             found.again.append(told.n_again)
-            if told.foretold_s is not None:
-                found.errors.append(abs(told.foretold_s - seconds) / seconds)
+            if told.predicted_s is not None:
+                found.errors.append(abs(told.predicted_s - seconds) / seconds)
             self.agents.restart(device)
             _await(lambda device=device: device in self.home.devices.ready)
             running.switch(self.plan).wait()

@@ -82,7 +82,7 @@ class Lab:
         What happens when, from the moment that all agents are up: a TOML file or records of
         `lab.script`.
     tell
-        Hears of each happening, in a thread; by default failures are logged as warnings.
+        Hears of each event, in a thread; by default failures are logged as warnings.
     links
         How those of a home of the library are made: "namespaces" or "relay"; by default the first
         where it is possible and no path has a latency of its own (which the kernel cannot add
@@ -107,7 +107,7 @@ class Lab:
             )
         public, secret = (part.decode() for part in zmq.curve_keypair())
         self.keys = Keys(public=public, secret=secret)
-        self.director: ScenarioRunner | None = None
+        self.scenario: ScenarioRunner | None = None
         self.emulation: Emulation | None = None
         self.links: Namespaces | Relayed | None = None
         if isinstance(devices, str | Path) and devices not in NAMED:
@@ -174,13 +174,13 @@ class Lab:
             isinstance(item, Loss) for item in happenings
         ):
             self.links.need_loss()
-        if self.director is not None:
-            self.director.close()
+        if self.scenario is not None:
+            self.scenario.close()
         scale = self.emulation.time_scale if self.emulation is not None else 1.0
-        self.director = ScenarioRunner(
+        self.scenario = ScenarioRunner(
             happenings, self.agents, self.links, time_scale=scale, tell=self._tell
         )
-        return self.director
+        return self.scenario
 
     def _check(
         self,
@@ -202,8 +202,8 @@ class Lab:
 
         Safe to call twice, and in a forked child (where it does nothing).
         """
-        if self.director is not None:
-            self.director.close()
+        if self.scenario is not None:
+            self.scenario.close()
         self.agents.close()
         if self.links is not None:
             self.links.close()

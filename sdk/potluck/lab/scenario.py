@@ -168,17 +168,17 @@ class ScenarioContext:
     absent: Collection[str] = ()
 
 
-def check(script: Iterable[ScenarioEvent], cast: ScenarioContext) -> None:
-    """UserError at the first happening, in order of time, that cannot happen there."""
-    absent = dict.fromkeys(cast.absent, "when the script begins")
+def check(script: Iterable[ScenarioEvent], context: ScenarioContext) -> None:
+    """UserError at the first event, in order of time, that cannot happen there."""
+    absent = dict.fromkeys(context.absent, "when the script begins")
     for item in script:
         for field in fields(item):
             if field.name in ("medium", "device", "source", "target"):
-                _check_name(item, field.name, cast)
+                _check_name(item, field.name, context)
         match item:
-            case Flow() if not cast.media:
+            case Flow() if not context.media:
                 raise _refused(item, "this lab has no links that could be filled", _LINKS)
-            case Load() if item.device not in cast.emulated:
+            case Load() if item.device not in context.emulated:
                 raise _refused(
                     item,
                     f"{item.device} is as fast as this machine",
@@ -206,8 +206,8 @@ def check(script: Iterable[ScenarioEvent], cast: ScenarioContext) -> None:
 _LINKS = "Links of homes of the library, or of TOML files, can change."
 
 
-def _check_name(item: ScenarioEvent, what: str, cast: ScenarioContext) -> None:
-    kind, known = ("medium", cast.media) if what == "medium" else ("device", cast.devices)
+def _check_name(item: ScenarioEvent, what: str, context: ScenarioContext) -> None:
+    kind, known = ("medium", context.media) if what == "medium" else ("device", context.devices)
     if (name := getattr(item, what)) not in known:
         raise _refused(
             item,
@@ -221,7 +221,7 @@ def _refused(item: ScenarioEvent, why: str, next_step: str) -> UserError:
 
 
 def slowed(item: ScenarioEvent, time_scale: float) -> ScenarioEvent:
-    """The happening in a lab that is so many times slower than the home."""
+    """The event in a lab that is so many times slower than the home."""
     times = {
         field.name: getattr(item, field.name) * time_scale
         for field in fields(item)

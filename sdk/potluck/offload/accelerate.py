@@ -290,7 +290,7 @@ def _case(
         names=names,
         paces=tuple(measured_pace(model, profile, name, batch) for name in names),
         batch=batch,
-        lender=f"0/layers-0-{len(model.layers())}",
+        weight_source=f"0/layers-0-{len(model.layers())}",
         emulated=frozenset(n for n in names if home.devices[n].capability.get("emulated")),
     )
 

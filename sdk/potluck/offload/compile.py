@@ -73,10 +73,10 @@ class SharedProgram:
 
 
 def compile_shared(
-    shareable: Shareable, shared: Shared, sides: Sides, model: Any, *, name: str, lender: str
+    shareable: Shareable, shared: Shared, sides: Sides, model: Any, *, name: str, weight_source: str
 ) -> SharedProgram:
-    """The programs of `shared`; its pieces have the weights of the segment `lender`, as programs
-    name it.
+    """The programs of `shared`; its pieces have the weights of the segment `weight_source`, as
+    programs name it.
 
     Parameters
     ----------
@@ -90,7 +90,7 @@ def compile_shared(
         Gives the documents of the pieces.
     name
         Of the program.
-    lender
+    weight_source
         The segment whose weights the pieces use.
     """
     part = {DEVICE, *(step.side for step in shared.steps)}  # a helper without rows has no program
@@ -102,7 +102,7 @@ def compile_shared(
     for turn, step in enumerate(shared.steps):
         if isinstance(step, SharedPiece):
             device = sides.names[step.side]
-            piece = _piece(step, model, lender, sides.kinds[device])
+            piece = _piece(step, model, weight_source, sides.kinds[device])
             pieces[device][piece.segment.name] = piece
             build.run(step, piece.segment.name, turn)
             for value, (start, stop) in step.computes.items():
@@ -213,12 +213,14 @@ def computing(compiled: Compiled) -> tuple[str, ...]:
     )
 
 
-def _piece(step: SharedPiece, model: Any, lender: str, kind: str) -> Piece:
+def _piece(step: SharedPiece, model: Any, weight_source: str, kind: str) -> Piece:
     """Called by what is in it, so that a piece that several programs run is loaded once."""
     document = model.document_of(step.graph, kind)
     name = f"rows-{hashlib.sha256(document).hexdigest()[:16]}"
     return Piece(
-        segment=Segment(name=name, start=0, stop=1), documents={kind: document}, lender=lender
+        segment=Segment(name=name, start=0, stop=1),
+        documents={kind: document},
+        weight_source=weight_source,
     )
 
 

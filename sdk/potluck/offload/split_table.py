@@ -82,7 +82,7 @@ class SplitCase:
     names: tuple[str, ...]  # of the devices, by side
     paces: tuple[Pace, ...]  # by side
     batch: int
-    lender: str  # the segment that has the weights
+    weight_source: str  # the segment that has the weights
     emulated: frozenset[str] = frozenset()
     deadline_s: float | None = None  # with one, joules are saved
     bandwidths: tuple[float, ...] = BANDWIDTHS  # this, and the next two, as in `SearchSpec`
@@ -216,7 +216,7 @@ class SplitCase:
         digest = hashlib.sha256(repr((split.divisions, split.tiles)).encode()).hexdigest()
         name = f"share-{digest[:16]}"
         program = compile_shared(
-            self.shareable, shared, sides, self.model, name=name, lender=self.lender
+            self.shareable, shared, sides, self.model, name=name, weight_source=self.weight_source
         )
         return replace(program, compiled=self.as_emulated(program.compiled))
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from itertools import combinations, pairwise, permutations, product
 from math import inf
 
-from potluck.planning.baselines.asteroid import crossing, estimate_of, execution, make_stage
+from potluck.planning.baselines.asteroid import communication, estimate_of, execution, make_stage
 from potluck.planning.feasibility import with_more_memory
 from potluck.planning.search import candidates
 from potluck.planning.search.local_search import fits, floor_s, with_depths
@@ -167,7 +167,7 @@ def _plan(table: cost.CostTable, stages: tuple[Stage, ...], micro_batch: int) ->
     problem = table.problem
     steps = [execution(table, stages[0])]
     for left, right in pairwise(stages):
-        steps += [crossing(problem, left, right), execution(table, right)]
+        steps += [communication(problem, left, right), execution(table, right)]
     n_micro_batches = problem.workload.batch // micro_batch
     return Plan(
         planner="exhaustive",

@@ -78,9 +78,9 @@ def make_plans(
     check_problem(problem)
     table = cost.CostTable(problem)
     refuse_impossible(problem, table)
-    timed, tally = clock is not None and budget_s is not None, WorkBudget()
+    timed, budget = clock is not None and budget_s is not None, WorkBudget()
     if not timed and is_many(problem):
-        clock, budget_s = tally, given_s(problem)
+        clock, budget_s = budget, given_s(problem)
     end_s = clock() + budget_s if clock is not None and budget_s is not None else inf
 
     def is_late(part: float = 0.0) -> bool:
@@ -88,10 +88,10 @@ def make_plans(
 
     # Searches keep to closed forms of memory, which take links to be as slow as they may be; of
     # what is near them the simulator has the last word.
-    judged = _judged(problem, table, is_late, tally, thorough=timed, borrow=borrow)
+    judged = _judged(problem, table, is_late, budget, thorough=timed, borrow=borrow)
     if not judged or _may_hide_plans(problem, table):
-        judged += _beyond(problem, table, is_late, tally, judged, borrow=borrow and not judged)
-    judged += _recomputing(problem, table, is_late, tally, judged)
+        judged += _beyond(problem, table, is_late, budget, judged, borrow=borrow and not judged)
+    judged += _recomputing(problem, table, is_late, budget, judged)
     holding = [plan for plan in judged if not feasibility.breaches(problem, plan)]
     if not holding:
         raise feasibility.infeasible(problem, judged)
@@ -183,7 +183,7 @@ def _judged(
     problem: Problem,
     table: cost.CostTable,
     is_late: Callable[[float], bool],
-    tally: WorkBudget,
+    budget: WorkBudget,
     *,
     thorough: bool = False,
     borrow: bool = True,
@@ -210,14 +210,14 @@ def _judged(
             table.sibling(asked),
             simulator,
             max_work=max_work,
-            tally=tally,
+            budget=budget,
             budgets=budgets or {},
             keeps_joules=keeps_joules,
         )
 
     hurried = replace(problem, qoe=replace(qoe, latency_s=None))
     fastest = empty(hurried, keeps_joules=False)
-    boards = [fastest]
+    pools = [fastest]
     thrifty = qoe.latency_s is not None or limited
     many = is_many(problem)
     bound_part = BOUND_PART if not many or (thorough and can_certify(table)) else 0.0
@@ -234,13 +234,13 @@ def _judged(
     asked = replace(problem, qoe=replace(qoe, latency_s=qoe.latency_s or NO_HURRY_S))
     # Where nothing is on time, joules do not matter.
     if thrifty and is_thrifty(asked) and fastest.best <= (qoe.latency_s or inf):
-        boards.append(empty(asked, keeps_joules=limited))
+        pools.append(empty(asked, keeps_joules=limited))
     if limited:  # the fastest of those that keep within their joules
-        boards.append(empty(hurried, keeps_joules=True))
-    for board in boards[1:]:
+        pools.append(empty(hurried, keeps_joules=True))
+    for pool in pools[1:]:
         search(
-            board,
-            [plan for other in boards for plan in other.ranking()[:MAX_SHOWN]],
+            pool,
+            [plan for other in pools for plan in other.ranking()[:MAX_SHOWN]],
             lambda: is_late(bound_part),
             ends_own=lambda: is_late(own_part),
             borrow=borrow,
@@ -248,12 +248,12 @@ def _judged(
         )
     chosen: dict[Hashable, Plan] = {}
     watts = {d.name: (d.idle_w, d.busy_w, d.radio_w) for d in problem.devices}
-    for board in boards:
+    for pool in pools:
         sets: dict[frozenset[str], Plan] = {}
-        for plan in board.ranking():
+        for plan in pool.ranking():
             sets.setdefault(frozenset(plan.devices), plan)
         alone = [plan for plan in sets.values() if len(plan.devices) == 1]
-        for plan in (*board.ranking()[:MAX_SHOWN], *list(sets.values())[:MAX_SETS], *alone):
+        for plan in (*pool.ranking()[:MAX_SHOWN], *list(sets.values())[:MAX_SETS], *alone):
             joules = tuple(watts[name] for name in plan.devices)
             chosen.setdefault((shape(plan, fastest.peers), joules), plan)
     return [judge(problem, plan, table, simulator) for plan in chosen.values()]
@@ -289,7 +289,7 @@ def _beyond(
     problem: Problem,
     table: cost.CostTable,
     is_late: Callable[[], bool],
-    tally: WorkBudget,
+    budget: WorkBudget,
     known: Sequence[Plan],
     *,
     borrow: bool = True,
@@ -313,7 +313,7 @@ def _beyond(
             more,
             table.sibling(more),
             lambda _: is_late(),
-            tally,
+            budget,
             borrow=borrow,
             max_plans=LOOK,
             budgets=table.budgets,
@@ -334,7 +334,7 @@ def _recomputing(
     problem: Problem,
     table: cost.CostTable,
     is_late: Callable[[float], bool],
-    tally: WorkBudget,
+    budget: WorkBudget,
     known: Sequence[Plan],
 ) -> list[Plan]:
     """Judged plans whose stages may compute activations again: where memory keeps a better plan
@@ -346,20 +346,20 @@ def _recomputing(
     if not _may_recompute(problem, table) or (holding and is_late(0.0)):
         return []
     if is_many(problem) and not holding and is_late(0.0):  # what is counted begins anew
-        tally, given = WorkBudget(), given_s(problem)
-        is_late = _counted(tally, given)
+        budget, given = WorkBudget(), given_s(problem)
+        is_late = _counted(budget, given)
     best = sorted(holding, key=lambda plan: preference(plan, problem))[:MAX_SHOWN]
-    ample = _without_limit(problem, table, is_late, tally, best)
+    ample = _without_limit(problem, table, is_late, budget, best)
     if best and not _gains(problem, ample, best[0]):
         return []
     looked = table.of(True)
     again = [other for plan in ample[:N_AMPLE] for other in recomputation.starts(looked, plan)]
     found = _judged(
-        problem, looked, is_late, tally, borrow=False, max_plans=2 * LOOK, known=[*best, *again]
+        problem, looked, is_late, budget, borrow=False, max_plans=2 * LOOK, known=[*best, *again]
     )
     if holding or found:
         return found
-    return _beyond(problem, looked, lambda: is_late(0.0), tally, (), borrow=False)
+    return _beyond(problem, looked, lambda: is_late(0.0), budget, (), borrow=False)
 
 
 def _may_recompute(problem: Problem, table: cost.CostTable) -> bool:
@@ -373,9 +373,9 @@ def _may_recompute(problem: Problem, table: cost.CostTable) -> bool:
     return any(needed > nbytes for nbytes in table.budgets.values())
 
 
-def _counted(tally: WorkBudget, given: float) -> Callable[[float], bool]:
+def _counted(budget: WorkBudget, given: float) -> Callable[[float], bool]:
     def is_late(part: float) -> bool:
-        return tally() >= given * (1 - part)
+        return budget() >= given * (1 - part)
 
     return is_late
 
@@ -384,13 +384,13 @@ def _without_limit(
     problem: Problem,
     table: cost.CostTable,
     is_late: Callable[[float], bool],
-    tally: WorkBudget,
+    budget: WorkBudget,
     known: Sequence[Plan],
 ) -> list[Plan]:
     """Judged plans of the same home if its memory were no limit, the best first."""
     free = feasibility.with_more_memory(problem, inf)
     found = _judged(
-        free, table.sibling(free), is_late, tally, borrow=False, max_plans=LOOK, known=known
+        free, table.sibling(free), is_late, budget, borrow=False, max_plans=LOOK, known=known
     )
     found = [replace(plan, problem=problem) for plan in found]
     return sorted(found, key=lambda plan: preference(plan, problem))

@@ -62,7 +62,7 @@ class Piece:
     """One stage's piece of the model: the segment, its documents by kind, and its state (`weights`
     by name).
 
-    `lender`: the segment, as programs name it, whose state it has instead.
+    `weight_source`: the segment, as programs name it, whose state it has instead.
     """
 
     segment: Segment
@@ -72,7 +72,7 @@ class Piece:
     trained: Mapping[str, int] = field(default_factory=dict)
     # of micro-batches: what a forward changes and no mean over replicas brings in step
     counters: tuple[str, ...] = ()
-    lender: str = ""
+    weight_source: str = ""
 
 
 def check_layers(model: Any, plan: Plan) -> None:
@@ -282,7 +282,7 @@ def request(
     document = {
         "segments": [
             {"name": piece.segment.name, "kind": kind}
-            | ({"weights": piece.lender} if piece.lender else {})
+            | ({"weights": piece.weight_source} if piece.weight_source else {})
             for piece in pieces
         ],
         "programs": [program.to_json() for program in programs],

@@ -25,7 +25,7 @@ class Recovery:
 
     After `step` steps `device` failed for this `cause`. The run went on with `devices`, after
     `seconds`, and computed `n_again` steps again. `planner`: who made the new plan; empty where the
-    old one went on. `foretold_s`: when that plan was chosen, the seconds from the loss to the end
+    old one went on. `predicted_s`: when that plan was chosen, the seconds from the loss to the end
     of the next new step; None where nobody has profiled. `what` is "request" of a run for
     inference: how many had been handed out, and were handed out again.
     """
@@ -38,7 +38,7 @@ class Recovery:
     n_again: int
     seconds: float
     what: str = "step"
-    foretold_s: float | None = None
+    predicted_s: float | None = None
 
     @property
     def words(self) -> str:

@@ -92,9 +92,9 @@ def recover(engine: "Engine", error: PotluckError) -> None:
             engine.failures = failures
         raise
     plan, problem = engine.edition.plan, engine.editions.problem(engine.edition)
-    foretold_s = None
+    predicted_s = None
     if problem is not None and plan.latency_s is not None:
-        foretold_s = way.chosen_s - begun_s + recovery_s(plan, problem, n_again, way.holders)
+        predicted_s = way.chosen_s - begun_s + recovery_s(plan, problem, n_again, way.holders)
     told = Recovery(
         step=known,
         device=cause.device,
@@ -104,7 +104,7 @@ def recover(engine: "Engine", error: PotluckError) -> None:
         n_again=n_again,
         seconds=time.monotonic() - begun_s,
         what="step" if plan.training else "request",
-        foretold_s=foretold_s,
+        predicted_s=predicted_s,
     )
     engine.history = replace(
         engine.history,

@@ -30,7 +30,7 @@ class Raw:
 @dataclass(slots=True)
 class _Outgoing:
     value: Value
-    departure: SendWindow
+    window: SendWindow
     data: memoryview
     ticket: int | None  # of a probe
 
@@ -197,7 +197,7 @@ class Traffic:
         out = self._outgoing.get(message.transfer)
         if out is None:
             return []
-        self._free_bytes += out.departure.credit(message.received_bytes, message.done)
+        self._free_bytes += out.window.credit(message.received_bytes, message.done)
         if message.done:
             self._forget(message.transfer)
             if out.ticket is not None:
@@ -207,7 +207,7 @@ class Traffic:
     def _forget(self, transfer: int) -> None:
         out = self._outgoing.pop(transfer)
         self._begun.discard(transfer)
-        self._free_bytes += out.departure.outstanding_bytes
+        self._free_bytes += out.window.outstanding_bytes
         if transfer in self._waiting:
             self._waiting.remove(transfer)
 
@@ -217,7 +217,7 @@ class Traffic:
             out = self._outgoing[self._waiting[0]]
             if out.value.transfer not in self._begun and len(self._begun) >= MAX_TRANSFERS:
                 break
-            chunk = out.departure.advance(self._free_bytes)
+            chunk = out.window.advance(self._free_bytes)
             if chunk is None:
                 break
             index, start, stop = chunk
@@ -228,6 +228,6 @@ class Traffic:
             letters.append(
                 (out.value if index == 0 else Chunk(transfer=transfer, index=index), piece)
             )
-            if out.departure.all_sent:
+            if out.window.all_sent:
                 self._waiting.popleft()
         return letters

@@ -155,10 +155,10 @@ def test_codes_differ():
     assert all(read_secret(secret) == secret for secret in (new_code(), new_token()))
 
 
-# --- the desk -------------------------------------------------------------------------------------
+# --- the window -----------------------------------------------------------------------------------
 
 
-def desk(*, window_s=PAIRING_WINDOW_S):
+def window(*, window_s=PAIRING_WINDOW_S):
     made = PairingWindow(name="jetson", key=DEVICE)
     made.open(CODE, 0.0, window_s=window_s)
     return made
@@ -189,13 +189,13 @@ def test_closed_unless_opened():
 
 
 def test_one_success_and_it_is_closed_again():
-    made = desk()
+    made = window()
     assert visit(made, 1.0) == Paired(name="ada", key=NOTEBOOK)
     assert visit(made, 2.0) == ("closed", 0)
 
 
 def test_three_tries_in_all_then_even_the_right_code_is_refused():
-    made = desk()
+    made = window()
     assert [visit(made, float(i), "00000000") for i in range(3)] == [
         (("wrong-code"), left) for left in (2, 1, 0)
     ]
@@ -203,27 +203,27 @@ def test_three_tries_in_all_then_even_the_right_code_is_refused():
 
 
 def test_two_wrong_codes_leave_one_try():
-    made = desk()
+    made = window()
     visit(made, 1.0, "00000000"), visit(made, 2.0, "00000000")
     assert visit(made, 3.0) == Paired(name="ada", key=NOTEBOOK)
 
 
 def test_expired_after_its_time_even_for_whoever_is_at_the_desk():
-    assert visit(desk(), PAIRING_WINDOW_S - 0.1) == Paired(name="ada", key=NOTEBOOK)
-    assert visit(desk(), PAIRING_WINDOW_S) == ("expired", 0)
-    made = desk()
+    assert visit(window(), PAIRING_WINDOW_S - 0.1) == Paired(name="ada", key=NOTEBOOK)
+    assert visit(window(), PAIRING_WINDOW_S) == ("expired", 0)
+    made = window()
     made.arrive(PAIRING_WINDOW_S - 1)
     assert refusal(made.receive(pack(HELLO), PAIRING_WINDOW_S)) == ("expired", 0)
 
 
 def test_a_token_does_not_expire_but_is_used_once():
-    made = desk(window_s=None)
+    made = window(window_s=None)
     assert visit(made, 1e6) == Paired(name="ada", key=NOTEBOOK)
     assert visit(made, 1e6) == ("closed", 0)
 
 
 def test_one_visitor_at_a_time():
-    made = desk()
+    made = window()
     assert not made.arrive(0.0).close
     assert refusal(made.arrive(1.0)) == ("busy", 3)
     made.leave()
@@ -231,7 +231,7 @@ def test_one_visitor_at_a_time():
 
 
 def test_a_slow_visitor_is_overdue_after_each_step():
-    made = desk()
+    made = window()
     made.arrive(0.0)
     assert not made.overdue(PAIRING_STEP_S - 0.1)
     made.receive(pack(HELLO), 4.0)
@@ -244,13 +244,13 @@ def test_a_slow_visitor_is_overdue_after_each_step():
     "junk", [b"GET / HTTP/1.1\r\n\r\n", bytes(2000), b"\xff" * 64, b"\0\0\0\1\0\0\xff\xff"]
 )
 def test_bytes_that_are_no_message_cost_a_try(junk):
-    made = desk()
+    made = window()
     made.arrive(0.0)
     assert refusal(made.receive(junk, 1.0)) == ("malformed", 2)
 
 
 def test_an_attempt_from_another_window_is_over():
-    made = desk()
+    made = window()
     made.arrive(0.0)
     made.receive(pack(HELLO), 0.0)
     made.open("11111111", 1.0)
@@ -260,7 +260,7 @@ def test_an_attempt_from_another_window_is_over():
 
 
 def test_a_message_may_come_byte_by_byte():
-    made = desk()
+    made = window()
     made.arrive(0.0)
     replies = [made.receive(bytes([byte]), 1.0) for byte in pack(HELLO)]
     ((answer, _),) = Reader(Channel.PAIRING).feed(b"".join(reply.data for reply in replies))

@@ -23,7 +23,7 @@ def outgoing():
     return made
 
 
-def parcel(name, *, nbytes=8, key=NEAR, priority=0, **options):
+def sending(name, *, nbytes=8, key=NEAR, priority=0, **options):
     value = Value(name=name, dtype="uint8", shape=(nbytes,), nbytes=nbytes)
     place = Span("zeros", 0, nbytes)
     return Transfer(key=key, value=value, place=place, priority=priority, about=name, **options)
@@ -35,8 +35,8 @@ def names(sent):
 
 def test_a_value_waits_for_its_release_and_asks_to_be_woken_then():
     out = outgoing()
-    out.add(parcel("held", release_s=5.0), 1.0)
-    out.add(parcel("free", priority=9), 1.0)
+    out.add(sending("held", release_s=5.0), 1.0)
+    out.add(sending("free", priority=9), 1.0)
     assert names(out.pump(1.0)) == ["free"]
     assert out.wake_s() == 5.0
     assert out.busy
@@ -48,15 +48,15 @@ def test_a_value_waits_for_its_release_and_asks_to_be_woken_then():
 def test_values_that_are_late_leave_in_the_order_of_priorities():
     out = outgoing()
     for name, priority in (("third", 3), ("first", 1), ("second", 2)):
-        out.add(parcel(name, priority=priority, release_s=1.0), 7.0)
+        out.add(sending(name, priority=priority, release_s=1.0), 7.0)
     assert names(out.pump(7.0)) == ["first", "second", "third"]
 
 
 @pytest.mark.parametrize("how", ["cancel", "forget"])
 def test_a_held_value_can_be_taken_back(how):
     out = outgoing()
-    out.add(parcel("held", release_s=5.0), 1.0)
-    out.add(parcel("other", key=FAR, release_s=6.0), 1.0)
+    out.add(sending("held", release_s=5.0), 1.0)
+    out.add(sending("other", key=FAR, release_s=6.0), 1.0)
     if how == "cancel":
         out.cancel({"held"})
     else:
@@ -67,10 +67,10 @@ def test_a_held_value_can_be_taken_back(how):
 
 def test_a_pace_leaves_room_for_what_is_more_urgent():
     out, chunk_s = outgoing(), CHUNK_BYTES / 1e6
-    out.add(parcel("bulky", nbytes=4 * CHUNK_BYTES, priority=5, pace_bytes_per_s=1e6), 0.0)
+    out.add(sending("bulky", nbytes=4 * CHUNK_BYTES, priority=5, pace_bytes_per_s=1e6), 0.0)
     assert names(out.pump(0.0)) == ["bulky"]
     assert out.wake_s() == pytest.approx(chunk_s)
-    out.add(parcel("urgent", key=FAR, priority=1), 0.0)
+    out.add(sending("urgent", key=FAR, priority=1), 0.0)
     assert out.pump(0.01) == []  # the first chunk is still on the medium
     now_s = out.wake_s()
     sent = out.pump(now_s)
@@ -80,7 +80,7 @@ def test_a_pace_leaves_room_for_what_is_more_urgent():
 
 def test_a_paced_value_takes_its_time_and_no_longer_where_the_loop_is_late():
     out, now_s = outgoing(), 0.0
-    out.add(parcel("bulky", nbytes=8 * CHUNK_BYTES, pace_bytes_per_s=1e6), 0.0)
+    out.add(sending("bulky", nbytes=8 * CHUNK_BYTES, pace_bytes_per_s=1e6), 0.0)
     n_chunks = len(out.pump(0.0))
     while out.wake_s() is not None and n_chunks < 8:
         now_s = out.wake_s() + 0.02
@@ -92,7 +92,7 @@ def test_a_paced_value_takes_its_time_and_no_longer_where_the_loop_is_late():
 def test_a_pace_holds_for_values_that_come_after_a_rest():
     out = outgoing()
     for name in ("first", "second"):
-        out.add(parcel(name, nbytes=10_000, pace_bytes_per_s=1e6), 5.0)
+        out.add(sending(name, nbytes=10_000, pace_bytes_per_s=1e6), 5.0)
     assert names(out.pump(5.0)) == ["first"]
     assert out.wake_s() == pytest.approx(5.01)
     assert names(out.pump(5.01)) == ["second"]
@@ -101,7 +101,7 @@ def test_a_pace_holds_for_values_that_come_after_a_rest():
 def test_a_pace_is_no_brake_where_all_is_there_already():
     out = outgoing()
     for name in ("first", "second"):
-        out.add(parcel(name, nbytes=10_000, pace_bytes_per_s=1e3), 5.0)
+        out.add(sending(name, nbytes=10_000, pace_bytes_per_s=1e3), 5.0)
     (first,) = out.pump(5.0)
     out.credited(
         NEAR, Credit(transfer=first.message.transfer, received_bytes=10_000, done=True), 5.1

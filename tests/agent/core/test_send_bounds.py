@@ -4,7 +4,7 @@ import random
 from collections import Counter
 
 import pytest
-from tests.agent.core.test_release import FAR, NEAR, names, outgoing, parcel
+from tests.agent.core.test_release import FAR, NEAR, names, outgoing, sending
 
 from potluck_agent.core.send_queue import MAX_AT_ONCE, MAX_PACED_S, SendQueue
 from potluck_wire.limits import CHUNK_BYTES, MAX_TRANSFERS
@@ -24,8 +24,8 @@ def take(out: SendQueue, sent, now_s):
 @pytest.mark.parametrize("pace", [1e-300, 5e-324, 1e-3, 1.0, 1e5])
 def test_a_pace_keeps_the_lane_for_so_long_and_no_longer(pace):
     out, now_s = outgoing(), 100.0
-    out.add(parcel("bulky", nbytes=4 * CHUNK_BYTES, pace_bytes_per_s=pace), now_s)
-    out.add(parcel("other", key=FAR, priority=9), now_s)
+    out.add(sending("bulky", nbytes=4 * CHUNK_BYTES, pace_bytes_per_s=pace), now_s)
+    out.add(sending("other", key=FAR, priority=9), now_s)
     n_chunks = len(out.pump(now_s))
     for _ in range(4):
         wake_s = out.wake_s()
@@ -40,12 +40,12 @@ def test_a_pace_keeps_the_lane_for_so_long_and_no_longer(pace):
 def test_many_small_values_do_not_add_up_to_more():
     out = outgoing()
     for i in range(100):
-        out.add(parcel(f"{i}", pace_bytes_per_s=1e-300), 0.0)
+        out.add(sending(f"{i}", pace_bytes_per_s=1e-300), 0.0)
     sent = out.pump(0.0)
     while sent:
         sent = take(out, sent, 0.0)
-    out.add(parcel("last", nbytes=2 * CHUNK_BYTES, pace_bytes_per_s=1e6), 0.0)
-    out.add(parcel("other", key=FAR, priority=9), 0.0)
+    out.add(sending("last", nbytes=2 * CHUNK_BYTES, pace_bytes_per_s=1e6), 0.0)
+    out.add(sending("other", key=FAR, priority=9), 0.0)
     out.pump(0.0)
     wake_s = out.wake_s()
     assert wake_s is None or wake_s <= MAX_PACED_S
@@ -54,8 +54,8 @@ def test_many_small_values_do_not_add_up_to_more():
 @pytest.mark.parametrize("how", ["acknowledged", "cancelled", "forgotten", "rejected"])
 def test_a_pace_does_not_outlive_what_it_was_for(how):
     out = outgoing()
-    out.add(parcel("bulky", nbytes=4 * CHUNK_BYTES, pace_bytes_per_s=1.0), 0.0)
-    out.add(parcel("later", key=FAR, nbytes=CHUNK_BYTES, priority=9), 0.0)
+    out.add(sending("bulky", nbytes=4 * CHUNK_BYTES, pace_bytes_per_s=1.0), 0.0)
+    out.add(sending("later", key=FAR, nbytes=CHUNK_BYTES, priority=9), 0.0)
     (sent,) = out.pump(0.0)
     transfer = sent.message.transfer
     match how:
@@ -77,7 +77,7 @@ def test_so_many_values_are_under_way_and_no_more(nbytes):
     rng, n_values = random.Random(nbytes), 3 * MAX_TRANSFERS
     out, now_s, left, under_way = outgoing(), 0.0, [], []
     for i in rng.sample(range(n_values), n_values):
-        out.add(parcel(f"{i}", nbytes=nbytes, priority=i), now_s)
+        out.add(sending(f"{i}", nbytes=nbytes, priority=i), now_s)
     while out.busy:
         sent = out.pump(now_s)
         assert len(sent) <= MAX_AT_ONCE
@@ -96,7 +96,7 @@ def test_so_many_values_are_under_way_and_no_more(nbytes):
 def test_values_that_begin_anew_are_no_more_under_way_than_before():
     out = outgoing()
     for i in range(2 * MAX_TRANSFERS):
-        out.add(parcel(f"{i}", nbytes=0), 0.0)
+        out.add(sending(f"{i}", nbytes=0), 0.0)
     for _ in range(5):
         out.restart(NEAR)
         sent = [action for _ in range(20) for action in out.pump(0.0)]
@@ -118,7 +118,7 @@ def test_values_overtaken_in_the_midst_go_on_although_no_more_may_begin():
 
     sent = []
     for i in range(MAX_TRANSFERS + 100):
-        out.add(parcel(f"{i}", nbytes=2 * CHUNK_BYTES, priority=-i), 0.0)
+        out.add(sending(f"{i}", nbytes=2 * CHUNK_BYTES, priority=-i), 0.0)
         acknowledge(sent)
         sent = out.pump(0.0)
     while sent:
@@ -130,7 +130,7 @@ def test_values_overtaken_in_the_midst_go_on_although_no_more_may_begin():
 def test_many_values_due_at_once_leave_in_their_order_a_few_at_a_time():
     out, n_values = outgoing(), 3 * MAX_AT_ONCE
     for i in reversed(range(n_values)):
-        out.add(parcel(f"{i}", nbytes=0, priority=i, release_s=5.0), 1.0)
+        out.add(sending(f"{i}", nbytes=0, priority=i, release_s=5.0), 1.0)
     left = []
     while out.wake_s() is not None:
         assert out.wake_s() <= 5.0

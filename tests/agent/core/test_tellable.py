@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.agent.core.core_talk import Talk, plan, recv
 
 from potluck_agent.core.dependencies import lay_out
-from potluck_agent.core.execution import Execution, Name, check_tellable, compute_of, parcel_of
+from potluck_agent.core.execution import Execution, Name, check_tellable, compute_of, transfer_of
 from potluck_wire.documents import dump
 from potluck_wire.errors import WireError
 from potluck_wire.frames import encode
@@ -106,9 +106,9 @@ def test_every_message_of_an_accepted_program_can_be_made(n_in, n_out, length, r
         small = located[value].__class__(
             located[value].span.__class__("outbound", 0, 8), "float32", (1,) * MAX_DIMENSIONS
         )
-        parcel = parcel_of(execution, index, small, "key", 0.0)
-        parcel.value.received = (MAX_INT,) * MAX_ITEMS
-        encode(parcel.value, (b"",))
+        transfer = transfer_of(execution, index, small, "key", 0.0)
+        transfer.value.received = (MAX_INT,) * MAX_ITEMS
+        encode(transfer.value, (b"",))
 
 
 def test_the_longest_timeline_can_be_told():

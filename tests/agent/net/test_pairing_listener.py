@@ -14,24 +14,24 @@ from potluck_wire.limits import PAIRING_TRIES
 
 
 def test_a_disk_that_is_full_closes_no_pairing_port(tmp_path):
-    noted, desk = [], PairingWindow(name="jetson", key="a" * 40)
+    noted, window = [], PairingWindow(name="jetson", key="a" * 40)
     with socket.create_server(("127.0.0.1", 0)) as server:
         listener = PairingListener(
             server,
             Poller(),
-            desk,
+            window,
             lambda _: True,
             tmp_path / "gone",
             Journal(Log(tmp_path / "log", "info", pytest.fail), noted.append),
             pytest.fail,
         )
-        desk.open("12345678", 0.0)
+        window.open("12345678", 0.0)
         for at_s in range(PAIRING_TRIES):
-            desk.arrive(at_s)
-            desk.receive(b"no pairing message", at_s)
-            desk.leave()
+            window.arrive(at_s)
+            window.receive(b"no pairing message", at_s)
+            window.leave()
             listener.tick(at_s)
-    assert desk.n_wrong == PAIRING_TRIES  # they count all the same
+    assert window.n_wrong == PAIRING_TRIES  # they count all the same
     assert 1 <= len(noted) <= PAIRING_TRIES
 
 
@@ -40,12 +40,12 @@ def test_each_wrong_try_is_told_once_and_none_when_the_window_is_closed(tmp_path
     """The command that shows a code closes the window when it ends, also after a success: that is
     no wrong try.
     """
-    noted, desk = [], PairingWindow(name="jetson", key="a" * 40)
+    noted, window = [], PairingWindow(name="jetson", key="a" * 40)
     with socket.create_server(("127.0.0.1", 0)) as server:
         listener = PairingListener(
             server,
             Poller(),
-            desk,
+            window,
             lambda _: True,
             tmp_path,
             Journal(Log(tmp_path / "log", "info", pytest.fail), noted.append),
@@ -54,9 +54,9 @@ def test_each_wrong_try_is_told_once_and_none_when_the_window_is_closed(tmp_path
         control_files.ask_window(tmp_path, "12345678", 180.0)
         listener.tick(0.0)
         for at_s in range(n_wrong):
-            desk.arrive(at_s)
-            desk.receive(b"no pairing message", at_s)
-            desk.leave()
+            window.arrive(at_s)
+            window.receive(b"no pairing message", at_s)
+            window.leave()
             listener.tick(at_s)
         assert len(noted) == n_wrong
         control_files.ask_window(tmp_path, "", None)

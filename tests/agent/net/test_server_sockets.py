@@ -1,4 +1,4 @@
-"""The door: who is admitted, and that an agent whose door does not close refuses to start."""
+"""Server sockets: who is admitted, and that an agent whose sockets are open does not start."""
 
 import socket
 
@@ -91,14 +91,14 @@ def test_without_any_authenticator_nobody_comes_in(channel):
     made = server_sockets.ServerSockets(context, identity, lambda key: True, "127.0.0.1", 0)
     made.zap.unbind("inproc://zeromq.zap.01")
     keys = tuple(part.decode() for part in zmq.curve_keypair())
-    visitor = server_sockets.Visitor(context, made, identity, channel, "stranger", keys)
+    probe = server_sockets.Probe(context, made, identity, channel, "stranger", keys)
     try:
-        assert visitor.monitor.poll(PATIENCE_S * 1000)
-        visitor.watch()
-        assert visitor.turned_away
-        assert not visitor.let_in
+        assert probe.monitor.poll(PATIENCE_S * 1000)
+        probe.watch()
+        assert probe.turned_away
+        assert not probe.let_in
     finally:
-        visitor.close()
+        probe.close()
         made.close()
         context.destroy(LINGER_MS)
 
@@ -107,7 +107,7 @@ def test_without_any_authenticator_nobody_comes_in(channel):
 
 
 def knock(context=None):
-    """Open a door and test it as at the start of an agent."""
+    """Open the sockets and test them as at the start of an agent."""
     context = context or zmq.Context()
     identity = Identity(public=KEY, secret=SECRET.decode())
     made = None

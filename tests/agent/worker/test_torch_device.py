@@ -94,8 +94,8 @@ NUMBERS = Graph(
 
 
 def test_a_tensor_made_of_numbers_alone_is_on_the_device_too():
-    lender = Segment(NUMBERS, device=META)
-    for made in (lender, BorrowingSegment(NUMBERS, lender, META)):
+    weight_source = Segment(NUMBERS, device=META)
+    for made in (weight_source, BorrowingSegment(NUMBERS, weight_source, META)):
         (output,) = made.forward([torch.zeros(2, 3, device="meta")])
         assert (output.device.type, output.shape) == ("meta", (2, 3))
 

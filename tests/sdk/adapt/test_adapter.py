@@ -132,13 +132,13 @@ def test_a_switch_sends_what_is_missing_and_learns_what_it_cost():
     assert delta(EVEN, ON_A, PROBLEM) == {("b", "a"): 2 * 100 * 3}
     assert delta(ON_A, ON_A, PROBLEM) == {}
     cost = SwitchCost()
-    foretold_s = cost.seconds(EVEN, ON_A, PROBLEM, 1.0)
-    assert foretold_s == STEPS_LOST + BESIDE_FRAC * 0.6
-    dearer = cost.learned(foretold_s, 3 * foretold_s)
-    assert dearer.seconds(EVEN, ON_A, PROBLEM, 1.0) == pytest.approx(3 * foretold_s)
-    again = dearer.learned(3 * foretold_s, foretold_s)
-    assert again.seconds(EVEN, ON_A, PROBLEM, 1.0) == pytest.approx(2 * foretold_s)
-    assert cost.learned(foretold_s, -1.0).scale == LEAST_SCALE
+    predicted_s = cost.seconds(EVEN, ON_A, PROBLEM, 1.0)
+    assert predicted_s == STEPS_LOST + BESIDE_FRAC * 0.6
+    dearer = cost.learned(predicted_s, 3 * predicted_s)
+    assert dearer.seconds(EVEN, ON_A, PROBLEM, 1.0) == pytest.approx(3 * predicted_s)
+    again = dearer.learned(3 * predicted_s, predicted_s)
+    assert again.seconds(EVEN, ON_A, PROBLEM, 1.0) == pytest.approx(2 * predicted_s)
+    assert cost.learned(predicted_s, -1.0).scale == LEAST_SCALE
 
 
 def decisions(adapter, looks, others=(ON_A,)):

@@ -1,4 +1,4 @@
-"""What a recovery is foretold to take: by hand, on one shared medium."""
+"""What a recovery is predicted to take: by hand, on one shared medium."""
 
 from dataclasses import replace
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from potluck.errors import ModelError
-from potluck.graph.partition.boundary_tensors import crossings
+from potluck.graph.partition.boundary_tensors import boundary_tensors
 
 onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -154,8 +154,8 @@ def test_a_value_that_passes_through_a_segment(tmp_path):
     model.graph.node.extend(nodes)
     read = Model.from_onnx(saved(tmp_path, model))
     whole, bounds = read.laid_out(), (0, 2, 3, 4)
-    crossing = crossings(whole.line, bounds, branched=False)
-    cut = replace(whole, bounds=bounds, records=whole.records * 3, crossings=crossing)
+    boundary = boundary_tensors(whole.line, bounds, branched=False)
+    cut = replace(whole, bounds=bounds, records=whole.records * 3, boundary_tensors=boundary)
     graphs = [cut.graph(start, start + 1) for start in range(3)]
     assert [port.name for port in graphs[1].inputs] == ["v1", "v2"]
     assert [port.name for port in graphs[1].outputs] == ["v1", "v3"]

@@ -200,9 +200,9 @@ def test_who_needs_more_than_the_memory_of_its_device_ends_with_its_name_and_nob
 
 
 def wait_for_script(home):
-    director = lab_of(home).director
-    assert director.wait(PATIENCE_S)
-    assert [each for each in director.happened if each.failure] == []
+    scenario = lab_of(home).scenario
+    assert scenario.wait(PATIENCE_S)
+    assert [each for each in scenario.happened if each.failure] == []
 
 
 def test_links_change_as_the_script_says(lab):

@@ -200,11 +200,11 @@ def test_a_script_changes_the_links_and_devices_are_still_reached(home):
             Flow(at_s=0, source="one", target="two", lasts_s=1000),
         ]
     )
-    assert lab_of(home).director.wait(PATIENCE_S)
-    assert [each.failure for each in lab_of(home).director.happened] == [None] * 3
+    assert lab_of(home).scenario.wait(PATIENCE_S)
+    assert [each.failure for each in lab_of(home).scenario.happened] == [None] * 3
     assert home.devices.need(["one", "two"]) == ("one", "two")
     home.play([Loss(at_s=0, medium="air", loss_frac=0.005)])  # and the flow is over
-    assert lab_of(home).director.wait(PATIENCE_S)
+    assert lab_of(home).scenario.wait(PATIENCE_S)
 
 
 def test_a_step_over_a_relay_that_loses_packets_equals_one_machine(home):

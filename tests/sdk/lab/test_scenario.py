@@ -150,10 +150,10 @@ class Recorded:
 
 def played(script):
     devices, links = Recorded(), Recorded()
-    director = ScenarioRunner(script, devices, links)
-    assert director.wait(PATIENCE_S)
-    director.close()
-    return director, devices.done, links.done
+    scenario = ScenarioRunner(script, devices, links)
+    assert scenario.wait(PATIENCE_S)
+    scenario.close()
+    return scenario, devices.done, links.done
 
 
 def test_what_lasts_ends_and_what_follows_waits_its_turn():
@@ -164,7 +164,7 @@ def test_what_lasts_ends_and_what_follows_waits_its_turn():
         Join(at_s=0.06, device="a"),
         Leave(at_s=0.07, device="b"),
     ]
-    director, devices, _ = played(script)
+    scenario, devices, _ = played(script)
     assert devices == [
         ("load", "a", 4.0),
         ("freeze", "b"),
@@ -174,18 +174,18 @@ def test_what_lasts_ends_and_what_follows_waits_its_turn():
         ("restart", "a"),
         ("stop", "b"),
     ]
-    assert [item for _, item, _, _ in director.happened] == [
+    assert [item for _, item, _, _ in scenario.happened] == [
         script[0],
         script[1],
         script[0],
         script[1],
         *script[2:],
     ]
-    assert [str(each) for each in director.happened[2:4]] == [
+    assert [str(each) for each in scenario.happened[2:4]] == [
         f"{script[0]} is over",
         f"{script[1]} is over",
     ]
-    assert all(each.failure is None for each in director.happened)
+    assert all(each.failure is None for each in scenario.happened)
 
 
 def test_loss_is_told_medium_by_medium_and_calm_follows_the_end():
@@ -201,21 +201,21 @@ def test_loss_is_told_medium_by_medium_and_calm_follows_the_end():
 
 def test_what_lasts_ends_with_the_script():
     devices = Recorded()
-    director = ScenarioRunner(
+    scenario = ScenarioRunner(
         [Freeze(at_s=0, device="a", lasts_s=1e6), Crash(at_s=1e6, device="b")], devices, None
     )
-    while not director.happened:
-        director.wait(0.01)
-    director.close()
-    director.close()
+    while not scenario.happened:
+        scenario.wait(0.01)
+    scenario.close()
+    scenario.close()
     assert devices.done == [("freeze", "a"), ("thaw", "a")]
 
 
 def test_a_happening_that_fails_is_noted_and_told_and_the_next_comes(caplog):
     script = [Bandwidth(at_s=0, medium="air", rate=1e6), Crash(at_s=0, device="a")]
-    director = ScenarioRunner(script, devices := Recorded(), None)
-    assert director.wait(PATIENCE_S)
-    (_, _, _, first), (_, _, _, second) = director.happened
+    scenario = ScenarioRunner(script, devices := Recorded(), None)
+    assert scenario.wait(PATIENCE_S)
+    (_, _, _, first), (_, _, _, second) = scenario.happened
     assert isinstance(first, HomeError)
     assert second is None
     assert devices.done == [("kill", "a")]
@@ -224,15 +224,15 @@ def test_a_happening_that_fails_is_noted_and_told_and_the_next_comes(caplog):
 
 def test_a_lab_that_is_slower_takes_longer_and_tells_what_the_script_says():
     told, script = [], [Freeze(at_s=0.001, device="a", lasts_s=0.002)]
-    director = ScenarioRunner(script, Recorded(), None, time_scale=10, tell=told.append)
-    assert director.wait(PATIENCE_S)
+    scenario = ScenarioRunner(script, Recorded(), None, time_scale=10, tell=told.append)
+    assert scenario.wait(PATIENCE_S)
     assert [(each.item, each.over) for each in told] == [(script[0], False), (script[0], True)]
     assert all(each.passed_s >= at_s for each, at_s in zip(told, (0.01, 0.03), strict=True))
 
 
 def test_a_script_can_be_ended_early():
     devices = Recorded()
-    director = ScenarioRunner([Crash(at_s=1e6, device="a")], devices, None)
-    director.close()
+    scenario = ScenarioRunner([Crash(at_s=1e6, device="a")], devices, None)
+    scenario.close()
     assert devices.done == []
     assert isinstance(ScenarioEvent(at_s=0), ScenarioEvent)

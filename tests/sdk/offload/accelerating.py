@@ -52,7 +52,7 @@ def case(home, net, x, slow_s=1e-3, fast_s=2e-4, **more):
         names=tuple(names),
         paces=paces,
         batch=len(x),
-        lender=f"0/layers-0-{len(model.layers())}",
+        weight_source=f"0/layers-0-{len(model.layers())}",
         **{"bandwidths": BANDWIDTHS, **more},
     )
 

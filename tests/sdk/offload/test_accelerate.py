@@ -94,7 +94,7 @@ def test_what_is_loaded_has_the_weights_once_and_goes_when_it_is_closed(home):
         pieces = [piece for program in fast.table.programs for piece in program.pieces[fast.device]]
         assert len(pieces) > 2
         assert all(
-            piece.lender == "0/layers-0-" + str(len(fast.model.layers())) for piece in pieces
+            piece.weight_source == "0/layers-0-" + str(len(fast.model.layers())) for piece in pieces
         )
         assert n_bytes < fast.memory_bytes[fast.device] - FLOOR_BYTES < 2 * n_bytes + 2**20
     with pytest.raises(potluck.errors.HomeError, match="closed"):

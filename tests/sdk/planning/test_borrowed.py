@@ -35,7 +35,7 @@ def many(kind, network, workload, *, n=9, n_layers=6, batch=8):
     return replace(problem, layers=problem.layers[:n_layers], costs=costs, workload=asked)
 
 
-def pool(problem):
+def make_pool(problem):
     table = CostTable(problem)
     return CandidatePool(problem, table, Direct(problem, table))
 
@@ -51,20 +51,20 @@ def best_of(problem, name, most=borrowed.N_FIRST):
 @pytest.mark.parametrize("home", HOMES)
 def test_when_our_own_search_has_no_time_left_every_other_planner_is_asked(home):
     problem = many(*home)
-    board = pool(problem)
-    search(board, ends_own=lambda: True)
+    pool = make_pool(problem)
+    search(pool, ends_own=lambda: True)
     for name in ("gpipe", "pipedream", "hetpipe", "alpa", "asteroid"):
-        assert board.best <= best_of(problem, name) * (1 + 1e-9), name
+        assert pool.best <= best_of(problem, name) * (1 + 1e-9), name
 
 
 def test_who_is_late_is_asked_again_and_who_was_done_is_not(monkeypatch):
     problem, asked = many(*HOMES[0]), []
     monkeypatch.setattr(borrowed, "in_time", lambda planner, *_: asked.append(planner) or [])
-    board = pool(problem)
-    board.is_late = lambda: len(asked) > 2
-    list(borrowed.borrow_cheap(board))
-    board.is_late = lambda: False
-    list(borrowed.borrow_cheap(board))
+    pool = make_pool(problem)
+    pool.is_late = lambda: len(asked) > 2
+    list(borrowed.borrow_cheap(pool))
+    pool.is_late = lambda: False
+    list(borrowed.borrow_cheap(pool))
     assert asked == [*borrowed.CHEAP, *borrowed.CHEAP[2:]]
 
 
@@ -73,14 +73,14 @@ def test_dear_planners_are_asked_for_the_best_micro_batches_first_and_end_with_t
 ):
     problem, asked = many(*HOMES[0]), []
 
-    def ask(planner, problem, tally, is_late, limit_s):
+    def ask(planner, problem, budget, is_late, limit_s):
         if not is_late():
             asked.append((planner, problem.workload.micro_batch))
-        tally.count(1, given_s(problem))
+        budget.count(1, given_s(problem))
         return []
 
     monkeypatch.setattr(borrowed, "in_time", ask)
-    list(borrowed.borrow_dear(pool(problem), [4, 8, 2]))
+    list(borrowed.borrow_dear(make_pool(problem), [4, 8, 2]))
     assert asked == [(planner, 4) for planner in borrowed.DEAR]
 
 
@@ -149,10 +149,10 @@ def test_regrouped_plans_can_be_carried_out_and_join_cut_and_move(home):
 def test_a_plan_that_one_move_of_a_device_makes_better_is_made_better(monkeypatch):
     """All layers on one of nine alike devices without costs of links."""
     problem = many("alike", "switch", "training")
-    board = pool(problem)
-    single = next(iter(RIVALS["single"](problem, board.table)))
-    alone_s = board.score(single)
+    pool = make_pool(problem)
+    single = next(iter(RIVALS["single"](problem, pool.table)))
+    alone_s = pool.score(single)
     monkeypatch.setattr(anytime, "neighbours", lambda *_: iter(()))
-    places = Places(board.table)
-    list(anytime.improve(board, [single], 50, places.regrouped))
-    assert board.best < alone_s
+    places = Places(pool.table)
+    list(anytime.improve(pool, [single], 50, places.regrouped))
+    assert pool.best < alone_s

@@ -38,9 +38,9 @@ def small(home, n_layers=8, batch=16):
 def labels_of(n_devices):
     """Counted seconds of one search over groups of alike devices, without a limit."""
     problem = small(LargeHome(n_devices, "alike", "switch", "training", 0))
-    tally = WorkBudget()
-    SubsetSearch(CostTable(problem), 2, range(9), beam=60, tally=tally).run()
-    return tally()
+    budget = WorkBudget()
+    SubsetSearch(CostTable(problem), 2, range(9), beam=60, budget=budget).run()
+    return budget()
 
 
 def test_the_search_over_alike_devices_grows_like_a_polynomial():
@@ -71,11 +71,11 @@ def test_64_alike_devices_get_a_plan_by_a_clock_that_runs_fast(network):
 @pytest.mark.parametrize("n", [24, 64])
 def test_what_is_counted_ends_the_search(n, kind):
     problem = small(LargeHome(n, kind, "sites", "streaming", 2))
-    table, tally = CostTable(problem), WorkBudget()
-    board = CandidatePool(problem, table, Direct(problem, table), tally=tally)
-    search(board, (), lambda: tally() >= ENOUGH_S)
-    assert board.scores
-    assert ENOUGH_S <= tally() < 2 * ENOUGH_S  # the last piece of work goes beyond
+    table, budget = CostTable(problem), WorkBudget()
+    pool = CandidatePool(problem, table, Direct(problem, table), budget=budget)
+    search(pool, (), lambda: budget() >= ENOUGH_S)
+    assert pool.scores
+    assert ENOUGH_S <= budget() < 2 * ENOUGH_S  # the last piece of work goes beyond
 
 
 def test_no_pass_is_made_twice_and_who_borrows_nothing_asks_nobody(monkeypatch):
@@ -148,15 +148,15 @@ def test_is_never_slower_than_any_rival_in_a_home_of_24(kind, network, seed, wor
 
 @pytest.mark.parametrize("name", ["asteroid", "dora", "dapple"])
 def test_a_planner_that_knows_no_clock_is_ended(name):
-    problem, tally = small(LargeHome(64, "alike", "switch", "training", 8)), WorkBudget()
-    in_time(RIVALS[name], problem, tally, lambda: tally() > 0.05)
-    assert 0.05 < tally() < 0.06
+    problem, budget = small(LargeHome(64, "alike", "switch", "training", 8)), WorkBudget()
+    in_time(RIVALS[name], problem, budget, lambda: budget() > 0.05)
+    assert 0.05 < budget() < 0.06
 
 
 def test_a_metered_table_tells_the_same_until_time_is_up():
     problem = small(LargeHome(24, "mixed", "wifi", "training", 9))
-    table, tally = CostTable(problem), WorkBudget()
-    metered = MeteredTable(problem, tally, lambda: tally() > 0)
+    table, budget = CostTable(problem), WorkBudget()
+    metered = MeteredTable(problem, budget, lambda: budget() > 0)
     assert metered.forward_s("d3", 1, 4, 8) == table.forward_s("d3", 1, 4, 8)
     with pytest.raises(Late):
         sum(metered.backward_s("d3", 1, 4, 8) for _ in range(1000))
@@ -199,7 +199,7 @@ def test_a_stage_of_alike_devices_is_priced_as_if_each_were_another(n):
     unlike = StageCostTable(
         table, 16, range(9), [[i] for i in range(16)], [tuple(int(i < n) for i in range(16))]
     )
-    assert alike.head(0, 5, 0, float("inf")) == unlike.head(0, 5, 0, float("inf"))
+    assert alike.cost(0, 5, 0, float("inf")) == unlike.cost(0, 5, 0, float("inf"))
 
 
 def test_where_the_simulator_rejects_every_plan_counted_work_ends_the_search_and_the_error_says_why(
@@ -228,4 +228,4 @@ def test_where_the_simulator_rejects_every_plan_counted_work_ends_the_search_and
     ) as error:
         make_plans(rejecting)
     assert error.value.facts["limit"] == "memory"
-    assert ENOUGH_S / 2 <= sum(tally() for tally in tallies) < 2 * ENOUGH_S
+    assert ENOUGH_S / 2 <= sum(budget() for budget in tallies) < 2 * ENOUGH_S

@@ -225,11 +225,11 @@ def test_a_plan_is_simulated_once_for_all_that_alike_devices_could_do_in_it():
         replace(stage, devices=tuple(other[name] for name in stage.devices))
         for stage in plan.stages
     )
-    board = CandidatePool(problem, table, simulator)
-    score = board.score(plan)
-    assert board.knows(replace(plan, stages=stages))
+    pool = CandidatePool(problem, table, simulator)
+    score = pool.score(plan)
+    assert pool.knows(replace(plan, stages=stages))
     assert (
-        board.score(replace(plan, stages=stages))
+        pool.score(replace(plan, stages=stages))
         == score
         == simulator.run(replace(plan, stages=stages)).latency_s
     )

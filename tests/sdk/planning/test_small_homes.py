@@ -75,13 +75,13 @@ def test_a_plan_that_memory_does_not_hold_is_tried_with_its_cuts_elsewhere(seed)
     tight = replace(tight, workload=Inference(batch=6))
     more = with_more_memory(tight, 1.3)
     best, table = make_plans(more, borrow=False).best, CostTable(more)
-    board = CandidatePool(more, table, Direct(more, table), budgets=CostTable(tight).budgets)
-    assert board.score(best) == inf
-    for _ in squeeze(board, best):
+    pool = CandidatePool(more, table, Direct(more, table), budgets=CostTable(tight).budgets)
+    assert pool.score(best) == inf
+    for _ in squeeze(pool, best):
         pass
     recut = [judge(tight, replace(best, stages=stages, problem=None)) for stages in moved(best)]
     least_s = min(plan.latency_s for plan in recut if not breaches(tight, plan))
-    assert board.best <= least_s < inf
+    assert pool.best <= least_s < inf
 
 
 @pytest.mark.few(3)

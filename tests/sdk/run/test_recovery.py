@@ -167,7 +167,7 @@ def test_with_a_profile_the_plan_is_the_best_for_who_is_left_within_its_limits(h
     history = run.fit(make_data("mlp", ROWS), epochs=EPOCHS, on_step=on_step).wait()
     assert lost not in run.plan.devices
     assert run.plan.latency_s > 0
-    assert history.recoveries[0].foretold_s > 0
+    assert history.recoveries[0].predicted_s > 0
     assert run.plan.micro_batch == 4
     check_learned(run, history)
 

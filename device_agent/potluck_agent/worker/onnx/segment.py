@@ -3,8 +3,8 @@
 It does not train.
 
 An initialiser with a shape but no data is state that will be written; until then its values are
-made up. The session is built at the first forward after a write, which may be the lender's. A size
-is fixed, or `batch`, or `batch*K`.
+made up. The session is built at the first forward after a write, which may be the weight
+source's. A size is fixed, or `batch`, or `batch*K`.
 """
 
 import math
@@ -110,7 +110,7 @@ CPU = Processor()
 
 
 class OnnxSegment(ForwardOnly):
-    """A piece of an ONNX model over tensors of `arrays`; with a `lender`, its state is that one's.
+    """A piece of an ONNX model over tensors of `arrays`; its state is that of a `weight_source`.
 
     Raises SegmentError as `training.Segment` does.
     """
@@ -119,21 +119,27 @@ class OnnxSegment(ForwardOnly):
     kind = "onnx"
 
     def __init__(
-        self, document: bytes, arrays: Arrays, on: Processor = CPU, lender: Segment | None = None
+        self,
+        document: bytes,
+        arrays: Arrays,
+        on: Processor = CPU,
+        weight_source: Segment | None = None,
     ) -> None:
         self._model = validate(document)
         self._arrays, self._on = arrays, on
         self._session: onnxruntime.InferenceSession | None = None
         # whose writes change the state: a session keeps what it made of constants
-        self._source: OnnxSegment = lender._source if isinstance(lender, OnnxSegment) else self
+        self._source: OnnxSegment = (
+            weight_source._source if isinstance(weight_source, OnnxSegment) else self
+        )
         self._n_writes = self._n_writes_seen = 0
         graph = self._model.graph
         self._missing = {t.name: t for t in graph.initializer if _is_missing(t)}
-        self._lent = lender is not None
+        self._lent = weight_source is not None
         self._state = {
             n: _made_up(t)
-            if lender is None
-            else arrays.to_numpy(borrowed(lender, n, _element(t), t.dims, arrays))
+            if weight_source is None
+            else arrays.to_numpy(borrowed(weight_source, n, _element(t), t.dims, arrays))
             for n, t in self._missing.items()
         }
         own = {tensor.name for tensor in graph.initializer}

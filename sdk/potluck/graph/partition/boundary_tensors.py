@@ -39,7 +39,9 @@ class BoundaryTensors:
         return tuple(sorted(refs, key=_in_order))
 
 
-def crossings(line: Linearization, bounds: Sequence[int], *, branched: bool) -> BoundaryTensors:
+def boundary_tensors(
+    line: Linearization, bounds: Sequence[int], *, branched: bool
+) -> BoundaryTensors:
     """What crosses between the layers [bounds[i], bounds[i + 1]) of bound nodes; one chain unless
     `branched`.
     """

@@ -78,10 +78,10 @@ class Linearization:
         """The values that cross the cut before bound node `cut`, in the order in which they are
         made.
         """
-        crossing = [
+        boundary = [
             ref for ref, uses in self.uses.items() if self.place[ref.value] < cut <= uses[-1]
         ]
-        return tuple(sorted(crossing, key=lambda ref: (ref.value, ref.item or 0)))
+        return tuple(sorted(boundary, key=lambda ref: (ref.value, ref.item or 0)))
 
     def reads(self) -> tuple[tuple[int, ...], ...]:
         """For each bound node the bound nodes that it reads."""
@@ -250,8 +250,8 @@ def cut_out(
             needed |= {output.ref.value} | _closure(graph, output.ref.value)
     read = {ref.value for value in own for ref in node_refs(graph.nodes[value - first])} | needed
     feeds = [Ref(value) for value in range(n_inputs) if value in read]
-    crossing = (line.alive(start) if start else ()) if inputs is None else inputs
-    taken = [*feeds, *crossing]
+    boundary = (line.alive(start) if start else ()) if inputs is None else inputs
+    taken = [*feeds, *boundary]
     states = [value for value in range(n_inputs, first) if value in read]
     nodes = sorted(value for value in needed if value >= first)
     number = {ref: i for i, ref in enumerate([*taken, *map(Ref, states), *map(Ref, nodes)])}

@@ -17,7 +17,7 @@ from itertools import accumulate, pairwise
 from potluck.errors import ModelError
 from potluck.graph.cost.operator_costs import HEAVY, backward_flop, forward_flop, kept, kept_beside
 from potluck.graph.partition.batch_norms import values_per_row
-from potluck.graph.partition.boundary_tensors import BoundaryTensors, crossings
+from potluck.graph.partition.boundary_tensors import BoundaryTensors, boundary_tensors
 from potluck.graph.partition.branches import find
 from potluck.graph.partition.cuts import Linearization, cut_out
 from potluck.graph.partition.cuts import line as make_line
@@ -41,21 +41,21 @@ class Layers:
     line: Linearization
     bounds: tuple[int, ...]
     records: tuple[Layer, ...]
-    crossings: BoundaryTensors
+    boundary_tensors: BoundaryTensors
     max_layers: int
     merge_below: float
 
     def graph(self, start: int, stop: int) -> Graph:
         """Layers [start, stop) as a graph of their own."""
-        taken = [ref for ref, _ in self.crossings.into(start, stop)]
-        given = self.crossings.out_of(start, stop)
+        taken = [ref for ref, _ in self.boundary_tensors.into(start, stop)]
+        given = self.boundary_tensors.out_of(start, stop)
         return cut_out(self.line, self.bounds[start], self.bounds[stop], taken, given)
 
     def sources(self, start: int, stop: int) -> tuple[int, ...]:
         """For each value that layers [start, stop) take from earlier ones, the layer that gives
         it.
         """
-        return tuple(layer for _, layer in self.crossings.into(start, stop))
+        return tuple(layer for _, layer in self.boundary_tensors.into(start, stop))
 
 
 def layers(
@@ -108,18 +108,18 @@ def _laid_out(
     cuts = _worth_offering(line, weights, spans)
     sizes = {**line.traced.hints, BATCH: 1}
     nbytes = {
-        cut: sum(line.traced.type_of(ref).nbytes(sizes) for ref in _crossing(line, cut, spans))
+        cut: sum(line.traced.type_of(ref).nbytes(sizes) for ref in _boundary(line, cut, spans))
         for cut in cuts
     }
     ends = {end for span in spans for end in span}
     bounds = _merged((0, *cuts, len(line.bound)), weights, nbytes, max_layers, merge_below, ends)
-    crossing = crossings(line, bounds, branched=bool(spans))
-    records = _records(line, bounds, crossing if spans else None, n_inputs)
+    boundary = boundary_tensors(line, bounds, branched=bool(spans))
+    records = _records(line, bounds, boundary if spans else None, n_inputs)
     made = Layers(
         line=line,
         bounds=bounds,
         records=records,
-        crossings=crossing,
+        boundary_tensors=boundary,
         max_layers=max_layers,
         merge_below=merge_below,
     )
@@ -134,7 +134,7 @@ def _readable(made: Layers, layer: int) -> bool:
     return made.line.symbols_of(made.bounds[layer], made.bounds[layer + 1]) <= known | {BATCH}
 
 
-def _crossing(line: Linearization, cut: int, spans: Spans) -> tuple[Ref, ...]:
+def _boundary(line: Linearization, cut: int, spans: Spans) -> tuple[Ref, ...]:
     """What crosses a cut, but for what merely passes by the branch that it is in."""
     refs = line.alive(cut)
     inside = [span for span in spans if span[0] < cut < span[1]]
@@ -174,7 +174,7 @@ def _worth_offering(line: Linearization, weights: list[float], spans: Spans) -> 
     heavy = [KIND_OF[graph.nodes[position].op] in HEAVY for position in line.bound]
     cuts = line.open_cuts()
     ends = {end for span in spans for end in span}.intersection(cuts)
-    alive = {cut: _crossing(line, cut, spans) for cut in cuts}
+    alive = {cut: _boundary(line, cut, spans) for cut in cuts}
     cost = {
         cut: (len(refs), sum(line.traced.type_of(r).nbytes(sizes) for r in refs))
         for cut, refs in alive.items()
@@ -236,9 +236,9 @@ def _merged(
 
 
 def _records(
-    line: Linearization, bounds: tuple[int, ...], crossing: BoundaryTensors | None, n_inputs: int
+    line: Linearization, bounds: tuple[int, ...], boundary: BoundaryTensors | None, n_inputs: int
 ) -> tuple[Layer, ...]:
-    """The layers; their edges where there are branches (`crossing`)."""
+    """The layers; their edges where there are branches (`boundary`)."""
     seen: dict[str, int] = {}
     found, fed = [], set[int]()
     for layer, (start, stop) in enumerate(pairwise(bounds)):
@@ -249,7 +249,7 @@ def _records(
         fed |= new
         types = [line.traced.type_of(Ref(value)) for value in new if value < n_inputs]
         feed_bytes = sum(t.nbytes({**line.traced.hints, BATCH: 1}) for t in types) if layer else 0
-        edges = _edges(line, crossing.hands[layer]) if crossing else ()
+        edges = _edges(line, boundary.hands[layer]) if boundary else ()
         found.append(replace(record, edges=edges, feed_bytes=feed_bytes))
     return tuple(found)
 
@@ -284,7 +284,7 @@ def _record(line: Linearization, start: int, stop: int, name: str) -> Layer:
         if first - len(graph.buffers) <= v < first
     ]
     last = stop == len(line.bound)
-    crossing = [output.ref for output in graph.outputs] if last else line.alive(stop)
+    boundary = [output.ref for output in graph.outputs] if last else line.alive(stop)
     positions = line.bound[start:stop]
     kept_by = positions if _trains(graph) else ()
     saved = frozenset().union(*(kept(traced, p, line.requires) for p in kept_by))
@@ -301,8 +301,8 @@ def _record(line: Linearization, start: int, stop: int, name: str) -> Layer:
         frozen_bytes=parameter_bytes - _state_bytes(learned),
         fixed_buffer_bytes=buffer_bytes - _state_bytes(averaged),
         widened_bytes=_widened_bytes([*learned, *averaged]),
-        output_bytes=sum(traced.type_of(ref).nbytes(sizes) for ref in crossing),
-        gradient_bytes=sum(traced.type_of(ref).nbytes(sizes) for ref in crossing if ref in flowing),
+        output_bytes=sum(traced.type_of(ref).nbytes(sizes) for ref in boundary),
+        gradient_bytes=sum(traced.type_of(ref).nbytes(sizes) for ref in boundary if ref in flowing),
         activation_bytes=sum(
             traced.type_of(ref).nbytes(sizes) for ref in saved if ref.value in line.place
         )

@@ -202,7 +202,7 @@ class Search:
                     # first output.
                     if rest.seconds + (step.forward_s if self.fills else 0.0) >= best.seconds:
                         continue
-                steps = (step, *self.crossing(stage, rest), *rest.steps)
+                steps = (step, *self.communication(stage, rest), *rest.steps)
                 seconds = self.estimate(steps, self.n_micro_batches)
                 if best is None or seconds < best.seconds:
                     best = Partial(seconds, (stage, *rest.stages), steps)
@@ -254,11 +254,11 @@ class Search:
             )
         return self._depths[key]
 
-    def crossing(self, stage: Stage, rest: Partial) -> tuple[Step, ...]:
+    def communication(self, stage: Stage, rest: Partial) -> tuple[Step, ...]:
         """The communication step between `stage` and the stages behind it."""
         if not rest.stages:
             return ()
-        return (crossing(self.problem, stage, rest.stages[0]),)
+        return (communication(self.problem, stage, rest.stages[0]),)
 
 
 def make_stage(
@@ -325,7 +325,7 @@ def execution(table: cost.CostTable, stage: Stage) -> Step:
     )
 
 
-def crossing(problem: Problem, left: Stage, right: Stage) -> Step:
+def communication(problem: Problem, left: Stage, right: Stage) -> Step:
     """The communication step over the cut between two stages: activations forward, gradients back.
 
     Parameters

@@ -5,7 +5,7 @@ from dataclasses import replace
 from itertools import pairwise
 from math import inf
 
-from potluck.planning.baselines.asteroid import crossing, estimate_of, execution, make_stage
+from potluck.planning.baselines.asteroid import communication, estimate_of, execution, make_stage
 from potluck.records import Device, LayerCost, Medium, Network, Path, Plan, Problem, Stage, Training
 from potluck.schedule.policies import warm_up_depth
 from potluck.simulate import cost
@@ -54,7 +54,7 @@ def build(
         stages.append(made[0])
     steps = [execution(table, stages[0])]
     for left, right in pairwise(stages):
-        steps += [crossing(problem, left, right), execution(table, right)]
+        steps += [communication(problem, left, right), execution(table, right)]
     return Plan(
         planner=planner,
         model=problem.model,

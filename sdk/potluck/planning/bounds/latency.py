@@ -254,7 +254,7 @@ class LowerBoundSearch(SubsetSearch):
         self, table: cost.CostTable, micro_batch: int, is_late: Callable[[], bool]
     ) -> None:
         problem = table.problem
-        self.is_late = is_late  # the heads are made first
+        self.is_late = is_late  # the costs of stages are made first
         self.rates = [least_rates(problem, device.name, micro_batch) for device in problem.devices]
         self._fronts: dict[tuple[int, int], float] = {}
         every = [
@@ -273,7 +273,7 @@ class LowerBoundSearch(SubsetSearch):
         )
         self.thrifty, self.fill = False, 0.0
 
-    def _make_heads(self, micro_batch: int, shapes: Sequence[Pattern]) -> StageCostTable:
+    def _make_stage_costs(self, micro_batch: int, shapes: Sequence[Pattern]) -> StageCostTable:
         return LowerBoundCosts(
             self.table, micro_batch, self.cuts, self.classes, shapes, self.rates, self.is_late
         )
@@ -326,7 +326,7 @@ class LowerBoundSearch(SubsetSearch):
 
 
 class LowerBoundCosts(StageCostTable):
-    """Lower bounds of stages and crossings.
+    """Lower bounds of stages and of communication.
 
     Parameters
     ----------
@@ -370,7 +370,7 @@ class LowerBoundCosts(StageCostTable):
     def _share(self, group: tuple[int, ...]) -> tuple[int, ...]:
         return (self.micro_batch,) if len(group) == 1 else (1,) * len(group)
 
-    def head(self, i: int, j: int, g: int, limit_s: float) -> StageCost | None:
+    def cost(self, i: int, j: int, g: int, limit_s: float) -> StageCost | None:
         """Layers between the cuts on pattern g: how long one row is in it at least, and all rows
         together.
 
@@ -452,7 +452,7 @@ class LowerBoundCosts(StageCostTable):
         forward, backward = min(f for f, _ in pieces), min(b for _, b in pieces)
         return StageCost(forward, backward, reduce_s, n * air_s, self.n_micro_batches, 0.0, total_s)
 
-    def crossing(self, j: int, g: int, h: int) -> CommunicationCost:
+    def communication(self, j: int, g: int, h: int) -> CommunicationCost:
         """A micro-batch over cut j (one row, where a group is involved), over all paths between the
         two at once.
 

@@ -107,26 +107,26 @@ def plan_anytime(
     simulator
         Of this problem, if there is one already.
     """
-    table, tally = table or cost.CostTable(problem), WorkBudget()
+    table, budget = table or cost.CostTable(problem), WorkBudget()
     enough_s = given_s(problem) if is_many(problem) else inf
-    board = CandidatePool(
+    pool = CandidatePool(
         problem,
         table,
         simulator or direct.Direct(problem, table),
-        tally=tally,
-        is_late=lambda: tally() >= enough_s,
+        budget=budget,
+        is_late=lambda: budget() >= enough_s,
     )
     best = inf
-    for _ in chain(_steps(board, ()), _others(board, borrow=True)):
-        if board.is_over():
+    for _ in chain(_steps(pool, ()), _others(pool, borrow=True)):
+        if pool.is_over():
             break
-        if board.best < best:
-            best = board.best
-            yield board.ranking()[0]
+        if pool.best < best:
+            best = pool.best
+            yield pool.ranking()[0]
 
 
 def search(
-    board: CandidatePool,
+    pool: CandidatePool,
     first: Sequence[Plan] = (),
     is_late: Callable[[], bool] = lambda: False,
     *,
@@ -134,13 +134,13 @@ def search(
     borrow: bool = True,
     max_plans: float = inf,
 ) -> None:
-    """Fill the board until nothing better is found, it `is_over`, or has `max_plans` simulated.
+    """Fill the pool until nothing better is found, it `is_over`, or has `max_plans` simulated.
 
     `first`: plans to be beaten. `borrow`: plans of other planners are candidates too.
 
     Parameters
     ----------
-    board
+    pool
         Gets the plans, and knows when time is over.
     first
         Plans to be beaten.
@@ -153,91 +153,91 @@ def search(
     max_plans
         Simulated, about, at most.
     """
-    own = chain(_steps(board, first, borrow=borrow), _fewer(board))
-    for work, ends in ((own, ends_own or is_late), (_others(board, borrow=borrow), is_late)):
-        board.is_late = ends
+    own = chain(_steps(pool, first, borrow=borrow), _fewer(pool))
+    for work, ends in ((own, ends_own or is_late), (_others(pool, borrow=borrow), is_late)):
+        pool.is_late = ends
         for _ in work:
-            if len(board.known) >= max_plans or board.is_over():
+            if len(pool.known) >= max_plans or pool.is_over():
                 break
 
 
-def _steps(board: CandidatePool, first: Sequence[Plan], *, borrow: bool = True) -> Iterator[None]:
+def _steps(pool: CandidatePool, first: Sequence[Plan], *, borrow: bool = True) -> Iterator[None]:
     """One bit of work after the other."""
-    for plan in (*plan_single(board.problem, board.table), *first):
-        board.score(plan)
+    for plan in (*plan_single(pool.problem, pool.table), *first):
+        pool.score(plan)
         yield
-    places, sizes = Places(board.table), _sizes(board.problem, closely=is_small(board.table))
-    yield from spread(board, sizes)
-    yield from passes(board, sizes, EFFORTS[:1])
-    if board.problem.branches:  # what a pass finds is far off where branches can be at work at once
-        yield from improve(board, board.ranking()[:1], TRIES, places.ranked)
-    if is_many(board.problem):
-        yield from passes(board, sizes, LARGE)
-        yield from _recut(board, sizes, 2)
-        yield from borrow_cheap(board) if borrow else ()
-        yield from _recut(board, sizes, 2)
-        yield from improve(board, _distinct(board, 2), TRIES)
-    yield from passes(board, sizes, LARGER if is_many(board.problem) else EFFORTS[1:])
-    if not is_many(board.problem):
-        yield from _closely(board, sizes)
-    if not is_many(board.problem) and not board.problem.branches:
-        yield from _return(board, places)
-    if board.problem.branches and (len(board.problem.layers) <= COARSE or board.max_work == inf):
-        yield from _place(board, places)
-    if not is_many(board.problem) or board.problem.branches:
-        yield from _join(board, places)
-    if is_many(board.problem) or not borrow:
+    places, sizes = Places(pool.table), _sizes(pool.problem, closely=is_small(pool.table))
+    yield from spread(pool, sizes)
+    yield from passes(pool, sizes, EFFORTS[:1])
+    if pool.problem.branches:  # what a pass finds is far off where branches can be at work at once
+        yield from improve(pool, pool.ranking()[:1], TRIES, places.ranked)
+    if is_many(pool.problem):
+        yield from passes(pool, sizes, LARGE)
+        yield from _recut(pool, sizes, 2)
+        yield from borrow_cheap(pool) if borrow else ()
+        yield from _recut(pool, sizes, 2)
+        yield from improve(pool, _distinct(pool, 2), TRIES)
+    yield from passes(pool, sizes, LARGER if is_many(pool.problem) else EFFORTS[1:])
+    if not is_many(pool.problem):
+        yield from _closely(pool, sizes)
+    if not is_many(pool.problem) and not pool.problem.branches:
+        yield from _return(pool, places)
+    if pool.problem.branches and (len(pool.problem.layers) <= COARSE or pool.max_work == inf):
+        yield from _place(pool, places)
+    if not is_many(pool.problem) or pool.problem.branches:
+        yield from _join(pool, places)
+    if is_many(pool.problem) or not borrow:
         return
     # others look elsewhere: whatever they find must be beaten, or taken
-    yield from borrow_cheap(board)
-    yield from borrow_dear(board, _promising(board), (*DEAR, *RARE))
-    yield from improve(board, _distinct(board, 1), TRIES)
+    yield from borrow_cheap(pool)
+    yield from borrow_dear(pool, _promising(pool), (*DEAR, *RARE))
+    yield from improve(pool, _distinct(pool, 1), TRIES)
 
 
-def _others(board: CandidatePool, *, borrow: bool) -> Iterator[None]:
+def _others(pool: CandidatePool, *, borrow: bool) -> Iterator[None]:
     """In a home of many devices what planners find that take long, and the best plan improved."""
-    if is_many(board.problem):
-        yield from borrow_cheap(board) if borrow else ()
-        yield from improve(board, _distinct(board, 1), TRIES, Places(board.table).regrouped)
-        yield from borrow_dear(board, _promising(board)) if borrow else ()
-        yield from improve(board, _distinct(board, 1), TRIES)
+    if is_many(pool.problem):
+        yield from borrow_cheap(pool) if borrow else ()
+        yield from improve(pool, _distinct(pool, 1), TRIES, Places(pool.table).regrouped)
+        yield from borrow_dear(pool, _promising(pool)) if borrow else ()
+        yield from improve(pool, _distinct(pool, 1), TRIES)
 
 
-def _promising(board: CandidatePool) -> list[int]:
+def _promising(pool: CandidatePool) -> list[int]:
     """All micro-batch sizes, those of the best plans first."""
-    found = dict.fromkeys(plan.micro_batch for plan in board.ranking())
-    return [*dict.fromkeys((*found, *candidates.micro_batches(board.problem)))]
+    found = dict.fromkeys(plan.micro_batch for plan in pool.ranking())
+    return [*dict.fromkeys((*found, *candidates.micro_batches(pool.problem)))]
 
 
-def _fewer(board: CandidatePool) -> Iterator[None]:
+def _fewer(pool: CandidatePool) -> Iterator[None]:
     """The best sets of devices again, as if there were no others: of fewer devices a search looks
     more closely.
     """
-    if is_many(board.problem):
+    if is_many(pool.problem):
         return
     sets: dict[frozenset[str], list[Plan]] = {}
-    for plan in board.ranking():
+    for plan in pool.ranking():
         sets.setdefault(frozenset(plan.devices), []).append(plan)
     near = [
         names
         for names, plans in sets.items()
-        if (plans[0].latency_s or inf) <= board.best * NEAR_SETS
+        if (plans[0].latency_s or inf) <= pool.best * NEAR_SETS
     ]
-    for names in [names for names in near if 1 < len(names) < len(board.problem.devices)][:N_SETS]:
-        part = only(board.problem, names)
-        budgets = {} if board.budgets is board.table.budgets else board.budgets
+    for names in [names for names in near if 1 < len(names) < len(pool.problem.devices)][:N_SETS]:
+        part = only(pool.problem, names)
+        budgets = {} if pool.budgets is pool.table.budgets else pool.budgets
         fewer = CandidatePool(
             part,
-            board.table.sibling(part),
-            board.simulator,
-            max_work=board.max_work,
-            tally=board.tally,
-            is_late=board.is_late,
+            pool.table.sibling(part),
+            pool.simulator,
+            max_work=pool.max_work,
+            budget=pool.budget,
+            is_late=pool.is_late,
             budgets=budgets,
         )
         yield from _steps(fewer, sets[names][:N_KNOWN], borrow=False)
         for plan in fewer.ranking()[:N_KNOWN]:
-            board.score(plan)
+            pool.score(plan)
 
 
 def _sizes(problem: Problem, *, closely: bool = False) -> list[int]:
@@ -250,69 +250,69 @@ def _sizes(problem: Problem, *, closely: bool = False) -> list[int]:
     return sorted(find(problem), key=lambda size: (size < most, size))
 
 
-def _place(board: CandidatePool, places: Places) -> Iterator[None]:
+def _place(pool: CandidatePool, places: Places) -> Iterator[None]:
     """Branches anywhere, a device with several stages too, from many starts."""
-    for micro_batch in candidates.micro_batches(board.problem):
+    for micro_batch in candidates.micro_batches(pool.problem):
         for plan in places.by_chains(micro_batch):
-            board.score(plan)
+            pool.score(plan)
             yield
-    yield from improve(board, _distinct(board, N_STARTS), TRIES, places.ranked)
+    yield from improve(pool, _distinct(pool, N_STARTS), TRIES, places.ranked)
 
 
-def _return(board: CandidatePool, places: Places) -> Iterator[None]:
+def _return(pool: CandidatePool, places: Places) -> Iterator[None]:
     """Chains that come back to a device, or in which one that has a stage helps with another:
     where such a plan may be faster than the best so far, or there is none.
     """
-    if board.best <= quick_bound_s(board.problem) * NEAR and not is_thrifty(board.problem):
+    if pool.best <= quick_bound_s(pool.problem) * NEAR and not is_thrifty(pool.problem):
         return
-    known = list(dict.fromkeys(plan.micro_batch for plan in _distinct(board, 2)))
-    for micro_batch in known or candidates.micro_batches(board.problem):
+    known = list(dict.fromkeys(plan.micro_batch for plan in _distinct(pool, 2)))
+    for micro_batch in known or candidates.micro_batches(pool.problem):
         for plan in heapq.nsmallest(N_RETURNS, places.returning(micro_batch), key=places.least_s):
-            if places.least_s(plan) < board.best or is_thrifty(board.problem):
-                board.score(plan)
+            if places.least_s(plan) < pool.best or is_thrifty(pool.problem):
+                pool.score(plan)
             yield
-    sizes = iter(candidates.micro_batches(board.problem))
-    while not board.scores and (size := next(sizes, None)) is not None:
+    sizes = iter(candidates.micro_batches(pool.problem))
+    while not pool.scores and (size := next(sizes, None)) is not None:
         for plan in places.helping(size):
-            if board.score(plan) == inf:
-                yield from squeeze(board, plan)
+            if pool.score(plan) == inf:
+                yield from squeeze(pool, plan)
             yield
-    together = (plan for plan in board.ranking() if len(plan.stages) == 1 < len(plan.devices))
-    starts = _distinct(board, 1)
-    if is_small(board.table):
-        starts += [*islice(together, 1), *_of_each_size(board)]
-    yield from improve(board, starts, TRIES, places.ranked)
+    together = (plan for plan in pool.ranking() if len(plan.stages) == 1 < len(plan.devices))
+    starts = _distinct(pool, 1)
+    if is_small(pool.table):
+        starts += [*islice(together, 1), *_of_each_size(pool)]
+    yield from improve(pool, starts, TRIES, places.ranked)
 
 
-def _of_each_size(board: CandidatePool) -> list[Plan]:
+def _of_each_size(pool: CandidatePool) -> list[Plan]:
     """The best plan of every micro-batch size, as far as it is nearly as good as the best of
     all.
     """
     sizes: dict[int, Plan] = {}
-    for plan in board.ranking():
+    for plan in pool.ranking():
         sizes.setdefault(plan.micro_batch, plan)
-    return [plan for plan in sizes.values() if (plan.latency_s or inf) <= board.best * NEAR_SIZES]
+    return [plan for plan in sizes.values() if (plan.latency_s or inf) <= pool.best * NEAR_SIZES]
 
 
-def _join(board: CandidatePool, places: Places) -> Iterator[None]:
+def _join(pool: CandidatePool, places: Places) -> Iterator[None]:
     """Neighbouring stages of the best plan on the same devices become one where that is no
     slower.
     """
-    plan = next(iter(board.ranking()), None)
+    plan = next(iter(pool.ranking()), None)
     while plan is not None:
-        score = rounded(board.score(plan))
+        score = rounded(pool.score(plan))
         plan = next(
-            (other for other in places.joined(plan) if rounded(board.score(other)) <= score), None
+            (other for other in places.joined(plan) if rounded(pool.score(other)) <= score), None
         )
         yield
 
 
-def passes(board: CandidatePool, sizes: list[int], efforts: Sequence[Effort]) -> Iterator[None]:
+def passes(pool: CandidatePool, sizes: list[int], efforts: Sequence[Effort]) -> Iterator[None]:
     """Our own search over ever finer cuts; sorts the micro-batch sizes by what they promise.
 
     Parameters
     ----------
-    board
+    pool
         Where plans are simulated and kept.
     sizes
         Rows of a micro-batch, all that are tried; in order of promise afterwards.
@@ -320,55 +320,55 @@ def passes(board: CandidatePool, sizes: list[int], efforts: Sequence[Effort]) ->
         How fine, one pass each.
     """
     for effort in efforts:
-        cuts = candidates.cuts(board.problem, effort.n_cuts)
+        cuts = candidates.cuts(pool.problem, effort.n_cuts)
         if (
             not effort.pipelines_only
             and effort.n_cuts > COARSE
-            and _work(board, len(cuts)) > board.max_work
+            and _work(pool, len(cuts)) > pool.max_work
         ):
             return
         found: list[Candidate] = []
         reached: dict[int, float] = {}
         for micro_batch in sizes:
-            search = _search(board, micro_batch, cuts, effort.pipelines_only)
-            labels = search.run(min(board.best, SLACK * min(reached.values(), default=inf)))
+            search = _search(pool, micro_batch, cuts, effort.pipelines_only)
+            labels = search.run(min(pool.best, SLACK * min(reached.values(), default=inf)))
             reached[micro_batch] = labels[0].score if labels else inf
-            if labels and not board.scores:
-                board.score(search.plan(labels[0]))
+            if labels and not pool.scores:
+                pool.score(search.plan(labels[0]))
             found += [Candidate(label.score, label, search) for label in labels[:N_JUDGED]]
             yield
-        yield from _judge(board, found, effort.n_judged)
+        yield from _judge(pool, found, effort.n_judged)
         sizes.sort(key=lambda size: reached[size])  # the most promising first in the next pass
-        yield from _recut(board, sizes, effort.n_improved)
-        yield from improve(board, _distinct(board, effort.n_improved), effort.tries)
-        if len(cuts) > len(board.problem.layers) and not effort.pipelines_only:
+        yield from _recut(pool, sizes, effort.n_improved)
+        yield from improve(pool, _distinct(pool, effort.n_improved), effort.tries)
+        if len(cuts) > len(pool.problem.layers) and not effort.pipelines_only:
             return
 
 
-def _closely(board: CandidatePool, sizes: Sequence[int]) -> Iterator[None]:
+def _closely(pool: CandidatePool, sizes: Sequence[int]) -> Iterator[None]:
     """Small homes once more: rows by each stage's own layers, more labels, and what is estimated a
     little worse too.
     """
-    cuts, found = candidates.cuts(board.problem, N_FINE), list[Candidate]()
+    cuts, found = candidates.cuts(pool.problem, N_FINE), list[Candidate]()
     for micro_batch in sizes:
-        search = SubsetSearch(board.table, micro_batch, cuts, keep=KEEP_CLOSELY, own_shares=True)
+        search = SubsetSearch(pool.table, micro_batch, cuts, keep=KEEP_CLOSELY, own_shares=True)
         if not search.is_small:
             return
-        labels = search.run(board.best * ERROR)
+        labels = search.run(pool.best * ERROR)
         found += [Candidate(label.score, label, search) for label in labels]
         yield
     for estimate, label, search in sorted(found, key=lambda item: item.score)[:N_CLOSELY]:
-        if estimate >= board.best * ERROR:
+        if estimate >= pool.best * ERROR:
             break
         plan = search.plan(label)
         for other in islice(reordered(plan), MAX_ORDERS):
-            board.score(other)
+            pool.score(other)
             yield
-        if board.score(plan) > estimate * NEAR and estimate < board.best:
-            yield from _reshare(board, plan)
-    yield from improve(board, _distinct(board, N_STARTS), TRIES)
-    for plan in board.ranking()[:1]:
-        yield from _reshare(board, plan)
+        if pool.score(plan) > estimate * NEAR and estimate < pool.best:
+            yield from _reshare(pool, plan)
+    yield from improve(pool, _distinct(pool, N_STARTS), TRIES)
+    for plan in pool.ranking()[:1]:
+        yield from _reshare(pool, plan)
 
 
 def is_small(table: cost.CostTable) -> bool:
@@ -377,80 +377,80 @@ def is_small(table: cost.CostTable) -> bool:
     return not is_many(table.problem) and SubsetSearch(table, size, cuts).is_small
 
 
-def _reshare(board: CandidatePool, plan: Plan) -> Iterator[None]:
+def _reshare(pool: CandidatePool, plan: Plan) -> Iterator[None]:
     """A plan that promised to be the best and is not, with all other rows that could make it so:
     where links or the requests under way hold it up, rows by speed are not the best ones, nor need
     those next to them be better.
     """
-    promising = (other for other in reshared(plan) if floor_s(board.table, other) < board.best)
+    promising = (other for other in reshared(plan) if floor_s(pool.table, other) < pool.best)
     for other in islice(promising, MAX_SHARES):
-        if fits(board.table, other, other.stages):
-            board.score(other)
+        if fits(pool.table, other, other.stages):
+            pool.score(other)
         yield
 
 
-def _judge(board: CandidatePool, found: list[Candidate], n: int) -> Iterator[None]:
+def _judge(pool: CandidatePool, found: list[Candidate], n: int) -> Iterator[None]:
     """Simulate the `n` best estimates; where one disappoints and is the best still, with deeper
     warm-ups too.
     """
     for estimate, label, search in sorted(found, key=lambda item: item.score)[:n]:
-        if estimate >= board.best:
+        if estimate >= pool.best:
             return
         plan = search.plan(label)
-        score = board.score(plan)
+        score = pool.score(plan)
         yield
         if score == inf:
-            yield from squeeze(board, plan)
-        if score == board.best > estimate * NEAR:
-            deep = deeper(board.table, plan)
+            yield from squeeze(pool, plan)
+        if score == pool.best > estimate * NEAR:
+            deep = deeper(pool.table, plan)
             if deep is not None:
-                board.score(deep)
+                pool.score(deep)
                 yield
 
 
-def _work(board: CandidatePool, n_cuts: int) -> float:
+def _work(pool: CandidatePool, n_cuts: int) -> float:
     """How many ways there are to put a stage before others, about: what a pass costs."""
-    search = _search(board, _sizes(board.problem)[0], candidates.cuts(board.problem, 1), False)
+    search = _search(pool, _sizes(pool.problem)[0], candidates.cuts(pool.problem, 1), False)
     return float(search.radix[-1] * len(search.codes) * n_cuts**2)
 
 
-def _recut(board: CandidatePool, sizes: Sequence[int], n: int) -> Iterator[None]:
+def _recut(pool: CandidatePool, sizes: Sequence[int], n: int) -> Iterator[None]:
     """The best orders of devices again, over all cuts: a search along one order is cheap."""
-    cuts = candidates.cuts(board.problem, N_FINE)
-    for plan in _distinct(board, n):
+    cuts = candidates.cuts(pool.problem, N_FINE)
+    for plan in _distinct(pool, n):
         if sum(len(stage.devices) for stage in plan.stages) > len(plan.devices):
             continue  # a device in several stages, which this search does not know
         near = [size for size in sizes if plan.micro_batch / 2 <= size <= plan.micro_batch * 2]
         for micro_batch in near:
-            search = SubsetSearch(board.table, micro_batch, cuts, along=plan)
-            labels = search.run(board.best)
+            search = SubsetSearch(pool.table, micro_batch, cuts, along=plan)
+            labels = search.run(pool.best)
             yield
             yield from _judge(
-                board, [Candidate(label.score, label, search) for label in labels], N_RECUT
+                pool, [Candidate(label.score, label, search) for label in labels], N_RECUT
             )
 
 
 def _search(
-    board: CandidatePool, micro_batch: int, cuts: Sequence[int], pipelines_only: bool
+    pool: CandidatePool, micro_batch: int, cuts: Sequence[int], pipelines_only: bool
 ) -> SubsetSearch:
-    if not is_many(board.problem):
-        return SubsetSearch(board.table, micro_batch, cuts, pipelines_only=pipelines_only)
+    if not is_many(pool.problem):
+        return SubsetSearch(pool.table, micro_batch, cuts, pipelines_only=pipelines_only)
     return SubsetSearch(
-        board.table,
+        pool.table,
         micro_batch,
         cuts,
         beam=BEAM,
         pipelines_only=pipelines_only,
-        is_late=board.is_over,
-        tally=board.tally,
+        is_late=pool.is_over,
+        budget=pool.budget,
     )
 
 
-def _distinct(board: CandidatePool, n: int) -> list[Plan]:
+def _distinct(pool: CandidatePool, n: int) -> list[Plan]:
     """The best plans: of the `n` best orders of devices the best two, apart in their cuts."""
     starts: dict[tuple[tuple[str, ...], ...], dict[tuple[int, ...], Plan]] = {}
-    for plan in board.ranking():
-        order = ordered(plan, board.peers)
+    for plan in pool.ranking():
+        order = ordered(plan, pool.peers)
         if order not in starts and len(starts) == n:
             continue
         same = starts.setdefault(order, {})
@@ -460,13 +460,13 @@ def _distinct(board: CandidatePool, n: int) -> list[Plan]:
 
 
 def improve(
-    board: CandidatePool, starts: Sequence[Plan], max_tries: int, others: Neighbours = neighbours
+    pool: CandidatePool, starts: Sequence[Plan], max_tries: int, others: Neighbours = neighbours
 ) -> Iterator[None]:
     """Local search from each of `starts`.
 
     Parameters
     ----------
-    board
+    pool
         Where plans are simulated and kept.
     starts
         Plans to improve.
@@ -480,15 +480,15 @@ def improve(
         better: Plan | None = plan
         while better is not None:
             here, better = better, None
-            reached = board.score(here)
-            for other in others(board.table, here):
+            reached = pool.score(here)
+            for other in others(pool.table, here):
                 if tries >= max_tries:
                     break
-                if board.knows(other) or floor_s(board.table, other) >= reached:
+                if pool.knows(other) or floor_s(pool.table, other) >= reached:
                     continue
                 tries += 1
                 ours = replace(other, planner="potluck")  # whoever made the first
-                if board.score(ours) < reached * (1 - 1e-4):
+                if pool.score(ours) < reached * (1 - 1e-4):
                     better = ours
                     break
                 yield

@@ -39,28 +39,28 @@ OFF = 1.25  # its estimates may be too high by this, at most
 DEAR_PART = 0.1  # of all counted work, for each of those that take long
 
 
-def borrow_cheap(board: CandidatePool) -> Iterator[None]:
+def borrow_cheap(pool: CandidatePool) -> Iterator[None]:
     """What others find of those plans that could be the best.
 
     As long as time is left: a plan there is already. Who was done before is not asked again.
     """
     for planner in CHEAP:
-        if planner in board.asked:
+        if planner in pool.asked:
             continue
-        found = in_time(planner, board.problem, board.tally, board.is_late, _limit_s(board))
-        if not board.is_late():
-            board.asked.add(planner)
-        yield from _taken(board, found)
+        found = in_time(planner, pool.problem, pool.budget, pool.is_late, _limit_s(pool))
+        if not pool.is_late():
+            pool.asked.add(planner)
+        yield from _taken(pool, found)
 
 
 def borrow_dear(
-    board: CandidatePool, sizes: Sequence[int], planners: Sequence[Planner] = DEAR
+    pool: CandidatePool, sizes: Sequence[int], planners: Sequence[Planner] = DEAR
 ) -> Iterator[None]:
     """The same of planners that take long: each for a part of all counted work.
 
     Parameters
     ----------
-    board
+    pool
         Gets the plans.
     sizes
         Of micro-batches, the most promising first: others are asked for these one by one.
@@ -68,14 +68,14 @@ def borrow_dear(
         Who is asked.
     """
     for planner in planners:
-        end_s = board.tally() + DEAR_PART * given_s(board.problem)
+        end_s = pool.budget() + DEAR_PART * given_s(pool.problem)
 
         def is_late(end_s: float = end_s) -> bool:
-            return board.tally() >= end_s or board.is_late()
+            return pool.budget() >= end_s or pool.is_late()
 
-        for problem in _of_sizes(board.problem, sizes):
-            found = in_time(planner, problem, board.tally, is_late, _limit_s(board))
-            yield from _taken(board, found)
+        for problem in _of_sizes(pool.problem, sizes):
+            found = in_time(planner, problem, pool.budget, is_late, _limit_s(pool))
+            yield from _taken(pool, found)
 
 
 def _of_sizes(problem: Problem, sizes: Sequence[int]) -> Iterator[Problem]:
@@ -87,16 +87,16 @@ def _of_sizes(problem: Problem, sizes: Sequence[int]) -> Iterator[Problem]:
         yield replace(problem, workload=replace(problem.workload, micro_batch=size))
 
 
-def _limit_s(board: CandidatePool) -> float:
+def _limit_s(pool: CandidatePool) -> float:
     """The estimate from which on plans of others are of no use."""
-    return inf if is_thrifty(board.problem) else board.best * OFF
+    return inf if is_thrifty(pool.problem) else pool.best * OFF
 
 
-def _taken(board: CandidatePool, found: Sequence[Plan]) -> Iterator[None]:
+def _taken(pool: CandidatePool, found: Sequence[Plan]) -> Iterator[None]:
     """Simulate the best of them, the first few however late it is."""
     for number, plan in enumerate(found[:N_BORROWED], 1):
-        if is_thrifty(board.problem) or floor_s(board.table, plan) < board.best:
-            board.score(plan)
+        if is_thrifty(pool.problem) or floor_s(pool.table, plan) < pool.best:
+            pool.score(plan)
         if number >= N_FIRST:
             yield
     yield

@@ -39,7 +39,7 @@ class CandidatePool:
     scores: dict[tuple[tuple[Stage, ...], int], tuple[float, Plan]] = field(default_factory=dict)
     best: float = inf
     max_work: float = MAX_WORK
-    tally: WorkBudget = field(default_factory=WorkBudget)
+    budget: WorkBudget = field(default_factory=WorkBudget)
     is_late: Callable[[], bool] = field(default=lambda: False)
     # planners that were asked and had the time that they took
     asked: set[Callable[..., object]] = field(default_factory=set)
@@ -65,7 +65,7 @@ class CandidatePool:
         if self.scores:
             return self.is_late()
         return (
-            is_many(self.problem) and self.tally() >= given_s(self.problem) / 2 and self.is_late()
+            is_many(self.problem) and self.budget() >= given_s(self.problem) / 2 and self.is_late()
         )
 
     def score(self, plan: Plan) -> float:
@@ -95,7 +95,7 @@ class CandidatePool:
     def _simulated(self, plan: Plan) -> tuple[float, float]:
         """Score and latency."""
         outcome = self.simulator.run(plan)
-        self.tally.count(outcome.n_tasks, TASK_S)
+        self.budget.count(outcome.n_tasks, TASK_S)
         if not self._holds(plan, outcome):
             return inf, outcome.latency_s
         latency_s, qoe = outcome.latency_s, self.problem.qoe

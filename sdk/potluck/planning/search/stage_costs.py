@@ -75,8 +75,8 @@ class _Way:
 
 
 class StageCostTable:
-    """Stages and crossings of one problem at one micro-batch size, with stages that begin and end
-    at `cuts`.
+    """Costs of stages and of communication of one problem at one micro-batch size, with stages that
+    begin and end at `cuts`.
 
     Parameters
     ----------
@@ -153,7 +153,7 @@ class StageCostTable:
         alone = [lambda n, name=name: seconds(name, n) for name in names]
         return _at_least_one(offload(shares, shares_limit(shares), alone))
 
-    def head(self, i: int, j: int, g: int, limit_s: float) -> StageCost | None:
+    def cost(self, i: int, j: int, g: int, limit_s: float) -> StageCost | None:
         """Layers from cut i to cut j on pattern g; None where neither these nor more of them from
         cut i fit, or take less than `limit_s` a step.
 
@@ -250,12 +250,12 @@ class StageCostTable:
         reduce_s, air_s = 0.0, 0.0
         if len(group) > 1:
             nbytes = table.summed_bytes(start, stop) + table.averaged_bytes(start, stop)
-            per_byte, crossings = self._ring(g)
+            per_byte, medium_per_byte = self._ring(g)
             n = len(group)
             reduce_s = max(
-                2 * (n - 1) / n * nbytes * per_byte, 2 * (n - 1) / n * nbytes * crossings
+                2 * (n - 1) / n * nbytes * per_byte, 2 * (n - 1) / n * nbytes * medium_per_byte
             )
-            air_s = 2 * (n - 1) / n * nbytes * crossings
+            air_s = 2 * (n - 1) / n * nbytes * medium_per_byte
             if reduce_s + self.n_micro_batches * (forward + backward) >= limit_s:
                 return None
         total_s = self.n_micro_batches * (forward + backward)
@@ -294,7 +294,7 @@ class StageCostTable:
             return depth
         return min(fits(rows, self._budgets[index]) for index, rows in kinds)
 
-    def crossing(self, j: int, g: int, h: int) -> CommunicationCost:
+    def communication(self, j: int, g: int, h: int) -> CommunicationCost:
         """A micro-batch over cut j from pattern g to pattern h.
 
         Parameters

@@ -58,7 +58,7 @@ class SubsetSearch:
 
     `pipelines_only`: no device shares a stage. `along`: only the groups of this plan's stages, in
     their order. `own_shares`: every stage shares its rows by the times of its own layers. Once it
-    `is_late` nothing is found. `tally`: counts the labels looked at.
+    `is_late` nothing is found. `budget`: counts the labels looked at.
 
     Parameters
     ----------
@@ -82,7 +82,7 @@ class SubsetSearch:
         Rows are shared by the times of each stage's own layers.
     is_late
         Asked between pieces of work; then nothing more is found.
-    tally
+    budget
         Counts the labels looked at.
     """
 
@@ -99,10 +99,10 @@ class SubsetSearch:
         shapes: Sequence[Pattern] | None = None,
         own_shares: bool = False,
         is_late: Callable[[], bool] = lambda: False,
-        tally: WorkBudget | None = None,
+        budget: WorkBudget | None = None,
     ) -> None:
         problem = self.problem = table.problem
-        self.is_late, self._tally = is_late, tally or WorkBudget()
+        self.is_late, self._budget = is_late, budget or WorkBudget()
         self.table = table
         self.keep = keep
         self.beam = beam
@@ -117,8 +117,8 @@ class SubsetSearch:
         shapes = shapes or list(dict.fromkeys(order)) or patterns(problem, self.classes, speeds)
         shapes = [pattern for pattern in shapes if sum(pattern) == 1] if pipelines_only else shapes
         self._shares = any(sum(pattern) > 1 for pattern in shapes)
-        self.heads = self._make_heads(micro_batch, shapes)
-        self.n_micro_batches = self.heads.n_micro_batches
+        self.stage_costs = self._make_stage_costs(micro_batch, shapes)
+        self.n_micro_batches = self.stage_costs.n_micro_batches
         self.sizes = [len(members) for members in self.classes]
         self.radix = [1]
         for size in self.sizes:
@@ -126,12 +126,13 @@ class SubsetSearch:
         # then a state has a bit for each device
         self._are_unlike = all(size == 1 for size in self.sizes)
         self.codes = [
-            sum(n * r for n, r in zip(p, self.radix, strict=False)) for p in self.heads.patterns
+            sum(n * r for n, r in zip(p, self.radix, strict=False))
+            for p in self.stage_costs.patterns
         ]
         self._only = self._in_order(order)
         self._near = self._windows(along) if along is not None else {}
         self._joins: dict[tuple[int, int], bool] = {}
-        self._crossings: dict[tuple[int, int, int], CommunicationCost] = {}
+        self._communication: dict[tuple[int, int, int], CommunicationCost] = {}
         self._idle_w: dict[int, float] = {}
         self._floors: dict[tuple[int, int], float] = {}
         self._frees: dict[int, tuple[int, ...]] = {}
@@ -139,7 +140,7 @@ class SubsetSearch:
         self.thrifty = is_thrifty(problem)
         self.fill = 1.0  # how much of the time of the layers before a cut is added to a label's
 
-    def _make_heads(self, micro_batch: int, shapes: Sequence[Pattern]) -> StageCostTable:
+    def _make_stage_costs(self, micro_batch: int, shapes: Sequence[Pattern]) -> StageCostTable:
         return StageCostTable(
             self.table, micro_batch, self.cuts, self.classes, shapes, own_shares=self.own_shares
         )
@@ -155,9 +156,9 @@ class SubsetSearch:
         """
         state, only = 0, {}
         for pattern in reversed(order):
-            if pattern not in self.heads.patterns:
+            if pattern not in self.stage_costs.patterns:
                 return {-1: -1}
-            only[state] = self.heads.patterns.index(pattern)
+            only[state] = self.stage_costs.patterns.index(pattern)
             state += self.codes[only[state]]
         return only
 
@@ -212,23 +213,23 @@ class SubsetSearch:
                 for j in range(i + 1, last + 1):
                     if self._near and not self._wanted(i, g, behind[j] if j < last else (0,)):
                         continue
-                    self._tally.count(1, HEAD_S)
-                    head = self.heads.head(i, j, g, limit_s)
-                    if head is None:
+                    self._budget.count(1, HEAD_S)
+                    stage = self.stage_costs.cost(i, j, g, limit_s)
+                    if stage is None:
                         break  # a longer stage neither fits nor is faster
-                    if not head.depth:
+                    if not stage.depth:
                         continue  # a longer one may: what waits at its end is less
                     if j == last:
                         if self._only and self._only.get(0) != g:
                             continue
-                        label = self._last(head, i, g, limit)
+                        label = self._last(stage, i, g, limit)
                         if label is not None:
                             found.setdefault(code, []).append(label)
                         continue
                     for state, labels in behind[j].items():
                         if self._fits(state, g):
                             kept = found.setdefault(state + code, [])
-                            self._put_before(head, i, j, g, state + code, labels, kept, limit)
+                            self._put_before(stage, i, j, g, state + code, labels, kept, limit)
             behind[i] = self._pruned(found)
         return sorted(
             (label for labels in behind[0].values() for label in labels),
@@ -255,30 +256,30 @@ class SubsetSearch:
             return not state & self.codes[g]
         known = self._joins.get((state, g))
         if known is None:
-            known = all(map(le, self.heads.patterns[g], self._free(state)))
+            known = all(map(le, self.stage_costs.patterns[g], self._free(state)))
             self._joins[state, g] = known
         return known
 
-    def _last(self, head: StageCost, i: int, g: int, limit: float) -> ParetoLabel | None:
-        work = head.forward_s + head.backward_s
+    def _last(self, stage: StageCost, i: int, g: int, limit: float) -> ParetoLabel | None:
+        work = stage.forward_s + stage.backward_s
         stop = len(self.cuts) - 1
         n = self.n_micro_batches
-        answer = self.heads.answer_s(g)
+        answer = self.stage_costs.answer_s(g)
         if self.training:
-            span = max(head.total_s, n * answer)
-            done = span + head.reduce_s
+            span = max(stage.total_s, n * answer)
+            done = span + stage.reduce_s
         else:
-            span, done = work + answer, max(head.total_s / n, answer)
-        score = self._score(span, done, head.air_s, head.energy_j, i, g, self.codes[g])
+            span, done = work + answer, max(stage.total_s / n, answer)
+        score = self._score(span, done, stage.air_s, stage.energy_j, i, g, self.codes[g])
         if score >= limit:
             return None
         return ParetoLabel(
-            score, span, done, head.air_s, head.energy_j, work, i, stop, g, head.depth, None
+            score, span, done, stage.air_s, stage.energy_j, work, i, stop, g, stage.depth, None
         )
 
     def _put_before(
         self,
-        head: StageCost,
+        stage: StageCost,
         i: int,
         j: int,
         g: int,
@@ -287,40 +288,45 @@ class SubsetSearch:
         kept: list[ParetoLabel],
         limit: float,
     ) -> None:
-        """Add to `kept` what `head` makes of each label behind it, where that may score below
+        """Add to `kept` what `stage` makes of each label behind it, where that may score below
         `limit`.
         """
         n = self.n_micro_batches
-        work = head.forward_s + head.backward_s
+        work = stage.forward_s + stage.backward_s
         training = self.training
-        depth, before = min(head.depth, n), -1
-        self._tally.count(len(labels), LABEL_S)
+        depth, before = min(stage.depth, n), -1
+        self._budget.count(len(labels), LABEL_S)
         for rest in labels:
             if rest.g != before:
                 before = rest.g
-                crossing = self._crossings.get((j, g, before))
-                if crossing is None:
-                    crossing = self._crossings[j, g, before] = self.heads.crossing(j, g, before)
-                forward, back, link, air, joules = crossing
-            air_s, energy = rest.air_s + air + head.air_s, rest.energy_j + joules + head.energy_j
+                communication = self._communication.get((j, g, before))
+                if communication is None:
+                    communication = self._communication[j, g, before] = (
+                        self.stage_costs.communication(j, g, before)
+                    )
+                forward, back, link, air, joules = communication
+            air_s, energy = rest.air_s + air + stage.air_s, rest.energy_j + joules + stage.energy_j
             trip = work + forward + back + rest.trip_s
             if training:
-                # All M micro-batches through the head; or one there and back around all that is
+                # All M micro-batches through the stage; or one there and back around all that is
                 # behind; or around the link; or, where memory keeps only `depth` on the way at
                 # once, that many per round trip.
                 span = max(
-                    head.total_s, work + forward + back + rest.span_s, work + link, n * trip / depth
+                    stage.total_s,
+                    work + forward + back + rest.span_s,
+                    work + link,
+                    n * trip / depth,
                 )
-                done = max(span + head.reduce_s, head.forward_s + forward + rest.done_s)
+                done = max(span + stage.reduce_s, stage.forward_s + forward + rest.done_s)
             else:
                 span, done = (
                     work + forward + rest.span_s,
-                    max(head.total_s / n, link / n, rest.done_s),
+                    max(stage.total_s / n, link / n, rest.done_s),
                 )
             score = self._score(span, done, air_s, energy, i, g, state)
             if score < limit:
                 kept.append(
-                    ParetoLabel(score, span, done, air_s, energy, trip, i, j, g, head.depth, rest)
+                    ParetoLabel(score, span, done, air_s, energy, trip, i, j, g, stage.depth, rest)
                 )
 
     def _pruned(self, found: dict[int, list[ParetoLabel]]) -> dict[int, list[ParetoLabel]]:
@@ -380,7 +386,7 @@ class SubsetSearch:
         if i:
             latency = max(latency, self._front_floor_s(i, state))
         else:
-            feed = self.heads.feed_s(g)
+            feed = self.stage_costs.feed_s(g)
             latency = max(latency + (0.0 if self.streaming else feed), n * feed)
         if not self.thrifty:
             return latency
@@ -442,7 +448,7 @@ class SubsetSearch:
 
     def plan(self, label: ParetoLabel) -> Plan:
         """The plan that a label stands for, its warm-up as deep as memory allows up to K_p."""
-        heads = self.heads
+        stage_costs = self.stage_costs
         used = [0] * len(self.classes)
         stages = []
         chain: list[ParetoLabel] = []
@@ -452,7 +458,7 @@ class SubsetSearch:
             at = at.behind
         depths = warm_up_depths([part.depth for part in chain], self.n_micro_batches)
         for part, depth in zip(chain, depths, strict=True):
-            pattern, names = heads.patterns[part.g], []
+            pattern, names = stage_costs.patterns[part.g], []
             for c, size in enumerate(pattern):
                 names += [
                     self.problem.devices[i].name for i in self.classes[c][used[c] : used[c] + size]
@@ -463,16 +469,16 @@ class SubsetSearch:
                     start=self.cuts[part.i],
                     stop=self.cuts[part.j],
                     devices=tuple(names),
-                    shares=heads.stage_shares(part.i, part.j, part.g),
+                    shares=stage_costs.stage_shares(part.i, part.j, part.g),
                     warm_up=depth if self.training else 1,
-                    recompute=heads.table.recomputes,
+                    recompute=stage_costs.table.recomputes,
                 )
             )
         return Plan(
             planner="potluck",
             model=self.problem.model,
             stages=tuple(stages),
-            micro_batch=heads.micro_batch,
+            micro_batch=stage_costs.micro_batch,
             n_micro_batches=self.n_micro_batches,
             training=self.training,
             latency_s=label.score,

@@ -16,23 +16,23 @@ from potluck.records import Plan, Stage, Training
 MAX_SHARES = 40  # of rows of one plan
 
 
-def spread(board: CandidatePool, sizes: Sequence[int]) -> Iterator[None]:
+def spread(pool: CandidatePool, sizes: Sequence[int]) -> Iterator[None]:
     """All devices share all layers, in one stage or in two that each keep less at once, with rows
     by room: where the search takes memory to be more than it is, no other plan may hold.
 
     Parameters
     ----------
-    board
+    pool
         Where plans are simulated and kept.
     sizes
         Rows of a micro-batch, all that are tried.
     """
-    problem, n_layers = board.problem, len(board.problem.layers)
-    if board.budgets is board.table.budgets or problem.branches:
+    problem, n_layers = pool.problem, len(pool.problem.layers)
+    if pool.budgets is pool.table.budgets or problem.branches:
         return
     names = tuple(device.name for device in problem.devices)
     fewest = candidates.fewest_rows(problem)
-    room = [max(1, board.budgets[name] - board.table.floor_bytes) for name in names]
+    room = [max(1, pool.budgets[name] - pool.table.floor_bytes) for name in names]
     for size in (size for size in sizes if size >= len(names) * fewest):
         spare = proportion(size - len(names) * fewest, room)
         shares = tuple(fewest + rows for rows in spare)
@@ -47,47 +47,47 @@ def spread(board: CandidatePool, sizes: Sequence[int]) -> Iterator[None]:
                 n_micro_batches=problem.workload.batch // size,
                 training=isinstance(problem.workload, Training),
             )
-            board.score(relieved(board, plan))
+            pool.score(relieved(pool, plan))
             yield
 
 
-def squeeze(board: CandidatePool, plan: Plan) -> Iterator[None]:
+def squeeze(pool: CandidatePool, plan: Plan) -> Iterator[None]:
     """A plan that memory does not hold with fewer micro-batches under way, other rows, and other
     cuts, where the search takes memory to be more than it is.
 
     Parameters
     ----------
-    board
+    pool
         Where plans are simulated and kept.
     plan
         That does not hold.
     """
-    if board.budgets is not board.table.budgets:
-        board.score(relieved(board, plan))
+    if pool.budgets is not pool.table.budgets:
+        pool.score(relieved(pool, plan))
         yield
         recut = (replace(plan, stages=stages) for stages in moved(plan))
         for other in (*islice(smaller(plan), MAX_SHARES), *recut):
-            board.score(other)
+            pool.score(other)
             yield
 
 
-def relieved(board: CandidatePool, plan: Plan) -> Plan:
+def relieved(pool: CandidatePool, plan: Plan) -> Plan:
     """The plan as flat as can be, with rows of devices that hold too much when it is simulated on
     those of the same stage that have most room, until it holds or no row is left to move.
 
     Parameters
     ----------
-    board
+    pool
         Knows what each device may use.
     plan
         That may not hold.
     """
     plan = replace(plan, stages=tuple(replace(stage, warm_up=1) for stage in plan.stages))
     for _ in range(plan.micro_batch):
-        outcome = board.simulator.run(plan)
-        board.tally.count(outcome.n_tasks, TASK_S)
+        outcome = pool.simulator.run(plan)
+        pool.budget.count(outcome.n_tasks, TASK_S)
         peaks = outcome.peak_bytes().items()
-        lighter = moved_to_room(plan, {name: board.budgets[name] - peak for name, peak in peaks})
+        lighter = moved_to_room(plan, {name: pool.budgets[name] - peak for name, peak in peaks})
         if lighter is None:
             break
         plan = lighter

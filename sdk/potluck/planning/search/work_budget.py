@@ -27,7 +27,7 @@ GROWTH = 1.7  # power of the devices beyond
 
 
 class WorkBudget:
-    """Seconds that the work done so far would take; `tally()` reads it as one reads a clock."""
+    """Seconds that the work done so far would take; `budget()` reads it as one reads a clock."""
 
     def __init__(self) -> None:
         self.elapsed_s = 0.0
@@ -53,7 +53,7 @@ class MeteredTable(cost.CostTable):
     ----------
     problem
         What is planned.
-    tally
+    budget
         Counts the work.
     is_late
         Whether time is up.
@@ -62,17 +62,21 @@ class MeteredTable(cost.CostTable):
     """
 
     def __init__(
-        self, problem: Problem, tally: WorkBudget, is_late: Callable[[], bool], limit_s: float = inf
+        self,
+        problem: Problem,
+        budget: WorkBudget,
+        is_late: Callable[[], bool],
+        limit_s: float = inf,
     ) -> None:
         super().__init__(problem)
         self.limit_s = limit_s
-        self._tally = tally
+        self._budget = budget
         self._is_late = is_late
         self._unseen_s = 0.0
 
     def sibling(self, problem: Problem) -> "MeteredTable":
         """A table of another problem on the same clock."""
-        return MeteredTable(problem, self._tally, self._is_late)
+        return MeteredTable(problem, self._budget, self._is_late)
 
     def at_work(self) -> None:
         """A step of the planner is done."""
@@ -115,7 +119,7 @@ class MeteredTable(cost.CostTable):
         return super().backward_s(device, start, stop, rows)
 
     def _look(self) -> None:
-        self._tally.count(1, self._unseen_s)
+        self._budget.count(1, self._unseen_s)
         self._unseen_s = 0.0
         if self._is_late():
             raise Late
@@ -124,7 +128,7 @@ class MeteredTable(cost.CostTable):
 def in_time(
     planner: Callable[[Problem, cost.CostTable], Iterator[Plan]],
     problem: Problem,
-    tally: WorkBudget,
+    budget: WorkBudget,
     is_late: Callable[[], bool],
     limit_s: float = inf,
 ) -> list[Plan]:
@@ -136,7 +140,7 @@ def in_time(
         Called with problem and table; gives plans one by one.
     problem
         What is planned.
-    tally
+    budget
         Counts the work.
     is_late
         Whether time is up.
@@ -145,8 +149,8 @@ def in_time(
     """
     found: list[Plan] = []
     try:
-        for plan in planner(problem, MeteredTable(problem, tally, is_late, limit_s)):
-            tally.count(len(problem.devices), DEVICE_S)
+        for plan in planner(problem, MeteredTable(problem, budget, is_late, limit_s)):
+            budget.count(len(problem.devices), DEVICE_S)
             found.append(plan)
             if is_late():
                 break

@@ -4,7 +4,7 @@ import heapq
 from collections.abc import Callable
 from itertools import count
 
-Happening = Callable[[], None]
+Callback = Callable[[], None]
 
 
 class VirtualClock:
@@ -15,7 +15,7 @@ class VirtualClock:
 
     def __init__(self, now_s: float = 1000.0) -> None:
         self.now_s = now_s
-        self._queue: list[tuple[float, int, bool, Happening]] = []
+        self._queue: list[tuple[float, int, bool, Callback]] = []
         self._numbers, self._n_work = count(), 0
 
     @property
@@ -23,16 +23,16 @@ class VirtualClock:
         """Whether only ticks are left."""
         return self._n_work == 0
 
-    def after(self, delay_s: float, happening: Happening, *, repeats: bool = False) -> float:
+    def after(self, delay_s: float, callback: Callback, *, repeats: bool = False) -> float:
         """Let this happen in so many seconds; returns when. `repeats`: it is a tick."""
         at_s = self.now_s + max(0.0, delay_s)
         self._n_work += not repeats
-        heapq.heappush(self._queue, (at_s, next(self._numbers), repeats, happening))
+        heapq.heappush(self._queue, (at_s, next(self._numbers), repeats, callback))
         return at_s
 
     def step(self) -> None:
         """The next one happens."""
-        at_s, _, repeats, happening = heapq.heappop(self._queue)
+        at_s, _, repeats, callback = heapq.heappop(self._queue)
         self.now_s = max(self.now_s, at_s)
         self._n_work -= not repeats
-        happening()
+        callback()
