@@ -1,13 +1,15 @@
-"""JSON and TOML that people hand to one another: read in one guarded way, so that whatever is in a
-file ends as plain data or as one error that says what is wrong with it.
+"""JSON and TOML in files: read in one guarded way, so that whatever is in a file ends as plain data
+or as one error that says what is wrong with it; written whole or not at all.
 """
 
 import json
+import os
 import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from math import inf
+from pathlib import Path
 from types import UnionType
 from typing import Any, NoReturn, Union, get_args, get_origin, get_type_hints
 
@@ -52,6 +54,35 @@ def read_toml(text: str, file: str) -> dict[str, Any]:
         _refuse(file, "TOML", f"a name of more than {MAX_DEPTH} parts")
     table: dict[str, Any] = _read(tomllib.loads, text, file, "TOML")
     return table
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file that only its owner may read: all of it, or what was there stays.
+
+    Parameters
+    ----------
+    path
+        The file; its folder is made.
+    text
+        What it is to say.
+
+    Raises
+    ------
+    FileError
+        It cannot be written; nothing is left behind.
+    """
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with os.fdopen(os.open(part, flags, 0o600), "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise FileError(f"cannot write {path}: {error.strerror}.", path=str(path)) from error
 
 
 def holds(value: object, kind: Any) -> bool:

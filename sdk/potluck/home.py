@@ -390,7 +390,8 @@ class Home(Shown):
             is, and by default that which it plays.
         watts
             Whether idle, busy and radio power are measured where a meter measures: 15 s more.
-            Default: once for each device in this home. Where no meter is, watts are assumed.
+            Default: once for each device; they are kept beside the keys (`watts.json`). Where no
+            meter is, watts are assumed.
 
         Raises
         ------
@@ -399,6 +400,7 @@ class Home(Shown):
             `Model`.
         """
         from potluck.lab import profiling
+        from potluck.profile.kept_watts import keep_watts, kept_watts
         from potluck.profile.measure import check_measuring, name_of, need_model, profile
         from potluck.profile.network_file import declared, keep_network
         from potluck.profile.store import Store
@@ -425,6 +427,8 @@ class Home(Shown):
                     document=known,
                 )
             else:
+                if watts is not False and not self._watts:
+                    self._watts.update(kept_watts(self._folder))
                 measured = profile(
                     self._link,
                     self._members,
@@ -440,6 +444,7 @@ class Home(Shown):
                     watts=True if fresh and watts is None else watts,
                     measured_before=self._watts,
                 )
+                keep_watts(self._watts, self._folder)
             if devices is None:
                 self._profiles[model.signature] = measured
                 self._network = measured.document

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from potluck.discover.claim import Claim, claim
-from potluck.documents import read_json
+from potluck.documents import read_json, write_whole
 from potluck.errors import FileError, UserError
 from potluck.sessions.events import Address
 from potluck_wire.limits import is_device_name, is_key
@@ -219,14 +219,4 @@ def _read(path: Path) -> Any:
 
 
 def _write(path: Path, document: Any) -> None:
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-            json.dump(document, file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        raise FileError(f"cannot write {path}: {error.strerror}.", path=str(path)) from error
+    write_whole(path, json.dumps(document, indent=1))

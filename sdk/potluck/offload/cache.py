@@ -8,12 +8,11 @@ what was found.
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from potluck.documents import read_json
+from potluck.documents import read_json, write_whole
 from potluck.errors import FileError
 from potluck.offload.plan.bandwidths import Found
 from potluck.offload.plan.documents import found_document, read_found
@@ -117,14 +116,8 @@ def write(path: Path, found: Found) -> None:
     """All at once, or not at all: a folder that cannot be written costs a search the next time, no
     more.
     """
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    with suppress(OSError):
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            part.write_text(json.dumps(found_document(found)))
-            part.replace(path)
-        finally:
-            part.unlink(missing_ok=True)
+    with suppress(FileError):
+        write_whole(path, json.dumps(found_document(found)))
 
 
 @contextmanager

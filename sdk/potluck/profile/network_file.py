@@ -2,14 +2,13 @@
 checked, written so that reading gives the same document.
 """
 
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from math import isinf
 from pathlib import Path
 from typing import Any
 
-from potluck.documents import NEXT_STEP, read_toml
+from potluck.documents import NEXT_STEP, read_toml, write_whole
 from potluck.errors import FileError, UserError
 from potluck.profile.home_network import Figure, HomeNetwork, SharedMedium
 
@@ -74,17 +73,7 @@ def save_network(document: HomeNetwork, path: str | Path) -> None:
     FileError
         It cannot be written.
     """
-    path = Path(path)
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-        with os.fdopen(os.open(part, flags, 0o600), "w", encoding="utf-8") as file:
-            file.write(as_toml(document))
-        part.replace(path)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        raise FileError(f"cannot write {path}: {error.strerror}.", path=str(path)) from error
+    write_whole(Path(path), as_toml(document))
 
 
 def declared(network: Any, folder: Path | None) -> HomeNetwork | None:

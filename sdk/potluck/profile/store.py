@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from potluck.documents import read_json
+from potluck.documents import read_json, write_whole
 from potluck.errors import FileError, UserError
 from potluck.records import LayerCost
 
@@ -122,16 +122,8 @@ class Store:
             document = read_json(path.read_bytes(), str(path))
             modes = dict(document["modes"]) if document.get("schema") == SCHEMA else {}
         modes["training" if train else "inference"] = [asdict(cost) for cost in costs]
-        part = path.with_name(f"{path.name}.{os.getpid()}.part")
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            part.write_text(
-                json.dumps({"schema": SCHEMA, "signature": signature, "modes": modes}, indent=1)
-            )
-            part.replace(path)
-        except OSError as error:
-            part.unlink(missing_ok=True)
-            raise FileError(f"cannot write {path}: {error.strerror}.", path=str(path)) from error
+        document = {"schema": SCHEMA, "signature": signature, "modes": modes}
+        write_whole(path, json.dumps(document, indent=1))
 
 
 def _cost(row: Mapping[str, Any]) -> LayerCost:
