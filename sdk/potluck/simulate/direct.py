@@ -26,6 +26,7 @@ from potluck.simulate.layout import (
     StepLayout,
     lay_out,
 )
+from potluck.simulate.memory import held
 from potluck.simulate.paths import Paths
 from potluck.simulate.spans import middle_s, union_s
 
@@ -148,13 +149,10 @@ class Outcome:
                 for use in uses:
                     gone = max(gone, (times.free_s if transfer[use] else times.stop_s)[first + use])
                 nbytes = self._items[number][1]
-                changes[slot] += ((times.start_s[first + made], nbytes), (gone, -nbytes))
+                changes[slot] += held(times.start_s[first + made], gone, nbytes)
             for number, forward, backward in layout.kept:
                 slot, since = layout.items[number].slot, times.start_s[first + forward]
-                changes[slot] += (
-                    (since, working[number]),
-                    (times.stop_s[first + forward], -working[number]),
-                )
+                changes[slot] += held(since, times.stop_s[first + forward], working[number])
                 if backward >= 0:
                     again, stop = times.start_s[first + backward], times.stop_s[first + backward]
                     stage = plan.stages[layout.items[number].stage]
@@ -162,14 +160,11 @@ class Outcome:
                         stage.start, stage.stop, first=number not in learned
                     )
                     learned.add(number)
-                    changes[slot] += (
-                        (again, working[number] + beside),
-                        (stop, -working[number] - beside),
-                    )
-                    changes[slot] += ((since, kept[number]), (stop, -kept[number]))
+                    changes[slot] += held(again, stop, working[number] + beside)
+                    changes[slot] += held(since, stop, kept[number])
         peaks = {}
         for name, events in zip(plan.devices, changes, strict=True):
-            events.sort()  # at one moment what goes comes first
+            events.sort()
             ranges = {(stage.start, stage.stop) for stage in plan.stages if name in stage.devices}
             at_work = max(accumulate((nbytes for _, nbytes in events), initial=0))
             peaks[name] = cost.resting_bytes(table, ranges) + at_work

@@ -3,6 +3,8 @@ peak.
 """
 
 from collections.abc import Container, Mapping, Sequence
+from itertools import accumulate
+from math import inf, nextafter
 
 from potluck.schedule.program_builder import Annotation, Compiled
 from potluck.simulate import cost
@@ -62,14 +64,17 @@ def peak_bytes(
         for piece, vector in pieces.items():
             last[vector] = max(last[vector], last[piece])
         for value, since in made.items():
-            changes += [(since, sizes[value]), (last[value], -sizes[value])]
-    changes.sort()  # at one moment what goes comes first
-    static, held = _static_bytes(table, notes, program.instructions), 0
-    peak = 0
-    for _, nbytes in changes:
-        held += nbytes
-        peak = max(peak, held)
-    return static + peak
+            changes += held(since, last[value], sizes[value])
+    changes.sort()
+    static = _static_bytes(table, notes, program.instructions)
+    return static + max(accumulate((nbytes for _, nbytes in changes), initial=0))
+
+
+def held(start: float, stop: float, nbytes: int) -> list[tuple[float, int]]:
+    """The changes of memory by what is there from `start` to `stop`, to be sorted: at one moment
+    what goes comes first, but for what comes and goes at that moment.
+    """
+    return [(start, nbytes), (stop if stop > start else nextafter(stop, inf), -nbytes)]
 
 
 def _segment_memory(
@@ -89,14 +94,14 @@ def _segment_memory(
     working = (
         note.nbytes if is_piece else cost.working_bytes(table, note.start, note.stop, note.rows)
     )
-    changes += [(start, working), (stop, -working)]
+    changes += held(start, stop, working)
     key = _key(item)
     if item.op == "run" and key in returning:
         nbytes = table.kept_bytes(note.start, note.stop) * note.rows
         kept[key] = start, nbytes + table.copied_bytes(note.start, note.stop)
     elif item.op == "backward":
         since, nbytes = kept.pop(key)
-        changes += [(since, nbytes), (stop, -nbytes)]
+        changes += held(since, stop, nbytes)
 
 
 def _second_gradients(
@@ -112,7 +117,7 @@ def _second_gradients(
     segment = item.attrs["segment"]
     nbytes = table.second_gradient_bytes(note.start, note.stop, first=segment not in learned)
     learned.add(segment)
-    return [(start, nbytes), (stop, -nbytes)]
+    return held(start, stop, nbytes)
 
 
 def _key(item: Instruction) -> _Key:

@@ -200,3 +200,37 @@ def test_depths_that_can_never_run_are_an_error():
     plan = Plan(planner="p", model="chain", stages=stages, micro_batch=2, n_micro_batches=4)
     with pytest.raises(PlanError, match="waits for ever"):
         Direct(problem).run(plan)
+
+
+def test_what_takes_no_time_holds_its_memory_all_the_same():
+    """An embedding of 0 s that works on more than what stays."""
+
+    def peaks(seconds):
+        costs = (LayerCost(rows=(1,), forward_s=(seconds,)), LayerCost(rows=(1,), forward_s=(1.0,)))
+        problem = Problem(
+            model="m",
+            devices=(Device(name="d0", memory_bytes=10**9), Device(name="d1", memory_bytes=10**9)),
+            network=Network(
+                media=(Medium(name="air", capacity_bytes_per_s=1e6),),
+                paths={pair: Path(media=(("air", 1),)) for pair in (("d0", "d1"), ("d1", "d0"))},
+            ),
+            layers=(
+                Layer(name="look up", output_bytes=80_000, parameter_bytes=150_000),
+                Layer(name="work", output_bytes=10),
+            ),
+            costs={"d0": costs, "d1": costs},
+            workload=Inference(batch=1),
+        )
+        plan = Plan(
+            planner="by hand",
+            model="m",
+            training=False,
+            micro_batch=1,
+            stages=(
+                Stage(start=0, stop=1, devices=("d0",), shares=(1,)),
+                Stage(start=1, stop=2, devices=("d1",), shares=(1,)),
+            ),
+        )
+        return [Direct(problem).run(plan).peak_bytes(), predict(problem, plan).peak_bytes]
+
+    assert peaks(0.0) == peaks(1e-6)

@@ -427,7 +427,9 @@ class LowerBoundCosts(StageCostTable):
         return StageCost(forward, backward, 0.0, 0.0, depth, 0.0, n * (forward + backward))
 
     def _shared(self, start: int, stop: int, g: int, limit_s: float) -> StageCost | None:
-        """Rows shared without loss. Every replica of a ring passes each piece on once per step."""
+        """Rows shared without loss. What is left of a ring once the last replica has its gradients
+        is passed on after that.
+        """
         group, n = self.groups[g], len(self.groups[g])
         speed = sum(1 / max(self.sums[d][stop] - self.sums[d][start], 1e-30) for d in group)
         shared_s = self.problem.workload.batch / speed
@@ -441,11 +443,11 @@ class LowerBoundCosts(StageCostTable):
             if g not in self._ring_steps:
                 names, network = [self.problem.devices[d].name for d in group], self.problem.network
                 air = min(self.links[pair].air_s for pair in permutations(group, 2))
-                best_out = [max(network.bandwidth(a, b) for b in names if b != a) for a in names]
-                best_in = [max(network.bandwidth(a, b) for a in names if a != b) for b in names]
-                self._ring_steps[g] = 1 / min(*best_out, *best_in), air
-            passed_bytes = 2 * (n - 1) * (self.table.summed_bytes(start, stop) // 4 // n * 4)
-            reduce_s, air_s = (passed_bytes * per_byte for per_byte in self._ring_steps[g])
+                out = [1 / max(network.bandwidth(a, b) for b in names if b != a) for a in names]
+                into = [1 / max(network.bandwidth(a, b) for a in names if a != b) for b in names]
+                self._ring_steps[g] = _behind_the_last(out, into), 2 * (n - 1) * air
+            piece_bytes = self.table.summed_bytes(start, stop) // 4 // n * 4
+            reduce_s, air_s = (piece_bytes * per_byte for per_byte in self._ring_steps[g])
             reduce_s = max(reduce_s, RING_BEHIND * n * air_s)
         # Every replica has a row of every micro-batch at least.
         total_s = max(shared_s, self.n_micro_batches * max(map(sum, pieces)))
@@ -542,3 +544,33 @@ def _least_s(costs: LayerCost, seconds: Sequence[float], most: int) -> float:
 
 def _sums(values: Sequence[float]) -> tuple[float, ...]:
     return tuple(accumulate(values, initial=0.0))
+
+
+def _behind_the_last(out: Sequence[float], into: Sequence[float]) -> float:
+    """Least seconds that a ring takes after the last of its n replicas has its gradients, for a
+    piece of one byte.
+
+    The last one passes on all its 2 (n - 1) pieces after that, and gets n - 1 of the others at
+    least: the one before it needs nothing of its gradients for its first n - 1. Another one has
+    passed on n - 1 pieces before at most, and got n - 2.
+
+    Parameters
+    ----------
+    out, into
+        Of each replica, least seconds per byte that it sends and gets.
+
+    >>> _behind_the_last([1.0, 1e-3], [1e-3, 1.0])  # the slow sender is done early
+    1.0
+    """
+    n = len(out)
+
+    def left_s(last: int) -> float:
+        others = [i for i in range(n) if i != last]
+        return max(
+            2 * (n - 1) * out[last],
+            (n - 1) * into[last],
+            *((n - 1) * out[i] for i in others),
+            *(n * into[i] for i in others),
+        )
+
+    return min(map(left_s, range(n)))
