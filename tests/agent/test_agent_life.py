@@ -281,3 +281,20 @@ def test_importing_the_agent_loads_nothing_heavy():
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
     assert answer.stdout.strip() == "[]"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="there is no such limit")
+def test_too_few_descriptors_are_said_in_one_sentence(tmp_path):
+    started = subprocess.run(
+        [
+            "sh",
+            "-c",
+            f"ulimit -n 60; exec {sys.executable} -m potluck_agent start --state {tmp_path}",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+    assert started.returncode != 0
+    assert "may have 60 files and connections open, and needs" in started.stderr
+    assert "Traceback" not in started.stderr

@@ -119,6 +119,7 @@ class EventLoop:
         self.stopping = self._closed = False
         self.load = 1.0
         self._peers_stamp: object = None
+        self._peers_fault = ""  # why the file could not be read, last time
         self._owners: dict[str, Peer] = {}
         self._members: tuple[Member, ...] = ()
         self._routes: dict[tuple[Channel, str], _Route] = {}
@@ -221,9 +222,13 @@ class EventLoop:
     def _look_at_peers(self) -> None:
         try:
             self._load_peers()
-        # somebody broke the file: those who were trusted stay, until it is mended
+            self._peers_fault = ""
+        # somebody broke the file, or it cannot be read now: those who were trusted stay, and it is
+        # read again at the next tick
         except AgentError as error:
-            self._journal.note(str(error))
+            if str(error) != self._peers_fault:
+                self._journal.note(str(error))
+            self._peers_fault = str(error)
 
     def _cut_full(self) -> None:
         most_bytes = MAX_UNREAD_BYTES + len(self._links) * WINDOW_BYTES
@@ -258,7 +263,7 @@ class EventLoop:
         if self._closed:
             return
         self._closed = True
-        self._workplace.fire()
+        self._workplace.kill()
         self._links.close()
         self._reception.hang_up()
         self._sources.close()
@@ -283,8 +288,8 @@ class EventLoop:
             stamp = None
         if stamp == self._peers_stamp and self._owners:
             return
-        self._peers_stamp = stamp
         owners = {peer.key: peer for peer in (*keys.load_peers(self._state_dir), *self._trusted)}
+        self._peers_stamp = stamp
         lost = [key for key in self._owners if key not in owners]
         self._owners = owners
         was_connected = [key for key in lost if any(known == key for _, known in self._routes)]
@@ -412,7 +417,7 @@ class EventLoop:
             case StartWorker():
                 self._hire()
             case KillWorker():
-                self._workplace.fire()
+                self._workplace.kill()
                 self._journal.worker_ends(action)
             case SetMembers():
                 self._members = action.members
@@ -462,7 +467,7 @@ class EventLoop:
 
     def _hire(self) -> None:
         try:
-            self._workplace.hire()
+            self._workplace.start()
             self._journal.worker_starts()
         except (AgentError, OSError) as error:
             self._feed(WorkerDied(FailureCause.CRASHED, f"no worker can be started: {error}"))

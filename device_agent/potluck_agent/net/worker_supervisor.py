@@ -43,14 +43,14 @@ class WorkerSupervisor:
         if self._worker is not None:
             self._worker.hold(message, buffers)
 
-    def hire(self) -> None:
+    def start(self) -> None:
         """Start a worker; OSError or AgentError where that is impossible."""
         self._worker = self._start()
         self._stillness = None if self._may_rest else Stillness(self._worker.pid)
         self._events = READ
         self._sources.register(self._worker.socket.fileno())
 
-    def fire(self) -> None:
+    def kill(self) -> None:
         """End it, if there is one."""
         if self._worker is not None:
             self._sources.unregister(self._worker.socket.fileno())
@@ -85,7 +85,7 @@ class WorkerSupervisor:
             return
         still_s = self._stillness.look(now_s, has_work=is_working)
         if still_s > STILL_S and worker.has_unread:
-            self.fire()
+            self.kill()
             text = (
                 f"the worker was stopped, or hung: it had work and did nothing for {still_s:.1f} s"
             )
@@ -114,5 +114,5 @@ class WorkerSupervisor:
                 yield FromWorker(message, buffers)
         if self._worker is worker and (worker.closed or reason is not None):
             reason = reason or worker.exit_reason()
-            self.fire()
+            self.kill()
             yield WorkerDied(*reason)

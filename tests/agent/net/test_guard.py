@@ -6,7 +6,10 @@ import pytest
 import zmq
 from tests.agent.core.core_talk import settings
 
+from potluck_agent import keys
+from potluck_agent.core.events import PeerRevoked
 from potluck_agent.core.machine import Core
+from potluck_agent.errors import AgentError
 from potluck_agent.keys import Identity
 from potluck_agent.log_file import Log
 from potluck_agent.net.event_loop import EventLoop
@@ -80,6 +83,39 @@ def test_a_part_that_cannot_do_its_tick_keeps_no_other_from_it(
     (text,) = noted
     assert "a fault in the agent" in text
     assert "Too many open files" in text
+
+
+def test_who_was_forgotten_while_the_file_could_not_be_read_is_cut_off_once_it_can(
+    loop, noted, tmp_path, monkeypatch
+):
+    """A lack of descriptors passes; the file does not change again after that."""
+    ada, bob = (keys.Peer(name=name, key=name[0] * 40, role="owner") for name in ("ada", "bob"))
+    for peer in (ada, bob):
+        keys.add_peer(tmp_path, peer)
+    revoked, read, handle = [], keys.load_peers, Core.handle
+    monkeypatch.setattr(
+        Core,
+        "handle",
+        lambda core, event, now_s: [revoked.append(event)] and handle(core, event, now_s),
+    )
+
+    def fail(state):
+        raise AgentError("cannot read peers.json: Too many open files.")
+
+    ticks = iter(range(5))
+
+    def each_tick():
+        tick = next(ticks)
+        if tick == 0:
+            keys.forget_peer(tmp_path, "bob")
+            monkeypatch.setattr(keys, "load_peers", fail)
+        elif tick == 2:
+            monkeypatch.setattr(keys, "load_peers", read)
+        loop.stopping = tick == 4
+
+    loop.run(each_tick)
+    assert [event.key for event in revoked if isinstance(event, PeerRevoked)] == [bob.key]
+    assert noted == ["cannot read peers.json: Too many open files."]  # once
 
 
 def test_the_meter_is_looked_at_though_nobody_asks_for_it():

@@ -80,7 +80,7 @@ def talk():
 def supervised(talk, n=12, **how):
     """Causes of its end within so many ticks, which the clock only says."""
     supervisor = WorkerSupervisor(Poller(), lambda: talk.link, **how)
-    supervisor.hire()
+    supervisor.start()
     causes = []
     for tick in range(n):
         time.sleep(0.03)
