@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from potluck.profile.estimate import estimate
     from potluck.records import Device, Inference, Plan, QoE, Training
     from potluck.run.optimizers import SGD, AdamW
+    from potluck.serve.decide.records import Frequency, Latency
     from potluck.sessions.agent_specs import Spec
     from potluck_wire import __version__
 
@@ -41,6 +42,8 @@ _WHERE = {
     "Training": "potluck.records",
     "Inference": "potluck.records",
     "QoE": "potluck.records",
+    "Latency": "potluck.serve.decide.records",
+    "Frequency": "potluck.serve.decide.records",
     "Plan": "potluck.records",
     "Device": "potluck.records",
     "Spec": "potluck.sessions.agent_specs",
@@ -63,6 +66,8 @@ __all__ = [
     "Training",
     "Inference",
     "QoE",
+    "Latency",
+    "Frequency",
     "Plan",
     "Device",
     "Spec",

@@ -12,6 +12,7 @@ ROOT = Path(__file__).parents[2]
 PURE = (
     "device_agent/potluck_wire/", "sdk/potluck/planning/", "sdk/potluck/schedule/",
     "sdk/potluck/simulate/", "sdk/potluck/contention/", "sdk/potluck/offload/plan/",
+    "sdk/potluck/serve/decide/", "sdk/potluck/serve/simulate/", "sdk/potluck/serve/rivals/",
 )  # fmt: skip
 PURE_FILES = ("sdk/potluck/records.py", "sdk/potluck/errors.py")
 IMPURE_FILES = {

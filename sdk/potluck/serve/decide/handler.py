@@ -1,0 +1,254 @@
+"""The decentralised request handler: serve here, hand on, or refuse. A pure function.
+
+EPARA, section 3.2, in the paper's order:
+
+1. timed out: say so;
+2. what is placed here is enough: serve here. First by this server alone, then by groups that
+   reach across servers, then by edge devices;
+3. handed on too often: refuse. Else hand on to a server by eq. (1);
+4. else refuse: resources do not suffice.
+
+A server on the request's path is never asked again. One whose queue exceeds the delay of state
+exchange plus the limit is left out. `choose` is the step that differs between EPARA, its rivals and
+ours; all get the same candidates. Randomness is an argument.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from random import Random
+
+from potluck.serve.decide.records import Request
+
+MAX_OFFLOADS = 5  # section 4.1: the paper's default
+ROUNDED_S = 1e-9
+
+
+class Way(Enum):
+    """How a request is served here, the dearest last."""
+
+    ALONE = "by this server alone"
+    ACROSS = "across servers"
+    EDGE_DEVICE = "by an edge device"
+
+
+class Reason(Enum):
+    """Why a request is refused."""
+
+    TIMED_OUT = "timed out"
+    OFFLOADED_TOO_OFTEN = "handed on too often"
+    INSUFFICIENT = "resources do not suffice"
+    UNKNOWN_SERVICE = "no such service"
+    QUEUE_FULL = "queue full"
+    CANNOT_MEET = "its deadline can no longer be met"
+
+
+@dataclass(frozen=True, slots=True)
+class Serve:
+    """Compute it here. `fps`: of a stream, the frames per second that it gets here."""
+
+    way: Way = Way.ALONE
+    fps: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Offload:
+    """Hand it on. `fps`: of a stream, the frames per second that it gets here all the same."""
+
+    server: str
+    fps: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """Say no, and why."""
+
+    reason: Reason
+
+
+Decision = Serve | Offload | Refuse
+
+
+@dataclass(frozen=True, slots=True)
+class Local:
+    """What this server could do for a request by one way.
+
+    `finish_s`: when its answer would be ready. `free_fps`: what a stream would be granted.
+    """
+
+    way: Way
+    finish_s: float
+    free_fps: float = 0.0
+
+
+@dataclass(slots=True)
+class Candidate:
+    """Another server that has the service, as last heard of.
+
+    `delay_s` is how old this is: the delay of state exchange. `transfer_s`: until the request would
+    be there, and its answer back. `sent`: requests handed to it since it said so.
+    """
+
+    server: str
+    idle_per_s: float
+    queue_s: float
+    delay_s: float
+    capacity_per_s: float = 0.0
+    batch_s: float = 0.0
+    transfer_s: float = 0.0
+    sent: float = 0.0
+
+
+# which candidate a request goes to; None: to none of them
+Choose = Callable[[Request, Sequence[Candidate], float, Random], Candidate | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What may be set. `splits`: a stream that gets a part here is handed on for the rest."""
+
+    max_offloads: int = MAX_OFFLOADS
+    splits: bool = True
+
+
+EPARA_RULES = Rules()
+
+
+def decide(
+    request: Request,
+    local: Sequence[Local],
+    candidates: Callable[[], Sequence[Candidate]],
+    now_s: float,
+    rng: Random,
+    choose: Choose,
+    rules: Rules = EPARA_RULES,
+) -> Decision:
+    """What this server does with a request, in the order of section 3.2.
+
+    Parameters
+    ----------
+    request
+        Its path ends with this server.
+    local
+        What this server could do, the preferred way first; empty where nothing is placed.
+    candidates
+        Gives the others that have the service; asked for only when it must be handed on.
+    now_s
+        The time.
+    rng
+        Randomness.
+    choose
+        Whom of the candidates; `by_idle_goodput` is EPARA's.
+    rules
+        How often it may be handed on, and whether streams are split.
+    """
+    if now_s > request.deadline_s:
+        return Refuse(Reason.TIMED_OUT)
+    here = _here(request, local)
+    if here is not None and (not request.fps or here.fps >= request.fps - ROUNDED_S):
+        return here
+    part_fps = here.fps if here is not None else 0.0
+    if request.n_offloads >= rules.max_offloads:
+        return here or Refuse(Reason.OFFLOADED_TOO_OFTEN)
+    limit_s = request.deadline_s - request.arrived_s
+    feasible = [
+        each
+        for each in candidates()
+        if each.server not in request.path and each.queue_s <= each.delay_s + limit_s
+    ]
+    chosen = choose(request, feasible, now_s, rng) if feasible else None
+    if chosen is None:
+        return here or Refuse(Reason.INSUFFICIENT)
+    if here is not None and not rules.splits:
+        # a stream that cannot be divided goes where it gets more
+        return here if chosen.idle_per_s <= part_fps else Offload(chosen.server)
+    return Offload(chosen.server, part_fps)
+
+
+def _here(request: Request, local: Sequence[Local]) -> Serve | None:
+    """The preferred way that is enough; for a stream that none is enough for, the best part."""
+    if not request.fps:
+        for each in local:
+            if each.finish_s <= request.deadline_s + ROUNDED_S:
+                return Serve(each.way)
+        return None
+    for each in local:
+        if each.free_fps >= request.fps - ROUNDED_S:
+            return Serve(each.way, request.fps)
+    best = max(local, key=lambda each: each.free_fps, default=None)
+    return Serve(best.way, best.free_fps) if best is not None and best.free_fps > 0 else None
+
+
+def by_idle_goodput(
+    request: Request, candidates: Sequence[Candidate], now_s: float, rng: Random
+) -> Candidate | None:
+    """One of the candidates, with probability in proportion to its idle goodput: eq. (1).
+
+    Parameters
+    ----------
+    request
+        What is handed on.
+    candidates
+        Those that may take it.
+    now_s
+        The time; not needed here.
+    rng
+        Randomness.
+    """
+    total = sum(each.idle_per_s for each in candidates)
+    if total <= 0:
+        return None
+    drawn = rng.random() * total
+    for each in candidates:
+        drawn -= each.idle_per_s
+        if drawn < 0:
+            return each
+    return next(each for each in reversed(candidates) if each.idle_per_s > 0)
+
+
+def by_spare_finish(
+    request: Request, candidates: Sequence[Candidate], now_s: float, rng: Random
+) -> Candidate | None:
+    """Ours: one of those expected to finish it in time, by how many more they could.
+
+    What is known of a candidate is old. Its queue has shrunk since, and grown by what this server
+    sent (`sent`) and others may have. A candidate's spare is the number of requests that it could
+    still finish before this one's deadline, from the queue expected now. Drawing in proportion to
+    the spare, instead of joining the shortest queue, keeps servers that share stale information
+    from running to the same one (Dahlin, "Interpreting stale load information", TPDS 2000).
+    One that cannot finish it in time has no spare, and is not asked.
+
+    Parameters
+    ----------
+    request
+        What is handed on.
+    candidates
+        Those that may take it.
+    now_s
+        The time.
+    rng
+        Randomness.
+    """
+    spare = [_spare(request, each, now_s) for each in candidates]
+    total = sum(spare)
+    if total <= 0:
+        return None
+    drawn = rng.random() * total
+    for each, weight in zip(candidates, spare, strict=True):
+        drawn -= weight
+        if drawn < 0:
+            return each
+    return max(zip(spare, candidates, strict=True), key=lambda pair: pair[0])[1]
+
+
+def _spare(request: Request, candidate: Candidate, now_s: float) -> float:
+    """Requests, or frames per second, that a candidate could still take."""
+    rate = candidate.capacity_per_s or candidate.idle_per_s
+    if request.fps:
+        return max(0.0, candidate.idle_per_s - candidate.sent)
+    if rate <= 0:
+        return 0.0
+    drained_s = candidate.delay_s * candidate.idle_per_s / rate
+    queue_s = max(0.0, candidate.queue_s - drained_s) + candidate.sent / rate
+    left_s = request.deadline_s - now_s - candidate.transfer_s - queue_s
+    return max(0.0, left_s - candidate.batch_s * request.work) * rate

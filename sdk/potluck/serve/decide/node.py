@@ -1,0 +1,542 @@
+"""One server's decisions together: handler, queues, streams and its own state. A pure machine:
+`handle(event, now_s) -> actions`. The runtime and the simulator drive this very class.
+
+A pool is the replicas of one service on one kind of processor by one way (alone, across servers, on
+an edge device): it has a queue and, for frequency services, a ledger of streams. Every accepted
+request leaves by exactly one of `Start` followed by `Done`, `Send` followed by `Settled`, and
+`Refused`; what was lost on the way is decided anew.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from math import inf
+from random import Random
+
+from potluck.serve.decide import batching, handler
+from potluck.serve.decide.batching import Batcher
+from potluck.serve.decide.handler import Choose, Local, Offload, Reason, Refuse, Rules, Serve, Way
+from potluck.serve.decide.placement import Allocations, Placement
+from potluck.serve.decide.records import Allocation, Request, ServerState, Service, ServiceState
+from potluck.serve.decide.streams import Grant, StreamLedger
+from potluck.serve.decide.view import View
+
+PoolKey = tuple[str, str, Way]  # service, kind of processor, way
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """Replicas that a server has."""
+
+    allocation: Allocation
+    n_replicas: int
+    way: Way = Way.ALONE
+
+    @property
+    def key(self) -> PoolKey:
+        """By which it is named in events and actions."""
+        return (self.allocation.service, self.allocation.variant.kind, self.way)
+
+
+def pools_of(
+    server: str, placement: Placement, allocations: Allocations, edge_devices: Collection[str] = ()
+) -> tuple[Pool, ...]:
+    """The pools that a server has by a placement.
+
+    Parameters
+    ----------
+    server
+        Whose.
+    placement
+        Of the whole home.
+    allocations
+        Per service and kind of processor.
+    edge_devices
+        Names of devices that this server looks after: their replicas are its pools too.
+    """
+    counts: dict[tuple[str, str, Way], int] = {}
+    for replica in placement.replicas:
+        if replica.server == server:
+            way = Way.ACROSS if replica.is_across else Way.ALONE
+        elif replica.server in edge_devices:
+            way = Way.EDGE_DEVICE
+        else:
+            continue
+        key = (replica.service, replica.kind, way)
+        counts[key] = counts.get(key, 0) + 1
+    return tuple(
+        Pool(allocations[service, kind], n_replicas, way)
+        for (service, kind, way), n_replicas in counts.items()
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """How a server decides; the rivals are other values of it.
+
+    `wait_frac`: part of its slack that a request may wait for a fuller batch. `early_drop`: what
+    cannot hold its deadline is not computed. `data_parallel`: a stream may use several replicas.
+    """
+
+    choose: Choose = handler.by_spare_finish
+    rules: Rules = handler.EPARA_RULES
+    wait_frac: float = 0.0
+    early_drop: bool = True
+    data_parallel: bool = True
+
+
+OURS = Policy()
+EPARA = Policy(choose=handler.by_idle_goodput, early_drop=False)
+
+
+# --- events
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """A request, a stream (`fps` above zero) or a frame has come, from a client or a server."""
+
+    request: Request
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A batch has ended; its answers are there."""
+
+    pool: PoolKey
+    replica: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A batch has ended without answers: its requests are decided anew."""
+
+    pool: PoolKey
+    replica: int
+
+
+@dataclass(frozen=True, slots=True)
+class StreamEnded:
+    """A client's stream is over."""
+
+    service: str
+    stream: int
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """The answer, or the refusal, of a request, frame or stream that was handed on is here."""
+
+    request_id: int
+    refused: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ServerGone:
+    """What was handed on to this server is decided anew, without it."""
+
+    server: str
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """These pools from now on. What waits for one that is gone is decided anew."""
+
+    pools: tuple[Pool, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed: the answer to `WakeAt`."""
+
+
+Event = Arrived | Done | Failed | StreamEnded | Settled | ServerGone | Placed | Tick
+
+
+# --- actions
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Compute these together; say `Done` or `Failed` after about `seconds`."""
+
+    pool: PoolKey
+    replica: int
+    requests: tuple[Request, ...]
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """A stream gets these frames per second here; its frames are expected as requests."""
+
+    pool: PoolKey
+    request: Request
+    grant: Grant
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Hand this request, stream or frame on to a server."""
+
+    request: Request
+    server: str
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Tell whoever asked, at once."""
+
+    request: Request
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class WakeAt:
+    """Send `Tick` at this time, unless another event comes before."""
+
+    at_s: float
+
+
+Action = Start | Open | Send | Refused | WakeAt
+
+_REASONS = {
+    batching.TIMED_OUT: Reason.TIMED_OUT,
+    batching.CANNOT_MEET: Reason.CANNOT_MEET,
+    batching.QUEUE_FULL: Reason.QUEUE_FULL,
+}
+
+
+@dataclass(slots=True)
+class _Held:
+    """A pool with its queue, its streams and the batches that are computed."""
+
+    pool: Pool
+    queue: Batcher
+    ledger: StreamLedger | None
+    running: dict[int, tuple[Request, ...]]
+
+
+@dataclass(slots=True)
+class _Route:
+    """Where the frames of an admitted stream go: a part here, the rest to a server."""
+
+    request: Request
+    pool: PoolKey | None
+    here_frac: float
+    server: str = ""
+
+    def is_here(self, frame: int) -> bool:
+        """Spread evenly: of the first n frames about n times `here_frac` are."""
+        return int((frame + 1) * self.here_frac + 1e-9) > int(frame * self.here_frac + 1e-9)
+
+
+class Node:
+    """One server.
+
+    Parameters
+    ----------
+    name
+        Of this server, as it stands in paths.
+    services
+        By name: all that are served in the home, here or elsewhere.
+    view
+        What is known of the others.
+    rng
+        Randomness.
+    policy
+        How it decides.
+    reply_s
+        By service, seconds until an answer is back with the client: a deadline is that much
+        earlier here.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        services: Mapping[str, Service],
+        view: View,
+        rng: Random,
+        policy: Policy = OURS,
+        reply_s: Mapping[str, float] | None = None,
+    ) -> None:
+        self.name = name
+        self.services = services
+        self.view = view
+        self.rng = rng
+        self.policy = policy
+        self.reply_s = reply_s or {}
+        self._pools: dict[PoolKey, _Held] = {}
+        self._of_service: dict[str, list[_Held]] = {}
+        self._handed_on: dict[int, tuple[Request, str]] = {}
+        self._routes: dict[int, _Route] = {}
+        # requests that were answered: in this interval of state exchange, and in the last whole one
+        self._answered: dict[str, float] = {}
+        self._answered_before: dict[str, float] = {}
+        self._interval_began_s: float | None = None
+        self._interval_s = 0.0
+
+    # --- what it says of itself
+
+    def state(self, now_s: float) -> ServerState:
+        """Its state to tell the others: call this once per interval of state exchange.
+
+        Idle goodput is the theoretical one less what was answered in the interval before
+        (eq. 1, the time from -2 t_n to -t_n).
+        """
+        if self._interval_began_s is not None and now_s > self._interval_began_s:
+            self._interval_s = now_s - self._interval_began_s
+            self._answered_before, self._answered = self._answered, {}
+        self._interval_began_s = now_s
+        rows = {
+            service: self._row(service, held, now_s) for service, held in self._of_service.items()
+        }
+        return ServerState(server=self.name, version=0, services=rows)
+
+    def _row(self, service: str, pools: list[_Held], now_s: float) -> ServiceState:
+        allocation = pools[0].pool.allocation
+        capacity = sum(held.pool.allocation.rate_per_s * held.queue.n_replicas for held in pools)
+        usual_s = allocation.batch_s[allocation.batch]
+        if allocation.category.is_frequency:
+            idle = sum(held.ledger.idle_fps() for held in pools if held.ledger)
+            return ServiceState(capacity_per_s=capacity, idle_per_s=idle, batch_s=usual_s)
+        used = 0.0
+        if self._interval_s:
+            used = self._answered_before.get(service, 0.0) / self._interval_s
+        return ServiceState(
+            capacity_per_s=capacity,
+            idle_per_s=max(0.0, capacity - used),
+            queue_s=min(held.queue.queue_s(now_s) for held in pools),
+            batch_s=usual_s,
+        )
+
+    def n_waiting(self) -> int:
+        """Requests in all its queues."""
+        return sum(held.queue.n_queued for held in self._pools.values())
+
+    def n_computing(self) -> int:
+        """Requests in batches that are computed."""
+        return sum(len(batch) for held in self._pools.values() for batch in held.running.values())
+
+    # --- events
+
+    def handle(self, event: Event, now_s: float) -> list[Action]:
+        """What is to be done now."""
+        actions: list[Action] = []
+        match event:
+            case Arrived(request):
+                self._arrived(request.through(self.name), now_s, actions)
+            case Done(pool, replica):
+                self._ended(pool, replica, now_s, actions, failed=False)
+            case Failed(pool, replica):
+                self._ended(pool, replica, now_s, actions, failed=True)
+            case StreamEnded(_, stream):
+                self._stream_ended(stream)
+            case Settled(request_id, refused):
+                self._handed_on.pop(request_id, None)
+                if refused and request_id in self._routes:
+                    self._routes[request_id].server = ""
+            case ServerGone(server):
+                self._server_gone(server, now_s, actions)
+            case Placed(pools):
+                self._placed(pools, now_s, actions)
+            case Tick():
+                for held in self._pools.values():
+                    self._queue(held, batching.Tick(), now_s, actions)
+        return actions
+
+    def _arrived(self, request: Request, now_s: float, actions: list[Action]) -> None:
+        if request.service not in self.services:
+            actions.append(Refused(request, Reason.UNKNOWN_SERVICE))
+        elif request.stream is not None:
+            self._frame(request, now_s, actions)
+        else:
+            self._decide(request, now_s, actions)
+
+    def _decide(self, request: Request, now_s: float, actions: list[Action]) -> None:
+        service = request.service
+        decision = handler.decide(
+            request,
+            [self._local(held, request, now_s) for held in self._of_service.get(service, ())],
+            lambda: self.view.candidates(service, now_s),
+            now_s,
+            self.rng,
+            self.policy.choose,
+            self.policy.rules,
+        )
+        match decision:
+            case Serve(way, fps) if request.fps:
+                self._open(request, way, fps, actions)
+            case Serve(way, _):
+                held = self._best(service, way, request, now_s)
+                self._queue(held, batching.Arrived(request), now_s, actions)
+            case Offload(server, fps):
+                self._hand_on(request, server, fps, actions)
+            case Refuse(reason):
+                actions.append(Refused(request, reason))
+
+    def _local(self, held: _Held, request: Request, now_s: float) -> Local:
+        if request.fps:
+            free = held.ledger.free_fps(request.fps) if held.ledger else 0.0
+            return Local(held.pool.way, inf, free)
+        reply_s = self.reply_s.get(request.service, 0.0)
+        return Local(held.pool.way, held.queue.finish_s(now_s, request.work) + reply_s)
+
+    def _best(self, service: str, way: Way, request: Request, now_s: float) -> _Held:
+        pools = [held for held in self._of_service[service] if held.pool.way is way]
+        if len(pools) == 1:
+            return pools[0]
+        return min(pools, key=lambda held: held.queue.finish_s(now_s, request.work))
+
+    def _hand_on(self, request: Request, server: str, fps: float, actions: list[Action]) -> None:
+        if request.fps:
+            pool = self._open(request, None, fps, actions) if fps > 0 else None
+            self._routes[request.id] = _Route(request, pool, fps / request.fps, server)
+            request = replace(request, fps=request.fps - fps)
+        self.view.sent(request.service, server, request.fps or 1.0)
+        self._handed_on[request.id] = (request, server)
+        actions.append(Send(request, server))
+
+    # --- streams
+
+    def _open(
+        self, request: Request, way: Way | None, fps: float, actions: list[Action]
+    ) -> PoolKey:
+        """Admit a stream on the pool that gives it the most of `fps`."""
+        pools = [
+            held
+            for held in self._of_service[request.service]
+            if held.ledger and way in (None, held.pool.way)
+        ]
+        held = max(pools, key=lambda each: each.ledger.free_fps(fps) if each.ledger else 0.0)
+        assert held.ledger is not None
+        grant = held.ledger.admit(request.id, fps)
+        self._routes[request.id] = _Route(request, held.pool.key, 1.0)
+        actions.append(Open(held.pool.key, request, grant))
+        return held.pool.key
+
+    def _frame(self, request: Request, now_s: float, actions: list[Action]) -> None:
+        route = self._routes.get(request.stream if request.stream is not None else -1)
+        if route is None:
+            actions.append(Refused(request, Reason.INSUFFICIENT))
+        elif route.is_here(request.frame) and route.pool in self._pools:
+            held = self._pools[route.pool]
+            self._queue(held, batching.Arrived(request), now_s, actions)
+        elif route.server and request.n_offloads < self.policy.rules.max_offloads:
+            self._handed_on[request.id] = (request, route.server)
+            actions.append(Send(request, route.server))
+        else:
+            actions.append(Refused(request, Reason.INSUFFICIENT))
+
+    def _stream_ended(self, stream: int) -> Request | None:
+        """Free what it had; returns what was asked, if it was here."""
+        route = self._routes.pop(stream, None)
+        self._handed_on.pop(stream, None)
+        if route is None:
+            return None
+        held = self._pools.get(route.pool) if route.pool else None
+        if held is not None and held.ledger:
+            held.ledger.end(stream)
+        return route.request
+
+    # --- queues
+
+    def _queue(
+        self, held: _Held, event: batching.Event, now_s: float, actions: list[Action]
+    ) -> None:
+        for action in held.queue.handle(event, now_s):
+            match action:
+                case batching.Start(replica, requests, seconds):
+                    held.running[replica] = requests
+                    actions.append(Start(held.pool.key, replica, requests, seconds))
+                case batching.GiveBack(request, reason):
+                    actions.append(Refused(request, _REASONS[reason]))
+                case batching.WakeAt(at_s):
+                    actions.append(WakeAt(at_s))
+
+    def _ended(
+        self, key: PoolKey, replica: int, now_s: float, actions: list[Action], *, failed: bool
+    ) -> None:
+        held = self._pools.get(key)
+        if held is None:
+            return
+        requests = held.running.pop(replica, ())
+        if not failed:
+            service = key[0]
+            self._answered[service] = self._answered.get(service, 0.0) + len(requests)
+        self._queue(held, batching.Done(replica), now_s, actions)
+        if failed:
+            for request in requests:
+                self._decide(request, now_s, actions)
+
+    # --- changes
+
+    def _server_gone(self, server: str, now_s: float, actions: list[Action]) -> None:
+        lost = [request for request, to in self._handed_on.values() if to == server]
+        for request in lost:
+            whole = self._stream_ended(request.id) or request
+            self._handed_on.pop(request.id, None)
+            # it is on the path now, so that nobody hands it there again
+            path = (*whole.path[:-1], server, whole.path[-1])
+            self._decide(replace(whole, path=path), now_s, actions)
+
+    def _placed(self, pools: tuple[Pool, ...], now_s: float, actions: list[Action]) -> None:
+        before = self._pools
+        homeless = list[Request]()
+        self._pools = {pool.key: self._renewed(pool, before, homeless) for pool in pools}
+        for key, held in before.items():
+            if key not in self._pools:
+                homeless += held.queue.take_all()
+                if held.running:  # what is computed there now is still answered
+                    self._pools[key] = replace(held, pool=replace(held.pool, n_replicas=0))
+        self._of_service = {}
+        for held in sorted(self._pools.values(), key=lambda each: _ORDER[each.pool.way]):
+            if held.pool.n_replicas:
+                self._of_service.setdefault(held.pool.allocation.service, []).append(held)
+        self._move_streams(before, now_s, actions)
+        for held in [*self._pools.values()]:
+            self._queue(held, batching.Resized(held.pool.n_replicas), now_s, actions)
+        for request in homeless:
+            self._decide(request, now_s, actions)
+
+    def _renewed(
+        self, pool: Pool, before: Mapping[PoolKey, _Held], homeless: list[Request]
+    ) -> _Held:
+        """The pool as it is now: with its queue, if only the number of replicas has changed."""
+        old = before.get(pool.key)
+        if old is not None and old.pool.allocation == pool.allocation:
+            return replace(old, pool=pool)
+        if old is not None:
+            homeless += old.queue.take_all()
+        running = old.running if old is not None else {}
+        allocation = pool.allocation
+        queue = Batcher(
+            allocation.batch_s,
+            pool.n_replicas,
+            max_queue=self.services[allocation.service].max_queue,
+            wait_frac=self.policy.wait_frac,
+            early_drop=self.policy.early_drop,
+            busy=running,
+        )
+        ledger = None
+        if allocation.category.is_frequency:
+            ledger = StreamLedger(
+                allocation, pool.n_replicas, data_parallel=self.policy.data_parallel
+            )
+        return _Held(pool, queue, ledger, running)
+
+    def _move_streams(
+        self, before: Mapping[PoolKey, _Held], now_s: float, actions: list[Action]
+    ) -> None:
+        """Streams whose replicas are gone are decided anew."""
+        for key, old in before.items():
+            if old.ledger is None:
+                continue
+            now = self._pools.get(key)
+            kept = now.pool.n_replicas if now is not None and now.ledger is old.ledger else 0
+            for stream in old.ledger.resize(kept):
+                request = self._stream_ended(stream)
+                if request is not None:
+                    self._decide(request, now_s, actions)
+
+
+_ORDER = {Way.ALONE: 0, Way.ACROSS: 1, Way.EDGE_DEVICE: 2}
