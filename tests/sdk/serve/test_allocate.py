@@ -97,7 +97,7 @@ def test_says_the_best_possible():
 
 
 def test_says_what_memory_is_needed_and_there():
-    with pytest.raises(Infeasible, match="needs 2000 bytes on each .* which has 1000"):
+    with pytest.raises(Infeasible, match=r"needs 2000 bytes on each .* which has 1000"):
         allocate(service(memory_bytes=2000), GPU)
 
 

@@ -161,9 +161,7 @@ def test_every_request_leaves_once_and_none_is_started_that_cannot_be_met(seed):
             if end_s <= now_s:
                 del ends[replica]
                 take(queue.handle(Done(replica), end_s), end_s, ends, left, due)
-        event = Arrived(
-            request(number, now_s, rng.uniform(0.01, 1.0), priority=rng.randint(0, 1))
-        )
+        event = Arrived(request(number, now_s, rng.uniform(0.01, 1.0), priority=rng.randint(0, 1)))
         take(queue.handle(event, now_s), now_s, ends, left, due)
     while ends or queue.n_queued:
         if ends:

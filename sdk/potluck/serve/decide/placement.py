@@ -243,8 +243,14 @@ class Greedy:
                 flow.demand[server] = flow.demand.get(server, 0.0) + per_s
                 flow.waiting += per_s
         self.replicas: list[Replica] = []
-        # per (service, kind): servers that may have room for what goes anywhere, in turn
-        self._turn: dict[tuple[str, str], deque[str]] = {}
+        # what goes anywhere leaves room where many requests arrive, and fills one server first
+        asked = dict.fromkeys(self.rooms, 0.0)
+        for (_, server), per_s in demand.items():
+            if server in asked:
+                asked[server] += per_s
+        self._quiet_first = sorted(self.rooms, key=lambda name: asked[name])
+        # per service, kind and step: servers that may have room for what goes anywhere
+        self._turn: dict[tuple[str, str, bool], deque[str]] = {}
 
     def pin(self, replica: Replica) -> None:
         """Place this one, whatever it gains (S1)."""
@@ -341,22 +347,21 @@ class Greedy:
     def _somewhere(
         self, service: str, kind: str, share: float, nbytes: float, n_processors: int
     ) -> str:
-        """The next server in turn that has room; empty if none has.
+        """The first server that has room; empty if none has.
 
         Room never comes back, so one without any is not asked again.
         """
-        turn = self._turn.setdefault((service, kind), deque(self.rooms))
+        turn = self._turn.setdefault((service, kind, False), deque(self._quiet_first))
         while turn:
-            name = turn.popleft()
-            if self.rooms[name].find(kind, share, nbytes, n_processors):
-                turn.append(name)
-                return name
+            if self.rooms[turn[0]].find(kind, share, nbytes, n_processors):
+                return turn[0]
+            turn.popleft()
         return ""
 
     def _place_across(self, service: str, kind: str, allocation: Allocation) -> bool:
         """On the processors of a hypothetical server that has all of them (S3)."""
         share, nbytes = allocation.share_frac, float(allocation.memory_bytes)
-        turn = self._turn.setdefault((service, kind), deque(self.rooms))
+        turn = self._turn.setdefault((service, kind, True), deque(self._quiet_first))
         found: list[tuple[str, int]] = []
         while turn and len(found) < allocation.variant.n_processors:
             room = self.rooms[turn[0]]
@@ -369,8 +374,10 @@ class Greedy:
         processors = tuple(found[: allocation.variant.n_processors])
         for server, index in processors:
             self.rooms[server].take(index, share, nbytes)
-        turn.extendleft(reversed(list(dict.fromkeys(name for name, _ in processors[:-1]))))
-        self._count(Replica(service=service, kind=kind, processors=processors), allocation)
+        turn.extendleft(reversed(dict.fromkeys(name for name, _ in processors[:-1])))
+        asked = self.flows[service].demand  # its queue is where most of its requests arrive
+        ordered = tuple(sorted(processors, key=lambda each: -asked.get(each[0], 0.0)))
+        self._count(Replica(service=service, kind=kind, processors=ordered), allocation)
         return True
 
     def _count(self, replica: Replica, allocation: Allocation) -> None:

@@ -72,10 +72,10 @@ class Known:
 
 @dataclass(slots=True)
 class _Side:
-    """One direction of the ring: who is talked to, and since when nothing was heard."""
+    """One direction of the ring: who is talked to, and since when an answer is expected."""
 
     step: int
-    heard_s: dict[str, float] = field(default_factory=dict)
+    expected_s: dict[str, float] = field(default_factory=dict)
     told: dict[str, dict[str, int]] = field(default_factory=dict)  # versions by neighbour, server
 
 
@@ -104,7 +104,9 @@ class Ring:
         self._known: dict[str, Known] = {}
         self._claimed: dict[str, int] = {}  # the last version that a neighbour said of itself
         self._version = 0
-        self._began_s: float | None = None
+        self._heard_s: dict[str, float] = {}
+        # whom it talks to on the left and on the right, silent ones skipped; None: nobody answers
+        self.neighbours: tuple[str | None, str | None] = (None, None)
         self._join(names)
 
     @property
@@ -122,6 +124,7 @@ class Ring:
         self._known = {name: each for name, each in self._known.items() if name in self.names}
         for side in self._sides:
             side.told.clear()
+            side.expected_s.clear()
 
     def states(self, now_s: float) -> dict[str, tuple[ServerState, float]]:
         """Of the others: their last states that are young enough, and how old they are."""
@@ -131,15 +134,8 @@ class Ring:
             if name != self.me and now_s - each.said_s <= self.most_age_s
         }
 
-    def neighbours(self, now_s: float) -> tuple[str | None, str | None]:
-        """Who is talked to on the left and on the right, silent ones skipped."""
-        left, right = (self._neighbour(side, now_s) for side in self._sides)
-        return left, right
-
     def handle(self, event: Event, now_s: float) -> list[Tell]:
         """What is to be sent now."""
-        if self._began_s is None:
-            self._began_s = now_s
         match event:
             case Members(names):
                 self._join(names)
@@ -150,11 +146,13 @@ class Ring:
         return []
 
     def _neighbour(self, side: _Side, now_s: float) -> str | None:
-        began_s = now_s if self._began_s is None else self._began_s
+        """The first that is not silent: each has some intervals to be heard once it is its turn."""
+        before, side.expected_s = side.expected_s, {}
         for distance in range(1, len(self.names)):
             name = self.names[(self._place + side.step * distance) % len(self.names)]
-            heard_s = max(each.heard_s.get(name, began_s) for each in self._sides)
-            if now_s - heard_s <= SILENT_INTERVALS * self.interval_s:
+            side.expected_s[name] = before.get(name, now_s)
+            last_s = max(side.expected_s[name], self._heard_s.get(name, 0.0))
+            if now_s - last_s <= SILENT_INTERVALS * self.interval_s:
                 return name
         return None
 
@@ -163,10 +161,11 @@ class Ring:
         mine = ServerState(server=self.me, version=self._version, services=own.services)
         self._known[self.me] = Known(mine, now_s, 0)
         found = []
-        for side in self._sides:
+        left, right = (self._neighbour(side, now_s) for side in self._sides)
+        self.neighbours = (left, right)
+        for side, neighbour in zip(self._sides, self.neighbours, strict=True):
             # the first beyond the silent, and the silent nearest: it may be back
             nearest = self.names[(self._place + side.step) % len(self.names)]
-            neighbour = self._neighbour(side, now_s)
             for name in dict.fromkeys((neighbour, nearest)):
                 if name is not None and name != self.me:
                     found.append(Tell(name, self._news(side, name, now_s)))
@@ -194,7 +193,7 @@ class Ring:
         place = self.names.index(sender)
         distance = (place - self._place) % len(self.names)
         step = RIGHT if distance <= len(self.names) - distance else LEFT
-        self._sides[0 if step == LEFT else 1].heard_s[sender] = now_s
+        self._heard_s[sender] = now_s
         for state, age_s in zip(message.states, message.ages_s, strict=False):
             if state.server == sender:
                 self._claimed[sender] = state.version

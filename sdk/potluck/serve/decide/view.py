@@ -18,7 +18,17 @@ class View(Protocol):
         """The other servers that have it."""
 
     def sent(self, service: str, server: str, amount: float) -> None:
-        """A request, or so many frames per second, was handed on to it."""
+        """A request, or so many frames per second, was handed on to it.
+
+        Parameters
+        ----------
+        service
+            Which is asked for.
+        server
+            Who has the request now.
+        amount
+            1 for a request; of a stream, frames per second.
+        """
 
 
 class NoView:
@@ -29,7 +39,17 @@ class NoView:
         return ()
 
     def sent(self, service: str, server: str, amount: float) -> None:
-        """Nothing is handed on."""
+        """Nothing is handed on.
+
+        Parameters
+        ----------
+        service
+            Which is asked for.
+        server
+            Who has the request now.
+        amount
+            1 for a request; of a stream, frames per second.
+        """
 
 
 class RingView:
@@ -71,7 +91,17 @@ class RingView:
         return found
 
     def sent(self, service: str, server: str, amount: float) -> None:
-        """A request, or so many frames per second, was handed on to it."""
+        """A request, or so many frames per second, was handed on to it.
+
+        Parameters
+        ----------
+        service
+            Which is asked for.
+        server
+            Who has the request now.
+        amount
+            1 for a request; of a stream, frames per second.
+        """
         known = self.ring.states(float("-inf")).get(server)
         version = known[0].version if known else -1
         before, total = self._sent.get((service, server), (version, 0.0))

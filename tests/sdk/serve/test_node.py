@@ -1,0 +1,328 @@
+"""A server's decisions together: whole traces, changes of placement, losses, frames."""
+
+from collections import Counter
+from heapq import heappop, heappush
+from random import Random
+
+import pytest
+from tests.sdk.serve.serving import GPU, allocation, request, server, service, stream_service
+
+from potluck.serve.decide.allocate import allocate_all
+from potluck.serve.decide.handler import Candidate, Reason, Way
+from potluck.serve.decide.node import (
+    EPARA,
+    OURS,
+    Arrived,
+    Done,
+    Failed,
+    Node,
+    Open,
+    Placed,
+    Pool,
+    Refused,
+    Send,
+    ServerGone,
+    Settled,
+    Start,
+    StreamEnded,
+    Tick,
+    WakeAt,
+    pools_of,
+)
+from potluck.serve.decide.placement import place
+from potluck.serve.decide.ring import Heard, Ring
+from potluck.serve.decide.ring import Tick as RingTick
+from potluck.serve.decide.view import NoView, RingView
+
+BIRDS = service("birds")
+CAMERAS = stream_service("cameras", fps=60, tolerance_s=0.2, fixed_s=0.005, item_s=0.005)
+SERVICES = {"birds": BIRDS, "cameras": CAMERAS}
+BIRD_POOL = Pool(allocation(BIRDS), 1)
+CAMERA_POOL = Pool(allocation(CAMERAS), 1)
+
+
+class Others:
+    """A view that always shows the same servers, and notes what was sent."""
+
+    def __init__(self, *names, idle_per_s=100.0):
+        self.names, self.idle_per_s, self.noted = names, idle_per_s, []
+
+    def candidates(self, service, now_s):
+        return [Candidate(name, self.idle_per_s, 0.0, 0.1, 100.0, 0.02) for name in self.names]
+
+    def sent(self, service, server, amount):
+        self.noted.append((service, server, amount))
+
+
+def node(view=None, pools=(BIRD_POOL, CAMERA_POOL), policy=OURS, **changes):
+    made = Node("a", SERVICES, view or NoView(), Random(0), policy, **changes)
+    made.handle(Placed(tuple(pools)), 0.0)
+    return made
+
+
+def kinds(actions):
+    return [type(action).__name__ for action in actions]
+
+
+def test_a_request_is_computed_here():
+    here = node()
+    (start,) = here.handle(Arrived(request(1)), 0.0)
+    assert start == Start(BIRD_POOL.key, 0, (request(1, path=("a",)),), 0.02)
+    assert here.handle(Done(BIRD_POOL.key, 0), 0.02) == []
+    assert here.n_computing() == 0
+
+
+def test_what_nobody_knows_is_refused():
+    (told,) = node().handle(Arrived(request(1, name="cats")), 0.0)
+    assert told.reason is Reason.UNKNOWN_SERVICE
+
+
+def test_a_full_queue_hands_on_and_a_view_is_told():
+    others = Others("b")
+    here = node(others, pools=[CAMERA_POOL])
+    (sent,) = here.handle(Arrived(request(1)), 0.0)
+    assert (sent.server, sent.request.path) == ("b", ("a",))
+    assert others.noted == [("birds", "b", 1.0)]
+
+
+def test_the_way_back_makes_a_deadline_earlier():
+    here = node(reply_s={"birds": 0.99})
+    (told,) = here.handle(Arrived(request(1)), 0.0)
+    assert told.reason is Reason.INSUFFICIENT
+
+
+def test_a_stream_is_admitted_and_its_frames_computed():
+    here = node()
+    (opened,) = here.handle(Arrived(request(7, name="cameras", fps=60.0, limit_s=9.0)), 0.0)
+    assert isinstance(opened, Open)
+    assert opened.grant.total_fps == pytest.approx(60.0)
+    frame = request(8, name="cameras", limit_s=0.2, stream=7, frame=0)
+    assert kinds(here.handle(Arrived(frame), 0.0)) == ["Start"]
+    here.handle(StreamEnded("cameras", 7), 1.0)
+    late = request(9, name="cameras", limit_s=0.2, stream=7, frame=1)
+    assert kinds(here.handle(Arrived(late), 1.0)) == ["Refused"]
+
+
+def test_a_stream_that_does_not_fit_is_split_and_its_frames_too():
+    here = node(Others("b"))
+    opened, sent = here.handle(Arrived(request(7, name="cameras", fps=200.0, limit_s=9)), 0.0)
+    granted = opened.grant.total_fps
+    assert sent.request.fps == pytest.approx(200.0 - granted)
+    went = Counter()
+    for frame in range(300):
+        each = request(100 + frame, frame * 0.005, 0.2, "cameras", stream=7, frame=frame)
+        for action in here.handle(Arrived(each), frame * 0.005):
+            went[type(action).__name__] += 1
+        here.handle(Done(CAMERA_POOL.key, 0), frame * 0.005 + 0.001)
+    assert went["Send"] == pytest.approx(300 * (1 - granted / 200), abs=2)
+    # the other server refuses its part: those frames are refused here, the others go on
+    here.handle(Settled(7, refused=True), 2.0)
+    late = [
+        here.handle(Arrived(request(900 + n, 2.0, 0.2, "cameras", stream=7, frame=300 + n)), 2.0)
+        for n in range(10)
+    ]
+    assert any(isinstance(a, Refused) for actions in late for a in actions)
+    assert not any(isinstance(a, Send) for actions in late for a in actions)
+
+
+def test_a_failed_batch_is_decided_anew():
+    here = node()
+    here.handle(Arrived(request(1)), 0.0)
+    (again,) = here.handle(Failed(BIRD_POOL.key, 0), 0.1)
+    assert [each.id for each in again.requests] == [1]
+    (told,) = here.handle(Failed(BIRD_POOL.key, 0), 0.99)
+    assert told.reason in (Reason.INSUFFICIENT, Reason.CANNOT_MEET)
+
+
+def test_what_was_handed_to_a_server_that_is_gone_goes_elsewhere():
+    here = node(Others("b", "c"), pools=[])
+    (first,) = here.handle(Arrived(request(1)), 0.0)
+    (again,) = here.handle(ServerGone(first.server), 0.1)
+    assert {first.server, again.server} == {"b", "c"}
+    (told,) = here.handle(ServerGone(again.server), 0.2)
+    assert told.reason is Reason.INSUFFICIENT
+    assert here.handle(ServerGone(again.server), 0.3) == []
+
+
+def test_what_is_settled_is_not_sent_twice():
+    here = node(Others("b"), pools=[])
+    here.handle(Arrived(request(1)), 0.0)
+    here.handle(Settled(1), 0.1)
+    assert here.handle(ServerGone("b"), 0.2) == []
+
+
+def test_a_stream_whose_other_half_is_gone_is_decided_whole():
+    here = node(Others("b", "c"))
+    opened, sent = here.handle(Arrived(request(7, name="cameras", fps=200.0, limit_s=9)), 0.0)
+    again = here.handle(ServerGone(sent.server), 0.1)
+    assert kinds(again) == ["Open", "Send"]
+    assert again[0].grant.total_fps == pytest.approx(opened.grant.total_fps)
+    assert {sent.server, again[1].server} == {"b", "c"}
+
+
+def test_a_new_placement_drops_no_request():
+    """Live switch: what waits is served by the new pools or handed on, what is computed ends."""
+    here = node(Others("b"))
+    for number in range(3):
+        here.handle(Arrived(request(number, limit_s=0.2)), 0.0)
+    assert (here.n_computing(), here.n_waiting()) == (1, 2)
+    actions = here.handle(Placed((CAMERA_POOL,)), 0.01)
+    assert sorted(action.request.id for action in actions) == [1, 2]
+    assert here.handle(Arrived(request(3, 0.01)), 0.01)[0].server == "b"
+    assert here.n_computing() == 1
+    here.handle(Done(BIRD_POOL.key, 0), 0.02)
+    assert here.n_computing() == 0
+
+
+def test_more_replicas_start_what_waits():
+    here = node()
+    for number in range(3):
+        here.handle(Arrived(request(number)), 0.0)
+    actions = here.handle(Placed((Pool(BIRD_POOL.allocation, 2), CAMERA_POOL)), 0.01)
+    assert [(a.replica, [each.id for each in a.requests]) for a in actions] == [(1, [1, 2])]
+
+
+def test_other_settings_wait_for_the_batch_that_is_computed():
+    here = node()
+    here.handle(Arrived(request(0)), 0.0)
+    here.handle(Arrived(request(1)), 0.0)
+    slower = Pool(allocation(service("birds", fixed_s=0.02)), 1)
+    assert here.handle(Placed((slower,)), 0.01) == []
+    assert here.n_waiting() == 1
+    (start,) = here.handle(Done(BIRD_POOL.key, 0), 0.02)
+    assert start.seconds == pytest.approx(0.03)
+
+
+def test_streams_move_when_their_pool_goes():
+    here = node(Others("b"))
+    here.handle(Arrived(request(7, name="cameras", fps=60.0, limit_s=9.0)), 0.0)
+    (sent,) = here.handle(Placed((BIRD_POOL,)), 1.0)
+    assert (sent.request.id, sent.request.fps, sent.server) == (7, 60.0, "b")
+
+
+def test_an_edge_device_is_the_last_way_and_may_leave():
+    edge = Pool(BIRD_POOL.allocation, 1, Way.EDGE_DEVICE)
+    here = node(Others("b"), pools=[BIRD_POOL, edge])
+    limit_s = 0.03  # one alone takes 0.02 s, a second one ends at 0.04 s
+    first = here.handle(Arrived(request(0, limit_s=limit_s)), 0.0)
+    second = here.handle(Arrived(request(1, limit_s=limit_s)), 0.0)
+    assert [each[0].pool[2] for each in (first, second)] == [Way.ALONE, Way.EDGE_DEVICE]
+    here.handle(Placed((BIRD_POOL,)), 0.001)
+    assert here.handle(Failed(edge.key, 0), 0.001)[0].server == "b"
+
+
+def test_tells_its_idle_goodput_by_the_last_whole_interval():
+    here = node()
+    here.state(0.0)
+    for number in range(10):
+        here.handle(Arrived(request(number, number * 0.1)), number * 0.1)
+        here.handle(Done(BIRD_POOL.key, 0), number * 0.1 + 0.02)
+    told = here.state(1.0).services["birds"]
+    assert told.capacity_per_s == pytest.approx(BIRD_POOL.allocation.rate_per_s)
+    assert told.idle_per_s == pytest.approx(told.capacity_per_s - 10)
+    assert here.state(2.0).services["birds"].idle_per_s == pytest.approx(told.capacity_per_s)
+
+
+def test_wakes_up_when_a_batch_has_waited_long_enough():
+    policy = type(OURS)(wait_frac=0.5)
+    here = node(policy=policy)
+    (wake,) = here.handle(Arrived(request(0)), 0.0)
+    assert wake == WakeAt(pytest.approx(0.49))
+    assert kinds(here.handle(Tick(), 0.49)) == ["Start"]
+
+
+def test_pools_come_from_a_placement():
+    allocations = allocate_all([BIRDS], [GPU])
+    placement = place([server("a", 2)], allocations, {("birds", "a"): 150.0})
+    (pool,) = pools_of("a", placement, allocations)
+    assert (pool.n_replicas, pool.way) == (2, Way.ALONE)
+    assert pools_of("b", placement, allocations) == ()
+    (edge,) = pools_of("b", placement, allocations, edge_devices=("a",))
+    assert edge.way is Way.EDGE_DEVICE
+
+
+class Home:
+    """Some servers with rings, played event by event; servers die and come back."""
+
+    def __init__(self, seed, policy):
+        self.rng = Random(seed)
+        self.names = [f"s{n}" for n in range(4)]
+        allocations = allocate_all([BIRDS], [GPU])
+        self.rings = {name: Ring(name, self.names, 0.1) for name in self.names}
+        self.nodes = {}
+        for name in self.names:
+            view = RingView(self.rings[name], lambda server, service: 0.01)
+            self.nodes[name] = Node(name, SERVICES, view, Random(f"{seed}{name}"), policy)
+            pool = Pool(allocations["birds", "gpu"], 1)
+            self.nodes[name].handle(Placed((pool,) if self.rng.random() < 0.7 else ()), 0.0)
+        self.heap, self.n, self.dead = [], 0, set()
+        self.ends = Counter()
+        self.asked = {}
+
+    def at(self, at_s, *what):
+        self.n += 1
+        heappush(self.heap, (at_s, self.n, what))
+
+    def follow(self, name, actions, now_s):
+        for action in actions:
+            match action:
+                case Start(pool, replica, requests, seconds):
+                    self.at(now_s + seconds, "done", name, pool, replica, requests)
+                case Send(each, to):
+                    self.asked[each.id] = [*self.asked.get(each.id, []), name]
+                    self.at(now_s + 0.01, "request", to, each)
+                case Refused(each, _):
+                    self.answer(name, each, now_s)
+                case WakeAt(at_s):
+                    self.at(at_s, "tick", name)
+
+    def answer(self, name, each, now_s):
+        """Back along the path; the entrance's client hears it."""
+        if each.path[0] == name:
+            self.ends[each.id] += 1
+        else:
+            self.at(now_s + 0.01, "answer", each.path[0], each)
+
+    def play(self, until_s):
+        for name in self.names:
+            self.at(0.0, "exchange", name)
+        while self.heap and self.heap[0][0] < until_s:
+            now_s, _, (what, name, *rest) = heappop(self.heap)
+            if name in self.dead:
+                continue
+            here = self.nodes[name]
+            match what:
+                case "request":
+                    self.follow(name, here.handle(Arrived(rest[0]), now_s), now_s)
+                case "done":
+                    pool, replica, requests = rest
+                    for each in requests:
+                        self.answer(name, each, now_s)
+                    self.follow(name, here.handle(Done(pool, replica), now_s), now_s)
+                case "answer":
+                    here.handle(Settled(rest[0].id), now_s)
+                    self.ends[rest[0].id] += 1
+                case "tick":
+                    self.follow(name, here.handle(Tick(), now_s), now_s)
+                case "exchange":
+                    for tell in self.rings[name].handle(RingTick(here.state(now_s)), now_s):
+                        self.at(now_s + 0.002, "state", tell.server, name, tell.message)
+                    self.at(now_s + 0.1, "exchange", name)
+                case "state":
+                    self.rings[name].handle(Heard(rest[0], rest[1]), now_s)
+
+
+@pytest.mark.parametrize("policy", [OURS, EPARA], ids=["ours", "epara"])
+@pytest.mark.parametrize("seed", range(6))
+def test_every_request_is_answered_or_refused_once(seed, policy):
+    """Open-loop arrivals at every entrance, below and above what four servers can do."""
+    home = Home(seed, policy)
+    rate = home.rng.choice((50, 200, 600))
+    now_s, n_requests = 0.0, 0
+    while now_s < 3.0:
+        now_s += home.rng.expovariate(rate)
+        where = home.rng.choice(home.names)
+        home.at(now_s, "request", where, request(n_requests, now_s, home.rng.choice((0.1, 0.5))))
+        n_requests += 1
+    home.play(20.0)
+    assert home.ends == dict.fromkeys(range(n_requests), 1)
