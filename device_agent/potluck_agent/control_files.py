@@ -1,23 +1,23 @@
 """How commands reach a running agent: small files in its state directory, which only its owner can
 read and write.
 
-`agent.json` says that an agent runs; `window.json` asks it to open or close the pairing window;
-`tries.json` says how many tries that window has left, `paired.json` who has paired in it;
-`ask.json` asks what goes on, and `status.json` is the answer; `load.json` tells an emulated device
-how many times longer its tasks take, as if something else ran on it. Trust itself is in the peers
-file, which a running agent reads again when it changes.
+`agent.json` says that an agent runs, which holds `agent.lock`; `window.json` asks it to open or
+close the pairing window; `tries.json` says how many tries that window has left, `paired.json` who
+has paired in it; `ask.json` asks what goes on, and `status.json` is the answer; `load.json` tells
+an emulated device how many times longer its tasks take, as if something else ran on it. Trust
+itself is in the peers file, which a running agent reads again when it changes.
 """
 
 import os
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from potluck_agent.errors import AgentError
 from potluck_agent.keys import read_private, write_private
 
-RUNNING = "agent.json"
+RUNNING, LOCK = "agent.json", "agent.lock"
 WINDOW = "window.json"
 TRIES = "tries.json"
 PAIRED = "paired.json"
@@ -46,16 +46,59 @@ def refuse_second(state: Path, *, patience_s: float = ENDING_S) -> None:
         )
 
 
-def claim(state: Path, facts: dict[str, Any]) -> None:
-    """Say that this process is the agent of this state directory."""
+class Claim:
+    """This process is the agent of a state directory. Where the system locks files (not on
+    Windows), of two that start in the same instant one is.
+    """
+
+    def __init__(self, state: Path, lock: IO[str] | None) -> None:
+        self._state, self._lock = state, lock
+
+    def release(self) -> None:
+        """It is no more."""
+        for name in (RUNNING, WINDOW, TRIES, PAIRED, LOAD, ASK, STATUS):
+            (self._state / name).unlink(missing_ok=True)
+        if self._lock is not None:
+            self._lock.close()
+
+
+def claim(state: Path, facts: dict[str, Any]) -> Claim:
+    """Say that this process is the agent of this state directory.
+
+    Raises
+    ------
+    AgentError
+        Another one is.
+    """
     refuse_second(state)
+    lock = _locked(state)
     write_private(state / RUNNING, {**facts, "pid": os.getpid(), "born_s": _born_s(os.getpid())})
+    return Claim(state, lock)
 
 
-def release(state: Path) -> None:
-    """This process is the agent no more."""
-    for name in (RUNNING, WINDOW, TRIES, PAIRED, LOAD, ASK, STATUS):
-        (state / name).unlink(missing_ok=True)
+def _locked(state: Path) -> IO[str] | None:
+    """The open file that holds the lock; it is let go when this process ends, however it does."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        return None
+    try:
+        file = (state / LOCK).open("a")
+    except OSError as error:
+        raise AgentError(f"cannot write {state / LOCK}: {error.strerror}.") from error
+    until_s = time.monotonic() + ENDING_S
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return file
+        except OSError as error:
+            if time.monotonic() >= until_s:
+                file.close()
+                refuse_second(state, patience_s=0.0)  # which names it, where it said so already
+                raise AgentError(
+                    f"an agent already uses {state}. Give this one its own directory with --state."
+                ) from error
+            time.sleep(LOOK_S)
 
 
 def running(state: Path) -> dict[str, Any] | None:

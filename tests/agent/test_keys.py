@@ -133,10 +133,22 @@ def test_a_state_directory_that_cannot_be_is_an_error(tmp_path):
 
 def test_one_agent_per_state_directory(tmp_path):
     assert control_files.running(tmp_path) is None
-    control_files.claim(tmp_path, {"port": 5})
+    claim = control_files.claim(tmp_path, {"port": 5})
     assert control_files.running(tmp_path)["port"] == 5
-    control_files.release(tmp_path)
+    claim.release()
     assert control_files.running(tmp_path) is None
+
+
+@pytest.mark.skipif(os.name == "nt", reason="no system call locks there")
+def test_of_two_agents_that_start_in_the_same_instant_one_has_the_directory(tmp_path, monkeypatch):
+    """Neither saw the other's file when it looked."""
+    monkeypatch.setattr(control_files, "ENDING_S", 0.0)
+    first = control_files.claim(tmp_path, {"port": 5})
+    (tmp_path / control_files.RUNNING).unlink()
+    with pytest.raises(AgentError, match="an agent already uses"):
+        control_files.claim(tmp_path, {"port": 6})
+    first.release()
+    control_files.claim(tmp_path, {"port": 6}).release()
 
 
 @pytest.mark.parametrize(

@@ -115,7 +115,7 @@ def _run(chosen: Options, directory: Path, log: Any) -> int:
     )
     announcement: Any = None
     try:
-        control_files.claim(
+        claim = control_files.claim(
             directory, {"name": chosen.name, "address": chosen.bind, "port": net.port}
         )
     except AgentError:
@@ -140,11 +140,11 @@ def _run(chosen: Options, directory: Path, log: Any) -> int:
                 key=identity.public,
                 note=journal.note,
             )
-        net.run(_each_tick(chosen, net, presence, directory, status))
+        net.run(_each_tick(chosen, net, presence, journal, directory, status))
         journal.ended()
     finally:
         net.close()
-        control_files.release(directory)
+        claim.release()
         if announcement is not None:
             announcement.close()
         if (
@@ -161,6 +161,7 @@ def _each_tick(
     chosen: Options,
     net: Any,
     presence: availability.Availability,
+    journal: Any,
     directory: Path,
     status: Callable[[], dict[str, Any]],
 ) -> Callable[[], None]:
@@ -177,10 +178,14 @@ def _each_tick(
         ):
             net.stopping = True
         presence.look(time.monotonic())
-        if control_files.asked_status(directory):
-            control_files.tell_status(directory, status())
-        if chosen.is_emulated:
-            net.load = control_files.load(directory)
+        try:
+            if control_files.asked_status(directory):
+                control_files.tell_status(directory, status())
+            if chosen.is_emulated:
+                net.load = control_files.load(directory)
+            journal.note_state("status", "")
+        except (AgentError, OSError) as error:  # of its directory: the disk is full, or gone
+            journal.note_state("status", f"nobody can be told how it is: {error}")
 
     return look
 

@@ -54,7 +54,7 @@ from potluck_agent.net.owner_view import view
 from potluck_agent.net.pairing_listener import PairingListener
 from potluck_agent.net.peer_connections import PeerConnections
 from potluck_agent.net.poller import Poller
-from potluck_agent.net.server_sockets import ServerSockets, check_library, self_test
+from potluck_agent.net.server_sockets import REBIND_S, ServerSockets, check_library, self_test
 from potluck_agent.net.worker_supervisor import WorkerSupervisor
 from potluck_wire.errors import WireError
 from potluck_wire.frames import decode, encode
@@ -119,7 +119,7 @@ class EventLoop:
         self.stopping = self._closed = False
         self.load = 1.0
         self._peers_stamp: object = None
-        self._peers_fault = ""  # why the file could not be read, last time
+        self._is_heard = False  # whether all sockets are listened to
         self._owners: dict[str, Peer] = {}
         self._members: tuple[Member, ...] = ()
         self._routes: dict[tuple[Channel, str], _Route] = {}
@@ -182,14 +182,14 @@ class EventLoop:
             if monitor in ready:
                 self._guarded(self._read_monitor, sockets.routers[channel], monitor)
         for channel in (Channel.PULSE, Channel.CONTROL):
-            if sockets.routers[channel] in ready:
+            if sockets.routers.get(channel) in ready:
                 self._intake.read(channel, sockets.routers)
         if sockets.zap in ready:
             self._guarded(sockets.answer_zap)
         if self._workplace.has_news(ready):
             self._read_worker()
             self._workplace.supply()
-        if sockets.routers[Channel.DATA] in ready:
+        if sockets.routers.get(Channel.DATA) in ready:
             self._intake.read(Channel.DATA, sockets.routers)
             self._workplace.supply()
         self._guarded(self._links.serve, ready)
@@ -211,6 +211,8 @@ class EventLoop:
 
     def _tick(self, now_s: float) -> None:
         self._guarded(self._look_at_peers)
+        if not self._is_heard:
+            self._guarded(self._listen_again, 0.0)
         self._guarded(self._reception.tick, now_s)
         self._guarded(self._links.tick, now_s)
         self._guarded(self._cut_full)
@@ -222,13 +224,11 @@ class EventLoop:
     def _look_at_peers(self) -> None:
         try:
             self._load_peers()
-            self._peers_fault = ""
+            self._journal.note_state(keys.PEERS, "")
         # somebody broke the file, or it cannot be read now: those who were trusted stay, and it is
         # read again at the next tick
-        except AgentError as error:
-            if str(error) != self._peers_fault:
-                self._journal.note(str(error))
-            self._peers_fault = str(error)
+        except (AgentError, OSError) as error:
+            self._journal.note_state(keys.PEERS, f"the peers cannot be read: {error}")
 
     def _cut_full(self) -> None:
         most_bytes = MAX_UNREAD_BYTES + len(self._links) * WINDOW_BYTES
@@ -301,18 +301,30 @@ class EventLoop:
 
     def _reopen(self) -> None:
         """Cut every connection; the trusted ones come back by themselves."""
-        for channel, router in self._sockets.routers.items():
+        for channel, router in self._sockets.routers.items() if self._is_heard else ():
             self._sources.unregister(router)
             self._sources.unregister(self._sockets.monitors[channel])
             self._inflow.forget(router)
+        self._is_heard = False
         self._routes.clear()
-        self._sockets.reopen()
-        self._listen()
+        self._sockets.cut()
+        self._listen_again(REBIND_S)
+
+    def _listen_again(self, patience_s: float) -> None:
+        """Somebody may have taken a port of ours meanwhile: it is tried at each tick then."""
+        try:
+            self._sockets.listen_again(patience_s)
+        except AgentError as error:
+            if patience_s:
+                self._journal.note(str(error))
+        else:
+            self._listen()
 
     def _listen(self) -> None:
         for source in (*self._sockets.routers.values(), *self._sockets.monitors.values()):
             self._sources.register(source)
         self._intake.begin()
+        self._is_heard = True
 
     def _trust(self, paired: Paired) -> bool:
         peer = Peer(name=paired.name, key=paired.key)

@@ -20,6 +20,7 @@ class Journal:
     def __init__(self, log: Log, note: Callable[[str], None]) -> None:
         self._log, self._note = log, note
         self._sessions: dict[str, str] = {}  # key -> how it was called when it came
+        self._states: dict[str, str] = {}  # what was said last, by what it is about
 
     def began(self, status: Mapping[str, Any]) -> None:
         """The agent listens."""
@@ -52,6 +53,12 @@ class Journal:
         """For the owner now, and for later."""
         self._note(text)
         self._log.warning(NOTE, text)
+
+    def note_state(self, about: str, text: str) -> None:
+        """A note of something that lasts, said when it begins or changes; empty: it is over."""
+        if text and text != self._states.get(about):
+            self.note(text)
+        self._states[about] = text
 
     def cut(self, n_connections: int, most_bytes: int) -> None:
         """Connections that filled the memory were cut."""

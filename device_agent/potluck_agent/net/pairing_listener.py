@@ -46,7 +46,6 @@ class PairingListener:
         self._journal = journal
         self._fault = fault
         self._n_wrong_told = 0
-        self._noted = ""  # what went wrong last
         self._visitor: socket.socket | None = None
         sources.register(listener.fileno())
 
@@ -72,7 +71,7 @@ class PairingListener:
                 self._set_window(secret, window_s, now_s)
             self._tell_tries()
         except (AgentError, OSError) as error:  # of its directory: the disk is full, or gone
-            self._note_once(f"the pairing window cannot be kept up: {error}")
+            self._journal.note_state("pairing", f"the pairing window cannot be kept up: {error}")
 
     def _set_window(self, secret: str, window_s: float | None, now_s: float) -> None:
         """A new window begins with all its tries.
@@ -96,11 +95,6 @@ class PairingListener:
         control_files.tell_tries(self._state_dir, left)
         if n_wrong:
             text = f"a wrong pairing code was typed; {control_files.tries(left)}"
-            self._journal.note(text)
-
-    def _note_once(self, text: str) -> None:
-        if text != self._noted:
-            self._noted = text
             self._journal.note(text)
 
     def hang_up(self) -> None:
@@ -145,7 +139,7 @@ class PairingListener:
             try:
                 control_files.tell_paired(self._state_dir, reply.paired.key)
             except AgentError as error:
-                self._note_once(str(error))
+                self._journal.note_state("pairing", str(error))
         if reply.close:
             self.hang_up()
 

@@ -184,22 +184,35 @@ class ServerSockets:
             monitor.close(0)
         router.close()
 
-    def reopen(self) -> None:
-        """Cut every connection and listen again: the only way to cut one.
-
-        Those who are trusted come back.
+    def cut(self) -> None:
+        """Cut every connection: the only way to cut one. `listen_again` lets those who are trusted
+        come back.
         """
-        deadline_s = time.monotonic() + REBIND_S
+        self._close_routers()
+
+    def listen_again(self, patience_s: float = REBIND_S) -> None:
+        """Listen on the ports that are not listened on.
+
+        Parameters
+        ----------
+        patience_s
+            Closing is asynchronous: a port is free in a moment.
+
+        Raises
+        ------
+        AgentError
+            Somebody else took a port meanwhile; those before it are listened on.
+        """
+        deadline_s = time.monotonic() + patience_s
         for channel, offset in OFFSETS.items():
-            self._close_router(channel, self.routers.pop(channel))
             while channel not in self.routers:
                 try:
                     self.routers[channel] = self._router(channel, self.port + offset)
-                # closing is asynchronous: the port is free in a moment
                 except zmq.ZMQError as error:
                     if time.monotonic() > deadline_s:
                         raise AgentError(
-                            f"cannot listen on port {self.port + offset} again: {error}."
+                            f"cannot listen on port {self.port + offset} again: {error}. It is "
+                            "tried on; end what has the port."
                         ) from error
                     time.sleep(0.005)
 

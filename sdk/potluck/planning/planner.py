@@ -21,7 +21,7 @@ from potluck.planning.search.candidate_pool import MAX_WORK, CandidatePool
 from potluck.planning.search.device_classes import peers, shape
 from potluck.planning.search.work_budget import WorkBudget, given_s, is_many
 from potluck.records import Plan, Problem, Training
-from potluck.simulate import cost, direct, footprint
+from potluck.simulate import cost, direct, flows, footprint
 
 MAX_SHOWN = 12  # plans judged in full besides the best of every set of devices
 MAX_SETS = 24
@@ -31,7 +31,10 @@ NO_HURRY_S = 1e12  # a latency that every plan holds: then the least energy deci
 # steps of a search that need find nothing good, and plans simulated for those that just fit
 GLANCE, LOOK = 15, 300
 N_AMPLE = 12  # plans of ample memory that those that recompute begin with
-LOOSER = (1.15, 1.4, 2.0)  # times the memory there is, looked at where nothing fits by closed forms
+# Looked at where nothing fits by closed forms: times the memory there is, and whether nothing waits
+# longer than it must. Requests wait for nobody's gradient, so that all of them may.
+LOOSER = ((1.15, False), (1.4, False), (2.0, False))
+PROMPTLY = ((1.0, True), (1.4, True))
 BOUND_PART = 0.25  # of the time given, kept for the certificate
 OTHERS_PART = 1 / 6  # in a home of many devices, kept for what other planners find
 THRIFT_PART = 0.65  # of the time given, kept for the thriftiest and the certificate
@@ -278,11 +281,21 @@ def rivals(problem: Problem, table: cost.CostTable) -> list[Plan]:
 def _may_hide_plans(problem: Problem, table: cost.CostTable) -> bool:
     """Whether closed forms of memory may keep a better plan from a small problem: where some device
     cannot hold all of the model and a whole batch, however many share it. In larger ones a second
-    look would take as long as the first.
+    look would take as long as the first: it is taken where a device alone holds a request only as
+    long as little waits.
     """
-    n, batch = len(problem.devices), problem.workload.batch
-    needed = footprint.memory_bytes(table, 0, len(problem.layers), batch, warm_up=batch, replicas=n)
-    return is_small(table) and any(needed > nbytes for nbytes in table.budgets.values())
+    n, n_layers, batch = len(problem.devices), len(problem.layers), problem.workload.batch
+    if is_small(table):
+        needed = footprint.memory_bytes(table, 0, n_layers, batch, warm_up=batch, replicas=n)
+        return any(needed > nbytes for nbytes in table.budgets.values())
+    if is_many(problem) or isinstance(problem.workload, Training):
+        return False
+    rows = min(candidates.micro_batches(problem))
+    slow, prompt = (
+        footprint.memory_bytes(either, 0, n_layers, rows, warm_up=1, n_micro_batches=batch // rows)
+        for either in (table, cost.CostTable(problem, prompt=True))
+    )
+    return any(prompt <= nbytes < slow for nbytes in table.budgets.values())
 
 
 def _beyond(
@@ -305,13 +318,13 @@ def _beyond(
         return preference(plan, problem)
 
     best = sorted(known, key=better)[:MAX_SHOWN]
-    for factor in LOOSER if holds_weights(table, problem.devices) else ():
+    for factor, prompt in _looser(problem) if holds_weights(table, problem.devices) else ():
         if is_late():
             break
         more = feasibility.with_more_memory(problem, factor)
         found = _judged(
             more,
-            table.sibling(more),
+            cost.CostTable(more, recomputes=table.recomputes, prompt=prompt),
             lambda _: is_late(),
             budget,
             borrow=borrow,
@@ -328,6 +341,13 @@ def _beyond(
         return best
     free, steps = feasibility.with_more_memory(_finest(problem), inf), count()
     return _judged(free, table.sibling(free), lambda _: next(steps) > GLANCE, WorkBudget())
+
+
+def _looser(problem: Problem) -> tuple[tuple[float, bool], ...]:
+    """How much more than there is memory is taken to be, and whether nothing waits."""
+    if not isinstance(problem.workload, Training):
+        return PROMPTLY
+    return LOOSER if all(flows.learning_layers(problem)) else (*LOOSER, *PROMPTLY[:1])
 
 
 def _recomputing(

@@ -41,12 +41,15 @@ class CostTable:
     recomputes
         Every stage computes its forward again before its backward, and keeps its inputs alone
         (Chen et al., 2016; GPipe, section 2.3).
+    prompt
+        Closed forms of memory take nothing to wait longer than it must: devices and links are quick
+        enough. Else they are as slow as they may be.
     """
 
     limit_s = inf  # plans that take longer are of no use to who asks
 
-    def __init__(self, problem: Problem, *, recomputes: bool = False) -> None:
-        self.problem, self.recomputes = problem, recomputes
+    def __init__(self, problem: Problem, *, recomputes: bool = False, prompt: bool = False) -> None:
+        self.problem, self.recomputes, self.prompt = problem, recomputes, prompt
         self._other: CostTable | None = None
         self._sums: dict[tuple[str, int], tuple[tuple[float, ...], tuple[float, ...]]] = {}
         self._updates: dict[str, tuple[tuple[float, ...], tuple[int, ...]]] = {}
@@ -78,14 +81,14 @@ class CostTable:
 
     def sibling(self, problem: Problem) -> "CostTable":
         """A table of the same kind for another problem."""
-        return CostTable(problem, recomputes=self.recomputes)
+        return CostTable(problem, recomputes=self.recomputes, prompt=self.prompt)
 
     def of(self, recompute: bool) -> "CostTable":
         """The table for a stage that recomputes, or that does not."""
         if recompute == self.recomputes:
             return self
         if self._other is None:
-            self._other = CostTable(self.problem, recomputes=recompute)
+            self._other = CostTable(self.problem, recomputes=recompute, prompt=self.prompt)
         return self._other
 
     def forward_s(self, device: str, start: int, stop: int, rows: int) -> float:

@@ -1,10 +1,10 @@
 """The closed form of memory: the most that a device can hold of a plan, however slow links and
-other devices are.
+other devices are; for a `prompt` table what it holds where they are quick.
 
-Never less than `simulate.memory` finds. Asteroid (Ye et al., MobiCom 2024) eq. (3): model +
-optimizer + K_p activations, where K_p is the schedule's real depth (`warm_up`). Beyond the paper:
-what one task works on, what waits on either side of a stage, the flat vectors of the all-reduce,
-and second gradients.
+Never less than `simulate.memory` finds, but for a prompt table. Asteroid (Ye et al., MobiCom 2024)
+eq. (3): model + optimizer + K_p activations, where K_p is the schedule's real depth (`warm_up`).
+Beyond the paper: what one task works on, what waits on either side of a stage, the flat vectors of
+the all-reduce, and second gradients.
 """
 
 from bisect import bisect_right
@@ -14,6 +14,8 @@ from typing import NamedTuple
 
 from potluck.records import Stage, Training
 from potluck.simulate.cost import CostTable, static_bytes, working_bytes
+
+PROMPT = 2  # the micro-batch that comes or goes, and the one that is next
 
 
 def memory_bytes(
@@ -214,16 +216,23 @@ def _traffic(
     ones that the stage before keeps, and to any of the step where there is no backward; one more of
     each while pieces are cut or joined. Of the last stage every loss waits, and all of them as one
     value. Without training all micro-batches of all requests may wait.
+
+    Promptly nothing waits but what is next.
     """
     taken, given = table.crossing_bytes(start, stop)
-    feeds = _feed_bytes(table, start, stop) * n_micro_batches * in_flight
+    n_fed = n_micro_batches * in_flight
+    n_waiting = (n_micro_batches + 1) * in_flight
+    if table.prompt:
+        n_fed, n_waiting = min(n_fed, PROMPT), min(n_waiting, PROMPT)
+    feeds = _feed_bytes(table, start, stop) * n_fed
     at_work = feeds + working_bytes(table, start, stop, 1)
     beside = table.second_gradient_bytes(start, stop, first=n_micro_batches == 1)
     if not isinstance(table.problem.workload, Training):
-        at_rest = (n_micro_batches + 1) * (taken + given) * in_flight
+        at_rest = n_waiting * (taken + given)
         return _Traffic(at_work, at_rest, 0, 0, 0, n_micro_batches, 0, 0, beside, 0)
     is_last = stop == len(table.problem.layers)
-    behind = n_micro_batches * (1 + is_last) * (is_last or table.runs_ahead(start, stop))
+    runs_ahead = table.runs_ahead(start, stop) and not table.prompt
+    behind = n_micro_batches * (1 + is_last) * (is_last or runs_ahead)
     return _Traffic(
         at_work=at_work,
         at_rest=taken + given,
@@ -231,7 +240,7 @@ def _traffic(
         taken=taken,
         given=given,
         n_micro_batches=n_micro_batches,
-        n_before=n_micro_batches * table.follows_ahead(start, stop),
+        n_before=n_micro_batches * (table.follows_ahead(start, stop) and not table.prompt),
         n_behind=behind,
         beside=beside,
         copied=table.copied_bytes(start, stop),

@@ -1,9 +1,11 @@
 """What raises in the loop beside the core's events costs nobody the agent."""
 
+import threading
 from unittest.mock import Mock
 
 import pytest
 import zmq
+from tests.agent.agents import Keys, RawPeer
 from tests.agent.core.core_talk import settings
 
 from potluck_agent import keys
@@ -18,7 +20,9 @@ from potluck_agent.net.journal import Journal
 from potluck_agent.net.meter import KeptMeter
 from potluck_agent.net.pairing_listener import PairingListener
 from potluck_agent.net.peer_connections import PeerConnections
+from potluck_agent.net.server_sockets import ServerSockets
 from potluck_agent.net.worker_supervisor import WorkerSupervisor
+from potluck_wire.messages import Channel, Ping, Pong
 
 STEPS = {
     PairingListener: "tick",
@@ -51,11 +55,16 @@ def noted():
 
 
 @pytest.fixture
-def loop(tmp_path, noted):
+def identity():
     public, secret = (part.decode() for part in zmq.curve_keypair())
+    return Identity(public=public, secret=secret)
+
+
+@pytest.fixture
+def loop(tmp_path, noted, identity):
     made = EventLoop(
         core=Core(settings()),
-        identity=Identity(public=public, secret=secret),
+        identity=identity,
         state_dir=tmp_path,
         name="jetson",
         host="127.0.0.1",
@@ -115,7 +124,41 @@ def test_who_was_forgotten_while_the_file_could_not_be_read_is_cut_off_once_it_c
 
     loop.run(each_tick)
     assert [event.key for event in revoked if isinstance(event, PeerRevoked)] == [bob.key]
-    assert noted == ["cannot read peers.json: Too many open files."]  # once
+    (text,) = noted  # once
+    assert "cannot read peers.json: Too many open files." in text
+
+
+def test_a_port_that_somebody_took_while_connections_were_cut_is_tried_on(
+    loop, noted, tmp_path, monkeypatch, identity
+):
+    ada, bob = Keys(), Keys()
+    for name, key in (("ada", ada.public), ("bob", bob.public)):
+        keys.add_peer(tmp_path, keys.Peer(name=name, key=key))
+    again, fails = ServerSockets.listen_again, iter(range(3))
+
+    def listen_again(sockets, patience_s):
+        if next(fails, None) is not None:
+            raise AgentError("cannot listen on port 1234 again.")
+        again(sockets, patience_s)
+
+    def talk():
+        with RawPeer(loop.port, public, ada) as stays, RawPeer(loop.port, public, bob) as goes:
+            assert isinstance(stays.ask(Ping(seq=1)), Pong)
+            assert isinstance(goes.ask(Ping(seq=1)), Pong)
+            monkeypatch.setattr(ServerSockets, "listen_again", listen_again)
+            keys.forget_peer(tmp_path, "bob")
+            while not noted:
+                stays.sockets[Channel.PULSE].poll(10)
+            stays.say(Ping(seq=2))
+            heard.append(stays.hear(Channel.PULSE)[0].seq)
+
+    heard, public = [], identity.public
+    talking = threading.Thread(target=talk)
+    talking.start()
+    loop.run(lambda: setattr(loop, "stopping", not talking.is_alive()))
+    talking.join()
+    assert heard == [2]
+    assert noted == ["cannot listen on port 1234 again."]
 
 
 def test_the_meter_is_looked_at_though_nobody_asks_for_it():

@@ -7,7 +7,7 @@ MAX_MICRO_BATCHES = 32  # more only fill the schedule: the bubble is below (P - 
 MOST_MICRO_BATCHES = 256  # where larger ones may not fit, or there are too few sizes
 # Batches such as 257 and 514, whose next divisor is far away: up to so many where without it a
 # micro-batch would be more than such a part of the batch.
-LAST_MICRO_BATCHES, COARSE_FRAC = 1024, 1 / 16
+LAST_MICRO_BATCHES, COARSE_FRAC = 2048, 1 / 16
 # sizes up to the one number of micro-batches, and from there to the other
 MAX_SIZES, MAX_FINE = 6, 3
 FEW_SIZES = 4  # divisors of a batch such as 37 or 82: fewer leave no choice
