@@ -7,6 +7,8 @@ never a reason to make new keys: that would silently break every pairing.
 
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from potluck_agent.errors import AgentError
 from potluck_wire.fingerprint import fingerprint
 from potluck_wire.limits import is_device_name, is_key
 
-IDENTITY, PEERS = "identity.json", "peers.json"
+IDENTITY, PEERS, PEERS_LOCK = "identity.json", "peers.json", "peers.lock"
 OWNER = "owner"  # the one role in the file: a notebook that may run programs here
 MAX_PEERS = 64
 MAX_FILE_BYTES = 1024 * 1024
@@ -123,26 +125,50 @@ def add_peer(state: Path, peer: Peer) -> tuple[Peer, ...]:
 
     A second one of a name gets a number behind it.
     """
-    others = tuple(other for other in load_peers(state) if other.key != peer.key)
-    if len(others) >= MAX_PEERS:
-        raise AgentError(
-            f"this device already trusts {MAX_PEERS} notebooks. Forget one: potluck agent "
-            "forget NAME."
-        )
-    taken = {other.name for other in others}
-    names = (peer.name, *(f"{peer.name[:36]}-{number}" for number in range(2, MAX_PEERS + 2)))
-    free = next(name for name in names if name not in taken)
-    return _write_peers(state, (*others, replace(peer, name=free, date=time.strftime("%Y-%m-%d"))))
+    with _alone(state):
+        others = tuple(other for other in load_peers(state) if other.key != peer.key)
+        if len(others) >= MAX_PEERS:
+            raise AgentError(
+                f"this device already trusts {MAX_PEERS} notebooks. Forget one: potluck agent "
+                "forget NAME."
+            )
+        taken = {other.name for other in others}
+        names = (peer.name, *(f"{peer.name[:36]}-{number}" for number in range(2, MAX_PEERS + 2)))
+        free = next(name for name in names if name not in taken)
+        added = replace(peer, name=free, date=time.strftime("%Y-%m-%d"))
+        return _write_peers(state, (*others, added))
 
 
 def forget_peer(state: Path, name: str) -> tuple[Peer, ...]:
     """Trust that peer no longer; an error where nobody has this name."""
-    peers = load_peers(state)
-    left = tuple(peer for peer in peers if peer.name != name)
-    if len(left) == len(peers):
-        known = ", ".join(peer.name for peer in peers) or "nobody"
-        raise AgentError(f"no peer is called {name}; this device trusts {known}.")
-    return _write_peers(state, left)
+    with _alone(state):
+        peers = load_peers(state)
+        left = tuple(peer for peer in peers if peer.name != name)
+        if len(left) == len(peers):
+            known = ", ".join(peer.name for peer in peers) or "nobody"
+            raise AgentError(f"no peer is called {name}; this device trusts {known}.")
+        return _write_peers(state, left)
+
+
+@contextmanager
+def _alone(state: Path) -> Iterator[None]:
+    """While another process changes the peers, wait; where no system call locks (Windows), do not.
+
+    The agent adds a peer that pairs while a command may forget one: what one of them read would
+    undo what the other wrote.
+    """
+    try:
+        import fcntl
+    except ImportError:
+        yield
+        return
+    try:
+        file = (state / PEERS_LOCK).open("a")
+    except OSError as error:
+        raise AgentError(f"cannot write {state / PEERS_LOCK}: {error.strerror}.") from error
+    with file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def _write_peers(state: Path, peers: tuple[Peer, ...]) -> tuple[Peer, ...]:

@@ -137,7 +137,10 @@ class _File(RotatingFileHandler):
         self.setFormatter(logging.Formatter(_FORMAT, _DATE))
 
     def _open(self) -> TextIOWrapper:
-        handle = os.open(self.baseFilename, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        # a pipe without a reader is an error then, and not waited for
+        flags |= getattr(os, "O_NONBLOCK", 0)
+        handle = os.open(self.baseFilename, flags, 0o600)
         return os.fdopen(handle, "a", encoding=self.encoding, errors=self.errors)
 
     def handleError(self, record: Any) -> None:  # noqa: N802 - a name of the standard library

@@ -3,6 +3,7 @@
 import json
 import os
 import stat
+import threading
 
 import pytest
 import zmq
@@ -236,3 +237,22 @@ def test_refuses_names_that_cannot_be(name):
 def test_a_key_may_hold_a_colon():
     key = next(k for k in (zmq.curve_keypair()[0].decode() for _ in range(10_000)) if ":" in k)
     assert start("--trust", f"{key}:ada").trusted == (Peer(name="ada", key=key),)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="no system call locks there")
+def test_pairing_and_forgetting_at_once_undo_nothing(tmp_path, monkeypatch):
+    """Whoever comes second waits until the first has written."""
+    keys.add_peer(tmp_path, keys.Peer(name="bob", key="b" * 40))
+    write, others = keys.write_private, []
+
+    def write_late(path, document):
+        monkeypatch.setattr(keys, "write_private", write)
+        others.append(threading.Thread(target=keys.forget_peer, args=(tmp_path, "bob")))
+        others[0].start()
+        others[0].join(0.2)  # long enough to read, where nothing keeps it from that
+        write(path, document)
+
+    monkeypatch.setattr(keys, "write_private", write_late)
+    keys.add_peer(tmp_path, keys.Peer(name="ada", key="a" * 40))
+    others[0].join()
+    assert [peer.name for peer in keys.load_peers(tmp_path)] == ["ada"]

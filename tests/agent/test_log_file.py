@@ -139,3 +139,10 @@ def test_a_disk_that_is_full_is_told_once_and_stops_nothing(path, clock):
 def test_a_file_that_cannot_be_is_an_error_with_a_way_out(tmp_path):
     with pytest.raises(AgentError, match="--log-file"):
         Log(tmp_path / "nowhere" / "log", "info", pytest.fail)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no such files")
+def test_a_pipe_that_nobody_reads_is_an_error_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "log")
+    with pytest.raises(AgentError, match="log"):
+        Log(tmp_path / "log", "info", pytest.fail)

@@ -24,6 +24,8 @@ TTL_S = 120
 # an answer that was given a second ago waits 1.3 s; a probe's come by unicast, to one process only
 ASK_MS = 1500
 MAX_STEM = 36  # so that a name of 40 characters has room for a number
+# More devices of one name than a home has are somebody who answers to every name.
+MOST_NAMES, PAUSE_S = 16, 0.2
 
 
 class Announcement:
@@ -84,14 +86,24 @@ class Announcement:
         """
         from zeroconf import DNSQuestionType
 
-        name, number = self._name, 1
-        while found := zeroconf.get_service_info(
-            SERVICE_TYPE, f"{name}.{SERVICE_TYPE}", ASK_MS, DNSQuestionType.QM
-        ):
+        name = self._name
+        for number in range(2, MOST_NAMES + 2):
+            found = zeroconf.get_service_info(
+                SERVICE_TYPE, f"{name}.{SERVICE_TYPE}", ASK_MS, DNSQuestionType.QM
+            )
+            if not found:
+                return name, False
             if found.properties.get(b"fp") == self._fp.encode():
                 return name, True
-            number += 1
             name = f"{self._name[:MAX_STEM]}-{number}"
+            if self._stop.wait(PAUSE_S):
+                break
+        else:
+            name = f"{self._name[: MAX_STEM - len(self._fp)]}-{self._fp}"
+            self._note(
+                f"somebody in this network answers to the name {self._name} and the {MOST_NAMES} "
+                f"after it; this device is announced as {name}"
+            )
         return name, False
 
     def _record(self, name: str) -> Any:

@@ -399,11 +399,13 @@ class Controller:
 
     def _fail(self, launch: StartExecution, error: PotluckError) -> None:
         """End every execution of that run and epoch, on every device that is left."""
+        devices = dict.fromkeys(launch.devices)
         for other in self._executions:
             if other.place[:2] == (launch.run, launch.epoch):
                 self._executions.end(other)
                 self._actions.append(Reject(ticket=other.launch.ticket, error=error))
-        for device in launch.devices:
+                devices |= dict.fromkeys(other.launch.devices)
+        for device in devices:
             if self.session(device) is not None:
                 self._post(device, self._peers[device].traffic.drop(launch.run, launch.epoch))
                 self._send(device, Drop(run=launch.run, epoch=launch.epoch))

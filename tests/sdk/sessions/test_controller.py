@@ -346,3 +346,28 @@ def test_of_several_that_stand_still_none_is_accused_alone(still):
     assert error.device == "a"
     named = f"nor has that of {' or '.join(still[1:])}, which" if still[1:] else "for 60 s."
     assert named in str(error)
+
+
+@pytest.mark.parametrize("is_narrow_first", [True, False])
+def test_what_ends_with_a_narrower_execution_ends_on_all_its_devices(is_narrow_first):
+    """One on a and one on a and b; a is lost while a value of b is half here."""
+    play, nbytes = Play("a", "b"), 1 << 20
+
+    def narrow():
+        play.launch(ticket=1, devices=("a",), step=0, request=True)
+
+    def wide():
+        expected = {"b": {"y": nbytes}}
+        play.launch(ticket=2, devices=("a", "b"), step=1, request=True, expects=expected)
+
+    for launch in (narrow, wide) if is_narrow_first else (wide, narrow):
+        launch()
+    half = m.Value(
+        transfer=1, run="r", epoch=0, program="p", step=1, name="y",
+        dtype="uint8", shape=(nbytes,), nbytes=nbytes, chunk_bytes=nbytes // 4,
+    )  # fmt: skip
+    play.hear("b", half, bytes(nbytes // 4))
+    play.do(Lost(device="a", error=DeviceGone("gone", device="a")))
+    assert sorted(play.ended()) == [1, 2]
+    assert [device for device, _ in play.sent(m.Drop)] == ["b"]
+    assert play.controller.held()["b"].here_bytes == 0
