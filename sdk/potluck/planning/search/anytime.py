@@ -180,7 +180,7 @@ def _steps(pool: CandidatePool, first: Sequence[Plan], *, borrow: bool = True) -
     yield from passes(pool, sizes, LARGER if is_many(pool.problem) else EFFORTS[1:])
     if not is_many(pool.problem):
         yield from _closely(pool, sizes)
-    if not is_many(pool.problem) and not pool.problem.branches:
+    if not is_many(pool.problem) and (not pool.problem.branches or is_small(pool.table)):
         yield from _return(pool, places)
     if pool.problem.branches and (len(pool.problem.layers) <= COARSE or pool.max_work == inf):
         yield from _place(pool, places)
