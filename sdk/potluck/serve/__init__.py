@@ -6,9 +6,9 @@ How a runtime drives it, on every device that serves:
     node = Node(me, services, RingView(ring, transfer_s), Random(seed))
     ring = Ring(me, roster, interval_s)
 
-1. Where the placement is made, `allocate_all(services, processors)` gives the operators' settings,
+1. Where the placement is made, `allocate_all(services, servers)` gives the operators' settings,
    `place_best(servers, allocations, demand)` the replicas. Every server gets its own pools:
-   `node.handle(Placed(pools_of(me, placement, allocations, servers)), now_s)`.
+   `node.handle(Placed(pools_by_server(placement, allocations).get(me, ())), now_s)`.
 2. Whatever comes in becomes an event of `Node.handle(event, now_s)`: `Arrived` (a request from a
    client or another server), `Done` or `Failed` (a batch), `Settled` (what was handed on),
    `ServerGone`, `StreamEnded`, `Placed`, `Tick`.

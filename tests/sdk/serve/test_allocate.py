@@ -3,7 +3,7 @@
 from random import Random
 
 import pytest
-from tests.sdk.serve.serving import GPU, service, stream_service, times
+from tests.sdk.serve.serving import GPU, server, service, stream_service, times
 
 from potluck.errors import Infeasible, PlanError
 from potluck.records import Plan, Stage
@@ -21,6 +21,7 @@ from potluck.serve.decide.records import (
     Frequency,
     Latency,
     Processor,
+    Server,
     Service,
     Variant,
 )
@@ -102,11 +103,11 @@ def test_says_what_memory_is_needed_and_there():
 
 
 def test_what_runs_nowhere_is_an_error_and_what_runs_somewhere_is_not():
-    other = Processor(kind="cpu", memory_bytes=1000)
-    found = allocate_all([service()], [GPU, other])
+    lone = Server(name="b", processors=(Processor(kind="cpu", memory_bytes=1000),))
+    found = allocate_all([service()], [server("a"), lone])
     assert [*found] == [("birds", "gpu")]
     with pytest.raises(Infeasible):
-        allocate_all([service()], [other])
+        allocate_all([service()], [lone])
 
 
 @pytest.mark.parametrize("seed", range(30))

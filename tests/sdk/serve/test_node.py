@@ -5,7 +5,7 @@ from heapq import heappop, heappush
 from random import Random
 
 import pytest
-from tests.sdk.serve.serving import GPU, allocation, request, server, service, stream_service
+from tests.sdk.serve.serving import allocation, request, server, service, stream_service
 
 from potluck.serve.decide.allocate import allocate_all
 from potluck.serve.decide.handler import Candidate, Reason, Way
@@ -27,7 +27,7 @@ from potluck.serve.decide.node import (
     StreamEnded,
     Tick,
     WakeAt,
-    pools_of,
+    pools_by_server,
 )
 from potluck.serve.decide.placement import place
 from potluck.serve.decide.ring import Heard, Ring
@@ -50,7 +50,7 @@ class Others:
     def candidates(self, service, now_s):
         return [Candidate(name, self.idle_per_s, 0.0, 0.1, 100.0, 0.02) for name in self.names]
 
-    def sent(self, service, server, amount):
+    def sent(self, service, server, amount, now_s):
         self.noted.append((service, server, amount))
 
 
@@ -86,9 +86,9 @@ def test_a_full_queue_hands_on_and_a_view_is_told():
 
 
 def test_the_way_back_makes_a_deadline_earlier():
-    here = node(reply_s={"birds": 0.99})
-    (told,) = here.handle(Arrived(request(1)), 0.0)
-    assert told.reason is Reason.INSUFFICIENT
+    here = node(Others("b"), pools=[], reply_s={"birds": 0.25})
+    (sent,) = here.handle(Arrived(request(1)), 0.0)
+    assert sent.request.deadline_s == 0.75
 
 
 def test_a_stream_is_admitted_and_its_frames_computed():
@@ -232,13 +232,12 @@ def test_wakes_up_when_a_batch_has_waited_long_enough():
 
 
 def test_pools_come_from_a_placement():
-    allocations = allocate_all([BIRDS], [GPU])
+    allocations = allocate_all([BIRDS], [server("any", 9)])
     placement = place([server("a", 2)], allocations, {("birds", "a"): 150.0})
-    (pool,) = pools_of("a", placement, allocations)
+    (pool,) = pools_by_server(placement, allocations)["a"]
     assert (pool.n_replicas, pool.way) == (2, Way.ALONE)
-    assert pools_of("b", placement, allocations) == ()
-    (edge,) = pools_of("b", placement, allocations, edge_devices=("a",))
-    assert edge.way is Way.EDGE_DEVICE
+    (edge,) = pools_by_server(placement, allocations, {"a": "b"})["b"]
+    assert (edge.n_replicas, edge.way) == (2, Way.EDGE_DEVICE)
 
 
 class Home:
@@ -247,7 +246,7 @@ class Home:
     def __init__(self, seed, policy):
         self.rng = Random(seed)
         self.names = [f"s{n}" for n in range(4)]
-        allocations = allocate_all([BIRDS], [GPU])
+        allocations = allocate_all([BIRDS], [server("any", 9)])
         self.rings = {name: Ring(name, self.names, 0.1) for name in self.names}
         self.nodes = {}
         for name in self.names:

@@ -6,6 +6,7 @@ from random import Random
 import pytest
 from tests.sdk.serve.serving import GPU, allocation, server, service
 
+from potluck.errors import Infeasible
 from potluck.serve.decide.allocate import allocate_all
 from potluck.serve.decide.placement import guarantee, place, place_best
 from potluck.serve.decide.records import BatchTimes, Latency, Processor, Replica, Service, Variant
@@ -73,7 +74,7 @@ def random_case(seed):
         for n in range(rng.randint(1, 3))
     ]
     kept = [each for each in services if fits(each)]
-    allocations = allocate_all(kept, [GPU]) if kept else {}
+    allocations = allocate_all(kept, [server("any", 9)]) if kept else {}
     demand = {
         (each.name, where.name): rng.uniform(0, 40)
         for each in kept
@@ -154,18 +155,18 @@ def eager(servers, allocations, demand, remote_frac):
 
 def test_goes_where_the_requests_are():
     two = [server("a"), server("b")]
-    allocations = allocate_all([service()], [GPU])
+    allocations = allocate_all([service()], [server("any", 9)])
     found = place(two, allocations, {("birds", "b"): 10.0})
     assert [each.server for each in found.replicas] == ["b"]
 
 
 def test_nobody_asks_nothing_is_placed():
-    assert place([server("a")], allocate_all([service()], [GPU]), {}).replicas == ()
+    assert place([server("a")], allocate_all([service()], [server("any", 9)]), {}).replicas == ()
 
 
 def test_where_nothing_may_be_handed_on_only_local_requests_count():
     two = [server("a"), server("b", memory_bytes=10)]
-    allocations = allocate_all([service()], [GPU])
+    allocations = allocate_all([service()], [server("any", 9)])
     assert place(two, allocations, {("birds", "b"): 5.0}, remote_frac=0.0).replicas == ()
     assert len(place(two, allocations, {("birds", "b"): 5.0}).replicas) == 1
 
@@ -173,7 +174,7 @@ def test_where_nothing_may_be_handed_on_only_local_requests_count():
 def test_what_is_pinned_stays_and_takes_room():
     pinned = Replica(service="rare", kind="gpu", processors=(("a", 0),))
     each = [service("rare"), service("common")]
-    allocations = allocate_all(each, [GPU])
+    allocations = allocate_all(each, [server("any", 9)])
     found = place([server("a")], allocations, {("common", "a"): 5.0}, pinned=[pinned])
     assert found.replicas == (pinned,)
 
@@ -186,9 +187,12 @@ def test_split_services_take_processors_of_one_server_before_those_of_several():
     large = Service(name="large", slo=Latency(1.0), variants=(split(False),))
     wide = Service(name="large", slo=Latency(1.0), variants=(split(True),))
     homes = [server("a"), server("b", 2), server("c")]
-    within = place(homes, allocate_all([large], [GPU]), {("large", "a"): 1.0})
+    within = place(homes, allocate_all([large], [server("any", 9)]), {("large", "a"): 1.0})
     assert [each.processors for each in within.replicas] == [(("b", 0), ("b", 1))]
-    across = place([server("a"), server("c")], allocate_all([wide], [GPU]), {("large", "a"): 1.0})
+    apart = [server("a"), server("c")]
+    with pytest.raises(Infeasible):
+        allocate_all([large], apart)
+    across = place(apart, allocate_all([wide], apart), {("large", "a"): 1.0})
     assert [each.processors for each in across.replicas] == [(("a", 0), ("c", 0))]
     assert across.replicas[0].is_across
 
@@ -196,7 +200,7 @@ def test_split_services_take_processors_of_one_server_before_those_of_several():
 def test_kinds_of_processors_are_not_mixed_up():
     cpu = Processor(kind="cpu", memory_bytes=1000)
     home = [server("a"), type(server("a"))(name="b", processors=(cpu,))]
-    found = place(home, allocate_all([service()], [GPU, cpu]), {("birds", "b"): 500.0})
+    found = place(home, allocate_all([service()], home), {("birds", "b"): 500.0})
     assert {each.processors for each in found.replicas} == {(("a", 0),)}
 
 
@@ -214,7 +218,7 @@ def test_no_processor_is_ever_overfilled(seed):
         )
         for n in range(5)
     ]
-    allocations = allocate_all(services, [GPU])
+    allocations = allocate_all(services, [server("any", 9)])
     demand = {
         (each.name, where.name): rng.uniform(0, 500) for each in services for where in servers
     }

@@ -8,6 +8,7 @@ that is under way when a request arrives, so twice its seconds are within the li
 is possible at all. The frames that wait for their batch (MF) count towards the same limit.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil, floor
@@ -22,6 +23,7 @@ from potluck.serve.decide.records import (
     Frequency,
     Latency,
     Processor,
+    Server,
     Service,
     Slo,
     Variant,
@@ -45,7 +47,13 @@ class Operators:
 EVERY = Operators()
 
 
-def allocate(service: Service, processor: Processor, operators: Operators = EVERY) -> Allocation:
+def allocate(
+    service: Service,
+    processor: Processor,
+    operators: Operators = EVERY,
+    *,
+    most_beside: int | None = None,
+) -> Allocation:
     """The settings that serve the most per processor of this kind within the limit.
 
     One processor is preferred to several wherever it holds the limit (section 3.1).
@@ -58,13 +66,21 @@ def allocate(service: Service, processor: Processor, operators: Operators = EVER
         Of which kind, and with how much memory.
     operators
         Which of the five may be used.
+    most_beside
+        Processors of this kind that the largest server has; splits that need more of them beside
+        each other are left out.
 
     Raises
     ------
     Infeasible
         If no setting holds the limit here; says the best possible.
     """
-    variants = [variant for variant in service.variants if variant.kind == processor.kind]
+    variants = [
+        variant
+        for variant in service.variants
+        if variant.kind == processor.kind
+        and (variant.across or most_beside is None or variant.n_processors <= most_beside)
+    ]
     if not operators.model_parallel:
         variants = [variant for variant in variants if variant.n_processors == 1]
     held = [
@@ -76,7 +92,7 @@ def allocate(service: Service, processor: Processor, operators: Operators = EVER
 
 
 def allocate_all(
-    services: Sequence[Service], processors: Sequence[Processor], operators: Operators = EVERY
+    services: Sequence[Service], servers: Sequence[Server], operators: Operators = EVERY
 ) -> dict[tuple[str, str], Allocation]:
     """Per service and kind of processor its settings; what cannot run somewhere is left out.
 
@@ -84,8 +100,8 @@ def allocate_all(
     ----------
     services
         What is served.
-    processors
-        All there are; of each kind the one with the least memory counts.
+    servers
+        All there are; of each kind of processor the one with the least memory counts.
     operators
         Which of the five may be used.
 
@@ -95,15 +111,21 @@ def allocate_all(
         If a service can run nowhere; says the best possible on the kind that comes closest.
     """
     kinds: dict[str, Processor] = {}
-    for each in processors:
-        known = kinds.setdefault(each.kind, each)
-        kinds[each.kind] = min(known, each, key=lambda one: one.memory_bytes)
+    most_beside: dict[str, int] = {}
+    for server in servers:
+        counts = Counter(processor.kind for processor in server.processors)
+        for each in server.processors:
+            known = kinds.setdefault(each.kind, each)
+            kinds[each.kind] = min(known, each, key=lambda one: one.memory_bytes)
+            most_beside[each.kind] = max(most_beside.get(each.kind, 0), counts[each.kind])
     found: dict[tuple[str, str], Allocation] = {}
     for service in services:
         failures = []
         for kind, processor in kinds.items():
             try:
-                found[service.name, kind] = allocate(service, processor, operators)
+                found[service.name, kind] = allocate(
+                    service, processor, operators, most_beside=most_beside[kind]
+                )
             except Infeasible as failure:
                 failures.append(failure)
         if len(failures) == len(kinds):

@@ -249,6 +249,6 @@ def _spare(request: Request, candidate: Candidate, now_s: float) -> float:
     if rate <= 0:
         return 0.0
     drained_s = candidate.delay_s * candidate.idle_per_s / rate
-    queue_s = max(0.0, candidate.queue_s - drained_s) + candidate.sent / rate
+    queue_s = max(0.0, candidate.queue_s + candidate.sent / rate - drained_s)
     left_s = request.deadline_s - now_s - candidate.transfer_s - queue_s
     return max(0.0, left_s - candidate.batch_s * request.work) * rate

@@ -7,7 +7,7 @@ request leaves by exactly one of `Start` followed by `Done`, `Send` followed by 
 `Refused`; what was lost on the way is decided anew.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import inf
 from random import Random
@@ -37,36 +37,35 @@ class Pool:
         return (self.allocation.service, self.allocation.variant.kind, self.way)
 
 
-def pools_of(
-    server: str, placement: Placement, allocations: Allocations, edge_devices: Collection[str] = ()
-) -> tuple[Pool, ...]:
-    """The pools that a server has by a placement.
+def pools_by_server(
+    placement: Placement, allocations: Allocations, edge_devices: Mapping[str, str] | None = None
+) -> dict[str, tuple[Pool, ...]]:
+    """The pools that each server has by a placement.
 
     Parameters
     ----------
-    server
-        Whose.
     placement
         Of the whole home.
     allocations
         Per service and kind of processor.
     edge_devices
-        Names of devices that this server looks after: their replicas are its pools too.
+        By the name of an edge device, the server that looks after it and has its pools.
     """
-    counts: dict[tuple[str, str, Way], int] = {}
+    counts: dict[str, dict[tuple[str, str, Way], int]] = {}
     for replica in placement.replicas:
-        if replica.server == server:
-            way = Way.ACROSS if replica.is_across else Way.ALONE
-        elif replica.server in edge_devices:
-            way = Way.EDGE_DEVICE
-        else:
-            continue
+        server, way = replica.server, Way.ACROSS if replica.is_across else Way.ALONE
+        if edge_devices and server in edge_devices:
+            server, way = edge_devices[server], Way.EDGE_DEVICE
+        mine = counts.setdefault(server, {})
         key = (replica.service, replica.kind, way)
-        counts[key] = counts.get(key, 0) + 1
-    return tuple(
-        Pool(allocations[service, kind], n_replicas, way)
-        for (service, kind, way), n_replicas in counts.items()
-    )
+        mine[key] = mine.get(key, 0) + 1
+    return {
+        server: tuple(
+            Pool(allocations[service, kind], n_replicas, way)
+            for (service, kind, way), n_replicas in mine.items()
+        )
+        for server, mine in counts.items()
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,8 +245,8 @@ class Node:
     policy
         How it decides.
     reply_s
-        By service, seconds until an answer is back with the client: a deadline is that much
-        earlier here.
+        By service, seconds until an answer is back from another server: for what is handed on,
+        the deadline is that much earlier there.
     """
 
     def __init__(
@@ -308,6 +307,15 @@ class Node:
             queue_s=min(held.queue.queue_s(now_s) for held in pools),
             batch_s=usual_s,
         )
+
+    def hosted(self) -> tuple[str, ...]:
+        """The services that it has replicas of."""
+        return tuple(self._of_service)
+
+    def now(self, service: str, now_s: float) -> ServiceState | None:
+        """Its state of one service at this moment; None if it is not here."""
+        held = self._of_service.get(service)
+        return self._row(service, held, now_s) if held else None
 
     def n_waiting(self) -> int:
         """Requests in all its queues."""
@@ -370,7 +378,7 @@ class Node:
                 held = self._best(service, way, request, now_s)
                 self._queue(held, batching.Arrived(request), now_s, actions)
             case Offload(server, fps):
-                self._hand_on(request, server, fps, actions)
+                self._hand_on(request, server, fps, now_s, actions)
             case Refuse(reason):
                 actions.append(Refused(request, reason))
 
@@ -378,8 +386,7 @@ class Node:
         if request.fps:
             free = held.ledger.free_fps(request.fps) if held.ledger else 0.0
             return Local(held.pool.way, inf, free)
-        reply_s = self.reply_s.get(request.service, 0.0)
-        return Local(held.pool.way, held.queue.finish_s(now_s, request.work) + reply_s)
+        return Local(held.pool.way, held.queue.finish_s(now_s, request.work))
 
     def _best(self, service: str, way: Way, request: Request, now_s: float) -> _Held:
         pools = [held for held in self._of_service[service] if held.pool.way is way]
@@ -387,12 +394,17 @@ class Node:
             return pools[0]
         return min(pools, key=lambda held: held.queue.finish_s(now_s, request.work))
 
-    def _hand_on(self, request: Request, server: str, fps: float, actions: list[Action]) -> None:
+    def _hand_on(
+        self, request: Request, server: str, fps: float, now_s: float, actions: list[Action]
+    ) -> None:
+        if not request.n_offloads:
+            reply_s = self.reply_s.get(request.service, 0.0)
+            request = replace(request, deadline_s=request.deadline_s - reply_s)
         if request.fps:
             pool = self._open(request, None, fps, actions) if fps > 0 else None
             self._routes[request.id] = _Route(request, pool, fps / request.fps, server)
             request = replace(request, fps=request.fps - fps)
-        self.view.sent(request.service, server, request.fps or 1.0)
+        self.view.sent(request.service, server, request.fps or 1.0, now_s)
         self._handed_on[request.id] = (request, server)
         actions.append(Send(request, server))
 

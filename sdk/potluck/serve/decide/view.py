@@ -2,12 +2,14 @@
 handed on since.
 """
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from potluck.serve.decide.handler import Candidate
 from potluck.serve.decide.ring import Ring
 
+MOST_NOTED = 1000  # of one service to one server: more would fill any queue
 TransferS = Callable[[str, str], float]  # (server, service) -> there, and the answer back
 
 
@@ -17,8 +19,8 @@ class View(Protocol):
     def candidates(self, service: str, now_s: float) -> Sequence[Candidate]:
         """The other servers that have it."""
 
-    def sent(self, service: str, server: str, amount: float) -> None:
-        """A request, or so many frames per second, was handed on to it.
+    def sent(self, service: str, server: str, amount: float, now_s: float) -> None:
+        """A request, or so many frames per second, was handed on.
 
         Parameters
         ----------
@@ -28,6 +30,8 @@ class View(Protocol):
             Who has the request now.
         amount
             1 for a request; of a stream, frames per second.
+        now_s
+            The time.
         """
 
 
@@ -38,18 +42,48 @@ class NoView:
         """Nobody."""
         return ()
 
-    def sent(self, service: str, server: str, amount: float) -> None:
+    def sent(self, service: str, server: str, amount: float, now_s: float) -> None:
         """Nothing is handed on.
 
         Parameters
         ----------
-        service
-            Which is asked for.
-        server
-            Who has the request now.
-        amount
-            1 for a request; of a stream, frames per second.
+        service, server, amount, now_s
+            As of `View.sent`.
         """
+
+
+class HandedOn:
+    """What was handed on to each server, and when: since its last state, it may not know of it."""
+
+    def __init__(self) -> None:
+        self._sent: dict[tuple[str, str], deque[tuple[float, float]]] = {}
+
+    def add(self, service: str, server: str, amount: float, now_s: float) -> None:
+        """Note it.
+
+        Parameters
+        ----------
+        service, server, amount, now_s
+            As of `View.sent`.
+        """
+        self._sent.setdefault((service, server), deque(maxlen=MOST_NOTED)).append((now_s, amount))
+
+    def since(self, service: str, server: str, said_s: float) -> float:
+        """What was handed on after this moment; older notes are forgotten.
+
+        Parameters
+        ----------
+        service, server
+            Which, and to whom.
+        said_s
+            When the server said its last state.
+        """
+        noted = self._sent.get((service, server))
+        if noted is None:
+            return 0.0
+        while noted and noted[0][0] <= said_s:
+            noted.popleft()
+        return sum(amount for _, amount in noted)
 
 
 class RingView:
@@ -66,7 +100,7 @@ class RingView:
     def __init__(self, ring: Ring, transfer_s: TransferS) -> None:
         self.ring = ring
         self.transfer_s = transfer_s
-        self._sent: dict[tuple[str, str], tuple[int, float]] = {}  # version, amount
+        self._handed_on = HandedOn()
 
     def candidates(self, service: str, now_s: float) -> list[Candidate]:
         """The other servers that have it, as last heard of."""
@@ -75,7 +109,6 @@ class RingView:
             row = state.services.get(service)
             if row is None:
                 continue
-            version, sent = self._sent.get((service, server), (state.version, 0.0))
             found.append(
                 Candidate(
                     server=server,
@@ -85,24 +118,17 @@ class RingView:
                     capacity_per_s=row.capacity_per_s,
                     batch_s=row.batch_s,
                     transfer_s=self.transfer_s(server, service),
-                    sent=sent if version == state.version else 0.0,
+                    sent=self._handed_on.since(service, server, now_s - delay_s),
                 )
             )
         return found
 
-    def sent(self, service: str, server: str, amount: float) -> None:
+    def sent(self, service: str, server: str, amount: float, now_s: float) -> None:
         """A request, or so many frames per second, was handed on to it.
 
         Parameters
         ----------
-        service
-            Which is asked for.
-        server
-            Who has the request now.
-        amount
-            1 for a request; of a stream, frames per second.
+        service, server, amount, now_s
+            As of `View.sent`.
         """
-        known = self.ring.states(float("-inf")).get(server)
-        version = known[0].version if known else -1
-        before, total = self._sent.get((service, server), (version, 0.0))
-        self._sent[service, server] = (version, amount + (total if before == version else 0.0))
+        self._handed_on.add(service, server, amount, now_s)

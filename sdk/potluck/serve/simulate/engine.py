@@ -1,0 +1,265 @@
+"""The event-driven simulator: arrivals, batches, hand-overs and state exchange under virtual time.
+
+Every decision is made by the same `Node` that the runtime drives. Only computing, sending and the
+exchange's messages are played: a batch takes what was profiled, a message a latency and its bytes
+over the bandwidth (EPARA, section 5.2). The frames of a stream are not played one by one: a stream
+gets the rate that it was granted, and its frames count by that rate (section 3.3).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from random import Random
+
+from potluck.serve.decide.allocate import allocate_all
+from potluck.serve.decide.node import (
+    Action,
+    Arrived,
+    Done,
+    Node,
+    Open,
+    Placed,
+    PoolKey,
+    Refused,
+    Send,
+    Start,
+    StreamEnded,
+    Tick,
+    WakeAt,
+    pools_by_server,
+)
+from potluck.serve.decide.placement import Demand
+from potluck.serve.decide.records import Request, Server, Service, by_name
+from potluck.serve.decide.view import NoView, View
+from potluck.serve.simulate.arrivals import Arrival
+from potluck.serve.simulate.outcome import Outcome, Tally
+from potluck.serve.simulate.scheme import Knows, Scheme
+from potluck.serve.simulate.views import ExactView, Group, RingSnapshots
+
+HOP, DONE, TICK, END, EXCHANGE = range(5)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """What is simulated. `demand`: what placement is told of requests per second."""
+
+    servers: Sequence[Server]
+    services: Sequence[Service]
+    arrivals: Sequence[Arrival]
+    demand: Demand
+    duration_s: float
+    interval_s: float = 0.1
+    latency_s: float = 0.5e-3
+    bytes_per_s: float = 1.25e9  # the testbed's switch: 10 Gbit/s (Table 4)
+    seed: int = 0
+
+
+@dataclass(slots=True)
+class _Stream:
+    """A stream while it lasts: who computes frames of it, and how many so far."""
+
+    request: Request
+    stop_s: float = 0.0
+    granted_fps: float = 0.0
+    servers: list[int] = field(default_factory=list)
+
+
+class Simulation:
+    """One scenario by one scheme.
+
+    Parameters
+    ----------
+    scenario
+        What is simulated.
+    scheme
+        How it is served.
+    clock
+        If given, every decision about a request is timed with it, into `handling_s`.
+    """
+
+    def __init__(
+        self, scenario: Scenario, scheme: Scheme, clock: Callable[[], float] | None = None
+    ) -> None:
+        self.scenario = scenario
+        self.scheme = scheme
+        self.clock = clock
+        self.handling_s: list[float] = []
+        self.services = by_name(scenario.services)
+        self.to_s = {name: self._send_s(each.input_bytes) for name, each in self.services.items()}
+        self.back_s = {
+            name: self._send_s(each.output_bytes) for name, each in self.services.items()
+        }
+        self.allocations = allocate_all(scenario.services, scenario.servers, scheme.operators)
+        self.placement = scheme.place(scenario.servers, self.allocations, scenario.demand)
+        self.nodes = [self._node(server.name) for server in scenario.servers]
+        self.index = {node.name: index for index, node in enumerate(self.nodes)}
+        self.groups = self._groups()
+        self.outcome = Outcome(duration_s=scenario.duration_s)
+        self._heap: list[tuple[float, int, int, int, object]] = []
+        self._n = 0
+        self._streams: dict[int, _Stream] = {}
+        self._wake_s: dict[int, float] = {}
+        self._deadline_s: dict[int, float] = {}
+
+    def _send_s(self, nbytes: int) -> float:
+        return self.scenario.latency_s + nbytes / self.scenario.bytes_per_s
+
+    def _node(self, name: str) -> Node:
+        rng = Random(f"{self.scenario.seed}/{name}")
+        return Node(name, self.services, NoView(), rng, self.scheme.policy(), self.back_s)
+
+    def _groups(self) -> list[Group]:
+        """Pools and views of all servers, group by group."""
+        pools = pools_by_server(self.placement, self.allocations)
+        for node in self.nodes:
+            node.handle(Placed(pools.get(node.name, ())), 0.0)
+        size = self.scheme.group or len(self.nodes)
+        groups = []
+        transfer_s = {
+            name: self.to_s[name] + self.back_s[name] + self.scheme.handling_s
+            for name in self.services
+        }
+        for start in range(0, len(self.nodes), size):
+            group = Group(self.nodes[start : start + size], self.scenario.interval_s)
+            group.settle()
+            groups.append(group)
+            for index, node in enumerate(group.nodes):
+                node.view = self._view(group, index, transfer_s)
+        return groups
+
+    def _view(self, group: Group, index: int, transfer_s: Mapping[str, float]) -> View:
+        match self.scheme.knows:
+            case Knows.RING:
+                return RingSnapshots(group, index, transfer_s)
+            case Knows.NOW:
+                return ExactView(group, index, transfer_s)
+            case Knows.NOTHING:
+                return NoView()
+
+    def _at(self, at_s: float, code: int, index: int, what: object) -> None:
+        self._n += 1
+        heappush(self._heap, (at_s, self._n, code, index, what))
+
+    def run(self) -> Outcome:
+        """Play it to the end: until every request has been answered or refused."""
+        arrivals, place, n_arrivals = self.scenario.arrivals, 0, len(self.scenario.arrivals)
+        self._at(0.0, EXCHANGE, 0, None)
+        while place < n_arrivals or self._heap:
+            if place < n_arrivals:
+                arrived_s = arrivals[place].request.arrived_s
+                if not self._heap or arrived_s <= self._heap[0][0]:
+                    self._enter(arrivals[place], arrived_s)
+                    place += 1
+                    continue
+            now_s, _, code, index, what = heappop(self._heap)
+            self.outcome.n_events += 1
+            if code == EXCHANGE:
+                self._exchange(now_s, more=place < n_arrivals or bool(self._heap))
+            else:
+                self._event(code, index, what, now_s)
+        self.outcome.n_replicas = len(self.placement.replicas)
+        return self.outcome
+
+    def _enter(self, arrival: Arrival, now_s: float) -> None:
+        """A request comes to its entrance."""
+        request = arrival.request
+        self.outcome.n_events += 1
+        self.outcome.n_requests += 1
+        tally = self.outcome.tallies.setdefault(request.service, Tally())
+        tally.asked += request.n_frames if request.fps else 1
+        self._deadline_s[request.id] = request.deadline_s
+        if request.fps:
+            self._streams[request.id] = _Stream(request)
+        index = self.index[arrival.server]
+        clock = self.clock
+        if clock is None:
+            actions = self.nodes[index].handle(Arrived(request), now_s)
+        else:
+            began_s = clock()
+            actions = self.nodes[index].handle(Arrived(request), now_s)
+            self.handling_s.append(clock() - began_s)
+        self._follow(index, actions, now_s)
+
+    def _event(self, code: int, index: int, what: object, now_s: float) -> None:
+        node = self.nodes[index]
+        if code == DONE:
+            pool, replica, requests = what  # type: ignore[misc]
+            for request in requests:
+                self._answered(request, index, now_s)
+            self._follow(index, node.handle(Done(pool, replica), now_s), now_s)
+        elif code == HOP:
+            assert isinstance(what, Request)
+            self._follow(index, node.handle(Arrived(what), now_s), now_s)
+        elif code == TICK:
+            self._wake_s.pop(index, None)
+            self._follow(index, node.handle(Tick(), now_s), now_s)
+        elif code == END:
+            self._end(what, now_s)
+
+    def _exchange(self, now_s: float, *, more: bool) -> None:
+        for group in self.groups:
+            if self.scheme.knows is Knows.RING:
+                group.exchange(now_s)
+        if more:
+            self._at(now_s + self.scenario.interval_s, EXCHANGE, 0, None)
+
+    def _follow(self, index: int, actions: Sequence[Action], now_s: float) -> None:
+        """Play what a server has decided."""
+        for action in actions:
+            match action:
+                case Start(pool, replica, requests, seconds):
+                    self._at(now_s + seconds, DONE, index, (pool, replica, requests))
+                case Send(request, server):
+                    self.outcome.n_offloads += 1
+                    there_s = now_s + self.scheme.handling_s + self.to_s[request.service]
+                    self._at(there_s, HOP, self.index[server], request)
+                case Open(pool, request, grant):
+                    self._opened(pool, request, grant.total_fps, index, now_s)
+                case Refused(_, reason):
+                    self.outcome.refused[reason] += 1
+                case WakeAt(at_s):
+                    if at_s < self._wake_s.get(index, float("inf")):
+                        self._wake_s[index] = at_s
+                        self._at(at_s, TICK, index, None)
+
+    def _answered(self, request: Request, index: int, now_s: float) -> None:
+        """Its answer goes straight to the entrance, if it is not there already."""
+        back_s = 0.0 if len(request.path) == 1 else self.back_s[request.service]
+        tally = self.outcome.tallies[request.service]
+        if now_s + back_s <= self._deadline_s.pop(request.id) + 1e-9:
+            tally.satisfied += 1
+        else:
+            tally.late += 1
+
+    def _opened(
+        self, pool: PoolKey, request: Request, fps: float, index: int, now_s: float
+    ) -> None:
+        stream = self._streams[request.id]
+        stream.granted_fps += fps
+        stream.servers.append(index)
+        if not stream.stop_s:
+            stream.stop_s = now_s + request.n_frames / stream.request.fps
+            self._at(stream.stop_s, END, index, request.id)
+
+    def _end(self, what: object, now_s: float) -> None:
+        assert isinstance(what, int)
+        stream = self._streams.pop(what)
+        request = stream.request
+        met = min(1.0, stream.granted_fps / request.fps)
+        self.outcome.tallies[request.service].satisfied += met * request.n_frames
+        for index in dict.fromkeys(stream.servers):
+            ended = StreamEnded(request.service, request.id)
+            self._follow(index, self.nodes[index].handle(ended, now_s), now_s)
+
+
+def simulate(scenario: Scenario, scheme: Scheme) -> Outcome:
+    """What a scheme would make of a scenario.
+
+    Parameters
+    ----------
+    scenario
+        Servers, services and requests.
+    scheme
+        How it is served.
+    """
+    return Simulation(scenario, scheme).run()
