@@ -8,6 +8,7 @@ from tests.sdk.serve.serving import GPU, server, service, stream_service, times
 from potluck.errors import Infeasible, PlanError
 from potluck.records import Plan, Stage
 from potluck.serve.decide.allocate import (
+    NEARLY,
     Operators,
     allocate,
     allocate_all,
@@ -67,11 +68,9 @@ def test_replicas_are_used_where_they_gain():
     assert (found.replicas, found.share_frac) == (2, 0.5)
 
 
-def test_memory_bounds_batch_and_replicas():
-    each = service(degrees=(1, 2, 4), memory_bytes=200, item_bytes=100)
-    found = allocate(each, GPU)
-    assert found.replicas * found.memory_bytes <= GPU.memory_bytes
-    assert (found.replicas, found.batch) == (1, 8)
+def test_memory_bounds_the_batch():
+    found = allocate(service(memory_bytes=200, item_bytes=100), GPU)
+    assert (found.batch, found.memory_bytes) == (8, 1000)
 
 
 def test_one_processor_is_preferred_to_several():
@@ -111,7 +110,7 @@ def test_what_runs_nowhere_is_an_error_and_what_runs_somewhere_is_not():
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_no_setting_that_holds_the_limit_serves_more(seed):
+def test_no_setting_that_holds_the_limit_serves_much_more(seed):
     """Random times, memory and limits: the oracle looks at every setting by its definition."""
     rng = Random(seed)
     degrees = (1, 2, 4, 8, 16)
@@ -128,18 +127,27 @@ def test_no_setting_that_holds_the_limit_serves_more(seed):
     slo = Latency(rng.uniform(0.01, 1.5))
     each = Service(name="s", slo=slo, variants=(variant,))
     rates = [
-        n * b / measured[n].at(b)
+        (2 * measured[n].at(b) <= slo.limit_s, n * b / measured[n].at(b))
         for n in degrees
         for b in measured[n].items
-        if (variant.memory_bytes + b * variant.item_bytes) * n <= GPU.memory_bytes
+        if variant.memory_bytes + b * variant.item_bytes <= GPU.memory_bytes
         and measured[n].at(b) * (1 if b == 1 else 2) <= slo.limit_s
     ]
     if not rates:
         with pytest.raises(Infeasible):
             allocate(each, GPU)
         return
-    found = allocate(each, GPU)
-    assert found.replicas * found.rate_per_s == pytest.approx(max(rates))
+    in_time = [rate for leaves_time, rate in rates if leaves_time == max(rates)[0]]
+    for per_s in (0.0, rng.uniform(0.1, 100)):
+        found = allocate(each, GPU, per_s=per_s)
+        assert found.replicas * found.rate_per_s >= NEARLY * max(in_time) * (1 - 1e-9)
+        assert (2 * found.batch_s[found.batch] <= slo.limit_s) == max(rates)[0]
+
+
+def test_parts_suit_the_demand():
+    """No loss side by side: half of the demand asks for an eighth, all of it for a whole."""
+    each = service(degrees=(1, 2, 4, 8, 16), fixed_s=0.0, slo=Latency(20.0))
+    assert [allocate(each, GPU, per_s=per_s).replicas for per_s in (25, 100, 200)] == [8, 2, 1]
 
 
 def test_a_variant_comes_from_plans_of_the_planners():

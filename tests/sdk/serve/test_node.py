@@ -164,7 +164,7 @@ def test_a_new_placement_drops_no_request():
     """Live switch: what waits is served by the new pools or handed on, what is computed ends."""
     here = node(Others("b"))
     for number in range(3):
-        here.handle(Arrived(request(number, limit_s=0.2)), 0.0)
+        here.handle(Arrived(request(number)), 0.0)
     assert (here.n_computing(), here.n_waiting()) == (1, 2)
     actions = here.handle(Placed((CAMERA_POOL,)), 0.01)
     assert sorted(action.request.id for action in actions) == [1, 2]

@@ -3,13 +3,16 @@
 EPARA, sections 3.1 and 4.1, eqs. (4) and (5). Batch sizes 2^0..2^9 and replication degrees 2^0..2^4
 are looked up in what was profiled.
 
-Where we differ: the paper takes the fastest batch. Here a batch must also leave time for the one
-that is under way when a request arrives, so twice its seconds are within the limit, wherever that
-is possible at all. The frames that wait for their batch (MF) count towards the same limit.
+Where we differ. The paper takes the fastest batch, then the best replication degree. Here a batch
+must also leave time for the one that is under way when a request arrives, so twice its seconds are
+within the limit, wherever that is possible at all; the frames that wait for their batch (MF) count
+towards the same limit. And of settings that serve nearly the same per processor (`NEARLY` as much)
+the one is taken whose parts suit the demand: two of them serve all of it. Smaller parts would be
+slower one by one, larger ones would lie idle while other services wait for room.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, floor
 
@@ -29,6 +32,7 @@ from potluck.serve.decide.records import (
     Variant,
 )
 
+NEARLY = 0.8  # of the best rate per processor: smaller parts are worth the rest
 ROUNDED = 1e-9  # what rounding may add to a number of frames
 JUDGE = "Judge it first: potluck.judge(plan, profile)."
 
@@ -53,6 +57,7 @@ def allocate(
     operators: Operators = EVERY,
     *,
     most_beside: int | None = None,
+    per_s: float = 0.0,
 ) -> Allocation:
     """The settings that serve the most per processor of this kind within the limit.
 
@@ -69,6 +74,8 @@ def allocate(
     most_beside
         Processors of this kind that the largest server has; splits that need more of them beside
         each other are left out.
+    per_s
+        Requests or frames per second that all ask for; 0: not known, so parts are small.
 
     Raises
     ------
@@ -88,11 +95,19 @@ def allocate(
     ]
     if not held:
         raise _impossible(service, processor, variants)
-    return min(held, key=_order)
+    preferred = min(_preferred(each, service.slo) for each in held)
+    held = [each for each in held if _preferred(each, service.slo) == preferred]
+    best_rate = max(_full_rate(each) for each in held)
+    nearly = [each for each in held if _full_rate(each) >= NEARLY * best_rate - ROUNDED]
+    wanted_frac = per_s / best_rate / 2 if per_s else 0.0
+    return min(nearly, key=lambda each: _order(each, wanted_frac))
 
 
 def allocate_all(
-    services: Sequence[Service], servers: Sequence[Server], operators: Operators = EVERY
+    services: Sequence[Service],
+    servers: Sequence[Server],
+    operators: Operators = EVERY,
+    demand: Mapping[tuple[str, str], float] | None = None,
 ) -> dict[tuple[str, str], Allocation]:
     """Per service and kind of processor its settings; what cannot run somewhere is left out.
 
@@ -104,6 +119,8 @@ def allocate_all(
         All there are; of each kind of processor the one with the least memory counts.
     operators
         Which of the five may be used.
+    demand
+        Requests or frames per second by service and server, if known.
 
     Raises
     ------
@@ -118,13 +135,20 @@ def allocate_all(
             known = kinds.setdefault(each.kind, each)
             kinds[each.kind] = min(known, each, key=lambda one: one.memory_bytes)
             most_beside[each.kind] = max(most_beside.get(each.kind, 0), counts[each.kind])
+    asked: dict[str, float] = {}
+    for (name, _), per_s in (demand or {}).items():
+        asked[name] = asked.get(name, 0.0) + per_s
     found: dict[tuple[str, str], Allocation] = {}
     for service in services:
         failures = []
         for kind, processor in kinds.items():
             try:
                 found[service.name, kind] = allocate(
-                    service, processor, operators, most_beside=most_beside[kind]
+                    service,
+                    processor,
+                    operators,
+                    most_beside=most_beside[kind],
+                    per_s=asked.get(service.name, 0.0),
                 )
             except Infeasible as failure:
                 failures.append(failure)
@@ -133,11 +157,23 @@ def allocate_all(
     return found
 
 
-def _order(found: Allocation) -> tuple[float, ...]:
-    """One processor before several; then the most per processor; then the soonest."""
-    variant = found.variant
-    full_rate = found.replicas * found.rate_per_s / variant.n_processors
-    return (found.category.takes_several, variant.across, -full_rate, found.batch_s[1])
+def _preferred(found: Allocation, slo: Slo) -> tuple[bool, bool, int, bool]:
+    """One processor before several, those of one server before those of many; few groups; time for
+    the batch under way.
+    """
+    leaves_time = 2 * found.batch_s[found.batch] <= slo.tolerance_s
+    return found.category.takes_several, found.variant.across, found.groups, not leaves_time
+
+
+def _full_rate(found: Allocation) -> float:
+    """Items per second and processor, were it full of this service."""
+    return found.replicas * found.rate_per_s / found.variant.n_processors
+
+
+def _order(found: Allocation, wanted_frac: float) -> tuple[float, ...]:
+    """The largest parts that are no larger than wanted; then the most; then the soonest."""
+    too_large = max(0.0, found.share_frac - wanted_frac)
+    return (too_large, -found.share_frac, -_full_rate(found), found.batch_s[1])
 
 
 def _settings(
@@ -150,7 +186,7 @@ def _settings(
             continue
         for batch in _batches(times, operators):
             nbytes = variant.memory_bytes + batch * variant.item_bytes
-            if nbytes * degree > processor.memory_bytes:
+            if nbytes > processor.memory_bytes:
                 break
             if times.at(batch) > limit_s or (batch > 1 and 2 * times.at(batch) > limit_s):
                 break
@@ -186,6 +222,7 @@ def _setting(
         multi_frame=multi_frame,
         streams=batch // multi_frame,  # eq. (5)
         groups=groups,
+        grain_per_s=grain_per_s(service.slo),
     )
 
 
@@ -198,6 +235,15 @@ def category(slo: Slo, several: bool) -> Category:
     if isinstance(slo, Latency):
         return Category.LATENCY_SEVERAL if several else Category.LATENCY_ONE
     return Category.FREQUENCY_SEVERAL if several else Category.FREQUENCY_ONE
+
+
+def grain_per_s(slo: Slo) -> float:
+    """The least that demand changes by: one stream, or one request within the limit.
+
+    >>> grain_per_s(Latency(0.2)), grain_per_s(Frequency(30))
+    (5.0, 30)
+    """
+    return 1 / slo.limit_s if isinstance(slo, Latency) else slo.fps
 
 
 def n_groups(fps: float, group_fps: float) -> int:

@@ -136,7 +136,9 @@ class Batcher:
         return max(0.0, self._start_s(now_s) - now_s)
 
     def finish_s(self, now_s: float, work: float = 1.0) -> float:
-        """When a request that came now would be done, if none more urgent comes after it.
+        """When a request that came now would be done at the latest, if none more urgent follows.
+
+        One that must wait is expected in a full batch, since others may join it.
 
         Parameters
         ----------
@@ -145,8 +147,9 @@ class Batcher:
         work
             Of the request, see `Request`.
         """
-        beside = len(self._queue) % self.largest
-        return self._start_s(now_s) + self.batch_s[beside + 1] * work
+        start_s = self._start_s(now_s)
+        n_together = self.largest if start_s > now_s else len(self._queue) % self.largest + 1
+        return start_s + self.batch_s[n_together] * work
 
     def _start_s(self, now_s: float) -> float:
         if not self.n_replicas:

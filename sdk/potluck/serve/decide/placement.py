@@ -7,8 +7,10 @@ and submodular in the set of replicas. Hence the greedy's guarantee of 1 / (1 + 
 that only fall, so that a gain worked out earlier is a bound (lazy evaluation; Minoux, 1978).
 
 Where we differ: the paper solves phi by playing the handler; here it is the closed form above, with
-`remote_frac` for what is lost when a request must be handed on. Replicas with the same gain are
-placed in one go. `per_share` divides a gain by what it takes of the processors (cost-benefit
+`remote_frac` for what is lost when a request must be handed on. It is exact for steady demand only.
+So what room is left goes to bursts: the same again for the demand and 1, 2, ... standard deviations
+of a Poisson stream of its grains (`STAFFING`; square-root staffing, Halfin and Whitt, 1981).
+Replicas with the same gain are placed in one go. `per_share` divides a gain by what it takes of the processors (cost-benefit
 greedy); `place_best` keeps the better of both, so it is never below the paper's.
 """
 
@@ -24,6 +26,7 @@ Demand = Mapping[tuple[str, str], float]  # (service, server where it arrives) -
 Allocations = Mapping[tuple[str, str], Allocation]  # (service, kind of processor)
 ROUNDED = 1e-9
 REMOTE_FRAC = 0.9  # of requests handed on, those that are satisfied
+STAFFING = (0.0, 1.0, 2.0, 3.0, 5.0, 8.0)  # standard deviations, one after the other
 ANYWHERE = ""  # no server in particular
 
 
@@ -82,8 +85,10 @@ def place(
     )
     for replica in pinned:  # S1
         search.pin(replica)
-    search.run(across=False)  # S2
-    search.run(across=True)  # S3
+    for deviations in STAFFING:
+        search.expect(deviations)
+        search.run(across=False)  # S2
+        search.run(across=True)  # S3
     return search.placement()
 
 
@@ -146,6 +151,7 @@ class _Flow:
     """One service's demand and capacity, by server, and what is left of each over all of them."""
 
     demand: dict[str, float]
+    grain_per_s: float = 0.0
     capacity: dict[str, float] = field(default_factory=dict)
     local: float = 0.0  # satisfied where it arrives
     spare: float = 0.0  # capacity that its own server does not need
@@ -168,6 +174,22 @@ class _Flow:
         self.local += local
         self.waiting -= local
         self.spare += capacity - local
+
+    def under(self, mean: Mapping[str, float], deviations: float) -> "_Flow":
+        """The same capacity, for so many standard deviations more than the mean demand."""
+        total = sum(mean.values())
+        more = 1 + deviations * (self.grain_per_s / total) ** 0.5 if total else 1.0
+        demand = {server: more * per_s for server, per_s in mean.items()}
+        local = sum(min(per_s, self.capacity.get(server, 0.0)) for server, per_s in demand.items())
+        return _Flow(
+            demand=demand,
+            grain_per_s=self.grain_per_s,
+            capacity=self.capacity,
+            local=local,
+            spare=sum(self.capacity.values()) - local,
+            waiting=sum(demand.values()) - local,
+            n_replicas=self.n_replicas,
+        )
 
     def satisfied(self, remote_frac: float) -> float:
         """Its part of eq. (2)."""
@@ -236,12 +258,16 @@ class Greedy:
         self.per_share = per_share
         self.max_replicas = max_replicas or {}
         self.rooms = {server.name: _Room(server) for server in servers}
-        self.flows = {service: _Flow({}) for service, _ in allocations}
+        self.flows = {
+            service: _Flow({}, each.grain_per_s) for (service, _), each in allocations.items()
+        }
         for (service, server), per_s in demand.items():
             if service in self.flows and per_s > 0:
                 flow = self.flows[service]
                 flow.demand[server] = flow.demand.get(server, 0.0) + per_s
                 flow.waiting += per_s
+        self._mean = {service: dict(flow.demand) for service, flow in self.flows.items()}
+        self._deviations = 0.0
         self.replicas: list[Replica] = []
         # what goes anywhere leaves room where many requests arrive, and fills one server first
         asked = dict.fromkeys(self.rooms, 0.0)
@@ -259,8 +285,18 @@ class Greedy:
             self.rooms[server].take(index, allocation.share_frac, allocation.memory_bytes)
         self._count(replica, allocation)
 
+    def expect(self, deviations: float) -> None:
+        """Gains count for so many standard deviations above the mean demand from now on."""
+        if deviations != self._deviations:
+            self._deviations = deviations
+            self.flows = {
+                service: flow.under(self._mean[service], deviations)
+                for service, flow in self.flows.items()
+            }
+
     def placement(self) -> Placement:
         """What has been placed so far."""
+        self.expect(0.0)
         satisfied = sum(flow.satisfied(self.remote_frac) for flow in self.flows.values())
         return Placement(replicas=tuple(self.replicas), satisfied_per_s=satisfied)
 

@@ -228,7 +228,8 @@ class Allocation:
     `batch` is BS, `replicas` MT, `multi_frame` MF, `groups` DP of eq. (4), `streams` the
     inter-request count of eq. (5), `variant.n_processors` MP. `batch_s[n]`: seconds of a batch of n
     items (index 0 is unused). A replica takes `share_frac` (a_l) of each of its processors and
-    `memory_bytes` (b_l) there.
+    `memory_bytes` (b_l) there. `grain_per_s`: the least that its demand changes by, which is one
+    stream, or one request within the limit.
     """
 
     service: str
@@ -241,6 +242,7 @@ class Allocation:
     multi_frame: int = 1
     streams: int = 1
     groups: int = 1
+    grain_per_s: float = 0.0
 
     @property
     def share_frac(self) -> float:

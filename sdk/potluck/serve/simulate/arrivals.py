@@ -4,7 +4,8 @@ answers of uneven length; drawn by a seed, or as a trace says.
 The shape is that of two public traces. Of Azure Functions 2021 (Zhang et al., SOSP 2021): calls are
 very bursty, and a few functions get orders of magnitude more than others; that is how AlpaServe
 (OSDI 2023, section 6.1, "MAF2") describes it, and it draws them, as here, as Gamma renewals with a
-coefficient of variation. The numbers for it (`SIGMA`, `CV`) are ours. Of Azure LLM inference 2023
+coefficient of variation. The numbers for it
+(`SIGMA`, `SERVER_SIGMA`, `CV`) are ours. Of Azure LLM inference 2023
 (Patel et al., "Splitwise", ISCA 2024, section III): a conversation's median prompt has 1020 tokens
 and its median answer 129; code has 1500 and 13. Lengths are lognormal by median and mean; the means
 of the conversation file, 1155 and 211, are as commonly reported of it. As in EPARA's section 5.1,
@@ -19,6 +20,7 @@ from random import Random
 from potluck.serve.decide.records import Frequency, Request, Service, check_count, check_number
 
 SIGMA = 1.5  # of the logarithm of a function's rate: two of three are within 4.5 times the median
+SERVER_SIGMA = 0.7  # of the logarithm of how often a server is called: edges are uneven
 CV = 4.0  # standard deviation of the time between two calls of a function, over its mean
 FRAMES = 120  # of a stream: the example of section 3.3
 CHAT = " chat"  # the services whose requests have answers of uneven length end so
@@ -54,13 +56,15 @@ class Load:
     """How requests are drawn.
 
     `per_s`: by service, requests (or frames) per second over all servers. Each has `n_functions` of
-    its own, whose rates are uneven and whose calls are bursty; a function calls one server.
+    its own, whose rates are uneven (`sigma`) and whose calls are bursty (`cv`). A function calls
+    one server, and some servers are called much more than others (`server_sigma`).
     """
 
     per_s: Mapping[str, float]
     duration_s: float
-    n_functions: int = 20
+    n_functions: int = 1000
     sigma: float = SIGMA
+    server_sigma: float = SERVER_SIGMA
     cv: float = CV
     n_frames: int = FRAMES
 
@@ -68,6 +72,7 @@ class Load:
         check_number("Load: duration_s", self.duration_s)
         check_count("Load: n_functions", self.n_functions)
         check_number("Load: sigma", self.sigma, zero=True)
+        check_number("Load: server_sigma", self.server_sigma, zero=True)
         check_number("Load: cv", self.cv)
         check_count("Load: n_frames", self.n_frames)
 
@@ -98,6 +103,7 @@ def functions(
         Randomness.
     """
     found = []
+    called = [exp(load.server_sigma * rng.gauss(0.0, 1.0)) for _ in servers]
     for service in services:
         per_s = load.per_s.get(service.name, 0.0)
         if isinstance(service.slo, Frequency):
@@ -106,9 +112,10 @@ def functions(
             continue
         weights = [exp(load.sigma * rng.gauss(0.0, 1.0)) for _ in range(load.n_functions)]
         total = sum(weights)
+        places = rng.choices(servers, called, k=load.n_functions)
         found += [
-            Function(service.name, rng.choice(servers), per_s * weight / total)
-            for weight in weights
+            Function(service.name, server, per_s * weight / total)
+            for server, weight in zip(places, weights, strict=True)
         ]
     return found
 

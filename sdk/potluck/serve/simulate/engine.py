@@ -19,7 +19,6 @@ from potluck.serve.decide.node import (
     Node,
     Open,
     Placed,
-    PoolKey,
     Refused,
     Send,
     Start,
@@ -85,11 +84,12 @@ class Simulation:
         self.clock = clock
         self.handling_s: list[float] = []
         self.services = by_name(scenario.services)
-        self.to_s = {name: self._send_s(each.input_bytes) for name, each in self.services.items()}
-        self.back_s = {
-            name: self._send_s(each.output_bytes) for name, each in self.services.items()
-        }
-        self.allocations = allocate_all(scenario.services, scenario.servers, scheme.operators)
+        named = self.services.items()
+        self.to_s = {name: self._send_s(each.input_bytes) for name, each in named}
+        self.back_s = {name: self._send_s(each.output_bytes) for name, each in named}
+        self.allocations = allocate_all(
+            scenario.services, scenario.servers, scheme.operators, scenario.demand
+        )
         self.placement = scheme.place(scenario.servers, self.allocations, scenario.demand)
         self.nodes = [self._node(server.name) for server in scenario.servers]
         self.index = {node.name: index for index, node in enumerate(self.nodes)}
@@ -183,10 +183,10 @@ class Simulation:
     def _event(self, code: int, index: int, what: object, now_s: float) -> None:
         node = self.nodes[index]
         if code == DONE:
-            pool, replica, requests = what  # type: ignore[misc]
-            for request in requests:
+            assert isinstance(what, Start)
+            for request in what.requests:
                 self._answered(request, index, now_s)
-            self._follow(index, node.handle(Done(pool, replica), now_s), now_s)
+            self._follow(index, node.handle(Done(what.pool, what.replica), now_s), now_s)
         elif code == HOP:
             assert isinstance(what, Request)
             self._follow(index, node.handle(Arrived(what), now_s), now_s)
@@ -207,14 +207,14 @@ class Simulation:
         """Play what a server has decided."""
         for action in actions:
             match action:
-                case Start(pool, replica, requests, seconds):
-                    self._at(now_s + seconds, DONE, index, (pool, replica, requests))
+                case Start():
+                    self._at(now_s + action.seconds, DONE, index, action)
                 case Send(request, server):
                     self.outcome.n_offloads += 1
                     there_s = now_s + self.scheme.handling_s + self.to_s[request.service]
                     self._at(there_s, HOP, self.index[server], request)
-                case Open(pool, request, grant):
-                    self._opened(pool, request, grant.total_fps, index, now_s)
+                case Open(_, request, grant):
+                    self._opened(request, grant.total_fps, index, now_s)
                 case Refused(_, reason):
                     self.outcome.refused[reason] += 1
                 case WakeAt(at_s):
@@ -231,9 +231,7 @@ class Simulation:
         else:
             tally.late += 1
 
-    def _opened(
-        self, pool: PoolKey, request: Request, fps: float, index: int, now_s: float
-    ) -> None:
+    def _opened(self, request: Request, fps: float, index: int, now_s: float) -> None:
         stream = self._streams[request.id]
         stream.granted_fps += fps
         stream.servers.append(index)

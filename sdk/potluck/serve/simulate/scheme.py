@@ -1,6 +1,7 @@
 """A way to serve as a whole: operators, placement, routing and what a server knows of the others.
 
-EPARA, its rivals and ours are values of `Scheme`, so all run on the same servers, requests and code.
+EPARA, its rivals and ours are values of `Scheme`, so all run on the same servers, requests and
+code.
 """
 
 from collections.abc import Callable, Sequence
