@@ -25,7 +25,9 @@ from potluck.serve.decide.records import Allocation, Replica, Server
 Demand = Mapping[tuple[str, str], float]  # (service, server where it arrives) -> per second
 Allocations = Mapping[tuple[str, str], Allocation]  # (service, kind of processor)
 ROUNDED = 1e-9
-REMOTE_FRAC = 0.9  # of requests handed on, those that are satisfied
+# Of requests handed on, those that are satisfied: a hop takes milliseconds of a limit of hundreds.
+# Below one, so that a replica goes where its requests arrive if nobody else needs the room.
+REMOTE_FRAC = 0.999
 STAFFING = (0.0, 1.0, 2.0, 3.0, 5.0, 8.0)  # standard deviations, one after the other
 ANYWHERE = ""  # no server in particular
 

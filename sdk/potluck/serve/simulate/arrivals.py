@@ -21,7 +21,7 @@ from potluck.serve.decide.records import Frequency, Request, Service, check_coun
 
 SIGMA = 1.5  # of the logarithm of a function's rate: two of three are within 4.5 times the median
 SERVER_SIGMA = 0.7  # of the logarithm of how often a server is called: edges are uneven
-CV = 4.0  # standard deviation of the time between two calls of a function, over its mean
+CV = 2.0  # standard deviation of the time between two calls of a function, over its mean
 FRAMES = 120  # of a stream: the example of section 3.3
 CHAT = " chat"  # the services whose requests have answers of uneven length end so
 
@@ -120,25 +120,22 @@ def functions(
     return found
 
 
-def demand(
-    called: Sequence[Function], services: Mapping[str, Service], n_frames: int = FRAMES
-) -> dict[tuple[str, str], float]:
-    """Requests or frames per second by service and server: what placement is told.
+def demand(arrivals: Sequence[Arrival], duration_s: float) -> dict[tuple[str, str], float]:
+    """Requests or frames per second by service and server: the requests of a period, as placement
+    is told them (R^T in section 3.3).
 
     Parameters
     ----------
-    called
-        All functions.
-    services
-        By name.
-    n_frames
-        Of a stream.
+    arrivals
+        Of the period.
+    duration_s
+        Its length.
     """
     found: dict[tuple[str, str], float] = {}
-    for each in called:
-        amount = n_frames if isinstance(services[each.service].slo, Frequency) else 1
-        key = (each.service, each.server)
-        found[key] = found.get(key, 0.0) + each.per_s * amount
+    for each in arrivals:
+        key = (each.request.service, each.server)
+        amount = each.request.n_frames if each.request.fps else 1
+        found[key] = found.get(key, 0.0) + amount / duration_s
     return found
 
 
