@@ -10,8 +10,9 @@ Where we differ: the paper solves phi by playing the handler; here it is the clo
 `remote_frac` for what is lost when a request must be handed on. It is exact for steady demand only.
 So what room is left goes to bursts: the same again for the demand and 1, 2, ... standard deviations
 of a Poisson stream of its grains (`STAFFING`; square-root staffing, Halfin and Whitt, 1981).
-Replicas with the same gain are placed in one go. `per_share` divides a gain by what it takes of the processors (cost-benefit
-greedy); `place_best` keeps the better of both, so it is never below the paper's.
+Replicas with the same gain are placed in one go. `per_share` divides a gain by what it takes of the
+processors (cost-benefit greedy); `place_best` keeps the better of both, so it is never below the
+paper's.
 """
 
 from collections import deque
