@@ -8,17 +8,12 @@ import pytest
 from tests.sdk.serve.serving import allocation, request, server, service, stream_service
 
 from potluck.serve.decide.allocate import allocate_all
-from potluck.serve.decide.handler import Candidate, Reason, Way
-from potluck.serve.decide.node import (
-    EPARA,
-    OURS,
+from potluck.serve.decide.events import (
     Arrived,
     Done,
     Failed,
-    Node,
     Open,
     Placed,
-    Pool,
     Refused,
     Send,
     ServerGone,
@@ -27,9 +22,11 @@ from potluck.serve.decide.node import (
     StreamEnded,
     Tick,
     WakeAt,
-    pools_by_server,
 )
+from potluck.serve.decide.handler import Candidate, Reason, Way
+from potluck.serve.decide.node import EPARA, OURS, Node
 from potluck.serve.decide.placement import place
+from potluck.serve.decide.pools import Pool, pools_by_server
 from potluck.serve.decide.ring import Heard, Ring
 from potluck.serve.decide.ring import Tick as RingTick
 from potluck.serve.decide.view import NoView, RingView

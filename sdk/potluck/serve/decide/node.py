@@ -14,58 +14,28 @@ from random import Random
 
 from potluck.serve.decide import batching, handler
 from potluck.serve.decide.batching import Batcher
+from potluck.serve.decide.events import (
+    Action,
+    Arrived,
+    Done,
+    Event,
+    Failed,
+    Open,
+    Placed,
+    Refused,
+    Send,
+    ServerGone,
+    Settled,
+    Start,
+    StreamEnded,
+    Tick,
+    WakeAt,
+)
 from potluck.serve.decide.handler import Choose, Local, Offload, Reason, Refuse, Rules, Serve, Way
-from potluck.serve.decide.placement import Allocations, Placement
-from potluck.serve.decide.records import Allocation, Request, ServerState, Service, ServiceState
-from potluck.serve.decide.streams import Grant, StreamLedger
+from potluck.serve.decide.pools import Pool, PoolKey
+from potluck.serve.decide.records import Request, ServerState, Service, ServiceState
+from potluck.serve.decide.streams import StreamLedger
 from potluck.serve.decide.view import View
-
-PoolKey = tuple[str, str, Way]  # service, kind of processor, way
-
-
-@dataclass(frozen=True, slots=True)
-class Pool:
-    """Replicas that a server has."""
-
-    allocation: Allocation
-    n_replicas: int
-    way: Way = Way.ALONE
-
-    @property
-    def key(self) -> PoolKey:
-        """By which it is named in events and actions."""
-        return (self.allocation.service, self.allocation.variant.kind, self.way)
-
-
-def pools_by_server(
-    placement: Placement, allocations: Allocations, edge_devices: Mapping[str, str] | None = None
-) -> dict[str, tuple[Pool, ...]]:
-    """The pools that each server has by a placement.
-
-    Parameters
-    ----------
-    placement
-        Of the whole home.
-    allocations
-        Per service and kind of processor.
-    edge_devices
-        By the name of an edge device, the server that looks after it and has its pools.
-    """
-    counts: dict[str, dict[tuple[str, str, Way], int]] = {}
-    for replica in placement.replicas:
-        server, way = replica.server, Way.ACROSS if replica.is_across else Way.ALONE
-        if edge_devices and server in edge_devices:
-            server, way = edge_devices[server], Way.EDGE_DEVICE
-        mine = counts.setdefault(server, {})
-        key = (replica.service, replica.kind, way)
-        mine[key] = mine.get(key, 0) + 1
-    return {
-        server: tuple(
-            Pool(allocations[service, kind], n_replicas, way)
-            for (service, kind, way), n_replicas in mine.items()
-        )
-        for server, mine in counts.items()
-    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,117 +56,6 @@ class Policy:
 OURS = Policy()
 EPARA = Policy(choose=handler.by_idle_goodput, early_drop=False)
 
-
-# --- events
-
-
-@dataclass(frozen=True, slots=True)
-class Arrived:
-    """A request, a stream (`fps` above zero) or a frame has come, from a client or a server."""
-
-    request: Request
-
-
-@dataclass(frozen=True, slots=True)
-class Done:
-    """A batch has ended; its answers are there."""
-
-    pool: PoolKey
-    replica: int
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """A batch has ended without answers: its requests are decided anew."""
-
-    pool: PoolKey
-    replica: int
-
-
-@dataclass(frozen=True, slots=True)
-class StreamEnded:
-    """A client's stream is over."""
-
-    service: str
-    stream: int
-
-
-@dataclass(frozen=True, slots=True)
-class Settled:
-    """The answer, or the refusal, of a request, frame or stream that was handed on is here."""
-
-    request_id: int
-    refused: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class ServerGone:
-    """What was handed on to this server is decided anew, without it."""
-
-    server: str
-
-
-@dataclass(frozen=True, slots=True)
-class Placed:
-    """These pools from now on. What waits for one that is gone is decided anew."""
-
-    pools: tuple[Pool, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """Time has passed: the answer to `WakeAt`."""
-
-
-Event = Arrived | Done | Failed | StreamEnded | Settled | ServerGone | Placed | Tick
-
-
-# --- actions
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """Compute these together; say `Done` or `Failed` after about `seconds`."""
-
-    pool: PoolKey
-    replica: int
-    requests: tuple[Request, ...]
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class Open:
-    """A stream gets these frames per second here; its frames are expected as requests."""
-
-    pool: PoolKey
-    request: Request
-    grant: Grant
-
-
-@dataclass(frozen=True, slots=True)
-class Send:
-    """Hand this request, stream or frame on to a server."""
-
-    request: Request
-    server: str
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """Tell whoever asked, at once."""
-
-    request: Request
-    reason: Reason
-
-
-@dataclass(frozen=True, slots=True)
-class WakeAt:
-    """Send `Tick` at this time, unless another event comes before."""
-
-    at_s: float
-
-
-Action = Start | Open | Send | Refused | WakeAt
 
 _REASONS = {
     batching.TIMED_OUT: Reason.TIMED_OUT,

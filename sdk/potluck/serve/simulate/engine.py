@@ -12,11 +12,10 @@ from heapq import heappop, heappush
 from random import Random
 
 from potluck.serve.decide.allocate import allocate_all
-from potluck.serve.decide.node import (
+from potluck.serve.decide.events import (
     Action,
     Arrived,
     Done,
-    Node,
     Open,
     Placed,
     Refused,
@@ -25,9 +24,10 @@ from potluck.serve.decide.node import (
     StreamEnded,
     Tick,
     WakeAt,
-    pools_by_server,
 )
+from potluck.serve.decide.node import Node
 from potluck.serve.decide.placement import Demand
+from potluck.serve.decide.pools import pools_by_server
 from potluck.serve.decide.records import Request, Server, Service, by_name
 from potluck.serve.decide.view import NoView, View
 from potluck.serve.simulate.arrivals import Arrival
