@@ -101,6 +101,8 @@ def check_timings(asked: Measure, told: Measured | MeasuredTask) -> None:
         raise WireError(WireCode.FIELD, f"{len(told.sgd_s)} times of SGD, 2 are measured")
     if min((told.update_s, *told.sgd_s, *told.forward_s, *told.backward_s)) < 0:
         raise WireError(WireCode.FIELD, "a time below zero")
+    if told.weight_frac > 1:
+        raise WireError(WireCode.FIELD, f"{told.weight_frac:g} of a backward is more than all of it")
 
 
 def check_seconds(asked: Probe, told: Probed) -> None:

@@ -305,6 +305,8 @@ class Measured(Message):
 
     `memory_bytes`: kept for backward. `update_s`: one step of AdamW on the layer's parameters;
     `sgd_s` of SGD, without momentum and with it (nothing before 1.8, or for inference).
+    `weight_frac`: which part of a backward is that of the weights, which can wait (since 1.9;
+    negative: not measured).
     """
 
     task: str = ""
@@ -314,6 +316,7 @@ class Measured(Message):
     memory_bytes: tuple[int, ...] = ()
     update_s: float = 0.0
     sgd_s: tuple[float, ...] = ()
+    weight_frac: float = -1.0
 
 
 @_message
@@ -650,6 +653,7 @@ class MeasuredTask(Message):
     memory_bytes: tuple[int, ...] = ()
     update_s: float = 0.0
     sgd_s: tuple[float, ...] = ()
+    weight_frac: float = -1.0
 
 
 @_message

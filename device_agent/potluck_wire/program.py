@@ -36,12 +36,18 @@ OPERATIONS: dict[str, frozenset[str]] = {
     # where it is there, says of each input which of its entries [start, stop) along the first
     # dimension are meant; null: all of them. So the inputs of a whole batch may come as one value.
     # `recompute` (since 1.8): nothing but the inputs is kept, and `backward` computes the forward
-    # again, with the same dropout, leaving buffers alone.
+    # again, with the same dropout, leaving buffers alone. `split` (since 1.9): the backward comes in
+    # two parts.
     "run": frozenset({"segment", "key", "train", "rows", "micro_batch"}),
     # backward: gradients of the differentiable outputs -> gradients of the differentiable inputs;
     # adds to the segment's own gradients. With no inputs, the segment's first output is the loss
     # and `scale` its gradient.
     "backward": frozenset({"segment", "key", "scale"}),
+    # Since 1.9 in two parts, of a `run` with `split`. backward_input: as backward, but gradients of
+    # weights that are computations of their own wait. backward_weight, after it and under the same
+    # `key`: adds them to the segment's own gradients. Both together give the bits of `backward`.
+    "backward_input": frozenset({"segment", "key", "scale"}),
+    "backward_weight": frozenset({"segment", "key"}),
     # gradients: all gradients, then all float buffers times `share_frac`, as one flat vector:
     # of float64 where one of them is (since 1.8), otherwise of float32. step: one optimizer step;
     # an input replaces the gradients (and buffers) by such a vector first. Both leave the
@@ -60,10 +66,11 @@ OPERATIONS: dict[str, frozenset[str]] = {
 }
 OPTIONAL: dict[str, frozenset[str]] = {
     "send": frozenset({"to"}),
-    "run": frozenset({"takes", "recompute"}),
+    "run": frozenset({"takes", "recompute", "split"}),
 }
 NETWORK = frozenset({"send", "recv"})
-SEGMENT = frozenset({"run", "backward", "gradients", "step", "state", "assign"})
+BACKWARDS = frozenset({"backward", "backward_input"})  # those that gradients go into and come from
+SEGMENT = BACKWARDS | {"run", "backward_weight", "gradients", "step", "state", "assign"}
 
 
 # op -> ((fewest, most) inputs, (fewest, most) outputs)
@@ -79,6 +86,8 @@ ARITY: dict[str, tuple[tuple[int, int], tuple[int, int]]] = {
     "recv": (_NONE, _ONE),
     "run": (_ANY, _SOME),
     "backward": (_ANY, _ANY),
+    "backward_input": (_ANY, _ANY),
+    "backward_weight": (_NONE, _NONE),
     "gradients": (_NONE, _ONE),
     "step": ((0, 1), _NONE),
     "state": (_NONE, _SOME),
@@ -414,6 +423,7 @@ _ATTRIBUTES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "key": (is_value_name, "a name"),
     "train": (lambda value: type(value) is bool, "true or false"),
     "recompute": (lambda value: type(value) is bool, "true or false"),
+    "split": (lambda value: type(value) is bool, "true or false"),
     "rows": (_is_rows, "[start, stop, total]"),
     "takes": (_is_takes, "a list of [start, stop] or null"),
     "micro_batch": (_is_count, "a count"),

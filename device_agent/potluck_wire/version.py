@@ -8,7 +8,7 @@ import re
 
 from potluck_wire.errors import WireCode, WireError
 
-VERSION: tuple[int, int] = (1, 8)
+VERSION: tuple[int, int] = (1, 9)
 
 # The versions that have a feature.
 COMMON_BEGIN = (1, 1)  # `Execute.begin_s`
@@ -21,8 +21,9 @@ REFUSED_BYTES = (1, 6)  # `Refused.needed_bytes` and `Refused.available_bytes`
 READING_BATTERY = (1, 8)  # `Reading.battery_frac`
 RECOMPUTE = (1, 8)  # the attribute `recompute` of `run`
 LEAVING = (1, 8)  # `Leaving` and `Staying`
+SPLIT_BACKWARD = (1, 9)  # `backward_input`, `backward_weight` and the attribute `split` of `run`
 # 1.7 has `connection` in the capability statement, 1.8 `processors`, `hardware`, `rules` and
-# `leaving`, and `Measured.sgd_s`: who does not know them ignores them
+# `leaving`, and `Measured.sgd_s`, 1.9 `Measured.weight_frac`: who does not know them ignores them
 
 _TEXT = re.compile(r"(\d{1,4})\.(\d{1,4})", re.ASCII)
 

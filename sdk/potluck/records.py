@@ -244,7 +244,9 @@ class Layer:
     operators read, which have a gradient more within one backward. `frozen_bytes`: the parameters
     that training leaves as they are, which have no gradient, no moments, and no part in an
     all-reduce. `fixed_buffer_bytes`: the buffers that replicas need not average. `widened_bytes`:
-    by how much gradients in half precision grow as replicas add them up, in float32.
+    by how much gradients in half precision grow as replicas add them up, in float32. `weight_flop`:
+    the part of `backward_flop` that is for gradients of weights and can wait. `waiting_bytes` is
+    kept from the first to the second part of a backward in two; None where nobody knows.
     """
 
     name: str
@@ -263,6 +265,8 @@ class Layer:
     frozen_bytes: int = 0
     fixed_buffer_bytes: int = 0
     widened_bytes: int = 0
+    weight_flop: float = 0.0
+    waiting_bytes: int | None = None
 
     def __post_init__(self) -> None:
         sizes = (
@@ -285,6 +289,12 @@ class Layer:
                     f"layer {self.name}: {part} {getattr(self, part)} exceed {whole} "
                     f"{getattr(self, whole)}."
                 )
+        _positive(f"layer {self.name}: waiting_bytes", self.waiting_bytes or 0, zero=True)
+        if not 0 <= self.weight_flop <= self.backward_flop:
+            raise UserError(
+                f"layer {self.name}: weight_flop {self.weight_flop:g} are not within the "
+                f"backward_flop {self.backward_flop:g}."
+            )
         if self.gradient_bytes > self.output_bytes:
             raise UserError(
                 f"layer {self.name}: gradient_bytes {self.gradient_bytes} exceed output_bytes "
@@ -309,7 +319,8 @@ class LayerCost:
     Not linear in between.
 
     `update_s`: one step of AdamW on its parameters; None where nobody measured or estimated it.
-    `sgd_s`: one step of SGD, without momentum and with it; empty likewise.
+    `sgd_s`: one step of SGD, without momentum and with it; empty likewise. `weight_frac`: which
+    part of its backward is for gradients of weights, and can wait; None likewise.
     """
 
     rows: tuple[int, ...]
@@ -318,6 +329,7 @@ class LayerCost:
     source: str = "measured"  # or "estimated" (roofline)
     update_s: float | None = None
     sgd_s: tuple[float, ...] = ()
+    weight_frac: float | None = None
 
     def __post_init__(self) -> None:
         if (
@@ -337,6 +349,8 @@ class LayerCost:
             )
         for seconds in (*self.forward_s, *self.backward_s, self.update_s or 0.0, *self.sgd_s):
             _positive("layer time in seconds", seconds, zero=True)
+        if self.weight_frac is not None and not 0 <= self.weight_frac <= 1:
+            raise UserError(f"weight_frac is a part, 0 to 1, got {self.weight_frac}.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,6 +29,8 @@ GOOD = {
     "recv": ([], ["z"], {"peer": "home"}),
     "run": (["a", "b"], ["y"], RUN),
     "backward": ([], ["dx"], {"segment": "s0", "key": "0.0", "scale": 0.25}),
+    "backward_input": (["a"], ["dx"], {"segment": "s0", "key": "0.0", "scale": 1.0}),
+    "backward_weight": ([], [], {"segment": "s0", "key": "0.0"}),
     "gradients": ([], ["g"], {"segment": "s0", "share_frac": 0.5}),
     "step": (
         ["a"],
@@ -73,6 +75,11 @@ def test_a_run_may_take_a_part_of_an_input():
 def test_a_run_may_say_that_its_backward_computes_it_again():
     (*_, run) = from_json(document(row("run", recompute=True))).instructions
     assert run.attrs["recompute"] is True
+
+
+def test_a_run_may_say_that_its_backward_comes_in_two_parts():
+    (*_, run) = from_json(document(row("run", split=True))).instructions
+    assert run.attrs["split"] is True
 
 
 def without(op, name):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from potluck_wire.documents import dump
 from potluck_wire.messages import HOME
-from potluck_wire.program import NETWORK, Program, read_target
+from potluck_wire.program import BACKWARDS, NETWORK, Program, read_target
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ def lay_out(program: Program) -> DependencyGraph:
         for instruction in program.instructions
         if instruction.op in NETWORK
     ]
-    trains = any(instruction.op == "backward" for instruction in program.instructions)
+    trains = any(instruction.op in BACKWARDS for instruction in program.instructions)
     return DependencyGraph(
         program=program,
         waits=tuple(waits),

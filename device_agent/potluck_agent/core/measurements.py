@@ -26,7 +26,7 @@ from potluck_wire.messages import (
     Value,
 )
 from potluck_wire.statement import BACKEND_OF
-from potluck_wire.version import READING_BATTERY, VERSION
+from potluck_wire.version import READING_BATTERY, SPLIT_BACKWARD, VERSION
 
 TAKEN = "another notebook's run is on, and would slow what is measured; ask again when it is over"
 PROBE_PRIORITY = 2**53  # behind everything that is needed
@@ -142,6 +142,7 @@ class MeasurementQueue:
         key, request = self._measures[message.task]
         check_timings(request, message)
         del self._measures[message.task]
+        tells_frac = self._out.versions.get(key, VERSION) >= SPLIT_BACKWARD
         answer = Measured(
             task=message.task,
             rows=message.rows,
@@ -150,6 +151,7 @@ class MeasurementQueue:
             memory_bytes=message.memory_bytes,
             update_s=message.update_s,
             sgd_s=message.sgd_s,
+            weight_frac=message.weight_frac if tells_frac else -1.0,
         )
         self._out.say(key, answer)
 

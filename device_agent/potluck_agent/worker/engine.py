@@ -14,7 +14,7 @@ from potluck_agent.worker.arrays.backends import arrays_of, backends
 from potluck_agent.worker.emulation import Kind, Stretch, wait_until
 from potluck_agent.worker.failures import cause_of
 from potluck_agent.worker.loading import Loader
-from potluck_agent.worker.measure import copy_bytes_per_s, overhead_s, time_segment, time_updates
+from potluck_agent.worker.measure import copy_bytes_per_s, overhead_s, time_segment, time_updates, weight_frac
 from potluck_agent.worker.pipe import Pipe
 from potluck_agent.worker.tasks import Segment, Task, perform
 from potluck_agent.worker.values import Exports, Values
@@ -231,6 +231,13 @@ class Engine:
                 if message.train
                 else (0.0,)
             )
+            frac = (
+                weight_frac(
+                    segment, max(message.rows), message.repeats, slowdown, self._arrays
+                )
+                if message.train and message.rows
+                else -1.0
+            )
         except Exception as error:  # whatever it is, it is the document's failure
             self._fail(error, slot=message.task)
             return
@@ -242,6 +249,7 @@ class Engine:
             memory_bytes=tuple(timing.kept_bytes for timing in timings),
             update_s=update_s,
             sgd_s=tuple(sgd_s),
+            weight_frac=frac,
         )
         self._pipe.send(answer)
         del segment, timings

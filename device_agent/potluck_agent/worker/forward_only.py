@@ -23,6 +23,14 @@ class ForwardOnly:
         """Raises SegmentError: there is no backward."""
         raise self.refusal()
 
+    def backward_input(self, key: str, gradients: Tensors = (), scale: float = 1.0) -> Tensors:
+        """Raises SegmentError: there is no backward."""
+        raise self.refusal()
+
+    def backward_weight(self, key: str) -> None:
+        """Raises SegmentError: there is no backward."""
+        raise self.refusal()
+
     def gradients(self, share_frac: float = 1.0) -> Any:
         """Raises SegmentError: there are none."""
         raise self.refusal()

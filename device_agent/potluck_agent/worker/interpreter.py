@@ -38,6 +38,7 @@ MAX_BOUND = 64  # sizes of batch whose steps are kept; a run uses a handful
 Observer = Callable[[int, Any], None]
 Sizes = tuple[bool, tuple[int, ...]]  # in training?, the symbols' values
 Randoms = Mapping[str, Callable[..., Any]]  # operator -> (node number, *its arguments) -> result
+Wrap = Callable[[int, Callable[..., Any]], Callable[..., Any]]  # position, function -> function
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,15 +56,20 @@ class Step:
 
 class Interpreter:
     """A graph ready to run. `randoms` replace the operators that draw random numbers, in
-    training. `device`: where its tensors are.
+    training, and `wrap` what its nodes call. `device`: where its tensors are.
     """
 
     def __init__(
-        self, graph: Graph, randoms: Randoms | None = None, device: torch.device = CPU
+        self,
+        graph: Graph,
+        randoms: Randoms | None = None,
+        device: torch.device = CPU,
+        wrap: Wrap | None = None,
     ) -> None:
         for node in graph.nodes:
             check(node)
         self.graph, self.randoms, self._device = graph, randoms or {}, device
+        self._wrap = wrap
         self._ends = _last_uses(graph)
         self._bound: dict[Sizes, list[Step]] = {}
         self._admitted: set[Sizes] = set()
@@ -198,6 +204,8 @@ class Interpreter:
             function = lambda *args, **named: random(number, *args, **named)  # noqa: E731 - one line says it
         if node.op in FROM_NOTHING and self._device != CPU:
             function = functools.partial(function_of(node.op, True), device=self._device)
+        if train and self._wrap is not None:
+            function = self._wrap(position, function)
         named = {name: _constant(argument, symbols) for name, argument in node.kwargs}
         target = self.graph.first_node + position
         return Step(

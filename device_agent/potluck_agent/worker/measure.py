@@ -115,6 +115,36 @@ def _time_rows(
     )
 
 
+def weight_frac(
+    segment: Measurable, rows: int, repeats: int, slowdown: float, arrays: Arrays
+) -> float:
+    """Which part of a backward, taken in two, is the second: that of the weights."""
+    inputs, gradients = segment.example(rows), list[Any]()
+
+    def first() -> None:
+        segment.backward_input(_KEY, gradients, 1.0)
+        arrays.synchronize()
+
+    def second() -> None:
+        segment.backward_weight(_KEY)
+        arrays.synchronize()
+
+    parts_s: tuple[list[float], list[float]] = [], []
+    for _ in range(1 + repeats):
+        outputs = segment.forward(
+            inputs, key=_KEY, train=True, rows=(0, rows, rows), step=0, micro_batch=0, split=True
+        )
+        ports = zip(outputs, segment.graph.outputs, strict=True)
+        gradients = [arrays.ones_like(output) for output, port in ports if port.gradient]
+        if not gradients:
+            segment.forget(_KEY)
+            return 0.0
+        for work, times_s in zip((first, second), parts_s, strict=True):
+            times_s.append(taken_s(work, slowdown))
+    input_s, weight_s = (typical_s(times_s[1:], slowdown) for times_s in parts_s)
+    return weight_s / max(input_s + weight_s, 1e-12)
+
+
 def time_updates(
     segment: Segment, *, repeats: int, slowdown: float, arrays: Arrays
 ) -> tuple[float, ...]:

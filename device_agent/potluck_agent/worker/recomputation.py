@@ -21,6 +21,8 @@ class Recomputed:
         The buffers that a forward changes, which are copied.
     rows, step, micro_batch
         What masks of dropout depend on.
+    split
+        Its backward comes in two parts.
     """
 
     def __init__(
@@ -30,9 +32,11 @@ class Recomputed:
         rows: tuple[int, int, int] | None,
         step: int,
         micro_batch: int,
+        split: bool = False,
     ) -> None:
         self.inputs = [x.detach() for x in inputs]
         self.rows, self.step, self.micro_batch = rows, step, micro_batch
+        self.split = split
         self._buffers = {name: buffer.clone() for name, buffer in updated.items()}
         self._random = torch.get_rng_state()
 

@@ -33,13 +33,20 @@ class Segment(Protocol):
         step: int,
         micro_batch: int,
         recompute: bool = False,
+        split: bool = False,
     ) -> Tensors:
         """The outputs; in training, what backward needs is kept under `key`: with `recompute`
-        the inputs alone.
+        the inputs alone. `split`: the backward will come in two parts.
         """
 
     def backward(self, key: str, gradients: Tensors, scale: float) -> Tensors:
         """Gradients of the differentiable inputs; adds to the parameters' own."""
+
+    def backward_input(self, key: str, gradients: Tensors, scale: float) -> Tensors:
+        """Gradients of the differentiable inputs; those of weights wait."""
+
+    def backward_weight(self, key: str) -> None:
+        """Adds the gradients of weights that wait to the parameters' own."""
 
     def gradients(self, share_frac: float) -> Any:
         """Gradients, then float buffers times `share_frac`, as one flat vector."""
@@ -117,6 +124,7 @@ def _run(task: Task) -> Tensors:
         step=task.step,
         micro_batch=task.integer("micro_batch", 0),
         recompute=bool(task.attrs.get("recompute", False)),
+        split=bool(task.attrs.get("split", False)),
     )
 
 
@@ -136,6 +144,15 @@ def _taken(inputs: Tensors, takes: Any) -> Tensors:
 
 def _backward(task: Task) -> Tensors:
     return task.on().backward(task.kept(), task.inputs, float(task.attrs.get("scale", 1.0)))
+
+
+def _backward_input(task: Task) -> Tensors:
+    return task.on().backward_input(task.kept(), task.inputs, float(task.attrs.get("scale", 1.0)))
+
+
+def _backward_weight(task: Task) -> Tensors:
+    task.on().backward_weight(task.kept())
+    return ()
 
 
 def _gradients(task: Task) -> Tensors:
@@ -223,6 +240,8 @@ OPERATIONS: dict[str, Callable[[Task], Tensors]] = {
     "": lambda task: (),
     "run": _run,
     "backward": _backward,
+    "backward_input": _backward_input,
+    "backward_weight": _backward_weight,
     "gradients": _gradients,
     "step": _step,
     "state": _state,

@@ -6,12 +6,14 @@ segment can be timed without any weight.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from potluck_wire.graph import BATCH, DTYPE_BYTES, FLOATS, Graph, SegmentError, evaluate, rowless
+from potluck_wire.weight_gradients import weights_apart
 
 from . import room
 from .dropout import Masks
@@ -20,12 +22,14 @@ from .interpreter import Interpreter, Observer
 from .operators import DTYPES
 from .optimizers import Optimizer
 from .recomputation import Recomputed, unsaved
+from .split_backward import PieceRecorder, Waiting, weight_part
 from .torch_device import CPU
 
 Rows = tuple[int, int, int]
 _INPUT = "bad-input"
-# of one forward: the inputs that have a gradient, and the outputs that have one
-_Autograd = tuple[list[torch.Tensor], list[torch.Tensor]]
+# of one forward: the inputs that have a gradient, the outputs that have one, and where its backward
+# comes in parts, what waits for the second
+_Autograd = tuple[list[torch.Tensor], list[torch.Tensor], Waiting | None]
 
 
 class Segment:
@@ -46,7 +50,9 @@ class Segment:
         self.graph, self._device = graph, device
         self._masks = None if seed is None else Masks(seed, _rowless(graph))
         randoms = self._masks.operators() if self._masks else None
-        self._interpreter = Interpreter(graph, randoms, device)
+        apart = weights_apart(graph)
+        self._pieces = PieceRecorder(apart, device)
+        self._interpreter = Interpreter(graph, randoms, device, self._pieces.wrap)
         self._parameters = _parameters(graph, made_up, device)
         self._buffers = _made_up_buffers(graph, device)
         self._state = [*self._parameters.values(), *self._buffers.values()]
@@ -62,7 +68,13 @@ class Segment:
         )
         self._optimizer = Optimizer(self._trainable)
         self._updated = {b.name: self._buffers[b.name] for b in graph.buffers if b.updated}
+        self._apart = [
+            p
+            for value, p in enumerate(self._parameters.values(), start=len(graph.inputs))
+            if value in apart.parameters
+        ]
         self._kept: dict[str, _Autograd | Recomputed] = {}
+        self._waiting: dict[str, Waiting] = {}  # for the second part of a backward
 
     # --- computing ---
 
@@ -76,19 +88,20 @@ class Segment:
         step: int = 0,
         micro_batch: int = 0,
         recompute: bool = False,
+        split: bool = False,
         observe: Observer | None = None,
     ) -> tuple[torch.Tensor, ...]:
         """The outputs. In training, what backward needs is kept under `key` (the inputs' memory
         too: leave it be): with `recompute` the inputs alone, of which it computes the forward
-        again.
+        again. `split`: the backward will come in two parts.
         """
         self._draw_for(rows, step, micro_batch)
         if not train:
             return self._interpreter.run(inputs, self._state, train=False, observe=observe)
         if not recompute:
-            self._kept[key], outputs = self._with_graph(inputs, self._state, observe)
+            self._kept[key], outputs = self._with_graph(inputs, self._state, observe, split=split)
             return tuple(y.detach() for y in outputs)
-        again = Recomputed(inputs, self._updated, rows, step, micro_batch)
+        again = Recomputed(inputs, self._updated, rows, step, micro_batch, split)
         with unsaved():  # the same kernels as in backward, and nothing of them is kept
             _, outputs = self._with_graph(inputs, self._state, observe)
         self._kept[key] = again
@@ -107,6 +120,8 @@ class Segment:
         inputs: Sequence[torch.Tensor],
         state: Sequence[torch.Tensor],
         observe: Observer | None = None,
+        *,
+        split: bool = False,
     ) -> tuple[_Autograd, tuple[torch.Tensor, ...]]:
         """A forward in training: what backward begins with and ends at, and the outputs."""
         if len(inputs) != len(self.graph.inputs):
@@ -118,10 +133,14 @@ class Segment:
             x.detach().requires_grad_() if port.gradient and x.is_floating_point() else x
             for x, port in ports
         ]
-        outputs = self._interpreter.run(leaves, state, train=True, observe=observe)
+        waiting = self._pieces.waiting = [] if split else None
+        try:
+            outputs = self._interpreter.run(leaves, state, train=True, observe=observe)
+        finally:
+            self._pieces.waiting = None
         roots = [y for y, port in zip(outputs, self.graph.outputs, strict=True) if port.gradient]
         ends = [x for x, port in zip(leaves, self.graph.inputs, strict=True) if port.gradient]
-        return (ends, roots), outputs
+        return (ends, roots, waiting), outputs
 
     def _again(self, kept: Recomputed) -> _Autograd:
         """The forward once more, from the buffers and with the masks of then; buffers and the
@@ -130,7 +149,7 @@ class Segment:
         self._draw_for(kept.rows, kept.step, kept.micro_batch)
         state = [*self._parameters.values(), *kept.state_of(self._buffers)]
         with kept.random_numbers():
-            return self._with_graph(kept.inputs, state)[0]
+            return self._with_graph(kept.inputs, state, split=kept.split)[0]
 
     def backward(
         self, key: str, gradients: Sequence[torch.Tensor] = (), scale: float = 1.0
@@ -140,10 +159,20 @@ class Segment:
         `gradients` belong to the outputs that have one. Without any, the first output is the loss
         and `scale` is its gradient. Raises SegmentError where no forward was kept under `key`.
         """
+        found = self.backward_input(key, gradients, scale)
+        self.backward_weight(key)
+        return found
+
+    def backward_input(
+        self, key: str, gradients: Sequence[torch.Tensor] = (), scale: float = 1.0
+    ) -> tuple[torch.Tensor, ...]:
+        """Gradients of the inputs that have one, as `backward`; those of the weights wait where the
+        forward was `split`, and are added now where it was not.
+        """
         if key not in self._kept:
             raise SegmentError(_INPUT, f"no forward is kept under {key!r}")
         kept = self._kept.pop(key)
-        leaves, roots = self._again(kept) if isinstance(kept, Recomputed) else kept
+        leaves, roots, waiting = self._again(kept) if isinstance(kept, Recomputed) else kept
         if not gradients:
             if not roots or roots[0].numel() != 1:
                 raise SegmentError(
@@ -158,17 +187,26 @@ class Segment:
                 f"gradients of {[list(g.shape) for g in gradients]} came, {expected} expected",
             )
         pairs = [(y, g) for y, g in zip(roots, gradients, strict=True) if y.requires_grad]
-        try:
+        with _named_backward():
             if pairs:
                 torch.autograd.backward([y for y, _ in pairs], [g for _, g in pairs])
-        except (RuntimeError, IndexError) as error:
-            cause = "out-of-memory" if is_out_of_memory(error) else "arithmetic"
-            raise SegmentError(cause, f"backward: {error}"[:300]) from error
+        self._waiting[key] = waiting or []
         return tuple(torch.zeros_like(x) if x.grad is None else x.grad for x in leaves)
+
+    def backward_weight(self, key: str) -> None:
+        """Add the gradients of weights that wait since `backward_input` to the parameters' own.
+
+        Raises SegmentError where none was under `key`.
+        """
+        if key not in self._waiting:
+            raise SegmentError(_INPUT, f"no gradients of weights wait under {key!r}")
+        with _named_backward():
+            weight_part(self._waiting.pop(key), self._apart)
 
     def forget(self, prefix: str = "") -> None:
         """Drop what was kept for backward under keys that begin with `prefix`."""
         self._kept = {key: kept for key, kept in self._kept.items() if not key.startswith(prefix)}
+        self._waiting = {k: kept for k, kept in self._waiting.items() if not k.startswith(prefix)}
 
     # --- learning ---
 
@@ -283,6 +321,16 @@ class Segment:
             self.forward(inputs, key="\0kept", train=True)
         self.forget("\0kept")
         return sum(storage.nbytes() for place, storage in kept.items() if place not in own)
+
+
+@contextmanager
+def _named_backward() -> Iterator[None]:
+    """Inside, what torch raises becomes a SegmentError."""
+    try:
+        yield
+    except (RuntimeError, IndexError) as error:
+        cause = "out-of-memory" if is_out_of_memory(error) else "arithmetic"
+        raise SegmentError(cause, f"backward: {error}"[:300]) from error
 
 
 def _rowless(graph: Graph) -> frozenset[int]:

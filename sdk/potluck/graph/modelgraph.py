@@ -94,6 +94,16 @@ class Node:
             )
 
 
+def _has_waiting(node: Node) -> bool:
+    """Whether its weights are trained, and their gradient is a computation of its own."""
+    is_product = node.kind in ("conv", "depthwise", "matmul", "embedding")
+    return is_product and node.parameter_bytes > node.frozen_bytes
+
+
+def _weight_flop(node: Node) -> int:
+    return min(node.forward_flop, node.backward_flop) if _has_waiting(node) else 0
+
+
 def still_nodes(nodes: Sequence[Node]) -> frozenset[str]:
     """The nodes through which no gradient flows: their weights are frozen, and so are those of all
     that lead to them. None where nothing is frozen.
@@ -218,6 +228,8 @@ class ModelGraph:
         edges, feeds = (
             self._edges(bounds) if branched else ([()] * len(self.nodes), [0] * len(self.nodes))
         )
+        width = {port.name: port.row_bytes for port in self.inputs}
+        width |= {node.name: node.output_bytes for node in self.nodes}
         return tuple(
             Layer(
                 name=self.nodes[start].name
@@ -239,6 +251,12 @@ class ModelGraph:
                     )
                 ),
                 reused_bytes=widest if self.tied else 0,  # not known where: the largest
+                weight_flop=float(sum(map(_weight_flop, self.nodes[start:stop]))),
+                waiting_bytes=sum(
+                    node.output_bytes + sum(width[name] for name in node.inputs)
+                    for node in self.nodes[start:stop]
+                    if _has_waiting(node)
+                ),
             )
             for layer, (start, stop) in enumerate(pairwise(bounds))
         )

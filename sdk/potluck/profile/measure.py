@@ -106,6 +106,7 @@ class Bench:
             backward_s=tuple(answer.backward_s),
             update_s=answer.update_s if train else None,
             sgd_s=tuple(answer.sgd_s),
+            weight_frac=answer.weight_frac if answer.weight_frac >= 0 else None,
         )
 
     def together_s(

@@ -134,6 +134,7 @@ def _cost(row: Mapping[str, Any]) -> LayerCost:
         source=str(row["source"]),
         update_s=row["update_s"],
         sgd_s=tuple(row.get("sgd_s", ())),
+        weight_frac=row.get("weight_frac"),
     )
 
 

@@ -74,6 +74,7 @@ class CostTable:
         self._buffers = _sums([layer.buffer_bytes for layer in layers])
         self._averaged = _sums([item.buffer_bytes - item.fixed_buffer_bytes for item in layers])
         self._activations = _sums([layer.activation_bytes for layer in layers])
+        self._waiting = _sums([_waiting_bytes(layer) for layer in layers])
         self._seconds = [(0, 0) if not training else _second_gradients(layer) for layer in layers]
 
     def at_work(self) -> None:
@@ -121,6 +122,21 @@ class CostTable:
         sums = (self._sums.get((device, rows)) or self._times(device, rows))[1]
         return sums[stop] - sums[start]
 
+    def weight_s(self, device: str, start: int, stop: int, rows: int) -> float:
+        """Seconds of the part of their backward that is for gradients of weights, and can wait.
+
+        Parameters
+        ----------
+        device
+            Its name.
+        start, stop
+            Layers [start, stop).
+        rows
+            Rows of a micro-batch.
+        """
+        sums = (self._sums.get((device, rows)) or self._times(device, rows))[2]
+        return sums[stop] - sums[start]
+
     def parameter_bytes(self, start: int, stop: int) -> int:
         """Bytes of the parameters of layers [start, stop)."""
         return self._parameters[stop] - self._parameters[start]
@@ -157,6 +173,12 @@ class CostTable:
             return self.activation_bytes(start, stop)
         targets = self.problem.target_bytes if stop == len(self.problem.layers) else 0
         return self.crossing_bytes(start, stop)[0] + self.feed_bytes(start, stop) + targets
+
+    def waiting_bytes(self, start: int, stop: int) -> int:
+        """Bytes per row that wait from the first to the second part of a backward in two: at most
+        all activations, and as much again for gradients, where nobody knows.
+        """
+        return self._waiting[stop] - self._waiting[start]
 
     def copied_bytes(self, start: int, stop: int) -> int:
         """Bytes of running statistics kept with each micro-batch, as they were before it."""
@@ -263,21 +285,23 @@ class CostTable:
         seconds, unknown = self._updates[device]
         return None if unknown[stop] > unknown[start] else seconds[stop] - seconds[start]
 
-    def _times(self, device: str, rows: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    def _times(self, device: str, rows: int) -> tuple[tuple[float, ...], ...]:
+        """Sums over the layers before: forward, backward, and of it what is for weights."""
         found = self._sums.get((device, rows))
         if found is None:
             costs = self.problem.costs[device]
             training = isinstance(self.problem.workload, Training)
             sizes = [cost.rows for cost in costs]
             forward = _prefix(sizes, [cost.forward_s for cost in costs], rows)
-            backward = (
-                _prefix(sizes, self._backward_s(device, costs), rows)
-                if training
-                else (0.0,) * len(forward)
-            )
+            backward = weight = (0.0,) * len(forward)
+            if training:
+                backward = _prefix(sizes, self._backward_s(device, costs), rows)
+                fracs = map(_weight_frac, costs, self.problem.layers)
+                each = zip(fracs, pairwise(backward), strict=True)
+                weight = tuple(accumulate((f * (b - a) for f, (a, b) in each), initial=0.0))
             if self.recomputes:
                 backward = tuple(b + f for b, f in zip(backward, forward, strict=True))
-            found = self._sums[device, rows] = forward, backward
+            found = self._sums[device, rows] = forward, backward, weight
         return found
 
     def _backward_s(self, device: str, costs: Sequence[LayerCost]) -> list[Sequence[float]]:
@@ -302,6 +326,21 @@ def _second_gradients(layer: Layer) -> tuple[int, int]:
         else layer.widest_parameter_bytes
     )
     return layer.reused_bytes, layer.reused_bytes + widest
+
+
+def _waiting_bytes(layer: Layer) -> int:
+    if layer.waiting_bytes is not None:
+        return layer.waiting_bytes
+    return 2 * layer.activation_bytes + layer.output_bytes if layer.trained_bytes else 0
+
+
+def _weight_frac(cost: LayerCost, layer: Layer) -> float:
+    """As measured; else in proportion to the operations, or a half where nobody counted them."""
+    if cost.weight_frac is not None:
+        return cost.weight_frac
+    if layer.backward_flop:
+        return layer.weight_flop / layer.backward_flop
+    return 0.5 if layer.trained_bytes else 0.0
 
 
 def _update_s(layer: LayerCost, copies: int) -> float | None:

@@ -15,7 +15,14 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
 from potluck.errors import ModelError
-from potluck.graph.cost.operator_costs import HEAVY, backward_flop, forward_flop, kept, kept_beside
+from potluck.graph.cost.operator_costs import (
+    HEAVY,
+    backward_flop,
+    base,
+    forward_flop,
+    kept,
+    kept_beside,
+)
 from potluck.graph.partition.batch_norms import values_per_row
 from potluck.graph.partition.boundary_tensors import BoundaryTensors, boundary_tensors
 from potluck.graph.partition.branches import find
@@ -24,6 +31,7 @@ from potluck.graph.partition.cuts import line as make_line
 from potluck.records import Edge, Layer
 from potluck_wire.graph import BATCH, DTYPE_BYTES, FLOATS, Buffer, Graph, Parameter, Ref, node_refs
 from potluck_wire.operators import KIND_OF
+from potluck_wire.weight_gradients import Apart, weights_apart
 
 Spans = tuple[tuple[int, int], ...]
 
@@ -241,10 +249,12 @@ def _records(
     """The layers; their edges where there are branches (`boundary`)."""
     seen: dict[str, int] = {}
     found, fed = [], set[int]()
+    apart = weights_apart(line.traced.graph)
     for layer, (start, stop) in enumerate(pairwise(bounds)):
         name = _name(line, start, stop)
         seen[name] = seen.get(name, 0) + 1
-        record = _record(line, start, stop, name if seen[name] == 1 else f"{name}#{seen[name]}")
+        unique = name if seen[name] == 1 else f"{name}#{seen[name]}"
+        record = _record(line, start, stop, unique, apart)
         new = line.inputs_of(start, stop) - fed
         fed |= new
         types = [line.traced.type_of(Ref(value)) for value in new if value < n_inputs]
@@ -270,7 +280,7 @@ def _edges(line: Linearization, given: Mapping[Ref, tuple[int, ...]]) -> tuple[E
     )
 
 
-def _record(line: Linearization, start: int, stop: int, name: str) -> Layer:
+def _record(line: Linearization, start: int, stop: int, name: str, apart: Apart) -> Layer:
     traced, graph = line.traced, line.traced.graph
     sizes = {**traced.hints, BATCH: 1}
     states = sorted(frozenset().union(*line.needs[start:stop]))
@@ -314,7 +324,30 @@ def _record(line: Linearization, start: int, stop: int, name: str) -> Layer:
         norm_values=values_per_row(traced, positions),
         widest_parameter_bytes=widest_bytes,
         reused_bytes=reused_bytes,
+        weight_flop=sum(
+            min(
+                forward_flop(traced, p, sizes), backward_flop(traced, p, line.requires, sizes)
+            )
+            for p in positions
+            if p in apart.data and _trains(graph)
+        ),
+        waiting_bytes=sum(
+            traced.type_of(ref).nbytes(sizes) for ref in _waiting(line, positions, apart)
+        ),
     )
+
+
+def _waiting(line: Linearization, positions: Iterable[int], apart: Apart) -> set[Ref]:
+    """What is kept for gradients of weights that wait: of each operator its data, and as large as
+    its output that one's gradient.
+    """
+    graph, found = line.traced.graph, set[Ref]()
+    for position in positions:
+        if position in apart.data:
+            read = [graph.nodes[position].args[place] for place in apart.data[position]]
+            found.update(base(line.traced, ref) for ref in read if isinstance(ref, Ref))
+            found.add(Ref(graph.first_node + position))
+    return found
 
 
 def _second_gradients(line: Linearization, start: int, stop: int) -> tuple[int, int]:
