@@ -102,7 +102,7 @@ def check_timings(asked: Measure, told: Measured | MeasuredTask) -> None:
     if min((told.update_s, *told.sgd_s, *told.forward_s, *told.backward_s)) < 0:
         raise WireError(WireCode.FIELD, "a time below zero")
     if told.weight_frac > 1:
-        raise WireError(WireCode.FIELD, f"{told.weight_frac:g} of a backward is more than all of it")
+        raise WireError(WireCode.FIELD, f"{told.weight_frac:g} is no part of a backward")
 
 
 def check_seconds(asked: Probe, told: Probed) -> None:

@@ -36,8 +36,8 @@ OPERATIONS: dict[str, frozenset[str]] = {
     # where it is there, says of each input which of its entries [start, stop) along the first
     # dimension are meant; null: all of them. So the inputs of a whole batch may come as one value.
     # `recompute` (since 1.8): nothing but the inputs is kept, and `backward` computes the forward
-    # again, with the same dropout, leaving buffers alone. `split` (since 1.9): the backward comes in
-    # two parts.
+    # again, with the same dropout, leaving buffers alone. `split` (since 1.9): the backward comes
+    # in two parts.
     "run": frozenset({"segment", "key", "train", "rows", "micro_batch"}),
     # backward: gradients of the differentiable outputs -> gradients of the differentiable inputs;
     # adds to the segment's own gradients. With no inputs, the segment's first output is the loss

@@ -555,7 +555,8 @@ class Plan(Shown):
     `energy_gap_frac`: none that is on time takes fewer joules by more than this part of `energy_j`.
     `problem` is what it was judged for; a plan from a file has none yet. `energy_source`: where the
     worst known of the watts behind `energy_j` come from (see `provenance`); empty before it is
-    judged.
+    judged. `schedule`: the policy that it was judged with (`schedule.policies`); empty: 1F1B, or
+    forward only.
     """
 
     planner: str
@@ -574,6 +575,7 @@ class Plan(Shown):
     gap_frac: float | None = None
     energy_gap_frac: float | None = None
     home: str = ""
+    schedule: str = ""
     problem: Problem | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:

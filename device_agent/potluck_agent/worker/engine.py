@@ -14,7 +14,13 @@ from potluck_agent.worker.arrays.backends import arrays_of, backends
 from potluck_agent.worker.emulation import Kind, Stretch, wait_until
 from potluck_agent.worker.failures import cause_of
 from potluck_agent.worker.loading import Loader
-from potluck_agent.worker.measure import copy_bytes_per_s, overhead_s, time_segment, time_updates, weight_frac
+from potluck_agent.worker.measure import (
+    copy_bytes_per_s,
+    overhead_s,
+    time_segment,
+    time_updates,
+    weight_frac,
+)
 from potluck_agent.worker.pipe import Pipe
 from potluck_agent.worker.tasks import Segment, Task, perform
 from potluck_agent.worker.values import Exports, Values
@@ -232,9 +238,7 @@ class Engine:
                 else (0.0,)
             )
             frac = (
-                weight_frac(
-                    segment, max(message.rows), message.repeats, slowdown, self._arrays
-                )
+                weight_frac(segment, max(message.rows), message.repeats, slowdown, self._arrays)
                 if message.train and message.rows
                 else -1.0
             )

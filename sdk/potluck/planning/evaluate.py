@@ -4,14 +4,17 @@ all.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from potluck.planning.check import check_plan
 from potluck.provenance import worst
 from potluck.records import Plan, Problem, Segment, Tensor, Trace, Training
 from potluck.schedule.pipeline import compile_inference, compile_training
+from potluck.schedule.policies import policy
 from potluck.schedule.program_builder import Compiled
 from potluck.simulate import cost, direct, flows
 from potluck.simulate import programs as simulation
+from potluck.simulate.stage_times import stage_times
 
 
 def judge(
@@ -79,9 +82,11 @@ def predict(problem: Problem, plan: Plan, table: cost.CostTable | None = None) -
 def compile_plan(problem: Problem, plan: Plan) -> Compiled:
     """The programs of `plan` for segments that are known by their sizes alone."""
     check_plan(plan, problem)
-    if plan.training:
-        return compile_training(plan, outline(problem, plan), {})
-    return compile_inference(plan, outline(problem, plan))
+    if not plan.training:
+        return compile_inference(plan, outline(problem, plan))
+    times = partial(stage_times, cost.CostTable(problem))
+    schedule = policy(plan.schedule, training=True, times=times)(plan)
+    return compile_training(plan, outline(problem, plan), {}, schedule=schedule)
 
 
 def outline(problem: Problem, plan: Plan) -> tuple[Segment, ...]:

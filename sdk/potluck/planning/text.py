@@ -21,6 +21,7 @@ _FACTS = (
     "seed",
     "gap_frac",
     "energy_gap_frac",
+    "schedule",
 )
 _KNOWN = {*_FACTS, "format", "stage", "peak_bytes", "device_energy_j", "unused"}
 _STAGE = {"layers", "devices", "shares", "warm_up", "recompute"}
@@ -102,6 +103,7 @@ def _plan(data: dict[str, Any]) -> Plan:
         gap_frac=_get(data, "gap_frac", float, None),
         energy_gap_frac=_get(data, "energy_gap_frac", float, None),
         home=_get(data, "home", str, ""),
+        schedule=_get(data, "schedule", str, ""),
         peak_bytes=_table(data, "peak_bytes", int),
         device_energy_j=_table(data, "device_energy_j", float),
         unused=_table(data, "unused", str),

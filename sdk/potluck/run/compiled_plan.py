@@ -26,7 +26,7 @@ from potluck.schedule import (
     shadows,
 )
 from potluck.schedule.micro_batches import check_company, divide, exceeds
-from potluck.schedule.policies import Policy, policy
+from potluck.schedule.policies import Policy, Times, policy
 from potluck.simulate import simulate
 from potluck_wire.graph import FLOATS
 from potluck_wire.limits import (
@@ -333,6 +333,7 @@ def compile_for_run(
     order_transfers: bool | None = None,
     towards: Plan | None = None,
     fed_whole: bool = False,
+    times: Times | None = None,
 ) -> CompiledPlan:
     """Cut the model and compile every program: one step for each batch size, and the moving of
     weights.
@@ -368,6 +369,8 @@ def compile_for_run(
         The plan that comes next.
     fed_whole
         As for `compile_training`.
+    times
+        What its stages take, as far as a profile says.
 
     Raises
     ------
@@ -399,7 +402,7 @@ def compile_for_run(
         order_transfers=order_transfers,
         shadows=shadows(plan, segments, towards) if towards is not None else (),
     )
-    order = policy(schedule, training=plan.training)
+    order = policy(schedule or plan.schedule, training=plan.training, times=times)
     batches = tuple(dict.fromkeys((plan.batch, *sizes))) if plan.training else ()
     if plan.training:
         steps = _steps(bare, batches, order, fed_whole)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from potluck.adapt.conditions import Conditions, under
@@ -13,11 +14,13 @@ from potluck.run.compiled_plan import INFER, CompiledPlan, beyond_plan, compile_
 from potluck.run.emulated_times import paced
 from potluck.run.optimizers import Optimizer
 from potluck.schedule import Compiled
-from potluck.schedule.policies import Policy
+from potluck.schedule.policies import Policy, Times
 from potluck.sessions.failures import sizes
 from potluck.sessions.members import Members
 from potluck.simulate import simulate
-from potluck_wire.version import COMMON_BEGIN, RECOMPUTE, TAKES, show
+from potluck.simulate.cost import CostTable
+from potluck.simulate.stage_times import stage_times
+from potluck_wire.version import COMMON_BEGIN, RECOMPUTE, SPLIT_BACKWARD, TAKES, show
 
 PLACE_BYTES = 64  # what a value takes of a worker's memory for values is a multiple of this
 
@@ -74,7 +77,8 @@ class Editions:
         Raises
         ------
         UserError
-            An agent is too old to recompute activations, and the plan has it do so.
+            An agent is too old to recompute activations, or for backwards in two parts, and the
+            plan or schedule has it do so.
         PlanError
             A device cannot take in at once what an operation needs.
         """
@@ -93,8 +97,10 @@ class Editions:
                 schedule=schedule,
                 order_transfers=order_transfers,
                 fed_whole=self._all_speak(TAKES, plan),
+                times=self._times(plan, optimizer),
             )
         )
+        self._check_splitting(edition)
         self._check_room(edition)
         return edition
 
@@ -127,16 +133,24 @@ class Editions:
 
         None where nobody profiled the model for it there.
         """
-        profile, plan = self.profile, edition.plan
+        return self._problem_of(edition.plan, edition.optimizer)
+
+    def _problem_of(self, plan: Plan, optimizer: Optimizer | None) -> Problem | None:
+        profile = self.profile
         if profile is None or (profile.training if plan.training else profile.inference) is None:
             return None
         if not {device.name for device in profile.devices}.issuperset(plan.devices):
             return None
-        if edition.optimizer is None:
+        if optimizer is None:
             return profile.problem(Inference(batch=plan.batch))
-        copies = sum(not name.startswith("step:") for name in edition.optimizer.state_names(""))
+        copies = sum(not name.startswith("step:") for name in optimizer.state_names(""))
         workload = Training(batch=plan.batch, micro_batch=plan.micro_batch, optimizer_copies=copies)
         return profile.problem(workload)
+
+    def _times(self, plan: Plan, optimizer: Optimizer | None) -> Times | None:
+        """What stages of plans like this one take; None where nobody knows."""
+        problem = self._problem_of(plan, optimizer) if plan.training else None
+        return None if problem is None else partial(stage_times, CostTable(problem))
 
     def paced(self, edition: CompiledPlan) -> CompiledPlan:
         """The edition with turns for its transfers and the times that emulated devices shall take,
@@ -194,6 +208,18 @@ class Editions:
 
     def _all_speak(self, needed: tuple[int, int], plan: Plan) -> bool:
         return all(self._members[name].speaks(needed) for name in plan.devices)
+
+    def _check_splitting(self, edition: CompiledPlan) -> None:
+        for compiled in edition.compiled.values():
+            for name, program in compiled.programs.items():
+                splits = any(item.op == "backward_weight" for item in program.instructions)
+                if splits and not self._members[name].speaks(SPLIT_BACKWARD):
+                    raise UserError(
+                        "the schedule has it do backwards in two parts, which its agent cannot: "
+                        f"that needs protocol {show(SPLIT_BACKWARD)}.",
+                        device=name,
+                        next_step="Update potluck there, or deploy(plan, schedule='1f1b').",
+                    )
 
     def _check_recomputing(self, plan: Plan) -> None:
         for name in (name for stage in plan.stages if stage.recompute for name in stage.devices):

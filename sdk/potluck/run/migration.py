@@ -224,6 +224,7 @@ class PlanMigration:
                 backends=engine.editions.backends(old.plan.devices),
                 sizes=engine.sizes,
                 seed=old.seed,
+                schedule="1f1b",  # its stages are other ones
                 order_transfers=False,
                 towards=plan,
             )

@@ -11,7 +11,7 @@ from typing import Any
 
 from potluck.records import Plan, Segment, Tensor
 from potluck.schedule.all_reduce import STILL, bounds
-from potluck.schedule.ir import FORWARD, Action
+from potluck.schedule.ir import FORWARD, INPUT_GRADIENT, Action
 from potluck.schedule.micro_batches import Division
 from potluck.schedule.program_builder import Annotation, InputBinding, ProgramBuilder, Result
 from potluck.schedule.rows import intervals
@@ -76,6 +76,8 @@ class StepInstructions:
         more: dict[str, Any] = {"takes": takes} if any(takes) else {}
         if self.plan.stages[p].recompute and self.spec.learns[p]:
             more["recompute"] = True
+        if self.spec.split and self.spec.learns[p]:
+            more["split"] = True
         self.programs.compute(
             device,
             "run",
@@ -95,7 +97,9 @@ class StepInstructions:
     def backward(
         self, action: Action, index: int, gradients: list[str], priority: int
     ) -> list[str]:
-        """A `backward`; shadows that replay the stage get the gradients of its outputs."""
+        """A `backward`, or its first part; shadows that replay the stage get the gradients of its
+        outputs.
+        """
         p, m = action.stage, action.micro_batch
         segment, device = self.segments[p], self._device(action, index)
         start, stop = self._rows(action, index)
@@ -110,7 +114,7 @@ class StepInstructions:
         made = {f"dx{p}.{i}.{m}": _nbytes(tensor, stop - start) for i, tensor in enumerate(back)}
         self.programs.compute(
             device,
-            "backward",
+            "backward_input" if action.kind == INPUT_GRADIENT else "backward",
             gradients,
             made,
             note=self._note(action, index),
@@ -120,6 +124,19 @@ class StepInstructions:
             scale=(stop - start) / self.batch if p == len(self.segments) - 1 else 1.0,
         )
         return [*made]
+
+    def backward_weight(self, action: Action, index: int, priority: int) -> None:
+        """A `backward_weight`."""
+        self.programs.compute(
+            self._device(action, index),
+            "backward_weight",
+            [],
+            {},
+            note=self._note(action, index),
+            priority=priority,
+            segment=self.segments[action.stage].name,
+            key=f"{action.stage}.{action.micro_batch}",
+        )
 
     def answer(self, action: Action, index: int, outputs: list[str], priority: int) -> None:
         """Every output of the last stage is a result."""

@@ -5,12 +5,11 @@ as instructions.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from potluck.errors import PlanError
 from potluck.records import HOME, Plan, Segment, Tensor
 from potluck.schedule import policies
 from potluck.schedule.all_reduce import vector_elements
 from potluck.schedule.instructions import StepInstructions
-from potluck.schedule.ir import BACKWARD, FORWARD, Schedule
+from potluck.schedule.ir import Schedule
 from potluck.schedule.micro_batches import Division, divide
 from potluck.schedule.program_builder import Compiled, ProgramBuilder
 from potluck.schedule.stage_graph import wire
@@ -127,11 +126,6 @@ def _spec(
 ) -> StepSpec[Tensor]:
     wiring = wire(plan, segments, training=training)
     order = check(schedule, len(division), before=wiring.before, training=training)
-    halves = [str(action) for _, action in order if action.kind not in (FORWARD, BACKWARD)]
-    if halves:
-        raise PlanError(
-            f"{halves[0]}: agents do a backward whole.", next_step="Use a schedule of F and B."
-        )
     number = [{tensor.name: k for k, tensor in enumerate(s.outputs)} for s in segments]
     copied = {shadow.stage for shadow in shadows if shadow.way == COPY}
     return StepSpec(

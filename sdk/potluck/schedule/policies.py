@@ -8,9 +8,13 @@ from itertools import zip_longest
 
 from potluck.errors import PlanError, UserError
 from potluck.records import Plan
+from potluck.schedule.bubbles import StageTimes, chain_of
 from potluck.schedule.ir import BACKWARD, FORWARD, Action, Schedule, check_form
+from potluck.schedule.stage_rows import rows_of
+from potluck.schedule.zero_bubble import ZERO_BUBBLE
 
 Policy = Callable[[Plan], Schedule]
+Times = Callable[[Plan], StageTimes]
 
 
 def warm_up_depth(stage: int, n_stages: int, n_micro_batches: int) -> int:
@@ -187,23 +191,50 @@ POLICIES: dict[str, Policy] = {
 }
 
 
-def policy(choice: str | Policy | None, *, training: bool) -> Policy:
+def policy(choice: str | Policy | None, *, training: bool, times: Times | None = None) -> Policy:
     """The policy of that name (default: 1F1B, or forward only), or a function of your own from plan
     to schedule.
+
+    Parameters
+    ----------
+    choice
+        A name, or a function.
+    training
+        Whether backwards belong to it.
+    times
+        What a plan's stages take, which zero-bubble policies go by; default: equal stages, and
+        transfers that take no time.
 
     Raises
     ------
     UserError
-        Where no policy has that name.
+        Where no policy has that name, or it is one for training and nothing is trained.
     """
     if callable(choice):
         return partial(_own, choice)
     name = choice or ("1f1b" if training else "forward-only")
-    if not isinstance(name, str) or name not in POLICIES:
+    known = (*POLICIES, *ZERO_BUBBLE)
+    if not isinstance(name, str) or name not in known:
         raise UserError(
-            f"no schedule is called {name!r}.", next_step=f"There are {', '.join(POLICIES)}."
+            f"no schedule is called {name!r}.", next_step=f"There are {', '.join(known)}."
         )
-    return POLICIES[name]
+    if name in POLICIES:
+        return POLICIES[name]
+    if not training:
+        raise UserError(
+            f"{name} puts backwards in order, and inference has none.",
+            next_step="Use forward-only, or a plan for training.",
+        )
+    return lambda plan: ZERO_BUBBLE[name]((times or equal_times)(plan), plan.n_micro_batches)
+
+
+def equal_times(plan: Plan) -> StageTimes:
+    """The times of a plan of which nobody knows any: every stage takes as long for each part, and
+    memory has room for what its warm-ups keep.
+    """
+    rows = rows_of(plan)
+    kept = [sum(plan.stages[p].warm_up for p in stages) for stages in rows]
+    return chain_of(len(plan.stages), max(max(kept), len(plan.stages)), rows=rows)
 
 
 def _own(choice: Policy, plan: Plan) -> Schedule:

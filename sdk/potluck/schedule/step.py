@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Generic, Protocol, TypeVar
 
 from potluck.schedule.all_reduce import RingSink, ring_all_reduce
-from potluck.schedule.ir import BACKWARD, FORWARD, Action
+from potluck.schedule.ir import BACKWARD, FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, Action
 from potluck.schedule.rows import Overlap, overlaps
 from potluck.schedule.stage_graph import returning
 
@@ -64,6 +64,11 @@ class StepSpec(Generic[T]):
     n_elements: Sequence[int]  # per stage: of the vector of a step; 0: nothing to update
     followed: Sequence[bool]  # per stage: whether others want its vector
 
+    @property
+    def split(self) -> bool:
+        """Whether backwards come in two parts."""
+        return any(action.kind == INPUT_GRADIENT for _, action in self.order)
+
 
 class StepSink(Protocol[T, V]):
     """Takes a step down: what device `index` of a stage does in an action, with priorities (smaller
@@ -77,7 +82,10 @@ class StepSink(Protocol[T, V]):
         """The outputs of a forward; of the last stage in training, the loss first."""
 
     def backward(self, action: Action, index: int, gradients: list[V], priority: int) -> list[V]:
-        """The gradients of the inputs that have one."""
+        """The gradients of the inputs that have one, of a whole backward or its first part."""
+
+    def backward_weight(self, action: Action, index: int, priority: int) -> None:
+        """The second part of a backward: gradients of weights that waited."""
 
     def cut(self, rows: HandedRows[T], value: V, priority: int) -> V:
         """These rows of the value."""
@@ -119,6 +127,8 @@ def walk(spec: StepSpec[T], sink: StepSink[T, V]) -> None:
         for index, share in enumerate(spec.shares[action.micro_batch][action.stage]):
             if share and action.kind == FORWARD:
                 step.forward(action, index, timestep)
+            elif share and spec.learns[action.stage] and action.kind == WEIGHT_GRADIENT:
+                sink.backward_weight(action, index, timestep)
             elif share and spec.learns[action.stage]:
                 step.backward(action, index, timestep)
     # A device that is in several stages does the pieces of all of them in this one order.
@@ -138,6 +148,7 @@ class _Walk(Generic[T, V]):
         self.timestep = {action: timestep for timestep, action in spec.order}
         self.n_timesteps = spec.order[-1][0] + 1
         self.last = len(spec.devices) - 1
+        self.gradient = INPUT_GRADIENT if spec.split else BACKWARD  # what a gradient is sent for
         self.losses: list[list[V]] = [[] for _ in spec.devices[-1]]
         # (action that takes them, number of the output, stage they come from, device that takes
         # them) -> in the order of their rows
@@ -180,7 +191,7 @@ class _Walk(Generic[T, V]):
         made = sink.backward(action, index, gradients, timestep)
         for (source, k), value in zip(self.back[p], made, strict=True):
             if self.spec.learns[source]:
-                target = Action(source, BACKWARD, action.micro_batch)
+                target = Action(source, self.gradient, action.micro_batch)
                 self._hand_on(action, target, index, k, self.spec.outputs[source][k], value)
 
     def _hand_on(

@@ -7,7 +7,7 @@ for energy.
 """
 
 from collections.abc import Iterable, Sequence
-from itertools import accumulate, groupby
+from itertools import accumulate, groupby, pairwise
 from math import inf
 from operator import itemgetter
 
@@ -51,7 +51,7 @@ class CostTable:
     def __init__(self, problem: Problem, *, recomputes: bool = False, prompt: bool = False) -> None:
         self.problem, self.recomputes, self.prompt = problem, recomputes, prompt
         self._other: CostTable | None = None
-        self._sums: dict[tuple[str, int], tuple[tuple[float, ...], tuple[float, ...]]] = {}
+        self._sums: dict[tuple[str, int], tuple[tuple[float, ...], ...]] = {}
         self._updates: dict[str, tuple[tuple[float, ...], tuple[int, ...]]] = {}
         self._widest: dict[tuple[int, int], int] = {}
         self._crossing: dict[tuple[int, int], tuple[int, int]] = {}

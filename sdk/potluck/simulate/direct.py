@@ -4,22 +4,26 @@ many times faster.
 Layouts and their task graphs are kept per shape; a plan then only fills in what its tasks cost.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
 from potluck.records import HOME, Device, Plan, Problem, Training
 from potluck.schedule.all_reduce import bounds
+from potluck.schedule.bubbles import StageTimes
+from potluck.schedule.ir import Schedule
+from potluck.schedule.policies import policy
 from potluck.schedule.step import LOSS_BYTES
 from potluck.simulate import cost, flows
 from potluck.simulate.engine import COMPUTE, TaskGraph, Times, run
 from potluck.simulate.layout import (
-    BACKWARD,
     COPY,
     HOME_PRIORITY,
+    INPUT_PART,
     RUN,
     SEND,
     STEP,
+    WEIGHT_PART,
     Handed,
     Item,
     Shape,
@@ -29,6 +33,7 @@ from potluck.simulate.layout import (
 from potluck.simulate.memory import held
 from potluck.simulate.paths import Paths
 from potluck.simulate.spans import middle_s, union_s
+from potluck.simulate.stage_times import stage_times
 
 STREAM_ROUNDS = 5  # times the requests in flight: the first fill the pipeline, the last drain it
 ITEM_BYTES = 4  # an element of the vector of a step, where float64 is not told from float32
@@ -150,18 +155,9 @@ class Outcome:
                     gone = max(gone, (times.free_s if transfer[use] else times.stop_s)[first + use])
                 nbytes = self._items[number][1]
                 changes[slot] += held(times.start_s[first + made], gone, nbytes)
-            for number, forward, backward in layout.kept:
-                slot, since = layout.items[number].slot, times.start_s[first + forward]
-                changes[slot] += held(since, times.stop_s[first + forward], working[number])
-                if backward >= 0:
-                    again, stop = times.start_s[first + backward], times.stop_s[first + backward]
-                    stage = plan.stages[layout.items[number].stage]
-                    beside = table.second_gradient_bytes(
-                        stage.start, stage.stop, first=number not in learned
-                    )
-                    learned.add(number)
-                    changes[slot] += held(again, stop, working[number] + beside)
-                    changes[slot] += held(since, stop, kept[number])
+            for row in layout.kept:
+                slot = layout.items[row[0]].slot
+                changes[slot] += self._held(first, row, working, kept, learned)
         peaks = {}
         for name, events in zip(plan.devices, changes, strict=True):
             events.sort()
@@ -170,12 +166,46 @@ class Outcome:
             peaks[name] = cost.resting_bytes(table, ranges) + at_work
         return peaks
 
+    def _held(
+        self,
+        first: int,
+        row: tuple[int, int, int, int],
+        working: Mapping[int, int],
+        kept: Mapping[int, int],
+        learned: set[int],
+    ) -> list[tuple[float, int]]:
+        """When a forward and its backward take and give back how many bytes; `row` of
+        `StepLayout.kept`.
+        """
+        number, forward, backward, late = row
+        item, table, times = self._laid.layout.items[number], self._direct.table, self._times
+        stage = self._plan.stages[item.stage]
+
+        def between(task: int, last: int, nbytes: int) -> list[tuple[float, int]]:
+            return held(times.start_s[first + task], times.stop_s[first + last], nbytes)
+
+        changes = [*between(forward, forward, working[number])]
+        if backward >= 0:
+            beside = table.second_gradient_bytes(
+                stage.start, stage.stop, first=number not in learned
+            )
+            learned.add(number)
+            changes += between(backward, backward, working[number] + beside)
+            changes += between(forward, backward, kept[number])
+        if late >= 0:
+            beside = table.second_gradient_bytes(stage.start, stage.stop, first=False)
+            beside += cost.working_bytes(table.of(False), stage.start, stage.stop, item.rows)
+            waiting = table.waiting_bytes(stage.start, stage.stop) * item.rows
+            changes += between(late, late, beside)
+            changes += between(backward, late, waiting)
+        return changes
+
     def _kept_bytes(self) -> tuple[dict[int, int], dict[int, int]]:
         """Per run item: the bytes it works on, and those kept for its backward."""
         layout, stages = self._laid.layout, self._plan.stages
         learns = self._direct.learning(self._plan)
         working, kept = {}, {}
-        for number in {number for number, _, _ in layout.kept}:
+        for number in {number for number, *_ in layout.kept}:
             item = layout.items[number]
             stage = stages[item.stage]
             table = self._direct.table.of(stage.recompute and learns[item.stage])
@@ -264,7 +294,18 @@ class Direct:
             n_elements=tuple(
                 min(self._n_elements(plan, p), len(s.devices)) for p, s in enumerate(plan.stages)
             ),
+            schedule=self._schedule(plan),
         )
+
+    def _schedule(self, plan: Plan) -> Schedule:
+        """The order of a plan that names one; none stands for the usual."""
+        if not plan.schedule:
+            return ()
+        by_name = policy(plan.schedule, training=plan.training, times=self._times)
+        return by_name(plan)
+
+    def _times(self, plan: Plan) -> StageTimes:
+        return stage_times(self.table, plan)
 
     def _handed(self, plan: Plan) -> tuple[tuple[flows.OutputGroup, ...], ...]:
         return self._flows(plan)[0]
@@ -311,8 +352,13 @@ class Direct:
         device = devices[item.slot]
         if item.kind == STEP:
             return cost.update_s(table, device, stage.start, stage.stop), 0
-        time_s = {RUN: table.forward_s, BACKWARD: table.of(stage.recompute).backward_s}[item.kind]
-        return device.overhead_s + time_s(device.name, stage.start, stage.stop, item.rows), 0
+        place = device.name, stage.start, stage.stop, item.rows
+        if item.kind == RUN:
+            return device.overhead_s + table.forward_s(*place), 0
+        if item.kind == WEIGHT_PART:
+            return device.overhead_s + table.weight_s(*place), 0
+        later_s = table.weight_s(*place) if item.kind == INPUT_PART else 0.0
+        return device.overhead_s + table.of(stage.recompute).backward_s(*place) - later_s, 0
 
     def _nbytes(self, plan: Plan, item: Item) -> int:
         problem, stage = self.problem, plan.stages[item.stage]

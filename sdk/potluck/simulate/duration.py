@@ -29,6 +29,14 @@ def instruction_s(
     if item.op == "backward":
         backward_s = table.of(note.recompute).backward_s
         return device.overhead_s + backward_s(device.name, note.start, note.stop, note.rows)
+    if item.op in ("backward_input", "backward_weight"):
+        weight_s = table.weight_s(device.name, note.start, note.stop, note.rows)
+        if item.op == "backward_weight":
+            return device.overhead_s + weight_s
+        backward_s = table.of(note.recompute).backward_s
+        return (
+            device.overhead_s + backward_s(device.name, note.start, note.stop, note.rows) - weight_s
+        )
     if item.op == "step":
         return cost.update_s(table, device, note.start, note.stop)
     return cost.copy_s(device, note.nbytes)

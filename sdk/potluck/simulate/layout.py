@@ -15,13 +15,13 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from potluck.schedule import policies
-from potluck.schedule.ir import Action
+from potluck.schedule.ir import INPUT_GRADIENT, Action, Schedule
 from potluck.schedule.step import HandedRows, StageOutput, StepSpec, walk
 from potluck.schedule.validate import in_order
 
 # home feeds an earlier step before a later one; devices go by priority, then by age
 HOME_PRIORITY = 1 << 32
-RUN, BACKWARD, COPY, STEP, SEND = range(5)
+RUN, BACKWARD, COPY, STEP, SEND, INPUT_PART, WEIGHT_PART = range(7)
 
 
 class Handed(NamedTuple):
@@ -48,6 +48,8 @@ class Shape(NamedTuple):
     has_target: bool
     # per stage to update; where there are as many as replicas, no more are counted
     n_elements: tuple[int, ...]
+    # rows of actions; none: 1F1B, or forward only
+    schedule: Schedule = ()
 
 
 class Item(NamedTuple):
@@ -96,8 +98,8 @@ class StepLayout:
     priority: list[int] = field(default_factory=list)
     waits: list[tuple[int, ...]] = field(default_factory=list)
     values: list[LaidOutValue] = field(default_factory=list)
-    # (item, run, backward or -1 for none)
-    kept: list[tuple[int, int, int]] = field(default_factory=list)
+    # (item, run, backward or its first part or -1 for none, its second part or -1)
+    kept: list[tuple[int, int, int, int]] = field(default_factory=list)
 
 
 def lay_out(shape: Shape) -> StepLayout:
@@ -131,13 +133,14 @@ def _spec(shape: Shape) -> StepSpec[Tensor]:
         for q in range(n_stages)
     ]
     before = tuple(tuple(sorted({p for p, _ in taken})) for taken in inputs)
-    schedule = (
+    schedule = shape.schedule or (
         policies.one_f_one_b(n_stages, n_micro_batches, shape.warm_up)
         if shape.training
         else policies.forward_only(n_stages, n_micro_batches)
     )
+    split = any(action.kind == INPUT_GRADIENT for row in schedule for action in row)
     return StepSpec(
-        order=in_order(schedule, before),
+        order=in_order(schedule, before, split=split),
         training=shape.training,
         devices=shape.slots,
         shares=[shape.shares] * n_micro_batches,
@@ -209,6 +212,7 @@ class _Tasks:
         self.home = 1 + max(max(slots) for slots in shape.slots)
         self.tasks = _TaskBuilder(StepLayout(self.home))
         self._runs: dict[tuple[int, int, int], int] = {}
+        self._first_parts: dict[tuple[int, int, int], int] = {}
         self._fed = [["input"] * fed for fed in shape.fed]  # per stage: what home sends
         self._fed[-1] += ["target"] * shape.has_target
         self._back = [  # per stage: the inputs that have a gradient
@@ -240,7 +244,7 @@ class _Tasks:
         if shape.learns[p]:
             self._runs[p, action.micro_batch, index] = task
         else:
-            layout.kept.append((layout.item[task], task, -1))
+            layout.kept.append((layout.item[task], task, -1, -1))
         if p < self.last:
             made = [_copied(slot, output.tensor, rows) for output in self.spec.outputs[p]]
         elif shape.training:
@@ -252,13 +256,26 @@ class _Tasks:
     def backward(
         self, action: Action, index: int, gradients: list[LaidOutValue], priority: int
     ) -> list[LaidOutValue]:
-        """Its backward."""
+        """Its backward, or the first part."""
         p, m = action.stage, action.micro_batch
         slot, rows = self.shape.slots[p][index], self.shape.shares[p][index]
-        task = self.tasks.task(Item(BACKWARD, slot, p, rows), gradients, priority)
+        is_part = action.kind == INPUT_GRADIENT
+        kind = INPUT_PART if is_part else BACKWARD
+        task = self.tasks.task(Item(kind, slot, p, rows), gradients, priority)
         layout, run = self.tasks.layout, self._runs[p, m, index]
-        layout.kept.append((layout.item[run], run, task))
+        if is_part:
+            self._first_parts[p, m, index] = task
+        else:
+            layout.kept.append((layout.item[run], run, task, -1))
         return [self.tasks.value(_copied(slot, tensor, rows), task) for tensor in self._back[p]]
+
+    def backward_weight(self, action: Action, index: int, priority: int) -> None:
+        """Its second part."""
+        p, m = action.stage, action.micro_batch
+        slot, rows = self.shape.slots[p][index], self.shape.shares[p][index]
+        task = self.tasks.task(Item(WEIGHT_PART, slot, p, rows), (), priority)
+        layout, run = self.tasks.layout, self._runs[p, m, index]
+        layout.kept.append((layout.item[run], run, self._first_parts[p, m, index], task))
 
     def answer(
         self, action: Action, index: int, outputs: list[LaidOutValue], priority: int

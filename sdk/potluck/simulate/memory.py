@@ -9,7 +9,9 @@ from math import inf, nextafter
 from potluck.schedule.program_builder import Annotation, Compiled
 from potluck.simulate import cost
 from potluck.simulate.spans import Span
-from potluck_wire.program import Instruction
+from potluck_wire.program import BACKWARDS, Instruction
+
+_GRADIENTS = BACKWARDS | {"backward_weight"}  # what may take room for a second gradient
 
 # of a forward and its backward: the segment, and what the program calls them
 _Key = tuple[str, str]
@@ -25,7 +27,8 @@ def peak_bytes(
     A value is there from the start of what makes it to the end of its last use; what never is used
     goes at once. A `run` keeps its activations until its `backward` has ended, where it has one,
     and a vector of gradients is there as long as any piece of it, as pieces are no copies. A
-    `backward` takes room for gradients of parameters that have one.
+    `backward` takes room for gradients of parameters that have one. What a backward in two parts
+    keeps for the second is there from the start of the first to the end of the second.
 
     Parameters
     ----------
@@ -41,7 +44,7 @@ def peak_bytes(
     program, notes = compiled.programs[device], compiled.notes[device]
     sizes = compiled.value_bytes[device]
     changes: list[tuple[float, int]] = []
-    returning = {_key(item) for item in program.instructions if item.op == "backward"}
+    returning = {_key(item) for item in program.instructions if item.op in BACKWARDS}
     for step in spans:
         made: dict[str, float] = {}
         last: dict[str, float] = {}
@@ -87,21 +90,27 @@ def _segment_memory(
     kept: dict[_Key, tuple[float, int]],
     changes: list[tuple[float, int]],
 ) -> None:
-    if item.op not in ("run", "backward"):
+    if item.op != "run" and item.op not in _GRADIENTS:
         return
-    is_piece = note.seconds is not None
-    table = table.of(note.recompute)
+    is_piece, key = note.seconds is not None, _key(item)
+    if item.op == "backward_weight":
+        since, waiting = kept.pop(key)
+        changes += held(since, stop, waiting)
+        table = table.of(False)  # nothing is computed again
+    else:
+        table = table.of(note.recompute)
     working = (
         note.nbytes if is_piece else cost.working_bytes(table, note.start, note.stop, note.rows)
     )
     changes += held(start, stop, working)
-    key = _key(item)
     if item.op == "run" and key in returning:
         nbytes = table.kept_bytes(note.start, note.stop) * note.rows
         kept[key] = start, nbytes + table.copied_bytes(note.start, note.stop)
-    elif item.op == "backward":
+    elif item.op in BACKWARDS:
         since, nbytes = kept.pop(key)
         changes += held(since, stop, nbytes)
+        if item.op == "backward_input":
+            kept[key] = start, table.waiting_bytes(note.start, note.stop) * note.rows
 
 
 def _second_gradients(
@@ -112,7 +121,7 @@ def _second_gradients(
     stop: float,
     learned: set[str],
 ) -> list[tuple[float, int]]:
-    if item.op != "backward":
+    if item.op not in _GRADIENTS:
         return []
     segment = item.attrs["segment"]
     nbytes = table.second_gradient_bytes(note.start, note.stop, first=segment not in learned)

@@ -4,7 +4,7 @@ memory.
 
 import random
 from dataclasses import replace
-from itertools import pairwise
+from itertools import combinations, pairwise
 
 import pytest
 
@@ -177,6 +177,22 @@ def test_the_direct_way_says_what_the_programs_say(seed, branches):
         energy_j = {name: joules / len(trace.step_s) for name, joules in trace.energy_j.items()}
         assert outcome.device_energy_j() == pytest.approx(energy_j, rel=1e-9)
         assert outcome.peak_bytes() == trace.peak_bytes
+
+
+@pytest.mark.few(60)
+@pytest.mark.parametrize("name", ["zb-h1", "zb-2p", "zb-compact"])
+@pytest.mark.parametrize("seed", range(150))
+def test_backwards_in_two_parts_take_what_their_programs_take(seed, name):
+    rng = random.Random(seed)
+    problem = replace(random_problem(rng), workload=WORKLOADS[seed % 2])
+    problem = with_branches(rng, problem) if seed % 3 == 0 else problem
+    plan = random_plan(rng, problem)
+    returns = any({*a.devices} & {*b.devices} for a, b in combinations(plan.stages, 2))
+    plan = replace(plan, schedule="zb-compact" if returns else name)
+    table = CostTable(problem)
+    trace, outcome = predict(problem, plan, table), Direct(problem, table).run(plan)
+    assert outcome.latency_s == pytest.approx(trace.step_s[0], rel=1e-9)
+    assert outcome.peak_bytes() == trace.peak_bytes
 
 
 def test_a_kept_layout_serves_other_layers_and_devices():

@@ -325,9 +325,7 @@ def _record(line: Linearization, start: int, stop: int, name: str, apart: Apart)
         widest_parameter_bytes=widest_bytes,
         reused_bytes=reused_bytes,
         weight_flop=sum(
-            min(
-                forward_flop(traced, p, sizes), backward_flop(traced, p, line.requires, sizes)
-            )
+            min(forward_flop(traced, p, sizes), backward_flop(traced, p, line.requires, sizes))
             for p in positions
             if p in apart.data and _trains(graph)
         ),

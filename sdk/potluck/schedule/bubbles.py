@@ -1,0 +1,293 @@
+"""How long a schedule takes where each action and transfer has a time, and how much of that devices
+stand idle: bubbles.
+
+A plain model for policies: an action takes its stage's time, a link carries one transfer after the
+other each way. `simulate` says what a compiled plan takes on shared media.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from potluck.errors import PlanError
+from potluck.schedule.ir import BACKWARD, FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, Action, Schedule
+from potluck.schedule.stage_graph import Before
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageTimes:
+    """What decides a step, per micro-batch.
+
+    Parameters
+    ----------
+    forward_s, input_s, weight_s
+        Per stage: its forward, and the two parts of its backward.
+    handed_s
+        (stage, later stage): seconds of a transfer on, and of the gradient back.
+    rows
+        The stages of each row of a schedule: those that share devices.
+    most_kept
+        Per row: forwards whose weight gradients are not done yet, at most, as memory has it.
+    """
+
+    forward_s: tuple[float, ...]
+    input_s: tuple[float, ...]
+    weight_s: tuple[float, ...]
+    handed_s: Mapping[tuple[int, int], tuple[float, float]]
+    rows: tuple[tuple[int, ...], ...]
+    most_kept: tuple[int, ...]
+    before: Before = field(init=False)
+    behind: Before = field(init=False)
+
+    def __post_init__(self) -> None:
+        n = len(self.forward_s)
+        before = [tuple(sorted(a for a, b in self.handed_s if b == p)) for p in range(n)]
+        behind = [tuple(sorted(b for a, b in self.handed_s if a == p)) for p in range(n)]
+        object.__setattr__(self, "before", tuple(before))
+        object.__setattr__(self, "behind", tuple(behind))
+
+    @property
+    def n_stages(self) -> int:
+        """P."""
+        return len(self.forward_s)
+
+    @property
+    def row_of(self) -> dict[int, int]:
+        """Stage -> row."""
+        return {stage: r for r, stages in enumerate(self.rows) for stage in stages}
+
+    def action_s(self, stage: int, kind: str) -> float:
+        """Seconds of an action of this kind."""
+        if kind == BACKWARD:
+            return self.input_s[stage] + self.weight_s[stage]
+        return {FORWARD: self.forward_s, INPUT_GRADIENT: self.input_s}.get(kind, self.weight_s)[
+            stage
+        ]
+
+    def targets(self, stage: int, kind: str) -> tuple[tuple[int, float], ...]:
+        """Which stages get something from such an action, and the seconds that it is on its way."""
+        if kind == FORWARD:
+            return tuple((q, self.handed_s[stage, q][0]) for q in self.behind[stage])
+        if kind == WEIGHT_GRADIENT:
+            return ()
+        return tuple((q, self.handed_s[q, stage][1]) for q in self.before[stage])
+
+
+def chain_of(
+    n_stages: int,
+    n_kept: int,
+    *,
+    times_s: tuple[float, float, float] = (1.0, 1.0, 1.0),
+    transfer_s: float = 0.0,
+    rows: tuple[tuple[int, ...], ...] | None = None,
+) -> StageTimes:
+    """The times of equal stages in a chain.
+
+    Parameters
+    ----------
+    n_stages
+        P.
+    n_kept
+        Forwards whose weight gradients are not done yet, that a row has memory for.
+    times_s
+        Seconds of a forward, and of the two parts of its backward.
+    transfer_s
+        Seconds of every transfer, either way.
+    rows
+        Stages of each row; default: each its own.
+    """
+    rows = rows or tuple((p,) for p in range(n_stages))
+    forward_s, input_s, weight_s = times_s
+    row_of = {stage: r for r, stages in enumerate(rows) for stage in stages}
+    handed = {
+        (p, p + 1): (transfer_s, transfer_s) if row_of[p] != row_of[p + 1] else (0.0, 0.0)
+        for p in range(n_stages - 1)
+    }
+    return StageTimes(
+        forward_s=(forward_s,) * n_stages,
+        input_s=(input_s,) * n_stages,
+        weight_s=(weight_s,) * n_stages,
+        handed_s=handed,
+        rows=rows,
+        most_kept=(n_kept,) * len(rows),
+    )
+
+
+class Arrivals:
+    """When each action has what it takes from others, as far as these have been done.
+
+    Parameters
+    ----------
+    times
+        Of the stages.
+    split
+        Backwards come in two parts.
+    """
+
+    def __init__(self, times: StageTimes, *, split: bool) -> None:
+        self._times = times
+        self._gradient = INPUT_GRADIENT if split else BACKWARD
+        self._missing: dict[Action, int] = {}
+        self._came_s: dict[Action, float] = {}
+        self._free_s: dict[tuple[int, int], float] = {}  # per link and direction
+
+    def ready_s(self, action: Action) -> float | None:
+        """From when on it can be done; None while something is missing."""
+        if self._missing.get(action, self._n_needed(action)):
+            return None
+        return self._came_s.get(action, 0.0)
+
+    def done(self, action: Action, stop_s: float) -> None:
+        """This one has been done: what waits for it may have come."""
+        stage, kind, m = action
+        if kind == FORWARD:
+            self._arrive(Action(stage, self._gradient, m), stop_s)
+        elif kind == INPUT_GRADIENT:
+            self._arrive(Action(stage, WEIGHT_GRADIENT, m), stop_s)
+        for target, on_way_s in self._times.targets(stage, kind):
+            link = stage, target
+            start_s = max(stop_s, self._free_s.get(link, 0.0))
+            self._free_s[link] = start_s + on_way_s
+            self._arrive(
+                Action(target, FORWARD if kind == FORWARD else self._gradient, m),
+                start_s + on_way_s,
+            )
+
+    def _arrive(self, action: Action, at_s: float) -> None:
+        self._missing[action] = self._missing.get(action, self._n_needed(action)) - 1
+        self._came_s[action] = max(at_s, self._came_s.get(action, 0.0))
+
+    def _n_needed(self, action: Action) -> int:
+        if action.kind == FORWARD:
+            return len(self._times.before[action.stage])
+        if action.kind == WEIGHT_GRADIENT:
+            return 1
+        return 1 + len(self._times.behind[action.stage])
+
+
+def play(schedule: Schedule, times: StageTimes) -> dict[Action, tuple[float, float]]:
+    """When each action starts and stops, each row in its order.
+
+    Parameters
+    ----------
+    schedule
+        Rows of actions.
+    times
+        Of the stages; its rows are not looked at.
+
+    Raises
+    ------
+    PlanError
+        Some action waits for ever.
+    """
+    split = any(action.kind == INPUT_GRADIENT for row in schedule for action in row)
+    arrivals = Arrivals(times, split=split)
+    position, free_s = [0] * len(schedule), [0.0] * len(schedule)
+    spans = dict[Action, tuple[float, float]]()
+    while len(spans) < sum(map(len, schedule)):
+        # the earliest start of all: so that links carry what is ready first
+        found: tuple[float, int] | None = None
+        for r, row in enumerate(schedule):
+            if position[r] < len(row):
+                ready_s = arrivals.ready_s(row[position[r]])
+                if ready_s is not None:
+                    start_s = max(ready_s, free_s[r])
+                    found = (start_s, r) if found is None else min(found, (start_s, r))
+        if found is None:
+            raise PlanError("The schedule waits for ever.")
+        start_s, r = found
+        action = schedule[r][position[r]]
+        free_s[r] = start_s + times.action_s(action.stage, action.kind)
+        spans[action] = start_s, free_s[r]
+        arrivals.done(action, free_s[r])
+        position[r] += 1
+    return spans
+
+
+def makespan_s(schedule: Schedule, times: StageTimes) -> float:
+    """Seconds from the first action to the end of the last."""
+    return max(stop_s for _, stop_s in play(schedule, times).values())
+
+
+def work_s(times: StageTimes, n_micro_batches: int) -> list[float]:
+    """Per row: seconds of all its actions."""
+    kinds = FORWARD, BACKWARD
+    return [
+        n_micro_batches * sum(times.action_s(p, kind) for p in stages for kind in kinds)
+        for stages in times.rows
+    ]
+
+
+def bubble_frac(schedule: Schedule, times: StageTimes, n_micro_batches: int) -> float:
+    """Which part of the time of all rows is idle.
+
+    By hand: 1F1B of 2 equal stages and 2 micro-batches takes 9 units of F = I = W = 1, of which
+    each row works 6: a third.
+
+    Parameters
+    ----------
+    schedule
+        Rows of actions.
+    times
+        Of the stages.
+    n_micro_batches
+        M.
+    """
+    total_s = makespan_s(schedule, times) * len(times.rows)
+    return 1 - sum(work_s(times, n_micro_batches)) / total_s
+
+
+def lower_bound_s(times: StageTimes, n_micro_batches: int) -> float:
+    """No schedule is sooner: each row starts when its first input can be there, and then has all
+    its work; and one micro-batch has to go all the way there and back.
+
+    Parameters
+    ----------
+    times
+        Of the stages.
+    n_micro_batches
+        M.
+    """
+    heads = _heads_s(times)
+    there_and_back = max(
+        heads[p] + times.forward_s[p] + times.input_s[p] + _tail_s(times, p)
+        for p in range(times.n_stages)
+    )
+    rows = [
+        min(heads[p] for p in stages) + work
+        for stages, work in zip(times.rows, work_s(times, n_micro_batches), strict=True)
+    ]
+    return max(there_and_back, *rows)
+
+
+def _heads_s(times: StageTimes) -> list[float]:
+    """When the first input can be at each stage."""
+    heads = list[float]()
+    for p in range(times.n_stages):
+        ways = (heads[q] + times.forward_s[q] + times.handed_s[q, p][0] for q in times.before[p])
+        heads.append(max(ways, default=0.0))
+    return heads
+
+
+def _tail_s(times: StageTimes, stage: int) -> float:
+    """From the end of a stage's input part to the end of the step, at the least."""
+    tails = list[float]()
+    for p in range(stage + 1):
+        ways = (times.handed_s[q, p][1] + times.input_s[q] + tails[q] for q in times.before[p])
+        tails.append(max([times.weight_s[p], *ways]))
+    return tails[stage]
+
+
+def is_within(schedule: Schedule, times: StageTimes) -> bool:
+    """Whether every row keeps within the memory that it has."""
+    for row, most in zip(schedule, times.most_kept, strict=True):
+        kept = 0
+        for action in row:
+            kept += {FORWARD: 1, WEIGHT_GRADIENT: -1, BACKWARD: -1}.get(action.kind, 0)
+            if kept > most:
+                return False
+    return True
+
+
+def n_actions(schedule: Sequence[Sequence[Action]]) -> int:
+    """Of all rows."""
+    return sum(map(len, schedule))
