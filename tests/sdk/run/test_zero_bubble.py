@@ -1,0 +1,151 @@
+"""Schedules whose backwards come in two parts: the same to the bit, on every kind of plan."""
+
+from dataclasses import replace
+
+import pytest
+from tests.sdk.run.conftest import make_plan, train_alone
+from tests.sdk.run.test_recomputation import MICRO, N_MICRO, data, flagged, model_of
+
+import potluck
+from potluck.errors import PlanError, UserError
+from potluck.sessions.members import Member
+from potluck.testing.inside import engine_of
+from potluck.testing.memory import memory_home
+from potluck_wire.version import SPLIT_BACKWARD
+
+torch = pytest.importorskip("torch")
+nn = torch.nn
+A, B, C = "local-1", "local-2", "local-3"
+PATTERNS = {
+    "alone": ([((A,), (6,))], ("zb-h1",)),
+    "pipeline": ([((A,), (6,)), ((B,), (6,)), ((C,), (6,))], ("zb-h1", "zb-2p", "zb-compact")),
+    "replicas": ([((A, B), (2, 4)), ((C,), (6,))], ("zb-h1", "zb-compact")),
+    "there and back": ([((A,), (6,)), ((B,), (6,)), ((B,), (6,)), ((A,), (6,))], ("zb-v",)),
+    "round": ([((A,), (6,)), ((B,), (6,)), ((A,), (6,)), ((B,), (6,))], ("zb-interleaved",)),
+}
+CASES = [(name, schedule) for name, (_, schedules) in PATTERNS.items() for schedule in schedules]
+
+
+def drawing():
+    """Masks are drawn, and statistics move."""
+    torch.manual_seed(0)
+    inner = [
+        part
+        for _ in range(3)
+        for part in (nn.Linear(16, 16), nn.BatchNorm1d(16), nn.Tanh(), nn.Dropout(0.2))
+    ]
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), *inner, nn.Linear(16, 4))
+
+
+def plain():
+    """No part draws or normalises, so that one machine computes the same."""
+    torch.manual_seed(0)
+    inner = [part for _ in range(3) for part in (nn.Linear(16, 16), nn.Tanh())]
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), *inner, nn.Linear(16, 4))
+
+
+@pytest.fixture(scope="module")
+def trio():
+    torch.set_num_threads(1)
+    with memory_home(3) as opened:
+        yield opened
+
+
+def plan_of(model, pattern):
+    return make_plan(model, *PATTERNS[pattern][0], micro_batch=MICRO, n_micro_batches=N_MICRO)
+
+
+def trained(home, model, plan, schedule=None):
+    """Losses and state after two epochs; the last batch of each is smaller."""
+    run = home.deploy(
+        plan, model, optimizer=potluck.AdamW(1e-2), seed=5, schedule=schedule
+    ).wait()
+    run.fit(data(), epochs=2).wait()
+    ops = {
+        item.op
+        for program in engine_of(run).edition.compiled["train"].programs.values()
+        for item in program.instructions
+    }
+    losses, state = run.history.losses, run.state_dict()
+    run.close()
+    return losses, {name: tensor.numpy().tobytes() for name, tensor in state.items()}, ops
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["kept", "recomputed"])
+@pytest.mark.parametrize(("pattern", "schedule"), CASES)
+def test_two_parts_change_no_bit(trio, pattern, schedule, again):
+    model = model_of(drawing())
+    plan = plan_of(model, pattern)
+    *whole, ops = trained(trio, model, plan, "1f1b" if pattern != "round" else "interleaved")
+    assert "backward" in ops
+    *parts, ops = trained(trio, model, flagged(plan, (again, False)), schedule)
+    assert {"backward_input", "backward_weight"} <= ops
+    assert "backward" not in ops
+    assert parts == whole
+
+
+@pytest.mark.parametrize("schedule", ["zb-h1", "zb-2p", "zb-compact"])
+def test_losses_are_those_of_one_machine(trio, schedule):
+    net = plain()
+    model, (x, y) = model_of(net), data()
+    plan = plan_of(model, "pipeline")
+    losses, state, _ = trained(trio, model, plan, schedule)
+    alone = train_alone(
+        net, x, y, batch=plan.batch, micro_batch=MICRO, epochs=2,
+        make_optimizer=lambda parameters: torch.optim.AdamW(parameters, 1e-2),
+    )  # fmt: skip
+    assert losses == pytest.approx(alone, rel=1e-6)
+    assert state == {name: tensor.numpy().tobytes() for name, tensor in net.state_dict().items()}
+
+
+def test_a_plan_brings_its_schedule_and_a_run_takes_that_of_the_next(trio):
+    model = model_of(plain())
+    plan = replace(plan_of(model, "pipeline"), schedule="zb-h1")
+    *parts, ops = trained(trio, model, plan)
+    assert "backward_weight" in ops
+    *whole, ops = trained(trio, model, plan, "1f1b")  # what is asked for goes first
+    assert "backward_weight" not in ops
+    assert parts == whole
+    run = trio.deploy(plan, model, optimizer=potluck.AdamW(1e-2), seed=5).wait()
+    run.fit(data()).wait()
+    run.switch(replace(plan_of(model, "there and back"), schedule="zb-v")).wait()
+    run.fit(data()).wait()
+    assert run.history.losses == pytest.approx(whole[0], rel=1e-6)
+    run.close()
+
+
+@pytest.mark.parametrize(
+    ("pattern", "schedule", "says"),
+    [
+        ("there and back", "zb-h1", "never come back to their devices"),
+        ("pipeline", "zb-v", "there and back again over the same devices"),
+        ("pipeline", "zb-interleaved", "go round the same devices"),
+    ],
+)
+def test_a_policy_for_other_plans_is_refused(trio, pattern, schedule, says):
+    model = model_of(plain())
+    with pytest.raises(PlanError, match=says):
+        trio.deploy(plan_of(model, pattern), model, schedule=schedule).wait()
+
+
+def test_inference_has_no_backwards_to_put_in_order(trio):
+    model = model_of(plain())
+    plan = make_plan(model, ((A,), (6,)), micro_batch=6, training=False)
+    with pytest.raises(UserError, match="inference has none"):
+        trio.deploy(plan, model, schedule="zb-h1").wait()
+
+
+def test_an_older_agent_is_named_and_gets_whole_backwards(trio, monkeypatch):
+    model = model_of(plain())
+    plan, speaks = plan_of(model, "pipeline"), Member.speaks
+    monkeypatch.setattr(
+        Member,
+        "speaks",
+        lambda self, version: speaks(self, version)
+        and not (self.name == B and version == SPLIT_BACKWARD),
+    )
+    with pytest.raises(UserError, match=rf"{B}.*backwards in two parts.*schedule='1f1b'"):
+        trio.deploy(plan, model, schedule="zb-h1").wait()
+    run = trio.deploy(plan, model, schedule="1f1b").wait()
+    run.fit(data()).wait()
+    run.close()
