@@ -160,10 +160,10 @@ def _best(times: StageTimes, n_micro_batches: int, tried: Sequence[Rules]) -> Sc
 
 
 def _rules(
-    times: StageTimes, n_micro_batches: int, flying: Sequence[int], kept: int, order: str
+    times: StageTimes, n_micro_batches: int, flying: Sequence[int], kept: int
 ) -> list[Rules]:
-    """Rules of every patience, within memory. `flying` and `kept` count micro-batches of the whole
-    row.
+    """Rules of both orders and every patience, within memory. `flying` and `kept` count
+    micro-batches of the whole row.
     """
     most_kept = tuple(
         max(len(stages), min(len(stages) * min(kept, n_micro_batches), most))
@@ -175,6 +175,7 @@ def _rules(
     )
     return [
         Rules(order=order, most_flying=most_flying, most_kept=most_kept, patience=patience)
+        for order in (FORWARD_FIRST, BACKWARD_FIRST)
         for patience in _PATIENCE
     ]
 
@@ -187,12 +188,16 @@ def _depths(times: StageTimes, name: str) -> list[int]:
     PlanError
         Stages come back to a row.
     """
-    if any(stages != tuple(range(stages[0], stages[-1] + 1)) for stages in times.rows):
+    if _comes_back(times):
         raise PlanError(
             f"{name} is for stages that never come back to their devices.",
             next_step="Use zb-compact, or zb-v for stages on a, b, b, a.",
         )
     return [len(times.rows) - r for r in range(len(times.rows))]
+
+
+def _comes_back(times: StageTimes) -> bool:
+    return any(stages != tuple(range(stages[0], stages[-1] + 1)) for stages in times.rows)
 
 
 def zb_h1(times: StageTimes, n_micro_batches: int) -> Schedule:
@@ -207,7 +212,7 @@ def zb_h1(times: StageTimes, n_micro_batches: int) -> Schedule:
         M.
     """
     depths = _depths(times, "zb-h1")
-    tried = _rules(times, n_micro_batches, depths, len(depths), BACKWARD_FIRST)
+    tried = _rules(times, n_micro_batches, depths, len(depths))
     return _best(times, n_micro_batches, tried)
 
 
@@ -226,9 +231,7 @@ def zb_2p(times: StageTimes, n_micro_batches: int) -> Schedule:
     n = len(depths)
     warm_ups = [2 * depth - 1 for depth in depths], [2 * n] * n
     tried = [
-        rules
-        for flying in warm_ups
-        for rules in _rules(times, n_micro_batches, flying, 2 * n, BACKWARD_FIRST)
+        rules for flying in warm_ups for rules in _rules(times, n_micro_batches, flying, 2 * n)
     ]
     return _best(times, n_micro_batches, tried)
 
@@ -237,7 +240,7 @@ def zb_compact(times: StageTimes, n_micro_batches: int) -> Schedule:
     """Compact zero-bubble (DeepCEE, section 3.3.1): every forward that is available, F > B > W, as
     far as memory has room; weight gradients fill each gap.
 
-    Where rows are several stages, gradients may also go before forwards: the soonest of both.
+    Where that is sooner gradients go before forwards, and where memory is short warm-ups are less.
 
     Parameters
     ----------
@@ -246,12 +249,16 @@ def zb_compact(times: StageTimes, n_micro_batches: int) -> Schedule:
     n_micro_batches
         M.
     """
-    most = n_micro_batches
-    orders = FORWARD_FIRST, BACKWARD_FIRST
+    n = len(times.rows)
+    warm_ups = [[n_micro_batches] * n]
+    if not _comes_back(times):
+        warm_ups += [[2 * (n - r) - 1 for r in range(n)], [n - r for r in range(n)]]
+    rooms = zip(times.rows, times.most_kept, strict=True)
+    short = any(most < n_micro_batches * len(stages) for stages, most in rooms)
     tried = [
         rules
-        for order in orders
-        for rules in _rules(times, n_micro_batches, [most] * len(times.rows), most, order)
+        for flying in warm_ups[: 3 if short else 1]
+        for rules in _rules(times, n_micro_batches, flying, n_micro_batches)
     ]
     return _best(times, n_micro_batches, tried)
 
@@ -309,11 +316,7 @@ def zb_interleaved(times: StageTimes, n_micro_batches: int) -> Schedule:
 
 
 def _chunked(times: StageTimes, n_micro_batches: int, most: int) -> list[Rules]:
-    return [
-        rules
-        for order in (BACKWARD_FIRST, FORWARD_FIRST)
-        for rules in _rules(times, n_micro_batches, [most] * len(times.rows), most, order)
-    ]
+    return _rules(times, n_micro_batches, [most] * len(times.rows), most)
 
 
 TimedPolicy = Callable[[StageTimes, int], Schedule]

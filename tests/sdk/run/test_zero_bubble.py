@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 from tests.sdk.run.conftest import make_plan, train_alone
-from tests.sdk.run.test_recomputation import MICRO, N_MICRO, data, flagged, model_of
+from tests.sdk.run.test_recomputation import MICRO, N_MICRO, data, deep_model, flagged, model_of
 
 import potluck
 from potluck.errors import PlanError, UserError
@@ -57,9 +57,7 @@ def plan_of(model, pattern):
 
 def trained(home, model, plan, schedule=None):
     """Losses and state after two epochs; the last batch of each is smaller."""
-    run = home.deploy(
-        plan, model, optimizer=potluck.AdamW(1e-2), seed=5, schedule=schedule
-    ).wait()
+    run = home.deploy(plan, model, optimizer=potluck.AdamW(1e-2), seed=5, schedule=schedule).wait()
     run.fit(data(), epochs=2).wait()
     ops = {
         item.op
@@ -141,11 +139,29 @@ def test_an_older_agent_is_named_and_gets_whole_backwards(trio, monkeypatch):
     monkeypatch.setattr(
         Member,
         "speaks",
-        lambda self, version: speaks(self, version)
-        and not (self.name == B and version == SPLIT_BACKWARD),
+        lambda self, version: (
+            speaks(self, version) and not (self.name == B and version == SPLIT_BACKWARD)
+        ),
     )
     with pytest.raises(UserError, match=rf"{B}.*backwards in two parts.*schedule='1f1b'"):
         trio.deploy(plan, model, schedule="zb-h1").wait()
     run = trio.deploy(plan, model, schedule="1f1b").wait()
     run.fit(data()).wait()
+    run.close()
+
+
+@pytest.mark.parametrize("schedule", ["zb-h1", "zb-compact"])
+def test_peaks_are_within_those_predicted(process_home, schedule):
+    rows, micro = 2048, 256
+    model, (x, y) = deep_model(rows)
+    profile = process_home.profile(model, rows=(64, micro), repeats=1).wait()
+    plan = make_plan(
+        model, ((A,), (micro,)), ((B,), (micro,)), micro_batch=micro, n_micro_batches=rows // micro
+    )
+    asked = replace(plan, model=profile.model, schedule=schedule)
+    judged = potluck.judge(asked, profile)
+    run = process_home.deploy(judged, model, order_transfers=False).wait()
+    run.fit([(x, y)] * 2).wait()
+    for expected, measured in run.compare().peak_bytes.values():
+        assert 0.3 * expected < measured <= expected
     run.close()
