@@ -76,6 +76,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="TIME",
         help="so long CP-SAT (ortools) may better that order",
     )
+    asked.add_argument(
+        "--schedules",
+        default="",
+        metavar="NAMES",
+        help="schedules that the best plans are tried with, such as zb-h1,zb-compact, or any",
+    )
     asked.add_argument("--layers", metavar="N", help="merge the model into N layers (default: 32)")
     home = parser.add_argument_group("what if")
     home.add_argument(
@@ -158,6 +164,9 @@ def _plan(args: argparse.Namespace, home: str, model: str) -> None:
                 budget_s=budget_s,
                 order_transfers=args.order_transfers,
                 refine_s=refine_s,
+                schedules=args.schedules
+                if args.schedules == "any"
+                else [name.strip() for name in args.schedules.split(",") if name.strip()],
             ),
         )
 

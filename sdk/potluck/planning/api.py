@@ -4,6 +4,7 @@ Other people's, judged.
 """
 
 import time
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,6 +30,7 @@ def plan(
     budget_s: float | None = None,
     order_transfers: bool = False,
     refine_s: float = 0.0,
+    schedules: str | Sequence[str] = (),
 ) -> "Plans":
     """Plans for `workload` on the profiled home, best first.
 
@@ -48,6 +50,10 @@ def plan(
         Whether its first plans are ranked as they are predicted step after step, with their
         transfers in order, as `home.deploy` finds it; CP-SAT (ortools) may better that for
         `refine_s` seconds, as it may there. Takes seconds.
+    schedules
+        Names of policies that its best plans for training are tried with, beside 1F1B; "any" tries
+        all zero-bubble ones. A plan says which it was judged with. Their agents must do backwards
+        in two parts (protocol 1.9).
 
     Returns
     -------
@@ -73,7 +79,12 @@ def plan(
         )
     problem = known.problem(workload, qoe or QoE())
     return solve(
-        problem, planner, budget_s=budget_s, order_transfers=order_transfers, refine_s=refine_s
+        problem,
+        planner,
+        budget_s=budget_s,
+        order_transfers=order_transfers,
+        refine_s=refine_s,
+        schedules=schedules,
     )
 
 
@@ -95,6 +106,7 @@ def solve(
     budget_s: float | None = None,
     order_transfers: bool = False,
     refine_s: float = 0.0,
+    schedules: str | Sequence[str] = (),
 ) -> "Plans":
     """The judged plans of one planner for `problem`.
 
@@ -110,7 +122,7 @@ def solve(
         Where no plan holds the limits, look for the changes that would make one do.
     budget_s
         Seconds that our own planner may look for better plans; default: until its search ends.
-    order_transfers, refine_s
+    order_transfers, refine_s, schedules
         As for `plan`; our own planner only.
 
     Raises
@@ -123,6 +135,7 @@ def solve(
     from potluck.planning import make_plans
     from potluck.planning.registry import PLANNERS, ask
     from potluck.planning.relax import explained
+    from potluck.planning.search.schedules import names_of
 
     if planner not in PLANNERS:
         raise UserError(
@@ -138,6 +151,12 @@ def solve(
             f"transfers in turns are not what {planner!r} plans.",
             next_step=f"Ask {OURS!r}, or deploy(plan, order_transfers=True).",
         )
+    if schedules and planner != OURS:
+        raise UserError(
+            f"schedules are not what {planner!r} chooses among.",
+            next_step=f"Ask {OURS!r}, or deploy(plan, schedule='zb-h1').",
+        )
+    names = names_of(schedules)
     whole = hasty = first = partial(ask, name=planner)
     if planner == OURS:
         clock = None if budget_s is None else time.monotonic
@@ -147,6 +166,7 @@ def solve(
             budget_s=budget_s,
             order_transfers=order_transfers,
             refine_s=refine_s,
+            schedules=names,
         )
         hasty, first = (
             partial(make_plans, clock=time.process_time, budget_s=budget_s)

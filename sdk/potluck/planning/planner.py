@@ -19,6 +19,7 @@ from potluck.planning.search import candidates, recomputation
 from potluck.planning.search.anytime import is_small, search
 from potluck.planning.search.candidate_pool import MAX_WORK, CandidatePool
 from potluck.planning.search.device_classes import peers, shape
+from potluck.planning.search.schedules import scheduled
 from potluck.planning.search.work_budget import WorkBudget, given_s, is_many
 from potluck.records import Plan, Problem, Training
 from potluck.simulate import cost, direct, flows, footprint
@@ -48,6 +49,7 @@ def make_plans(
     order_transfers: bool = False,
     refine_s: float = 0.0,
     borrow: bool = True,
+    schedules: Sequence[str] = (),
 ) -> Plans:
     """All plans that hold the limits, best first.
 
@@ -72,6 +74,8 @@ def make_plans(
         Seconds of CP-SAT for that order.
     borrow
         Plans of other planners are candidates, too.
+    schedules
+        Policies that the best plans are tried with, beside the usual.
 
     Raises
     ------
@@ -95,6 +99,9 @@ def make_plans(
     if not judged or _may_hide_plans(problem, table):
         judged += _beyond(problem, table, is_late, budget, judged, borrow=borrow and not judged)
     judged += _recomputing(problem, table, is_late, budget, judged)
+    if schedules:
+        best = sorted(judged, key=lambda plan: preference(plan, problem))
+        judged += scheduled(problem, table, best, schedules)
     holding = [plan for plan in judged if not feasibility.breaches(problem, plan)]
     if not holding:
         raise feasibility.infeasible(problem, judged)
@@ -119,10 +126,11 @@ def _certified(
     is_late: Callable[[], bool],
 ) -> Plan:
     """The first plan with how far it may be from the optimum, and why it leaves devices out."""
+    usual = not holding[0].schedule  # the bound is that of whole backwards
     return replace(
         holding[0],
         unused=feasibility.why_unused(problem, holding[0], judged),
-        gap_frac=gap_frac(problem, table, holding, is_late),
+        gap_frac=gap_frac(problem, table, holding, is_late) if usual else None,
         energy_gap_frac=energy_gap_frac(problem, table, holding[0]),
     )
 

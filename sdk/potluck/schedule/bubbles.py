@@ -1,8 +1,8 @@
 """How long a schedule takes where each action and transfer has a time, and how much of that devices
 stand idle: bubbles.
 
-A plain model for policies: an action takes its stage's time, a link carries one transfer after the
-other each way. `simulate` says what a compiled plan takes on shared media.
+A plain model for policies: an action takes its stage's time, a medium carries one transfer after
+the other. `simulate` says what a compiled plan takes where transfers share media fairly.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,6 +27,9 @@ class StageTimes:
         The stages of each row of a schedule: those that share devices.
     most_kept
         Per row: forwards whose weight gradients are not done yet, at most, as memory has it.
+    media
+        (stage, other stage): names of the media that such a transfer takes; default: one of its
+        own each way.
     """
 
     forward_s: tuple[float, ...]
@@ -35,6 +38,7 @@ class StageTimes:
     handed_s: Mapping[tuple[int, int], tuple[float, float]]
     rows: tuple[tuple[int, ...], ...]
     most_kept: tuple[int, ...]
+    media: Mapping[tuple[int, int], tuple[str, ...]] = field(default_factory=dict)
     before: Before = field(init=False)
     behind: Before = field(init=False)
 
@@ -128,7 +132,7 @@ class Arrivals:
         self._gradient = INPUT_GRADIENT if split else BACKWARD
         self._missing: dict[Action, int] = {}
         self._came_s: dict[Action, float] = {}
-        self._free_s: dict[tuple[int, int], float] = {}  # per link and direction
+        self._free_s: dict[str, float] = {}  # per medium
 
     def ready_s(self, action: Action) -> float | None:
         """From when on it can be done; None while something is missing."""
@@ -144,13 +148,12 @@ class Arrivals:
         elif kind == INPUT_GRADIENT:
             self._arrive(Action(stage, WEIGHT_GRADIENT, m), stop_s)
         for target, on_way_s in self._times.targets(stage, kind):
-            link = stage, target
-            start_s = max(stop_s, self._free_s.get(link, 0.0))
-            self._free_s[link] = start_s + on_way_s
-            self._arrive(
-                Action(target, FORWARD if kind == FORWARD else self._gradient, m),
-                start_s + on_way_s,
-            )
+            came_s = stop_s
+            if on_way_s:
+                media = self._times.media.get((stage, target), (f"{stage}>{target}",))
+                came_s = max([stop_s, *(self._free_s.get(name, 0.0) for name in media)]) + on_way_s
+                self._free_s.update(dict.fromkeys(media, came_s))
+            self._arrive(Action(target, FORWARD if kind == FORWARD else self._gradient, m), came_s)
 
     def _arrive(self, action: Action, at_s: float) -> None:
         self._missing[action] = self._missing.get(action, self._n_needed(action)) - 1

@@ -15,14 +15,14 @@ from heapq import heappop, heappush
 from math import inf
 
 from potluck.errors import PlanError
-from potluck.schedule.bubbles import Arrivals, StageTimes, makespan_s
+from potluck.schedule.bubbles import Arrivals, StageTimes
 from potluck.schedule.ir import FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, Action, Schedule
 
 FORWARD_FIRST = FORWARD + INPUT_GRADIENT + WEIGHT_GRADIENT  # F > B > W (DeepCEE, section 3.3.1)
 BACKWARD_FIRST = INPUT_GRADIENT + FORWARD + WEIGHT_GRADIENT  # as 1F1B
 _KINDS = FORWARD_FIRST
 # a weight gradient begins if nothing else can before so much of it is done
-_PATIENCE = (0.0, 0.5, 1.0)
+_PATIENCE = (0.0, 1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +95,10 @@ def list_schedule(times: StageTimes, n_micro_batches: int, rules: Rules) -> Sche
     PlanError
         A row has no room for one micro-batch.
     """
+    return tuple(tuple(row.actions) for row in _listed(times, n_micro_batches, rules))
+
+
+def _listed(times: StageTimes, n_micro_batches: int, rules: Rules) -> list[_Row]:
     _check_room(times, rules)
     arrivals = Arrivals(times, split=True)
     rows = [_Row(stages, n_micro_batches) for stages in times.rows]
@@ -118,7 +122,7 @@ def list_schedule(times: StageTimes, n_micro_batches: int, rules: Rules) -> Sche
                 heappush(moments, wake_s)
         if not moments and left == n_before:
             raise PlanError("these rules leave every row waiting.")
-    return tuple(tuple(row.actions) for row in rows)
+    return rows
 
 
 def _choose(
@@ -155,8 +159,9 @@ def _check_room(times: StageTimes, rules: Rules) -> None:
 
 def _best(times: StageTimes, n_micro_batches: int, tried: Sequence[Rules]) -> Schedule:
     """The soonest by these times of what the rules make; of equals the first."""
-    found = (list_schedule(times, n_micro_batches, rules) for rules in tried)
-    return min(found, key=lambda schedule: makespan_s(schedule, times))
+    found = [_listed(times, n_micro_batches, rules) for rules in dict.fromkeys(tried)]
+    rows = min(found, key=lambda rows: max(row.free_s for row in rows))
+    return tuple(tuple(row.actions) for row in rows)
 
 
 def _rules(
@@ -240,7 +245,7 @@ def zb_compact(times: StageTimes, n_micro_batches: int) -> Schedule:
     """Compact zero-bubble (DeepCEE, section 3.3.1): every forward that is available, F > B > W, as
     far as memory has room; weight gradients fill each gap.
 
-    Where that is sooner gradients go before forwards, and where memory is short warm-ups are less.
+    Where that is sooner, gradients go before forwards or warm-ups are less.
 
     Parameters
     ----------
@@ -253,11 +258,9 @@ def zb_compact(times: StageTimes, n_micro_batches: int) -> Schedule:
     warm_ups = [[n_micro_batches] * n]
     if not _comes_back(times):
         warm_ups += [[2 * (n - r) - 1 for r in range(n)], [n - r for r in range(n)]]
-    rooms = zip(times.rows, times.most_kept, strict=True)
-    short = any(most < n_micro_batches * len(stages) for stages, most in rooms)
     tried = [
         rules
-        for flying in warm_ups[: 3 if short else 1]
+        for flying in warm_ups
         for rules in _rules(times, n_micro_batches, flying, n_micro_batches)
     ]
     return _best(times, n_micro_batches, tried)

@@ -16,7 +16,7 @@ _Part = Callable[[cost.CostTable, Stage, str, int], float]
 def stage_times(table: cost.CostTable, plan: Plan) -> StageTimes:
     """The times of one micro-batch of a plan for training; the slowest device of a stage decides.
 
-    Links take one transfer after the other, each alone (`simulate` knows what shares a medium).
+    A medium takes one transfer after the other.
 
     Parameters
     ----------
@@ -39,7 +39,24 @@ def stage_times(table: cost.CostTable, plan: Plan) -> StageTimes:
         },
         rows=rows,
         most_kept=tuple(_most_kept(table, plan, stages) for stages in rows),
+        media={
+            pair: _media(table, plan, *pair)
+            for p, given in enumerate(handed)
+            for q in _totals(given)
+            for pair in ((p, q), (q, p))
+        },
     )
+
+
+def _media(table: cost.CostTable, plan: Plan, p: int, q: int) -> tuple[str, ...]:
+    """The media between the devices of two stages, and their lanes: a device sends one thing at a
+    time.
+    """
+    network = table.problem.network
+    pairs = ((a, b) for a in plan.stages[p].devices for b in plan.stages[q].devices if a != b)
+    lanes = [f"from {name}" for name in plan.stages[p].devices]
+    crossed = (name for pair in pairs for name, _ in network.path(*pair).media)
+    return tuple(dict.fromkeys([*lanes, *crossed]))
 
 
 def _totals(given: Sequence[flows.OutputGroup]) -> dict[int, tuple[int, int]]:

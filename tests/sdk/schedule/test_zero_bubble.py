@@ -150,12 +150,7 @@ def plan_of(*devices):
         for p, names in enumerate(devices)
     )
     return Plan(
-        planner="p",
-        model="m",
-        stages=stages,
-        micro_batch=len(devices[0]),
-        n_micro_batches=4,
-        **more,
+        planner="p", model="m", stages=stages, micro_batch=len(devices[0]), n_micro_batches=4
     )
 
 

@@ -66,7 +66,7 @@ def peers(table: cost.CostTable) -> dict[str, tuple[str, ...]]:
 def shape(plan: Plan, peers: Mapping[str, Sequence[str]]) -> Hashable:
     """The same for two plans where alike devices have changed places."""
     stages = tuple((s.start, s.stop, s.shares, s.warm_up, s.recompute) for s in plan.stages)
-    return plan.micro_batch, stages, ordered(plan, peers)
+    return plan.micro_batch, stages, plan.schedule, ordered(plan, peers)
 
 
 def ordered(plan: Plan, peers: Mapping[str, Sequence[str]]) -> tuple[tuple[str, ...], ...]:

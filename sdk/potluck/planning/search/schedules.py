@@ -1,0 +1,97 @@
+"""Plans with other schedules than the usual: which policy suits the stages of a plan, and stages
+that come back to their devices for those that want it.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from potluck.errors import PlanError, UserError
+from potluck.planning.baselines.build import balanced, build, shared_s
+from potluck.planning.evaluate import judge
+from potluck.planning.search import candidates
+from potluck.records import Plan, Problem, Training
+from potluck.schedule.policies import POLICIES
+from potluck.schedule.zero_bubble import ZERO_BUBBLE
+from potluck.simulate import cost, direct
+
+ANY = "any"
+STRAIGHT = ("zb-h1", "zb-2p", "zb-compact")
+N_PLANS = 4  # the best, whose schedules are tried
+
+
+def names_of(asked: str | Sequence[str]) -> tuple[str, ...]:
+    """The policies to try beside the usual.
+
+    Raises
+    ------
+    UserError
+        There is no policy of that name, or it is not one to choose.
+    """
+    names = tuple(ZERO_BUBBLE) if asked == ANY else (asked,) if isinstance(asked, str) else asked
+    for name in names:
+        if name not in ZERO_BUBBLE and name not in POLICIES:
+            raise UserError(
+                f"no schedule is called {name!r}.",
+                next_step=f"There are {', '.join((ANY, *POLICIES, *ZERO_BUBBLE))}.",
+            )
+    return tuple(names)
+
+
+def scheduled(
+    problem: Problem, table: cost.CostTable, plans: Sequence[Plan], names: Sequence[str]
+) -> list[Plan]:
+    """The best of `plans` with these schedules, judged; none for inference.
+
+    Parameters
+    ----------
+    problem
+        What is planned.
+    table
+        Of this problem.
+    plans
+        Judged, the best first.
+    names
+        Policies.
+    """
+    if not isinstance(problem.workload, Training):
+        return []
+    simulator, found = direct.Direct(problem, table), list[Plan]()
+    for plan in plans[:N_PLANS]:
+        if len(plan.stages) > 1:
+            for variant in _variants(table, plan, names):
+                found += _judged(problem, variant, table, simulator)
+    return found
+
+
+def _judged(
+    problem: Problem, plan: Plan, table: cost.CostTable, simulator: direct.Direct
+) -> list[Plan]:
+    try:
+        return [judge(problem, plan, table, simulator)]
+    except PlanError:  # the policy is for other stages
+        return []
+
+
+def _variants(table: cost.CostTable, plan: Plan, names: Sequence[str]) -> Iterator[Plan]:
+    for name in names:
+        yield replace(plan, schedule=name)
+        if name in ("zb-v", "zb-interleaved", "interleaved"):
+            again = _coming_back(table, plan, there_and_back=name == "zb-v")
+            if again is not None:
+                yield replace(again, schedule=name)
+
+
+def _coming_back(table: cost.CostTable, plan: Plan, *, there_and_back: bool) -> Plan | None:
+    """The plan with twice as many stages, every device in two; None where its layers are too few,
+    or devices come back already.
+    """
+    groups = [stage.devices for stage in plan.stages]
+    names = [name for group in groups for name in group]
+    if len(set(names)) < len(names):
+        return None
+    twice = [*groups, *(groups[::-1] if there_and_back else groups)]
+    places = candidates.cuts(table.problem)
+    bounds = balanced(places, len(twice), shared_s(table, twice, plan.micro_batch, {}))
+    if bounds is None:
+        return None
+    return build(table, plan.planner, bounds, twice, plan.micro_batch)
