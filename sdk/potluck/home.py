@@ -539,9 +539,10 @@ class Home(Shown):
         resume
             A file from `run.save`: goes on where that run was.
         schedule
-            In which order the stages act: "1f1b" (the default for training), "fill-drain",
-            "interleaved", "forward-only" (for inference), or a function from a plan to a
-            `potluck.schedule.ir.Schedule`.
+            In which order the stages act: "1f1b", "fill-drain", "interleaved", "forward-only" (for
+            inference); with backwards in two parts "zb-h1", "zb-2p", "zb-compact", "zb-v",
+            "zb-interleaved"; or a function from a plan to a `potluck.schedule.ir.Schedule`.
+            Default: what the plan says, else 1F1B.
         order_transfers, refine_s
             Whether transfers take turns on shared media, in the order that ends a step soonest (by
             a profile); default: turns, that order as priorities, or neither, as simulated. CP-SAT
