@@ -100,7 +100,8 @@ def make_plans(
         judged += _beyond(problem, table, is_late, budget, judged, borrow=borrow and not judged)
     judged += _recomputing(problem, table, is_late, budget, judged)
     if schedules:
-        best = sorted(judged, key=lambda plan: preference(plan, problem))
+        kept = [plan for plan in judged if not feasibility.breaches(problem, plan)] or judged
+        best = sorted(kept, key=lambda plan: preference(plan, problem))
         judged += scheduled(problem, table, best, schedules)
     holding = [plan for plan in judged if not feasibility.breaches(problem, plan)]
     if not holding:

@@ -76,6 +76,13 @@ def peak_bytes(
 def held(start: float, stop: float, nbytes: int) -> list[tuple[float, int]]:
     """The changes of memory by what is there from `start` to `stop`, to be sorted: at one moment
     what goes comes first, but for what comes and goes at that moment.
+
+    Parameters
+    ----------
+    start, stop
+        From when to when it is there.
+    nbytes
+        How much it is.
     """
     return [(start, nbytes), (stop if stop > start else nextafter(stop, inf), -nbytes)]
 

@@ -16,7 +16,7 @@ from potluck.simulate import cost, direct
 
 ANY = "any"
 STRAIGHT = ("zb-h1", "zb-2p", "zb-compact")
-N_PLANS = 4  # the best, whose schedules are tried
+N_PLANS = 4  # the best pipelines, whose schedules are tried
 
 
 def names_of(asked: str | Sequence[str]) -> tuple[str, ...]:
@@ -40,7 +40,7 @@ def names_of(asked: str | Sequence[str]) -> tuple[str, ...]:
 def scheduled(
     problem: Problem, table: cost.CostTable, plans: Sequence[Plan], names: Sequence[str]
 ) -> list[Plan]:
-    """The best of `plans` with these schedules, judged; none for inference.
+    """The best pipelines of `plans` with these schedules, judged; none for inference.
 
     Parameters
     ----------
@@ -56,10 +56,10 @@ def scheduled(
     if not isinstance(problem.workload, Training):
         return []
     simulator, found = direct.Direct(problem, table), list[Plan]()
-    for plan in plans[:N_PLANS]:
-        if len(plan.stages) > 1:
-            for variant in _variants(table, plan, names):
-                found += _judged(problem, variant, table, simulator)
+    pipelines = [plan for plan in plans if len(plan.stages) > 1]
+    for plan in pipelines[:N_PLANS]:
+        for variant in _variants(table, plan, names):
+            found += _judged(problem, variant, table, simulator)
     return found
 
 
