@@ -4,7 +4,7 @@ and its segments.
 
 import hashlib
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -215,8 +215,8 @@ class Model(Shown):
             name=name,
             arguments=arguments,
         )
-        if model.laid_out(model.trains).line.traced.unproven:
-            warnings.warn(model.notes(train=model.trains)[-1], stacklevel=2)
+        for note in model._cautions(model.trains):
+            warnings.warn(note, stacklevel=2)
         return model
 
     @staticmethod
@@ -404,16 +404,29 @@ class Model(Shown):
         """
         line = self.laid_out(train).line
         tied = sorted({name for _, _, name in line.tied})
-        notes = [
-            f"{name} is used in several places, which training keeps on one device" for name in tied
-        ]
-        if line.traced.unproven:
+        return (
+            *(
+                f"{name} is used in several places, which training keeps on one device"
+                for name in tied
+            ),
+            *self._cautions(train),
+        )
+
+    def _cautions(self, train: bool) -> Iterator[str]:
+        """What may not be as its user thinks, in words."""
+        traced = self.laid_out(train).line.traced
+        if traced.unproven:
             what = "the loss is a mean over rows" if train else "each row is answered by itself"
-            notes.append(
+            yield (
                 f"that {what} was tried on several batches, and is not proven: how "
-                f"{line.traced.unproven} treats rows is not known"
+                f"{traced.unproven} treats rows is not known"
             )
-        return tuple(notes)
+        for name in self.laid_out(False).line.traced.padded:
+            yield (
+                f"torch leaves zeros where the padding mask of {name or 'the module'} says so, if "
+                "gradients are off; answers here have what its layers compute there. Make "
+                "nn.TransformerEncoder with enable_nested_tensor=False for the same everywhere"
+            )
 
     @property
     def _graphs(self) -> tuple[Layers, ...]:

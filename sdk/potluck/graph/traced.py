@@ -45,7 +45,8 @@ class Traced:
     `structure`: how the module's answer is made of the outputs, as torch has it, where that is
     known; `unproven`: the operator because of which only trials say that the loss is a mean over
     rows, or that each row is answered by itself; `squeezes_rows`: of a request of one row, the
-    module drops the dimension of the rows.
+    module drops the dimension of the rows; `padded`: its encoders of which torch leaves zeros at
+    padded places where gradients are off.
     """
 
     graph: Graph
@@ -58,6 +59,7 @@ class Traced:
     structure: Any = None
     unproven: str = ""
     squeezes_rows: bool = False
+    padded: tuple[str, ...] = ()
 
     def type_of(self, ref: Ref) -> Type:
         """The type of a value, or of an item of it."""

@@ -24,6 +24,7 @@ from potluck.graph.torch.export_program import TRY, export, first_line
 from potluck.graph.torch.masks import check_masks
 from potluck.graph.torch.mixed_precision import autocasting
 from potluck.graph.torch.modes import check_answers, check_modes, modes_of
+from potluck.graph.torch.padding import padded_encoders
 from potluck.graph.torch.single import Pair, check_single
 from potluck.graph.torch.squeezes import as_written, keep_rows
 from potluck.graph.torch.state_names import device_name
@@ -129,12 +130,17 @@ def trace(
     else:
         check_modes(net, traced)
     if not any(tensor.is_meta for tensor in tensors):
-        with modes_of(net, training=loss is not None), autocasting(autocast):
+        with (
+            modes_of(net, training=loss is not None),
+            autocasting(autocast),
+            padded_encoders(net) as padded,
+        ):
             check_forgets(module, tensors)
             if loss is not None:
                 check_learning(module, tensors, traced)
             with as_written(program, written):
                 check_single(pair, tensors, dims if 1 in lengths else [None] * len(dims))
+        traced = replace(traced, padded=tuple(padded))
     return traced
 
 
