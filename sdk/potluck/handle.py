@@ -19,7 +19,7 @@ R = TypeVar("R")
 CANCEL_GRACE_S = 30.0
 LOOK_S = 0.1  # how often work that waits for its turn looks whether it was cancelled
 
-_working = threading.local()  # `handle`: the one whose work this thread does
+_working = threading.local()  # `handle`: whose work this thread does; `quiet`: nothing is shown
 _chaining = threading.Lock()  # held to say who waits for whom, and to look whether that is a ring
 
 
@@ -298,7 +298,17 @@ def show_with(attach: Callable[[Handle[Any]], None] | None) -> None:
     _attach = attach
 
 
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Handles that this thread makes inside show nothing: whoever made them tells of them."""
+    _working.quiet = True
+    try:
+        yield
+    finally:
+        _working.quiet = False
+
+
 def _show(handle: Handle[Any]) -> None:
-    if _attach is not None:
+    if _attach is not None and not getattr(_working, "quiet", False):
         with suppress(Exception):  # a broken display must never stop the work
             _attach(handle)

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from potluck import shown
 from potluck.discover.addresses import as_name, candidates, parse_addresses
 from potluck.discover.mdns import Enough, browse
 from potluck.errors import EmptyHome, HomeError, UserError
@@ -230,6 +231,38 @@ class Home(Shown):
         `home.readings.call(back)`, `.live()`, `.history`, `.to_csv(path)`.
         """
         return self._members.readings
+
+    @property
+    def runs(self) -> "tuple[Run, ...]":
+        """The runs that are open, in the order in which they were deployed."""
+        return tuple(sorted((r for r in self._runs if r.is_open), key=lambda run: run.number))
+
+    @property
+    def can_pair(self) -> bool:
+        """Whether devices can be paired: those of a lab are, and are all there is."""
+        return self._ring is not None
+
+    def cockpit(self, run: "Run | None" = None, *, plans: Sequence[Plan] = ()) -> Any:
+        """This home, its run and the choices, live in a notebook: who is at work, what a step
+        does, what it takes, which other plans there are. A click shows what a plan would do, a
+        second one has the run go over to it.
+
+        Shown again in another cell or window it is the same cockpit. It needs the notebook extra;
+        `potluck watch` shows the same without Jupyter.
+
+        Parameters
+        ----------
+        run
+            Which run; default: the newest that is open.
+        plans
+            That you have made, such as those of `potluck.plan`; others are made here.
+
+        Raises
+        ------
+        UserError
+            These are no plans, or anywidget is not installed.
+        """
+        return shown.cockpit(self, run, tuple(plans))
 
     def __getitem__(self, device: str) -> "Place":
         """One device of this home by its name: what `potluck.accelerate` takes as its helper."""
@@ -608,7 +641,7 @@ class Home(Shown):
                 recovery=recovery,
             )
             self._runs.add(run)
-            run.hand_over = self._hand_over
+            run.hand_over, run.open_cockpit = self._hand_over, self.cockpit
             return run
 
         return self._follow(Handle(work, f"deploying {plan.model}"))

@@ -7,6 +7,7 @@ from potluck.errors import UserError
 from potluck_wire.installing import install
 
 EXTRAS = {
+    "anywidget": "notebook",
     "efficientnet_lite_pytorch": "demo",
     "ipywidgets": "notebook",
     "matplotlib": "demo",

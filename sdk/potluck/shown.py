@@ -90,6 +90,13 @@ def live(value: Any) -> Callable[[], None]:
     return progress.live(value)
 
 
+def cockpit(home: Any, run: Any, plans: "tuple[Plan, ...]") -> Any:
+    """A home live, in a notebook."""
+    from potluck.display import cockpit
+
+    return cockpit.shown(home, run, plans)
+
+
 def explanation(plan: "Plan") -> "Explanation":
     """Why a plan is as it is."""
     from potluck.planning.explain import explain

@@ -1,0 +1,46 @@
+"""The cockpit: a home, its run and the choices, live.
+
+`machine.py` is what it does, pure; `watching.py` looks and acts; `widget.py`, `page.py` and
+`terminal.py` show it; `page.js` is what browsers run.
+"""
+
+import weakref
+from typing import TYPE_CHECKING
+
+from potluck.optional import needed
+
+if TYPE_CHECKING:
+    from potluck.display.cockpit.watching import Watching
+    from potluck.display.cockpit.widget import Cockpit
+    from potluck.home import Home
+    from potluck.records import Plan
+    from potluck.run.run import Run
+
+# by home: the cockpits there are, by the number of their run (-1: the newest)
+_open: "weakref.WeakKeyDictionary[Home, dict[int, Cockpit]]" = weakref.WeakKeyDictionary()
+
+
+def shown(home: "Home", run: "Run | None", plans: "tuple[Plan, ...]") -> "Cockpit":
+    """The cockpit of this home and run: the one that there is, or a new one."""
+    from potluck.errors import UserError
+    from potluck.records import Plan
+
+    if not all(isinstance(plan, Plan) for plan in plans):
+        raise UserError("plans are potluck.Plan records.", next_step="home.cockpit(plans=plans)")
+    with needed():
+        from potluck.display.cockpit.widget import Cockpit
+    its = _open.setdefault(home, {})
+    number = run.number if run is not None else -1
+    found = its.get(number)
+    if found is None or found.watching.is_closed:
+        found = its[number] = Cockpit(watching(home, run, plans))
+    elif plans:
+        found.watching.give(plans)
+    return found
+
+
+def watching(home: "Home", run: "Run | None" = None, plans: "tuple[Plan, ...]" = ()) -> "Watching":
+    """What looks at a home for pages and terminals."""
+    from potluck.display.cockpit.watching import Watching
+
+    return Watching(home, run, plans)

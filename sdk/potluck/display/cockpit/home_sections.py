@@ -1,0 +1,99 @@
+"""The sections of the devices and the media that they share. Pure."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from potluck.display.cockpit.media import Wiring
+from potluck.display.cockpit.sight import RunSight, Sight
+from potluck.records import Plan
+from potluck.sessions.members import Member
+from potluck.texts import harmless
+
+LIT_S = 1.5  # after its last step a device is still seen at work, or as long as two steps take
+LIT_FRAC = 0.05  # of its time that it computes, by its own word
+
+
+def devices(sight: Sight, wires: Wiring, load: Mapping[str, float]) -> dict[str, Any]:
+    """By name: status, layers, memory, power, battery, and the load of its own port."""
+    return {
+        member.name: _device(member, place, sight, wires, load)
+        for place, member in enumerate(sight.members)
+    }
+
+
+def _device(
+    member: Member, place: int, sight: Sight, wires: Wiring, load: Mapping[str, float]
+) -> dict[str, Any]:
+    name, run, reading = member.name, sight.run, member.reading
+    found: dict[str, Any] = {"at": place, "shown": harmless(name), "status": member.status}
+    if member.leaving or member.error is not None:
+        found["trouble"] = harmless(str(member.leaving or member.error))[:300]
+    if not member.key and sight.can_pair:
+        found["pairs"] = True
+    allowed = member.capability.get("memory_bytes")
+    if isinstance(allowed, int | float) and allowed > 0:
+        found["allowed"] = int(allowed)
+    if run is not None and name in run.plan.devices:
+        found["layers"] = layers(run.plan, name)
+        if name in run.used_bytes:
+            found["used"] = run.used_bytes[name]
+    if reading is not None and member.session is not None:
+        found["watts"] = round(reading.watts, 1)
+        found["estimated"] = reading.source != "measured"
+        found["busy"] = round(min(1.0, max(0.0, reading.busy_frac)), 2)
+        if 0 <= reading.battery_frac <= 1:
+            found["battery"] = round(reading.battery_frac, 2)
+    found["lit"] = member.session is not None and _is_lit(name, run, found.get("busy", 0.0))
+    ports = {
+        way: round(load.get(m, 0.0), 2) for m, (owner, way) in wires.ports.items() if owner == name
+    }
+    if ports:
+        found["port"] = ports
+    return found
+
+
+def layers(plan: Plan, device: str) -> list[list[int]]:
+    """The runs of layers that it holds."""
+    return [[stage.start, stage.stop] for stage in plan.stages if device in stage.devices]
+
+
+def _is_lit(name: str, run: RunSight | None, busy_frac: float) -> bool:
+    """Whether it is at work."""
+    if run is not None and not run.ended and name in run.plan.devices:
+        typical_s = max(run.step_s[-4:], default=0.0)
+        if run.last_s < max(LIT_S, 2 * typical_s):
+            return True
+    return busy_frac >= LIT_FRAC
+
+
+def media(sight: Sight, wires: Wiring, load: Mapping[str, float]) -> dict[str, Any]:
+    """By name: the capacity, the load and the devices of each shared medium."""
+    if sight.network is None:
+        return {}
+    rates = {medium.name: medium.capacity_bytes_per_s for medium in sight.network.media}
+    here = {member.name for member in sight.members}
+    found = {}
+    for place, (name, on_it) in enumerate(sorted(wires.shared.items(), key=_most_first)):
+        found[name] = {
+            "at": place,
+            "shown": harmless(name),
+            "rate": rates[name],
+            "load": round(load.get(name, 0.0), 2),
+            "devices": [device for device in on_it if device in here],
+        }
+    return found
+
+
+def _most_first(item: tuple[str, tuple[str, ...]]) -> tuple[int, str]:
+    return -len(item[1]), item[0]
+
+
+def ports(sight: Sight, wires: Wiring) -> dict[str, Any]:
+    """By name: whose port each other medium is, and its capacity."""
+    if sight.network is None:
+        return {}
+    rates = {medium.name: medium.capacity_bytes_per_s for medium in sight.network.media}
+    return {
+        name: {"device": owner, "way": way, "rate": rates[name], "shown": harmless(name)}
+        for name, (owner, way) in wires.ports.items()
+    }

@@ -1,0 +1,416 @@
+"""The cockpit as a machine: what was seen, clicked and found in; what is to be done out. Pure.
+
+It keeps the `state` that pages show. It knows nothing of widgets, threads or clocks: time comes in
+with every event, and what takes long goes out as an order with a number, whose answer comes back as
+an event. A newer order of a kind takes the place of the one before: answers to older numbers are
+not looked at.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from potluck.display.cockpit import home_sections, plan_sections, run_sections
+from potluck.display.cockpit.chronicle import Chronicle, News
+from potluck.display.cockpit.clicks import (
+    Click,
+    Go,
+    Hello,
+    Imagine,
+    Imagined,
+    Limits,
+    PairWith,
+    Preview,
+    SetLimits,
+)
+from potluck.display.cockpit.effects import Effects
+from potluck.display.cockpit.media import Wiring, loads, wiring
+from potluck.display.cockpit.sight import RunSight, Sight
+from potluck.display.cockpit.state import MOST_LOSSES, State
+from potluck.records import Network, Plan, Trace
+from potluck.texts import harmless
+
+
+# --- events, beside the clicks --------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """The home and its run were looked at."""
+
+    sight: Sight
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """The user has these plans already."""
+
+    plans: tuple[Plan, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """An order to plan has ended: plans, or why there are none."""
+
+    order: int
+    plans: tuple[Plan, ...] = ()
+    words: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advanced:
+    """How far a switch is."""
+
+    order: int
+    done_frac: float
+    words: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """An order to switch or pair has ended; `words` say why it failed."""
+
+    order: int
+    words: str = ""
+
+
+Event = Click | Seen | Given | Planned | Advanced | Done
+
+
+# --- orders ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MakePlans:
+    """Plan for the run's workload, within these limits, for this home or an imagined one."""
+
+    order: int
+    limits: Limits
+    home: Imagined
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwitchTo:
+    """Have the run go over to this plan."""
+
+    order: int
+    plan: Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """Pair with a device."""
+
+    order: int
+    device: str
+    code: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShowAll:
+    """Whoever looks needs a whole frame."""
+
+
+Order = MakePlans | SwitchTo | Pair | ShowAll
+
+
+class Machine:
+    """The state of one cockpit."""
+
+    def __init__(self, kinds: Sequence[str] = ()) -> None:
+        self.state = State()
+        self.sight = Sight()
+        self._chronicle, self._effects = Chronicle(), Effects()
+        self._limits, self._imagined = Limits(), Imagined()
+        self._plans: tuple[Plan, ...] = ()
+        self._imagined_plans: tuple[Plan, ...] = ()
+        self._n_orders = 0
+        self._planning = self._imagining = 0  # orders under way; 0: none
+        self._switching: tuple[int, Plan] | None = None
+        self._pairing: tuple[int, str] | None = None
+        self._planned_for: object = None
+        self._wired: tuple[Network | None, Wiring] = None, Wiring(shared={}, ports={})
+        self._load: dict[str, float] = {}
+        self._watts_s: dict[str, float] = {}
+        self.latest: Trace | None = None  # of the newest step that was shown
+        self.foretold: Trace | None = None
+        self._run_number, self._n_losses = -1, 0
+        self._show(kinds={"names": list(kinds)})
+
+    @property
+    def plans(self) -> tuple[Plan, ...]:
+        """Those that are offered now."""
+        return self._plans
+
+    def handle(self, event: Event, now_s: float) -> list[Order]:
+        """Take one event in; returns what is to be done."""
+        match event:
+            case Seen(sight=sight):
+                return self._seen(sight, now_s)
+            case Given(plans=plans):
+                self._plans = plans
+                self._show_plans()
+                return []
+            case Planned():
+                return self._planned(event)
+            case Advanced(order=order, done_frac=frac, words=words):
+                if self._switching is not None and self._switching[0] == order:
+                    self._work("switch", words or "switching", round(frac, 2))
+                return []
+            case Done():
+                return self._done(event, now_s)
+            case Hello():
+                return [ShowAll()]
+            case SetLimits(limits=limits):
+                self._limits = limits
+                self._show_limits()
+                return self._plan_anew()
+            case Imagine(home=home):
+                return self._imagine(home)
+            case Preview(name=name):
+                return self._preview(name)
+            case Go(name=name):
+                return self._go(name)
+            case PairWith(device=device, code=code):
+                return self._pair(device, code)
+
+    # --- seeing -----------------------------------------------------------------------------------
+
+    def _seen(self, sight: Sight, now_s: float) -> list[Order]:
+        self.sight, run = sight, sight.run
+        if sight.network is not self._wired[0]:
+            empty = Wiring(shared={}, ports={})
+            self._wired = sight.network, wiring(sight.network) if sight.network else empty
+        if run is not None and run.latest is not None:
+            self._step(run, sight.network)
+        if run is None or run.last_s > home_sections.LIT_S + 2 * max(run.step_s[-4:], default=0.0):
+            self._load = {}
+        wires = self._wired[1]
+        self._show(
+            home={"closed": sight.is_closed, "n": len(sight.members)},
+            devices=home_sections.devices(sight, wires, self._load),
+            media=home_sections.media(sight, wires, self._load),
+            ports=home_sections.ports(sight, wires),
+            run=run_sections.run(run) if run is not None else {},
+        )
+        self._note(self._chronicle.look(sight), now_s)
+        self._read_meters(now_s)
+        if run is None:
+            return []
+        self._losses(run)
+        self._predict(run)
+        for words in self._effects.look(run):
+            self._note([News(kind="effect", words=words)], now_s)
+        self._show(effects={str(i): item for i, item in enumerate(self._effects.shown)})
+        self._show_plans()
+        if self._planned_for != run.plan and run.problem is not None and not run.ended:
+            return self._plan_anew()
+        return []
+
+    def _step(self, run: RunSight, network: Network | None) -> None:
+        assert run.latest is not None
+        self.latest = run.latest
+        for row in run_sections.rows(run.latest, run.latest_step, self.state.words):
+            self.state.tasks.add(row)
+        spans = run.latest.spans
+        if network is not None and spans:
+            seconds = run.latest.step_s[-1] if run.latest.step_s else spans[-1][1] - spans[-1][0]
+            self._load = loads(run.latest.events, network, seconds)
+
+    def _predict(self, run: RunSight) -> None:
+        """The outlines behind the task stream, anew where another plan is in force."""
+        if run.predicted is None or run.predicted is self.foretold:
+            return
+        self.foretold = run.predicted
+        number = self.state.predicted.end
+        for row in run_sections.rows(run.predicted, number, self.state.words):
+            self.state.predicted.add(row)
+        self._show(outline={"step": number})
+
+    def _losses(self, run: RunSight) -> None:
+        history, log = run.history, self.state.losses
+        if run.number != self._run_number:  # another run: its losses begin anew
+            self._run_number, self._n_losses = run.number, 0
+            self._show(began={"losses": log.end, "tasks": self.state.tasks.end})
+        for index in range(
+            max(self._n_losses, len(history.losses) - MOST_LOSSES), len(history.losses)
+        ):
+            seconds = history.step_s[index] if index < len(history.step_s) else 0.0
+            log.add((float(index + 1), history.losses[index], seconds))
+        self._n_losses = len(history.losses)
+
+    def _read_meters(self, now_s: float) -> None:
+        for member in self.sight.members:
+            reading = member.reading
+            if reading is None or self._watts_s.get(member.name) == reading.at_s:
+                continue
+            self._watts_s[member.name] = reading.at_s
+            number = float(self.state.words.number(member.name))
+            estimated = float(reading.source != "measured")
+            self.state.watts.add((now_s, number, reading.watts, estimated))
+
+    def _note(self, news: Sequence[News], now_s: float) -> None:
+        for item in news:
+            words = harmless(item.words)[:500]
+            self.state.events.add({"at": round(now_s, 1), "kind": item.kind, "words": words})
+
+    # --- planning ---------------------------------------------------------------------------------
+
+    def _plan_anew(self) -> list[Order]:
+        run = self.sight.run
+        if run is None or run.problem is None:
+            return []
+        self._planned_for = run.plan
+        self._planning = self._next()
+        self._work("plan", "planning within your limits")
+        orders: list[Order] = [
+            MakePlans(order=self._planning, limits=self._limits, home=Imagined())
+        ]
+        return orders + (self._imagine(self._imagined) if self._imagined else [])
+
+    def _imagine(self, home: Imagined) -> list[Order]:
+        self._imagined = home
+        self._show(imagined=_imagined(home))
+        if not home:
+            self._imagining, self._imagined_plans = 0, ()
+            self._work("imagine", "")
+            self._show(imagined_plans={})
+            return []
+        self._imagining = self._next()
+        self._work("imagine", "planning for the home that you imagine")
+        return [MakePlans(order=self._imagining, limits=self._limits, home=home)]
+
+    def _planned(self, event: Planned) -> list[Order]:
+        if event.order == self._planning:
+            self._planning = 0
+            self._work("plan", "")
+            if event.plans:
+                self._plans = event.plans
+            self._show(no_plan={"words": harmless(event.words)[:500]} if event.words else {})
+            self._show_plans()
+        elif event.order == self._imagining:
+            self._imagining, self._imagined_plans = 0, event.plans
+            self._work("imagine", "")
+            here = self.sight.run.plan if self.sight.run else None
+            shown = plan_sections.plans(event.plans, here)
+            self._show(
+                imagined_plans=shown,
+                imagined={**_imagined(self._imagined), "words": harmless(event.words)[:500]},
+            )
+        return []
+
+    def _show_plans(self) -> None:
+        here = self.sight.run.plan if self.sight.run else None
+        found = self._plans
+        if here is not None and here.latency_s is not None:
+            names = plan_sections.by_name(found)
+            found = found if plan_sections.name_of(here) in names else (here, *found)
+        self._show(plans=plan_sections.plans(found, here))
+
+    def _show_limits(self) -> None:
+        limits = self._limits
+        said = {
+            "latency_s": limits.latency_s,
+            "energy_j": limits.energy_j,
+            "memory_bytes": limits.memory_bytes,
+        }
+        self._show(limits={name: value for name, value in said.items() if value is not None})
+
+    # --- switching --------------------------------------------------------------------------------
+
+    def _named(self, name: str) -> tuple[Plan | None, bool]:
+        """A plan of that name, and whether it is of an imagined home."""
+        real = plan_sections.by_name(self._plans).get(name)
+        run = self.sight.run
+        if real is None and run is not None and plan_sections.name_of(run.plan) == name:
+            real = run.plan
+        if real is not None:
+            return real, False
+        return plan_sections.by_name(self._imagined_plans).get(name), True
+
+    def _preview(self, name: str) -> list[Order]:
+        plan, is_imagined = self._named(name)
+        run = self.sight.run
+        if plan is None:
+            self._show(preview={})
+            return []
+        problem = plan.problem if is_imagined else (run.problem if run else plan.problem)
+        usual_s = run.step_s[-1] if run is not None and run.step_s else None
+        shown = plan_sections.preview(plan, run.plan if run else None, problem, usual_s)
+        shown["asked"] = name
+        if is_imagined:
+            shown["imagined"] = True
+        if run is None or run.ended:
+            shown["no_run"] = True
+        self._show(preview=shown)
+        return []
+
+    def _go(self, name: str) -> list[Order]:
+        plan, is_imagined = self._named(name)
+        run = self.sight.run
+        if plan is None or is_imagined or run is None or run.ended:
+            return []
+        if self._switching is not None:
+            self._say("a switch is under way already; the plan can be chosen again after it")
+            return []
+        self._switching = self._next(), plan
+        self._work("switch", "switching", 0.0)
+        costs_s = self.state.sections.get("preview", {}).get("costs_s")
+        self._effects.begin(run, plan, costs_s)
+        self._show(preview={})
+        return [SwitchTo(order=self._switching[0], plan=plan)]
+
+    def _done(self, event: Done, now_s: float) -> list[Order]:
+        if self._switching is not None and self._switching[0] == event.order:
+            plan, self._switching = self._switching[1], None
+            self._work("switch", "")
+            if event.words:
+                self._effects.failed()
+                said = f"the switch to {plan.planner} failed, the plan before stands: {event.words}"
+                self._note([News(kind="failed", words=said)], now_s)
+            else:
+                n_done = self.sight.run.n_done if self.sight.run else 0
+                self._effects.crossed(n_done)
+                who = ", ".join(plan.devices)
+                said = f"switched by a click to {plan.planner} on {who}"
+                self._note([News(kind="switched", words=said)], now_s)
+        elif self._pairing is not None and self._pairing[0] == event.order:
+            device, self._pairing = self._pairing[1], None
+            self._work("pair", "")
+            news = News(kind="paired", words=f"paired with {device}")
+            if event.words:
+                news = News(kind="failed", words=f"pairing with {device} failed: {event.words}")
+            self._note([news], now_s)
+        return []
+
+    def _pair(self, device: str, code: str) -> list[Order]:
+        member = next((item for item in self.sight.members if item.name == device), None)
+        if member is None or member.key or not self.sight.can_pair or self._pairing is not None:
+            return []
+        self._pairing = self._next(), device
+        self._work("pair", f"pairing with {device}")
+        return [Pair(order=self._pairing[0], device=device, code=code)]
+
+    # --- the state --------------------------------------------------------------------------------
+
+    def _next(self) -> int:
+        self._n_orders += 1
+        return self._n_orders
+
+    def _show(self, **sections: dict[str, Any]) -> None:
+        self.state.sections |= sections
+
+    def _work(self, what: str, words: str, done_frac: float | None = None) -> None:
+        """Say what is under way; no words: nothing any more."""
+        left = {k: v for k, v in self.state.sections.get("work", {}).items() if k != what}
+        if words:
+            item: dict[str, Any] = {"words": harmless(words)[:200]}
+            left[what] = item if done_frac is None else {**item, "frac": done_frac}
+        self._show(work=left)
+
+    def _say(self, words: str) -> None:
+        self._show(said={"n": self._next(), "words": words})
+
+
+def _imagined(home: Imagined) -> dict[str, Any]:
+    return {"media": dict(home.media), "without": list(home.without), "added": list(home.added)}

@@ -1,0 +1,70 @@
+"""The cockpit in a notebook: one anywidget, whose page is `page.js`, and a picture that lasts.
+
+Frames go to all views of the widget at once. A click is handled where no cell runs: until then the
+page says that it is queued.
+"""
+
+import uuid
+from contextlib import suppress
+from importlib.resources import files
+from typing import Any
+
+import anywidget
+import traitlets
+
+from potluck.display import markup
+from potluck.display.cockpit.still import still
+from potluck.display.cockpit.watching import Watching
+from potluck.errors import PotluckError
+from potluck.texts import harmless
+
+PAGE = files("potluck.display.cockpit").joinpath("page.js").read_text(encoding="utf-8")
+
+
+class Cockpit(anywidget.AnyWidget):
+    """A home, its run and the choices, live; made by `home.cockpit()` and `run.cockpit()`."""
+
+    _esm = PAGE
+    name = traitlets.Unicode().tag(sync=True)
+
+    def __init__(self, watching: Watching) -> None:
+        super().__init__(name=f"potluck-{uuid.uuid4().hex[:8]}")
+        self.watching = watching
+        self._place: Any = None  # of the picture that lasts
+        self.on_msg(self._heard)
+        watching.show(lambda frame: self.send({"frame": True}, [frame]))
+        watching.keep_still(self._draw)
+
+    def _heard(self, _widget: Any, content: Any, _buffers: Any) -> None:
+        number = content.get("number") if isinstance(content, dict) else None
+        try:
+            self.watching.clicked(content)
+            words = ""
+        except PotluckError as error:
+            words = harmless(str(error))
+        self.send({"heard": number, "words": words})
+
+    def close(self) -> None:
+        """End it: views keep what they showed last."""
+        self.watching.close()
+        super().close()
+
+    def _ipython_display_(self) -> None:
+        from IPython.display import display
+
+        live = super()._repr_mimebundle_()
+        if live is not None:
+            display(live[0], raw=True)  # type: ignore[no-untyped-call]
+        self._place = display(self._bundle(), raw=True, display_id=True)  # type: ignore[no-untyped-call]
+
+    def _draw(self) -> None:
+        if self._place is not None:
+            with suppress(Exception):  # the notebook is gone
+                self._place.update(self._bundle(), raw=True)
+
+    def _bundle(self) -> dict[str, str]:
+        """The picture for whoever reads the notebook later; the live page hides it."""
+        scene = still(self.watching.machine)
+        shown = markup.fragment("cockpit", scene.title, scene.svg())
+        live = f'<div data-potluck-still="{self.name}">{shown}</div>'
+        return {"text/plain": scene.title, "text/html": live, "image/svg+xml": scene.standalone()}
