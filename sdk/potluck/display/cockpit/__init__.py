@@ -33,13 +33,13 @@ def shown(home: "Home", run: "Run | None", plans: "tuple[Plan, ...]") -> "Cockpi
     number = run.number if run is not None else -1
     found = its.get(number)
     if found is None or found.watching.is_closed:
-        found = its[number] = Cockpit(watching(home, run, plans))
+        found = its[number] = Cockpit(watch(home, run, plans))
     elif plans:
         found.watching.give(plans)
     return found
 
 
-def watching(home: "Home", run: "Run | None" = None, plans: "tuple[Plan, ...]" = ()) -> "Watching":
+def watch(home: "Home", run: "Run | None" = None, plans: "tuple[Plan, ...]" = ()) -> "Watching":
     """What looks at a home for pages and terminals."""
     from potluck.display.cockpit.watching import Watching
 

@@ -1,5 +1,5 @@
-"""What has happened in a home, told once each: who joined, was lost or left, and what a run decided.
-Pure.
+"""What has happened in a home, told once each: who joined, was lost or left, and what a run has
+decided. Pure.
 """
 
 from collections.abc import Iterable

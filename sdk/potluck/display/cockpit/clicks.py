@@ -24,7 +24,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Imagined:
-    """A home that does not exist: rates of media, devices that are away, and kinds that are added."""
+    """A home that does not exist: rates of media, devices that are away, kinds that are added."""
 
     media: Mapping[str, float] = field(default_factory=dict)
     without: tuple[str, ...] = ()

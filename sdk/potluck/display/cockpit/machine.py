@@ -30,7 +30,6 @@ from potluck.display.cockpit.state import MOST_LOSSES, State
 from potluck.records import Network, Plan, Trace
 from potluck.texts import harmless
 
-
 # --- events, beside the clicks --------------------------------------------------------------------
 
 

@@ -26,9 +26,8 @@ header .who{font-weight:650;font-size:14px;display:flex;gap:8px;align-items:cent
 header .said{color:var(--mute)}
 .tiles{display:flex;gap:20px;margin-left:auto;flex-wrap:wrap}
 .tile b{display:block;font-size:17px;font-weight:620;line-height:1.15}.tile span{font-size:11px;color:var(--mute)}
-.work{display:flex;flex-direction:column;gap:2px}
-.note{padding:5px 16px;background:color-mix(in srgb,var(--orange) 16%,var(--paper));border-bottom:1px solid var(--line)}
-.note:empty,.work:empty{display:none}
+.note{padding:3px 16px;min-height:26px;border-bottom:1px solid var(--line);color:var(--mute);font-size:12px}
+.note.busy,.note.bad{background:color-mix(in srgb,var(--orange) 16%,var(--paper));color:var(--ink)}
 .note.busy::before{content:"";display:inline-block;width:9px;height:9px;margin-right:8px;border-radius:50%;
 border:2px solid var(--orange);border-right-color:transparent;animation:turn 1s linear infinite}
 @keyframes turn{to{transform:rotate(1turn)}}
@@ -261,18 +260,27 @@ class Page {
 
   heard(number, words) {
     this.waiting.delete(number);
-    if (words) { this.error = words; setTimeout(() => { this.error = ""; this.late(); }, 8000); }
+    if (words) this.complain(words);
     this.late();
+  }
+
+  complain(words) {
+    this.error = words;
+    clearTimeout(this.erring);
+    this.erring = setTimeout(() => { this.error = ""; this.late(); }, 8000);
   }
 
   late() {
     const now = performance.now();
-    let text = this.error || "", busy = false;
+    let text = this.error || this.worked || "", busy = !this.error && !!this.worked;
     for (const { words, at } of this.waiting.values()) {
       busy = true;
       text = now - at < SLOW_MS ? `${words} …` : `${words}: queued, a cell is running; it is done when the cell has ended.`;
     }
-    if (this.queued !== text) { this.queued = text; say(this.note, text); this.note.className = busy ? "note busy" : "note"; }
+    text ||= this.store.n ? "Live. Click a plan to see what it would do, again to go over to it." : "Waiting for the kernel.";
+    if (this.queued === text) return;
+    this.queued = text; say(this.note, text);
+    this.note.className = busy ? "note busy" : this.error ? "note bad" : "note";
   }
 
   frame(view) {
@@ -314,7 +322,6 @@ class Page {
       this.tiles.append(el("div", { class: "tile" }, b, span));
     }
     this.note = el("div", { class: "note", role: "status", "aria-live": "polite" });
-    this.work = el("div", { class: "work", role: "status", "aria-live": "polite" });
     this.buses = el("div", { class: "buses" });
     this.ifButton = el("button", { "aria-pressed": "false", onclick: () => this.toggleIf(),
       title: "Imagine another home: plans follow, nothing changes" }, "what if …");
@@ -349,7 +356,7 @@ class Page {
     this.older = el("button", { hidden: true, onclick: () => { this.shown = (this.shown || EVENTS_SHOWN) + EVENTS_SHOWN; this.events(); } }, "older …");
     this.c.append(
       el("header", {}, el("div", { class: "who" }, this.dot, this.who, this.doing), this.tiles),
-      this.note, el("div", {}, this.work),
+      this.note,
       el("main", {},
         el("section", { "aria-label": "devices and media" }, head("home", this.adder, this.ifButton), this.buses, this.ifWords),
         el("section", { "aria-label": "plans" }, head("plans"), this.svg, this.planNote, this.sliders, this.pre, this.effect),
@@ -400,8 +407,9 @@ class Page {
     say(t.watts.b, known ? `${three(watts)} W` : "–");
     say(t.watts.span, estimated ? "power, estimated" : "power");
     const work = Object.values(s.work || {}).map(w => w.words + (w.frac === undefined ? "" : ` ${percent(w.frac)}`));
-    const text = [...work, s.said ? "" : ""].filter(Boolean).join("; ");
-    if (this.worked !== text) { this.worked = text; say(this.work, text); this.work.className = text ? "note busy work" : "work"; }
+    this.worked = work.join("; ");
+    if (s.said && s.said.n !== this.told_n) { this.told_n = s.said.n; this.complain(s.said.words); }
+    this.late();
   }
 
   // --- devices and media ---
@@ -568,8 +576,9 @@ class Page {
     if (l.energy_j && thrifty) limits.push(sv("rect", { x: 52, y: 18, width: 396, height: Math.max(0, Y(l.energy_j) - 18), fill: "var(--grey)", opacity: .13 }));
     back.replaceChildren(...limits);
     const most = Math.max(...all.map(([, p]) => p.bytes)) || 1;
-    const keyed = [...dreams.map(([k, p]) => [`if ${k}`, { ...p, dream: true, key: k }]), ...real.map(([k, p]) => [k, { ...p, key: k }])]
-      .filter(([, p]) => near.some(([, q]) => q.s === p.s));
+    const best = p => front.includes(p) + 2 * p.here;  // on top
+    const keyed = [...dreams.map(([k, p]) => [`if ${k}`, { ...p, dream: true, key: k }]),
+      ...[...real].sort((a, b) => best(a[1]) - best(b[1])).map(([k, p]) => [k, { ...p, key: k }])].filter(([, p]) => near.some(([, q]) => q.s === p.s));
     kept(dots, this.points, keyed, key => {
       const g = sv("g", { class: "pt", tabindex: 0, role: "button" });
       g.halo = sv("circle", { class: "halo", r: 13 }); g.dotted = sv("circle", {}); g.ring = sv("circle", { r: 10, fill: "none", stroke: "var(--red)", "stroke-width": 2 });
@@ -616,9 +625,9 @@ class Page {
     if (!p.asked) return this.pre.replaceChildren();
     const row = cells => el("tr", {}, ...cells.map(c => el("td", {}, String(c))));
     const moved = (p.moves || []).reduce((sum, m) => sum + m[2], 0);
-    const run = s.run || {}, gain = run.step_s && p.s ? run.step_s / p.s : 0;
+    const run = s.run || {}, now = run.predicted_s || run.step_s, gain = now && p.s ? now / p.s : 0;
     const what = `${secs(p.s)} a ${run.noun || "step"}${p.j !== undefined ? `, ${joules(p.j)} (${p.energy_source || "?"})` : ""}` +
-      (gain && !p.is_here && !p.imagined ? gain >= 1 ? `: ${three(gain)} times as fast as now` : `: ${three(1 / gain)} times as slow as now` : "");
+      (gain && !p.is_here && !p.imagined ? gain >= 1 ? `: ${three(gain)} times as fast as now, as predicted` : `: ${three(1 / gain)} times as slow as now, as predicted` : "");
     const acts = el("div", { class: "acts" });
     if (this.may(p)) acts.append(el("button", { class: "go", onclick: () => this.go(p.asked) }, "Switch to this plan"));
     acts.append(el("button", { onclick: () => this.ask({ ask: "preview", name: "" }) }, "Close"),
@@ -659,7 +668,7 @@ class Page {
 
   tasks() {
     const { tasks, predicted, words } = this.store.logs, s = this.store.s;
-    if (this.inked !== this.dark) { this.ink = this.paint(); this.inked = this.dark; this.legend(); }
+    if (this.inked !== this.dark || !this.ink.base[0]) { this.ink = this.paint(); this.inked = this.dark; this.legend(); }
     const from = Math.max(0, ((s.began || {}).tasks || 0) - tasks.start);
     const steps = [];
     let current = null;

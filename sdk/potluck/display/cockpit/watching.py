@@ -92,7 +92,7 @@ class Watching:
     # --- who shows it -----------------------------------------------------------------------------
 
     def show(self, view: Show) -> Callable[[], None]:
-        """Give this view every frame from now on, a whole one first; calling the result ends that."""
+        """Give this view every frame from now on, a whole one first; its result ends that."""
         with self._lock:
             view(self._frames.whole(self.machine.state))
             self._views.append(view)
