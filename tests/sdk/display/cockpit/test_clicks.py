@@ -1,0 +1,71 @@
+"""What a page asks for is checked before anything is done with it."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from potluck.display.cockpit import clicks
+from potluck.errors import UserError
+
+GOOD = [
+    ({"ask": "hello"}, clicks.Hello()),
+    ({"ask": "limits", "latency_s": 2}, clicks.SetLimits(limits=clicks.Limits(latency_s=2.0))),
+    ({"ask": "limits"}, clicks.SetLimits(limits=clicks.Limits())),
+    (
+        {"ask": "imagine", "media": {"air": 1e6}, "without": ["a"], "added": []},
+        clicks.Imagine(home=clicks.Imagined(media={"air": 1e6}, without=("a",))),
+    ),
+    ({"ask": "preview", "name": "p1"}, clicks.Preview(name="p1")),
+    ({"ask": "preview"}, clicks.Preview()),
+    ({"ask": "go", "name": "p1", "number": 7}, clicks.Go(name="p1")),
+    ({"ask": "pair", "device": "a", "code": "1"}, clicks.PairWith(device="a", code="1")),
+]
+BAD = [
+    None,
+    [],
+    "go",
+    {},
+    {"ask": "eval"},
+    {"ask": ["go"]},
+    {"ask": "go"},
+    {"ask": "go", "name": 5},
+    {"ask": "go", "name": "x" * 201},
+    {"ask": "limits", "latency_s": 0},
+    {"ask": "limits", "latency_s": True},
+    {"ask": "limits", "energy_j": float("nan")},
+    {"ask": "limits", "memory_bytes": "much"},
+    {"ask": "imagine", "media": [1]},
+    {"ask": "imagine", "media": {"air": -1}},
+    {"ask": "imagine", "without": "abc"},
+    {"ask": "imagine", "added": [1]},
+    {"ask": "imagine", "media": {str(i): 1.0 for i in range(33)}},
+    {"ask": "pair", "device": "a"},
+]
+
+
+@pytest.mark.parametrize(("content", "event"), GOOD)
+def test_reads_what_a_page_says(content, event):
+    assert clicks.click_of(content) == event
+
+
+@pytest.mark.parametrize("content", BAD)
+def test_refuses_what_no_page_says(content):
+    with pytest.raises(UserError):
+        clicks.click_of(content)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.floats() | st.text(max_size=9),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner),
+    max_leaves=8,
+)
+ASKS = st.sampled_from(["hello", "limits", "imagine", "preview", "go", "pair"])
+
+
+@given(ASKS, st.dictionaries(st.sampled_from(["name", "media", "without", "added", "code"]), JSON))
+def test_whatever_comes_is_an_event_or_refused(ask, content):
+    try:
+        found = clicks.click_of({"ask": ask, **content})
+    except UserError:
+        return
+    assert isinstance(found, clicks.Click)
