@@ -27,6 +27,8 @@ COMMANDS = {
     "plan": "plan for a home and a model of the library: what would run where, how fast; what if",
     "demo": "train and run real models on a home of four devices emulated here",
     "lab": "play a home of the library on this machine",
+    "watch": "the home and its run live on a page of this computer: for a browser without Jupyter",
+    "top": "the same in a terminal",
     "bench": "measure the figures of the README again",
 }
 

@@ -91,6 +91,7 @@ class Home(Shown):
         self._work: weakref.WeakSet[Handle[Any]] = weakref.WeakSet()
         self._runs: weakref.WeakSet[Run] = weakref.WeakSet()
         self._closed = False
+        self._window: Any = None  # the page for other processes, where it was asked for
         self._members = Members(self._link)
 
     # --- making one -------------------------------------------------------------------------------
@@ -263,6 +264,21 @@ class Home(Shown):
             These are no plans, or anywidget is not installed.
         """
         return shown.cockpit(self, run, tuple(plans))
+
+    def window(self, *, may_act: bool = False) -> str:
+        """The address of this home's page for browsers of this machine: what `potluck watch` and
+        `potluck top` of other processes look through, while this one has the home.
+
+        Parameters
+        ----------
+        may_act
+            Whether the page may switch plans and pair; else it is only to look at.
+        """
+        if self._window is None or self._window.may_act != may_act:
+            if self._window is not None:
+                self._window.close()
+            self._window = shown.window(self, self._folder, may_act)
+        return str(self._window.url)
 
     def __getitem__(self, device: str) -> "Place":
         """One device of this home by its name: what `potluck.accelerate` takes as its helper."""
@@ -745,6 +761,8 @@ class Home(Shown):
         if self._closed:
             return
         self._closed = True
+        if self._window is not None:
+            self._window.close()
         self._members.close()
         self._link.close()
         for kept in (self._ring, self._lab):

@@ -97,6 +97,13 @@ def cockpit(home: Any, run: Any, plans: "tuple[Plan, ...]") -> Any:
     return cockpit.shown(home, run, plans)
 
 
+def window(home: Any, folder: Path | None, may_act: bool) -> Any:
+    """A home's page on loopback, which other processes of its user find by its folder."""
+    from potluck.display.cockpit import window
+
+    return window.Window(home, folder, may_act)
+
+
 def explanation(plan: "Plan") -> "Explanation":
     """Why a plan is as it is."""
     from potluck.planning.explain import explain

@@ -180,6 +180,9 @@ class Machine:
         if sight.network is not self._wired[0]:
             empty = Wiring(shared={}, ports={})
             self._wired = sight.network, wiring(sight.network) if sight.network else empty
+        if run is not None and run.number != self._run_number:  # another one begins anew
+            self._run_number, self._n_losses = run.number, 0
+            self._show(began={"losses": self.state.losses.end, "tasks": self.state.tasks.end})
         if run is not None and run.latest is not None:
             self._step(run, sight.network)
         if run is None or run.last_s > home_sections.LIT_S + 2 * max(run.step_s[-4:], default=0.0):
@@ -228,9 +231,6 @@ class Machine:
 
     def _losses(self, run: RunSight) -> None:
         history, log = run.history, self.state.losses
-        if run.number != self._run_number:  # another run: its losses begin anew
-            self._run_number, self._n_losses = run.number, 0
-            self._show(began={"losses": log.end, "tasks": self.state.tasks.end})
         for index in range(
             max(self._n_losses, len(history.losses) - MOST_LOSSES), len(history.losses)
         ):

@@ -277,6 +277,9 @@ class Page {
       busy = true;
       text = now - at < SLOW_MS ? `${words} …` : `${words}: queued, a cell is running; it is done when the cell has ended.`;
     }
+    if (!text && this.heard_at && now - this.heard_at > 7000 && !(this.store.s.home || {}).closed) {
+      text = "The kernel is silent: this is what was seen last."; this.dot.classList.remove("on");
+    }
     text ||= this.store.n ? "Live. Click a plan to see what it would do, again to go over to it." : "Waiting for the kernel.";
     if (this.queued === text) return;
     this.queued = text; say(this.note, text);
@@ -284,6 +287,7 @@ class Page {
   }
 
   frame(view) {
+    this.heard_at = performance.now();
     const fresh = this.store.take(view);
     if (!fresh) return;
     fresh.forEach(name => this.fresh.add(name));

@@ -94,9 +94,11 @@ class Watching:
     def show(self, view: Show) -> Callable[[], None]:
         """Give this view every frame from now on, a whole one first; its result ends that."""
         with self._lock:
-            view(self._frames.whole(self.machine.state))
+            whole, self._whole_s = self._frames.whole(self.machine.state), time.monotonic()
             self._views.append(view)
-            self._whole_s = time.monotonic()
+            for each in self._views:  # what follows changes this frame
+                with suppress(Exception):
+                    each(whole)
         self.start()
 
         def leave() -> None:

@@ -118,9 +118,7 @@ class Tab:
         self.page.set_default_timeout(TIMEOUT_MS)
         self.outside, self.errors = [], []
         own = re.compile(rf"(https?|ws)://(127\.0\.0\.1|localhost):{jupyter.port}/|data:|blob:")
-        self.page.on(
-            "request", lambda r: own.match(r.url) or self.outside.append(r.url)
-        )
+        self.page.on("request", lambda r: own.match(r.url) or self.outside.append(r.url))
         self.page.on("pageerror", lambda error: self.errors.append(str(error)))
         self.page.goto(jupyter.url(name))
         self.wait_idle()

@@ -2,8 +2,19 @@
 
 from potluck.display.cockpit.sight import RunSight, Sight
 from potluck.errors import DeviceGone
-from potluck.records import HOME, Device, Layer, LayerCost, Medium, Network, Path, Plan, Problem
-from potluck.records import Stage, Training
+from potluck.records import (
+    HOME,
+    Device,
+    Layer,
+    LayerCost,
+    Medium,
+    Network,
+    Path,
+    Plan,
+    Problem,
+    Stage,
+    Training,
+)
 from potluck.run.history import History
 from potluck.sessions.events import Session
 from potluck.sessions.members import Member
@@ -43,7 +54,7 @@ def problem(*names):
         ),
         network=network,
         layers=layers,
-        costs={name: (cost,) * N_LAYERS for name in names},
+        costs=dict.fromkeys(names, (cost,) * N_LAYERS),
         workload=Training(batch=16, micro_batch=8),
     )
 
@@ -63,7 +74,7 @@ def plan(*names, planner="potluck", latency_s=0.5, energy_j=4.0):
         latency_s=latency_s,
         energy_j=energy_j,
         energy_source="assumed",
-        peak_bytes={name: 5000 for name in names},
+        peak_bytes=dict.fromkeys(names, 5000),
     )
 
 

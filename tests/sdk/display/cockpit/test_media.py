@@ -8,9 +8,10 @@ from potluck.records import HOME, Event, Medium, Network, Path
 
 def air_of(*names):
     ends = (*names, HOME)
-    paths = {
-        (a, b): Path(media=(("air", 2),)) for a in ends for b in ends if a != b
-    } | {(HOME, names[0]): Path(media=()), (names[0], HOME): Path(media=())}
+    paths = {(a, b): Path(media=(("air", 2),)) for a in ends for b in ends if a != b} | {
+        (HOME, names[0]): Path(media=()),
+        (names[0], HOME): Path(media=()),
+    }
     return Network(media=(Medium(name="air", capacity_bytes_per_s=100.0),), paths=paths)
 
 

@@ -1,0 +1,78 @@
+"""`potluck watch`: the cockpit's page for a browser, of a home of one's own or of one that another
+process has open.
+"""
+
+import argparse
+import time
+import webbrowser
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from potluck.errors import HomeError
+
+if TYPE_CHECKING:
+    from potluck.home import Home
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Where to listen, what the page may do, and whom to ask."""
+    parser.add_argument("--port", type=int, default=0, help="of the page (default: any)")
+    parser.add_argument("--act", action="store_true", help="let the page switch plans and pair")
+    parser.add_argument("--open", action="store_true", help="open it in a browser")
+    add_home(parser)
+
+
+def add_home(parser: argparse.ArgumentParser) -> None:
+    """Which home."""
+    parser.add_argument("--wait", type=float, default=3.0, metavar="S", help="listen so long (3)")
+    parser.add_argument("--lab", metavar="HOME", help="an emulated home of the library instead")
+    parser.add_argument(
+        "peers", nargs="*", metavar="ADDRESS", help="ask these instead of listening"
+    )
+
+
+def main(args: argparse.Namespace) -> int:
+    """Serve until Ctrl-C; returns the exit code."""
+    with address(args, may_act=args.act, port=args.port) as (url, is_own):
+        where = "" if is_own else " (of the process that has this home open)"
+        print(f"{url}{where}", flush=True)
+        if args.open:
+            webbrowser.open(url)
+        while is_own:
+            time.sleep(3600)
+    return 0
+
+
+@contextmanager
+def address(
+    args: argparse.Namespace, *, may_act: bool = False, port: int = 0
+) -> Iterator[tuple[str, bool]]:
+    """The page's address, and whether this process serves it."""
+    from potluck.discover.keyring import state_dir
+    from potluck.display.cockpit import watch, window
+    from potluck.display.cockpit.server import Server
+
+    try:
+        home = _opened(args)
+    except HomeError as error:
+        if error.facts.get("holder") is None:
+            raise
+        yield window.find(state_dir()), False
+        return
+    with home:
+        watching = watch(home)
+        server = Server(watching, may_act=may_act, port=port)
+        try:
+            yield server.url, True
+        finally:
+            server.close()
+            watching.close()
+
+
+def _opened(args: argparse.Namespace) -> "Home":
+    from potluck.home import Home
+
+    if args.lab:
+        return Home.lab(args.lab)
+    return Home(peers=args.peers) if args.peers else Home.discover(args.wait)

@@ -1,0 +1,196 @@
+"""The cockpit's page on loopback, for browsers without Jupyter: a token in its address, frames as
+one stream, clicks as posts. Whoever has no token, or comes by another name than this machine's,
+gets nothing.
+"""
+
+import hmac
+import json
+import queue
+import secrets
+import struct
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.resources import files
+from typing import Any
+
+from potluck.display.cockpit.watching import Watching
+from potluck.errors import PotluckError
+from potluck.texts import harmless
+
+HOST = "127.0.0.1"
+LENGTH = struct.Struct("<I")
+MOST_ASKED_BYTES = 64 << 10
+MOST_STREAMS = 16
+MOST_WAITING = 64  # frames that a slow reader has not taken; then it waits for the next whole one
+SILENCE_S = 15.0  # of a reader that has gone without a word
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'unsafe-inline'; connect-src 'self'; "
+    "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>potluck</title>
+<meta name="viewport" content="width=device-width"><meta name="color-scheme" content="light dark">
+<style>body{margin:0;padding:10px;background:#fff}
+@media(prefers-color-scheme:dark){body{background:#0d1117}}</style></head>
+<body><div id="cockpit"></div><script type="module" src="start.js"></script></body></html>
+"""
+START = """import {{ serve }} from "./page.js";
+serve(document.getElementById("cockpit"), ".", {readonly});
+"""
+
+
+class Server:
+    """The page of one cockpit.
+
+    Parameters
+    ----------
+    watching
+        What it shows.
+    may_act
+        Whether its clicks may switch and pair; else they look only.
+    port
+        Default: any that is free.
+    """
+
+    def __init__(self, watching: Watching, *, may_act: bool = False, port: int = 0) -> None:
+        self.watching, self.may_act = watching, may_act
+        self.token = secrets.token_urlsafe(24)
+        self.streams = threading.BoundedSemaphore(MOST_STREAMS)
+        self.ended = threading.Event()
+        outer = self
+
+        class Handler(_Handler):
+            server_of = outer
+
+        self._server = ThreadingHTTPServer((HOST, port), Handler)
+        self._server.daemon_threads = True
+        threading.Thread(
+            target=self._server.serve_forever, name="potluck page", daemon=True
+        ).start()
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        return int(self._server.server_address[1])
+
+    @property
+    def url(self) -> str:
+        """Its address, token and all."""
+        return f"http://{HOST}:{self.port}/{self.token}/"
+
+    def close(self) -> None:
+        """Serve nobody any more; safe to call twice."""
+        if not self.ended.is_set():
+            self.ended.set()
+            self._server.shutdown()
+            self._server.server_close()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server_of: Server
+    protocol_version = "HTTP/1.1"
+    server_version, sys_version = "potluck", ""
+    timeout = SILENCE_S
+
+    def do_GET(self) -> None:
+        """Page, script or frames."""
+        answers: dict[str, Callable[[], None]] = {
+            "": lambda: self._text(PAGE, "text/html"),
+            "page.js": lambda: self._text(script(), "text/javascript"),
+            "start.js": lambda: self._text(self._start(), "text/javascript"),
+            "frames": self._frames,
+        }
+        self._answered(answers)
+
+    def do_POST(self) -> None:
+        """A click."""
+        self._answered({"ask": self._ask})
+
+    def _answered(self, answers: dict[str, Callable[[], None]]) -> None:
+        token, _, what = self.path.removeprefix("/").partition("/")
+        its = self.server_of
+        is_ours = self.headers.get("Host", "") in (f"{HOST}:{its.port}", f"localhost:{its.port}")
+        if not is_ours or not hmac.compare_digest(token.encode(), its.token.encode()):
+            return self._refuse(403)
+        if what not in answers:
+            return self._refuse(404)
+        with suppress(OSError):  # the browser has gone
+            answers[what]()
+        return None
+
+    def _start(self) -> str:
+        return START.format(readonly="false" if self.server_of.may_act else "true")
+
+    def _refuse(self, code: int) -> None:
+        self.close_connection = True
+        self.send_response(code)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def _text(self, text: str, kind: str) -> None:
+        self._bytes(text.encode(), kind)
+
+    def _bytes(self, body: bytes, kind: str) -> None:
+        self.send_response(200)
+        self._headers(kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def _headers(self, kind: str) -> None:
+        self.send_header("Content-Type", f"{kind}; charset=utf-8")
+        self.send_header("Content-Security-Policy", POLICY)
+        self.send_header("Cache-Control", "no-store")
+        self.send_header("X-Content-Type-Options", "nosniff")
+        self.send_header("Referrer-Policy", "no-referrer")
+
+    def _ask(self) -> None:
+        length = self.headers.get("Content-Length", "")
+        if not length.isdecimal() or int(length) > MOST_ASKED_BYTES:
+            return self._refuse(413)
+        words = ""
+        try:
+            content: Any = json.loads(self.rfile.read(int(length)))
+            self.server_of.watching.clicked(content, may_act=self.server_of.may_act)
+        except (ValueError, RecursionError):
+            return self._refuse(400)
+        except PotluckError as error:
+            words = harmless(str(error))
+        self._bytes(json.dumps({"words": words}).encode(), "application/json")
+        return None
+
+    def _frames(self) -> None:
+        """All frames from now on, each behind its length, until the reader leaves."""
+        its = self.server_of
+        if not its.streams.acquire(blocking=False):
+            return self._refuse(503)
+        waiting: queue.Queue[bytes] = queue.Queue(MOST_WAITING)
+
+        def view(frame: bytes) -> None:
+            with suppress(queue.Full):
+                waiting.put_nowait(frame)
+
+        self.close_connection = True
+        self.send_response(200)
+        self._headers("application/octet-stream")
+        self.end_headers()
+        leave = its.watching.show(view)
+        try:
+            while not its.ended.is_set():
+                with suppress(queue.Empty):
+                    frame = waiting.get(timeout=1.0)
+                    self.wfile.write(LENGTH.pack(len(frame)) + frame)
+        finally:
+            leave()
+            its.streams.release()
+        return None
+
+    def log_message(self, *_: Any) -> None:
+        """Say nothing: the token is in the address."""
+
+
+def script() -> str:
+    """The page's module."""
+    return files("potluck.display.cockpit").joinpath("page.js").read_text(encoding="utf-8")

@@ -1,0 +1,128 @@
+"""The cockpit in a terminal: the sections of a page as tables of text. Pure, but for `follow`."""
+
+import http.client
+import struct
+from collections.abc import Iterator, Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from potluck import units
+from potluck.display.cockpit.frames import Reader
+from potluck.errors import HomeError
+from potluck.texts import harmless
+
+LENGTH = struct.Struct("<I")
+MOST_FRAME_BYTES = 64 << 20
+MOST_EVENTS = 8
+SILENCE_S = 30.0
+BAR = 12  # letters
+
+
+def screen(reader: Reader) -> RenderableType:
+    """All that fits a terminal: the run, the devices, the media, plans and the latest events."""
+    sections = reader.sections
+    parts: list[RenderableType] = [_headline(sections), _devices(sections)]
+    if sections.get("media"):
+        parts.append(_media(sections["media"]))
+    if len(sections.get("plans", {})) > 1:
+        parts.append(_plans(sections["plans"]))
+    return Group(*parts, *_events(reader))
+
+
+def _headline(sections: Mapping[str, Any]) -> Text:
+    run, said = sections.get("run") or {}, Text()
+    if sections.get("home", {}).get("closed"):
+        return said.append("the home is closed", style="bold")
+    if not run:
+        return said.append(
+            f"{units.number(len(sections.get('devices', {})), 'device')}, nothing runs"
+        )
+    said.append(run["model"], style="bold")
+    said.append(f"  {run['state']}, {run['noun']} {run['n_done']}, plan by {run['planner']}")
+    if "step_s" in run:
+        said.append(f"  {units.duration(run['step_s'])} a {run['noun']}")
+    if "predicted_s" in run:
+        said.append(f", predicted {units.duration(run['predicted_s'])}", style="dim")
+    return said
+
+
+def _ordered(things: Mapping[str, Any]) -> Iterator[Any]:
+    return iter(sorted(things.values(), key=lambda item: item["at"]))
+
+
+def _devices(sections: Mapping[str, Any]) -> Table:
+    table = Table("", "device", "status", "layers", "memory", "power", "battery", "port", box=None)
+    for d in _ordered(sections.get("devices", {})):
+        layers = ", ".join(f"{a}-{b - 1}" if b - a > 1 else str(a) for a, b in d.get("layers", []))
+        memory = units.size(d["allowed"]) if "allowed" in d else ""
+        if "used" in d:
+            memory = f"{units.size(d['used'])} of {memory}"
+        watts = (
+            units.power(d["watts"]) + (" est." if d["estimated"] else "") if "watts" in d else ""
+        )
+        battery = units.percent(d["battery"]) if "battery" in d else ""
+        port = " ".join(f"{way} {units.percent(load)}" for way, load in d.get("port", {}).items())
+        lit = Text("●", style="green") if d["lit"] else Text("○", style="dim")
+        cells = (d["shown"], d["status"], layers, memory, watts, battery, port)
+        table.add_row(lit, *map(Text, cells))
+    return table
+
+
+def _media(media: Mapping[str, Any]) -> Table:
+    table = Table("", "medium", "capacity", "load", box=None)
+    for m in _ordered(media):
+        full = round(BAR * m["load"])
+        bar = Text("█" * full, style="red") + Text("░" * (BAR - full), style="dim")
+        table.add_row(
+            "", Text(m["shown"]), units.rate(m["rate"]), bar + f" {units.percent(m['load'])}"
+        )
+    return table
+
+
+def _plans(plans: Mapping[str, Any]) -> Table:
+    table = Table("", "plan", "devices", "time", "energy", "highest memory", box=None)
+    for p in [*_ordered(plans)][:6]:
+        here = Text("▶", style="red") if p["here"] else Text("")
+        energy = units.energy(p.get("j"))
+        names = Text(", ".join(p["devices"]))
+        table.add_row(
+            here, Text(p["planner"]), names, units.duration(p["s"]), energy, units.size(p["bytes"])
+        )
+    return table
+
+
+def _events(reader: Reader) -> list[Text]:
+    latest = [*reader.texts.get("events", {}).values()][-MOST_EVENTS:]
+    return [
+        Text(f"{units.duration(event['at']):>8}  {harmless(event['words'])}", style="dim")
+        for event in reversed(latest)
+    ]
+
+
+def follow(url: str) -> Iterator[Reader]:
+    """The state after every frame that the page at `url` gets.
+
+    Raises
+    ------
+    HomeError
+        Nobody answers there.
+    """
+    reader, where = Reader(), urlsplit(url)
+    connection = http.client.HTTPConnection(where.hostname or "", where.port, timeout=SILENCE_S)
+    try:
+        connection.request("GET", f"{where.path}frames")
+        stream = connection.getresponse()
+        while stream.status == http.HTTPStatus.OK and (head := stream.read(LENGTH.size)):
+            (length,) = LENGTH.unpack(head)
+            if length > MOST_FRAME_BYTES:
+                raise HomeError("the page sends frames that are too long.")
+            if reader.take(stream.read(length)):
+                yield reader
+    except (OSError, http.client.HTTPException, struct.error, ValueError) as error:
+        raise HomeError("the process that has this home open answers no more.") from error
+    finally:
+        connection.close()

@@ -1,0 +1,93 @@
+"""A home that one process has open, looked at from another: the process that has it serves the page
+and leaves its address in a file beside the keys, which only their owner can read.
+"""
+
+import json
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from potluck.display.cockpit.server import Server
+from potluck.display.cockpit.watching import Watching
+from potluck.errors import HomeError
+
+if TYPE_CHECKING:
+    from potluck.home import Home
+
+FILE = "window.json"
+
+
+class Window:
+    """The page of a home, and the file that names it.
+
+    Parameters
+    ----------
+    home
+        Which is shown.
+    folder
+        Of its keys; None: a lab's, which only its address leads to.
+    may_act
+        Whether the page may change anything.
+    """
+
+    def __init__(self, home: "Home", folder: Path | None, may_act: bool) -> None:
+        self._watching, self._folder, self.may_act = Watching(home), folder, may_act
+        self._server = Server(self._watching, may_act=may_act)
+        if folder is not None:
+            leave(folder, self._server)
+
+    @property
+    def url(self) -> str:
+        """Its address, token and all."""
+        return self._server.url
+
+    def close(self) -> None:
+        """Nobody looks through it any more."""
+        if self._folder is not None:
+            forget(self._folder)
+        self._server.close()
+        self._watching.close()
+
+
+def leave(folder: Path, server: Server) -> None:
+    """Tell others of this user where the page is."""
+    path = folder / FILE
+    document = {"url": server.url, "process": os.getpid(), "may_act": server.may_act}
+    whole = path.with_suffix(f".{os.getpid()}")
+    with suppress(OSError):
+        whole.unlink()
+    handle = os.open(whole, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(handle, "w", encoding="utf-8") as file:
+        json.dump(document, file)
+    os.replace(whole, path)
+
+
+def forget(folder: Path) -> None:
+    """It is no longer there, if it was this process's."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        path = folder / FILE
+        if json.loads(path.read_text(encoding="utf-8"))["process"] == os.getpid():
+            path.unlink()
+
+
+def find(folder: Path) -> str:
+    """The address of the page that another process serves.
+
+    Raises
+    ------
+    HomeError
+        None does.
+    """
+    try:
+        document = json.loads((folder / FILE).read_text(encoding="utf-8"))
+        url, process = str(document["url"]), int(document["process"])
+        os.kill(process, 0)
+    except (OSError, ValueError, KeyError, TypeError):
+        raise HomeError(
+            "the process that has this home open shows it nowhere.",
+            next_step="Call home.window() there, or close that home.",
+        ) from None
+    if not url.startswith("http://127.0.0.1:"):
+        raise HomeError(f"{folder / FILE} names an address that is not on this machine.")
+    return url

@@ -1,0 +1,301 @@
+"""The page in a real browser, without Jupyter: what it shows of a made-up home, how it stands many
+devices and events, hostile names, the keyboard, dark and narrow; and who may have it at all.
+"""
+
+import http.client
+import json
+import re
+from dataclasses import replace
+
+import pytest
+from tests.sdk.display.cockpit import sights
+
+from potluck.display.cockpit.chronicle import News
+from potluck.display.cockpit.machine import Machine, Planned, Seen
+from potluck.display.cockpit.plan_sections import name_of
+from potluck.display.cockpit.server import Server
+from potluck.records import Event, Trace
+
+HOSTILE = [
+    "<img src=x onerror=alert(1)>",
+    "<script>window.hurt=1</script>",
+    "\u202egnp.exe",
+    "bell\x07\x1b[31m",
+    "__proto__",
+    "constructor",
+    "\"quoted\" & 'so'",
+    "x" * 300,
+]
+BOTH, ALONE = sights.plan("a", "b"), sights.plan("a", planner="single", latency_s=0.9, energy_j=2.0)
+
+
+class Played:
+    """Stands for what looks at a home: shows the frames of a machine that a test drives."""
+
+    def __init__(self):
+        from potluck.display.cockpit.frames import Frames
+
+        self.machine, self.frames, self.views, self.asked = Machine(["nano"]), Frames(), [], []
+
+    def show(self, view):
+        self.views.append(view)
+        view(self.frames.whole(self.machine.state))
+        return lambda: self.views.remove(view)
+
+    def clicked(self, content, *, may_act):
+        self.asked.append((content, may_act))
+        from potluck.display.cockpit.clicks import click_of
+
+        self.handle(click_of(content))
+
+    def handle(self, *events):
+        for event in events:
+            self.machine.handle(event, 1.0)
+        frame = self.frames.change(self.machine.state)
+        for view in self.views if frame else ():
+            view(frame)
+
+
+def at_work(machine_of, *members, steps=30):
+    """The home trains: seen, planned for, with a step in its task stream."""
+    computing = [
+        Event(
+            device=name,
+            lane="compute",
+            start_s=0.1 * i + 0.05 * j,
+            stop_s=0.1 * i + 0.05 * j + 0.04,
+            label=f"{j}F{i}",
+            op="run",
+            instruction=i,
+        )
+        for i in range(4)
+        for j, name in enumerate(("a", "b"))
+    ]
+    sent = Event(
+        device="a", lane="send", start_s=0.05, stop_s=0.08, peer="b", nbytes=4096, label="send",
+        op="send", instruction=9,
+    )  # fmt: skip
+    trace = Trace(
+        source="measured",
+        events=(*computing, sent),
+        step_s=(0.5,),
+    )  # fmt: skip
+    run = sights.running(BOTH, steps=steps, latest=trace, latest_step=steps, predicted=trace)
+    history = replace(run.history, losses=tuple(2.0 / (1 + i) for i in range(steps)))
+    run = replace(run, history=history)
+    sight = sights.seen(*(members or (sights.member("a"), sights.member("b"))), run=run)
+    return Seen(sight=sight)
+
+
+@pytest.fixture
+def played():
+    return Played()
+
+
+@pytest.fixture
+def served(played):
+    server = Server(played, may_act=True)
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def opened(browser, served):
+    """A function that opens the page in a context of its own; nothing may be asked of others."""
+    contexts, outside = [], []
+
+    def open_it(width=1200, height=1000, dark=False):
+        context = browser.new_context(
+            viewport={"width": width, "height": height}, color_scheme="dark" if dark else "light"
+        )
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(60_000)
+        page.add_init_script("ROOT = () => document.querySelector('#cockpit').shadowRoot")
+        page.on("request", lambda r: r.url.startswith(served.url) or outside.append(r.url))
+        page.on("dialog", lambda dialog: outside.append(dialog.message) or dialog.dismiss())
+        page.goto(served.url)
+        page.locator(".potluck-cockpit").wait_for()
+        return page
+
+    yield open_it
+    for context in contexts:
+        context.close()
+    assert outside == []
+
+
+def started(played):
+    played.handle(at_work(played.machine))
+    played.handle(Planned(order=1, plans=(BOTH, ALONE)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("width", "dark"), [(1200, False), (1200, True), (400, False)], ids=["light", "dark", "narrow"]
+)
+def test_the_page_shows_everything_readably(opened, played, shots, width, dark):
+    started(played)
+    page = opened(width=width, dark=dark)
+    page.get_by_text("you are here").wait_for()
+    text = page.locator(".potluck-cockpit").inner_text()
+    for words in (
+        "net",
+        "training, step 30",
+        "500 ms",
+        "layers 0–1 of 4",
+        "10 W est.",
+        "a is there",
+    ):
+        assert words in text
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    ink = page.locator(".potluck-cockpit").evaluate("e => getComputedStyle(e).color")
+    assert (ink == "rgb(230, 237, 243)") == dark
+    drawn = page.locator("canvas").evaluate(
+        "c => new Set(c.getContext('2d').getImageData(0, 0, c.width, c.height).data).size"
+    )
+    assert drawn > 10
+    page.screenshot(
+        path=str(shots / f"cockpit-{width}-{'dark' if dark else 'light'}.png"), full_page=True
+    )
+
+
+@pytest.mark.slow
+def test_names_of_others_are_text(opened, played):
+    members = [sights.member(name) for name in HOSTILE]
+    played.handle(Seen(sight=sights.seen(*members)))
+    page = opened()
+    cards = page.locator(".card .name")
+    page.wait_for_function("n => ROOT().querySelectorAll('.card').length === n", arg=len(HOSTILE))
+    told = cards.all_inner_texts()
+    assert HOSTILE[0] in told
+    assert HOSTILE[1] in told
+    assert "__proto__" in told
+    assert not any("\u202e" in name or "\x07" in name for name in told)
+    assert page.evaluate("window.hurt === undefined && ({}).status === undefined")
+    assert page.locator("#cockpit img, #cockpit script").count() == 0
+
+
+@pytest.mark.slow
+def test_two_hundred_devices_and_ten_thousand_events_stay_smooth(opened, played):
+    """Long tasks are counted, not timed: what takes more than 200 ms is felt."""
+    members = [sights.member(f"device-{i:03}", watts=float(i)) for i in range(200)]
+    played.handle(Seen(sight=sights.seen(*members)))
+    page = opened()
+    page.wait_for_function("ROOT().querySelectorAll('.card').length === 200")
+    log = played.machine.state.events
+    for number in range(10_000):
+        news = News(kind="said", words=f"event {number}")
+        log.add({"at": 1.0, "kind": news.kind, "words": news.words})
+        if number % 200 == 199:
+            members[number % 200] = sights.member(
+                f"device-{number % 200:03}", watts=number, at_s=number
+            )
+            played.handle(Seen(sight=sights.seen(*members)))
+    page.get_by_text("event 9999", exact=True).wait_for()
+    assert page.locator("ol li").count() <= 100
+    page.get_by_role("button", name="older").click()
+    page.wait_for_function("ROOT().querySelectorAll('li').length === 200")
+    used = page.evaluate("performance.memory ? performance.memory.usedJSHeapSize : 0")
+    assert used <= 100e6
+
+
+@pytest.mark.slow
+def test_the_keyboard_is_enough(opened, played):
+    started(played)
+    page = opened()
+    other = page.locator(f"[data-plan='{name_of(ALONE)}']")
+    other.focus()
+    page.keyboard.press("Enter")
+    page.get_by_role("button", name="Switch to this plan").wait_for()
+    other.focus()
+    page.keyboard.press("Enter")
+    page.wait_for_function("ROOT().querySelector('.pre').hidden")
+    assert [content["ask"] for content, _ in played.asked] == ["preview", "go"]
+    page.get_by_role("img", name=re.compile("task stream")).focus()
+    page.keyboard.press("ArrowRight")
+    page.get_by_text(re.compile("Instruction 0 of its device's program")).wait_for()
+    slider = page.get_by_role("slider", name="most time of a step")
+    slider.focus()
+    page.keyboard.press("Home")
+    page.wait_for_function("ROOT().querySelectorAll('.pt.dim').length > 0")
+
+
+@pytest.mark.slow
+def test_whoever_cannot_see_is_told(opened, played):
+    started(played)
+    page = opened()
+    page.get_by_text("you are here").wait_for()
+    seen = page.locator(".potluck-cockpit").aria_snapshot()
+    for words in (
+        "plans by time and energy",
+        "you are here",
+        "load of air",
+        "task stream",
+        "events",
+    ):
+        assert words in seen
+    unnamed = page.evaluate(
+        """() => [...ROOT().querySelectorAll('button,input,select')]
+        .filter(e => !(e.textContent.trim() || e.getAttribute('aria-label'))).length"""
+    )
+    assert unnamed == 0
+
+
+@pytest.mark.slow
+def test_imagining_follows_the_hand(opened, played):
+    started(played)
+    page = opened()
+    page.get_by_role("button", name="what if").click()
+    page.get_by_role("button", name="take away b").click()
+    page.get_by_role("slider", name="what if air carried").fill("-150")
+    page.wait_for_function("ROOT().querySelector('.if output').textContent.includes('k')")
+    page.wait_for_timeout(400)
+    content, _ = played.asked[-1]
+    assert content["ask"] == "imagine"
+    assert content["without"] == ["b"]
+    assert content["media"]["air"] == pytest.approx(1e5)
+
+
+# --- who may have it ------------------------------------------------------------------------------
+
+
+def asked(server, path, *, method="GET", body=None, host=None):
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+    headers = {"Host": host} if host else {}
+    connection.request(method, path, body=body, headers=headers)
+    answer = connection.getresponse()
+    found = answer.status, answer.read() if "frames" not in path else b"", answer.headers
+    connection.close()
+    return found
+
+
+def test_without_the_token_there_is_nothing(served):
+    for path in ("/", "/page.js", "/x/", f"/{served.token[:-1]}/", f"/{served.token}x/"):
+        assert asked(served, path)[0] == 403
+    status, body, headers = asked(served, f"/{served.token}/")
+    assert (status, b"<div id" in body) == (200, True)
+    assert "default-src 'none'" in headers["Content-Security-Policy"]
+
+
+def test_another_name_for_this_machine_gets_nothing(served):
+    assert asked(served, f"/{served.token}/", host=f"evil.example:{served.port}")[0] == 403
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[" * 100_000, b"x" * 70_000])
+def test_what_is_no_message_is_refused(served, played, body):
+    assert asked(served, f"/{served.token}/ask", method="POST", body=body)[0] in (400, 413)
+    assert played.asked == []
+
+
+def test_a_click_that_is_not_understood_is_told(served):
+    body = json.dumps({"ask": "format"}).encode()
+    status, answer, _ = asked(served, f"/{served.token}/ask", method="POST", body=body)
+    assert (status, "cannot ask" in json.loads(answer)["words"]) == (200, True)
+
+
+def test_a_page_to_look_at_says_so_to_what_acts(played):
+    server = Server(played)
+    body = json.dumps({"ask": "hello"}).encode()
+    asked(server, f"/{server.token}/ask", method="POST", body=body)
+    server.close()
+    assert played.asked == [({"ask": "hello"}, False)]
