@@ -134,6 +134,8 @@ class Machine:
         self.latest: Trace | None = None  # of the newest step that was shown
         self.foretold: Trace | None = None
         self._run_number, self._n_losses = -1, 0
+        self._plan: Plan | None = None  # the one in force
+        self._plan_began = 0  # its first row of tasks
         self._show(kinds={"names": list(kinds)})
 
     @property
@@ -183,6 +185,8 @@ class Machine:
         if run is not None and run.number != self._run_number:  # another one begins anew
             self._run_number, self._n_losses = run.number, 0
             self._show(began={"losses": self.state.losses.end, "tasks": self.state.tasks.end})
+        if run is not None and run.plan is not self._plan:  # its outlines are not of steps before
+            self._plan, self._plan_began = run.plan, self.state.tasks.end
         if run is not None and run.latest is not None:
             self._step(run, sight.network)
         if run is None or run.last_s > home_sections.LIT_S + 2 * max(run.step_s[-4:], default=0.0):
@@ -227,7 +231,7 @@ class Machine:
         number = self.state.predicted.end
         for row in run_sections.rows(run.predicted, number, self.state.words):
             self.state.predicted.add(row)
-        self._show(outline={"step": number})
+        self._show(outline={"step": number, "from": self._plan_began})
 
     def _losses(self, run: RunSight) -> None:
         history, log = run.history, self.state.losses

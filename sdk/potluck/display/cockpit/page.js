@@ -682,7 +682,7 @@ class Page {
         if (steps.length === STEPS) break;
         steps.push(current = { step: row[0], rows: [], length: 0 });
       }
-      current.rows.push(row); current.length = Math.max(current.length, row[4]);
+      current.rows.push(row); current.length = Math.max(current.length, row[4]); current.first = tasks.start + i;
     }
     steps.reverse();
     const outline = predicted.items.filter(row => row[0] === (s.outline || {}).step);
@@ -715,7 +715,7 @@ class Page {
       g.fillStyle = colours.mute; g.fillText(`${(s.run || {}).noun || "step"} ${t.step}: ${secs(t.length)}`, Math.max(left + 4, X(t.at) + 4), height - 9);
     }
     g.lineWidth = 1.2;
-    for (const t of steps) for (const r of outline) {
+    for (const t of steps) for (const r of t.first >= (s.outline || {}).from ? outline : []) {
       const lane0 = order.get(words.at(r[1]));
       if (lane0 === undefined || r[2] >= 6) continue;
       const x = X(t.at + r[3]), w = Math.max((r[4] - r[3]) * scale, 1), y = lane0 * row + 4;

@@ -27,7 +27,7 @@ FLAGS = (
 )
 READY_S = 90
 # a click waits for what it needs, on a machine that is at work
-TIMEOUT_MS = 90_000
+TIMEOUT_MS = 40_000
 
 
 def chromium():
@@ -47,10 +47,9 @@ class Jupyter:
     def __init__(self, folder):
         self.folder, self.port = Path(folder), free_port()
         settings = self.folder / "settings"
-        quiet = settings / "@jupyterlab" / "apputils-extension"
-        quiet.mkdir(parents=True)
-        told = {"fetchNews": "false", "checkForUpdates": False}
-        (quiet / "notification.jupyterlab-settings").write_text(json.dumps(told))
+        _set(settings, "apputils-extension/notification", fetchNews="false", checkForUpdates=False)
+        # all cells stay in the document, also those that nobody sees
+        _set(settings, "notebook-extension/tracker", windowingMode="none")
         kernels = self.folder / "share" / "jupyter" / "kernels" / "python3"
         kernels.mkdir(parents=True)
         launch = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
@@ -110,11 +109,17 @@ class Jupyter:
         self.log.close()
 
 
+def _set(folder, plugin, **values):
+    path = folder / "@jupyterlab" / f"{plugin}.jupyterlab-settings"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(values))
+
+
 class Tab:
     """A page of a notebook."""
 
     def __init__(self, context, jupyter, name):
-        self.page = context.new_page()
+        self.page, self.path = context.new_page(), jupyter.folder / "notebooks" / name
         self.page.set_default_timeout(TIMEOUT_MS)
         self.outside, self.errors = [], []
         own = re.compile(rf"(https?|ws)://(127\.0\.0\.1|localhost):{jupyter.port}/|data:|blob:")
@@ -133,12 +138,23 @@ class Tab:
     def run_all(self):
         self.menu("Run", re.compile("^Run All Cells$"))
 
-    @property
-    def cockpit(self):
-        return self.page.locator(".potluck-cockpit")
+    def add_cell(self, source):
+        """One more at the end, run at once."""
+        cells = self.page.locator(".jp-Notebook-cell")
+        n_cells = cells.count()
+        self.page.locator(".jp-Notebook-footer").first.click()
+        cells.nth(n_cells).locator(".cm-content").click()
+        self.page.keyboard.insert_text(source)
+        self.page.keyboard.press("Shift+Enter")
 
-    def text(self, where=".potluck-cockpit"):
-        return self.page.locator(where).first.inner_text()
+    def save(self):
+        """The notebook's file, as it is now."""
+        before = self.path.stat().st_mtime_ns
+        self.page.keyboard.press("Control+s")
+        ends_s = time.monotonic() + READY_S
+        while self.path.stat().st_mtime_ns == before and time.monotonic() < ends_s:
+            self.page.wait_for_timeout(100)
+        return self.path
 
     def wait_text(self, words, where=".potluck-cockpit"):
         found = re.compile(words) if isinstance(words, str) else words
