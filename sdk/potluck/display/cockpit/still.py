@@ -30,8 +30,7 @@ def still(machine: Machine) -> Scene:
     y += n_rows * (CARD_HEIGHT + GAP) + 4
     if machine.latest is not None:
         both = [trace for trace in (machine.foretold, timeline.typical(machine.latest)) if trace]
-        names = ["predicted", "measured"] if len(both) > 1 else []
-        gantt = timeline.gantt(*both, headings=names, width=WIDTH)
+        gantt = timeline.gantt(*both, width=WIDTH)
         items += moved(gantt.items, 0.0, y)
         y += gantt.height + 6
     charts = [*_charts(machine)]

@@ -156,5 +156,8 @@ def test_a_saved_notebook_shows_the_last_state_as_a_picture(opened, jupyter):
     assert body.count("<svg") >= 1
     assert path.stat().st_size < 200_000
     # opened again without its kernel, the picture stands in the place of the widget
+    tab.menu("Kernel", re.compile("^Shut Down Kernel$"))
+    tab.page.get_by_text("No Kernel").first.wait_for()
     tab.page.reload()
-    tab.page.get_by_text("potluck cockpit: net on 3 devices, 6 steps").first.wait_for()
+    tab.page.locator("[data-potluck-still] svg").wait_for()
+    assert tab.page.locator(".potluck-cockpit").count() == 0
