@@ -2,12 +2,11 @@
 
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from potluck import shown
-from potluck.discover.addresses import as_name, candidates, parse_addresses
+from potluck.discover.addresses import candidates, parse_addresses
 from potluck.discover.mdns import Enough, browse
 from potluck.errors import EmptyHome, HomeError, UserError
 from potluck.handle import Handle, Task
@@ -274,10 +273,7 @@ class Home(Shown):
         may_act
             Whether the page may switch plans and pair; else it is only to look at.
         """
-        if self._window is None or self._window.may_act != may_act:
-            if self._window is not None:
-                self._window.close()
-            self._window = shown.window(self, self._folder, may_act)
+        self._window = shown.window(self, self._folder, may_act, self._window)
         return str(self._window.url)
 
     def __getitem__(self, device: str) -> "Place":
@@ -311,16 +307,9 @@ class Home(Shown):
         return tuple(self._members[name] for name in paired)
 
     def _pair(self, device: str, code: str) -> str:
-        from potluck.discover.introduce import whom
-        from potluck.discover.pairing import pair_and_remember
+        from potluck.discover.introduce import paired
 
-        ring = self._need_ring()
-        member, addresses = whom(self._members, device)
-        known = pair_and_remember(ring, addresses, code, device=device)
-        if member is not None:
-            self._members.remove(member.name)
-        self._members.add(Member(name=known.name, key=known.key, addresses=known.addresses))
-        return known.name
+        return paired(self._members, self._need_ring(), device, code)
 
     def trust(self, device: str, key: str, name: str = "") -> Member:
         """Trust a device whose key you copied yourself (`potluck agent --json` prints it), at this
@@ -342,19 +331,11 @@ class Home(Shown):
         UserError
             The key is no key.
         """
-        from potluck.discover.introduce import whom
-        from potluck.discover.keyring import Known
-        from potluck_wire.limits import is_key
+        from potluck.discover.introduce import trusted
 
-        if not is_key(key):
-            raise UserError("that is not a key: 40 characters of Z85 are expected.", device=device)
-        member, addresses = whom(self._members, device)
-        known = self._need_ring().remember(
-            Known(name=name or as_name(device), key=key, addresses=addresses)
-        )
-        if member is not None:
-            self._members.remove(member.name)
-        return self._welcome(Member(name=known.name, key=known.key, addresses=known.addresses))
+        kept = trusted(self._members, self._need_ring, device, key, name)
+        self._members.join([kept])
+        return self._members[kept]
 
     def forget(self, device: str) -> None:
         """Trust that device no longer.
@@ -382,11 +363,6 @@ class Home(Shown):
     def key(self) -> str:
         """The public key that this notebook is known by."""
         return self._keys.public
-
-    def _welcome(self, member: Member) -> Member:
-        self._members.add(member)
-        self._members.join([member.name])
-        return self._members[member.name]
 
     @property
     def _folder(self) -> Path | None:
@@ -544,17 +520,11 @@ class Home(Shown):
         """How the devices are connected: as the latest profile measured it, as the lab plays it, as
         the file beside the keys has it, or as they say.
         """
-        from potluck.profile.home_network import HomeNetwork
-        from potluck.profile.network import network_of
-        from potluck.profile.network_file import kept_network
+        from potluck.profile.network_file import network_now
 
-        if self._network is not None:
-            return self._network
-        if self._lab is not None and self._lab.network is not None:
-            return HomeNetwork(beside=self._lab.network)
         said = {name: self._members[name].capability for name in self._members.ready}
-        kept = kept_network(self._folder) or HomeNetwork()
-        return replace(kept, beside=network_of(said, {}))
+        played = self._lab.network if self._lab is not None else None
+        return self._network or network_now(self._folder, played, said)
 
     def deploy(
         self,

@@ -97,11 +97,13 @@ def cockpit(home: Any, run: Any, plans: "tuple[Plan, ...]") -> Any:
     return cockpit.shown(home, run, plans)
 
 
-def window(home: Any, folder: Path | None, may_act: bool) -> Any:
-    """A home's page on loopback, which other processes of its user find by its folder."""
-    from potluck.display.cockpit import window
+def window(home: Any, folder: Path | None, may_act: bool, before: Any) -> Any:
+    """A home's page on loopback, which other processes of its user find by its folder: the one that
+    there is, or another in its place.
+    """
+    from potluck.display import cockpit
 
-    return window.Window(home, folder, may_act)
+    return cockpit.seen_through(home, folder, may_act, before)
 
 
 def explanation(plan: "Plan") -> "Explanation":

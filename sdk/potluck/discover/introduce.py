@@ -2,17 +2,18 @@
 of a home.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
-from potluck.discover.addresses import parse_address
-from potluck.discover.keyring import Keyring, free_name
-from potluck.discover.pairing import unreached
+from potluck.discover.addresses import as_name, parse_address
+from potluck.discover.keyring import Keyring, Known, free_name
+from potluck.discover.pairing import pair_and_remember, unreached
 from potluck.errors import NotPaired, UserError
 from potluck.sessions.events import Address
 from potluck.sessions.members import Member, Members
 from potluck.texts import who_is_here
+from potluck_wire.limits import is_key
 
 MAX_GUESSES = 8  # paired devices whose keys are tried at an address where none of them was before
 
@@ -92,3 +93,29 @@ def whom(members: Members, device: str) -> tuple[Member | None, tuple[Address, .
     return next((m for m in members.values() if not m.key and address in m.addresses), None), (
         address,
     )
+
+
+def paired(members: Members, ring: Keyring, device: str, code: str) -> str:
+    """Pair with the device of that name or at that address; its name, as a member without a
+    session.
+    """
+    member, addresses = whom(members, device)
+    return _in_place_of(member, members, pair_and_remember(ring, addresses, code, device=device))
+
+
+def trusted(
+    members: Members, ring_of: Callable[[], Keyring], device: str, key: str, name: str
+) -> str:
+    """Trust whoever has this key; its name, as a member without a session."""
+    if not is_key(key):
+        raise UserError("that is not a key: 40 characters of Z85 are expected.", device=device)
+    member, addresses = whom(members, device)
+    known = Known(name=name or as_name(device), key=key, addresses=addresses)
+    return _in_place_of(member, members, ring_of().remember(known))
+
+
+def _in_place_of(member: Member | None, members: Members, known: Known) -> str:
+    if member is not None:
+        members.remove(member.name)
+    members.add(Member(name=known.name, key=known.key, addresses=known.addresses))
+    return known.name

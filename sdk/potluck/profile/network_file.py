@@ -11,6 +11,8 @@ from typing import Any
 from potluck.documents import NEXT_STEP, read_toml, write_whole
 from potluck.errors import FileError, UserError
 from potluck.profile.home_network import Figure, HomeNetwork, SharedMedium
+from potluck.profile.network import network_of
+from potluck.records import Network
 
 FILE = "network.toml"
 SCHEMA = 1
@@ -101,6 +103,26 @@ def declared(network: Any, folder: Path | None) -> HomeNetwork | None:
             next_step="Correct home.network and give it: home.profile(model, network=...).",
         )
     return replace(document, is_declared=True)
+
+
+def network_now(
+    folder: Path | None, played: Network | None, said: Mapping[str, Mapping[str, Any]]
+) -> HomeNetwork:
+    """The network of a home that nobody has measured yet: as its lab plays it, as the file beside
+    the keys has it, or as its devices say.
+
+    Parameters
+    ----------
+    folder
+        Of the keys; None where there are none.
+    played
+        By a lab, if this is one.
+    said
+        Per device, its capability statement.
+    """
+    if played is not None:
+        return HomeNetwork(beside=played)
+    return replace(kept_network(folder) or HomeNetwork(), beside=network_of(said, {}))
 
 
 def kept_network(folder: Path | None) -> HomeNetwork | None:

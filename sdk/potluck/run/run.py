@@ -2,7 +2,6 @@
 its `trace`.
 """
 
-import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
@@ -26,6 +25,7 @@ from potluck.run.drain import Drain
 from potluck.run.engine import Engine
 from potluck.run.evaluation import Evaluation
 from potluck.run.fitting import Fitting, OnStep, adapts
+from potluck.run.glance import NUMBERS, Glance, glance, homeless
 from potluck.run.history import History, measured_trace
 from potluck.run.migration import cross
 from potluck.run.optimizers import Optimizer, check_optimizer
@@ -39,7 +39,7 @@ from potluck.sessions.link import Link
 from potluck.shown import Shown
 from potluck.simulate.cost import energy_j
 from potluck.simulate.predict import predict_steps
-from potluck.simulate.spans import in_turn_s, most_at_once
+from potluck.simulate.spans import most_at_once
 from potluck_wire.messages import Reading
 
 if TYPE_CHECKING:
@@ -48,7 +48,6 @@ if TYPE_CHECKING:
     from potluck.profile.profiles import Profile
 
 EVALUATION_ROWS = 32
-_numbers = itertools.count()
 
 
 class Run(Shown):
@@ -56,9 +55,9 @@ class Run(Shown):
 
     def __init__(self, engine: Engine, link: Link) -> None:
         self._engine, self._link = engine, link
-        self.number = next(_numbers)  # of the runs of this process, in order
+        self.number = next(NUMBERS)
         self.hand_over: Callable[..., Handle[Any]] | None = None  # of its home
-        self.open_cockpit: Callable[..., Any] | None = None  # of its home
+        self.open_cockpit: Callable[..., Any] = homeless
         self._drain: Drain | None = None
         self._evaluation: Evaluation | None = None
         # those under way, and the latest
@@ -126,35 +125,14 @@ class Run(Shown):
         return {name: reading for name, reading in found.items() if reading is not None}
 
     @property
-    def n_requests(self) -> int:
-        """Requests answered so far, or under way."""
-        return self._engine.n_requests
-
-    @property
-    def is_training(self) -> bool:
-        """Whether a fit is under way."""
-        return any(not handle.done for handle, _ in self._fits)
-
-    @property
-    def profile(self) -> "Profile | None":
-        """What it is predicted by."""
-        return self._engine.editions.profile
+    def glance(self) -> Glance:
+        """What whoever watches it sees of it now."""
+        return glance(self._engine, self._traced, any(not fit.done for fit, _ in self._fits))
 
     @property
     def measured(self) -> bool:
         """Whether any step or request was measured yet."""
         return bool(self._engine.kept)
-
-    @property
-    def recent_s(self) -> tuple[float, ...]:
-        """Seconds of each of the last steps (or requests), oldest first; see `Trace.step_s`."""
-        spans = [(execution.start_s, execution.stop_s) for execution, _ in self._engine.kept]
-        return in_turn_s(spans)
-
-    def latest(self) -> Trace | None:
-        """The trace of the newest step (or request); None before the first."""
-        kept = tuple(self._engine.kept)[-1:]
-        return self._traced(kept) if kept else None
 
     @property
     def trace(self) -> Trace:
@@ -724,11 +702,6 @@ class Run(Shown):
         """Whether it can go on: not closed, and nothing has ended it."""
         return self._engine.failed is None
 
-    @property
-    def ended(self) -> PotluckError | None:
-        """What has ended it; None while it is open."""
-        return self._engine.failed
-
     def cockpit(self) -> Any:
         """Its home with this run, live, in a notebook: see `Home.cockpit`.
 
@@ -737,8 +710,6 @@ class Run(Shown):
         UserError
             It has no home.
         """
-        if self.open_cockpit is None:
-            raise UserError("this run has no home that could show it.")
         return self.open_cockpit(run=self)
 
     def close(self) -> None:

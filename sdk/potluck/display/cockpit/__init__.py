@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING
 from potluck.optional import needed
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from potluck.display.cockpit.watching import Watching
     from potluck.display.cockpit.widget import Cockpit
+    from potluck.display.cockpit.window import Window
     from potluck.home import Home
     from potluck.records import Plan
     from potluck.run.run import Run
@@ -37,6 +40,19 @@ def shown(home: "Home", run: "Run | None", plans: "tuple[Plan, ...]") -> "Cockpi
     elif plans:
         found.watching.give(plans)
     return found
+
+
+def seen_through(
+    home: "Home", folder: "Path | None", may_act: bool, before: "Window | None"
+) -> "Window":
+    """The window of a home: the one before, or another in its place."""
+    from potluck.display.cockpit.window import Window
+
+    if before is not None and before.may_act == may_act:
+        return before
+    if before is not None:
+        before.close()
+    return Window(home, folder, may_act)
 
 
 def watch(home: "Home", run: "Run | None" = None, plans: "tuple[Plan, ...]" = ()) -> "Watching":

@@ -61,10 +61,10 @@ class Server:
         self.ended = threading.Event()
         outer = self
 
-        class Handler(_Handler):
+        class Browser(_Browser):
             server_of = outer
 
-        self._server = ThreadingHTTPServer((HOST, port), Handler)
+        self._server = ThreadingHTTPServer((HOST, port), Browser)
         self._server.daemon_threads = True
         threading.Thread(
             target=self._server.serve_forever, name="potluck page", daemon=True
@@ -88,7 +88,7 @@ class Server:
             self._server.server_close()
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Browser(BaseHTTPRequestHandler):
     server_of: Server
     protocol_version = "HTTP/1.1"
     server_version, sys_version = "potluck", ""

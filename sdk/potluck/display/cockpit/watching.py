@@ -230,26 +230,24 @@ class Watching:
         return self._followed
 
     def _of_run(self, run: "Run") -> RunSight:
-        history, problem = run.history, self._problem_of(run)
-        n_done = run.step if run.plan.training else run.n_requests
-        latest, latest_step = None, n_done
-        now_s = time.monotonic()
-        new = (run.plan, n_done)
-        if new != self._n_shown and now_s - self._step_s >= STEPS_S and run.measured:
+        glance, now_s = run.glance, time.monotonic()
+        problem, latest = self._problem_of(run), None
+        new = (run.plan, glance.n_done)
+        if new != self._n_shown and now_s - self._step_s >= STEPS_S:
             self._n_shown, self._step_s = new, now_s
-            latest = run.latest()
+            latest = glance.latest()
         return RunSight(
             number=run.number,
             plan=run.plan,
-            n_done=n_done,
-            history=history,
-            ended="" if run.is_open else str(run.ended),
-            is_training=run.is_training,
+            n_done=glance.n_done,
+            history=run.history,
+            ended="" if glance.ended is None else str(glance.ended),
+            is_training=glance.is_training,
             problem=problem,
             used_bytes=run.memory_bytes,
-            step_s=run.recent_s,
+            step_s=glance.recent_s,
             latest=latest,
-            latest_step=latest_step,
+            latest_step=glance.n_done,
             last_s=now_s - self._step_s,
             predicted=self._predicted(run, problem),
         )
@@ -320,7 +318,7 @@ class Watching:
             return time.thread_time()
 
         run = self._run()
-        profile = run.profile if run is not None else None
+        profile = run.glance.profile if run is not None else None
         if run is None or profile is None:
             raise UserError("plans need a profile of the model.", next_step="home.profile(model)")
         for name in order.home.without:

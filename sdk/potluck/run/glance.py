@@ -1,0 +1,52 @@
+"""What whoever watches a run sees of it at a glance: cheap to take, ten times a second."""
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from potluck.errors import PotluckError, UserError
+from potluck.records import Trace
+from potluck.schedule import Compiled
+from potluck.sessions.events import Execution
+from potluck.simulate.spans import in_turn_s
+
+if TYPE_CHECKING:
+    from potluck.profile.profiles import Profile
+    from potluck.run.engine import Engine
+
+NUMBERS = itertools.count()  # of the runs of this process, in order
+Traced = Callable[[Sequence[tuple[Execution, Compiled]]], Trace]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Glance:
+    """`n_done`: steps, or requests that were handed out. `recent_s`: seconds of each of the last
+    ones, oldest first, as `Trace.step_s`. `ended`: why, if it has. `is_training`: a fit is under
+    way. `profile`: what it is predicted by. `latest()`: the trace of the newest one, or None.
+    """
+
+    n_done: int
+    recent_s: tuple[float, ...]
+    ended: PotluckError | None
+    is_training: bool
+    profile: "Profile | None"
+    latest: Callable[[], Trace | None]
+
+
+def glance(engine: "Engine", traced: Traced, is_training: bool) -> Glance:
+    """What there is to see now."""
+    kept = tuple(engine.kept)
+    return Glance(
+        n_done=engine.step if engine.edition.plan.training else engine.n_requests,
+        recent_s=in_turn_s([(execution.start_s, execution.stop_s) for execution, _ in kept]),
+        ended=engine.failed,
+        is_training=is_training,
+        profile=engine.editions.profile,
+        latest=lambda: traced(kept[-1:]) if kept else None,
+    )
+
+
+def homeless(**_: Any) -> NoReturn:
+    """The cockpit of a run that no home has deployed."""
+    raise UserError("this run has no home that could show it.")
