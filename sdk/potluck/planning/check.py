@@ -21,12 +21,20 @@ def check_problem(problem: Problem) -> None:
     EmptyHome
         There is no device.
     UserError
-        Two devices have no path, a limit on energy meets unknown power, there are too many
-        micro-batches, or a batch norm would learn from one row.
+        Inputs of layers are more than those of the model, two devices have no path, a limit on
+        energy meets unknown power, there are too many micro-batches, or a batch norm would learn
+        from one row.
     """
     if not problem.devices:
         raise EmptyHome(
             "This home has no devices.", next_step="Start an agent on one: `potluck agent`."
+        )
+    fed_bytes = sum(layer.feed_bytes for layer in problem.layers)
+    if fed_bytes > problem.input_bytes:
+        raise UserError(
+            f"layers of {problem.model} take {fed_bytes} bytes of a row's inputs from home, of "
+            f"which a row has {problem.input_bytes}.",
+            next_step="State input_bytes with all inputs, those of later layers included.",
         )
     names = [device.name for device in problem.devices]
     for source in names:

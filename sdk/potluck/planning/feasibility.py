@@ -141,7 +141,7 @@ def _one(problem: Problem) -> str:
 
 def too_big(problem: Problem) -> Infeasible:
     """No plan is within memory: blame the largest layer where it fits nowhere, else the sum."""
-    table = cost.CostTable(problem, prompt=True)
+    table = cost.CostTable(problem, n_waiting=0)
     rows = min(candidates.micro_batches(problem))
     biggest = max(problem.devices, key=lambda device: cost.budget_bytes(problem, device))
     budget = cost.budget_bytes(problem, biggest)

@@ -32,10 +32,10 @@ NO_HURRY_S = 1e12  # a latency that every plan holds: then the least energy deci
 # steps of a search that need find nothing good, and plans simulated for those that just fit
 GLANCE, LOOK = 15, 300
 N_AMPLE = 12  # plans of ample memory that those that recompute begin with
-# Looked at where nothing fits by closed forms: times the memory there is, and whether nothing waits
-# longer than it must. Requests wait for nobody's gradient, so that all of them may.
-LOOSER = ((1.15, False), (1.4, False), (2.0, False))
-PROMPTLY = ((1.0, True), (1.4, True))
+# Looked at where nothing fits by closed forms: times the memory there is, and how many
+# micro-batches wait. Requests wait for nobody's gradient, so that all of them may.
+LOOSER = ((1.15, None), (1.4, None), (2.0, None))
+PROMPTLY = ((1.0, 2), (1.0, 0), (1.4, 0))
 BOUND_PART = 0.25  # of the time given, kept for the certificate
 OTHERS_PART = 1 / 6  # in a home of many devices, kept for what other planners find
 THRIFT_PART = 0.65  # of the time given, kept for the thriftiest and the certificate
@@ -302,7 +302,7 @@ def _may_hide_plans(problem: Problem, table: cost.CostTable) -> bool:
     rows = min(candidates.micro_batches(problem))
     slow, prompt = (
         footprint.memory_bytes(either, 0, n_layers, rows, warm_up=1, n_micro_batches=batch // rows)
-        for either in (table, cost.CostTable(problem, prompt=True))
+        for either in (table, cost.CostTable(problem, n_waiting=0))
     )
     return any(prompt <= nbytes < slow for nbytes in table.budgets.values())
 
@@ -327,13 +327,13 @@ def _beyond(
         return preference(plan, problem)
 
     best = sorted(known, key=better)[:MAX_SHOWN]
-    for factor, prompt in _looser(problem) if holds_weights(table, problem.devices) else ():
+    for factor, n_waiting in _looser(problem) if holds_weights(table, problem.devices) else ():
         if is_late():
             break
         more = feasibility.with_more_memory(problem, factor)
         found = _judged(
             more,
-            cost.CostTable(more, recomputes=table.recomputes, prompt=prompt),
+            cost.CostTable(more, recomputes=table.recomputes, n_waiting=n_waiting),
             lambda _: is_late(),
             budget,
             borrow=borrow,
@@ -352,8 +352,8 @@ def _beyond(
     return _judged(free, table.sibling(free), lambda _: next(steps) > GLANCE, WorkBudget())
 
 
-def _looser(problem: Problem) -> tuple[tuple[float, bool], ...]:
-    """How much more than there is memory is taken to be, and whether nothing waits."""
+def _looser(problem: Problem) -> tuple[tuple[float, int | None], ...]:
+    """How much more than there is memory is taken to be, and how many micro-batches wait."""
     if not isinstance(problem.workload, Training):
         return PROMPTLY
     return LOOSER if all(flows.learning_layers(problem)) else (*LOOSER, *PROMPTLY[:1])

@@ -41,15 +41,18 @@ class CostTable:
     recomputes
         Every stage computes its forward again before its backward, and keeps its inputs alone
         (Chen et al., 2016; GPipe, section 2.3).
-    prompt
-        Closed forms of memory take nothing to wait longer than it must: devices and links are quick
-        enough. Else they are as slow as they may be.
+    n_waiting
+        Of requests, the micro-batches that closed forms of memory take to wait on either side of a
+        stage, as devices and links are quick enough. Default: as many as may, however slow they
+        are.
     """
 
     limit_s = inf  # plans that take longer are of no use to who asks
 
-    def __init__(self, problem: Problem, *, recomputes: bool = False, prompt: bool = False) -> None:
-        self.problem, self.recomputes, self.prompt = problem, recomputes, prompt
+    def __init__(
+        self, problem: Problem, *, recomputes: bool = False, n_waiting: int | None = None
+    ) -> None:
+        self.problem, self.recomputes, self.n_waiting = problem, recomputes, n_waiting
         self._other: CostTable | None = None
         self._sums: dict[tuple[str, int], tuple[tuple[float, ...], ...]] = {}
         self._updates: dict[str, tuple[tuple[float, ...], tuple[int, ...]]] = {}
@@ -82,14 +85,14 @@ class CostTable:
 
     def sibling(self, problem: Problem) -> "CostTable":
         """A table of the same kind for another problem."""
-        return CostTable(problem, recomputes=self.recomputes, prompt=self.prompt)
+        return CostTable(problem, recomputes=self.recomputes, n_waiting=self.n_waiting)
 
     def of(self, recompute: bool) -> "CostTable":
         """The table for a stage that recomputes, or that does not."""
         if recompute == self.recomputes:
             return self
         if self._other is None:
-            self._other = CostTable(self.problem, recomputes=recompute, prompt=self.prompt)
+            self._other = CostTable(self.problem, recomputes=recompute, n_waiting=self.n_waiting)
         return self._other
 
     def forward_s(self, device: str, start: int, stop: int, rows: int) -> float:

@@ -1,7 +1,7 @@
 """The closed form of memory: the most that a device can hold of a plan, however slow links and
-other devices are; for a `prompt` table what it holds where they are quick.
+other devices are; for a table with `n_waiting` what it holds where they are quick.
 
-Never less than `simulate.memory` finds, but for a prompt table. Asteroid (Ye et al., MobiCom 2024)
+Never less than `simulate.memory` finds, but for such a table. Asteroid (Ye et al., MobiCom 2024)
 eq. (3): model + optimizer + K_p activations, where K_p is the schedule's real depth (`warm_up`).
 Beyond the paper: what one task works on, what waits on either side of a stage, the flat vectors of
 the all-reduce, and second gradients.
@@ -14,8 +14,6 @@ from typing import NamedTuple
 
 from potluck.records import Stage, Training
 from potluck.simulate.cost import CostTable, static_bytes, working_bytes
-
-PROMPT = 2  # the micro-batch that comes or goes, and the one that is next
 
 
 def memory_bytes(
@@ -217,13 +215,13 @@ def _traffic(
     each while pieces are cut or joined. Of the last stage every loss waits, and all of them as one
     value. Without training all micro-batches of all requests may wait.
 
-    Promptly nothing waits but what is next.
+    A table may take fewer to wait.
     """
     taken, given = table.crossing_bytes(start, stop)
     n_fed = n_micro_batches * in_flight
     n_waiting = (n_micro_batches + 1) * in_flight
-    if table.prompt:
-        n_fed, n_waiting = min(n_fed, PROMPT), min(n_waiting, PROMPT)
+    if table.n_waiting is not None:
+        n_fed, n_waiting = min(n_fed, table.n_waiting + 1), min(n_waiting, table.n_waiting)
     feeds = _feed_bytes(table, start, stop) * n_fed
     at_work = feeds + working_bytes(table, start, stop, 1)
     beside = table.second_gradient_bytes(start, stop, first=n_micro_batches == 1)
@@ -231,7 +229,7 @@ def _traffic(
         at_rest = n_waiting * (taken + given)
         return _Traffic(at_work, at_rest, 0, 0, 0, n_micro_batches, 0, 0, beside, 0)
     is_last = stop == len(table.problem.layers)
-    runs_ahead = table.runs_ahead(start, stop) and not table.prompt
+    runs_ahead = table.runs_ahead(start, stop) and table.n_waiting is None
     behind = n_micro_batches * (1 + is_last) * (is_last or runs_ahead)
     return _Traffic(
         at_work=at_work,
@@ -240,7 +238,7 @@ def _traffic(
         taken=taken,
         given=given,
         n_micro_batches=n_micro_batches,
-        n_before=n_micro_batches * (table.follows_ahead(start, stop) and not table.prompt),
+        n_before=n_micro_batches * (table.follows_ahead(start, stop) and table.n_waiting is None),
         n_behind=behind,
         beside=beside,
         copied=table.copied_bytes(start, stop),
