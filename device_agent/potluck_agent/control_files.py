@@ -1,23 +1,23 @@
 """How commands reach a running agent: small files in its state directory, which only its owner can
 read and write.
 
-`agent.json` says that an agent runs, which holds `agent.lock`; `window.json` asks it to open or
-close the pairing window; `tries.json` says how many tries that window has left, `paired.json` who
-has paired in it; `ask.json` asks what goes on, and `status.json` is the answer; `load.json` tells
-an emulated device how many times longer its tasks take, as if something else ran on it. Trust
-itself is in the peers file, which a running agent reads again when it changes.
+`agent.json` says that an agent runs, which holds a lock on the directory; `window.json` asks it to
+open or close the pairing window; `tries.json` says how many tries that window has left,
+`paired.json` who has paired in it; `ask.json` asks what goes on, and `status.json` is the answer;
+`load.json` tells an emulated device how many times longer its tasks take, as if something else ran
+on it. Trust itself is in the peers file, which a running agent reads again when it changes.
 """
 
 import os
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from potluck_agent.errors import AgentError
 from potluck_agent.keys import read_private, write_private
 
-RUNNING, LOCK = "agent.json", "agent.lock"
+RUNNING = "agent.json"
 WINDOW = "window.json"
 TRIES = "tries.json"
 PAIRED = "paired.json"
@@ -51,7 +51,7 @@ class Claim:
     Windows), of two that start in the same instant one is.
     """
 
-    def __init__(self, state: Path, lock: IO[str] | None) -> None:
+    def __init__(self, state: Path, lock: int | None) -> None:
         self._state, self._lock = state, lock
 
     def release(self) -> None:
@@ -59,7 +59,7 @@ class Claim:
         for name in (RUNNING, WINDOW, TRIES, PAIRED, LOAD, ASK, STATUS):
             (self._state / name).unlink(missing_ok=True)
         if self._lock is not None:
-            self._lock.close()
+            os.close(self._lock)
 
 
 def claim(state: Path, facts: dict[str, Any]) -> Claim:
@@ -76,24 +76,26 @@ def claim(state: Path, facts: dict[str, Any]) -> Claim:
     return Claim(state, lock)
 
 
-def _locked(state: Path) -> IO[str] | None:
-    """The open file that holds the lock; it is let go when this process ends, however it does."""
+def _locked(state: Path) -> int | None:
+    """The descriptor of the directory that holds the lock; it is let go when this process ends,
+    however it does.
+    """
     try:
         import fcntl
     except ImportError:  # Windows
         return None
     try:
-        file = (state / LOCK).open("a")
+        held = os.open(state, os.O_RDONLY)
     except OSError as error:
-        raise AgentError(f"cannot write {state / LOCK}: {error.strerror}.") from error
+        raise AgentError(f"cannot read {state}: {error.strerror}.") from error
     until_s = time.monotonic() + ENDING_S
     while True:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return file
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return held
         except OSError as error:
             if time.monotonic() >= until_s:
-                file.close()
+                os.close(held)
                 refuse_second(state, patience_s=0.0)  # which names it, where it said so already
                 raise AgentError(
                     f"an agent already uses {state}. Give this one its own directory with --state."
