@@ -51,11 +51,21 @@ OPERATIONS: dict[str, frozenset[str]] = {
     # gradients: all gradients, then all float buffers times `share_frac`, as one flat vector:
     # of float64 where one of them is (since 1.8), otherwise of float32. step: one optimizer step;
     # an input replaces the gradients (and buffers) by such a vector first. Both leave the
-    # gradients as zeros after `step`.
+    # gradients as zeros after `step`. Since 1.9 `given` says what its inputs are, in the order of
+    # `STEP_INPUTS`; `groups` = [[parameters, settings], ...] have settings of their own, and each
+    # parameter is in one of them; `rates` hold a row for each group: its settings of the names
+    # `rated` in this step. `clip_value` bounds each number of the gradients, and `average` is the
+    # decay of a moving average of the weights.
     "gradients": frozenset({"segment", "share_frac"}),
     "step": frozenset({"segment", "optimizer"}),
+    # norms (since 1.9): the norm of each parameter's gradient, of this `order` (or "inf"); a vector
+    # may stand for the gradients. limit (since 1.9): of the norms of all segments, of which the
+    # number `places[i]` is the i-th that is looked at, what a step takes as `scale`, so that the
+    # norm of all gradients is `most` at the most; then that norm.
+    "norms": frozenset({"segment", "order"}),
+    "limit": frozenset({"segment", "order", "most", "places"}),
     # state / assign: read or write named state of a segment: a parameter or buffer by its name,
-    # optimizer state as `exp_avg:NAME`, `exp_avg_sq:NAME`, `momentum_buffer:NAME`, `step:NAME`.
+    # optimizer state as `SLOT:NAME`: see `potluck_wire.optimizers`.
     "state": frozenset({"segment", "names"}),
     "assign": frozenset({"segment", "names"}),
     # Tensors. All along `dim`; `concat` takes a scalar for a vector of one.
@@ -67,10 +77,14 @@ OPERATIONS: dict[str, frozenset[str]] = {
 OPTIONAL: dict[str, frozenset[str]] = {
     "send": frozenset({"to"}),
     "run": frozenset({"takes", "recompute", "split"}),
+    "step": frozenset({"given", "groups", "rated", "clip_value", "average"}),
 }
+STEP_INPUTS = ("gradients", "scale", "rates")
 NETWORK = frozenset({"send", "recv"})
 BACKWARDS = frozenset({"backward", "backward_input"})  # those that gradients go into and come from
-SEGMENT = BACKWARDS | {"run", "backward_weight", "gradients", "step", "state", "assign"}
+SEGMENT = BACKWARDS | {
+    *("run", "backward_weight", "gradients", "step", "norms", "limit", "state", "assign")
+}
 
 
 # op -> ((fewest, most) inputs, (fewest, most) outputs)
@@ -89,7 +103,9 @@ ARITY: dict[str, tuple[tuple[int, int], tuple[int, int]]] = {
     "backward_input": (_ANY, _ANY),
     "backward_weight": (_NONE, _NONE),
     "gradients": (_NONE, _ONE),
-    "step": ((0, 1), _NONE),
+    "step": ((0, len(STEP_INPUTS)), _NONE),
+    "norms": ((0, 1), _ONE),
+    "limit": (_SOME, (2, 2)),
     "state": (_NONE, _SOME),
     "assign": (_SOME, _NONE),
     "slice": (_ONE, _ONE),
@@ -109,6 +125,8 @@ COLUMNS = {
 }
 MAX_INSTRUCTIONS = 100_000  # 64 micro-batches on 8 stages with a 64-way all-reduce are some 20,000
 MAX_OPTIMIZER_ENTRIES = 16
+MAX_GROUPS = 1024  # of parameters: layer-wise rates have one per layer
+MAX_PLACES = 65_536  # parameters of a model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -313,12 +331,25 @@ def _check_together(op: str, inputs: list[str], outputs: list[str], attrs: dict[
         raise _Wrong(f"slice [{attrs['start']}, {attrs['stop']}) ends before it starts")
     if "takes" in attrs and len(attrs["takes"]) != len(inputs):
         raise _Wrong(f"takes of {len(attrs['takes'])} inputs, there are {len(inputs)}")
+    if op == "step":
+        _check_step(inputs, attrs)
     if op in ("state", "assign") and len(attrs["names"]) != len(
         outputs if op == "state" else inputs
     ):
         raise _Wrong(
             f"{len(attrs['names'])} names for {len(outputs if op == 'state' else inputs)} values"
         )
+
+
+def _check_step(inputs: list[str], attrs: dict[str, Any]) -> None:
+    """What its inputs are."""
+    given = attrs.get("given", STEP_INPUTS[:1][: len(inputs)])
+    if len(given) != len(inputs):
+        raise _Wrong(f"given are {len(given)} inputs, there are {len(inputs)}")
+    if ("rates" in given) != ("rated" in attrs):
+        raise _Wrong("rates are given where they are rated, and only there")
+    if "rated" in attrs and not attrs.get("groups"):
+        raise _Wrong("rates are those of groups, and there are none")
 
 
 def _connect(
@@ -414,6 +445,40 @@ def _is_optimizer(value: Any) -> bool:
     )
 
 
+def _is_groups(value: Any) -> bool:
+    """Parameters and settings, by groups; a group may have none."""
+    return (
+        type(value) is list
+        and 1 <= len(value) <= MAX_GROUPS
+        and all(
+            type(group) is list
+            and len(group) == 2
+            and (group[0] == [] or _is_names(group[0]))
+            and (group[1] == {} or _is_optimizer(group[1]))
+            for group in value
+        )
+    )
+
+
+def _is_given(value: Any) -> bool:
+    return type(value) is list and value == [name for name in STEP_INPUTS if name in value]
+
+
+def _is_order(value: Any) -> bool:
+    return value == "inf" or (_is_number(value) and value > 0)
+
+
+def _is_places(value: Any) -> bool:
+    """Numbers from 0 on, each once, in any order."""
+    return (
+        type(value) is list
+        and 1 <= len(value) <= MAX_PLACES
+        and set(map(type, value)) == _INTEGERS
+        and _are_within(value, MAX_PLACES)
+        and len(set(value)) == len(value)
+    )
+
+
 # attribute -> (check, what it must be)
 _ATTRIBUTES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "peer": (is_identifier, "the name of a member"),
@@ -430,6 +495,17 @@ _ATTRIBUTES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "scale": (_is_number, "a number"),
     "share_frac": (lambda value: _is_number(value) and 0 <= value <= 1, "a number in 0..1"),
     "optimizer": (_is_optimizer, "a flat object of numbers and names"),
+    "groups": (_is_groups, f"1 to {MAX_GROUPS} of [names, settings]"),
+    "given": (_is_given, f"some of {', '.join(STEP_INPUTS)}, in this order"),
+    "rated": (
+        lambda value: _is_names(value) and len(value) <= MAX_OPTIMIZER_ENTRIES,
+        f"1 to {MAX_OPTIMIZER_ENTRIES} names of settings",
+    ),
+    "clip_value": (lambda value: _is_number(value) and value >= 0, "a number of 0 or more"),
+    "average": (lambda value: _is_number(value) and 0 <= value <= 1, "a number in 0..1"),
+    "order": (_is_order, 'a number above 0, or "inf"'),
+    "most": (lambda value: _is_number(value) and value >= 0, "a number of 0 or more"),
+    "places": (_is_places, f"1 to {MAX_PLACES} places, each once"),
     "names": (_is_names, f"1 to {MAX_VALUES} names"),
     "dim": (lambda value: _is_int(value, 0, MAX_DIMENSIONS - 1), "a dimension"),
     "start": (_is_count, "a count"),

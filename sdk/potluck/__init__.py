@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from potluck import errors
-    from potluck.errors import PotluckError
+    from potluck.errors import PotluckError, StopTraining
     from potluck.graph import Model
     from potluck.handle import Handle
     from potluck.home import Home
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from potluck.planning.api import judge, load_plan, plan
     from potluck.profile.estimate import estimate
     from potluck.records import Device, Inference, Plan, QoE, Training
-    from potluck.run.optimizers import SGD, AdamW
+    from potluck.run.optimizers import SGD, Adafactor, Adagrad, Adam, AdamW, Lion, RMSprop
     from potluck.serve.decide.records import Frequency, Latency
     from potluck.sessions.agent_specs import Spec
     from potluck_wire import __version__
@@ -50,7 +50,13 @@ _WHERE = {
     "Handle": "potluck.handle",
     "AdamW": "potluck.run.optimizers",
     "SGD": "potluck.run.optimizers",
+    "Adam": "potluck.run.optimizers",
+    "Adagrad": "potluck.run.optimizers",
+    "RMSprop": "potluck.run.optimizers",
+    "Lion": "potluck.run.optimizers",
+    "Adafactor": "potluck.run.optimizers",
     "PotluckError": "potluck.errors",
+    "StopTraining": "potluck.errors",
     "__version__": "potluck_wire",
 }
 
@@ -74,7 +80,13 @@ __all__ = [
     "Handle",
     "AdamW",
     "SGD",
+    "Adam",
+    "Adagrad",
+    "RMSprop",
+    "Lion",
+    "Adafactor",
     "PotluckError",
+    "StopTraining",
     "errors",
     "__version__",
 ]

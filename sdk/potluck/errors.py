@@ -50,6 +50,12 @@ class PotluckError(Exception):
         self.facts = facts
 
 
+class StopTraining(Exception):
+    """Raised, or returned, by a callback of `run.fit`: the training ends here, and its history is
+    what it is.
+    """
+
+
 class UserError(PotluckError):
     """The caller can mend it."""
 

@@ -226,6 +226,17 @@ class Edge:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SharedWeight:
+    """A weight that other layers read, too: its bytes, and those of its gradient as holders add it
+    up.
+    """
+
+    name: str
+    nbytes: int = 0
+    summed_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
     """A run of neighbouring operators that is never cut. Sizes are per row (sample) of the batch
     unless they say otherwise.
@@ -246,7 +257,9 @@ class Layer:
     all-reduce. `fixed_buffer_bytes`: the buffers that replicas need not average. `widened_bytes`:
     by how much gradients in half precision grow as replicas add them up, in float32. `weight_flop`:
     the part of `backward_flop` that is for gradients of weights and can wait. `waiting_bytes` is
-    kept from the first to the second part of a backward in two; None where nobody knows.
+    kept from the first to the second part of a backward in two; None where nobody knows. `shared`:
+    those of its trained parameters that other layers read, too: stages that hold one add up their
+    gradients. `whole_batch`: it compares rows, so that one device takes all of a batch at once.
     """
 
     name: str
@@ -267,6 +280,8 @@ class Layer:
     widened_bytes: int = 0
     weight_flop: float = 0.0
     waiting_bytes: int | None = None
+    shared: tuple[SharedWeight, ...] = ()
+    whole_batch: bool = False
 
     def __post_init__(self) -> None:
         sizes = (
@@ -358,12 +373,14 @@ class Training:
     """Train on batches of `batch` rows.
 
     `micro_batch` None lets the planner choose; `optimizer_copies`: parameter-sized tensors of
-    state.
+    state. `clipped`: the norm of all gradients is limited, so that every step of the optimizer
+    waits for the last of them.
     """
 
     batch: int
     micro_batch: int | None = None
     optimizer_copies: int = 2  # AdamW: two moments; SGD with momentum: one; plain SGD: none
+    clipped: bool = False
 
     def __post_init__(self) -> None:
         _rows("batch", self.batch)
@@ -649,13 +666,25 @@ class Tensor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SharedPart:
+    """Elements [start, stop) of the vector of a step of a segment: the gradient of a parameter that
+    other layers read, too.
+    """
+
+    name: str
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
     """Layers [start, stop) as one piece that a device can load, seen from outside.
 
     Its inputs in order: `feeds`, model inputs and targets that home sends to this very stage, then
     `inputs` from the stages that hold the layers `sources` (one for each input; none: the layer
     before `start`). `outputs` go to the stages that take them; those of the last stage go home (in
-    training the first is the loss). `norm_values`: as of its layers.
+    training the first is the loss). `norm_values`: as of its layers. `shared`: gradients that go
+    into the sum of all segments that hold the parameter.
     """
 
     name: str
@@ -668,7 +697,10 @@ class Segment:
     parameter_count: int = 0
     buffer_count: int = 0  # elements of float buffers (running statistics)
     vector_item_bytes: int = 4  # of an element of the vector of a step: 8 where it holds float64
+    sums_rows: bool = False  # in training: the loss is a sum over rows, not a mean
+    whole_batch: bool = False  # in training: the loss compares rows
     norm_values: int = 0
+    shared: tuple[SharedPart, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

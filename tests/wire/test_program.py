@@ -37,6 +37,12 @@ GOOD = {
         [],
         {"segment": "s0", "optimizer": {"name": "adamw", "lr": 1e-3, "nesterov": False, "step": 1}},
     ),
+    "norms": (["a"], ["n"], {"segment": "s0", "order": 2.0}),
+    "limit": (
+        ["a", "b"],
+        ["s", "n"],
+        {"segment": "s0", "order": "inf", "most": 1.0, "places": [1, 0, 2]},
+    ),
     "state": ([], ["w", "m"], {"segment": "3/s0", "names": ["conv.weight", "exp_avg:conv.weight"]}),
     "assign": (["a", "b"], [], {"segment": "s0", "names": ["conv.weight", "conv.bias"]}),
     "slice": (["a"], ["c"], {"dim": 0, "start": 0, "stop": 4}),
@@ -82,6 +88,24 @@ def test_a_run_may_say_that_its_backward_comes_in_two_parts():
     assert run.attrs["split"] is True
 
 
+GROUPS = [[["w"], {"lr": 0.1}], [[], {}]]
+
+
+def test_a_step_may_say_more_of_its_inputs_and_settings():
+    more = {
+        "given": ["scale", "rates"],
+        "groups": GROUPS,
+        "rated": ["lr", "weight_decay"],
+        "clip_value": 0.5,
+        "average": 0.99,
+    }
+    bad = row("step", **more)
+    bad[1] = ["a", "b"]
+    (*_, step) = from_json(document(bad)).instructions
+    assert step.attrs["groups"] == GROUPS
+    assert step.attrs["given"] == ["scale", "rates"]
+
+
 def without(op, name):
     bad = row(op)
     del bad[5][name]
@@ -98,6 +122,23 @@ def changed(good, /, **places):
 
 WRONG = {
     "not a list": "send",
+    "inputs of a step that nobody names": changed("step", inputs=["a", "b"]),
+    "inputs of a step in another order": changed(
+        "step", inputs=["a", "b"], attrs={**GOOD["step"][2], "given": ["scale", "gradients"]}
+    ),
+    "rates of nobody": row("step", rated=["lr"], groups=GROUPS),
+    "rates without groups": row("step", given=["rates"], rated=["lr"]),
+    "no group": row("step", groups=[]),
+    "a group without settings": row("step", groups=[[["w"]]]),
+    "a group of a number": row("step", groups=[[7, {}]]),
+    "a bound below zero": row("step", clip_value=-1.0),
+    "an average of two": row("step", average=2.0),
+    "norms of order zero": row("norms", order=0),
+    "norms of order minus inf": row("norms", order="-inf"),
+    "limit below zero": row("limit", most=-1.0),
+    "places twice": row("limit", places=[0, 0]),
+    "places before the first": row("limit", places=[-1, 0]),
+    "no places": row("limit", places=[]),
     "five fields": ["add", ["a"], ["c"], [], 0],
     "unknown operation": changed("add", op="eval"),
     "operation is a number": changed("add", op=7),

@@ -8,7 +8,7 @@ from typing import Any
 from potluck_agent.worker.arrays.backends import Arrays
 from potluck_wire.graph import SegmentError
 
-from .tasks import Segment, Tensors
+from .tasks import NOTHING, Beside, Segment, Tensors
 
 
 class ForwardOnly:
@@ -35,7 +35,17 @@ class ForwardOnly:
         """Raises SegmentError: there are none."""
         raise self.refusal()
 
-    def step(self, vector: Any, optimizer: Mapping[str, Any]) -> None:
+    def norms(self, vector: Any, order: float) -> Any:
+        """Raises SegmentError: there are none."""
+        raise self.refusal()
+
+    def limit(
+        self, norms: Tensors, places: Sequence[int], most: float, order: float
+    ) -> tuple[Any, Any]:
+        """Raises SegmentError: there are no gradients."""
+        raise self.refusal()
+
+    def step(self, vector: Any, optimizer: Mapping[str, Any], beside: Beside = NOTHING) -> None:
         """Raises SegmentError: nothing can be learned."""
         raise self.refusal()
 

@@ -1,37 +1,23 @@
-"""The optimizers that a device may use: torch's own SGD, SGD with momentum and AdamW, with their
-state by name.
+"""The optimizers that a device may use: torch's own, and Lion, with their state by name.
 
 torch's AdamW makes two temporary tensors of the size of a parameter. So a large one is updated in
 pieces, each a parameter to torch: the arithmetic is by elements, so that the result is the same,
-and a step takes hardly more memory than its state.
+and a step takes hardly more memory than its state. (Adafactor looks at whole matrices.)
 """
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
+from potluck_wire import optimizers as known
+from potluck_wire.errors import WireError
 from potluck_wire.graph import SegmentError
+from potluck_wire.optimizers import AVERAGE, KINDS, SCALARS, SLOTS
 
-# what may be set -> the value where it is not, as in torch; "name" chooses the optimizer
-DEFAULTS: dict[str, dict[str, Any]] = {
-    "sgd": {"lr": 1e-3, "weight_decay": 0.0},
-    "momentum": {"lr": 1e-3, "momentum": 0.9, "weight_decay": 0.0, "nesterov": False},
-    "adamw": {"lr": 1e-3, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.01},
-}
-_KINDS: dict[str, Callable[..., torch.optim.Optimizer]] = {
-    "sgd": torch.optim.SGD,
-    "momentum": torch.optim.SGD,
-    "adamw": torch.optim.AdamW,
-}
-_SLOTS: dict[str, tuple[str, ...]] = {
-    "sgd": (),
-    "momentum": ("momentum_buffer",),
-    "adamw": ("step", "exp_avg", "exp_avg_sq"),
-}
-SLOTS = frozenset(slot for slots in _SLOTS.values() for slot in slots)
+from .lion import Lion
 
+Group = tuple[Sequence[str], Mapping[str, Any]]  # names of parameters, and their own settings
 
 PIECE_NUMBERS = 1 << 20  # a few MiB, and a multiple of what processors take at once
 
@@ -39,30 +25,46 @@ PIECE_NUMBERS = 1 << 20  # a few MiB, and a multiple of what processors take at 
 class Optimizer:
     """One optimizer over named parameters, chosen at each step.
 
-    Its state outlives a change of rates.
+    Its state outlives a change of rates and groups.
     """
 
     def __init__(self, parameters: Mapping[str, torch.Tensor]) -> None:
         self.parameters = dict(parameters)
-        self._pieces = {name: _pieces(parameter) for name, parameter in self.parameters.items()}
+        self._pieces: dict[str, Sequence[torch.Tensor]] = {}
         self._name = ""
         self._made: torch.optim.Optimizer | None = None
+        self._groups: list[list[str]] = []
+        self._slots: dict[str, tuple[str, ...]] = {}  # of each parameter
         # before it is made
         self._state: dict[str, dict[str, torch.Tensor]] = {name: {} for name in self.parameters}
+        self._averages: dict[str, torch.Tensor] = {}  # of the weights, where they are wanted
 
-    def step(self, options: Mapping[str, Any]) -> None:
-        """One step with the parameters' gradients, which are gone afterwards."""
-        name, settings = check(options)
+    def step(
+        self, options: Mapping[str, Any], groups: Sequence[Group] = (), average: float | None = None
+    ) -> None:
+        """One step with the parameters' gradients, which are gone afterwards.
+
+        `groups` have their own settings; each parameter is in one of them, where there are any.
+        `average`: the decay of a moving average of the weights.
+        """
+        name, every = _settings(options, groups, self.parameters)
         if not self.parameters:
             return
-        if self._made is None or name != self._name:
-            self._make(name, settings)
+        if average is not None:
+            self._begin_average()
+        names = [[*members] for members, _ in every]
+        if self._made is None or name != self._name or names != self._groups:
+            self._make(name, every)
         assert self._made is not None
         for parameter, pieces in self._pieces.items():
             self._hand_gradient(parameter, pieces)
-        self._made.param_groups[0].update(settings)
+        filled = [settings for members, settings in every if members]
+        for group, settings in zip(self._made.param_groups, filled, strict=True):
+            group.update(_arguments(name, settings))
         self._made.step()
         self._made.zero_grad(set_to_none=True)
+        if average is not None:
+            self._average(average)
 
     def _hand_gradient(self, name: str, pieces: Sequence[torch.Tensor]) -> None:
         parameter = self.parameters[name]
@@ -71,22 +73,36 @@ class Optimizer:
                 piece.grad = part
             parameter.grad = None
 
-    def _make(self, name: str, settings: Mapping[str, Any]) -> None:
+    def _make(self, name: str, every: Sequence[Group]) -> None:
         """A new optimizer that takes over what state fits it."""
+        self._slots = {
+            parameter: tuple(known.slots(name, settings, tuple(self.parameters[parameter].shape)))
+            for members, settings in every
+            for parameter in members
+        }
         written = {
             (parameter, slot): self._slot(parameter, slot)
             for parameter in self.parameters
             for slot in self._present(parameter)
-            if slot in _SLOTS[name]
+            if slot in self._slots[parameter]
         }
-        pieces = [piece for pieces in self._pieces.values() for piece in pieces]
-        self._name, self._made = name, _KINDS[name](pieces, **settings)
-        self._state.clear()
+        whole = KINDS[name].factored
+        self._pieces = {n: (p,) if whole else _pieces(p) for n, p in self.parameters.items()}
+        groups = [
+            {"params": [piece for n in members for piece in self._pieces[n]]}
+            | _arguments(name, settings)
+            for members, settings in every
+            if members
+        ]
+        self._groups = [[*members] for members, _ in every]
+        self._name, self._made = name, _class(name)(groups)
+        for state in self._state.values():
+            state.clear()
         for (parameter, slot), tensor in written.items():
             self._set(parameter, slot, tensor)
 
     def _present(self, parameter: str) -> tuple[str, ...]:
-        """The slots that have something in them."""
+        """The slots that have something in them, but for the average."""
         if self._made is None:
             return tuple(self._state[parameter])
         held = self._made.state[self._pieces[parameter][0]]
@@ -99,7 +115,7 @@ class Optimizer:
         parts = [self._made.state[piece][slot] for piece in self._pieces[parameter]]
         return (
             parts[0]
-            if slot == "step" or len(parts) == 1
+            if slot in SCALARS or len(parts) == 1
             else torch.cat(parts).view_as(self.parameters[parameter])
         )
 
@@ -109,27 +125,44 @@ class Optimizer:
         Slots that are not there yet become blank.
         """
         assert self._made is not None
-        parts = (
-            [tensor.clone() for _ in self._pieces[parameter]] if slot == "step" else _split(tensor)
-        )
-        for piece, part in zip(self._pieces[parameter], parts, strict=True):
+        pieces = self._pieces[parameter]
+        parts = [tensor] if len(pieces) == 1 else _split(tensor)
+        if slot in SCALARS:
+            parts = [tensor.clone() for _ in pieces]
+        for piece, part in zip(pieces, parts, strict=True):
             state = self._made.state[piece]
-            for missing in _SLOTS[self._name]:
+            for missing in self._slots[parameter]:
                 if state.get(missing) is None:
                     state[missing] = _blank(missing, piece)
-            state[slot] = part.view_as(state[slot])
+            state[slot] = part.view_as(_blank(slot, piece))
+
+    # --- a moving average of the weights ----------------------------------------------------------
+
+    def _begin_average(self) -> None:
+        """It begins at the weights of now."""
+        for name, parameter in self.parameters.items():
+            if name not in self._averages:
+                self._averages[name] = parameter.detach().clone()
+
+    def _average(self, decay: float) -> None:
+        for name, parameter in self.parameters.items():
+            self._averages[name].lerp_(parameter.detach(), 1 - decay)
+
+    # --- state by name ----------------------------------------------------------------------------
 
     def names(self) -> tuple[str, ...]:
         """`SLOT:PARAMETER` of all state there is."""
         return tuple(
             f"{slot}:{parameter}"
             for parameter in self.parameters
-            for slot in self._present(parameter)
+            for slot in (*self._present(parameter), *[AVERAGE] * (parameter in self._averages))
         )
 
     def read(self, name: str) -> torch.Tensor:
-        """State by name; zeros where there is none yet."""
+        """State by name; where there is none yet, that of an optimizer without a step."""
         slot, parameter = self._part(name)
+        if slot == AVERAGE:
+            return self._averages.get(parameter, self.parameters[parameter]).detach()
         if slot not in self._present(parameter):
             return _blank(slot, self.parameters[parameter])
         return self._slot(parameter, slot).detach()
@@ -144,7 +177,9 @@ class Optimizer:
                 f"{name} is {blank.dtype} {list(blank.shape)}, not {list(tensor.shape)}",
             )
         blank.copy_(tensor)
-        if self._made is None:
+        if slot == AVERAGE:
+            self._averages[parameter] = blank
+        elif self._made is None:
             self._state[parameter][slot] = blank
         else:
             self._set(parameter, slot, blank)
@@ -170,33 +205,50 @@ def _split(tensor: torch.Tensor) -> Sequence[torch.Tensor]:
 
 
 def _blank(slot: str, parameter: torch.Tensor) -> torch.Tensor:
-    return torch.zeros(()) if slot == "step" else torch.zeros_like(parameter, requires_grad=False)
+    """A slot before the first step."""
+    if slot in SCALARS:
+        return torch.ones(()) if slot == "mu_product" else torch.zeros(())
+    shape = known.slot_shape(slot, tuple(parameter.shape))
+    if shape == tuple(parameter.shape):
+        return torch.zeros_like(parameter, requires_grad=False)
+    return torch.zeros(shape, dtype=parameter.dtype, device=parameter.device)
 
 
-def check(options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """(name, all settings) of an optimizer.
-
-    Raises SegmentError for an unknown one or a bad setting.
-    """
-    name = options.get("name")
-    if not isinstance(name, str) or name not in DEFAULTS:
+def _settings(
+    options: Mapping[str, Any], groups: Sequence[Group], parameters: Mapping[str, torch.Tensor]
+) -> tuple[str, list[Group]]:
+    """The optimizer's name, and all settings of each group."""
+    try:
+        name, _ = known.check(options)
+        if not groups:
+            return name, [([*parameters], known.check(options)[1])]
+        every: list[Group] = [
+            (names, known.check({**options, **settings})[1]) for names, settings in groups
+        ]
+    except WireError as error:
+        raise SegmentError("bad-input", error.text[:200]) from error
+    members = [name for names, _ in every for name in names]
+    if sorted(members) != sorted(parameters):
+        odd = sorted(set(members) ^ set(parameters)) or members
         raise SegmentError(
-            "bad-input", f"there is no optimizer {name!r}; there are {sorted(DEFAULTS)}"[:200]
+            "bad-input", f"{odd[0]!r} is not in one group of parameters, and in one only"[:200]
         )
-    given = {key: value for key, value in options.items() if key != "name"}
-    unknown = sorted(set(given) - set(DEFAULTS[name]))
-    if unknown:
-        raise SegmentError("bad-input", f"{name} has no setting {unknown[0]!r}"[:200])
-    for key, value in given.items():
-        if not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
-            raise SegmentError(
-                "bad-input", f"{name}: {key} must be a number that is not negative: {value!r}"[:200]
-            )
-    settings = {**DEFAULTS[name], **given}
-    if name == "adamw":
-        settings["betas"] = (settings.pop("beta1"), settings.pop("beta2"))
-        if max(settings["betas"]) >= 1:
-            raise SegmentError(
-                "bad-input", f"adamw: beta1 and beta2 must be below 1: {settings['betas']}"
-            )
-    return name, settings
+    return name, every
+
+
+def _class(name: str) -> Callable[..., torch.optim.Optimizer]:
+    theirs = KINDS[name].torch
+    made: Callable[..., torch.optim.Optimizer] = getattr(torch.optim, theirs) if theirs else Lion
+    return made
+
+
+def _arguments(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings as torch takes them."""
+    given = {
+        key: bool(value) if isinstance(KINDS[name].settings[key], bool) else value
+        for key, value in settings.items()
+    }
+    for pair, first, second in (("betas", "beta1", "beta2"), ("eps", "eps1", "eps2")):
+        if first in given:
+            given[pair] = (given.pop(first), given.pop(second))
+    return given

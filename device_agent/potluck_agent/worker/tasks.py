@@ -11,11 +11,30 @@ from typing import Any, Protocol
 
 from potluck_agent.worker import room
 from potluck_agent.worker.arrays.backends import Arrays
+from potluck_wire.program import STEP_INPUTS
 from potluck_wire.tensors import item_bytes
 
 Tensors = Sequence[Any]  # of the library that this worker computes with
 Attributes = Mapping[str, Any]
 Rows = tuple[int, int, int]  # [start, stop) of that many rows of a micro-batch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beside:
+    """What a step of an optimizer has beside its settings.
+
+    `groups` = [parameters, settings] have settings of their own; `scale` multiplies all gradients,
+    `clip_value` bounds each number of them; `average` is the decay of a moving average of the
+    weights.
+    """
+
+    groups: Sequence[Any] = ()
+    scale: Any = None
+    clip_value: float | None = None
+    average: float | None = None
+
+
+NOTHING = Beside()
 
 
 class Segment(Protocol):
@@ -51,7 +70,17 @@ class Segment(Protocol):
     def gradients(self, share_frac: float) -> Any:
         """Gradients, then float buffers times `share_frac`, as one flat vector."""
 
-    def step(self, vector: Any, optimizer: Attributes) -> None:
+    def norms(self, vector: Any, order: float) -> Any:
+        """The norm of each parameter's gradient; `vector` stands for the gradients."""
+
+    def limit(
+        self, norms: Tensors, places: Sequence[int], most: float, order: float
+    ) -> tuple[Any, Any]:
+        """What gradients are multiplied by so that the norm of all is `most` at the most, and that
+        norm.
+        """
+
+    def step(self, vector: Any, optimizer: Attributes, beside: "Beside" = ...) -> None:
         """One optimizer step; `vector` replaces gradients and buffers first."""
 
     def read(self, name: str) -> Any:
@@ -163,8 +192,48 @@ def _step(task: Task) -> Tensors:
     optimizer = task.attrs.get("optimizer")
     if not isinstance(optimizer, dict):
         raise ValueError(f"attribute optimizer is {optimizer!r:.80}, expected an object")
-    task.on().step(task.inputs[0] if task.inputs else None, optimizer)
+    given = _given(task)
+    vector, scale, rates = (given.get(name) for name in STEP_INPUTS)
+    groups = task.attrs.get("groups", [])
+    if rates is not None:
+        groups = _rated(groups, task.attrs["rated"], rates)
+    beside = Beside(
+        groups=groups,
+        scale=scale,
+        clip_value=task.attrs.get("clip_value"),
+        average=task.attrs.get("average"),
+    )
+    task.on().step(vector, optimizer, beside)
     return ()
+
+
+def _given(task: Task) -> dict[str, Any]:
+    """The inputs of a step by what they are."""
+    names = task.attrs.get("given", ["gradients"][: len(task.inputs)])
+    if len(names) != len(task.inputs):
+        raise ValueError(f"{len(task.inputs)} inputs of a step, {len(names)} expected")
+    return dict(zip(names, task.inputs, strict=True))
+
+
+def _rated(groups: Sequence[Any], rated: Sequence[str], rates: Any) -> list[Any]:
+    """The groups with the settings that came with this step: one row of them for each group."""
+    rows = rates.tolist()
+    if len(rows) != len(groups) or any(len(row) != len(rated) for row in rows):
+        raise ValueError(f"rates of {list(rates.shape)} for {len(groups)} groups of {len(rated)}")
+    return [
+        [names, {**settings, **dict(zip(rated, row, strict=True))}]
+        for (names, settings), row in zip(groups, rows, strict=True)
+    ]
+
+
+def _norms(task: Task) -> Tensors:
+    vector = task.inputs[0] if task.inputs else None
+    return (task.on().norms(vector, float(task.attrs["order"])),)
+
+
+def _limit(task: Task) -> Tensors:
+    most, order = float(task.attrs["most"]), float(task.attrs["order"])
+    return task.on().limit(task.inputs, task.attrs["places"], most, order)
 
 
 def _state(task: Task) -> Tensors:
@@ -243,6 +312,8 @@ OPERATIONS: dict[str, Callable[[Task], Tensors]] = {
     "backward_input": _backward_input,
     "backward_weight": _backward_weight,
     "gradients": _gradients,
+    "norms": _norms,
+    "limit": _limit,
     "step": _step,
     "state": _state,
     "assign": _assign,

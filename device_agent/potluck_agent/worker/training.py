@@ -23,6 +23,7 @@ from .operators import DTYPES
 from .optimizers import Optimizer
 from .recomputation import Recomputed, unsaved
 from .split_backward import PieceRecorder, Waiting, weight_part
+from .tasks import NOTHING, Beside
 from .torch_device import CPU
 
 Rows = tuple[int, int, int]
@@ -225,24 +226,69 @@ class Segment:
     def _flat(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.detach().reshape(-1).to(self._vector_dtype)
 
-    def step(self, vector: torch.Tensor | None, optimizer: Mapping[str, Any]) -> None:
+    def norms(self, vector: torch.Tensor | None, order: float) -> torch.Tensor:
+        """The norm of each parameter's gradient, of this order (2: Euclid's); `vector` stands for
+        the gradients.
+        """
+        parts = self._gradients_of(vector)
+        norms = [torch.linalg.vector_norm(gradient, order) for gradient in parts.values()]
+        return torch.stack(norms) if norms else torch.zeros(0, device=self._device)
+
+    def limit(
+        self, norms: Sequence[torch.Tensor], places: Sequence[int], most: float, order: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """What gradients are multiplied by so that the norm of all is `most` at the most, and that
+        norm: as `torch.nn.utils.clip_grad_norm_`, not finite where a gradient is not.
+
+        `places`: the norms are looked at in this order.
+        """
+        every = torch.cat([part.reshape(-1) for part in norms])
+        if not places or max(places) >= len(every):
+            raise SegmentError(_INPUT, f"the last place is {max(places)}, of {len(every)} norms")
+        total = torch.linalg.vector_norm(every[list(places)], order)
+        return torch.clamp(most / (total + 1e-6), max=1.0), total
+
+    def step(
+        self, vector: torch.Tensor | None, optimizer: Mapping[str, Any], beside: Beside = NOTHING
+    ) -> None:
         """One optimizer step; `vector`, of the form of `gradients`, replaces gradients and
         statistics first.
         """
         if vector is not None:
             self._spread(vector)
-        self._optimizer.step(optimizer)
+        for parameter in self._trainable.values():
+            if parameter.grad is None:
+                continue
+            if beside.scale is not None:
+                parameter.grad.mul_(beside.scale.reshape(()).to(parameter.grad.device))
+            if (most := beside.clip_value) is not None:
+                parameter.grad.clamp_(min=-most, max=most)
+        self._optimizer.step(optimizer, beside.groups, beside.average)
 
-    def _spread(self, vector: torch.Tensor) -> None:
+    def _gradients_of(self, vector: torch.Tensor | None) -> dict[str, torch.Tensor]:
+        """Per parameter its gradient: its own, zeros where it has none, or a part of the vector."""
+        if vector is None:
+            return {
+                name: torch.zeros_like(p) if p.grad is None else p.grad
+                for name, p in self._trainable.items()
+            }
+        pairs = zip(self._trainable.items(), self._parts(vector), strict=False)
+        return {name: part.view_as(p).to(p.dtype) for (name, p), part in pairs}
+
+    def _parts(self, vector: torch.Tensor) -> Sequence[torch.Tensor]:
+        """Of a vector of the form of `gradients`: per parameter, then per statistic."""
         sizes = [t.numel() for t in (*self._trainable.values(), *self._averaged)]
         if tuple(vector.shape) != (sum(sizes),) or vector.dtype is not self._vector_dtype:
             got = f"{vector.dtype} {list(vector.shape)}"
             raise SegmentError(
                 _INPUT, f"step takes a flat vector, {self._vector_dtype} [{sum(sizes)}], not {got}"
             )
-        parts = torch.split(vector, sizes)
-        for parameter, part in zip(self._trainable.values(), parts, strict=False):
-            parameter.grad = part.view_as(parameter).to(parameter.dtype)
+        return torch.split(vector, sizes)
+
+    def _spread(self, vector: torch.Tensor) -> None:
+        parts = self._parts(vector)
+        for name, gradient in self._gradients_of(vector).items():
+            self._trainable[name].grad = gradient
         for buffer, part in zip(self._averaged, parts[len(self._trainable) :], strict=True):
             buffer.copy_(part.view_as(buffer))
 

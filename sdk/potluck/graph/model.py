@@ -4,7 +4,7 @@ and its segments.
 
 import hashlib
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from potluck import records
 from potluck.errors import ModelError
 from potluck.graph.indices import check_indices, index_bounds
+from potluck.graph.notes import cautions, notes_of
 from potluck.graph.partition.batch_norms import check_values
 from potluck.graph.partition.cuts import Linearization, line
 from potluck.graph.partition.layers import Layers, layers
@@ -22,7 +23,7 @@ from potluck.graph.partition.segment_records import segment_record, tensor_recor
 from potluck.graph.torch.state_names import as_module, load
 from potluck.optional import needed
 from potluck.shown import Shown
-from potluck_wire.graph import BATCH, Graph, evaluate
+from potluck_wire.graph import BATCH, Graph, Parameter, evaluate
 from potluck_wire.installing import install
 from potluck_wire.segment import dumps
 
@@ -98,13 +99,14 @@ class Model(Shown):
         net: "torch.nn.Module",
         example_inputs: "torch.Tensor | Sequence[torch.Tensor] | Mapping[str, torch.Tensor]",
         *,
-        loss: "Callable[..., torch.Tensor] | None" = None,
+        loss: "Callable[..., torch.Tensor] | str | int | None" = None,
         example_targets: "torch.Tensor | Sequence[torch.Tensor] | Mapping[str, torch.Tensor]" = (),
         sequence_dims: Sequence[int | None] | Mapping[str, int | None] = (),
         max_layers: int = MAX_LAYERS,
         merge_below: float = 0.0,
         name: str = "",
         autocast: str = "",
+        compares_rows: bool = False,
     ) -> "Model":
         """A model from a torch module and an example of its inputs (the batch is the first
         dimension of each).
@@ -116,8 +118,9 @@ class Model(Shown):
         and giving a mean over rows, it can be trained. That it gives one is proven from its graph;
         where that cannot be, it is tried, and a warning says so. The mean may be weighted (class
         weights, ignored targets, a mask): what all targets of a batch make up, such as the number
-        that counts, is taken of the whole batch, as on one machine. Where the module computes its
-        loss itself, wrap it in one that returns the logits, and write the loss beside it. Plans
+        that counts, is taken of the whole batch, as on one machine. A sum over rows is one. Where
+        the module computes its loss itself, as those of `transformers` do, `loss` says which part
+        of its answer that is: "loss", or 0 for the first; it gets its targets by name. Plans
         call it `name`. `sequence_dims[i]` (or by name) is the dimension of input (then target) i
         that may change its length too, as far as tables of the module go.
 
@@ -129,10 +132,12 @@ class Model(Shown):
             One tensor, a tuple, or a mapping by the names of `forward`; each [rows, ...], rows
             first.
         loss
-            Called as loss(output, *targets); gives a mean over rows. Without it the model answers
-            and does not train.
+            Called as loss(output, *targets); gives a mean over rows, or a sum. Or the name (or the
+            place) of the loss in what the module returns. Without it the model answers and does
+            not train.
         example_targets
-            As `example_inputs`, for the loss; each [rows, ...].
+            As `example_inputs`, for the loss; each [rows, ...]. Where the module takes them, by
+            name; default: those of the inputs that are called labels, or otherwise as usual.
         sequence_dims
             Per input, then target (or by name): the dimension that may change its length too, or
             None.
@@ -146,6 +151,9 @@ class Model(Shown):
         autocast
             `bfloat16` (or, without a loss, `float16`): devices compute as under torch.autocast of
             that type on a CPU. Weights stay as they are.
+        compares_rows
+            The loss compares rows of a batch with each other (contrastive, dice over the batch).
+            All rows then go through the pipeline at once, and one device has the loss.
 
         Raises
         ------
@@ -157,6 +165,7 @@ class Model(Shown):
 
             from potluck.graph.torch import mixed_precision
             from potluck.graph.torch.examples import at_least_two, inputs_of, targets_of
+            from potluck.graph.torch.own_loss import own_loss
             from potluck.graph.torch.trace import trace
             from potluck.graph.torch.trainability import check_memory, check_module
 
@@ -166,23 +175,21 @@ class Model(Shown):
         mixed_precision.check(autocast, trains=loss is not None)
         if loss is not None:
             check_memory(net)
+        criterion, example_inputs, example_targets = own_loss(
+            net, loss, example_inputs, example_targets
+        )
         given = inputs_of(net, example_inputs)
-        targets, target_names = targets_of(loss, example_targets)
+        targets, target_names = targets_of(criterion, example_targets)
         if not given.tensors:
             raise ModelError("an example of the inputs is needed.")
-        if loss is not None and not targets:
+        if criterion is not None and not targets:
             raise ModelError(
                 "a loss needs an example of the targets.", next_step="Pass example_targets."
             )
-        if loss is None and targets:
+        if criterion is None and targets:
             raise ModelError(
                 "targets are given, and no loss.",
                 next_step="Pass loss=, as in loss(output, target).",
-            )
-        if isinstance(loss, type) or (loss is not None and not callable(loss)):
-            raise ModelError(
-                f"the loss is called as loss(output, *targets), got {loss!r}.",
-                next_step="Pass a function or an object, such as torch.nn.CrossEntropyLoss().",
             )
         inputs, targets = at_least_two(given.tensors, targets)
         named = bool(given.keywords)
@@ -202,20 +209,21 @@ class Model(Shown):
         traced = partial(trace, net, inputs, sequence_dims=dims, keywords=given.keywords)
         traced = partial(traced, autocast=autocast)
         inference = laid_out(traced(input_names=names))
+        traced = partial(traced, compares_rows=compares_rows)
         training = (
-            laid_out(traced(input_names=every, loss=loss, targets=targets))
-            if loss is not None
+            laid_out(traced(input_names=every, loss=criterion, targets=targets))
+            if criterion is not None
             else None
         )
         model = cls(
             inference=inference,
             training=training,
             net=net,
-            loss=loss,
+            loss=criterion,
             name=name,
             arguments=arguments,
         )
-        for note in model._cautions(model.trains):
+        for note in cautions(model.laid_out(model.trains).line, inference.line, model.trains):
             warnings.warn(note, stacklevel=2)
         return model
 
@@ -402,31 +410,7 @@ class Model(Shown):
         """What keeps the model from being cut more finely, and what of its rows is not proven, in
         words.
         """
-        line = self.laid_out(train).line
-        tied = sorted({name for _, _, name in line.tied})
-        return (
-            *(
-                f"{name} is used in several places, which training keeps on one device"
-                for name in tied
-            ),
-            *self._cautions(train),
-        )
-
-    def _cautions(self, train: bool) -> Iterator[str]:
-        """What may not be as its user thinks, in words."""
-        traced = self.laid_out(train).line.traced
-        if traced.unproven:
-            what = "the loss is a mean over rows" if train else "each row is answered by itself"
-            yield (
-                f"that {what} was tried on several batches, and is not proven: how "
-                f"{traced.unproven} treats rows is not known"
-            )
-        for name in self.laid_out(False).line.traced.padded:
-            yield (
-                f"torch leaves zeros where the padding mask of {name or 'the module'} says so, if "
-                "gradients are off; answers here have what its layers compute there. Make "
-                "nn.TransformerEncoder with enable_nested_tensor=False for the same everywhere"
-            )
+        return notes_of(self.laid_out(train).line, self._inference.line, train=train)
 
     @property
     def _graphs(self) -> tuple[Layers, ...]:
@@ -546,10 +530,19 @@ class Model(Shown):
 
         return as_traced(self._net, self._loss, self._tensors())
 
-    def trained_dtypes(self) -> frozenset[str]:
-        """Of which types the weights are that it trains; none where it cannot be trained."""
+    @property
+    def trained(self) -> tuple[Parameter, ...]:
+        """The weights that it trains, in the order of its modules; none where it cannot be."""
         graphs = [] if self._training is None else [self._training.line.traced.graph]
-        return frozenset(p.dtype for graph in graphs for p in graph.parameters if p.trainable)
+        return tuple(p for graph in graphs for p in graph.parameters if p.trainable)
+
+    def names_by_identity(self) -> dict[int, str]:
+        """What devices call each of the user's own parameters and buffers, by its `id`; empty
+        where the graph does not use it. Nothing of a model from a file.
+        """
+        modules: list[Any] = [m for m in (self._net, self._loss) if hasattr(m, "named_modules")]
+        found = {id(tensor): "" for module in modules for tensor in module.parameters()}
+        return found | {id(t): name for name, t in self._tensors().items() if modules}
 
     def state_names(self, start: int, stop: int, *, train: bool = False) -> tuple[str, ...]:
         """Names of the state that layers [start, stop) need: parameters, then buffers.

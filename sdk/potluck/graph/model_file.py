@@ -150,6 +150,8 @@ def _of_layers(chosen: Layers) -> dict[str, Any]:
         "structure": _structure(traced.structure),
         "unproven": traced.unproven,
         "squeezes_rows": traced.squeezes_rows,
+        "sums_rows": traced.sums_rows,
+        "whole_batch": traced.whole_batch,
         "max_layers": chosen.max_layers,
         "merge_below": chosen.merge_below,
         "tensors": list(traced.tensors),
@@ -256,6 +258,8 @@ def _layers(
         structure=_read_structure(structure),
         unproven=document["unproven"],
         squeezes_rows=document["squeezes_rows"],
+        sums_rows=document.get("sums_rows", False),
+        whole_batch=document.get("whole_batch", False),
     )
     _check(traced)
     if not holds(max_layers, int) or not holds(merge_below, float):
@@ -284,6 +288,8 @@ def _check(traced: Traced) -> None:
         and len(traced.modules) in (0, len(graph.nodes))
         and holds(traced.unproven, str)
         and holds(traced.squeezes_rows, bool)
+        and holds(traced.sums_rows, bool)
+        and holds(traced.whole_batch, bool)
     )
     if not is_sound:
         raise ValueError("what it says of its nodes does not hold")

@@ -46,7 +46,8 @@ class Traced:
     known; `unproven`: the operator because of which only trials say that the loss is a mean over
     rows, or that each row is answered by itself; `squeezes_rows`: of a request of one row, the
     module drops the dimension of the rows; `padded`: its encoders of which torch leaves zeros at
-    padded places where gradients are off.
+    padded places where gradients are off; `sums_rows`: the loss is a sum over rows, not a mean;
+    `whole_batch`: it compares rows, so that all of a batch are there at once.
     """
 
     graph: Graph
@@ -60,6 +61,8 @@ class Traced:
     unproven: str = ""
     squeezes_rows: bool = False
     padded: tuple[str, ...] = ()
+    sums_rows: bool = False
+    whole_batch: bool = False
 
     def type_of(self, ref: Ref) -> Type:
         """The type of a value, or of an item of it."""

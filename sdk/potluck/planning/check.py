@@ -54,6 +54,12 @@ def check_problem(problem: Problem) -> None:
             next_step="Choose larger micro-batches, or a smaller batch.",
         )
     smallest = stated or batch
+    if smallest < fewest_rows(problem) and any(layer.whole_batch for layer in problem.layers):
+        raise UserError(
+            f"the loss of {problem.model} compares rows: micro-batches of {smallest} rows cannot "
+            f"be those of a batch of {batch}.",
+            next_step="Leave micro_batch to the planner.",
+        )
     if smallest < fewest_rows(problem):
         raise UserError(
             f"{problem.model} cannot be trained on {smallest} row at a time: the batch norm of "

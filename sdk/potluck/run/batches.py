@@ -45,44 +45,13 @@ def batches(data: Any, batch: int, arguments: Arguments) -> "Iterable[tuple[torc
     Iterable[tuple[torch.Tensor, ...]]
         Per batch its inputs, then its targets; each [rows, ...].
     """
-    if not _is_whole(data):
+    if not is_whole(data):
         return (as_tuple(item, arguments) for item in data)
     tensors = as_tuple(data, arguments)
     return [
         tuple(t[start : start + batch] for t in tensors)
         for start in range(0, tensors[0].shape[0], batch)
     ]
-
-
-class Stream:
-    """All batches of a training, epoch after epoch; what was not trained on is left for others.
-
-    Parameters
-    ----------
-    data, batch, arguments
-        As for `batches`.
-    epochs
-        How often to go through the data.
-    """
-
-    def __init__(self, data: Any, batch: int, arguments: Arguments, epochs: int) -> None:
-        self._all = (each for _ in range(epochs) for each in batches(data, batch, arguments))
-        self._open: tuple[torch.Tensor, ...] | None = None  # given, and not done yet
-
-    def next(self) -> "tuple[torch.Tensor, ...] | None":
-        """The next one; None where there is none."""
-        self._open = next(self._all, None)
-        return self._open
-
-    def done(self) -> None:
-        """The latest one is trained on, or will be."""
-        self._open = None
-
-    def rest(self) -> "Iterator[tuple[torch.Tensor, ...]]":
-        """Those that nobody was given, or that were given and not done."""
-        if self._open is not None:
-            yield self._open
-        yield from self._all
 
 
 def count(data: Any, batch: int, arguments: Arguments) -> int | None:
@@ -97,7 +66,7 @@ def count(data: Any, batch: int, arguments: Arguments) -> int | None:
     arguments
         What a batch may call inputs and targets.
     """
-    if _is_whole(data):
+    if is_whole(data):
         return -(-int(as_tuple(data, arguments)[0].shape[0]) // batch)
     try:
         return len(data)
@@ -105,7 +74,7 @@ def count(data: Any, batch: int, arguments: Arguments) -> int | None:
         return None
 
 
-def _is_whole(data: Any) -> bool:
+def is_whole(data: Any) -> bool:
     """Whether this is all rows at once: a tensor, a mapping, or tensors, with or without mappings
     beside them.
     """

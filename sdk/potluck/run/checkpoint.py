@@ -3,7 +3,8 @@ nothing.
 """
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,14 +12,16 @@ from potluck.documents import read_json
 from potluck.errors import FileError, PotluckError
 from potluck.planning.text import dumps, loads
 from potluck.records import Plan
-from potluck.run.optimizers import Optimizer, read_optimizer
+from potluck.run.batch_stream import Position, position_from_plain, position_to_plain
+from potluck.run.update import Update, read_update
+from potluck.run.update_source import SchedulePlace
 from potluck.tensor_file import CHECKSUM, read_tensors, write_tensors
 
 if TYPE_CHECKING:
     import torch
 
 FORMAT, OLDER = "potluck-run-2", "potluck-run-1"  # the older one has no checksum
-_WEIGHT, _OPTIMIZER = "weight/", "optimizer/"
+_WEIGHT, _OPTIMIZER, _LOADER = "weight/", "optimizer/", "loader/"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,11 +30,13 @@ class Checkpoint:
 
     signature: str
     plan: Plan
-    optimizer: Optimizer
+    optimizer: Update
     step: int
     seed: int
     weights: "dict[str, torch.Tensor]"
     moments: "dict[str, torch.Tensor]"
+    position: Position | None = None  # in the data
+    schedule: SchedulePlace | None = None
 
 
 def save(path: Path, checkpoint: Checkpoint) -> None:
@@ -48,10 +53,17 @@ def save(path: Path, checkpoint: Checkpoint) -> None:
         "format": FORMAT,
         "signature": checkpoint.signature,
         "plan": dumps(checkpoint.plan),
-        "optimizer": json.dumps(checkpoint.optimizer.to_json()),
+        "optimizer": json.dumps(checkpoint.optimizer.optimizer.to_json()),
+        "update": json.dumps(checkpoint.optimizer.to_json()),
         "step": str(checkpoint.step),
         "seed": str(checkpoint.seed),
     }
+    if checkpoint.position is not None:
+        beside: dict[str, torch.Tensor] = {}
+        metadata["position"] = json.dumps(position_to_plain(checkpoint.position, beside))
+        tensors |= {_LOADER + name: tensor for name, tensor in beside.items()}
+    if checkpoint.schedule is not None:
+        metadata["schedule"] = json.dumps(asdict(checkpoint.schedule))
     write_tensors(path, tensors, metadata)
 
 
@@ -76,7 +88,10 @@ def load(path: Path) -> Checkpoint:
         return Checkpoint(
             signature=metadata["signature"],
             plan=loads(metadata["plan"]),
-            optimizer=read_optimizer(read_json(metadata["optimizer"], str(path))),
+            optimizer=read_update(
+                read_json(metadata["optimizer"], str(path)),
+                read_json(metadata.get("update", "{}"), str(path)),
+            ),
             step=int(metadata["step"]),
             seed=int(metadata["seed"]),
             weights={
@@ -89,6 +104,26 @@ def load(path: Path) -> Checkpoint:
                 for name, t in tensors.items()
                 if name.startswith(_OPTIMIZER)
             },
+            position=_position(metadata, tensors, path),
+            schedule=_schedule(metadata, path),
         )
     except (KeyError, ValueError, TypeError, PotluckError) as error:
         raise FileError(f"{path} does not hold: {error}.", path=str(path)) from error
+
+
+def _position(
+    metadata: Mapping[str, str], tensors: "Mapping[str, torch.Tensor]", path: Path
+) -> Position | None:
+    if "position" not in metadata:
+        return None
+    beside = {n.removeprefix(_LOADER): t for n, t in tensors.items() if n.startswith(_LOADER)}
+    return position_from_plain(read_json(metadata["position"], str(path)), beside)
+
+
+def _schedule(metadata: Mapping[str, str], path: Path) -> SchedulePlace | None:
+    if "schedule" not in metadata:
+        return None
+    found = read_json(metadata["schedule"], str(path))
+    return SchedulePlace(
+        name=str(found["name"]), every=str(found["every"]), began=int(found["began"])
+    )

@@ -6,14 +6,15 @@ epoch.
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from potluck.errors import ModelError, PlanError
 from potluck.graph.kinds import WEIGHT_COPIES, document_for, kind_on
+from potluck.graph.traced import Type
 from potluck.records import Plan, Problem, Segment, Stage
-from potluck.run.optimizers import Optimizer
+from potluck.run.update import Update
 from potluck.schedule import (
     FOLLOW,
     Compiled,
@@ -25,10 +26,11 @@ from potluck.schedule import (
     compile_training,
     shadows,
 )
-from potluck.schedule.micro_batches import check_company, divide, exceeds
+from potluck.schedule.micro_batches import check_company, check_whole, divide, exceeds
 from potluck.schedule.policies import Policy, Times, policy
+from potluck.schedule.step_update import StepUpdate
 from potluck.simulate import simulate
-from potluck_wire.graph import FLOATS
+from potluck_wire.graph import FLOATS, Parameter
 from potluck_wire.limits import (
     MAX_BUFFER_BYTES,
     MAX_DOCUMENT_BYTES,
@@ -36,6 +38,7 @@ from potluck_wire.limits import (
     MAX_MESSAGE_BYTES,
 )
 from potluck_wire.messages import Prepare
+from potluck_wire.optimizers import SCALARS
 
 Request = tuple[Prepare, tuple[bytes, ...]]
 Requests = Mapping[str, Request]  # by device
@@ -69,7 +72,7 @@ class Piece:
     documents: Mapping[str, bytes]
     weights: Mapping[str, int] = field(default_factory=dict)  # parameters and buffers: bytes
     # the parameters among them that are trained
-    trained: Mapping[str, int] = field(default_factory=dict)
+    trained: Mapping[str, Type] = field(default_factory=dict)
     # of micro-batches: what a forward changes and no mean over replicas brings in step
     counters: tuple[str, ...] = ()
     weight_source: str = ""
@@ -124,7 +127,11 @@ def _piece(model: Any, stage: Stage, training: bool, kinds: Mapping[str, str]) -
         segment=segment,
         documents=documents,
         weights=sizes,
-        trained={item.name: _nbytes(item) for item in graph.parameters if item.trainable},
+        trained={
+            item.name: Type(dtype=item.dtype, shape=item.shape)
+            for item in graph.parameters
+            if item.trainable
+        },
         counters=tuple(
             item.name for item in graph.buffers if item.updated and item.dtype not in FLOATS
         ),
@@ -153,7 +160,7 @@ class CompiledPlan:
     plan: Plan
     pieces: tuple[Piece, ...]
     kinds: Mapping[str, str]
-    optimizer: Optimizer | None
+    optimizer: Update | None
     compiled: Mapping[str, Compiled]
     train_rows: Mapping[str, int] = field(default_factory=dict)
     seed: int = 0
@@ -173,8 +180,20 @@ class CompiledPlan:
         """Batch sizes besides the plan's own that there are programs for."""
         return tuple(rows for rows in self.train_rows.values() if rows != self.plan.batch)
 
-    def states(self, *, optimizer: bool, weights: bool = True) -> dict[str, list[State]]:
-        """The named state of every segment: weights, and the optimizer's if it is there yet."""
+    def states(
+        self, *, optimizer: bool, weights: bool = True, slots: Collection[str] | None = None
+    ) -> dict[str, list[State]]:
+        """The named state of every segment: weights, and the optimizer's if it is there yet.
+
+        Parameters
+        ----------
+        optimizer
+            What it keeps, too.
+        weights
+            Parameters and buffers, too.
+        slots
+            Of what the optimizer keeps these alone; default: all.
+        """
         found: dict[str, list[State]] = {}
         for piece in self.pieces:
             held = piece.weights.items() if weights else ()
@@ -183,13 +202,26 @@ class CompiledPlan:
                 for name, nbytes in held
             ]
             if optimizer and self.optimizer is not None:
-                for parameter, nbytes in piece.trained.items():
-                    for name in self.optimizer.state_names(parameter):
-                        rows.append(
-                            State(name=name, nbytes=4 if name.startswith("step:") else nbytes)
-                        )
+                rows += [
+                    State(name=name, nbytes=kind.nbytes({}))
+                    for parameter, of in piece.trained.items()
+                    for name, kind in kept_types(self.optimizer, parameter, of).items()
+                    if slots is None or name.partition(":")[0] in slots
+                ]
             found[piece.segment.name] = rows
         return found
+
+    def step_update(self, trained: Sequence[Parameter]) -> StepUpdate:
+        """What the steps of its stages are told.
+
+        Parameters
+        ----------
+        trained
+            All parameters that are, in the order in which norms of gradients are looked at.
+        """
+        assert self.optimizer is not None  # a plan for training has one
+        names = [parameter.name for parameter in trained]
+        return self.optimizer.of_stages([piece.trained for piece in self.pieces], names)
 
     def memory_bytes(self, device: str) -> int:
         """What the plan says that the device needs.
@@ -252,12 +284,57 @@ class CompiledPlan:
         return requests
 
 
-def held_bytes(piece: Piece, optimizer: Optimizer | None) -> int:
+def held_bytes(piece: Piece, optimizer: Update | None) -> int:
     """Bytes of a piece that stay on a device: weights, and where it is trained gradients and
     moments.
     """
-    copies = 0 if optimizer is None else 1 + len(optimizer.state_names(""))
-    return sum(piece.weights.values()) + copies * sum(piece.trained.values())
+    total = sum(piece.weights.values())
+    if optimizer is None:
+        return total
+    for parameter, kind in piece.trained.items():
+        kept = kept_types(optimizer, parameter, kind).values()
+        total += kind.nbytes({}) + sum(each.nbytes({}) for each in kept)
+    return total
+
+
+def kept_copies(update: Update, trained: Sequence[Parameter]) -> int:
+    """Tensors of the size of its parameters that an optimizer keeps, about.
+
+    Parameters
+    ----------
+    update
+        How weights change.
+    trained
+        All parameters that are.
+    """
+    types = {p.name: Type(dtype=p.dtype, shape=p.shape) for p in trained}
+    kept_bytes = sum(
+        kept.nbytes({})
+        for name, kind in types.items()
+        for kept in kept_types(update, name, kind).values()
+    )
+    trained_bytes = sum(kind.nbytes({}) for kind in types.values())
+    return round(kept_bytes / trained_bytes) if trained_bytes else 0
+
+
+def kept_types(update: Update, parameter: str, kind: Type) -> dict[str, Type]:
+    """What is kept for a parameter of this type beside its gradient: the name of each state, and
+    its type.
+
+    Parameters
+    ----------
+    update
+        How weights change.
+    parameter
+        Its name.
+    kind
+        Its type.
+    """
+    shape = tuple(int(size) for size in kind.shape)  # type: ignore[arg-type]
+    return {
+        f"{slot}:{parameter}": Type(dtype="float32" if slot in SCALARS else kind.dtype, shape=its)
+        for slot, its in update.slots(parameter, shape).items()
+    }
 
 
 def request(
@@ -325,7 +402,7 @@ def compile_for_run(
     *,
     run: str,
     epoch: int,
-    optimizer: Optimizer | None,
+    optimizer: Update | None,
     backends: Mapping[str, Iterable[str]],
     sizes: Sequence[int] = (),
     seed: int = 0,
@@ -389,6 +466,7 @@ def compile_for_run(
     pieces = cut(model, plan, kinds)
     segments = tuple(piece.segment for piece in pieces)
     check_company(plan, segments)
+    check_whole(plan, segments)
     bare = CompiledPlan(
         run=run,
         epoch=epoch,
@@ -405,7 +483,7 @@ def compile_for_run(
     order = policy(schedule or plan.schedule, training=plan.training, times=times)
     batches = tuple(dict.fromkeys((plan.batch, *sizes))) if plan.training else ()
     if plan.training:
-        steps = _steps(bare, batches, order, fed_whole)
+        steps = _steps(bare, batches, order, model.trained, fed_whole)
     else:
         steps = {INFER: compile_inference(plan, segments, schedule=order(plan))}
     compiled = {
@@ -417,18 +495,21 @@ def compile_for_run(
 
 
 def _steps(
-    bare: CompiledPlan, sizes: Iterable[int], order: Policy, fed_whole: bool
+    bare: CompiledPlan,
+    sizes: Iterable[int],
+    order: Policy,
+    trained: Sequence[Parameter],
+    fed_whole: bool,
 ) -> dict[str, Compiled]:
     """One step of training for each of these numbers of rows."""
-    found, optimizer = {}, bare.optimizer
-    assert optimizer is not None  # a plan for training has one
+    found, told = {}, bare.step_update(trained)
     for rows in sizes:
         name, division = train_name(rows, bare.plan), divide(bare.plan, bare.segments, rows)
         schedule = order(replace(bare.plan, n_micro_batches=len(division)))
         found[name] = compile_training(
             bare.plan,
             bare.segments,
-            optimizer.to_json(),
+            told,
             schedule=schedule,
             division=division,
             shadows=bare.shadows,
@@ -494,7 +575,7 @@ def evaluation_plan(model: Any, plan: Plan, rows: int) -> Plan:
     """
     stage_of = {
         name: index
-        for index, stage in enumerate(plan.stages)
+        for index, stage in reversed([*enumerate(plan.stages)])  # of several the first
         for name in model.state_names(stage.start, stage.stop, train=True)
     }
     layers: list[int] = []

@@ -1,6 +1,7 @@
 """Deploy: a plan onto its devices, with the model's weights or those of a saved run."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,11 +11,13 @@ from potluck.handle import Task
 from potluck.records import Plan
 from potluck.run import checkpoint
 from potluck.run.absence import PATIENCE_S
+from potluck.run.compiled_plan import CompiledPlan
 from potluck.run.engine import Engine
-from potluck.run.optimizers import AdamW, Optimizer, check_optimizer, same_state
 from potluck.run.protection import Protection, Snapshot, check_protect
 from potluck.run.run import Run
 from potluck.run.tensors import kept
+from potluck.run.update import PLAIN, Update, is_average, keep_alike
+from potluck.run.update_source import source_of
 from potluck.schedule.policies import Policy
 from potluck.sessions.link import Link
 from potluck.sessions.members import Members
@@ -35,7 +38,7 @@ def deploy(
     plan: Plan,
     task: Task,
     *,
-    optimizer: Optimizer | None = None,
+    optimizer: Any = None,
     seed: int = 0,
     resume: str | Path | None = None,
     profile: "Profile | None" = None,
@@ -59,7 +62,7 @@ def deploy(
     task
         Where progress is reported.
     optimizer
-        Default for training: AdamW.
+        One of ours, or of torch's; default for training: AdamW.
     seed
         Of the random numbers of training.
     resume
@@ -94,18 +97,18 @@ def deploy(
             f"there is no way of recovery called {recovery!r}; there are {', '.join(POLICIES)}."
         )
     check_protect(protect, training=plan.training)
-    if optimizer is not None:
-        check_optimizer(optimizer, model.trained_dtypes())
+    source = source_of(model, optimizer) if optimizer is not None else None
     model.check_as_traced(train=plan.training)
     saved = checkpoint.load(Path(resume)) if resume is not None else None
     if saved is not None:
         if saved.signature != model.signature:
             raise FileError(f"{resume} was saved from another model.", path=str(resume))
-        if optimizer is not None and saved.moments and not same_state(optimizer, saved.optimizer):
+        if source is not None and saved.moments and not keep_alike(source.update, saved.optimizer):
             raise FileError(f"{resume} holds the state of another optimizer.", path=str(resume))
-        optimizer, seed = optimizer or saved.optimizer, saved.seed
+        seed = saved.seed
     task.update(0.1, "loading the plan")
-    chosen = (optimizer or AdamW()) if plan.training else None
+    usual = replace(saved.optimizer, rated=()) if saved is not None else PLAIN
+    chosen = (source.update if source is not None else usual) if plan.training else None
     engine = Engine(
         link,
         members,
@@ -121,6 +124,7 @@ def deploy(
     engine.patience_s = patience_s if plan.training else 0.0
     engine.recovery = recovery
     run = Run(engine, link)
+    moments: Mapping[str, torch.Tensor] = {}
     try:
         task.update(0.5, "sending weights")
         if saved is None and not plan.training:
@@ -131,14 +135,16 @@ def deploy(
         engine.loss_constants = model.loss_constants(weights) if plan.training else None
         engine.state.push(weights)
         if saved is not None:
-            if saved.moments:
-                engine.state.push(saved.moments, moments=True)
+            if saved.moments and chosen is not None:
+                moments = completed(saved.moments, weights, engine.edition)
+                engine.state.push(moments, moments=True)
             engine.step = engine.first_step = saved.step
+            engine.resumed_schedule = saved.schedule
+            if saved.position is not None:
+                engine.positions[saved.step] = saved.position
         engine.is_protected = protect is not False
         if chosen is not None and engine.is_protected:
-            engine.protection = _protection(
-                engine, chosen, weights, saved.moments if saved else {}, protect
-            )
+            engine.protection = _protection(engine, chosen, weights, moments, protect)
         engine.group.meter()
     except BaseException:
         run.close()
@@ -147,9 +153,30 @@ def deploy(
     return run
 
 
+def completed(
+    moments: "Mapping[str, torch.Tensor]",
+    weights: "Mapping[str, torch.Tensor]",
+    edition: CompiledPlan,
+) -> "Mapping[str, torch.Tensor]":
+    """What a saved run kept of its optimizer, as far as the edition wants it; a moving average that
+    the run had not begins at its weights.
+
+    Parameters
+    ----------
+    moments, weights
+        Of the saved run, by name.
+    edition
+        Of the run that goes on with them.
+    """
+    states = edition.states(optimizer=True, weights=False).values()
+    names = [state.name for rows in states for state in rows]
+    begun = {name: weights[name.partition(":")[2]] for name in names if is_average(name)}
+    return {name: moments[name] if name in moments else begun[name] for name in names}
+
+
 def _protection(
     engine: Engine,
-    optimizer: Optimizer,
+    optimizer: Update,
     weights: "Mapping[str, torch.Tensor]",
     moments: "Mapping[str, torch.Tensor]",
     protect: bool | int | None,
@@ -157,7 +184,7 @@ def _protection(
     """What the run goes back to at first: what was sent. To fetch it takes about as long, and as
     long again for each moment of the optimizer.
     """
-    n_moments = len(optimizer.state_names("")) if not moments else 0
+    n_moments = len(optimizer.slots("", (1,))) if not moments else 0
     own = {name: kept(tensor) for name, tensor in weights.items()}  # the module's may change
     first = Snapshot(step=engine.step, optimizer=optimizer, weights=own, moments=moments)
     every = None if protect is None or protect is True else protect

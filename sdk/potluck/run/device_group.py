@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from potluck.errors import OutOfMemory, PlanError, PotluckError, ProtocolError
 from potluck.graph.traced import Type
-from potluck.run.compiled_plan import Requests
-from potluck.run.optimizers import Optimizer
+from potluck.run.compiled_plan import Requests, kept_types
 from potluck.run.tensors import to_raw, to_tensor
+from potluck.run.update import Update
 from potluck.schedule import Compiled, InputBinding, Result
 from potluck.sessions.events import Execution, RequestAll, StartExecution
 from potluck.sessions.failures import sizes
@@ -242,23 +242,45 @@ def _raw(
 
 
 def _most_bytes(result: Result, output_bytes: Mapping[str, int]) -> int:
-    """What a result can have at most. Losses are predicted as float32, and of a float64 model are
-    as long as two.
+    """What a result can have at most. Losses and norms are predicted as float32, and of a float64
+    model are as long as two.
     """
-    if result.kind == "loss":
-        return len(result.rows) * LOSS_BYTES
+    if result.kind in ("loss", "norm"):
+        return max(1, len(result.rows)) * LOSS_BYTES
     return max(result.nbytes, output_bytes.get(result.tensor, 0))
 
 
 def loss_of(execution: Execution, compiled: Compiled) -> float:
-    """The mean loss over the rows of the batch."""
-    total, rows = 0.0, 0
+    """The loss of the batch: the mean over its rows, or their sum."""
+    total, rows, sums = 0.0, 0, False
     for result in compiled.results:
         if result.kind == "loss":
             losses = _losses(execution, result)
-            total += sum(loss * n for loss, n in zip(losses, result.rows, strict=True))
-            rows += sum(result.rows)
-    return total / rows
+            parts = [1 if result.sums else n for n in result.rows]
+            total += sum(loss * n for loss, n in zip(losses, parts, strict=True))
+            rows, sums = rows + sum(result.rows), result.sums
+    return total if sums else total / rows
+
+
+def norm_of(execution: Execution, compiled: Compiled) -> float:
+    """The norm of all gradients of a step; NaN where it is not limited.
+
+    Raises
+    ------
+    ProtocolError
+        A device sent something else.
+    """
+    for result in compiled.results:
+        if result.kind == "norm":
+            raw = execution.outputs[result.device, result.value]
+            if raw.dtype not in LOSS_TYPES or math.prod(raw.shape) != 1:
+                raise ProtocolError(
+                    f"it sent {raw.dtype} of {list(raw.shape)} as the norm of the gradients.",
+                    device=result.device,
+                    next_step="Update potluck there, or leave the device out.",
+                )
+            return float(to_tensor(raw).reshape(-1)[0])
+    return math.nan
 
 
 def _losses(execution: Execution, result: Result) -> list[float]:
@@ -345,15 +367,15 @@ def states_of(
     }
 
 
-def state_types(model: Any, optimizer: Optimizer | None) -> dict[str, Type]:
+def state_types(model: Any, optimizer: Update | None) -> dict[str, Type]:
     """The types of all weights that training has on devices, or of the optimizer's state."""
     weights: dict[str, Type] = model.laid_out(True).line.traced.state_types
     if optimizer is None:
         return weights
     return {
-        name: Type(dtype="float32", shape=()) if name.startswith("step:") else kind
+        name: kept
         for parameter, kind in weights.items()
-        for name in optimizer.state_names(parameter)
+        for name, kept in kept_types(optimizer, parameter, kind).items()
     }
 
 

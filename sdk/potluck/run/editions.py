@@ -10,9 +10,16 @@ from potluck.contention.transfer_order import one_at_a_time, with_ordered_transf
 from potluck.errors import PlanError, UserError
 from potluck.profile.profiles import Profile
 from potluck.records import Inference, Plan, Problem, Training
-from potluck.run.compiled_plan import INFER, CompiledPlan, beyond_plan, compile_for_run, train_name
+from potluck.run.compiled_plan import (
+    INFER,
+    CompiledPlan,
+    beyond_plan,
+    compile_for_run,
+    kept_copies,
+    train_name,
+)
 from potluck.run.emulated_times import paced
-from potluck.run.optimizers import Optimizer
+from potluck.run.update import Update
 from potluck.schedule import Compiled
 from potluck.schedule.policies import Policy, Times
 from potluck.sessions.failures import sizes
@@ -20,7 +27,7 @@ from potluck.sessions.members import Members
 from potluck.simulate import simulate
 from potluck.simulate.cost import CostTable
 from potluck.simulate.stage_times import stage_times
-from potluck_wire.version import COMMON_BEGIN, RECOMPUTE, SPLIT_BACKWARD, TAKES, show
+from potluck_wire.version import COMMON_BEGIN, RECOMPUTE, SPLIT_BACKWARD, TAKES, UPDATES, show
 
 PLACE_BYTES = 64  # what a value takes of a worker's memory for values is a multiple of this
 
@@ -53,7 +60,7 @@ class Editions:
         *,
         run: str,
         epoch: int,
-        optimizer: Optimizer | None,
+        optimizer: Update | None,
         sizes: tuple[int, ...] = (),
         seed: int,
         schedule: str | Policy | None,
@@ -84,6 +91,8 @@ class Editions:
         """
         backends = self.backends(plan.devices)  # all of them are there
         self._check_recomputing(plan)
+        if optimizer is not None and optimizer.needs_new_agents:
+            self._check_updates(plan)
         edition = self.paced(
             compile_for_run(
                 self._model,
@@ -135,7 +144,7 @@ class Editions:
         """
         return self._problem_of(edition.plan, edition.optimizer)
 
-    def _problem_of(self, plan: Plan, optimizer: Optimizer | None) -> Problem | None:
+    def _problem_of(self, plan: Plan, optimizer: Update | None) -> Problem | None:
         profile = self.profile
         if profile is None or (profile.training if plan.training else profile.inference) is None:
             return None
@@ -143,11 +152,15 @@ class Editions:
             return None
         if optimizer is None:
             return profile.problem(Inference(batch=plan.batch))
-        copies = sum(not name.startswith("step:") for name in optimizer.state_names(""))
-        workload = Training(batch=plan.batch, micro_batch=plan.micro_batch, optimizer_copies=copies)
+        workload = Training(
+            batch=plan.batch,
+            micro_batch=plan.micro_batch,
+            optimizer_copies=kept_copies(optimizer, self._model.trained),
+            clipped=optimizer.clip_norm is not None,
+        )
         return profile.problem(workload)
 
-    def _times(self, plan: Plan, optimizer: Optimizer | None) -> Times | None:
+    def _times(self, plan: Plan, optimizer: Update | None) -> Times | None:
         """What stages of plans like this one take; None where nobody knows."""
         problem = self._problem_of(plan, optimizer) if plan.training else None
         return None if problem is None else partial(stage_times, CostTable(problem))
@@ -220,6 +233,16 @@ class Editions:
                         device=name,
                         next_step="Update potluck there, or deploy(plan, schedule='1f1b').",
                     )
+
+    def _check_updates(self, plan: Plan) -> None:
+        for name in plan.devices:
+            if not self._members[name].speaks(UPDATES):
+                raise UserError(
+                    "its agent knows SGD, momentum and AdamW with one setting for all weights, and "
+                    f"no limits of gradients: what was asked for needs protocol {show(UPDATES)}.",
+                    device=name,
+                    next_step="Update potluck there, or plan with other devices.",
+                )
 
     def _check_recomputing(self, plan: Plan) -> None:
         for name in (name for stage in plan.stages if stage.recompute for name in stage.devices):

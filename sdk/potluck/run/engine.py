@@ -21,16 +21,17 @@ from potluck.profile.profiles import Profile
 from potluck.records import Plan
 from potluck.run.boundary import Boundary
 from potluck.run.compiled_plan import INFER, MOVE, TRAIN, CompiledPlan, train_name
-from potluck.run.device_group import DeviceGroup, loss_of
+from potluck.run.device_group import DeviceGroup, loss_of, norm_of
 from potluck.run.editions import Editions
 from potluck.run.history import History, latest_alike
-from potluck.run.optimizers import Optimizer, same_state
 from potluck.run.protection import Protection, is_loss
 from potluck.run.state import RunState
 from potluck.run.tensors import kept, padded
 from potluck.run.under_way import Request, RequestsUnderWay
+from potluck.run.update import Update, carried
 from potluck.schedule import Compiled, compile_move, holding, targets
 from potluck.schedule.policies import Policy
+from potluck.schedule.step_update import RATES
 from potluck.sessions import failures
 from potluck.sessions.events import Execution, Session
 from potluck.sessions.link import Link
@@ -43,7 +44,9 @@ if TYPE_CHECKING:
     from potluck.graph.loss.constants import LossConstants
     from potluck.graph.torch.value_marks import Marks
     from potluck.run.background_snapshot import BackgroundSnapshot
+    from potluck.run.batch_stream import Position
     from potluck.run.migration import PlanMigration
+    from potluck.run.update_source import SchedulePlace, UpdateSource
 
 KEPT_STEPS = 64
 
@@ -80,7 +83,7 @@ class Engine:
         model: Any,
         plan: Plan,
         *,
-        optimizer: Optimizer | None,
+        optimizer: Update | None,
         seed: int,
         profile: Profile | None = None,
         schedule: str | Policy | None = None,
@@ -114,6 +117,10 @@ class Engine:
         # of inference: marks of the module's tensors then, or what was resumed from a file
         self.value_marks: Marks = {}
         self.weights_of_file: Mapping[str, torch.Tensor] = {}
+        # what the user gave as the optimizer, and the place in the data by the number of a step
+        self.source: UpdateSource | None = None
+        self.positions: dict[int, Position] = {}
+        self.resumed_schedule: SchedulePlace | None = None  # of a saved run
         self.crossing: PlanMigration | None = None  # on the way to another plan
         self.one_crossing = threading.Lock()
         self.requests = RequestsUnderWay()
@@ -130,7 +137,7 @@ class Engine:
     def _begin(
         self,
         plan: Plan,
-        optimizer: Optimizer | None,
+        optimizer: Update | None,
         *,
         sizes: tuple[int, ...] = (),
         seed: int,
@@ -211,7 +218,9 @@ class Engine:
         """The number of the next step to hand out."""
         return self.step + len(self._in_flight)
 
-    def submit(self, batch: "tuple[torch.Tensor, ...]") -> None:
+    def submit(
+        self, batch: "tuple[torch.Tensor, ...]", rates: "torch.Tensor | None" = None
+    ) -> None:
         """Hand out one step; the programs for its number of rows are made and loaded where they are
         new.
 
@@ -219,6 +228,8 @@ class Engine:
         ----------
         batch
             Inputs, then targets; each [rows, ...].
+        rates
+            Of the optimizer, where some come with each step: [groups, settings].
 
         Raises
         ------
@@ -245,6 +256,8 @@ class Engine:
         # loaders may fill the same tensors again while steps are in flight
         fed = self.model.fed(*batch, constants=self.loss_constants)
         named = {port: kept(tensor) for port, tensor in fed.items()}
+        if rates is not None:
+            named[RATES] = rates
         self._hand_out(compiled, named, rows)
         if self.protection is not None:
             self.protection.remember(rows, named)
@@ -266,7 +279,8 @@ class Engine:
         future, compiled, rows = self._in_flight[0]
         execution = self.result(future)  # one that is lost stays: whoever comes next recovers
         self._in_flight.popleft()
-        loss, begun_s = loss_of(execution, compiled), max(execution.start_s, self._stopped_s)
+        loss, norm = loss_of(execution, compiled), norm_of(execution, compiled)
+        begun_s = max(execution.start_s, self._stopped_s)
         seconds, self._stopped_s = execution.stop_s - begun_s, execution.stop_s
         self.step += 1
         is_new = self.step - self.first_step > len(self.history.losses)
@@ -284,7 +298,11 @@ class Engine:
             )
         h = self.history
         self.history = replace(
-            h, losses=(*h.losses, loss), rows=(*h.rows, rows), step_s=(*h.step_s, seconds)
+            h,
+            losses=(*h.losses, loss),
+            rows=(*h.rows, rows),
+            step_s=(*h.step_s, seconds),
+            gradient_norms=(*h.gradient_norms, norm),
         )
         return loss
 
@@ -386,7 +404,7 @@ class Engine:
             return self._n_epochs - 1
 
     def next_edition(
-        self, plan: Plan, optimizer: Optimizer | None, sizes: Iterable[int] = ()
+        self, plan: Plan, optimizer: Update | None, sizes: Iterable[int] = ()
     ) -> CompiledPlan:
         """An edition for this plan under a new epoch, with programs for these batch sizes, too.
 
@@ -411,7 +429,14 @@ class Engine:
             order_transfers=edition.order_transfers,
         )
 
-    def renew(self, plan: Plan, optimizer: Optimizer | None, sizes: Iterable[int] = ()) -> None:
+    def renew(
+        self,
+        plan: Plan,
+        optimizer: Update | None,
+        sizes: Iterable[int] = (),
+        *,
+        afresh: bool = False,
+    ) -> None:
         """The next edition at once: prepared everywhere, state moved from device to device, then
         committed.
 
@@ -425,6 +450,8 @@ class Engine:
             None for inference.
         sizes
             Rows of batches, beside the plan's own.
+        afresh
+            The optimizer begins without state.
         """
         self.finish()
         self.check()
@@ -433,11 +460,11 @@ class Engine:
         self.forget_copies()
         old, new = self.active, self.next_edition(plan, optimizer, sizes)
         self.check_known()
-        moments = plan.training and self.step > 0 and same_state(optimizer, old.optimizer)
-        holders = holding(old.plan, old.segments, old.states(optimizer=moments), old.epoch)
-        move = compile_move(
-            MOVE, holders, targets(plan, new.segments, new.states(optimizer=moments))
-        )
+        goes_on = plan.training and self.step > 0 and not afresh
+        kept = carried(old.optimizer, optimizer) if goes_on else frozenset()
+        holders = holding(old.plan, old.segments, old.states(optimizer=True, slots=kept), old.epoch)
+        states = new.states(optimizer=True, slots=kept)
+        move = compile_move(MOVE, holders, targets(plan, new.segments, states))
         devices = self.group.prepare(new.epoch, new.requests(move, old.plan.devices))
         try:
             self.group.execute(new.epoch, move, 0).result()

@@ -18,7 +18,7 @@ class Evaluation:
 
     def __init__(self, run: "Run") -> None:
         self.run = run
-        self.step = -1  # of the training run, whose weights it has
+        self.weights_of = -1, False  # step of the training whose weights it has; their average
         self._n_asking = 0
         self._is_retired = False
         self._lock = threading.Lock()

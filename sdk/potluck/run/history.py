@@ -100,15 +100,18 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History(Shown):
-    """Losses per step, in order: each the mean over the rows of its batch. `rows` per step; `notes`
-    for people, one for every batch concerned; `recoveries`: where devices were lost; `departures`:
-    where they wanted to leave; `arrivals`: where they were back and used again; `decisions`: what
-    the adapter made of changes of the home.
+    """Losses per step, in order: each the mean over the rows of its batch (or
+    their sum, as the model's loss is). `rows` per step;
+    `gradient_norms` per step, before a limit (NaN where there is none); `notes` for people, one for
+    every batch concerned; `recoveries`: where devices were lost; `departures`: where they wanted to
+    leave; `arrivals`: where they were back and used again; `decisions`: what the adapter made of
+    changes of the home.
     """
 
     losses: tuple[float, ...] = ()
     rows: tuple[int, ...] = ()
     step_s: tuple[float, ...] = ()
+    gradient_norms: tuple[float, ...] = ()
     notes: tuple[str, ...] = ()
     recoveries: tuple[Recovery, ...] = ()
     departures: tuple[Departure, ...] = ()
@@ -132,6 +135,7 @@ class History(Shown):
             losses=self.losses[n_steps:],
             rows=self.rows[n_steps:],
             step_s=self.step_s[n_steps:],
+            gradient_norms=self.gradient_norms[n_steps:],
             **news,
         )
 

@@ -268,11 +268,11 @@ class PlanMigration:
 
     def _follow_of(self, rows: int) -> Compiled:
         bridge = self.bridge
-        assert bridge.optimizer is not None  # a plan for training has one
-        name, settings = follow_name(rows, bridge.plan), bridge.optimizer.to_json()
+        name = follow_name(rows, bridge.plan)
+        told = bridge.step_update(self._engine.model.trained)
         division = divide(bridge.plan, bridge.segments, rows)
         compiled = compile_follow(
-            name, bridge.plan, bridge.segments, settings, bridge.shadows, division=division
+            name, bridge.plan, bridge.segments, told, bridge.shadows, division=division
         )
         return self._engine.editions.paced_programs(compiled, bridge)
 

@@ -1,5 +1,4 @@
-"""Which optimizer the devices use, as a value: torch's own SGD, momentum and AdamW, with torch's
-defaults.
+"""Which optimizer the devices use, as a value: torch's own and Lion, with torch's defaults.
 
 What torch's constructors refuse is refused here, where it is written; a device would only notice in
 its first step. What they take, and no step on a model's weights can be made with, is refused where
@@ -7,138 +6,226 @@ it meets the model.
 """
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields, replace
 from numbers import Real
-from typing import Any
+from typing import Any, ClassVar
 
 from potluck.errors import UserError
+from potluck_wire.optimizers import KINDS, Setting
+
+PAIRS = {"betas": ("beta1", "beta2"), "eps": ("eps1", "eps2")}  # as programs carry them
+
+
+class Optimizer:
+    """What all of them have; each is a frozen record of its settings.
+
+    A setting that torch has and a record has not (`foreach`, `fused`) decides speed alone.
+    """
+
+    __slots__ = ()
+    KIND: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        for item in fields(self):  # type: ignore[arg-type]
+            _check_field(self, item.name, item.default)
+
+    @property
+    def kind(self) -> str:
+        """What programs call it."""
+        return self.KIND
+
+    @property
+    def settings(self) -> dict[str, Setting]:
+        """As programs carry them, all that are not torch's defaults or that older agents need."""
+        return _as_carried(self)
+
+    def times(self, factor: float) -> "Optimizer":
+        """The same at a rate of so many times its own.
+
+        Raises
+        ------
+        UserError
+            No rate comes of it.
+        """
+        mine: Any = self
+        made: Optimizer = replace(mine, lr=mine.lr * factor)
+        return made
+
+    def to_json(self) -> dict[str, Any]:
+        """As programs carry it."""
+        return {"name": self.kind, **self.settings}
+
+
+# left out where they are as usual: agents before 1.9 do not know them
+_UNUSUAL = ("amsgrad", "maximize", "eps1")
 
 
 @dataclass(frozen=True, slots=True)
-class AdamW:
+class AdamW(Optimizer):
     """Adam with decoupled weight decay, as `torch.optim.AdamW`."""
 
+    KIND = "adamw"
     lr: float = 1e-3
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
     weight_decay: float = 0.01
-
-    def __post_init__(self) -> None:
-        _take_numbers(self, "lr", "eps", "weight_decay")
-        betas: Any = self.betas
-        given = tuple(betas) if isinstance(betas, tuple | list) else ()
-        numbers = tuple(_number("betas", beta) for beta in given)
-        if len(numbers) != 2 or not all(0 <= beta < 1 for beta in numbers):
-            raise UserError(
-                f"betas must be two numbers from 0 to below 1, got {betas!r}.",
-                next_step="betas=(0.9, 0.999)",
-            )
-        object.__setattr__(self, "betas", numbers)
-
-    def to_json(self) -> dict[str, Any]:
-        """As programs carry it."""
-        return {
-            "name": "adamw",
-            "lr": self.lr,
-            "beta1": self.betas[0],
-            "beta2": self.betas[1],
-            "eps": self.eps,
-            "weight_decay": self.weight_decay,
-        }
-
-    def state_names(self, parameter: str) -> tuple[str, ...]:
-        """Names of its state for one parameter."""
-        return (f"exp_avg:{parameter}", f"exp_avg_sq:{parameter}", f"step:{parameter}")
+    amsgrad: bool = False
+    maximize: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class SGD:
+class Adam(Optimizer):
+    """As `torch.optim.Adam`; its weight decay is a part of the gradient."""
+
+    KIND = "adam"
+    lr: float = 1e-3
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    amsgrad: bool = False
+    maximize: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SGD(Optimizer):
     """Stochastic gradient descent, with momentum if above zero, as `torch.optim.SGD`."""
 
+    KIND = "sgd"
     lr: float = 1e-3
     momentum: float = 0.0
     weight_decay: float = 0.0
     nesterov: bool = False
+    maximize: bool = False
 
     def __post_init__(self) -> None:
-        _take_numbers(self, "lr", "momentum", "weight_decay")
-        if not isinstance(self.nesterov, bool):
-            raise UserError(f"nesterov must be True or False, got {self.nesterov!r}.")
+        Optimizer.__post_init__(self)
         if self.nesterov and not self.momentum:
             raise UserError(
                 "nesterov needs a momentum above zero.",
                 next_step="potluck.SGD(lr, momentum=0.9, nesterov=True)",
             )
 
-    def to_json(self) -> dict[str, Any]:
-        """As programs carry it."""
-        settings = {"lr": self.lr, "weight_decay": self.weight_decay}
+    @property
+    def kind(self) -> str:
+        """What programs call it."""
+        return "momentum" if self.momentum else "sgd"
+
+    @property
+    def settings(self) -> dict[str, Setting]:
+        """As programs carry them."""
+        given = _as_carried(self)
         if not self.momentum:
-            return {"name": "sgd"} | settings
-        return {"name": "momentum", "momentum": self.momentum, "nesterov": self.nesterov} | settings
-
-    def state_names(self, parameter: str) -> tuple[str, ...]:
-        """Names of its state for one parameter."""
-        return (f"momentum_buffer:{parameter}",) if self.momentum else ()
+            del given["momentum"], given["nesterov"]
+        return given
 
 
-Optimizer = AdamW | SGD
+@dataclass(frozen=True, slots=True)
+class Adagrad(Optimizer):
+    """As `torch.optim.Adagrad`."""
+
+    KIND = "adagrad"
+    lr: float = 1e-2
+    lr_decay: float = 0.0
+    weight_decay: float = 0.0
+    eps: float = 1e-10
+    maximize: bool = False
 
 
-def check_optimizer(optimizer: object, dtypes: Iterable[str] = ()) -> None:
-    """Raise `UserError` for what is no optimizer of ours, such as one of torch's, or takes no step
-    on such weights.
+@dataclass(frozen=True, slots=True)
+class Adadelta(Optimizer):
+    """As `torch.optim.Adadelta`."""
 
-    `dtypes`: those of the weights that it trains. A step is tried: torch raises where a number
-    leaves their range.
+    KIND = "adadelta"
+    lr: float = 1.0
+    rho: float = 0.9
+    eps: float = 1e-6
+    weight_decay: float = 0.0
+    maximize: bool = False
 
-    Raises
-    ------
-    UserError
-        It is none, or its first step on such weights fails.
+
+@dataclass(frozen=True, slots=True)
+class Adamax(Optimizer):
+    """As `torch.optim.Adamax`."""
+
+    KIND = "adamax"
+    lr: float = 2e-3
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    maximize: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class NAdam(Optimizer):
+    """As `torch.optim.NAdam`."""
+
+    KIND = "nadam"
+    lr: float = 2e-3
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    momentum_decay: float = 4e-3
+    decoupled_weight_decay: bool = False
+    maximize: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RAdam(Optimizer):
+    """As `torch.optim.RAdam`."""
+
+    KIND = "radam"
+    lr: float = 1e-3
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    decoupled_weight_decay: bool = False
+    maximize: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RMSprop(Optimizer):
+    """As `torch.optim.RMSprop`."""
+
+    KIND = "rmsprop"
+    lr: float = 1e-2
+    alpha: float = 0.99
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    momentum: float = 0.0
+    centered: bool = False
+    maximize: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Adafactor(Optimizer):
+    """As `torch.optim.Adafactor`: of a matrix it keeps one row and one column."""
+
+    KIND = "adafactor"
+    lr: float = 1e-2
+    beta2_decay: float = -0.8
+    eps: tuple[float | None, float] = (None, 1e-3)
+    d: float = 1.0
+    weight_decay: float = 0.0
+    maximize: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Lion(Optimizer):
+    """The sign of a moving average of gradients, with decoupled weight decay (Chen et al., 2023,
+    "Symbolic discovery of optimization algorithms", algorithm 2).
     """
-    if not isinstance(optimizer, Optimizer):
-        raise UserError(
-            f"the optimizer is one of potluck's, got {type(optimizer).__name__}.",
-            next_step="potluck.AdamW(lr) or potluck.SGD(lr, momentum)",
-        )
-    for dtype in dtypes:
-        try:
-            _try_step(optimizer, dtype)
-        except RuntimeError as error:
-            raise UserError(
-                f"{optimizer} takes no step on weights of {dtype}: {str(error).splitlines()[0]}.",
-                next_step="Give it smaller numbers.",
-            ) from error
+
+    KIND = "lion"
+    lr: float = 1e-4
+    betas: tuple[float, float] = (0.9, 0.99)
+    weight_decay: float = 0.0
 
 
-def _try_step(optimizer: Optimizer, dtype: str) -> None:
-    """One step of torch's own on a weight of that type, the first, whose numbers are the
-    largest.
-    """
-    import torch
-
-    weight = torch.zeros(1, dtype=getattr(torch, dtype), requires_grad=True)
-    weight.grad = torch.zeros_like(weight)
-    made: torch.optim.Optimizer
-    if isinstance(optimizer, AdamW):
-        made = torch.optim.AdamW(
-            [weight],
-            optimizer.lr,
-            betas=optimizer.betas,
-            eps=optimizer.eps,
-            weight_decay=optimizer.weight_decay,
-        )
-    else:
-        made = torch.optim.SGD(
-            [weight],
-            optimizer.lr,
-            momentum=optimizer.momentum,
-            weight_decay=optimizer.weight_decay,
-            nesterov=optimizer.nesterov,
-        )
-    made.step()
+CLASSES: tuple[type[Optimizer], ...] = (
+    *(AdamW, Adam, SGD, Adagrad, Adadelta, Adamax, NAdam, RAdam, RMSprop, Adafactor, Lion),
+)
+_BY_KIND = {each.KIND: each for each in CLASSES} | {"momentum": SGD}
 
 
 def read_optimizer(settings: Any) -> Optimizer:
@@ -149,24 +236,124 @@ def read_optimizer(settings: Any) -> Optimizer:
     UserError
         There is no such optimizer.
     """
-    if not isinstance(settings, dict):
+    if not isinstance(settings, Mapping):
         raise UserError(f"an optimizer is an object of settings, got {str(settings)[:80]!r}.")
-    fields = {key: value for key, value in settings.items() if key != "name"}
-    if settings.get("name") == "adamw":
-        return AdamW(betas=(fields.pop("beta1"), fields.pop("beta2")), **fields)
-    if settings.get("name") in ("sgd", "momentum"):
-        return SGD(**fields)
-    raise UserError(f"no optimizer is called {settings.get('name')!r}.")
+    given = {key: value for key, value in settings.items() if key != "name"}
+    kind = _BY_KIND.get(str(settings.get("name")))
+    if kind is None:
+        raise UserError(f"no optimizer is called {settings.get('name')!r}.")
+    names = {item.name for item in fields(kind)}  # type: ignore[arg-type]
+    for name, (first, second) in PAIRS.items():
+        if name in names and second in given:
+            given[name] = (given.pop(first, None), given.pop(second))
+    return kind(**given)
 
 
-def _take_numbers(optimizer: Optimizer, *settings: str) -> None:
-    """Each of these settings as a float of Python's, zero or above."""
-    for name in settings:
-        given = getattr(optimizer, name)
+def check_steps(optimizers: Iterable[Optimizer], dtypes: Iterable[str]) -> None:
+    """See that each takes a step on weights of each type; torch raises where a number leaves their
+    range.
+
+    Parameters
+    ----------
+    optimizers
+        Of one run: one for each group of parameters.
+    dtypes
+        Those of the weights that are trained.
+
+    Raises
+    ------
+    UserError
+        The first step fails.
+    """
+    kinds = [*dict.fromkeys(dtypes)]
+    for optimizer in dict.fromkeys(optimizers):
+        for dtype in kinds:
+            try:
+                _try_step(optimizer, dtype)
+            except RuntimeError as error:
+                raise UserError(
+                    f"{optimizer} takes no step on weights of {dtype}: "
+                    f"{str(error).splitlines()[0]}.",
+                    next_step="Give it smaller numbers.",
+                ) from error
+
+
+def _try_step(optimizer: Optimizer, dtype: str) -> None:
+    """One step of torch's own on a weight of that type, the first, whose numbers are the
+    largest.
+    """
+    import torch
+
+    name = KINDS[optimizer.kind].torch
+    weight = torch.zeros(1, dtype=getattr(torch, dtype), requires_grad=True)
+    weight.grad = torch.zeros_like(weight)
+    if not name:  # Lion: what it multiplies by, and what it adds
+        rate: Any = optimizer.settings["lr"]
+        weight.detach().mul_(1 - rate * optimizer.settings["weight_decay"]).add_(1, alpha=-rate)
+        return
+    given = {item.name: getattr(optimizer, item.name) for item in fields(optimizer)}  # type: ignore[arg-type]
+    getattr(torch.optim, name)([weight], **given).step()
+
+
+def _as_carried(optimizer: Optimizer) -> dict[str, Setting]:
+    """Its settings as programs carry them, without those that are unusual where they are not."""
+    given: dict[str, Any] = {}
+    for item in fields(optimizer):  # type: ignore[arg-type]
+        value = getattr(optimizer, item.name)
+        if isinstance(value, tuple):
+            given |= dict(zip(PAIRS[item.name], value, strict=True))
+        else:
+            given[item.name] = value
+    known = KINDS[optimizer.KIND].settings
+    return {
+        name: value
+        for name, value in given.items()
+        if not (name in _UNUSUAL and value == known.get(name))
+    }
+
+
+def _check_field(optimizer: Optimizer, name: str, default: Any) -> None:
+    """A setting as plain numbers of Python's, within what torch takes."""
+    given = getattr(optimizer, name)
+    if isinstance(default, bool):
+        if not isinstance(given, bool):
+            raise UserError(f"{name} must be True or False, got {given!r}.")
+    elif isinstance(default, tuple):
+        object.__setattr__(optimizer, name, _pair(name, given, default))
+    else:
+        sign = -1 if default < 0 else 1
         number = _number(name, given)
-        if not 0 <= number < math.inf:
-            raise UserError(f"{name} must be zero or above and finite, got {given}.")
+        if not 0 <= number * sign < math.inf:
+            way = "below" if default < 0 else "above"
+            raise UserError(f"{name} must be zero or {way} and finite, got {given}.")
+        low, high = _BOUNDS.get(name, (0.0, math.inf))
+        if not low <= number * sign <= high:
+            bound = f"from {low:g} to {high:g}" if high < math.inf else f"{low:g} or more"
+            raise UserError(f"{name} must be {bound}, got {given}.")
         object.__setattr__(optimizer, name, number)
+
+
+# of single settings, where torch has more than the sign
+_BOUNDS = {"rho": (0.0, 1.0), "d": (1.0, math.inf)}
+
+
+def _pair(name: str, given: Any, default: tuple[Any, Any]) -> tuple[float | None, float]:
+    """Two numbers; betas are below 1, and where torch has None by default it may be that."""
+    parts = tuple(given) if isinstance(given, tuple | list) else ()
+    most = 1.0 if name == "betas" else math.inf
+    numbers = tuple(
+        None if part is None and usual is None else _number(name, part)
+        for part, usual in zip(parts, default, strict=False)
+    )
+    if len(parts) != 2 or not all(n is None or 0 <= n < most for n in numbers):
+        below = "to below 1" if name == "betas" else "on"
+        raise UserError(
+            f"{name} must be two numbers from 0 {below}, got {given!r}.",
+            next_step=f"{name}={default}",
+        )
+    first, second = numbers
+    assert second is not None
+    return first, second
 
 
 def _number(what: str, value: Any) -> float:
@@ -177,8 +364,3 @@ def _number(what: str, value: Any) -> float:
     except OverflowError:
         pass
     raise UserError(f"{what} must be a number, got {value!r:.60}.")
-
-
-def same_state(one: Optimizer | None, other: Optimizer | None) -> bool:
-    """Whether two optimizers keep the same kind of state."""
-    return one is not None and other is not None and one.state_names("") == other.state_names("")

@@ -25,7 +25,7 @@ from potluck.errors import (
     UserError,
     WorkerFailed,
 )
-from potluck.run.optimizers import Optimizer
+from potluck.run.update import Update
 from potluck_wire.messages import Execute, FailureCause, RefusalCode
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class Snapshot:
     """
 
     step: int
-    optimizer: Optimizer
+    optimizer: Update
     weights: "Mapping[str, torch.Tensor]"
     moments: "Mapping[str, torch.Tensor]" = field(default_factory=dict)
 

@@ -3,9 +3,11 @@ its `trace`.
 """
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError
 from contextlib import suppress
+from datetime import timedelta
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,20 +21,24 @@ from potluck.profile.from_runs import learned
 from potluck.records import Plan, Problem, Trace
 from potluck.run import batches, checkpoint, tensors
 from potluck.run.adapting import Adapting
+from potluck.run.batch_stream import BatchStream, check_accumulate, check_iterable
 from potluck.run.comparison import Comparison, compare
 from potluck.run.compiled_plan import INFER, evaluation_plan, train_name
 from potluck.run.drain import Drain
 from potluck.run.engine import Engine
 from potluck.run.evaluation import Evaluation
-from potluck.run.fitting import Fitting, OnStep, adapts
+from potluck.run.fitting import Fitting, adapts
 from potluck.run.glance import NUMBERS, Glance, glance, homeless
 from potluck.run.history import History, measured_trace
 from potluck.run.migration import cross
-from potluck.run.optimizers import Optimizer, check_optimizer
 from potluck.run.parts import Parts
 from potluck.run.protection import Protection
 from potluck.run.recovery import see_all, surviving
 from potluck.run.requests import REQUESTS_IN_FLIGHT, answers
+from potluck.run.saving import all_state, checkpoint_of, position_of
+from potluck.run.scoring import arguments_of, evaluated
+from potluck.run.update_source import STEP, Wishes, in_use
+from potluck.run.watching import OnEpoch, OnStep, Watchers, Watching
 from potluck.schedule import Compiled
 from potluck.sessions.events import Execution
 from potluck.sessions.link import Link
@@ -219,8 +225,20 @@ class Run(Shown):
         data: Any,
         epochs: int = 1,
         *,
-        optimizer: Optimizer | None = None,
+        optimizer: Any = None,
+        schedule: Any = None,
+        schedule_every: str = STEP,
+        clip_norm: float | None = None,
+        norm_order: float | None = None,
+        clip_value: float | None = None,
+        accumulate: int = 1,
+        ema: float | None = None,
         on_step: OnStep | None = None,
+        on_epoch: OnEpoch | None = None,
+        log: Any = None,
+        save_to: str | Path | None = None,
+        save_every: int | timedelta | None = None,
+        resume: bool = False,
         adapt: bool | None = None,
         deadline_s: float | None = None,
     ) -> Handle[History]:
@@ -245,12 +263,43 @@ class Run(Shown):
         epochs
             How often to go through `data`.
         optimizer
-            Default: the one in use.
+            One of ours (`potluck.AdamW(lr)`), or of torch's for the module's parameters, with its
+            groups: torch.optim.AdamW(net.parameters(), lr). Of torch's its class and settings are
+            read, again for each step; devices take the steps, by its arithmetic. Default: the one
+            in use, with its schedule and limits; a new one begins without.
+        schedule, schedule_every
+            A scheduler of `torch.optim.lr_scheduler`, which goes on with every "step" or "epoch";
+            or a function from the number of a step (from 0, of the whole run) to a factor of the
+            rate. After a resume, a new scheduler goes on where the saved one stood.
+        clip_norm, norm_order
+            The norm of all gradients together, over all devices, is this at the most, as by
+            `torch.nn.utils.clip_grad_norm_`; inf: no limit. `history.gradient_norms` has them.
+        clip_value
+            No number of the gradients is larger, as by `clip_grad_value_`.
+        accumulate
+            So many batches are one step: that of all their rows.
+        ema
+            The decay of a moving average of the weights, which devices keep beside them:
+            `run.state_dict(ema=True)`. It begins at the weights of now.
         on_step
             Called with (step, loss) after each step, in the background thread; it may do anything
             with the run but wait for a fit, which is refused. The next step is under way by then:
             what the run tells of its weights (`state_dict`, `save`, a call) is of the step that
-            `run.step` gives afterwards.
+            `run.step` gives afterwards. Where it raises or returns `potluck.StopTraining`, the
+            training ends.
+        on_epoch
+            Called likewise with (epoch, history of its steps) after each epoch, when no step is
+            under way.
+        log
+            A logger or several: with log(metrics, step=), as a run of Weights & Biases has it, or
+            add_scalar(name, value, step), as TensorBoard's writers. Told are the loss, the rate,
+            rows, seconds, and the gradients' norm where it is limited.
+        save_to, save_every
+            Save the run to this file every so many steps, or every `datetime.timedelta`.
+        resume
+            Go on where the saved run (or a `fit` that was ended) stood in the data: what was left
+            of `epochs`. The loader tells where it is, as torchdata's StatefulDataLoader does; or
+            it has a generator of its own, or no random order.
         adapt
             Compare steps with their prediction, in the background; where devices or links have
             changed, order transfers anew or switch to another plan of the same micro-batches, if
@@ -282,27 +331,30 @@ class Run(Shown):
         engine = self._engine
         engine.model.check_as_traced(train=True, constants=engine.loss_constants)
         check_autocast("it is trained")
-        if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1:
-            raise UserError(f"epochs is a whole number of 1 or more, got {epochs!r}.")
-        if not isinstance(data, Iterable):
-            raise UserError(
-                f"training takes batches, got {type(data).__name__}.",
-                next_step="Give it a DataLoader.",
-            )
-        if isinstance(data, Iterator) and epochs > 1:
-            raise UserError(
-                f"a {type(data).__name__} can be gone through once, and {epochs} epochs are "
-                "asked for.",
-                next_step="Give it a DataLoader or a list of batches.",
-            )
-        if optimizer is not None:
-            check_optimizer(optimizer, self._engine.model.trained_dtypes())
+        check_iterable(data, epochs)
+        check_accumulate(accumulate, engine.edition.segments)
+        wishes = Wishes(
+            optimizer=optimizer,
+            schedule=schedule,
+            schedule_every=schedule_every,
+            clip_norm=clip_norm,
+            norm_order=norm_order,
+            clip_value=clip_value,
+            ema=ema,
+        )
+        # what is wrong with them is told here
+        wishes.over(engine.model, in_use(engine))
+        watching = Watching(
+            on_step=on_step, on_epoch=on_epoch, log=log, save_to=save_to, save_every=save_every
+        )
         fitting = Fitting(
             engine,
             data,
             epochs,
-            optimizer=optimizer,
-            on_step=on_step,
+            wishes=wishes,
+            watchers=Watchers(watching, self.save),
+            accumulate=accumulate,
+            position=position_of(engine, under_way=bool(self._under_way)) if resume else None,
             adapt=adapts(self.plan, self.problem, adapt, deadline_s),
             deadline_s=deadline_s,
         )
@@ -313,10 +365,14 @@ class Run(Shown):
             )
 
         with self._queueing:
-            self._fits = [(handle, its) for handle, its in self._fits if not handle.done]
+            self._fits = self._under_way
             after = self._fits[-1][0] if self._fits else None
             self._fits.append((Handle(work, f"training {self.plan.model}", after=after), fitting))
             return self._fits[-1][0]
+
+    @property
+    def _under_way(self) -> list[tuple[Handle[History], Fitting]]:
+        return [(handle, its) for handle, its in self._fits if not handle.done]
 
     def rest(self) -> "list[Iterable[tuple[torch.Tensor, ...]]]":
         """End all fits, between two steps: of each the batches that it has not trained on.
@@ -327,9 +383,9 @@ class Run(Shown):
             One that waits for its turn has another optimizer; nothing was ended.
         """
         with self._queueing:
-            under_way = [(handle, its) for handle, its in self._fits if not handle.done]
+            under_way = self._under_way
             for _, fitting in under_way[1:]:
-                if fitting.optimizer not in (None, self._engine.edition.optimizer):
+                if fitting.wishes != Wishes():
                     raise UserError(
                         "a fit with another optimizer waits for its turn.",
                         next_step="Wait for the fit before, or cancel that one.",
@@ -464,14 +520,14 @@ class Run(Shown):
 
         return Handle(work, f"adapting {self.plan.model}")
 
-    def _answer(self, *inputs: Any, **named: Any) -> Any:
+    def _answer(self, *inputs: Any, ema: bool = False, **named: Any) -> Any:
         """Of a run in training: again, where a device was lost meanwhile and others are left."""
         engine = self._engine
         tries = 0
         while True:
             tries += 1
             try:
-                evaluation = self._evaluating()
+                evaluation = self._evaluating(ema)
                 try:
                     return evaluation.run(*inputs, **named)
                 finally:
@@ -483,7 +539,7 @@ class Run(Shown):
                     self._forget_evaluation()
                     surviving(engine, lambda: see_all(engine))
 
-    def _evaluating(self) -> Evaluation:
+    def _evaluating(self, ema: bool) -> Evaluation:
         """A run for inference with the weights of now, on about the same devices; entered."""
         with self._engine.boundary():
             self._engine.finish()
@@ -503,15 +559,16 @@ class Run(Shown):
                     self._link,
                 )
                 self._evaluation = Evaluation(inner)
-            if self._evaluation.step != self.step:
+            if self._evaluation.weights_of != (self.step, ema):
                 self._engine.model.check_as_traced()
-                self._evaluation.run._engine.state.push(self._state())
-                self._evaluation.step = self.step
+                state = all_state(self._engine, ema=ema)
+                self._evaluation.run._engine.state.push(state)
+                self._evaluation.weights_of = self.step, ema
             return self._evaluation.enter()
 
-    def evaluate(self, data: Any, score: "Callable[..., Any]") -> float:
+    def evaluate(self, data: Any, score: Any, *, ema: bool = False) -> Any:
         """The mean over rows of `score(outputs, *targets)`, which is a mean over the rows of one
-        batch.
+        batch. Several scores are taken of the same answers: {"accuracy": ..., "loss": ...}.
 
         Of batches that are mappings, targets are those that `score` names, or the model's.
 
@@ -521,24 +578,27 @@ class Run(Shown):
             As for `fit`.
         score
             Called as score(outputs, *targets) per batch of at most 128 rows; gives a mean over
-            rows.
+            rows; or a pair, a sum and what the sum over all batches is divided by (the number of
+            tokens that count). Or a metric with `update` and `compute`, as those of torchmetrics.
+            Or a mapping of such by name.
+        ema
+            With the moving average of the weights.
+
+        Returns
+        -------
+        float or dict
+            The score, or of a mapping each by its name.
 
         Raises
         ------
         UserError
             The data has no batch.
         """
-        n_inputs = len(self._engine.model.inputs())
-        total = 0.0
-        seen = 0
-        arguments = self._engine.model.arguments.scored(score)
-        for batch in batches.batches(data, EVALUATION_ROWS * REQUESTS_IN_FLIGHT, arguments):
-            rows = int(batch[0].shape[0])
-            total += tensors.score_of(score(self(*batch[:n_inputs]), *batch[n_inputs:])) * rows
-            seen += rows
-        if not seen:
-            raise UserError("there is nothing to evaluate: the data has no batch.")
-        return total / seen
+        model = self._engine.model
+        arguments = arguments_of(model.arguments, score)
+        found = batches.batches(data, EVALUATION_ROWS * REQUESTS_IN_FLIGHT, arguments)
+        answer = partial(self._answer, ema=True) if ema else self
+        return evaluated(found, answer, len(model.inputs()), score)
 
     def detach(
         self,
@@ -580,11 +640,16 @@ class Run(Shown):
         self._engine.check(training=True)
         if self.hand_over is None:
             raise UserError("this run has no home that could hand it over.")
+        if in_use(self._engine).is_scheduled:
+            raise UserError(
+                "its rates follow a schedule, which is your code and stays here.",
+                next_step="Fit with an optimizer of one rate before.",
+            )
         if data is None:
             left = self.rest()
         else:
             arguments = self._engine.model.arguments
-            left = [batches.Stream(data, self.plan.batch, arguments, epochs).rest()]
+            left = [BatchStream(data, self.plan.batch, arguments, epochs).rest()]
         if not left:
             raise UserError(
                 "no fit is under way.", next_step="Say what to train on: run.detach(data, epochs)."
@@ -593,27 +658,36 @@ class Run(Shown):
 
     # --- state ------------------------------------------------------------------------------------
 
-    def state_dict(self) -> "dict[str, torch.Tensor]":
+    def state_dict(self, *, ema: bool = False) -> "dict[str, torch.Tensor]":
         """All weights and buffers of the model as they are on the devices now, by the module's own
         names.
+
+        Parameters
+        ----------
+        ema
+            Of weights that are trained, their moving average: of `fit(..., ema=0.999)`.
+
+        Raises
+        ------
+        UserError
+            No average is kept.
         """
-        return dict(self._engine.model.state_dict(self._state()))
+        return dict(self._engine.model.state_dict(all_state(self._engine, ema=ema)))
 
-    def _state(self) -> "dict[str, torch.Tensor]":
-        """All that devices keep, as it is on them now: what belongs to the loss, too."""
-        engine = self._engine
-        engine.check()
-        engine.model.check_values(engine.value_marks)
-        with engine.boundary():
-            return surviving(engine, engine.state.weights)
-
-    def load_into(self, module: Any = None) -> None:
+    def load_into(self, module: Any = None, *, ema: bool = False) -> None:
         """Bring the weights back into a module.
 
         Default: the one that the model was made from, and its loss.
 
         Waits for a `fit` that is still going on, unless it is called inside one; raises what it
         raised, unless somebody has waited for it before.
+
+        Parameters
+        ----------
+        module
+            Default: the model's own.
+        ema
+            The moving average of the weights, as of `state_dict`.
 
         Raises
         ------
@@ -624,7 +698,7 @@ class Run(Shown):
         if latest is not None and not latest.seen and not latest.waits_for_caller:
             with suppress(CancelledError):
                 latest.wait()
-        state, model = self._state(), self._engine.model
+        state, model = all_state(self._engine, ema=ema), self._engine.model
         if module is None or model.is_made_from(module):
             model.load_state(state)
             if self.plan.training:
@@ -664,26 +738,9 @@ class Run(Shown):
         FileError
             It cannot be written; nothing is left behind.
         """
-        engine = self._engine
-        kept = engine.protection
-        if kept is not None and (engine.failed is not None or not latest):
-            state = kept.snapshot
-        else:
-            engine.check(training=True)
-            with engine.boundary():
-                state = surviving(engine, engine.state.snapshot)
-        edition = engine.edition
-        saved = checkpoint.Checkpoint(
-            signature=engine.model.signature,
-            plan=edition.plan,
-            optimizer=state.optimizer,
-            step=state.step,
-            seed=edition.seed,
-            weights=dict(state.weights),
-            moments=dict(state.moments),
-        )
+        saved = checkpoint_of(self._engine, latest=latest)
         checkpoint.save(Path(path), saved)
-        return state.step
+        return saved.step
 
     @property
     def protection(self) -> Protection | None:

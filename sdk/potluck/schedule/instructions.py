@@ -6,48 +6,22 @@ output, `dy` and `dx` their gradients, `f` and `b` pieces passed over a cut forw
 (`b` and `dy` with the stage they come from); then stage, tensor, micro-batch, row.
 """
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
-from potluck.records import Plan, Segment, Tensor
-from potluck.schedule.all_reduce import STILL, bounds
+from potluck.records import Tensor
 from potluck.schedule.ir import FORWARD, INPUT_GRADIENT, Action
-from potluck.schedule.micro_batches import Division
-from potluck.schedule.program_builder import Annotation, InputBinding, ProgramBuilder, Result
-from potluck.schedule.rows import intervals
+from potluck.schedule.program_builder import Annotation, InputBinding, Result
 from potluck.schedule.stage_graph import returning
-from potluck.schedule.standby import COPY, REPLAY, Standby, gradient_value, shadow_value
-from potluck.schedule.step import LOSS_BYTES, HandedRows, StepSpec
+from potluck.schedule.standby import REPLAY, loss_scale, shadow_value
+from potluck.schedule.step import LOSS_BYTES, HandedRows
+from potluck.schedule.update_instructions import UpdateInstructions
 
 # what is fed in a step up to this goes as one value: it is there until the last micro-batch
 WHOLE_BYTES = 2 * 1024**2
 
 
-class StepInstructions:
+class StepInstructions(UpdateInstructions):
     """Takes a step down as instructions; a value is its name on the device that has it."""
-
-    def __init__(
-        self,
-        programs: ProgramBuilder,
-        plan: Plan,
-        segments: Sequence[Segment],
-        division: Division,
-        spec: StepSpec[Tensor],
-        *,
-        optimizer: Mapping[str, Any] = STILL,
-        shadows: Sequence[Standby] = (),
-        to: str = "",
-        fed_whole: bool = False,
-    ) -> None:
-        self.programs, self.plan = programs, plan
-        self.segments, self.division = segments, division
-        self.spec, self.optimizer = spec, optimizer
-        self.shadows, self.to = shadows, to
-        self.fed_whole = fed_whole
-        self.batch = division[-1].stop
-        # rows[micro-batch][stage][device index]: [first, stop) of the micro-batch
-        self.rows = [[intervals(shares) for shares in part.shares] for part in division]
-        self.fed: set[tuple[str, str]] = set()  # (device, value)
 
     # --- one action -------------------------------------------------------------------------------
 
@@ -121,7 +95,7 @@ class StepInstructions:
             priority=priority,
             segment=segment.name,
             key=f"{p}.{m}",
-            scale=(stop - start) / self.batch if p == len(self.segments) - 1 else 1.0,
+            scale=loss_scale(segment, p == len(self.segments) - 1, stop - start, self.batch),
         )
         return [*made]
 
@@ -171,6 +145,7 @@ class StepInstructions:
             tensor=self.segments[p].outputs[0].name,
             kind="loss",
             rows=tuple(share for part in self.division if (share := part.shares[p][index])),
+            sums=self.segments[p].sums_rows,
             nbytes=nbytes,
         )
         self.programs.result(result, label=f"{p}>{self.programs.home}", priority=priority)
@@ -302,128 +277,6 @@ class StepInstructions:
             note=Annotation(label=f"{action} {op}", nbytes=nbytes),
             priority=priority,
             **attrs,
-        )
-        return name
-
-    # --- the end of a step ------------------------------------------------------------------------
-
-    def vector(self, p: int, index: int, priority: int) -> str:
-        """Gradients and statistics, weighted by the device's share of the batch."""
-        rows = sum(part.shares[p][index] for part in self.division)
-        item_bytes = self.segments[p].vector_item_bytes
-        name, nbytes = f"grad{p}", self.spec.n_elements[p] * item_bytes
-        self.programs.compute(
-            self.plan.stages[p].devices[index],
-            "gradients",
-            [],
-            {name: nbytes},
-            note=Annotation(label=f"{p} gradients", nbytes=nbytes),
-            priority=priority,
-            segment=self.segments[p].name,
-            share_frac=rows / self.batch,
-        )
-        return name
-
-    def ring(self, p: int) -> "RingInstructions":
-        """Of the devices of the stage."""
-        devices, n_elements = self.plan.stages[p].devices, self.spec.n_elements[p]
-        item_bytes = self.segments[p].vector_item_bytes
-        return RingInstructions(self.programs, devices, n_elements, item_bytes, f"ring{p}")
-
-    def summed(self, p: int, vector: str, priority: int) -> None:
-        """Shadows that copy the stage's updates get it."""
-        self._show(p, self.plan.stages[p].devices[0], vector, gradient_value(p), COPY, priority)
-
-    def update(self, p: int, index: int, vectors: list[str], priority: int) -> None:
-        """A `step`; where no gradient comes back it only takes the statistics over."""
-        segment = self.segments[p]
-        self.programs.compute(
-            self.plan.stages[p].devices[index],
-            "step",
-            vectors,
-            {},
-            note=Annotation(
-                label=f"{p} step",
-                start=segment.start,
-                stop=segment.stop,
-                nbytes=segment.parameter_count * segment.vector_item_bytes,
-            ),
-            priority=priority,
-            segment=segment.name,
-            optimizer=dict(self.optimizer if self.spec.learns[p] else STILL),
-        )
-
-    # --- those who stay in step -------------------------------------------------------------------
-
-    def _show(self, p: int, device: str, value: str, name: str, way: str, priority: int) -> None:
-        """Post `value` of stage p to its shadows of that way."""
-        for shadow in self.shadows:
-            if shadow.stage == p and shadow.way == way:
-                for peer in shadow.devices:
-                    self.programs.post(
-                        device,
-                        value,
-                        peer,
-                        name,
-                        to=self.to,
-                        label=f"{name}>{peer}",
-                        priority=priority,
-                    )
-
-
-class RingInstructions:
-    """Takes an all-reduce over `devices` down as instructions; `tag` makes names unique."""
-
-    def __init__(
-        self,
-        programs: ProgramBuilder,
-        devices: Sequence[str],
-        n_elements: int,
-        item_bytes: int,
-        tag: str,
-    ) -> None:
-        self._programs, self._devices = programs, devices
-        self._item_bytes, self._tag = item_bytes, tag
-        self._n_elements, self._bounds = n_elements, bounds(n_elements, len(devices))
-
-    def piece(self, i: int, k: int, vector: str, priority: int) -> str:
-        """A slice of it."""
-        start, stop = self._bounds[k], self._bounds[k + 1]
-        name, part = f"{self._tag}.own.{k}", {"dim": 0, "start": start, "stop": stop}
-        return self._compute(i, "slice", [vector], name, stop - start, priority, **part)
-
-    def send(self, i: int, k: int, value: str, ring_step: int, priority: int) -> str:
-        """To the next device of the ring."""
-        name, right = f"{self._tag}.{ring_step}.{k}", self._devices[(i + 1) % len(self._devices)]
-        label = f"{self._tag} ring step {ring_step}"
-        self._programs.send(self._devices[i], value, right, name, label=label, priority=priority)
-        return name
-
-    def add(self, i: int, k: int, own: str, arrived: str, ring_step: int, priority: int) -> str:
-        """On the device that it arrived at."""
-        n_elements = self._bounds[k + 1] - self._bounds[k]
-        name = f"{self._tag}.sum.{ring_step}.{k}"
-        return self._compute(i, "add", [own, arrived], name, n_elements, priority)
-
-    def join(self, i: int, pieces: list[str], priority: int) -> str:
-        """One after the other."""
-        name = f"{self._tag}.all"
-        return self._compute(i, "concat", pieces, name, self._n_elements, priority, dim=0)
-
-    def _compute(
-        self,
-        i: int,
-        op: str,
-        inputs: Sequence[str],
-        name: str,
-        n_elements: int,
-        priority: int,
-        **attrs: Any,
-    ) -> str:
-        nbytes = n_elements * self._item_bytes
-        note = Annotation(label=f"{self._tag} {op}", nbytes=nbytes)
-        self._programs.compute(
-            self._devices[i], op, inputs, {name: nbytes}, note=note, priority=priority, **attrs
         )
         return name
 

@@ -36,7 +36,8 @@ Division = tuple[MicroBatch, ...]
 
 
 def divide(plan: Plan, segments: Sequence[Segment], rows: int) -> Division:
-    """`rows` in micro-batches of the plan's size, one of them smaller.
+    """`rows` in micro-batches of the plan's size, one of them smaller; in one, where the loss
+    compares rows.
 
     Shares in proportion to the plan's.
 
@@ -55,6 +56,12 @@ def divide(plan: Plan, segments: Sequence[Segment], rows: int) -> Division:
         Micro-batches in order; their rows add up to `rows`.
     """
     together = COMPANY if any(segment.norm_values for segment in segments) else 1
+    if any(segment.whole_batch for segment in segments):
+        together = min(together, rows)
+        each = tuple(
+            shared(stage.shares, rows, min(together, *stage.shares)) for stage in plan.stages
+        )
+        return (MicroBatch(0, rows, each),)
     found, start = [], 0
     for size in sizes(rows, plan.micro_batch, together):
         shares = tuple(
@@ -137,6 +144,29 @@ def exceeds(plan: Plan, division: Division) -> bool:
     )
     more = any(n > share for taken, shares in pairs for n, share in zip(taken, shares, strict=True))
     return more or len(division) > plan.n_micro_batches
+
+
+def check_whole(plan: Plan, segments: Sequence[Segment]) -> None:
+    """Refuse a plan that divides the rows of a batch which the loss compares.
+
+    Raises
+    ------
+    PlanError
+        It has several micro-batches, or several devices share the rows of the stage with the loss.
+    """
+    if not any(segment.whole_batch for segment in segments):
+        return
+    if plan.n_micro_batches > 1:
+        raise PlanError(
+            f"the loss compares rows, and the plan has {plan.n_micro_batches} micro-batches.",
+            next_step=f"Plan with Training(batch={plan.batch}, micro_batch={plan.batch}).",
+        )
+    if len(plan.stages[-1].devices) > 1:
+        raise PlanError(
+            f"the loss compares rows, and {', '.join(plan.stages[-1].devices)} share those of its "
+            "stage.",
+            next_step="Give the last stage to one device.",
+        )
 
 
 def check_company(plan: Plan, segments: Sequence[Segment]) -> None:

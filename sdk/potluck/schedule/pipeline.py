@@ -3,6 +3,7 @@ as instructions.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from potluck.records import HOME, Plan, Segment, Tensor
@@ -12,16 +13,18 @@ from potluck.schedule.instructions import StepInstructions
 from potluck.schedule.ir import Schedule
 from potluck.schedule.micro_batches import Division, divide
 from potluck.schedule.program_builder import Compiled, ProgramBuilder
+from potluck.schedule.shared_weights import holders_of
 from potluck.schedule.stage_graph import wire
 from potluck.schedule.standby import COPY, Standby
 from potluck.schedule.step import StageOutput, StepSpec, walk
+from potluck.schedule.step_update import StepUpdate, alike
 from potluck.schedule.validate import check
 
 
 def compile_training(
     plan: Plan,
     segments: tuple[Segment, ...],
-    optimizer: Mapping[str, Any],
+    optimizer: Mapping[str, Any] | StepUpdate,
     *,
     home: str = HOME,
     schedule: Schedule | None = None,
@@ -45,7 +48,7 @@ def compile_training(
     segments
         One per stage, in order.
     optimizer
-        As `to_json` of an optimizer gives it.
+        As `to_json` of an optimizer gives it; or what each stage's step is told.
     home
         What the notebook is called as a peer.
     schedule
@@ -67,14 +70,20 @@ def compile_training(
     if schedule is None:
         schedule = policies.POLICIES["1f1b"](plan)
     division = division or divide(plan, segments, plan.batch)
-    spec = _spec(plan, segments, division, schedule, shadows, training=True)
+    step_update = (
+        optimizer if isinstance(optimizer, StepUpdate) else alike(optimizer, len(segments))
+    )
+    spec = replace(
+        _spec(plan, segments, division, schedule, shadows, training=True),
+        limited=step_update.limit is not None,
+    )
     sink = StepInstructions(
         ProgramBuilder("train", plan.devices, home),
         plan,
         segments,
         division,
         spec,
-        optimizer=optimizer,
+        step_update=step_update,
         shadows=shadows,
         to=to,
         fed_whole=fed_whole,
@@ -150,4 +159,5 @@ def _spec(
             for segment, learns in zip(segments, wiring.learns, strict=True)
         ],
         followed=[p in copied for p in range(len(segments))],
+        shared=[holders for _, holders in holders_of(segments)] if training else (),
     )

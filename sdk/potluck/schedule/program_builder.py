@@ -39,7 +39,8 @@ class InputBinding:
 class Result:
     """A value that home receives from `device` under the name `value`.
 
-    kind "loss": the mean losses of so many `rows` each, one micro-batch after the other. "output":
+    kind "loss": the mean losses of so many `rows` each, one micro-batch after the other, or where
+    it `sums` their sums. "norm": that of all gradients. "output":
     entries [start, stop) of the first dimension of output `tensor` over the whole batch. "state":
     the state `tensor` of `segment`.
     """
@@ -52,6 +53,7 @@ class Result:
     start: int = 0
     stop: int = 0
     rows: tuple[int, ...] = ()
+    sums: bool = False
     whole: bool = False
     segment: str = ""
     nbytes: int = 0

@@ -23,7 +23,10 @@ from potluck.schedule.program_builder import (
     InputBinding,
     ProgramBuilder,
 )
+from potluck.schedule.shared_weights import holders_of
 from potluck.schedule.stage_graph import StageGraph, wire
+from potluck.schedule.step_update import RATE_BYTES, RATES, StepUpdate, alike
+from potluck_wire.program import STEP_INPUTS
 
 FOLLOW = "follow"
 REPLAY, COPY = "replay", "copy"
@@ -53,7 +56,7 @@ def shadows(plan: Plan, segments: Sequence[Segment], new: Plan) -> tuple[Standby
     in step with it.
 
     A stage that several devices share is normalised and summed by shares, which nobody else can
-    repeat: COPY.
+    repeat: COPY. So is one that holds a weight which others hold, too: its step needs their part.
 
     Parameters
     ----------
@@ -65,6 +68,7 @@ def shadows(plan: Plan, segments: Sequence[Segment], new: Plan) -> tuple[Standby
         The plan that takes over.
     """
     found, wiring = [], wire(plan, segments, training=True)
+    holding = {p for _, holders in holders_of(segments) for p in holders}
     for p, stage in enumerate(plan.stages):
         owners = next(s.devices for s in new.stages if s.start <= stage.start < s.stop)
         lacking = tuple(device for device in owners if device not in stage.devices)
@@ -72,7 +76,8 @@ def shadows(plan: Plan, segments: Sequence[Segment], new: Plan) -> tuple[Standby
             cheaper = replayed_bytes(plan, segments[p], wiring, p) < vector_bytes(
                 segments[p], wiring.learns[p]
             )
-            way = REPLAY if cheaper and len(stage.devices) == 1 else COPY
+            alone = len(stage.devices) == 1 and p not in holding
+            way = REPLAY if cheaper and alone else COPY
             found.append(Standby(stage=p, devices=lacking, way=way))
     return tuple(found)
 
@@ -125,7 +130,7 @@ def compile_follow(
     name: str,
     plan: Plan,
     segments: Sequence[Segment],
-    optimizer: Mapping[str, Any],
+    optimizer: Mapping[str, Any] | StepUpdate,
     every: Sequence[Standby],
     *,
     division: Division | None = None,
@@ -145,7 +150,7 @@ def compile_follow(
     segments
         One per stage of `plan`.
     optimizer
-        As `to_json` of an optimizer gives it.
+        As for `compile_training`.
     every
         The standbys, from `shadows`.
     division
@@ -154,8 +159,10 @@ def compile_follow(
         What the notebook is called as a peer.
     """
     division = division or divide(plan, segments, plan.batch)
+    told = optimizer if isinstance(optimizer, StepUpdate) else alike(optimizer, len(segments))
     devices = tuple(dict.fromkeys(device for shadow in every for device in shadow.devices))
     programs, wiring = ProgramBuilder(name, devices, home), wire(plan, segments, training=True)
+    rated = set[str]()  # devices that have this step's settings
     for shadow in every:
         segment, learns = segments[shadow.stage], wiring.learns[shadow.stage]
         if not vector_elements(segment, learns):
@@ -168,6 +175,11 @@ def compile_follow(
                 gradients = [_copy(programs, plan, segment, wiring, shadow.stage, device)]
             if not learns and not gradients:  # its forwards have moved the statistics
                 continue
+            scales = _scale(programs, plan, segment, shadow.stage, device, told, learns)
+            rates = [RATES] if told.n_rates and learns else []
+            if rates and device not in rated:
+                rated.add(device)
+                feed_rates(programs, told, device, LATE)
             note = Annotation(
                 label=f"{shadow.stage} step",
                 start=segment.start,
@@ -177,14 +189,84 @@ def compile_follow(
             programs.compute(
                 device,
                 "step",
-                gradients,
+                [*gradients, *scales, *rates],
                 {},
                 note=note,
                 priority=LATE,
                 segment=segment.name,
-                optimizer=dict(optimizer if learns else STILL),
+                **step_attributes(told, shadow.stage, learns, gradients, scales, rates),
             )
     return programs.finish()
+
+
+def step_attributes(
+    told: StepUpdate,
+    p: int,
+    learns: bool,
+    gradients: Sequence[str],
+    scales: Sequence[str],
+    rates: Sequence[str],
+) -> dict[str, Any]:
+    """The attributes of the `step` of stage p, beside its segment.
+
+    Parameters
+    ----------
+    told
+        What the steps of all stages are told.
+    p
+        The stage.
+    learns
+        Whether a gradient comes back to it.
+    gradients, scales, rates
+        Its inputs, as far as there are any.
+    """
+    found: dict[str, Any] = dict(told.attributes[p]) if learns else {"optimizer": dict(STILL)}
+    if scales or rates:
+        there = zip(STEP_INPUTS, (gradients, scales, rates), strict=True)
+        found["given"] = [name for name, values in there if values]
+    return found
+
+
+def feed_rates(programs: ProgramBuilder, told: StepUpdate, device: str, priority: int) -> None:
+    """Home tells a device the settings of this step.
+
+    Parameters
+    ----------
+    programs
+        Where it is written down.
+    told
+        What the steps are told.
+    device
+        Its name.
+    priority
+        Smaller goes first.
+    """
+    feed = InputBinding(
+        device=device,
+        value=RATES,
+        tensor=RATES,
+        whole=True,
+        nbytes=told.n_rates * RATE_BYTES,
+        priority=priority,
+    )
+    programs.feed(feed, label=f"{programs.home}>rates")
+
+
+def _scale(
+    programs: ProgramBuilder,
+    plan: Plan,
+    segment: Segment,
+    p: int,
+    device: str,
+    told: StepUpdate,
+    learns: bool,
+) -> list[str]:
+    """Receive what gradients are multiplied by, where their norm is limited."""
+    if told.limit is None or not learns:
+        return []
+    giver, name = plan.stages[p].devices[0], scale_value(p)
+    nbytes = segment.vector_item_bytes
+    return [programs.receive(device, name, nbytes, giver, label=f"{p} scale", priority=LATE)]
 
 
 def _copy(
@@ -253,8 +335,25 @@ def _replay(
             priority=LATE,
             segment=segment.name,
             key=f"{p}.{m}",
-            scale=rows / division[-1].stop if last else 1.0,
+            scale=loss_scale(segment, last, rows, division[-1].stop),
         )
+
+
+def loss_scale(segment: Segment, last: bool, rows: int, batch: int) -> float:
+    """What the backward of a segment begins with: the part that rows have in the loss of a batch.
+
+    Parameters
+    ----------
+    segment
+        Of which the last one makes the loss.
+    last
+        Whether this is it.
+    rows
+        That it has of the batch.
+    batch
+        All rows.
+    """
+    return rows / batch if last and not segment.sums_rows else 1.0
 
 
 def _feed(
@@ -311,6 +410,11 @@ def shadow_value(p: int, kind: str, tensor: Tensor, m: int) -> str:
         The micro-batch.
     """
     return f"shadow{p}.{kind}.{tensor.name}.{m}"
+
+
+def scale_value(p: int) -> str:
+    """The name of what the gradients of stage p are multiplied by, as its shadow gets it."""
+    return f"shadow{p}.scale"
 
 
 def gradient_value(p: int) -> str:

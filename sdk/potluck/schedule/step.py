@@ -63,6 +63,9 @@ class StepSpec(Generic[T]):
     learns: Sequence[bool]  # per stage: whether a gradient comes back to it
     n_elements: Sequence[int]  # per stage: of the vector of a step; 0: nothing to update
     followed: Sequence[bool]  # per stage: whether others want its vector
+    limited: bool = False  # whether the norm of all gradients is
+    # of each parameter that several stages hold, these
+    shared: Sequence[tuple[int, ...]] = ()
 
     @property
     def split(self) -> bool:
@@ -116,8 +119,32 @@ class StepSink(Protocol[T, V]):
     def summed(self, p: int, vector: V, priority: int) -> None:
         """Who follows stage p gets its vector."""
 
-    def update(self, p: int, index: int, vectors: list[V], priority: int) -> None:
-        """The optimizer's step of stage p, with the vector where there is one."""
+    def shared_part(self, k: int, p: int, index: int, vector: V, priority: int) -> V:
+        """The gradient of shared parameter k in the vector of a device of stage p."""
+
+    def tell_shared(self, k: int, p: int, q: int, index: int, part: V, priority: int) -> V:
+        """What arrives of that of the first device of stage p, at a device of stage q."""
+
+    def shared_sum(self, k: int, q: int, index: int, parts: list[V], priority: int) -> V:
+        """The sum of all, on a device of stage q."""
+
+    def with_shared(self, q: int, index: int, vector: V, sums: dict[int, V], priority: int) -> V:
+        """The vector of a device of stage q with these sums in their places."""
+
+    def norms(self, p: int, vectors: list[V], priority: int) -> V:
+        """The norms of the gradients of stage p, on its first device."""
+
+    def tell_norms(self, p: int, judge: int, norms: V, priority: int) -> V:
+        """What arrives of them at the first device of stage `judge`."""
+
+    def limit(self, judge: int, stages: list[int], norms: list[V], priority: int) -> V:
+        """What all gradients are multiplied by, on the first device of stage `judge`."""
+
+    def tell_scale(self, judge: int, p: int, index: int, scale: V, priority: int) -> V:
+        """What arrives of it at a device of stage p."""
+
+    def update(self, p: int, index: int, vectors: list[V], scales: list[V], priority: int) -> None:
+        """The optimizer's step of stage p, with the vector and the scale where there are any."""
 
 
 def walk(spec: StepSpec[T], sink: StepSink[T, V]) -> None:
@@ -134,9 +161,7 @@ def walk(spec: StepSpec[T], sink: StepSink[T, V]) -> None:
     # A device that is in several stages does the pieces of all of them in this one order.
     if spec.training:
         step.tell_losses()
-        for p, n_elements in enumerate(spec.n_elements):
-            if n_elements:
-                step.update(p)
+        step.update()
 
 
 class _Walk(Generic[T, V]):
@@ -233,23 +258,101 @@ class _Walk(Generic[T, V]):
             if losses:
                 self.sink.tell_losses(index, losses, self.n_timesteps)
 
-    def update(self, p: int) -> None:
-        """All-reduce gradients and statistics of stage p over its replicas, and take the
-        optimizer's step.
+    def update(self) -> None:
+        """All-reduce gradients and statistics, and take the optimizer's steps: stage by stage, or
+        where the norm of all gradients is limited when all are there.
         """
+        spec = self.spec
+        stages = [p for p, n_elements in enumerate(spec.n_elements) if n_elements]
+        learning = [p for p in stages if spec.learns[p]]
+        if not ((spec.limited and learning) or any(spec.shared)):
+            for p in stages:
+                vectors = self._summed(p)
+                self._tell(p, vectors)
+                self._update(p, vectors, {})
+            return
+        every = {p: self._summed(p) for p in stages}
+        self._share(every)
+        for p in stages:
+            self._tell(p, every[p])
+        scales = self._scales(learning, every) if spec.limited and learning else {}
+        for p in stages:
+            self._update(p, every[p], scales)
+
+    def _summed(self, p: int) -> list[V]:
+        """The sums of stage p, one on each of its devices; none where nobody needs a vector."""
         spec, sink = self.spec, self.sink
         priority = self.n_timesteps + 1
-        n = len(spec.devices[p])
-        vectors = list[V]()
-        if n > 1 or spec.followed[p]:
+        n, vectors = len(spec.devices[p]), list[V]()
+        if n > 1 or spec.followed[p] or any(p in holders for holders in spec.shared):
             vectors = [sink.vector(p, index, priority) for index in range(n)]
             if n > 1:
                 vectors = ring_all_reduce(sink.ring(p), vectors, spec.n_elements[p], priority)
-            sink.summed(p, vectors[0], priority)
-        # the statistics of a single device are what they should be
-        if spec.learns[p] or n > 1:
-            for index in range(n):
-                sink.update(p, index, vectors[index : index + 1], priority + 2 * n + 1)
+        return vectors
+
+    def _tell(self, p: int, vectors: list[V]) -> None:
+        """Who follows stage p gets its sum."""
+        if vectors:
+            self.sink.summed(p, vectors[0], self.n_timesteps + 1)
+
+    def _share(self, vectors: dict[int, list[V]]) -> None:
+        """Every device that holds a shared parameter gets the parts of all its holders, and adds
+        them up, the last stage first: as autograd does within one backward.
+        """
+        spec, sink = self.spec, self.sink
+        priority = self._end(max(map(len, spec.devices)))
+        sums: dict[tuple[int, int], dict[int, V]] = {}
+        for k, holders in enumerate(spec.shared):
+            parts = {
+                (p, index): sink.shared_part(k, p, index, vector, priority)
+                for p in holders
+                for index, vector in enumerate(vectors[p])
+            }
+            there = {(p, spec.devices[p][index]): part for (p, index), part in parts.items()}
+            for q in holders:
+                for index, device in enumerate(spec.devices[q]):
+                    for p in holders:
+                        if (p, device) not in there:
+                            part = parts[p, 0]
+                            told = sink.tell_shared(k, p, q, index, part, priority)
+                            there[p, device] = told
+                    found = [there[p, device] for p in reversed(holders)]
+                    summed = sink.shared_sum(k, q, index, found, priority)
+                    sums.setdefault((q, index), {})[k] = summed
+        for (q, index), mine in sums.items():
+            vectors[q][index] = sink.with_shared(q, index, vectors[q][index], mine, priority)
+
+    def _scales(self, stages: list[int], vectors: dict[int, list[V]]) -> dict[Hashable, V]:
+        """What gradients are multiplied by, on each device that has some: judged by the device
+        whose backward ends last, of all norms in the order of the stages.
+        """
+        spec, sink = self.spec, self.sink
+        priority, judge = self._end(max(len(spec.devices[p]) for p in stages)), stages[0]
+        place, norms = spec.devices[judge][0], list[V]()
+        for p in stages:
+            norm = sink.norms(p, vectors[p][:1], priority)
+            is_there = spec.devices[p][0] == place
+            norms.append(norm if is_there else sink.tell_norms(p, judge, norm, priority))
+        scales = {place: sink.limit(judge, stages, norms, priority)}
+        for p in stages:
+            for index, device in enumerate(spec.devices[p]):
+                if device not in scales:
+                    scale = sink.tell_scale(judge, p, index, scales[place], priority)
+                    scales[device] = scale
+        return scales
+
+    def _update(self, p: int, vectors: list[V], scales: dict[Hashable, V]) -> None:
+        """The steps of stage p; the statistics of a single device are what they should be."""
+        spec, n = self.spec, len(self.spec.devices[p])
+        if not (spec.learns[p] or n > 1):
+            return
+        for index, device in enumerate(spec.devices[p]):
+            scale = [scales[device]] if scales and spec.learns[p] else []
+            self.sink.update(p, index, vectors[index : index + 1], scale, self._end(n))
+
+    def _end(self, n: int) -> int:
+        """The priority of what comes behind the all-reduce of n devices."""
+        return self.n_timesteps + 2 * n + 2
 
 
 @lru_cache(maxsize=1024)

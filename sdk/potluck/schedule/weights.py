@@ -108,9 +108,13 @@ def compile_pull(
     programs = ProgramBuilder("pull", plan.devices, home)
     priority = LATE if in_background else 0
     windows = {device: _Window() for device in plan.devices}
+    seen = set[str]()  # of a weight that several stages hold, one comes
     for stage, segment in zip(plan.stages, segments, strict=True):
         device = stage.lead
         for state in states.get(segment.name, ()):
+            if state.name in seen:
+                continue
+            seen.add(state.name)
             result = Result(
                 device=device,
                 value=_value(segment.name, state.name),

@@ -12,7 +12,7 @@ from math import inf
 from operator import itemgetter
 
 from potluck.errors import UserError
-from potluck.records import Device, Layer, LayerCost, Network, Problem, Training
+from potluck.records import Device, Layer, LayerCost, Network, Problem, SharedWeight, Training
 from potluck.schedule.rows import overlaps
 from potluck.schedule.step import LOSS_BYTES
 from potluck.simulate import flows
@@ -24,6 +24,7 @@ from potluck.simulate.interpolation import interpolated
 # it; each is an operator of its own.
 UPDATE_PASSES = (3, 8, 20)
 ADAMW = 2  # tensors of state
+SCALE_PASSES = 2  # of gradients that are multiplied in place, each is read and written
 ADD_PASSES = 3  # of a sum, two are read and one is written; `copy_bytes_per_s` counts the one
 
 
@@ -59,6 +60,8 @@ class CostTable:
         self._widest: dict[tuple[int, int], int] = {}
         self._crossing: dict[tuple[int, int], tuple[int, int]] = {}
         self._learns = flows.learning_layers(problem)
+        self.shared_layers, self._shared = _shared(problem.layers if training_of(problem) else ())
+        self.shared_bytes = tuple(weight.summed_bytes for weight in self._shared)
         self.devices = {device.name: device for device in problem.devices}
         self.branches = problem.branches
         self._feeds: dict[tuple[int, int], int] = {}
@@ -142,19 +145,42 @@ class CostTable:
 
     def parameter_bytes(self, start: int, stop: int) -> int:
         """Bytes of the parameters of layers [start, stop)."""
-        return self._parameters[stop] - self._parameters[start]
+        return self._parameters[stop] - self._parameters[start] - self._twice(start, stop)[0]
 
     def trained_bytes(self, start: int, stop: int) -> int:
         """Bytes of those among them that training changes."""
-        return self._trained[stop] - self._trained[start]
+        return self._trained[stop] - self._trained[start] - self._twice(start, stop)[0]
 
     def updated_bytes(self, start: int, stop: int) -> int:
         """Bytes of those that a gradient reaches: a step of the optimizer passes over no others."""
-        return self._updated[stop] - self._updated[start]
+        return self._updated[stop] - self._updated[start] - self._twice(start, stop)[0]
 
     def summed_bytes(self, start: int, stop: int) -> int:
         """Bytes of their gradients as replicas add them up."""
-        return self._summed[stop] - self._summed[start]
+        return self._summed[stop] - self._summed[start] - self._twice(start, stop)[1]
+
+    def _twice(self, start: int, stop: int) -> tuple[int, int]:
+        """Bytes of weights that several of layers [start, stop) read and all but one count anew,
+        and of their gradients as they are added up.
+        """
+        nbytes = summed = 0
+        for layers, weight in zip(self.shared_layers, self._shared, strict=True):
+            again = max(0, sum(start <= layer < stop for layer in layers) - 1)
+            nbytes, summed = nbytes + again * weight.nbytes, summed + again * weight.summed_bytes
+        return nbytes, summed
+
+    def read_before_bytes(self, layer: int) -> int:
+        """Bytes of weights of a layer that an earlier one reads, too."""
+        pairs = zip(self.shared_layers, self._shared, strict=True)
+        return sum(w.nbytes for layers, w in pairs if layer in layers and layers[0] < layer)
+
+    def shares(self, start: int, stop: int) -> bool:
+        """Whether layers [start, stop) and others read a weight that training changes."""
+        return any(
+            any(start <= layer < stop for layer in layers)
+            and not all(start <= layer < stop for layer in layers)
+            for layers in self.shared_layers
+        )
 
     def buffer_bytes(self, start: int, stop: int) -> int:
         """Bytes of their buffers."""
@@ -317,6 +343,24 @@ class CostTable:
             )
         pairs = zip(costs, self._learns, strict=True)
         return [cost.backward_s if learns else (0.0,) * len(cost.rows) for cost, learns in pairs]
+
+
+def training_of(problem: Problem) -> bool:
+    """Whether it is one of training."""
+    return isinstance(problem.workload, Training)
+
+
+def _shared(
+    layers: Sequence[Layer],
+) -> tuple[tuple[tuple[int, ...], ...], tuple[SharedWeight, ...]]:
+    """Of each weight that several layers read, these, and what it weighs."""
+    places: dict[str, list[int]] = {}
+    weights: dict[str, SharedWeight] = {}
+    for i, layer in enumerate(layers):
+        for weight in layer.shared:
+            places.setdefault(weight.name, []).append(i)
+            weights[weight.name] = weight
+    return tuple(map(tuple, places.values())), tuple(weights.values())
 
 
 def _second_gradients(layer: Layer) -> tuple[int, int]:
@@ -509,12 +553,67 @@ def update_s(table: CostTable, device: Device, start: int, stop: int) -> float:
         Layers [start, stop).
     """
     known_s = table.measured_update_s(device.name, start, stop)
-    if known_s is not None:
-        return device.overhead_s + known_s
-    passes = UPDATE_PASSES[min(optimizer_copies(table.problem), ADAMW)]
-    return device.overhead_s + passes * table.updated_bytes(start, stop) / (
-        ADD_PASSES * device.copy_bytes_per_s
-    )
+    passes = SCALE_PASSES * is_clipped(table.problem)
+    if known_s is None:
+        passes += UPDATE_PASSES[min(optimizer_copies(table.problem), ADAMW)]
+    passing_s = passes_s(device, passes, table.updated_bytes(start, stop))
+    return device.overhead_s + (known_s or 0.0) + passing_s
+
+
+def again_s(table: CostTable, device: Device, layer: int) -> float:
+    """Seconds of an optimizer step on weights that an earlier layer reads, too: at the most what a
+    stage with both saves.
+
+    Parameters
+    ----------
+    table
+        Of the problem.
+    device
+        Whose step it is.
+    layer
+        The later one.
+    """
+    nbytes = table.read_before_bytes(layer)
+    if not nbytes:
+        return 0.0
+    alone_s = update_s(table, device, layer, layer + 1) - device.overhead_s
+    passes = SCALE_PASSES + UPDATE_PASSES[min(optimizer_copies(table.problem), ADAMW)]
+    return min(alone_s, passes_s(device, passes, nbytes))
+
+
+def norms_s(table: CostTable, device: Device, start: int, stop: int) -> float:
+    """Seconds to look at all gradients of layers [start, stop) once.
+
+    Parameters
+    ----------
+    table
+        Of the problem.
+    device
+        Who looks.
+    start, stop
+        Layers [start, stop).
+    """
+    return device.overhead_s + passes_s(device, 1, table.updated_bytes(start, stop))
+
+
+def passes_s(device: Device, passes: int, nbytes: int) -> float:
+    """Seconds to read or write bytes, as fast as they pass in a sum.
+
+    Parameters
+    ----------
+    device
+        Whose memory it is.
+    passes
+        How often.
+    nbytes
+        How many.
+    """
+    return passes * nbytes / (ADD_PASSES * device.copy_bytes_per_s)
+
+
+def is_clipped(problem: Problem) -> bool:
+    """Whether the norm of all gradients is limited."""
+    return isinstance(problem.workload, Training) and problem.workload.clipped
 
 
 def copy_s(device: Device, nbytes: int) -> float:

@@ -20,6 +20,7 @@ from potluck.simulate.layout import (
     COPY,
     HOME_PRIORITY,
     INPUT_PART,
+    NORMS,
     RUN,
     SEND,
     STEP,
@@ -36,6 +37,8 @@ from potluck.simulate.spans import middle_s, union_s
 from potluck.simulate.stage_times import stage_times
 
 STREAM_ROUNDS = 5  # times the requests in flight: the first fill the pipeline, the last drain it
+# norms of some gradients, each a number: a layer's record does not say of how many
+NORMS_BYTES = 64
 ITEM_BYTES = 4  # an element of the vector of a step, where float64 is not told from float32
 MAX_KEPT = 512  # shapes; a layout of 32 micro-batches takes some 0.3 MB
 
@@ -295,7 +298,23 @@ class Direct:
                 min(self._n_elements(plan, p), len(s.devices)) for p, s in enumerate(plan.stages)
             ),
             schedule=self._schedule(plan),
+            limited=plan.training and cost.is_clipped(self.problem),
+            shared=self._shared(plan),
         )
+
+    def _shared(self, plan: Plan) -> tuple[tuple[int, ...], ...]:
+        """The stages that hold each shared parameter of several."""
+        if not plan.training:
+            return ()
+        found = [
+            tuple(
+                p
+                for p, stage in enumerate(plan.stages)
+                if any(stage.start <= i < stage.stop for i in layers)
+            )
+            for layers in self.table.shared_layers
+        ]
+        return tuple(holders if len(holders) > 1 else () for holders in found)
 
     def _schedule(self, plan: Plan) -> Schedule:
         """The order of a plan that names one; none stands for the usual."""
@@ -352,6 +371,8 @@ class Direct:
         device = devices[item.slot]
         if item.kind == STEP:
             return cost.update_s(table, device, stage.start, stage.stop), 0
+        if item.kind == NORMS:
+            return cost.norms_s(table, device, stage.start, stage.stop), NORMS_BYTES
         place = device.name, stage.start, stage.stop, item.rows
         if item.kind == RUN:
             return device.overhead_s + table.forward_s(*place), 0
@@ -374,6 +395,10 @@ class Direct:
             return (starts[item.rows + 1] - starts[item.rows]) * ITEM_BYTES
         if tensor == "loss":
             return item.rows * LOSS_BYTES
+        if tensor == "tied":
+            return self.table.shared_bytes[item.rows]
+        if tensor in ("norms", "norm", "scale"):
+            return NORMS_BYTES if tensor == "norms" else ITEM_BYTES
         if tensor == "input":
             return item.rows * flows.feed_bytes(problem, stage.start, stage.stop)
         per_row = {"target": problem.target_bytes, "output": problem.result_bytes}

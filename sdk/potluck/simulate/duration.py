@@ -39,4 +39,6 @@ def instruction_s(
         )
     if item.op == "step":
         return cost.update_s(table, device, note.start, note.stop)
+    if item.op == "norms":
+        return cost.norms_s(table, device, note.start, note.stop)
     return cost.copy_s(device, note.nbytes)

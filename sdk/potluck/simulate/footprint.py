@@ -290,8 +290,16 @@ def _moving_parts(
 
 @lru_cache(maxsize=1 << 16)
 def _ring(table: CostTable, start: int, stop: int, replicas: int) -> tuple[int, int]:
-    """Bytes of an all-reduce: those that the replica before sends early, and all at the end."""
-    if replicas == 1 or not isinstance(table.problem.workload, Training):
+    """Bytes of an all-reduce: those that the replica before sends early, and all at the end. Of
+    gradients that go to other stages with the same weights: vectors before and after, and pieces.
+    """
+    if not isinstance(table.problem.workload, Training):
+        return 0, 0
+    if table.shares(start, stop):
+        pieces = 3 * _vector_bytes(table, start, stop)
+        early = (replicas - 1) * _piece_bytes(table, start, stop, replicas)
+        return early, pieces + reducing_bytes(table, start, stop, replicas)
+    if replicas == 1:
         return 0, 0
     early = (replicas - 1) * _piece_bytes(table, start, stop, replicas)
     return early, reducing_bytes(table, start, stop, replicas)

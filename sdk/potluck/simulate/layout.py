@@ -21,7 +21,7 @@ from potluck.schedule.validate import in_order
 
 # home feeds an earlier step before a later one; devices go by priority, then by age
 HOME_PRIORITY = 1 << 32
-RUN, BACKWARD, COPY, STEP, SEND, INPUT_PART, WEIGHT_PART = range(7)
+RUN, BACKWARD, COPY, STEP, SEND, INPUT_PART, WEIGHT_PART, NORMS = range(8)
 
 
 class Handed(NamedTuple):
@@ -50,6 +50,9 @@ class Shape(NamedTuple):
     n_elements: tuple[int, ...]
     # rows of actions; none: 1F1B, or forward only
     schedule: Schedule = ()
+    limited: bool = False  # the norm of all gradients is
+    # per shared parameter: the stages that hold it
+    shared: tuple[tuple[int, ...], ...] = ()
 
 
 class Item(NamedTuple):
@@ -59,7 +62,8 @@ class Item(NamedTuple):
 
     Tensors: "input", "target", "loss" (of `rows` micro-batches), "output"; of bundle `bundle` "y"
     with a gradient and "z" without; "vector" the flat gradient of a replicated stage and "piece"
-    one of its pieces.
+    one of its pieces; "tied" the gradient of shared parameter `rows`; "norms" of the gradients of a
+    stage, "norm" of all, and "scale" them.
     """
 
     kind: int
@@ -149,6 +153,8 @@ def _spec(shape: Shape) -> StepSpec[Tensor]:
         learns=shape.learns,
         n_elements=shape.n_elements,
         followed=[False] * n_stages,
+        limited=shape.limited,
+        shared=shape.shared,
     )
 
 
@@ -340,9 +346,79 @@ class _Tasks:
     def summed(self, p: int, vector: LaidOutValue, priority: int) -> None:
         """Nobody follows a plan that is only simulated."""
 
-    def update(self, p: int, index: int, vectors: list[LaidOutValue], priority: int) -> None:
+    def shared_part(
+        self, k: int, p: int, index: int, vector: LaidOutValue, priority: int
+    ) -> LaidOutValue:
+        """It takes as long as a copy."""
+        item = Item(COPY, self.shape.slots[p][index], p, k, "tied")
+        return self.tasks.copy(item, [vector], priority)
+
+    def tell_shared(
+        self, k: int, p: int, q: int, index: int, part: LaidOutValue, priority: int
+    ) -> LaidOutValue:
+        """A transfer."""
+        slots = self.shape.slots
+        item = Item(SEND, slots[p][0], p, k, "tied", slots[q][index])
+        return self.tasks.move(item, [part], priority)
+
+    def shared_sum(
+        self, k: int, q: int, index: int, parts: list[LaidOutValue], priority: int
+    ) -> LaidOutValue:
+        """It takes as long as a copy."""
+        item = Item(COPY, self.shape.slots[q][index], q, k, "tied")
+        return self.tasks.copy(item, parts, priority)
+
+    def with_shared(
+        self, q: int, index: int, vector: LaidOutValue, sums: dict[int, LaidOutValue], priority: int
+    ) -> LaidOutValue:
+        """A copy of the rest, taken for one piece, and one of all."""
+        item = Item(COPY, self.shape.slots[q][index], q, 0, "vector")
+        rest = self.tasks.copy(item, [vector], priority)
+        return self.tasks.copy(item, [rest, *sums.values()], priority)
+
+    def norms(self, p: int, vectors: list[LaidOutValue], priority: int) -> LaidOutValue:
+        """A look at all gradients."""
+        slot = self.shape.slots[p][0]
+        return self.tasks.copy(Item(NORMS, slot, p, tensor="norms"), vectors, priority)
+
+    def tell_norms(self, p: int, judge: int, norms: LaidOutValue, priority: int) -> LaidOutValue:
+        """A transfer."""
+        slots = self.shape.slots
+        item = Item(SEND, slots[p][0], p, tensor="norms", to=slots[judge][0])
+        return self.tasks.move(item, [norms], priority)
+
+    def limit(
+        self, judge: int, stages: list[int], norms: list[LaidOutValue], priority: int
+    ) -> LaidOutValue:
+        """It takes as long as a small copy; the norm goes home."""
+        slot = self.shape.slots[judge][0]
+        made = self.tasks.task(Item(COPY, slot, judge, tensor="scale"), norms, priority)
+        scale, norm = (
+            self.tasks.value(Item(COPY, slot, judge, tensor=name), made)
+            for name in ("scale", "norm")
+        )
+        self.tasks.task(Item(SEND, slot, judge, tensor="norm", to=self.home), [norm], priority)
+        return scale
+
+    def tell_scale(
+        self, judge: int, p: int, index: int, scale: LaidOutValue, priority: int
+    ) -> LaidOutValue:
+        """A transfer."""
+        slots = self.shape.slots
+        item = Item(SEND, slots[judge][0], judge, tensor="scale", to=slots[p][index])
+        return self.tasks.move(item, [scale], priority)
+
+    def update(
+        self,
+        p: int,
+        index: int,
+        vectors: list[LaidOutValue],
+        scales: list[LaidOutValue],
+        priority: int,
+    ) -> None:
         """An optimizer's step."""
-        self.tasks.task(Item(STEP, self.shape.slots[p][index], p), vectors, priority)
+        item = Item(STEP, self.shape.slots[p][index], p)
+        self.tasks.task(item, [*vectors, *scales], priority)
 
 
 class _RingTasks:

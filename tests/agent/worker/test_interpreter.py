@@ -253,7 +253,7 @@ def test_refuses_to_write_what_does_not_fit(name, value):
     "options",
     [
         {},
-        {"name": "lion"},
+        {"name": "lbfgs"},
         {"name": "sgd", "lr": "1"},
         {"name": "sgd", "lr": float("nan")},
         {"name": "sgd", "lr": -1.0},

@@ -73,11 +73,9 @@ MIXING = {
     "a mean of one row less": (lambda y, t: (y - t).square().sum() / (y.shape[0] - 1), "aten.div"),
     "a sum and one": (lambda y, t: ((y - t).square().sum() + 1) / y.numel(), "aten.add"),
     "numbered rows": (lambda y, t: (y * torch.arange(y.shape[0])[:, None]).mean(), "aten.mul"),
-    "a sum": (nn.MSELoss(reduction="sum"), "sum over them"),
-    "a sum by class": (
-        lambda y, t: cross_entropy(y, t.softmax(1), reduction="sum"),
-        "sum over them",
-    ),
+    "a sum and a number": (lambda y, t: (y - t).square().sum() + 1, "aten.add"),
+    "a sum of squares of sums": (lambda y, t: (y - t).sum().square(), "aten.square"),
+    "a sum times its rows": (lambda y, t: (y - t).sum() * y.shape[0], "number of rows"),
     "divided twice": (lambda y, t: mse_loss(y, t) / y.shape[0], "number of rows"),
 }
 TARGETS = {"small": 1e-3, "usual": 1.0, "prices": 1e5}
@@ -93,6 +91,24 @@ def test_a_loss_that_mixes_rows_is_refused_whatever_its_targets_and_the_operator
     x, t = torch.randn(ROWS, 3), torch.rand(ROWS, 4) * scale
     with pytest.raises(ModelError, match=f"no mean over rows: .*{operator}"):
         Model.from_torch(nn.Linear(3, 4), x, loss=loss, example_targets=t)
+
+
+SUMS = {
+    "of squares": nn.MSELoss(reduction="sum"),
+    "by class": lambda y, t: cross_entropy(y, t.softmax(1), reduction="sum"),
+    "of means": lambda y, t: (y - t).square().mean(1).sum(),
+    "a mean times its rows": lambda y, t: mse_loss(y, t) * y.shape[0],
+}
+
+
+@pytest.mark.parametrize("loss", SUMS.values(), ids=SUMS)
+def test_a_sum_over_rows_is_proven_and_told_from_a_mean(loss):
+    x, t = torch.randn(ROWS, 3), torch.rand(ROWS, 4)
+    model = Model.from_torch(nn.Linear(3, 4), x, loss=loss, example_targets=t)
+    segment, _ = model.segment(0, len(model.layers(True)), train=True)
+    assert segment.sums_rows
+    mean = Model.from_torch(nn.Linear(3, 4), x, loss=mse_loss, example_targets=t)
+    assert not mean.segment(0, len(mean.layers(True)), train=True)[0].sums_rows
 
 
 def test_whole_targets_hide_nothing():

@@ -132,10 +132,11 @@ def test_refuses_examples_without_a_common_batch(example, text):
 
 NO_LOSSES = {
     "a number for each row": (nn.MSELoss(reduction="none"), "one number"),
-    "a sum": (nn.MSELoss(reduction="sum"), "no mean over rows"),
+    "a norm": (lambda y, t: (y - t).norm(), "no mean over rows"),
     "between rows": (lambda y, t: (y @ t.T).logsumexp(1).mean(), "no mean over rows"),
     "a class": (nn.MSELoss, "called as loss"),
-    "a name": ("mse", "called as loss"),
+    "a name": ("mse", "computes its loss itself"),
+    "a flag": (True, "called as loss"),
     "none, beside targets": (None, "and no loss"),
 }
 
@@ -281,15 +282,18 @@ def test_transformer_blocks_are_cut_into_halves():
     assert all(len(model.segment(0, i)[0].outputs) == 1 for i in range(1, 6))
 
 
-def test_tied_weights_stay_together_in_training_and_are_copied_in_inference():
+def test_tied_weights_are_shared_in_training_and_copied_in_inference():
     net = Decoder(tied=True)
     example = torch.zeros(2, 8).long()
     model = Model.from_torch(net, example, loss=token_loss, example_targets=example)
     assert len(model.layers()) == 6
     users = [n for n in range(6) if "head.weight" in model.state_names(n, n + 1)]
     assert users == [0, 5]
-    assert len(model.layers(True)) == 1
+    assert len(model.layers(True)) == 6
     assert "head.weight" in model.notes(True)[0]
+    held = [[weight.name for weight in layer.shared] for layer in model.layers(True)]
+    assert [n for n in range(6) if held[n]] == [0, 5]
+    assert held[0] == held[5] == ["head.weight"]
 
 
 def test_the_sequence_may_change_its_length_where_asked():

@@ -9,6 +9,7 @@ from potluck.records import Plan, Stage
 from potluck.run import checkpoint
 from potluck.run.checkpoint import Checkpoint, load, save
 from potluck.run.optimizers import AdamW, read_optimizer
+from potluck.run.update import Update
 
 torch = pytest.importorskip("torch")
 safetensors = pytest.importorskip("safetensors.torch")
@@ -31,7 +32,7 @@ def whole():
     return Checkpoint(
         signature="s",
         plan=plan,
-        optimizer=AdamW(lr=1e-3),
+        optimizer=Update(optimizer=AdamW(lr=1e-3)),
         step=4,
         seed=5,
         weights=weights,

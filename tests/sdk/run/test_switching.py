@@ -181,7 +181,7 @@ def test_a_run_answers_while_it_trains_and_switches_and_each_step_is_told_once(l
         while evaluation is None:  # the switch may just have taken it away
             answer, evaluation = run(x[:4]), evaluation_of(run)
     net = make_net().eval()
-    net.load_state_dict(alone(evaluation.step)[1])
+    net.load_state_dict(alone(evaluation.weights_of[0])[1])
     assert torch.allclose(answer, net(x[:4]), atol=1e-6)
     while len(told) < 3:
         assert not handle.done

@@ -22,7 +22,7 @@ class Rows:
     def __init__(self, spec):
         self.spec, self.sent = spec, 0
         self.forwards, self.answered, self.told = {}, {}, {}
-        self.ways, self.updates = {}, []
+        self.ways, self.updates, self.scaled = {}, [], []
 
     def rows(self, action, index):
         shares = self.spec.shares[action.micro_batch][action.stage]
@@ -75,12 +75,59 @@ class Rows:
         return Vectors()
 
     def summed(self, p, vector, priority):
-        assert len(vector) == len(self.spec.devices[p])
+        holds = any(p in holders for holders in self.spec.shared)
+        assert vector == ({"shared": p} if holds else self.summed_of(p))
 
-    def update(self, p, index, vectors, priority):
+    def shared_part(self, k, p, index, vector, priority):
+        assert vector == self.summed_of(p)
+        return {p: self.spec.devices[p][index]}
+
+    def tell_shared(self, k, p, q, index, part, priority):
+        device = self.spec.devices[q][index]
+        assert part == {p: self.spec.devices[p][0]} != {p: device}
+        return {p: device}
+
+    def shared_sum(self, k, q, index, parts, priority):
+        device = self.spec.devices[q][index]
+        assert parts == [{p: device} for p in reversed(self.spec.shared[k])]
+        return k
+
+    def with_shared(self, q, index, vector, sums, priority):
+        assert vector == self.summed_of(q)
+        assert sums == {k: k for k, holders in enumerate(self.spec.shared) if q in holders}
+        return {"shared": q}
+
+    def summed_of(self, p):
+        return {(p, i): 1 for i in range(len(self.spec.devices[p]))}
+
+    def norms(self, p, vectors, priority):
+        holds = any(p in holders for holders in self.spec.shared)
+        assert len(vectors) == (len(self.spec.devices[p]) > 1 or holds)
+        return self.spec.devices[p][0], {p}
+
+    def tell_norms(self, p, judge, norms, priority):
+        place, stages = norms
+        assert place == self.spec.devices[p][0] != self.spec.devices[judge][0]
+        return self.spec.devices[judge][0], stages
+
+    def limit(self, judge, stages, norms, priority):
+        place = self.spec.devices[judge][0]
+        assert [found for _, found in norms] == [{p} for p in stages]
+        assert {there for there, _ in norms} == {place}
+        return place
+
+    def tell_scale(self, judge, p, index, scale, priority):
+        assert scale == self.spec.devices[judge][0]
+        self.scaled.append(self.spec.devices[p][index])
+        return self.scaled[-1]
+
+    def update(self, p, index, vectors, scales, priority):
+        assert scales == ([self.spec.devices[p][index]] if self.spec.limited else [])
         self.updates.append((p, index))
-        n = len(self.spec.devices[p])
-        assert vectors == ([{(p, i): 1 for i in range(n)}] if n > 1 else [])
+        if any(p in holders for holders in self.spec.shared):
+            assert vectors == [{"shared": p}]
+        else:
+            assert vectors == ([self.summed_of(p)] if len(self.spec.devices[p]) > 1 else [])
 
 
 class Vectors:
@@ -99,6 +146,14 @@ class Vectors:
     def join(self, i, pieces, priority):
         assert all(piece == pieces[0] for piece in pieces)
         return dict(sorted(pieces[0].items()))
+
+
+def some_holders(rng, n_stages):
+    """Up to two parameters that two stages hold, or more."""
+    return [
+        tuple(sorted(rng.sample(range(n_stages), rng.randint(2, n_stages))))
+        for _ in range(rng.choice((0, 0, 1, 2)))
+    ]
 
 
 def random_spec(rng, before, *, training):
@@ -130,6 +185,8 @@ def random_spec(rng, before, *, training):
         learns=[training] * n_stages,
         n_elements=[10] * n_stages,
         followed=[False] * n_stages,
+        limited=training and rng.random() < 0.5,
+        shared=some_holders(rng, n_stages) if training else (),
     )
 
 

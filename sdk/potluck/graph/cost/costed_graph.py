@@ -48,8 +48,13 @@ def priced(
             dict.fromkeys(names[base(traced, output.ref).value] for output in graph.outputs)
         ),
         sequence=sequence or traced.hints.get(SEQUENCE),
-        tied=tuple(sorted({name for _, _, name in made.tied} & {p.name for p in graph.parameters})),
+        tied=tuple(sorted(_tied(made) & {p.name for p in graph.parameters})),
     )
+
+
+def _tied(made: Linearization) -> set[str]:
+    """What several operators read."""
+    return {name for _, _, name in made.tied} | {*made.shared_names}
 
 
 def nodes_of(made: Linearization) -> dict[int, Node]:

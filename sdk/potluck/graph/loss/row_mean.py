@@ -19,7 +19,8 @@ from potluck_wire.operators import KIND_OF
 NEXT_STEP = (
     'Take the mean, as reduction="mean" does. What is divided by may come from all rows of the '
     "targets, if it does not "
-    "depend on the output."
+    "depend on the output. One that compares rows is trained on whole batches: "
+    "from_torch(..., compares_rows=True)."
 )
 _LIKE = (
     "aten.expand_as.default",
@@ -135,27 +136,28 @@ def _checked(value: Dependence, shape: Shape, unknown: Dependence) -> Dependence
     return value if fits else unknown
 
 
-def check_loss(traced: Traced) -> str:
-    """The operator because of which it is not proven that the loss is a mean over rows.
+def check_loss(traced: Traced) -> tuple[str, bool]:
+    """The operator because of which it is not proven that the loss is a mean over rows, and whether
+    it is a sum over them instead, which is always proven.
 
     Empty where it is proven.
 
-    Raises ModelError where it is none, and names the operator that mixes rows.
+    Raises ModelError where it is neither, and names the operator that mixes rows.
     """
     followed = follow(traced)
     loss = followed.known[traced.graph.outputs[0].ref]
     if loss.kind == Kind.UNKNOWN:
-        return loss.why
+        return loss.why, False
     if loss.kind == Kind.MIXED:
         text = loss.why
     elif loss in (FREE, MEAN):
-        return followed.first_assumed
+        return followed.first_assumed, False
+    elif loss == MEAN.times(1):
+        if not followed.assumed:
+            return "", True
+        text = f"it is a sum over them, as far as {followed.first_assumed} keeps them apart"
     else:
-        text = (
-            "it is a sum over them"
-            if loss == MEAN.times(1)
-            else "it changes with the number of rows"
-        )
+        text = "it changes with the number of rows"
     raise ModelError(f"the loss is no mean over rows: {text}.", next_step=NEXT_STEP)
 
 

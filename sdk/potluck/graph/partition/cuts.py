@@ -3,11 +3,11 @@
 `Bound` nodes depend on the model's inputs and stand in one line; the others (masks, positions,
 tables) cost little and are computed again in every segment that needs them. A cut stands before a
 bound node. It is open where every tensor alive there counts rows in its first dimension, and where
-nothing that belongs together is torn apart: a trained parameter used on both sides (tied weights),
-running statistics, a random mask.
+nothing that belongs together is torn apart: running statistics, a random mask. A trained parameter
+may be used on both sides (tied weights): segments that hold it add up their gradients.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,7 +60,8 @@ def _times(size: Expression, name: str) -> int:
 class Linearization:
     """A traced model in a line. `bound[i]` is the position of a node.
 
-    `tied` are ranges of i that stay together.
+    `tied` are ranges of i that stay together; `shared`: of each parameter that several i read, the
+    value and these.
     """
 
     traced: Traced
@@ -71,8 +72,15 @@ class Linearization:
     # the bound nodes that read a value, ascending; len(bound) for the model's outputs
     uses: dict[Ref, tuple[int, ...]]
     tied: tuple[tuple[int, int, str], ...]
+    shared: tuple[tuple[int, tuple[int, ...]], ...]
     # per bound node: all values outside the line that it needs, transitively
     needs: tuple[frozenset[int], ...]
+
+    @property
+    def shared_names(self) -> tuple[str, ...]:
+        """Of the parameters that several nodes read, and segments may share."""
+        graph = self.traced.graph
+        return tuple(graph.parameters[value - len(graph.inputs)].name for value, _ in self.shared)
 
     def alive(self, cut: int) -> tuple[Ref, ...]:
         """The values that cross the cut before bound node `cut`, in the order in which they are
@@ -165,14 +173,17 @@ def line(traced: Traced, order: Sequence[int] = ()) -> Linearization:
     place = {first + position: i for i, position in enumerate(bound)}
     per_bound = tuple(needs[first + position] for position in bound)
     floating = frozenset(first + p for p in range(len(graph.nodes)) if first + p not in place)
+    requires = flow(traced)
+    shared = _shared(traced, bound, per_bound, requires)
     return Linearization(
         traced=traced,
         bound=tuple(bound),
         place=place,
         floating=floating,
-        requires=flow(traced),
+        requires=requires,
         uses=_uses(graph, bound, place),
-        tied=_tied(graph, per_bound),
+        tied=_tied(graph, per_bound, {value for value, _ in shared}),
+        shared=shared,
         needs=per_bound,
     )
 
@@ -189,10 +200,40 @@ def _uses(graph: Graph, bound: Sequence[int], place: dict[int, int]) -> dict[Ref
     return {ref: tuple(uses) for ref, uses in found.items()}
 
 
-def _tied(graph: Graph, needs: tuple[frozenset[int], ...]) -> tuple[tuple[int, int, str], ...]:
-    """Ranges (first use, last use, name) of everything that must not be in two segments."""
+def _shared(
+    traced: Traced,
+    bound: Sequence[int],
+    needs: tuple[frozenset[int], ...],
+    requires: frozenset[Ref],
+) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    """The trained parameters that several bound nodes read, each of which hands it a gradient: so
+    that every segment with one of them learns.
+    """
+    graph = traced.graph
+    n_inputs, uses = len(graph.inputs), dict[int, list[int]]()
+    if not any(output.gradient for output in graph.outputs):
+        return ()
+    trained = {n_inputs + i for i, p in enumerate(graph.parameters) if p.trainable}
+    for i, values in enumerate(needs):
+        for value in values & trained:
+            uses.setdefault(value, []).append(i)
+    flowing = {ref.value for ref in requires}
+    return tuple(
+        (value, tuple(places))
+        for value, places in sorted(uses.items())
+        if len(places) > 1 and all(graph.first_node + bound[i] in flowing for i in places)
+    )
+
+
+def _tied(
+    graph: Graph, needs: tuple[frozenset[int], ...], shared: Collection[int]
+) -> tuple[tuple[int, int, str], ...]:
+    """Ranges (first use, last use, name) of everything that must not be in two segments: not what
+    is `shared`.
+    """
     n_inputs, first = len(graph.inputs), graph.first_node
-    names = {n_inputs + i: p.name for i, p in enumerate(graph.parameters) if p.trainable}
+    parameters = {n_inputs + i: p for i, p in enumerate(graph.parameters)}
+    names = {v: p.name for v, p in parameters.items() if p.trainable and v not in shared}
     names |= {
         first - len(graph.buffers) + i: b.name for i, b in enumerate(graph.buffers) if b.updated
     }

@@ -28,7 +28,7 @@ from potluck.graph.partition.boundary_tensors import BoundaryTensors, boundary_t
 from potluck.graph.partition.branches import find
 from potluck.graph.partition.cuts import Linearization, cut_out
 from potluck.graph.partition.cuts import line as make_line
-from potluck.records import Edge, Layer
+from potluck.records import Edge, Layer, SharedWeight
 from potluck_wire.graph import BATCH, DTYPE_BYTES, FLOATS, Buffer, Graph, Parameter, Ref, node_refs
 from potluck_wire.operators import KIND_OF
 from potluck_wire.weight_gradients import Apart, weights_apart
@@ -300,6 +300,7 @@ def _record(line: Linearization, start: int, stop: int, name: str, apart: Apart)
     saved = frozenset().union(*(kept(traced, p, line.requires) for p in kept_by))
     flowing = line.requires if _trains(graph) and not last else frozenset()
     widest_bytes, reused_bytes = _second_gradients(line, start, stop)
+    shared = shared_parameters(line, start, stop)
     learned = [graph.parameters[i] for i in of_parameters if graph.parameters[i].trainable]
     averaged = [graph.buffers[i] for i in of_buffers if is_averaged(graph.buffers[i])]
     parameter_bytes = _state_bytes(graph.parameters[i] for i in of_parameters)
@@ -323,7 +324,8 @@ def _record(line: Linearization, start: int, stop: int, name: str, apart: Apart)
         else 0.0,
         norm_values=values_per_row(traced, positions),
         widest_parameter_bytes=widest_bytes,
-        reused_bytes=reused_bytes,
+        whole_batch=traced.whole_batch and last,
+        reused_bytes=max(reused_bytes, _state_bytes(shared)),
         weight_flop=sum(
             min(forward_flop(traced, p, sizes), backward_flop(traced, p, line.requires, sizes))
             for p in positions
@@ -332,6 +334,24 @@ def _record(line: Linearization, start: int, stop: int, name: str, apart: Apart)
         waiting_bytes=sum(
             traced.type_of(ref).nbytes(sizes) for ref in _waiting(line, positions, apart)
         ),
+        shared=tuple(
+            SharedWeight(
+                name=p.name,
+                nbytes=_state_bytes([p]),
+                summed_bytes=_state_bytes([p]) + _widened_bytes([p]),
+            )
+            for p in shared
+        ),
+    )
+
+
+def shared_parameters(line: Linearization, start: int, stop: int) -> tuple[Parameter, ...]:
+    """The trained parameters that bound nodes [start, stop) read, and others as well."""
+    graph = line.traced.graph
+    return tuple(
+        graph.parameters[value - len(graph.inputs)]
+        for value, places in line.shared
+        if any(start <= i < stop for i in places) and any(not start <= i < stop for i in places)
     )
 
 

@@ -3,12 +3,13 @@ learns.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
 
 from potluck import records
 from potluck.graph.partition.cuts import multiple
-from potluck.graph.partition.layers import Layers, is_averaged
-from potluck_wire.graph import BATCH, DTYPE_BYTES, Graph, Input, Output, evaluate
+from potluck.graph.partition.layers import Layers, is_averaged, shared_parameters
+from potluck_wire.graph import BATCH, DTYPE_BYTES, Graph, Input, Output, Parameter, evaluate
 
 
 def tensor_record(port: Input | Output, hints: Mapping[str, int]) -> records.Tensor:
@@ -21,6 +22,20 @@ def tensor_record(port: Input | Output, hints: Mapping[str, int]) -> records.Ten
         row_bytes=elements * DTYPE_BYTES[port.dtype],
         gradient=port.gradient,
         multiple=multiple(port.shape),
+    )
+
+
+def _shared(
+    chosen: Layers, start: int, stop: int, learned: Sequence[Parameter]
+) -> tuple[records.SharedPart, ...]:
+    """Where gradients of parameters that other layers read, too, are in the vector of a step."""
+    line, bounds = chosen.line, chosen.bounds
+    names = {p.name for p in shared_parameters(line, bounds[start], bounds[stop])}
+    ends = [*accumulate((math.prod(p.shape) for p in learned), initial=0)]
+    return tuple(
+        records.SharedPart(name=p.name, start=ends[i], stop=ends[i + 1])
+        for i, p in enumerate(learned)
+        if p.name in names
     )
 
 
@@ -44,6 +59,9 @@ def segment_record(graph: Graph, chosen: Layers, start: int, stop: int) -> recor
         vector_item_bytes=max(
             [4, *(DTYPE_BYTES[p.dtype] for p in learned), *(DTYPE_BYTES[b.dtype] for b in averaged)]
         ),
+        sums_rows=traced.sums_rows,
+        whole_batch=traced.whole_batch and stop == len(chosen.records),
+        shared=_shared(chosen, start, stop, learned),
         norm_values=min(
             (layer.norm_values for layer in chosen.records[start:stop] if layer.norm_values),
             default=0,

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from potluck.errors import ModelError
-from potluck.graph.arguments import by_names, ordered, parameters, places, target_names
+from potluck.graph.arguments import by_names, ordered, parameters, places, target_names, with_usual
+from potluck.graph.torch.own_loss import OwnLoss
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,11 +50,14 @@ def inputs_of(net: torch.nn.Module, example: Any) -> Inputs:
 
 
 def targets_of(
-    loss: Callable[..., Any] | None, example: Any
+    loss: Callable[..., Any] | OwnLoss | None, example: Any
 ) -> tuple[list[torch.Tensor], tuple[tuple[str, ...], ...]]:
     """The targets of an example in the order in which the loss takes them, and all names that each
     may have.
     """
+    if isinstance(loss, OwnLoss):
+        found = [_checked(example[name], f"example target {name}") for name in loss.targets]
+        return found, with_usual(tuple((name,) for name in loss.targets))
     own = places(loss)[1:] if loss is not None else ()
     named = by_names(example, own)
     if named is None or loss is None:

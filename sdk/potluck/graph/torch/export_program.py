@@ -52,6 +52,8 @@ def export(
             program = _exported(module, tensors, dims, lengths, autocast)
             break
         except Exception as error:
+            if isinstance(error, ModelError):
+                raise
             narrower = _limited(str(error), lengths)
             if narrower == lengths:
                 again = partial(_exported, module, tensors, dims, lengths, autocast)

@@ -24,6 +24,7 @@ from potluck.graph.torch.export_program import TRY, export, first_line
 from potluck.graph.torch.masks import check_masks
 from potluck.graph.torch.mixed_precision import autocasting
 from potluck.graph.torch.modes import check_answers, check_modes, modes_of
+from potluck.graph.torch.own_loss import OwnLoss, names_of
 from potluck.graph.torch.padding import padded_encoders
 from potluck.graph.torch.single import Pair, check_single
 from potluck.graph.torch.squeezes import as_written, keep_rows
@@ -60,7 +61,7 @@ class _WithLoss(torch.nn.Module):
     def __init__(
         self,
         net: torch.nn.Module,
-        loss: Callable[..., torch.Tensor],
+        loss: Callable[..., torch.Tensor] | OwnLoss,
         n_inputs: int,
         keywords: Sequence[str],
     ) -> None:
@@ -72,6 +73,10 @@ class _WithLoss(torch.nn.Module):
 
     def forward(self, *tensors: torch.Tensor) -> torch.Tensor:
         with Divided():
+            if isinstance(self.loss, OwnLoss):
+                names = names_of(self.loss, self._n_inputs, self._keywords)
+                own: torch.Tensor = self.loss.of(_called(self.net, tensors, names))
+                return own
             answer = _called(self.net, tensors[: self._n_inputs], self._keywords)
             return self.loss(answer, *tensors[self._n_inputs :])
 
@@ -100,17 +105,19 @@ def trace(
     inputs: Sequence[torch.Tensor],
     *,
     input_names: Sequence[str],
-    loss: Callable[..., torch.Tensor] | None = None,
+    loss: Callable[..., torch.Tensor] | OwnLoss | None = None,
     targets: Sequence[torch.Tensor] = (),
     sequence_dims: Sequence[int | None] = (),
     keywords: Sequence[str] = (),
     autocast: str = "",
+    compares_rows: bool = False,
 ) -> Traced:
     """The graph of `net` as it answers, or with `loss` its graph in training (inputs, then targets;
     output: the loss).
 
     `keywords`: the name by which `net` gets each input, empty where it gets it by place; none: all
     by place. `autocast`: the type that torch.autocast converts to; empty: nothing is converted.
+    `compares_rows`: the loss does, and nobody looks for a mean over them.
 
     Raises ModelError for control flow that depends on data, operators that no device runs, and a
     batch that is not the first dimension everywhere.
@@ -123,7 +130,9 @@ def trace(
         program, lengths = export(module, tensors, dims, autocast)
     written = keep_rows(program, _batch_names(program))
     structure = program.call_spec.out_spec
-    traced, pair = _traced(program, module, list(input_names), tensors, dims, loss is not None)
+    traced, pair = _traced(
+        program, module, list(input_names), tensors, dims, loss is not None, compares_rows
+    )
     traced = replace(traced, lengths=lengths, structure=structure, squeezes_rows=bool(written))
     if loss is None:
         check_answers(traced)
@@ -151,6 +160,7 @@ def _traced(
     tensors: list[torch.Tensor],
     dims: list[Any],
     train: bool,
+    compares_rows: bool,
 ) -> tuple[Traced, Pair]:
     holders = _holders(program)
     symbols, state = _symbol_names(holders.inputs, dims), _state(program, module, holders.targets)
@@ -216,10 +226,12 @@ def _traced(
     if not train:
         check_outputs(traced)
         return replace(traced, unproven=check_apart(traced)), pair
-    unproven = check_loss(traced)
+    if compares_rows:
+        return replace(traced, whole_batch=True), pair
+    unproven, sums_rows = check_loss(traced)
     if unproven:
         _check_trials(program, own, tensors, complete, unproven)
-    return replace(traced, unproven=unproven), pair
+    return replace(traced, unproven=unproven, sums_rows=sums_rows), pair
 
 
 def _failed(error: OperatorFailed) -> ModelError:

@@ -93,7 +93,7 @@ def least_updates_s(table: cost.CostTable, device: Device) -> list[float]:
     if not isinstance(table.problem.workload, Training):
         return [0.0] * len(table.problem.layers)
     return [
-        cost.update_s(table, device, i, i + 1) - device.overhead_s
+        cost.update_s(table, device, i, i + 1) - device.overhead_s - cost.again_s(table, device, i)
         if learns and layer.trained_bytes
         else 0.0
         for i, (layer, learns) in enumerate(

@@ -15,8 +15,8 @@ MAX_CUTS = 32
 
 
 def fewest_rows(problem: Problem, start: int = 0, stop: int | None = None) -> int:
-    """The fewest rows of a micro-batch that layers [start, stop) can learn from; of 1, some batch
-    norms cannot.
+    """The fewest rows that a device can take of a micro-batch for layers [start, stop) in training;
+    from 1, some batch norms cannot learn, and a loss that compares rows needs all of a batch.
 
     Parameters
     ----------
@@ -25,10 +25,12 @@ def fewest_rows(problem: Problem, start: int = 0, stop: int | None = None) -> in
     start, stop
         Layers [start, stop); default: all.
     """
-    trains = isinstance(problem.workload, Training)
-    return (
-        2 if trains and any(layer.norm_values == 1 for layer in problem.layers[start:stop]) else 1
-    )
+    layers = problem.layers[start:stop]
+    if not isinstance(problem.workload, Training):
+        return 1
+    if any(layer.whole_batch for layer in layers):
+        return problem.workload.batch
+    return 2 if any(layer.norm_values == 1 for layer in layers) else 1
 
 
 def micro_batches(problem: Problem) -> tuple[int, ...]:

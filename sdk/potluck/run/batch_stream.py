@@ -1,0 +1,424 @@
+"""The batches of a training, epoch after epoch, and how far it has come in them: so that a saved
+run goes on with the batch behind the last one that it was trained on.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from potluck.errors import UserError
+from potluck.graph.arguments import Arguments
+from potluck.records import Segment
+from potluck.run.batches import batches, is_whole
+
+if TYPE_CHECKING:
+    import torch
+
+    Batch = tuple[torch.Tensor, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Position:
+    """Where a training stands in its data: behind `n_batches` batches of epoch `epoch`.
+
+    `loader`: what the loader says of itself there (`state_dict`); `generator`: the state of its
+    random numbers, where it has a generator of its own, there, or of a loader that says nothing as
+    the epoch began.
+    """
+
+    epoch: int = 0
+    n_batches: int = 0
+    loader: Any = None
+    generator: "torch.Tensor | None" = None
+
+
+class BatchStream:
+    """All batches of a training; what was not trained on is left for others.
+
+    Parameters
+    ----------
+    data, batch, arguments
+        As for `batches`.
+    epochs
+        How often to go through the data.
+    accumulate
+        So many batches are one: the rows of all of them. At the end of an epoch, those that are
+        left.
+    position
+        Where to go on.
+
+    Raises
+    ------
+    UserError
+        The loader gives its batches in an order that nobody knows again.
+    """
+
+    def __init__(
+        self,
+        data: Any,
+        batch: int,
+        arguments: Arguments,
+        epochs: int,
+        *,
+        accumulate: int = 1,
+        position: Position | None = None,
+    ) -> None:
+        self._data, self._batch, self._arguments = data, batch, arguments
+        self._epochs, self._accumulate = epochs, accumulate
+        self.position = position or Position()
+        self._its: Iterator[Batch] | None = None  # of the epoch that is under way
+        self._open: tuple[Batch, Position] | None = None  # given, and not done yet
+        self._is_told = False  # an epoch is over, and nobody knows yet
+        self._resumed = position
+        if position is not None:
+            check_order(data, position)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all epochs are."""
+        is_all = self.position.epoch >= self._epochs
+        return is_all and self._open is None and not self._is_told
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that is under way."""
+        return self.position.epoch
+
+    def next(self) -> "Batch | None":
+        """The next one; None where the epoch is over, or all of it."""
+        if self.is_over:
+            return None
+        if self._is_told or not (group := self._group()):
+            self._end()
+            return None
+        at, is_last = self.position, len(group) < self._accumulate
+        self._is_told = is_last  # what says so has no more of the epoch
+        behind = self._behind() if is_last else self._inside(at, len(group))
+        made = group[0] if len(group) == 1 else _joined(group)
+        self._open = made, behind
+        return made
+
+    def _group(self) -> "list[Batch]":
+        if self._its is None:
+            self._its = self._begun()
+        return [*islice(self._its, self._accumulate)]
+
+    def _end(self) -> None:
+        """The epoch is over."""
+        if not self._is_told:
+            self.position = self._behind()
+        self._its, self._is_told = None, False
+
+    def _behind(self) -> Position:
+        """Where the next epoch begins."""
+        return Position(
+            epoch=self.position.epoch + 1, loader=self._loader_state(), generator=self._random()
+        )
+
+    def _inside(self, at: Position, n_batches: int) -> Position:
+        """So many batches further."""
+        return Position(
+            epoch=at.epoch,
+            n_batches=at.n_batches + n_batches,
+            loader=self._loader_state(),
+            generator=self._random() if is_stateful(self._data) else at.generator,
+        )
+
+    def done(self) -> None:
+        """The latest one is trained on, or will be."""
+        if self._open is not None:
+            self.position, self._open = self._open[1], None
+
+    def rest(self) -> "Iterator[Batch]":
+        """Those that nobody was given, or that were given and not done."""
+        if self._open is not None:
+            yield self._open[0]
+            self.done()
+        while not self.is_over:
+            if (batch := self.next()) is not None:
+                yield batch
+                self.done()
+
+    def _begun(self) -> "Iterator[Batch]":
+        """The batches of an epoch; of one that was under way, those that are left."""
+        at, resumed = self.position, self._resumed
+        self._resumed = None
+        begins = at.n_batches == 0 and at.generator is not None  # its order is all there is to know
+        if resumed is not None and resumed.loader is not None and not begins:
+            return self._restored(resumed)
+        if resumed is not None and resumed.generator is not None:
+            generator_of(self._data).set_state(resumed.generator)
+        self.position = Position(
+            epoch=at.epoch, n_batches=at.n_batches, loader=at.loader, generator=self._random()
+        )
+        found = iter(batches(self._data, self._batch, self._arguments))
+        return islice(found, at.n_batches, None)
+
+    def _restored(self, at: Position) -> "Iterator[Batch]":
+        """Those of an epoch that a loader goes on with.
+
+        Its next epochs are shuffled as they would have been: torchdata's loader draws one number
+        less of its generator in an epoch that it goes on with.
+        """
+        self._data.load_state_dict(at.loader)
+        found = iter(batches(self._data, self._batch, self._arguments))
+        first = next(found, None)
+        if at.generator is not None and (generator := generator_of(self._data)) is not None:
+            generator.set_state(at.generator)
+        if first is not None:
+            yield first
+            yield from found
+
+    def _loader_state(self) -> Any:
+        return self._data.state_dict() if is_stateful(self._data) else None
+
+    def _random(self) -> "torch.Tensor | None":
+        generator = generator_of(self._data)
+        return None if generator is None else generator.get_state()
+
+
+def is_stateful(data: Any) -> bool:
+    """Whether a loader tells where it is, and goes on from there: the protocol of torchdata's
+    StatefulDataLoader.
+    """
+    return callable(getattr(data, "state_dict", None)) and callable(
+        getattr(data, "load_state_dict", None)
+    )
+
+
+def generator_of(data: Any) -> Any:
+    """The generator of a loader's random order; None where it has none of its own."""
+    sampler = getattr(data, "sampler", None)
+    return getattr(data, "generator", None) or getattr(sampler, "generator", None)
+
+
+def check_order(data: Any, position: Position) -> None:
+    """See that the batches behind a position can be found again.
+
+    Parameters
+    ----------
+    data
+        The loader, or the tensors.
+    position
+        Where the saved training stood.
+
+    Raises
+    ------
+    UserError
+        They cannot.
+    """
+    if is_stateful(data) or generator_of(data) is not None:
+        known = (position.loader if is_stateful(data) else position.generator) is not None
+        if not known and (position.epoch or position.n_batches):
+            raise UserError(
+                "the run was saved with another kind of loader, which does not say where this one "
+                "would be.",
+                next_step="Give a loader of the same kind.",
+            )
+        return
+    if not (is_whole(data) or isinstance(data, Sequence) or _is_in_order(data)):
+        raise UserError(
+            f"the order of batches of this {type(data).__name__} is not known again.",
+            next_step="Give it a generator of its own (generator=torch.Generator()), or use "
+            "torchdata's StatefulDataLoader.",
+        )
+
+
+def _is_in_order(data: Any) -> bool:
+    """Whether a DataLoader goes through its data from the first row to the last."""
+    import torch
+
+    sampler = getattr(data, "sampler", None)
+    batch_sampler = getattr(data, "batch_sampler", None)
+    return isinstance(sampler, torch.utils.data.SequentialSampler) and (
+        batch_sampler is None or type(batch_sampler) is torch.utils.data.BatchSampler
+    )
+
+
+def _joined(group: "Sequence[Batch]") -> "Batch":
+    """The rows of several batches as one.
+
+    Raises
+    ------
+    UserError
+        They differ in more than rows.
+    """
+    import torch
+
+    try:
+        return tuple(torch.cat(parts) for parts in zip(*group, strict=True))
+    except (RuntimeError, ValueError) as error:
+        shapes = " and ".join(str([list(t.shape) for t in batch]) for batch in group[:2])
+        raise UserError(
+            f"batches that are taken together differ in more than their rows: {shapes}.",
+            next_step="Pad them alike, or leave out accumulate=.",
+        ) from error
+
+
+# --- as plain data ------------------------------------------------------------------------------
+
+
+def to_plain(value: Any, tensors: "dict[str, torch.Tensor]") -> Any:
+    """What a loader says of itself as JSON data; tensors, arrays and bytes go to `tensors`.
+
+    Parameters
+    ----------
+    value
+        Mappings, lists, numbers, texts, tensors, arrays and bytes, in one another.
+    tensors
+        Where tensors are put, under names made here.
+
+    Raises
+    ------
+    UserError
+        Something in it is neither of these.
+    """
+    import torch
+
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Mapping):
+        return {"map": [[to_plain(k, tensors), to_plain(v, tensors)] for k, v in value.items()]}
+    if isinstance(value, tuple | list):
+        kind = "tuple" if isinstance(value, tuple) else "list"
+        return {kind: [to_plain(part, tensors) for part in value]}
+    kind = "tensor"
+    if isinstance(value, bytes | bytearray):
+        kind, value = "bytes", torch.tensor([*value], dtype=torch.uint8)
+    elif type(value).__module__ == "numpy":
+        kind, value = "array", torch.as_tensor(value)
+    if not isinstance(value, torch.Tensor):
+        raise UserError(
+            f"the state of the loader holds a {type(value).__name__}, which no file of a run has."
+        )
+    name = str(len(tensors))
+    tensors[name] = value.detach().clone()
+    return {kind: name}
+
+
+def from_plain(value: Any, tensors: "Mapping[str, torch.Tensor]") -> Any:
+    """The inverse of `to_plain`.
+
+    Parameters
+    ----------
+    value
+        As it gave it.
+    tensors
+        By the names that it made.
+
+    Raises
+    ------
+    ValueError, KeyError
+        It did not give this.
+    """
+    if not isinstance(value, dict):
+        return value
+    ((kind, inner),) = value.items()
+    match kind:
+        case "map":
+            return {from_plain(k, tensors): from_plain(v, tensors) for k, v in inner}
+        case "list":
+            return [from_plain(part, tensors) for part in inner]
+        case "tuple":
+            return tuple(from_plain(part, tensors) for part in inner)
+        case "tensor":
+            return tensors[inner]
+        case "array":
+            return tensors[inner].numpy()
+        case "bytes":
+            return bytes(tensors[inner].tolist())
+    raise ValueError(f"{kind!r:.40} is no kind of state")
+
+
+def position_to_plain(position: Position, tensors: "dict[str, torch.Tensor]") -> dict[str, Any]:
+    """A position as JSON data, and tensors beside it.
+
+    Parameters
+    ----------
+    position
+        In the data.
+    tensors
+        Where tensors are put.
+    """
+    return {
+        "epoch": position.epoch,
+        "n_batches": position.n_batches,
+        "loader": to_plain(position.loader, tensors),
+        "generator": to_plain(position.generator, tensors),
+    }
+
+
+def position_from_plain(document: Any, tensors: "Mapping[str, torch.Tensor]") -> Position:
+    """The inverse of `position_to_plain`.
+
+    Parameters
+    ----------
+    document
+        As it gave it.
+    tensors
+        By the names that it made.
+
+    Raises
+    ------
+    ValueError, KeyError, TypeError
+        It did not give this.
+    """
+    return Position(
+        epoch=int(document["epoch"]),
+        n_batches=int(document["n_batches"]),
+        loader=from_plain(document["loader"], tensors),
+        generator=from_plain(document["generator"], tensors),
+    )
+
+
+def check_iterable(data: Any, epochs: int) -> None:
+    """Refuse what cannot be trained on so often.
+
+    Parameters
+    ----------
+    data
+        A loader, or tensors.
+    epochs
+        How often.
+
+    Raises
+    ------
+    UserError
+        It cannot be gone through, or not so often.
+    """
+    if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1:
+        raise UserError(f"epochs is a whole number of 1 or more, got {epochs!r}.")
+    if not isinstance(data, Iterable):
+        raise UserError(
+            f"training takes batches, got {type(data).__name__}.", next_step="Give it a DataLoader."
+        )
+    if isinstance(data, Iterator) and epochs > 1:
+        raise UserError(
+            f"a {type(data).__name__} can be gone through once, and {epochs} epochs are asked for.",
+            next_step="Give it a DataLoader or a list of batches.",
+        )
+
+
+def check_accumulate(accumulate: Any, segments: Sequence[Segment]) -> None:
+    """Refuse to take several batches together where that cannot be.
+
+    Parameters
+    ----------
+    accumulate
+        How many.
+    segments
+        Of the plan.
+
+    Raises
+    ------
+    UserError
+        It is no number of batches, or the loss compares the rows of one.
+    """
+    if isinstance(accumulate, bool) or not isinstance(accumulate, int) or accumulate < 1:
+        raise UserError(f"accumulate is a number of batches of 1 or more, got {accumulate!r}.")
+    if accumulate > 1 and any(segment.whole_batch for segment in segments):
+        raise UserError(
+            "the loss compares the rows of a batch; accumulate= would put several together.",
+            next_step="Give larger batches.",
+        )

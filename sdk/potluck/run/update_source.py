@@ -1,0 +1,478 @@
+"""Where the rule of a run's steps comes from: an optimizer of ours or the user's own of torch, and
+a schedule of its rates. Both are looked at again for each step.
+
+A torch optimizer is a description here: its class, its groups of parameters and their settings. Its
+`step` is never called: devices do that. What is changed in its `param_groups` meanwhile, by a
+scheduler or by hand, holds for the steps that are handed out from then on.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
+
+from potluck.errors import UserError
+from potluck.graph.torch.state_names import device_name
+from potluck.run.optimizers import CLASSES, AdamW, Optimizer, check_steps
+from potluck.run.update import ParameterGroup, Update, changed_settings, with_rates
+from potluck_wire.optimizers import KINDS
+
+if TYPE_CHECKING:
+    import torch
+
+    from potluck.run.engine import Engine
+
+Factor = Callable[[int], float]
+STEP, EPOCH = "step", "epoch"
+# settings of torch's optimizers that decide speed, or what schedulers note
+_WITHOUT_EFFECT = {"foreach", "fused", "capturable", "params", "param_names", "initial_lr"}
+# settings that only one value is supported of
+_FIXED = {"dampening": 0, "initial_accumulator_value": 0, "differentiable": False}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulePlace:
+    """A scheduler of class `name` goes on with `every` step or epoch, and began at number `began`
+    of them.
+    """
+
+    name: str
+    every: str
+    began: int
+
+
+class UpdateSource:
+    """The optimizer and the schedule of a run, as the user gave them.
+
+    Parameters
+    ----------
+    update
+        As it is when training begins.
+    torchs
+        The user's optimizer, where it is torch's.
+    schedule
+        A scheduler of torch's, or a function from the number of a step to a factor of the rate.
+    every
+        Whether a scheduler goes on with each step, or with each epoch.
+    """
+
+    def __init__(
+        self, update: Update, torchs: Any = None, schedule: Any = None, every: str = STEP
+    ) -> None:
+        self.update, self.torchs = update, torchs
+        self._schedule, self._every = schedule, every
+        self._began = 0  # the step or epoch at which a scheduler stood at its beginning
+        self._base = update.optimizers
+        if schedule is not None:
+            self.update = with_rates(update, _scheduled(schedule, update))
+
+    def with_update(self, update: Update) -> "UpdateSource":
+        """The same optimizer and schedule, with other limits.
+
+        Parameters
+        ----------
+        update
+            With them.
+        """
+        return UpdateSource(update, self.torchs, self._schedule, self._every)
+
+    @property
+    def is_scheduled(self) -> bool:
+        """Whether settings are expected to change from step to step."""
+        return self._schedule is not None
+
+    def settings(self, step: int) -> tuple[Optimizer, ...]:
+        """Of each group, the optimizer with the settings of this step.
+
+        Parameters
+        ----------
+        step
+            Its number; steps are counted from 0.
+
+        Raises
+        ------
+        UserError
+            They are not what they can be.
+        """
+        if self.torchs is not None:
+            found = tuple(optimizer_of(group, self.torchs) for group in self.torchs.param_groups)
+            if len(found) != len(self._base):
+                raise UserError(
+                    "the optimizer has got another number of parameter groups.",
+                    next_step="Give it again: run.fit(data, optimizer=optimizer).",
+                )
+        else:
+            found = self._base
+        if self._schedule is None or is_scheduler(self._schedule):
+            return found
+        factor = self._schedule(step)
+        return tuple(each.times(float(factor)) for each in found)
+
+    def changed(self, settings: tuple[Optimizer, ...]) -> set[str]:
+        """Which settings are others than those that devices know, and do not come with each step.
+
+        Parameters
+        ----------
+        settings
+            Of a step.
+        """
+        return changed_settings(self.update.optimizers, settings) - set(self.update.rated)
+
+    def rate(self, names: set[str]) -> None:
+        """From now on these come with each step.
+
+        Raises
+        ------
+        UserError
+            One of them cannot: it decides what is computed.
+        """
+        known = KINDS[self.update.kind].settings
+        fixed = sorted(n for n in names if isinstance(known.get(n), bool | None))
+        if fixed:
+            raise UserError(
+                f"{fixed[0]} of the optimizer was changed while it trains.",
+                next_step="Give the optimizer again: run.fit(data, optimizer=optimizer).",
+            )
+        self.update = with_rates(self.update, names)
+
+    def rates(self, settings: tuple[Optimizer, ...]) -> "torch.Tensor | None":
+        """Those that come with a step: [groups, settings]; None where none do.
+
+        Parameters
+        ----------
+        settings
+            Of the step.
+        """
+        import torch
+
+        if not self.update.rated:
+            return None
+        return torch.tensor(self.update.rates(settings), dtype=torch.float64)
+
+    @property
+    def place(self) -> "SchedulePlace | None":
+        """Where a schedule stands; None without one."""
+        if self._schedule is None:
+            return None
+        return SchedulePlace(
+            name=type(self._schedule).__name__, every=self._every, began=self._began
+        )
+
+    def catch_up(self, step: int, epoch: int, saved: "SchedulePlace | None") -> None:
+        """A scheduler that is new goes on where that of the saved run stood.
+
+        Parameters
+        ----------
+        step, epoch
+            The next ones.
+        saved
+            Of the run that this one goes on with; None: a run that begins, or has no scheduler.
+        """
+        place, now = self.place, step if self._every == STEP else epoch
+        if place is None or not is_scheduler(self._schedule):
+            return
+        is_new = self._schedule.last_epoch <= 0
+        if saved is not None and is_new and (saved.name, saved.every) == (place.name, place.every):
+            for _ in range(now - saved.began):
+                self._go_on(self._every)
+        self._began = now - max(0, self._schedule.last_epoch)
+
+    def at_rest(self, update: Update) -> Update:
+        """A rule to save: with the rates of now, where they were changed by hand.
+
+        Those of a schedule are its own, and it is given again.
+
+        Parameters
+        ----------
+        update
+            As devices know it.
+        """
+        if self.torchs is None or self.is_scheduled or update.kind != self.update.kind:
+            return update
+        return update.with_settings(self.settings(0))
+
+    def step_over(self) -> None:
+        """A step was handed out."""
+        self._go_on(STEP)
+
+    def epoch_over(self) -> None:
+        """An epoch was handed out."""
+        self._go_on(EPOCH)
+
+    def _go_on(self, what: str) -> None:
+        if self._every == what and is_scheduler(self._schedule):
+            self.torchs._opt_called = True  # as its step does; else torch warns
+            self._schedule.step()
+
+
+def _scheduled(schedule: Any, update: Update) -> set[str]:
+    """The settings that a schedule changes, as far as it says so; others are seen later."""
+    if not getattr(schedule, "cycle_momentum", False):
+        return {"lr"}
+    return {"lr", "momentum" if "momentum" in KINDS[update.kind].settings else "beta1"}
+
+
+def is_scheduler(schedule: Any) -> bool:
+    """Whether this is one of torch's, or is like one: it changes an optimizer with each `step`."""
+    return hasattr(schedule, "step") and hasattr(schedule, "optimizer")
+
+
+def source_of(
+    model: Any,
+    optimizer: Any,
+    *,
+    schedule: Any = None,
+    every: str = STEP,
+    clip_norm: float | None = None,
+    norm_order: float = 2.0,
+    clip_value: float | None = None,
+    average: float | None = None,
+) -> UpdateSource:
+    """What a user gave, read and checked.
+
+    Parameters
+    ----------
+    model
+        Whose weights it is for.
+    optimizer
+        One of ours or of torch's.
+    schedule
+        A scheduler of torch's, or a function from the number of a step to a factor of the rate.
+    every
+        "step" or "epoch": with what a scheduler goes on.
+    clip_norm, norm_order, clip_value, average
+        As for `Update`.
+
+    Raises
+    ------
+    UserError
+        Something of it is not supported, or does not belong together.
+    """
+    _check_schedule(schedule, every)
+    _check_own(schedule, optimizer)
+    beside: dict[str, Any] = {
+        "clip_norm": clip_norm,
+        "norm_order": norm_order,
+        "clip_value": clip_value,
+        "average": average,
+    }
+    if isinstance(optimizer, Optimizer):
+        update = Update(optimizer=optimizer, **beside)
+        theirs = None
+    else:
+        groups = groups_of(model, optimizer)
+        update = Update(optimizer=groups[0].optimizer, groups=_needed(groups), **beside)
+        theirs = optimizer
+    check_steps(update.optimizers, [parameter.dtype for parameter in model.trained])
+    return UpdateSource(update, theirs, schedule, every)
+
+
+def in_use(engine: "Engine") -> UpdateSource:
+    """The source of the latest steps of a run; where none were taken yet, its rule alone.
+
+    Parameters
+    ----------
+    engine
+        Of a run that trains.
+    """
+    assert engine.edition.optimizer is not None
+    return engine.source or UpdateSource(replace(engine.edition.optimizer, rated=()))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wishes:
+    """What a call of `fit` says of the rule of its steps; None: as it is in use."""
+
+    optimizer: Any = None
+    schedule: Any = None
+    schedule_every: str = STEP
+    clip_norm: float | None = None
+    norm_order: float | None = None
+    clip_value: float | None = None
+    ema: float | None = None
+
+    def over(self, model: Any, before: UpdateSource) -> UpdateSource:
+        """The source of the steps of this call. A new optimizer begins without what is not given
+        beside it.
+
+        Parameters
+        ----------
+        model
+            Whose weights it is for.
+        before
+            The one in use.
+
+        Raises
+        ------
+        UserError
+            As for `source_of`.
+        """
+        given: dict[str, Any] = {
+            name: value
+            for name, value in (
+                ("clip_norm", self.clip_norm),
+                ("norm_order", self.norm_order),
+                ("clip_value", self.clip_value),
+                ("average", self.ema),
+            )
+            if value is not None
+        }
+        optimizer = self.optimizer
+        if optimizer is None and is_scheduler(self.schedule):
+            optimizer = self.schedule.optimizer
+        if optimizer is not None and optimizer is not before.torchs:
+            return source_of(
+                model, optimizer, schedule=self.schedule, every=self.schedule_every, **given
+            )
+        _check_schedule(self.schedule, self.schedule_every)
+        _check_own(self.schedule, before.torchs)
+        if "clip_norm" in given or "clip_value" in given:
+            given = {"clip_norm": None, "clip_value": None, **given}
+        update = replace(before.update, **given)
+        if self.schedule is None:
+            return before.with_update(update)
+        return UpdateSource(update, before.torchs, self.schedule, self.schedule_every)
+
+
+def _check_own(schedule: Any, optimizer: Any) -> None:
+    if is_scheduler(schedule) and optimizer is not schedule.optimizer:
+        raise UserError(
+            "the schedule is one of another optimizer.",
+            next_step="Give its own: optimizer=schedule.optimizer.",
+        )
+
+
+def _check_schedule(schedule: Any, every: str) -> None:
+    if every not in (STEP, EPOCH):
+        raise UserError(f'schedule_every is "step" or "epoch", got {every!r}.')
+    if type(schedule).__name__ == "ReduceLROnPlateau":
+        raise UserError(
+            "ReduceLROnPlateau goes by a metric, which no step has.",
+            next_step="Call it behind each epoch: on_epoch=lambda epoch, history: "
+            "plateau.step(run.evaluate(data, score)); the rates of its optimizer are looked at.",
+        )
+    if schedule is not None and not callable(schedule) and not is_scheduler(schedule):
+        raise UserError(
+            "a schedule is one of torch's, or a function of a step, got "
+            f"{type(schedule).__name__}.",
+            next_step="schedule=lambda step: min(1.0, (step + 1) / 100)",
+        )
+    if every == EPOCH and not is_scheduler(schedule):
+        raise UserError('schedule_every="epoch" is for a scheduler of torch\'s.')
+
+
+def _needed(groups: tuple[ParameterGroup, ...]) -> tuple[ParameterGroup, ...]:
+    """One group of all parameters is no group."""
+    return groups if len(groups) > 1 else ()
+
+
+# --- torch's optimizers -------------------------------------------------------------------------
+
+
+def groups_of(model: Any, optimizer: Any) -> tuple[ParameterGroup, ...]:
+    """The groups of a torch optimizer, with parameters as devices know them.
+
+    Raises
+    ------
+    UserError
+        Its class or a setting is not supported, or it is not for the weights that the model trains.
+    """
+    _check_torchs(optimizer)
+    names, trained = model.names_by_identity(), {parameter.name for parameter in model.trained}
+    groups, seen = [], set[str]()
+    for group in optimizer.param_groups:
+        labels = group.get("param_names") or [""] * len(group["params"])
+        pairs = zip(group["params"], labels, strict=True)
+        found = [_name_of(tensor, label, names, trained) for tensor, label in pairs]
+        members = tuple(name for name in found if name in trained and name not in seen)
+        seen.update(members)
+        groups.append(ParameterGroup(parameters=members, optimizer=optimizer_of(group, optimizer)))
+    if missing := sorted(trained - seen):
+        raise UserError(
+            f"{missing[0]} is trained by the model, and the optimizer has it not"
+            f"{f' (nor {len(missing) - 1} others)' if len(missing) > 1 else ''}.",
+            next_step="Give it to the optimizer, or freeze it with requires_grad_(False) before "
+            "Model.from_torch.",
+        )
+    return tuple(groups)
+
+
+def _check_torchs(optimizer: Any) -> None:
+    if not hasattr(optimizer, "param_groups") or not hasattr(optimizer, "state"):
+        raise UserError(
+            f"the optimizer is one of potluck's or of torch's, got {type(optimizer).__name__}.",
+            next_step="potluck.AdamW(lr), or torch.optim.AdamW(net.parameters(), lr)",
+        )
+    if _ours(optimizer) is None:
+        known = ", ".join(sorted(each.__name__ for each in CLASSES if each.__name__ != "Lion"))
+        raise UserError(
+            f"{type(optimizer).__module__}.{type(optimizer).__name__} is no optimizer that devices "
+            f"know; of torch.optim they know {known}.",
+            next_step="Lion is potluck.Lion(lr).",
+        )
+    if any(len(state) for state in optimizer.state.values() if _has_steps(state)):
+        raise UserError(
+            "the optimizer has made steps of its own, and devices begin without them.",
+            next_step="Make a new one; or save and resume the run: home.deploy(plan, resume=path).",
+        )
+
+
+def _has_steps(state: Mapping[str, Any]) -> bool:
+    """Whether a parameter's state comes from a step (Adagrad has some before)."""
+    return bool(state) and ("step" not in state or float(state["step"]) > 0)
+
+
+def _ours(optimizer: Any) -> type[Optimizer] | None:
+    """Our record for exactly this class of torch's."""
+    import torch
+
+    for each in CLASSES:
+        if type(optimizer) is getattr(torch.optim, each.__name__, None):
+            return each
+    return None
+
+
+def optimizer_of(group: Mapping[str, Any], optimizer: Any) -> Optimizer:
+    """The settings of one group of a torch optimizer.
+
+    Parameters
+    ----------
+    group
+        As in its `param_groups`.
+    optimizer
+        Whose it is.
+
+    Raises
+    ------
+    UserError
+        A setting is not supported.
+    """
+    made = _ours(optimizer)
+    assert made is not None  # it was checked
+    for name, only in _FIXED.items():
+        if group.get(name, only) != only:
+            raise UserError(f"{name}={group[name]!r} of the optimizer is not supported.")
+    if made.__name__ == "Adam" and group.get("decoupled_weight_decay"):
+        made = AdamW
+    known = {item.name for item in fields(made)}  # type: ignore[arg-type]
+    given = {name: _plain(value) for name, value in group.items() if name in known}
+    return made(**given)
+
+
+def _plain(value: Any) -> Any:
+    """A setting without tensors."""
+    if isinstance(value, tuple | list):
+        return tuple(_plain(part) for part in value)
+    return value.item() if hasattr(value, "item") else value
+
+
+def _name_of(tensor: Any, label: str, names: Mapping[int, str], trained: Collection[str]) -> str:
+    """What devices call a parameter; empty: the model's graph does not use it."""
+    if id(tensor) in names:
+        return names[id(tensor)]
+    if label and (name := device_name(label)) in trained:
+        return name
+    raise UserError(
+        f"the optimizer has a parameter of the shape {list(tensor.shape)} that is not the model's.",
+        next_step="Make it of the module that the model was made from: "
+        "torch.optim.AdamW(net.parameters()).",
+    )

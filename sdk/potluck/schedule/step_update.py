@@ -1,0 +1,63 @@
+"""What the optimizer's steps of a plan's stages are told, beside their gradients. Pure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import isinf
+from typing import Any
+
+RATES = "optimizer.rates"  # what home feeds of settings that change from step to step
+RATE_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NormLimit:
+    """The norm of the gradients of all stages together is `most` at the most; `order` 2 is
+    Euclid's.
+
+    `parameters`: per stage, in the order of its gradients; `sequence`: all of them, in the order in
+    which their norms are looked at.
+    """
+
+    most: float
+    order: float
+    parameters: tuple[tuple[str, ...], ...]
+    sequence: tuple[str, ...]
+
+    @property
+    def carried_order(self) -> float | str:
+        """As programs carry it."""
+        return "inf" if isinf(self.order) else self.order
+
+    def places(self, stages: Sequence[int]) -> list[int]:
+        """Where each norm of the sequence is among those of these stages, one stage after the
+        other.
+        """
+        place: dict[str, int] = {}  # of a parameter that several stages hold, one counts
+        for i, name in enumerate(name for p in stages for name in self.parameters[p]):
+            place.setdefault(name, i)
+        first = [place.pop(name) for name in self.sequence if name in place]
+        return [*first, *sorted(place.values())]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepUpdate:
+    """Per stage the attributes of its `step`; the limit of all gradients; how many settings come
+    with each step (`RATES`).
+    """
+
+    attributes: tuple[Mapping[str, Any], ...]
+    limit: NormLimit | None = None
+    n_rates: int = 0
+
+
+def alike(optimizer: Mapping[str, Any], n_stages: int) -> StepUpdate:
+    """One optimizer for all stages, and nothing else.
+
+    Parameters
+    ----------
+    optimizer
+        As programs carry it.
+    n_stages
+        Of the plan.
+    """
+    return StepUpdate(attributes=({"optimizer": dict(optimizer)},) * n_stages)

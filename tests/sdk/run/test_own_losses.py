@@ -1,0 +1,137 @@
+"""Losses as models have them: computed by the module itself, sums over rows, several parts; trained
+over devices they teach what they teach on one machine.
+"""
+
+import copy
+
+import pytest
+from tests.sdk.run.conftest import make_plan
+
+import potluck
+from potluck.errors import ModelError
+from potluck.testing.memory import memory_home
+
+torch = pytest.importorskip("torch")
+A, B = "local-1", "local-2"
+ROWS, MICRO = 8, 4
+PLANS = {"pipeline": [((A,), (4,)), ((B,), (4,))], "replicas": [((A, B), (3, 1))]}
+
+
+@pytest.fixture(scope="module")
+def pair():
+    torch.set_num_threads(1)
+    with memory_home(2) as opened:
+        yield opened
+
+
+class Classifier(torch.nn.Module):
+    """Takes its targets, as many do, and gives its loss with its answer."""
+
+    def __init__(self, form):
+        super().__init__()
+        torch.manual_seed(0)
+        self.form = form
+        self.embed, self.inner = torch.nn.Embedding(12, 16), torch.nn.Linear(16, 16)
+        self.side, self.head = torch.nn.Linear(16, 12), torch.nn.Linear(16, 12)
+
+    def forward(self, ids, mask=None, labels=None):
+        x = self.embed(ids).tanh()
+        side = self.side(x)
+        logits = self.head(self.inner(x).tanh())
+        if mask is not None:
+            logits = logits * mask[..., None]
+        if labels is None:
+            return {"logits": logits, "side": [side]}
+        loss = self.loss(logits, labels) + 0.4 * self.loss(side, labels)
+        if self.form == "tuple":
+            return loss, logits
+        return {"loss": loss, "logits": logits, "side": [side]}
+
+    def loss(self, logits, labels):
+        return torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+
+def batch_of(seed, rows=ROWS):
+    torch.manual_seed(seed)
+    labels = torch.randint(0, 12, (rows, 5))
+    return {
+        "ids": torch.randint(0, 12, (rows, 5)),
+        "mask": torch.ones(rows, 5),
+        # those that do not count are others in each batch, and their number differs
+        "labels": torch.where(torch.rand(rows, 5) < 0.4, -100, labels),
+    }
+
+
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize(("form", "part"), [("mapping", "loss"), ("tuple", 0)])
+def test_a_module_that_computes_its_loss_learns_as_on_one_machine(pair, plan, form, part):
+    net = Classifier(form)
+    alone = copy.deepcopy(net)
+    model = potluck.Model.from_torch(net, batch_of(0), loss=part)
+    chosen = make_plan(model, *PLANS[plan], micro_batch=MICRO, n_micro_batches=ROWS // MICRO)
+    run = pair.deploy(chosen, model).wait()
+    batches = [batch_of(seed) for seed in range(6)]
+    history = run.fit(batches, optimizer=torch.optim.SGD(net.parameters(), 0.1)).wait()
+    optimizer, losses = torch.optim.SGD(alone.parameters(), 0.1), []
+    for batch in batches:
+        answer = alone(**batch)
+        loss = answer[part]
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    assert history.losses == pytest.approx(losses, abs=1e-6)
+    learned = run.state_dict()
+    for name, tensor in alone.state_dict().items():
+        assert torch.allclose(learned[name], tensor, atol=1e-6)
+    asked = {name: tensor for name, tensor in batches[0].items() if name != "labels"}
+    answer, expected = run(asked), alone.eval()(**asked)
+    assert answer.keys() == expected.keys()
+    assert torch.allclose(answer["side"][0], expected["side"][0], atol=1e-6)
+    run.close()
+
+
+OWN = {
+    "no such part": ("nll", {}, "has no 'nll': it is a dict"),
+    "no names of targets": ("loss", {"example_targets": torch.zeros(2, 5)}, "of which targets"),
+    "another name": (
+        "loss",
+        {"example_targets": {"answers": torch.zeros(2, 5)}},
+        "called answers; forward takes ids, mask, labels",
+    ),
+}
+
+
+@pytest.mark.parametrize(("part", "more", "says"), OWN.values(), ids=OWN)
+def test_a_part_that_is_not_there_is_said(part, more, says):
+    example = batch_of(0, 2)
+    if more:
+        del example["labels"]
+    with pytest.raises(ModelError, match=says):
+        potluck.Model.from_torch(Classifier("mapping"), example, loss=part, **more)
+
+
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("rows", [ROWS, 5])
+def test_a_sum_over_rows_is_the_sum_over_all_devices(pair, plan, rows):
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3))
+    alone, loss = copy.deepcopy(net), torch.nn.MSELoss(reduction="sum")
+    x, y = torch.randn(4 * rows, 6), torch.randn(4 * rows, 3)
+    model = potluck.Model.from_torch(net, x[:2], loss=loss, example_targets=y[:2])
+    chosen = make_plan(model, *PLANS[plan], micro_batch=MICRO, n_micro_batches=ROWS // MICRO)
+    run = pair.deploy(chosen, model).wait()
+    batches = [(x[i : i + rows], y[i : i + rows]) for i in range(0, 4 * rows, rows)]
+    history = run.fit(batches, optimizer=potluck.SGD(1e-2)).wait()
+    optimizer, losses = torch.optim.SGD(alone.parameters(), 1e-2), []
+    for inputs, targets in batches:
+        total = loss(alone(inputs), targets)
+        total.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(total.item())
+    assert history.losses == pytest.approx(losses, rel=1e-5)
+    learned = run.state_dict()
+    for name, tensor in alone.state_dict().items():
+        assert torch.allclose(learned[name], tensor, atol=1e-5)
+    run.close()
