@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from potluck.profile.home_network import HomeNetwork
     from potluck.profile.profiles import Profile
     from potluck.profile.watts import Watts
-    from potluck.run.optimizers import Optimizer
     from potluck.run.run import Run
     from potluck.schedule.policies import Policy
     from potluck.sessions.agent_specs import Spec
@@ -531,7 +530,7 @@ class Home(Shown):
         plan: Plan,
         model: "Model | None" = None,
         *,
-        optimizer: "Optimizer | None" = None,
+        optimizer: Any = None,
         seed: int = 0,
         resume: str | Path | None = None,
         schedule: "str | Policy | None" = None,
@@ -552,7 +551,8 @@ class Home(Shown):
         model
             Default: the one of that name that was profiled here.
         optimizer
-            `potluck.AdamW(lr)` (the default) or `potluck.SGD(lr, momentum)`.
+            `potluck.AdamW(lr)` (the default) or another of ours, or one of torch's, as for
+            `Run.fit`.
         seed
             Of the random numbers of training, such as those of dropout.
         resume

@@ -152,9 +152,10 @@ class Fitting:
         source = self.wishes.over(engine.model, before)
         is_new = source.torchs is not None and source.torchs is not before.torchs
         afresh = is_new and (engine.source is not None or engine.step > engine.first_step)
-        engine.source = self._source = source
+        self._source = source
         if source.update != engine.edition.optimizer or afresh:
             surviving(engine, lambda: self._take(source, afresh=afresh))
+        engine.source = source
         if engine.resumed_schedule is not None and not source.is_scheduled:
             engine.note(
                 f"the saved run had a schedule of its rates ({engine.resumed_schedule.name}); this "

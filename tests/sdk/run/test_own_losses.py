@@ -135,3 +135,42 @@ def test_a_sum_over_rows_is_the_sum_over_all_devices(pair, plan, rows):
     for name, tensor in alone.state_dict().items():
         assert torch.allclose(learned[name], tensor, atol=1e-5)
     run.close()
+
+
+@pytest.mark.long
+def test_gpt2_trains_over_two_devices_with_its_tied_embedding(pair):
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(
+        vocab_size=50,
+        n_embd=16,
+        n_layer=2,
+        n_head=2,
+        n_positions=16,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        use_cache=False,
+    )
+    net = transformers.GPT2LMHeadModel(config).train()
+    alone, ids = copy.deepcopy(net), torch.randint(0, 50, (ROWS, 6))
+    batch = {"input_ids": ids, "labels": torch.where(torch.rand(ROWS, 6) < 0.3, -100, ids)}
+    model = potluck.Model.from_torch(net, batch, loss="loss")
+    assert len(model.layers(True)) > 3
+    plan = make_plan(model, *PLANS["pipeline"], micro_batch=MICRO, n_micro_batches=ROWS // MICRO)
+    run = pair.deploy(plan, model).wait()
+    made = torch.optim.AdamW(net.parameters(), 1e-3)
+    history = run.fit([batch] * 3, optimizer=made, clip_norm=0.5).wait()
+    optimizer, losses = torch.optim.AdamW(alone.parameters(), 1e-3), []
+    for _ in range(3):
+        loss = alone(**batch).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(alone.parameters(), 0.5)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    assert history.losses == pytest.approx(losses, abs=1e-5)
+    for name, tensor in alone.state_dict().items():
+        assert torch.allclose(run.state_dict()[name], tensor, atol=1e-5)
+    assert run({"input_ids": ids}).logits.shape == (ROWS, 6, 50)
+    run.close()
