@@ -595,6 +595,7 @@ class Run(Shown):
             The data has no batch.
         """
         model = self._engine.model
+        self._engine.check(training=ema)
         arguments = arguments_of(model.arguments, score)
         found = batches.batches(data, EVALUATION_ROWS * REQUESTS_IN_FLIGHT, arguments)
         answer = partial(self._answer, ema=True) if ema else self
