@@ -594,12 +594,11 @@ class Run(Shown):
         UserError
             The data has no batch.
         """
-        model = self._engine.model
         self._engine.check(training=ema)
-        arguments = arguments_of(model.arguments, score)
+        arguments = arguments_of(self._engine.model.arguments, score)
         found = batches.batches(data, EVALUATION_ROWS * REQUESTS_IN_FLIGHT, arguments)
         answer = partial(self._answer, ema=True) if ema else self
-        return evaluated(found, answer, len(model.inputs()), score)
+        return evaluated(found, answer, len(self._engine.model.inputs()), score)
 
     def detach(
         self,
