@@ -97,6 +97,13 @@ def cockpit(home: Any, run: Any, plans: "tuple[Plan, ...]") -> Any:
     return cockpit.shown(home, run, plans)
 
 
+def report(run: Any, path: str | Path) -> Path:
+    """A page about a run, as a file."""
+    from potluck.display import report
+
+    return report.save(run, path)
+
+
 def window(home: Any, folder: Path | None, may_act: bool, before: Any) -> Any:
     """A home's page on loopback, which other processes of its user find by its folder: the one that
     there is, or another in its place.

@@ -123,7 +123,7 @@ def trace(measured: Trace, predicted: Trace | None = None) -> str:
 
 def layers(found: Sequence[Layer], title: str) -> str:
     """What a model is made of."""
-    return _of_table("layers", tables.layers(found, title))
+    return of_table("layers", tables.layers(found, title))
 
 
 def history(
@@ -142,7 +142,8 @@ def compared(found: Any) -> str:
     return fragment("comparison", text.render(content), both.svg(), table(content))
 
 
-def _of_table(kind: str, content: Table) -> str:
+def of_table(kind: str, content: Table) -> str:
+    """One table by itself."""
     return fragment(kind, text.render(content), table(content))
 
 

@@ -3,12 +3,15 @@
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from potluck import shown
 from potluck.errors import PotluckError, UserError
 from potluck.records import Trace
 from potluck.schedule import Compiled
 from potluck.sessions.events import Execution
+from potluck.shown import Shown
 from potluck.simulate.spans import in_turn_s
 
 if TYPE_CHECKING:
@@ -47,6 +50,32 @@ def glance(engine: "Engine", traced: Traced, is_training: bool) -> Glance:
     )
 
 
-def homeless(**_: Any) -> NoReturn:
-    """The cockpit of a run that no home has deployed."""
-    raise UserError("this run has no home that could show it.")
+class Watched(Shown):
+    """What can be looked at while it goes on, and reported of."""
+
+    def __init__(self) -> None:
+        self.number = next(NUMBERS)
+        self.open_cockpit: Callable[..., Any] | None = None  # of its home
+
+    def cockpit(self) -> Any:
+        """Its home with this run, live, in a notebook: see `Home.cockpit`.
+
+        Raises
+        ------
+        UserError
+            It has no home.
+        """
+        if self.open_cockpit is None:
+            raise UserError("this run has no home that could show it.")
+        return self.open_cockpit(run=self)
+
+    def report(self, path: str | Path) -> Path:
+        """Write one self-contained page: plan, timelines, prediction against measurement, energy,
+        events.
+
+        Parameters
+        ----------
+        path
+            Of the page; what is there is replaced.
+        """
+        return shown.report(self, path)

@@ -28,7 +28,7 @@ from potluck.run.drain import Drain
 from potluck.run.engine import Engine
 from potluck.run.evaluation import Evaluation
 from potluck.run.fitting import Fitting, adapts
-from potluck.run.glance import NUMBERS, Glance, glance, homeless
+from potluck.run.glance import Glance, Watched, glance
 from potluck.run.history import History, measured_trace
 from potluck.run.migration import cross
 from potluck.run.parts import Parts
@@ -42,7 +42,6 @@ from potluck.run.watching import OnEpoch, OnStep, Watchers, Watching
 from potluck.schedule import Compiled
 from potluck.sessions.events import Execution
 from potluck.sessions.link import Link
-from potluck.shown import Shown
 from potluck.simulate.cost import energy_j
 from potluck.simulate.predict import predict_steps
 from potluck.simulate.spans import most_at_once
@@ -56,14 +55,13 @@ if TYPE_CHECKING:
 EVALUATION_ROWS = 32
 
 
-class Run(Shown):
+class Run(Watched):
     """A plan at work on its devices; made by `home.deploy`."""
 
     def __init__(self, engine: Engine, link: Link) -> None:
+        super().__init__()
         self._engine, self._link = engine, link
-        self.number = next(NUMBERS)
         self.hand_over: Callable[..., Handle[Any]] | None = None  # of its home
-        self.open_cockpit: Callable[..., Any] = homeless
         self._drain: Drain | None = None
         self._evaluation: Evaluation | None = None
         # those under way, and the latest
@@ -758,16 +756,6 @@ class Run(Shown):
     def is_open(self) -> bool:
         """Whether it can go on: not closed, and nothing has ended it."""
         return self._engine.failed is None
-
-    def cockpit(self) -> Any:
-        """Its home with this run, live, in a notebook: see `Home.cockpit`.
-
-        Raises
-        ------
-        UserError
-            It has no home.
-        """
-        return self.open_cockpit(run=self)
 
     def close(self) -> None:
         """End the run: its devices forget it."""
