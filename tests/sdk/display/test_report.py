@@ -1,6 +1,7 @@
 """A run's report: one page that tells everything, loads nothing, and sorts."""
 
 import re
+from dataclasses import replace
 
 import pytest
 from tests.sdk.run.conftest import make_data, make_model, make_plan
@@ -16,10 +17,10 @@ pytest.importorskip("torch")
 def page(tmp_path_factory):
     _, model = make_model("mlp")
     with memory_home(2) as home:
-        home.profile(model, rows=(2, 4), repeats=1).wait()
+        profile = home.profile(model, rows=(2, 4), repeats=1).wait()
         stages = (("local-1",), (4,)), (("local-2",), (4,))
         plan = make_plan(model, *stages, micro_batch=4, n_micro_batches=2)
-        run = home.deploy(plan, model).wait()
+        run = home.deploy(replace(plan, model=profile.model), model).wait()
         run.fit([make_data("mlp", 8)] * 4).wait()
         path = run.report(tmp_path_factory.mktemp("report") / "report.html")
         return path.read_text(encoding="utf-8")
