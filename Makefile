@@ -1,4 +1,4 @@
-# Two commands for newcomers: `make demo` and `make test`. Each makes .venv and installs what it needs.
+# Three commands for newcomers: `make demo`, `make notebook` and `make test`. Each makes .venv and installs what it needs.
 #
 # Everything runs on the built wheel, as users get it; `make dev` makes an editable install instead, until the next
 # `make test` or `make demo`. Stamps in .venv keep a second run quick.
@@ -16,11 +16,16 @@ export OMP_NUM_THREADS := 1
 # Without bytecode kept, every process that runs tests compiles them all again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-long test-arm lint docs dev clean
+.PHONY: demo notebook test test-long test-arm lint docs dev clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/installed
 	env -u OMP_NUM_THREADS $(BIN)/potluck demo $(ARGS)
+
+# The tutorial in JupyterLab; it opens a browser.
+notebook: $(VENV)/installed
+	$(PIP) install "jupyterlab>=4.2" "matplotlib>=3.8"
+	env -u OMP_NUM_THREADS $(BIN)/jupyter lab notebooks $(ARGS)
 
 # Three files at a time: much of the time goes into waiting for agents to start. Files stay whole, as they share homes.
 AT_ONCE := -n 3 --dist loadfile --no-loadscope-reorder

@@ -26,6 +26,7 @@ BENCHES = {
     "adapt": "a home that changes: our adapter against a plan that stays, planning anew at every "
     "change and an oracle, simulated",
     "switch": "how long a run pauses when its plan changes, against stop-reload-start",
+    "cockpit": "what watching a run costs: the training, a browser, bytes, and memory over an hour",
     "digits": "a training step on 1 to 4 local agents against one process, and against its "
     "prediction",
     "split": "one request shared inside its operators against one side alone, layer cuts and "
