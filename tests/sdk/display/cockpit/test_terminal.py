@@ -1,0 +1,122 @@
+"""The cockpit in a terminal, and a home that another process has open."""
+
+import json
+import os
+import stat
+import subprocess
+import sys
+
+import pytest
+from rich.console import Console
+from tests.sdk.display.cockpit import sights
+
+from potluck.display.cockpit import window
+from potluck.display.cockpit.frames import Frames, Reader
+from potluck.display.cockpit.machine import Machine, Planned, Seen
+from potluck.display.cockpit.server import Server
+from potluck.display.cockpit.terminal import follow, screen
+from potluck.errors import HomeError
+
+BOTH, ALONE = sights.plan("a", "b"), sights.plan("a", planner="single", latency_s=0.9)
+HOLDER = """
+import sys
+from potluck.home import Home
+home = Home(state=sys.argv[1])
+print(home.window(), flush=True)
+sys.stdin.read()
+home.close()
+"""
+
+
+def text_of(machine):
+    reader = Reader()
+    reader.take(Frames().whole(machine.state))
+    console = Console(width=120, color_system=None)
+    with console.capture() as captured:
+        console.print(screen(reader))
+    return captured.get()
+
+
+@pytest.fixture
+def at_work():
+    machine = Machine()
+    sight = sights.seen(sights.member("a"), sights.gone("b"), run=sights.running(BOTH))
+    machine.handle(Seen(sight=sight), 1.0)
+    machine.handle(Planned(order=1, plans=(BOTH, ALONE)), 1.1)
+    return machine
+
+
+def test_a_terminal_shows_the_same_numbers(at_work):
+    told = text_of(at_work)
+    for words in ("net", "step 3", "500 ms a step", "0-1", "10.0 W est.", "gone", "air", "single"):
+        assert words in told
+    assert "b is gone: b: no sign of life." in told
+
+
+def test_an_empty_home_is_said_in_words():
+    machine = Machine()
+    machine.handle(Seen(sight=sights.seen()), 1.0)
+    assert "0 devices, nothing runs" in text_of(machine)
+
+
+def test_names_are_no_markup_and_no_commands():
+    machine = Machine()
+    machine.handle(Seen(sight=sights.seen(sights.member("[red]x\x1b[2J"))), 1.0)
+    told = text_of(machine)
+    assert "[red]x" in told
+    assert "\x1b" not in told
+
+
+def test_frames_are_followed_over_the_page(at_work):
+    class Still:
+        def show(self, view):
+            view(Frames().whole(at_work.state))
+            return lambda: None
+
+    server = Server(Still())
+    frames = follow(server.url)
+    assert next(frames).sections["run"]["model"] == "net"
+    frames.close()
+    server.close()
+    with pytest.raises(HomeError):
+        next(follow(server.url))
+
+
+def test_nobody_is_found_through_no_window(tmp_path):
+    with pytest.raises(HomeError, match=r"home\.window"):
+        window.find(tmp_path)
+    for told in ({"url": "http://127.0.0.1:1/x/", "process": 2**22 + 1}, {"url": 5}, []):
+        (tmp_path / window.FILE).write_text(json.dumps(told))
+        with pytest.raises(HomeError):
+            window.find(tmp_path)
+    told = {"url": "http://elsewhere.example/", "process": os.getpid()}
+    (tmp_path / window.FILE).write_text(json.dumps(told))
+    with pytest.raises(HomeError, match="not on this machine"):
+        window.find(tmp_path)
+
+
+@pytest.mark.slow
+def test_a_home_of_another_process_is_seen_through_its_window(tmp_path):
+    environment = {**os.environ, "POTLUCK_HOME": str(tmp_path)}
+    command = [sys.executable, "-c", HOLDER, str(tmp_path)]
+    holder = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    )
+    try:
+        url = holder.stdout.readline().strip()
+        assert stat.S_IMODE((tmp_path / window.FILE).stat().st_mode) == 0o600
+        for options, words in (
+            (["top", "--once", "--wait", "0.1"], "nothing runs"),
+            (["watch", "--wait", "0.1"], url),
+        ):
+            seen = subprocess.run(
+                [sys.executable, "-m", "potluck", *options],
+                capture_output=True,
+                text=True,
+                env=environment,
+                timeout=200,
+            )
+            assert words in seen.stdout, seen.stderr
+    finally:
+        holder.communicate(timeout=60)
+    assert not (tmp_path / window.FILE).exists()
