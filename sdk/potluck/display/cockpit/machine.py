@@ -30,6 +30,9 @@ from potluck.display.cockpit.state import MOST_LOSSES, State
 from potluck.records import Network, Plan, Trace
 from potluck.texts import harmless
 
+STEPS = 3  # that a page shows
+WATTS_S = 190.0  # of power that it shows
+
 # --- events, beside the clicks --------------------------------------------------------------------
 
 
@@ -134,6 +137,7 @@ class Machine:
         self.latest: Trace | None = None  # of the newest step that was shown
         self.foretold: Trace | None = None
         self._run_number, self._n_losses = -1, 0
+        self._steps_began: list[int] = []  # the first rows of the latest ones
         self._plan: Plan | None = None  # the one in force
         self._plan_began = 0  # its first row of tasks
         self._show(kinds={"names": list(kinds)})
@@ -216,6 +220,8 @@ class Machine:
     def _step(self, run: RunSight, network: Network | None) -> None:
         assert run.latest is not None
         self.latest = run.latest
+        self._steps_began = [*self._steps_began, self.state.tasks.end][-STEPS:]
+        self.state.tasks.drop_before(self._steps_began[0])
         for row in run_sections.rows(run.latest, run.latest_step, self.state.words):
             self.state.tasks.add(row)
         spans = run.latest.spans
@@ -229,6 +235,7 @@ class Machine:
             return
         self.foretold = run.predicted
         number = self.state.predicted.end
+        self.state.predicted.drop_before(number)
         for row in run_sections.rows(run.predicted, number, self.state.words):
             self.state.predicted.add(row)
         self._show(outline={"step": number, "from": self._plan_began})
@@ -251,6 +258,9 @@ class Machine:
             number = float(self.state.words.number(member.name))
             estimated = float(reading.source != "measured")
             self.state.watts.add((now_s, number, reading.watts, estimated))
+        watts = self.state.watts
+        while watts.oldest is not None and watts.oldest[0] < now_s - WATTS_S:
+            watts.drop_before(watts.start + 1)
 
     def _note(self, news: Sequence[News], now_s: float) -> None:
         for item in news:

@@ -147,12 +147,11 @@ class Store {
     const whole = head.on === 0;
     if (!whole && head.on !== this.n) return null;
     this.n = head.n;
-    const fresh = new Set(Object.keys(head.set));
-    if (whole) {
-      this.s = Object.create(null);
-      for (const name of Object.keys(head.set)) fresh.add(name);
-    }
+    const fresh = new Set(Object.keys(head.set)), before = this.s;
+    if (whole) this.s = Object.create(null);
     merge(this.s, head.set);
+    if (whole) for (const name of fresh)  // most of it is known
+      if (JSON.stringify(before[name]) === JSON.stringify(this.s[name])) fresh.delete(name);
     for (const [name, [start, items]] of Object.entries(head.texts)) {
       const log = this.logs[name], end = log.end;
       if (whole && start > end) log.start = start, log.items = [];
@@ -380,10 +379,10 @@ class Page {
     const f = this.fresh, s = this.store.s, any = (...names) => names.some(name => f.has(name));
     if (any("home", "run", "losses", "watts", "devices", "work", "said") || !this.drawn) this.header(s);
     if (any("devices", "media", "ports", "run", "imagined", "kinds", "home")) this.home(s);
-    if (any("plans", "imagined_plans", "limits", "run", "no_plan", "preview")) this.plans(s);
+    if (any("plans", "imagined_plans", "limits", "no_plan", "preview") || !this.drawn) this.plans(s);
     if (any("preview", "run")) this.preview(s);
     if (any("effects")) this.effects(s);
-    if (any("tasks", "predicted", "outline", "devices", "run")) this.tasks();
+    if (any("tasks", "predicted", "outline", "began") || !this.drawn) this.tasks();
     if (f.has("watts")) this.power();
     if (any("losses", "began")) this.loss();
     if (f.has("events")) this.events();

@@ -15,7 +15,7 @@ T = TypeVar("T")
 MOST_EVENTS = 2000
 MOST_LABELS = 4000
 MOST_TASKS = 6000
-MOST_LOSSES = 4000
+MOST_LOSSES = 1500
 MOST_WATTS = 6000
 
 Row = tuple[float, ...]
@@ -49,6 +49,16 @@ class Log(Generic[T]):
         if n_new == len(self._items):
             return first, tuple(self._items)
         return first, tuple(self._items[i] for i in range(len(self._items) - n_new, len(self)))
+
+    def drop_before(self, number: int) -> None:
+        """Keep only those from that number on."""
+        while self.start < number and self._items:
+            self._items.popleft()
+
+    @property
+    def oldest(self) -> T | None:
+        """The oldest that is kept."""
+        return self._items[0] if self._items else None
 
     def __len__(self) -> int:
         return len(self._items)
