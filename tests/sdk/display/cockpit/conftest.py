@@ -1,4 +1,7 @@
-"""One Chromium for all tests of pages; where none is, they are left out and say so."""
+"""One Chromium for all tests of a file; where none is, they are left out and say so.
+
+No longer: while playwright is there, nothing else can run an event loop in this thread.
+"""
 
 import os
 from pathlib import Path
@@ -9,7 +12,7 @@ from tests.sdk.display.cockpit.browser import FLAGS, Jupyter, chromium
 NO_CHROMIUM = "no Chromium is installed: apt-get install chromium"
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser():
     sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     if not chromium():
@@ -20,7 +23,7 @@ def browser():
         launched.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def jupyter(tmp_path_factory, browser):
     pytest.importorskip("jupyterlab", reason="JupyterLab is not installed")
     pytest.importorskip("anywidget", reason="anywidget is not installed")
