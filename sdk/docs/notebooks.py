@@ -1,0 +1,58 @@
+"""`python sdk/docs/notebooks.py NAME.ipynb ...`: run notebooks and keep what they show,
+so that whoever reads them on the web sees pictures.
+
+Live widgets are left out, as they show nothing without a kernel; so are times and versions.
+"""
+
+import sys
+import tempfile
+from pathlib import Path
+
+import jupyter_client
+import nbclient
+import nbformat
+from ipykernel import kernelspec
+
+FOLDER = Path(__file__).resolve().parents[2] / "notebooks"
+LIVE = "application/vnd.jupyter.widget-view+json"
+WAIT_S = 900
+
+
+def main(names: list[str]) -> None:
+    """Run each and write it anew."""
+    for name in names:
+        path = FOLDER / name
+        notebook = nbformat.read(path, as_version=4)
+        execute(notebook)
+        notebook.metadata = {key: notebook.metadata[key] for key in ("kernelspec", "language_info")}
+        notebook.metadata["language_info"] = {"name": "python"}
+        for cell in notebook.cells:
+            cell.metadata = {}
+            if cell.cell_type == "code":
+                cell.outputs = [made for made in cell.outputs if lasts(made)]
+        nbformat.write(notebook, path)
+        print(f"{path.name}: {path.stat().st_size / 1e3:.0f} kB")
+
+
+def execute(notebook: nbformat.NotebookNode) -> None:
+    """Run all cells by this very interpreter, from the repository's root."""
+    with tempfile.TemporaryDirectory() as folder:
+        kernelspec.write_kernel_spec(str(Path(folder) / "this"))
+        specs = jupyter_client.kernelspec.KernelSpecManager(
+            kernel_dirs=[folder], ensure_native_kernel=False
+        )
+        manager = jupyter_client.AsyncKernelManager(kernel_name="this", kernel_spec_manager=specs)
+        resources = {"metadata": {"path": str(FOLDER.parent)}}
+        nbclient.NotebookClient(notebook, km=manager, timeout=WAIT_S, resources=resources).execute()
+
+
+def lasts(output: nbformat.NotebookNode) -> bool:
+    """Whether an output shows something without its kernel."""
+    data = output.get("data", {})
+    if output.output_type == "stream" and output.name == "stderr":
+        return False
+    return LIVE not in data and data != {"text/plain": ""}
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
