@@ -4,6 +4,7 @@ orders in threads of its own, and hands frames to whoever shows them.
 Nothing here blocks the kernel, and nothing that fails here reaches the run.
 """
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -49,6 +50,7 @@ BUDGET_S = 0.6  # of a planning: of this thread's own time
 RATE_HZ = 1.0  # of power readings
 
 Show = Callable[[bytes], None]
+_FAULTS = logging.getLogger("potluck.faults")
 
 
 class Watching:
@@ -139,7 +141,10 @@ class Watching:
 
     def _go_on(self) -> None:
         while not self._ended.wait(TICK_S):
-            self.look()
+            try:
+                self.look()
+            except Exception:  # the next look may go well: what shows a run must never end with it
+                _FAULTS.exception("a look at the home failed")
             if self._home.closed:
                 self.close()
 
@@ -147,7 +152,8 @@ class Watching:
 
     def look(self) -> None:
         """One look now, and its frame to all views."""
-        with suppress(PotluckError, KeyError):  # it changed while it was looked at: the next one
+        # it changed while it was looked at: the next look sees it
+        with suppress(PotluckError, KeyError, RuntimeError):
             self._handle(Seen(sight=self._sight()))
         self._send()
 
