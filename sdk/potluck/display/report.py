@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import median
 
 from potluck import units
-from potluck.display import chart, html, markup
+from potluck.display import chart, html, markup, tables
 from potluck.display.tables import Table
 from potluck.errors import PotluckError
 from potluck.planning import judge
@@ -58,9 +58,11 @@ def fragments(run: Run) -> Iterator[str]:
         yield html.plans(plans, plans[0])
     if run.measured:
         yield markup.heading("A step, predicted and measured" if run.plan.training else "A request")
-        yield html.trace(run.trace, run.predicted)
-        with suppress(PotluckError):
+        try:
             yield html.compared(run.compare())
+            yield html.of_table("trace", tables.trace(run.trace))
+        except PotluckError:  # nothing was predicted
+            yield html.trace(run.trace)
     if history.losses:
         yield markup.heading("Learning")
         notes = tuple(dict.fromkeys(history.notes))
