@@ -29,7 +29,7 @@ def main(names: list[str]) -> None:
         for cell in notebook.cells:
             cell.metadata = {}
             if cell.cell_type == "code":
-                cell.outputs = [made for made in cell.outputs if lasts(made)]
+                cell.outputs = [one_picture(made) for made in cell.outputs if lasts(made)]
         nbformat.write(notebook, path)
         print(f"{path.name}: {path.stat().st_size / 1e3:.0f} kB")
 
@@ -44,6 +44,13 @@ def execute(notebook: nbformat.NotebookNode) -> None:
         manager = jupyter_client.AsyncKernelManager(kernel_name="this", kernel_spec_manager=specs)
         resources = {"metadata": {"path": str(FOLDER.parent)}}
         nbclient.NotebookClient(notebook, km=manager, timeout=WAIT_S, resources=resources).execute()
+
+
+def one_picture(output: nbformat.NotebookNode) -> nbformat.NotebookNode:
+    """A picture as an image alone: web pages that show notebooks take HTML first, and strip it."""
+    if "image/svg+xml" in output.get("data", {}):
+        output.data.pop("text/html", None)
+    return output
 
 
 def lasts(output: nbformat.NotebookNode) -> bool:
