@@ -1,21 +1,24 @@
 """A backward in two parts: first the gradients of what flows, later those of the weights.
 
 After Qi et al., "Zero Bubble Pipeline Parallelism" (2023). An operator whose weight gradient can
-wait (`potluck_wire.weight_gradients`) has a piece of autograd's graph of its own, cut off at its
-data. The first part goes through all pieces and leaves each the gradient of its output; the second
-begins there and ends at the weights. Each runs torch's own formula of that operator for the
-operands it wants, so nothing is computed twice, and both parts give the bits of the whole.
+wait (`potluck_wire.weight_gradients`) is a piece of its own, cut off at its data. The first part
+goes through all pieces and leaves each the gradient of its output; the second begins there and ends
+at the weights. Nothing is computed twice, and both parts give the bits of the whole.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
+from potluck_wire.graph import Graph, node_refs
 from potluck_wire.weight_gradients import Apart
 
-# an output, and its gradient
-Waiting = list[tuple[torch.Tensor, torch.Tensor]]
+from .pieces import Piece, kind_of
+
+# of the first part, in its order: a piece, and the gradient of its output
+Waiting = list[tuple[Piece, torch.Tensor]]
 
 
 class PieceRecorder:
@@ -23,9 +26,9 @@ class PieceRecorder:
     the first part of the backward then fills, and as they are while it is None.
     """
 
-    def __init__(self, apart: Apart, device: torch.device) -> None:
+    def __init__(self, graph: Graph, apart: Apart, device: torch.device) -> None:
         self.waiting: Waiting | None = None
-        self._data = apart.data
+        self._graph, self._data = graph, apart.data
         # no input need require a gradient, while the weights of a piece, which do, are not told
         self._token = torch.zeros((), device=device, requires_grad=True)
 
@@ -33,50 +36,70 @@ class PieceRecorder:
         """The function of the node at `position`, which runs as a piece where it can."""
         if position not in self._data:
             return function
-        places = self._data[position]
+        places, op = self._data[position], self._graph.nodes[position].op
 
         def run(*args: Any, **named: Any) -> Any:
             if self.waiting is None:
                 return function(*args, **named)
             flowing = [place for place in places if args[place].requires_grad]
+            piece = kind_of(op, args, named, flowing)(function, args, named, flowing)
             data = [args[place] for place in flowing]
-            call = function, args, named, flowing
-            return _Piece.apply(self.waiting, call, self._token, *data)  # type: ignore[no-untyped-call]
+            return _Cut.apply(self.waiting, piece, self._token, *data)  # type: ignore[no-untyped-call]
 
         return run
 
 
-class _Piece(torch.autograd.Function):
-    """One operator on data that is cut off from what made it."""
+class _Cut(torch.autograd.Function):
+    """What autograd sees of a piece: its data and its output."""
 
     @staticmethod
     def forward(
-        ctx: Any, waiting: Waiting, call: tuple[Any, ...], token: torch.Tensor, *data: torch.Tensor
+        ctx: Any, waiting: Waiting, piece: Piece, token: torch.Tensor, *data: torch.Tensor
     ) -> torch.Tensor:
-        """The operator's output. Its weights are in `call`, unseen by autograd out there."""
-        function, args, named, places = call
-        own = list(args)
-        leaves = [x.detach().requires_grad_() for x in data]
-        for place, leaf in zip(places, leaves, strict=True):
-            own[place] = leaf
-        with torch.enable_grad():
-            output: torch.Tensor = function(*own, **named)
-        ctx.waiting, ctx.leaves, ctx.output = waiting, leaves, output
-        return output.detach()
+        """The operator's output."""
+        ctx.waiting, ctx.piece = waiting, piece
+        return piece.output()
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         """The gradients of the data; the weights' wait."""
         (gradient,) = gradients
-        ctx.waiting.append((ctx.output, gradient))
-        if not ctx.leaves:
-            return None, None, None
-        found = torch.autograd.grad(ctx.output, ctx.leaves, gradient, retain_graph=True)
-        return None, None, None, *found
+        ctx.waiting.append((ctx.piece, gradient))
+        return None, None, None, *ctx.piece.data_gradients(gradient)
 
 
-def weight_part(waiting: Waiting, parameters: Sequence[torch.Tensor]) -> None:
-    """Add the gradients that waited to those of the parameters."""
-    if waiting and parameters:
-        outputs, gradients = zip(*waiting, strict=True)
-        torch.autograd.backward(outputs, gradients, inputs=list(parameters))
+def read_once(graph: Graph) -> frozenset[int]:
+    """The parameters, by their values, that one operator reads alone."""
+    counts = Counter(ref.value for node in graph.nodes for ref in node_refs(node))
+    return frozenset(value for value, count in counts.items() if count == 1)
+
+
+def weight_part(
+    waiting: Waiting, once: Sequence[torch.Tensor], parameters: Sequence[torch.Tensor]
+) -> None:
+    """Add the gradients that waited to those of the parameters.
+
+    Those that one operator reads, `once`, get theirs as soon as it is there. Of all other
+    `parameters` it goes through autograd, which sums it in the order of a whole backward.
+    """
+    own = {id(parameter) for parameter in once}
+    through: list[tuple[torch.Tensor, torch.Tensor]] = []
+    waiting.reverse()
+    while waiting:
+        piece, gradient = waiting.pop()
+        for weight, found in piece.weight_gradients(gradient):
+            if id(weight) in own:
+                _accumulate(weight, found)
+            else:
+                through.append((weight, found))
+    if through:
+        weights, gradients = zip(*through, strict=True)
+        torch.autograd.backward(weights, gradients, inputs=list(parameters))
+
+
+@torch.no_grad()
+def _accumulate(parameter: torch.Tensor, gradient: torch.Tensor) -> None:
+    if parameter.grad is None:
+        parameter.grad = gradient
+    else:
+        parameter.grad += gradient

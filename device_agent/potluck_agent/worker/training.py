@@ -22,7 +22,7 @@ from .interpreter import Interpreter, Observer
 from .operators import DTYPES
 from .optimizers import Optimizer
 from .recomputation import Recomputed, unsaved
-from .split_backward import PieceRecorder, Waiting, weight_part
+from .split_backward import PieceRecorder, Waiting, read_once, weight_part
 from .tasks import NOTHING, Beside
 from .torch_device import CPU
 
@@ -52,7 +52,7 @@ class Segment:
         self._masks = None if seed is None else Masks(seed, _rowless(graph))
         randoms = self._masks.operators() if self._masks else None
         apart = weights_apart(graph)
-        self._pieces = PieceRecorder(apart, device)
+        self._pieces = PieceRecorder(graph, apart, device)
         self._interpreter = Interpreter(graph, randoms, device, self._pieces.wrap)
         self._parameters = _parameters(graph, made_up, device)
         self._buffers = _made_up_buffers(graph, device)
@@ -69,11 +69,9 @@ class Segment:
         )
         self._optimizer = Optimizer(self._trainable)
         self._updated = {b.name: self._buffers[b.name] for b in graph.buffers if b.updated}
-        self._apart = [
-            p
-            for value, p in enumerate(self._parameters.values(), start=len(graph.inputs))
-            if value in apart.parameters
-        ]
+        own = dict(enumerate(self._parameters.values(), start=len(graph.inputs)))
+        self._apart = [own[value] for value in sorted(apart.parameters)]
+        self._apart_once = [own[value] for value in apart.parameters & read_once(graph)]
         self._kept: dict[str, _Autograd | Recomputed] = {}
         self._waiting: dict[str, Waiting] = {}  # for the second part of a backward
 
@@ -202,7 +200,7 @@ class Segment:
         if key not in self._waiting:
             raise SegmentError(_INPUT, f"no gradients of weights wait under {key!r}")
         with _named_backward():
-            weight_part(self._waiting.pop(key), self._apart)
+            weight_part(self._waiting.pop(key), self._apart_once, self._apart)
 
     def forget(self, prefix: str = "") -> None:
         """Drop what was kept for backward under keys that begin with `prefix`."""

@@ -19,6 +19,8 @@ BENCHES = {
     "simulator": "simulated actions per second",
     "pipeline": "a pipeline of agents against torch.distributed.pipelining, and one agent "
     "against none",
+    "zero_bubble": "schedules whose backwards come in two parts: bubbles against the least there "
+    "are, steps against torch.distributed.pipelining",
     "network_schedule": "transfers in turns against transfers that share the air, predicted and "
     "measured in a lab",
     "recovery": "a device is killed while a home trains: seconds to the next step, against "

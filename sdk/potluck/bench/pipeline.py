@@ -145,7 +145,7 @@ def _plan(
 
     n, n_layers = len(devices), len(model.layers(True))
     firsts = [blocks_of(stage, n, n_blocks).start for stage in range(n)]
-    bounds = [_first_layer(model, n_layers, f"{block}.") if block else 0 for block in firsts] + [
+    bounds = [first_layer(model, n_layers, f"{block}.") if block else 0 for block in firsts] + [
         n_layers
     ]
     stages = tuple(
@@ -167,7 +167,7 @@ def _plan(
     )
 
 
-def _first_layer(model: Any, n_layers: int, prefix: str) -> int:
+def first_layer(model: Any, n_layers: int, prefix: str) -> int:
     """Where the block whose weights begin with `prefix` begins."""
     names = (model.state_names(layer, layer + 1, train=True) for layer in range(n_layers))
     return next(

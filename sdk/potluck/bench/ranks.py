@@ -1,9 +1,9 @@
 """The same pipeline by `torch.distributed.pipelining` over gloo: one process per stage, steered by
 lines.
 
-The yardstick of bench `pipeline`: no encryption, no plans, the stages in place from the start,
-inputs and targets where they are needed. Run as a module it is one rank: it reads `SCHEDULE STEPS`,
-does so many steps, and answers with seconds and the loss of the last one.
+The yardstick of benches `pipeline` and `zero_bubble`: no encryption, no plans, the stages in place
+from the start, inputs and targets where they are needed. Run as a module it is one rank: it reads
+`SCHEDULE STEPS`, does so many steps, and answers with seconds and the loss of the last one.
 """
 
 import json
@@ -20,15 +20,33 @@ if TYPE_CHECKING:
     import torch
 
 SCHEDULES = ("1f1b", "gpipe")
+ZERO_BUBBLE = ("zb-interleaved", "zb-v")  # of two stages a rank
+_CLASSES = {
+    "1f1b": "Schedule1F1B",
+    "gpipe": "ScheduleGPipe",
+    "zb-interleaved": "ScheduleInterleavedZeroBubble",
+    "zb-v": "ScheduleZBVZeroBubble",
+}
 LEARNING_RATE = 1e-3
 
 
 class Ranks:
-    """`n` processes, one stage each, of network `kind`; use as a context manager."""
+    """`n` processes, one stage each or two, of network `kind`, ready for `schedules`; use as a
+    context manager.
+    """
 
-    def __init__(self, kind: str, n: int, *, n_micro_batches: int, micro_batch: int) -> None:
+    def __init__(
+        self,
+        kind: str,
+        n: int,
+        *,
+        n_micro_batches: int,
+        micro_batch: int,
+        schedules: tuple[str, ...] = SCHEDULES,
+    ) -> None:
         self._n = n
         self._setting = {
+            "schedules": schedules,
             "kind": kind,
             "n": n,
             "n_micro_batches": n_micro_batches,
@@ -76,7 +94,8 @@ class Ranks:
         answers = [
             json.loads(rank.stdout.readline()) for rank in self._ranks if rank.stdout is not None
         ]
-        return max(seconds for seconds, _ in answers), float(answers[-1][1])
+        # a rank that does not have the last stage says 0
+        return max(seconds for seconds, _ in answers), float(max(loss for _, loss in answers))
 
 
 def blocks_of(stage: int, n_stages: int, n_blocks: int) -> range:
@@ -96,7 +115,7 @@ def _serve(setting: dict[str, Any]) -> None:
         "gloo", init_method=f"file://{setting['store']}", rank=rank, world_size=n
     )
     network, x, y = NETWORKS[setting["kind"]](setting["n_micro_batches"] * setting["micro_batch"])
-    pipelines = {name: _Pipeline(name, network, x, y, setting) for name in SCHEDULES}
+    pipelines = {name: _Pipeline(name, network, x, y, setting) for name in setting["schedules"]}
     for line in sys.stdin:
         name, n_steps = line.split()
         sys.stdout.write(json.dumps(pipelines[name].run(int(n_steps))) + "\n")
@@ -104,8 +123,19 @@ def _serve(setting: dict[str, Any]) -> None:
     distributed.destroy_process_group()
 
 
+def stages_of(schedule: str, rank: int, n: int) -> tuple[int, ...]:
+    """The stages of a rank.
+
+    >>> stages_of("zb-v", 0, 2), stages_of("zb-interleaved", 0, 2), stages_of("1f1b", 0, 2)
+    ((0, 3), (0, 2), (0,))
+    """
+    if schedule == "zb-v":
+        return rank, 2 * n - 1 - rank
+    return (rank, rank + n) if schedule == "zb-interleaved" else (rank,)
+
+
 class _Pipeline:
-    """This rank's stage under one schedule."""
+    """This rank's stages under one schedule."""
 
     def __init__(
         self,
@@ -118,19 +148,30 @@ class _Pipeline:
         import copy
 
         import torch
-        from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+        from torch.distributed import pipelining
 
         rank, n = setting["rank"], setting["n"]
-        blocks = [copy.deepcopy(network[index]) for index in blocks_of(rank, n, len(network))]
-        module = torch.nn.Sequential(*blocks).train()
-        self._optimizer = torch.optim.AdamW(module.parameters(), LEARNING_RATE)
-        kind = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe}[name]
-        stage = PipelineStage(module, rank, n, torch.device("cpu"))
-        self._schedule = kind(
-            stage, setting["n_micro_batches"], loss_fn=torch.nn.functional.cross_entropy
+        own = stages_of(name, rank, n)
+        n_stages = n * len(own)
+        modules = [
+            torch.nn.Sequential(
+                *(copy.deepcopy(network[i]) for i in blocks_of(stage, n_stages, len(network)))
+            ).train()
+            for stage in own
+        ]
+        parameters = [p for module in modules for p in module.parameters()]
+        self._optimizer = torch.optim.AdamW(parameters, LEARNING_RATE)
+        stages = [
+            pipelining.PipelineStage(module, stage, n_stages, torch.device("cpu"))
+            for module, stage in zip(modules, own, strict=True)
+        ]
+        self._schedule = getattr(pipelining, _CLASSES[name])(
+            stages if len(stages) > 1 else stages[0],
+            setting["n_micro_batches"],
+            loss_fn=torch.nn.functional.cross_entropy,
         )
-        self._inputs = (x,) if rank == 0 else ()
-        self._targets, self._is_last = y, rank == n - 1
+        self._inputs = (x,) if 0 in own else ()
+        self._targets, self._is_last = y, n_stages - 1 in own
 
     def run(self, n_steps: int) -> tuple[float, float]:
         """Seconds, and the loss of the last step where this rank has it."""

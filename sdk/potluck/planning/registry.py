@@ -10,6 +10,7 @@ from potluck.planning.baselines.alpa import plan_alpa
 from potluck.planning.baselines.asteroid import plan_hybrid
 from potluck.planning.baselines.dapple import plan_dapple
 from potluck.planning.baselines.data_parallel import plan_data_parallel
+from potluck.planning.baselines.deepcee import plan_deepcee
 from potluck.planning.baselines.dora import plan_dora
 from potluck.planning.baselines.edgeshard import plan_edgeshard
 from potluck.planning.baselines.gpipe import plan_gpipe
@@ -39,7 +40,9 @@ RIVALS: Mapping[str, Planner] = {
     "asteroid": plan_hybrid,
     "dora": plan_dora,
 }
-PLANNERS: Mapping[str, Planner] = {**RIVALS, "potluck": plan_anytime}
+# whose plans have schedules of their own: compared with ours when it chooses among them, too
+SCHEDULING: Mapping[str, Planner] = {"deepcee": plan_deepcee}
+PLANNERS: Mapping[str, Planner] = {**RIVALS, **SCHEDULING, "potluck": plan_anytime}
 MAX_CANDIDATES, MAX_JUDGED = 4000, 24  # of a planner's own candidates; of those it thinks fastest
 
 

@@ -1,0 +1,236 @@
+"""DeepCEE: groups of well connected devices in a compact zero-bubble pipeline, by beam search.
+
+Wang et al., "DeepCEE": section 3.3.2 (eq. 1) and 3.3.3 (Algorithm 1). The first level is a pipeline
+over groups by network, in an order and with cuts that the beam finds; inside a group, asymmetric
+data or pipeline parallelism in proportion to speed.
+
+Glossary: `T` cost of a candidate; `B` micro-batches of a step; per stage `t_f` fill (a forward and
+its transfer), `t_c` computing of a micro-batch, `t_l` transfer that computing does not hide, `AL`
+the group's collective.
+
+Where we differ: the batch is the user's, so that Algorithm 1's outer loop has one; `t_l` counts for
+every micro-batch, as each waits for it; thresholds of groups are not set but tried, all of them
+(`planning.grouping`); tensor parallelism inside a group is left out. It is synchronous: theirs
+takes 6 to 8 % more iterations, as gradients are of older weights (section 4.2).
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations, pairwise, permutations
+from random import Random
+
+from potluck.planning.baselines.asteroid_rows import proportion
+from potluck.planning.baselines.build import balanced, build, shared_s
+from potluck.planning.grouping import Grouping, groupings
+from potluck.planning.search import candidates
+from potluck.records import Plan, Problem, Training
+from potluck.simulate import cost
+
+BEAM = 8  # l of Algorithm 1
+MAX_ITERATIONS = 24
+MAX_REGIONS = 12  # orders of more are beyond a beam; as many as layers have room for
+MOST_ORDERS = 24  # that it begins with: all of four groups
+
+Order = tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """Groups in the order of the pipeline, and the cuts between them."""
+
+    order: Order
+    bounds: tuple[int, ...]
+
+
+def plan_deepcee(problem: Problem, table: cost.CostTable | None = None) -> Iterator[Plan]:
+    """Its plans for every grouping and micro-batch: for each the best of the beam, with data and
+    with pipeline parallelism inside the groups.
+    """
+    table, known = table or cost.CostTable(problem), dict[tuple[str, int], list[float]]()
+    places = candidates.cuts(problem)
+    for grouping in groupings(problem):
+        if len(grouping.regions) < min(len(places), MAX_REGIONS + 1):
+            for micro_batch in candidates.micro_batches(problem):
+                search = BeamSearch(table, places, micro_batch, known)
+                for found in search.run(grouping.regions)[:2]:
+                    yield from _built(table, grouping, found, micro_batch, search)
+
+
+class BeamSearch:
+    """Algorithm 1 for one micro-batch size.
+
+    Parameters
+    ----------
+    table
+        Of the problem.
+    places
+        Where stages may begin and end, ascending.
+    micro_batch
+        Rows.
+    known
+        Kept between searches on this table.
+    """
+
+    def __init__(
+        self,
+        table: cost.CostTable,
+        places: Sequence[int],
+        micro_batch: int,
+        known: dict[tuple[str, int], list[float]],
+    ) -> None:
+        self.table, self.places, self.micro_batch = table, places, micro_batch
+        self.known = known
+        self._costs: dict[Candidate, float] = {}
+
+    def run(self, regions: Order) -> list[Candidate]:
+        """The best candidates first: swap groups, shift layers, keep l (lines 3 to 11)."""
+        beam = self._started(regions)
+        for _ in range(MAX_ITERATIONS):
+            wider = dict.fromkeys([*beam, *(o for c in beam for o in self._expanded(c))])
+            best = sorted(wider, key=self.cost_s)[:BEAM]
+            if best == beam:
+                break
+            beam = best
+        return beam
+
+    def cost_s(self, candidate: Candidate) -> float:
+        """T of eq. (1)."""
+        if candidate not in self._costs:
+            self._costs[candidate] = equation_1_s(
+                self.table, candidate.order, candidate.bounds, self.micro_batch
+            )
+        return self._costs[candidate]
+
+    def _started(self, regions: Order) -> list[Candidate]:
+        """Candidates of l orders, layers in proportion to compute (line 3)."""
+        if len(regions) <= 4:
+            orders = list(permutations(regions))
+        else:
+            rng = Random(0)
+            shuffled = [tuple(rng.sample(regions, len(regions))) for _ in range(MOST_ORDERS)]
+            orders = [regions, regions[::-1], *shuffled]
+        found = filter(None, map(self._balanced, orders))
+        return sorted(found, key=self.cost_s)[:BEAM]
+
+    def _balanced(self, order: Order) -> Candidate | None:
+        stage_s = shared_s(self.table, order, self.micro_batch, self.known)
+        bounds = balanced(self.places, len(order), stage_s)
+        return None if bounds is None else Candidate(order, tuple(bounds))
+
+    def _expanded(self, candidate: Candidate) -> Iterator[Candidate]:
+        """Two groups swapped, with layers as before and in proportion; a cut shifted (line 6)."""
+        order, bounds = candidate.order, candidate.bounds
+        for i, j in combinations(range(len(order)), 2):
+            swapped = [*order]
+            swapped[i], swapped[j] = order[j], order[i]
+            yield Candidate(tuple(swapped), bounds)
+            again = self._balanced(tuple(swapped))
+            if again is not None:
+                yield again
+        for p in range(1, len(order)):
+            at = self.places.index(bounds[p])
+            for place in self.places[max(0, at - 1) : at + 2]:
+                if bounds[p - 1] < place < bounds[p + 1]:
+                    yield Candidate(order, (*bounds[:p], place, *bounds[p + 1 :]))
+
+
+def equation_1_s(
+    table: cost.CostTable, order: Order, bounds: Sequence[int], micro_batch: int
+) -> float:
+    """T = max over stages s of sum t_f + B t_c + sum t_l + AL, eq. (1).
+
+    Parameters
+    ----------
+    table
+        Of the problem.
+    order
+        The devices of each stage.
+    bounds
+        Of the stages' layers.
+    micro_batch
+        Rows.
+    """
+    problem = table.problem
+    n_micro_batches = problem.workload.batch // micro_batch  # B
+    shares = [
+        _shares(table, group, *ends, micro_batch)
+        for group, ends in zip(order, pairwise(bounds), strict=True)
+    ]
+    fill_s = late_s = worst_s = 0.0
+    for p, (group, (start, stop)) in enumerate(zip(order, pairwise(bounds), strict=True)):
+        rows = [(name, n) for name, n in zip(group, shares[p], strict=True) if n]
+        forward_s = max(table.forward_s(name, start, stop, n) for name, n in rows)
+        computing_s = max(  # t_c
+            table.forward_s(name, start, stop, n) + table.backward_s(name, start, stop, n)
+            for name, n in rows
+        )
+        collective_s = 0.0  # AL = V / min(bandwidth)
+        if isinstance(problem.workload, Training) and len(rows) > 1:
+            nbytes = table.summed_bytes(start, stop)
+            collective_s = cost.all_reduce_s(problem.network, [name for name, _ in rows], nbytes)
+        worst_s = max(worst_s, fill_s + n_micro_batches * computing_s + late_s + collective_s)
+        if p + 1 < len(order):
+            crossing_s = cost.cut_s(
+                problem.network,
+                problem.layers[stop - 1].output_bytes,
+                group,
+                shares[p],
+                order[p + 1],
+                shares[p + 1],
+            )
+            fill_s += forward_s + crossing_s  # t_f
+            late_s += n_micro_batches * max(0.0, crossing_s - computing_s)  # t_l
+    return worst_s
+
+
+def _shares(
+    table: cost.CostTable, group: Sequence[str], start: int, stop: int, micro_batch: int
+) -> tuple[int, ...]:
+    """Rows in proportion to speed (section 3.3.3, asymmetric DP)."""
+    seconds = [max(table.forward_s(name, start, stop, micro_batch), 1e-12) for name in group]
+    return tuple(proportion(micro_batch, [1 / s for s in seconds]))
+
+
+def _built(
+    table: cost.CostTable,
+    grouping: Grouping,
+    found: Candidate,
+    micro_batch: int,
+    search: BeamSearch,
+) -> Iterator[Plan]:
+    """Plans of a candidate: every group one stage (DP), or its second-level groups, or its devices,
+    a stage each (PP).
+    """
+    parts = dict(zip(grouping.regions, grouping.groups, strict=True))
+    ways: list[Callable[[tuple[str, ...]], Order]] = [
+        lambda region: (region,),
+        parts.__getitem__,
+        lambda region: tuple((name,) for name in region),
+    ]
+    made = dict.fromkeys(_stages(search, found, way) for way in ways)
+    for stages in filter(None, made):
+        plan = build(table, "deepcee", stages.bounds, stages.order, micro_batch)
+        if plan is not None:
+            pipelined = plan.training and len(plan.stages) > 1
+            yield replace(
+                plan, latency_s=search.cost_s(stages), schedule="zb-compact" if pipelined else ""
+            )
+
+
+def _stages(
+    search: BeamSearch, found: Candidate, way: Callable[[tuple[str, ...]], Order]
+) -> Candidate | None:
+    """The layers of every group divided over its parts in proportion to their speed; None where
+    they are too few.
+    """
+    order, bounds = list[tuple[str, ...]](), [found.bounds[0]]
+    for region, (start, stop) in zip(found.order, pairwise(found.bounds), strict=True):
+        inner = way(region)
+        places = [place for place in search.places if start <= place <= stop]
+        stage_s = shared_s(search.table, inner, search.micro_batch, search.known)
+        ends = balanced(places, len(inner), stage_s)
+        if ends is None:
+            return None
+        order += inner
+        bounds += ends[1:]
+    return Candidate(tuple(order), tuple(bounds))
