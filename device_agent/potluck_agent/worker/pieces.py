@@ -68,13 +68,17 @@ class GraphPiece(Piece):
             own[place] = leaf
         with torch.enable_grad():
             self._output: torch.Tensor = self.function(*own, **self.named)
-        return self._output.detach()
+        found: torch.Tensor = self._output.detach()
+        return found
 
     def data_gradients(self, gradient: torch.Tensor) -> Sequence[torch.Tensor]:
         """Of the data that requires one, from that of the output."""
         if not self._leaves:
             return ()
-        return torch.autograd.grad(self._output, self._leaves, gradient, retain_graph=True)
+        found: Sequence[torch.Tensor] = torch.autograd.grad(
+            self._output, self._leaves, gradient, retain_graph=True
+        )
+        return found
 
     def weight_gradients(self, gradient: torch.Tensor) -> Gradients:
         """Of the weights that learn."""

@@ -192,11 +192,8 @@ def _against_ranks(
     home: "Home", kind: str, n: int, settings: Mapping[str, float]
 ) -> dict[str, float]:
     with ExitStack() as stack:
-        size = {
-            "n_micro_batches": int(settings["micro_batches"]),
-            "micro_batch": int(settings["micro_batch"]),
-        }
-        ranks = stack.enter_context(Ranks(kind, n, **size))
+        m, rows = int(settings["micro_batches"]), int(settings["micro_batch"])
+        ranks = stack.enter_context(Ranks(kind, n, n_micro_batches=m, micro_batch=rows))
         ours = _Ours(home, kind, n, settings)
         stack.callback(ours.run.close)
         turns = _take_turns(

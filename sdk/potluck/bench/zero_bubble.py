@@ -27,6 +27,7 @@ from potluck.bench.networks import NETWORKS
 from potluck.bench.ranks import LEARNING_RATE, ZERO_BUBBLE, Ranks, blocks_of, stages_of
 from potluck.schedule import policies
 from potluck.schedule.bubbles import bubble_frac, chain_of, lower_bound_s, makespan_s
+from potluck.schedule.zero_bubble import ZERO_BUBBLE as POLICIES
 
 if TYPE_CHECKING:
     from potluck.home import Home
@@ -91,7 +92,7 @@ def _bubbles() -> dict[str, float]:
             schedule = (
                 policies.one_f_one_b(N_STAGES, N_MICRO_BATCHES)
                 if name == "1f1b"
-                else policies.ZERO_BUBBLE[name](times, N_MICRO_BATCHES)
+                else POLICIES[name](times, N_MICRO_BATCHES)
             )
             figures[f"{link}_{name}_bubble"] = bubble_frac(schedule, times, N_MICRO_BATCHES)
             spans.append(makespan_s(schedule, times))
@@ -103,7 +104,7 @@ def _bubbles() -> dict[str, float]:
         ("zb-interleaved", tuple((r, r + N_STAGES) for r in range(N_STAGES))),
     ):
         times = chain_of(2 * N_STAGES, 2 * N_MICRO_BATCHES, times_s=(0.5,) * 3, rows=rows)
-        schedule = policies.ZERO_BUBBLE[name](times, N_MICRO_BATCHES)
+        schedule = POLICIES[name](times, N_MICRO_BATCHES)
         figures[f"free_{name}_bubble"] = bubble_frac(schedule, times, N_MICRO_BATCHES)
     return figures
 
@@ -121,7 +122,7 @@ def _against_the_best() -> dict[str, float]:
             best_s = best_schedule(times, m).bound_s
         except UserError:
             return {}
-        found = {name: makespan_s(policies.ZERO_BUBBLE[name](times, m), times) for name in ratios}
+        found = {name: makespan_s(POLICIES[name](times, m), times) for name in ratios}
         ratios = {name: max(ratios[name], found[name] / best_s) for name in ratios}
         nearest = max(nearest, min(found.values()) / best_s)
     return {f"small_{name}_to_best": value for name, value in ratios.items()} | {
@@ -235,11 +236,10 @@ def _live(kind: str, settings: Mapping[str, float]) -> dict[str, float]:
     n = int(settings["devices"])
     for schedule in ZERO_BUBBLE:
         with ExitStack() as stack:
-            size = {
-                "n_micro_batches": int(settings["micro_batches"]),
-                "micro_batch": int(settings["micro_batch"]),
-            }
-            ranks = stack.enter_context(Ranks(kind, n, **size, schedules=(schedule,)))
+            m, rows = int(settings["micro_batches"]), int(settings["micro_batch"])
+            ranks = stack.enter_context(
+                Ranks(kind, n, n_micro_batches=m, micro_batch=rows, schedules=(schedule,))
+            )
             home = stack.enter_context(Home.local(n))
             ours = _Ours(home, kind, schedule, settings)
             stack.callback(ours.run.close)

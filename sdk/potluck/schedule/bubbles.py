@@ -140,9 +140,10 @@ class Arrivals:
             return None
         return self._came_s.get(action, 0.0)
 
-    def done(self, action: Action, stop_s: float) -> None:
-        """This one has been done: what waits for it may have come."""
+    def done(self, action: Action, stop_s: float) -> list[tuple[int, float]]:
+        """This one has been done: to which other stages something of it comes, and when."""
         stage, kind, m = action
+        came = list[tuple[int, float]]()
         if kind == FORWARD:
             self._arrive(Action(stage, self._gradient, m), stop_s)
         elif kind == INPUT_GRADIENT:
@@ -154,6 +155,8 @@ class Arrivals:
                 came_s = max([stop_s, *(self._free_s.get(name, 0.0) for name in media)]) + on_way_s
                 self._free_s.update(dict.fromkeys(media, came_s))
             self._arrive(Action(target, FORWARD if kind == FORWARD else self._gradient, m), came_s)
+            came.append((target, came_s))
+        return came
 
     def _arrive(self, action: Action, at_s: float) -> None:
         self._missing[action] = self._missing.get(action, self._n_needed(action)) - 1

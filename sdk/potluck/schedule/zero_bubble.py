@@ -103,32 +103,26 @@ def _listed(times: StageTimes, n_micro_batches: int, rules: Rules) -> list[_Row]
     arrivals = Arrivals(times, split=True)
     rows = [_Row(stages, n_micro_batches) for stages in times.rows]
     left = n_micro_batches * times.n_stages * len(_KINDS)
-    moments = [0.0]
-    while left:
-        now_s = heappop(moments)
-        while moments and moments[0] == now_s:
-            heappop(moments)
-        n_before = left
-        for r, row in enumerate(rows):
-            if row.free_s > now_s:
-                continue
-            action, wake_s = _choose(row, r, now_s, times, arrivals, rules)
-            if action is not None:
-                row.begin(action, now_s, times.action_s(action.stage, action.kind))
-                arrivals.done(action, row.free_s)
-                heappush(moments, row.free_s)
-                left -= 1
-            elif wake_s < inf:
-                heappush(moments, wake_s)
-        if not moments and left == n_before:
-            raise PlanError("these rules leave every row waiting.")
+    row_of, looks = times.row_of, [(0.0, r) for r in range(len(rows))]  # when a row looks again
+    while looks:
+        now_s, r = heappop(looks)
+        row = rows[r]
+        action = _choose(row, r, now_s, times, arrivals, rules) if row.free_s <= now_s else None
+        if action is not None:
+            row.begin(action, now_s, times.action_s(action.stage, action.kind))
+            left -= 1
+            heappush(looks, (row.free_s, r))
+            for stage, came_s in arrivals.done(action, row.free_s):
+                heappush(looks, (came_s, row_of[stage]))
+    if left:
+        raise PlanError("these rules leave every row waiting.")
     return rows
 
 
 def _choose(
     row: _Row, r: int, now_s: float, times: StageTimes, arrivals: Arrivals, rules: Rules
-) -> tuple[Action | None, float]:
-    """What a row takes now, or when it should look again."""
+) -> Action | None:
+    """What a row takes now."""
     wake_s = inf  # when the next that is on its way arrives
     for kind in rules.order:
         for action in row.due(kind):
@@ -144,8 +138,8 @@ def _choose(
                 enough_s = rules.patience * times.weight_s[action.stage]
                 if wake_s - now_s < enough_s:
                     continue
-            return action, now_s
-    return None, wake_s
+            return action
+    return None
 
 
 def _check_room(times: StageTimes, rules: Rules) -> None:

@@ -16,7 +16,7 @@ takes 6 to 8 % more iterations, as gradients are of older weights (section 4.2).
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations, pairwise, permutations
+from itertools import accumulate, combinations, pairwise, permutations
 from random import Random
 
 from potluck.planning.baselines.asteroid_rows import proportion
@@ -26,12 +26,13 @@ from potluck.planning.search import candidates
 from potluck.records import Plan, Problem, Training
 from potluck.simulate import cost
 
-BEAM = 8  # l of Algorithm 1
-MAX_ITERATIONS = 24
-MAX_REGIONS = 12  # orders of more are beyond a beam; as many as layers have room for
-MOST_ORDERS = 24  # that it begins with: all of four groups
+BEAM = 6  # l of Algorithm 1
+MAX_ITERATIONS = 12
+MAX_REGIONS = 12  # orders of more are beyond a beam
+FEW = 3  # groups, all orders of which are begun with
 
 Order = tuple[tuple[str, ...], ...]
+StageKey = tuple[tuple[str, ...], int, int]  # group, layers [start, stop)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,8 @@ class BeamSearch:
         self.table, self.places, self.micro_batch = table, places, micro_batch
         self.known = known
         self._costs: dict[Candidate, float] = {}
+        self._stages: dict[StageKey, StageTerms] = {}
+        self._crossings: dict[tuple[StageKey, StageKey], float] = {}
 
     def run(self, regions: Order) -> list[Candidate]:
         """The best candidates first: swap groups, shift layers, keep l (lines 3 to 11)."""
@@ -96,18 +99,36 @@ class BeamSearch:
     def cost_s(self, candidate: Candidate) -> float:
         """T of eq. (1)."""
         if candidate not in self._costs:
-            self._costs[candidate] = equation_1_s(
-                self.table, candidate.order, candidate.bounds, self.micro_batch
-            )
+            ends = pairwise(candidate.bounds)
+            keys = [(group, *end) for group, end in zip(candidate.order, ends, strict=True)]
+            stages = [self._terms(key) for key in keys]
+            crossings_s = [self._crossing_s(*pair) for pair in pairwise(keys)]
+            n_micro_batches = self.table.problem.workload.batch // self.micro_batch
+            self._costs[candidate] = equation_1_s(stages, crossings_s, n_micro_batches)
         return self._costs[candidate]
+
+    def _terms(self, key: StageKey) -> "StageTerms":
+        if key not in self._stages:
+            self._stages[key] = stage_terms(self.table, *key, self.micro_batch)
+        return self._stages[key]
+
+    def _crossing_s(self, left: StageKey, right: StageKey) -> float:
+        """Seconds of a micro-batch from one stage to the next."""
+        if (left, right) not in self._crossings:
+            problem, shares = self.table.problem, [self._terms(k).shares for k in (left, right)]
+            row_bytes = problem.layers[left[2] - 1].output_bytes
+            self._crossings[left, right] = cost.cut_s(
+                problem.network, row_bytes, left[0], shares[0], right[0], shares[1]
+            )
+        return self._crossings[left, right]
 
     def _started(self, regions: Order) -> list[Candidate]:
         """Candidates of l orders, layers in proportion to compute (line 3)."""
-        if len(regions) <= 4:
+        if len(regions) <= FEW:
             orders = list(permutations(regions))
         else:
             rng = Random(0)
-            shuffled = [tuple(rng.sample(regions, len(regions))) for _ in range(MOST_ORDERS)]
+            shuffled = [tuple(rng.sample(regions, len(regions))) for _ in range(BEAM - 2)]
             orders = [regions, regions[::-1], *shuffled]
         found = filter(None, map(self._balanced, orders))
         return sorted(found, key=self.cost_s)[:BEAM]
@@ -118,69 +139,87 @@ class BeamSearch:
         return None if bounds is None else Candidate(order, tuple(bounds))
 
     def _expanded(self, candidate: Candidate) -> Iterator[Candidate]:
-        """Two groups swapped, with layers as before and in proportion; a cut shifted (line 6)."""
-        order, bounds = candidate.order, candidate.bounds
+        """Two groups swapped, each with as many layers as before; a cut shifted (line 6)."""
+        order, places = candidate.order, self.places
+        at = [places.index(bound) for bound in candidate.bounds]
         for i, j in combinations(range(len(order)), 2):
-            swapped = [*order]
+            swapped, widths = [*order], [b - a for a, b in pairwise(at)]
             swapped[i], swapped[j] = order[j], order[i]
+            widths[i], widths[j] = widths[j], widths[i]
+            bounds = tuple(places[k] for k in accumulate(widths, initial=0))
             yield Candidate(tuple(swapped), bounds)
-            again = self._balanced(tuple(swapped))
-            if again is not None:
-                yield again
         for p in range(1, len(order)):
-            at = self.places.index(bounds[p])
-            for place in self.places[max(0, at - 1) : at + 2]:
-                if bounds[p - 1] < place < bounds[p + 1]:
-                    yield Candidate(order, (*bounds[:p], place, *bounds[p + 1 :]))
+            for k in (at[p] - 1, at[p] + 1):
+                if at[p - 1] < k < at[p + 1]:
+                    bounds = (*candidate.bounds[:p], places[k], *candidate.bounds[p + 1 :])
+                    yield Candidate(order, bounds)
+
+
+@dataclass(frozen=True, slots=True)
+class StageTerms:
+    """Of a stage in eq. (1), seconds: its forward, `t_c`, and `AL`; and the rows of each device."""
+
+    forward_s: float
+    computing_s: float
+    collective_s: float = 0.0
+    shares: tuple[int, ...] = ()
 
 
 def equation_1_s(
-    table: cost.CostTable, order: Order, bounds: Sequence[int], micro_batch: int
+    stages: Sequence[StageTerms], crossings_s: Sequence[float], n_micro_batches: int
 ) -> float:
     """T = max over stages s of sum t_f + B t_c + sum t_l + AL, eq. (1).
+
+    By hand: two stages of 1 s forward and 3 s in all, 4 s between them, 2 micro-batches. The first
+    has 2 x 3 = 6; the second (1 + 4) + 2 x 3 + 2 x (4 - 3) = 13.
+
+    >>> equation_1_s([StageTerms(1.0, 3.0)] * 2, [4.0], 2)
+    13.0
+
+    Parameters
+    ----------
+    stages
+        In the order of the pipeline.
+    crossings_s
+        Seconds of a micro-batch between each two.
+    n_micro_batches
+        B.
+    """
+    fill_s = late_s = worst_s = 0.0
+    for stage, crossing_s in zip(stages, [*crossings_s, 0.0], strict=True):
+        running_s = n_micro_batches * stage.computing_s
+        worst_s = max(worst_s, fill_s + running_s + late_s + stage.collective_s)
+        fill_s += stage.forward_s + crossing_s  # t_f
+        late_s += n_micro_batches * max(0.0, crossing_s - stage.computing_s)  # t_l
+    return worst_s
+
+
+def stage_terms(
+    table: cost.CostTable, group: Sequence[str], start: int, stop: int, micro_batch: int
+) -> StageTerms:
+    """What eq. (1) has to know of a group that computes layers [start, stop) in data parallelism.
 
     Parameters
     ----------
     table
         Of the problem.
-    order
-        The devices of each stage.
-    bounds
-        Of the stages' layers.
+    group
+        Its devices.
+    start, stop
+        Layers [start, stop).
     micro_batch
         Rows.
     """
-    problem = table.problem
-    n_micro_batches = problem.workload.batch // micro_batch  # B
-    shares = [
-        _shares(table, group, *ends, micro_batch)
-        for group, ends in zip(order, pairwise(bounds), strict=True)
-    ]
-    fill_s = late_s = worst_s = 0.0
-    for p, (group, (start, stop)) in enumerate(zip(order, pairwise(bounds), strict=True)):
-        rows = [(name, n) for name, n in zip(group, shares[p], strict=True) if n]
-        forward_s = max(table.forward_s(name, start, stop, n) for name, n in rows)
-        computing_s = max(  # t_c
-            table.forward_s(name, start, stop, n) + table.backward_s(name, start, stop, n)
-            for name, n in rows
-        )
-        collective_s = 0.0  # AL = V / min(bandwidth)
-        if isinstance(problem.workload, Training) and len(rows) > 1:
-            nbytes = table.summed_bytes(start, stop)
-            collective_s = cost.all_reduce_s(problem.network, [name for name, _ in rows], nbytes)
-        worst_s = max(worst_s, fill_s + n_micro_batches * computing_s + late_s + collective_s)
-        if p + 1 < len(order):
-            crossing_s = cost.cut_s(
-                problem.network,
-                problem.layers[stop - 1].output_bytes,
-                group,
-                shares[p],
-                order[p + 1],
-                shares[p + 1],
-            )
-            fill_s += forward_s + crossing_s  # t_f
-            late_s += n_micro_batches * max(0.0, crossing_s - computing_s)  # t_l
-    return worst_s
+    shares = _shares(table, group, start, stop, micro_batch)
+    rows = [(name, n) for name, n in zip(group, shares, strict=True) if n]
+    forward_s = [table.forward_s(name, start, stop, n) for name, n in rows]
+    backward_s = [table.backward_s(name, start, stop, n) for name, n in rows]
+    collective_s = 0.0  # AL = V / min(bandwidth)
+    if isinstance(table.problem.workload, Training) and len(rows) > 1:
+        nbytes = table.summed_bytes(start, stop)
+        collective_s = cost.all_reduce_s(table.problem.network, [n for n, _ in rows], nbytes)
+    computing_s = max(f + b for f, b in zip(forward_s, backward_s, strict=True))
+    return StageTerms(max(forward_s), computing_s, collective_s, shares)
 
 
 def _shares(
