@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 MAX_LAYERS = 32
 USAGE = """potluck plan HOME MODEL [options]
        potluck plan judge FILE [HOME MODEL] [options]
+       potluck plan groups HOME MODEL [--train WHAT] [--html FILE]
        potluck plan share HOME MODEL [--device NAME] [--helper NAME] [--at RATE] [--html FILE]
        potluck plan export pipedream|metis HOME MODEL --into FOLDER [options]
        potluck plan list [homes|devices|networks|models|planners]"""
@@ -39,9 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What to plan, for what, on which variant of the home, and where the outcome goes."""
     parser.usage, parser.epilog = USAGE, EPILOG
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument(
-        "words", nargs="+", metavar="HOME MODEL", help="or judge, share, export, list, as above"
-    )
+    parser.add_argument("words", nargs="+", metavar="HOME MODEL", help="or one of the words above")
     parser.set_defaults(wrong_usage=parser.error)
     asked = parser.add_argument_group("what is asked")
     mode = asked.add_mutually_exclusive_group()
@@ -126,6 +125,7 @@ def main(args: argparse.Namespace) -> None:
     actions: dict[str, tuple[Callable[..., None], tuple[int, ...]]] = {
         "list": (_list, (0, 1)),
         "judge": (_judge, (1, 2, 3)),
+        "groups": (_groups, (2,)),
         "share": (_share, (2,)),
         "export": (_export, (3,)),
     }
@@ -219,6 +219,18 @@ def _judge(args: argparse.Namespace, file: str, home: str = "", model: str = "")
                 f"! {where}needs {breach.needed:.4g} of {breach.limit}, may use "
                 f"{breach.available:.4g}"
             )
+
+
+def _groups(args: argparse.Namespace, home: str, model: str) -> None:
+    from potluck.display import dendrogram, markup
+    from potluck.planning.baselines.deepcee import chosen_grouping
+
+    args.train = args.train or "batch=64"
+    grouping, seconds = chosen_grouping(_problem(args, home, model))
+    print(dendrogram.text(grouping, seconds))
+    if args.html:
+        picture = dendrogram.picture(grouping)
+        _write(args.html, markup.page(f"Groups of {home}", picture._repr_html_()))
 
 
 def _share(args: argparse.Namespace, home: str, model: str) -> None:

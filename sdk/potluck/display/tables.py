@@ -234,6 +234,7 @@ def stages(plan: Plan, problem: Problem | None = None) -> Table:
             else ""
         )
         notes[0] += f", predicted {units.duration(plan.latency_s)}{pace}, {energy_of(plan)}"
+    notes += [f"schedule: {plan.schedule}"] if plan.schedule else []
     notes += [f"not used: {name} ({why})" for name, why in plan.unused.items()]
     notes += (*recomputation_notes(plan), *order_notes(plan.problem))
     return Table(
@@ -293,6 +294,11 @@ def memory(plan: Plan, available_bytes: Mapping[str, int]) -> Table:
     )
 
 
+def _maker(plan: Plan) -> str:
+    """Its planner, and its schedule where that is not the usual."""
+    return f"{plan.planner}, {plan.schedule}" if plan.schedule else plan.planner
+
+
 def plans(candidates: Sequence[Plan], best: Plan | None = None, most: int | None = None) -> Table:
     """Plans side by side, the chosen one marked: of every way to divide the devices into stages the
     first, and at most `most` of them; the others are counted."""
@@ -301,13 +307,13 @@ def plans(candidates: Sequence[Plan], best: Plan | None = None, most: int | None
     ways: dict[Any, tuple[int, Plan]] = {}
     for index, plan in enumerate(candidates):
         ways.setdefault(
-            (plan.planner, tuple(frozenset(stage.devices) for stage in plan.stages)), (index, plan)
+            (_maker(plan), tuple(frozenset(stage.devices) for stage in plan.stages)), (index, plan)
         )
     shown = [*ways.values()][:most]
     rows = tuple(
         (
             f"{'→ ' if plan == best else ''}{index}",
-            plan.planner,
+            _maker(plan),
             " | ".join(", ".join(stage.devices) for stage in plan.stages),
             f"{plan.n_micro_batches} × {plan.micro_batch}",
             units.duration(plan.latency_s),

@@ -7,6 +7,7 @@ from math import inf
 
 from potluck.planning import feasibility
 from potluck.planning.baselines.data_parallel import plan_data_parallel
+from potluck.planning.baselines.deepcee import plan_deepcee
 from potluck.planning.baselines.dora import plan_dora
 from potluck.planning.bounds.energy import holds_weights, least_energy_j
 from potluck.planning.bounds.infeasible import refuse_impossible
@@ -26,6 +27,7 @@ from potluck.simulate import cost, direct, flows, footprint
 
 MAX_SHOWN = 12  # plans judged in full besides the best of every set of devices
 MAX_SETS = 24
+N_REGIONAL = 12  # plans of DeepCEE's search, where schedules are chosen
 # plans of the one planner that knows parallel branches, to begin with where there are any
 N_BRANCHED = 12
 NO_HURRY_S = 1e12  # a latency that every plan holds: then the least energy decides
@@ -103,6 +105,7 @@ def make_plans(
         kept = [plan for plan in judged if not feasibility.breaches(problem, plan)] or judged
         best = sorted(kept, key=lambda plan: preference(plan, problem))
         judged += scheduled(problem, table, best, schedules)
+        judged += _of_regions(problem, table) if borrow else []
     holding = [plan for plan in judged if not feasibility.breaches(problem, plan)]
     if not holding:
         raise feasibility.infeasible(problem, judged)
@@ -117,6 +120,15 @@ def make_plans(
         hurries = is_late if timed or not is_many(problem) else lambda: True
         holding[0] = _certified(problem, table, holding, judged, hurries)
     return Plans(tuple(holding))
+
+
+def _of_regions(problem: Problem, table: cost.CostTable) -> list[Plan]:
+    """Judged plans of the planner that has a schedule of its own; none for inference."""
+    if not isinstance(problem.workload, Training):
+        return []
+    simulator = direct.Direct(problem, table)
+    found = sorted(plan_deepcee(problem, table), key=lambda plan: plan.latency_s or inf)
+    return [judge(problem, plan, table, simulator) for plan in found[:N_REGIONAL]]
 
 
 def _certified(

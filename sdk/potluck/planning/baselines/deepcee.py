@@ -14,21 +14,23 @@ every micro-batch, as each waits for it; thresholds of groups are not set but tr
 takes 6 to 8 % more iterations, as gradients are of older weights (section 4.2).
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, combinations, pairwise, permutations
+from math import inf
 from random import Random
 
 from potluck.planning.baselines.asteroid_rows import proportion
 from potluck.planning.baselines.build import balanced, build, shared_s
-from potluck.planning.grouping import Grouping, groupings
+from potluck.planning.grouping import Grouping, best_grouping, groupings
 from potluck.planning.search import candidates
 from potluck.records import Plan, Problem, Training
-from potluck.simulate import cost
+from potluck.simulate import cost, direct
 
 BEAM = 6  # l of Algorithm 1
 MAX_ITERATIONS = 12
 MAX_REGIONS = 12  # orders of more are beyond a beam
+MOST_JUDGED = 3  # plans of a grouping, to choose among groupings
 FEW = 3  # groups, all orders of which are begun with
 
 Order = tuple[tuple[str, ...], ...]
@@ -47,14 +49,58 @@ def plan_deepcee(problem: Problem, table: cost.CostTable | None = None) -> Itera
     """Its plans for every grouping and micro-batch: for each the best of the beam, with data and
     with pipeline parallelism inside the groups.
     """
-    table, known = table or cost.CostTable(problem), dict[tuple[str, int], list[float]]()
-    places = candidates.cuts(problem)
+    for _, plan in grouped_plans(problem, table or cost.CostTable(problem)):
+        yield plan
+
+
+def grouped_plans(problem: Problem, table: cost.CostTable) -> Iterator[tuple[Grouping, Plan]]:
+    """The plans, each with its grouping.
+
+    Parameters
+    ----------
+    problem
+        What is planned.
+    table
+        Of this problem.
+    """
+    known, places = dict[tuple[str, int], list[float]](), candidates.cuts(problem)
+    searched = dict[tuple[Order, int], tuple[BeamSearch, list[Candidate]]]()
     for grouping in groupings(problem):
-        if len(grouping.regions) < min(len(places), MAX_REGIONS + 1):
-            for micro_batch in candidates.micro_batches(problem):
+        if len(grouping.regions) >= min(len(places), MAX_REGIONS + 1):
+            continue
+        for micro_batch in candidates.micro_batches(problem):
+            key = grouping.regions, micro_batch
+            if key not in searched:
                 search = BeamSearch(table, places, micro_batch, known)
-                for found in search.run(grouping.regions)[:2]:
-                    yield from _built(table, grouping, found, micro_batch, search)
+                searched[key] = search, search.run(grouping.regions)[:2]
+            search, best = searched[key]
+            for found in best:
+                for plan in _built(table, grouping, found, micro_batch, search):
+                    yield grouping, plan
+
+
+def chosen_grouping(
+    problem: Problem, table: cost.CostTable | None = None
+) -> tuple[Grouping, Mapping[tuple[float, float], float]]:
+    """The grouping whose best plan the simulator thinks soonest, and the seconds by thresholds.
+
+    Parameters
+    ----------
+    problem
+        What is planned.
+    table
+        Of this problem, if there is one already.
+    """
+    table, plans = table or cost.CostTable(problem), dict[tuple[Order, ...], list[Plan]]()
+    simulator = direct.Direct(problem, table)
+    for grouping, plan in grouped_plans(problem, table):
+        plans.setdefault(grouping.groups, []).append(plan)
+
+    def plan_s(grouping: Grouping) -> float:
+        found = sorted(plans.get(grouping.groups, ()), key=lambda plan: plan.latency_s or inf)
+        return min((simulator.run(plan).latency_s for plan in found[:MOST_JUDGED]), default=inf)
+
+    return best_grouping(problem, plan_s)
 
 
 class BeamSearch:
