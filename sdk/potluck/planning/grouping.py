@@ -185,23 +185,30 @@ def _times(a: float, b: float) -> float:
 def _clustered(
     names: tuple[str, ...], far: Callable[[str, str], float], unit: str = "s"
 ) -> Dendrogram:
-    """Merges by mean linkage of the logarithm of how far two are."""
-    if len(names) < 2:
-        return Dendrogram(names=names, unit=unit)
-    from scipy.cluster.hierarchy import linkage
+    """Merges by mean linkage of the logarithm of how far two are: again and again the nearest two
+    become one, whose distance to others is the mean over its devices (Lance and Williams, 1967).
 
-    pairs = combinations(names, 2)
-    steps = linkage([math.log(max(far(a, b), 1e-12)) + _OFFSET for a, b in pairs], "average")
-    clusters, merges = [frozenset({name}) for name in names], list[Merge]()
-    for left, right, height, _ in steps:
-        rounded = float(f"{math.exp(height - _OFFSET):.{HEIGHT_DIGITS}g}")
-        merge = Merge(clusters[int(left)], clusters[int(right)], rounded)
-        merges.append(merge)
-        clusters.append(merge.members)
+    Written out, as planning loads no scipy; `scipy.cluster.hierarchy.linkage` gives the same.
+    """
+    alive = [frozenset({name}) for name in names]
+    apart = {
+        frozenset({alive[i], alive[j]}): math.log(max(far(names[i], names[j]), 1e-12))
+        for i, j in combinations(range(len(names)), 2)
+    }
+    merges = list[Merge]()
+    while len(alive) > 1:
+        pairs = (frozenset({left, right}) for left, right in combinations(alive, 2))
+        nearest = min(pairs, key=apart.__getitem__)
+        left, right = (group for group in alive if group in nearest)
+        height = float(f"{math.exp(apart[nearest]):.{HEIGHT_DIGITS}g}")
+        merges.append(Merge(left, right, height))
+        alive = [group for group in alive if group not in nearest]
+        for other in alive:
+            to_left, to_right = apart[frozenset({left, other})], apart[frozenset({right, other})]
+            mean = (len(left) * to_left + len(right) * to_right) / (len(left) + len(right))
+            apart[frozenset({left | right, other})] = mean
+        alive.append(left | right)
     return Dendrogram(names=names, merges=tuple(merges), unit=unit)
-
-
-_OFFSET = 40.0  # distances are positive, and differences between them are what counts
 
 
 def groupings(problem: Problem) -> Iterator[Grouping]:

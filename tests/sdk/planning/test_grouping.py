@@ -1,11 +1,15 @@
 """Two levels of groups: what is well connected, and in it what is alike."""
 
+import math
 import random
+from dataclasses import replace
+from itertools import combinations
 
 import pytest
 
 import potluck
 from potluck.planning.grouping import (
+    PAYLOAD_BYTES,
     Dendrogram,
     PairSpeed,
     best_grouping,
@@ -90,11 +94,9 @@ def test_the_threshold_is_the_one_whose_plan_is_soonest(problem):
 
 
 def test_groups_that_no_link_joins_stay_apart_the_longest(problem):
-    import dataclasses
-
     devices = problem.devices[:4]
     a, b, c, d = (device.name for device in devices)
-    apart = dataclasses.replace(
+    apart = replace(
         problem,
         devices=devices,
         network=network_of({(a, b): 1e6, (c, d): 1e3}),
@@ -108,24 +110,43 @@ def test_one_device_is_one_group():
     assert Dendrogram(names=("only",)).cut(1.0) == (("only",),)
 
 
+def home_of(names, rates):
+    """Devices that are alike, on links of their own."""
+    profile = potluck.estimate("family", "mobilenet-v2-cifar", max_layers=3, rows=(1,))
+    known = profile.problem(potluck.Training(batch=2), potluck.QoE())
+    one = known.devices[0]
+    return replace(
+        known,
+        devices=tuple(replace(one, name=name) for name in names),
+        costs=dict.fromkeys(names, known.costs[one.name]),
+        network=network_of(rates),
+        home="",
+    )
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_merges_are_those_of_scipy(seed):
+    hierarchy = pytest.importorskip("scipy.cluster.hierarchy")
+    rng = random.Random(seed)
+    names = tuple(f"d{i}" for i in range(rng.randint(2, 9)))
+    rates = {pair: 10 ** rng.uniform(4, 8) for pair in combinations(names, 2)}
+    problem = home_of(names, rates)
+    speeds = pair_speeds(problem.network, names)
+    apart = [math.log(speeds[pair].seconds(PAYLOAD_BYTES)) + 40 for pair in combinations(names, 2)]
+    steps = hierarchy.linkage(apart, "average")
+    found = network_dendrogram(problem).merges
+    assert [merge.height for merge in found] == pytest.approx(
+        [math.exp(height - 40) for _, _, height, _ in steps], rel=1e-5
+    )
+    assert [len(merge.members) for merge in found] == [int(size) for *_, size in steps]
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_a_cut_only_joins_as_it_rises(seed):
     rng = random.Random(seed)
     names = [f"d{i}" for i in range(rng.randint(2, 7))]
-    pairs = [(a, b) for i, a in enumerate(names) for b in names[i + 1 :]]
-    profile = potluck.estimate("family", "mobilenet-v2-cifar", max_layers=3, rows=(1,))
-    known = profile.problem(potluck.Training(batch=2), potluck.QoE())
-    import dataclasses
-
-    one = known.devices[0]
-    home = dataclasses.replace(
-        known,
-        devices=tuple(dataclasses.replace(one, name=name) for name in names),
-        costs=dict.fromkeys(names, known.costs[one.name]),
-        network=network_of({pair: rng.choice([1e4, 1e6, 1e8]) for pair in pairs}),
-        home="",
-    )
-    tree = network_dendrogram(home)
+    rates = {pair: rng.choice([1e4, 1e6, 1e8]) for pair in combinations(names, 2)}
+    tree = network_dendrogram(home_of(names, rates))
     before = tree.cut(0.0)
     for height in tree.thresholds[1:]:
         after = tree.cut(height)
