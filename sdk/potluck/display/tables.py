@@ -33,7 +33,7 @@ class Heat:
 
 
 Cell = str | Bar | Heat
-TRAINING_OPS = ("backward", "gradients", "step")
+TRAINING_OPS = ("backward", "backward_input", "gradients", "step")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -82,15 +82,27 @@ def _with_links(profile: Profile, transfers: Mapping[Flow, tuple[float, float]])
     return replace(profile, network=slowed(profile.network, factors), document=document)
 
 
+# operation -> what its seconds are counted as
+_LEARNED_FROM = {
+    "run": "run",
+    "backward": "backward",
+    "backward_input": "backward",
+    "backward_weight": "backward",
+}
+
+
 def piece_seconds(trace: Trace, compiled: Compiled) -> dict[Piece, float]:
-    """The median seconds of every piece that was run."""
-    found: dict[Piece, list[float]] = {}
+    """The median seconds of every piece that was run; of a backward in two parts, of both."""
+    found: dict[tuple[Piece, str], list[float]] = {}
     for event in trace.events:
-        if event.op in ("run", "backward"):
+        if event.op in _LEARNED_FROM:
             note = compiled.notes[event.device][event.instruction]
-            piece = event.device, event.op, note.start, note.stop, note.rows
-            found.setdefault(piece, []).append(event.stop_s - event.start_s)
-    return {piece: median(seconds) for piece, seconds in found.items()}
+            piece = event.device, _LEARNED_FROM[event.op], note.start, note.stop, note.rows
+            found.setdefault((piece, event.op), []).append(event.stop_s - event.start_s)
+    totals = dict[Piece, float]()
+    for (piece, _), seconds in found.items():
+        totals[piece] = totals.get(piece, 0.0) + median(seconds)
+    return totals
 
 
 def _changed(

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from potluck.profile.from_runs import learned
+from potluck.profile.from_runs import learned, piece_seconds
 from potluck.profile.profiles import Measurements, Profile
 from potluck.records import Device, Event, Layer, LayerCost, Network, Trace
 from potluck.schedule import Compiled
@@ -129,3 +129,16 @@ def test_one_absurd_run_moves_watts_by_no_more_than_a_factor_of_two(joules):
         replace(PROFILE, devices=(device,)), trace("predicted"), run, COMPILED, training=True
     )
     assert 2.5 <= found.devices[0].busy_w <= 10.0
+
+
+def test_both_parts_of_a_backward_count_as_one():
+    ops = ("run", "backward_input", "backward_weight", "backward_input", "backward_weight")
+    took_s = (1.0, 2.0, 3.0, 4.0, 5.0)
+    events = tuple(
+        Event(device="a", lane="compute", start_s=0.0, stop_s=s, op=op, instruction=i)
+        for i, (op, s) in enumerate(zip(ops, took_s, strict=True))
+    )
+    note = Annotation(start=0, stop=2, rows=4)
+    compiled = Compiled(programs={}, notes={"a": (note,) * len(ops)})
+    found = piece_seconds(Trace(source="measured", events=events), compiled)
+    assert found == {("a", "run", 0, 2, 4): 1.0, ("a", "backward", 0, 2, 4): 3.0 + 4.0}

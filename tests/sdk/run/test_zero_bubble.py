@@ -112,6 +112,17 @@ def test_a_plan_brings_its_schedule_and_a_run_takes_that_of_the_next(trio):
     run.close()
 
 
+def test_limited_gradients_are_those_of_whole_backwards(trio):
+    model = model_of(plain())
+    plan, seen = plan_of(model, "pipeline"), []
+    for schedule in ("1f1b", "zb-compact"):
+        run = trio.deploy(plan, model, optimizer=potluck.AdamW(1e-2), schedule=schedule).wait()
+        run.fit(data(), epochs=2, clip_norm=0.5).wait()
+        seen.append((run.history.losses, run.history.gradient_norms))
+        run.close()
+    assert seen[0] == seen[1]
+
+
 @pytest.mark.parametrize(
     ("pattern", "schedule", "says"),
     [
