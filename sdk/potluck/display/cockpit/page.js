@@ -582,6 +582,7 @@ class Page {
     const best = p => front.includes(p) + 2 * p.here;  // on top
     const keyed = [...dreams.map(([k, p]) => [`if ${k}`, { ...p, dream: true, key: k }]),
       ...[...real].sort((a, b) => best(a[1]) - best(b[1])).map(([k, p]) => [k, { ...p, key: k }])].filter(([, p]) => near.some(([, q]) => q.s === p.s));
+    const held = this.root.activeElement;
     kept(dots, this.points, keyed, key => {
       const g = sv("g", { class: "pt", tabindex: 0, role: "button" });
       g.halo = sv("circle", { class: "halo", r: 13 }); g.dotted = sv("circle", {}); g.ring = sv("circle", { r: 10, fill: "none", stroke: "var(--red)", "stroke-width": 2 });
@@ -604,6 +605,7 @@ class Page {
       set(g.here, { "text-anchor": X(p.s) > 360 ? "end" : "start", x: X(p.s) > 360 ? -14 : 14 });
       say(g.titled, `${p.planner} on ${p.devices.join(", ")}\n${secs(p.s)}, ${joules(p.j)}, at most ${size(p.bytes)} on a device`);
     });
+    if (held && held.isConnected && held !== this.root.activeElement) held.focus();  // it was moved
     for (const [name, of] of [["latency_s", p => p.s], ["energy_j", p => p.j], ["memory_bytes", p => p.bytes]]) {
       const values = real.map(([, p]) => of(p)).filter(v => v !== undefined);
       // while a limit stands its scale stays: fewer plans must not move it

@@ -80,8 +80,8 @@ def choose(tab):
     """Click a plan that is not at work, look, and go over to it."""
     other = tab.page.locator(".pt:not([aria-label*='you are here'])").first
     other.wait_for()
-    other.focus()
-    tab.page.keyboard.press("Enter")
+    named = other.get_attribute("data-plan")  # others may come before it meanwhile
+    tab.page.locator(f".pt[data-plan='{named}']").first.press("Enter")
     tab.page.get_by_role("button", name="Switch to this plan").first.click()
 
 
