@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from potluck_agent import control_files, fault_log, keys
 from potluck_agent.cli import availability, options
+from potluck_agent.cli.descriptors import allow_connections
 from potluck_agent.cli.options import ARENA_BYTES, Options
 from potluck_agent.errors import AgentError
 from potluck_wire.fingerprint import fingerprint
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
 MIN_ARENA_BYTES = 64 * 1024**2
 NETWORK_LOOK_S = 0.5
 DEVICE_SHARE_FRAC = 0.9  # of an accelerator's free memory; the rest is for its kernels
-NOFILE = 4096  # connections of strangers take descriptors, too
-LEAST_NOFILE = 128  # an agent, its worker and two notebooks take some 60
 ANSWER_S = 3.0  # a running agent looks at its state directory some times a second
 
 
@@ -95,7 +94,7 @@ def _run(chosen: Options, directory: Path, log: Any) -> int:
     availability.check(chosen.rules, chosen.system_root)
     identity = keys.identity(directory)
     _await_network(chosen.await_network_s)
-    _allow_connections()
+    allow_connections()
     meter, facts = _meter(chosen)
     computes = _processors(chosen, note)
     facts |= {"threads": computes.threads, "processors": list(computes.rows)}
@@ -354,29 +353,6 @@ def _half_of_memory() -> int:
     import psutil
 
     return int(psutil.virtual_memory().total // 2)
-
-
-def _allow_connections() -> None:
-    """As many open descriptors as the system lets us have: strangers must not use them up.
-
-    Raises
-    ------
-    AgentError
-        The system lets us have too few.
-    """
-    if os.name == "nt":
-        return
-    import resource
-
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = NOFILE if hard == resource.RLIM_INFINITY else min(NOFILE, hard)
-    if wanted < LEAST_NOFILE:
-        raise AgentError(
-            f"this process may have {wanted} files and connections open, and needs {LEAST_NOFILE} "
-            f"at least. Raise the limit (ulimit -Hn {NOFILE}) and start it again."
-        )
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _status(

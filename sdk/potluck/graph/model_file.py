@@ -222,7 +222,7 @@ def _model(document: Mapping[str, Any], tensors: "Mapping[str, torch.Tensor]") -
     training = document["training"]
     n_inputs = len(inputs)
     n_tallies = 0 if training is None else int(training["n_tallies"])
-    tallies = [(f"tally_{i}" if i else "budget",) for i in range(n_tallies)]
+    tallies = [(f"tally_{i}" if i else "tally",) for i in range(n_tallies)]
     named = {
         key: state[name] if name else tensors[_MODULE + key] for key, name in document["state"]
     }

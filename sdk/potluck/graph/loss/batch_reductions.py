@@ -3,7 +3,7 @@ are not ignored.
 
 The weighted mean over a batch is no mean of its shares' weighted means: what is divided by belongs
 to all rows. So what depends on inputs and targets alone, and on all their rows at once, is computed
-where the whole batch is, and fed to devices as one more input. A budget that grows with the rows (a
+where the whole batch is, and fed to devices as one more input. A tally that grows with the rows (a
 sum, nearly always a divisor) is spread evenly over them, and each share divides by its part of it;
 any other (a mean, a maximum) comes whole with every row.
 """
@@ -91,7 +91,7 @@ class BatchReductions:
     @property
     def names(self) -> list[str]:
         """What the inputs are called that take them."""
-        return [f"tally_{i}" if i else "budget" for i in range(len(self))]
+        return [f"tally_{i}" if i else "tally" for i in range(len(self))]
 
     @property
     def constants(self) -> Mapping[str, torch.Tensor]:
@@ -103,15 +103,15 @@ class BatchReductions:
         tensors: Sequence[torch.Tensor],
         constants: Mapping[str, torch.Tensor] = MappingProxyType({}),
     ) -> list[torch.Tensor]:
-        """One tensor per budget, whose first dimension counts rows as those of `tensors` do.
+        """One tensor per tally, whose first dimension counts rows as those of `tensors` do.
 
         `constants`: what to compute with in place of the user's own, by name. Raises
         OperatorFailed.
         """
         rows, found = tensors[0].shape[0], []
         values = self._part.values(tensors, constants)
-        for budget, value in zip(self._tallies, values, strict=True):
-            each = (value.double() / rows if budget.spread else value).to(budget.dtype)
+        for tally, value in zip(self._tallies, values, strict=True):
+            each = (value.double() / rows if tally.spread else value).to(tally.dtype)
             found.append(each.expand(rows, *each.shape))
         return found
 
@@ -250,7 +250,7 @@ def _part(
 def _spread(
     values: Callable[[Sequence[torch.Tensor]], Any], example: Sequence[torch.Tensor]
 ) -> list[bool]:
-    """Of each budget, whether it is to be spread over the rows: unless the same rows twice leave it
+    """Of each tally, whether it is to be spread over the rows: unless the same rows twice leave it
     as it is.
 
     Zeros show nothing, and examples are often made of them: ones are tried, too.
@@ -282,15 +282,15 @@ def _replace(program: Any, tallies: Sequence[_Tally], rows: Any) -> None:
     """New inputs behind the others, whose rows make up what the tallies were."""
     graph = program.graph
     last = [node for node in graph.nodes if node.op == "placeholder"][-1]
-    for i, budget in enumerate(tallies):
-        value = budget.node.meta["val"]
+    for i, tally in enumerate(tallies):
+        value = tally.node.meta["val"]
         with graph.inserting_after(last):
             holder = last = graph.placeholder(f"tally_{i}")
-        holder.meta["val"] = value.new_empty((rows, *value.shape), dtype=budget.dtype)
+        holder.meta["val"] = value.new_empty((rows, *value.shape), dtype=tally.dtype)
         function, args = (
-            (_ATEN.sum.dim_IntList, ([0],)) if budget.spread else (_ATEN.select.int, (0, 0))
+            (_ATEN.sum.dim_IntList, ([0],)) if tally.spread else (_ATEN.select.int, (0, 0))
         )
-        with graph.inserting_before(budget.node):
+        with graph.inserting_before(tally.node):
             made = graph.call_function(function, (holder, *args))
         made.meta["val"] = function(holder.meta["val"], *args)
-        budget.node.replace_all_uses_with(made)
+        tally.node.replace_all_uses_with(made)
