@@ -248,7 +248,9 @@ def _spare(request: Request, candidate: Candidate, now_s: float) -> float:
         return max(0.0, candidate.idle_per_s - candidate.sent)
     if rate <= 0:
         return 0.0
-    drained_s = candidate.delay_s * candidate.idle_per_s / rate
-    queue_s = max(0.0, candidate.queue_s + candidate.sent / rate - drained_s)
-    left_s = request.deadline_s - now_s - candidate.transfer_s - queue_s
-    return max(0.0, left_s - candidate.batch_s * request.work) * rate
+    # the queue has drained by what was idle, and grown by what was sent
+    queue_s = candidate.queue_s + (candidate.sent - candidate.delay_s * candidate.idle_per_s) / rate
+    left_s = request.deadline_s - now_s - candidate.transfer_s - candidate.batch_s * request.work
+    if queue_s > 0:
+        left_s -= queue_s
+    return left_s * rate if left_s > 0 else 0.0

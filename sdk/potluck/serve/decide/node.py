@@ -258,7 +258,7 @@ class Node:
     ) -> None:
         if not request.n_offloads:
             reply_s = self.reply_s.get(request.service, 0.0)
-            request = replace(request, deadline_s=request.deadline_s - reply_s)
+            request = request.with_path(request.path, request.deadline_s - reply_s)
         if request.fps:
             pool = self._open(request, None, fps, actions) if fps > 0 else None
             self._routes[request.id] = _Route(request, pool, fps / request.fps, server)
