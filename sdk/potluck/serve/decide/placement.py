@@ -15,10 +15,9 @@ processors (cost-benefit greedy); `place_best` keeps the better of both, so it i
 paper's.
 """
 
-from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from heapq import heapify, heappop, heappush
+from heapq import heapify, heappop, heappush, heapreplace
 from math import ceil
 
 from potluck.serve.decide.records import Allocation, Replica, Server
@@ -30,7 +29,7 @@ ROUNDED = 1e-9
 # Below one, so that a replica goes where its requests arrive if nobody else needs the room.
 REMOTE_FRAC = 0.999
 STAFFING = (0.0, 1.0, 2.0, 3.0, 5.0, 8.0)  # standard deviations, one after the other
-ANYWHERE = ""  # no server in particular
+LEAST_FRAC = 0.002  # of a replica's rate: what gains less only spares a hop
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,7 +157,8 @@ class _Flow:
     capacity: dict[str, float] = field(default_factory=dict)
     local: float = 0.0  # satisfied where it arrives
     spare: float = 0.0  # capacity that its own server does not need
-    waiting: float = 0.0  # demand that its own server cannot take
+    waiting: float = 0.0  # demand that its own server cannot take, and that of bursts
+    burst: float = 0.0
     n_replicas: int = 0
 
     def gain(self, server: str, capacity: float, remote_frac: float) -> float:
@@ -178,21 +178,22 @@ class _Flow:
         self.waiting -= local
         self.spare += capacity - local
 
-    def under(self, mean: Mapping[str, float], deviations: float) -> "_Flow":
-        """The same capacity, for so many standard deviations more than the mean demand."""
-        total = sum(mean.values())
-        more = 1 + deviations * (self.grain_per_s / total) ** 0.5 if total else 1.0
-        demand = {server: more * per_s for server, per_s in mean.items()}
-        local = sum(min(per_s, self.capacity.get(server, 0.0)) for server, per_s in demand.items())
-        return _Flow(
-            demand=demand,
-            grain_per_s=self.grain_per_s,
-            capacity=self.capacity,
-            local=local,
-            spare=sum(self.capacity.values()) - local,
-            waiting=sum(demand.values()) - local,
-            n_replicas=self.n_replicas,
-        )
+    def remove(self, server: str, capacity: float) -> None:
+        """It is there no more."""
+        before = self.capacity[server]
+        asked = self.demand.get(server, 0.0)
+        local = min(before, asked) - min(before - capacity, asked)
+        self.capacity[server] = before - capacity
+        self.local -= local
+        self.waiting += local
+        self.spare -= capacity - local
+
+    def expect(self, deviations: float) -> None:
+        """So many standard deviations more than the mean demand, wherever they are served."""
+        total = sum(self.demand.values()) if deviations else 0.0
+        burst = deviations * (self.grain_per_s * total) ** 0.5
+        self.waiting += burst - self.burst
+        self.burst = burst
 
     def satisfied(self, remote_frac: float) -> float:
         """Its part of eq. (2)."""
@@ -217,6 +218,15 @@ class _Room:
             and self.kinds[index] == kind
         )
 
+    def has(self, kind: str, share: float, nbytes: float, n_processors: int) -> bool:
+        if n_processors > 1:
+            return bool(self.find(kind, share, nbytes, n_processors))
+        free_bytes, kinds = self.nbytes, self.kinds
+        for index, free in enumerate(self.shares):
+            if free >= share - ROUNDED and free_bytes[index] >= nbytes and kinds[index] == kind:
+                return True
+        return False
+
     def find(self, kind: str, share: float, nbytes: float, n_processors: int) -> list[int]:
         """The fullest processors that fit, as many as are needed; empty if there are not."""
         if n_processors == 1:
@@ -237,8 +247,48 @@ class _Room:
         self.nbytes[index] -= nbytes
 
 
+class _Places:
+    """The servers that one allocation may go to, the best first: where most of its requests wait.
+
+    Room never comes back while the greedy goes on, so a server without any is not asked again.
+    """
+
+    def __init__(self, flow: _Flow, quiet_first: Sequence[str]) -> None:
+        self.flow = flow
+        self.busy = [(-per_s, server) for server, per_s in flow.demand.items()]
+        heapify(self.busy)
+        self.quiet = quiet_first
+        self.n_quiet_full = 0  # at the front of `quiet`
+
+    def waiting_at(self, server: str) -> float:
+        """Requests that arrive there and are not served there."""
+        return self.flow.demand.get(server, 0.0) - self.flow.capacity.get(server, 0.0)
+
+    def best(self, has_room: Callable[[str], bool]) -> str:
+        """The server where one more replica gains most; empty if none has room."""
+        while self.busy:
+            known, server = self.busy[0]
+            waiting = self.waiting_at(server)
+            if waiting <= ROUNDED or not has_room(server):
+                heappop(self.busy)
+            elif -known > waiting + ROUNDED:
+                heapreplace(self.busy, (-waiting, server))
+            else:
+                return server
+        while self.n_quiet_full < len(self.quiet):
+            server = self.quiet[self.n_quiet_full]
+            if has_room(server):
+                return server
+            self.n_quiet_full += 1
+        return ""
+
+
 class Greedy:
     """Algorithm 2 (SPF) with lazy evaluation; see `place` for the parameters.
+
+    Of one service, a replica gains most where most of its requests wait, and the gain falls with
+    every replica. So each allocation has one entry in the heap, and its servers a heap of their
+    own.
 
     Parameters
     ----------
@@ -261,25 +311,28 @@ class Greedy:
         self.per_share = per_share
         self.max_replicas = max_replicas or {}
         self.rooms = {server.name: _Room(server) for server in servers}
+        self.replicas: dict[Replica, int] = {}  # and how many are the same
+        self.flows: dict[str, _Flow] = {}
+        self.meet(demand)
+
+    def meet(self, demand: Demand) -> None:
+        """This is the mean demand from now on; what is placed stays."""
+        before, asked = self.flows, dict.fromkeys(self.rooms, 0.0)
         self.flows = {
-            service: _Flow({}, each.grain_per_s) for (service, _), each in allocations.items()
+            service: _Flow({}, each.grain_per_s) for (service, _), each in self.allocations.items()
         }
         for (service, server), per_s in demand.items():
-            if service in self.flows and per_s > 0:
-                flow = self.flows[service]
-                flow.demand[server] = flow.demand.get(server, 0.0) + per_s
-                flow.waiting += per_s
-        self._mean = {service: dict(flow.demand) for service, flow in self.flows.items()}
-        self._deviations = 0.0
-        self.replicas: list[Replica] = []
-        # what goes anywhere leaves room where many requests arrive, and fills one server first
-        asked = dict.fromkeys(self.rooms, 0.0)
-        for (_, server), per_s in demand.items():
-            if server in asked:
+            if server in asked and per_s > 0 and service in self.flows:
+                self.flows[service].demand[server] = per_s
                 asked[server] += per_s
-        self._quiet_first = sorted(self.rooms, key=lambda name: asked[name])
-        # per service, kind and step: servers that may have room for what goes anywhere
-        self._turn: dict[tuple[str, str, bool], deque[str]] = {}
+        for service, flow in self.flows.items():
+            flow.waiting = sum(flow.demand.values())
+            flow.n_replicas = before[service].n_replicas if before else 0
+            for server, capacity in before[service].capacity.items() if before else ():
+                flow.add(server, capacity)
+        # what goes anywhere leaves room where many requests arrive, and fills one server first
+        self._quiet_first = sorted(asked, key=asked.__getitem__)
+        self._places: dict[tuple[str, str, bool], _Places] = {}
 
     def pin(self, replica: Replica) -> None:
         """Place this one, whatever it gains (S1)."""
@@ -288,92 +341,109 @@ class Greedy:
             self.rooms[server].take(index, allocation.share_frac, allocation.memory_bytes)
         self._count(replica, allocation)
 
+    def remove(self, replica: Replica) -> None:
+        """Take this one away again."""
+        allocation = self.allocations[replica.service, replica.kind]
+        for server, index in replica.processors:
+            self.rooms[server].take(index, -allocation.share_frac, -allocation.memory_bytes)
+        self.replicas[replica] -= 1
+        if not self.replicas[replica]:
+            del self.replicas[replica]
+        flow = self.flows[replica.service]
+        flow.n_replicas -= 1
+        flow.remove(replica.server, allocation.rate_per_s)
+
     def expect(self, deviations: float) -> None:
         """Gains count for so many standard deviations above the mean demand from now on."""
-        if deviations != self._deviations:
-            self._deviations = deviations
-            self.flows = {
-                service: flow.under(self._mean[service], deviations)
-                for service, flow in self.flows.items()
-            }
+        for flow in self.flows.values():
+            flow.expect(deviations)
 
     def placement(self) -> Placement:
         """What has been placed so far."""
         self.expect(0.0)
         satisfied = sum(flow.satisfied(self.remote_frac) for flow in self.flows.values())
-        return Placement(replicas=tuple(self.replicas), satisfied_per_s=satisfied)
+        replicas = tuple(each for each, n in self.replicas.items() for _ in range(n))
+        return Placement(replicas=replicas, satisfied_per_s=satisfied)
 
-    def run(self, *, across: bool) -> None:
-        """Place while something is gained: within servers (S2), or across them (S3)."""
-        heap = self._entries(across)
+    def run(self, *, across: bool, services: Collection[str] | None = None) -> None:
+        """Place while something is gained: within servers (S2), or across them (S3).
+
+        Parameters
+        ----------
+        across
+            Whether the processors of a replica may be in several servers.
+        services
+            Only these; all if left out.
+        """
+        places = {
+            key: self._places_of(key, across)
+            for key, allocation in self.allocations.items()
+            if (services is None or key[0] in services)
+            and (not across or (allocation.variant.across and allocation.variant.n_processors > 1))
+        }
+        heap = [(-self._most(key, each), key) for key, each in places.items()]
         heapify(heap)
         while heap:
-            _, service, kind, server = heappop(heap)
-            allocation = self.allocations[service, kind]
-            gain = self._gain(service, allocation, server)
-            if gain <= ROUNDED:
-                continue
+            _, key = heappop(heap)
+            allocation = self.allocations[key]
+            server = self._where(key, places[key], across)
+            gain = self._gain(key[0], allocation, server) if server else 0.0
+            if gain <= LEAST_FRAC * allocation.rate_per_s * self._per(allocation):
+                continue  # gains only fall
             if heap and -gain > heap[0][0] + ROUNDED:
-                heappush(heap, (-gain, service, kind, server))
+                heappush(heap, (-gain, key))
                 continue
-            placed = self._place(service, kind, allocation, server, across)
-            if placed:
-                next_gain = self._gain(service, allocation, server)
-                if next_gain > ROUNDED:
-                    heappush(heap, (-next_gain, service, kind, server))
+            if across:
+                self._place_across(key, allocation, places[key])
+            else:
+                self._place(key, allocation, server)
+            heappush(heap, (-gain, key))
 
-    def _entries(self, across: bool) -> list[tuple[float, str, str, str]]:
-        """(-gain, service, kind, server): one per server with demand, one for anywhere."""
-        entries = []
-        kinds_of = {name: dict.fromkeys(room.kinds) for name, room in self.rooms.items()}
-        for (service, kind), allocation in self.allocations.items():
-            wide = allocation.variant.across and allocation.variant.n_processors > 1
-            if across and not wide:
-                continue
-            if not across:
-                for server in self.flows[service].demand:
-                    if kind in kinds_of.get(server, ()):
-                        gain = self._gain(service, allocation, server)
-                        entries.append((-gain, service, kind, server))
-            gain = self._gain(service, allocation, ANYWHERE)
-            entries.append((-gain, service, kind, ANYWHERE))
-        return entries
+    def _places_of(self, key: tuple[str, str], across: bool) -> _Places:
+        known = self._places.get((*key, across))
+        if known is None:
+            known = _Places(self.flows[key[0]], self._quiet_first)
+            self._places[(*key, across)] = known
+        return known
+
+    def _most(self, key: tuple[str, str], places: _Places) -> float:
+        """A bound on the first gain: as if all of it were served where it arrives."""
+        most = max((-entry[0] for entry in places.busy[:1]), default=0.0)
+        allocation = self.allocations[key]
+        local = min(most, allocation.rate_per_s)
+        return (local + self.remote_frac * (allocation.rate_per_s - local)) * self._per(allocation)
+
+    def _per(self, allocation: Allocation) -> float:
+        taken = allocation.share_frac * allocation.variant.n_processors
+        return 1 / taken if self.per_share else 1.0
+
+    def _where(self, key: tuple[str, str], places: _Places, across: bool) -> str:
+        allocation = self.allocations[key]
+        share, nbytes = allocation.share_frac, float(allocation.memory_bytes)
+        n_processors = 1 if across else allocation.variant.n_processors
+        rooms = self.rooms
+        return places.best(lambda name: rooms[name].has(key[1], share, nbytes, n_processors))
 
     def _gain(self, service: str, allocation: Allocation, server: str) -> float:
         flow = self.flows[service]
         if flow.n_replicas >= self.max_replicas.get(service, flow.n_replicas + 1):
             return 0.0
         gain = flow.gain(server, allocation.rate_per_s, self.remote_frac)
-        if self.per_share:
-            gain /= allocation.share_frac * allocation.variant.n_processors
-        return gain
+        return gain * self._per(allocation)
 
-    def _place(
-        self, service: str, kind: str, allocation: Allocation, server: str, across: bool
-    ) -> bool:
-        """As many as gain the same on this server; or one anywhere."""
+    def _place(self, key: tuple[str, str], allocation: Allocation, server: str) -> None:
+        """As many as gain the same on this server."""
         share, nbytes = allocation.share_frac, float(allocation.memory_bytes)
-        n_processors = allocation.variant.n_processors
-        if across:
-            return self._place_across(service, kind, allocation)
-        if server == ANYWHERE:
-            server = self._somewhere(service, kind, share, nbytes, n_processors)
-            if not server:
-                return False
-            n_copies = 1
-        else:
-            n_copies = self._n_alike(service, server, allocation.rate_per_s)
-        placed = False
-        for _ in range(n_copies):
-            found = self.rooms[server].find(kind, share, nbytes, n_processors)
+        room, n_processors = self.rooms[server], allocation.variant.n_processors
+        for _ in range(self._n_alike(key[0], server, allocation.rate_per_s)):
+            found = room.find(key[1], share, nbytes, n_processors)
             if not found:
-                break
+                return
             for index in found:
-                self.rooms[server].take(index, share, nbytes)
+                room.take(index, share, nbytes)
             processors = tuple((server, index) for index in found)
-            self._count(Replica(service=service, kind=kind, processors=processors), allocation)
-            placed = True
-        return placed
+            replica = Replica(service=key[0], kind=key[1], processors=processors)
+            self._count(replica, allocation)
 
     def _n_alike(self, service: str, server: str, rate_per_s: float) -> int:
         """Replicas that would gain the same there, one after the other."""
@@ -383,44 +453,28 @@ class Greedy:
         most = self.max_replicas.get(service, flow.n_replicas + alike) - flow.n_replicas
         return max(1, min(alike, most))
 
-    def _somewhere(
-        self, service: str, kind: str, share: float, nbytes: float, n_processors: int
-    ) -> str:
-        """The first server that has room; empty if none has.
-
-        Room never comes back, so one without any is not asked again.
-        """
-        turn = self._turn.setdefault((service, kind, False), deque(self._quiet_first))
-        while turn:
-            if self.rooms[turn[0]].find(kind, share, nbytes, n_processors):
-                return turn[0]
-            turn.popleft()
-        return ""
-
-    def _place_across(self, service: str, kind: str, allocation: Allocation) -> bool:
+    def _place_across(self, key: tuple[str, str], allocation: Allocation, places: _Places) -> None:
         """On the processors of a hypothetical server that has all of them (S3)."""
         share, nbytes = allocation.share_frac, float(allocation.memory_bytes)
-        turn = self._turn.setdefault((service, kind, True), deque(self._quiet_first))
-        found: list[tuple[str, int]] = []
-        while turn and len(found) < allocation.variant.n_processors:
-            room = self.rooms[turn[0]]
-            fitting = [i for i in range(len(room.shares)) if room.fits(i, kind, share, nbytes)]
-            found += [(turn[0], index) for index in fitting]
-            if len(found) < allocation.variant.n_processors:
-                turn.popleft()
-        if len(found) < allocation.variant.n_processors:
-            return False
-        processors = tuple(found[: allocation.variant.n_processors])
-        for server, index in processors:
+        wanted, found = allocation.variant.n_processors, list[tuple[str, int]]()
+        asked = places.flow.demand
+        busiest_first = sorted(self.rooms, key=lambda name: -asked.get(name, 0.0))
+        for name in busiest_first:
+            room = self.rooms[name]
+            fitting = [i for i in range(len(room.shares)) if room.fits(i, key[1], share, nbytes)]
+            found += [(name, index) for index in fitting]
+            if len(found) >= wanted:
+                break
+        if len(found) < wanted:
+            places.busy, places.n_quiet_full = [], len(places.quiet)  # nor will it ever fit
+            return
+        for server, index in found[:wanted]:
             self.rooms[server].take(index, share, nbytes)
-        turn.extendleft(reversed(dict.fromkeys(name for name, _ in processors[:-1])))
-        asked = self.flows[service].demand  # its queue is where most of its requests arrive
-        ordered = tuple(sorted(processors, key=lambda each: -asked.get(each[0], 0.0)))
-        self._count(Replica(service=service, kind=kind, processors=ordered), allocation)
-        return True
+        replica = Replica(service=key[0], kind=key[1], processors=tuple(found[:wanted]))
+        self._count(replica, allocation)
 
     def _count(self, replica: Replica, allocation: Allocation) -> None:
-        self.replicas.append(replica)
+        self.replicas[replica] = self.replicas.get(replica, 0) + 1
         flow = self.flows[replica.service]
         flow.n_replicas += 1
         flow.add(replica.server, allocation.rate_per_s)
