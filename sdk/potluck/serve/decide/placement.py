@@ -188,6 +188,15 @@ class _Flow:
         self.waiting += local
         self.spare -= capacity - local
 
+    def ask(self, server: str, per_s: float) -> None:
+        """The mean demand there from now on."""
+        before, capacity = self.demand.get(server, 0.0), self.capacity.get(server, 0.0)
+        local = min(per_s, capacity) - min(before, capacity)
+        self.demand[server] = per_s
+        self.local += local
+        self.waiting += per_s - before - local
+        self.spare -= local
+
     def expect(self, deviations: float) -> None:
         """So many standard deviations more than the mean demand, wherever they are served."""
         total = sum(self.demand.values()) if deviations else 0.0
@@ -250,7 +259,7 @@ class _Room:
 class _Places:
     """The servers that one allocation may go to, the best first: where most of its requests wait.
 
-    Room never comes back while the greedy goes on, so a server without any is not asked again.
+    A server without room is not asked again, unless something was removed there (`freed`).
     """
 
     def __init__(self, flow: _Flow, quiet_first: Sequence[str]) -> None:
@@ -258,11 +267,16 @@ class _Places:
         self.busy = [(-per_s, server) for server, per_s in flow.demand.items()]
         heapify(self.busy)
         self.quiet = quiet_first
+        self.freed: list[str] = []  # servers whose room came back
         self.n_quiet_full = 0  # at the front of `quiet`
 
     def waiting_at(self, server: str) -> float:
         """Requests that arrive there and are not served there."""
         return self.flow.demand.get(server, 0.0) - self.flow.capacity.get(server, 0.0)
+
+    def look_again(self, server: str) -> None:
+        """More waits there now."""
+        heappush(self.busy, (-self.waiting_at(server), server))
 
     def best(self, has_room: Callable[[str], bool]) -> str:
         """The server where one more replica gains most; empty if none has room."""
@@ -275,6 +289,10 @@ class _Places:
                 heapreplace(self.busy, (-waiting, server))
             else:
                 return server
+        while self.freed:
+            if has_room(self.freed[-1]):
+                return self.freed[-1]
+            self.freed.pop()
         while self.n_quiet_full < len(self.quiet):
             server = self.quiet[self.n_quiet_full]
             if has_room(server):
@@ -311,7 +329,9 @@ class Greedy:
         self.per_share = per_share
         self.max_replicas = max_replicas or {}
         self.rooms = {server.name: _Room(server) for server in servers}
-        self.replicas: dict[Replica, int] = {}  # and how many are the same
+        # by service, its replicas and how many are the same
+        self.replicas: dict[str, dict[Replica, int]] = {service: {} for service, _ in allocations}
+        self.moves: dict[Replica, int] = {}  # replicas placed, less those removed
         self.flows: dict[str, _Flow] = {}
         self.meet(demand)
 
@@ -334,6 +354,22 @@ class Greedy:
         self._quiet_first = sorted(asked, key=asked.__getitem__)
         self._places: dict[tuple[str, str, bool], _Places] = {}
 
+    def ask(self, service: str, server: str, per_s: float) -> None:
+        """The mean demand of a service at a server is this from now on.
+
+        Parameters
+        ----------
+        service, server
+            Which and where; others than those of the home are passed over.
+        per_s
+            Requests or frames per second.
+        """
+        if service in self.flows and server in self.rooms:
+            self.flows[service].ask(server, per_s)
+            for (name, _, _), places in self._places.items():
+                if name == service:
+                    places.look_again(server)
+
     def pin(self, replica: Replica) -> None:
         """Place this one, whatever it gains (S1)."""
         allocation = self.allocations[replica.service, replica.kind]
@@ -346,9 +382,16 @@ class Greedy:
         allocation = self.allocations[replica.service, replica.kind]
         for server, index in replica.processors:
             self.rooms[server].take(index, -allocation.share_frac, -allocation.memory_bytes)
-        self.replicas[replica] -= 1
-        if not self.replicas[replica]:
-            del self.replicas[replica]
+        same = self.replicas[replica.service]
+        same[replica] -= 1
+        if not same[replica]:
+            del same[replica]
+        self.moves[replica] = self.moves.get(replica, 0) - 1
+        for (service, _, _), places in self._places.items():
+            for server, _ in replica.processors:
+                places.freed.append(server)
+                if service == replica.service:
+                    places.look_again(server)
         flow = self.flows[replica.service]
         flow.n_replicas -= 1
         flow.remove(replica.server, allocation.rate_per_s)
@@ -362,7 +405,9 @@ class Greedy:
         """What has been placed so far."""
         self.expect(0.0)
         satisfied = sum(flow.satisfied(self.remote_frac) for flow in self.flows.values())
-        replicas = tuple(each for each, n in self.replicas.items() for _ in range(n))
+        replicas = tuple(
+            each for same in self.replicas.values() for each, n in same.items() for _ in range(n)
+        )
         return Placement(replicas=replicas, satisfied_per_s=satisfied)
 
     def run(self, *, across: bool, services: Collection[str] | None = None) -> None:
@@ -474,7 +519,9 @@ class Greedy:
         self._count(replica, allocation)
 
     def _count(self, replica: Replica, allocation: Allocation) -> None:
-        self.replicas[replica] = self.replicas.get(replica, 0) + 1
+        same = self.replicas[replica.service]
+        same[replica] = same.get(replica, 0) + 1
+        self.moves[replica] = self.moves.get(replica, 0) + 1
         flow = self.flows[replica.service]
         flow.n_replicas += 1
         flow.add(replica.server, allocation.rate_per_s)
