@@ -144,8 +144,8 @@ MODELS = {
         ),
         Measured(
             name="deepseekv2-16b stream",
-            fixed_s=36e-3,
-            item_s=3.7e-3,
+            fixed_s=65e-3,
+            item_s=5.3e-3,
             memory_gib=18.0,
             n_processors=2,
             slo=Frequency(30, 0.3),

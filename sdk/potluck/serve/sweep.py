@@ -1,0 +1,47 @@
+"""Many simulations at once, by any `concurrent.futures.Executor`: a process pool by default, Dask
+or Ray where one machine is not enough.
+
+    from dask.distributed import Client
+    outcomes = sweep(cases, schemes, executor=Client("tcp://scheduler:8786").get_executor())
+
+Every case is a few numbers, and is drawn and played where it is sent, so nothing large travels.
+"""
+
+from collections.abc import Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor
+from itertools import product
+
+from potluck.serve.simulate.cases import Case, play
+from potluck.serve.simulate.outcome import Outcome
+from potluck.serve.simulate.scheme import Scheme
+
+
+def sweep(
+    cases: Sequence[Case], schemes: Sequence[Scheme], executor: Executor | None = None
+) -> dict[tuple[Case, str], Outcome]:
+    """The outcome of every case by every scheme; the same whatever executor plays them.
+
+    Parameters
+    ----------
+    cases
+        What is played.
+    schemes
+        How it is served; their names must differ.
+    executor
+        Plays them; a pool of this machine's processes if left out. It is not shut down.
+    """
+    pairs = [*product(cases, schemes)]
+    if executor is None:
+        with ProcessPoolExecutor() as pool:
+            return _play_all(pairs, pool)
+    return _play_all(pairs, executor)
+
+
+def _play_all(
+    pairs: Sequence[tuple[Case, Scheme]], executor: Executor
+) -> dict[tuple[Case, str], Outcome]:
+    futures = [executor.submit(play, case, scheme) for case, scheme in pairs]
+    return {
+        (case, scheme.name): future.result()
+        for (case, scheme), future in zip(pairs, futures, strict=True)
+    }
