@@ -141,22 +141,40 @@ def test_candidates_are_asked_for_only_when_needed():
 
 
 def test_ours_asks_nobody_who_would_be_late():
-    late = candidate("b", 10.0, queue_s=0.8, delay_s=0.0, transfer_s=0.1, batch_s=0.2)
+    busy = candidate("b", 10.0, queue_s=0.8, delay_s=0.0, transfer_s=0.1, batch_s=0.2)
     soon = candidate("c", 0.1, queue_s=0.5, delay_s=0.0, transfer_s=0.1, batch_s=0.2)
-    assert asked(request(path=("a",)), (), [late, soon], choose=by_spare_finish) == Offload("c")
-    assert asked(request(path=("a",)), (), [late], choose=by_spare_finish) == Refuse(
+    slow = candidate("d", 10.0, delay_s=0.0, transfer_s=0.1, batch_s=0.95)
+    others = [busy, soon, slow]
+    drawn = {
+        asked(request(path=("a",)), (), others, choose=by_spare_finish, seed=n) for n in range(20)
+    }
+    assert drawn == {Offload("c")}
+    assert asked(request(path=("a",)), (), [slow], choose=by_spare_finish) == Refuse(
         Reason.INSUFFICIENT
     )
+
+
+def test_ours_asks_somebody_all_the_same_where_nobody_seems_to_have_time():
+    """What is known is old: a queue of a second may be gone by now."""
+    full = candidate("b", 10.0, queue_s=0.95, delay_s=0.0, batch_s=0.2)
+    assert asked(request(path=("a",)), (), [full], choose=by_spare_finish) == Offload("b")
 
 
 def test_ours_counts_what_it_sent_and_what_has_drained():
-    # a queue of 0.8 s a second ago, half of the rate idle: 0.3 s now
+    # queues of 0.8 s a second ago, half of the rate idle: 0.3 s now; or 0.6 s with what was sent
     drained = candidate("b", 5.0, queue_s=0.8, delay_s=1.0, batch_s=0.5)
-    assert asked(request(path=("a",)), (), [drained], choose=by_spare_finish) == Offload("b")
-    filled = candidate("b", 5.0, queue_s=0.8, delay_s=1.0, batch_s=0.5, sent=3.0)
-    assert asked(request(path=("a",)), (), [filled], choose=by_spare_finish) == Refuse(
-        Reason.INSUFFICIENT
-    )
+    filled = candidate("c", 5.0, queue_s=0.8, delay_s=1.0, batch_s=0.5, sent=3.0)
+    others = [drained, filled]
+    drawn = {
+        asked(request(path=("a",)), (), others, choose=by_spare_finish, seed=n) for n in range(20)
+    }
+    assert drawn == {Offload("b")}
+
+
+def test_ours_gives_a_stream_to_one_that_has_room_for_all_of_it():
+    others = [candidate("b", 29.0), candidate("c", 31.0), candidate("d", 90.0, sent=80.0)]
+    drawn = {asked(STREAM, (), others, choose=by_spare_finish, seed=n) for n in range(20)}
+    assert drawn == {Offload("c")}
 
 
 @pytest.mark.parametrize("choose", [by_idle_goodput, by_spare_finish])

@@ -195,15 +195,7 @@ def by_idle_goodput(
     rng
         Randomness.
     """
-    total = sum(each.idle_per_s for each in candidates)
-    if total <= 0:
-        return None
-    drawn = rng.random() * total
-    for each in candidates:
-        drawn -= each.idle_per_s
-        if drawn < 0:
-            return each
-    return next(each for each in reversed(candidates) if each.idle_per_s > 0)
+    return _drawn(candidates, [each.idle_per_s for each in candidates], rng)
 
 
 def by_spare_finish(
@@ -215,8 +207,9 @@ def by_spare_finish(
     sent (`sent`) and others may have. A candidate's spare is the number of requests that it could
     still finish before this one's deadline, from the queue expected now. Drawing in proportion to
     the spare, instead of joining the shortest queue, keeps servers that share stale information
-    from running to the same one (Dahlin, "Interpreting stale load information", TPDS 2000).
-    One that cannot finish it in time has no spare, and is not asked.
+    from running to the same one (Dahlin, "Interpreting stale load information", TPDS 2000). Where
+    nobody has any, eq. (1) decides; one that could not finish it in time even if it were idle is
+    never asked. A stream goes where all of it has room, if it has anywhere.
 
     Parameters
     ----------
@@ -229,28 +222,54 @@ def by_spare_finish(
     rng
         Randomness.
     """
-    spare = [_spare(request, each, now_s) for each in candidates]
-    total = sum(spare)
+    if request.fps:
+        return _for_stream(request, candidates, now_s, rng)
+    chosen = _drawn(candidates, [_spare(request, each, now_s) for each in candidates], rng)
+    if (
+        chosen is None
+    ):  # nobody seems to have time; what is known is old, so one is asked all the same
+        possible = [each for each in candidates if _left_s(request, each, now_s) > 0]
+        chosen = by_idle_goodput(request, possible, now_s, rng)
+    return chosen
+
+
+def _for_stream(
+    request: Request, candidates: Sequence[Candidate], now_s: float, rng: Random
+) -> Candidate | None:
+    """One that has room for all of it, if there is one; else by room; else by what it last said."""
+    room = [max(0.0, each.idle_per_s - each.sent) for each in candidates]
+    enough = [free if free >= request.fps else 0.0 for free in room]
+    for weights in (enough, room):
+        if chosen := _drawn(candidates, weights, rng):
+            return chosen
+    return by_idle_goodput(request, candidates, now_s, rng)
+
+
+def _drawn(
+    candidates: Sequence[Candidate], weights: Sequence[float], rng: Random
+) -> Candidate | None:
+    total = sum(weights)
     if total <= 0:
         return None
     drawn = rng.random() * total
-    for each, weight in zip(candidates, spare, strict=True):
+    for each, weight in zip(candidates, weights, strict=True):
         drawn -= weight
         if drawn < 0:
             return each
-    return max(zip(spare, candidates, strict=True), key=lambda pair: pair[0])[1]
+    return max(zip(weights, candidates, strict=True), key=lambda pair: pair[0])[1]
 
 
 def _spare(request: Request, candidate: Candidate, now_s: float) -> float:
-    """Requests, or frames per second, that a candidate could still take."""
+    """Requests that a candidate could still finish before this one's deadline."""
     rate = candidate.capacity_per_s or candidate.idle_per_s
-    if request.fps:
-        return max(0.0, candidate.idle_per_s - candidate.sent)
     if rate <= 0:
         return 0.0
     # the queue has drained by what was idle, and grown by what was sent
     queue_s = candidate.queue_s + (candidate.sent - candidate.delay_s * candidate.idle_per_s) / rate
-    left_s = request.deadline_s - now_s - candidate.transfer_s - candidate.batch_s * request.work
-    if queue_s > 0:
-        left_s -= queue_s
+    left_s = _left_s(request, candidate, now_s) - max(0.0, queue_s)
     return left_s * rate if left_s > 0 else 0.0
+
+
+def _left_s(request: Request, candidate: Candidate, now_s: float) -> float:
+    """Seconds to spare, were it idle."""
+    return request.deadline_s - now_s - candidate.transfer_s - candidate.batch_s * request.work

@@ -46,10 +46,11 @@ EPARA = Scheme(
 OURS = Scheme(
     name="potluck",
     policy=partial(_policy, by_spare_finish, Rules(), early_drop=True),
-    place=place_best,
+    place=place,
+    alternatives=(partial(place, per_share=True),),
     source="this project",
-    differs="EPARA with placement by gain and by gain per share, hand-over by expected finish "
-    "with stale information, and refusal at once of what cannot be met",
+    differs="EPARA with hand-over by expected finish under stale information, refusal at once of "
+    "what cannot be met, and the better of two placements when the first requests are played",
 )
 INTEREDGE = Scheme(
     name="interedge",

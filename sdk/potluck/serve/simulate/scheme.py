@@ -28,7 +28,9 @@ class Knows(Enum):
 class Scheme:
     """One way to serve.
 
-    `policy` makes the policy of a server, which may keep its own turn. `handling_s`: seconds that
+    `policy` makes the policy of a server, which may keep its own turn. Of `place` and its
+    `alternatives` the one is used that serves most when the period's first requests are played.
+    `handling_s`: seconds that
     each decision to hand on takes. `group`: servers that exchange states and hand on to each other;
     None: all. `source` names the paper or project; `differs`: how this form differs from it.
     """
@@ -36,6 +38,7 @@ class Scheme:
     name: str
     policy: Callable[[], Policy]
     place: Place
+    alternatives: tuple[Place, ...] = ()
     operators: Operators = EVERY
     knows: Knows = Knows.RING
     handling_s: float = 0.0
