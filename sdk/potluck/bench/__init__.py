@@ -33,6 +33,9 @@ BENCHES = {
     "prediction",
     "split": "one request shared inside its operators against one side alone, layer cuts and "
     "differential evolution",
+    "serve": "serving by categories against EPARA and its rivals, five workloads, simulated",
+    "serve_scale": "serving from 10 to 10,000 simulated servers: handling, placement, state "
+    "exchange, events per second",
     "fidelity": "predictions against measurements: homes, models, plans, schedules, training and "
     "inference",
 }

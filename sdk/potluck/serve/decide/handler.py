@@ -225,9 +225,7 @@ def by_spare_finish(
     if request.fps:
         return _for_stream(request, candidates, now_s, rng)
     chosen = _drawn(candidates, [_spare(request, each, now_s) for each in candidates], rng)
-    if (
-        chosen is None
-    ):  # nobody seems to have time; what is known is old, so one is asked all the same
+    if chosen is None:  # what is known is old: one is asked although nobody seems to have time
         possible = [each for each in candidates if _left_s(request, each, now_s) > 0]
         chosen = by_idle_goodput(request, possible, now_s, rng)
     return chosen

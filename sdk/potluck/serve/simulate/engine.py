@@ -28,11 +28,11 @@ from potluck.serve.decide.events import (
 from potluck.serve.decide.node import Node
 from potluck.serve.decide.placement import Demand, Placement
 from potluck.serve.decide.pools import pools_by_server
-from potluck.serve.decide.records import Request, Server, Service, by_name
+from potluck.serve.decide.records import Allocation, Request, Server, Service, by_name
 from potluck.serve.decide.view import NoView, View
 from potluck.serve.simulate.arrivals import Arrival
 from potluck.serve.simulate.outcome import Outcome, Tally
-from potluck.serve.simulate.scheme import Knows, Scheme
+from potluck.serve.simulate.scheme import Knows, Place, Scheme
 from potluck.serve.simulate.views import ExactView, Group, RingSnapshots
 
 MOST_PLAYED = 5000  # requests of the period, to tell placements apart
@@ -75,10 +75,16 @@ class Simulation:
         How it is served.
     clock
         If given, every decision about a request is timed with it, into `handling_s`.
+    placement
+        If given, this one is used instead of the scheme's.
     """
 
     def __init__(
-        self, scenario: Scenario, scheme: Scheme, clock: Callable[[], float] | None = None
+        self,
+        scenario: Scenario,
+        scheme: Scheme,
+        clock: Callable[[], float] | None = None,
+        placement: Placement | None = None,
     ) -> None:
         self.scenario = scenario
         self.scheme = scheme
@@ -88,10 +94,9 @@ class Simulation:
         named = self.services.items()
         self.to_s = {name: self._send_s(each.input_bytes) for name, each in named}
         self.back_s = {name: self._send_s(each.output_bytes) for name, each in named}
-        self.allocations = allocate_all(
-            scenario.services, scenario.servers, scheme.operators, scenario.demand
-        )
-        self.placement = self._placed()
+        self.size = scheme.group or len(scenario.servers)
+        self.allocations = self._allocated()
+        self.placement = placement or self._placed()
         self.nodes = [self._node(server.name) for server in scenario.servers]
         self.index = {node.name: index for index, node in enumerate(self.nodes)}
         self.groups = self._groups()
@@ -102,21 +107,41 @@ class Simulation:
         self._wake_s: dict[int, float] = {}
         self._deadline_s: dict[int, float] = {}
 
+    def _allocated(self) -> dict[tuple[str, str], Allocation]:
+        """Parts that suit the demand of one group."""
+        scenario, n_groups = self.scenario, -(-len(self.scenario.servers) // self.size)
+        of_group = {key: per_s / n_groups for key, per_s in scenario.demand.items()}
+        return allocate_all(scenario.services, scenario.servers, self.scheme.operators, of_group)
+
     def _placed(self) -> Placement:
         """By the scheme; of several placements the one that serves the first requests best."""
         scenario, scheme = self.scenario, self.scheme
-        found = [
-            each(scenario.servers, self.allocations, scenario.demand)
-            for each in (scheme.place, *scheme.alternatives)
-        ]
+        found = [self._by_group(each) for each in (scheme.place, *scheme.alternatives)]
         if len(found) == 1 or found.count(found[0]) == len(found):
             return found[0]
         part = replace(scenario, arrivals=scenario.arrivals[:MOST_PLAYED])
         return max(found, key=lambda each: self._played(part, each))
 
+    def _by_group(self, place: Place) -> Placement:
+        """Each group is placed alone, since it serves alone."""
+        servers, demand = self.scenario.servers, self.scenario.demand
+        if self.size >= len(servers):
+            return place(servers, self.allocations, demand)
+        group_of = {server.name: index // self.size for index, server in enumerate(servers)}
+        parts: dict[int, dict[tuple[str, str], float]] = {}
+        for (service, server), per_s in demand.items():
+            parts.setdefault(group_of[server], {})[service, server] = per_s
+        placed = [
+            place(servers[start : start + self.size], self.allocations, parts.get(number, {}))
+            for number, start in enumerate(range(0, len(servers), self.size))
+        ]
+        return Placement(
+            replicas=tuple(replica for each in placed for replica in each.replicas),
+            satisfied_per_s=sum(each.satisfied_per_s for each in placed),
+        )
+
     def _played(self, part: Scenario, placement: Placement) -> float:
-        scheme = replace(self.scheme, place=lambda *_: placement, alternatives=())
-        return Simulation(part, scheme).run().satisfied
+        return Simulation(part, self.scheme, placement=placement).run().satisfied
 
     def _send_s(self, nbytes: int) -> float:
         return self.scenario.latency_s + nbytes / self.scenario.bytes_per_s
@@ -130,7 +155,7 @@ class Simulation:
         pools = pools_by_server(self.placement, self.allocations)
         for node in self.nodes:
             node.handle(Placed(pools.get(node.name, ())), 0.0)
-        size = self.scheme.group or len(self.nodes)
+        size = self.size
         groups = []
         transfer_s = {
             name: self.to_s[name] + self.back_s[name] + self.scheme.handling_s
