@@ -35,7 +35,7 @@ SETTINGS: Mapping[str, float] = {
     "largest": 10_000,
     "requests": 40_000,
     "group": 100,
-    "interval_s": 1.0,
+    "interval_s": 0.1,
     "seed": 1,
 }
 GOALS = {

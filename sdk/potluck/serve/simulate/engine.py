@@ -164,6 +164,8 @@ class Simulation:
         for start in range(0, len(self.nodes), size):
             group = Group(self.nodes[start : start + size], self.scenario.interval_s)
             group.settle()
+            if self.scheme.knows is Knows.RING:
+                group.begin()
             groups.append(group)
             for index, node in enumerate(group.nodes):
                 node.view = self._view(group, index, transfer_s)
@@ -241,6 +243,7 @@ class Simulation:
     def _exchange(self, now_s: float, *, more: bool) -> None:
         for group in self.groups:
             if self.scheme.knows is Knows.RING:
+                self.outcome.n_events += len(group.nodes)
                 group.exchange(now_s)
         if more:
             self._at(now_s + self.scenario.interval_s, EXCHANGE, 0, None)

@@ -45,15 +45,23 @@ class Group:
             for service in node.hosted():
                 self.holders.setdefault(service, []).append(index)
 
+    def begin(self) -> None:
+        """The ring has been going on for long when the first request comes."""
+        rows = self._said(0.0)
+        most = self.rounds.maxlen or 0
+        self.rounds.extend((-ago * self.interval_s, rows) for ago in range(most, 0, -1))
+
     def exchange(self, now_s: float) -> None:
         """One round: everybody says its state."""
+        self.rounds.append((now_s, self._said(now_s)))
+        self.n_rounds += 1
+
+    def _said(self, now_s: float) -> dict[str, Rows]:
         states = [node.state(now_s).services for node in self.nodes]
-        rows = {
+        return {
             service: [states[index].get(service) for index in holders]
             for service, holders in self.holders.items()
         }
-        self.rounds.append((now_s, rows))
-        self.n_rounds += 1
 
     def heard(self, by: int, of: int) -> int:
         """Rounds ago that this server said what the other one knows now."""
