@@ -154,6 +154,8 @@ SCHEMES = {OURS.name: OURS, EPARA.name: EPARA, **RIVALS}
 def as_printed(scheme: Scheme) -> Scheme:
     """A rival without multi-frame and data parallelism, as Table 3 of EPARA has it.
 
+    InterEdge then also forwards to all servers in turn, without knowing who has the service.
+
     Parameters
     ----------
     scheme
@@ -161,7 +163,9 @@ def as_printed(scheme: Scheme) -> Scheme:
     """
     operators = replace(scheme.operators, multi_frame=False, data_parallel=False)
     policy = partial(_on_one_replica, scheme.policy)
-    return replace(scheme, name=f"{scheme.name}, as printed", operators=operators, policy=policy)
+    knows = Knows.NAMES if scheme.name == INTEREDGE.name else scheme.knows
+    name = f"{scheme.name}, as printed"
+    return replace(scheme, name=name, operators=operators, policy=policy, knows=knows)
 
 
 def _on_one_replica(policy: Callable[[], Policy]) -> Policy:

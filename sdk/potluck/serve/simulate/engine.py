@@ -33,7 +33,7 @@ from potluck.serve.decide.view import NoView, View
 from potluck.serve.simulate.arrivals import Arrival
 from potluck.serve.simulate.outcome import Outcome, Tally
 from potluck.serve.simulate.scheme import Knows, Place, Scheme
-from potluck.serve.simulate.views import ExactView, Group, RingSnapshots
+from potluck.serve.simulate.views import ExactView, Group, NamesOnly, RingSnapshots
 
 MOST_PLAYED = 5000  # requests of the period, to tell placements apart
 HOP, DONE, TICK, END, EXCHANGE = range(5)
@@ -177,6 +177,8 @@ class Simulation:
                 return RingSnapshots(group, index, transfer_s)
             case Knows.NOW:
                 return ExactView(group, index, transfer_s)
+            case Knows.NAMES:
+                return NamesOnly(group, index, transfer_s)
             case Knows.NOTHING:
                 return NoView()
 

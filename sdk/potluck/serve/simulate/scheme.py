@@ -21,6 +21,7 @@ class Knows(Enum):
 
     RING = "states of the ring, as old as their way here"
     NOW = "the exact state of everybody"
+    NAMES = "who there is, not what they have or do"
     NOTHING = "nothing: it serves alone"
 
 

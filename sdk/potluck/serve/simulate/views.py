@@ -182,3 +182,34 @@ class ExactView:
         service, server, amount, now_s
             As of `decide.view.View.sent`.
         """
+
+
+class NamesOnly:
+    """All others of the group, whatever they have and do.
+
+    Parameters
+    ----------
+    group
+        Whose names are known.
+    index
+        Of this server there.
+    transfer_s
+        By service, seconds to another server and for the answer back.
+    """
+
+    def __init__(self, group: Group, index: int, transfer_s: Mapping[str, float]) -> None:
+        names = [name for place, name in enumerate(group.names) if place != index]
+        self._others = [Candidate(name, 1.0, 0.0, 0.0, 1.0) for name in names]
+
+    def candidates(self, service: str, now_s: float) -> list[Candidate]:
+        """All others."""
+        return self._others
+
+    def sent(self, service: str, server: str, amount: float, now_s: float) -> None:
+        """Nothing is known anyway.
+
+        Parameters
+        ----------
+        service, server, amount, now_s
+            As of `decide.view.View.sent`.
+        """
