@@ -91,6 +91,11 @@ PULSE_LOST_S = 2.0
 # pongs come, is busy, and `progress` stands still for this and 3 usual steps: the worker hangs
 HUNG_S = 5.0
 
+# --- coordinators --------------------------------------------------------------------------------
+
+MAX_LEASE_S = 60.0  # longer, and nobody takes over from one that ended meanwhile
+MAX_LEASES = 64  # that a device knows, the latest
+
 # --- pairing --------------------------------------------------------------------------------------
 
 PAIRING_DIGITS = 8  # 26.6 bits: three guesses hit with 3e-8

@@ -152,7 +152,8 @@ class Prepare(Message):
     [Program.to_json()]}; then one buffer per segment, in that order (a graph document or an ONNX
     model). A segment with "weights": NAME, or EPOCH/NAME of this run, has the state of that earlier
     one, and only runs forward. `memory_bytes` is what the plan says it needs here. `credit_along`
-    (since 1.5): all devices of the run know `Value.received`.
+    (since 1.5): all devices of the run know `Value.received`. `lease`, `term` (since 1.9): that of
+    the coordinator who trains it, see `Lease`; refused with `old-term` where a newer one has begun.
     """
 
     run: str = ""
@@ -160,6 +161,8 @@ class Prepare(Message):
     memory_bytes: int = 0
     seed: int = 0
     credit_along: bool = False
+    lease: str = ""
+    term: int = 0
 
 
 @_message
@@ -277,6 +280,45 @@ class Abort(Message):
     epoch: int = 0
     program: str = ""
     step: int = 0
+
+
+# --- control: who coordinates ---------------------------------------------------------------------
+
+
+@_message
+class Lease(Message):
+    """Since 1.9. One of several coordinators asks to act in a term of the lease `name`.
+
+    Without a `record` it asks for a promise: that nothing of older terms is taken any more. With
+    one, the record is written in that term (of equal terms the larger `serial` counts), and stays
+    when the agent is started again. Either is granted where no newer term was promised, and to
+    another than the holder only once its time is over; then the lease is the sender's for
+    `lasts_s`. Runs of older terms end.
+    """
+
+    task: str = ""
+    name: str = ""
+    term: int = 0
+    serial: int = 0
+    lasts_s: float = 0.0
+    record: str = ""
+
+
+@_message
+class Leased(Message):
+    """Whether that was granted, and what the device knows of the lease now.
+
+    `term`: the newest that was promised; `left_s`: of the holder's time; `record`: the latest, as
+    it was written in `accepted_term` with `accepted_serial`.
+    """
+
+    task: str = ""
+    granted: bool = False
+    term: int = 0
+    left_s: float = 0.0
+    accepted_term: int = 0
+    accepted_serial: int = 0
+    record: str = ""
 
 
 # --- control: measuring ---------------------------------------------------------------------------
@@ -706,6 +748,7 @@ class RefusalCode:
     UNKNOWN_RUN = "unknown-run"  # nothing of that run is loaded, or it went with the worker
     STATE = "state"  # not now: see the session states
     LEAVING = "leaving"  # the device wants to leave: see `Leaving` (since 1.8)
+    OLD_TERM = "old-term"  # another coordinator acts in a newer term: see `Lease` (since 1.9)
 
 
 class FailureCause:
@@ -764,6 +807,8 @@ MESSAGES: dict[int, Entry] = {
     23: Entry(Probed, _C, "agent"),
     24: Entry(Meter, _C, "controller"),
     25: Entry(Reading, _C, "agent"),
+    26: Entry(Lease, _C, "controller"),
+    27: Entry(Leased, _C, "agent"),
     40: Entry(Value, _D, "either", (1, 1)),
     41: Entry(Chunk, _D, "either", (1, 1)),
     42: Entry(Credit, _D, "either"),

@@ -23,6 +23,7 @@ RECOMPUTE = (1, 8)  # the attribute `recompute` of `run`
 LEAVING = (1, 8)  # `Leaving` and `Staying`
 SPLIT_BACKWARD = (1, 9)  # `backward_input`, `backward_weight` and the attribute `split` of `run`
 UPDATES = (1, 9)  # `norms`, `limit`, what else `step` may have, and optimizers beside `OLDER`
+LEASE = (1, 9)  # `Lease`, `Prepare.lease` and `Prepare.term`
 # 1.7 has `connection` in the capability statement, 1.8 `processors`, `hardware`, `rules` and
 # `leaving`, and `Measured.sgd_s`, 1.9 `Measured.weight_frac`: who does not know them ignores them
 

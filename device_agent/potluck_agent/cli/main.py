@@ -7,6 +7,7 @@ import threading
 import time
 from argparse import Namespace
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -99,6 +100,7 @@ def _run(chosen: Options, directory: Path, log: Any) -> int:
     computes = _processors(chosen, note)
     facts |= {"threads": computes.threads, "processors": list(computes.rows)}
     settings = _settings(chosen, identity, facts, computes.device_bytes)
+    settings = replace(settings, leases=_leases(directory))
     net = EventLoop(
         core=_core(chosen, settings, note),
         identity=identity,
@@ -154,6 +156,21 @@ def _run(chosen: Options, directory: Path, log: Any) -> int:
             # whoever would have done it was killed
             shutil.rmtree(chosen.scratch, ignore_errors=True)
     return 0
+
+
+def _leases(directory: Path) -> str:
+    """What was promised to coordinators before, as JSON."""
+    from potluck_agent.core.leases import is_document
+    from potluck_agent.net.event_loop import LEASES
+    from potluck_wire.documents import dump
+
+    path = directory / LEASES
+    if not path.exists():
+        return ""
+    rows = keys.read_private(path)
+    if not isinstance(rows, list) or not is_document(rows):
+        raise AgentError(f"{path} is corrupt. Delete it once no coordinator trains any more.")
+    return dump(rows).decode()
 
 
 def _each_tick(

@@ -99,7 +99,7 @@ class EpochTable:
         except WireError as error:
             self._out.refuse(key, message, RefusalCode.DOCUMENT, error.text)
             return
-        run = run or self.runs.setdefault(message.run, LoadedRun(name=message.run, owner=key))
+        run = run or self.runs.setdefault(message.run, _begun(key, message))
         this = Name(run.name, message.epoch, "", 0)
         slots = {piece.name: slot_of(this, piece.name) for piece in load.segments}
         run.epochs[message.epoch] = Epoch(
@@ -223,6 +223,12 @@ class EpochTable:
             del self._lost[message.run]
         self._out.say(key, Dropped(run=message.run, epoch=message.epoch))
 
+    def end_older(self, lease: str, term: int, now_s: float) -> None:
+        """A newer term has begun: runs of older ones end."""
+        for run in list(self.runs.values()):
+            if run.lease == lease and run.term < term:
+                self._drop_run(run, now_s)
+
     def leave(self, key: str, now_s: float) -> None:
         """A notebook is gone: its runs end."""
         for run in [run for run in self.runs.values() if run.owner == key]:
@@ -336,6 +342,10 @@ class EpochTable:
         for name in list(self._lost)[:-MAX_RUNS]:
             del self._lost[name]
         self.runs.clear()
+
+
+def _begun(key: str, message: Prepare) -> LoadedRun:
+    return LoadedRun(name=message.run, owner=key, lease=message.lease, term=message.term)
 
 
 def refusal_code(cause: str) -> str:

@@ -1,6 +1,7 @@
 """What the agent's core is told and what it answers: events in, actions out, all plain values."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from potluck_wire.messages import Message
 
@@ -202,10 +203,28 @@ class ReadMeter:
 
 
 @dataclass(frozen=True, slots=True)
+class KeepLeases:
+    """Write these rows to disk, in place of those before; once they are there, send the answer."""
+
+    rows: tuple[dict[str, Any], ...]
+    answer: ToPeer
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """Something happened that must not: keep this text for the owner."""
 
     text: str
 
 
-Action = ToPeer | Store | StartWorker | ToWorker | KillWorker | SetMembers | ReadMeter | Report
+Action = (
+    ToPeer
+    | Store
+    | StartWorker
+    | ToWorker
+    | KillWorker
+    | SetMembers
+    | ReadMeter
+    | KeepLeases
+    | Report
+)

@@ -19,6 +19,7 @@ from potluck_agent.core.events import (
     Event,
     FromPeer,
     FromWorker,
+    KeepLeases,
     KillWorker,
     LinkReset,
     MayStay,
@@ -38,6 +39,7 @@ from potluck_agent.core.events import (
 )
 from potluck_agent.core.execution_engine import ExecutionEngine
 from potluck_agent.core.held import Held, held
+from potluck_agent.core.leases import LeaseTable
 from potluck_agent.core.measurements import MeasurementQueue
 from potluck_agent.core.members import read_roster
 from potluck_agent.core.outbox import Outbox, Settings
@@ -66,6 +68,7 @@ from potluck_wire.messages import (
     Freed,
     Goodbye,
     Hello,
+    Lease,
     LoadSegment,
     Measure,
     MeasuredTask,
@@ -97,6 +100,7 @@ class Core:
         self.n_faults = 0  # events that raised what nothing may raise
         self._last_s: float | None = None
         self._departure = Departure()
+        self._leases = LeaseTable(settings.leases)
         # what the report of a fault tells
         self._latest: deque[tuple[float, Event]] = deque(maxlen=fault_log.N_EVENTS)
         self._set_up()
@@ -278,8 +282,9 @@ class Core:
             case Goodbye():
                 self._close_session(key, now_s)
             case Prepare():
-                self._work.plans.prepare(key, message, buffers, now_s)
-                self._set_members(now_s)  # it is this notebook's word that counts now
+                self._prepare(key, message, buffers, now_s)
+            case Lease():
+                self._lease(key, message, now_s)
             case Commit():
                 self._work.plans.commit(key, message, now_s)
             case Drop():
@@ -295,6 +300,28 @@ class Core:
                 self._set_members(now_s)  # it goes where this notebook says
             case Meter():
                 self._measuring.meter(key, message, now_s)
+
+    def _prepare(
+        self, key: str, message: Prepare, buffers: tuple[Buffer, ...], now_s: float
+    ) -> None:
+        if message.lease:
+            newest = self._leases.term(message.lease)
+            if message.term < newest:
+                text = f"term {newest} has begun, this is of term {message.term}"
+                self._out.refuse(key, message, RefusalCode.OLD_TERM, text)
+                return
+            self._leases.learn(key, message.lease, message.term)
+            self._work.plans.end_older(message.lease, message.term, now_s)
+        self._work.plans.prepare(key, message, buffers, now_s)
+        self._set_members(now_s)  # it is this notebook's word that counts now
+
+    def _lease(self, key: str, message: Lease, now_s: float) -> None:
+        """A coordinator asks whether it may act: what older terms do here ends with that."""
+        answer, has_changed = self._leases.ask(key, message, now_s)
+        if answer.granted:
+            self._work.plans.end_older(message.name, message.term, now_s)
+        told = ToPeer(key, answer)
+        self._out.add(KeepLeases(self._leases.rows(), told) if has_changed else told)
 
     def _hello(self, key: str, message: Hello, now_s: float) -> None:
         """A session begins; the welcome waits until the worker has said what it can do."""
@@ -516,6 +543,8 @@ class Core:
             case ToPeer(message=(Value() | Chunk()) as sent):
                 rejected = Rejected(transfer=sent.transfer, code=RefusalCode.STATE, text=event.text)
                 self._exchange.rejected(event.action.key, rejected, now_s)
+            case KeepLeases():  # who asked hears nothing, and asks again
+                self._leases.not_kept()
             case ToPeer(message=Done() as done):
                 self._work.plans.answer_failed(done, event.text)
             case ToPeer() if event.action.key in self._sessions and not isinstance(

@@ -22,7 +22,8 @@ class Settings:
     `memory_bytes`: for tensors. `hang_s`: a worker that is silent for so long over a task is hung
     (or ten times the longest task so far, where that is more). `grace_s`: a notebook that is silent
     for so long is gone. `is_told_times`: tasks last as long as a program says, for this device
-    plays another. `facts`: what else the capability statement says.
+    plays another. `facts`: what else the capability statement says. `leases`: what was promised to
+    coordinators before the agent was started, as JSON.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Settings:
     grace_s: float = 30.0
     is_told_times: bool = False
     facts: dict[str, Any] = field(default_factory=dict)
+    leases: str = ""
 
     @property
     def is_emulated(self) -> bool:

@@ -21,6 +21,7 @@ from potluck_agent.core.events import (
     Event,
     FromPeer,
     FromWorker,
+    KeepLeases,
     KillWorker,
     LinkReset,
     MayStay,
@@ -50,6 +51,7 @@ from potluck_wire.messages import (
     Channel,
     Chunk,
     Computed,
+    Leased,
     LoadSegment,
     MeasureTask,
     Message,
@@ -243,6 +245,9 @@ def _facts(action: Action) -> list[Any]:
             row = [[[member.name, member.key, member.address] for member in action.members]]
         case ReadMeter():
             row = [action.key, action.busy_s, action.radio_s, action.busy_frac]
+        case KeepLeases():
+            kept = [list(lease.values()) for lease in action.rows]
+            row = [action.answer.key, _pack_message(action.answer.message), kept]
         case Report():
             row = [action.text.partition("\n")[0].partition("(")[0]]
     return row
@@ -317,6 +322,8 @@ def _unpack_undone(kind: str, key: str, message: Any) -> Action:
             return Store(0, b"")
         case "StartWorker":
             return StartWorker()
+        case "KeepLeases":
+            return KeepLeases((), ToPeer("", Leased()))
     return Report("")  # any other is only counted
 
 

@@ -54,10 +54,15 @@ Answer = tuple[Message, tuple[Buffer, ...]]
 
 @dataclass(slots=True, kw_only=True)
 class LoadedRun:
-    """A run of one notebook. `committed` is the epoch in force, -1 before the first commit."""
+    """A run of one notebook. `committed` is the epoch in force, -1 before the first commit.
+
+    `lease`, `term`: under which a coordinator trains it.
+    """
 
     name: str
     owner: str
+    lease: str = ""
+    term: int = 0
     committed: int = -1
     epochs: dict[int, Epoch] = field(default_factory=dict)
     answers: OrderedDict[Name, Answer | None] = field(default_factory=OrderedDict)

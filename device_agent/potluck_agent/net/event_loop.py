@@ -22,6 +22,7 @@ from potluck_agent.core.events import (
     Action,
     Event,
     FromPeer,
+    KeepLeases,
     KillWorker,
     LinkReset,
     MayStay,
@@ -73,6 +74,7 @@ from potluck_wire.messages import (
 from potluck_wire.pairing import Paired
 
 TICK_S = 0.2
+LEASES = "leases.json"  # in its state directory
 EVENTS_AT_ONCE = 256  # connections that came or went; strangers make a thousand a second
 
 _ZEROS = memoryview(bytes(MAX_CHUNK_BYTES))
@@ -436,6 +438,9 @@ class EventLoop:
                 self._link_members()
             case ReadMeter():
                 self._read_meter(action)
+            case KeepLeases():
+                keys.write_private(self._state_dir / LEASES, action.rows)
+                self._send(action.answer)
             case Report():
                 self._journal.fault(action.text, fault_log.FILE)
                 fault_log.keep(self._state_dir, action.text)

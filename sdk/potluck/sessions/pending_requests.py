@@ -18,6 +18,8 @@ from potluck_wire.messages import (
     Drop,
     Dropped,
     Goodbye,
+    Lease,
+    Leased,
     Measure,
     Measured,
     Message,
@@ -39,12 +41,18 @@ ANSWERS: dict[type[Message], type[Message]] = {
     Drop: Dropped,
     Measure: Measured,
     Probe: Probed,
+    Lease: Leased,
 }
 UNANSWERED = (Meter, Goodbye)
 # how long a device that lives may take to answer: what it has at hand; what frees memory; and what
 # loads, compiles or computes, at most
 AT_HAND_S, FREES_S, WORKS_S = 10.0, 60.0, 900.0
-ANSWER_S: dict[type[Message], float] = {Roster: AT_HAND_S, Commit: FREES_S, Drop: FREES_S}
+ANSWER_S: dict[type[Message], float] = {
+    Roster: AT_HAND_S,
+    Lease: AT_HAND_S,
+    Commit: FREES_S,
+    Drop: FREES_S,
+}
 LEAST_BYTES_PER_S = 64 << 10  # what comes with a question is under way before it can be answered
 
 

@@ -19,6 +19,7 @@ from potluck_agent.core.events import (
     Event,
     FromPeer,
     FromWorker,
+    KeepLeases,
     KillWorker,
     LinkReset,
     MayStay,
@@ -243,6 +244,8 @@ class MemoryAgent:
                     )
             case ReadMeter():
                 self._send(ToPeer(action.key, self._reading(action)))
+            case KeepLeases():
+                self._send(action.answer)
             case Report():
                 self._fault(action.text)
 

@@ -1,0 +1,183 @@
+"""Which coordinator may act on this device, for each lease: terms only grow, and what was promised
+is kept on disk before it is said. Pure.
+
+A device is one acceptor of Paxos (Lamport, "Paxos made simple", 2001) with a lease on top: while
+the holder's time runs, nobody else is promised a newer term.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from potluck_wire.limits import MAX_INT, MAX_LEASE_S, MAX_LEASES, is_identifier, is_key
+from potluck_wire.messages import Lease, Leased
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """One lease as it is on disk: the term that was promised, and to which key; the record that was
+    written last, with its own term and serial number; for how long the holder was promised it.
+    """
+
+    name: str
+    term: int
+    key: str
+    accepted_term: int = 0
+    accepted_serial: int = 0
+    record: str = ""
+    lasts_s: float = 0.0
+
+
+class LeaseTable:
+    """All leases that this device knows.
+
+    Parameters
+    ----------
+    document
+        What `document` gave before the agent was started again; empty: nothing was promised yet.
+    """
+
+    def __init__(self, document: str = "") -> None:
+        rows = json.loads(document) if document else []
+        # by name; replaced as a whole, never changed
+        self._kept: Mapping[str, Kept] = {row["name"]: Kept(**row) for row in rows}
+        # nobody knows how much of it had passed: all of it runs again from the first moment on
+        self._until_s: Mapping[str, float | None] = dict.fromkeys(self._kept)
+        self._is_on_disk = True
+
+    def term(self, name: str) -> int:
+        """The newest term that is known of a lease; 0 of one that nobody has had."""
+        kept = self._kept.get(name)
+        return kept.term if kept is not None else 0
+
+    def rows(self) -> tuple[dict[str, Any], ...]:
+        """What has to be on disk before an answer is said."""
+        return tuple(asdict(kept) for kept in self._kept.values())
+
+    def ask(self, key: str, asked: Lease, now_s: float) -> tuple[Leased, bool]:
+        """The answer to a coordinator, and whether what is kept has changed.
+
+        Parameters
+        ----------
+        key
+            Of the coordinator.
+        asked
+            With a record: to be written in its term; without: a promise of a newer term.
+        now_s
+            By the clock of this device.
+        """
+        before = self._kept.get(asked.name)
+        after = self._granted(key, asked, before, now_s)
+        if after is None:
+            return self._answer(asked, before, now_s, granted=False), False
+        has_changed, self._is_on_disk = after != before or not self._is_on_disk, True
+        self._keep(after, now_s + asked.lasts_s)
+        return self._answer(asked, after, now_s, granted=True), has_changed
+
+    def _granted(self, key: str, asked: Lease, kept: Kept | None, now_s: float) -> Kept | None:
+        """What is kept from now on; None where it is not granted."""
+        if not is_sound(asked):
+            return None
+        kept = kept or Kept(name=asked.name, term=0, key="")
+        is_own = kept.term == asked.term and kept.key == key
+        is_newer = asked.term > kept.term and (key == kept.key or self._left_s(asked, now_s) <= 0.0)
+        if not asked.record:
+            held = replace(kept, term=asked.term, key=key, lasts_s=asked.lasts_s)
+            return held if is_newer else None
+        ballot = asked.term, asked.serial
+        if not (is_own or is_newer) or ballot < (kept.accepted_term, kept.accepted_serial):
+            return None
+        if ballot == (kept.accepted_term, kept.accepted_serial) and asked.record != kept.record:
+            return None
+        return Kept(
+            name=asked.name,
+            term=asked.term,
+            key=key,
+            accepted_term=asked.term,
+            accepted_serial=asked.serial,
+            record=asked.record,
+            lasts_s=asked.lasts_s,
+        )
+
+    def not_kept(self) -> None:
+        """What was to be on disk is not: with the next answer it has to be."""
+        self._is_on_disk = False
+
+    def learn(self, key: str, name: str, term: int) -> None:
+        """A run of this term begins here, though this device was not asked for it.
+
+        Parameters
+        ----------
+        key
+            Of its coordinator.
+        name, term
+            Of the lease.
+        """
+        kept = self._kept.get(name, Kept(name=name, term=0, key=""))
+        if term > kept.term:
+            self._keep(replace(kept, term=term, key=key), self._until_s.get(name, 0.0))
+
+    def _left_s(self, asked: Lease, now_s: float) -> float:
+        until_s = self._until_s.get(asked.name, now_s)
+        if until_s is None:
+            until_s = now_s + self._kept[asked.name].lasts_s
+            self._until_s = {**self._until_s, asked.name: until_s}
+        return until_s - now_s
+
+    def _answer(self, asked: Lease, kept: Kept | None, now_s: float, *, granted: bool) -> Leased:
+        known = kept or Kept(name=asked.name, term=0, key="")
+        return Leased(
+            task=asked.task,
+            granted=granted,
+            term=known.term,
+            left_s=max(0.0, self._left_s(asked, now_s)),
+            accepted_term=known.accepted_term,
+            accepted_serial=known.accepted_serial,
+            record=known.record,
+        )
+
+    def _keep(self, kept: Kept, until_s: float | None) -> None:
+        """The one that was granted last stands last; the oldest are forgotten."""
+        others = [each for name, each in self._kept.items() if name != kept.name]
+        left = {each.name: each for each in (*others[1 - MAX_LEASES :], kept)}
+        until = {name: self._until_s.get(name) for name in left}
+        self._kept, self._until_s = left, {**until, kept.name: until_s}
+
+
+def is_sound(asked: Lease) -> bool:
+    """Whether a lease may be asked for so.
+
+    Parameters
+    ----------
+    asked
+        As it came.
+    """
+    return (
+        is_identifier(asked.name)
+        and 1 <= asked.term <= MAX_INT
+        and 0.0 <= asked.lasts_s <= MAX_LEASE_S
+        and (bool(asked.record) == (asked.serial >= 1))
+    )
+
+
+def is_document(rows: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether a table of leases was written so.
+
+    Parameters
+    ----------
+    rows
+        As they were read.
+    """
+    try:
+        kept = [Kept(**row) for row in rows]
+    except TypeError:
+        return False
+    return all(
+        is_identifier(each.name)
+        and is_key(each.key)
+        and all(type(n) is int for n in (each.term, each.accepted_term, each.accepted_serial))
+        and type(each.record) is str
+        and type(each.lasts_s) in (int, float)
+        for each in kept
+    )
