@@ -258,9 +258,7 @@ class Succession:
             self._granted |= {event.voter}
         else:
             self._denied |= {event.voter}
-        if event.record is not None and (
-            self._latest is None or event.ballot > self._latest[0]
-        ):
+        if event.record is not None and (self._latest is None or event.ballot > self._latest[0]):
             self._latest = event.ballot, event.record
         if not event.granted:
             self._refused(event, now_s)
@@ -352,7 +350,9 @@ class Succession:
     def _report(self) -> None:
         if self.role != ACTING:
             return
-        position = min([self.reached, *(self._copies.get(key, (0, 0.0))[0] for key in self._needed)])
+        position = min(
+            [self.reached, *(self._copies.get(key, (0, 0.0))[0] for key in self._needed)]
+        )
         if position > self.reported:
             self.reported = position
             self._actions.append(Report(position))

@@ -11,7 +11,7 @@ import copy
 import json
 import random
 from collections import deque
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from potluck.coordinate.succession import (
@@ -121,7 +121,10 @@ def steps(w: World) -> list[tuple[Any, ...]]:
 def after(w: World, step: tuple[Any, ...]) -> World:
     """The world after it; Broken where what must hold does not."""
     w = replace(
-        w, coordinators=dict(w.coordinators), devices=dict(w.devices), acted=dict(w.acted),
+        w,
+        coordinators=dict(w.coordinators),
+        devices=dict(w.devices),
+        acted=dict(w.acted),
         disks=dict(w.disks),
     )
     w = _STEPS[step[0]](w, *step[1:])
@@ -235,9 +238,7 @@ def _pulled(w: World, message: Message) -> World:
     if there.log[: len(log)] == log:
         w = _handle(w, message.target, Pulled(message.source, len(log)))
         there = w.coordinators[message.target]
-    return _fly(
-        w, Message("copy", message.target, message.source, (there.log, there.machine.term))
-    )
+    return _fly(w, Message("copy", message.target, message.source, (there.log, there.machine.term)))
 
 
 def _copied(w: World, message: Message) -> World:
@@ -319,9 +320,7 @@ _STEPS: dict[str, Any] = {
     "sync": _sync,
     "deliver": _deliver,
     "lose": _gone,
-    "repeat": lambda w, message: _deliver(
-        _fly(w, replace(message, is_repeat=True)), message
-    ),
+    "repeat": lambda w, message: _deliver(_fly(w, replace(message, is_repeat=True)), message),
     "off": _off,
     "on": _on,
     "wait": lambda w, seconds: replace(w, now_s=w.now_s + seconds),
@@ -336,8 +335,10 @@ def key(w: World) -> Any:
     """What tells one world from another: times count from now."""
     return _plain(
         (
-            tuple((n, c.machine and vars(c.machine), c.log, c.n_synced)
-                  for n, c in w.coordinators.items()),
+            tuple(
+                (n, c.machine and vars(c.machine), c.log, c.n_synced)
+                for n, c in w.coordinators.items()
+            ),
             tuple((n, t and vars(t)) for n, t in w.devices.items()),
             frozenset(w.flying),
             w.told,
@@ -456,5 +457,10 @@ def in_sync(w: World) -> tuple[str, ...]:
     return record.in_sync if record else ()
 
 
-assert is_dataclass(World)
-assert fields(World)
+def acting(w: World) -> tuple[str, ...]:
+    """Who acts."""
+    return tuple(
+        name
+        for name, each in w.coordinators.items()
+        if each.machine is not None and each.machine.role == ACTING
+    )

@@ -1,0 +1,194 @@
+"""Coordinators ask to act: terms only grow, what was promised is on disk before it is said, and runs
+of older terms end.
+"""
+
+import json
+from dataclasses import replace
+
+import pytest
+from tests.agent.core.core_talk import (
+    OTHER_KEY,
+    OTHER_SENDER,
+    OWNER_KEY,
+    OWNER_SENDER,
+    Talk,
+    plan,
+    recv,
+)
+
+from potluck_agent.core.events import KeepLeases, ToPeer, Undone
+from potluck_agent.core.leases import LeaseTable, is_document
+from potluck_wire.limits import MAX_LEASE_S, MAX_LEASES
+from potluck_wire.messages import Lease, Leased, Prepare, Prepared, RefusalCode, Refused
+
+PROMISE = Lease(task="t", name="job", term=1, lasts_s=2.0)
+WRITE = Lease(task="t", name="job", term=1, serial=1, lasts_s=5.0, record="A")
+
+
+def two():
+    """A core with two coordinators."""
+    return Talk().begin().begin(OTHER_SENDER)
+
+
+def asks(talk, message, sender=OWNER_SENDER):
+    """The answer, and whether it waits for the disk."""
+    *_, action = talk.hear(message, sender=sender)
+    is_kept = isinstance(action, KeepLeases)
+    told = action.answer if is_kept else action
+    assert told.key == sender.key
+    return told.message, is_kept
+
+
+def test_a_promise_is_on_disk_before_it_is_said():
+    talk = two()
+    (kept,) = talk.hear(PROMISE)
+    granted = Leased(task="t", granted=True, term=1, left_s=2.0)
+    assert kept.answer == ToPeer(OWNER_KEY, granted)
+    assert is_document(kept.rows)
+    again = LeaseTable(json.dumps(kept.rows))
+    assert again.term("job") == 1
+
+
+def test_a_renewal_changes_nothing_on_disk():
+    talk = two()
+    asks(talk, PROMISE)
+    assert asks(talk, WRITE)[1]
+    talk.now_s += 3.0
+    answer, is_kept = asks(talk, WRITE)
+    assert (answer.granted, answer.left_s, answer.record, is_kept) == (True, 5.0, "A", False)
+
+
+@pytest.mark.parametrize(
+    ("asked", "is_granted"),
+    [
+        (replace(PROMISE, term=2), False),  # the lease is another's
+        (replace(WRITE, term=2), False),
+        (replace(PROMISE, term=1), False),
+        (replace(WRITE, serial=2), False),  # that term is another's
+    ],
+)
+def test_while_it_is_held_another_one_gets_nothing(asked, is_granted):
+    talk = two()
+    asks(talk, WRITE)
+    talk.now_s += 4.9
+    answer, _ = asks(talk, asked, OTHER_SENDER)
+    assert answer.granted is is_granted
+    assert answer.left_s == pytest.approx(0.1)
+    assert (answer.term, answer.accepted_term, answer.accepted_serial) == (1, 1, 1)
+    assert answer.record == "A"
+
+
+def test_once_it_is_over_another_one_gets_a_newer_term_and_the_old_one_nothing():
+    talk = two()
+    asks(talk, WRITE)
+    talk.now_s += 5.0
+    answer, is_kept = asks(talk, replace(PROMISE, term=2), OTHER_SENDER)
+    assert (answer.granted, answer.record, is_kept) == (True, "A", True)
+    late, _ = asks(talk, replace(WRITE, serial=2))
+    assert (late.granted, late.term) == (False, 2)
+
+
+def test_its_holder_may_take_a_newer_term_at_any_time_and_give_it_back():
+    talk = two()
+    asks(talk, WRITE)
+    assert asks(talk, replace(PROMISE, term=5))[0].granted
+    assert asks(talk, replace(WRITE, term=5, lasts_s=0.0))[0].granted
+    assert asks(talk, replace(PROMISE, term=6), OTHER_SENDER)[0].granted
+
+
+def test_records_of_a_term_are_written_in_order():
+    talk = two()
+    asks(talk, WRITE)
+    assert asks(talk, replace(WRITE, serial=3, record="C"))[0].granted
+    for late in (WRITE, replace(WRITE, serial=3, record="D")):
+        answer, _ = asks(talk, late)
+        assert (answer.granted, answer.record) == (False, "C")
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        replace(PROMISE, name=""),
+        replace(PROMISE, name="a/b"),
+        replace(PROMISE, term=0),
+        replace(PROMISE, lasts_s=-1.0),
+        replace(PROMISE, lasts_s=MAX_LEASE_S + 1),
+        replace(PROMISE, serial=1),
+        replace(WRITE, serial=0),
+    ],
+)
+def test_what_is_no_question_is_not_granted(asked):
+    answer, is_kept = asks(two(), asked)
+    assert not answer.granted
+    assert not is_kept
+
+
+def test_what_could_not_be_kept_is_kept_with_the_next_answer():
+    talk = two()
+    (kept,) = talk.hear(WRITE)
+    talk.core.handle(Undone(kept, "KeepLeases: the disk is full"), talk.now_s)
+    assert asks(talk, WRITE)[1]
+    assert not asks(talk, WRITE)[1]
+
+
+def test_after_a_restart_a_lease_runs_for_as_long_as_it_was_given():
+    talk = two()
+    (kept,) = talk.hear(WRITE)
+    again = Talk(leases=json.dumps(kept.rows)).begin().begin(OTHER_SENDER)
+    answer, _ = asks(again, replace(PROMISE, term=2), OTHER_SENDER)
+    assert (answer.granted, answer.left_s) == (False, 5.0)
+    again.now_s += 5.0
+    assert asks(again, replace(PROMISE, term=2), OTHER_SENDER)[0].granted
+
+
+def test_runs_of_an_older_term_end_and_are_not_taken_any_more():
+    talk = two()
+    asks(talk, WRITE)
+    old = Prepare(run="r", epoch=1, lease="job", term=1)
+    talk.hear(old, *plan(recv("x")))
+    new = Prepare(run="s", epoch=1, lease="job", term=2)
+    (busy,) = talk.hear(replace(new, lease="other"), *plan(recv("x")), sender=OTHER_SENDER)
+    assert busy.message.code == RefusalCode.BUSY
+    talk.now_s += 5.0
+    asks(talk, replace(PROMISE, term=2), OTHER_SENDER)
+    assert talk.core.state()["runs"] == []
+    (refused,) = talk.hear(replace(old, epoch=2), *plan(recv("x")))
+    assert isinstance(refused.message, Refused)
+    assert refused.message.code == RefusalCode.OLD_TERM
+    (taken,) = talk.hear(new, *plan(recv("x")), sender=OTHER_SENDER)
+    assert taken == ToPeer(OTHER_KEY, Prepared(run="s", epoch=1))
+
+
+def test_a_device_that_was_not_asked_learns_of_a_newer_term_from_its_run():
+    talk = two()
+    old = Prepare(run="r", epoch=1, lease="job", term=1)
+    talk.hear(old, *plan(recv("x")))
+    new = Prepare(run="s", epoch=1, lease="job", term=2)
+    *_, taken = talk.hear(new, *plan(recv("x")), sender=OTHER_SENDER)
+    assert taken == ToPeer(OTHER_KEY, Prepared(run="s", epoch=1))
+    (refused,) = talk.hear(replace(old, epoch=2), *plan(recv("x")))
+    assert refused.message.code == RefusalCode.OLD_TERM
+
+
+def test_a_run_without_a_lease_is_nobodys_business():
+    talk = two()
+    talk.hear(Prepare(run="r", epoch=1), *plan(recv("x")))
+    assert asks(talk, PROMISE, OTHER_SENDER)[0].granted
+    assert [run["name"] for run in talk.core.state()["runs"]] == ["r"]
+
+
+def test_only_the_latest_leases_are_known():
+    table = LeaseTable()
+    for number in range(MAX_LEASES + 5):
+        table.ask(OWNER_KEY, replace(WRITE, name=f"job-{number}"), 0.0)
+    assert len(table.rows()) == MAX_LEASES
+    assert table.term("job-4") == 0
+    assert table.term("job-5") == 1
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [[{}], [{"name": "a/b", "term": 1, "key": OWNER_KEY}], [{"name": "a", "term": "1"}], [1]],
+)
+def test_a_document_of_something_else_is_none(rows):
+    assert not is_document(rows)
