@@ -293,7 +293,7 @@ class Lease(Message):
     one, the record is written in that term (of equal terms the larger `serial` counts), and stays
     when the agent is started again. Either is granted where no newer term was promised, and to
     another than the holder only once its time is over; then the lease is the sender's for
-    `lasts_s`. Runs of older terms end.
+    `lasts_s`. Runs of others in older terms end, its own go along into this one.
     """
 
     task: str = ""

@@ -223,11 +223,14 @@ class EpochTable:
             del self._lost[message.run]
         self._out.say(key, Dropped(run=message.run, epoch=message.epoch))
 
-    def end_older(self, lease: str, term: int, now_s: float) -> None:
-        """A newer term has begun: runs of older ones end."""
+    def end_older(self, key: str, lease: str, term: int, now_s: float) -> None:
+        """A newer term has begun: runs of older ones end; its holder's own go along."""
         for run in list(self.runs.values()):
             if run.lease == lease and run.term < term:
-                self._drop_run(run, now_s)
+                if run.owner == key:
+                    run.term = term
+                else:
+                    self._drop_run(run, now_s)
 
     def leave(self, key: str, now_s: float) -> None:
         """A notebook is gone: its runs end."""

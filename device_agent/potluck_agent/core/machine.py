@@ -311,7 +311,7 @@ class Core:
                 self._out.refuse(key, message, RefusalCode.OLD_TERM, text)
                 return
             self._leases.learn(key, message.lease, message.term)
-            self._work.plans.end_older(message.lease, message.term, now_s)
+            self._work.plans.end_older(key, message.lease, message.term, now_s)
         self._work.plans.prepare(key, message, buffers, now_s)
         self._set_members(now_s)  # it is this notebook's word that counts now
 
@@ -319,7 +319,7 @@ class Core:
         """A coordinator asks whether it may act: what older terms do here ends with that."""
         answer, has_changed = self._leases.ask(key, message, now_s)
         if answer.granted:
-            self._work.plans.end_older(message.name, message.term, now_s)
+            self._work.plans.end_older(key, message.name, message.term, now_s)
         told = ToPeer(key, answer)
         self._out.add(KeepLeases(self._leases.rows(), told) if has_changed else told)
 

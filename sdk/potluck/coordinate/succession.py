@@ -350,9 +350,8 @@ class Succession:
     def _report(self) -> None:
         if self.role != ACTING:
             return
-        position = min(
-            [self.reached, *(self._copies.get(key, (0, 0.0))[0] for key in self._needed)]
-        )
+        copies = [self._copies.get(key, (0, 0.0))[0] for key in self._needed]
+        position = min([self.reached, *copies])
         if position > self.reported:
             self.reported = position
             self._actions.append(Report(position))

@@ -1,5 +1,5 @@
-"""Coordinators ask to act: terms only grow, what was promised is on disk before it is said, and runs
-of older terms end.
+"""Coordinators ask to act: terms only grow, what was promised is on disk before it is said, and
+runs of older terms end.
 """
 
 import json
@@ -168,6 +168,16 @@ def test_a_device_that_was_not_asked_learns_of_a_newer_term_from_its_run():
     assert taken == ToPeer(OTHER_KEY, Prepared(run="s", epoch=1))
     (refused,) = talk.hear(replace(old, epoch=2), *plan(recv("x")))
     assert refused.message.code == RefusalCode.OLD_TERM
+
+
+def test_the_holders_own_runs_go_along_into_the_newer_term():
+    talk = two()
+    talk.hear(Prepare(run="r", epoch=1, lease="job"), *plan(recv("x")))
+    asks(talk, WRITE)
+    assert [run["name"] for run in talk.core.state()["runs"]] == ["r"]
+    talk.now_s += 5.0
+    asks(talk, replace(PROMISE, term=2), OTHER_SENDER)
+    assert talk.core.state()["runs"] == []
 
 
 def test_a_run_without_a_lease_is_nobodys_business():

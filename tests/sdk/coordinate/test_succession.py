@@ -259,6 +259,11 @@ def test_more_of_the_far_ones():
     go_far(10_000, 500, 1)
 
 
+def go_on(well):
+    for seed in range(1_000):
+        walk(well, 500, random.Random(seed))
+
+
 class TakesAnyCopy(Succession):
     """Takes over without a look at whose copies count."""
 
@@ -300,5 +305,4 @@ class ForgetsTheLease(Succession):
 def test_the_search_finds_what_is_wrong(kind, n_coordinators, n_devices):
     well = settled(world(n_coordinators, n_devices, kind))
     with pytest.raises(Broken):
-        for seed in range(1_000):
-            walk(well, 500, random.Random(seed))
+        go_on(well)
