@@ -51,6 +51,11 @@ class LeaseTable:
         kept = self._kept.get(name)
         return kept.term if kept is not None else 0
 
+    def holder(self, name: str) -> str:
+        """The key of whom the newest term was promised to; empty where nobody was."""
+        kept = self._kept.get(name)
+        return kept.key if kept is not None else ""
+
     def rows(self) -> tuple[dict[str, Any], ...]:
         """What has to be on disk before an answer is said."""
         return tuple(asdict(kept) for kept in self._kept.values())

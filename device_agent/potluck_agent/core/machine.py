@@ -8,6 +8,7 @@ programs, values), `MeasurementQueue` (layers, links, power) and `WorkerProxy` (
 
 from collections import deque
 from collections.abc import Collection
+from dataclasses import replace
 from typing import Any
 
 from potluck_agent import fault_log
@@ -306,6 +307,8 @@ class Core:
     ) -> None:
         if message.lease:
             newest = self._leases.term(message.lease)
+            if key == self._leases.holder(message.lease):  # said before it heard of its own term
+                message = replace(message, term=max(message.term, newest))
             if message.term < newest:
                 text = f"term {newest} has begun, this is of term {message.term}"
                 self._out.refuse(key, message, RefusalCode.OLD_TERM, text)

@@ -6,16 +6,19 @@ may not.
 """
 
 import errno
+import hashlib
 import json
 import os
 import threading
 import zlib
+from collections import deque
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from potluck.coordinate.group import Group, read_group
 from potluck.documents import read_json
 from potluck.errors import FileError
 
@@ -29,7 +32,8 @@ class Progress:
     """How far a handed-over training is.
 
     `losses` are those of the steps after `first_step`. `saved`: the file with the latest state, and
-    its step. `why` it is in this state, where that needs saying.
+    its step. `why` it is in this state, where that needs saying. `group`: who shares it, and
+    `acts`: which of them, since which term; of one that nobody shares: none, and term 0.
     """
 
     first_step: int = 0
@@ -39,6 +43,9 @@ class Progress:
     state: str = WAITING
     why: str = ""
     notes: list[str] = field(default_factory=list)
+    group: Group | None = None
+    acts: str = ""
+    term: int = 0
 
     @property
     def step(self) -> int:
@@ -74,6 +81,10 @@ class Progress:
                 self.notes.append(text)
             case {"state": str(state), "why": str(why)} if state in STATES:
                 self.state, self.why = state, why
+            case {"acts": str(key), "term": int(term)} if term > self.term:
+                self.acts, self.term = key, term
+            case {"group": dict(row)}:
+                self.group = read_group(row)
             case {"begun": int(step), "n_batches": int(n_batches), "saved": str(file)}:
                 self.first_step, self.n_batches, self.saved = step, n_batches, (file, step)
             case _:
@@ -87,6 +98,9 @@ class Journal:
     ----------
     path
         The file; made where there is none.
+    told
+        Of what is in it, so many bytes may be told to others; the rest once `tell` is called.
+        Default: all, and all that comes.
 
     Raises
     ------
@@ -94,10 +108,14 @@ class Journal:
         It is of another version, or a line but the last does not hold.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, told: int | None = None) -> None:
         self._path, self._lock = path, threading.Lock()
-        entries, nbytes = _read(path) if path.exists() else ([], 0)
-        self.progress = _folded(path, entries)
+        entries, nbytes = read_entries(path) if path.exists() else ([], 0)
+        self.progress = _folded(path, [entry for entry, _ in entries])
+        self.told = Progress()
+        self._untold = deque(entries)
+        self._may_tell = told
+        self._tell()
         self._nbytes, self._failure = nbytes, ""  # that hold
         try:
             self._file = path.open("ab", buffering=0)
@@ -129,10 +147,44 @@ class Journal:
             self.progress.take(entry)
             try:
                 self._write(entry)
+                self._untold.append((entry, self._nbytes))
+                self._tell()
                 if durable:
                     os.fsync(self._file.fileno())
             except OSError as error:
                 raise self._failed(error) from error
+
+    def tell(self, nbytes: int | None) -> None:
+        """So many bytes of it may be told by now; None: all, and all that comes.
+
+        Parameters
+        ----------
+        nbytes
+            No fewer than before.
+        """
+        with self._lock:
+            self._may_tell = nbytes
+            self._tell()
+
+    def _tell(self) -> None:
+        while self._untold and (self._may_tell is None or self._untold[0][1] <= self._may_tell):
+            self.told.take(self._untold.popleft()[0])
+
+    def sync(self) -> int:
+        """Have all of it on the disk; how many bytes that is.
+
+        Raises
+        ------
+        FileError
+            It cannot be written.
+        """
+        nbytes = self._nbytes
+        try:
+            os.fsync(self._file.fileno())
+        except (OSError, ValueError) as error:
+            why = getattr(error, "strerror", "it is closed")
+            raise FileError(f"cannot write {self._path}: {why}.", path=str(self._path)) from error
+        return nbytes
 
     @staticmethod
     def line(entry: Mapping[str, Any]) -> bytes:
@@ -171,7 +223,7 @@ def progress_of(path: Path) -> Progress:
     FileError
         As for `Journal`; or there is none.
     """
-    return _folded(path, _read(path)[0])
+    return _folded(path, [entry for entry, _ in read_entries(path)[0]])
 
 
 def _folded(path: Path, entries: Iterable[Mapping[str, Any]]) -> Progress:
@@ -184,8 +236,19 @@ def _folded(path: Path, entries: Iterable[Mapping[str, Any]]) -> Progress:
     return progress
 
 
-def _read(path: Path) -> tuple[list[dict[str, Any]], int]:
-    """Its entries, and how many bytes of it hold."""
+def read_entries(path: Path) -> tuple[list[tuple[dict[str, Any], int]], int]:
+    """Its entries, each with where it ends, and how many bytes of it hold.
+
+    Parameters
+    ----------
+    path
+        The file.
+
+    Raises
+    ------
+    FileError
+        It is of another version, or a line but the last does not hold.
+    """
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -193,7 +256,7 @@ def _read(path: Path) -> tuple[list[dict[str, Any]], int]:
     entries, nbytes = [], 0
     lines = data.split(b"\n")
     for number, line in enumerate(lines[:-1], 1):  # behind the last end is nothing, or a cut line
-        entry = _entry(line)
+        entry = read_entry(line)
         if entry is None and number == len(lines) - 1:
             break
         if entry is None:
@@ -203,18 +266,56 @@ def _read(path: Path) -> tuple[list[dict[str, Any]], int]:
                 "resume=.",
                 path=str(path),
             )
-        entries.append(entry)
         nbytes += len(line) + 1
-    if entries and entries[0] != {"format": FORMAT}:
+        entries.append((entry, nbytes))
+    if entries and entries[0][0] != {"format": FORMAT}:
         raise FileError(
-            f"{path} is a journal of another version ({entries[0].get('format')!r}).",
+            f"{path} is a journal of another version ({entries[0][0].get('format')!r}).",
             next_step="Go on with the version of potluck that wrote it.",
             path=str(path),
         )
     return entries[1:], nbytes
 
 
-def _entry(line: bytes) -> dict[str, Any] | None:
+class Prefix:
+    """The SHA-256 of the first bytes of a file that grows, each byte read once.
+
+    Parameters
+    ----------
+    path
+        The file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._nbytes, self._digest = 0, hashlib.sha256()
+
+    def digest(self, nbytes: int) -> str:
+        """Of its first so many bytes; empty where it has fewer.
+
+        Parameters
+        ----------
+        nbytes
+            No fewer than before, else all of them are read again.
+        """
+        if nbytes < self._nbytes:
+            self._nbytes, self._digest = 0, hashlib.sha256()
+        with self._path.open("rb") as file:
+            file.seek(self._nbytes)
+            data = file.read(nbytes - self._nbytes)
+        self._digest.update(data)
+        self._nbytes += len(data)
+        return self._digest.hexdigest() if self._nbytes == nbytes else ""
+
+
+def read_entry(line: bytes) -> dict[str, Any] | None:
+    """What a line says, but for its end; None where it is none.
+
+    Parameters
+    ----------
+    line
+        As `Journal.line` gives it.
+    """
     checksum, _, text = line.partition(b" ")
     try:
         holds = int(checksum, 16) == zlib.crc32(text)

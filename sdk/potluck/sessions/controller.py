@@ -16,6 +16,7 @@ from potluck.sessions import failures
 from potluck.sessions.doubts import DOUBT_S, UNREACHED_S, Doubts
 from potluck.sessions.events import (
     Action,
+    ActUnder,
     CancelExecution,
     Connect,
     Disconnect,
@@ -60,6 +61,7 @@ from potluck_wire.messages import (
     Leaving,
     Message,
     Pong,
+    Prepare,
     Probe,
     Probed,
     Reading,
@@ -102,6 +104,7 @@ class Controller:
         self._gone: dict[str, PotluckError] = {}  # why a device's last session ended
         self._now_s = self._ticked_s = 0.0
         self._actions: list[Action] = []
+        self._under = ActUnder(lease="", term=0)
 
     def session(self, device: str) -> Session | None:
         """The open session with a device."""
@@ -141,6 +144,8 @@ class Controller:
                 self._cancel(event.ticket)
             case Lost():
                 self._lose(event.device, event.error)
+            case ActUnder():
+                self._under = event
             case Tick():
                 self._tick()
         return self._taken()
@@ -499,4 +504,6 @@ class Controller:
 
     def _send(self, device: str, message: Message, buffers: tuple[Any, ...] = ()) -> None:
         channel: Channel = MESSAGES[NUMBER_OF[type(message)]].channel
+        if isinstance(message, Prepare):
+            message = replace(message, lease=self._under.lease, term=self._under.term)
         self._actions.append(Send(device=device, channel=channel, message=message, buffers=buffers))

@@ -43,6 +43,14 @@ class Leave:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ActUnder:
+    """From now on every plan is prepared under this lease and term."""
+
+    lease: str
+    term: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RequestAll:
     """Ask each device one thing. Resolves with {device: (reply, buffers)} when all have answered;
     one refusal fails it."""
@@ -123,6 +131,7 @@ class Tick:
 Event = (
     Join
     | Leave
+    | ActUnder
     | RequestAll
     | UplinkProbe
     | StartExecution

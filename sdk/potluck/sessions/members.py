@@ -6,6 +6,7 @@ import json
 import threading
 import weakref
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -14,14 +15,22 @@ from typing import Any, Protocol
 
 from potluck.errors import DeviceGone, EmptyHome, IdentityChanged, NotPaired, PotluckError
 from potluck.sessions import failures
-from potluck.sessions.events import Address, Join, Leave, RequestAll, Session
+from potluck.sessions.events import (
+    ActUnder,
+    Address,
+    Join,
+    Leave,
+    Payload,
+    RequestAll,
+    Session,
+)
 from potluck.sessions.link import Link
 from potluck.sessions.metering import Metering
 from potluck.sessions.readings import Readings
 from potluck.shown import Shown
 from potluck.texts import who_is_here
-from potluck_wire.messages import Leaving, Reading, RefusalCode, Roster, Staying
-from potluck_wire.version import parse
+from potluck_wire.messages import Lease, Leased, Leaving, Reading, RefusalCode, Roster, Staying
+from potluck_wire.version import LEASE, parse
 
 MAX_METERED = 600  # ten minutes of readings
 # between looks for a device that was lost: one that restarts is back within a second
@@ -265,6 +274,41 @@ class Members(Shown, Mapping[str, Member]):
                     return
             with suppress(PotluckError):  # the home was closed meanwhile
                 self.join(lost)
+
+    def act_under(self, lease: str, term: int) -> None:
+        """Prepare every plan under this lease from now on: devices refuse older terms.
+
+        Parameters
+        ----------
+        lease, term
+            As for `potluck_wire.messages.Prepare`.
+        """
+        self._link.tell(ActUnder(lease=lease, term=term))
+
+    def ask_lease(self, key: str, asked: Lease) -> "Future[Leased] | None":
+        """Ask a device for a lease; None where it is not there, or does not know leases.
+
+        Parameters
+        ----------
+        key
+            Of the device.
+        asked
+            What it is asked.
+        """
+        name = next((name for name, member in self.items() if member.key == key), "")
+        session = self[name].session if name else None
+        if session is None or session.version < LEASE:
+            return None
+        answer: Future[Leased] = Future()
+
+        def pass_on(done: "Future[dict[str, Payload]]") -> None:
+            if done.cancelled() or done.exception() is not None:
+                answer.cancel()
+            else:
+                answer.set_result(done.result()[name][0])  # type: ignore[arg-type]
+
+        self._link.ask(RequestAll(requests={name: (asked, ())})).add_done_callback(pass_on)
+        return answer
 
     def pass_time(self, seconds: float) -> None:
         """Come back after so long, or when the home is closed."""
