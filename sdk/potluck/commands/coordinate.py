@@ -32,14 +32,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="KEY",
         help="the public key of a notebook that may hand over and attach (`home.key`); repeatable",
     )
+    parser.add_argument(
+        "--join",
+        metavar="ADDRESS",
+        help="keep a copy of all that this coordinator trains, and go on with it where that ends",
+    )
+    parser.add_argument("--key", metavar="KEY", help="of the one that is joined, as it prints it")
     parser.add_argument("--until-idle", action="store_true", help=argparse.SUPPRESS)
 
 
 def main(args: argparse.Namespace) -> int:
     """Train what is handed over until it is interrupted."""
     from potluck.coordinate.coordinator import Coordinator
+    from potluck.coordinate.group import Seat
+    from potluck.coordinate.hand_over import elsewhere
+    from potluck.coordinate.joining import Joining
     from potluck.coordinate.local import LOCK, folder_of, write_place
+    from potluck.coordinate.place import Place
     from potluck.coordinate.server import Server
+    from potluck.coordinate.shared_job import Ask
     from potluck.discover.claim import claim
     from potluck.discover.keyring import Keyring
     from potluck.errors import UserError
@@ -55,24 +66,38 @@ def main(args: argparse.Namespace) -> int:
     folder = folder_of(state)
     mine = claim(folder, LOCK, otherwise="")
     _allow_connections()
-    coordinator = Coordinator(folder, lambda: Home.discover(state=state))
     keys = Keys(public=public, secret=secret)
+
+    def reach(seat: Seat) -> Ask:
+        return Place(host=seat.host, port=seat.port, key=seat.key, keys=keys).ask
+
+    joined = elsewhere(args.join, args.key or "", keys) if args.join else None
     known = frozenset({public, *args.trust})
+    coordinator = Coordinator(folder, lambda: Home.discover(state=state), reach)
+    coordinator.trusted = known
     server = Server(coordinator, keys, known, host=args.address, port=args.port)
     ending = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: ending.set())
+    coordinator.seat = Seat(key=public, host=args.address, port=server.port)
     write_place(folder, args.address, server.port)
     print(f"Coordinating at {args.address}:{server.port}, key '{public}'", flush=True)
     coordinator.go_on()
+    joining = None
+    if joined is not None:
+        joining = Joining(coordinator, joined.ask, lambda text: print(text, flush=True))
+        joining.start()
 
     def goes_on(silent_s: float) -> bool:
-        is_idle = args.until_idle and silent_s > IDLE_S and not coordinator.under_way
+        is_busy = coordinator.under_way or coordinator.followed
+        is_idle = args.until_idle and silent_s > IDLE_S and not is_busy
         return not ending.is_set() and not is_idle
 
     try:
         server.serve(goes_on)
     finally:
+        if joining is not None:
+            joining.close()
         server.close()
         coordinator.close()
         mine.close()

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from potluck.coordinate.group import Seat, read_seats
 from potluck.coordinate.job import MAX_BATCHES, SAVED, START
 from potluck.coordinate.journal import STATES
 from potluck.errors import HomeError
@@ -32,6 +33,7 @@ class Told:
     plan: str
     is_under_way: bool
     names: tuple[tuple[str, str], ...]
+    seats: tuple[Seat, ...] = ()
 
     @property
     def n_done(self) -> int:
@@ -86,6 +88,7 @@ def told(answer: Mapping[str, Any], since: int) -> Told:
                 plan="\n".join(map(_shown, plan[:MAX_TEXT].split("\n"))),
                 is_under_way=is_under_way,
                 names=tuple((own, name) for own, name in names),
+                seats=_seats(answer.get("seats", [])),
             )
     raise _odd("how far it is")
 
@@ -134,6 +137,13 @@ def part(answer: Mapping[str, Any], data: bytes, at: int) -> tuple[str, int]:
         ):
             return file, nbytes
     raise _odd("its state")
+
+
+def _seats(rows: object) -> tuple[Seat, ...]:
+    try:
+        return read_seats(rows)
+    except ValueError as error:
+        raise _odd("who coordinates") from error
 
 
 def _is_pair(each: object) -> bool:

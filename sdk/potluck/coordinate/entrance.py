@@ -3,7 +3,7 @@ makes it hold more than a few messages of theirs.
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import zmq
@@ -25,12 +25,12 @@ CHECK_S = 0.2
 class _Known:
     """Whose key may speak here."""
 
-    def __init__(self, keys: frozenset[str]) -> None:
-        self._keys = {key.encode() for key in keys}
+    def __init__(self, knows: Callable[[str], bool]) -> None:
+        self._knows = knows
 
     def callback(self, domain: str, key: bytes) -> bool:
         """As ZAP asks: whether this is one."""
-        return key in self._keys
+        return self._knows(key.decode(errors="replace"))
 
 
 class Entrance:
@@ -40,8 +40,8 @@ class Entrance:
     ----------
     keys
         The coordinator's own.
-    known
-        Public keys of those who may ask.
+    knows
+        Whether who has this public key may ask; called in another thread.
     host, port
         Where to listen; port 0: a free one.
 
@@ -51,11 +51,11 @@ class Entrance:
         Nobody can listen there.
     """
 
-    def __init__(self, keys: Keys, known: frozenset[str], host: str, port: int) -> None:
+    def __init__(self, keys: Keys, knows: Callable[[str], bool], host: str, port: int) -> None:
         self._context: zmq.Context[Any] = zmq.Context()
         self._auth = ThreadAuthenticator(self._context)
         self._auth.start()
-        self._auth.configure_curve_callback(ZAP_DOMAIN, _Known(known))
+        self._auth.configure_curve_callback(ZAP_DOMAIN, _Known(knows))
         self._socket: Any = self._context.socket(zmq.ROUTER)
         for option, value in (
             (zmq.LINGER, LINGER_MS),
@@ -91,8 +91,8 @@ class Entrance:
         bound: int = self._socket.bind_to_random_port(f"tcp://{place}")
         return bound
 
-    def requests(self, wait_s: float) -> Iterator[tuple[bytes, list[bytes]]]:
-        """What has come: by which way, and the frames of each.
+    def requests(self, wait_s: float) -> Iterator[tuple[bytes, str, list[bytes]]]:
+        """What has come: by which way, of whose key, and the frames of each.
 
         Parameters
         ----------
@@ -107,7 +107,7 @@ class Entrance:
                 return
             if len(frames) > 1:
                 route, *parts = (frame.bytes for frame in frames)
-                yield route, parts
+                yield route, str(frames[0].get("User-Id")), parts
 
     def _received(self) -> list[Any] | None:
         """The frames of the next message, none of one that was too long; None where there is no

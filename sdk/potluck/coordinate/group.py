@@ -1,4 +1,4 @@
-"""The coordinators that share a training: who they are, who may ask them, and which devices vote."""
+"""The coordinators that share a training: where they are, who may ask them, which devices vote."""
 
 import hashlib
 from collections.abc import Mapping
@@ -114,10 +114,19 @@ def read_group(row: Mapping[str, Any]) -> Group:
     """
     match row:
         case {"seats": list(seats), "voters": list(voters), "notebooks": list(notebooks)}:
-            return Group(
-                seats=read_seats(seats), voters=tuple(voters), notebooks=tuple(notebooks)
-            )
+            return Group(seats=read_seats(seats), voters=tuple(voters), notebooks=tuple(notebooks))
     raise ValueError("that is no group of coordinators")
+
+
+def is_anywhere(host: str) -> bool:
+    """Whether this says "all addresses", and so none that others could use.
+
+    Parameters
+    ----------
+    host
+        Where somebody listens.
+    """
+    return host in ("0.0.0.0", "::", "*")  # noqa: S104
 
 
 def lease_of(folder: Path) -> str:

@@ -8,9 +8,11 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from potluck.coordinate.answers import jobs
-from potluck.coordinate.detached import DetachedRun, Place
+from potluck.coordinate.detached import DetachedRun
 from potluck.coordinate.job import pack
 from potluck.coordinate.local import find, find_or_start, folder_of
+from potluck.coordinate.place import Place
+from potluck.coordinate.whoever_acts import WhoeverActs, find_any, kept_seats
 from potluck.discover.addresses import parse_address
 from potluck.errors import HomeError, UserError
 from potluck.sessions.connections import Keys
@@ -72,7 +74,7 @@ def hand_over(
     if not to:
         home.close()
     place.ask("start", job=name)
-    return DetachedRun(place, name)
+    return DetachedRun(WhoeverActs(place, state=state), name)
 
 
 def attach(job: str, *, state: Path, keys: Keys, at: str = "", key: str = "") -> DetachedRun:
@@ -96,9 +98,11 @@ def attach(job: str, *, state: Path, keys: Keys, at: str = "", key: str = "") ->
         Nothing was handed over, or the coordinator does not answer.
     """
     if at:
-        place = elsewhere(at, key, keys)
+        place, others = elsewhere(at, key, keys), kept_seats(state)
+        others = others if any(seat.key == key for seat in others) else ()
     else:
-        found = find(state, keys)
+        others = kept_seats(state)
+        found = find(state, keys) or find_any(others, keys)
         if found is None and not any(folder_of(state).glob("*/journal")):
             raise HomeError(
                 "nothing was handed over on this computer.",
@@ -111,7 +115,7 @@ def attach(job: str, *, state: Path, keys: Keys, at: str = "", key: str = "") ->
         raise HomeError(
             f"nothing was handed over to the coordinator at {place}.", next_step="run.detach()"
         )
-    return DetachedRun(place, job or names[-1])
+    return DetachedRun(WhoeverActs(place, others, state), job or names[-1])
 
 
 def elsewhere(address: str, key: str, keys: Keys) -> Place:

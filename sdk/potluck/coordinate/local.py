@@ -10,7 +10,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from potluck.coordinate.detached import Place
+from potluck.coordinate.place import Place
 from potluck.documents import read_json
 from potluck.errors import FileError, HomeError, PotluckError
 from potluck.sessions.connections import Keys

@@ -17,7 +17,9 @@ from potluck.coordinate.answers import MAX_JOBS, MAX_LOSSES
 from potluck.coordinate.arrival import Arrival
 from potluck.coordinate.coordinator import Coordinator
 from potluck.coordinate.entrance import Entrance
-from potluck.coordinate.job import COMING, NAME, SAVED, START, read_job
+from potluck.coordinate.group import is_anywhere, read_seats
+from potluck.coordinate.job import COMING, NAME, SAVED, START, files_of, is_file_of_job, read_job
+from potluck.coordinate.shared_job import SharedJob
 from potluck.documents import read_json
 from potluck.errors import HomeError, PotluckError, UserError
 from potluck.sessions.connections import Keys
@@ -27,6 +29,7 @@ CHUNK_BYTES = 1 << 20
 MAX_REQUEST_BYTES = 1 << 18
 MAX_COMING = 4  # jobs on their way at once
 LOOK_S = 0.1
+OF_WHO_ACTS = ("status", "start", "stop", "read", "forget")
 # what must not happen and did; silent in an honest home
 FAULTS = logging.getLogger("potluck.faults")
 
@@ -64,7 +67,8 @@ class Server:
         port: int = 0,
     ) -> None:
         self._coordinator = coordinator
-        self._entrance = Entrance(keys, known, host, port)
+        self._known = known
+        self._entrance = Entrance(keys, self._knows, host, port)
         self.port = self._entrance.port
         self._arrivals: dict[str, Arrival] = {}
         # a large job takes a while to look through, and others want to be heard
@@ -82,7 +86,14 @@ class Server:
             "stop": self._stop,
             "read": self._read,
             "forget": self._forget,
+            "join": self._join,
+            "files": self._files,
+            "file": self._file,
+            "pull": self._pull,
         }
+
+    def _knows(self, key: str) -> bool:
+        return key in self._known or key in self._coordinator.guests
 
     def serve(self, goes_on: Callable[[float], bool]) -> None:
         """Answer until `goes_on(seconds since the last request)` says no.
@@ -94,9 +105,9 @@ class Server:
         """
         heard_s = time.monotonic()
         while goes_on(time.monotonic() - heard_s):
-            for route, parts in self._entrance.requests(LOOK_S):
+            for route, key, parts in self._entrance.requests(LOOK_S):
                 heard_s = time.monotonic()
-                answer = self.answer(parts)
+                answer = self.answer(parts, key)
                 if isinstance(answer, Future):
                     self._admitting.append((route, answer))
                 else:
@@ -115,17 +126,19 @@ class Server:
 
     # --- answers ----------------------------------------------------------------------------------
 
-    def answer(self, parts: list[bytes]) -> "Answer | Future[Answer]":
+    def answer(self, parts: list[bytes], key: str = "") -> "Answer | Future[Answer]":
         """What is answered to a request, or will be.
 
         Parameters
         ----------
         parts
             Its frames: empty, the JSON object, the bytes.
+        key
+            Of who asks.
         """
-        return _guarded(lambda: self._answered(parts), parts)
+        return _guarded(lambda: self._answered(parts, key), parts)
 
-    def _answered(self, parts: list[bytes]) -> "Answer | Future[Answer]":
+    def _answered(self, parts: list[bytes], key: str) -> "Answer | Future[Answer]":
         if len(parts) != 3 or parts[0] or len(parts[1]) > MAX_REQUEST_BYTES:
             raise UserError("that is no request.")
         request = read_json(parts[1], "the request")
@@ -134,17 +147,20 @@ class Server:
                 "the request is of another version of potluck.",
                 next_step=f"Use one that speaks version {VERSION}.",
             )
-        act = self._answers.get(str(request.get("ask")))
+        what = str(request.get("ask"))
+        act = self._answers.get(what)
         if act is None:
-            raise UserError(f"nobody here answers {str(request.get('ask'))[:40]!r}.")
-        return act(request, parts[2])
+            raise UserError(f"nobody here answers {what[:40]!r}.")
+        if what in OF_WHO_ACTS and (seat := self._coordinator.elsewhere(_name(request))):
+            return {"acts": seat.row()}, b""
+        return act({**request, "key": key}, parts[2])
 
     def _jobs(self, request: Mapping[str, Any], _: bytes) -> Answer:
         return {"jobs": [*self._coordinator.jobs()[-MAX_JOBS:]]}, b""
 
     def _status(self, request: Mapping[str, Any], _: bytes) -> Answer:
         job, since = _name(request), _whole(request, "since")
-        progress = self._coordinator.progress(job)
+        progress = self._coordinator.told(job)
         is_under_way = self._coordinator.under_way == job
         losses = progress.losses.copy()  # another thread adds to them
         return {
@@ -157,16 +173,14 @@ class Server:
             "notes": progress.notes.copy(),
             "plan": self._coordinator.plan if is_under_way else "",
             "is_under_way": is_under_way,
+            "seats": [seat.row() for seat in progress.group.seats] if progress.group else [],
             "names": read_job(self._folder(job)).state_names if request.get("names") else [],
         }, b""
 
     def _begin(self, request: Mapping[str, Any], _: bytes) -> Answer:
         job = _name(request)
-        if self._coordinator.under_way:
-            raise HomeError(
-                f"{self._coordinator.under_way} is trained here now.",
-                next_step="Wait for it, or stop it.",
-            )
+        if busy := self._coordinator.under_way or self._coordinator.followed:
+            raise HomeError(f"{busy} is trained here now.", next_step="Wait for it, or stop it.")
         if job in self._coordinator.jobs():
             raise UserError(f"there is a job {job!r} already.")
         if self._admitting:
@@ -222,19 +236,67 @@ class Server:
         name = str(request.get("file") or self._coordinator.progress(job).saved[0])
         if name not in (START, *SAVED):
             raise UserError(f"a job keeps no state in {name[:80]!r}.")
-        with (self._coordinator.folder / job / name).open("rb") as file:
+        return self._part(self._folder(job) / name, at)
+
+    @staticmethod
+    def _part(path: Path, at: int) -> Answer:
+        with path.open("rb") as file:
             nbytes = file.seek(0, 2)
             file.seek(at)
-            return {"nbytes": nbytes, "file": name}, file.read(CHUNK_BYTES)
+            return {"nbytes": nbytes, "file": path.name}, file.read(CHUNK_BYTES)
 
     def _forget(self, request: Mapping[str, Any], _: bytes) -> Answer:
         job = _name(request)
         if job not in self._coordinator.jobs():
             raise UserError(f"there is no job {job!r} here.")
-        if self._coordinator.under_way == job:
+        if job in (self._coordinator.under_way, self._coordinator.followed):
             raise HomeError(f"{job} is trained now.", next_step="Stop it first.")
         shutil.rmtree(self._coordinator.folder / job)
         return {}, b""
+
+    # --- for other coordinators -------------------------------------------------------------------
+
+    def _join(self, request: Mapping[str, Any], _: bytes) -> Answer:
+        place = request["key"], request.get("host"), request.get("port")
+        try:
+            (seat,) = read_seats([place])
+        except ValueError as error:
+            raise UserError(f"{error}.") from error
+        if is_anywhere(seat.host):
+            raise UserError(
+                "who joins says where it is, and not that it is everywhere.",
+                next_step="Start it with --address and an address of its own.",
+            )
+        shared = self._coordinator.share()
+        if shared is None or not shared.acts:
+            return {"job": ""}, b""
+        return {"job": shared.job, "group": shared.add_seat(seat).row()}, b""
+
+    def _shared(self, request: Mapping[str, Any]) -> SharedJob:
+        """The job that is asked for, by one who shares it."""
+        shared, job = self._coordinator.shared, _name(request)
+        if shared is None or shared.job != job:
+            raise HomeError(f"{job} is not shared here now.")
+        if shared.group.seat(request["key"]) is None:
+            raise UserError(f"{job} is shared with others.", next_step="Join first.")
+        return shared
+
+    def _files(self, request: Mapping[str, Any], _: bytes) -> "Future[Answer]":
+        job = self._shared(request).job
+
+        def files() -> Answer:
+            return {"files": files_of(self._folder(job))}, b""
+
+        return self._admissions.submit(_guarded, files, job)
+
+    def _file(self, request: Mapping[str, Any], _: bytes) -> Answer:
+        job, name = self._shared(request).job, str(request.get("file"))
+        if not is_file_of_job(name):
+            raise UserError(f"a job has no file {name[:80]!r}.")
+        return self._part(self._folder(job) / name, _whole(request, "at"))
+
+    def _pull(self, request: Mapping[str, Any], _: bytes) -> Answer:
+        return self._shared(request).pulled(request["key"], request)
 
     def _folder(self, job: str) -> Path:
         return self._coordinator.folder / job

@@ -127,3 +127,26 @@ def _schedule(metadata: Mapping[str, str], path: Path) -> SchedulePlace | None:
     return SchedulePlace(
         name=str(found["name"]), every=str(found["every"]), began=int(found["began"])
     )
+
+
+def step_of(path: Path) -> int:
+    """The step that a file is the state after, without its tensors.
+
+    Parameters
+    ----------
+    path
+        Which `save` wrote.
+
+    Raises
+    ------
+    FileError
+        It is none.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+        return int(metadata["step"])
+    except (OSError, SafetensorError, KeyError, ValueError) as error:
+        raise FileError(f"{path} is no state of a run.", path=str(path)) from error

@@ -15,15 +15,7 @@ from typing import Any, Protocol
 
 from potluck.errors import DeviceGone, EmptyHome, IdentityChanged, NotPaired, PotluckError
 from potluck.sessions import failures
-from potluck.sessions.events import (
-    ActUnder,
-    Address,
-    Join,
-    Leave,
-    Payload,
-    RequestAll,
-    Session,
-)
+from potluck.sessions.events import ActUnder, Address, Join, Leave, Payload, RequestAll, Session
 from potluck.sessions.link import Link
 from potluck.sessions.metering import Metering
 from potluck.sessions.readings import Readings

@@ -6,7 +6,8 @@ import pytest
 
 from potluck.coordinate import detached
 from potluck.coordinate.answers import MAX_LOSSES
-from potluck.coordinate.detached import DetachedRun, Place
+from potluck.coordinate.detached import DetachedRun
+from potluck.coordinate.place import Place
 from potluck.errors import HomeError
 from potluck.sessions.connections import Keys
 

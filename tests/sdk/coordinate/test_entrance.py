@@ -169,7 +169,7 @@ def test_a_state_beyond_the_memory_here_is_refused_before_it_is_sent(tmp_path, m
 
 def test_where_a_port_is_taken_it_says_so():
     keys = new_keys()
-    first = Entrance(keys, frozenset(), "127.0.0.1", 0)
+    first = Entrance(keys, lambda key: False, "127.0.0.1", 0)
     with pytest.raises(HomeError, match=r"cannot listen at 127"):
-        Entrance(keys, frozenset(), "127.0.0.1", first.port)
+        Entrance(keys, lambda key: False, "127.0.0.1", first.port)
     first.close()

@@ -9,8 +9,9 @@ import zmq
 from tests.sdk.coordinate.test_coordinator import case, check, handed_over, until
 
 from potluck.coordinate.coordinator import Coordinator
-from potluck.coordinate.detached import DetachedRun, Place
+from potluck.coordinate.detached import DetachedRun
 from potluck.coordinate.job import files_of
+from potluck.coordinate.place import Place
 from potluck.coordinate.server import CHUNK_BYTES, COMING, VERSION, Server
 from potluck.errors import HomeError
 from potluck.handle import Task
