@@ -3,6 +3,7 @@ out.
 """
 
 import json
+import logging
 import threading
 import time
 from collections import deque
@@ -31,6 +32,7 @@ from potluck.errors import PotluckError
 from potluck_wire.limits import is_key
 from potluck_wire.messages import Lease, Leased
 
+LOG = logging.getLogger("potluck.coordinate")
 TICK_S = 0.1
 PULL_S = 0.2
 GONE_S = 1.0  # for devices to hear that the lease is given back
@@ -158,19 +160,24 @@ class Line:
             machine = self.machine
             if machine.role != FOLLOWING or machine.leader in ("", machine.me):
                 continue
-            with suppress(PotluckError, OSError):
-                leader = machine.leader
+            leader = machine.leader
+            try:
                 copied = self._part.pull(leader)
-                if copied is not None:
-                    self.tell(Grew(copied[0]))
-                    self.tell(Heard(leader, copied[1]))
+            except (PotluckError, OSError) as error:
+                LOG.debug("no copy of the journal: %s", error)
+                continue
+            if copied is not None:
+                self.tell(Grew(copied[0]))
+                self.tell(Heard(leader, copied[1]))
 
     def _pull_states(self) -> None:
         while not self._leaving.wait(PULL_S):
             machine = self.machine
             if machine.role == FOLLOWING and machine.leader not in ("", machine.me):
-                with suppress(PotluckError, OSError):
+                try:
                     self._part.pull_state(machine.leader)
+                except (PotluckError, OSError) as error:
+                    LOG.debug("no copy of the state: %s", error)
 
     # --- the machine ------------------------------------------------------------------------------
 

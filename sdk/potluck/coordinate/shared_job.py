@@ -175,6 +175,8 @@ class SharedJob:
         if not progress.is_over or self._wanted:
             self._wanted = False
             name, step = self._latest_state(progress)
+            if not name:
+                raise FileError(f"{self._folder} has no state.", path=str(self._folder))
             self._work.go_on_with(self.job, self._told, [acts, {"saved": name, "at": step}])
 
     def end(self, why: str) -> None:
@@ -205,16 +207,14 @@ class SharedJob:
         self._work.left(self.job)
 
     def _latest_state(self, progress: Progress) -> tuple[str, int]:
-        """The file with the latest state that is here, and its step."""
+        """The file with the latest state that is here, and its step; none: "" and -1."""
         steps = {}
         for name in (START, *SAVED):
             with suppress(FileError):
                 steps[name] = step_of(self._folder / name)
         sound = {name: step for name, step in steps.items() if step <= progress.step}
-        if not sound:
-            raise FileError(f"{self._folder} has no state to go on from.", path=str(self._folder))
-        name = max(sound, key=sound.__getitem__)
-        return name, sound[name]
+        name = max(sound, key=sound.__getitem__, default="")
+        return name, sound.get(name, -1)
 
     # --- who copies -------------------------------------------------------------------------------
 

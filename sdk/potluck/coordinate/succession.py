@@ -171,7 +171,11 @@ class Succession:
         self._left_s = 0.0
         self._pending: Record | None = None  # is written, and not known to be
         self._needed: frozenset[str] = frozenset()  # whose copies count
-        self._copies: Mapping[str, tuple[int, float]] = {}  # how far they are, since when that long
+        self._copies: Mapping[
+            str, tuple[int, float]
+        ] = {}  # how far they are, and when they said so
+        self._offered: Mapping[str, int] = {}  # how far the journal was then
+        self._joining: frozenset[str] = frozenset()  # are to count: nothing is told without them
         self._actions: list[Action] = []
 
     @property
@@ -267,7 +271,7 @@ class Succession:
         elif self.role == TAKING and len(self._granted) >= self.n_to_keep:
             self._begin(now_s)
         elif self.role == ACTING and len(self._granted) >= self.n_to_keep:
-            self._renewed()
+            self._renewed(now_s)
 
     def _refused(self, event: Voted, now_s: float) -> None:
         newer = event.term > self.term
@@ -303,16 +307,18 @@ class Succession:
         self.role, self.leader, self.why, self._followed = ACTING, self.me, "", self.term
         assert self._pending is not None
         others = set(self._pending.in_sync) - {self.me}
-        self._copies = dict.fromkeys(others, (0, now_s))
-        self._renewed()
+        self._copies, self._offered = dict.fromkeys(others, (0, now_s)), {}
+        self._joining = frozenset()
+        self._renewed(now_s)
         self._actions.append(Begin(self.term))
 
-    def _renewed(self) -> None:
+    def _renewed(self, now_s: float) -> None:
         self.held_until_s = self._asked_s + HELD_S
         if self._pending is not None:
             self.record, self._pending = self._pending, None
         assert self.record is not None
-        self._needed = frozenset(self.record.in_sync) - {self.me}
+        self._joining = frozenset(key for key in self._joining if not self._lags(key, now_s))
+        self._needed = (frozenset(self.record.in_sync) | self._joining) - {self.me}
         self._report()
 
     def _renew(self, now_s: float) -> None:
@@ -340,11 +346,17 @@ class Succession:
         self._ask(serial, LEASE_S, latest, now_s)
 
     def _pulled(self, event: Pulled, now_s: float) -> None:
+        had, self._offered = self._offered.get(event.by), {**self._offered, event.by: self.reached}
         self._copies = {**self._copies, event.by: (event.position, now_s)}
         latest = self._pending or self.record
         assert latest is not None
-        if event.by not in latest.in_sync and event.position >= self.reached:
+        if event.by not in latest.in_sync and event.position >= self.reported:
+            self._joining -= {event.by}
             self._write((*latest.in_sync, event.by), now_s)
+        elif event.by not in latest.in_sync and had is not None and event.position >= had:
+            # it keeps up: what comes from now on waits for it, so that it has all that was told
+            self._joining |= {event.by}
+            self._needed |= self._joining
         self._report()
 
     def _report(self) -> None:

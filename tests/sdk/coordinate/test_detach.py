@@ -62,7 +62,7 @@ def begun(state):
     return home, home.deploy(plan, model, optimizer=potluck.SGD(lr=0.05)).wait(), loader
 
 
-def alone():
+def alone(epochs=EPOCHS):
     """The losses and weights of one machine."""
     net = make_net()
     x, y = torch.randn(ROWS, 16), torch.randint(0, 4, (ROWS,))
@@ -73,7 +73,7 @@ def alone():
         generator=torch.Generator().manual_seed(1),
     )
     optimizer, losses = torch.optim.SGD(net.parameters(), lr=0.05), []
-    for _ in range(EPOCHS):
+    for _ in range(epochs):
         for inputs, targets in loader:
             loss = torch.nn.functional.cross_entropy(net(inputs), targets)
             optimizer.zero_grad()

@@ -186,6 +186,35 @@ def test_a_copy_that_has_caught_up_counts_from_now_on():
     assert machine.handle(Pulled("B", 120), 0.5) == [Report(120)]
 
 
+def test_one_that_keeps_up_with_a_journal_that_grows_comes_to_count():
+    machine = leads()
+    machine.handle(Grew(110), 0.1)
+    assert machine.handle(Pulled("B", 0), 0.2) == []
+    assert machine.handle(Grew(120), 0.3) == [Report(120)]
+    assert machine.handle(Pulled("B", 110), 0.4) == []  # all that there was when it asked before
+    assert machine.handle(Grew(130), 0.5) == []  # waits for it
+    counts = AskVoters(3, 1, 2, LEASE_S, Record("A", ("A", "B")))
+    assert machine.handle(Pulled("B", 120), 0.6) == [counts]
+    assert machine.handle(Pulled("B", 130), 0.8) == [Report(130)]
+
+
+def test_one_that_was_to_count_and_lags_is_not_waited_for():
+    machine = leads()
+    machine.handle(Pulled("B", 0), 0.0)
+    machine.handle(Grew(110), 0.1)
+    machine.handle(Pulled("B", 100), 0.2)
+    assert machine.handle(Grew(120), 0.3) == []
+    for second in range(1, 6):
+        machine.handle(Tick(), float(second))
+        told = machine.handle(yes("d0", number_in(second), 1), float(second))
+        told += machine.handle(yes("d1", number_in(second), 1), float(second))
+        assert told == [Report(120)] * (second == 5)
+
+
+def number_in(second):
+    return second + 2  # two questions came before
+
+
 def test_who_resigns_gives_the_lease_back():
     machine = leads("B")
     gives = AskVoters(3, 1, 1, 0.0, Record("A", ("A", "B")))
