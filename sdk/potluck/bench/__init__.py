@@ -25,6 +25,8 @@ BENCHES = {
     "measured in a lab",
     "recovery": "a device is killed while a home trains: seconds to the next step, against "
     "gathering and planning anew, and a restart from a file",
+    "takeover": "the coordinator of a detached training is killed: seconds until the next one has "
+    "finished a step",
     "adapt": "a home that changes: our adapter against a plan that stays, planning anew at every "
     "change and an oracle, simulated",
     "switch": "how long a run pauses when its plan changes, against stop-reload-start",

@@ -1,4 +1,4 @@
-"""Real agents, real coordinators: one is killed or stands still, and the next one in line goes on."""
+"""Real agents, real coordinators: one is killed or stands still, and the next one goes on."""
 
 import re
 import signal
