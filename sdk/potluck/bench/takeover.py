@@ -1,5 +1,5 @@
-"""A coordinator is killed (kill -9) while it trains: seconds until the next one in line has finished
-a step, and the first one that nobody had finished before.
+"""A coordinator is killed (kill -9) while it trains: seconds until the next one has done a step,
+and the first one that nobody had finished before.
 
 Three agents and two coordinators, all processes of this machine, train a small network: its steps
 take about as long as messages do, so that most of what is measured is the takeover itself.
