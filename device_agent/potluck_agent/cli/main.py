@@ -7,11 +7,10 @@ import threading
 import time
 from argparse import Namespace
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from potluck_agent import control_files, fault_log, keys
+from potluck_agent import control_files, fault_log, keys, lease_file
 from potluck_agent.cli import availability, options
 from potluck_agent.cli.descriptors import allow_connections
 from potluck_agent.cli.options import ARENA_BYTES, Options
@@ -99,8 +98,7 @@ def _run(chosen: Options, directory: Path, log: Any) -> int:
     meter, facts = _meter(chosen)
     computes = _processors(chosen, note)
     facts |= {"threads": computes.threads, "processors": list(computes.rows)}
-    settings = _settings(chosen, identity, facts, computes.device_bytes)
-    settings = replace(settings, leases=_leases(directory))
+    settings = _settings(chosen, identity, facts, computes.device_bytes, directory)
     net = EventLoop(
         core=_core(chosen, settings, note),
         identity=identity,
@@ -158,21 +156,6 @@ def _run(chosen: Options, directory: Path, log: Any) -> int:
     return 0
 
 
-def _leases(directory: Path) -> str:
-    """What was promised to coordinators before, as JSON."""
-    from potluck_agent.core.leases import is_document
-    from potluck_agent.net.event_loop import LEASES
-    from potluck_wire.documents import dump
-
-    path = directory / LEASES
-    if not path.exists():
-        return ""
-    rows = keys.read_private(path)
-    if not isinstance(rows, list) or not is_document(rows):
-        raise AgentError(f"{path} is corrupt. Delete it once no coordinator trains any more.")
-    return dump(rows).decode()
-
-
 def _each_tick(
     chosen: Options,
     net: Any,
@@ -218,7 +201,11 @@ def _is_alive(pid: int) -> bool:
 
 
 def _settings(
-    chosen: Options, identity: keys.Identity, facts: dict[str, Any], device_bytes: int
+    chosen: Options,
+    identity: keys.Identity,
+    facts: dict[str, Any],
+    device_bytes: int,
+    directory: Path,
 ) -> Any:
     from potluck_agent.core.outbox import Settings
 
@@ -235,6 +222,7 @@ def _settings(
         grace_s=chosen.grace_s,
         is_told_times=chosen.emulated or chosen.slowdown > 1.0,
         facts=facts,
+        leases=lease_file.kept(state),
     )
 
 

@@ -6,11 +6,11 @@ the holder's time runs, nobody else is promised a newer term.
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from potluck_wire.limits import MAX_INT, MAX_LEASE_S, MAX_LEASES, is_identifier, is_key
+from potluck_wire.limits import MAX_INT, MAX_LEASE_S, MAX_LEASES, is_identifier
 from potluck_wire.messages import Lease, Leased
 
 
@@ -163,26 +163,4 @@ def is_sound(asked: Lease) -> bool:
         and 1 <= asked.term <= MAX_INT
         and 0.0 <= asked.lasts_s <= MAX_LEASE_S
         and (bool(asked.record) == (asked.serial >= 1))
-    )
-
-
-def is_document(rows: Iterable[Mapping[str, Any]]) -> bool:
-    """Whether a table of leases was written so.
-
-    Parameters
-    ----------
-    rows
-        As they were read.
-    """
-    try:
-        kept = [Kept(**row) for row in rows]
-    except TypeError:
-        return False
-    return all(
-        is_identifier(each.name)
-        and is_key(each.key)
-        and all(type(n) is int for n in (each.term, each.accepted_term, each.accepted_serial))
-        and type(each.record) is str
-        and type(each.lasts_s) in (int, float)
-        for each in kept
     )

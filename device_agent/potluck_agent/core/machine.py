@@ -8,10 +8,10 @@ programs, values), `MeasurementQueue` (layers, links, power) and `WorkerProxy` (
 
 from collections import deque
 from collections.abc import Collection
-from dataclasses import replace
 from typing import Any
 
 from potluck_agent import fault_log
+from potluck_agent.core.coordinators import Coordinators
 from potluck_agent.core.departure import Departure
 from potluck_agent.core.events import (
     OWNER,
@@ -40,13 +40,12 @@ from potluck_agent.core.events import (
 )
 from potluck_agent.core.execution_engine import ExecutionEngine
 from potluck_agent.core.held import Held, held
-from potluck_agent.core.leases import LeaseTable
 from potluck_agent.core.measurements import MeasurementQueue
 from potluck_agent.core.members import read_roster
 from potluck_agent.core.outbox import Outbox, Settings
 from potluck_agent.core.receive_buffers import ReceiveBuffers
 from potluck_agent.core.send_queue import SendQueue
-from potluck_agent.core.sessions import Session, known_members, welcomed
+from potluck_agent.core.sessions import Session, known_members, state_of, welcomed
 from potluck_agent.core.value_exchange import ValueExchange
 from potluck_agent.core.worker_proxy import COMPUTING, READY, WorkerProxy
 from potluck_wire.documents import dump
@@ -89,7 +88,7 @@ from potluck_wire.messages import (
     Value,
     Welcome,
 )
-from potluck_wire.session import CONTROLLER, State, check
+from potluck_wire.session import CONTROLLER, check
 from potluck_wire.version import VERSION, agree
 
 
@@ -101,7 +100,7 @@ class Core:
         self.n_faults = 0  # events that raised what nothing may raise
         self._last_s: float | None = None
         self._departure = Departure()
-        self._leases = LeaseTable(settings.leases)
+        self._coordinators = Coordinators(settings.leases)
         # what the report of a fault tells
         self._latest: deque[tuple[float, Event]] = deque(maxlen=fault_log.N_EVENTS)
         self._set_up()
@@ -257,15 +256,8 @@ class Core:
             progress = self._worker.n_finished + self._exchange.n_moved
             self._out.say(key, Pong(seq=message.seq, clock_s=now_s, progress=progress, busy=busy))
             return
-        state = (
-            State.CLOSED
-            if session is None
-            else State.OPENING
-            if session.hello is not None
-            else State.OPEN
-        )
         try:
-            check(state, message, CONTROLLER)
+            check(state_of(session), message, CONTROLLER)
         except WireError as error:
             self._out.refuse(key, message, RefusalCode.STATE, error.text)
             return
@@ -283,9 +275,12 @@ class Core:
             case Goodbye():
                 self._close_session(key, now_s)
             case Prepare():
-                self._prepare(key, message, buffers, now_s)
+                plans = self._work.plans
+                if plan := self._coordinators.lets(self._out, plans, key, message, now_s):
+                    plans.prepare(key, plan, buffers, now_s)
+                    self._set_members(now_s)  # it is this notebook's word that counts now
             case Lease():
-                self._lease(key, message, now_s)
+                self._coordinators.ask(self._out, self._work.plans, key, message, now_s)
             case Commit():
                 self._work.plans.commit(key, message, now_s)
             case Drop():
@@ -301,30 +296,6 @@ class Core:
                 self._set_members(now_s)  # it goes where this notebook says
             case Meter():
                 self._measuring.meter(key, message, now_s)
-
-    def _prepare(
-        self, key: str, message: Prepare, buffers: tuple[Buffer, ...], now_s: float
-    ) -> None:
-        if message.lease:
-            newest = self._leases.term(message.lease)
-            if key == self._leases.holder(message.lease):  # said before it heard of its own term
-                message = replace(message, term=max(message.term, newest))
-            if message.term < newest:
-                text = f"term {newest} has begun, this is of term {message.term}"
-                self._out.refuse(key, message, RefusalCode.OLD_TERM, text)
-                return
-            self._leases.learn(key, message.lease, message.term)
-            self._work.plans.end_older(key, message.lease, message.term, now_s)
-        self._work.plans.prepare(key, message, buffers, now_s)
-        self._set_members(now_s)  # it is this notebook's word that counts now
-
-    def _lease(self, key: str, message: Lease, now_s: float) -> None:
-        """A coordinator asks whether it may act: what older terms do here ends with that."""
-        answer, has_changed = self._leases.ask(key, message, now_s)
-        if answer.granted:
-            self._work.plans.end_older(key, message.name, message.term, now_s)
-        told = ToPeer(key, answer)
-        self._out.add(KeepLeases(self._leases.rows(), told) if has_changed else told)
 
     def _hello(self, key: str, message: Hello, now_s: float) -> None:
         """A session begins; the welcome waits until the worker has said what it can do."""
@@ -358,13 +329,9 @@ class Core:
     def _roster(self, key: str, message: Roster, buffers: tuple[Buffer, ...], now_s: float) -> None:
         """The members of a notebook's home, all of them each time."""
         try:
-            members = read_roster(buffers[0])
+            members = read_roster(buffers[0], self._sessions)
         except WireError as error:
             self._out.refuse(key, message, RefusalCode.DOCUMENT, error.text)
-            return
-        if notebook := next((m.name for m in members if m.key in self._sessions), ""):
-            text = f"{notebook} has the key of a notebook, and is no device"
-            self._out.refuse(key, message, RefusalCode.DOCUMENT, text)
             return
         self._sessions[key].members = {m.name: m for m in members if m.key != self._settings.key}
         self._set_members(now_s)
@@ -546,8 +513,8 @@ class Core:
             case ToPeer(message=(Value() | Chunk()) as sent):
                 rejected = Rejected(transfer=sent.transfer, code=RefusalCode.STATE, text=event.text)
                 self._exchange.rejected(event.action.key, rejected, now_s)
-            case KeepLeases():  # who asked hears nothing, and asks again
-                self._leases.not_kept()
+            case KeepLeases():
+                self._coordinators.not_kept()
             case ToPeer(message=Done() as done):
                 self._work.plans.answer_failed(done, event.text)
             case ToPeer() if event.action.key in self._sessions and not isinstance(

@@ -1,6 +1,6 @@
 """The devices of a home as a notebook tells them: names, keys and addresses, each checked."""
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 from potluck_agent.core.events import Buffer, Member
 from potluck_wire.checks import record, rows, shown, which
@@ -12,13 +12,16 @@ from potluck_wire.messages import HOME
 MAX_MEMBERS = 64
 
 
-def read_roster(document: Buffer) -> tuple[Member, ...]:
-    """The members of a home; WireError where names, keys or addresses do not hold, or two have one
-    name or key.
+def read_roster(document: Buffer, notebooks: Container[str] = ()) -> tuple[Member, ...]:
+    """The members of a home; WireError where names, keys or addresses do not hold, two have one
+    name or key, or one has a key of these notebooks.
     """
     members = tuple(Member(**row) for row in parse(document, "the roster", _ROSTER))
     _refuse_twins("name", (member.name for member in members))
     _refuse_twins("key", (member.key for member in members))
+    if name := next((member.name for member in members if member.key in notebooks), ""):
+        text = f"{name} has the key of a notebook, and is no device"
+        raise WireError(WireCode.DOCUMENT, text)
     return members
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from potluck_agent.core.events import Member
 from potluck_wire.messages import Hello
+from potluck_wire.session import State
 
 
 @dataclass(slots=True)
@@ -14,6 +15,13 @@ class Session:
     heard_s: float
     hello: Hello | None
     members: dict[str, Member] = field(default_factory=dict)
+
+
+def state_of(session: Session | None) -> State:
+    """How far a session is."""
+    if session is None:
+        return State.CLOSED
+    return State.OPENING if session.hello is not None else State.OPEN
 
 
 def welcomed(sessions: Mapping[str, Session]) -> list[str]:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from potluck_agent import fault_log, keys
+from potluck_agent import fault_log, keys, lease_file
 from potluck_agent.core.events import (
     MEMBER,
     OWNER,
@@ -74,7 +74,6 @@ from potluck_wire.messages import (
 from potluck_wire.pairing import Paired
 
 TICK_S = 0.2
-LEASES = "leases.json"  # in its state directory
 EVENTS_AT_ONCE = 256  # connections that came or went; strangers make a thousand a second
 
 _ZEROS = memoryview(bytes(MAX_CHUNK_BYTES))
@@ -439,7 +438,7 @@ class EventLoop:
             case ReadMeter():
                 self._read_meter(action)
             case KeepLeases():
-                keys.write_private(self._state_dir / LEASES, action.rows)
+                lease_file.keep(self._state_dir, action.rows)
                 self._send(action.answer)
             case Report():
                 self._journal.fault(action.text, fault_log.FILE)

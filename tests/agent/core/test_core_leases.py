@@ -17,7 +17,9 @@ from tests.agent.core.core_talk import (
 )
 
 from potluck_agent.core.events import KeepLeases, ToPeer, Undone
-from potluck_agent.core.leases import LeaseTable, is_document
+from potluck_agent.core.leases import LeaseTable
+from potluck_agent.errors import AgentError
+from potluck_agent.lease_file import FILE, is_sound, keep, kept
 from potluck_wire.limits import MAX_LEASE_S, MAX_LEASES
 from potluck_wire.messages import Lease, Leased, Prepare, Prepared, RefusalCode, Refused
 
@@ -41,11 +43,11 @@ def asks(talk, message, sender=OWNER_SENDER):
 
 def test_a_promise_is_on_disk_before_it_is_said():
     talk = two()
-    (kept,) = talk.hear(PROMISE)
+    (action,) = talk.hear(PROMISE)
     granted = Leased(task="t", granted=True, term=1, left_s=2.0)
-    assert kept.answer == ToPeer(OWNER_KEY, granted)
-    assert is_document(kept.rows)
-    again = LeaseTable(json.dumps(kept.rows))
+    assert action.answer == ToPeer(OWNER_KEY, granted)
+    assert is_sound(action.rows)
+    again = LeaseTable(json.dumps(action.rows))
     assert again.term("job") == 1
 
 
@@ -125,16 +127,16 @@ def test_what_is_no_question_is_not_granted(asked):
 
 def test_what_could_not_be_kept_is_kept_with_the_next_answer():
     talk = two()
-    (kept,) = talk.hear(WRITE)
-    talk.core.handle(Undone(kept, "KeepLeases: the disk is full"), talk.now_s)
+    (action,) = talk.hear(WRITE)
+    talk.core.handle(Undone(action, "KeepLeases: the disk is full"), talk.now_s)
     assert asks(talk, WRITE)[1]
     assert not asks(talk, WRITE)[1]
 
 
 def test_after_a_restart_a_lease_runs_for_as_long_as_it_was_given():
     talk = two()
-    (kept,) = talk.hear(WRITE)
-    again = Talk(leases=json.dumps(kept.rows)).begin().begin(OTHER_SENDER)
+    (action,) = talk.hear(WRITE)
+    again = Talk(leases=json.dumps(action.rows)).begin().begin(OTHER_SENDER)
     answer, _ = asks(again, replace(PROMISE, term=2), OTHER_SENDER)
     assert (answer.granted, answer.left_s) == (False, 5.0)
     again.now_s += 5.0
@@ -201,4 +203,14 @@ def test_only_the_latest_leases_are_known():
     [[{}], [{"name": "a/b", "term": 1, "key": OWNER_KEY}], [{"name": "a", "term": "1"}], [1]],
 )
 def test_a_document_of_something_else_is_none(rows):
-    assert not is_document(rows)
+    assert not is_sound(rows)
+
+
+def test_what_is_kept_is_read_again_and_what_is_cut_is_refused(tmp_path):
+    assert kept(tmp_path) == ""
+    (action,) = two().hear(WRITE)
+    keep(tmp_path, action.rows)
+    assert LeaseTable(kept(tmp_path)).rows() == action.rows
+    (tmp_path / FILE).write_text('[{"name": "job"}]')
+    with pytest.raises(AgentError, match="corrupt"):
+        kept(tmp_path)
