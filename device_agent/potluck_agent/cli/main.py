@@ -201,11 +201,7 @@ def _is_alive(pid: int) -> bool:
 
 
 def _settings(
-    chosen: Options,
-    identity: keys.Identity,
-    facts: dict[str, Any],
-    device_bytes: int,
-    directory: Path,
+    chosen: Options, identity: keys.Identity, facts: dict[str, Any], device_bytes: int, state: Path
 ) -> Any:
     from potluck_agent.core.outbox import Settings
 
