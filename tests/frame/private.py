@@ -18,9 +18,7 @@ PROTOCOLS = {"_repr_html_", "_repr_png_", "_ipython_display_", "_asdict", "_repl
 # path -> name -> why there is no seam for it
 _RULE = "a rule of the machine, replaced by a wrong one that the search has to find"
 ALLOWED = {
-    "tests/sdk/coordinate/test_succession.py": dict.fromkeys(
-        ("_take", "_write", "_latest", "_needed"), _RULE
-    ),
+    "tests/sdk/coordinate/test_succession.py": dict.fromkeys(("_take", "_write"), _RULE),
     "tests/agent/worker/test_interpreter.py": {
         "_schema": "of an operator of torch, which tells its arguments in no other way"
     },
