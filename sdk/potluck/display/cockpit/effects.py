@@ -76,7 +76,7 @@ class Effects:
             cost_s = sum(during) - len(during) * its.before_s
             shown["cost_s"] = max(0.0, cost_s)
         if its.costs_s is not None:
-            shown["foretold_cost_s"] = its.costs_s
+            shown["predicted_cost_s"] = its.costs_s
         self.shown = [*self.shown, shown][-KEPT:]
         return [_words(shown)]
 
@@ -87,9 +87,9 @@ def _words(shown: dict[str, Any]) -> str:
         told += f", predicted {units.duration(shown['predicted_s'])}"
     if "before_s" in shown:
         told += f"; before, {units.duration(shown['before_s'])}"
-    if "cost_s" in shown and "foretold_cost_s" in shown:
+    if "cost_s" in shown and "predicted_cost_s" in shown:
         told += (
             f". The switch cost {units.duration(shown['cost_s'])} of training, "
-            f"foretold {units.duration(shown['foretold_cost_s'])}"
+            f"predicted {units.duration(shown['predicted_cost_s'])}"
         )
     return told + "."

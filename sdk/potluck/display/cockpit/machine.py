@@ -135,7 +135,7 @@ class Machine:
         self._load: dict[str, float] = {}
         self._watts_s: dict[str, float] = {}
         self.latest: Trace | None = None  # of the newest step that was shown
-        self.foretold: Trace | None = None
+        self.predicted: Trace | None = None
         self._run_number, self._n_losses = -1, 0
         self._steps_began: list[int] = []  # the first rows of the latest ones
         self._plan: Plan | None = None  # the one in force
@@ -231,9 +231,9 @@ class Machine:
 
     def _predict(self, run: RunSight) -> None:
         """The outlines behind the task stream, anew where another plan is in force."""
-        if run.predicted is None or run.predicted is self.foretold:
+        if run.predicted is None or run.predicted is self.predicted:
             return
-        self.foretold = run.predicted
+        self.predicted = run.predicted
         number = self.state.predicted.end
         self.state.predicted.drop_before(number)
         for row in run_sections.rows(run.predicted, number, self.state.words):

@@ -649,7 +649,7 @@ class Page {
     const found = Object.values(s.effects || {}), e = found[found.length - 1];
     if (!e) return say(this.effect, "");
     say(this.effect, `Last switch, at step ${e.step}: ${secs(e.after_s)} a step, predicted ${secs(e.predicted_s)}${e.before_s ? `, before ${secs(e.before_s)}` : ""}` +
-      `${e.cost_s !== undefined && e.foretold_cost_s !== undefined ? `; it cost ${secs(e.cost_s)}, foretold ${secs(e.foretold_cost_s)}` : ""}.`);
+      `${e.cost_s !== undefined && e.predicted_cost_s !== undefined ? `; it cost ${secs(e.cost_s)}, predicted ${secs(e.predicted_cost_s)}` : ""}.`);
   }
 
   // --- task stream ---
@@ -687,9 +687,9 @@ class Page {
     }
     steps.reverse();
     const outline = predicted.items.filter(row => row[0] === (s.outline || {}).step);
-    const foretold = outline.reduce((most, row) => Math.max(most, row[4]), 0);
+    const expected = outline.reduce((most, row) => Math.max(most, row[4]), 0);
     let at = 0;
-    for (const step of steps) { step.at = at; at += Math.max(step.length, foretold) * 1.03; }
+    for (const step of steps) { step.at = at; at += Math.max(step.length, expected) * 1.03; }
     this.view = { steps, outline, total: at, words };
     const names = [...new Set(ordered(s.devices).filter(([, d]) => d.layers).map(([name]) => name).concat(steps.flatMap(t => t.rows.map(r => words.at(r[1])))))].filter(n => n !== undefined);
     this.lanes = names;

@@ -88,7 +88,7 @@ class State:
 
     Rows of `tasks`: step, device, kind, start_s, stop_s, bytes, instruction, peer, label (numbers
     of `words`); times count from the start of their step. `predicted`: the same of a typical step
-    as it was foretold, anew for each plan. `losses`: step, loss, seconds of the step. `watts`:
+    as it was predicted, anew for each plan. `losses`: step, loss, seconds of the step. `watts`:
     time, device, watts, 1 where they are estimated.
     """
 

@@ -29,7 +29,7 @@ def still(machine: Machine) -> Scene:
     n_rows = -(-min(MOST_CARDS, len(machine.sight.members)) // PER_ROW)
     y += n_rows * (CARD_HEIGHT + GAP) + 4
     if machine.latest is not None:
-        both = [trace for trace in (machine.foretold, timeline.typical(machine.latest)) if trace]
+        both = [trace for trace in (machine.predicted, timeline.typical(machine.latest)) if trace]
         gantt = timeline.gantt(*both, width=WIDTH)
         items += moved(gantt.items, 0.0, y)
         y += gantt.height + 6

@@ -80,8 +80,8 @@ class Watching:
         self._begun_s = time.monotonic()
         self._whole_s = self._step_s = self._still_s = float("-inf")
         self._n_shown: object = None
-        self._foretold: tuple[object, Trace | None] = None, None
-        self._foretelling: threading.Thread | None = None
+        self._simulated: tuple[object, Trace | None] = None, None
+        self._simulating: threading.Thread | None = None
         self._at_work: dict[str, int] = {}  # by kind, the order whose answer counts
         self._stream: Any = None
         self._network: tuple[object, Network | None] = None, None  # for whom, and which
@@ -265,13 +265,13 @@ class Watching:
         return self._problem[1]
 
     def _predicted(self, run: "Run", problem: Problem | None) -> Trace | None:
-        """A typical step as foretold, simulated in a thread of its own, once for each plan."""
+        """A typical step as predicted, simulated in a thread of its own, once for each plan."""
         if problem is None:
             return None
-        if self._foretold[0] is not run.plan and self._foretelling is None:
+        if self._simulated[0] is not run.plan and self._simulating is None:
             plan = run.plan
 
-            def foretell() -> None:
+            def simulate() -> None:
                 from potluck.display.timeline import typical
 
                 found = None
@@ -279,11 +279,11 @@ class Watching:
                     whole = run.predicted
                     if whole is not None:
                         found = replace(typical(whole), step_s=whole.step_s)
-                self._foretold, self._foretelling = (plan, found), None
+                self._simulated, self._simulating = (plan, found), None
 
-            self._foretelling = threading.Thread(target=foretell, name="foretelling", daemon=True)
-            self._foretelling.start()
-        return self._foretold[1] if self._foretold[0] is run.plan else None
+            self._simulating = threading.Thread(target=simulate, name="simulating", daemon=True)
+            self._simulating.start()
+        return self._simulated[1] if self._simulated[0] is run.plan else None
 
     # --- doing ------------------------------------------------------------------------------------
 
