@@ -30,6 +30,9 @@ DTYPE_BYTES: dict[str, int] = {
     "bool": 1,
 }
 FLOATS = frozenset({"float32", "float64", "float16", "bfloat16"})
+# inside a graph only: no input, output or state is one
+COMPLEX_BYTES: dict[str, int] = {"complex64": 8, "complex128": 16}
+ITEM_BYTES: dict[str, int] = {**DTYPE_BYTES, **COMPLEX_BYTES}
 _IN_PLACE = "aten.add_.Tensor"
 
 Expression: TypeAlias = "int | str | tuple[Any, ...]"

@@ -12,6 +12,7 @@ import re
 from typing import Any, NoReturn
 
 from .graph import (
+    COMPLEX_BYTES,
     DTYPE_BYTES,
     MAX_INT,
     MAX_NODES,
@@ -157,6 +158,11 @@ def _dtype(value: Any) -> str:
     return value
 
 
+def _any_dtype(value: Any) -> str:
+    """Of a value inside the graph, which may be complex."""
+    return value if isinstance(value, str) and value in COMPLEX_BYTES else _dtype(value)
+
+
 def _flag(value: Any) -> bool:
     if not isinstance(value, bool):
         raise SegmentError("document", f"not true or false: {value!r}"[:120])
@@ -298,7 +304,7 @@ def _special(value: Any) -> Argument:
         case {"s": expression} if len(value) == 1:
             return Sym(_expression(expression))
         case {"d": name} if len(value) == 1:
-            return Dtype(_dtype(name))
+            return Dtype(_any_dtype(name))
         case {"f": "inf" | "-inf" as text} if len(value) == 1:
             return float(text)
         case _:

@@ -230,6 +230,186 @@ SPECIAL = {
     "add_.Tensor": [(Given((), "int64"), 1), (FOUR, tensor(1), {"alpha": 0.5})],
 }
 
+VOLUME = tensor(2, 2, 4, 4, 4)
+SQUARE = tensor(2, 3, 3)
+
+
+def complexes(*shape):
+    return Given(shape, "complex64")
+
+
+def rnn(n_layers=1, n_ways=1, biases=True, dropout=0.0):
+    hx, weights = states(n_layers, n_ways), cells(1, n_layers, n_ways, biases)
+    return tensor(5, 2, 3), hx, weights, biases, n_layers, dropout, True, n_ways == 2, False
+
+
+SPECIAL |= {
+    "conv_transpose3d.input": [
+        (VOLUME, tensor(2, 3, 2, 2, 2), tensor(3), (2, 2, 2), (1, 1, 1), (1, 1, 1), 1)
+    ],
+    "convolution": [
+        (IMAGE, tensor(6, 2, 3, 3), tensor(6), (1, 1), (1, 1), (1, 1), False, (0, 0), 2)
+    ],
+    "mv": [(FEW, FOUR)],
+    "dot": [(FOUR, FOUR)],
+    "addmv": [(VECTOR, FEW, FOUR)],
+    "addbmm": [(tensor(3, 5), X, tensor(2, 4, 5))],
+    "addr": [(FEW, VECTOR, FOUR)],
+    "_trilinear": [(tensor(2, 3), tensor(5, 3, 4), tensor(2, 4), (1, 3), (0,), (1, 2), (2, 3))],
+    "_cdist_forward": [(X, X, 2.0, None), (X, tensor(2, 5, 4), 1.0, None)],
+    "linalg_cross": [(tensor(4, 3), tensor(4, 3)), (X, X, {"dim": 1})],
+    "rnn_tanh.input": [rnn(), rnn(2, 2, dropout=0.5), rnn(2, 1, False)],
+    "rnn_relu.input": [rnn(), rnn(2, 2, dropout=0.5), rnn(2, 1, False)],
+    "native_layer_norm": [(X, (4,), FOUR, FOUR, 1e-5)],
+    "native_group_norm": [(IMAGE, FOUR, FOUR, 2, 4, 36, 2, 1e-5)],
+    "_native_batch_norm_legit_no_training": [(IMAGE, FOUR, FOUR, FOUR, positive(4), 0.1, 1e-5)],
+    "renorm": [(X, 2.0, 0, 0.5)],
+    "threshold": [(X, 0.1, 2.0)],
+    "hardshrink": [(X,), (X, 0.3)],
+    "softshrink": [(X,), (X, 0.3)],
+    "glu": [(X, 2)],
+    "_softmax": [(X, 1, False)],
+    "_log_softmax": [(X, 1, False)],
+    "max_pool3d": [(VOLUME, (2, 2, 2), (1, 1, 1), (1, 1, 1))],
+    "max_pool1d_with_indices": [(LINE, (2,), (2,), (1,))],
+    "max_pool2d_with_indices": [(IMAGE, (2, 2), (2, 2), (1, 1))],
+    "max_pool3d_with_indices": [(VOLUME, (2, 2, 2), (2, 2, 2))],
+    "avg_pool3d": [(VOLUME, (2, 2, 2), (2, 2, 2), (1, 1, 1), True, False, 3)],
+    "adaptive_avg_pool3d": [(VOLUME, (3, 2, 2))],
+    "_adaptive_avg_pool2d": [(IMAGE, (3, 2))],
+    "_adaptive_avg_pool3d": [(VOLUME, (3, 2, 2))],
+    "adaptive_max_pool1d": [(LINE, (3,))],
+    "adaptive_max_pool3d": [(VOLUME, (3, 2, 2))],
+    "max_unpool2d": [(IMAGE, index(2, 4, 6, 6, below=36), (9, 9))],
+    "max_unpool3d": [(VOLUME, index(2, 2, 4, 4, 4, below=64), (5, 5, 5), (1, 1, 1), (0, 0, 0))],
+    "upsample_nearest1d": [(LINE, (11,)), (LINE, (16,), 2.0)],
+    "upsample_nearest2d": [(IMAGE, (9, 7))],
+    "upsample_nearest3d": [(VOLUME, (5, 6, 7))],
+    "upsample_linear1d": [(LINE, (11,), True), (LINE, (3,), False)],
+    "upsample_bilinear2d": [(IMAGE, (9, 7), False, 1.5, None)],
+    "upsample_trilinear3d": [(VOLUME, (5, 6, 7), False)],
+    "upsample_bicubic2d": [(IMAGE, (9, 7), True), (IMAGE, (3, 4), False)],
+    "_upsample_nearest_exact1d": [(LINE, (11,))],
+    "_upsample_nearest_exact2d": [(IMAGE, (9, 7))],
+    "_upsample_nearest_exact3d": [(VOLUME, (5, 6, 7))],
+    "_upsample_bilinear2d_aa": [(IMAGE, (4, 3), False)],
+    "_upsample_bicubic2d_aa": [(IMAGE, (4, 3), False)],
+    "grid_sampler_2d": [
+        (IMAGE, tensor(2, 5, 5, 2), 0, 0, False),
+        (IMAGE, tensor(2, 5, 5, 2), 2, 1, True),
+        (IMAGE, tensor(2, 5, 5, 2), 1, 2, True),
+    ],
+    "grid_sampler_3d": [(VOLUME, tensor(2, 3, 3, 3, 3), 0, 0, False)],
+    "im2col": [(IMAGE, (3, 3), (1, 1), (1, 1), (2, 2))],
+    "col2im": [(tensor(2, 16, 9), (6, 6), (2, 2), (1, 1), (0, 0), (2, 2))],
+    "diag_embed": [(X,), (X, 1, 0, 2)],
+    "unfold": [(X, 2, 2, 1)],
+    "rot90": [(X, 1, (1, 2))],
+    "_unsafe_view": [(X, (6, 4))],
+    "unsafe_split.Tensor": [(X, 2, 2)],
+    "reflection_pad1d": [(LINE, (2, 1))],
+    "reflection_pad2d": [(IMAGE, (2, 1, 1, 0))],
+    "reflection_pad3d": [(VOLUME, (2, 1, 1, 0, 1, 1))],
+    "replication_pad1d": [(LINE, (2, 1))],
+    "replication_pad2d": [(IMAGE, (2, 1, 1, 0))],
+    "replication_pad3d": [(VOLUME, (2, 1, 1, 0, 1, 1))],
+    "index_put": [
+        (X, (index(2, below=2), index(2, below=3)), tensor(2, 4)),
+        (X, (None, index(3, below=3)), tensor(2, 3, 4), True),
+    ],
+    "index_add": [(X, 1, index(5, below=3), tensor(2, 5, 4), {"alpha": 0.5})],
+    "index_copy": [(X, 1, index(2, below=3), tensor(2, 2, 4))],
+    "index_fill.int_Scalar": [(X, 1, index(2, below=3), 0.5)],
+    "index_fill.int_Tensor": [(X, 1, index(2, below=3), tensor())],
+    "scatter.src": [(PLACES, 1, index(2, 3, 3, below=5), tensor(2, 3, 3))],
+    "scatter.value": [(PLACES, 1, index(2, 3, 3, below=5), 0.5)],
+    "scatter_add": [(PLACES, 1, index(2, 3, 3, below=5), tensor(2, 3, 3))],
+    "scatter_reduce.two": [
+        (PLACES, 1, index(2, 3, 3, below=5), tensor(2, 3, 3), word)
+        for word in ("sum", "mean", "amax", "prod")
+    ],
+    "select_scatter": [(X, tensor(2, 4), 1, 2)],
+    "slice_scatter": [(X, tensor(2, 3, 2), 2, 1, 3, 1)],
+    "diagonal_scatter": [(X, tensor(4, 2), 0, 0, 1)],
+    "masked_scatter": [(FEW, mask(3, 4), FEW)],
+    "take": [(X, index(5, below=24))],
+    "fill.Scalar": [(X, 0.5)],
+    "fill.Tensor": [(X, tensor())],
+    "block_diag": [((FEW, FEW),)],
+    "eye": [(3,)],
+    "eye.m": [(3, 4)],
+    "linspace": [(0.0, 1.0, 5)],
+    "logspace": [(0.0, 1.0, 5)],
+    "tril_indices": [(4, 4, 1)],
+    "triu_indices": [(4, 4, 1)],
+    "fft_fftfreq": [(6, 0.5)],
+    "fft_rfftfreq": [(6, 0.5)],
+    **{f"{name}_window": [(6,)] for name in ("hann", "hamming", "kaiser")},
+    **{f"{name}_window.periodic": [(6, False)] for name in ("hann", "hamming", "kaiser")},
+    "kaiser_window.beta": [(6, True, 10.0)],
+    "polygamma": [(1, positive(2, 3))],
+    "mvlgamma": [(Given((2, 3), "int64", 5), 1)],
+    "remainder.Scalar_Tensor": [(5.0, positive(2, 3))],
+    "pow.Scalar": [(2.0, X)],
+    "lerp.Scalar": [(X, FOUR, 0.3)],
+    "lerp.Tensor": [(X, FOUR, positive(3, 4))],
+    "addcdiv": [(X, FOUR, FEW, {"value": 0.5})],
+    "nan_to_num": [(X, 0.0, 1.0, -1.0)],
+    "round.decimals": [(X, {"decimals": 1})],
+    "gcd": [(index(2, 3), index(3))],
+    "lcm": [(index(2, 3), index(3))],
+    "ldexp.Tensor": [(X, index(4))],
+    "clamp.Tensor": [(X, FOUR, None), (X, FEW, FEW)],
+    "div.Scalar_mode": [(X, 0.3, {"rounding_mode": "floor"})],
+    "logit": [(positive(2, 3), 1e-6)],
+    "special_zeta": [(X, FOUR)],
+    "prod.dim_int": [(X, 1)],
+    "cumprod": [(X, 1)],
+    "cummax": [(X, 1)],
+    "cummin": [(X, 1)],
+    "logcumsumexp": [(X, 1)],
+    "any.dims": [(X, (1, 2))],
+    "all.dims": [(X, (1, 2))],
+    "sort": [(X, 1, True)],
+    "sort.stable": [(X, {"stable": True, "dim": 1, "descending": True})],
+    "median.dim": [(X, 1)],
+    "nanmedian.dim": [(X, 1)],
+    "mode": [(X, 1)],
+    "kthvalue": [(X, 2, 1)],
+    "aminmax": [(X, {"dim": 1}), (X,)],
+    "var_mean.correction": [(X, (1,)), (X, (0, 2), {"correction": 0})],
+    "std_mean.correction": [(X, (1,))],
+    "nansum": [(X, (1,)), (X,)],
+    "count_nonzero.dim_IntList": [(X, (1,))],
+    "searchsorted.Tensor": [(X, tensor(2, 3, 2)), (FOUR, X)],
+    "bucketize.Tensor": [(X, FOUR)],
+    "isin.Tensor_Tensor": [(index(2, 3), index(2))],
+    "multi_margin_loss": [(SCORES, CLASSES), (SCORES, CLASSES, 2, 1.0, tensor(5), 0)],
+    "soft_margin_loss": [(X, X, 1)],
+    "complex": [(X, X)],
+    "polar": [(X, X)],
+    "view_as_complex": [(tensor(2, 3, 2),)],
+    "view_as_real": [(complexes(2, 3),)],
+    "_conj": [(complexes(2, 3),)],
+    "_fft_r2c": [(X, (2,), 0, True), (X, (1, 2), 1, False)],
+    "_fft_c2c": [(complexes(2, 6), (1,), 0, True), (complexes(2, 6), (0, 1), 2, False)],
+    "_fft_c2r": [(complexes(2, 4), (1,), 0, 6)],
+    "_linalg_det": [(SQUARE,)],
+    "_linalg_slogdet": [(SQUARE,)],
+    "linalg_qr": [(SQUARE,), (X, "reduced")],
+    "linalg_matrix_exp": [(SQUARE,)],
+    "linalg_solve_triangular": [(SQUARE, X, {"upper": True})],
+}
+SPECIAL |= {
+    f"{name}.{form}": [(index(2, 3), other)]
+    for name in ("bitwise_left_shift", "bitwise_right_shift", "__lshift__", "__rshift__")
+    for form, other in (
+        [("Tensor", index(3)), ("Scalar", 1)]
+        if name.startswith("__")
+        else [("Tensor", index(3)), ("Tensor_Scalar", 1)]
+    )
+} | {f"bitwise_{name}.Scalar": [(index(2, 3), 2)] for name in ("and", "or", "xor")}
+
 _DIMS = [
     "sum.dim_IntList",
     "mean.dim",
@@ -267,6 +447,8 @@ _PAIRS = frozenset(
         "logical_xor",
         "mse_loss",
         "l1_loss",
+        *("atan2", "hypot", "heaviside", "igamma", "igammac", "logaddexp", "logaddexp2"),
+        *("fmax", "fmin", "nextafter", "special_xlog1py"),
     ]
 )
 

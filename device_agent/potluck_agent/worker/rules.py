@@ -105,6 +105,10 @@ def _gru(x: torch.Tensor, state: torch.Tensor, *rest: Any) -> list[int]:
     return recurrent_result(3, x, [state], *rest)
 
 
+def _rnn(x: torch.Tensor, state: torch.Tensor, *rest: Any) -> list[int]:
+    return recurrent_result(1, x, [state], *rest)
+
+
 # operator -> what raises SegmentError for its arguments
 RULES: dict[str, Callable[..., object]] = {
     "aten.binary_cross_entropy.default": _binary_cross_entropy,
@@ -112,4 +116,9 @@ RULES: dict[str, Callable[..., object]] = {
 }
 # operator -> the shape of its first output, after checking everything; nothing else is asked about
 # these
-SHAPES: dict[str, Callable[..., list[int]]] = {"aten.lstm.input": _lstm, "aten.gru.input": _gru}
+SHAPES: dict[str, Callable[..., list[int]]] = {
+    "aten.lstm.input": _lstm,
+    "aten.gru.input": _gru,
+    "aten.rnn_tanh.input": _rnn,
+    "aten.rnn_relu.input": _rnn,
+}

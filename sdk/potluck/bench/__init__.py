@@ -38,6 +38,8 @@ BENCHES = {
     "serve": "serving by categories against EPARA and its rivals, five workloads, simulated",
     "serve_scale": "serving from 10 to 10,000 simulated servers: handling, placement, state "
     "exchange, events per second",
+    "coverage": "architectures of transformers, made small by rule: exported, answered and "
+    "trained over two agents as on one machine",
     "fidelity": "predictions against measurements: homes, models, plans, schedules, training and "
     "inference",
 }

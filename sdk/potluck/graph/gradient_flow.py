@@ -9,14 +9,18 @@ one machine, which is not zero. By a gradient of zero, weight decay and momentum
 from collections.abc import Sequence
 from dataclasses import replace
 
-from potluck_wire.graph import FLOATS, Graph, Node, Ref, node_refs
+from potluck_wire.graph import COMPLEX_BYTES, FLOATS, Graph, Node, Ref, node_refs
 from potluck_wire.operators import KIND_OF
 
 from .traced import Traced, Type
 
 # their results have no derivative
-_CUTS = frozenset({"aten.detach.default", "aten.floor_divide.default"})
+_CUTS = frozenset(
+    f"aten.{name}.default"
+    for name in ("detach", "floor_divide", "special_bessel_j0", "special_bessel_j1")
+)
 _SELECTS = frozenset({"aten.where.self", "aten.masked_fill.Scalar", "aten.masked_fill.Tensor"})
+_CONTINUOUS = FLOATS | COMPLEX_BYTES.keys()
 _LIKE = frozenset(
     f"aten.{name}.default" for name in ("expand_as", "view_as", "reshape_as", "type_as")
 )
@@ -29,7 +33,7 @@ def differentiated(node: Node) -> Sequence[Ref]:
     kind = KIND_OF[node.op]
     if (
         node.op in _CUTS
-        or kind in ("creation", "buffer")
+        or kind in ("creation", "buffer", "search")
         or (kind == "comparison" and node.op not in _SELECTS)
     ):
         return ()
@@ -57,8 +61,8 @@ def flow(traced: Traced) -> frozenset[Ref]:
 def _floating(value: int, types: Sequence[Type]) -> set[Ref]:
     """The results of a node that are floating-point numbers: a single one goes by two names."""
     if len(types) == 1:
-        return {Ref(value), Ref(value, 0)} if types[0].dtype in FLOATS else set()
-    return {Ref(value, item) for item, t in enumerate(types) if t.dtype in FLOATS}
+        return {Ref(value), Ref(value, 0)} if types[0].dtype in _CONTINUOUS else set()
+    return {Ref(value, item) for item, t in enumerate(types) if t.dtype in _CONTINUOUS}
 
 
 def _reaching(graph: Graph, read: Sequence[Sequence[Ref]], requires: set[Ref]) -> set[Ref]:

@@ -166,6 +166,7 @@ class Model(Shown):
             from potluck.graph.torch import mixed_precision
             from potluck.graph.torch.examples import at_least_two, inputs_of, targets_of
             from potluck.graph.torch.own_loss import own_loss
+            from potluck.graph.torch.refusals import each
             from potluck.graph.torch.trace import trace
             from potluck.graph.torch.trainability import check_memory, check_module
 
@@ -208,13 +209,12 @@ class Model(Shown):
 
         traced = partial(trace, net, inputs, sequence_dims=dims, keywords=given.keywords)
         traced = partial(traced, autocast=autocast)
-        inference = laid_out(traced(input_names=names))
-        traced = partial(traced, compares_rows=compares_rows)
-        training = (
-            laid_out(traced(input_names=every, loss=criterion, targets=targets))
-            if criterion is not None
-            else None
-        )
+        ways = [partial(traced, input_names=names)]
+        if criterion is not None:
+            traced = partial(traced, compares_rows=compares_rows)
+            ways.append(partial(traced, input_names=every, loss=criterion, targets=targets))
+        inference, *rest = map(laid_out, each(ways))
+        training = rest[0] if rest else None
         model = cls(
             inference=inference,
             training=training,
@@ -226,6 +226,30 @@ class Model(Shown):
         for note in cautions(model.laid_out(model.trains).line, inference.line, model.trains):
             warnings.warn(note, stacklevel=2)
         return model
+
+    @classmethod
+    def check(
+        cls, net: "torch.nn.Module", example_inputs: Any, **how: Any
+    ) -> tuple[ModelError, ...]:
+        """Everything that devices refuse of a module, at once; empty where nothing is.
+
+        Operators are all told, each with its line in your source; a branch that depends on the
+        data hides what comes behind it.
+
+        Parameters
+        ----------
+        net, example_inputs
+            As for `from_torch`.
+        **how
+            Its other arguments, such as `loss` and `example_targets`.
+        """
+        try:
+            cls.from_torch(net, example_inputs, **how)
+        except ModelError as error:
+            from potluck.graph.torch.refusals import all_of
+
+            return all_of([error])
+        return ()
 
     @staticmethod
     def from_onnx(

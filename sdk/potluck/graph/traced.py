@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from potluck_wire.graph import DTYPE_BYTES, Buffer, Graph, Input, Parameter, Ref, Shape, evaluate
+from potluck_wire.graph import ITEM_BYTES, Buffer, Graph, Input, Parameter, Ref, Shape, evaluate
 
 SEQUENCE = "sequence"  # the symbol that counts tokens, where their number may change
 MAX_SIZE = 1 << 20  # of a batch, and of a sequence
@@ -27,7 +27,7 @@ class Type:
 
     def nbytes(self, symbols: Mapping[str, int]) -> int:
         """How many bytes it takes at these sizes."""
-        return self.elements(symbols) * DTYPE_BYTES[self.dtype]
+        return self.elements(symbols) * ITEM_BYTES[self.dtype]
 
     def at(self, symbols: Mapping[str, int]) -> "Type":
         """The same with numbers for its sizes."""

@@ -171,7 +171,7 @@ REFUSED = {
         "output_1 is None.*Leave it out",
     ),
     "counting requests": (lambda: Does(counting), X, "in place.*outside the model"),
-    "complex numbers": (lambda: Does(lambda self, x: torch.fft.fft(x).abs()), X, "aten.fft"),
+    "complex numbers": (lambda: Does(lambda self, x: torch.fft.fft(x)), X, "view_as_real"),
     "autocast": (lambda: Does(under_autocast), X, r"torch\.autocast.*convert yourself"),
     "an index out of range": (
         lambda: nn.Embedding(3, 4),

@@ -108,6 +108,17 @@ def _chosen(look: Look) -> Dependence | None:
     return look.laid_out_as(look.refs, together([product(by, part) for part in parts]))
 
 
+def _put_into(look: Look) -> Dependence | None:
+    """A part of each row put into another value of the same rows."""
+    whole, part = look.first, look.argument(1)
+    dim = look.argument(2, "dim", 0) % look.rank(whole)
+    axis, values = look.axis_of(whole), [look.known[whole], look.known[part]]
+    if axis == dim or any(value.outer != 1 for value in values):
+        return None
+    own = axis if axis is None or axis < dim or "slice" in look.node.op else axis - 1
+    return together(values) if look.axis_of(part) == own else None
+
+
 def _cast(look: Look) -> Dependence | None:
     target = look.argument(1)
     to = target.name if isinstance(target, Dtype) else look.traced.type_of(target).dtype
@@ -255,7 +266,7 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 def _spatial(look: Look) -> int:
-    return 1 if "1d" in look.node.op else 2
+    return next((n for n in (1, 3) if f"{n}d" in look.node.op), 2)
 
 
 _GROUPS: tuple[tuple[tuple[str, ...], _Rule], ...] = (
@@ -266,6 +277,10 @@ _GROUPS: tuple[tuple[tuple[str, ...], _Rule], ...] = (
     (_names("reciprocal"), _reciprocal),
     (_names("addcmul"), _plus_product),
     (_names("where.self masked_fill.Scalar masked_fill.Tensor"), _chosen),
+    (_names("select_scatter slice_scatter"), _put_into),
+    (_names("_unsafe_view"), shapes.viewed),
+    (_names("unsafe_split.Tensor"), shapes.part),
+    (_names("eye eye.m linspace logspace tril_indices triu_indices"), lambda look: None),
     (_names("neg contiguous clone detach alias dropout feature_dropout"), _linear_in),
     (_names("to.dtype type_as"), _cast),
     (_names("sum sum.dim_IntList mean mean.dim"), _total),
@@ -275,7 +290,21 @@ _GROUPS: tuple[tuple[tuple[str, ...], _Rule], ...] = (
     ),
     (_names("max min any all max.dim min.dim"), _reduced(1)),
     (_names("linalg_vector_norm"), _reduced(2)),
-    (_names("softmax.int log_softmax.int"), _along(1)),
+    (_names("softmax.int log_softmax.int _softmax _log_softmax"), _along(1)),
+    (
+        _names("glu cummax cummin cumprod logcumsumexp median.dim nanmedian.dim mode")
+        + _names("prod.dim_int"),
+        _along(1),
+    ),
+    (_names("kthvalue sort.stable"), _along(2)),
+    (_names("sort"), _along(1)),
+    (_names("prod median"), _reduced(1)),
+    (_names("aminmax"), _reduced(1)),
+    (
+        _names("any.dims all.dims var_mean.correction std_mean.correction nansum")
+        + _names("count_nonzero.dim_IntList"),
+        _reduced(1),
+    ),
     (_names("topk"), _along(2)),
     (_names("cumsum flip"), _along(1, linear=True)),
     (_names("roll diff"), _along(2, linear=True)),
@@ -285,18 +314,42 @@ _GROUPS: tuple[tuple[tuple[str, ...], _Rule], ...] = (
         _names("avg_pool1d avg_pool2d adaptive_avg_pool1d adaptive_avg_pool2d"),
         _last_dims(_spatial, linear=True),
     ),
+    (
+        _names(
+            "avg_pool3d adaptive_avg_pool3d _adaptive_avg_pool2d _adaptive_avg_pool3d "
+            "upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_linear1d "
+            "upsample_bilinear2d upsample_trilinear3d upsample_bicubic2d "
+            "_upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d "
+            "_upsample_bilinear2d_aa _upsample_bicubic2d_aa reflection_pad1d reflection_pad2d "
+            "reflection_pad3d replication_pad1d replication_pad2d replication_pad3d"
+        ),
+        _last_dims(_spatial, linear=True),
+    ),
+    (
+        _names(
+            "max_pool3d max_pool1d_with_indices max_pool2d_with_indices "
+            "max_pool3d_with_indices adaptive_max_pool1d adaptive_max_pool3d"
+        ),
+        _last_dims(_spatial),
+    ),
     (_names("max_pool1d max_pool2d adaptive_max_pool2d"), _last_dims(_spatial)),
     (_names("upsample_nearest2d.vec upsample_bilinear2d.vec"), _last_dims(_spatial, linear=True)),
+    (_names("im2col"), _last_dims(lambda look: 3, linear=True)),
+    (_names("col2im"), _last_dims(lambda look: 2, linear=True)),
     (_names("tril triu"), _last_dims(lambda look: 2, linear=True)),
     (_names("layer_norm rms_norm"), _last_dims(lambda look: len(look.argument(1)))),
-    (KINDS["convolution"] + _names("group_norm instance_norm prelu"), _batch_first),
+    (
+        KINDS["convolution"] + _names("group_norm instance_norm prelu native_group_norm"),
+        _batch_first,
+    ),
+    (_names("grid_sampler_2d grid_sampler_3d"), _batch_first),
     (_names("batch_norm"), _batch_norm),
     (_names("linear"), products.linear),
     (_names("matmul mm bmm"), products.matmul),
     (_names("addmm baddbmm"), products.added_matmul),
     (_names("einsum"), products.einsum),
     (_names("scaled_dot_product_attention"), products.attention),
-    (_names("lstm.input gru.input"), products.recurrent),
+    (_names("lstm.input gru.input rnn_tanh.input rnn_relu.input"), products.recurrent),
     (_names("view reshape flatten.using_ints unflatten.int view_as reshape_as"), shapes.viewed),
     (
         _names(

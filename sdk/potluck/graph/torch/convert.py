@@ -11,6 +11,8 @@ import torch
 from potluck.errors import ModelError
 from potluck.graph.torch.masks import Mask, drawn
 from potluck.graph.torch.modes import draws
+from potluck.graph.torch.refusals import refusal
+from potluck.graph.torch.source_lines import line_of
 from potluck.graph.torch.symbolic_sizes import expression
 from potluck_wire.graph import MAX_INT, Argument, Dtype, Node, Ref, Sym
 from potluck_wire.operators import KIND_OF, OPERATORS
@@ -20,6 +22,7 @@ _DROPPED = frozenset(
     {
         "_assert_tensor_metadata",
         "_assert_scalar",
+        "_assert_async",
         "sym_constrain_range",
         "sym_constrain_range_for_size",
     }
@@ -60,6 +63,17 @@ _COPIES = frozenset(
 )
 
 
+def passed(name: str) -> bool:
+    """Whether an operator outside the list (`aten.x.y`) is converted by a way of its own, or by
+    none.
+
+    Changes in place are looked at with what they change.
+    """
+    packet = name.split(".")[1]
+    in_place = packet.endswith("_") and not packet.startswith("__")
+    return name in _CASTS or name in _RENAMED or packet in _DROPPED or in_place
+
+
 class Converter:
     """Collects our nodes; values are numbered from `first`.
 
@@ -77,16 +91,25 @@ class Converter:
         self.values: dict[torch.fx.Node, Any] = {}
         self.updated: set[int] = set()  # buffers that nodes change
         self.masks: list[Mask] = []
+        self.refused: list[ModelError] = []
 
     def graph(self, graph: torch.fx.Graph, owner: torch.nn.Module) -> Any:
         """Convert all nodes of a graph; its output."""
         for node in graph.nodes:
             if node.op == "call_function":
                 self._module = _path(node)
-                self._call(node, owner)
+                self._call_or_note(node, owner)
             elif node.op == "output":
                 return self._argument(node.args[0])
         raise ModelError("the exported graph has no output.")
+
+    def _call_or_note(self, node: torch.fx.Node, owner: torch.nn.Module) -> None:
+        """Convert a node; what refuses it is kept, so that all refusals are told at once."""
+        try:
+            self._call(node, owner)
+        except ModelError as error:
+            self.refused.append(error)
+            self.values[node] = self.add("refused", (), {}, node.meta.get("val"))
 
     def _call(self, node: torch.fx.Node, owner: torch.nn.Module) -> None:
         value, target = node.meta.get("val"), node.target
@@ -193,7 +216,7 @@ class Converter:
             name = "aten.contiguous.default"
         elif name == "aten.contiguous.default":
             args = args[:1]
-        elif name == "aten.slice.Tensor":
+        elif name in ("aten.slice.Tensor", "aten.slice_scatter.default"):
             args = tuple(MAX_INT if a == _TO_THE_END else a for a in args)
         elif name == "aten.embedding.default":
             args = args[:4]  # its gradient is a plain tensor, never a sparse one
@@ -202,11 +225,7 @@ class Converter:
             self._in_place(node, name, args, kwargs)
             return
         if name not in OPERATORS:
-            raise ModelError(
-                f"the operator {name} is not on the devices' list{where(node)}.",
-                next_step="Write this part with other operators, or leave it outside the model.",
-                operator=name,
-            )
+            raise refusal(node.target, where(node))
         self.values[node] = self._drawn_or_added(name, args, kwargs, node.meta["val"])
 
     def _drawn_or_added(
@@ -317,7 +336,12 @@ def where(node: torch.fx.Node) -> str:
 
 
 def _path(node: Any) -> str:
-    """The path of the innermost module that a node stands in; empty for the model itself."""
+    """The path of the innermost module that a node stands in, empty for the model itself; and the
+    line of the user's source, where it was noted.
+    """
     stack = list((node.meta.get("nn_module_stack") or {}).values())
     path = str(stack[-1][0]) if stack else ""
-    return "" if path == "net" else path.removeprefix("net.")
+    path = "" if path == "net" else path.removeprefix("net.")
+    line = line_of(node)
+    own = path or (str(stack[-1][1]).rpartition(".")[2] if stack else "")
+    return f"{own}, at {line}" if line else path

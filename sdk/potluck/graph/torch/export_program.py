@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.fx import config
 
 from potluck.errors import ModelError
 from potluck.graph.torch.autocast import check_autocast
 from potluck.graph.torch.fixed_sizes import fixing_call
 from potluck.graph.torch.mixed_precision import autocasting, insert_casts
+from potluck.graph.torch.source_lines import noted
 from potluck.graph.traced import ANY_LENGTH, MAX_SIZE, SEQUENCE
 from potluck_wire.graph import BATCH
 
@@ -37,26 +37,29 @@ def export(
     tensors: Sequence[torch.Tensor],
     dims: Sequence[int | None],
     autocast: str = "",
+    *,
+    lines: bool = False,
 ) -> tuple[Any, range]:
     """The program of a module for any batch, and for which lengths of the sequence, which is
     dimension `dims[i]`.
 
     With `autocast`, the type that torch.autocast converts to, its conversions are in the program.
-    It is any length, unless the module itself sets a limit, as a table of positions does. Raises
+    `lines`: it is noted which line of the user's source each operator comes from. It is any
+    length, unless the module itself sets a limit, as a table of positions does. Raises
     ModelError: what is in the way, and where.
     """
     check_autocast("it is made")
     lengths = ANY_LENGTH
     while True:
         try:
-            program = _exported(module, tensors, dims, lengths, autocast)
+            program = _exported(module, tensors, dims, lengths, autocast, lines)
             break
         except Exception as error:
             if isinstance(error, ModelError):
                 raise
             narrower = _limited(str(error), lengths)
             if narrower == lengths:
-                again = partial(_exported, module, tensors, dims, lengths, autocast)
+                again = partial(_exported, module, tensors, dims, lengths, autocast, lines)
                 raise _in_words(error, again) from error
             lengths = narrower
     insert_casts(program, autocast)
@@ -69,8 +72,9 @@ def _exported(
     dims: Sequence[int | None],
     lengths: range,
     autocast: str,
+    lines: bool,
 ) -> Any:
-    with _quiet(), _without_stacks(), warnings.catch_warnings(), autocasting(autocast):
+    with _quiet(), noted(lines), warnings.catch_warnings(), autocasting(autocast):
         warnings.filterwarnings("ignore", _OWN_WEIGHTS)
         shapes = (_dynamic(dims, lengths),)
         return torch.export.export(module, tuple(tensors), dynamic_shapes=shapes, strict=False)
@@ -179,20 +183,6 @@ def _quiet() -> Iterator[None]:
     finally:
         for logger, was in zip(loggers, before, strict=True):
             logger.disabled = was
-
-
-@contextmanager
-def _without_stacks() -> Iterator[None]:
-    """torch notes for every operator where it was called, in a tenth of the time of an export.
-
-    What is raised says it anyway, and nobody else asks.
-    """
-    before = config.do_not_emit_stack_traces
-    config.do_not_emit_stack_traces = True
-    try:
-        yield
-    finally:
-        config.do_not_emit_stack_traces = before
 
 
 def _where(frames: Sequence[traceback.FrameSummary]) -> str:

@@ -3,7 +3,8 @@ inside for training.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,30 +12,39 @@ import torch
 from potluck.errors import ModelError
 from potluck.graph.gradient_flow import learning
 from potluck.graph.loss.batch_reductions import BatchReductions, Divided, extract
-from potluck.graph.loss.constants import OWN
 from potluck.graph.loss.row_mean import NEXT_STEP, check_apart, check_loss, follow
 from potluck.graph.loss.trials import apart, difference
 from potluck.graph.partition.cuts import multiple
 from potluck.graph.partition.outputs import check_outputs
 from potluck.graph.torch import symbolic_sizes
 from potluck.graph.torch.batch_axis import Complete, OperatorFailed, by_rows
-from potluck.graph.torch.convert import Converter
+from potluck.graph.torch.convert import Converter, passed
 from potluck.graph.torch.dead_nodes import without_dead
+from potluck.graph.torch.decompose import decompose
 from potluck.graph.torch.export_program import TRY, export, first_line
+from potluck.graph.torch.holders import (
+    Holders,
+    batch_names,
+    holders_of,
+    state_of,
+    symbol_names,
+    symbols_of,
+)
+from potluck.graph.torch.in_place import without_changes
 from potluck.graph.torch.masks import check_masks
 from potluck.graph.torch.mixed_precision import autocasting
 from potluck.graph.torch.modes import check_answers, check_modes, modes_of
 from potluck.graph.torch.own_loss import OwnLoss, names_of
 from potluck.graph.torch.padding import padded_encoders
+from potluck.graph.torch.refusals import together
 from potluck.graph.torch.single import Pair, check_single
 from potluck.graph.torch.squeezes import as_written, keep_rows
-from potluck.graph.torch.state_names import device_name
 from potluck.graph.torch.statefulness import check_forgets
 from potluck.graph.torch.trainability import check_learning, check_norms
-from potluck.graph.traced import SEQUENCE, Traced, Type
+from potluck.graph.traced import Traced, Type
 from potluck_wire.graph import (
-    BATCH,
     DTYPE_BYTES,
+    ITEM_BYTES,
     Buffer,
     Graph,
     Input,
@@ -43,7 +53,6 @@ from potluck_wire.graph import (
     Parameter,
     Ref,
     SegmentError,
-    Symbol,
     refs,
     validate,
 )
@@ -122,13 +131,53 @@ def trace(
     Raises ModelError for control flow that depends on data, operators that no device runs, and a
     batch that is not the first dimension everywhere.
     """
+    again = partial(
+        _trace,
+        net,
+        inputs,
+        input_names=input_names,
+        loss=loss,
+        targets=targets,
+        sequence_dims=sequence_dims,
+        keywords=keywords,
+        autocast=autocast,
+        compares_rows=compares_rows,
+    )
+    try:
+        return again(lines=False)
+    except ModelError as error:
+        refused = error
+    try:
+        again(lines=True)
+    except ModelError as error:
+        raise error from refused.__cause__
+    raise refused
+
+
+def _trace(
+    net: torch.nn.Module,
+    inputs: Sequence[torch.Tensor],
+    *,
+    input_names: Sequence[str],
+    loss: Callable[..., torch.Tensor] | OwnLoss | None,
+    targets: Sequence[torch.Tensor],
+    sequence_dims: Sequence[int | None],
+    keywords: Sequence[str],
+    autocast: str,
+    compares_rows: bool,
+    lines: bool,
+) -> Traced:
+    """As `trace`; with `lines`, what is refused names the user's own line."""
     tensors = [*inputs, *targets]
     module = _Alone(net, keywords) if loss is None else _WithLoss(net, loss, len(inputs), keywords)
     dims = [sequence_dims[i] if i < len(sequence_dims) else None for i in range(len(tensors))]
     with modes_of(net, training=loss is not None):
         check_norms(module)
-        program, lengths = export(module, tensors, dims, autocast)
-    written = keep_rows(program, _batch_names(program))
+        program, lengths = export(module, tensors, dims, autocast, lines=lines)
+    decompose(program, passed)
+    without_changes(program)
+    decompose(program, passed)
+    written = keep_rows(program, batch_names(program))
     structure = program.call_spec.out_spec
     traced, pair = _traced(
         program, module, list(input_names), tensors, dims, loss is not None, compares_rows
@@ -162,17 +211,19 @@ def _traced(
     train: bool,
     compares_rows: bool,
 ) -> tuple[Traced, Pair]:
-    holders = _holders(program)
-    symbols, state = _symbol_names(holders.inputs, dims), _state(program, module, holders.targets)
+    holders = holders_of(program)
+    symbols, state = symbol_names(holders.inputs, dims), state_of(program, module, holders.targets)
     # shapes alone: nothing can be run, nothing will be cut
     meta = any(tensor.is_meta for tensor in tensors)
     tallies = _tallies(program, holders, state, symbols, tensors) if train and not meta else None
     if tallies is not None:
-        holders, names = _holders(program), [*names, *tallies.names]
+        holders, names = holders_of(program), [*names, *tallies.names]
     n_holders = len(holders.all)
     converter = Converter(n_holders, symbols, holders.buffer_places)
     converter.values.update({holder: Ref(i) for i, holder in enumerate(holders.all)})
     result = converter.graph(program.graph, program.graph_module)
+    if converter.refused:
+        raise together(converter.refused)
     if train:
         _check_instances(converter)
         converter.updated |= _running(converter.nodes)
@@ -183,7 +234,7 @@ def _traced(
         **_ports(holders, names, [kinds[0] for kinds in types], state, converter.updated),
         nodes=tuple(converter.nodes),
         outputs=_outputs(result, types, train),
-        symbols=_symbols(symbols, dims, tensors),
+        symbols=symbols_of(symbols, dims, tensors),
     )
     rows, own = frozenset[Ref](), {holder: tensor for holder, (_, tensor) in state.items()}
 
@@ -212,7 +263,7 @@ def _traced(
         by_rows=frozenset(
             Ref(number[ref.value], ref.item)
             for ref in rows
-            if ref.value in number and multiple(types[ref.value][ref.item or 0].shape)
+            if ref.value in number and _crosses(types[ref.value][ref.item or 0])
         ),
         tensors={name: tensor for name, tensor in state.values() if name in names_left},
         modules=tuple(converter.modules[value - n_holders] for value in kept if value >= n_holders),
@@ -232,6 +283,11 @@ def _traced(
     if unproven:
         _check_trials(program, own, tensors, complete, unproven)
     return replace(traced, unproven=unproven, sums_rows=sums_rows), pair
+
+
+def _crosses(kind: Type) -> bool:
+    """Whether rows of a value of such a type may go from device to device: complex ones do not."""
+    return bool(multiple(kind.shape)) and kind.dtype in DTYPE_BYTES
 
 
 def _failed(error: OperatorFailed) -> ModelError:
@@ -306,53 +362,9 @@ def _check_trials(
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Holders:
-    """torch's nodes that stand for what comes in, in our order.
-
-    `targets`: what those of the state stand for.
-    """
-
-    inputs: list[Any]
-    parameters: list[Any]
-    buffers: list[Any]
-    targets: dict[Any, str]
-
-    @property
-    def all(self) -> list[Any]:
-        return [*self.inputs, *self.parameters, *self.buffers]
-
-    @property
-    def buffer_places(self) -> range:
-        return range(len(self.inputs) + len(self.parameters), len(self.all))
-
-
-def _holders(program: Any) -> _Holders:
-    holders = [node for node in program.graph.nodes if node.op == "placeholder"]
-    specs = {spec.arg.name: spec for spec in program.graph_signature.input_specs}
-    # these are tallies
-    kinds = {h: specs[h.name].kind.name if h.name in specs else "USER_INPUT" for h in holders}
-    odd = [
-        kind
-        for kind in kinds.values()
-        if kind not in ("USER_INPUT", "PARAMETER", "BUFFER", "CONSTANT_TENSOR")
-    ]
-    if odd:
-        raise ModelError(f"it holds an object that cannot be sent to a device ({odd[0].lower()}).")
-    used = [holder for holder in holders if holder.users]
-    parameters = [h for h in used if kinds[h] == "PARAMETER"]
-    buffers = [h for h in used if kinds[h] in ("BUFFER", "CONSTANT_TENSOR")]
-    return _Holders(
-        inputs=[h for h in holders if kinds[h] == "USER_INPUT"],
-        parameters=parameters,
-        buffers=buffers,
-        targets={h: specs[h.name].target for h in (*parameters, *buffers)},
-    )
-
-
 def _tallies(
     program: Any,
-    holders: _Holders,
+    holders: Holders,
     state: dict[Any, tuple[str, torch.Tensor]],
     symbols: dict[str, str],
     tensors: list[torch.Tensor],
@@ -369,7 +381,7 @@ def _tallies(
 
 
 def _ports(
-    holders: _Holders,
+    holders: Holders,
     names: list[str],
     types: list[Type],
     state: dict[Any, tuple[str, torch.Tensor]],
@@ -381,6 +393,13 @@ def _ports(
     def of_state(holder: Any) -> dict[str, Any]:
         name, tensor = state[holder]
         return {"name": name, "dtype": types[at[holder]].dtype, "shape": tuple(tensor.shape)}
+
+    odd = [k.dtype for k in types[: len(holders.all)] if k.dtype not in DTYPE_BYTES]
+    if odd:
+        raise ModelError(
+            f"an input, weight or buffer of it is {odd[0]}, which does not travel.",
+            next_step="Keep torch.view_as_real of it, and torch.view_as_complex inside.",
+        )
 
     def trainable(tensor: torch.Tensor) -> bool:
         return bool(tensor.requires_grad) and tensor.is_floating_point()
@@ -427,66 +446,12 @@ def _running(nodes: Sequence[Node]) -> set[int]:
     }
 
 
-def _symbol_names(users: list[Any], dims: list[Any]) -> dict[str, str]:
-    """torch's names of the batch and the sequence -> ours."""
-    names: dict[str, str] = {}
-    for holder, dim in zip(users, dims, strict=True):
-        shape = holder.meta["val"].shape
-        names[str(shape[0].node.expr)] = BATCH
-        if dim is not None:
-            names[str(shape[dim].node.expr)] = SEQUENCE
-    return names
-
-
-def _batch_names(program: Any) -> set[str]:
-    """torch's names of the number of rows."""
-    sizes = [holder.meta["val"].shape[0] for holder in _holders(program).inputs]
-    return {str(size.node.expr) for size in sizes if isinstance(size, torch.SymInt)}
-
-
-def _symbols(
-    names: dict[str, str], dims: list[Any], tensors: list[torch.Tensor]
-) -> tuple[Symbol, ...]:
-    found = [Symbol(name=BATCH, input=0, dim=0, hint=tensors[0].shape[0])]
-    if SEQUENCE in names.values():
-        source = next(i for i, dim in enumerate(dims) if dim is not None)
-        found.append(
-            Symbol(
-                name=SEQUENCE,
-                input=source,
-                dim=dims[source],
-                hint=tensors[source].shape[dims[source]],
-            )
-        )
-    return tuple(found)
-
-
-def _state(
-    program: Any, module: torch.nn.Module, targets: dict[Any, str]
-) -> dict[Any, tuple[str, torch.Tensor]]:
-    """Each parameter and buffer: (the name that the user knows it by, the user's own tensor).
-
-    A tensor of the model's that has several names, of which its loss may give it one, has one of
-    the model's in every graph.
-    """
-    own: dict[str, torch.Tensor] = dict(module.named_parameters(remove_duplicate=False))
-    own |= dict(module.named_buffers(remove_duplicate=False))
-    in_net = {id(tensor): name for name, tensor in own.items() if name.startswith("net.")}
-    found = {}
-    for holder, target in targets.items():
-        tensor = own[target] if target in own else program.constants[target]
-        path = in_net.get(id(tensor), target)
-        name = path.removeprefix("net.") if path.startswith("net.") else OWN + path
-        found[holder] = (device_name(name), tensor)
-    return found
-
-
 def _types(value: Any, symbols: dict[str, str]) -> tuple[Type, ...]:
     parts = value if isinstance(value, list | tuple) else (value,)
     types = []
     for part in parts:
         dtype = str(part.dtype).removeprefix("torch.")
-        if dtype not in DTYPE_BYTES:
+        if dtype not in ITEM_BYTES:
             raise ModelError(f"it computes with {dtype}, which devices do not.")
         types.append(Type(dtype=dtype, shape=symbolic_sizes.shape(part, symbols)))
     return tuple(types)
@@ -502,6 +467,11 @@ def _outputs(result: Any, types: list[tuple[Type, ...]], train: bool) -> tuple[O
                 next_step="Leave it out of what is returned.",
             )
         kind = types[ref.value][ref.item or 0]
+        if kind.dtype not in DTYPE_BYTES:
+            raise ModelError(
+                f"{name} is {kind.dtype}, which does not travel.",
+                next_step="Return torch.view_as_real of it.",
+            )
         found.append(Output(name=name, ref=ref, dtype=kind.dtype, shape=kind.shape, gradient=train))
     if train and (len(found) != 1 or found[0].shape != ()):
         raise ModelError("the loss must be one number.", next_step="Take its mean over the rows.")

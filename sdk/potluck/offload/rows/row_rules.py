@@ -493,7 +493,7 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(f"aten.{word}" if "." in word else f"aten.{word}.default" for word in text.split())
 
 
-_SPECIAL = _names("softmax.int log_softmax.int prelu")
+_SPECIAL = _names("softmax.int log_softmax.int _softmax _log_softmax glu prelu")
 _GROUPS: tuple[tuple[tuple[str, ...], _Rule], ...] = (
     (tuple(n for n in KINDS["activation"] if n not in _SPECIAL), _element_wise),
     (KINDS["arithmetic"] + KINDS["comparison"] + KINDS["random"], _element_wise),
@@ -512,7 +512,8 @@ _GROUPS: tuple[tuple[tuple[str, ...], _Rule], ...] = (
     (_names("layer_norm rms_norm"), _normalised),
     (
         _names(
-            "softmax.int log_softmax.int split.Tensor split_with_sizes chunk slice.Tensor narrow"
+            "softmax.int log_softmax.int _softmax _log_softmax split.Tensor split_with_sizes "
+            "chunk slice.Tensor narrow"
         ),
         _along(1),
     ),

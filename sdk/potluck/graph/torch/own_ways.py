@@ -1,0 +1,71 @@
+"""Operators that potluck writes out in its own way, where torch's would mix rows or draw random
+numbers that are none.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+_ATEN = torch.ops.aten
+_SUM, _MEAN, _MAX = 0, 1, 2
+
+
+def own_way(node: Any) -> Callable[..., Any] | None:
+    """How a node is written out; None: as torch does it."""
+    way = WAYS.get(str(node.target))
+    return way(node) if way is not None else None
+
+
+def _sign(node: Any) -> Callable[..., Any] | None:
+    """Of real numbers; torch's gradient of `sgn` is a tensor without memory."""
+    return None if node.meta["val"].is_complex() else _ATEN.sign.default
+
+
+def _rrelu(node: Any) -> Callable[..., Any] | None:
+    """Outside training its slope is the middle one."""
+    if node.args[3:4] and node.args[3]:
+        return None
+
+    def leaky(x: Any, lower: float = 1 / 8, upper: float = 1 / 3, *_: Any, **__: Any) -> Any:
+        return _ATEN.leaky_relu.default(x, (lower + upper) / 2)
+
+    return leaky
+
+
+def _bags(node: Any) -> Callable[..., Any] | None:
+    """Bags that are the rows of a table of indices, as in embedding_bag(indices [rows, n], table):
+    torch lays all rows end to end and numbers where each begins.
+    """
+    _, flat, offsets, _, mode, *rest = [*node.args, *[None] * 5][:9]
+    shaped = flat.args[0] if getattr(flat, "target", None) is _ATEN.reshape.default else None
+    regular = getattr(offsets, "target", None) is _ATEN.arange.start_step
+    weights = rest[1] if len(rest) > 1 else None
+    if shaped is None or not regular or weights is not None or rest[2] or rest[3] is not None:
+        return None
+    kind, rows = mode or _SUM, shaped.meta["val"].shape[0]
+
+    def reduced(weight: Any, indices: Any, *_: Any, **__: Any) -> tuple[Any, ...]:
+        each = _ATEN.embedding.default(weight, indices.reshape(rows, -1))
+        reductions = {_SUM: each.sum, _MEAN: each.mean, _MAX: each.amax}
+        result = reductions[kind](1)
+        return (result, indices, indices, indices)
+
+    return reduced
+
+
+def _copy(node: Any) -> Callable[..., Any]:
+    """One value in the shape and type of another."""
+
+    def copied(to: Any, source: Any, *_: Any, **__: Any) -> Any:
+        return _ATEN.expand_as.default(source.to(to.dtype), to)
+
+    return copied
+
+
+WAYS: dict[str, Callable[[Any], Callable[..., Any] | None]] = {
+    "aten.copy.default": _copy,
+    "aten.sgn.default": _sign,
+    "aten.rrelu.default": _rrelu,
+    "aten.embedding_bag.padding_idx": _bags,
+}

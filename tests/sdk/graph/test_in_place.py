@@ -1,0 +1,96 @@
+"""Changes in place of what others see: as eager torch has them, forward and backward."""
+
+import pytest
+
+from potluck.graph import Model
+from potluck_agent.worker.training import Segment
+from potluck_wire.segment import dumps, loads
+
+torch = pytest.importorskip("torch")
+
+
+def a_slice(x):
+    y = x.clone()
+    y[:, 1:3] = x[:, :2] * 2
+    return y
+
+
+def a_slice_of_a_view(x):
+    y = (x * 2).reshape(-1, 2, 3)
+    y[:, 1, ::2] += 1.0
+    return y.flatten(1) * y.sum((1, 2))[:, None]
+
+
+def seen_through_another_view(x):
+    y = x * 1.0
+    first, second = y[:, :3], y.view(-1, 2, 3)
+    first.mul_(3.0)
+    return second.flatten(1) + first.sum(1, keepdim=True)
+
+
+def twice(x):
+    y = torch.zeros_like(x)
+    y[:, 0] = x[:, 1]
+    y[:, 1] = x[:, 0] * x[:, 2]
+    y.t()[2].fill_(0.5)
+    return y
+
+
+def by_a_mask(x):
+    y = x * 1.0
+    y[:, 2:].masked_fill_(x[:, 2:] > 0, -1.0)
+    return y
+
+
+def by_an_index(x):
+    y = x * 1.0
+    y[:, torch.tensor([0, 3])] = 0.25
+    return y
+
+
+def of_another_type(x):
+    y = torch.ones(x.shape[0], 6, dtype=torch.float64)
+    y[:, :2] = x[:, :2]
+    return y.float() * x
+
+
+def a_transposed_one(x):
+    y = (x * 1.0).reshape(-1, 2, 3)
+    y.transpose(1, 2)[:, 0] = 7.0
+    y.permute(2, 0, 1)[1, :, 0].zero_()
+    return y.flatten(1)
+
+
+LINES = [
+    *(a_slice, a_slice_of_a_view, seen_through_another_view, twice, by_a_mask),
+    *(by_an_index, of_another_type, a_transposed_one),
+]
+
+
+class Net(torch.nn.Module):
+    def __init__(self, line):
+        super().__init__()
+        self.first, self.line = torch.nn.Linear(6, 6), line
+
+    def forward(self, x):
+        return self.line(self.first(x))
+
+
+@pytest.mark.parametrize("line", LINES)
+@pytest.mark.filterwarnings("ignore")
+def test_gives_what_eager_torch_gives_bit_by_bit(line):
+    torch.manual_seed(0)
+    net, x, y = Net(line), torch.randn(4, 6), torch.randn(4, 6)
+    loss_of = torch.nn.functional.mse_loss
+    model = Model.from_torch(net, x, loss=loss_of, example_targets=y)
+    _, graph = model.segment(0, len(model.layers(True)), train=True)
+    part = Segment(loads(dumps(graph)))
+    for name in part.names():
+        part.write(name, model.state()[name])
+    (loss,) = part.forward((x, y), key="k", train=True)
+    part.backward("k")
+    expected = loss_of(net(x), y)
+    expected.backward()
+    gradients = torch.cat([p.grad.reshape(-1) for p in net.parameters()])
+    assert torch.equal(loss, expected)
+    assert torch.allclose(part.gradients(), gradients, rtol=1e-6, atol=1e-7)

@@ -1,0 +1,80 @@
+"""What is refused names the user's own line, and all of it is told at once."""
+
+import pytest
+
+from potluck.errors import ModelError
+from potluck.graph import Model
+
+torch = pytest.importorskip("torch")
+MSE = torch.nn.functional.mse_loss
+
+
+class Block(torch.nn.Module):
+    def forward(self, x):
+        return x + torch.randn_like(x)  # the line of a block
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.block = torch.nn.Linear(4, 4), Block()
+
+    def forward(self, x):
+        x = self.first(x)
+        x = x.masked_scatter(x > 0, x.as_strided((2, 2), (2, 1)))  # the line of a net
+        return self.block(x)
+
+
+class Fine(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = torch.nn.Linear(4, 4)
+
+    def forward(self, x):
+        y = self.first(x)
+        y[:, 0] = 0.0
+        return torch.where(y > 0, y, 0.0)
+
+
+class Mixing(torch.nn.Module):
+    def forward(self, x):
+        return x / x.sum(0)  # over the rows
+
+
+def told(net, **how):
+    return [str(error) for error in Model.check(net, torch.randn(3, 4), **how)]
+
+
+def test_all_refusals_are_told_at_once_each_with_its_line_and_a_next_step():
+    strided, random = told(Net())
+    assert "aten.as_strided.default reads memory as it lies" in strided
+    assert "in Net.forward: x = x.masked_scatter" in strided
+    assert "aten.randn_like.default draws random numbers" in random
+    assert "in the module block, at test_refusals.py, line " in random
+    assert "in Block.forward: return x + torch.randn_like(x)" in random
+    assert strided.endswith("say what is meant.")
+    assert "outside the model" in random
+
+
+def test_the_first_refusal_says_that_there_are_more():
+    with pytest.raises(ModelError, match="lists all 2 refusals") as caught:
+        Model.from_torch(Net(), torch.randn(3, 4))
+    assert caught.value.facts["operator"] == "aten.as_strided.default"
+
+
+def test_what_the_loss_adds_is_told_beside():
+    def loss(output, target):
+        return MSE(output, torch.bernoulli(target))
+
+    every = told(Net(), loss=loss, example_targets=torch.rand(3, 4))
+    assert len(every) == 3
+    assert "draws random numbers" in every[-1]
+
+
+def test_rows_that_mix_are_told_with_their_line():
+    (mixed,) = told(Mixing())
+    assert "in Mixing.forward: return x / x.sum(0)" in mixed
+
+
+def test_nothing_is_told_where_nothing_is_refused():
+    assert told(Fine(), loss=MSE, example_targets=torch.rand(3, 4)) == []
