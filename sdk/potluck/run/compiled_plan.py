@@ -151,7 +151,8 @@ class CompiledPlan:
 
     `compiled` maps program names to what compiling gave.
 
-    `train_rows`: of each program that trains, the rows of its batch. `kinds`: as what each device
+    `train_rows`: of each program that trains, the rows of its batch; `infer_rows`: of each that
+    answers, those of its request. `kinds`: as what each device
     gets its pieces. `peak_bytes`: what steps on other batches than the plan's need.
     """
 
@@ -163,6 +164,7 @@ class CompiledPlan:
     optimizer: Update | None
     compiled: Mapping[str, Compiled]
     train_rows: Mapping[str, int] = field(default_factory=dict)
+    infer_rows: Mapping[str, int] = field(default_factory=dict)  # of requests, the smallest first
     seed: int = 0
     schedule: str | Policy | None = None
     order_transfers: bool | None = None  # whether transfers take turns; None: where that is sooner
@@ -178,7 +180,13 @@ class CompiledPlan:
     @property
     def sizes(self) -> tuple[int, ...]:
         """Batch sizes besides the plan's own that there are programs for."""
-        return tuple(rows for rows in self.train_rows.values() if rows != self.plan.batch)
+        every = self.train_rows if self.plan.training else self.infer_rows
+        return tuple(rows for rows in every.values() if rows != self.plan.batch)
+
+    def answering(self, rows: int) -> tuple[str, int]:
+        """The program that answers so many rows, or as many of them as it can, and its rows."""
+        large_enough = (pair for pair in self.infer_rows.items() if pair[1] >= rows)
+        return next(large_enough, (INFER, self.plan.batch))
 
     def states(
         self, *, optimizer: bool, weights: bool = True, slots: Collection[str] | None = None
@@ -391,6 +399,11 @@ def train_name(rows: int, plan: Plan) -> str:
     return TRAIN if rows == plan.batch else f"{TRAIN}-{rows}"
 
 
+def infer_name(rows: int, plan: Plan) -> str:
+    """The name of the program that answers so many rows at once."""
+    return INFER if rows == plan.batch else f"{INFER}-{rows}"
+
+
 def follow_name(rows: int, plan: Plan) -> str:
     """The name of the program with which shadows follow that one."""
     return FOLLOW if rows == plan.batch else f"{FOLLOW}-{rows}"
@@ -481,17 +494,46 @@ def compile_for_run(
         shadows=shadows(plan, segments, towards) if towards is not None else (),
     )
     order = policy(schedule or plan.schedule, training=plan.training, times=times)
-    batches = tuple(dict.fromkeys((plan.batch, *sizes))) if plan.training else ()
+    batches = tuple(dict.fromkeys((plan.batch, *sizes)))
     if plan.training:
         steps = _steps(bare, batches, order, model.trained, fed_whole)
     else:
-        steps = {INFER: compile_inference(plan, segments, schedule=order(plan))}
+        steps = {
+            infer_name(rows, plan): compile_inference(each, segments, schedule=order(each))
+            for rows, each in ((rows, of_rows(plan, rows)) for rows in batches)
+        }
     compiled = {
         name: renamed(item, name) for name, item in (steps | _moves(bare)).items() if any_work(item)
     }
-    return replace(
-        bare, compiled=compiled, train_rows={train_name(rows, plan): rows for rows in batches}
-    )
+    if plan.training:
+        return replace(
+            bare, compiled=compiled, train_rows={train_name(rows, plan): rows for rows in batches}
+        )
+    infer_rows = {infer_name(rows, plan): rows for rows in sorted(batches)}
+    return replace(bare, compiled=compiled, infer_rows=infer_rows)
+
+
+def of_rows(plan: Plan, rows: int) -> Plan:
+    """A plan for inference with so many rows a request, at once; of one device a stage.
+
+    Parameters
+    ----------
+    plan
+        For inference.
+    rows
+        Of the request.
+
+    Raises
+    ------
+    PlanError
+        A stage has several devices, whose shares are of one number of rows.
+    """
+    if rows == plan.batch:
+        return plan
+    if any(len(stage.devices) > 1 for stage in plan.stages):
+        raise PlanError("a plan that shares rows among devices answers one number of rows at once.")
+    stages = tuple(replace(stage, shares=(rows,)) for stage in plan.stages)
+    return replace(plan, stages=stages, micro_batch=rows, n_micro_batches=1)
 
 
 def _steps(

@@ -188,7 +188,7 @@ class Editions:
             steps = {
                 name: one_at_a_time(item, now)
                 for name, item in edition.compiled.items()
-                if name == INFER or name in edition.train_rows
+                if name in edition.infer_rows or name in edition.train_rows
             }
             if edition.order_transfers is not False:
                 steps = {
@@ -205,7 +205,8 @@ class Editions:
             peaks = simulate(edition.compiled[step], problem).peak_bytes
             edition = replace(edition, plan=replace(edition.plan, peak_bytes=peaks))
         if problem is not None:
-            edition = replace(edition, peak_bytes=beyond_plan(edition, problem))
+            more = beyond_plan(edition, problem) if edition.plan.training else {}
+            edition = replace(edition, peak_bytes=more)
         compiled = {
             name: self.paced_programs(item, edition) for name, item in edition.compiled.items()
         }

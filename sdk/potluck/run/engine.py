@@ -74,6 +74,8 @@ class Engine:
         A policy, by name or as a function; default: 1F1B, or forward only.
     order_transfers, refine_s
         As for `Home.deploy`.
+    sizes
+        Rows of batches, or of requests, that there are programs for, beside the plan's own.
     """
 
     def __init__(
@@ -89,6 +91,7 @@ class Engine:
         schedule: str | Policy | None = None,
         order_transfers: bool | None = None,
         refine_s: float = 0.0,
+        sizes: tuple[int, ...] = (),
     ) -> None:
         self.model = model
         self.link, self.members = link, members
@@ -131,7 +134,12 @@ class Engine:
         self._sessions: dict[str, Session | None] = {}  # in which devices got the edition in force
         self.state = RunState(self)
         self.edition, self.group = self._begin(
-            plan, optimizer, seed=seed, schedule=schedule, order_transfers=order_transfers
+            plan,
+            optimizer,
+            sizes=sizes,
+            seed=seed,
+            schedule=schedule,
+            order_transfers=order_transfers,
         )
 
     def _begin(
@@ -353,13 +361,13 @@ class Engine:
         """
         with self._requesting:
             edition, number = self.edition, self.n_requests
-            batch = edition.plan.batch
+            program, batch = edition.answering(stop - start)
             wanted = min(batch, stop - start)
             rows = [padded(tensor[start : start + wanted], batch) for tensor in inputs]
             named = {
                 port.name: tensor for port, tensor in zip(self.model.inputs(), rows, strict=True)
             }
-            compiled = edition.compiled[INFER]
+            compiled = edition.compiled[program]
             traced = self.model.traced_line().traced
             predicted = traced.output_bytes(rows)
             future = self.group.execute(
