@@ -16,6 +16,7 @@ PotluckError
 │   ├── WorkerFailed           its worker crashed, hung or refused
 │   │   └── RequestFailed          over one request, which ends alone
 │   └── Refused                the agent declined, with its reason
+├── NotServed              a service refused a request: overloaded, too late, or closed
 ├── ProtocolError          one side broke the protocol, or speaks another major version
 └── Infeasible             no plan can hold the limits; says which limit, which device, by how much
 """
@@ -117,6 +118,10 @@ class RequestFailed(WorkerFailed):
 
 class Refused(DeviceError):
     """The agent declined. Facts: `code`."""
+
+
+class NotServed(PotluckError):
+    """A service refused a request, at once. Facts: `reason`, `limit_s`, `soonest_s`."""
 
 
 class ProtocolError(PotluckError):

@@ -18,8 +18,10 @@ EXTRAS = {
     "safetensors": "sdk",
     "scipy": "sdk",
     "sklearn": "demo",
+    "starlette": "serve",
     "torch": "sdk",
     "transformers": "catalog",
+    "uvicorn": "serve",
 }
 
 

@@ -1,0 +1,1 @@
+"""The HTTP entrance of a home's services: Open Inference Protocol v2, streams, health, metrics."""

@@ -1,0 +1,393 @@
+"""The HTTP application: routes of the Open Inference Protocol v2, server-sent events, health and
+metrics, as Starlette has them.
+
+`/v2`, `/v2/health/live`, `/v2/health/ready`, `/v2/models/NAME`, `.../ready`, `.../infer`,
+`.../stream` (frames in a body of lines, answers as server-sent events), `/metrics`.
+"""
+
+import asyncio
+import hmac
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from potluck.errors import NotServed, PotluckError, RequestFailed, UserError
+from potluck.serve.gateway import metrics, protocol
+from potluck.serve.gateway.protocol import BadRequest, Infer, Port
+from potluck_wire import __version__
+
+if TYPE_CHECKING:
+    from potluck.serve.runtime.service import Service
+
+MAX_BODY_BYTES = 64 * 2**20
+MAX_FRAMES = 10_000  # of one stream
+BODY_S = 30.0  # that a body may take
+HEADER = "Inference-Header-Content-Length"
+EXTENSIONS = ["binary_tensor_data"]
+Services = Callable[[], "Mapping[str, Service]"]
+
+
+def application(
+    services: Services, *, token: str = "", max_body_bytes: int = MAX_BODY_BYTES
+) -> Starlette:
+    """The application for these services.
+
+    Parameters
+    ----------
+    services
+        Gives them, as they are at each request.
+    token
+        What clients have to show as `Authorization: Bearer TOKEN`; empty: nothing.
+    max_body_bytes
+        Of one request; longer ones are refused before they are read.
+    """
+    entrance = Entrance(services, token=token, max_body_bytes=max_body_bytes)
+    one = "/v2/models/{name}"
+    routes = [
+        ("/v2", entrance.server, "GET"),
+        ("/v2/health/live", entrance.live, "GET"),
+        ("/v2/health/ready", entrance.ready, "GET"),
+        (one, entrance.about, "GET"),
+        (f"{one}/ready", entrance.model_ready, "GET"),
+        (f"{one}/infer", entrance.infer, "POST"),
+        (f"{one}/stream", entrance.stream, "POST"),
+        (f"{one}/versions/1", entrance.about, "GET"),
+        (f"{one}/versions/1/ready", entrance.model_ready, "GET"),
+        (f"{one}/versions/1/infer", entrance.infer, "POST"),
+        ("/metrics", entrance.metrics, "GET"),
+    ]
+    return Starlette(
+        routes=[Route(path, entrance.told(does), methods=[how]) for path, does, how in routes]
+    )
+
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+class Entrance:
+    """What each route answers.
+
+    Parameters
+    ----------
+    services, token, max_body_bytes
+        As for `application`.
+    """
+
+    def __init__(self, services: Services, *, token: str, max_body_bytes: int) -> None:
+        self._services, self._token, self._max_body_bytes = services, token, max_body_bytes
+
+    def told(self, endpoint: Endpoint) -> Endpoint:
+        """The endpoint for who may come in; errors become answers with their status."""
+
+        async def answer(request: Request) -> Response:
+            if not self._may(request):
+                return _error(401, "this entrance asks for a token: Authorization: Bearer TOKEN.")
+            try:
+                return await endpoint(request)
+            except _Status as error:
+                return _error(error.status, str(error))
+            except BadRequest as error:
+                return _error(400, str(error), **error.facts)
+            except UserError as error:
+                return _error(400, str(error), field="inputs")
+            except RequestFailed as error:
+                return _error(422, str(error), field="inputs")
+            except NotServed as error:
+                return _refused(error)
+            except PotluckError as error:
+                return _error(503, str(error))
+            except ClientDisconnect:
+                return _error(400, "body: it ended before its time.", field="body")
+
+        return answer
+
+    def _may(self, request: Request) -> bool:
+        if not self._token or request.url.path == "/v2/health/live":
+            return True
+        given = request.headers.get("authorization", "")
+        return hmac.compare_digest(given.encode(), f"Bearer {self._token}".encode())
+
+    # --- about ------------------------------------------------------------------------------------
+
+    async def server(self, request: Request) -> Response:
+        """Who this is."""
+        return JSONResponse({"name": "potluck", "version": __version__, "extensions": EXTENSIONS})
+
+    async def live(self, request: Request) -> Response:
+        """It answers."""
+        return JSONResponse({"live": True})
+
+    async def ready(self, request: Request) -> Response:
+        """Whether every service has a device."""
+        ready = all(service.devices for service in self._services().values())
+        return JSONResponse({"ready": ready}, status_code=200 if ready else 503)
+
+    async def about(self, request: Request) -> Response:
+        """A model's inputs and outputs."""
+        service = self._service(request)
+        inputs, outputs = ports(service.model)
+        return JSONResponse(
+            {
+                "name": service.name,
+                "versions": ["1"],
+                "platform": "potluck",
+                "inputs": [port.document() for port in inputs],
+                "outputs": [port.document() for port in outputs],
+            }
+        )
+
+    async def model_ready(self, request: Request) -> Response:
+        """Whether a device has it."""
+        service = self._service(request)
+        ready = bool(service.devices)
+        document = {"name": service.name, "ready": ready}
+        return JSONResponse(document, status_code=200 if ready else 503)
+
+    async def metrics(self, request: Request) -> Response:
+        """For Prometheus."""
+        services = self._services()
+        page = metrics.text(
+            {name: each.stats for name, each in services.items()},
+            {name: each.devices for name, each in services.items()},
+        )
+        return Response(page, media_type=metrics.TYPE)
+
+    def _service(self, request: Request) -> "Service":
+        name = request.path_params["name"]
+        found = self._services().get(name)
+        if found is None:
+            raise _Status(404, f"no service is called {name!r}.")
+        return found
+
+    # --- inference --------------------------------------------------------------------------------
+
+    async def infer(self, request: Request) -> Response:
+        """One request."""
+        service = self._service(request)
+        body = await self._body(request)
+        asked = protocol.read(body, _json_bytes(request))
+        outputs = await answered(service, asked)
+        content, json_bytes = protocol.write(service.name, asked, outputs)
+        if json_bytes is None:
+            return Response(content, media_type="application/json")
+        return Response(
+            content, headers={HEADER: str(json_bytes)}, media_type="application/octet-stream"
+        )
+
+    async def stream(self, request: Request) -> Response:
+        """Frames, one request of the protocol per line; answers in order, as events."""
+        service = self._service(request)
+        lines = [line for line in (await self._body(request)).split(b"\n") if line.strip()]
+        if not 0 < len(lines) <= MAX_FRAMES:
+            raise BadRequest(
+                f"body: 1 to {MAX_FRAMES} frames are expected, one per line; got {len(lines)}.",
+                field="body",
+            )
+        frames = [protocol.read(line, None) for line in lines]
+        tensors = [tensors_of(service.model, frame) for frame in frames]
+        found = service.stream(tensors)
+        return StreamingResponse(
+            _events(service, frames, found),
+            media_type="text/event-stream",
+            headers={"Cache-Control": "no-store"},
+        )
+
+    async def _body(self, request: Request) -> bytes:
+        """All of it, if it is not too long and does not take too long."""
+        declared = request.headers.get("content-length", "")
+        if declared.isdigit() and int(declared) > self._max_body_bytes:
+            raise _Status(413, self._too_long(declared))
+        parts: list[bytes] = []
+        n = 0
+
+        async def take() -> None:
+            nonlocal n
+            async for part in request.stream():
+                n += len(part)
+                if n > self._max_body_bytes:
+                    raise _Status(413, self._too_long(f"{n} or more"))
+                parts.append(part)
+
+        try:
+            await asyncio.wait_for(take(), BODY_S)
+        except asyncio.TimeoutError:
+            raise _Status(408, f"body: it took longer than {BODY_S:g} s.") from None
+        return b"".join(parts)
+
+    def _too_long(self, got: str) -> str:
+        return f"body: at most {self._max_body_bytes} bytes are taken, got {got}."
+
+
+class _Status(Exception):
+    """An answer with this status."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+def _json_bytes(request: Request) -> int | None:
+    text = request.headers.get(HEADER)
+    if text is None:
+        return None
+    if not text.isascii() or not text.isdigit() or len(text) > 12:
+        raise BadRequest(
+            f"{HEADER}: a number of bytes is expected, got {text[:20]!r}.", field=HEADER
+        )
+    return int(text)
+
+
+def _error(status: int, text: str, **facts: object) -> Response:
+    return JSONResponse({"error": text, **facts}, status_code=status)
+
+
+def _refused(error: NotServed) -> Response:
+    """Overloaded: said so at once, and when to ask again."""
+    soonest_s, limit_s = error.facts.get("soonest_s"), error.facts.get("limit_s")
+    wait_s = 1.0
+    if isinstance(soonest_s, float) and isinstance(limit_s, float):
+        wait_s = max(0.0, soonest_s - limit_s)
+    response = _error(503, str(error), **error.facts)
+    response.headers["Retry-After"] = str(max(1, round(wait_s)))
+    return response
+
+
+# --- models -------------------------------------------------------------------------------------
+
+
+def ports(model: Any) -> tuple[tuple[Port, ...], tuple[Port, ...]]:
+    """A model's inputs and outputs; what may change its size is -1.
+
+    Parameters
+    ----------
+    model
+        What is served.
+    """
+    traced = model.traced_line().traced
+    inputs = tuple(
+        Port(name, protocol.NAMES[port.dtype], _sizes(port.shape))
+        for name, port in zip(input_names(model), traced.given, strict=True)
+    )
+    outputs = []
+    for output in traced.graph.outputs:
+        kind = traced.type_of(output.ref)
+        outputs.append(Port(output.name, protocol.NAMES[kind.dtype], _sizes(kind.shape)))
+    return inputs, tuple(outputs)
+
+
+def _sizes(shape: Any) -> tuple[int, ...]:
+    return tuple(size if isinstance(size, int) else -1 for size in shape)
+
+
+def input_names(model: Any) -> tuple[str, ...]:
+    """What its inputs are called: as `forward` does, or by their place."""
+    known = model.arguments.inputs
+    traced = model.traced_line().traced
+    return tuple(name or port.name for name, port in zip(known, traced.given, strict=True))
+
+
+def tensors_of(model: Any, asked: Infer) -> tuple[Any, ...]:
+    """The inputs in order, as tensors.
+
+    Parameters
+    ----------
+    model
+        What is served.
+    asked
+        The request.
+
+    Raises
+    ------
+    BadRequest
+        One is missing, or there is none of that name, or it has another type or shape.
+    """
+    import torch
+
+    expected, _ = ports(model)
+    names = [port.name for port in expected]
+    for place, name in enumerate(asked.inputs):
+        if name not in names:
+            where = f"inputs[{place}].name"
+            raise BadRequest(
+                f"{where}: no input is called {name!r}; there is {', '.join(names)}.", field=where
+            )
+    found = []
+    for port in expected:
+        if port.name not in asked.inputs:
+            raise BadRequest(f"inputs: {port.name!r} is missing.", field="inputs")
+        array = asked.inputs[port.name]
+        got = Port(port.name, protocol.NAMES[str(array.dtype)], array.shape)
+        fits = len(got.shape) == len(port.shape) and all(
+            size in (-1, given) for size, given in zip(port.shape, got.shape, strict=True)
+        )
+        if got.datatype != port.datatype or not fits:
+            field = f"inputs.{port.name}.{'shape' if not fits else 'datatype'}"
+            raise BadRequest(
+                f"{field}: {port.datatype} of {[*port.shape]} is expected, got {got.datatype} of "
+                f"{[*got.shape]}.",
+                field=field,
+            )
+        found.append(torch.from_numpy(array))
+    return tuple(found)
+
+
+async def answered(service: "Service", asked: Infer) -> Mapping[str, Any]:
+    """The outputs by name, as arrays.
+
+    Parameters
+    ----------
+    service
+        What is asked.
+    asked
+        The request.
+    """
+    tensors = tensors_of(service.model, asked)
+    pending = service.request(*tensors, limit_s=asked.timeout_s)
+    future: Future[Any] = pending.future
+    return arrays(service.model, await asyncio.wrap_future(future))
+
+
+def arrays(model: Any, answer: Any) -> dict[str, Any]:
+    """What a module answered, by the names of its outputs.
+
+    Parameters
+    ----------
+    model
+        What is served.
+    answer
+        As the service gave it: a tensor, or tensors in the structure of the module's answer.
+    """
+    from torch.utils import _pytree as pytree
+
+    names = [output.name for output in model.traced_line().traced.graph.outputs]
+    leaves, _ = pytree.tree_flatten(answer)
+    return {
+        name: tensor.float().numpy() if str(tensor.dtype) == "torch.bfloat16" else tensor.numpy()
+        for name, tensor in zip(names, leaves, strict=True)
+    }
+
+
+async def _events(service: "Service", frames: list[Infer], found: Any) -> AsyncIterator[bytes]:
+    """One event per frame: its answer, or that it had none in time."""
+    loop = asyncio.get_running_loop()
+    end = object()
+    try:
+        for number, frame in enumerate(frames):
+            answer = await loop.run_in_executor(None, next, found, end)
+            if answer is end:
+                return
+            if answer is None:
+                text = json.dumps({"error": "no answer in time", "frame": number})
+                yield f"id: {number}\nevent: late\ndata: {text}\n\n".encode()
+                continue
+            plain = Infer(inputs={}, id=frame.id)
+            content, _ = protocol.write(service.name, plain, arrays(service.model, answer))
+            yield b"id: %d\ndata: %s\n\n" % (number, content)
+    finally:
+        found.close()

@@ -1,0 +1,102 @@
+"""What Prometheus scrapes: counts and times of every service, in its text format. Pure."""
+
+from collections.abc import Iterable, Mapping
+
+from potluck.serve.runtime.stats import BUCKETS_S, ServiceStats
+
+TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+def text(services: Mapping[str, ServiceStats], devices: Mapping[str, Iterable[str]]) -> str:
+    """The page.
+
+    Parameters
+    ----------
+    services
+        What each has done.
+    devices
+        Those that have each service now.
+    """
+    lines = [
+        *_metric("requests_total", "counter", "Requests that came", services, _asked),
+        *_metric("answers_total", "counter", "Requests that were answered", services, _answered),
+        *_metric("late_total", "counter", "Answers after the limit", services, _late),
+        *_metric("refused_total", "counter", "Requests that were refused", services, _refused),
+        *_metric("failed_total", "counter", "Requests that failed", services, _failed),
+        *_metric("again_total", "counter", "Rows computed again after a loss", services, _again),
+        *_metric("under_way", "gauge", "Requests without an answer yet", services, _under_way),
+        *_metric("rows_total", "counter", "Rows that each device computed", services, _rows),
+    ]
+    lines += _head("devices", "gauge", "Devices that have it")
+    lines += [_line("devices", {"service": n}, len([*d])) for n, d in devices.items()]
+    lines += _head("latency_seconds", "histogram", "Seconds from request to answer")
+    for name, stats in services.items():
+        lines += _histogram(name, stats)
+    return "\n".join(lines) + "\n"
+
+
+Rows = Iterable[tuple[Mapping[str, str], float]]
+
+
+def _asked(stats: ServiceStats) -> Rows:
+    return [({}, stats.n_asked)]
+
+
+def _answered(stats: ServiceStats) -> Rows:
+    return [({}, stats.n_answered)]
+
+
+def _late(stats: ServiceStats) -> Rows:
+    return [({}, stats.n_late)]
+
+
+def _refused(stats: ServiceStats) -> Rows:
+    return [({"reason": reason}, n) for reason, n in stats.refused.items()]
+
+
+def _failed(stats: ServiceStats) -> Rows:
+    return [({}, stats.n_failed)]
+
+
+def _again(stats: ServiceStats) -> Rows:
+    return [({}, stats.n_again)]
+
+
+def _under_way(stats: ServiceStats) -> Rows:
+    return [({}, stats.n_under_way)]
+
+
+def _rows(stats: ServiceStats) -> Rows:
+    return [({"device": device}, n) for device, n in stats.by_device.items()]
+
+
+def _metric(name, kind, about, services, rows):  # type: ignore[no-untyped-def]
+    lines = _head(name, kind, about)
+    for service, stats in services.items():
+        lines += [_line(name, {"service": service, **more}, n) for more, n in rows(stats)]
+    return lines
+
+
+def _head(name: str, kind: str, about: str) -> list[str]:
+    return [f"# HELP potluck_{name} {about}.", f"# TYPE potluck_{name} {kind}"]
+
+
+def _line(name: str, labels: Mapping[str, str], value: float) -> str:
+    told = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels.items())
+    return f"potluck_{name}{{{told}}} {value:g}" if told else f"potluck_{name} {value:g}"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def _histogram(name: str, stats: ServiceStats) -> list[str]:
+    counts = stats.buckets or (0,) * len(BUCKETS_S)
+    bounds = [*(f"{bound:g}" for bound in BUCKETS_S), "+Inf"]
+    lines = [
+        _line("latency_seconds_bucket", {"service": name, "le": bound}, n)
+        for bound, n in zip(bounds, (*counts, stats.n_answered), strict=True)
+    ]
+    lines.append(_line("latency_seconds_sum", {"service": name}, stats.total_s))
+    lines.append(_line("latency_seconds_count", {"service": name}, stats.n_answered))
+    return lines

@@ -1,0 +1,273 @@
+"""The Open Inference Protocol v2 (KServe, Triton), requests and answers: JSON, and the binary tensor
+extension, whose bytes follow the JSON. Pure: bytes in, arrays out.
+
+Nothing is trusted: shapes and sizes are compared before memory is taken, and every refusal names
+the field.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from potluck.errors import UserError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+# the protocol's names of types, and numpy's
+DTYPES = {
+    "BOOL": "bool",
+    "UINT8": "uint8",
+    "INT8": "int8",
+    "INT16": "int16",
+    "INT32": "int32",
+    "INT64": "int64",
+    "FP16": "float16",
+    "FP32": "float32",
+    "FP64": "float64",
+}
+NAMES = {numpy: name for name, numpy in DTYPES.items()} | {"bfloat16": "BF16"}
+MAX_TENSORS = 64
+MAX_DIMS = 16
+MAX_NAME = 256
+
+
+class BadRequest(UserError):
+    """A request that is none. Facts: `field`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """An input or output of a model, as its metadata says; -1 is any size."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+
+    def document(self) -> dict[str, object]:
+        """As JSON data."""
+        return {"name": self.name, "datatype": self.datatype, "shape": [*self.shape]}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Infer:
+    """A request: inputs by name, and the outputs that are wanted, with whether as bytes each."""
+
+    inputs: "Mapping[str, np.ndarray[Any, Any]]"
+    id: str = ""
+    outputs: Mapping[str, bool] = field(default_factory=dict)
+    binary: bool = False  # of outputs that are not named
+    timeout_s: float | None = None
+
+
+def read(body: bytes, json_bytes: int | None) -> Infer:
+    """The request of a body.
+
+    Parameters
+    ----------
+    body
+        All of it.
+    json_bytes
+        How much of it is JSON, as `Inference-Header-Content-Length` says; None: all.
+
+    Raises
+    ------
+    BadRequest
+        Names the field.
+    """
+    if json_bytes is not None and not 0 <= json_bytes <= len(body):
+        raise _bad(
+            "Inference-Header-Content-Length", f"{json_bytes} of {len(body)} bytes is no length"
+        )
+    document = _document(body if json_bytes is None else body[:json_bytes])
+    raw = memoryview(body)[len(body) if json_bytes is None else json_bytes :]
+    rows = _rows(document, "inputs")
+    if not rows:
+        raise _bad("inputs", "one tensor or more is expected, got none")
+    inputs: dict[str, np.ndarray[Any, Any]] = {}
+    for place, row in enumerate(rows):
+        name, tensor, raw = _tensor(row, f"inputs[{place}]", raw)
+        if name in inputs:
+            raise _bad(f"inputs[{place}].name", f"{name!r} is there twice")
+        inputs[name] = tensor
+    if len(raw):
+        raise _bad("body", f"{len(raw)} bytes more than the tensors take")
+    parameters = _parameters(document, "parameters")
+    return Infer(
+        inputs=inputs,
+        id=_text(document, "id", "id", default=""),
+        outputs=dict(_wanted(document)),
+        binary=parameters.get("binary_data_output") is True,
+        timeout_s=_timeout_s(parameters.get("timeout")),
+    )
+
+
+def write(
+    model: str, request: Infer, outputs: "Mapping[str, np.ndarray[Any, Any]]", **more: object
+) -> tuple[bytes, int | None]:
+    """The answer as a body, and how much of it is JSON; None: all.
+
+    Parameters
+    ----------
+    model
+        Its name.
+    request
+        What is answered.
+    outputs
+        By name.
+    **more
+        For `parameters`.
+
+    Raises
+    ------
+    BadRequest
+        An output is asked for that there is not.
+    """
+    unknown = [name for name in request.outputs if name not in outputs]
+    if unknown:
+        raise _bad("outputs", f"no output is called {unknown[0]!r}; there is {', '.join(outputs)}")
+    rows, raw = [], []
+    for name, tensor in outputs.items():
+        if request.outputs and name not in request.outputs:
+            continue
+        datatype = NAMES[str(tensor.dtype)]
+        row: dict[str, Any] = {"name": name, "datatype": datatype, "shape": [*tensor.shape]}
+        if request.outputs.get(name, request.binary):
+            raw.append(tensor.tobytes())
+            row["parameters"] = {"binary_data_size": len(raw[-1])}
+        else:
+            row["data"] = _finite(tensor.reshape(-1).tolist())
+        rows.append(row)
+    document: dict[str, Any] = {"model_name": model, "model_version": "1", "outputs": rows}
+    if request.id:
+        document["id"] = request.id
+    if more:
+        document["parameters"] = more
+    header = json.dumps(document, separators=(",", ":"), allow_nan=False).encode()
+    return b"".join((header, *raw)), len(header) if raw else None
+
+
+def _finite(values: list[Any]) -> list[Any]:
+    """JSON has no NaN and no infinity: null, as other servers of the protocol write them."""
+    return [None if isinstance(v, float) and not math.isfinite(v) else v for v in values]
+
+
+def _document(data: bytes) -> Mapping[str, Any]:
+    def strict(name: str) -> object:
+        raise ValueError(f"{name} is not JSON")
+
+    try:
+        document = json.loads(data, parse_constant=strict)
+    except (ValueError, RecursionError) as error:
+        raise _bad("body", f"it is not JSON ({error})") from None
+    if not isinstance(document, dict):
+        raise _bad("body", f"an object is expected, got {type(document).__name__}")
+    return document
+
+
+def _rows(document: Mapping[str, Any], name: str) -> Sequence[Mapping[str, Any]]:
+    rows = document.get(name, [])
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise _bad(name, "a list of objects is expected")
+    if len(rows) > MAX_TENSORS:
+        raise _bad(name, f"at most {MAX_TENSORS} are taken, got {len(rows)}")
+    return rows
+
+
+def _text(document: Mapping[str, Any], key: str, name: str, default: str | None = None) -> str:
+    value = document.get(key, default)
+    if not isinstance(value, str) or len(value) > MAX_NAME:
+        raise _bad(name, f"a text of up to {MAX_NAME} characters is expected")
+    return value
+
+
+def _parameters(document: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    value = document.get("parameters", {})
+    if not isinstance(value, dict):
+        raise _bad(name, "an object is expected")
+    return value
+
+
+def _timeout_s(value: object) -> float | None:
+    """The protocol's timeout is in microseconds."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
+        raise _bad("parameters.timeout", f"microseconds above zero are expected, got {value!r}")
+    return value / 1e6
+
+
+def _wanted(document: Mapping[str, Any]) -> Sequence[tuple[str, bool]]:
+    found = []
+    for place, row in enumerate(_rows(document, "outputs")):
+        where = f"outputs[{place}]"
+        parameters = _parameters(row, f"{where}.parameters")
+        found.append((_text(row, "name", f"{where}.name"), parameters.get("binary_data") is True))
+    return found
+
+
+def _tensor(
+    row: Mapping[str, Any], where: str, raw: memoryview
+) -> "tuple[str, np.ndarray[Any, Any], memoryview]":
+    import numpy as np
+
+    name = _text(row, "name", f"{where}.name")
+    datatype = _text(row, "datatype", f"{where}.datatype")
+    if datatype not in DTYPES:
+        raise _bad(f"{where}.datatype", f"{datatype!r} is none of {', '.join(DTYPES)}")
+    dtype = np.dtype(DTYPES[datatype])
+    shape = _shape(row.get("shape"), f"{where}.shape")
+    count = math.prod(shape)
+    size = _parameters(row, f"{where}.parameters").get("binary_data_size")
+    if size is not None:
+        if isinstance(size, bool) or not isinstance(size, int) or size != count * dtype.itemsize:
+            raise _bad(
+                f"{where}.parameters.binary_data_size",
+                f"{count * dtype.itemsize} bytes are expected for {datatype} of {[*shape]}, "
+                f"got {size!r}",
+            )
+        if size > len(raw):
+            raise _bad(f"{where}.parameters.binary_data_size", f"{len(raw)} bytes came")
+        little = dtype.newbyteorder("<")
+        tensor = np.frombuffer(raw[:size], dtype=little).reshape(shape).astype(dtype)
+        return name, tensor, raw[size:]
+    values = _flat(row.get("data"), f"{where}.data")
+    if len(values) != count:
+        raise _bad(
+            f"{where}.data", f"{count} values are expected for {[*shape]}, got {len(values)}"
+        )
+    kinds = {"b": (bool,), "f": (int, float)}.get(dtype.kind, (int,))
+    odd = next((v for v in values if type(v) not in kinds), None)
+    if odd is not None:
+        raise _bad(f"{where}.data", f"{odd!r} is no {datatype}")
+    try:
+        return name, np.array(values, dtype=dtype).reshape(shape), raw
+    except (OverflowError, ValueError) as error:
+        raise _bad(f"{where}.data", str(error)) from None
+
+
+def _shape(shape: object, where: str) -> tuple[int, ...]:
+    if (
+        not isinstance(shape, list)
+        or len(shape) > MAX_DIMS
+        or any(isinstance(n, bool) or not isinstance(n, int) or not 0 <= n < 2**31 for n in shape)
+    ):
+        raise _bad(where, f"up to {MAX_DIMS} whole numbers are expected, got {str(shape)[:80]}")
+    return tuple(shape)
+
+
+def _flat(data: object, where: str) -> list[Any]:
+    """Values in row-major order, whether they are nested or not."""
+    if not isinstance(data, list):
+        raise _bad(where, "a list of values, or bytes behind the JSON, are expected")
+    while data and isinstance(data[0], list):
+        if not all(isinstance(part, list) for part in data):
+            raise _bad(where, "lists and values are mixed")
+        data = [value for part in data for value in part]
+    return data
+
+
+def _bad(name: str, text: str) -> BadRequest:
+    return BadRequest(f"{name}: {text}.", field=name)

@@ -1,0 +1,514 @@
+"""The entrance of a home: requests in, batches to devices, answers out; each request is answered or
+refused exactly once.
+
+`Node` decides (`serve/decide`), and this carries it out: any thread may ask; what comes back is
+taken in the link's thread; one more thread wakes the node up. All state is guarded by one lock.
+Answers are handed to their callers after it is released.
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+from potluck.errors import DeviceGone, NotServed, PotluckError, RequestFailed
+from potluck.serve.decide.events import (
+    Action,
+    Arrived,
+    Done,
+    Event,
+    Failed,
+    Open,
+    Placed,
+    Refused,
+    Start,
+    StreamEnded,
+    Tick,
+    WakeAt,
+)
+from potluck.serve.decide.handler import Reason
+from potluck.serve.decide.node import OURS, Node, Policy
+from potluck.serve.decide.pools import Pool, PoolKey
+from potluck.serve.decide.records import Request
+from potluck.serve.decide.records import Service as Record
+from potluck.serve.decide.view import NoView
+from potluck.serve.runtime.loaded import Asked, Loaded
+from potluck.serve.runtime.pending import Pending, Row, apart, calls_of, joined
+from potluck.serve.runtime.stats import Counts, ServiceStats
+from potluck.serve.runtime.turns import Turns
+
+if TYPE_CHECKING:
+    import torch
+
+TRIES = 2  # of a row, before whoever computes it is not risked for it any more
+STATE_S = 1.0  # between statements of its own state, by which idle goodput is counted
+CLOSED = "this service is closed"
+NOBODY = "no device that has it is left"
+
+
+@dataclass(slots=True, eq=False)
+class Batch:
+    """Rows that the node has started together, on their way through one loaded model."""
+
+    pool: PoolKey
+    replica: int
+    loaded: Loaded
+    calls: deque[list[Row]]
+    begun_s: float = 0.0
+    rows: list[Row] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False)
+class Held:
+    """A pool with the devices that it is loaded on."""
+
+    pool: Pool
+    loaded: tuple[Loaded, ...]
+
+
+class Dispatch:
+    """What is served by a home, at one entrance.
+
+    Parameters
+    ----------
+    clock
+        Seconds, monotonic.
+    policy
+        How the node decides.
+    seed
+        Of its randomness.
+    """
+
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, policy: Policy = OURS, seed: int = 0
+    ) -> None:
+        self.clock = clock
+        self.records: dict[str, Record] = {}
+        self.counts: dict[str, Counts] = {}
+        self.lost = threading.Event()  # a device went: somebody places anew
+        self._node = Node("home", self.records, NoView(), Random(seed), policy)
+        self._lock = threading.RLock()
+        self._lanes: dict[str, Turns[Batch]] = {}
+        self._held: dict[PoolKey, Held] = {}
+        self._rows: dict[int, Row] = {}
+        self._streams: dict[int, float] = {}
+        self._n_ids = 0
+        self._depth = 0
+        self._is_going_on = False
+        self._events: deque[Event] = deque()
+        self._settled: list[Callable[[], None]] = []
+        self._wake_s: float | None = None
+        self._waking = threading.Condition()
+        self._closed = False
+        threading.Thread(target=self._keep_waking, name="potluck serve", daemon=True).start()
+
+    # --- for any thread ---------------------------------------------------------------------------
+
+    def add(self, record: Record) -> None:
+        """Serve this from now on, once it is placed."""
+        with self._turn():
+            self.records[record.name] = record
+            self.counts.setdefault(record.name, Counts())
+
+    def remove(self, name: str) -> None:
+        """Serve this no longer: whoever waits is refused, and its devices forget it."""
+        with self._turn():
+            self.records.pop(name, None)
+            for row in [r for r in self._rows.values() if r.pending.service == name]:
+                self._refuse(row.pending, CLOSED)
+            kept = [held for held in self._held.values() if held.pool.allocation.service != name]
+            self._put(kept)
+
+    def ask(
+        self,
+        name: str,
+        inputs: "Sequence[torch.Tensor]",
+        rows: int,
+        answer: Callable[["list[torch.Tensor]"], Any],
+        *,
+        stream: int | None = None,
+        frame: int = 0,
+        limit_s: float | None = None,
+    ) -> Pending:
+        """Have a request answered; comes back at once.
+
+        Parameters
+        ----------
+        name
+            Of the service.
+        inputs
+            Each [rows, ...].
+        rows
+            How many.
+        answer
+            Makes what the caller gets of the outputs.
+        stream, frame
+            Of a frame: its stream, as `open` gave it, and its place there.
+        limit_s
+            A limit of the caller's own, if it is shorter than the service's.
+        """
+        now_s = self.clock()
+        with self._turn():
+            record = self.records.get(name)
+            own_s = record.slo.tolerance_s if record is not None else 0.0
+            limit_s = own_s if limit_s is None else min(own_s, limit_s)
+            pending = Pending(name, inputs, rows, now_s, limit_s, answer)
+            if record is None or self._closed:
+                self._give(lambda: pending.future.set_exception(NotServed(f"{name}: {CLOSED}.")))
+                return pending
+            self.counts[name].n_asked += 1
+            if rows > record.max_queue:
+                self._refuse(pending, f"its queue takes {record.max_queue} rows, not {rows}")
+                return pending
+            for index in range(rows):
+                if pending.is_over:
+                    break
+                number = self._number()
+                self._rows[number] = Row(pending, index)
+                pending.numbers.append(number)
+                request = Request(
+                    number,
+                    name,
+                    now_s,
+                    now_s + limit_s,
+                    priority=record.priority,
+                    stream=stream,
+                    frame=frame,
+                )
+                self._handle(Arrived(request))
+        return pending
+
+    def open(self, name: str, fps: float) -> tuple[int, float]:
+        """Admit a stream; its number, and the frames per second that it is granted: 0 is none.
+
+        Parameters
+        ----------
+        name
+            Of a frequency service.
+        fps
+            Frames per second that are asked for.
+        """
+        now_s = self.clock()
+        with self._turn():
+            number = self._number()
+            if (record := self.records.get(name)) is not None:
+                limit_s = now_s + record.slo.tolerance_s
+                self._handle(Arrived(Request(number, name, now_s, limit_s, fps=fps)))
+            return number, self._streams.get(number, 0.0)
+
+    def granted_fps(self, stream: int) -> float:
+        """What a stream is granted now; 0 once it is over."""
+        return self._streams.get(stream, 0.0)
+
+    def end(self, name: str, stream: int) -> None:
+        """A stream is over."""
+        with self._turn():
+            self._streams.pop(stream, None)
+            self._handle(StreamEnded(name, stream))
+
+    def place(self, pools: Sequence[tuple[Pool, Sequence[Loaded]]]) -> None:
+        """These from now on. What else is loaded finishes its batches, and then goes."""
+        with self._turn():
+            self._put([Held(pool, tuple(loaded)) for pool, loaded in pools])
+
+    def loaded(self, name: str, device: str) -> Loaded | None:
+        """What is loaded there of this service alone, and not lost."""
+        with self._lock:
+            for held in self._held.values():
+                for each in held.loaded:
+                    here = held.pool.allocation.service == name and each.devices == (device,)
+                    if here and not each.is_lost:
+                        return each
+        return None
+
+    def pools(self) -> tuple[Held, ...]:
+        """What is placed now."""
+        with self._lock:
+            return tuple(self._held.values())
+
+    def stats(self, name: str) -> ServiceStats:
+        """What a service has done so far."""
+        with self._lock:
+            return self.counts[name].stats()
+
+    def expected_s(self, name: str) -> float | None:
+        """Until when a request that came now would be answered; None: nobody has it."""
+        with self._lock:
+            state = self._node.now(name, self.clock())
+        return None if state is None else state.queue_s + state.batch_s
+
+    def close(self) -> None:
+        """End all services."""
+        with self._turn():
+            self._closed = True
+            for name in tuple(self.records):
+                self.remove(name)
+        with self._waking:
+            self._waking.notify_all()
+        self.lost.set()
+
+    # --- who holds the lock -----------------------------------------------------------------------
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """All that follows from what happens inside is done; then callers get their answers."""
+        settled: list[Callable[[], None]] = []
+        with self._lock:
+            self._depth += 1
+            try:
+                yield
+            finally:
+                self._depth -= 1
+                if not self._depth:
+                    settled, self._settled = self._settled, []
+        for give in settled:
+            give()
+
+    def _handle(self, event: Event) -> None:
+        """Have an event handled, and then what its actions lead to: one after the other, never one
+        within another.
+        """
+        self._events.append(event)
+        if self._is_going_on:
+            return
+        self._is_going_on = True
+        try:
+            while self._events:
+                for action in self._node.handle(self._events.popleft(), self.clock()):
+                    self._carry_out(action)
+        finally:
+            self._is_going_on = False
+
+    def _number(self) -> int:
+        self._n_ids += 1
+        return self._n_ids
+
+    def _give(self, give: Callable[[], None]) -> None:
+        self._settled.append(give)
+
+    def _carry_out(self, action: Action) -> None:
+        match action:
+            case Start():
+                self._start(action)
+            case Refused(request, reason):
+                self._refused(request, reason)
+            case Open(_, request, grant):
+                self._streams[request.id] = grant.total_fps
+            case WakeAt(at_s):
+                self._wake_at(at_s)
+
+    def _refused(self, request: Request, reason: Reason) -> None:
+        self._streams.pop(request.id, None)
+        row = self._rows.get(request.id)
+        if row is not None:
+            self._refuse(row.pending, reason.value)
+
+    def _refuse(self, pending: Pending, reason: str) -> None:
+        if pending.is_over:
+            return
+        self.counts[pending.service].refused[reason] += 1
+        self._over(pending, refusal(pending, reason, self._soonest_s(pending.service)))
+
+    def _soonest_s(self, name: str) -> float | None:
+        state = self._node.now(name, self.clock())
+        return None if state is None else state.queue_s + state.batch_s
+
+    def _fail(self, pending: Pending, error: PotluckError) -> None:
+        if not pending.is_over:
+            self.counts[pending.service].n_failed += 1
+            self._over(pending, error)
+
+    def _over(self, pending: Pending, error: PotluckError | None) -> None:
+        pending.is_over = True
+        pending.answered_s = self.clock()
+        for number in pending.numbers:
+            self._rows.pop(number, None)
+        if error is not None:
+            self._give(lambda: pending.future.set_exception(error))
+        else:
+            self._give(lambda: _answer(pending))
+
+    # --- batches ----------------------------------------------------------------------------------
+
+    def _start(self, start: Start) -> None:
+        rows = [self._rows[r.id] for r in start.requests if r.id in self._rows]
+        loaded = self._least_busy(start.pool)
+        if loaded is None:
+            for row in rows:
+                self._refuse(row.pending, NOBODY)
+        if loaded is None or not rows:
+            self._handle(Done(start.pool, start.replica))
+            return
+        batch = Batch(start.pool, start.replica, loaded, deque(calls_of(rows)), rows=rows)
+        loaded.n_under_way += 1
+        device, name = loaded.devices[0], start.pool[0]
+        record = self.records.get(name)
+        priority = record.priority if record is not None else 0
+        self._lanes.setdefault(device, Turns()).offer(name, batch, priority)
+        self._pump(device)
+
+    def _least_busy(self, key: PoolKey) -> Loaded | None:
+        held = self._held.get(key)
+        there = [each for each in held.loaded if not each.is_lost] if held is not None else []
+        return min(there, key=lambda each: each.n_under_way, default=None)
+
+    def _pump(self, device: str) -> None:
+        lane = self._lanes[device]
+        while (batch := lane.next()) is not None:
+            batch.begun_s = self.clock()
+            self._call(batch)
+
+    def _call(self, batch: Batch) -> None:
+        """Have the next rows of a batch computed; where there are none, it is over."""
+        while batch.calls:
+            rows = [row for row in batch.calls.popleft() if not row.pending.is_over]
+            if not rows:
+                continue
+            try:
+                asked = batch.loaded.ask(joined(rows), len(rows))
+            except PotluckError as error:
+                self._lost(batch, rows, error)
+                return
+            asked.on_done(partial(self._came, batch, rows, asked))
+            return
+        self._ended(batch)
+        self._handle(Done(batch.pool, batch.replica))
+
+    def _came(self, batch: Batch, rows: list[Row], asked: Asked, _: object) -> None:
+        """In the link's thread: a call has ended."""
+        with self._turn():
+            try:
+                outputs = asked.wait()
+            except RequestFailed as error:
+                if len(rows) == 1:
+                    self._fail(rows[0].pending, error)
+                else:  # one of them is to blame
+                    batch.calls.extendleft([row] for row in reversed(rows))
+            except CancelledError:
+                gone = DeviceGone("it was given up.", device=batch.loaded.devices[0])
+                self._lost(batch, rows, gone)
+                return
+            except PotluckError as error:
+                self._lost(batch, rows, error)
+                return
+            else:
+                self._answered(batch, rows, outputs)
+            self._call(batch)
+
+    def _answered(self, batch: Batch, rows: list[Row], outputs: "Sequence[torch.Tensor]") -> None:
+        counts = self.counts[batch.pool[0]]
+        counts.computed(batch.loaded.devices[0], len(rows))
+        for row, part in zip(rows, apart(outputs, len(rows)), strict=True):
+            pending = row.pending
+            if pending.is_over:
+                continue
+            pending.devices = (*pending.devices, *batch.loaded.devices)
+            pending.n_together = max(pending.n_together, len(rows))
+            if pending.put(row.index, part):
+                self._over(pending, None)
+                counts.answered(pending.answered_s - pending.arrived_s, late=pending.is_late)
+
+    def _lost(self, batch: Batch, rows: list[Row], error: PotluckError) -> None:
+        """Whoever computed it is lost: what is left of the batch is decided anew."""
+        self._ended(batch)
+        for row in rows:
+            row.n_lost += 1
+            self.counts[row.pending.service].n_again += 1
+            if row.n_lost > TRIES:
+                self._fail(row.pending, error)
+        if not batch.loaded.is_lost:
+            batch.loaded.close()
+        self._put([*self._held.values()])
+        self._handle(Failed(batch.pool, batch.replica))
+        self.lost.set()
+
+    def _ended(self, batch: Batch) -> None:
+        device = batch.loaded.devices[0]
+        batch.loaded.n_under_way -= 1
+        self._lanes[device].done(batch.pool[0], self.clock() - batch.begun_s)
+        self._let_go([batch.loaded])
+        self._pump(device)
+
+    # --- placement --------------------------------------------------------------------------------
+
+    def _put(self, pools: Sequence[Held]) -> None:
+        """Without what is lost; as many at once as there are devices left for."""
+        before = [each for held in self._held.values() for each in held.loaded]
+        self._held = {}
+        for held in pools:
+            there = tuple(each for each in held.loaded if not each.is_lost)
+            if not there:
+                continue
+            n_replicas = -(-held.pool.n_replicas * len(there) // len(held.loaded))
+            pool = Pool(held.pool.allocation, n_replicas, held.pool.way)
+            self._held[pool.key] = Held(pool, there)
+        self._handle(Placed(tuple(held.pool for held in self._held.values())))
+        self._let_go(before)
+
+    def _let_go(self, loaded: Sequence[Loaded]) -> None:
+        """Devices forget what is not placed any more and has no batch under way."""
+        kept = {id(each) for held in self._held.values() for each in held.loaded}
+        for each in loaded:
+            if id(each) not in kept and not each.n_under_way and not each.is_lost:
+                each.close()
+
+    # --- time -------------------------------------------------------------------------------------
+
+    def _wake_at(self, at_s: float) -> None:
+        with self._waking:
+            if self._wake_s is None or at_s < self._wake_s:
+                self._wake_s = at_s
+                self._waking.notify_all()
+
+    def _keep_waking(self) -> None:
+        stated_s = self.clock()
+        while not self._closed:
+            with self._waking:
+                due_s = min(self._wake_s or float("inf"), stated_s + STATE_S)
+                self._waking.wait(max(0.0, min(STATE_S, due_s - self.clock())))
+                is_due = self._wake_s is not None and self._wake_s <= self.clock()
+                self._wake_s = None if is_due else self._wake_s
+            with self._turn():
+                if is_due:
+                    self._handle(Tick())
+                if self.clock() >= stated_s + STATE_S:
+                    stated_s = self.clock()
+                    self._node.state(stated_s)
+
+
+def _answer(pending: Pending) -> None:
+    try:
+        pending.future.set_result(pending.whole())
+    except Exception as error:  # the caller hears of it, whatever it is
+        pending.future.set_exception(error)
+
+
+def refusal(pending: Pending, reason: str, soonest_s: float | None) -> NotServed:
+    """The refusal of a request, with what would have been possible.
+
+    Parameters
+    ----------
+    pending
+        The request.
+    reason
+        In words.
+    soonest_s
+        Within how many seconds it could have been answered; None: not at all.
+    """
+    text, step = f"{pending.service}: {reason}", ""
+    if soonest_s is not None:
+        text += f"; its limit is {pending.limit_s:.3g} s, and an answer would take {soonest_s:.3g}"
+        wait_s = max(0.0, soonest_s - pending.limit_s)
+        step = f"Ask again in {wait_s:.3g} s, or less often." if wait_s else "Ask again."
+    facts: Mapping[str, object] = {
+        "reason": reason,
+        "limit_s": pending.limit_s,
+        "soonest_s": soonest_s,
+    }
+    return NotServed(f"{text}.", next_step=step, **facts)

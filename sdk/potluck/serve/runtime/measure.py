@@ -1,0 +1,159 @@
+"""How long batches of a service take on a device: asked there and answered here, by number of rows,
+alone and with another one under way.
+
+The worker of an agent computes one batch after the other. So a batch that shares it with `n - 1`
+others takes `n` times as long as the device needs for it, which `degrees` uses for more than two.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from potluck.errors import OutOfMemory, PlanError
+from potluck.graph.traced import SEQUENCE
+from potluck.serve.decide.records import BATCHES, BatchTimes
+from potluck.serve.runtime.loaded import Loaded
+from potluck_wire.graph import BATCH, evaluate
+
+if TYPE_CHECKING:
+    import torch
+
+REPEATS = 3
+STEPS = (8, 32, 128, 512)  # largest batches that are loaded to be measured, while larger ones pay
+WORTH_FRAC = 0.95  # of the seconds per row: else a larger batch pays no more
+PAIRS = 3  # of batches that are under way at once
+
+Clock = Callable[[], float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """Of one model on one device, or on several that share it."""
+
+    alone: BatchTimes
+    beside: BatchTimes  # one other under way
+    memory_bytes: int
+    item_bytes: int
+
+    def degrees(self, most: int) -> Mapping[int, BatchTimes]:
+        """Times by how many batches are under way at once: 1, 2, 4, ... up to `most`."""
+        found, degree = {1: self.alone}, 2
+        while degree <= most:
+            scaled = tuple(seconds * degree / 2 for seconds in self.beside.seconds)
+            found[degree] = BatchTimes(items=self.beside.items, seconds=scaled)
+            degree *= 2
+        return found
+
+
+def example(model: Any, rows: int) -> "tuple[torch.Tensor, ...]":
+    """Inputs of so many rows, of the lengths of the model's example; each [rows, ...], zeros.
+
+    Parameters
+    ----------
+    model
+        What is served.
+    rows
+        How many.
+    """
+    import torch
+
+    traced = model.traced_line().traced
+    sizes = {**traced.hints, BATCH: rows}
+    if SEQUENCE in sizes:
+        sizes[SEQUENCE] = min(sizes[SEQUENCE], traced.lengths[-1])
+    return tuple(
+        torch.zeros([evaluate(n, sizes) for n in port.shape], dtype=getattr(torch, port.dtype))
+        for port in traced.given
+    )
+
+
+def measure(
+    load: Callable[[int], Loaded], model: Any, limit_s: float, clock: Clock = time.perf_counter
+) -> Measured:
+    """Times of batches of 2^0 rows and more, while larger ones take less per row and hold the limit
+    twice.
+
+    Parameters
+    ----------
+    load
+        Loads the model for batches of so many rows.
+    model
+        What is served.
+    limit_s
+        Seconds that an answer may take.
+    clock
+        Seconds.
+
+    Raises
+    ------
+    OutOfMemory
+        Not even the smallest batches have room.
+    """
+    alone: dict[int, float] = {}
+    beside: dict[int, float] = {}
+    memory: dict[int, int] = {}
+    for largest in STEPS:
+        try:
+            loaded = load(largest)
+        except (OutOfMemory, PlanError):
+            if not alone:
+                raise
+            break
+        try:
+            memory[largest] = max(loaded.memory_bytes.values())
+            _times(loaded, model, largest, alone, beside, clock)
+        finally:
+            loaded.close()
+        if 2 * alone[largest] > limit_s or not _pays(alone):
+            break
+    (few, least), (many, most) = min(memory.items()), max(memory.items())
+    item_bytes = (most - least) // (many - few) if many > few else 0
+    sizes = tuple(sorted(alone))
+    return Measured(
+        alone=_rising(sizes, alone),
+        beside=_rising(sizes, beside),
+        memory_bytes=least,
+        item_bytes=item_bytes,
+    )
+
+
+def _times(
+    loaded: Loaded,
+    model: Any,
+    largest: int,
+    alone: dict[int, float],
+    beside: dict[int, float],
+    clock: Clock,
+) -> None:
+    for rows in (rows for rows in BATCHES if rows <= largest and rows not in alone):
+        inputs = example(model, rows)
+        loaded.ask(inputs, rows).wait()
+        taken = []
+        for _ in range(REPEATS):
+            begun_s = clock()
+            loaded.ask(inputs, rows).wait()
+            taken.append(clock() - begun_s)
+        alone[rows] = median(taken)
+        begun_s = clock()
+        before = loaded.ask(inputs, rows)
+        for _ in range(2 * PAIRS - 1):
+            now = loaded.ask(inputs, rows)
+            before.wait()
+            before = now
+        before.wait()
+        beside[rows] = max(alone[rows], (clock() - begun_s) / PAIRS)
+
+
+def _pays(alone: Mapping[int, float]) -> bool:
+    largest = max(alone)
+    return alone[largest] / largest < WORTH_FRAC * alone[largest // 2] / (largest // 2)
+
+
+def _rising(sizes: tuple[int, ...], seconds: Mapping[int, float]) -> BatchTimes:
+    """No batch is quicker than a smaller one: that it was measured so is chance."""
+    found: list[float] = []
+    for rows in sizes:
+        found.append(max(seconds[rows], found[-1] if found else 1e-6))
+    return BatchTimes(items=sizes, seconds=tuple(found))

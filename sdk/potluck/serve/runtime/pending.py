@@ -1,0 +1,125 @@
+"""Requests that callers wait for, and their rows, which are computed in batches with those of
+others and put together again.
+"""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(slots=True, eq=False)
+class Pending:
+    """One caller's request: `inputs` each [rows, ...]. `answer` makes what the caller gets of the
+    outputs. `devices`: who computed rows of it; `n_together`: rows of its largest batch.
+    """
+
+    service: str
+    inputs: "Sequence[torch.Tensor]"
+    rows: int
+    arrived_s: float
+    limit_s: float
+    answer: Callable[["list[torch.Tensor]"], Any]
+    future: "Future[Any]" = field(default_factory=Future)
+    numbers: list[int] = field(default_factory=list)  # by which the node knows its rows
+    parts: "list[Sequence[torch.Tensor] | None]" = field(default_factory=list)
+    n_left: int = 0
+    is_over: bool = False
+    devices: tuple[str, ...] = ()
+    n_together: int = 0
+    answered_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.parts, self.n_left = [None] * self.rows, self.rows
+
+    @property
+    def is_late(self) -> bool:
+        """Whether its answer came after its limit."""
+        return self.answered_s - self.arrived_s > self.limit_s
+
+    def put(self, index: int, outputs: "Sequence[torch.Tensor]") -> bool:
+        """One row is answered; whether all are now."""
+        self.parts[index] = outputs
+        self.n_left -= 1
+        return not self.n_left
+
+    def whole(self) -> Any:
+        """What its caller gets."""
+        import torch
+
+        parts = [part for part in self.parts if part is not None]
+        if len(parts) == 1:
+            return self.answer([*parts[0]])
+        columns = zip(*parts, strict=True)
+        return self.answer([c[0] if not c[0].ndim else torch.cat(c) for c in columns])
+
+
+@dataclass(slots=True, eq=False)
+class Row:
+    """One row of a request. `n_lost`: how often whoever computed it was lost with it."""
+
+    pending: Pending
+    index: int
+    n_lost: int = 0
+
+    @property
+    def inputs(self) -> "list[torch.Tensor]":
+        """Its part of each input, [1, ...]."""
+        return [tensor[self.index : self.index + 1] for tensor in self.pending.inputs]
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """What rows that are computed together have in common."""
+        return tuple(tuple(tensor.shape[1:]) for tensor in self.pending.inputs)
+
+
+def calls_of(rows: Sequence[Row]) -> list[list[Row]]:
+    """What is computed together: rows of the same shapes; alone, whatever was lost before.
+
+    Parameters
+    ----------
+    rows
+        Of one batch.
+    """
+    together: dict[object, list[Row]] = {}
+    for row in rows:
+        together.setdefault(row if row.n_lost else row.shapes, []).append(row)
+    return list(together.values())
+
+
+def joined(rows: Sequence[Row]) -> "list[torch.Tensor]":
+    """The inputs of these rows together; each [rows, ...].
+
+    Parameters
+    ----------
+    rows
+        Of the same shapes.
+    """
+    import torch
+
+    if len(rows) == 1:
+        return rows[0].inputs
+    return [torch.cat(parts) for parts in zip(*(row.inputs for row in rows), strict=True)]
+
+
+def apart(outputs: "Sequence[torch.Tensor]", n_rows: int) -> "list[list[torch.Tensor]]":
+    """Of each row its part of every output; what has no rows is everybody's.
+
+    Parameters
+    ----------
+    outputs
+        Each [rows x k, ...].
+    n_rows
+        How many rows there are.
+    """
+    if n_rows == 1:
+        return [[*outputs]]
+    found: list[list[torch.Tensor]] = [[] for _ in range(n_rows)]
+    for tensor in outputs:
+        k = tensor.shape[0] // n_rows if tensor.ndim else 0
+        for index, row in enumerate(found):
+            row.append(tensor[index * k : (index + 1) * k].clone() if k else tensor)
+    return found

@@ -1,0 +1,192 @@
+"""Service: a model that the home answers for, within a limit. Call it; ask it; give it a stream."""
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future
+from math import ceil
+from typing import Any
+
+from potluck.errors import NotServed, UserError
+from potluck.run import batches
+from potluck.serve.decide.records import Frequency, Slo
+from potluck.serve.runtime.pending import Pending
+from potluck.serve.runtime.serving import Serving
+from potluck.serve.runtime.stats import ServiceStats
+from potluck.shown import Shown
+
+
+class Service(Shown):
+    """One service of a home; made by `home.serve`.
+
+    Parameters
+    ----------
+    serving
+        All services of the home.
+    name
+        Of this one.
+    """
+
+    def __init__(self, serving: Serving, name: str) -> None:
+        self._serving = serving
+        self._model = serving.model(name)
+        self._wanted = serving.wanted(name)
+        self.name = name
+
+    @property
+    def slo(self) -> Slo:
+        """Its limit."""
+        return self._wanted.slo
+
+    @property
+    def model(self) -> Any:
+        """What is served."""
+        return self._model
+
+    @property
+    def devices(self) -> Mapping[str, int]:
+        """The devices that have it now, each with the most rows that it takes at once."""
+        return self._serving.devices(self.name)
+
+    @property
+    def stats(self) -> ServiceStats:
+        """What it has done so far."""
+        return self._serving.dispatch.stats(self.name)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it can be asked."""
+        return self.name in self._serving.names
+
+    @property
+    def expected_s(self) -> float | None:
+        """Within how many seconds a request that came now would be answered; None: not at all."""
+        return self._serving.dispatch.expected_s(self.name)
+
+    def __call__(self, *inputs: Any, **named: Any) -> Any:
+        """What the module answers to these inputs, any number of rows; or a refusal, at once.
+
+        Rows are computed together with those of other callers, where that holds every limit. The
+        answer is that of one row alone but for rounding: sums over another number of rows may be
+        taken in another order, which for float32 is 1e-5 of the largest output or less.
+
+        Raises
+        ------
+        NotServed
+            Overloaded, too late, or closed; says when an answer would have been possible.
+        ModelError
+            Inputs are not what they should be.
+        RequestFailed
+            An operator failed over these inputs.
+        """
+        return self.ask(*inputs, **named).result()
+
+    def ask(self, *inputs: Any, **named: Any) -> "Future[Any]":
+        """As a call, in the background: for many requests at once."""
+        return self.request(*inputs, **named).future
+
+    def request(self, *inputs: Any, limit_s: float | None = None, **named: Any) -> Pending:
+        """As `ask`, with what became of it: `future`, `devices`, `n_together`.
+
+        Parameters
+        ----------
+        *inputs, **named
+            As `forward` takes them.
+        limit_s
+            A limit of its own, if it is shorter than the service's.
+
+        Raises
+        ------
+        ModelError
+            Inputs are not what they should be.
+        UserError
+            There is no row.
+        """
+        tensors, rows = self._checked(inputs, named)
+        dispatch = self._serving.dispatch
+        return dispatch.ask(self.name, tensors, rows, self._model.answer, limit_s=limit_s)
+
+    def _checked(self, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Any, int]:
+        given = batches.as_tuple((*inputs, named), self._model.arguments.requested)
+        rows = self._model.check_inputs(*given)
+        if rows == 0:
+            raise UserError("a request needs one row or more, got none.")
+        return given, rows
+
+    def stream(self, frames: Iterable[Any], fps: float | None = None) -> Iterator[Any]:
+        """The answers to frames, in their order; None for a frame that had no answer in time.
+
+        Frames of a stream share batches, and are computed by several devices in turn. As many are
+        under way as the tolerance allows; the next one is taken when there is room.
+
+        Parameters
+        ----------
+        frames
+            Each as a call takes it: one input [1, ...], or a tuple of inputs.
+        fps
+            Frames per second that are asked for; default: those of the service.
+
+        Raises
+        ------
+        UserError
+            This is no frequency service.
+        NotServed
+            Other streams take all there is.
+        """
+        slo = self.slo
+        if not isinstance(slo, Frequency):
+            raise UserError(
+                f"{self.name} answers single requests, with a limit for each.",
+                next_step="Serve it with slo=potluck.Frequency(fps=30).",
+            )
+        asked_fps = slo.fps if fps is None else fps
+        dispatch = self._serving.dispatch
+        stream, granted_fps = dispatch.open(self.name, asked_fps)
+        if not granted_fps:
+            raise NotServed(
+                f"{self.name}: other streams take all that its devices give.",
+                next_step="Ask again when one of them has ended, or for fewer frames per second.",
+                reason="resources do not suffice",
+                limit_s=slo.tolerance_s,
+                soonest_s=None,
+            )
+        return self._answers(frames, stream, max(1, ceil(slo.tolerance_s * asked_fps)))
+
+    def _answers(self, frames: Iterable[Any], stream: int, most: int) -> Iterator[Any]:
+        dispatch, under_way = self._serving.dispatch, deque[Pending]()
+        try:
+            for number, frame in enumerate(frames):
+                inputs = frame if isinstance(frame, tuple) else (frame,)
+                tensors, rows = self._checked(inputs, {})
+                under_way.append(
+                    dispatch.ask(
+                        self.name, tensors, rows, self._model.answer, stream=stream, frame=number
+                    )
+                )
+                if len(under_way) >= most:
+                    yield _answer_of(under_way.popleft())
+            while under_way:
+                yield _answer_of(under_way.popleft())
+        finally:
+            dispatch.end(self.name, stream)
+
+    def close(self) -> None:
+        """End it: whoever waits is refused, and its devices forget it; safe to call twice."""
+        if self.is_open:
+            self._serving.close_service(self.name)
+
+    def __enter__(self) -> "Service":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = f"on {', '.join(self.devices) or 'no device'}" if self.is_open else "closed"
+        return f"<Service {self.name} {state}: {self.stats}>"
+
+
+def _answer_of(pending: Pending) -> Any:
+    try:
+        return pending.future.result()
+    except NotServed:
+        return None

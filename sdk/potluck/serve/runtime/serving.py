@@ -1,0 +1,257 @@
+"""All services of a home: measured on its devices, placed, and placed anew when a device goes,
+comes back or wants to leave.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from potluck.errors import DeviceGone, Infeasible, OutOfMemory, PlanError, PotluckError, UserError
+from potluck.serve.decide.handler import Way
+from potluck.serve.decide.pools import Pool
+from potluck.serve.runtime.dispatch import Dispatch
+from potluck.serve.runtime.loaded import Loaded, plan_on
+from potluck.serve.runtime.measure import Measured, measure
+from potluck.serve.runtime.placing import Place, Wanted, check_placed, place_all, record
+from potluck.sessions.link import Link
+from potluck.sessions.members import Members
+
+LOOK_S = 0.5  # between looks whether devices went, came back or want to leave
+TRIES = 3  # of one placement, while devices go meanwhile
+SAY = Callable[[float, str], None]
+
+
+class Serving:
+    """The services of one home.
+
+    Parameters
+    ----------
+    link, members
+        The home's connection and its devices.
+    """
+
+    def __init__(self, link: Link, members: Members) -> None:
+        self.dispatch = Dispatch()
+        self._link, self._members = link, members
+        self._wanted: dict[str, Wanted] = {}
+        self._models: dict[str, Any] = {}
+        self._measured: dict[str, dict[str, Measured]] = {}
+        self._cache: dict[tuple[str, str, float], Measured] = {}
+        self._full: set[tuple[str, str]] = set()  # no room for each other
+        self._placing = threading.RLock()  # one placement at a time
+        self._devices: tuple[str, ...] = ()
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="potluck placing", daemon=True)
+        self._thread.start()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All services."""
+        return tuple(self._wanted)
+
+    def model(self, name: str) -> Any:
+        """The model of a service."""
+        return self._models[name]
+
+    def wanted(self, name: str) -> Wanted:
+        """What was asked of a service."""
+        return self._wanted[name]
+
+    def devices(self, name: str) -> Mapping[str, int]:
+        """The devices that have a service now, each with the most rows that it takes at once."""
+        found: dict[str, int] = {}
+        for held in self.dispatch.pools():
+            if held.pool.allocation.service == name:
+                for each in held.loaded:
+                    found.update(dict.fromkeys(each.devices, held.pool.allocation.batch))
+        return found
+
+    def serve(self, model: Any, wanted: Wanted, say: SAY = lambda done_frac, text: None) -> None:
+        """Measure a model where it was not measured before, and place it beside the others.
+
+        Parameters
+        ----------
+        model
+            What is served; its values are those of now.
+        wanted
+            Its name, limit, priority and queue.
+        say
+            Told how far it is.
+
+        Raises
+        ------
+        UserError
+            There is a service of that name.
+        OutOfMemory
+            No device has room for it.
+        Infeasible
+            No device can hold the limit; says the best possible. Nothing was placed.
+        """
+        with self._placing:
+            name = wanted.name
+            if name in self._wanted:
+                raise UserError(
+                    f"a service is called {name!r} already.",
+                    next_step="Close it first, or choose another name.",
+                )
+            measured = self._measure(model, wanted, say)
+            self._full = {pair for pair in self._full if pair[0] != name}
+            self._wanted[name], self._models[name] = wanted, model
+            self._measured[name] = measured
+            try:
+                say(0.9, "placing it")
+                places = self._place(strict=True)
+                check_placed(wanted, places)
+            except BaseException:
+                self.close_service(name)
+                raise
+
+    def close_service(self, name: str) -> None:
+        """End one service; the others may get its devices."""
+        self.dispatch.remove(name)
+        with self._placing:
+            self._wanted.pop(name, None)
+            self._models.pop(name, None)
+            self._measured.pop(name, None)
+            if not self._closed.is_set():
+                with suppress(PotluckError):
+                    self._place()
+
+    def close(self) -> None:
+        """End all of them."""
+        self._closed.set()
+        self.dispatch.close()
+
+    # --- measuring --------------------------------------------------------------------------------
+
+    def _measure(self, model: Any, wanted: Wanted, say: SAY) -> dict[str, Measured]:
+        found: dict[str, Measured] = {}
+        failure: PotluckError | None = None
+        devices = self._members.need()
+        for number, device in enumerate(devices):
+            say(0.8 * number / len(devices), f"measuring on {device}")
+            try:
+                found[device] = self._measured_on(model, device, wanted.slo.tolerance_s)
+            except (OutOfMemory, PlanError, DeviceGone) as error:
+                failure = error
+        if not found:
+            assert failure is not None  # `need` gives one device or more
+            raise failure
+        return found
+
+    def _measured_on(self, model: Any, device: str, limit_s: float) -> Measured:
+        key = (model.signature, self._members[device].key, limit_s)
+        if key not in self._cache:
+            self._cache[key] = measure(
+                lambda batch: self._loaded(model, device, batch), model, limit_s, time.perf_counter
+            )
+        return self._cache[key]
+
+    def _loaded(self, model: Any, device: str, batch: int) -> Loaded:
+        return Loaded(self._link, self._members, model, plan_on(model, device, batch))
+
+    # --- placing ----------------------------------------------------------------------------------
+
+    def _place(self, *, strict: bool = False) -> Mapping[tuple[str, str], Place]:
+        """Have the devices that stay hold what the placement says; returns it.
+
+        Parameters
+        ----------
+        strict
+            Whether a service that no device can hold raises; else it goes without.
+        """
+        with self._placing:
+            for _ in range(TRIES * (1 + len(self._members))):
+                self._devices = self._members.staying
+                places = self._places(strict)
+                if (pools := self._load(places)) is not None:
+                    self._take(places)
+                    self.dispatch.place(pools)
+                    return places
+            raise Infeasible(
+                "the devices of this home do not stay long enough for a service to be loaded.",
+                next_step="Look at home.devices, and serve again.",
+            )
+
+    def _places(self, strict: bool) -> dict[tuple[str, str], Place]:
+        memory = {name: self._memory_bytes(name) for name in self._devices}
+        wanted = [*self._wanted.values()]
+        while True:
+            try:
+                return place_all(wanted, self._measured, memory, self._full)
+            except Infeasible:
+                if strict or not wanted:
+                    raise
+                wanted.pop()  # those that began first go first
+
+    def _memory_bytes(self, device: str) -> int:
+        return int(self._members[device].capability.get("memory_bytes") or 2**62)
+
+    def _load(
+        self, places: Mapping[tuple[str, str], Place]
+    ) -> list[tuple[Pool, Sequence[Loaded]]] | None:
+        """What is placed and not loaded yet is loaded; None: something changed meanwhile."""
+        pools: list[tuple[Pool, Sequence[Loaded]]] = []
+        for (service, _), place in places.items():
+            loaded = []
+            for device in place.n_replicas:
+                try:
+                    loaded.append(self._there(service, device, place.allocation.batch))
+                except OutOfMemory:
+                    self._full.add((service, device))
+                    return None
+                except PotluckError:
+                    return None
+            n_replicas = sum(place.n_replicas.values())
+            pools.append((Pool(place.allocation, n_replicas, Way.ALONE), loaded))
+        return pools
+
+    def _there(self, service: str, device: str, batch: int) -> Loaded:
+        known = self.dispatch.loaded(service, device)
+        if known is not None and known.batch >= batch:
+            return known
+        return self._loaded(self._models[service], device, batch)
+
+    def _take(self, places: Mapping[tuple[str, str], Place]) -> None:
+        """Let the entrance know what is served, before its pools come."""
+        for name, wanted in self._wanted.items():
+            kinds = {
+                device: kind
+                for (service, kind), place in places.items()
+                if service == name
+                for device in place.n_replicas
+            }
+            if kinds:
+                measured = {device: self._measured[name][device] for device in kinds}
+                self.dispatch.add(record(wanted, measured, kinds, 2))
+
+    # --- what happens to devices ------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        while not self._closed.is_set():
+            self.dispatch.lost.wait(LOOK_S)
+            went = self.dispatch.lost.is_set()
+            self.dispatch.lost.clear()
+            if self._closed.is_set():
+                return
+            with suppress(PotluckError):  # the next look tries again
+                self._look(went)
+
+    def _look(self, went: bool) -> None:
+        if not self._wanted or (not went and self._members.staying == self._devices):
+            return
+        with self._placing:
+            self._measure_new()
+            self._place()
+
+    def _measure_new(self) -> None:
+        """On devices that were not there before."""
+        for name, measured in self._measured.items():
+            for device in self._members.staying:
+                if device not in measured and (name, device) not in self._full:
+                    limit_s = self._wanted[name].slo.tolerance_s
+                    with suppress(OutOfMemory, PlanError, DeviceGone):
+                        model = self._models[name]
+                        measured[device] = self._measured_on(model, device, limit_s)

@@ -1,0 +1,102 @@
+"""What a service has done so far: answered, refused and why, late, and how long it took."""
+
+from collections import Counter, deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+LATEST = 1024  # answers whose seconds are remembered
+# upper bounds, in seconds, of the buckets that a Prometheus histogram counts answers in
+BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceStats:
+    """Of one service, since it began.
+
+    `n_late`: answered, but after the limit. `refused`: by reason. `by_device`: rows that each
+    computed. `latency_s`: of the latest answers, the shortest first. `mean_batch`: rows computed
+    together.
+    """
+
+    n_asked: int = 0
+    n_answered: int = 0
+    n_late: int = 0
+    n_failed: int = 0
+    n_again: int = 0
+    n_under_way: int = 0
+    refused: Mapping[str, int]
+    by_device: Mapping[str, int]
+    latency_s: tuple[float, ...] = ()
+    total_s: float = 0.0
+    buckets: tuple[int, ...] = ()
+    mean_batch: float = 0.0
+
+    @property
+    def n_refused(self) -> int:
+        """Refused for whatever reason."""
+        return sum(self.refused.values())
+
+    def quantile_s(self, frac: float) -> float:
+        """Seconds within which this part of the latest answers came; 0 where none did.
+
+        Parameters
+        ----------
+        frac
+            From 0 to 1.
+        """
+        if not self.latency_s:
+            return 0.0
+        return self.latency_s[min(len(self.latency_s) - 1, int(frac * len(self.latency_s)))]
+
+    def __str__(self) -> str:
+        return (
+            f"{self.n_asked} asked, {self.n_answered} answered ({self.n_late} late), "
+            f"{self.n_refused} refused, p50 {self.quantile_s(0.5):.3g} s, "
+            f"p99 {self.quantile_s(0.99):.3g} s"
+        )
+
+
+class Counts:
+    """Counts for `ServiceStats`; for who holds the lock of the serving."""
+
+    def __init__(self) -> None:
+        self.n_asked = self.n_answered = self.n_late = self.n_failed = self.n_again = 0
+        self.refused: Counter[str] = Counter()
+        self.by_device: Counter[str] = Counter()
+        self.n_batches = self.n_rows = 0
+        self.total_s = 0.0
+        self.buckets = [0] * len(BUCKETS_S)
+        self._latest_s: deque[float] = deque(maxlen=LATEST)
+
+    def answered(self, seconds: float, *, late: bool) -> None:
+        """One request was answered."""
+        self.n_answered += 1
+        self.n_late += late
+        self.total_s += seconds
+        self._latest_s.append(seconds)
+        for place, bound_s in enumerate(BUCKETS_S):
+            self.buckets[place] += seconds <= bound_s
+
+    def computed(self, device: str, rows: int) -> None:
+        """Some rows were computed together."""
+        self.by_device[device] += rows
+        self.n_batches += 1
+        self.n_rows += rows
+
+    def stats(self) -> ServiceStats:
+        """As a record."""
+        over = self.n_answered + self.n_failed + sum(self.refused.values())
+        return ServiceStats(
+            n_asked=self.n_asked,
+            n_answered=self.n_answered,
+            n_late=self.n_late,
+            n_failed=self.n_failed,
+            n_again=self.n_again,
+            n_under_way=self.n_asked - over,
+            refused=dict(self.refused),
+            by_device=dict(self.by_device),
+            latency_s=tuple(sorted(self._latest_s)),
+            total_s=self.total_s,
+            buckets=tuple(self.buckets),
+            mean_batch=self.n_rows / self.n_batches if self.n_batches else 0.0,
+        )
