@@ -1,5 +1,5 @@
-"""The Open Inference Protocol v2 (KServe, Triton), requests and answers: JSON, and the binary tensor
-extension, whose bytes follow the JSON. Pure: bytes in, arrays out.
+"""The Open Inference Protocol v2 (KServe, Triton), requests and answers: JSON, and the binary
+tensor extension, whose bytes follow the JSON. Pure: bytes in, arrays out.
 
 Nothing is trusted: shapes and sizes are compared before memory is taken, and every refusal names
 the field.

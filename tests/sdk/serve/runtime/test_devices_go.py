@@ -1,0 +1,104 @@
+"""Devices of a home that serves die, come back and leave: every request is answered or refused
+once, and what is answered is right.
+"""
+
+import threading
+from concurrent.futures import wait
+
+import pytest
+from tests.sdk.serve.runtime.conftest import LONG_S
+from tests.timeouts import PATIENCE_S
+
+import potluck
+from potluck.errors import NotServed, PotluckError
+from potluck.testing.faults import memory_of
+from potluck.testing.memory import memory_home
+
+torch = pytest.importorskip("torch")
+ROUNDS = 4
+
+
+def settled(asked, net, x):
+    """Each has ended; how many were answered, rightly."""
+    done, left = wait(asked, PATIENCE_S)
+    assert not left
+    with torch.no_grad():
+        expected = net(x)
+    n_answered = 0
+    for future in done:
+        if (error := future.exception()) is None:
+            assert torch.allclose(future.result(), expected, atol=1e-6)
+            n_answered += 1
+        else:
+            assert isinstance(error, PotluckError)
+    return n_answered
+
+
+def until_back(home, service, names):
+    """Until these devices have it."""
+    there = threading.Event()
+    for _ in range(int(PATIENCE_S * 10)):
+        if set(service.devices) == set(names):
+            return
+        memory_of(home).pass_time(0.5)
+        there.wait(0.1)
+    raise AssertionError(f"only {sorted(service.devices)} have it")
+
+
+@pytest.mark.parametrize("how", ["kill", "kill_worker", "pull"])
+def test_requests_of_a_device_that_is_lost_are_answered_by_the_other(model, net, how):
+    with memory_home(2) as home:
+        service = home.serve(model, "birds", slo=potluck.Latency(LONG_S)).wait()
+        x = torch.randn(1, 8)
+        asked = [service.ask(x) for _ in range(40)]
+        getattr(memory_of(home), how)("local-1")
+        asked += [service.ask(x) for _ in range(40)]
+        assert settled(asked, net, x) == 80
+        stats = service.stats
+        assert (stats.n_answered, stats.n_asked, stats.n_refused) == (80, 80, 0)
+
+
+def test_agents_are_killed_one_after_the_other_and_each_request_ends_once(model, net):
+    with memory_home(3) as home:
+        service = home.serve(model, "birds", slo=potluck.Latency(LONG_S)).wait()
+        x, asked = torch.randn(1, 8), []
+        names = [f"local-{i}" for i in (1, 2, 3)]
+        for round_ in range(ROUNDS):
+            lost = names[round_ % 3]
+            asked += [service.ask(x) for _ in range(20)]
+            memory_of(home).kill(lost)
+            asked += [service.ask(x) for _ in range(20)]
+            assert settled(asked, net, x) > 0
+            memory_of(home).restart(lost)
+            until_back(home, service, names)
+        stats = service.stats
+        assert stats.n_asked == len(asked) == 40 * ROUNDS
+        assert stats.n_answered + stats.n_refused + stats.n_failed == stats.n_asked
+        assert stats.n_answered >= 39 * ROUNDS
+
+
+def test_nobody_is_left_and_somebody_comes_back(model, net):
+    with memory_home(1) as home:
+        service = home.serve(model, "birds", slo=potluck.Latency(LONG_S)).wait()
+        x = torch.randn(1, 8)
+        memory_of(home).kill("local-1")
+        asked = [service.ask(x) for _ in range(10)]
+        assert settled(asked, net, x) == 0
+        with pytest.raises(NotServed):
+            service(x)
+        memory_of(home).restart("local-1")
+        until_back(home, service, ["local-1"])
+        assert settled([service.ask(x)], net, x) == 1
+
+
+def test_a_device_that_wants_to_leave_is_drained(model, net):
+    with memory_home(2) as home:
+        service = home.serve(model, "birds", slo=potluck.Latency(LONG_S)).wait()
+        x = torch.randn(1, 8)
+        asked = [service.ask(x) for _ in range(30)]
+        memory_of(home).leave("local-2", "the battery is low")
+        asked += [service.ask(x) for _ in range(30)]
+        until_back(home, service, ["local-1"])
+        asked += [service.ask(x) for _ in range(30)]
+        assert settled(asked, net, x) == 90
+        assert service.stats.n_again == 0

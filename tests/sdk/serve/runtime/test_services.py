@@ -1,0 +1,163 @@
+"""Services of a home in memory: many callers, batches, several services, streams, refusals."""
+
+from concurrent.futures import wait
+
+import pytest
+from tests.sdk.serve.runtime.conftest import LONG_S
+
+import potluck
+from potluck.errors import Infeasible, ModelError, NotServed, RequestFailed, UserError
+
+torch = pytest.importorskip("torch")
+
+
+def of_net(net, x):
+    with torch.no_grad():
+        return net(x)
+
+
+def test_answers_any_number_of_rows_as_one_machine(birds, net):
+    for rows in (1, 2, 3, 17, 200):
+        x = torch.randn(rows, 8)
+        assert torch.allclose(birds(x), of_net(net, x), atol=1e-6)
+    assert birds.stats.n_answered == 5
+
+
+def test_rows_of_many_callers_are_joined_and_answered_apart(birds, net):
+    xs = [torch.randn(1 + i % 3, 8) for i in range(120)]
+    asked = [birds.request(x) for x in xs]
+    for x, each in zip(xs, asked, strict=True):
+        assert torch.allclose(each.future.result(), of_net(net, x), atol=1e-6)
+    assert max(each.n_together for each in asked) > 3
+    assert birds.stats.n_answered == 120
+    assert set(birds.stats.by_device) == set(birds.devices)
+
+
+def test_several_services_run_side_by_side(own_home, model, net):
+    names = ("a", "b", "c")
+    served = [own_home.serve(model, n, slo=potluck.Latency(LONG_S)).wait() for n in names]
+    assert set(own_home.services) == set(names)
+    x = torch.randn(5, 8)
+    asked = [service.ask(x) for _ in range(10) for service in served]
+    assert all(torch.allclose(f.result(), of_net(net, x), atol=1e-6) for f in asked)
+    served[0].close()
+    assert set(own_home.services) == {"b", "c"}
+    assert torch.allclose(served[1](x), of_net(net, x), atol=1e-6)
+    for service in served[1:]:
+        service.close()
+    assert not own_home.services
+
+
+def test_a_stream_is_answered_in_order(own_home, model, net):
+    x = torch.randn(60, 8)
+    slo = potluck.Frequency(fps=2, tolerance_s=LONG_S)
+    with own_home.serve(model, "camera", slo=slo).wait() as service:
+        answers = list(service.stream(x[i : i + 1] for i in range(60)))
+    assert torch.allclose(torch.cat(answers), of_net(net, x), atol=1e-6)
+
+
+def test_a_limit_that_no_device_holds_is_refused_with_the_best_possible(own_home, model):
+    with pytest.raises(Infeasible, match=r"takes .* s on .* at best, its limit is 1e-07 s") as told:
+        own_home.serve(model, "birds", slo=potluck.Latency(1e-7)).wait()
+    assert told.value.facts["best_s"] > 1e-7
+    assert not own_home.services
+
+
+def test_what_cannot_be_answered_in_time_is_refused_at_once(birds):
+    with pytest.raises(NotServed, match="birds: .*limit is 1e-09 s") as told:
+        birds.request(torch.randn(1, 8), limit_s=1e-9).future.result()
+    assert told.value.facts["soonest_s"] > 1e-9
+    assert birds.stats.n_refused == 1
+
+
+def test_a_full_queue_refuses_at_once_and_every_request_ends_once(own_home, model, net):
+    slo = potluck.Latency(LONG_S)
+    with own_home.serve(model, "birds", slo=slo, max_queue=4).wait() as service:
+        with pytest.raises(NotServed, match="its queue takes 4 rows, not 5"):
+            service(torch.randn(5, 8))
+        x = torch.randn(1, 8)
+        asked = [service.ask(x) for _ in range(400)]
+        wait(asked)
+        failed = [f.exception() for f in asked if f.exception() is not None]
+        assert all(isinstance(error, NotServed) for error in failed)
+        assert len(failed) > 0
+        answers = [f.result() for f in asked if f.exception() is None]
+        assert all(torch.allclose(y, of_net(net, x), atol=1e-6) for y in answers)
+        stats = service.stats
+        assert stats.n_answered + stats.n_refused == stats.n_asked == 401
+        assert stats.n_under_way == 0
+
+
+def test_one_whose_values_fail_does_not_fail_its_neighbours(own_home):
+    table = torch.nn.Embedding(4, 3)
+
+    class Sums(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = table
+
+        def forward(self, x):
+            return self.table(x.cumsum(1)).sum(1)
+
+    model = potluck.Model.from_torch(Sums(), torch.zeros(4, 2, dtype=torch.int64))
+    with own_home.serve(model, "sums", slo=potluck.Latency(LONG_S)).wait() as service:
+        good, bad = torch.tensor([[1, 1]]), torch.tensor([[3, 3]])
+        asked = [service.ask(bad if i % 5 == 2 else good) for i in range(40)]
+        wait(asked)
+        for i, future in enumerate(asked):
+            if i % 5 == 2:
+                assert isinstance(future.exception(), RequestFailed)
+            else:
+                expected = table(torch.tensor([[1, 2]])).sum(1)
+                assert torch.allclose(future.result(), expected)
+        assert service.stats.n_failed == 8
+
+
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [
+        ((torch.zeros(1, 7),), ModelError),
+        ((torch.zeros(1, 8, dtype=torch.int64),), ModelError),
+        ((), ModelError),
+        ((torch.zeros(0, 8),), UserError),
+    ],
+)
+def test_wrong_inputs_are_refused_before_they_are_queued(birds, given, error):
+    with pytest.raises(error):
+        birds(*given)
+    assert birds.stats.n_asked == 0
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"name": "a b"}, "letters, digits"),
+        ({"name": "../x"}, "letters, digits"),
+        ({"slo": 0.2}, "a limit is"),
+        ({"priority": 0.5}, "priority is a whole number"),
+        ({"max_queue": 0}, "max_queue"),
+        ({"per_s": float("nan")}, "per_s"),
+    ],
+)
+def test_wrong_settings_are_refused_by_name(own_home, model, wrong, told):
+    with pytest.raises(UserError, match=told):
+        own_home.serve(model, **{"name": "birds", "slo": potluck.Latency(1), **wrong})
+
+
+def test_a_name_is_used_once(own_home, birds, model):
+    with pytest.raises(UserError, match="called 'birds' already"):
+        own_home.serve(model, "birds", slo=potluck.Latency(LONG_S)).wait()
+    assert birds(torch.zeros(1, 8)).shape == (1, 4)
+
+
+def test_a_service_that_is_closed_refuses(own_home, model):
+    service = own_home.serve(model, "birds", slo=potluck.Latency(LONG_S)).wait()
+    service.close()
+    service.close()
+    with pytest.raises(NotServed, match="closed"):
+        service(torch.zeros(1, 8))
+
+
+def test_only_a_frequency_service_takes_streams(birds):
+    with pytest.raises(UserError, match="single requests"):
+        birds.stream([torch.zeros(1, 8)])
