@@ -1,6 +1,6 @@
 """What Prometheus scrapes: counts and times of every service, in its text format. Pure."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from potluck.serve.runtime.stats import BUCKETS_S, ServiceStats
 
@@ -70,7 +70,13 @@ def _rows(stats: ServiceStats) -> Rows:
     return [({"device": device}, n) for device, n in stats.by_device.items()]
 
 
-def _metric(name, kind, about, services, rows):  # type: ignore[no-untyped-def]
+def _metric(
+    name: str,
+    kind: str,
+    about: str,
+    services: Mapping[str, ServiceStats],
+    rows: Callable[[ServiceStats], Rows],
+) -> list[str]:
     lines = _head(name, kind, about)
     for service, stats in services.items():
         lines += [_line(name, {"service": service, **more}, n) for more, n in rows(stats)]

@@ -9,7 +9,7 @@ Answers are handed to their callers after it is released.
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -506,9 +506,6 @@ def refusal(pending: Pending, reason: str, soonest_s: float | None) -> NotServed
         text += f"; its limit is {pending.limit_s:.3g} s, and an answer would take {soonest_s:.3g}"
         wait_s = max(0.0, soonest_s - pending.limit_s)
         step = f"Ask again in {wait_s:.3g} s, or less often." if wait_s else "Ask again."
-    facts: Mapping[str, object] = {
-        "reason": reason,
-        "limit_s": pending.limit_s,
-        "soonest_s": soonest_s,
-    }
-    return NotServed(f"{text}.", next_step=step, **facts)
+    return NotServed(
+        f"{text}.", next_step=step, reason=reason, limit_s=pending.limit_s, soonest_s=soonest_s
+    )

@@ -64,7 +64,7 @@ def test_a_limit_that_no_device_holds_is_refused_with_the_best_possible(own_home
 
 
 def test_what_cannot_be_answered_in_time_is_refused_at_once(birds):
-    with pytest.raises(NotServed, match="birds: .*limit is 1e-09 s") as told:
+    with pytest.raises(NotServed, match=r"birds: .*limit is 1e-09 s") as told:
         birds.request(torch.randn(1, 8), limit_s=1e-9).future.result()
     assert told.value.facts["soonest_s"] > 1e-9
     assert birds.stats.n_refused == 1

@@ -1,0 +1,151 @@
+"""`potluck serve`: answers requests to models of files over HTTP; `potluck serve top` watches it."""
+
+import argparse
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from potluck.errors import UserError
+
+if TYPE_CHECKING:
+    from potluck.home import Home
+
+HTTP = "127.0.0.1:8080"
+LOOK_S = 1.0
+TOKEN = "POTLUCK_SERVE_TOKEN"  # noqa: S105 - the name of a variable
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What is served, within which limit, where, and on which devices."""
+    parser.add_argument(
+        "what", nargs="?", choices=["top"], help="top: watch the entrance at --http instead"
+    )
+    parser.add_argument(
+        "--http", metavar="HOST:PORT", help=f"listen there, such as {HTTP}; without it nothing is"
+    )
+    parser.add_argument(
+        "--model",
+        action="append",
+        default=[],
+        metavar="NAME=FILE",
+        help="an ONNX file, or one of Model.save; repeatable",
+    )
+    parser.add_argument(
+        "--latency", type=float, default=1.0, metavar="S", help="limit of an answer (default: 1 s)"
+    )
+    parser.add_argument(
+        "--local", type=int, metavar="N", help="on N agents of this machine, started for it"
+    )
+    parser.add_argument("--state", metavar="FOLDER", help="keys and devices of this computer")
+    parser.add_argument("--certificate", metavar="PEM", help="for HTTPS")
+    parser.add_argument("--key", metavar="PEM", help="for HTTPS")
+    parser.add_argument("--once", action="store_true", help="top: one look, then end")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Serve until it is interrupted, or watch."""
+    if args.what == "top":
+        return _top(args.http or HTTP, once=args.once)
+    return _serve(args)
+
+
+def _serve(args: argparse.Namespace) -> int:
+    import os
+
+    from potluck.home import Home
+    from potluck.serve.decide.records import Latency
+
+    if not args.http:
+        raise UserError("no entrance is asked for.", next_step=f"potluck serve --http {HTTP} ...")
+    host, port = _place(args.http)
+    limit = Latency(args.latency)
+    models = {name: _model(path) for name, path in map(_named, args.model)}
+    if not models:
+        raise UserError("there is nothing to serve.", next_step="--model birds=birds.onnx")
+    ending = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: ending.set())
+    home: Home = Home.local(args.local) if args.local else Home.discover(state=args.state)
+    with home:
+        for name, model in models.items():
+            service = home.serve(model, name, slo=limit).wait()
+            print(f"{name}: on {', '.join(service.devices)}", flush=True)
+        gateway = home.gateway(
+            host=host,
+            port=port,
+            token=os.environ.get(TOKEN, ""),
+            certificate=args.certificate,
+            key=args.key,
+        )
+        print(f"Serving at {gateway.url}", flush=True)
+        ending.wait()
+    return 0
+
+
+def _place(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if not port.isdigit() or int(port) > 65535:
+        raise UserError(f"--http takes HOST:PORT, got {text!r}.", next_step=f"--http {HTTP}")
+    return host.strip("[]") or "127.0.0.1", int(port)
+
+
+def _named(text: str) -> tuple[str, Path]:
+    name, found, path = text.partition("=")
+    if not found:
+        raise UserError(f"--model takes NAME=FILE, got {text!r}.", next_step="birds=birds.onnx")
+    return name, Path(path)
+
+
+def _model(path: Path) -> Any:
+    from potluck.graph import Model
+
+    return Model.from_onnx(path) if path.suffix == ".onnx" else Model.load(path)
+
+
+def _top(http: str, *, once: bool) -> int:
+    from rich.console import Console
+    from rich.live import Live
+
+    from potluck.display.serving_table import serving_table
+
+    before: dict[str, dict[str, float]] = {}
+    host, port = _place(http)
+    now = _scraped(host, port)
+    if once:
+        Console().print(serving_table(now, before, LOOK_S))
+        return 0
+    with Live(serving_table(now, before, LOOK_S), auto_refresh=False) as live:
+        while True:
+            time.sleep(LOOK_S)
+            before, now = now, _scraped(host, port)
+            live.update(serving_table(now, before, LOOK_S), refresh=True)
+
+
+def _scraped(host: str, port: int) -> dict[str, dict[str, float]]:
+    """The page of metrics, read."""
+    import http.client
+    import os
+
+    from potluck.display.serving_table import read_metrics
+
+    connection = http.client.HTTPConnection(host, port, timeout=5)
+    token = os.environ.get(TOKEN, "")
+    try:
+        connection.request(
+            "GET", "/metrics", headers={"Authorization": f"Bearer {token}"} if token else {}
+        )
+        response = connection.getresponse()
+        page = response.read(2**20).decode(errors="replace")
+    except OSError as error:
+        raise UserError(
+            f"nobody serves at {host}:{port} ({error}).", next_step=f"potluck serve --http {HTTP}"
+        ) from error
+    finally:
+        connection.close()
+    if response.status != 200:
+        raise UserError(
+            f"{host}:{port} answers {response.status}.", next_step=f"Set {TOKEN} to its token."
+        )
+    return read_metrics(page)

@@ -1,0 +1,299 @@
+"""The HTTP entrance, asked by Triton's own client and read by Prometheus' own parser."""
+
+import http.client
+import json
+import socket
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+import potluck
+from potluck.errors import HomeError, UserError
+from potluck.testing.memory import memory_home
+
+torch = pytest.importorskip("torch")
+triton = pytest.importorskip("tritonclient.http")
+parser = pytest.importorskip("prometheus_client.parser")
+LONG_S = 120.0
+MAX_BODY_BYTES = 20_000
+
+
+@pytest.fixture(scope="module")
+def net():
+    torch.manual_seed(0)
+    layers = torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4)
+    return torch.nn.Sequential(*layers)
+
+
+@pytest.fixture(scope="module")
+def gateway(net):
+    torch.set_num_threads(1)
+    model = potluck.Model.from_torch(net, torch.randn(6, 8))
+    with memory_home(2) as home:
+        home.serve(model, "birds", slo=potluck.Latency(LONG_S)).wait()
+        slo = potluck.Frequency(fps=2, tolerance_s=LONG_S)
+        home.serve(model, "camera", slo=slo).wait()
+        with home.gateway(max_body_bytes=MAX_BODY_BYTES) as opened:
+            yield opened
+
+
+@pytest.fixture
+def client(gateway):
+    opened = triton.InferenceServerClient(f"127.0.0.1:{gateway.port}")
+    yield opened
+    opened.close()
+
+
+def expected(net, x):
+    with torch.no_grad():
+        return net(torch.from_numpy(x)).numpy()
+
+
+def asked(gateway, method, path, body=b"", **headers):
+    connection = http.client.HTTPConnection("127.0.0.1", gateway.port, timeout=60)
+    try:
+        connection.request(method, path, body, {k.replace("_", "-"): v for k, v in headers.items()})
+        response = connection.getresponse()
+        return response.status, response.read(), response.headers
+    finally:
+        connection.close()
+
+
+def rows(n):
+    return np.random.default_rng(n).normal(size=(n, 8)).astype(np.float32)
+
+
+def test_triton_finds_the_server_and_its_models(client):
+    assert client.is_server_live()
+    assert client.is_server_ready()
+    assert client.is_model_ready("birds")
+    assert client.get_server_metadata()["name"] == "potluck"
+    about = client.get_model_metadata("birds")
+    (port,) = about["inputs"]
+    assert (port["name"], port["datatype"], port["shape"]) == ("input", "FP32", [-1, 8])
+    assert not client.is_model_ready("fish")
+
+
+@pytest.mark.parametrize("binary", [True, False])
+@pytest.mark.parametrize("n", [1, 5])
+def test_triton_gets_what_the_module_answers(client, net, binary, n):
+    x = rows(n)
+    given = triton.InferInput("input", [n, 8], "FP32")
+    given.set_data_from_numpy(x, binary_data=binary)
+    name = client.get_model_metadata("birds")["outputs"][0]["name"]
+    wanted = triton.InferRequestedOutput(name, binary_data=binary)
+    result = client.infer("birds", [given], outputs=[wanted], request_id="r1")
+    assert result.get_response()["id"] == "r1"
+    assert np.allclose(result.as_numpy(name), expected(net, x), atol=1e-6)
+
+
+def test_many_clients_at_once_get_their_own_answers(gateway, net):
+    def ask(n):
+        x = rows(1 + n % 4)
+        row = {"name": "input", "datatype": "FP32", "shape": [*x.shape], "data": x.tolist()}
+        status, body, _ = asked(
+            gateway, "POST", "/v2/models/birds/infer", json.dumps({"inputs": [row]})
+        )
+        assert status == 200
+        (output,) = json.loads(body)["outputs"]
+        return np.allclose(np.reshape(output["data"], output["shape"]), expected(net, x), atol=1e-5)
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(ask, range(64)))
+
+
+def test_a_stream_of_frames_is_answered_in_order_as_events(gateway, net):
+    x = rows(12)
+    lines = [
+        json.dumps(
+            {
+                "id": f"f{i}",
+                "inputs": [
+                    {"name": "input", "datatype": "FP32", "shape": [1, 8], "data": x[i].tolist()}
+                ],
+            }
+        )
+        for i in range(12)
+    ]
+    status, body, headers = asked(
+        gateway, "POST", "/v2/models/camera/stream", "\n".join(lines).encode()
+    )
+    assert status == 200
+    assert headers["content-type"].startswith("text/event-stream")
+    events = [event.split("\n") for event in body.decode().split("\n\n") if event]
+    assert [event[0] for event in events] == [f"id: {i}" for i in range(12)]
+    documents = [json.loads(event[1].removeprefix("data: ")) for event in events]
+    assert [document["id"] for document in documents] == [f"f{i}" for i in range(12)]
+    answers = np.array([document["outputs"][0]["data"] for document in documents])
+    assert np.allclose(answers, expected(net, x), atol=1e-5)
+
+
+def test_prometheus_reads_the_metrics(gateway, client):
+    given = triton.InferInput("input", [1, 8], "FP32")
+    given.set_data_from_numpy(rows(1))
+    client.infer("birds", [given])
+    status, body, headers = asked(gateway, "GET", "/metrics")
+    assert status == 200
+    assert headers["content-type"].startswith("text/plain; version=0.0.4")
+    families = {f.name: f for f in parser.text_string_to_metric_families(body.decode())}
+    assert families["potluck_answers"].type == "counter"
+    birds = {
+        sample.name: sample.value
+        for sample in families["potluck_latency_seconds"].samples
+        if sample.labels == {"service": "birds"}
+    }
+    stats = gateway.services["birds"].stats
+    assert birds["potluck_latency_seconds_count"] == stats.n_answered
+    buckets = [
+        sample.value
+        for sample in families["potluck_latency_seconds"].samples
+        if sample.name.endswith("_bucket") and sample.labels["service"] == "birds"
+    ]
+    assert buckets == sorted(buckets)
+    assert buckets[-1] == stats.n_answered
+
+
+ROW = {"name": "input", "datatype": "FP32", "shape": [1, 8], "data": [0.0] * 8}
+
+
+@pytest.mark.parametrize(
+    ("document", "status", "field"),
+    [
+        (b"", 400, "body"),
+        (b"{", 400, "body"),
+        (b"[]", 400, "body"),
+        (b'{"inputs": NaN}', 400, "body"),
+        (b"[" * 5000, 400, "body"),
+        ({}, 400, "inputs"),
+        ({"inputs": 3}, 400, "inputs"),
+        ({"inputs": [3]}, 400, "inputs"),
+        ({"inputs": [ROW] * 65}, 400, "inputs"),
+        ({"inputs": [ROW, ROW]}, 400, "inputs[1].name"),
+        ({"inputs": [{**ROW, "name": 3}]}, 400, "inputs[0].name"),
+        ({"inputs": [{**ROW, "name": "x" * 300}]}, 400, "inputs[0].name"),
+        ({"inputs": [{**ROW, "name": "other"}]}, 400, "inputs[0].name"),
+        ({"inputs": [{**ROW, "datatype": "FP99"}]}, 400, "inputs[0].datatype"),
+        ({"inputs": [{**ROW, "datatype": "INT64", "data": [0] * 8}]}, 400, "inputs.input.datatype"),
+        ({"inputs": [{**ROW, "shape": [1, -8]}]}, 400, "inputs[0].shape"),
+        ({"inputs": [{**ROW, "shape": [1, True]}]}, 400, "inputs[0].shape"),
+        ({"inputs": [{**ROW, "shape": [2**30, 2**30]}]}, 400, "inputs[0].data"),
+        ({"inputs": [{**ROW, "shape": [1] * 17}]}, 400, "inputs[0].shape"),
+        ({"inputs": [{**ROW, "shape": [8, 1]}]}, 400, "inputs.input.shape"),
+        ({"inputs": [{**ROW, "shape": [0, 8], "data": []}]}, 400, "inputs"),
+        ({"inputs": [{**ROW, "data": [0.0] * 7}]}, 400, "inputs[0].data"),
+        ({"inputs": [{**ROW, "data": ["a"] * 8}]}, 400, "inputs[0].data"),
+        ({"inputs": [{**ROW, "data": [[0.0] * 7, 3.0]}]}, 400, "inputs[0].data"),
+        (
+            {"inputs": [{**ROW, "parameters": {"binary_data_size": 10**12}}]},
+            400,
+            "inputs[0].parameters.binary_data_size",
+        ),
+        (
+            {"inputs": [{**ROW, "parameters": {"binary_data_size": 32}}]},
+            400,
+            "inputs[0].parameters.binary_data_size",
+        ),
+        ({"inputs": [{**ROW, "parameters": 3}]}, 400, "inputs[0].parameters"),
+        ({"inputs": [ROW], "outputs": [{"name": "no"}]}, 400, "outputs"),
+        ({"inputs": [ROW], "parameters": {"timeout": -1}}, 400, "parameters.timeout"),
+        ({"inputs": [ROW], "id": 3}, 400, "id"),
+    ],
+)
+def test_what_is_no_request_is_refused_by_its_field(gateway, document, status, field):
+    body = document if isinstance(document, bytes) else json.dumps(document).encode()
+    got, answer, _ = asked(gateway, "POST", "/v2/models/birds/infer", body)
+    told = json.loads(answer)
+    assert (got, told["field"]) == (status, field), told
+
+
+def test_a_header_length_beyond_the_body_is_refused(gateway):
+    for length in ("999999", "-1", "x", "9" * 30):
+        status, body, _ = asked(
+            gateway, "POST", "/v2/models/birds/infer", b"{}", Inference_Header_Content_Length=length
+        )
+        assert (status, json.loads(body)["field"]) == (400, "Inference-Header-Content-Length")
+
+
+def test_a_body_that_is_too_long_is_refused_before_it_is_read(gateway):
+    with socket.create_connection(("127.0.0.1", gateway.port), timeout=60) as s:
+        s.sendall(
+            b"POST /v2/models/birds/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 999999999\r\n\r\n"
+        )
+        assert s.recv(100).startswith(b"HTTP/1.1 413 ")
+
+
+def test_a_body_in_chunks_that_becomes_too_long_is_refused(gateway):
+    def chunks():
+        for _ in range(10):
+            yield b" " * (MAX_BODY_BYTES // 4)
+
+    status, body, _ = asked(gateway, "POST", "/v2/models/birds/infer", chunks())
+    assert status == 413
+    assert str(MAX_BODY_BYTES) in json.loads(body)["error"]
+
+
+def test_a_client_that_leaves_half_way_harms_nobody(gateway, net):
+    with socket.create_connection(("127.0.0.1", gateway.port)) as s:
+        s.sendall(
+            b"POST /v2/models/birds/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 900\r\n\r\n{"
+        )
+    body = json.dumps({"inputs": [ROW]}).encode()
+    assert asked(gateway, "POST", "/v2/models/birds/infer", body)[0] == 200
+
+
+def test_unknown_models_and_routes_are_404(gateway):
+    for method, path in [
+        ("GET", "/v2/models/fish"),
+        ("POST", "/v2/models/fish/infer"),
+        ("GET", "/v2/models/..%2f..%2fetc/ready"),
+        ("GET", "/nothing"),
+    ]:
+        assert asked(gateway, method, path)[0] == 404
+    assert asked(gateway, "GET", "/v2/models/birds/infer")[0] == 405
+
+
+def test_a_limit_of_the_clients_own_that_cannot_be_held_is_a_503_at_once(gateway):
+    document = {"inputs": [ROW], "parameters": {"timeout": 1}}  # microseconds
+    status, body, headers = asked(
+        gateway, "POST", "/v2/models/birds/infer", json.dumps(document).encode()
+    )
+    told = json.loads(body)
+    assert status == 503
+    assert told["limit_s"] == 1e-6
+    assert told["soonest_s"] > 1e-6
+    assert int(headers["retry-after"]) >= 1
+
+
+def test_a_token_is_asked_for_and_compared(net):
+    model = potluck.Model.from_torch(net, torch.randn(6, 8))
+    with memory_home(1) as home:
+        home.serve(model, "birds", slo=potluck.Latency(LONG_S)).wait()
+        with home.gateway(token="sesame") as opened:
+            body = json.dumps({"inputs": [ROW]}).encode()
+            path = "/v2/models/birds/infer"
+            assert asked(opened, "POST", path, body)[0] == 401
+            assert asked(opened, "POST", path, body, Authorization="Bearer wrong")[0] == 401
+            assert asked(opened, "POST", path, body, Authorization="Bearer sesame")[0] == 200
+            assert asked(opened, "GET", "/metrics")[0] == 401
+            assert asked(opened, "GET", "/v2/health/live")[0] == 200
+
+
+def test_it_is_not_open_to_others_without_a_token():
+    with memory_home(1) as home:
+        for host in ("0.0.0.0", "::", "192.168.1.7"):
+            with pytest.raises(UserError, match="no token is asked for"):
+                home.gateway(host=host)
+
+
+def test_a_port_that_is_taken_is_said(gateway):
+    with memory_home(1) as home, pytest.raises(HomeError, match="nothing can listen"):
+        home.gateway(port=gateway.port)
+
+
+def test_it_closes_with_its_home(net):
+    with memory_home(1) as home:
+        opened = home.gateway()
+        assert asked(opened, "GET", "/v2/health/live")[0] == 200
+    with pytest.raises(OSError, match="refused"):
+        asked(opened, "GET", "/v2/health/live")
