@@ -29,6 +29,7 @@ COMMANDS = {
     "lab": "play a home of the library on this machine",
     "watch": "the home and its run live on a page of this computer: for a browser without Jupyter",
     "top": "the same in a terminal",
+    "serve": "answer requests to models of files over HTTP; `serve top` watches",
     "bench": "measure the figures of the README again",
 }
 

@@ -1,6 +1,5 @@
 """Home: the user's handle on all devices; one short method per step of the flow."""
 
-import threading
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from potluck.discover.mdns import Enough, browse
 from potluck.errors import EmptyHome, HomeError, UserError
 from potluck.handle import Handle, Task
 from potluck.records import Plan
+from potluck.serve.runtime.serving_home import ServingHome
 from potluck.sessions.connections import Keys
 from potluck.sessions.curve_link import CurveLink
 from potluck.sessions.link import Link
@@ -32,10 +32,6 @@ if TYPE_CHECKING:
     from potluck.profile.watts import Watts
     from potluck.run.run import Run
     from potluck.schedule.policies import Policy
-    from potluck.serve.decide.records import Slo
-    from potluck.serve.gateway.server import Gateway
-    from potluck.serve.runtime.service import Service
-    from potluck.serve.runtime.serving import Serving
     from potluck.sessions.agent_specs import Spec
 
 T = TypeVar("T")
@@ -45,7 +41,7 @@ DISCOVER_S = 3.0
 ROWS = (1, 4, 16, 32)  # batch sizes that a profile measures: costs are not linear in between
 
 
-class Home(Shown):
+class Home(ServingHome, Shown):
     """The devices of one home, and this notebook's connection to each.
 
     Close it, or use it as a context manager.
@@ -93,9 +89,6 @@ class Home(Shown):
         self._watts: dict[str, Watts] = {}  # as measured, by the device's key
         self._work: weakref.WeakSet[Handle[Any]] = weakref.WeakSet()
         self._runs: weakref.WeakSet[Run] = weakref.WeakSet()
-        self._serving: Serving | None = None
-        self._gateways: list[Gateway] = []
-        self._serving_lock = threading.Lock()
         self._closed = False
         self._window: Any = None  # the page for other processes, where it was asked for
         self._members = Members(self._link)
@@ -359,11 +352,7 @@ class Home(Shown):
         """Whether another home may have these keys by now: one with nothing under way closes for
         it.
         """
-        if not self._closed and (
-            any(run.is_open for run in self._runs)
-            or self.services
-            or not all(work.done for work in self._work)
-        ):
+        if not self._closed and self._is_at_work:
             return False
         self.close()
         return True
@@ -710,140 +699,6 @@ class Home(Shown):
         """
         return self._follow(run.adapt())
 
-    def serve(
-        self,
-        model: "Model",
-        name: str = "",
-        *,
-        slo: "Slo",
-        priority: int = 0,
-        max_queue: int = 1024,
-        per_s: float = 0.0,
-    ) -> "Handle[Service]":
-        """Answer requests to a model from now on, within a limit, on all devices beside whatever
-        else they serve.
-
-        Batches of growing size are measured on each device, the allocator chooses how many rows
-        are computed together where, and what has no chance to be answered in time is refused at
-        once. Values of the model are those of now.
-
-        Parameters
-        ----------
-        model
-            For inference: of torch or ONNX.
-        name
-            Of the service; default: that of the model.
-        slo
-            `potluck.Latency(seconds)` for each request, or `potluck.Frequency(fps=30)` for streams
-            of frames.
-        priority
-            A service of a higher one goes first where devices are busy.
-        max_queue
-            Rows that may wait; more are refused at once.
-        per_s
-            Requests or frames per second that are expected; default: not known.
-
-        Returns
-        -------
-        Handle[Service]
-            Call it: `service(x)`.
-
-        Raises
-        ------
-        UserError
-            A name, limit or number is not what it should be.
-        OutOfMemory
-            No device has room for it.
-        Infeasible
-            No device can hold the limit; says the best possible.
-        """
-        from potluck.profile.measure import need_model
-        from potluck.serve.runtime.checks import check_serving
-        from potluck.serve.runtime.placing import Wanted
-        from potluck.serve.runtime.service import Service
-
-        need_model(model, "served")
-        name = name or model.name
-        check_serving(name, slo, priority, max_queue, per_s)
-        model.check_as_traced()
-        serving = self._services()
-        wanted = Wanted(name=name, slo=slo, priority=priority, max_queue=max_queue, per_s=per_s)
-
-        def work(task: Task) -> "Service":
-            serving.serve(model, wanted, task.update)
-            return Service(serving, name)
-
-        return self._follow(Handle(work, f"serving {name}"))
-
-    @property
-    def services(self) -> "Mapping[str, Service]":
-        """What this home serves, by name."""
-        from potluck.serve.runtime.service import Service
-
-        serving = self._serving
-        return {} if serving is None else {name: Service(serving, name) for name in serving.names}
-
-    def gateway(
-        self,
-        *,
-        host: str = "127.0.0.1",
-        port: int = 0,
-        token: str = "",
-        certificate: str | Path | None = None,
-        key: str | Path | None = None,
-        max_body_bytes: int = 64 * 2**20,
-    ) -> "Gateway":
-        """Let programs ask this home's services over HTTP: by the Open Inference Protocol v2, as
-        clients of Triton and KServe speak it.
-
-        Open until it, or the home, is closed. This process is the entrance.
-
-        Parameters
-        ----------
-        host, port
-            Where it listens; by default this computer alone, at a free port.
-        token
-            What clients have to show as `Authorization: Bearer TOKEN`; needed beyond this computer.
-        certificate, key
-            Files in PEM form, for HTTPS.
-        max_body_bytes
-            Of one request; longer ones are refused before they are read.
-
-        Raises
-        ------
-        UserError
-            It would be open to other computers without a token.
-        HomeError
-            Something else listens there.
-        FileError
-            The certificate cannot be used.
-        """
-        from potluck.serve.gateway.server import Gateway
-
-        if self._closed:
-            raise HomeError("this home is closed.", next_step="Make a new one.")
-        opened = Gateway(
-            lambda: self.services,
-            host=host,
-            port=port,
-            token=token,
-            certificate=certificate,
-            key=key,
-            max_body_bytes=max_body_bytes,
-        )
-        self._gateways.append(opened)
-        return opened
-
-    def _services(self) -> "Serving":
-        from potluck.serve.runtime.serving import Serving
-
-        with self._serving_lock:
-            if self._closed:
-                raise HomeError("this home is closed.", next_step="Make a new one.")
-            if self._serving is None:
-                self._serving = Serving(self._link, self._members)
-            return self._serving
-
     def play(self, script: "Script") -> None:
         """Let the happenings of a script happen in this lab, from now on.
 
@@ -877,10 +732,7 @@ class Home(Shown):
         self._closed = True
         if self._window is not None:
             self._window.close()
-        for gateway in self._gateways:
-            gateway.close()
-        if self._serving is not None:
-            self._serving.close()
+        self._end_services()
         self._members.close()
         self._link.close()
         for kept in (self._ring, self._lab):

@@ -1,4 +1,4 @@
-"""`potluck serve`: answers requests to models of files over HTTP; `potluck serve top` watches it."""
+"""`potluck serve`: answers requests to models of files over HTTP; `serve top` watches."""
 
 import argparse
 import signal
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from potluck.errors import UserError
 
 if TYPE_CHECKING:
-    from potluck.home import Home
+    pass
 
 HTTP = "127.0.0.1:8080"
 LOOK_S = 1.0

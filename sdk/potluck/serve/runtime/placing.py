@@ -158,7 +158,7 @@ def place_all(
     if not wanted:
         return {}
     kinds = kinds_of({name: rows for name, rows in there.items() if rows})
-    most_degree = 2
+    most_degree = 1  # rows that wait join one batch; two smaller ones beside each other take longer
     while most_degree < min(MOST_DEGREE, len(wanted)):
         most_degree *= 2
     records = [record(each, there[each.name], kinds, most_degree) for each in wanted]

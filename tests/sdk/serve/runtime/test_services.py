@@ -30,7 +30,7 @@ def test_rows_of_many_callers_are_joined_and_answered_apart(birds, net):
         assert torch.allclose(each.future.result(), of_net(net, x), atol=1e-6)
     assert max(each.n_together for each in asked) > 3
     assert birds.stats.n_answered == 120
-    assert set(birds.stats.by_device) == set(birds.devices)
+    assert set(birds.stats.by_device) <= set(birds.devices)
 
 
 def test_several_services_run_side_by_side(own_home, model, net):

@@ -1,0 +1,182 @@
+"""What a home has to serve by: `home.serve`, `home.services`, `home.gateway`."""
+
+import threading
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from potluck.errors import HomeError
+from potluck.handle import Handle, Task
+from potluck.sessions.link import Link
+from potluck.sessions.members import Members
+
+if TYPE_CHECKING:
+    from potluck.graph import Model
+    from potluck.run.run import Run
+    from potluck.serve.decide.records import Slo
+    from potluck.serve.gateway.server import Gateway
+    from potluck.serve.runtime.service import Service
+    from potluck.serve.runtime.serving import Serving
+
+_making = threading.Lock()  # of the services of a home, which come with the first of them
+
+
+class ServingHome:
+    """The part of a `Home` that serves. Nothing of it is there before it is asked for."""
+
+    _link: Link
+    _members: Members
+    _closed: bool
+    _runs: "weakref.WeakSet[Run]"
+    _work: "weakref.WeakSet[Handle[Any]]"
+    _serving: "Serving | None" = None
+    _gateways: "tuple[Gateway, ...]" = ()
+
+    def serve(
+        self,
+        model: "Model",
+        name: str = "",
+        *,
+        slo: "Slo",
+        priority: int = 0,
+        max_queue: int = 1024,
+        per_s: float = 0.0,
+    ) -> "Handle[Service]":
+        """Answer requests to a model from now on, within a limit, on all devices beside whatever
+        else they serve.
+
+        Batches of growing size are measured on each device, the allocator chooses how many rows
+        are computed together where, and what has no chance to be answered in time is refused at
+        once. Values of the model are those of now.
+
+        Parameters
+        ----------
+        model
+            For inference: of torch or ONNX.
+        name
+            Of the service; default: that of the model.
+        slo
+            `potluck.Latency(seconds)` for each request, or `potluck.Frequency(fps=30)` for streams
+            of frames.
+        priority
+            A service of a higher one goes first where devices are busy.
+        max_queue
+            Rows that may wait; more are refused at once.
+        per_s
+            Requests or frames per second that are expected; default: not known.
+
+        Returns
+        -------
+        Handle[Service]
+            Call it: `service(x)`.
+
+        Raises
+        ------
+        UserError
+            A name, limit or number is not what it should be.
+        OutOfMemory
+            No device has room for it.
+        Infeasible
+            No device can hold the limit; says the best possible.
+        """
+        from potluck.profile.measure import need_model
+        from potluck.serve.runtime.checks import check_serving
+        from potluck.serve.runtime.placing import Wanted
+        from potluck.serve.runtime.service import Service
+
+        need_model(model, "served")
+        name = name or model.name
+        check_serving(name, slo, priority, max_queue, per_s)
+        model.check_as_traced()
+        serving = self._services()
+        wanted = Wanted(name=name, slo=slo, priority=priority, max_queue=max_queue, per_s=per_s)
+
+        def work(task: Task) -> "Service":
+            serving.serve(model, wanted, task.update)
+            return Service(serving, name)
+
+        handle = Handle(work, f"serving {name}")
+        self._work.add(handle)
+        return handle
+
+    @property
+    def services(self) -> "Mapping[str, Service]":
+        """What this home serves, by name."""
+        from potluck.serve.runtime.service import Service
+
+        serving = self._serving
+        return {} if serving is None else {name: Service(serving, name) for name in serving.names}
+
+    def gateway(
+        self,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        token: str = "",
+        certificate: str | Path | None = None,
+        key: str | Path | None = None,
+        max_body_bytes: int = 64 * 2**20,
+    ) -> "Gateway":
+        """Let programs ask this home's services over HTTP: by the Open Inference Protocol v2, as
+        clients of Triton and KServe speak it.
+
+        Open until it, or the home, is closed. This process is the entrance.
+
+        Parameters
+        ----------
+        host, port
+            Where it listens; by default this computer alone, at a free port.
+        token
+            What clients have to show as `Authorization: Bearer TOKEN`; needed beyond this computer.
+        certificate, key
+            Files in PEM form, for HTTPS.
+        max_body_bytes
+            Of one request; longer ones are refused before they are read.
+
+        Raises
+        ------
+        UserError
+            It would be open to other computers without a token.
+        HomeError
+            Something else listens there.
+        FileError
+            The certificate cannot be used.
+        """
+        from potluck.serve.gateway.server import Gateway
+
+        if self._closed:
+            raise HomeError("this home is closed.", next_step="Make a new one.")
+        opened = Gateway(
+            lambda: self.services,
+            host=host,
+            port=port,
+            token=token,
+            certificate=certificate,
+            key=key,
+            max_body_bytes=max_body_bytes,
+        )
+        self._gateways = (*self._gateways, opened)
+        return opened
+
+    def _services(self) -> "Serving":
+        from potluck.serve.runtime.serving import Serving
+
+        with _making:
+            if self._closed:
+                raise HomeError("this home is closed.", next_step="Make a new one.")
+            if self._serving is None:
+                self._serving = Serving(self._link, self._members)
+            return self._serving
+
+    @property
+    def _is_at_work(self) -> bool:
+        """Whether something is under way."""
+        is_running = any(run.is_open for run in self._runs)
+        return is_running or bool(self.services) or not all(work.done for work in self._work)
+
+    def _end_services(self) -> None:
+        for gateway in self._gateways:
+            gateway.close()
+        if self._serving is not None:
+            self._serving.close()
