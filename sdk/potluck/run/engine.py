@@ -134,20 +134,15 @@ class Engine:
         self._sessions: dict[str, Session | None] = {}  # in which devices got the edition in force
         self.state = RunState(self)
         self.edition, self.group = self._begin(
-            plan,
-            optimizer,
-            sizes=sizes,
-            seed=seed,
-            schedule=schedule,
-            order_transfers=order_transfers,
+            plan, optimizer, sizes, seed=seed, schedule=schedule, order_transfers=order_transfers
         )
 
     def _begin(
         self,
         plan: Plan,
         optimizer: Update | None,
-        *,
         sizes: tuple[int, ...] = (),
+        *,
         seed: int,
         schedule: str | Policy | None,
         order_transfers: bool | None,
