@@ -4,13 +4,14 @@ clients that ask either of them. `python -m potluck.bench.http_sides plain|load 
 
 import asyncio
 import json
+import os
 import random
 import socket
 import sys
 import time
 from typing import Any
 
-READ = 2**16
+STDOUT = 1
 
 
 def network(width: int, n_layers: int) -> Any:
@@ -46,8 +47,7 @@ def plain(width: int, n_layers: int) -> None:
 
     sock = socket.socket()
     sock.bind(("127.0.0.1", 0))
-    sys.stdout.write(f"{sock.getsockname()[1]}\n")
-    sys.stdout.flush()
+    os.write(STDOUT, f"{sock.getsockname()[1]}\n".encode())
     app = Starlette(routes=[Route("/infer", infer, methods=["POST"])])
     config = uvicorn.Config(app, log_level="critical", access_log=False, lifespan="off")
     uvicorn.Server(config).run([sock])
@@ -134,7 +134,7 @@ async def load(side: str, port: int, width: int, n_clients: int, per_s: float, s
         "p99_s": taken[int(len(taken) * 0.99)],
         "n_bad": n_bad,
     }
-    sys.stdout.write(json.dumps(found) + "\n")
+    os.write(STDOUT, f"{json.dumps(found)}\n".encode())
 
 
 if __name__ == "__main__":
