@@ -169,6 +169,7 @@ def place_all(
         for name in kinds
     ]
     allocations = allocate_all(records, servers)
+    servers.append(Server(name=ENTRANCE, processors=()))
     demand = {
         (each.name, ENTRANCE): _demand(each, allocations, kinds, len(wanted)) for each in wanted
     }
