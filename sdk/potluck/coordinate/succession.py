@@ -6,8 +6,22 @@ to keep acting, a set that every majority meets (Howard, Malkhi and Spiegelman, 
 copies of the journal have all that was ever told to anybody (`in_sync`; Lin et al., "PacificA",
 2008, and there the configuration, kept by Paxos). Only they take over.
 
-Nothing that was told is lost, whatever clocks do: that rests on terms and records alone. Leases
-keep two from computing at once, as long as clocks run at about the same rate.
+Why it holds:
+
+1. To take over, a coordinator needs the promise of a newer term by a majority. Its acts then need a
+   set that meets every majority. Both kinds of sets meet, so the latest record that counts is
+   always read.
+2. A step is told to notebooks once every copy in sync has it on disk. A copy leaves the record
+   before telling goes on without it, and comes in once it has all that was told. So whoever is in
+   the latest record has all that was told.
+3. Devices drop runs of older terms, and refuse them. So one that stood still beyond its lease does
+   nothing when it wakes up. A copy never takes lines from an older term than its own.
+4. While a lease runs, no device promises a newer term to another. So two never compute at once, as
+   long as clocks run at about the same rate. Points 1 to 3 need no clock.
+
+The voters are those devices that were there when the first coordinator joined, and never change.
+`tests/sdk/coordinate/interleavings.py` searches the orders of events, with loss, repeats, delays
+and restarts.
 """
 
 from collections.abc import Mapping
