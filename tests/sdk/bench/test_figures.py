@@ -56,6 +56,13 @@ SMALL = {
         "turns": 0,
     },
     "simulator": {"micro_batches": 4, "repeats": 1},
+    "zero_bubble": {"rounds": 1, "steps": 1, "repeats": 1, "parts_rows": 2, "exact": 0},
+    "takeover": {"repeats": 1, "steps_before": 20},
+    "gateway": {"width": 64, "layers": 1, "clients": 2, "seconds": 1, "rounds": 1, "calls": 5},
+    "cockpit": {"devices": 2, "width": 32, "rounds": 1, "round_s": 1, "browser_s": 2, "hour_s": 60},
+    "serve": {"servers": 2, "duration_s": 2, "large_servers": 4, "large_duration_s": 1},
+    "serve_scale": {"requests": 1000},
+    "coverage": {"every": 100, "most": 1},
 }
 PROMISED = {
     "stream": {"ratio_to_curve_16mib", "ratio_to_plain_16mib"},
@@ -110,6 +117,13 @@ PROMISED = {
         "split_overhead_frac",
     },
     "simulator": {"actions_per_s", "actions_per_s_fair"},
+    "zero_bubble": {"ratio_step_time", "ratio_parts_to_whole", "loss_difference"},
+    "takeover": {"takeover_s_median", "takeover_s_max"},
+    "gateway": {"ratio_throughput", "p99_ratio"},
+    "cockpit": {"training_slowdown_frac", "first_sign_ms", "widget_kb"},
+    "serve": {"served_below_capacity_frac", "ours_over_epara_worst"},
+    "serve_scale": {"handling_ms_p99_10000"},
+    "coverage": {"exported_frac", "equal_frac", "trained_frac"},
 }
 
 
@@ -121,15 +135,20 @@ DIFFERENCES = (
     "request_stall",
     "table_loss",
     "gap_",
+    "training_slowdown_frac",
+    "growth_mb",
 )
 
 # Long. What they do has tests of its own: tests/sdk/run/test_comparison.py compares, sdk/planning
 # has rivals (test_small_homes.py) and homes of 24 and 64 devices (test_large.py); plans run on real
 # agents in tests/sdk/run/test_faults.py and in tests/sdk/lab; switches are judged in tests/sdk/run
-# (test_switching.py, test_every_way.py), what tomography finds in sdk/profile/test_tomography.py.
+# (test_switching.py, test_every_way.py), what tomography finds in sdk/profile/test_tomography.py;
+# schedules in sdk/schedule, takeovers in sdk/coordinate, services in sdk/serve, operators in
+# sdk/graph, the cockpit in sdk/display.
 IN_LONG = (
     *("split", "fidelity", "planning_time", "planners", "papers"),
-    *("pipeline", "switch", "tomography", "digits", "recovery"),
+    *("pipeline", "switch", "tomography", "digits", "recovery", "zero_bubble", "takeover"),
+    *("gateway", "cockpit", "serve", "serve_scale", "coverage"),
 )
 
 
