@@ -196,7 +196,7 @@ REFUSED = {
 @pytest.mark.parametrize(("call", "what"), REFUSED.values(), ids=REFUSED)
 def test_a_mask_that_cannot_be_divided_is_refused_by_name(call, what):
     x, y = torch.randn(5, 8), torch.randint(0, 4, (5,))
-    with pytest.raises(ModelError, match=what):
+    with pytest.raises(ModelError, match=what.replace(" is ", ".* is ")):
         potluck.Model.from_torch(
             Net(call, nn.Dropout()), x, loss=functional.cross_entropy, example_targets=y
         )
