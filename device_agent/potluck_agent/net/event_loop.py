@@ -55,7 +55,7 @@ from potluck_agent.net.owner_view import view
 from potluck_agent.net.pairing_listener import PairingListener
 from potluck_agent.net.peer_connections import PeerConnections
 from potluck_agent.net.poller import Poller
-from potluck_agent.net.server_sockets import REBIND_S, ServerSockets, check_library, self_test
+from potluck_agent.net.server_sockets import ServerSockets, check_library, self_test
 from potluck_agent.net.worker_supervisor import WorkerSupervisor
 from potluck_wire.errors import WireError
 from potluck_wire.frames import decode, encode
@@ -213,7 +213,7 @@ class EventLoop:
     def _tick(self, now_s: float) -> None:
         self._guarded(self._look_at_peers)
         if not self._is_heard:
-            self._guarded(self._listen_again, 0.0)
+            self._guarded(self._listen_by, self._sockets.listen_again)
         self._guarded(self._reception.tick, now_s)
         self._guarded(self._links.tick, now_s)
         self._guarded(self._cut_full)
@@ -308,17 +308,16 @@ class EventLoop:
             self._inflow.forget(router)
         self._is_heard = False
         self._routes.clear()
-        self._sockets.cut()
-        self._listen_again(REBIND_S)
+        self._listen_by(self._sockets.reopen)
 
-    def _listen_again(self, patience_s: float) -> None:
+    def _listen_by(self, step: Callable[[], None]) -> None:
         """Somebody may have taken a port of ours meanwhile: it is tried at each tick then."""
         try:
-            self._sockets.listen_again(patience_s)
+            step()
         except AgentError as error:
-            if patience_s:
-                self._journal.note(str(error))
+            self._journal.note_state("ports", str(error))
         else:
+            self._journal.note_state("ports", "")
             self._listen()
 
     def _listen(self) -> None:

@@ -184,37 +184,50 @@ class ServerSockets:
             monitor.close(0)
         router.close()
 
-    def cut(self) -> None:
-        """Cut every connection: the only way to cut one. `listen_again` lets those who are trusted
+    def reopen(self) -> None:
+        """Cut every connection and listen again: the only way to cut one. Those who are trusted
         come back.
-        """
-        self._close_routers()
-
-    def listen_again(self, patience_s: float = REBIND_S) -> None:
-        """Listen on the ports that are not listened on.
-
-        Parameters
-        ----------
-        patience_s
-            Closing is asynchronous: a port is free in a moment.
 
         Raises
         ------
         AgentError
-            Somebody else took a port meanwhile; those before it are listened on.
+            Somebody else took a port meanwhile; all connections are cut all the same.
         """
-        deadline_s = time.monotonic() + patience_s
-        for channel, offset in OFFSETS.items():
-            while channel not in self.routers:
-                try:
-                    self.routers[channel] = self._router(channel, self.port + offset)
-                except zmq.ZMQError as error:
-                    if time.monotonic() > deadline_s:
-                        raise AgentError(
-                            f"cannot listen on port {self.port + offset} again: {error}. It is "
-                            "tried on; end what has the port."
-                        ) from error
-                    time.sleep(0.005)
+        failed: AgentError | None = None
+        for channel in OFFSETS:
+            if channel in self.routers:
+                self._close_router(channel, self.routers.pop(channel))
+            try:
+                self._listen_on(channel, time.monotonic() + REBIND_S)
+            except AgentError as error:
+                failed = error
+        if failed is not None:
+            raise failed
+
+    def listen_again(self) -> None:
+        """Listen on the ports that somebody else took.
+
+        Raises
+        ------
+        AgentError
+            One is taken yet; those before it are listened on.
+        """
+        for channel in OFFSETS:
+            self._listen_on(channel, time.monotonic())
+
+    def _listen_on(self, channel: Channel, deadline_s: float) -> None:
+        """Closing is asynchronous: a port is free in a moment."""
+        port = self.port + OFFSETS[channel]
+        while channel not in self.routers:
+            try:
+                self.routers[channel] = self._router(channel, port)
+            except zmq.ZMQError as error:
+                if time.monotonic() > deadline_s:
+                    raise AgentError(
+                        f"cannot listen on port {port} again: {error}. It is tried on; end what "
+                        "has the port."
+                    ) from error
+                time.sleep(0.005)
 
     def answer_zap(self) -> None:
         """Answer one question of libzmq: may this key come in? Whatever goes wrong, the answer is

@@ -12,7 +12,7 @@ from typing import Any
 from potluck.documents import holds, read_json
 from potluck.errors import FileError, PotluckError
 from potluck.profile.profiles import Measurements, Profile
-from potluck.records import Device, Edge, Layer, LayerCost, Medium, Network, Path
+from potluck.records import Device, Edge, Layer, LayerCost, Medium, Network, Path, SharedWeight
 
 FORMAT = "potluck-profile-1"
 
@@ -129,7 +129,8 @@ def _measurements(row: Mapping[str, Any] | None) -> Measurements | None:
 
 def _layer(row: Mapping[str, Any]) -> Layer:
     edges = tuple(Edge(**{**edge, "to": tuple(edge["to"])}) for edge in row["edges"])
-    return Layer(**{**row, "edges": edges})
+    shared = tuple(SharedWeight(**weight) for weight in row.get("shared", ()))
+    return Layer(**{**row, "edges": edges, "shared": shared})
 
 
 def _cost(row: Mapping[str, Any]) -> LayerCost:

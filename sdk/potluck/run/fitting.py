@@ -77,6 +77,7 @@ class Fitting:
         self._total: int | None = None
         self._minders: list[Adapting | Pacing | Rejoin] = []  # what else looks at its steps
         self._first = self._told = self._epoch_begun = 0
+        self._first_epoch = self._stream.position.epoch
         self._source: UpdateSource | None = None
         # of the steps handed out and not told yet
         self._settings: deque[tuple[Optimizer, ...]] = deque()
@@ -128,7 +129,7 @@ class Fitting:
                 for minder in self._minders:
                     minder.stop()
         news = engine.history.since(before, self._first - engine.first_step)
-        if self._told == self._first and not news.notes and not self._stream.position.epoch:
+        if self._told == self._first and not news.notes and not self._first_epoch:
             raise UserError(
                 "there is nothing to train on: the data has no batch.",
                 next_step="With drop_last, a DataLoader leaves out a batch that is not full.",

@@ -134,18 +134,19 @@ def test_a_port_that_somebody_took_while_connections_were_cut_is_tried_on(
     ada, bob = Keys(), Keys()
     for name, key in (("ada", ada.public), ("bob", bob.public)):
         keys.add_peer(tmp_path, keys.Peer(name=name, key=key))
-    again, fails = ServerSockets.listen_again, iter(range(3))
+    again, fails = ServerSockets.reopen, iter(range(3))
 
-    def listen_again(sockets, patience_s):
+    def reopen(sockets):
         if next(fails, None) is not None:
             raise AgentError("cannot listen on port 1234 again.")
-        again(sockets, patience_s)
+        again(sockets)
 
     def talk():
         with RawPeer(loop.port, public, ada) as stays, RawPeer(loop.port, public, bob) as goes:
             assert isinstance(stays.ask(Ping(seq=1)), Pong)
             assert isinstance(goes.ask(Ping(seq=1)), Pong)
-            monkeypatch.setattr(ServerSockets, "listen_again", listen_again)
+            monkeypatch.setattr(ServerSockets, "reopen", reopen)
+            monkeypatch.setattr(ServerSockets, "listen_again", reopen)
             keys.forget_peer(tmp_path, "bob")
             while not (noted and stays.sockets[Channel.PULSE].poll(100)):
                 stays.say(Ping(seq=2))  # what is said to the old connection is lost

@@ -87,7 +87,6 @@ REFUSED = {
     "one batch": (OneBatch(), "batch"),
     "operator": (Drawing(), "aten.randn_like"),
     "input changed": (InPlaceOnInput(), "in place"),
-    "alias changed": (Alias(), "in place"),
     "causal or not": (Masked(), "its mask.*is_causal=True"),
     "number from data": (Items(), "aten.item|from the data"),
 }
