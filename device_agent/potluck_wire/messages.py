@@ -240,8 +240,8 @@ class Done(Message):
     """The program ran to its end. Buffer 0: JSON list of [instruction id, start_s, stop_s], this
     device's own clock.
 
-    `busy_s` is the time the compute lane worked, `peak_bytes` the worker's peak of tensor memory in
-    this execution.
+    `busy_s` is the time the compute queue worked, `peak_bytes` the worker's peak of tensor memory
+    in this execution.
     """
 
     run: str = ""

@@ -4,8 +4,8 @@ simulator, under virtual time.
 All intelligence is in the notebook: training pipelines, split inference, all-reduce and moving
 weights are all programs over this closed set of operations. An instruction runs when its inputs are
 there and everything in `after` is done; both name earlier instructions only. There is one compute
-lane and one network lane per device, so computing and sending overlap; among the ready instructions
-of a lane the smallest `priority` goes first. A value is freed after its last use.
+queue and one send queue per device, so computing and sending overlap; among the ready instructions
+of a queue the smallest `priority` goes first. A value is freed after its last use.
 """
 
 import math
@@ -20,7 +20,7 @@ from potluck_wire.frames import Buffer
 from potluck_wire.limits import MAX_DIMENSIONS, MAX_INT, is_identifier, is_value_name
 
 # op -> names of its attributes. `send` and `recv` are done by the agent, all others by its worker,
-# in the compute lane.
+# in the compute queue.
 OPERATIONS: dict[str, frozenset[str]] = {
     # Network. send: one input, to `peer`, where it is called `name`. recv: one output, the value of
     # that name from `peer`. A send may also say `to` = "EPOCH/PROGRAM": the value is for the same

@@ -205,7 +205,7 @@ class Execution:
         return self._release(list(self.layout.followers[index])), last
 
     def posted(self, index: int) -> None:
-        """Send `index` is with the network lane."""
+        """Send `index` is with the send queue."""
         self._exchanges_left[self.instruction(index).attrs["peer"]] -= 1
 
     def goes_on_after(self, value: str) -> bool:
@@ -260,7 +260,7 @@ class Execution:
         return self._sort(free)
 
     def _sort(self, indices: list[int]) -> Ready:
-        """Ready instructions by lane. A receive whose value is here is done on the spot, and frees
+        """Ready instructions by queue. A receive whose value is here is done on the spot, and frees
         others.
         """
         ready = Ready()
@@ -291,7 +291,7 @@ class Execution:
 def transfer_of(
     execution: Execution, index: int, located: Located, key: str, now_s: float
 ) -> Transfer:
-    """Send `index`, of a value that lies there, as the network lane takes it.
+    """Send `index`, of a value that lies there, as the send queue takes it.
 
     `key`: whom it goes to.
     """

@@ -73,7 +73,7 @@ class ExecutionEngine:
         self._incoming = incoming
         self._outgoing = outgoing
         self._members = members
-        self._lane = ComputeQueue()
+        self._compute_queue = ComputeQueue()
         self.plans = EpochTable(settings, out, worker, self._end_epoch)
         self._executions: dict[Name, Execution] = {}
         self.early = EarlyValues(settings.memory_bytes + settings.inbound_bytes)
@@ -81,7 +81,7 @@ class ExecutionEngine:
         self._queue = WorkQueue()
         self._starting = (
             Backlog()
-        )  # what is ready: nothing leaves before all of that is in its lane
+        )  # what is ready: nothing leaves before all of that is in its queue
         self._closing = Backlog()  # what is over: nobody waits for it
         self._n_executions = 0
 
@@ -156,7 +156,7 @@ class ExecutionEngine:
         for index in ready.tasks:
             if execution.over:
                 return
-            self._lane.offer(execution, index)
+            self._compute_queue.offer(execution, index)
             yield
         for index in ready.sends:
             if execution.over:
@@ -194,7 +194,7 @@ class ExecutionEngine:
 
     def feed(self, now_s: float) -> None:
         """Keep the worker supplied."""
-        while not self._starting and (pick := self._lane.next()) is not None:
+        while not self._starting and (pick := self._compute_queue.next()) is not None:
             self._compute(*pick, now_s)
 
     def _compute(self, tag: int, task: QueuedTask, now_s: float) -> None:
@@ -206,7 +206,7 @@ class ExecutionEngine:
 
     def computed(self, message: Computed, buffers: Sequence[Buffer], now_s: float) -> None:
         """A task is done. WireError where the worker tells of values that it cannot have made."""
-        task = self._lane.finish(message.tag, message.stop_s - message.start_s)
+        task = self._compute_queue.finish(message.tag, message.stop_s - message.start_s)
         if task is None:
             return
         execution = task.execution
@@ -223,7 +223,7 @@ class ExecutionEngine:
 
     def task_failed(self, message: ComputeFailed, now_s: float) -> bool:
         """A task failed, and its execution with it; False where this tag is none of ours."""
-        task = self._lane.finish(message.tag)
+        task = self._compute_queue.finish(message.tag)
         if task is None:
             return False
         if not task.execution.over:
@@ -231,7 +231,7 @@ class ExecutionEngine:
         return True
 
     def _post(self, execution: Execution, index: int, now_s: float) -> None:
-        """Hand a value to the network lane; what may go on because of that does so at once."""
+        """Hand a value to the send queue; what may go on because of that does so at once."""
         instruction = execution.instruction(index)
         peer = instruction.attrs["peer"]
         member = self._members(execution.owner).get(peer)
@@ -327,7 +327,7 @@ class ExecutionEngine:
         name = execution.name
         execution.over = True
         del self._executions[name]
-        self._lane.drop(execution)
+        self._compute_queue.drop(execution)
         self._answer(name, execution.owner, answer, buffers, now_s)
         self._outgoing.cancel((name,))
         spans = [located.span for located in execution.places.values()]
@@ -491,7 +491,7 @@ class ExecutionEngine:
         are forgotten.
         """
         self._out.add(*self._incoming.clear().actions)
-        self._lane.clear()
+        self._compute_queue.clear()
         self.fail_all(cause, text, now_s)
         self._outgoing.cancel((LOOSE,))
         self.early.clear()

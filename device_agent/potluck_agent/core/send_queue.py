@@ -1,9 +1,9 @@
-"""Values on their way out: the device's one network lane. Which chunk leaves next, and when.
+"""Values on their way out: the device's one send queue. Which chunk leaves next, and when.
 
 Among all values that wait, the one with the smallest priority goes first, as far as its receiver's
 credit window lets it; so a bulky gradient delays an urgent activation by no more than that window,
 of a few chunks as large as the link carries in a moment, and no more than so many values. A value
-with a release time is not among them before that; one with a pace keeps the lane for as long as its
+with a release time is not among them before that; one with a pace holds the link for as long as its
 chunks take at that pace, or until all that was sent has been credited, and never for long. What
 waits is kept by group, so that the sends of an execution that ends go at once. Pure: the time comes
 in.
@@ -32,7 +32,7 @@ CHUNK_S = 0.25  # an emulated slow link sends smaller chunks, so that each takes
 CATCH_UP_S = 0.05
 # a link that carries more than the usual chunk in so long gets larger ones: 2 MiB at 100 MiB/s
 FAST_CHUNK_S = 0.02
-# So long may one chunk keep the lane, whatever its pace. The smallest chunk takes that on a link of
+# So long may one chunk hold the link, whatever its pace. The smallest chunk takes that on a link of
 # 26 kbit/s; a pace without such an end would stop every other value, those of other notebooks, too.
 MAX_PACED_S = 5.0
 # at once, out of what waits: each costs some 30 us here and in its socket, and others want to be

@@ -40,7 +40,7 @@ def run(settings: Mapping[str, float]) -> Result:
     problem, plan = _round(n_stages, n_micro_batches)
     direct = Direct(problem)
     graph = direct.graph(plan)
-    n, repeats = len(graph.lane), int(settings["repeats"])
+    n, repeats = len(graph.resource), int(settings["repeats"])
     figures = {
         "actions_per_s": n / _median_s(lambda: run_scheduled(graph), repeats),
         "actions_per_s_fair": n / _median_s(lambda: run_fair(graph), repeats),

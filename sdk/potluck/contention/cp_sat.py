@@ -36,7 +36,7 @@ class Exact:
 def solve(
     graph: TaskGraph, hint: Times, *, limit_s: float = 1.0, n_workers: int = 2, seed: int = 0
 ) -> Exact:
-    """Start times for all tasks of which no two share a lane or a medium.
+    """Start times for all tasks of which no two share a resource or a medium.
 
     `hint`: a schedule that is known.
 
@@ -113,17 +113,17 @@ def solve(
 
 
 def _groups(graph: TaskGraph) -> list[list[int]]:
-    """Tasks of which no two may overlap: by lane and by medium, without those that follow from
+    """Tasks of which no two may overlap: by resource and by medium, without those that follow from
     others.
     """
-    lanes: dict[int, list[int]] = {}
+    resources: dict[int, list[int]] = {}
     media: dict[int, list[int]] = {}
-    for task, lane in enumerate(graph.lane):
-        lanes.setdefault(lane, []).append(task)
+    for task, resource in enumerate(graph.resource):
+        resources.setdefault(resource, []).append(task)
         for medium in _media(graph, task):
             media.setdefault(medium, []).append(task)
     needed = []
-    for tasks in lanes.values():
+    for tasks in resources.values():
         chained = all(after in graph.followers[before] for before, after in pairwise(tasks))
         shared = set.intersection(*(_media(graph, task) for task in tasks))
         if not chained and not shared:
@@ -143,7 +143,10 @@ def _soonest(
     starts, ready = [0] * len(lengths), [0] * len(lengths)
     free: dict[tuple[str, int], int] = {}
     for task in turns:
-        kept = [("lane", graph.lane[task]), *(("medium", medium) for medium in _media(graph, task))]
+        kept = [
+            ("resource", graph.resource[task]),
+            *(("medium", medium) for medium in _media(graph, task)),
+        ]
         starts[task] = (
             max(ready[task], *(free.get(key, 0) for key in kept)) if lengths[task] else ready[task]
         )

@@ -19,11 +19,11 @@ def run(graph: TaskGraph, urgency: Sequence[float] | None = None) -> Times:
     """Carry out all tasks; of the transfers whose media are free, those of the greatest `urgency`
     go first.
 
-    Without `urgency`, those of the smallest priority. Computing lanes go by priority; media are
+    Without `urgency`, those of the smallest priority. Computing resources go by priority; media are
     never shared, so that a transfer runs at the full rate of its path. Nor are the processors of
     hosts.
     """
-    alone = replace(graph, lane_host={}, route_host=[-1] * len(graph.routes))
+    alone = replace(graph, resource_host={}, route_host=[-1] * len(graph.routes))
     return engine.run(alone, _MostUrgentFirst(graph, urgency))
 
 
@@ -34,7 +34,7 @@ class _MostUrgentFirst:
         self.changed = False
         self._place = graph.priority if urgency is None else _places(urgency)
         self._waiting: list[tuple[int, int]] = []  # a heap of (place, task)
-        self._lane, self._route = graph.lane, graph.route
+        self._resource, self._route = graph.resource, graph.route
         self._work = graph.work
         self._media = [[medium for medium, _ in route] for route in graph.routes]
         self._per_byte = [_per_byte(graph, route) for route in range(len(graph.routes))]
@@ -49,16 +49,16 @@ class _MostUrgentFirst:
             self.changed = True
 
     def start(self, state: SimulationState, doing: list[int], now_s: float) -> None:
-        """Of the transfers whose lane and media are free, the most urgent ones."""
+        """Of the transfers whose resource and media are free, the most urgent ones."""
         waiting, is_open = self._waiting, self._is_open
         passed = []
-        routes, lanes = self._route, self._lane
+        routes, resources = self._route, self._resource
         media, n_open = self._media, self._n_open
         self.changed = False
         while waiting and n_open:
             place, task = heappop(waiting)
-            route, lane = routes[task], lanes[task]
-            if doing[lane] >= 0:
+            route, resource = routes[task], resources[task]
+            if doing[resource] >= 0:
                 passed.append((place, task))
                 self.changed = True  # it may be free at any time
                 continue
@@ -67,7 +67,7 @@ class _MostUrgentFirst:
                     passed.append((place, task))
                     break
             else:
-                doing[lane], state.start_s[task] = task, now_s
+                doing[resource], state.start_s[task] = task, now_s
                 for medium in media[route]:
                     is_open[medium] = False
                     n_open -= 1
@@ -103,7 +103,7 @@ def tails(graph: TaskGraph) -> list[float]:
     """Per task, seconds from its start to the end of all that waits for it, if nothing else were in
     the way.
     """
-    found = [0.0] * len(graph.lane)
+    found = [0.0] * len(graph.resource)
     for task in reversed(topological(graph)):
         behind = max((found[follower] for follower in graph.followers[task]), default=0.0)
         found[task] = behind + alone_s(graph, task)
@@ -123,7 +123,7 @@ def topological(graph: TaskGraph) -> list[int]:
 
 
 def alone_s(graph: TaskGraph, task: int) -> float:
-    """Seconds that the task takes with its lane and media for itself."""
+    """Seconds that the task takes with its resource and media for itself."""
     route = graph.route[task]
     if route == COMPUTE:
         return graph.work[task]
@@ -140,10 +140,10 @@ def chunked(graph: TaskGraph, chunk_bytes: float) -> tuple[TaskGraph, list[tuple
     for task, nbytes in enumerate(graph.work):
         route = graph.route[task]
         n = 1 if route == COMPUTE else max(1, int(-(-nbytes // chunk_bytes)))
-        first = len(cut.lane)
+        first = len(cut.resource)
         for i in range(n):
             cut.add(
-                graph.lane[task],
+                graph.resource[task],
                 nbytes / n,
                 after=[first + i - 1] if i else (),
                 priority=graph.priority[task],
@@ -157,25 +157,27 @@ def chunked(graph: TaskGraph, chunk_bytes: float) -> tuple[TaskGraph, list[tuple
 
 
 def insert(graph: TaskGraph, urgency: Sequence[float]) -> Times:
-    """Place one task after the other, the most urgent first, each as early as its lane and media
-    have room for it.
+    """Place one task after the other, the most urgent first, each as early as its resource and
+    media have room for it.
 
     `urgency` must fall along every wait, as `tails` does. Unlike `run` this may keep a medium free
     for a transfer that is not ready yet, which is what the best schedules do.
     """
-    n_tasks = len(graph.lane)
+    n_tasks = len(graph.resource)
     start_s = [0.0] * n_tasks
     free_s = [0.0] * n_tasks
     stop_s = [0.0] * n_tasks
     ready_s = [0.0] * n_tasks
     n_media = len(graph.capacity)
-    taken: dict[int, list[tuple[float, float]]] = {}  # medium, or n_media + lane -> spans in order
+    taken: dict[
+        int, list[tuple[float, float]]
+    ] = {}  # medium, or n_media + resource -> spans in order
     for task in _by_urgency(graph, urgency):
         route = graph.route[task]
         latency_s = 0.0 if route == COMPUTE else graph.latency_s[route]
         length_s = alone_s(graph, task) - latency_s
         media = [] if route == COMPUTE else [medium for medium, _ in graph.routes[route]]
-        rows = [taken.setdefault(key, []) for key in (n_media + graph.lane[task], *media)]
+        rows = [taken.setdefault(key, []) for key in (n_media + graph.resource[task], *media)]
         at_s = _room(rows, ready_s[task], length_s) if length_s > 0 else ready_s[task]
         start_s[task] = at_s
         free_s[task] = at_s + length_s

@@ -164,13 +164,13 @@ class OffloadDeployment:
 
     def _load(self, device: str) -> None:
         """The whole model with its weights onto a device that has nothing of this run."""
-        edition = self._whole[device]
+        compiled_plan = self._whole[device]
         self.group.prepare(
-            0, edition.requests(memory={device: self._needs_bytes(device, self.table)})
+            0, compiled_plan.requests(memory={device: self._needs_bytes(device, self.table)})
         )
         self.group.commit(0, [device])
-        if PUSH in edition.compiled:
-            push = edition.compiled[PUSH]
+        if PUSH in compiled_plan.compiled:
+            push = compiled_plan.compiled[PUSH]
             self.group.execute(0, push, self.next_step(), states=self.case.model.state()).result()
 
     def _left(self, error: PotluckError) -> tuple[str, ...]:

@@ -148,11 +148,13 @@ class SplitCase:
             planner="whole", model="", stages=(stage,), micro_batch=self.batch, training=False
         )
         backends = {device: self.problem.device(device).backends}
-        edition = compile_for_run(
+        compiled_plan = compile_for_run(
             self.model, plan, run=run, epoch=0, optimizer=None, backends=backends
         )
-        paced = {name: self.as_emulated(compiled) for name, compiled in edition.compiled.items()}
-        return replace(edition, compiled=paced)
+        paced = {
+            name: self.as_emulated(compiled) for name, compiled in compiled_plan.compiled.items()
+        }
+        return replace(compiled_plan, compiled=paced)
 
     @property
     def wishes(self) -> SearchSpec:

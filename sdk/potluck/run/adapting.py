@@ -71,7 +71,7 @@ class Adapting:
     ) -> None:
         self._engine, self._last_step = engine, last_step
         self._traced, self._go_over = traced, go_over
-        self._trains = engine.edition.plan.training
+        self._trains = engine.compiled_plan.plan.training
         self._adapter = Adapter(self._n_done, "step" if self._trains else "request")
         self._task = Task()
         self._due = self._n_done + WINDOW
@@ -94,13 +94,13 @@ class Adapting:
         engine = self._engine
         busy = self._work is not None and self._work.is_alive()
         n_done = self._n_done
-        if busy or n_done < self._due or engine.crossing is not None or engine.failed:
+        if busy or n_done < self._due or engine.migration is not None or engine.failed:
             return
-        plan = engine.edition.plan
+        plan = engine.compiled_plan.plan
         if not set(plan.devices) <= set(engine.members.staying):
             return  # it is moved off them
         name = train_name(plan.batch, plan) if self._trains else INFER
-        own = engine.edition.compiled[name]
+        own = engine.compiled_plan.compiled[name]
         steps = [(execution, made) for execution, made in engine.kept if made is own][-WINDOW:]
         if len(steps) < WINDOW:
             return
@@ -163,7 +163,7 @@ class Adapting:
 
     def _decide(self, plan: Plan, steps: Steps, step: int) -> tuple[Look, Decision | None] | None:
         engine, adapter = self._engine, self._adapter
-        profiled = engine.editions.problem(engine.edition)
+        profiled = engine.compiler.problem(engine.compiled_plan)
         if profiled is None:
             return None
         compiled, problem = steps[-1][1], under(profiled, adapter.known)
@@ -192,7 +192,7 @@ class Adapting:
         )
 
     def _ordering(self, look: Look, compiled: Compiled, problem: Problem) -> Decision:
-        if self._engine.edition.order_transfers is False:
+        if self._engine.compiled_plan.order_transfers is False:
             return self._adapter.order(look, 1.0, 1.0)
         new = with_ordered_transfers(one_at_a_time(compiled, problem), problem)
         before_s, after_s = (
@@ -223,7 +223,7 @@ class Adapting:
             tell(engine, decision)
             return
         self._task.check()
-        engine.editions.conditions = self._adapter.known
+        engine.compiler.conditions = self._adapter.known
         begun = len(engine.history.step_s)
         try:
             if decision.plan is not None:
@@ -242,8 +242,8 @@ class Adapting:
     def _order_anew(self, plan: Plan) -> None:
         engine = self._engine
         with engine.boundary():
-            if engine.edition.plan == plan and engine.crossing is None:
-                engine.renew(plan, engine.edition.optimizer, engine.sizes)
+            if engine.compiled_plan.plan == plan and engine.migration is None:
+                engine.renew(plan, engine.compiled_plan.optimizer, engine.sizes)
 
     def _learn_cost(self) -> None:
         """What the last switch has cost, against usual steps of the plan before."""

@@ -2,8 +2,8 @@
 2021, section 4.1): at a boundary every device copies its state within its own memory, which is
 quick; while training goes on, the copies of the leads come home behind everything else on the air.
 
-The copies stay where they are until the next snapshot or edition: after a loss those that are left
-go on from them (`surviving_copies`).
+The copies stay where they are until the next snapshot or compiled plan: after a loss those that are
+left go on from them (`surviving_copies`).
 """
 
 import time
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from potluck.run.engine import Engine
     from potluck.sessions.events import Execution
 
-LANE = "snapshot"
+STREAM = "snapshot"
 
 
 def keep_protected(engine: "Engine") -> None:
@@ -47,8 +47,8 @@ def keep_protected(engine: "Engine") -> None:
         return
     if not protection.is_due:
         return
-    is_crossing = engine.one_crossing.locked() or engine.crossing is not None
-    may_copy = not (protection.is_exact or is_crossing or engine.step == 0)
+    is_migrating = engine.one_migration.locked() or engine.migration is not None
+    may_copy = not (protection.is_exact or is_migrating or engine.step == 0)
     if not (may_copy and _has_begun(engine)):
         engine.protect()
 
@@ -64,8 +64,8 @@ def _has_begun(engine: "Engine") -> bool:
             engine.has_room_for_copies = False
             engine.note(
                 f"{error.device} has no room for a second copy of its state, "
-                f"{units.size(engine.edition.copied_bytes(error.device))}: training waits for its "
-                "snapshots. A higher --memory there, or fewer of its layers, would do."
+                f"{units.size(engine.compiled_plan.copied_bytes(error.device))}: training waits "
+                "for its snapshots. A higher --memory there, or fewer of its layers, would do."
             )
     if engine.background is None:
         return False
@@ -83,20 +83,24 @@ class BackgroundSnapshot:
     """
 
     def __init__(self, engine: "Engine") -> None:
-        self._engine, self._edition = engine, engine.edition
+        self._engine, self._compiled_plan = engine, engine.compiled_plan
         self.epoch, self.step = engine.take_epoch(), 0
         self.is_home = False  # whether the copies are those of the latest snapshot
-        edition = self._edition
-        self._states = edition.states(optimizer=True)
-        self._copy = compile_move(MOVE, self._holders(edition.epoch), self._targets())
-        self._bring = compile_pull(edition.plan, edition.segments, self._states, in_background=True)
+        compiled_plan = self._compiled_plan
+        self._states = compiled_plan.states(optimizer=True)
+        self._copy = compile_move(MOVE, self._holders(compiled_plan.epoch), self._targets())
+        self._bring = compile_pull(
+            compiled_plan.plan, compiled_plan.segments, self._states, in_background=True
+        )
         self._arriving: Future[Execution] | None = None
         self._begun_s = 0.0
 
     def _targets(self) -> list[Target]:
         """Every device of a stage copies what it has of it: what replicas count, its lead has."""
         found = []
-        for stage, segment in zip(self._edition.plan.stages, self._edition.segments, strict=True):
+        for stage, segment in zip(
+            self._compiled_plan.plan.stages, self._compiled_plan.segments, strict=True
+        ):
             states = self._states[segment.name]
             others = tuple(device for device in stage.devices if device != stage.lead)
             alike = [state for state in states if not state.counts]
@@ -105,7 +109,7 @@ class BackgroundSnapshot:
         return found
 
     def _holders(self, epoch: int) -> dict[str, dict[str, str]]:
-        return holding(self._edition.plan, self._edition.segments, self._states, epoch)
+        return holding(self._compiled_plan.plan, self._compiled_plan.segments, self._states, epoch)
 
     def holders(self) -> dict[str, dict[str, str]]:
         """Where every state is in the copies; see `holding`."""
@@ -113,10 +117,10 @@ class BackgroundSnapshot:
 
     def nbytes(self, device: str) -> int:
         """What the copies on a device take of its memory."""
-        return self._edition.copied_bytes(device)
+        return self._compiled_plan.copied_bytes(device)
 
     def prepare(self) -> None:
-        """Load an epoch for the copies beside the edition that is at work.
+        """Load an epoch for the copies beside the compiled plan that is at work.
 
         Raises
         ------
@@ -126,22 +130,22 @@ class BackgroundSnapshot:
         self._engine.group.prepare(self.epoch, self._requests())
 
     def _requests(self) -> Requests:
-        edition = self._edition
-        pairs = [*zip(edition.plan.stages, edition.pieces, strict=True)]
+        compiled_plan = self._compiled_plan
+        pairs = [*zip(compiled_plan.plan.stages, compiled_plan.pieces, strict=True)]
         return {
             device: request(
                 device,
                 Prepare(
-                    run=edition.run,
+                    run=compiled_plan.run,
                     epoch=self.epoch,
-                    memory_bytes=edition.memory_bytes(device) + self.nbytes(device),
-                    seed=edition.seed,
+                    memory_bytes=compiled_plan.memory_bytes(device) + self.nbytes(device),
+                    seed=compiled_plan.seed,
                 ),
                 [piece for stage, piece in pairs if device in stage.devices],
                 [self._copy, self._bring],
-                edition.kinds[device],
+                compiled_plan.kinds[device],
             )
-            for device in edition.plan.devices
+            for device in compiled_plan.plan.devices
         }
 
     def begin(self) -> None:
@@ -151,9 +155,11 @@ class BackgroundSnapshot:
         engine.finish()
         self.is_home = False
         copied = engine.result(engine.group.execute(self.epoch, self._copy, engine.step))
-        engine.protection.begun(copied.stop_s - copied.start_s, len(self._edition.plan.devices))
+        engine.protection.begun(
+            copied.stop_s - copied.start_s, len(self._compiled_plan.plan.devices)
+        )
         self.step, self._begun_s = engine.step, time.monotonic()
-        self._arriving = engine.group.execute(self.epoch, self._bring, self.step, lane=LANE)
+        self._arriving = engine.group.execute(self.epoch, self._bring, self.step, stream=STREAM)
 
     @property
     def is_arriving(self) -> bool:
@@ -167,17 +173,17 @@ class BackgroundSnapshot:
 
     def take_in(self) -> None:
         """Wait for it, and go back to it from now on."""
-        engine, edition = self._engine, self._edition
+        engine, compiled_plan = self._engine, self._compiled_plan
         assert self._arriving is not None
         assert engine.protection is not None
-        assert edition.optimizer is not None
+        assert compiled_plan.optimizer is not None
         execution = engine.result(self._arriving)
         self._arriving = None
         states = self._states_of(execution)
-        moments = state_types(engine.model, edition.optimizer)
+        moments = state_types(engine.model, compiled_plan.optimizer)
         snapshot = Snapshot(
             step=self.step,
-            optimizer=edition.optimizer,
+            optimizer=compiled_plan.optimizer,
             weights=engine.state.with_weights(
                 {n: t for n, t in states.items() if n not in moments}
             ),
@@ -189,11 +195,11 @@ class BackgroundSnapshot:
     def _states_of(self, execution: "Execution") -> "dict[str, torch.Tensor]":
         engine = self._engine
         weights = state_types(engine.model, None)
-        moments = state_types(engine.model, self._edition.optimizer)
+        moments = state_types(engine.model, self._compiled_plan.optimizer)
         return states_of(execution, self._bring, {**weights, **moments})
 
     def forget(self) -> None:
         """The copies go; what has not come home is given up."""
         if self._arriving is not None:
             self._arriving.cancel()
-        self._engine.group.drop(self.epoch, self._edition.plan.devices)
+        self._engine.group.drop(self.epoch, self._compiled_plan.plan.devices)

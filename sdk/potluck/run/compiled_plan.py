@@ -1,5 +1,5 @@
-"""One edition of a run: a plan with its pieces of the model and the programs for every batch size
-that is needed. Pure.
+"""One compiled plan of a run: a plan with its pieces of the model and the programs for every batch
+size that is needed. Pure.
 
 A run begins with one; another plan, optimizer or batch size makes the next one, under the next
 epoch.
@@ -24,7 +24,7 @@ from potluck.schedule import (
     compile_pull,
     compile_push,
     compile_training,
-    shadows,
+    standbys,
 )
 from potluck.schedule.micro_batches import check_company, check_whole, divide, exceeds
 from potluck.schedule.policies import Policy, Times, policy
@@ -170,7 +170,7 @@ class CompiledPlan:
     order_transfers: bool | None = None  # whether transfers take turns; None: where that is sooner
     peak_bytes: Mapping[str, int] = field(default_factory=dict)
     # who stays in step with which stage, to take it over; their epoch is the next
-    shadows: tuple[Standby, ...] = ()
+    standbys: tuple[Standby, ...] = ()
 
     @property
     def segments(self) -> tuple[Segment, ...]:
@@ -405,7 +405,7 @@ def infer_name(rows: int, plan: Plan) -> str:
 
 
 def follow_name(rows: int, plan: Plan) -> str:
-    """The name of the program with which shadows follow that one."""
+    """The name of the program with which standbys follow that one."""
     return FOLLOW if rows == plan.batch else f"{FOLLOW}-{rows}"
 
 
@@ -491,7 +491,7 @@ def compile_for_run(
         seed=seed,
         schedule=schedule,
         order_transfers=order_transfers,
-        shadows=shadows(plan, segments, towards) if towards is not None else (),
+        standbys=standbys(plan, segments, towards) if towards is not None else (),
     )
     order = policy(schedule or plan.schedule, training=plan.training, times=times)
     batches = tuple(dict.fromkeys((plan.batch, *sizes)))
@@ -554,8 +554,8 @@ def _steps(
             told,
             schedule=schedule,
             division=division,
-            shadows=bare.shadows,
-            to=f"{bare.epoch + 1}/{follow_name(rows, bare.plan)}" if bare.shadows else "",
+            standbys=bare.standbys,
+            to=f"{bare.epoch + 1}/{follow_name(rows, bare.plan)}" if bare.standbys else "",
             fed_whole=fed_whole,
         )
     return found
@@ -574,14 +574,14 @@ def _moves(bare: CompiledPlan) -> dict[str, Compiled]:
     }
 
 
-def beyond_plan(edition: CompiledPlan, problem: Problem) -> dict[str, int]:
+def beyond_plan(compiled_plan: CompiledPlan, problem: Problem) -> dict[str, int]:
     """Bytes that devices need for steps that may take more than the plan predicts: on more rows,
     or other shares.
     """
     found: dict[str, int] = {}
-    for rows in edition.sizes:
-        if exceeds(edition.plan, divide(edition.plan, edition.segments, rows)):
-            step = edition.compiled[train_name(rows, edition.plan)]
+    for rows in compiled_plan.sizes:
+        if exceeds(compiled_plan.plan, divide(compiled_plan.plan, compiled_plan.segments, rows)):
+            step = compiled_plan.compiled[train_name(rows, compiled_plan.plan)]
             for device, nbytes in simulate(step, problem).peak_bytes.items():
                 found[device] = max(nbytes, found.get(device, 0))
     return found

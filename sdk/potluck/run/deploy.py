@@ -136,7 +136,7 @@ def deploy(
         engine.state.push(weights)
         if saved is not None:
             if saved.moments and chosen is not None:
-                moments = completed(saved.moments, weights, engine.edition)
+                moments = completed(saved.moments, weights, engine.compiled_plan)
                 engine.state.push(moments, moments=True)
             engine.step = engine.first_step = saved.step
             engine.resumed_schedule = saved.schedule
@@ -156,19 +156,19 @@ def deploy(
 def completed(
     moments: "Mapping[str, torch.Tensor]",
     weights: "Mapping[str, torch.Tensor]",
-    edition: CompiledPlan,
+    compiled_plan: CompiledPlan,
 ) -> "Mapping[str, torch.Tensor]":
-    """What a saved run kept of its optimizer, as far as the edition wants it; a moving average that
-    the run had not begins at its weights.
+    """What a saved run kept of its optimizer, as far as the compiled plan wants it; a moving
+    average that the run had not begins at its weights.
 
     Parameters
     ----------
     moments, weights
         Of the saved run, by name.
-    edition
+    compiled_plan
         Of the run that goes on with them.
     """
-    states = edition.states(optimizer=True, weights=False).values()
+    states = compiled_plan.states(optimizer=True, weights=False).values()
     names = [state.name for rows in states for state in rows]
     begun = {name: weights[name.partition(":")[2]] for name in names if is_average(name)}
     return {name: moments[name] if name in moments else begun[name] for name in names}
@@ -188,12 +188,14 @@ def _protection(
     own = {name: kept(tensor) for name, tensor in weights.items()}  # the module's may change
     first = Snapshot(step=engine.step, optimizer=optimizer, weights=own, moments=moments)
     every = None if protect is None or protect is True else protect
-    edition, home_s = engine.edition, engine.state.moved_s * (1 + n_moments)
+    compiled_plan, home_s = engine.compiled_plan, engine.state.moved_s * (1 + n_moments)
     return Protection(
         first,
         cost_s=first.nbytes * (1 + n_moments) / COPY_BYTES_PER_S if every is None else home_s,
-        n_devices=len(edition.plan.devices),
+        n_devices=len(compiled_plan.plan.devices),
         every=every,
         arriving_s=home_s if every is None else 0.0,
-        copies={d: edition.copied_bytes(d) for d in edition.plan.devices if every is None},
+        copies={
+            d: compiled_plan.copied_bytes(d) for d in compiled_plan.plan.devices if every is None
+        },
     )

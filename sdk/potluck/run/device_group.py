@@ -1,5 +1,5 @@
-"""The devices of one run: prepare, commit and drop editions on all, execute programs, move tensors
-in and out.
+"""The devices of one run: prepare, commit and drop compiled plans on all, execute programs, move
+tensors in and out.
 """
 
 import math
@@ -150,13 +150,13 @@ class DeviceGroup:
         batch: "Mapping[str, torch.Tensor] | None" = None,
         states: "Mapping[str, torch.Tensor] | None" = None,
         output_bytes: Mapping[str, int] | None = None,
-        lane: str = "",
+        stream: str = "",
         request: bool = False,
     ) -> "Future[Execution]":
         """Execute the programs of `compiled` once, with the rows of `batch` and the `states` that
         they ask for. Done at once where they have nothing to do.
 
-        `output_bytes`: of outputs of this batch that may be larger than the plan predicts. `lane`
+        `output_bytes`: of outputs of this batch that may be larger than the plan predicts. `stream`
         and `request`: see `StartExecution`.
 
         Parameters
@@ -173,7 +173,7 @@ class DeviceGroup:
             Weights that home sends, by name.
         output_bytes
             Of outputs that may be larger than the plan predicts.
-        lane
+        stream
             As in `StartExecution`.
         request
             It is a request, which may fail alone.
@@ -204,7 +204,7 @@ class DeviceGroup:
                 instructions={
                     device: len(program.instructions) for device, program in active.items()
                 },
-                lane=lane,
+                stream=stream,
                 together=compiled.together,
                 request=request,
             )

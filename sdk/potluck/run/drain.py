@@ -51,7 +51,7 @@ class Drain:
     def leaves(self, device: str) -> None:
         """A device wants to leave; what is to be done is done in the background."""
         engine = self._engine
-        if engine.failed is not None or device not in engine.edition.plan.devices:
+        if engine.failed is not None or device not in engine.compiled_plan.plan.devices:
             return
         with self._lock:
             self._is_asked = True
@@ -83,7 +83,9 @@ class Drain:
 def leaving(engine: "Engine") -> tuple[str, ...]:
     """Devices of the plan that want to leave."""
     members = engine.members
-    return tuple(d for d in engine.edition.plan.devices if d in members and members[d].leaving)
+    return tuple(
+        d for d in engine.compiled_plan.plan.devices if d in members and members[d].leaving
+    )
 
 
 def drain(engine: "Engine") -> None:
@@ -106,7 +108,7 @@ def drain(engine: "Engine") -> None:
             return
         engine.check()
         begun_s, why = time.monotonic(), _why(engine, devices)
-        plan = engine.edition.plan
+        plan = engine.compiled_plan.plan
         holders = [stage.devices for stage in plan.stages for _ in range(stage.start, stage.stop)]
         plans = plans_with(engine, engine.members.staying, holders)
         if not plans:
@@ -135,7 +137,7 @@ def _switched(engine: "Engine", plan: Plan) -> bool:
 
     Else as after a loss, which is told as a recovery: training by way of a snapshot of now.
     """
-    before = engine.edition.plan
+    before = engine.compiled_plan.plan
     try:
         cross(engine, plan, Task())
         return True
@@ -144,10 +146,10 @@ def _switched(engine: "Engine", plan: Plan) -> bool:
             raise
     with engine.boundary():
         # what was lost meanwhile may have moved the run already
-        devices = leaving(engine) if engine.edition.plan == before else ()
+        devices = leaving(engine) if engine.compiled_plan.plan == before else ()
         if devices and engine.protection is not None:
             surviving(engine, engine.protect)
-        if devices and engine.edition.plan == before:
+        if devices and engine.compiled_plan.plan == before:
             gone = DeviceGone(_why(engine, devices), device=devices[0])
             recover(engine, gone)
     return False
@@ -164,7 +166,7 @@ def _keep(engine: "Engine", note: str) -> None:
 
 def _tell(engine: "Engine", devices: Sequence[str], why: str, seconds: float) -> None:
     with engine.boundary():
-        plan = engine.edition.plan
+        plan = engine.compiled_plan.plan
         told = Departure(
             step=engine.step,
             left=tuple(devices),

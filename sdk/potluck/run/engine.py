@@ -1,9 +1,9 @@
-"""The engine of a run: hands out steps and requests, moves state, goes over to the next edition.
+"""The engine of a run: hands out steps and requests, moves state, goes over to the next plan.
 
-Who holds the `boundary` hands out and collects steps, moves state, changes the edition and numbers
-epochs. `_requesting` guards what requests need, which wait for no boundary: the edition in force,
-their number, and which are under way. `one_crossing` is held by the one switch that is on its way
-to another plan, over many steps.
+Who holds the `boundary` hands out and collects steps, moves state, changes the compiled plan and
+numbers epochs. `_requesting` guards what requests need, which wait for no boundary: the compiled
+plan in force, their number, and which are under way. `one_migration` is held by the one switch that
+is on its way to another plan, over many steps.
 """
 
 import threading
@@ -22,8 +22,8 @@ from potluck.records import Plan
 from potluck.run.boundary import Boundary
 from potluck.run.compiled_plan import INFER, MOVE, TRAIN, CompiledPlan, train_name
 from potluck.run.device_group import DeviceGroup, loss_of, norm_of
-from potluck.run.editions import Editions
 from potluck.run.history import History, latest_alike
+from potluck.run.plan_compiler import PlanCompiler
 from potluck.run.protection import Protection, is_loss
 from potluck.run.state import RunState
 from potluck.run.tensors import kept, padded
@@ -54,7 +54,7 @@ KEPT_STEPS = 64
 class Engine:
     """One run on its devices. Any thread may hand out requests.
 
-    Steps and editions are for who holds the boundary.
+    Steps and compiled plans are for who holds the boundary.
 
     Parameters
     ----------
@@ -95,7 +95,7 @@ class Engine:
     ) -> None:
         self.model = model
         self.link, self.members = link, members
-        self.editions = Editions(model, members, profile, refine_s)
+        self.compiler = PlanCompiler(model, members, profile, refine_s)
         self.step = self.first_step = self.n_requests = 0
         self.history = History()
         self.is_protected = False  # else a device that is lost ends the run
@@ -124,16 +124,17 @@ class Engine:
         self.source: UpdateSource | None = None
         self.positions: dict[int, Position] = {}
         self.resumed_schedule: SchedulePlace | None = None  # of a saved run
-        self.crossing: PlanMigration | None = None  # on the way to another plan
-        self.one_crossing = threading.Lock()
+        self.migration: PlanMigration | None = None  # on the way to another plan
+        self.one_migration = threading.Lock()
         self.requests = RequestsUnderWay()
         self.boundary = Boundary()  # between two steps
         self._requesting = threading.Lock()
         self._in_flight: deque[tuple[Future[Execution], Compiled, int]] = deque()
         self._n_epochs = 1
-        self._sessions: dict[str, Session | None] = {}  # in which devices got the edition in force
+        # In which sessions the devices got the compiled plan in force:
+        self._sessions: dict[str, Session | None] = {}
         self.state = RunState(self)
-        self.edition, self.group = self._begin(
+        self.compiled_plan, self.group = self._begin(
             plan, optimizer, sizes, seed=seed, schedule=schedule, order_transfers=order_transfers
         )
 
@@ -147,9 +148,9 @@ class Engine:
         schedule: str | Policy | None,
         order_transfers: bool | None,
     ) -> tuple[CompiledPlan, DeviceGroup]:
-        """The first edition of a run that nobody knows yet, put into force on its devices."""
+        """The first compiled plan of a run that nobody knows yet, put into force on its devices."""
         name = f"run-{uuid.uuid4().hex[:12]}"
-        edition = self.editions.make(
+        compiled_plan = self.compiler.make(
             plan,
             run=name,
             epoch=0,
@@ -160,19 +161,19 @@ class Engine:
             order_transfers=order_transfers,
         )
         group = DeviceGroup(self.link, self.members, name)
-        devices = group.prepare(0, edition.requests())
+        devices = group.prepare(0, compiled_plan.requests())
         try:
             group.commit(0, devices)
         except PotluckError:  # nobody would take it away from the others
             group.drop()
             raise
         self.know(plan)
-        return edition, group
+        return compiled_plan, group
 
     @property
     def active(self) -> CompiledPlan:
-        """The edition that is at work: on the way to another plan, the bridge to it."""
-        return self.edition if self.crossing is None else self.crossing.bridge
+        """The compiled plan that is at work: on the way to another plan, the transition to it."""
+        return self.compiled_plan if self.migration is None else self.migration.transition
 
     def check(self, *, training: bool = False) -> None:
         """Refuse to go on where the run has ended, or is not for training.
@@ -195,7 +196,7 @@ class Engine:
                 next_step=self._way_on(),
                 **cause.facts,
             ) from cause
-        if training and not self.edition.plan.training:
+        if training and not self.compiled_plan.plan.training:
             raise PlanError(
                 "this plan is for inference.", next_step="Plan with potluck.Training(...) to train."
             )
@@ -240,7 +241,7 @@ class Engine:
             It has no row.
         """
         self.check(training=True)
-        plan = self.edition.plan
+        plan = self.compiled_plan.plan
         rows = self.model.check_inputs(*batch, train=True)
         if rows == 0:
             raise UserError(
@@ -254,7 +255,7 @@ class Engine:
             )
         name = train_name(rows, plan)
         if name not in self.active.compiled:
-            self.renew(plan, self.edition.optimizer, (*self.sizes, rows))
+            self.renew(plan, self.compiled_plan.optimizer, (*self.sizes, rows))
         compiled = self.active.compiled[name]
         # loaders may fill the same tensors again while steps are in flight
         fed = self.model.fed(*batch, constants=self.loss_constants)
@@ -264,12 +265,12 @@ class Engine:
         self._hand_out(compiled, named, rows)
         if self.protection is not None:
             self.protection.remember(rows, named)
-        if self.crossing is not None:
-            self.crossing.follow(name, self.next_step - 1, named)
+        if self.migration is not None:
+            self.migration.follow(name, self.next_step - 1, named)
 
     def _hand_out(self, compiled: Compiled, named: "Mapping[str, torch.Tensor]", rows: int) -> None:
         future = self.group.execute(
-            self.active.epoch, compiled, self.next_step, batch=named, lane=TRAIN
+            self.active.epoch, compiled, self.next_step, batch=named, stream=TRAIN
         )
         self._in_flight.append((future, compiled, rows))
 
@@ -289,7 +290,7 @@ class Engine:
         is_new = self.step - self.first_step > len(self.history.losses)
         if self.protection is not None:
             self.protection.took(seconds)
-        if self.crossing is None:
+        if self.migration is None:
             self.kept.append((execution, compiled))
         if not is_new:  # computed again, after a device was lost
             return loss
@@ -355,21 +356,21 @@ class Engine:
 
         """
         with self._requesting:
-            edition, number = self.edition, self.n_requests
-            program, batch = edition.answering(stop - start)
+            current, number = self.compiled_plan, self.n_requests
+            program, batch = current.answering(stop - start)
             wanted = min(batch, stop - start)
             rows = [padded(tensor[start : start + wanted], batch) for tensor in inputs]
             named = {
                 port.name: tensor for port, tensor in zip(self.model.inputs(), rows, strict=True)
             }
-            compiled = edition.compiled[program]
+            compiled = current.compiled[program]
             traced = self.model.traced_line().traced
             predicted = traced.output_bytes(rows)
             future = self.group.execute(
-                edition.epoch, compiled, number, batch=named, output_bytes=predicted, request=True
+                current.epoch, compiled, number, batch=named, output_bytes=predicted, request=True
             )
             self.n_requests += 1
-            self.requests.add(edition.epoch, future)
+            self.requests.add(current.epoch, future)
             return Request(
                 future, self.group, compiled, start, batch, wanted, traced.output_types(rows)
             )
@@ -389,27 +390,28 @@ class Engine:
         """The latest steps (or requests) in a row of one number of rows: the plan's own, if any
         were.
         """
-        plan = self.edition.plan
+        plan = self.compiled_plan.plan
         own = train_name(plan.batch, plan) if plan.training else INFER
         return latest_alike(tuple(self.kept), own)
 
-    # --- editions ---------------------------------------------------------------------------------
+    # --- compiled plans ---------------------------------------------------------------------------
 
     @property
     def sizes(self) -> tuple[int, ...]:
         """Batch sizes besides the plan's own that there are programs for."""
-        return self.edition.sizes
+        return self.compiled_plan.sizes
 
     def take_epoch(self) -> int:
-        """The number of the next edition; none is used twice."""
+        """The number of the next compiled plan; none is used twice."""
         with self.boundary():
             self._n_epochs += 1
             return self._n_epochs - 1
 
-    def next_edition(
+    def next_compiled_plan(
         self, plan: Plan, optimizer: Update | None, sizes: Iterable[int] = ()
     ) -> CompiledPlan:
-        """An edition for this plan under a new epoch, with programs for these batch sizes, too.
+        """A compiled plan for this plan under a new epoch, with programs for these batch sizes,
+        too.
 
         Parameters
         ----------
@@ -420,16 +422,16 @@ class Engine:
         sizes
             Rows of batches, beside the plan's own.
         """
-        edition = self.edition
-        return self.editions.make(
+        compiled_plan = self.compiled_plan
+        return self.compiler.make(
             plan,
-            run=edition.run,
+            run=compiled_plan.run,
             epoch=self.take_epoch(),
             optimizer=optimizer,
             sizes=tuple(sizes),
-            seed=edition.seed,
-            schedule=edition.schedule,
-            order_transfers=edition.order_transfers,
+            seed=compiled_plan.seed,
+            schedule=compiled_plan.schedule,
+            order_transfers=compiled_plan.order_transfers,
         )
 
     def renew(
@@ -440,10 +442,11 @@ class Engine:
         *,
         afresh: bool = False,
     ) -> None:
-        """The next edition at once: prepared everywhere, state moved from device to device, then
-        committed.
+        """The next compiled plan at once: prepared everywhere, state moved from device to device,
+        then committed.
 
-        Where any of that fails, the old edition stands. A crossing that was under way is given up.
+        Where any of that fails, the old compiled plan stands. A migration that was under way is
+        given up.
 
         Parameters
         ----------
@@ -458,10 +461,10 @@ class Engine:
         """
         self.finish()
         self.check()
-        if self.crossing is not None:
-            self.crossing.give_up()
+        if self.migration is not None:
+            self.migration.give_up()
         self.forget_copies()
-        old, new = self.active, self.next_edition(plan, optimizer, sizes)
+        old, new = self.active, self.next_compiled_plan(plan, optimizer, sizes)
         self.check_known()
         goes_on = plan.training and self.step > 0 and not afresh
         kept = carried(old.optimizer, optimizer) if goes_on else frozenset()
@@ -477,13 +480,13 @@ class Engine:
             raise
 
     def commit(self, new: CompiledPlan) -> None:
-        """Put a prepared edition into force, first where no other is at stake.
+        """Put a prepared compiled plan into force, first where no other is at stake.
 
-        New requests take it at once; the others are finished before their edition goes. What fails
-        after that ends the run, or takes it back to its snapshot: some devices may have let go of
-        the old edition.
+        New requests take it at once; the others are finished before their compiled plan goes. What
+        fails after that ends the run, or takes it back to its snapshot: some devices may have let
+        go of the old compiled plan.
         """
-        old = self.edition
+        old = self.compiled_plan
         self.forget_copies()
         if self.protection is not None and _batching(new.plan) != _batching(old.plan):
             self.protect()  # steps are computed again as they were computed
@@ -493,7 +496,7 @@ class Engine:
             new.epoch, [device for device in new.plan.devices if device not in standing], alone
         )
         with self._requesting:
-            self.edition, self.crossing = new, None
+            self.compiled_plan, self.migration = new, None
         try:
             self.requests.finish(old.epoch)
             self.group.commit(new.epoch, standing, alone)
@@ -545,9 +548,9 @@ class Engine:
         plan
             For the same model.
         """
-        old, back_to = self.edition, self.protection.snapshot if self.protection else None
+        old, back_to = self.compiled_plan, self.protection.snapshot if self.protection else None
         self.forget_all()
-        edition, group = self._begin(
+        compiled_plan, group = self._begin(
             plan,
             back_to.optimizer if back_to else None,
             sizes=self.sizes_again,
@@ -558,7 +561,7 @@ class Engine:
         self._n_epochs = 1
         self.kept.clear()
         with self._requesting:  # nobody asks before all weights are there
-            self.edition, self.group, self.crossing = edition, group, None
+            self.compiled_plan, self.group, self.migration = compiled_plan, group, None
             try:
                 self.state.push(back_to.weights if back_to else self.state.weights())
                 if back_to is not None and back_to.moments:
@@ -572,9 +575,9 @@ class Engine:
 
     @property
     def sizes_again(self) -> tuple[int, ...]:
-        """Batch sizes that an edition needs which goes on with another plan."""
+        """Batch sizes that a compiled plan needs which goes on with another plan."""
         again = [rows for rows, _ in self.protection.batches] if self.protection else []
-        return tuple(dict.fromkeys((*self.sizes, self.edition.plan.batch, *again)))
+        return tuple(dict.fromkeys((*self.sizes, self.compiled_plan.plan.batch, *again)))
 
     def compute_again(self, protection: Protection) -> None:
         """The steps since the snapshot, from the same batches.
@@ -586,7 +589,7 @@ class Engine:
         """
         self.step, known = protection.snapshot.step, self.first_step + len(self.history.losses)
         for rows, named in protection.batches:
-            compiled = self.edition.compiled[train_name(rows, self.edition.plan)]
+            compiled = self.compiled_plan.compiled[train_name(rows, self.compiled_plan.plan)]
             self._hand_out(compiled, named, rows)
             while self.n_in_flight >= IN_FLIGHT:
                 self.collect()
@@ -602,21 +605,21 @@ class Engine:
         but_copies
             Those of the latest snapshot stay, on devices that know nothing else of the run.
         """
-        if self.crossing is not None:
-            self.crossing.give_up()
+        if self.migration is not None:
+            self.migration.give_up()
         if not but_copies:
             self.forget_copies()
         self.requests.give_up()
         for future, _, _ in self._in_flight:
             future.cancel()
         self._in_flight.clear()
-        self.group.drop(self.edition.epoch if but_copies else -1)
+        self.group.drop(self.compiled_plan.epoch if but_copies else -1)
 
     def protect(self) -> None:
         """Take a snapshot to go back to, in place of the older one, while training waits."""
         assert self.protection is not None
         self.forget_copies()
-        begun_s, n_devices = self.state.moved_s, len(self.edition.plan.devices)
+        begun_s, n_devices = self.state.moved_s, len(self.compiled_plan.plan.devices)
         snapshot = self.state.snapshot()
         self.protection.begun(self.state.moved_s - begun_s, n_devices)
         self.protection.arrived(snapshot)

@@ -68,7 +68,7 @@ class Fitting:
         self._task = Task()
         self._stream = BatchStream(
             data,
-            engine.edition.plan.batch,
+            engine.compiled_plan.plan.batch,
             engine.model.arguments,
             epochs,
             accumulate=accumulate,
@@ -139,7 +139,9 @@ class Fitting:
     def _count(self) -> int | None:
         """Steps that it will take, where that is known."""
         engine = self._engine
-        n_batches = batches.count(self._data, engine.edition.plan.batch, engine.model.arguments)
+        n_batches = batches.count(
+            self._data, engine.compiled_plan.plan.batch, engine.model.arguments
+        )
         if not n_batches:
             return None
         at, n_steps = self._stream.position, -(-n_batches // self._accumulate)
@@ -154,7 +156,7 @@ class Fitting:
         is_new = source.torchs is not None and source.torchs is not before.torchs
         afresh = is_new and (engine.source is not None or engine.step > engine.first_step)
         self._source = source
-        if source.update != engine.edition.optimizer or afresh:
+        if source.update != engine.compiled_plan.optimizer or afresh:
             surviving(engine, lambda: self._take(source, afresh=afresh))
         engine.source = source
         if engine.resumed_schedule is not None and not source.is_scheduled:
@@ -169,8 +171,8 @@ class Fitting:
     def _take(self, source: UpdateSource, *, afresh: bool = False) -> None:
         """Go on with another rule: what was kept for the one before may be of no use to it."""
         engine = self._engine
-        if source.update != engine.edition.optimizer or afresh:
-            engine.renew(engine.edition.plan, source.update, engine.sizes, afresh=afresh)
+        if source.update != engine.compiled_plan.optimizer or afresh:
+            engine.renew(engine.compiled_plan.plan, source.update, engine.sizes, afresh=afresh)
         if engine.protection is not None:
             engine.protect()
 

@@ -41,11 +41,11 @@ def glance(engine: "Engine", traced: Traced, is_training: bool) -> Glance:
     """What there is to see now."""
     kept = tuple(engine.kept)
     return Glance(
-        n_done=engine.step if engine.edition.plan.training else engine.n_requests,
+        n_done=engine.step if engine.compiled_plan.plan.training else engine.n_requests,
         recent_s=in_turn_s([(execution.start_s, execution.stop_s) for execution, _ in kept]),
         ended=engine.failed,
         is_training=is_training,
-        profile=engine.editions.profile,
+        profile=engine.compiler.profile,
         latest=lambda: traced(kept[-1:]) if kept else None,
     )
 

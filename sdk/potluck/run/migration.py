@@ -1,12 +1,12 @@
-"""Crossing over to another plan while the run goes on: what a device lacks comes to it behind
+"""Going over to another plan while the run goes on: what a device lacks comes to it behind
 everything else, and only when all of it is there does a step boundary put the new plan into force.
 
 Requests: weights do not change, so they are copied under the old plan; then new requests take the
 new plan, and those under way finish on the old one. Training: weights change with every step, so
-whoever lacks a stage becomes its shadow first (`schedule.shadow`) and is in step when the plan
-changes. Epochs of a crossing, in order: the old plan, whose weights stand still as of the first
-boundary; the bridge, the old plan once more, which shows the shadows what they need; the shadows;
-the new plan. Until that is committed, every failure takes the run back to the old plan.
+whoever lacks a stage becomes its standby first (`schedule.standby`) and is in step when the plan
+changes. Epochs of a migration, in order: the old plan, whose weights stand still as of the first
+boundary; the transition, the old plan once more, which shows the standbys what they need; the
+standbys; the new plan. Until that is committed, every failure takes the run back to the old plan.
 """
 
 from collections.abc import Callable, Mapping
@@ -52,15 +52,15 @@ if TYPE_CHECKING:
 FETCH = "fetch"
 LOOK_S = 0.02  # between two looks at how far it is
 IN_STEP = 2  # steps behind: those that are under way anyway
-PATIENCE = 8  # steps in which a shadow that does not come closer may try
-# steps kept for a shadow, and no more bytes than this part of what its agent holds for the worker:
+PATIENCE = 8  # steps in which a standby that does not come closer may try
+# steps kept for a standby, and no more bytes than this part of what its agent holds for the worker:
 MOST_BEHIND = 224  # a device takes 256 executions at once, and training goes on beside
 ARENA_FRAC = 0.25
 
 
 class Gone(Exception):
-    """The run went on to another edition meanwhile, for a new batch size or after a loss: the
-    crossing begins anew.
+    """The run went on to another compiled plan meanwhile, for a new batch size or after a loss: the
+    migration begins anew.
     """
 
 
@@ -79,7 +79,7 @@ def cross(engine: "Engine", plan: Plan, task: Task) -> None:
     """
     way = _cross_training if plan.training else _cross_requests
     again = False
-    with engine.one_crossing:
+    with engine.one_migration:
         with engine.boundary():  # the old plan has to be there
             surviving(engine, engine.check_known)
             engine.forget_copies()  # memory will be short
@@ -90,7 +90,7 @@ def cross(engine: "Engine", plan: Plan, task: Task) -> None:
                 task.check()
             except PotluckError as error:
                 engine.check()  # what ended the run is the cause, not what followed from it
-                is_ours = error.device in engine.edition.plan.devices
+                is_ours = error.device in engine.compiled_plan.plan.devices
                 if again or not is_ours or not engine.can_recover(error):
                     raise
                 again = True
@@ -120,8 +120,8 @@ def _cross_requests(engine: "Engine", plan: Plan, task: Task) -> None:
             raise Gone
 
     with engine.boundary():
-        old, group = engine.edition, engine.group
-        new = engine.next_edition(plan, None)
+        old, group = engine.compiled_plan, engine.group
+        new = engine.next_compiled_plan(plan, None)
     move = compile_move(
         MOVE,
         holding(old.plan, old.segments, old.states(optimizer=False), old.epoch),
@@ -157,17 +157,21 @@ def _commit(engine: "Engine", new: CompiledPlan) -> None:
     try:
         engine.commit(new)
     except PotluckError as error:
-        if engine.edition is not new or not engine.can_recover(error):
+        if engine.compiled_plan is not new or not engine.can_recover(error):
             raise
         recover(engine, error)
-        if engine.edition.plan != new.plan:
+        if engine.compiled_plan.plan != new.plan:
             raise
 
 
-def _work_bytes(device: str, *editions: CompiledPlan) -> int:
+def _work_bytes(device: str, *compiler: CompiledPlan) -> int:
     """What a plan needs at most beside what it holds: one of them is at work at a time."""
     return max(
-        0, *(edition.memory_bytes(device) - edition.held_bytes(device) for edition in editions)
+        0,
+        *(
+            compiled_plan.memory_bytes(device) - compiled_plan.held_bytes(device)
+            for compiled_plan in compiler
+        ),
     )
 
 
@@ -175,34 +179,34 @@ def _work_bytes(device: str, *editions: CompiledPlan) -> int:
 
 
 def _cross_training(engine: "Engine", plan: Plan, task: Task) -> None:
-    if engine.crossing is not None:  # left behind by one that failed, and could not even turn back
+    if engine.migration is not None:  # left behind by one that failed, and could not even turn back
         with engine.boundary():
-            engine.renew(engine.edition.plan, engine.edition.optimizer, engine.sizes)
-    crossing = PlanMigration(engine, plan)
-    if not crossing.is_needed:
+            engine.renew(engine.compiled_plan.plan, engine.compiled_plan.optimizer, engine.sizes)
+    migration = PlanMigration(engine, plan)
+    if not migration.is_needed:
         with engine.boundary():
             task.check()
-            engine.renew(plan, engine.edition.optimizer, engine.sizes)
+            engine.renew(plan, engine.compiled_plan.optimizer, engine.sizes)
         return
     try:
         task.update(0.1, "loading what is missing")
-        crossing.prepare()
+        migration.prepare()
         with engine.boundary():
             task.check()
-            crossing.open()
+            migration.open()
         task.update(0.2, "fetching what is missing")
-        crossing.catch_up(task)
+        migration.catch_up(task)
         with engine.boundary():
             task.check()
-            crossing.close()
+            migration.close()
     except PotluckError as error:
-        overtaken = crossing.is_overtaken  # then devices may have refused our epochs as old
-        crossing.turn_back()
+        overtaken = migration.is_overtaken  # then devices may have refused our epochs as old
+        migration.turn_back()
         if overtaken:
             raise Gone from error
         raise
     except BaseException:
-        crossing.turn_back()
+        migration.turn_back()
         raise
 
 
@@ -210,18 +214,18 @@ class PlanMigration:
     """A training run on its way to `plan`."""
 
     def __init__(self, engine: "Engine", plan: Plan) -> None:
-        self._engine, self._old = engine, engine.edition
+        self._engine, self._old = engine, engine.compiled_plan
         old, self._plan = self._old, plan
         epoch = engine.take_epoch()
-        self._shadow_epoch = engine.take_epoch()
-        self.bridge = bridge = engine.editions.paced(
+        self._standby_epoch = engine.take_epoch()
+        self.transition = transition = engine.compiler.paced(
             compile_for_run(
                 engine.model,
                 refined(old.plan, plan),
                 run=old.run,
                 epoch=epoch,
                 optimizer=old.optimizer,
-                backends=engine.editions.backends(old.plan.devices),
+                backends=engine.compiler.backends(old.plan.devices),
                 sizes=engine.sizes,
                 seed=old.seed,
                 schedule="1f1b",  # its stages are other ones
@@ -229,15 +233,18 @@ class PlanMigration:
                 towards=plan,
             )
         )
-        self._new = engine.next_edition(plan, old.optimizer, engine.sizes)
+        self._new = engine.next_compiled_plan(plan, old.optimizer, engine.sizes)
         holders = holding(old.plan, old.segments, old.states(optimizer=True), old.epoch)
-        states = bridge.states(optimizer=True)
-        shadows = [
-            (bridge.segments[shadow.stage].name, shadow.devices) for shadow in bridge.shadows
+        states = transition.states(optimizer=True)
+        standbys = [
+            (transition.segments[standby.stage].name, standby.devices)
+            for standby in transition.standbys
         ]
-        self._keep = compile_move(MOVE, holders, targets(bridge.plan, bridge.segments, states))
+        self._keep = compile_move(
+            MOVE, holders, targets(transition.plan, transition.segments, states)
+        )
         self._fetch = compile_move(
-            FETCH, holders, [Target(name, who, states[name]) for name, who in shadows]
+            FETCH, holders, [Target(name, who, states[name]) for name, who in standbys]
         )
         self._move = compile_move(
             MOVE,
@@ -254,70 +261,77 @@ class PlanMigration:
     @property
     def is_needed(self) -> bool:
         """Whether any device lacks anything."""
-        return bool(self.bridge.shadows)
+        return bool(self.transition.standbys)
 
     @property
     def is_overtaken(self) -> bool:
-        """Whether the run has gone on to an edition that is neither the old nor the new one."""
+        """Whether the run has gone on to a compiled plan that is neither the old nor the new
+        one.
+        """
         engine = self._engine
         return (
             engine.failed is None
-            and engine.edition is not self._old
-            and engine.edition is not self._new
+            and engine.compiled_plan is not self._old
+            and engine.compiled_plan is not self._new
         )
 
     def _follow_of(self, rows: int) -> Compiled:
-        bridge = self.bridge
-        name = follow_name(rows, bridge.plan)
-        told = bridge.step_update(self._engine.model.trained)
-        division = divide(bridge.plan, bridge.segments, rows)
+        transition = self.transition
+        name = follow_name(rows, transition.plan)
+        told = transition.step_update(self._engine.model.trained)
+        division = divide(transition.plan, transition.segments, rows)
         compiled = compile_follow(
-            name, bridge.plan, bridge.segments, told, bridge.shadows, division=division
+            name, transition.plan, transition.segments, told, transition.standbys, division=division
         )
-        return self._engine.editions.paced_programs(compiled, bridge)
+        return self._engine.compiler.paced_programs(compiled, transition)
 
     def _holders(self) -> dict[str, dict[str, str]]:
-        """Where every state is when all shadows are in step."""
-        bridge = self.bridge
-        found = holding(bridge.plan, bridge.segments, bridge.states(optimizer=True), bridge.epoch)
-        for shadow in bridge.shadows:
-            piece = bridge.pieces[shadow.stage]
-            for state in bridge.states(optimizer=True)[piece.segment.name]:
-                if shadow.way == COPY and state.counts:
+        """Where every state is when all standbys are in step."""
+        transition = self.transition
+        found = holding(
+            transition.plan,
+            transition.segments,
+            transition.states(optimizer=True),
+            transition.epoch,
+        )
+        for standby in transition.standbys:
+            piece = transition.pieces[standby.stage]
+            for state in transition.states(optimizer=True)[piece.segment.name]:
+                if standby.way == COPY and state.counts:
                     continue  # nobody computes there, so counters stand still; they are a few bytes
-                for device in shadow.devices:
-                    found[state.name][device] = f"{self._shadow_epoch}/{piece.segment.name}"
+                for device in standby.devices:
+                    found[state.name][device] = f"{self._standby_epoch}/{piece.segment.name}"
         return found
 
     # --- loading ----------------------------------------------------------------------------------
 
     def prepare(self) -> None:
-        """Load the bridge and the shadows."""
-        bridge, group = self.bridge, self._engine.group
+        """Load the transition and the standbys."""
+        transition, group = self.transition, self._engine.group
         memory = {device: self.needs_bytes(device, self._old) for device in self._devices}
-        group.prepare(bridge.epoch, bridge.requests(self._keep, (), memory))
+        group.prepare(transition.epoch, transition.requests(self._keep, (), memory))
         programs = [self._fetch, *self._follow.values()]
         group.prepare(
-            self._shadow_epoch,
+            self._standby_epoch,
             {
                 device: request(
                     device,
                     Prepare(
-                        run=bridge.run,
-                        epoch=self._shadow_epoch,
+                        run=transition.run,
+                        epoch=self._standby_epoch,
                         memory_bytes=memory[device],
-                        seed=bridge.seed,
+                        seed=transition.seed,
                     ),
                     [
-                        bridge.pieces[shadow.stage]
-                        for shadow in bridge.shadows
-                        if device in shadow.devices
+                        transition.pieces[standby.stage]
+                        for standby in transition.standbys
+                        if device in standby.devices
                     ],
                     programs,
                     kind_on(
                         self._engine.model,
                         device,
-                        self._engine.editions.backends([device])[device],
+                        self._engine.compiler.backends([device])[device],
                         train=True,
                     ),
                 )
@@ -330,33 +344,36 @@ class PlanMigration:
         return tuple(dict.fromkeys((*self._old.plan.devices, *self._plan.devices)))
 
     def needs_bytes(self, device: str, beside: CompiledPlan) -> int:
-        """What a device needs while the bridge, the shadows and one edition more are there."""
-        bridge = self.bridge
-        shadows = [bridge.pieces[s.stage] for s in bridge.shadows if device in s.devices]
-        held = bridge.held_bytes(device) + beside.held_bytes(device)
-        held += sum(held_bytes(piece, bridge.optimizer) for piece in shadows)
+        """What a device needs while the transition, the standbys and one compiled plan more are
+        there.
+        """
+        transition = self.transition
+        standbys = [transition.pieces[s.stage] for s in transition.standbys if device in s.devices]
+        held = transition.held_bytes(device) + beside.held_bytes(device)
+        held += sum(held_bytes(piece, transition.optimizer) for piece in standbys)
         return held + _work_bytes(device, self._old, self._new)
 
     # --- at the first boundary, and after it ------------------------------------------------------
 
     def open(self) -> None:
-        """The bridge takes over; the old plan's weights stand still, and the shadows fetch them.
+        """The transition takes over; the old plan's weights stand still, and the standbys fetch
+        them.
 
         Raises
         ------
         Gone
-            The run went on to another edition meanwhile.
+            The run went on to another compiled plan meanwhile.
         """
-        engine, bridge = self._engine, self.bridge
-        if engine.edition is not self._old:
+        engine, transition = self._engine, self.transition
+        if engine.compiled_plan is not self._old:
             raise Gone
         engine.finish()
-        engine.group.execute(bridge.epoch, self._keep, 0).result()
-        self._fetching = [engine.group.execute(self._shadow_epoch, self._fetch, 0, lane=FOLLOW)]
-        engine.crossing = self
+        engine.group.execute(transition.epoch, self._keep, 0).result()
+        self._fetching = [engine.group.execute(self._standby_epoch, self._fetch, 0, stream=FOLLOW)]
+        engine.migration = self
 
     def follow(self, train: str, step: int, batch: "Mapping[str, torch.Tensor]") -> None:
-        """The shadows shall take this step too. Waits while they are too far behind.
+        """The standbys shall take this step too. Waits while they are too far behind.
 
         Parameters
         ----------
@@ -374,14 +391,18 @@ class PlanMigration:
             self._await_step()
         self._behind = self._not_taken()
         self._behind.append(
-            self._engine.group.execute(self._shadow_epoch, compiled, step, batch=batch, lane=FOLLOW)
+            self._engine.group.execute(
+                self._standby_epoch, compiled, step, batch=batch, stream=FOLLOW
+            )
         )
 
     def _most_behind(self, compiled: Compiled) -> int:
-        """Steps that may be kept for the shadows."""
-        rows = max((feed.stop for feed in compiled.feeds), default=self.bridge.plan.batch)
-        nbytes = followed_bytes(self.bridge.plan, self.bridge.segments, self.bridge.shadows)
-        per_step = max(1, nbytes * rows // self.bridge.plan.batch)
+        """Steps that may be kept for the standbys."""
+        rows = max((feed.stop for feed in compiled.feeds), default=self.transition.plan.batch)
+        nbytes = followed_bytes(
+            self.transition.plan, self.transition.segments, self.transition.standbys
+        )
+        per_step = max(1, nbytes * rows // self.transition.plan.batch)
         members = self._engine.members
         room = min(
             int(members[d].capability.get("max_value_bytes", per_step))
@@ -391,13 +412,13 @@ class PlanMigration:
 
     @property
     def n_behind(self) -> int:
-        """Steps that the shadows have not taken yet."""
+        """Steps that the standbys have not taken yet."""
         return len(self._not_taken())
 
     def _not_taken(self) -> "list[Future[Execution]]":
-        """Steps that the shadows have not taken yet.
+        """Steps that the standbys have not taken yet.
 
-        One that failed counts, until the crossing has noticed.
+        One that failed counts, until the migration has noticed.
         """
         return [
             f
@@ -406,7 +427,7 @@ class PlanMigration:
         ]
 
     def _await_step(self) -> None:
-        """Until the shadows have taken one more step, or it is time to look.
+        """Until the standbys have taken one more step, or it is time to look.
 
         Steps that were taken before end no wait: that would be a busy loop beside the training.
         """
@@ -421,9 +442,9 @@ class PlanMigration:
         )
 
     def _look(self, task: Task) -> None:
-        """Raise what ends the crossing."""
+        """Raise what ends the migration."""
         task.check()
-        if self._given_up or self._engine.crossing is not self:
+        if self._given_up or self._engine.migration is not self:
             raise Gone
         self._engine.check()
         for future in self._behind:
@@ -431,7 +452,7 @@ class PlanMigration:
                 future.result()
 
     def catch_up(self, task: Task) -> None:
-        """Until the shadows are in step, or come no closer; meanwhile the new plan is loaded."""
+        """Until the standbys are in step, or come no closer; meanwhile the new plan is loaded."""
         engine, new = self._engine, self._new
         _await(self._fetching, lambda: self._look(task))
         engine.group.drop(self._old.epoch, self._old.plan.devices)
@@ -456,15 +477,15 @@ class PlanMigration:
     # --- at the last boundary ---------------------------------------------------------------------
 
     def close(self) -> None:
-        """The shadows become owners: nothing moves but within devices.
+        """The standbys become owners: nothing moves but within devices.
 
         Raises
         ------
         Gone
-            The run went on to another edition meanwhile.
+            The run went on to another compiled plan meanwhile.
         """
         engine, new = self._engine, self._new
-        if self._given_up or engine.crossing is not self:
+        if self._given_up or engine.migration is not self:
             raise Gone
         engine.finish()
         _await([*self._behind], engine.check)
@@ -477,22 +498,22 @@ class PlanMigration:
         """
         engine = self._engine
         with engine.boundary():
-            if engine.edition is self._new:
+            if engine.compiled_plan is self._new:
                 return
             self.give_up()
-            if engine.crossing is self and engine.failed is None:
+            if engine.migration is self and engine.failed is None:
                 engine.renew(self._old.plan, self._old.optimizer, engine.sizes)
 
     def give_up(self) -> None:
-        """Nobody follows any more; the bridge still stands if it is in use."""
+        """Nobody follows any more; the transition still stands if it is in use."""
         engine = self._engine
         group = self._engine.group
         self._given_up = True
         for future in (*self._fetching, *self._behind):
             future.cancel()
-        group.drop(self._shadow_epoch, self._fetch.programs)
+        group.drop(self._standby_epoch, self._fetch.programs)
         group.drop(self._new.epoch, self._move.programs)
-        if engine.crossing is not self:
-            group.drop(self.bridge.epoch, self._old.plan.devices)
+        if engine.migration is not self:
+            group.drop(self.transition.epoch, self._old.plan.devices)
         else:
             group.drop(self._old.epoch, self._old.plan.devices)

@@ -73,7 +73,7 @@ class Pacing:
         self._first = len(engine.history.step_s)
         self._task = Task()
         self._work: threading.Thread | None = None
-        plan = engine.edition.plan
+        plan = engine.compiled_plan.plan
         self._problem = self._problem_of(plan)
         found = _thrifty_plans(self._problem, deadline_s / max(1, last_step - engine.step))
         self._others = [p for p in found if same_sums(plan, p, self._problem.layers)]
@@ -87,7 +87,7 @@ class Pacing:
         """Go over to another plan where it is time for that. For who holds the boundary."""
         engine = self._engine
         is_busy = self._work is not None and self._work.is_alive()
-        if is_busy or engine.step < self._due or engine.crossing is not None or engine.failed:
+        if is_busy or engine.step < self._due or engine.migration is not None or engine.failed:
             return
         left = self._last_step - engine.step
         if left < 1:
@@ -107,7 +107,7 @@ class Pacing:
 
     def _problem_of(self, plan: Plan) -> Problem:
         engine = self._engine
-        profiled = engine.editions.problem(engine.edition)
+        profiled = engine.compiler.problem(engine.compiled_plan)
         if profiled is None:
             raise UserError(
                 "a deadline is held by what a profile predicts, and there is none.",
@@ -123,7 +123,7 @@ class Pacing:
 
     def _measure(self) -> None:
         """How much longer a step takes than was predicted for the plan at work."""
-        plan = self._engine.edition.plan
+        plan = self._engine.compiled_plan.plan
         predicted_s = judge(self._problem, plan).latency_s
         steps_s = self._engine.history.step_s[self._since + FILLING :][-WINDOW:]
         if steps_s and predicted_s:
@@ -150,7 +150,7 @@ class Pacing:
 
     def _carry_out(self, left: int) -> None:
         engine = self._engine
-        plan, step = engine.edition.plan, engine.step
+        plan, step = engine.compiled_plan.plan, engine.step
         try:
             target, words = self._chosen(plan, left)
             if target is None:

@@ -53,7 +53,7 @@ def see_all(engine: "Engine") -> None:
     """See that all devices of the plan still know the run: they finish what is under way, and tell
     their weights.
     """
-    engine.members.need(engine.edition.plan.devices)
+    engine.members.need(engine.compiled_plan.plan.devices)
     engine.state.weights()
 
 
@@ -72,7 +72,7 @@ def recover(engine: "Engine", error: PotluckError) -> None:
     PotluckError
         Nobody is left, or it goes wrong on all of them; the run has ended with this.
     """
-    begun_s, before, cause = time.monotonic(), engine.edition.plan, error
+    begun_s, before, cause = time.monotonic(), engine.compiled_plan.plan, error
     copies = None
     if engine.recovery != "heavy":  # they may be newer than what we went back to
         copies = surviving_copies(engine, error)
@@ -91,7 +91,7 @@ def recover(engine: "Engine", error: PotluckError) -> None:
             _stand_at(engine, known)
             engine.failures = failures
         raise
-    plan, problem = engine.edition.plan, engine.editions.problem(engine.edition)
+    plan, problem = engine.compiled_plan.plan, engine.compiler.problem(engine.compiled_plan)
     predicted_s = None
     if problem is not None and plan.latency_s is not None:
         predicted_s = way.chosen_s - begun_s + recovery_s(plan, problem, n_again, way.holders)
@@ -132,7 +132,7 @@ def _go_on(engine: "Engine", cause: PotluckError, copies: SurvivingCopies | None
     """With the first plan that holds, or end the run."""
     failures = engine.failures
     while True:
-        holders = copies.of_layers(engine.edition.plan) if copies is not None else []
+        holders = copies.of_layers(engine.compiled_plan.plan) if copies is not None else []
         plans = _plans(engine, failures, holders)
         chosen_s = time.monotonic()
         if plans and copies is not None and _begun_from_copies(engine, plans[0], copies):
@@ -175,7 +175,7 @@ def _is_one_back(engine: "Engine", failures: Counter[str]) -> bool:
 
 def _known(engine: "Engine") -> Sequence[str]:
     """The devices that a plan may use: those of the profile, or all that are there."""
-    problem = engine.editions.problem(engine.edition)
+    problem = engine.compiler.problem(engine.compiled_plan)
     if problem is None:
         return tuple(engine.members)
     return tuple(device.name for device in problem.devices)
@@ -225,8 +225,8 @@ def plans_with(
     policy
         As for `plans_after`.
     """
-    plan = base or engine.edition.plan
-    problem = engine.editions.problem(engine.edition)
+    plan = base or engine.compiled_plan.plan
+    problem = engine.compiler.problem(engine.compiled_plan)
     left = [name for name in _known(engine) if name in names]
     if not left:
         return []

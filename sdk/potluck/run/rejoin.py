@@ -49,13 +49,13 @@ class Rejoin:
     def look(self) -> None:
         """See who is back, and go back to them where that pays. For who holds the boundary."""
         engine = self._engine
-        plan, now_s = engine.edition.plan, time.monotonic()
+        plan, now_s = engine.compiled_plan.plan, time.monotonic()
         missing = [name for name in engine.wanted.devices if name not in plan.devices]
         staying = engine.members.staying if missing else ()
         self._since_s = {n: self._since_s.get(n, now_s) for n in missing if n in staying}
         back = frozenset(n for n, s in self._since_s.items() if now_s - s >= self._patience_s(n))
         is_busy = self._work is not None and self._work.is_alive()
-        if not back or is_busy or engine.crossing is not None or engine.one_crossing.locked():
+        if not back or is_busy or engine.migration is not None or engine.one_migration.locked():
             return
         if self._considered == (plan, back):  # it did not pay, and now less is left
             return
@@ -102,7 +102,7 @@ class Rejoin:
         chosen = found[0] if found else None
         if chosen is None or not back & set(chosen.devices):
             return None
-        problem = engine.editions.problem(engine.edition)
+        problem = engine.compiler.problem(engine.compiled_plan)
         if problem is None:
             return chosen if chosen == engine.wanted else None
         left = engine.last_step and engine.last_step - engine.step

@@ -79,7 +79,7 @@ class Run(Watched):
     @property
     def plan(self) -> Plan:
         """The plan in force."""
-        return self._engine.edition.plan
+        return self._engine.compiled_plan.plan
 
     @property
     def signature(self) -> str:
@@ -108,7 +108,7 @@ class Run(Watched):
         kept = engine.protection
         return Parts(
             model=engine.model,
-            profile=engine.editions.profile,
+            profile=engine.compiler.profile,
             constants=engine.loss_constants,
             protect=(kept.every if kept is not None and kept.is_exact else None)
             or engine.is_protected,
@@ -119,7 +119,9 @@ class Run(Watched):
     @property
     def memory_bytes(self) -> Mapping[str, int]:
         """What the plan needs on each device."""
-        return {device: self._engine.edition.memory_bytes(device) for device in self.plan.devices}
+        return {
+            device: self._engine.compiled_plan.memory_bytes(device) for device in self.plan.devices
+        }
 
     @property
     def readings(self) -> Mapping[str, Reading]:
@@ -147,7 +149,7 @@ class Run(Watched):
         return self._traced(tuple(self._engine.kept))
 
     def _traced(self, steps: "Sequence[tuple[Execution, Compiled]]") -> Trace:
-        profile, members = self._engine.editions.profile, self._engine.members
+        profile, members = self._engine.compiler.profile, self._engine.members
         known = {device.name: device for device in profile.devices} if profile else {}
         metered = {name: members[name].metered for name in self.plan.devices if name in members}
         return measured_trace(steps, known, energy_j, metered)
@@ -155,7 +157,7 @@ class Run(Watched):
     @property
     def problem(self) -> Problem | None:
         """The planning problem that this run solves; None without a profile."""
-        return self._engine.editions.problem(self._engine.edition)
+        return self._engine.compiler.problem(self._engine.compiled_plan)
 
     @property
     def predicted(self) -> Trace | None:
@@ -168,7 +170,7 @@ class Run(Watched):
         """
         problem, alike = self.problem, self._engine.alike
         name = train_name(self.plan.batch, self.plan) if self.plan.training else INFER
-        compiled = alike[-1][1] if alike else self._engine.edition.compiled[name]
+        compiled = alike[-1][1] if alike else self._engine.compiled_plan.compiled[name]
         spans = [(execution.start_s, execution.stop_s) for execution, _ in self._engine.kept]
         return predict_steps(compiled, problem, most_at_once(spans)) if problem else None
 
@@ -196,12 +198,12 @@ class Run(Watched):
         `profile.from_runs` and `profile.links_from_runs`.
         """
         compared, engine = self.compare(), self._engine
-        assert engine.editions.profile is not None  # else nothing could be compared
+        assert engine.compiler.profile is not None  # else nothing could be compared
         steady = {
             name for name in self.plan.devices if engine.members[name].capability.get("emulated")
         }
-        engine.editions.profile = learned(
-            engine.editions.profile,
+        engine.compiler.profile = learned(
+            engine.compiler.profile,
             compared.predicted,
             compared.measured,
             engine.alike[-1][1],
@@ -209,7 +211,7 @@ class Run(Watched):
             steady=steady,
             transfers={(each.source, each.target): each.median_s for each in compared.transfers},
         )
-        return engine.editions.profile
+        return engine.compiler.profile
 
     def __repr__(self) -> str:
         what = f"{self.step} steps" if self.plan.training else f"{self._engine.n_requests} requests"
@@ -330,7 +332,7 @@ class Run(Watched):
         engine.model.check_as_traced(train=True, constants=engine.loss_constants)
         check_autocast("it is trained")
         check_iterable(data, epochs)
-        check_accumulate(accumulate, engine.edition.segments)
+        check_accumulate(accumulate, engine.compiled_plan.segments)
         wishes = Wishes(
             optimizer=optimizer,
             schedule=schedule,
@@ -485,7 +487,7 @@ class Run(Watched):
         if rows == 0:
             raise UserError("a request needs one row or more, got none.")
         parts = [*answers(engine, given, rows)]
-        names = [tensor.name for tensor in engine.edition.segments[-1].outputs]
+        names = [tensor.name for tensor in engine.compiled_plan.segments[-1].outputs]
         return engine.model.answer(tensors.joined(parts, names))
 
     def adapt(self) -> "Handle[tuple[Decision, ...]]":
@@ -552,7 +554,7 @@ class Run(Watched):
                         plan,
                         optimizer=None,
                         seed=0,
-                        profile=engine.editions.profile,
+                        profile=engine.compiler.profile,
                     ),
                     self._link,
                 )

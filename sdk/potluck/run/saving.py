@@ -34,13 +34,13 @@ def checkpoint_of(engine: "Engine", *, latest: bool) -> Checkpoint:
         with engine.boundary():
             state = surviving(engine, engine.state.snapshot)
             positions = engine.positions
-    edition, source = engine.edition, engine.source
+    compiled_plan, source = engine.compiled_plan, engine.source
     return Checkpoint(
         signature=engine.model.signature,
-        plan=edition.plan,
+        plan=compiled_plan.plan,
         optimizer=state.optimizer if source is None else source.at_rest(state.optimizer),
         step=state.step,
-        seed=edition.seed,
+        seed=compiled_plan.seed,
         weights=dict(state.weights),
         moments=dict(state.moments),
         position=positions.get(state.step),

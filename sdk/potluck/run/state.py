@@ -79,10 +79,10 @@ class RunState:
         """All of it as it is on the devices after the steps handed out."""
         engine = self._engine
         engine.finish()
-        assert engine.edition.optimizer is not None
+        assert engine.compiled_plan.optimizer is not None
         return Snapshot(
             step=engine.step,
-            optimizer=engine.edition.optimizer,
+            optimizer=engine.compiled_plan.optimizer,
             weights=self.weights(),
             moments=self.pull(moments=True) if engine.step else {},
         )

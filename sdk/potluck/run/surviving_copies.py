@@ -64,7 +64,7 @@ def surviving_copies(engine: "Engine", error: PotluckError) -> SurvivingCopies |
             return None
     if not background.is_home:
         return None
-    left = [name for name in engine.edition.plan.devices if engine.still_knows(name)]
+    left = [name for name in engine.compiled_plan.plan.devices if engine.still_knows(name)]
     holders = {
         state: {device: slot for device, slot in slots.items() if device in left}
         for state, slots in background.holders().items()
@@ -93,7 +93,7 @@ def go_on_from(engine: "Engine", copies: SurvivingCopies, plan: "Plan") -> None:
     """
     assert engine.protection is not None
     snapshot = engine.protection.snapshot
-    new = engine.next_edition(plan, snapshot.optimizer, engine.sizes_again)
+    new = engine.next_compiled_plan(plan, snapshot.optimizer, engine.sizes_again)
     states = new.states(optimizer=bool(snapshot.moments))
     move = compile_move(
         MOVE, copies.holders, targets(plan, new.segments, states), home_has_all=True
@@ -108,7 +108,7 @@ def go_on_from(engine: "Engine", copies: SurvivingCopies, plan: "Plan") -> None:
     engine.result(engine.group.execute(new.epoch, move, 0, states=sent))
     alone = {device: new.memory_bytes(device) for device in plan.devices}
     engine.group.commit(new.epoch, plan.devices, alone)
-    engine.edition, engine.background = new, None
+    engine.compiled_plan, engine.background = new, None
     engine.kept.clear()
     engine.group.keep(plan.devices)
     engine.know(plan)

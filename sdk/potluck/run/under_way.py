@@ -1,5 +1,5 @@
-"""The requests of a run that are under way: who finishes an edition waits for them, who recovers
-gives them up.
+"""The requests of a run that are under way: who finishes a compiled plan waits for them, who
+recovers gives them up.
 """
 
 import threading
@@ -44,7 +44,7 @@ class RequestsUnderWay:
         Parameters
         ----------
         epoch
-            Of the edition that answers it.
+            Of the compiled plan that answers it.
         future
             Its answer.
         """

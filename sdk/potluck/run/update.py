@@ -1,8 +1,9 @@
 """How the weights of a run change in a step: the optimizer with its groups of parameters, limits of
 gradients, a moving average. Pure.
 
-It is part of an edition, of every snapshot and of a saved run: whatever a run goes through, a step
-is taken by the same rule. Settings that change from step to step (`rated`) come with each batch.
+It is part of a compiled plan, of every snapshot and of a saved run: whatever a run goes through, a
+step is taken by the same rule. Settings that change from step to step (`rated`) come with each
+batch.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -231,7 +232,7 @@ def carried(old: Update | None, new: Update | None) -> frozenset[str]:
     Parameters
     ----------
     old, new
-        None: of an edition that does not train.
+        None: of a compiled plan that does not train.
     """
     if old is None or new is None:
         return frozenset()

@@ -274,8 +274,8 @@ def in_use(engine: "Engine") -> UpdateSource:
     engine
         Of a run that trains.
     """
-    assert engine.edition.optimizer is not None
-    return engine.source or UpdateSource(replace(engine.edition.optimizer, rated=()))
+    assert engine.compiled_plan.optimizer is not None
+    return engine.source or UpdateSource(replace(engine.compiled_plan.optimizer, rated=()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from potluck.schedule.standby import (
     compile_follow,
     followed_bytes,
     refined,
-    shadows,
+    standbys,
 )
 from potluck.schedule.weights import (
     State,
@@ -38,6 +38,6 @@ __all__ = [
     "followed_bytes",
     "holding",
     "refined",
-    "shadows",
+    "standbys",
     "targets",
 ]

@@ -12,7 +12,7 @@ from potluck.records import Tensor
 from potluck.schedule.ir import FORWARD, INPUT_GRADIENT, Action
 from potluck.schedule.program_builder import Annotation, InputBinding, Result
 from potluck.schedule.stage_graph import returning
-from potluck.schedule.standby import REPLAY, loss_scale, shadow_value
+from potluck.schedule.standby import REPLAY, loss_scale, standby_value
 from potluck.schedule.step import LOSS_BYTES, HandedRows
 from potluck.schedule.update_instructions import UpdateInstructions
 
@@ -34,13 +34,13 @@ class StepInstructions(UpdateInstructions):
         ]
 
     def forward(self, action: Action, index: int, inputs: list[str], priority: int) -> list[str]:
-        """A `run`; shadows that replay the stage get its inputs."""
+        """A `run`; standbys that replay the stage get its inputs."""
         p, m = action.stage, action.micro_batch
         segment, device = self.segments[p], self._device(action, index)
         start, stop = self._rows(action, index)
         if self.spec.n_elements[p]:
             for tensor, given in zip(segment.inputs, inputs[len(segment.feeds) :], strict=True):
-                self._show(p, device, given, shadow_value(p, "x", tensor, m), REPLAY, priority)
+                self._show(p, device, given, standby_value(p, "x", tensor, m), REPLAY, priority)
         names = [f"y{p}.{i}.{m}" for i in range(len(segment.outputs))]
         sizes = [_nbytes(tensor, stop - start) for tensor in segment.outputs]
         if self.spec.training and p == len(self.segments) - 1:
@@ -71,7 +71,7 @@ class StepInstructions(UpdateInstructions):
     def backward(
         self, action: Action, index: int, gradients: list[str], priority: int
     ) -> list[str]:
-        """A `backward`, or its first part; shadows that replay the stage get the gradients of its
+        """A `backward`, or its first part; standbys that replay the stage get the gradients of its
         outputs.
         """
         p, m = action.stage, action.micro_batch
@@ -83,7 +83,7 @@ class StepInstructions(UpdateInstructions):
             if returning(output.to, output.gradient, self.spec.learns)
         ]
         for tensor, value in zip(returned, gradients, strict=True):
-            self._show(p, device, value, shadow_value(p, "dy", tensor, m), REPLAY, priority)
+            self._show(p, device, value, standby_value(p, "dy", tensor, m), REPLAY, priority)
         back = [tensor for tensor in segment.inputs if tensor.gradient]
         made = {f"dx{p}.{i}.{m}": _nbytes(tensor, stop - start) for i, tensor in enumerate(back)}
         self.programs.compute(

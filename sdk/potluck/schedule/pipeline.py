@@ -29,14 +29,14 @@ def compile_training(
     home: str = HOME,
     schedule: Schedule | None = None,
     division: Division | None = None,
-    shadows: Sequence[Standby] = (),
+    standbys: Sequence[Standby] = (),
     to: str = "",
     fed_whole: bool = False,
 ) -> Compiled:
     """The program `train` of every device of `plan`: one step on one batch. Default schedule: 1F1B.
 
     `division`: the micro-batches, as many as the schedule has; default: those of the plan. The
-    losses of each share come home; their mean weighted by rows is the batch's loss. What `shadows`
+    losses of each share come home; their mean weighted by rows is the batch's loss. What `standbys`
     need to stay in step is posted to their program `to` = "EPOCH/PROGRAM". `fed_whole`: what home
     feeds a stage of one device, and is small, comes once per step, and every micro-batch takes its
     rows of it.
@@ -55,7 +55,7 @@ def compile_training(
         Per stage (or device), its actions in order; default: 1F1B with the plan's warm-ups.
     division
         The micro-batches, as many as the schedule has; default: the plan's.
-    shadows
+    standbys
         Standbys that follow these stages.
     to
         Their program, as "EPOCH/PROGRAM".
@@ -74,7 +74,7 @@ def compile_training(
         optimizer if isinstance(optimizer, StepUpdate) else alike(optimizer, len(segments))
     )
     spec = replace(
-        _spec(plan, segments, division, schedule, shadows, training=True),
+        _spec(plan, segments, division, schedule, standbys, training=True),
         limited=step_update.limit is not None,
     )
     sink = StepInstructions(
@@ -84,7 +84,7 @@ def compile_training(
         division,
         spec,
         step_update=step_update,
-        shadows=shadows,
+        standbys=standbys,
         to=to,
         fed_whole=fed_whole,
     )
@@ -129,14 +129,14 @@ def _spec(
     segments: Sequence[Segment],
     division: Division,
     schedule: Schedule,
-    shadows: Sequence[Standby] = (),
+    standbys: Sequence[Standby] = (),
     *,
     training: bool,
 ) -> StepSpec[Tensor]:
     wiring = wire(plan, segments, training=training)
     order = check(schedule, len(division), before=wiring.before, training=training)
     number = [{tensor.name: k for k, tensor in enumerate(s.outputs)} for s in segments]
-    copied = {shadow.stage for shadow in shadows if shadow.way == COPY}
+    copied = {standby.stage for standby in standbys if standby.way == COPY}
     return StepSpec(
         order=order,
         training=training,

@@ -164,7 +164,7 @@ class ProgramBuilder:
         behind: Sequence[int] = (),
         **attrs: Any,
     ) -> None:
-        """Add an instruction to the compute lane; `outputs` gives each new value's bytes.
+        """Add an instruction to the compute resource; `outputs` gives each new value's bytes.
 
         It also waits for the instructions `behind` which it stands.
 

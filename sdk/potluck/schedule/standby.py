@@ -1,10 +1,10 @@
-"""Shadows: devices that will take over a stage hold a copy of it and stay in step while others
+"""Standbys: devices that will take over a stage hold a copy of it and stay in step while others
 train it.
 
-A shadow gets the stage's state as it was after some step, late and slowly, and then catches up: it
+A standby gets the stage's state as it was after some step, late and slowly, and then catches up: it
 replays every step since on the same inputs and gradients (REPLAY, few bytes over the network, and
 computing), or takes the optimizer's step with the same gradient vector (COPY, as many bytes as
-there are parameters). Both give the very same numbers, so nothing has to be moved when the shadow
+there are parameters). Both give the very same numbers, so nothing has to be moved when the standby
 becomes the owner. Compare Dora 4.3, which prefetches immutable weights only.
 """
 
@@ -51,7 +51,7 @@ def refined(plan: Plan, other: Plan) -> Plan:
     return replace(plan, stages=tuple(stages))
 
 
-def shadows(plan: Plan, segments: Sequence[Segment], new: Plan) -> tuple[Standby, ...]:
+def standbys(plan: Plan, segments: Sequence[Segment], new: Plan) -> tuple[Standby, ...]:
     """Who of `new` lacks a stage of `plan` (which is cut wherever `new` is) and how it best stays
     in step with it.
 
@@ -83,7 +83,7 @@ def shadows(plan: Plan, segments: Sequence[Segment], new: Plan) -> tuple[Standby
 
 
 def followed_bytes(plan: Plan, segments: Sequence[Segment], every: Sequence[Standby]) -> int:
-    """What the busiest shadow receives per step, from home too.
+    """What the busiest standby receives per step, from home too.
 
     Parameters
     ----------
@@ -92,16 +92,16 @@ def followed_bytes(plan: Plan, segments: Sequence[Segment], every: Sequence[Stan
     segments
         One per stage of `plan`.
     every
-        The standbys, from `shadows`.
+        The standbys, from `standbys`.
     """
     per_device: dict[str, int] = {}
     wiring = wire(plan, segments, training=True)
-    for shadow in every:
-        p, segment = shadow.stage, segments[shadow.stage]
+    for standby in every:
+        p, segment = standby.stage, segments[standby.stage]
         nbytes = vector_bytes(segment, wiring.learns[p])
-        if nbytes and shadow.way == REPLAY:
+        if nbytes and standby.way == REPLAY:
             nbytes = replayed_bytes(plan, segment, wiring, p)
-        for device in shadow.devices:
+        for device in standby.devices:
             per_device[device] = per_device.get(device, 0) + nbytes
     return max(per_device.values(), default=0)
 
@@ -136,7 +136,7 @@ def compile_follow(
     division: Division | None = None,
     home: str = HOME,
 ) -> Compiled:
-    """The program `name` of every shadow: the step of its stages, with what the program `train` of
+    """The program `name` of every standby: the step of its stages, with what the program `train` of
     `plan` posts.
 
     `division`: the micro-batches of that program; default: those of the plan.
@@ -152,7 +152,7 @@ def compile_follow(
     optimizer
         As for `compile_training`.
     every
-        The standbys, from `shadows`.
+        The standbys, from `standbys`.
     division
         The micro-batches of the step; default: the plan's.
     home
@@ -160,28 +160,28 @@ def compile_follow(
     """
     division = division or divide(plan, segments, plan.batch)
     told = optimizer if isinstance(optimizer, StepUpdate) else alike(optimizer, len(segments))
-    devices = tuple(dict.fromkeys(device for shadow in every for device in shadow.devices))
+    devices = tuple(dict.fromkeys(device for standby in every for device in standby.devices))
     programs, wiring = ProgramBuilder(name, devices, home), wire(plan, segments, training=True)
     rated = set[str]()  # devices that have this step's settings
-    for shadow in every:
-        segment, learns = segments[shadow.stage], wiring.learns[shadow.stage]
+    for standby in every:
+        segment, learns = segments[standby.stage], wiring.learns[standby.stage]
         if not vector_elements(segment, learns):
             continue
-        for device in shadow.devices:
+        for device in standby.devices:
             gradients: list[str] = []
-            if shadow.way == REPLAY:
-                _replay(programs, plan, division, segment, wiring, shadow.stage, device)
+            if standby.way == REPLAY:
+                _replay(programs, plan, division, segment, wiring, standby.stage, device)
             else:
-                gradients = [_copy(programs, plan, segment, wiring, shadow.stage, device)]
+                gradients = [_copy(programs, plan, segment, wiring, standby.stage, device)]
             if not learns and not gradients:  # its forwards have moved the statistics
                 continue
-            scales = _scale(programs, plan, segment, shadow.stage, device, told, learns)
+            scales = _scale(programs, plan, segment, standby.stage, device, told, learns)
             rates = [RATES] if told.n_rates and learns else []
             if rates and device not in rated:
                 rated.add(device)
                 feed_rates(programs, told, device, LATE)
             note = Annotation(
-                label=f"{shadow.stage} step",
+                label=f"{standby.stage} step",
                 start=segment.start,
                 stop=segment.stop,
                 nbytes=segment.parameter_count * segment.vector_item_bytes,
@@ -194,7 +194,7 @@ def compile_follow(
                 note=note,
                 priority=LATE,
                 segment=segment.name,
-                **step_attributes(told, shadow.stage, learns, gradients, scales, rates),
+                **step_attributes(told, standby.stage, learns, gradients, scales, rates),
             )
     return programs.finish()
 
@@ -383,7 +383,7 @@ def _hear(
     giver: str,
     device: str,
 ) -> str:
-    name = shadow_value(p, kind, tensor, m)
+    name = standby_value(p, kind, tensor, m)
     return programs.receive(
         device, name, tensor.row_bytes * rows, giver, label=f"{giver}>{name}", priority=LATE
     )
@@ -394,8 +394,8 @@ def _returned(segment: Segment, wiring: StageGraph, p: int) -> tuple[Tensor, ...
     return tuple(tensor for tensor in segment.outputs if wiring.returning(p, tensor))
 
 
-def shadow_value(p: int, kind: str, tensor: Tensor, m: int) -> str:
-    """The name of what a shadow of stage p replays: an input `x`, or the gradient `dy` of an
+def standby_value(p: int, kind: str, tensor: Tensor, m: int) -> str:
+    """The name of what a standby of stage p replays: an input `x`, or the gradient `dy` of an
     output.
 
     Parameters
@@ -409,14 +409,14 @@ def shadow_value(p: int, kind: str, tensor: Tensor, m: int) -> str:
     m
         The micro-batch.
     """
-    return f"shadow{p}.{kind}.{tensor.name}.{m}"
+    return f"standby{p}.{kind}.{tensor.name}.{m}"
 
 
 def scale_value(p: int) -> str:
-    """The name of what the gradients of stage p are multiplied by, as its shadow gets it."""
-    return f"shadow{p}.scale"
+    """The name of what the gradients of stage p are multiplied by, as its standby gets it."""
+    return f"standby{p}.scale"
 
 
 def gradient_value(p: int) -> str:
-    """The name of the gradient vector that a shadow of stage p takes."""
-    return f"shadow{p}.gradients"
+    """The name of the gradient vector that a standby of stage p takes."""
+    return f"standby{p}.gradients"

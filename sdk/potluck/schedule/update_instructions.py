@@ -38,7 +38,7 @@ class UpdateInstructions:
         spec: StepSpec[Tensor],
         *,
         step_update: StepUpdate | None = None,
-        shadows: Sequence[Standby] = (),
+        standbys: Sequence[Standby] = (),
         to: str = "",
         fed_whole: bool = False,
     ) -> None:
@@ -47,7 +47,7 @@ class UpdateInstructions:
         self.spec = spec
         self.step_update = step_update or alike(STILL, len(segments))
         self.shared = [name for name, _ in holders_of(segments)]
-        self.shadows, self.to = shadows, to
+        self.standbys, self.to = standbys, to
         self.fed_whole = fed_whole
         self.batch = division[-1].stop
         # rows[micro-batch][stage][device index]: [first, stop) of the micro-batch
@@ -80,7 +80,7 @@ class UpdateInstructions:
         return RingInstructions(self.programs, devices, n_elements, item_bytes, f"ring{p}")
 
     def summed(self, p: int, vector: str, priority: int) -> None:
-        """Shadows that copy the stage's updates get it."""
+        """Standbys that copy the stage's updates get it."""
         self._show(p, self.plan.stages[p].devices[0], vector, gradient_value(p), COPY, priority)
 
     def shared_part(self, k: int, p: int, index: int, vector: str, priority: int) -> str:
@@ -244,10 +244,10 @@ class UpdateInstructions:
     # --- those who stay in step -------------------------------------------------------------------
 
     def _show(self, p: int, device: str, value: str, name: str, way: str, priority: int) -> None:
-        """Post `value` of stage p to its shadows of that way."""
-        for shadow in self.shadows:
-            if shadow.stage == p and shadow.way == way:
-                for peer in shadow.devices:
+        """Post `value` of stage p to its standbys of that way."""
+        for standby in self.standbys:
+            if standby.stage == p and standby.way == way:
+                for peer in standby.devices:
                     self.programs.post(
                         device,
                         value,

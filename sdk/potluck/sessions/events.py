@@ -78,8 +78,8 @@ class StartExecution:
     Resolves with an `Execution`.
 
     `expects[device]` names the values that come back, each with its most bytes;
-    `instructions[device]` is how many its program has. `lane`: where it is not empty, a device
-    starts it after its earlier executions of the same run and lane are done (steps of training
+    `instructions[device]` is how many its program has. `stream`: where it is not empty, a device
+    starts it after its earlier executions of the same run and stream are done (steps of training
     change the weights). `together`: all devices begin at one moment, after those executions, and
     are told when that is by their own clocks. `request`: nothing depends on it, so where an
     operator fails over its values it ends alone, with `RequestFailed`.
@@ -94,7 +94,7 @@ class StartExecution:
     feeds: Mapping[str, Mapping[str, Raw]] = field(default_factory=dict)
     expects: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     instructions: Mapping[str, int] = field(default_factory=dict)
-    lane: str = ""
+    stream: str = ""
     together: bool = False
     request: bool = False
 

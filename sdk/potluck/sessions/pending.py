@@ -157,9 +157,9 @@ def startable(
 ) -> list[tuple[Launched, str, Launched | None]]:
     """Which executions may begin on which devices, and behind which other.
 
-    Each waits, per device, for those of its run and lane before it. Where one is before it, of the
-    same program, a device that keeps order is told already: it need not wait for our word between
-    the two. Devices that begin together wait for all.
+    Each waits, per device, for those of its run and stream before it. Where one is before it, of
+    the same program, a device that keeps order is told already: it need not wait for our word
+    between the two. Devices that begin together wait for all.
     """
     found: list[tuple[Launched, str, Launched | None]] = []
     under_way: dict[tuple[str, str, str], list[Launched]] = {}
@@ -167,7 +167,7 @@ def startable(
         launch = launched.launch
         ready: list[tuple[Launched, str, Launched | None]] = []
         for device in launched.to_start:
-            ahead = under_way.get((launch.run, launch.lane, device), [])
+            ahead = under_way.get((launch.run, launch.stream, device), [])
             if not ahead:
                 ready.append((launched, device, None))
             elif (
@@ -178,10 +178,10 @@ def startable(
                 ready.append((launched, device, ahead[0]))
         if not launch.together or len(ready) == len(launched.to_start):
             found += ready
-        if launch.lane:
+        if launch.stream:
             for device in launch.devices:
                 if device not in launched.timelines:
-                    under_way.setdefault((launch.run, launch.lane, device), []).append(launched)
+                    under_way.setdefault((launch.run, launch.stream, device), []).append(launched)
     return found
 
 

@@ -259,7 +259,7 @@ class Direct:
         on = [self.devices[name] for name in devices]
         items = [self._priced(plan, on, item) for item in layout.items]
         names = (*devices, HOME)
-        graph.lane_host = self._paths.lane_hosts(devices)
+        graph.resource_host = self._paths.resource_hosts(devices)
         work, route = [], []
         for item, (amount, _) in zip(layout.items, items, strict=True):
             work.append(amount)
@@ -412,7 +412,7 @@ def _graph(layout: StepLayout, n_steps: int, in_flight: int, graph: TaskGraph) -
     """
     idle, first = 2 * layout.home, []
     ends = list[int]()
-    lanes = [2 * layout.items[i].slot + (layout.items[i].kind == SEND) for i in layout.item]
+    resources = [2 * layout.items[i].slot + (layout.items[i].kind == SEND) for i in layout.item]
     sinks = set(range(len(layout.item))).difference(*layout.waits)
     for step in range(n_steps):
         since = step * HOME_PRIORITY
@@ -422,13 +422,16 @@ def _graph(layout: StepLayout, n_steps: int, in_flight: int, graph: TaskGraph) -
                 0.0,
                 after=ends[step - in_flight : step - in_flight + 1] if step >= in_flight else (),
             )
-        first.append(len(graph.lane))
-        for lane, priority, waits in zip(lanes, layout.priority, layout.waits, strict=True):
+        first.append(len(graph.resource))
+        for resource, priority, waits in zip(resources, layout.priority, layout.waits, strict=True):
             after = [first[-1] + task for task in waits]
             if n_steps > 1 and not waits:
                 after = [begin]
             graph.add(
-                lane, 0.0, after=after, priority=priority + (since if lane == idle + 1 else 0)
+                resource,
+                0.0,
+                after=after,
+                priority=priority + (since if resource == idle + 1 else 0),
             )
         if n_steps > 1:
             ends.append(graph.add(idle, 0.0, after=[first[-1] + task for task in sorted(sinks)]))

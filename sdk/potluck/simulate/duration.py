@@ -9,7 +9,8 @@ from potluck_wire.program import Instruction
 def instruction_s(
     table: cost.CostTable, device: Device, item: Instruction, note: Annotation
 ) -> float:
-    """Seconds in the compute lane. Profiled times for run and backward, copying speed for the rest.
+    """Seconds in the compute resource. Profiled times for run and backward, copying speed for the
+    rest.
 
     Parameters
     ----------

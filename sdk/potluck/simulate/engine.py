@@ -1,5 +1,5 @@
-"""The discrete-event engine: tasks on lanes, some of them flows over shared media or processors,
-under virtual time.
+"""The discrete-event engine: tasks on resources, some of them flows over shared media or
+processors, under virtual time.
 
 It knows integers only, so that planners can call it without building programs. Deterministic: ties
 go to the task added first. Flows over the same media always have the same rate, so they are kept
@@ -28,14 +28,14 @@ FEW = 64  # classes of flows of which every state is kept whole; of more, the ra
 class TaskGraph:
     """Tasks 0, 1, 2 ... in parallel lists.
 
-    A lane does one task at a time; of those ready the smallest `priority` goes first and then keeps
-    the lane. `work` is seconds, or bytes for a transfer: a flow over the media of its `route`,
-    which is done one latency after its last byte has left. One of more than `chunk_bytes` gives way
-    to a more urgent one of its lane, and goes on later.
+    A resource does one task at a time; of those ready the smallest `priority` goes first and then
+    keeps the resource. `work` is seconds, or bytes for a transfer: a flow over the media of its
+    `route`, which is done one latency after its last byte has left. One of more than `chunk_bytes`
+    gives way to a more urgent one of its resource, and goes on later.
 
-    Lanes and routes may belong to a host, whose processor all that happens there shares: of n tasks
-    at once each runs at min(1, cores / n) of its speed. What a route inside a host carries, and its
-    latency, is work of that processor.
+    Resources and routes may belong to a host, whose processor all that happens there shares: of n
+    tasks at once each runs at min(1, cores / n) of its speed. What a route inside a host carries,
+    and its latency, is work of that processor.
     """
 
     capacity: list[float] = field(default_factory=list)  # per medium, bytes per second
@@ -44,9 +44,9 @@ class TaskGraph:
     routes: list[Route] = field(default_factory=list)
     latency_s: list[float] = field(default_factory=list)  # per route
     route_host: list[int] = field(default_factory=list)  # per route; -1: between hosts
-    # of the computing lanes that share a host
-    lane_host: dict[int, int] = field(default_factory=dict)
-    lane: list[int] = field(default_factory=list)
+    # of the computing resources that share a host
+    resource_host: dict[int, int] = field(default_factory=dict)
+    resource: list[int] = field(default_factory=list)
     work: list[float] = field(default_factory=list)
     priority: list[int] = field(default_factory=list)
     route: list[int] = field(default_factory=list)
@@ -58,7 +58,7 @@ class TaskGraph:
         """A graph without tasks on these media and routes, for which what is known of their rates
         holds too.
         """
-        return replace(self, lane=[], work=[], priority=[], route=[], n_waits=[], followers=[])
+        return replace(self, resource=[], work=[], priority=[], route=[], n_waits=[], followers=[])
 
     def add_route(self, route: Route, latency_s: float = 0.0, host: int = -1) -> int:
         """A path that transfers can take; returns its number.
@@ -79,7 +79,7 @@ class TaskGraph:
 
     def add(
         self,
-        lane: int,
+        resource: int,
         work: float,
         *,
         after: Iterable[int] = (),
@@ -90,7 +90,7 @@ class TaskGraph:
 
         Parameters
         ----------
-        lane
+        resource
             Does one task at a time.
         work
             Seconds; of a transfer bytes.
@@ -101,8 +101,8 @@ class TaskGraph:
         route
             Number of the route of a transfer.
         """
-        task = len(self.lane)
-        self.lane.append(lane)
+        task = len(self.resource)
+        self.resource.append(resource)
         self.work.append(work)
         self.priority.append(priority)
         self.route.append(route)
@@ -120,8 +120,8 @@ class TaskGraph:
 
 @dataclass(slots=True)
 class Times:
-    """Per task: when it started, when it gave its lane free, when it was done (for a transfer, a
-    latency later).
+    """Per task: when it started, when it gave its resource free, when it was done (for a transfer,
+    a latency later).
     """
 
     start_s: list[float]
@@ -130,13 +130,13 @@ class Times:
 
 
 class SimulationState:
-    """What has become of the tasks so far, and what ends when. The lanes are `run`'s."""
+    """What has become of the tasks so far, and what ends when. The resources are `run`'s."""
 
     def __init__(self, graph: TaskGraph) -> None:
-        n_tasks = len(graph.lane)
+        n_tasks = len(graph.resource)
         self.start_s, self.free_s = [-1.0] * n_tasks, [0.0] * n_tasks
         self.stop_s = [0.0] * n_tasks
-        # a heap of (time, task, or -1 - task when its lane is already free)
+        # a heap of (time, task, or -1 - task when its resource is already free)
         self.ends: list[tuple[float, int]] = []
         self.n_waits = graph.n_waits.copy()  # per task, how many it still waits for
 
@@ -177,7 +177,7 @@ class TransferQueue(Protocol):
         state
             Gets both times.
         doing
-            Per lane, the task that has it, or -1.
+            Per resource, the task that has it, or -1.
         now_s
             Virtual time.
         """
@@ -205,15 +205,15 @@ def run(graph: TaskGraph, queue: TransferQueue | None = None) -> Times:
     PlanError
         Some tasks wait for each other for ever.
     """
-    n_tasks, lane_of = len(graph.lane), graph.lane
+    n_tasks, resource_of = len(graph.resource), graph.resource
     work, route_of = graph.work, graph.route
     # rank % n_tasks is the task
     rank = [level * n_tasks + task for task, level in enumerate(graph.priority)]
-    n_lanes = max(lane_of, default=-1) + 1
-    ready: list[list[int]] = [[] for _ in range(n_lanes)]  # ranks
-    doing = [-1] * n_lanes  # the task that has the lane
+    n_resources = max(resource_of, default=-1) + 1
+    ready: list[list[int]] = [[] for _ in range(n_resources)]  # ranks
+    doing = [-1] * n_resources  # the task that has the resource
     state, flows = SimulationState(graph), Flows(graph)
-    class_of, class_of_lane = flows.class_of, flows.class_of_lane
+    class_of, class_of_resource = flows.class_of, flows.class_of_resource
     ends, start_s = state.ends, state.start_s
     free_s, stop_s = state.free_s, state.stop_s
     n_waits, followers = state.n_waits, graph.followers
@@ -221,18 +221,18 @@ def run(graph: TaskGraph, queue: TransferQueue | None = None) -> Times:
     flow_end_s, now_s = inf, 0.0
     while True:
         for task in came:
-            lane = lane_of[task]
+            resource = resource_of[task]
             if queue is None or route_of[task] == COMPUTE:
-                heappush(ready[lane], rank[task])
-                touched.append(lane)
+                heappush(ready[resource], rank[task])
+                touched.append(resource)
             else:
                 queue.add(task)
         came = []
-        for lane in touched:  # start the most urgent of each
-            waiting = ready[lane]
+        for resource in touched:  # start the most urgent of each
+            waiting = ready[resource]
             if not waiting:
                 continue
-            current = doing[lane]
+            current = doing[resource]
             if current >= 0:
                 if waiting[0] > rank[current] or current not in flows.marks:
                     continue
@@ -241,11 +241,11 @@ def run(graph: TaskGraph, queue: TransferQueue | None = None) -> Times:
                 flows.pause(current, now_s)
                 heappush(waiting, rank[current])
             task = heappop(waiting) % n_tasks
-            doing[lane] = task
+            doing[resource] = task
             if start_s[task] < 0:
                 start_s[task] = now_s
             route = route_of[task]
-            number = class_of_lane.get(lane, -1) if route == COMPUTE else class_of[route]
+            number = class_of_resource.get(resource, -1) if route == COMPUTE else class_of[route]
             if number >= 0 and work[task] > 0:
                 flows.start(task, number, now_s)
             else:  # what is over no medium takes no time
@@ -265,9 +265,9 @@ def run(graph: TaskGraph, queue: TransferQueue | None = None) -> Times:
             task = heappop(ends)[1]
             if task >= 0:
                 free_s[task] = now_s
-                lane, route = lane_of[task], route_of[task]
-                doing[lane] = -1
-                touched.append(lane)
+                resource, route = resource_of[task], route_of[task]
+                doing[resource] = -1
+                touched.append(resource)
                 if route != COMPUTE:
                     if queue is not None:
                         queue.release(route)
@@ -305,7 +305,7 @@ class Flows:
             host if host >= 0 else numbers.get(route, -1)
             for route, host in zip(graph.routes, hosts, strict=True)
         ]
-        self.class_of_lane = graph.lane_host
+        self.class_of_resource = graph.resource_host
         # flow -> the reading of its class's clock at which it ends
         self.marks: dict[int, float] = {}
         self.changed = False

@@ -39,10 +39,14 @@ class Paths:
         """A graph without tasks on these media and routes."""
         return self._graph.on_same_paths()
 
-    def lane_hosts(self, names: Sequence[str]) -> dict[int, int]:
-        """The computing lanes of devices that share a processor: device i computes on lane 2 i."""
+    def resource_hosts(self, names: Sequence[str]) -> dict[int, int]:
+        """The computing resources of devices that share a processor: device i computes on resource
+        2 i.
+        """
         places = ((2 * i, self._devices[name]) for i, name in enumerate(names))
-        return {lane: self._hosts[device.host] for lane, device in places if device.host_cores}
+        return {
+            resource: self._hosts[device.host] for resource, device in places if device.host_cores
+        }
 
     def route(self, source: str, target: str) -> int:
         """The number of a route in all graphs."""

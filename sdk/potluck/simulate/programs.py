@@ -1,8 +1,8 @@
 """Execute compiled programs under virtual time: the same instructions that the agents carry out, a
 Trace out.
 
-One compute lane and one sending lane per device, and one sending lane for home. Where the network
-knows no path from or to home, inputs and results are already where they are needed.
+One compute resource and one sending resource per device, and one sending resource for home. Where
+the network knows no path from or to home, inputs and results are already where they are needed.
 """
 
 from collections.abc import Mapping
@@ -32,7 +32,7 @@ def simulate(
     after the other).
 
     `serial`: a device begins a step only when it has ended the one before, as training must; others
-    may be ahead. Events of all lanes, seconds per step, busy seconds, joules and peak bytes per
+    may be ahead. Events of all resources, seconds per step, busy seconds, joules and peak bytes per
     device. Energy covers the devices that take part and whose power is known, from the start to the
     end of the last step.
 
@@ -87,11 +87,11 @@ class Simulation:
         self.table = table or cost.CostTable(problem)
         self.devices = {name: problem.device(name) for name in compiled.programs}
         names = (*compiled.programs, self.home)
-        self.compute_lane = {name: 2 * i for i, name in enumerate(names)}
-        self.send_lane = {name: 2 * i + 1 for i, name in enumerate(names)}
+        self.compute_resource = {name: 2 * i for i, name in enumerate(names)}
+        self.send_resource = {name: 2 * i + 1 for i, name in enumerate(names)}
         self.paths = Paths(problem, self.home)
         self.graph = self.paths.graph()
-        self.graph.lane_host = self.paths.lane_hosts([*compiled.programs])
+        self.graph.resource_host = self.paths.resource_hosts([*compiled.programs])
         # Per step: (device, instruction id) -> task; a `recv` is the task of its `send`.
         self.tasks: list[dict[tuple[str, int], int]] = []
         # per step: the tasks that stand for its start and its end
@@ -108,7 +108,7 @@ class Simulation:
 
     def _add_step(self, step: int, in_flight: int, serial: bool) -> None:
         graph, first = self.graph, step * HOME_PRIORITY
-        idle = self.compute_lane[self.home]
+        idle = self.compute_resource[self.home]
         before = [self.marks[step - in_flight][1]] if step >= in_flight else []
         begin = origin = graph.add(idle, 0.0, after=before, priority=first)
         # requests at once: the first
@@ -120,7 +120,7 @@ class Simulation:
         arrivals: dict[tuple[str, str, str], int] = {}
         for feed in self.compiled.feeds:
             arrivals[self.home, feed.device, feed.value] = graph.add(
-                self.send_lane[self.home],
+                self.send_resource[self.home],
                 feed.nbytes,
                 after=[begin],
                 priority=first + feed.priority,
@@ -169,17 +169,17 @@ class Simulation:
         if item.op == "send":
             route = self.paths.route(device, item.attrs["peer"])
             return self.graph.add(
-                self.send_lane[device], note.nbytes, priority=item.priority, route=route
+                self.send_resource[device], note.nbytes, priority=item.priority, route=route
             )
         seconds = instruction_s(self.table, self.devices[device], item, note)
-        return self.graph.add(self.compute_lane[device], seconds, priority=item.priority)
+        return self.graph.add(self.compute_resource[device], seconds, priority=item.priority)
 
     def _timer(self, since: int, seconds: float) -> int:
-        """A task that is done so long after task `since` and keeps no lane: the latency of a path
-        without media.
+        """A task that is done so long after task `since` and keeps no resource: the latency of a
+        path without media.
         """
         return self.graph.add(
-            self.send_lane[self.home] + 1,
+            self.send_resource[self.home] + 1,
             0.0,
             after=[since],
             route=self.graph.add_route((), seconds),

@@ -49,14 +49,14 @@ def stage_times(table: cost.CostTable, plan: Plan) -> StageTimes:
 
 
 def _media(table: cost.CostTable, plan: Plan, p: int, q: int) -> tuple[str, ...]:
-    """The media between the devices of two stages, and their lanes: a device sends one thing at a
-    time.
+    """The media between the devices of two stages, and their resources: a device sends one thing at
+    a time.
     """
     network = table.problem.network
     pairs = ((a, b) for a in plan.stages[p].devices for b in plan.stages[q].devices if a != b)
-    lanes = [f"from {name}" for name in plan.stages[p].devices]
+    resources = [f"from {name}" for name in plan.stages[p].devices]
     crossed = (name for pair in pairs for name, _ in network.path(*pair).media)
-    return tuple(dict.fromkeys([*lanes, *crossed]))
+    return tuple(dict.fromkeys([*resources, *crossed]))
 
 
 def _totals(given: Sequence[flows.OutputGroup]) -> dict[int, tuple[int, int]]:

@@ -1,4 +1,4 @@
-"""How many tasks the lane lets the worker have: two, and more where they are known to be short."""
+"""How many tasks the queue lets the worker have: two, and more where they are known to be short."""
 
 import pytest
 
@@ -15,7 +15,7 @@ def execution(layout, step=0):
 
 
 def make():
-    """A lane and a program of so many slices."""
+    """A queue and a program of so many slices."""
     attrs = {"dim": 0, "start": 0, "stop": 1}
     rows = [Instruction(id=0, op="recv", outputs=("x",), attrs={"peer": "home"})]
     rows += [
@@ -25,30 +25,30 @@ def make():
     return ComputeQueue(), lay_out(Program(name="p", instructions=tuple(rows)))
 
 
-def offer(lane, work):
+def offer(queue, work):
     for index in range(1, N + 1):
-        lane.offer(work, index)
+        queue.offer(work, index)
 
 
-def taken(lane):
+def taken(queue):
     tags = []
-    while (pick := lane.next()) is not None:
+    while (pick := queue.next()) is not None:
         tags.append(pick[0])
     return tags
 
 
-def do(lane, seconds):
+def do(queue, seconds):
     """Everything, one task after the other."""
-    tags = taken(lane)
+    tags = taken(queue)
     while tags:
-        assert lane.finish(tags.pop(0), seconds) is not None
-        tags += taken(lane)
+        assert queue.finish(tags.pop(0), seconds) is not None
+        tags += taken(queue)
 
 
 def test_gives_two_until_it_knows_how_long_they_take():
-    lane, layout = make()
-    offer(lane, execution(layout))
-    assert len(taken(lane)) == DEPTH
+    queue, layout = make()
+    offer(queue, execution(layout))
+    assert len(taken(queue)) == DEPTH
 
 
 @pytest.mark.parametrize(
@@ -56,16 +56,16 @@ def test_gives_two_until_it_knows_how_long_they_take():
     [(1.0, DEPTH), (AHEAD_S, DEPTH), (AHEAD_S / 4, 4), (AHEAD_S / 10.5, 11), (0.0, N)],
 )
 def test_gives_as_many_short_ones_as_keep_the_worker_busy_for_a_moment(seconds, n):
-    lane, layout = make()
-    offer(lane, execution(layout))
-    do(lane, seconds)
-    offer(lane, execution(layout, step=1))
-    assert len(taken(lane)) == n
+    queue, layout = make()
+    offer(queue, execution(layout))
+    do(queue, seconds)
+    offer(queue, execution(layout, step=1))
+    assert len(taken(queue)) == n
 
 
 def test_a_task_that_failed_tells_nothing_of_its_time():
-    lane, layout = make()
-    offer(lane, execution(layout))
-    do(lane, None)
-    offer(lane, execution(layout, step=1))
-    assert len(taken(lane)) == DEPTH
+    queue, layout = make()
+    offer(queue, execution(layout))
+    do(queue, None)
+    offer(queue, execution(layout, step=1))
+    assert len(taken(queue)) == DEPTH

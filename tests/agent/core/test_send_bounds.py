@@ -1,4 +1,5 @@
-"""What one program may ask of the network lane: however it is written, every other value leaves."""
+"""What one program may ask of the network queue: however it is written, every other value
+leaves."""
 
 import random
 from collections import Counter

@@ -58,7 +58,7 @@ def test_no_medium_carries_two_transfers_and_nothing_is_lost(seed):
         if seed % 5 == 0
         else run(graph, tails(graph) if seed % 3 else None)
     )
-    n_tasks = len(graph.lane)
+    n_tasks = len(graph.resource)
     for task in range(n_tasks):
         for follower in graph.followers[task]:
             assert times.start_s[follower] >= times.stop_s[task]
@@ -71,11 +71,11 @@ def test_no_medium_carries_two_transfers_and_nothing_is_lost(seed):
             and graph.work[task]
         )
         assert all(b[0] >= a[1] - 1e-9 for a, b in pairwise(spans))
-    for lane in range(8):
+    for resource in range(8):
         mine = (
             t
             for t in range(n_tasks)
-            if graph.lane[t] == lane and times.free_s[t] > times.start_s[t]
+            if graph.resource[t] == resource and times.free_s[t] > times.start_s[t]
         )
         spans = sorted((times.start_s[t], times.free_s[t]) for t in mine)
         assert all(b[0] >= a[1] - 1e-9 for a, b in pairwise(spans))
@@ -86,16 +86,16 @@ def test_no_medium_carries_two_transfers_and_nothing_is_lost(seed):
 def test_transfers_that_never_meet_take_as_long_as_under_fair_sharing(seed):
     rng, graph = random.Random(seed), TaskGraph()
     for task in range(40):
-        lane, after = rng.randrange(6), rng.sample(range(task), min(task, rng.randint(0, 3)))
+        resource, after = rng.randrange(6), rng.sample(range(task), min(task, rng.randint(0, 3)))
         work, priority = rng.choice([0.0, 1.0, rng.uniform(0.1, 5.0)]), rng.randrange(4)
-        if lane < 3:
-            graph.add(lane, work, after=after, priority=priority)
+        if resource < 3:
+            graph.add(resource, work, after=after, priority=priority)
             continue
         graph.capacity.append(rng.uniform(1.0, 20.0))  # a medium for each
         route = graph.add_route(
             ((len(graph.capacity) - 1, rng.randint(1, 2)),), rng.choice([0.0, 0.3])
         )
-        graph.add(lane, work, after=after, priority=priority, route=route)
+        graph.add(resource, work, after=after, priority=priority, route=route)
     graph.chunk_bytes = 10.0  # no transfer gives way
     alone, shared = run(graph), engine.run(graph)
     assert alone.start_s == pytest.approx(shared.start_s)

@@ -131,7 +131,7 @@ def test_turns_by_hand():
     # go first.
     graph = TaskGraph(capacity=[1.0])
     air = graph.add_route(((0, 1),))
-    from_b, from_c = (graph.add(lane, 2.0, route=air) for lane in (1, 2))
+    from_b, from_c = (graph.add(resource, 2.0, route=air) for resource in (1, 2))
     graph.add(3, 1.0, after=[from_b])
     graph.add(4, 5.0, after=[from_c])
     times = Expanded(graph=graph, tasks={}).order

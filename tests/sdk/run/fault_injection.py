@@ -33,11 +33,11 @@ DEPLOYING = {
 }
 TRAINING = {
     "training": Moment(Execute, 0, "train"),
-    "loading the bridge": Moment(Prepare, 1),
-    "loading shadows": Moment(Prepare, 2),
-    "going to the bridge": Moment(Execute, 1, "move"),
+    "loading the transition": Moment(Prepare, 1),
+    "loading standbys": Moment(Prepare, 2),
+    "going to the transition": Moment(Execute, 1, "move"),
     "fetching": Moment(Execute, 2, "fetch"),
-    "training on the bridge": Moment(Execute, 1, "train"),
+    "training on the transition": Moment(Execute, 1, "train"),
     "following": Moment(Execute, 2, "follow"),
     "loading the new plan": Moment(Prepare, 3),
     "going over": Moment(Execute, 3, "move"),

@@ -95,7 +95,7 @@ def test_a_snapshot_comes_home_by_itself_and_forgets_the_batches_before_it(home,
 @pytest.mark.parametrize("plan", [*losses.PLANS])
 def test_survivors_go_on_in_the_same_run_from_what_they_have(home, often, plan, lost):
     run = deployed(home, plan)
-    name, programs = engine_of(run).edition.run, started(home)
+    name, programs = engine_of(run).compiled_plan.run, started(home)
     history = run.fit(
         make_data("mlp", ROWS), epochs=EPOCHS, on_step=killed_at(home, 9, lost)
     ).wait()
@@ -106,7 +106,9 @@ def test_survivors_go_on_in_the_same_run_from_what_they_have(home, often, plan, 
         return
     assert lost not in run.plan.devices
     assert len(history.recoveries) == 1
-    if engine_of(run).edition.run == name:  # else the copies were newer than what had come home
+    if (
+        engine_of(run).compiled_plan.run == name
+    ):  # else the copies were newer than what had come home
         fed = sum(n for program, n in programs if program == "move")
         most = 4 * len(run.state_dict()) * len(run.plan.devices)  # a weight, and AdamW's three
         assert fed < most if plan != "replicas" else fed == 0
@@ -129,7 +131,7 @@ def test_a_run_that_is_closed_leaves_nothing_that_is_waited_for(home, often):
 
 def test_replicas_lose_nothing_that_home_has_to_send(home, often, monkeypatch):
     run = deployed(home, "replicas")
-    name, programs = engine_of(run).edition.run, started(home)
+    name, programs = engine_of(run).compiled_plan.run, started(home)
 
     def on_step(step, loss):
         engine = engine_of(run)
@@ -144,17 +146,17 @@ def test_replicas_lose_nothing_that_home_has_to_send(home, often, monkeypatch):
     history = run.fit(make_data("mlp", ROWS), epochs=EPOCHS, on_step=on_step).wait()
     link_of(home).watch(None)
     check_learned(run, history)
-    assert engine_of(run).edition.run == name
+    assert engine_of(run).compiled_plan.run == name
     assert not any(n for program, n in programs if program in ("move", "push"))
 
 
 def test_a_worker_that_ended_knows_the_run_no_more(home, often):
     run = deployed(home)
-    name = engine_of(run).edition.run
+    name = engine_of(run).compiled_plan.run
     history = run.fit(
         make_data("mlp", ROWS), epochs=EPOCHS, on_step=killed_at(home, 9, A, how="kill_worker")
     ).wait()
-    assert engine_of(run).edition.run != name
+    assert engine_of(run).compiled_plan.run != name
     assert run.plan.devices == (A, B, C)
     check_learned(run, history)
 

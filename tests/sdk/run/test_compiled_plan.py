@@ -1,4 +1,4 @@
-"""Plans for other batch sizes, evaluation plans, and what editions ask the devices for."""
+"""Plans for other batch sizes, evaluation plans, and what compiled plans ask the devices for."""
 
 import json
 
@@ -22,26 +22,26 @@ TORCH = dict.fromkeys((A, B, C), ("torch",))
 def test_a_step_on_another_batch_has_as_few_micro_batches_as_hold_it(rows):
     _, model = make_model("mlp")
     plan = make_plan(model, ((A, B), (3, 1)), ((C,), (4,)), micro_batch=4, n_micro_batches=2)
-    edition = compile_for_run(
+    compiled = compile_for_run(
         model, plan, run="r", epoch=0, optimizer=PLAIN, backends=TORCH, sizes=(rows,)
     )
-    step = edition.compiled[f"train-{rows}"]
+    step = compiled.compiled[f"train-{rows}"]
     runs = [i.attrs["rows"] for i in step.programs[C].instructions if i.op == "run"]
     assert runs == [[0, 4, 4]] * (rows // 4) + [[0, rows % 4, rows % 4]] * (rows % 4 > 0)
     (losses,) = step.results
     assert sum(losses.rows) == rows
-    assert edition.plan == plan
+    assert compiled.plan == plan
 
 
 def test_batch_sizes_are_facts_and_not_read_from_the_names_of_programs(monkeypatch):
     _, model = make_model("mlp")
     plan = make_plan(model, ((A,), (4,)), micro_batch=4)
     monkeypatch.setattr(compiled_plan, "train_name", lambda rows, plan: "abc"[rows % 3])
-    edition = compile_for_run(
+    compiled = compile_for_run(
         model, plan, run="r", epoch=0, optimizer=PLAIN, backends=TORCH, sizes=(2, 3, 4)
     )
-    assert edition.train_rows == {"b": 4, "c": 2, "a": 3}
-    assert edition.sizes == (2, 3)
+    assert compiled.train_rows == {"b": 4, "c": 2, "a": 3}
+    assert compiled.sizes == (2, 3)
 
 
 def test_a_share_of_single_values_is_refused_before_anything_is_sent():
@@ -73,14 +73,14 @@ def test_an_evaluation_plan_covers_all_layers_once_and_asks_one_device_per_stage
 def test_every_device_is_asked_for_its_own_pieces_and_programs():
     _, model = make_model("mlp")
     plan = make_plan(model, ((A,), (4,)), ((B,), (4,)), micro_batch=4)
-    edition = compile_for_run(
+    compiled = compile_for_run(
         model, plan, run="r", epoch=3, optimizer=PLAIN, backends=TORCH, sizes=(2,)
     )
-    requests = edition.requests()
+    requests = compiled.requests()
     for device, (order, buffers) in requests.items():
         document = json.loads(buffers[0])
         assert (order.run, order.epoch) == ("r", 3)
-        assert order.memory_bytes == edition.memory_bytes(device) > 0
+        assert order.memory_bytes == compiled.memory_bytes(device) > 0
         assert len(document["segments"]) == len(buffers) - 1 == 1
         names = [program["name"] for program in document["programs"]]
         assert names == ["train", "train-2", "push", "pull", "push-optimizer", "pull-optimizer"]

@@ -26,7 +26,7 @@ torch = pytest.importorskip("torch")
 
 MICRO, N_MICRO, STEPS = 4, 6, 10
 BATCH = MICRO * N_MICRO
-# the switch begins behind one step, and shadows follow until the other
+# the switch begins behind one step, and standbys follow until the other
 SWITCHED_AFTER, FOLLOWED_UNTIL = 3, 6
 # of replicated stages: sums of shares are in another order. All others are equal to the bit
 ROUNDING = 1e-5

@@ -161,7 +161,7 @@ def test_killed_while_a_plan_is_deployed(home, model, moment, device, whom, afte
     ("home", "moment", "device", "whom", "after"),
     some(
         everywhere(fault_injection.TRAINING),
-        (PLAIN, "loading shadows", A, "worker", 1),
+        (PLAIN, "loading standbys", A, "worker", 1),
         (PLAIN, "following", C, "agent", 3),
         (SPACED, "training", A, "worker", 8),
         (SPACED, "going over", C, "agent", 1),

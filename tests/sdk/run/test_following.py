@@ -1,5 +1,5 @@
-"""Steps that a shadow shall take are handed out by one thread and looked at by another: none may be
-lost.
+"""Steps that a standby shall take are handed out by one thread and looked at by another: none may
+be lost.
 """
 
 import sys
@@ -47,14 +47,14 @@ def steps():
 
 @pytest.fixture
 def crossing(home, steps, monkeypatch):
-    """On the way from one device to another, with shadows that take no step yet."""
+    """On the way from one device to another, with standbys that take no step yet."""
     _, model = make_model("mlp")
     run = home.deploy(make_plan(model, ((A,), (4,)), micro_batch=4), model).wait()
     crossing = PlanMigration(engine_of(run), make_plan(model, ((B,), (4,)), micro_batch=4))
     monkeypatch.setattr(
         engine_of(run).group, "execute", lambda *_, **__: steps.append(Step()) or steps[-1]
     )
-    monkeypatch.setattr(migration, "MOST_BEHIND", sys.maxsize)  # nobody waits for the shadows
+    monkeypatch.setattr(migration, "MOST_BEHIND", sys.maxsize)  # nobody waits for the standbys
     monkeypatch.setattr(migration, "ARENA_FRAC", float(2**40))
     yield crossing
     run.close()

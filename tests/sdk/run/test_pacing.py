@@ -116,7 +116,7 @@ def test_who_turns_out_to_be_slow_goes_over_to_the_fastest_and_says_that_it_is_l
         ),
     )
     run = home.deploy(plan_of(model, "c"), model, profile=profile).wait()
-    engine_of(run).editions.profile = quick
+    engine_of(run).compiler.profile = quick
     fitting = run.fit(make_data(), epochs=EPOCHS, deadline_s=alone_s[A], on_step=slowly)
     history = fitting.wait()
     assert run.plan.devices == (A,)

@@ -92,14 +92,14 @@ def test_transfers_that_take_turns_change_when_and_not_what(home, deep, alone):
     slow = replace(profile, network=Network(media=(air,), paths=paths))
     plan = make_plan(model, *STAGES, micro_batch=4, n_micro_batches=4)
     run = home.deploy(plan, model, order_transfers=True, profile=slow).wait()
-    assert engine_of(run).edition.compiled["train"].together
+    assert engine_of(run).compiled_plan.compiled["train"].together
     history = run.fit(make_data("mlp", 16), epochs=10).wait()
     losses, _ = alone
     assert history.losses == pytest.approx(losses, rel=1e-6, abs=TOLERANCE)
     run.close()
     last_s = max(
         s
-        for program in engine_of(run).edition.compiled["train"].programs.values()
+        for program in engine_of(run).compiled_plan.compiled["train"].programs.values()
         for s in program.release_s
     )
     # however fast these agents are, no step can be over before its last release

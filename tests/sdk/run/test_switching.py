@@ -238,7 +238,7 @@ def test_a_batch_of_another_size_on_the_way_only_delays_a_switch(lab, model):
 
 
 def in_the_middle(run, plan):
-    """A switch that has its shadows at work and stays there, and what lets it go on."""
+    """A switch that has its standbys at work and stays there, and what lets it go on."""
     reached, go_on = threading.Event(), threading.Event()
 
     def stay(done_frac, text):
@@ -270,8 +270,8 @@ def test_a_cancelled_switch_leaves_the_old_plan_at_work(lab, model):
 
 
 TRAINING_PHASES = {
-    ("loading the bridge", 0): "ab",
-    ("loading shadows", 0): "ab",
+    ("loading the transition", 0): "ab",
+    ("loading standbys", 0): "ab",
     ("fetching", 2): "ab",
     ("following", 3): "ab",
     ("loading the new plan", 0): "ab",
@@ -396,14 +396,14 @@ def test_memory_is_asked_for_both_plans_while_they_overlap(lab, model):
     engine = engine_of(run)
     from potluck.run.migration import PlanMigration
 
-    old, plan = engine.edition, plan_of(model, "abc")
-    new, crossing = (
-        engine.next_edition(plan, old.optimizer, engine.sizes),
+    old, plan = engine.compiled_plan, plan_of(model, "abc")
+    new, migration = (
+        engine.next_compiled_plan(plan, old.optimizer, engine.sizes),
         PlanMigration(engine, plan),
     )
-    # the old plan's, and the bridge's
-    assert crossing.needs_bytes(A, old) >= 2 * old.held_bytes(A)
-    assert crossing.needs_bytes(C, old) == new.held_bytes(C)  # what it shadows
+    # the old plan's, and the transition's
+    assert migration.needs_bytes(A, old) >= 2 * old.held_bytes(A)
+    assert migration.needs_bytes(C, old) == new.held_bytes(C)  # what it follows
     run.close()
 
 

@@ -61,7 +61,7 @@ def trained(home, model, plan, schedule=None):
     run.fit(data(), epochs=2).wait()
     ops = {
         item.op
-        for program in engine_of(run).edition.compiled["train"].programs.values()
+        for program in engine_of(run).compiled_plan.compiled["train"].programs.values()
         for item in program.instructions
     }
     losses, state = run.history.losses, run.state_dict()

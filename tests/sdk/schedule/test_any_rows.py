@@ -159,14 +159,14 @@ def test_a_step_takes_as_many_instructions_as_it_has_micro_batches(rows):
 
 @given(rows=st.integers(1, 40), stage=st.integers(0, 1))
 @settings(deadline=None)
-def test_a_shadow_replays_the_very_micro_batches(rows, stage):
+def test_a_standby_replays_the_very_micro_batches(rows, stage):
     plan, segments = make([(("a",), (8,)), (("b",), (8,))])
     division, schedule = divided(plan, segments, rows)
-    shadows = (Standby(stage=stage, devices=("c",), way=REPLAY),)
+    standbys = (Standby(stage=stage, devices=("c",), way=REPLAY),)
     train = compile_training(
-        plan, segments, {}, schedule=schedule, division=division, shadows=shadows, to="1/follow"
+        plan, segments, {}, schedule=schedule, division=division, standbys=standbys, to="1/follow"
     )
-    followed = compile_follow("follow", plan, segments, {}, shadows, division=division)
+    followed = compile_follow("follow", plan, segments, {}, standbys, division=division)
     owner = train.programs[plan.stages[stage].devices[0]]
 
     def computed(program):
@@ -183,7 +183,7 @@ def test_a_shadow_replays_the_very_micro_batches(rows, stage):
         if item.op == "send" and "to" in item.attrs
     }
     heard = {item.outputs[0] for item in followed.programs["c"].instructions if item.op == "recv"}
-    assert posted == {name for name in heard if name.startswith("shadow")}
+    assert posted == {name for name in heard if name.startswith("standby")}
 
 
 # --- real segments --------------------------------------------------------------------------------

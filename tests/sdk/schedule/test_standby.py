@@ -1,4 +1,4 @@
-"""Shadows: who lacks what, how it stays in step, and that every value it waits for is posted to
+"""Standbys: who lacks what, how it stays in step, and that every value it waits for is posted to
 it.
 """
 
@@ -16,7 +16,7 @@ from potluck.schedule.standby import (
     compile_follow,
     followed_bytes,
     refined,
-    shadows,
+    standbys,
 )
 from potluck_wire.program import loads
 
@@ -45,13 +45,13 @@ def test_who_lacks_a_stage_replays_it_or_copies_its_gradients_whichever_is_less(
     old, segments = make([(("a",), (8,)), (("b",), (8,)), (("c", "d"), (5, 3))], n_micro_batches=2)
     new = replace(old, stages=tuple(replace(s, devices=("b",), shares=(8,)) for s in old.stages))
     big = tuple(replace(segment, parameter_count=1000) for segment in segments)
-    assert shadows(old, big, new) == (
+    assert standbys(old, big, new) == (
         Standby(stage=0, devices=("b",), way=REPLAY),
         Standby(stage=2, devices=("b",), way=COPY),  # its owners sum by shares
     )
     # 7 parameters: 28 bytes against 16 rows of image and gradient
-    assert shadows(old, segments, new)[0].way == COPY
-    assert followed_bytes(old, big, shadows(old, big, new)) == 16 * (4 + 4) + 4 * (1000 + 2)
+    assert standbys(old, segments, new)[0].way == COPY
+    assert followed_bytes(old, big, standbys(old, big, new)) == 16 * (4 + 4) + 4 * (1000 + 2)
 
 
 CASES = {
@@ -72,7 +72,7 @@ def stem_stands_still(segments):
 @pytest.mark.parametrize("statistics", [0, 1, 1000])
 @pytest.mark.parametrize("learns", [True, False])
 @pytest.mark.parametrize("case", CASES)
-def test_all_that_a_shadow_waits_for_is_posted_to_it(case, learns, statistics):
+def test_all_that_a_standby_waits_for_is_posted_to_it(case, learns, statistics):
     split, parameters = CASES[case]
     plan, segments = make(split, n_micro_batches=2)
     segments = tuple(
@@ -80,8 +80,8 @@ def test_all_that_a_shadow_waits_for_is_posted_to_it(case, learns, statistics):
     )
     segments = segments if learns else stem_stands_still(segments)
     new = replace(plan, stages=tuple(replace(s, devices=("x",), shares=(8,)) for s in plan.stages))
-    every = shadows(plan, segments, new)
-    train = compile_training(plan, segments, OPTIMIZER, shadows=every, to="6/follow")
+    every = standbys(plan, segments, new)
+    train = compile_training(plan, segments, OPTIMIZER, standbys=every, to="6/follow")
     follow = compile_follow("follow", plan, segments, OPTIMIZER, every)
     posted = {
         (device, item.attrs["peer"], item.attrs["name"])
@@ -111,7 +111,7 @@ def test_all_that_a_shadow_waits_for_is_posted_to_it(case, learns, statistics):
         assert loads(program.dumps()) == program
 
 
-def test_a_step_with_shadows_is_the_same_step():
+def test_a_step_with_standbys_is_the_same_step():
     plan, segments = make([(("a",), (8,)), (("b", "c"), (5, 3))], n_micro_batches=2)
     segments = tuple(replace(segment, parameter_count=1000) for segment in segments)
     every = (
@@ -119,7 +119,7 @@ def test_a_step_with_shadows_is_the_same_step():
         Standby(stage=1, devices=("x",), way=COPY),
     )
     plain = compile_training(plan, segments, OPTIMIZER)
-    shown = compile_training(plan, segments, OPTIMIZER, shadows=every, to="6/follow")
+    shown = compile_training(plan, segments, OPTIMIZER, standbys=every, to="6/follow")
     for device, program in plain.programs.items():
         copies = {
             v for i in shown.programs[device].instructions if "to" in i.attrs for v in i.inputs

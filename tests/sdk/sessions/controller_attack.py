@@ -133,7 +133,7 @@ class ControllerPlay:
             devices=DEVICES,
             feeds={"a": {"x": FEED}} if rng.random() < 0.7 else {},
             expects=values,
-            lane=rng.choice(("", "train")),
+            stream=rng.choice(("", "train")),
             together=rng.random() < 0.3,
             request=rng.random() < 0.3,
         )

@@ -74,7 +74,7 @@ class Play:
                     seen += self.hear(action.device, pong)
         return seen
 
-    def launch(self, ticket=1, devices=("a", "b"), step=0, lane="", **more):
+    def launch(self, ticket=1, devices=("a", "b"), step=0, stream="", **more):
         return self.do(
             StartExecution(
                 ticket=ticket,
@@ -83,7 +83,7 @@ class Play:
                 program="p",
                 step=step,
                 devices=devices,
-                lane=lane,
+                stream=stream,
                 **more,
             )
         )

@@ -31,8 +31,8 @@ def test_a_step_feeds_executes_and_collects():
 
 def test_serial_steps_wait_for_each_other_on_each_device_alone():
     play = join("a", "b", minor=1)
-    play.launch(ticket=1, step=0, lane="train")
-    play.launch(ticket=2, step=1, lane="train", feeds={"a": {"x": FEED}})
+    play.launch(ticket=1, step=0, stream="train")
+    play.launch(ticket=2, step=1, stream="train", feeds={"a": {"x": FEED}})
     assert not play.sent(m.Execute)
     assert play.sent(m.Value)  # its inputs travel already
     finish(play, "a")
@@ -44,12 +44,12 @@ def test_serial_steps_wait_for_each_other_on_each_device_alone():
 
 def test_a_device_is_told_of_one_step_more_and_keeps_the_order_itself():
     play = Play("a", "b")
-    play.launch(ticket=1, step=0, lane="train")
-    play.launch(ticket=2, step=1, lane="train")
+    play.launch(ticket=1, step=0, stream="train")
+    play.launch(ticket=2, step=1, stream="train")
     assert play.sent(m.Execute) == [
         (d, m.Execute(**place(step=1), after_step=0)) for d in ("a", "b")
     ]
-    play.launch(ticket=3, step=2, lane="train")
+    play.launch(ticket=3, step=2, stream="train")
     assert not play.sent(m.Execute)
     finish(play, "a")
     assert play.sent(m.Execute) == [("a", m.Execute(**place(step=2), after_step=1))]
@@ -63,10 +63,10 @@ def test_a_device_is_told_of_one_step_more_and_keeps_the_order_itself():
 
 def test_a_step_of_another_program_waits_for_our_word():
     play = Play("a")
-    play.launch(ticket=1, devices=("a",), lane="train")
+    play.launch(ticket=1, devices=("a",), stream="train")
     play.do(
         StartExecution(
-            ticket=2, run="r", epoch=0, program="q", step=1, devices=("a",), lane="train"
+            ticket=2, run="r", epoch=0, program="q", step=1, devices=("a",), stream="train"
         )
     )
     assert not play.sent(m.Execute)
@@ -78,7 +78,7 @@ def test_devices_that_take_turns_begin_a_step_at_one_moment_by_their_own_clocks(
     play = Play("a", "b")
     play.tick(2.0, answer=("a", "b"))  # pings are answered by clocks that are 50 s behind
     for ticket, step in ((1, 0), (2, 1)):
-        play.launch(ticket=ticket, step=step, lane="train", together=True)
+        play.launch(ticket=ticket, step=step, stream="train", together=True)
         if step == 0:
             begins = play.sent(m.Execute)
             assert [device for device, _ in begins] == ["a", "b"]

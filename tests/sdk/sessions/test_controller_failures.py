@@ -137,10 +137,10 @@ def test_one_that_a_device_has_cancelled_is_waited_for_no_more_and_a_better_caus
 
 def test_what_waits_behind_one_that_failed_begins():
     play = Play("a")
-    play.launch(ticket=1, devices=("a",), lane="train")
+    play.launch(ticket=1, devices=("a",), stream="train")
     play.do(
         StartExecution(
-            ticket=2, run="r", epoch=1, program="p", step=1, devices=("a",), lane="train"
+            ticket=2, run="r", epoch=1, program="p", step=1, devices=("a",), stream="train"
         )
     )
     play.hear("a", m.Failed(**place(), cause="bad-input", text="why"))

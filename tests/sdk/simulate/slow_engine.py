@@ -11,48 +11,52 @@ from potluck.simulate.fairness import max_min_rates, processor_rate
 
 def run(graph):
     """Carry out all tasks of a graph that can be carried out."""
-    n_tasks = len(graph.lane)
+    n_tasks = len(graph.resource)
     n_waits = graph.n_waits.copy()
-    n_lanes = max(graph.lane, default=-1) + 1
-    ready = [[] for _ in range(n_lanes)]
-    doing = [-1] * n_lanes  # the task that has the lane
+    n_resources = max(graph.resource, default=-1) + 1
+    ready = [[] for _ in range(n_resources)]
+    doing = [-1] * n_resources  # the task that has the resource
     left = [_amount(graph, task) for task in range(n_tasks)]  # of what has given way
     times = Times([-1.0] * n_tasks, [0.0] * n_tasks, [0.0] * n_tasks)
-    ends = []  # (time, task, 1 when its lane is already free)
+    ends = []  # (time, task, 1 when its resource is already free)
     rest = {}  # flows under way -> bytes left at `flows_s`
     rates = {}
     flows_s = now_s = 0.0
-    lane_of, work, priority, route, followers = (
-        graph.lane,
+    resource_of, work, priority, route, followers = (
+        graph.resource,
         graph.work,
         graph.priority,
         graph.route,
         graph.followers,
     )
-    touched = set(range(n_lanes))
+    touched = set(range(n_resources))
     for task in range(n_tasks):
         if not n_waits[task]:
-            heappush(ready[lane_of[task]], (priority[task], task))
+            heappush(ready[resource_of[task]], (priority[task], task))
     while True:
         flows_changed = False
-        for lane in sorted(touched):
-            if not ready[lane]:
+        for resource in sorted(touched):
+            if not ready[resource]:
                 continue
-            current = doing[lane]
+            current = doing[resource]
             if current >= 0:
                 whole = route[current] == COMPUTE or work[current] <= graph.chunk_bytes
-                if whole or current not in rest or ready[lane][0] > (priority[current], current):
+                if (
+                    whole
+                    or current not in rest
+                    or ready[resource][0] > (priority[current], current)
+                ):
                     continue
                 _advance(rest, rates, now_s - flows_s)
                 flows_s = now_s
                 left[current] = rest.pop(current)
-                heappush(ready[lane], (priority[current], current))
+                heappush(ready[resource], (priority[current], current))
                 flows_changed = True
-            task = heappop(ready[lane])[1]
-            doing[lane] = task
+            task = heappop(ready[resource])[1]
+            doing[resource] = task
             if times.start_s[task] < 0:
                 times.start_s[task] = now_s
-            if route[task] == COMPUTE and lane not in graph.lane_host:
+            if route[task] == COMPUTE and resource not in graph.resource_host:
                 heappush(ends, (now_s + work[task], task, 0))
             elif work[task] <= 0 or (_host(graph, task) < 0 and not graph.routes[route[task]]):
                 heappush(ends, (now_s, task, 0))
@@ -86,8 +90,8 @@ def run(graph):
             _, task, freed = heappop(ends)
             if not freed:
                 times.free_s[task] = now_s
-                doing[lane_of[task]] = -1
-                touched.add(lane_of[task])
+                doing[resource_of[task]] = -1
+                touched.add(resource_of[task])
                 if route[task] != COMPUTE and graph.latency_s[route[task]] > 0:
                     if graph.route_host[route[task]] < 0:
                         heappush(ends, (now_s + graph.latency_s[route[task]], task, 1))
@@ -101,8 +105,8 @@ def run(graph):
             for follower in followers[task]:
                 n_waits[follower] -= 1
                 if not n_waits[follower]:
-                    heappush(ready[lane_of[follower]], (priority[follower], follower))
-                    touched.add(lane_of[follower])
+                    heappush(ready[resource_of[follower]], (priority[follower], follower))
+                    touched.add(resource_of[follower])
     return times
 
 
@@ -110,10 +114,12 @@ def _host(graph, task):
     """The host on whose processor a task runs (n_tasks + t: the latency of transfer t); -1 for
     none.
     """
-    task %= len(graph.lane)
+    task %= len(graph.resource)
     route = graph.route[task]
     return (
-        graph.lane_host.get(graph.lane[task], -1) if route == COMPUTE else graph.route_host[route]
+        graph.resource_host.get(graph.resource[task], -1)
+        if route == COMPUTE
+        else graph.route_host[route]
     )
 
 

@@ -17,7 +17,7 @@ def test_a_lane_takes_the_smallest_priority_first_and_keeps_it():
     graph = TaskGraph()
     first = graph.add(0, 2.0, priority=5)  # alone at time 0
     gate = graph.add(1, 1.0)
-    late = graph.add(0, 1.0, after=[gate], priority=1)  # ready at 1, must wait for the lane
+    late = graph.add(0, 1.0, after=[gate], priority=1)  # ready at 1, must wait for the resource
     last = graph.add(0, 1.0, after=[gate], priority=9)
     times = run(graph)
     assert [times.start_s[task] for task in (first, gate, late, last)] == [0.0, 0.0, 2.0, 3.0]
@@ -72,8 +72,8 @@ def test_a_transfer_of_several_chunks_gives_way_to_a_more_urgent_one_and_goes_on
 
 
 def test_three_devices_of_a_host_with_two_cores_share_them():
-    graph = TaskGraph(cores=[2.0], lane_host={0: 0, 1: 0, 2: 0})
-    tasks = [graph.add(lane, seconds) for lane, seconds in enumerate((2.0, 2.0, 4.0))]
+    graph = TaskGraph(cores=[2.0], resource_host={0: 0, 1: 0, 2: 0})
+    tasks = [graph.add(resource, seconds) for resource, seconds in enumerate((2.0, 2.0, 4.0))]
     elsewhere = graph.add(3, 4.0)  # a device of its own
     times = run(graph)
     # All at 2/3 of their speed until the short ones are done after 3 s; the long one then has 2 s
@@ -84,7 +84,7 @@ def test_three_devices_of_a_host_with_two_cores_share_them():
 
 
 def test_what_goes_from_device_to_device_inside_a_host_is_work_for_its_processor():
-    graph = TaskGraph(capacity=[10.0], cores=[1.0], lane_host={0: 0, 2: 0})
+    graph = TaskGraph(capacity=[10.0], cores=[1.0], resource_host={0: 0, 2: 0})
     route = graph.add_route(((0, 1),), latency_s=1.0, host=0)
     computing = graph.add(0, 4.0)
     # 1 s of copying and encrypting, then 1 s of handing over
@@ -98,7 +98,7 @@ def test_what_goes_from_device_to_device_inside_a_host_is_work_for_its_processor
 
 
 def test_a_computing_task_keeps_its_lane_on_a_shared_processor_too():
-    graph = TaskGraph(cores=[1.0], lane_host={0: 0, 1: 0})
+    graph = TaskGraph(cores=[1.0], resource_host={0: 0, 1: 0})
     long, gate = graph.add(0, 3.0, priority=9), graph.add(1, 1.0)
     urgent = graph.add(0, 1.0, after=[gate], priority=1)
     times = run(graph)
@@ -107,7 +107,7 @@ def test_a_computing_task_keeps_its_lane_on_a_shared_processor_too():
 
 @pytest.mark.parametrize("seed", range(60))
 def test_a_shared_processor_only_slows_and_does_no_more_than_it_can(seed):
-    graph = TaskGraph(cores=[1.5], lane_host=dict.fromkeys(range(4), 0))
+    graph = TaskGraph(cores=[1.5], resource_host=dict.fromkeys(range(4), 0))
     rng = random.Random(seed)
     for task in range(20):
         after = rng.sample(range(task), min(task, rng.randint(0, 2)))
@@ -143,7 +143,7 @@ def random_graph(rng, *, hosts=False):
     )
     if hosts:
         graph.cores = [1.0, 1.5]
-        graph.lane_host = {lane: rng.randrange(2) for lane in range(rng.randint(1, 4))}
+        graph.resource_host = {resource: rng.randrange(2) for resource in range(rng.randint(1, 4))}
     routes = [
         graph.add_route(
             tuple((m, rng.randint(1, 2)) for m in rng.sample(range(3), rng.randint(1, 3))),
@@ -169,16 +169,18 @@ def random_graph(rng, *, hosts=False):
 def test_invariants_of_any_run(seed):
     graph = random_graph(random.Random(seed))
     times = run(graph)
-    n_tasks, makespan = len(graph.lane), max(times.stop_s)
+    n_tasks, makespan = len(graph.resource), max(times.stop_s)
     for task in range(n_tasks):
         assert times.stop_s[task] >= times.free_s[task] >= times.start_s[task] >= 0
         for follower in graph.followers[task]:
             assert times.start_s[follower] >= times.stop_s[task]
         if graph.route[task] == COMPUTE:
             assert times.stop_s[task] - times.start_s[task] == pytest.approx(graph.work[task])
-    for lane in range(4):  # the computing ones: transfers may give way
+    for resource in range(4):  # the computing ones: transfers may give way
         spans = sorted(
-            (times.start_s[t], times.free_s[t]) for t in range(n_tasks) if graph.lane[t] == lane
+            (times.start_s[t], times.free_s[t])
+            for t in range(n_tasks)
+            if graph.resource[t] == resource
         )
         assert all(b[0] >= a[1] - 1e-9 for a, b in pairwise(spans)), "one task at a time"
     for medium, capacity in enumerate(graph.capacity):
@@ -191,7 +193,7 @@ def test_invariants_of_any_run(seed):
     computing = [0.0] * 8
     for task in range(n_tasks):
         if graph.route[task] == COMPUTE:
-            computing[graph.lane[task]] += graph.work[task]
+            computing[graph.resource[task]] += graph.work[task]
     assert makespan >= max(computing) - 1e-9
     again = run(graph)
     assert again.start_s == times.start_s

@@ -46,9 +46,9 @@ def times(sharing: OffloadProblem, steps: Sequence[Step], bytes_per_s: float) ->
     """
     n_sides = len(sharing.sides)
     work = []
-    lanes = []
+    resources = []
     for step in steps:
-        lanes.append(step.side if step.to is None else n_sides + step.side)
+        resources.append(step.side if step.to is None else n_sides + step.side)
         if step.to is not None:
             ((place, rows),) = step.rows
             work.append(float(sharing.operators[place].row_bytes * (rows[1] - rows[0])))
@@ -61,14 +61,16 @@ def times(sharing: OffloadProblem, steps: Sequence[Step], bytes_per_s: float) ->
             )
     if bytes_per_s <= 0 and any(step.sends for step in steps):
         return None
-    start, stop, radio_s = _run(sharing, steps, work, lanes, bytes_per_s)
+    start, stop, radio_s = _run(sharing, steps, work, resources, bytes_per_s)
     return Times(
         start_s=tuple(start),
         stop_s=tuple(stop),
-        latency_s=max((stop[i] for i in range(len(steps)) if lanes[i] == DEVICE), default=0.0),
-        busy_s=sum(work[i] for i in range(len(steps)) if lanes[i] == DEVICE),
+        latency_s=max((stop[i] for i in range(len(steps)) if resources[i] == DEVICE), default=0.0),
+        busy_s=sum(work[i] for i in range(len(steps)) if resources[i] == DEVICE),
         radio_s=radio_s,
-        sent_bytes=round(sum(work[i] for i in range(len(steps)) if lanes[i] == n_sides + DEVICE)),
+        sent_bytes=round(
+            sum(work[i] for i in range(len(steps)) if resources[i] == n_sides + DEVICE)
+        ),
         received_bytes=round(sum(work[i] for i, step in enumerate(steps) if step.to == DEVICE)),
     )
 
@@ -77,7 +79,7 @@ def _run(
     sharing: OffloadProblem,
     steps: Sequence[Step],
     work: list[float],
-    lanes: list[int],
+    resources: list[int],
     bytes_per_s: float,
 ) -> tuple[list[float], list[float], float]:
     """Start and end of every step, and the seconds in which the device sent or received."""
@@ -91,7 +93,7 @@ def _run(
                 line = sharing.line(*pair)
                 routes[pair] = graph.add_route(line.media, line.latency_s)
             route = routes[pair]
-        graph.add(lanes[number], work[number], priority=number, route=route)
+        graph.add(resources[number], work[number], priority=number, route=route)
     for number, step in enumerate(steps):  # some wait for steps that come later in the list
         for before in step.after:
             graph.wait(number, before)

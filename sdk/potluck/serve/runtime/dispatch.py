@@ -94,7 +94,7 @@ class Dispatch:
         self.lost = threading.Event()  # a device went: somebody places anew
         self._node = Node("home", self.records, NoView(), Random(seed), policy)
         self._lock = threading.RLock()
-        self._lanes: dict[str, Turns[Batch]] = {}
+        self._queues: dict[str, Turns[Batch]] = {}
         self._held: dict[PoolKey, Held] = {}
         self._rows: dict[int, Row] = {}
         self._streams: dict[int, float] = {}
@@ -350,7 +350,7 @@ class Dispatch:
         device, name = loaded.devices[0], start.pool[0]
         record = self.records.get(name)
         priority = record.priority if record is not None else 0
-        self._lanes.setdefault(device, Turns()).offer(name, batch, priority)
+        self._queues.setdefault(device, Turns()).offer(name, batch, priority)
         self._pump(device)
 
     def _least_busy(self, key: PoolKey) -> Loaded | None:
@@ -359,8 +359,8 @@ class Dispatch:
         return min(there, key=lambda each: each.n_under_way, default=None)
 
     def _pump(self, device: str) -> None:
-        lane = self._lanes[device]
-        while (batch := lane.next()) is not None:
+        queue = self._queues[device]
+        while (batch := queue.next()) is not None:
             batch.begun_s = self.clock()
             self._call(batch)
 
@@ -431,7 +431,7 @@ class Dispatch:
     def _ended(self, batch: Batch) -> None:
         device = batch.loaded.devices[0]
         batch.loaded.n_under_way -= 1
-        self._lanes[device].done(batch.pool[0], self.clock() - batch.begun_s)
+        self._queues[device].done(batch.pool[0], self.clock() - batch.begun_s)
         self._let_go([batch.loaded])
         self._pump(device)
 

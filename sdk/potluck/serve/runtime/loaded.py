@@ -77,7 +77,7 @@ class Loaded:
         self.is_lost = False
         self.n_under_way = 0
         self._engine = Engine(link, members, model, plan, optimizer=None, seed=0, sizes=sizes)
-        self._names = [tensor.name for tensor in self._engine.edition.segments[-1].outputs]
+        self._names = [tensor.name for tensor in self._engine.compiled_plan.segments[-1].outputs]
         try:
             self._engine.state.push(model.state())
         except BaseException:
@@ -92,7 +92,7 @@ class Loaded:
     @property
     def memory_bytes(self) -> Mapping[str, int]:
         """What it needs on each device."""
-        return {name: self._engine.edition.memory_bytes(name) for name in self.devices}
+        return {name: self._engine.compiled_plan.memory_bytes(name) for name in self.devices}
 
     def ask(self, inputs: "Sequence[torch.Tensor]", rows: int) -> "Asked":
         """Have these rows computed, `batch` at most; comes back at once.

@@ -1,4 +1,6 @@
-"""What a run makes its editions by: the model, its devices, and the profile that predicts them."""
+"""What a run makes its compiled plans by: the model, its devices, and the profile that predicts
+them.
+"""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -32,7 +34,7 @@ from potluck_wire.version import COMMON_BEGIN, RECOMPUTE, SPLIT_BACKWARD, TAKES,
 PLACE_BYTES = 64  # what a value takes of a worker's memory for values is a multiple of this
 
 
-class Editions:
+class PlanCompiler:
     """Compiles plans for the devices that are there, and predicts them.
 
     Parameters
@@ -66,7 +68,7 @@ class Editions:
         schedule: str | Policy | None,
         order_transfers: bool | None,
     ) -> CompiledPlan:
-        """An edition for this plan, with programs for these batch sizes, too.
+        """A compiled plan for this plan, with programs for these batch sizes, too.
 
         Parameters
         ----------
@@ -93,7 +95,7 @@ class Editions:
         self._check_recomputing(plan)
         if optimizer is not None and optimizer.needs_new_agents:
             self._check_updates(plan)
-        edition = self.paced(
+        compiled_plan = self.paced(
             compile_for_run(
                 self._model,
                 plan,
@@ -109,17 +111,17 @@ class Editions:
                 times=self._times(plan, optimizer),
             )
         )
-        self._check_splitting(edition)
-        self._check_room(edition)
-        return edition
+        self._check_splitting(compiled_plan)
+        self._check_room(compiled_plan)
+        return compiled_plan
 
-    def _check_room(self, edition: CompiledPlan) -> None:
+    def _check_room(self, compiled_plan: CompiledPlan) -> None:
         """An agent hands its worker what came in through a memory of a size; a step that needs more
         there at once would wait for ever.
         """
-        for device in edition.plan.devices:
+        for device in compiled_plan.plan.devices:
             room = self._members[device].capability.get("max_value_bytes")
-            for name, compiled in edition.compiled.items():
+            for name, compiled in compiled_plan.compiled.items():
                 needed = compiled.most_received_bytes(device, PLACE_BYTES)
                 if room is not None and needed > room:
                     much, little = sizes(needed, room)
@@ -137,12 +139,12 @@ class Editions:
             for name in self._members.need(devices)
         }
 
-    def problem(self, edition: CompiledPlan) -> Problem | None:
-        """The planning problem that this edition solves.
+    def problem(self, compiled_plan: CompiledPlan) -> Problem | None:
+        """The planning problem that this compiled plan solves.
 
         None where nobody profiled the model for it there.
         """
-        return self._problem_of(edition.plan, edition.optimizer)
+        return self._problem_of(compiled_plan.plan, compiled_plan.optimizer)
 
     def _problem_of(self, plan: Plan, optimizer: Update | None) -> Problem | None:
         profile = self.profile
@@ -165,9 +167,9 @@ class Editions:
         problem = self._problem_of(plan, optimizer) if plan.training else None
         return None if problem is None else partial(stage_times, CostTable(problem))
 
-    def paced(self, edition: CompiledPlan) -> CompiledPlan:
-        """The edition with turns for its transfers and the times that emulated devices shall take,
-        as a profile says.
+    def paced(self, compiled_plan: CompiledPlan) -> CompiledPlan:
+        """The compiled plan with turns for its transfers and the times that emulated devices shall
+        take, as a profile says.
 
         A schedule of the user's own keeps other values than the one that was planned for: its peaks
         are predicted here.
@@ -177,44 +179,52 @@ class Editions:
         PlanError
             Transfers are to take turns, and there is no profile.
         """
-        problem = self.problem(edition)
-        if problem is None and edition.order_transfers:
+        problem = self.problem(compiled_plan)
+        if problem is None and compiled_plan.order_transfers:
             raise PlanError(
                 "transfers take turns by a profile, and there is none.",
                 next_step="Use home.profile(model).",
             )
-        if problem is not None and self._all_speak(COMMON_BEGIN, edition.plan):
+        if problem is not None and self._all_speak(COMMON_BEGIN, compiled_plan.plan):
             now = under(problem, self.conditions)
             steps = {
                 name: one_at_a_time(item, now)
-                for name, item in edition.compiled.items()
-                if name in edition.infer_rows or name in edition.train_rows
+                for name, item in compiled_plan.compiled.items()
+                if name in compiled_plan.infer_rows or name in compiled_plan.train_rows
             }
-            if edition.order_transfers is not False:
+            if compiled_plan.order_transfers is not False:
                 steps = {
                     name: with_ordered_transfers(
-                        item, now, always=bool(edition.order_transfers), refine_s=self._refine_s
+                        item,
+                        now,
+                        always=bool(compiled_plan.order_transfers),
+                        refine_s=self._refine_s,
                     )
                     for name, item in steps.items()
                 }
-            edition = replace(edition, compiled={**edition.compiled, **steps})
-        if problem is not None and edition.schedule is not None:
+            compiled_plan = replace(compiled_plan, compiled={**compiled_plan.compiled, **steps})
+        if problem is not None and compiled_plan.schedule is not None:
             step = (
-                INFER if edition.optimizer is None else train_name(edition.plan.batch, edition.plan)
+                INFER
+                if compiled_plan.optimizer is None
+                else train_name(compiled_plan.plan.batch, compiled_plan.plan)
             )
-            peaks = simulate(edition.compiled[step], problem).peak_bytes
-            edition = replace(edition, plan=replace(edition.plan, peak_bytes=peaks))
+            peaks = simulate(compiled_plan.compiled[step], problem).peak_bytes
+            compiled_plan = replace(
+                compiled_plan, plan=replace(compiled_plan.plan, peak_bytes=peaks)
+            )
         if problem is not None:
-            more = beyond_plan(edition, problem) if edition.plan.training else {}
-            edition = replace(edition, peak_bytes=more)
+            more = beyond_plan(compiled_plan, problem) if compiled_plan.plan.training else {}
+            compiled_plan = replace(compiled_plan, peak_bytes=more)
         compiled = {
-            name: self.paced_programs(item, edition) for name, item in edition.compiled.items()
+            name: self.paced_programs(item, compiled_plan)
+            for name, item in compiled_plan.compiled.items()
         }
-        return replace(edition, compiled=compiled)
+        return replace(compiled_plan, compiled=compiled)
 
-    def paced_programs(self, compiled: Compiled, edition: CompiledPlan) -> Compiled:
+    def paced_programs(self, compiled: Compiled, compiled_plan: CompiledPlan) -> Compiled:
         """The same for some programs of it."""
-        problem = self.problem(edition)
+        problem = self.problem(compiled_plan)
         emulated = [
             name for name in compiled.programs if self._members[name].capability.get("emulated")
         ]
@@ -223,8 +233,8 @@ class Editions:
     def _all_speak(self, needed: tuple[int, int], plan: Plan) -> bool:
         return all(self._members[name].speaks(needed) for name in plan.devices)
 
-    def _check_splitting(self, edition: CompiledPlan) -> None:
-        for compiled in edition.compiled.values():
+    def _check_splitting(self, compiled_plan: CompiledPlan) -> None:
+        for compiled in compiled_plan.compiled.values():
             for name, program in compiled.programs.items():
                 splits = any(item.op == "backward_weight" for item in program.instructions)
                 if splits and not self._members[name].speaks(SPLIT_BACKWARD):
