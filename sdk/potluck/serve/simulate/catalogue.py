@@ -43,227 +43,83 @@ class Measured:
     fixed_s: float
     item_s: float
     memory_gib: float
+    item_gib: float
+    n_processors: int
+    input_bytes: int
+    load_s: float
     slo: Slo
-    n_processors: int = 1
-    item_gib: float = 0.02
-    input_bytes: int = 150_000
     output_bytes: int = 2_000
-    load_s: float = 2.0
 
 
-PICTURE, FULL_HD, TEXT = 150_000, 600_000, 4_000  # bytes: JPEGs of 640 x 640 and 1080p; a prompt
+INPUT_BYTES = {"picture": 150_000, "full hd": 600_000, "text": 4_000}  # JPEGs of 640 x 640, 1080p
 
-MODELS = {
-    "frequency, one processor": (
-        Measured(
-            name="mobilenet-v2 video",
-            fixed_s=5.9e-3,
-            item_s=1.0e-3,
-            memory_gib=0.6,
-            slo=Frequency(60, 0.1),
-        ),
-        Measured(
-            name="resnet50 video",
-            fixed_s=8e-3,
-            item_s=2.5e-3,
-            memory_gib=0.9,
-            slo=Frequency(60, 0.12),
-        ),
-        Measured(
-            name="yolov10 video",
-            fixed_s=11e-3,
-            item_s=5.5e-3,
-            memory_gib=1.2,
-            slo=Frequency(30, 0.15),
-        ),
-        Measured(
-            name="yolov11 video",
-            fixed_s=10e-3,
-            item_s=5.8e-3,
-            memory_gib=1.2,
-            slo=Frequency(30, 0.15),
-        ),
-        Measured(
-            name="unet video",
-            fixed_s=9e-3,
-            item_s=12e-3,
-            memory_gib=1.6,
-            slo=Frequency(60, 0.3),
-            input_bytes=FULL_HD,
-        ),
-        Measured(
-            name="bert stream",
-            fixed_s=7e-3,
-            item_s=1.6e-3,
-            memory_gib=0.8,
-            slo=Frequency(20, 0.2),
-            input_bytes=TEXT,
-        ),
-        Measured(
-            name="gnmt stream",
-            fixed_s=20e-3,
-            item_s=5e-3,
-            memory_gib=1.5,
-            slo=Frequency(10, 0.3),
-            input_bytes=TEXT,
-        ),
-        Measured(
-            name="qwen2.5-1.5b stream",
-            fixed_s=20e-3,
-            item_s=1.5e-3,
-            memory_gib=3.5,
-            slo=Frequency(20, 0.2),
-            input_bytes=TEXT,
-        ),
-    ),
-    "frequency, several processors": (
-        Measured(
-            name="deeplabv3+ video",
-            fixed_s=2.4e-3,
-            item_s=18e-3,
-            memory_gib=2.0,
-            slo=Frequency(60, 0.2),
-            input_bytes=FULL_HD,
-        ),
-        Measured(
-            name="sctnet video",
-            fixed_s=6e-3,
-            item_s=19e-3,
-            memory_gib=2.2,
-            slo=Frequency(60, 0.25),
-            input_bytes=FULL_HD,
-        ),
-        Measured(
-            name="llama3-8b stream",
-            fixed_s=70e-3,
-            item_s=6.5e-3,
-            memory_gib=9.0,
-            slo=Frequency(30, 0.4),
-            input_bytes=TEXT,
-            load_s=8.0,
-        ),
-        Measured(
-            name="deepseekv2-16b stream",
-            fixed_s=65e-3,
-            item_s=5.3e-3,
-            memory_gib=18.0,
-            n_processors=2,
-            slo=Frequency(30, 0.3),
-            input_bytes=TEXT,
-            load_s=15.0,
-        ),
-        Measured(
-            name="qwen2.5-32b stream",
-            fixed_s=120e-3,
-            item_s=12e-3,
-            memory_gib=22.0,
-            n_processors=2,
-            slo=Frequency(20, 0.5),
-            input_bytes=TEXT,
-            load_s=20.0,
-        ),
-    ),
-    "latency, one processor": (
-        Measured(
-            name="mobilenet-v2 picture",
-            fixed_s=5.9e-3,
-            item_s=1.0e-3,
-            memory_gib=0.6,
-            slo=Latency(0.1),
-        ),
-        Measured(
-            name="resnet50 picture", fixed_s=8e-3, item_s=2.5e-3, memory_gib=0.9, slo=Latency(0.15)
-        ),
-        Measured(
-            name="yolov10 picture", fixed_s=11e-3, item_s=5.5e-3, memory_gib=1.2, slo=Latency(0.2)
-        ),
-        Measured(
-            name="unet picture",
-            fixed_s=9e-3,
-            item_s=12e-3,
-            memory_gib=1.6,
-            slo=Latency(0.3),
-            input_bytes=FULL_HD,
-        ),
-        Measured(
-            name="deeplabv3+ picture",
-            fixed_s=2.4e-3,
-            item_s=18e-3,
-            memory_gib=2.0,
-            slo=Latency(0.3),
-            input_bytes=FULL_HD,
-        ),
-        Measured(
-            name="bert text",
-            fixed_s=7e-3,
-            item_s=1.6e-3,
-            memory_gib=0.8,
-            slo=Latency(0.1),
-            input_bytes=TEXT,
-        ),
-        Measured(
-            name="gnmt text",
-            fixed_s=40e-3,
-            item_s=8e-3,
-            memory_gib=1.5,
-            slo=Latency(0.4),
-            input_bytes=TEXT,
-        ),
-        Measured(
-            name="qwen2.5-1.5b chat",
-            fixed_s=20e-3 * MEAN_ANSWER_TOKENS,
-            item_s=1.5e-3 * MEAN_ANSWER_TOKENS,
-            memory_gib=3.5,
-            item_gib=0.1,
-            slo=Latency(15.0),
-            input_bytes=TEXT,
-        ),
-    ),
-    "latency, several processors": (
-        Measured(
-            name="maskformer picture",
-            fixed_s=40e-3,
-            item_s=90e-3,
-            memory_gib=10.0,
-            n_processors=2,
-            slo=Latency(0.6),
-            item_gib=1.0,
-            input_bytes=FULL_HD,
-        ),
-        Measured(
-            name="omg-seg picture",
-            fixed_s=80e-3,
-            item_s=160e-3,
-            memory_gib=18.0,
-            n_processors=2,
-            slo=Latency(1.0),
-            item_gib=1.0,
-            input_bytes=FULL_HD,
-        ),
-        Measured(
-            name="llama3-8b chat",
-            fixed_s=70e-3 * MEAN_ANSWER_TOKENS,
-            item_s=6.5e-3 * MEAN_ANSWER_TOKENS,
-            memory_gib=18.0,
-            item_gib=0.2,
-            n_processors=2,
-            slo=Latency(40.0),
-            input_bytes=TEXT,
-            load_s=8.0,
-        ),
-        Measured(
-            name="qwen2.5-32b chat",
-            fixed_s=120e-3 * MEAN_ANSWER_TOKENS,
-            item_s=12e-3 * MEAN_ANSWER_TOKENS,
-            memory_gib=36.0,
-            item_gib=0.3,
-            n_processors=4,
-            slo=Latency(60.0),
-            input_bytes=TEXT,
-            load_s=20.0,
-        ),
-    ),
-}
+# A chat's times are of one token of its answer.
+TABLE = """
+model                |fixed ms|item ms| GiB|item GiB|processors| input  |load s| limit
+[frequency, one processor]
+mobilenet-v2 video   |     5.9|      1| 0.6|    0.02|         1| picture|   2.0| 60/s in 0.1 s
+resnet50 video       |       8|    2.5| 0.9|    0.02|         1| picture|   2.0| 60/s in 0.12 s
+yolov10 video        |      11|    5.5| 1.2|    0.02|         1| picture|   2.0| 30/s in 0.15 s
+yolov11 video        |      10|    5.8| 1.2|    0.02|         1| picture|   2.0| 30/s in 0.15 s
+unet video           |       9|     12| 1.6|    0.02|         1| full hd|   2.0| 60/s in 0.3 s
+bert stream          |       7|    1.6| 0.8|    0.02|         1| text   |   2.0| 20/s in 0.2 s
+gnmt stream          |      20|      5| 1.5|    0.02|         1| text   |   2.0| 10/s in 0.3 s
+qwen2.5-1.5b stream  |      20|    1.5| 3.5|    0.02|         1| text   |   2.0| 20/s in 0.2 s
+[frequency, several processors]
+deeplabv3+ video     |     2.4|     18| 2.0|    0.02|         1| full hd|   2.0| 60/s in 0.2 s
+sctnet video         |       6|     19| 2.2|    0.02|         1| full hd|   2.0| 60/s in 0.25 s
+llama3-8b stream     |      70|    6.5| 9.0|    0.02|         1| text   |   8.0| 30/s in 0.4 s
+deepseekv2-16b stream|      65|    5.3|18.0|    0.02|         2| text   |  15.0| 30/s in 0.3 s
+qwen2.5-32b stream   |     120|     12|22.0|    0.02|         2| text   |  20.0| 20/s in 0.5 s
+[latency, one processor]
+mobilenet-v2 picture |     5.9|      1| 0.6|    0.02|         1| picture|   2.0| 0.1 s
+resnet50 picture     |       8|    2.5| 0.9|    0.02|         1| picture|   2.0| 0.15 s
+yolov10 picture      |      11|    5.5| 1.2|    0.02|         1| picture|   2.0| 0.2 s
+unet picture         |       9|     12| 1.6|    0.02|         1| full hd|   2.0| 0.3 s
+deeplabv3+ picture   |     2.4|     18| 2.0|    0.02|         1| full hd|   2.0| 0.3 s
+bert text            |       7|    1.6| 0.8|    0.02|         1| text   |   2.0| 0.1 s
+gnmt text            |      40|      8| 1.5|    0.02|         1| text   |   2.0| 0.4 s
+qwen2.5-1.5b chat    |      20|    1.5| 3.5|     0.1|         1| text   |   2.0| 15.0 s
+[latency, several processors]
+maskformer picture   |      40|     90|10.0|     1.0|         2| full hd|   2.0| 0.6 s
+omg-seg picture      |      80|    160|18.0|     1.0|         2| full hd|   2.0| 1.0 s
+llama3-8b chat       |      70|    6.5|18.0|     0.2|         2| text   |   8.0| 40.0 s
+qwen2.5-32b chat     |     120|     12|36.0|     0.3|         4| text   |  20.0| 60.0 s
+"""
+
+
+def _measured(line: str) -> Measured:
+    """A row of the table."""
+    name, *numbers, processors, kind, load, limit = (cell.strip() for cell in line.split("|"))
+    fixed_ms, item_ms, memory_gib, item_gib = map(float, numbers)
+    tokens = MEAN_ANSWER_TOKENS if name.endswith(" chat") else 1
+    fps, _, tolerance = limit.removesuffix(" s").rpartition("/s in ")
+    return Measured(
+        name=name,
+        fixed_s=tokens * fixed_ms / 1e3,
+        item_s=tokens * item_ms / 1e3,
+        memory_gib=memory_gib,
+        item_gib=item_gib,
+        n_processors=int(processors),
+        input_bytes=INPUT_BYTES[kind],
+        load_s=float(load),
+        slo=Frequency(float(fps), float(tolerance)) if fps else Latency(float(tolerance)),
+    )
+
+
+def _read(table: str) -> dict[str, tuple[Measured, ...]]:
+    """The models of each category, whose name stands in brackets above them."""
+    found: dict[str, tuple[Measured, ...]] = {}
+    for line in table.strip().splitlines()[1:]:
+        if line.startswith("["):
+            category = line.strip("[]")
+            found[category] = ()
+        else:
+            found[category] += (_measured(line),)
+    return found
+
+
+MODELS = _read(TABLE)
 WORKLOADS = ("mixed", *MODELS)
 
 
