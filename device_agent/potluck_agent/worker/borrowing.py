@@ -10,10 +10,10 @@ import torch
 from potluck_agent.worker.arrays import torch_arrays
 from potluck_wire.graph import Graph, SegmentError
 
+from .arrays.torch_device import CPU
 from .forward_only import ForwardOnly, borrowed
 from .interpreter import Interpreter
 from .tasks import Segment, Tensors
-from .torch_device import CPU
 
 
 class BorrowingSegment(ForwardOnly):

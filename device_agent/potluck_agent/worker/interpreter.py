@@ -29,10 +29,10 @@ from potluck_wire.graph import (
 from potluck_wire.operators import KIND_OF, in_evaluation
 
 from .admission import FROM_NOTHING, admit
+from .arrays.torch_device import CPU
 from .failures import is_out_of_memory
 from .operators import DTYPE_NAMES, DTYPES, function_of
 from .schema import check
-from .torch_device import CPU
 
 MAX_BOUND = 64  # sizes of batch whose steps are kept; a run uses a handful
 Observer = Callable[[int, Any], None]

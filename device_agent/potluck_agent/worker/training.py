@@ -16,6 +16,7 @@ from potluck_wire.graph import BATCH, DTYPE_BYTES, FLOATS, Graph, SegmentError, 
 from potluck_wire.weight_gradients import weights_apart
 
 from . import room
+from .arrays.torch_device import CPU
 from .dropout import Masks
 from .failures import is_out_of_memory
 from .interpreter import Interpreter, Observer
@@ -24,7 +25,6 @@ from .optimizers import Optimizer
 from .recomputation import Recomputed, unsaved
 from .split_backward import PieceRecorder, Waiting, read_once, weight_part
 from .tasks import NOTHING, Beside
-from .torch_device import CPU
 
 Rows = tuple[int, int, int]
 _INPUT = "bad-input"

@@ -61,7 +61,8 @@ def _of_torch(asked: TryProcessor, confine: Callable[[], object]) -> ProcessorTr
     """Which devices of a kind torch sees; or whether one computes as the CPU does, in both
     directions, and what it is.
     """
-    from potluck_agent.worker import libraries, torch_device
+    from potluck_agent.worker import libraries
+    from potluck_agent.worker.arrays import torch_device
 
     if ":" not in asked.device:
         return ProcessorTried(devices=torch_device.offered(asked.device))

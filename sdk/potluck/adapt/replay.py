@@ -10,7 +10,7 @@ from itertools import accumulate
 from potluck.adapt.recovery_cost import migration_s
 from potluck.errors import Infeasible, PlanError
 from potluck.planning import judge, make_plans
-from potluck.planning.baselines.asteroid_rows import proportion
+from potluck.planning.building_blocks.row_allocation import proportion
 from potluck.planning.feasibility import breaches
 from potluck.records import Plan, Problem, Stage, Training
 from potluck.schedule.policies import warm_up_depth

@@ -13,9 +13,9 @@ from statistics import median
 from potluck.bench import cases
 from potluck.bench.frame import Result
 from potluck.errors import Infeasible, UserError
+from potluck.planning.building_blocks.candidates import micro_batches
 from potluck.planning.formats import judged, metis, pipedream
 from potluck.planning.registry import ask
-from potluck.planning.search.candidates import micro_batches
 from potluck.records import Plan, Problem
 
 SETTINGS: Mapping[str, float] = {"every": 4}

@@ -89,7 +89,7 @@ def _segment(
     """The whole network as one segment in the agent's interpreter, with the network's own weights;
     and as traced.
     """
-    from potluck.graph.torch.trace import trace
+    from potluck.graph.trace import trace
     from potluck_agent.worker.training import Segment
 
     names = ("x", "y")[: 1 + len(targets)]

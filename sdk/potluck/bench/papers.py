@@ -24,11 +24,11 @@ from potluck.bench.cases import Case
 from potluck.bench.frame import Result
 from potluck.planning import judge, make_plans
 from potluck.planning.baselines.asteroid import plan_hybrid
-from potluck.planning.baselines.build import balanced, build, shared_s
 from potluck.planning.baselines.data_parallel import plan_data_parallel
 from potluck.planning.baselines.single_device import plan_single
+from potluck.planning.building_blocks import candidates
+from potluck.planning.building_blocks.build import balanced, build, shared_s
 from potluck.planning.feasibility import breaches
-from potluck.planning.search import candidates
 from potluck.records import Plan, Problem
 from potluck.simulate.cost import CostTable
 from potluck.simulate.direct import Direct

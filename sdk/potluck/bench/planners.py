@@ -47,10 +47,10 @@ from potluck.planning.baselines.dora import plan_dora
 from potluck.planning.baselines.edgeshard import plan_edgeshard
 from potluck.planning.baselines.metis import plan_metis
 from potluck.planning.baselines.single_device import plan_single
+from potluck.planning.borrowed import CHEAP
 from potluck.planning.evaluate import compile_plan, judge
 from potluck.planning.feasibility import breaches
 from potluck.planning.registry import RIVALS, Planner
-from potluck.planning.search.borrowed import CHEAP
 from potluck.records import Plan, Problem, QoE
 from potluck.simulate import simulate
 from potluck.simulate.cost import CostTable

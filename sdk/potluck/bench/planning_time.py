@@ -20,8 +20,8 @@ from potluck.bench import large_homes
 from potluck.bench.cases import Case
 from potluck.bench.frame import Result
 from potluck.planning import make_plans
+from potluck.planning.anytime import plan_anytime
 from potluck.planning.registry import RIVALS
-from potluck.planning.search.anytime import plan_anytime
 from potluck.planning.search.local_search import floor_s
 from potluck.planning.search.work_budget import WorkBudget, in_time
 from potluck.records import Problem

@@ -235,7 +235,7 @@ def _graph(network: Any, x: Any, y: Any = None) -> bytes:
     """The network as a segment of torch, with its loss where there are classes."""
     import torch
 
-    from potluck.graph.torch.trace import trace
+    from potluck.graph.trace import trace
     from potluck_wire.segment import dumps
 
     names = ("x",) if y is None else ("x", "y")

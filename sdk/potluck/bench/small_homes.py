@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from math import ceil
 
-from potluck.planning.search import candidates
+from potluck.planning.building_blocks import candidates
 from potluck.records import (
     Device,
     Inference,

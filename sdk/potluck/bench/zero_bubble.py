@@ -138,7 +138,7 @@ def _parts(kind: str, settings: Mapping[str, float]) -> dict[str, float]:
     import torch
     from torch.nn.functional import cross_entropy
 
-    from potluck.graph.torch.trace import trace
+    from potluck.graph.trace import trace
     from potluck_agent.worker.training import Segment
 
     before = torch.get_num_threads()

@@ -246,8 +246,8 @@ def _share(args: argparse.Namespace, home: str, model: str) -> None:
 
 
 def _export(args: argparse.Namespace, peer: str, home: str, model: str) -> None:
+    from potluck.planning.building_blocks.candidates import micro_batches
     from potluck.planning.formats import metis, pipedream
-    from potluck.planning.search.candidates import micro_batches
 
     if args.into is None:
         args.wrong_usage("export needs --into FOLDER")

@@ -167,8 +167,8 @@ class Model(Shown):
             from potluck.graph.torch.examples import at_least_two, inputs_of, targets_of
             from potluck.graph.torch.own_loss import own_loss
             from potluck.graph.torch.refusals import each
-            from potluck.graph.torch.trace import trace
             from potluck.graph.torch.trainability import check_memory, check_module
+            from potluck.graph.trace import trace
 
         if not isinstance(net, torch.nn.Module):
             raise ModelError(f"a torch.nn.Module is expected, got {type(net).__name__}.")
@@ -599,13 +599,13 @@ class Model(Shown):
         """Its operators with their costs: for `potluck.estimate` on homes that do not exist, and as
         text.
         """
-        from potluck.graph.cost.costed_graph import priced
+        from potluck.graph.costed_graph import priced
 
         return priced(self._inference.line.traced, name=self.name, source=repr(self))
 
     def operators(self, train: bool = False) -> "tuple[tuple[Node, ...], ...]":
         """The operators of each layer with their costs."""
-        from potluck.graph.cost.costed_graph import nodes_of
+        from potluck.graph.costed_graph import nodes_of
 
         chosen = self.laid_out(train)
         found = nodes_of(chosen.line)

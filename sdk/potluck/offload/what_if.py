@@ -113,7 +113,7 @@ def sharing_of(home: HomeSpec, names: Sequence[str], line: "Linearization") -> O
     line
         The traced model.
     """
-    from potluck.graph.cost.costed_graph import nodes_of
+    from potluck.graph.costed_graph import nodes_of
     from potluck.offload.plan.lowering import Shareable
     from potluck.offload.rows.operator_times import Pace
     from potluck.profile.roofline import node_s

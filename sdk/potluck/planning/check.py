@@ -5,7 +5,7 @@ and batch.
 from difflib import get_close_matches
 
 from potluck.errors import EmptyHome, PlanError, UserError
-from potluck.planning.search.candidates import fewest_rows
+from potluck.planning.building_blocks.candidates import fewest_rows
 from potluck.provenance import UNKNOWN
 from potluck.records import Device, Plan, Problem, Training
 

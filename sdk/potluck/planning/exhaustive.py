@@ -12,9 +12,14 @@ from dataclasses import replace
 from itertools import combinations, pairwise, permutations, product
 from math import inf
 
-from potluck.planning.baselines.asteroid import communication, estimate_of, execution, make_stage
+from potluck.planning.building_blocks import candidates
+from potluck.planning.building_blocks.stages import (
+    communication,
+    estimate_of,
+    execution,
+    make_stage,
+)
 from potluck.planning.feasibility import with_more_memory
-from potluck.planning.search import candidates
 from potluck.planning.search.local_search import fits, floor_s, with_depths
 from potluck.records import Plan, Problem, Stage, Training
 from potluck.simulate import cost, flows

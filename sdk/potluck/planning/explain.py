@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 
 from potluck.errors import Infeasible, PlanError
 from potluck.planning import scenario
-from potluck.planning.baselines.build import build
+from potluck.planning.building_blocks import candidates
+from potluck.planning.building_blocks.build import build
 from potluck.planning.evaluate import judge, predict
 from potluck.planning.feasibility import breaches
 from potluck.planning.planner import make_plans
 from potluck.planning.plans import preference
-from potluck.planning.search import candidates
 from potluck.records import HOME, Event, Network, Plan, Problem, Trace, Training
 from potluck.shown import Tabular
 from potluck.simulate import cost

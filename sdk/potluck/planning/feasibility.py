@@ -8,9 +8,9 @@ from math import inf
 from typing import Any
 
 from potluck.errors import Infeasible
+from potluck.planning.building_blocks import candidates
+from potluck.planning.building_blocks.device_classes import alike
 from potluck.planning.evaluate import excess_bytes
-from potluck.planning.search import candidates
-from potluck.planning.search.device_classes import alike
 from potluck.records import Plan, Problem, Training
 from potluck.simulate import cost, footprint
 

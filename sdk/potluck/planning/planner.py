@@ -6,20 +6,21 @@ from itertools import count
 from math import inf
 
 from potluck.planning import feasibility
+from potluck.planning.anytime import is_small, search
 from potluck.planning.baselines.data_parallel import plan_data_parallel
 from potluck.planning.baselines.deepcee import plan_deepcee
 from potluck.planning.baselines.dora import plan_dora
 from potluck.planning.bounds.energy import holds_weights, least_energy_j
 from potluck.planning.bounds.infeasible import refuse_impossible
 from potluck.planning.bounds.latency import can_certify, lower_bound_s
+from potluck.planning.building_blocks import candidates
+from potluck.planning.building_blocks.device_classes import peers, shape
 from potluck.planning.check import check_problem
 from potluck.planning.evaluate import judge
 from potluck.planning.plans import Plans, is_thrifty, preference
 from potluck.planning.rerank import rerank
-from potluck.planning.search import candidates, recomputation
-from potluck.planning.search.anytime import is_small, search
+from potluck.planning.search import recomputation
 from potluck.planning.search.candidate_pool import MAX_WORK, CandidatePool
-from potluck.planning.search.device_classes import peers, shape
 from potluck.planning.search.schedules import scheduled
 from potluck.planning.search.work_budget import WorkBudget, given_s, is_many
 from potluck.records import Plan, Problem, Training

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 
 from potluck.planning import feasibility
+from potluck.planning.anytime import plan_anytime
 from potluck.planning.baselines.alpa import plan_alpa
 from potluck.planning.baselines.asteroid import plan_hybrid
 from potluck.planning.baselines.dapple import plan_dapple
@@ -21,7 +22,6 @@ from potluck.planning.baselines.single_device import plan_single
 from potluck.planning.check import check_problem
 from potluck.planning.evaluate import judge
 from potluck.planning.plans import Plans, preference
-from potluck.planning.search.anytime import plan_anytime
 from potluck.records import Plan, Problem
 from potluck.simulate import cost, direct
 

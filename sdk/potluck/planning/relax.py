@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from math import floor, log10
 
 from potluck.errors import Infeasible
+from potluck.planning.building_blocks import candidates
 from potluck.planning.feasibility import breaches
 from potluck.planning.plans import Plans
-from potluck.planning.search import candidates
 from potluck.records import Plan, Problem, QoE, Training
 from potluck.simulate import cost
 

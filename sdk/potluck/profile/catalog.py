@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from potluck.errors import UserError
-from potluck.graph.cost.costed_graph import priced
+from potluck.graph.costed_graph import priced
 from potluck.graph.modelgraph import ModelGraph
-from potluck.graph.torch.trace import trace
+from potluck.graph.trace import trace
 from potluck.graph.traced import Traced
 from potluck.profile import architectures
 

@@ -5,7 +5,8 @@ import torch
 from tests.agent.worker.worker_talk import LINEAR, MIB, begin, load, numbers
 
 from potluck_agent.processors.trial import attempt
-from potluck_agent.worker import limits, torch_device
+from potluck_agent.worker import limits
+from potluck_agent.worker.arrays import torch_device
 from potluck_wire.messages import TryProcessor
 from potluck_wire.processors import TORCH_KINDS
 

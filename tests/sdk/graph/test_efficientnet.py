@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from potluck.graph import Model
-from potluck.graph.cost.operator_costs import forward_flop
+from potluck.graph.operator_costs import forward_flop
 from potluck.offload.rows.receptive_fields import localities
 from potluck_agent.worker.interpreter import Interpreter
 from potluck_agent.worker.training import Segment

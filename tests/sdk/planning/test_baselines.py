@@ -9,13 +9,13 @@ import pytest
 from tests.sdk.planning.homes import WORKLOADS, random_home
 
 from potluck.planning import check_plan
-from potluck.planning.baselines.build import balanced, mean_problem
 from potluck.planning.baselines.dora import plan_dora
 from potluck.planning.baselines.edgeshard import plan_edgeshard
 from potluck.planning.baselines.gpipe import plan_gpipe
 from potluck.planning.baselines.hetpipe import plan_hetpipe
 from potluck.planning.baselines.metis import groupings
 from potluck.planning.baselines.pipedream import plan_pipedream
+from potluck.planning.building_blocks.build import balanced, mean_problem
 from potluck.planning.evaluate import judge
 from potluck.planning.feasibility import breaches
 from potluck.planning.registry import PLANNERS

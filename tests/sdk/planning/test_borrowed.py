@@ -7,11 +7,10 @@ import pytest
 from tests.sdk.planning.homes import random_branches, random_home
 
 from potluck.bench.large_homes import LargeHome
-from potluck.planning import check_plan
+from potluck.planning import anytime, borrowed, check_plan
+from potluck.planning.anytime import search
 from potluck.planning.baselines.edgeshard import best_chains
 from potluck.planning.registry import RIVALS
-from potluck.planning.search import anytime, borrowed
-from potluck.planning.search.anytime import search
 from potluck.planning.search.branch_placement import Places
 from potluck.planning.search.candidate_pool import CandidatePool
 from potluck.planning.search.local_search import fits, with_depths

@@ -120,7 +120,7 @@ def test_one_request_takes_the_longest_way_alone():
 @pytest.mark.parametrize("seed", range(20))
 def test_for_a_chain_the_longest_way_is_the_chain(seed):
     """The closed form along the longest ways says for chains what Asteroid's does."""
-    from potluck.planning.baselines.build import build
+    from potluck.planning.building_blocks.build import build
 
     problem = random_home(seed)
     table = CostTable(problem)

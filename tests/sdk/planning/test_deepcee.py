@@ -14,8 +14,8 @@ from potluck.planning.baselines.deepcee import (
     plan_deepcee,
     stage_terms,
 )
+from potluck.planning.building_blocks import candidates
 from potluck.planning.registry import PLANNERS, ask
-from potluck.planning.search import candidates
 from potluck.simulate.cost import CostTable
 
 

@@ -8,14 +8,13 @@ import pytest
 
 from potluck.bench.large_homes import KINDS, NETWORKS, WORKLOADS, LargeHome
 from potluck.errors import Infeasible
-from potluck.planning import check_plan, make_plans
+from potluck.planning import anytime, borrowed, check_plan, make_plans
 from potluck.planning import planner as make_module
+from potluck.planning.anytime import search
 from potluck.planning.bounds.latency import quick_bound_s
 from potluck.planning.planner import rivals
 from potluck.planning.registry import RIVALS
-from potluck.planning.search import anytime, borrowed
-from potluck.planning.search import work_budget as tally_module
-from potluck.planning.search.anytime import search
+from potluck.planning.search import work_budget
 from potluck.planning.search.candidate_pool import CandidatePool
 from potluck.planning.search.links import busiest_medium
 from potluck.planning.search.stage_costs import StageCostTable
@@ -95,7 +94,7 @@ def test_no_pass_is_made_twice_and_who_borrows_nothing_asks_nobody(monkeypatch):
 
 
 def test_without_a_clock_the_outcome_is_always_the_same(monkeypatch):
-    monkeypatch.setattr(tally_module, "GIVEN_S", ENOUGH_S)
+    monkeypatch.setattr(work_budget, "GIVEN_S", ENOUGH_S)
     problem = small(LargeHome(24, "mixed", "sites", "single", 3))
     assert make_plans(problem).best == make_plans(problem).best
 
@@ -133,7 +132,7 @@ IN_SHORT = {
 )
 def test_is_never_slower_than_any_rival_in_a_home_of_24(kind, network, seed, workload, monkeypatch):
     """In a quarter of the time that it has."""
-    monkeypatch.setattr(tally_module, "GIVEN_S", tally_module.GIVEN_S / 4)
+    monkeypatch.setattr(work_budget, "GIVEN_S", work_budget.GIVEN_S / 4)
     problem = small(LargeHome(24, kind, network, workload, seed), n_layers=6)
     table = CostTable(problem)
     direct, best = Direct(problem, table), make_plans(problem).best
@@ -209,7 +208,7 @@ def test_where_the_simulator_rejects_every_plan_counted_work_ends_the_search_and
 
     The many of a stream do not.
     """
-    monkeypatch.setattr(tally_module, "GIVEN_S", ENOUGH_S)
+    monkeypatch.setattr(work_budget, "GIVEN_S", ENOUGH_S)
     problem = small(LargeHome(24, "mixed", "switch", "streaming", 6))
     rejecting = replace(
         problem,

@@ -10,9 +10,9 @@ from tests.sdk.planning.homes import later, random_home
 from potluck.errors import Infeasible, UserError
 from potluck.planning import make_plans
 from potluck.planning.api import solve
+from potluck.planning.building_blocks import candidates
 from potluck.planning.registry import RIVALS, ask
 from potluck.planning.relax import granted
-from potluck.planning.search import candidates
 from potluck.records import Inference, Training
 from potluck.simulate import footprint
 from potluck.simulate.cost import CostTable

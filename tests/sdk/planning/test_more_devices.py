@@ -13,8 +13,8 @@ import potluck
 from potluck.bench import small_homes
 from potluck.errors import Infeasible
 from potluck.planning import make_plans
+from potluck.planning.building_blocks.device_classes import alike
 from potluck.planning.scenario import only, with_twin
-from potluck.planning.search.device_classes import alike
 from potluck.records import Inference, QoE, Training
 
 

@@ -10,14 +10,14 @@ from tests.sdk.planning.homes import WORKLOADS, later, optimum_s, random_home
 
 from potluck.bench.small_homes import random_problem
 from potluck.planning import check_plan, make_plans
+from potluck.planning.anytime import plan_anytime
 from potluck.planning.bounds.latency import lower_bound_s, together, work_s
+from potluck.planning.building_blocks.device_classes import alike, members, patterns
 from potluck.planning.evaluate import judge
 from potluck.planning.exhaustive import plan_exhaustive
 from potluck.planning.feasibility import breaches
 from potluck.planning.registry import RIVALS
-from potluck.planning.search.anytime import plan_anytime
 from potluck.planning.search.candidate_pool import CandidatePool
-from potluck.planning.search.device_classes import alike, members, patterns
 from potluck.planning.search.local_search import neighbours
 from potluck.records import Inference, Medium, Network, Path, QoE, Training
 from potluck.simulate import footprint

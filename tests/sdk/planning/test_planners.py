@@ -11,12 +11,12 @@ import pytest
 
 from potluck.errors import EmptyHome, Infeasible, PlanError, UserError
 from potluck.planning import check_plan, judge, make_plans
+from potluck.planning.anytime import plan_anytime
 from potluck.planning.baselines.asteroid import plan_hybrid
-from potluck.planning.baselines.asteroid_rows import allocate, balance, offload, proportion
-from potluck.planning.baselines.closed_form import Step, period_s, request_s, round_s
+from potluck.planning.building_blocks.candidates import cuts, micro_batches
+from potluck.planning.building_blocks.closed_form import Step, period_s, request_s, round_s
+from potluck.planning.building_blocks.row_allocation import allocate, balance, offload, proportion
 from potluck.planning.exhaustive import groupings, plan_exhaustive
-from potluck.planning.search.anytime import plan_anytime
-from potluck.planning.search.candidates import cuts, micro_batches
 from potluck.records import (
     Device,
     Inference,

@@ -9,10 +9,10 @@ from tests.sdk.planning.homes import optimum_s, random_home
 
 from potluck.errors import UserError
 from potluck.planning import make_plans
+from potluck.planning.building_blocks.candidates import fewest_rows
 from potluck.planning.evaluate import judge
 from potluck.planning.feasibility import breaches
 from potluck.planning.registry import PLANNERS, ask
-from potluck.planning.search.candidates import fewest_rows
 from potluck.records import Inference, Plan, Stage, Training
 
 

@@ -13,11 +13,11 @@ from potluck.bench import small_homes
 from potluck.bench.optimality import best_s, measure
 from potluck.errors import Infeasible
 from potluck.planning import make_plans
+from potluck.planning.building_blocks import candidates
 from potluck.planning.evaluate import judge
 from potluck.planning.exhaustive import plan_exhaustive, plan_whatever_memory_says
 from potluck.planning.feasibility import breaches, with_more_memory
 from potluck.planning.registry import RIVALS
-from potluck.planning.search import candidates
 from potluck.planning.search.candidate_pool import CandidatePool
 from potluck.planning.search.local_search import fits, moved
 from potluck.planning.search.tight_memory import squeeze

@@ -97,7 +97,7 @@ def arrays_of(present: Sequence[str], device: str = "", memory_bytes: int = 0) -
     """
     if "torch" in present and device:
         from potluck_agent.worker import room
-        from potluck_agent.worker.torch_device import accelerator
+        from potluck_agent.worker.arrays.torch_device import accelerator
 
         there = accelerator(device, memory_bytes)
         room.look_at(there)

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import torch
 
 from potluck.errors import ModelError
+from potluck.graph.torch.state_names import OWN
 from potluck.graph.traced import Traced
 
-OWN = "own-"  # begins the names of what is not the model's; no attribute has a hyphen
 LOSS = "loss."  # then, of what is a module of the loss
 
 

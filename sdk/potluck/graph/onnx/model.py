@@ -137,7 +137,7 @@ class OnnxModel(Model):
         import torch
 
         from potluck.graph.onnx.module import OnnxNet
-        from potluck.graph.torch.trace import trace as export
+        from potluck.graph.trace import trace as export
 
         net = OnnxNet(self._trace).eval()
         names = [port.name for port in self._trace.traced.graph.inputs]

@@ -15,14 +15,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
 from potluck.errors import ModelError
-from potluck.graph.cost.operator_costs import (
-    HEAVY,
-    backward_flop,
-    base,
-    forward_flop,
-    kept,
-    kept_beside,
-)
+from potluck.graph.operator_costs import HEAVY, backward_flop, base, forward_flop, kept, kept_beside
 from potluck.graph.partition.batch_norms import values_per_row
 from potluck.graph.partition.boundary_tensors import BoundaryTensors, boundary_tensors
 from potluck.graph.partition.branches import find

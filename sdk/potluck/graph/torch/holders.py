@@ -8,8 +8,7 @@ from typing import Any
 import torch
 
 from potluck.errors import ModelError
-from potluck.graph.loss.constants import OWN
-from potluck.graph.torch.state_names import device_name
+from potluck.graph.torch.state_names import OWN, device_name
 from potluck.graph.traced import SEQUENCE
 from potluck_wire.graph import BATCH, Symbol
 

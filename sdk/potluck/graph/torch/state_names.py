@@ -11,6 +11,8 @@ from potluck.errors import ModelError, UserError
 if TYPE_CHECKING:
     import torch
 
+OWN = "own-"  # begins the names of a loss's tensors, not the model's; no attribute has a hyphen
+
 
 def device_name(path: str) -> str:
     """The name that devices know a tensor of a module by; no two paths have the same.

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from potluck.graph.cost.operator_costs import base, forward_flop
+from potluck.graph.operator_costs import base, forward_flop
 from potluck.graph.partition.layers import Layers
 from potluck_wire.graph import BATCH, Ref, node_refs
 

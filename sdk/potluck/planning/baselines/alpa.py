@@ -15,8 +15,8 @@ from itertools import islice, pairwise
 from math import inf
 from typing import NamedTuple
 
-from potluck.planning.baselines.build import build, mean_problem, orders, seconds
-from potluck.planning.search import candidates
+from potluck.planning.building_blocks import candidates
+from potluck.planning.building_blocks.build import build, mean_problem, orders, seconds
 from potluck.records import Plan, Problem, Training
 from potluck.simulate import cost
 from potluck.simulate.cost import all_reduce_s

@@ -12,8 +12,8 @@ fresh-first, append-first and scatter-first.
 from collections.abc import Iterator
 
 from potluck.planning.baselines.asteroid import Search
-from potluck.planning.baselines.build import mean_problem, orders, rebuilt
-from potluck.planning.search import candidates
+from potluck.planning.building_blocks import candidates
+from potluck.planning.building_blocks.build import mean_problem, orders, rebuilt
 from potluck.records import Plan, Problem
 from potluck.simulate import cost
 

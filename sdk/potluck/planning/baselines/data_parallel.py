@@ -8,9 +8,9 @@ used here for that.
 
 from collections.abc import Iterator
 
-from potluck.planning.baselines.asteroid import estimate_of, execution, make_stage
-from potluck.planning.baselines.asteroid_rows import proportion
-from potluck.planning.search import candidates
+from potluck.planning.building_blocks import candidates
+from potluck.planning.building_blocks.row_allocation import proportion
+from potluck.planning.building_blocks.stages import estimate_of, execution, make_stage
 from potluck.records import Plan, Problem, Stage, Training
 from potluck.simulate import cost, footprint
 

@@ -20,10 +20,10 @@ from itertools import accumulate, combinations, pairwise, permutations
 from math import inf
 from random import Random
 
-from potluck.planning.baselines.asteroid_rows import proportion
-from potluck.planning.baselines.build import balanced, build, shared_s
+from potluck.planning.building_blocks import candidates
+from potluck.planning.building_blocks.build import balanced, build, shared_s
+from potluck.planning.building_blocks.row_allocation import proportion
 from potluck.planning.grouping import Grouping, best_grouping, groupings
-from potluck.planning.search import candidates
 from potluck.records import Plan, Problem, Training
 from potluck.simulate import cost, direct
 

@@ -21,10 +21,10 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from potluck.planning.baselines.asteroid import Search
-from potluck.planning.baselines.build import orders
-from potluck.planning.baselines.closed_form import Step
+from potluck.planning.building_blocks import candidates
+from potluck.planning.building_blocks.build import orders
+from potluck.planning.building_blocks.closed_form import Step
 from potluck.planning.plans import is_thrifty
-from potluck.planning.search import candidates
 from potluck.planning.search.local_search import with_depths
 from potluck.planning.search.subset_dp import objective
 from potluck.records import Plan, Problem, Stage, Training

@@ -13,10 +13,10 @@ alone, as in the paper. The source need not be the first device.
 from collections.abc import Iterator
 from math import inf
 
-from potluck.planning.baselines.asteroid import estimate_of
-from potluck.planning.baselines.build import build, seconds
-from potluck.planning.baselines.closed_form import request_s
-from potluck.planning.search import candidates
+from potluck.planning.building_blocks import candidates
+from potluck.planning.building_blocks.build import build, seconds
+from potluck.planning.building_blocks.closed_form import request_s
+from potluck.planning.building_blocks.stages import estimate_of
 from potluck.records import Plan, Problem, Training
 from potluck.simulate import cost, footprint
 

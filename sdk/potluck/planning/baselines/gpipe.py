@@ -10,8 +10,8 @@ not, and fall back to the depths K_p there.
 
 from collections.abc import Iterator
 
-from potluck.planning.baselines.build import balanced, build, mean_problem, orders, shared_s
-from potluck.planning.search import candidates
+from potluck.planning.building_blocks import candidates
+from potluck.planning.building_blocks.build import balanced, build, mean_problem, orders, shared_s
 from potluck.records import Plan, Problem
 from potluck.simulate import cost
 

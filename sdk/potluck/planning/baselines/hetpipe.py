@@ -10,8 +10,8 @@ replicated stage; their rows follow speed.
 
 from collections.abc import Iterator
 
-from potluck.planning.baselines.build import balanced, build, shared_s
-from potluck.planning.search import candidates
+from potluck.planning.building_blocks import candidates
+from potluck.planning.building_blocks.build import balanced, build, shared_s
 from potluck.records import Plan, Problem
 from potluck.simulate import cost
 

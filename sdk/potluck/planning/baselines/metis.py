@@ -11,9 +11,9 @@ with the same closed form as the others'; layers are balanced exactly instead of
 from collections.abc import Iterator
 from itertools import islice, pairwise, permutations
 
-from potluck.planning.baselines.build import balanced, build, shared_s
-from potluck.planning.search import candidates
-from potluck.planning.search.device_classes import alike
+from potluck.planning.building_blocks import candidates
+from potluck.planning.building_blocks.build import balanced, build, shared_s
+from potluck.planning.building_blocks.device_classes import alike
 from potluck.records import Plan, Problem
 from potluck.simulate import cost
 

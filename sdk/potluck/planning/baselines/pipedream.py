@@ -11,8 +11,8 @@ the real devices in several orders, rows by Algorithm 1.
 from collections.abc import Iterator
 from math import inf
 
-from potluck.planning.baselines.build import build, mean_problem, orders, seconds
-from potluck.planning.search import candidates
+from potluck.planning.building_blocks import candidates
+from potluck.planning.building_blocks.build import build, mean_problem, orders, seconds
 from potluck.records import Plan, Problem, Training
 from potluck.simulate import cost
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from potluck.planning.baselines.asteroid import estimate_of, make_stage
-from potluck.planning.search import candidates
+from potluck.planning.building_blocks import candidates
+from potluck.planning.building_blocks.stages import estimate_of, make_stage
 from potluck.records import Plan, Problem, Training
 from potluck.simulate import cost
 

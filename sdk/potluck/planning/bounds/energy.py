@@ -17,7 +17,7 @@ from itertools import product
 from math import inf, prod
 
 from potluck.planning.bounds.latency import least_rates, least_updates_s, way_s, work_s
-from potluck.planning.search.device_classes import Pattern, classes_of, members
+from potluck.planning.building_blocks.device_classes import Pattern, classes_of, members
 from potluck.records import Device, Problem
 from potluck.simulate import cost
 

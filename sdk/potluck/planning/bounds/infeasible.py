@@ -4,8 +4,8 @@ say so.
 
 from potluck.planning.bounds.energy import least_energy_j
 from potluck.planning.bounds.latency import quick_bound_s
+from potluck.planning.building_blocks import candidates
 from potluck.planning.feasibility import Breach, no_plan, too_big
-from potluck.planning.search import candidates
 from potluck.records import Problem
 from potluck.simulate import cost
 

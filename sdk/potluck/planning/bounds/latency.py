@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate, permutations, product
 from math import inf, isqrt, prod
 
-from potluck.planning.search.device_classes import Pattern, classes_of
+from potluck.planning.building_blocks.device_classes import Pattern, classes_of
 from potluck.planning.search.stage_costs import CommunicationCost, StageCost, StageCostTable
 from potluck.planning.search.subset_dp import ParetoLabel, SubsetSearch
 from potluck.records import Device, LayerCost, Network, Problem, Training

@@ -14,8 +14,8 @@ from itertools import pairwise
 from statistics import median
 
 from potluck.errors import PlanError, UserError
-from potluck.planning.baselines.build import build
-from potluck.planning.search.device_classes import alike
+from potluck.planning.building_blocks.build import build
+from potluck.planning.building_blocks.device_classes import alike
 from potluck.records import HOME, Plan, Problem, Training
 from potluck.simulate import cost
 

@@ -18,8 +18,8 @@ from math import isfinite
 
 from potluck.errors import FileError, PlanError, UserError
 from potluck.graph.modelgraph import Input, ModelGraph, Node
-from potluck.planning.baselines.build import build
-from potluck.planning.search import candidates
+from potluck.planning.building_blocks import candidates
+from potluck.planning.building_blocks.build import build
 from potluck.records import LayerCost, Plan, Problem
 from potluck.simulate import cost
 

@@ -1,1 +1,1 @@
-"""Our own planner: dynamic programming, then local search. Pure."""
+"""The parts of our own planner: dynamic programming, then local search. Pure."""

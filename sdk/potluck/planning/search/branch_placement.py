@@ -13,9 +13,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, combinations, pairwise, permutations, product
 
-from potluck.planning.baselines.asteroid import make_stage
-from potluck.planning.search import candidates
-from potluck.planning.search.device_classes import ALL_SUBSETS, classes_of
+from potluck.planning.building_blocks import candidates
+from potluck.planning.building_blocks.device_classes import ALL_SUBSETS, classes_of
+from potluck.planning.building_blocks.stages import make_stage
 from potluck.planning.search.local_search import fits, floor_s, neighbours, with_depths
 from potluck.records import Plan, Problem, Stage, Training
 from potluck.simulate import cost, flows

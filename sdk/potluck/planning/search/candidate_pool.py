@@ -6,9 +6,9 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
 
+from potluck.planning.building_blocks import candidates
+from potluck.planning.building_blocks.device_classes import peers, shape
 from potluck.planning.plans import is_thrifty, rounded
-from potluck.planning.search import candidates
-from potluck.planning.search.device_classes import peers, shape
 from potluck.planning.search.local_search import fits, floor_s
 from potluck.planning.search.subset_dp import objective
 from potluck.planning.search.work_budget import TASK_S, WorkBudget, given_s, is_many

@@ -7,8 +7,8 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, pairwise, permutations, product
 
-from potluck.planning.baselines.asteroid import make_stage
-from potluck.planning.search.device_classes import classes_of, peers
+from potluck.planning.building_blocks.device_classes import classes_of, peers
+from potluck.planning.building_blocks.stages import make_stage
 from potluck.planning.search.work_budget import is_many
 from potluck.records import Plan, Problem, Stage, Training
 from potluck.schedule import stage_graph

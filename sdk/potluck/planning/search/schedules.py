@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from potluck.errors import PlanError, UserError
-from potluck.planning.baselines.build import balanced, build, shared_s
+from potluck.planning.building_blocks import candidates
+from potluck.planning.building_blocks.build import balanced, build, shared_s
 from potluck.planning.evaluate import judge
-from potluck.planning.search import candidates
 from potluck.records import Plan, Problem, Training
 from potluck.schedule.policies import POLICIES
 from potluck.schedule.zero_bubble import ZERO_BUBBLE

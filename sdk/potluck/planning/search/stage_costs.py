@@ -11,9 +11,9 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from potluck.planning.baselines.asteroid_rows import allocate, offload, proportion
-from potluck.planning.search import candidates
-from potluck.planning.search.device_classes import Pattern, members
+from potluck.planning.building_blocks import candidates
+from potluck.planning.building_blocks.device_classes import Pattern, members
+from potluck.planning.building_blocks.row_allocation import allocate, offload, proportion
 from potluck.planning.search.links import Link, busiest_medium, links_of
 from potluck.records import HOME, Training
 from potluck.schedule.rows import overlaps

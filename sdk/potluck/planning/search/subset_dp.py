@@ -20,8 +20,8 @@ from math import inf
 from operator import le, mul
 from typing import NamedTuple, Optional
 
+from potluck.planning.building_blocks.device_classes import Pattern, classes_of, patterns
 from potluck.planning.plans import is_thrifty
-from potluck.planning.search.device_classes import Pattern, classes_of, patterns
 from potluck.planning.search.stage_costs import CommunicationCost, StageCost, StageCostTable
 from potluck.planning.search.work_budget import HEAD_S, LABEL_S, WorkBudget
 from potluck.records import Plan, QoE, Stage, Training

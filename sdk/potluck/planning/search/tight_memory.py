@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 
-from potluck.planning.baselines.asteroid_rows import proportion
-from potluck.planning.search import candidates
+from potluck.planning.building_blocks import candidates
+from potluck.planning.building_blocks.row_allocation import proportion
 from potluck.planning.search.candidate_pool import CandidatePool
 from potluck.planning.search.local_search import moved, smaller
 from potluck.planning.search.work_budget import TASK_S

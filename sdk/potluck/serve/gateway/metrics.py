@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 
-from potluck.serve.runtime.stats import BUCKETS_S, ServiceStats
+from potluck.serve.stats import BUCKETS_S, ServiceStats
 
 TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

@@ -40,8 +40,8 @@ from potluck.serve.decide.records import Service as Record
 from potluck.serve.decide.view import NoView
 from potluck.serve.runtime.loaded import Asked, Loaded
 from potluck.serve.runtime.pending import Pending, Row, apart, calls_of, joined
-from potluck.serve.runtime.stats import Counts, ServiceStats
 from potluck.serve.runtime.turns import Turns
+from potluck.serve.stats import Counts, ServiceStats
 
 if TYPE_CHECKING:
     import torch

@@ -11,7 +11,7 @@ from potluck.run import batches
 from potluck.serve.decide.records import Frequency, Slo
 from potluck.serve.runtime.pending import Pending
 from potluck.serve.runtime.serving import Serving
-from potluck.serve.runtime.stats import ServiceStats
+from potluck.serve.stats import ServiceStats
 from potluck.shown import Shown
 
 

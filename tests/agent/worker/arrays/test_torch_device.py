@@ -11,14 +11,14 @@ from tests.agent.worker.test_threads import product
 from tests.agent.worker.worker_talk import LINEAR, MIB, numbers
 
 from potluck_agent.allocator import Allocator
-from potluck_agent.worker import measure, room, torch_device
+from potluck_agent.worker import measure, room
 from potluck_agent.worker.arena import Arena
-from potluck_agent.worker.arrays import torch_arrays
+from potluck_agent.worker.arrays import torch_arrays, torch_device
+from potluck_agent.worker.arrays.torch_device import CPU, DeviceArrays
 from potluck_agent.worker.borrowing import BorrowingSegment
 from potluck_agent.worker.engine import Engine
 from potluck_agent.worker.failures import cause_of
 from potluck_agent.worker.onnx.segment import OnnxSegment
-from potluck_agent.worker.torch_device import CPU, DeviceArrays
 from potluck_agent.worker.training import Segment
 from potluck_wire.graph import Graph, Input, Node, Output, Ref, SegmentError, Symbol
 from potluck_wire.messages import Compute, ComputeFailed, Configure, LoadSegment, Put

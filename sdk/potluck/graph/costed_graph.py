@@ -10,15 +10,8 @@ for backward counts once.
 import math
 from dataclasses import replace
 
-from potluck.graph.cost.operator_costs import (
-    backward_flop,
-    base,
-    forward_flop,
-    kept,
-    kept_beside,
-    kind,
-)
 from potluck.graph.modelgraph import Input, ModelGraph, Node
+from potluck.graph.operator_costs import backward_flop, base, forward_flop, kept, kept_beside, kind
 from potluck.graph.partition.cuts import Linearization, line
 from potluck.graph.traced import SEQUENCE, Traced
 from potluck_wire.graph import BATCH, DTYPE_BYTES, Buffer, Graph, Parameter, Ref, node_refs

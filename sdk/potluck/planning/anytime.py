@@ -15,14 +15,14 @@ from math import inf
 from typing import NamedTuple
 
 from potluck.planning.baselines.single_device import plan_single
+from potluck.planning.borrowed import DEAR, RARE, borrow_cheap, borrow_dear
 from potluck.planning.bounds.latency import quick_bound_s
+from potluck.planning.building_blocks import candidates
+from potluck.planning.building_blocks.device_classes import ordered
 from potluck.planning.plans import is_thrifty, rounded
 from potluck.planning.scenario import only
-from potluck.planning.search import candidates
-from potluck.planning.search.borrowed import DEAR, RARE, borrow_cheap, borrow_dear
 from potluck.planning.search.branch_placement import Places
 from potluck.planning.search.candidate_pool import CandidatePool
-from potluck.planning.search.device_classes import ordered
 from potluck.planning.search.local_search import (
     deeper,
     fits,

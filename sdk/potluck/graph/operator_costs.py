@@ -223,7 +223,8 @@ def base(traced: Traced, ref: Ref) -> Ref:
 
 def _is_view(traced: Traced, node: Node) -> bool:
     """Whether a node gives another name to memory that is there. Another order of dimensions has to
-    be copied to be reshaped; a dropout that is off does nothing."""
+    be copied to be reshaped; a dropout that is off does nothing.
+    """
     packet, read = _packet(node), node_refs(node)
     if not read:
         return False

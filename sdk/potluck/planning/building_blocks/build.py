@@ -5,7 +5,12 @@ from dataclasses import replace
 from itertools import pairwise
 from math import inf
 
-from potluck.planning.baselines.asteroid import communication, estimate_of, execution, make_stage
+from potluck.planning.building_blocks.stages import (
+    communication,
+    estimate_of,
+    execution,
+    make_stage,
+)
 from potluck.records import Device, LayerCost, Medium, Network, Path, Plan, Problem, Stage, Training
 from potluck.schedule.policies import warm_up_depth
 from potluck.simulate import cost

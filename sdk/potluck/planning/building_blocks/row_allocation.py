@@ -5,7 +5,7 @@ within memory.
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from potluck.planning.search import candidates
+from potluck.planning.building_blocks import candidates
 from potluck.simulate import cost, footprint
 
 N_BLOCKS = 32  # phase 2 moves 1/32 of a micro-batch at a time, at least one row
