@@ -374,7 +374,6 @@ class Twice(torch.nn.Module):
         return self.last(self.norm(self.first(self.norm(x))))
 
 
-@pytest.mark.xfail(reason="its second count is refused since changes in place become values")
 @pytest.mark.parametrize("device", [A, B])
 def test_a_norm_that_is_called_twice_is_one_norm(home, device):
     net, batches = Twice(), batches_of(BATCHES)

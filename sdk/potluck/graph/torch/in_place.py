@@ -155,6 +155,9 @@ class _Rewrite:
         if view not in self.again:
             parent = view.args[0]
             of = self.again[parent] if parent in self.again else self._again(parent)
+            if _writes(view):
+                self.again[view] = of
+                return of
             made = self.graph.call_function(view.target, (of, *view.args[1:]), view.kwargs)
             made.meta = dict(view.meta)
             self.again[view] = made
@@ -184,12 +187,23 @@ def _parent(node: Any) -> Any:
         return made.args[0] if is_view else None
     if not isinstance(node.target, torch._ops.OpOverload) or str(node.target) in _LISTS:
         return None
+    if _writes(node):
+        return node.args[0]
     returns, arguments = node.target._schema.returns, node.target._schema.arguments
-    if not returns or returns[0].alias_info is None or returns[0].alias_info.is_write:
+    if not returns or returns[0].alias_info is None:
         return None
     if not arguments or arguments[0].alias_info is None or not node.args:
         return None
     return node.args[0] if _is_surely_view(node) else None
+
+
+def _writes(node: Any) -> bool:
+    """Whether a node changes its first argument in place, and gives it back."""
+    if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    returns = node.target._schema.returns
+    alias = returns[0].alias_info if returns else None
+    return alias is not None and alias.is_write and bool(node.args)
 
 
 def _is_surely_view(node: Any) -> bool:
@@ -210,6 +224,8 @@ def _inverse(view: Any) -> _Inverse | None:
     """How a changed part gets back to where a view took it; None where that is not known."""
     if view.target is operator.getitem:
         return _inverse_of_part(view)
+    if _writes(view):
+        return lambda part: (None, ())
     packet, args = str(view.target).split(".")[1], view.args
     source = args[0]
     rest = args[1:]
