@@ -74,6 +74,7 @@ def read_once(graph: Graph) -> frozenset[int]:
     return frozenset(value for value, count in counts.items() if count == 1)
 
 
+@torch.no_grad()  # a gradient with a graph of its own would hold weights that hold it: for ever
 def weight_part(
     waiting: Waiting, once: Sequence[torch.Tensor], parameters: Sequence[torch.Tensor]
 ) -> None:
@@ -97,7 +98,6 @@ def weight_part(
         torch.autograd.backward(weights, gradients, inputs=list(parameters))
 
 
-@torch.no_grad()
 def _accumulate(parameter: torch.Tensor, gradient: torch.Tensor) -> None:
     if parameter.grad is None:
         parameter.grad = gradient
