@@ -207,15 +207,10 @@ def test_a_batch_in_which_nothing_counts_is_answered_as_by_one_machine():
     assert torch.equal(segment.gradients(), alone)
 
 
-@pytest.mark.parametrize(
-    "loss",
-    [
-        # of all rows, and of the output
-        lambda y, t: mse_loss(y, t) + (y - y.mean(0)).square().mean(),
-        lambda y, t: (y - t).square().sum() * (1 / t.sum()),
-    ],
-)
-def test_what_cannot_be_divided_is_refused(loss):
+def test_what_cannot_be_divided_is_refused():
+    def loss(y, t):  # of all rows, and of the output
+        return mse_loss(y, t) + (y - y.mean(0)).square().mean()
+
     torch.manual_seed(0)
     with pytest.raises(ModelError, match=r"no mean over rows.*divided by"):
         Model.from_torch(

@@ -61,9 +61,25 @@ def a_transposed_one(x):
     return y.flatten(1)
 
 
+def of_what_a_change_gave_back(x):
+    y = x * 1.0
+    first = y[:, :3]
+    z = first.mul_(2.0)
+    z.add_(1.0)
+    return y * first.sum(1, keepdim=True)
+
+
+def after_a_dropout(x):
+    y = x * 1.0
+    z = torch.nn.functional.dropout(y, 0.0, training=True, inplace=True)
+    z.add_(1.0)
+    return y * z
+
+
 LINES = [
     *(a_slice, a_slice_of_a_view, seen_through_another_view, twice, by_a_mask),
     *(by_an_index, of_another_type, a_transposed_one),
+    *(of_what_a_change_gave_back, after_a_dropout),
 ]
 
 

@@ -8,6 +8,7 @@ sum, nearly always a divisor) is spread evenly over them, and each share divides
 any other (a mean, a maximum) comes whole with every row.
 """
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from torch.nn._reduction import legacy_get_string
 from torch.overrides import TorchFunctionMode
 
 from potluck.graph.loss.decompositions import written_out
+from potluck.graph.loss.growth import growing
 from potluck.graph.torch import symbolic_sizes
 from potluck.graph.torch.batch_axis import OperatorFailed, Runner
 from potluck_wire.graph import BATCH, symbols_in
@@ -148,13 +150,17 @@ def extract(
 
     `constants`: what in the program's state never changes, with its name. Raises OperatorFailed.
     """
+    _without_broadcasts(program.graph, symbols)
     nodes = _found(program, inputs, constants, symbols)
     if not nodes:
         return None
     closure = _closure(program, nodes)
     part = _part(program, nodes, closure, inputs, constants)
     loss = next(node for node in program.graph.nodes if node.op == "output").args[0][0].meta["val"]
-    spread = _spread(part.values, example)
+    ordered = [node for node in program.graph.nodes if node in closure]
+    grows = growing(ordered, lambda node: _counts_rows(node, symbols))
+    tried = _spread(part.values, example) if any(grows[node] is None for node in nodes) else ()
+    spread = [tried[i] if (known := grows[node]) is None else known for i, node in enumerate(nodes)]
     tallies = [
         _Tally(node, s, _dtype(node, s, loss.dtype)) for node, s in zip(nodes, spread, strict=True)
     ]
@@ -163,6 +169,21 @@ def extract(
         if node.op != "placeholder" and not node.users:
             program.graph.erase_node(node)
     return BatchReductions(part, tallies)
+
+
+def _without_broadcasts(graph: torch.fx.Graph, symbols: dict[str, str]) -> None:
+    """Take out what broadcasts a value to its own shape: a loss of outputs and targets would make
+    all that reads the targets later depend on the outputs.
+    """
+    for node in [n for n in graph.nodes if n.target is _ATEN.broadcast_tensors.default]:
+        for item in [user for user in node.users if user.target is operator.getitem]:
+            source = node.args[0][item.args[1]]
+            shapes = [symbolic_sizes.shape(n.meta["val"], symbols) for n in (source, item)]
+            if shapes[0] == shapes[1]:
+                item.replace_all_uses_with(source)
+                graph.erase_node(item)
+        if not node.users:
+            graph.erase_node(node)
 
 
 def _found(
@@ -213,7 +234,14 @@ def _is_nought(node: torch.fx.Node) -> bool:
 
 
 def _changes(node: torch.fx.Node) -> bool:
+    if node.target is _ATEN.detach_.default:  # of a constant that stands in the loss
+        return False
     return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+
+
+def _counts_rows(node: torch.fx.Node, symbols: dict[str, str]) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and _has_rows(value, symbols)
 
 
 def _has_rows(value: torch.Tensor, symbols: dict[str, str]) -> bool:
@@ -250,8 +278,8 @@ def _part(
 def _spread(
     values: Callable[[Sequence[torch.Tensor]], Any], example: Sequence[torch.Tensor]
 ) -> list[bool]:
-    """Of each tally, whether it is to be spread over the rows: unless the same rows twice leave it
-    as it is.
+    """Of each tally, whether trials say that it is to be spread over the rows: unless the same rows
+    twice leave it as it is.
 
     Zeros show nothing, and examples are often made of them: ones are tried, too.
     """

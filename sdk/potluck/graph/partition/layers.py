@@ -113,7 +113,8 @@ def _laid_out(
         for cut in cuts
     }
     ends = {end for span in spans for end in span}
-    bounds = _merged((0, *cuts, len(line.bound)), weights, nbytes, max_layers, merge_below, ends)
+    offered = _that_give((0, *cuts, len(line.bound)), line, branched=bool(spans))
+    bounds = _merged(offered, weights, nbytes, max_layers, merge_below, ends)
     boundary = boundary_tensors(line, bounds, branched=bool(spans))
     records = _records(line, bounds, boundary if spans else None, n_inputs)
     made = Layers(
@@ -190,6 +191,23 @@ def _worth_offering(line: Linearization, weights: list[float], spans: Spans) -> 
     before = list(accumulate(heavy, initial=0))
     done = {before[end] for end in ends}  # between the same two heavy operators one cut is enough
     return tuple(sorted({*(cut for cut in (*narrow, *wide) if before[cut] not in done), *ends}))
+
+
+def _that_give(bounds: tuple[int, ...], line: Linearization, *, branched: bool) -> tuple[int, ...]:
+    """Bounds of layers each of which hands something on.
+
+    One that only changes a buffer, such as the counter of a batch norm in another branch, joins
+    the layer before where that gives it something, else the next.
+    """
+    while True:
+        boundary = boundary_tensors(line, bounds, branched=branched)
+        idle = [i for i, given in enumerate(boundary.hands[:-1]) if not given]
+        if not idle:
+            return bounds
+        layer = idle[0]
+        givers = [giver for _, giver in boundary.into(layer, layer + 1)]
+        joined = layer if layer - 1 in givers else layer + 1
+        bounds = (*bounds[:joined], *bounds[joined + 1 :])
 
 
 def _best_between(

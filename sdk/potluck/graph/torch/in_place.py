@@ -81,13 +81,17 @@ class _Rewrite:
             whole = changed
             for view in chain:
                 whole = self._put_back(view, whole)
-            self.again = {base: whole, target: changed}
+            self.again = {base: whole}
+            if whole is changed:
+                self.again[target] = changed
+            elif self.node.users:  # a view of the whole again: it may be changed once more
+                self._again(target)
             for view in views:
-                if view is not target and self._later(view):
+                if self._later(view):
                     self._again(view)
         for old, new in self.again.items():
             old.replace_all_uses_with(new, delete_user_cb=self._is_later)
-        self.node.replace_all_uses_with(changed)
+        self.node.replace_all_uses_with(self.again.get(target, changed))
         self.graph.erase_node(self.node)
 
     def _is_later(self, user: Any) -> bool:
