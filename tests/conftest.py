@@ -11,6 +11,7 @@ they get it back.
 """
 
 import gc
+import importlib.util
 import logging
 import os
 import signal
@@ -79,6 +80,19 @@ def small_chunks():
     """Values of a few bytes may come in several chunks: what is tested is the same, and quicker."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(chunks, "MIN_CHUNK_BYTES", 1)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="module")
+def alike_exported_once(request):
+    """But where tracing itself is tested, and in `make test-long`."""
+    anew = "graph" in request.path.parts or os.environ.get("HYPOTHESIS_PROFILE") == "long"
+    if anew or importlib.util.find_spec("torch") is None:
+        yield
+        return
+    from tests import exports
+
+    with exports.shared():
         yield
 
 

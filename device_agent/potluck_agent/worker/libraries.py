@@ -8,6 +8,7 @@ time.
 import operator
 import sys
 import types
+from functools import cache
 from typing import Any
 
 import torch
@@ -45,9 +46,14 @@ _STAND_INS: dict[str, dict[str, Any]] = {
 
 
 def prepare(threads: int, device: str = "") -> None:
-    """Use every part of torch that tasks use, once; on that accelerator, too."""
+    """Use every part of torch that tasks use, once in a process; on that accelerator, too."""
     torch.set_num_threads(max(1, threads))
     torch.ones(LARGE).exp_()  # starts the other threads: later, no thread may be started
+    _use_all(device)
+
+
+@cache
+def _use_all(device: str) -> None:
     stood_in = _without_compiler()
     try:
         _learn()

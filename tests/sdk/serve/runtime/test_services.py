@@ -1,12 +1,19 @@
 """Services of a home in memory: many callers, batches, several services, streams, refusals."""
 
+import threading
 from concurrent.futures import wait
+from contextlib import contextmanager
+from itertools import count
 
 import pytest
 from tests.sdk.serve.runtime.conftest import LONG_S
+from tests.timeouts import PATIENCE_S
 
 import potluck
 from potluck.errors import Infeasible, ModelError, NotServed, RequestFailed, UserError
+from potluck.serve.runtime import serving
+from potluck.serve.runtime.measure import measure
+from potluck.testing.inside import link_of
 
 torch = pytest.importorskip("torch")
 
@@ -23,15 +30,33 @@ def test_answers_any_number_of_rows_as_one_machine(birds, net):
     assert birds.stats.n_answered == 5
 
 
-@pytest.mark.xfail(reason="callers come too far apart on a busy machine to be joined")
-def test_rows_of_many_callers_are_joined_and_answered_apart(birds, net):
+@contextmanager
+def standing_still(home):
+    """Nothing of this home happens, in its link's thread, until the block has ended."""
+    ended = threading.Event()
+    link_of(home).watch(lambda event, actions: ended.wait(PATIENCE_S) and None)
+    try:
+        yield
+    finally:
+        link_of(home).watch(None)
+        ended.set()
+
+
+def test_rows_of_many_callers_are_joined_and_answered_apart(own_home, model, net, monkeypatch):
+    """Many have come before the first is answered, and a batch takes as long as one row."""
+    looks_s = (1e-3 * i for i in count())
+    even = lambda load, model, limit_s, _: measure(load, model, limit_s, looks_s.__next__)  # noqa: E731
+    monkeypatch.setattr(serving, "measure", even)
     xs = [torch.randn(1 + i % 3, 8) for i in range(120)]
-    asked = [birds.request(x) for x in xs]
-    for x, each in zip(xs, asked, strict=True):
-        assert torch.allclose(each.future.result(), of_net(net, x), atol=1e-6)
-    assert max(each.n_together for each in asked) > 3
-    assert birds.stats.n_answered == 120
-    assert set(birds.stats.by_device) <= set(birds.devices)
+    with own_home.serve(model, name="birds", slo=potluck.Latency(LONG_S)).wait() as birds:
+        with standing_still(own_home):
+            asked = [birds.request(x) for x in xs]
+        for x, each in zip(xs, asked, strict=True):
+            assert torch.allclose(each.future.result(), of_net(net, x), atol=1e-6)
+        # each device begins with who came first; all others have come when it is done with that
+        assert all(each.n_together > 100 for each in asked[len(birds.devices) :])
+        assert birds.stats.n_answered == 120
+        assert set(birds.stats.by_device) <= set(birds.devices)
 
 
 def test_several_services_run_side_by_side(own_home, model, net):
