@@ -16,7 +16,7 @@ export OMP_NUM_THREADS := 1
 # Without bytecode kept, every process that runs tests compiles them all again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo notebook test test-long test-arm lint docs dev clean
+.PHONY: demo notebook test short-tests test-long test-arm lint docs dev clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/installed
@@ -30,7 +30,11 @@ notebook: $(VENV)/installed
 # Three files at a time: much of the time goes into waiting for agents to start. Files stay whole, as they share homes.
 AT_ONCE := -n 3 --dist loadfile --no-loadscope-reorder
 
-test: lint
+# Beside each other: the linters leave one core idle.
+test: $(VENV)/installed
+	@$(MAKE) --no-print-directory --jobs 2 lint short-tests
+
+short-tests: $(VENV)/installed
 	$(BIN)/python -m pytest -m "not long" $(AT_ONCE) $(ARGS)
 
 test-long: lint

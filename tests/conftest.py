@@ -85,8 +85,8 @@ def small_chunks():
 
 @pytest.fixture(autouse=True, scope="module")
 def alike_exported_once(request):
-    """But where tracing itself is tested, and in `make test-long`."""
-    anew = "graph" in request.path.parts or os.environ.get("HYPOTHESIS_PROFILE") == "long"
+    """But where exporting itself is tested, and in `make test-long`."""
+    anew = request.path.stem == "test_exporting" or os.environ.get("HYPOTHESIS_PROFILE") == "long"
     if anew or importlib.util.find_spec("torch") is None:
         yield
         return

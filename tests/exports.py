@@ -8,7 +8,7 @@ all that comes after it (rules, trials of rows, layers) is done anew each time.
 Alike are modules that come out the same to the byte when written down with a tensor as its type
 and sizes: classes, attributes, hooks, code and closures of the loss, which weights are shared.
 Whatever cannot be written down, or whose program holds tensors that the module does not name, is
-exported as ever. Tests of tracing itself (`tests/sdk/graph`) and `make test-long` share nothing.
+exported as ever. Tests of exporting itself and `make test-long` share nothing.
 """
 
 import copy

@@ -14,7 +14,7 @@ from tests.fuzz import storm
 pytestmark = pytest.mark.usefixtures("small_chunks")
 
 MOVES = 14
-N_SEQUENCES, N_LONG = 5_000, 50_000
+N_SEQUENCES, N_LONG = 1_500, 50_000
 WORKERS = {"honest": False, "hostile": True}
 
 

@@ -278,7 +278,7 @@ def test_a_device_too_small_for_a_layer_is_left_out_and_problem_plan_and_refusal
 
 class Exploding(torch.nn.Module):
     def forward(self, x):
-        return x.unsqueeze(-1).expand(-1, -1, 4_000_000).exp().sum(-1)
+        return x.unsqueeze(-1).expand(-1, -1, 1_500_000).exp().sum(-1)
 
 
 def test_a_worker_out_of_memory_ends_the_run_with_its_cause_and_its_agent_lives(small_home):

@@ -53,6 +53,9 @@ def one_and_two_at_a_time(kind):
             yield {first: a, second: b}
 
 
+PARTS = 4
+
+
 def made(make, **settings):
     try:
         return make(**settings)
@@ -60,10 +63,12 @@ def made(make, **settings):
         return None
 
 
+@pytest.mark.few(len(SETTINGS))  # of each kind one part, not the same of all
+@pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("kind", SETTINGS)
-def test_whatever_torch_refuses_is_refused_and_whatever_is_taken_runs(kind):
+def test_whatever_torch_refuses_is_refused_and_whatever_is_taken_runs(kind, part):
     taken = refused = 0
-    for settings in one_and_two_at_a_time(kind):
+    for settings in itertools.islice(one_and_two_at_a_time(kind), part, None, PARTS):
         weight = torch.nn.Parameter(torch.ones(2))
         theirs, ours = made(TORCHS[kind], params=[weight], **settings), made(kind, **settings)
         if theirs is None:
@@ -83,8 +88,8 @@ def test_whatever_torch_refuses_is_refused_and_whatever_is_taken_runs(kind):
             TORCHS[kind]([other], **settings).step()
             assert torch.equal(weight.nan_to_num(), other.nan_to_num()), settings
             assert read_optimizer(ours.to_json()) == ours
-    assert taken > 50
-    assert refused > 50
+    assert taken > 12
+    assert refused > 12
 
 
 LARGE = (0.0, 1e3, 1e5, 3e38, 3.5e38, 1e39, 1e300)

@@ -127,6 +127,7 @@ def test_the_network_is_cut_between_its_tied_weights():
     assert first.shared[0].nbytes == 12 * 16 * 4
 
 
+@pytest.mark.few(8)  # each plan in one of the two ways
 @pytest.mark.parametrize("thrice", [False, True], ids=["twice", "thrice"])
 @pytest.mark.parametrize("name", PLANS)
 def test_tied_weights_learn_as_on_one_machine(trio, name, thrice):

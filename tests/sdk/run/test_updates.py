@@ -190,6 +190,7 @@ def test_every_optimizer_steps_as_on_one_machine(trio, maker):
     run.close()
 
 
+@pytest.mark.few(10)  # every plan and, twice, every limit
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("limits", LIMITS)
 def test_gradients_are_limited_over_all_devices(trio, plan, limits):

@@ -69,6 +69,7 @@ def trained(home, model, plan, schedule=None):
     return losses, {name: tensor.numpy().tobytes() for name, tensor in state.items()}, ops
 
 
+@pytest.mark.few(8)  # each pattern and schedule in one of the two ways
 @pytest.mark.parametrize("again", [False, True], ids=["kept", "recomputed"])
 @pytest.mark.parametrize(("pattern", "schedule"), CASES)
 def test_two_parts_change_no_bit(trio, pattern, schedule, again):

@@ -11,7 +11,7 @@ from tests.sdk.sessions.controller_attack import ControllerPlay
 pytestmark = pytest.mark.usefixtures("small_chunks")
 
 MOVES = 20
-N_SEQUENCES, N_LONG = 10_000, 100_000
+N_SEQUENCES, N_LONG = 3_000, 100_000
 
 
 def test_nothing_that_agents_say_breaks_the_controller(record_property):

@@ -97,6 +97,7 @@ def test_a_click_switches_while_a_fit_is_under_way(opened, shots):
     tab.wait_output("judged: equal after .*, True")
 
 
+@pytest.mark.long
 def test_a_click_while_a_cell_runs_is_said_to_be_queued(opened):
     tab = opened("busy.ipynb", HOME, "home.cockpit()", FIT, "time.sleep(12); go_on.set()")
     tab.run_all()
@@ -109,6 +110,7 @@ def test_a_click_while_a_cell_runs_is_said_to_be_queued(opened):
     tab.page.get_by_role("button", name="Switch to this plan").wait_for()
 
 
+@pytest.mark.long
 def test_tabs_reloads_and_cells_run_again_show_the_same(opened):
     tab = opened("tabs.ipynb", HOME, "home.cockpit()", FIT)
     tab.run_all()
@@ -128,6 +130,7 @@ def test_tabs_reloads_and_cells_run_again_show_the_same(opened):
     tab.wait_text("the home is closed")
 
 
+@pytest.mark.long
 def test_after_a_restart_the_page_says_that_nobody_is_there(opened, jupyter):
     tab = opened("restart.ipynb", HOME, "home.cockpit()")
     tab.run_all()
