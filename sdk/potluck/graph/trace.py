@@ -21,6 +21,7 @@ from potluck.graph.torch.batch_axis import Complete, OperatorFailed, by_rows
 from potluck.graph.torch.convert import Converter, passed
 from potluck.graph.torch.dead_nodes import without_dead
 from potluck.graph.torch.decompose import decompose
+from potluck.graph.torch.default_type import check_default_type
 from potluck.graph.torch.export_program import TRY, export, first_line
 from potluck.graph.torch.holders import (
     Holders,
@@ -37,7 +38,7 @@ from potluck.graph.torch.modes import check_answers, check_modes, modes_of
 from potluck.graph.torch.own_loss import OwnLoss, names_of
 from potluck.graph.torch.padding import padded_encoders
 from potluck.graph.torch.refusals import together
-from potluck.graph.torch.single import Pair, check_single
+from potluck.graph.torch.single import Pair, check_same, check_single
 from potluck.graph.torch.squeezes import as_written, keep_rows
 from potluck.graph.torch.statefulness import check_forgets
 from potluck.graph.torch.trainability import check_learning, check_norms
@@ -197,6 +198,8 @@ def _trace(
             if loss is not None:
                 check_learning(module, tensors, traced)
             with as_written(program, written):
+                check_default_type(program.graph_module, lambda: pair.arguments(tensors))
+                check_same(pair, tensors)
                 check_single(pair, tensors, dims if 1 in lengths else [None] * len(dims))
         traced = replace(traced, padded=tuple(padded))
     return traced

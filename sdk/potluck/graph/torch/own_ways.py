@@ -1,5 +1,5 @@
-"""Operators that potluck writes out in its own way, where torch's would mix rows or draw random
-numbers that are none.
+"""Operators that potluck writes out in its own way, where torch's would mix rows, draw random
+numbers that are none, or treat infinite values otherwise than its kernel does.
 """
 
 from collections.abc import Callable
@@ -63,9 +63,28 @@ def _copy(node: Any) -> Callable[..., Any]:
     return copied
 
 
+def _resized(node: Any) -> Callable[..., Any] | None:
+    """By the same kernel, told the size: torch's way multiplies by weights of 0, so that an
+    infinite value spoils its neighbours.
+    """
+    if not all(isinstance(size, int) for size in node.args[0].meta["val"].shape[2:]):
+        return None
+    kernel = getattr(_ATEN, node.target._schema.name.removeprefix("aten::")).default
+
+    def resized(x: Any, sizes: Any, align_corners: bool, scales: Any) -> Any:
+        if sizes is None:
+            sizes = [int(n * by) for n, by in zip(x.shape[2:], scales, strict=True)]
+        return kernel(x, sizes, align_corners, *(scales or [None] * len(sizes)))
+
+    return resized
+
+
 WAYS: dict[str, Callable[[Any], Callable[..., Any] | None]] = {
     "aten.copy.default": _copy,
     "aten.sgn.default": _sign,
     "aten.rrelu.default": _rrelu,
     "aten.embedding_bag.padding_idx": _bags,
+    "aten.upsample_linear1d.vec": _resized,
+    "aten.upsample_trilinear3d.vec": _resized,
+    "aten.upsample_bicubic2d.vec": _resized,
 }

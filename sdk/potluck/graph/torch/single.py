@@ -3,6 +3,7 @@ and loses what a module does otherwise for one. So the graph is compared with th
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,13 +63,16 @@ class Pair:
         with spared(self.module), torch.compiler.set_stance("force_eager"):
             return self.module(*rows)
 
-    def _program(self, rows: Sequence[torch.Tensor]) -> Any:
+    def arguments(self, rows: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """What the program takes for some rows: parameters, copies of the other state, inputs."""
         own = {
             h: t if isinstance(t, torch.nn.Parameter) else t.detach().clone()
             for h, t in self.state.items()
         }
-        given = arguments(self.program, own, self.complete(list(rows)))
-        return Runner(self.program.graph_module).run(*given)
+        return arguments(self.program, own, self.complete(list(rows)))
+
+    def _program(self, rows: Sequence[torch.Tensor]) -> Any:
+        return Runner(self.program.graph_module).run(*self.arguments(rows))
 
     def _outcome(self, run: Run, rows: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """What is given for some rows: tensors, or the loss and its gradients."""
@@ -104,6 +108,30 @@ def check_single(pair: Pair, tensors: Sequence[torch.Tensor], dims: Sequence[int
         except _ModuleFailed:
             continue  # these rows are none for it
         return
+
+
+def check_same(pair: Pair, tensors: Sequence[torch.Tensor]) -> None:
+    """Raise ModelError for a module whose answers, loss or gradients are not those of its graph.
+
+    Where the module does not run on made-up values, its own example speaks alone.
+    """
+    try:
+        differs = pair.differ(list(tensors))
+        with suppress(_ModuleFailed):
+            differs = differs and pair.differ([varied(x) for x in tensors])
+    except _ModuleFailed:
+        return
+    if differs:
+        raise ModelError(
+            "it gives other gradients when it is called than its exported graph does."
+            if pair.train
+            else "it gives other answers when it is called than its exported graph does.",
+            next_step="Look for what changes a gradient on its way and is no operator: "
+            "torch.inference_mode() (torch.no_grad() or detach() say what is meant), and hooks of "
+            "the autograd graph, such as grad_fn.register_hook and saved_tensors_hooks."
+            if pair.train
+            else "Look for branches that differ from call to call.",
+        )
 
 
 def _single(
