@@ -69,6 +69,13 @@ def of_what_a_change_gave_back(x):
     return y * first.sum(1, keepdim=True)
 
 
+def a_copy_whose_source_changes(x):
+    y, source = x * 1.0, x * 2.0
+    y.copy_(source)
+    source.add_(1.0)
+    return y * source
+
+
 def after_a_dropout(x):
     y = x * 1.0
     z = torch.nn.functional.dropout(y, 0.0, training=True, inplace=True)
@@ -79,7 +86,7 @@ def after_a_dropout(x):
 LINES = [
     *(a_slice, a_slice_of_a_view, seen_through_another_view, twice, by_a_mask),
     *(by_an_index, of_another_type, a_transposed_one),
-    *(of_what_a_change_gave_back, after_a_dropout),
+    *(of_what_a_change_gave_back, a_copy_whose_source_changes, after_a_dropout),
 ]
 
 

@@ -17,6 +17,7 @@ from potluck_wire.operators import KIND_OF
 
 _ATEN = torch.ops.aten
 _PARTS = frozenset({"aten.chunk.default", "aten.split.Tensor", "aten.split_with_sizes.default"})
+_COPIED = "potluck_copied"  # the mark of a node that stands for a copy
 _SAME_SIZE_VIEWS = frozenset({"alias", "detach", "contiguous", "to", "lift_fresh"})
 _RESHAPES = frozenset(
     {"view", "reshape", "flatten", "unflatten", "unsqueeze", "squeeze", "_unsafe_view", "view_as"}
@@ -119,7 +120,9 @@ class _Rewrite:
         if before.dtype != after.dtype:
             source = self._call(_ATEN.to.dtype, (source, after.dtype), source)
             source.meta["val"] = before.to(after.dtype)
-        return self._call(_ATEN.expand_as.default, (source, target), target)
+        made = self._call(_ATEN.expand_as.default, (source, target), target)
+        made.meta[_COPIED] = True  # what changes the source later does not change it
+        return made
 
     def _cast(self, changed: Any, target: Any) -> Any:
         """In place a tensor keeps its type, whatever it is changed with."""
@@ -183,7 +186,7 @@ _LISTS = _PARTS | {"aten.unbind.int", "aten.tensor_split.sections"}
 
 def _parent(node: Any) -> Any:
     """The node whose memory a node's result lies in; None: its result has its own."""
-    if node.op != "call_function":
+    if node.op != "call_function" or _COPIED in node.meta:
         return None
     if node.target is operator.getitem:
         made = node.args[0]
