@@ -200,8 +200,8 @@ class CostTable:
         """
         if not self.recomputes:
             return self.activation_bytes(start, stop)
-        targets = self.problem.target_bytes if stop == len(self.problem.layers) else 0
-        return self.crossing_bytes(start, stop)[0] + self.feed_bytes(start, stop) + targets
+        given = self.feed_bytes(start, stop) + self.target_bytes(stop)
+        return self.crossing_bytes(start, stop)[0] + given
 
     def waiting_bytes(self, start: int, stop: int) -> int:
         """Bytes per row that wait from the first to the second part of a backward in two: at most
@@ -224,6 +224,13 @@ class CostTable:
         if (start, stop) not in self._feeds:
             self._feeds[start, stop] = flows.feed_bytes(self.problem, start, stop)
         return self._feeds[start, stop]
+
+    def target_bytes(self, stop: int) -> int:
+        """Bytes per row of the targets that home sends to a stage of layers up to `stop`: to the
+        last one in training, and to nobody else.
+        """
+        is_last = stop == len(self.problem.layers)
+        return self.problem.target_bytes if is_last and training_of(self.problem) else 0
 
     def widest_bytes(self, start: int, stop: int) -> int:
         """The most bytes per row that enter and leave one of layers [start, stop) together."""

@@ -334,5 +334,4 @@ def _vector_bytes(table: CostTable, start: int, stop: int) -> int:
 
 
 def _feed_bytes(table: CostTable, start: int, stop: int) -> int:
-    targets = table.problem.target_bytes if stop == len(table.problem.layers) else 0
-    return targets + table.feed_bytes(start, stop)
+    return table.target_bytes(stop) + table.feed_bytes(start, stop)
