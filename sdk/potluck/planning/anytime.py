@@ -23,14 +23,8 @@ from potluck.planning.plans import is_thrifty, rounded
 from potluck.planning.scenario import only
 from potluck.planning.search.branch_placement import Places
 from potluck.planning.search.candidate_pool import CandidatePool
-from potluck.planning.search.local_search import (
-    deeper,
-    fits,
-    floor_s,
-    neighbours,
-    reordered,
-    reshared,
-)
+from potluck.planning.search.local_search import deeper, fits, neighbours, reordered, reshared
+from potluck.planning.search.plan_floor import least_s
 from potluck.planning.search.subset_dp import ParetoLabel, SubsetSearch
 from potluck.planning.search.tight_memory import MAX_SHARES, spread, squeeze
 from potluck.planning.search.work_budget import WorkBudget, given_s, is_many
@@ -40,6 +34,7 @@ from potluck.simulate import cost, direct
 COARSE = 10  # cuts: groups over so many are always looked at
 TRIES = 50  # simulations to improve a plan
 N_STARTS, PLACED_TRIES = 8, 200  # plans whose branches are placed anew, and simulations for each
+N_SIDE = 3  # orders of devices, whose plans may have devices come back
 N_RETURNS = 6  # plans of a chain that come back to their first device, of those that may be fastest
 N_FINE = 32  # cuts tried along one order of devices
 # labels, plans simulated, and by how much estimates may be too high
@@ -278,7 +273,7 @@ def _return(pool: CandidatePool, places: Places) -> Iterator[None]:
                 yield from squeeze(pool, plan)
             yield
     together = (plan for plan in pool.ranking() if len(plan.stages) == 1 < len(plan.devices))
-    starts = _distinct(pool, 1)
+    starts = _distinct(pool, N_SIDE)
     if is_small(pool.table):
         starts += [*islice(together, 1), *_of_each_size(pool)]
     yield from improve(pool, starts, TRIES, places.ranked)
@@ -382,7 +377,7 @@ def _reshare(pool: CandidatePool, plan: Plan) -> Iterator[None]:
     where links or the requests under way hold it up, rows by speed are not the best ones, nor need
     those next to them be better.
     """
-    promising = (other for other in reshared(plan) if floor_s(pool.table, other) < pool.best)
+    promising = (other for other in reshared(plan) if least_s(pool.table, other) < pool.best)
     for other in islice(promising, MAX_SHARES):
         if fits(pool.table, other, other.stages):
             pool.score(other)
@@ -484,7 +479,7 @@ def improve(
             for other in others(pool.table, here):
                 if tries >= max_tries:
                     break
-                if pool.knows(other) or floor_s(pool.table, other) >= reached:
+                if pool.knows(other) or least_s(pool.table, other) >= reached:
                     continue
                 tries += 1
                 ours = replace(other, planner="potluck")  # whoever made the first

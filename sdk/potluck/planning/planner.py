@@ -21,10 +21,12 @@ from potluck.planning.plans import Plans, is_thrifty, preference
 from potluck.planning.rerank import rerank
 from potluck.planning.search import recomputation
 from potluck.planning.search.candidate_pool import MAX_WORK, CandidatePool
+from potluck.planning.search.device_order import in_one_order
 from potluck.planning.search.schedules import scheduled
 from potluck.planning.search.work_budget import WorkBudget, given_s, is_many
 from potluck.records import Plan, Problem, Training
 from potluck.simulate import cost, direct, flows, footprint
+from potluck.simulate.remembering import Remembering
 
 MAX_SHOWN = 12  # plans judged in full besides the best of every set of devices
 MAX_SETS = 24
@@ -39,6 +41,8 @@ N_AMPLE = 12  # plans of ample memory that those that recompute begin with
 # micro-batches wait. Requests wait for nobody's gradient, so that all of them may.
 LOOSER = ((1.15, None), (1.4, None), (2.0, None))
 PROMPTLY = ((1.0, 2), (1.0, 0), (1.4, 0))
+# of a device's memory, that home's whole batch may fill before anybody computes
+WAITING_PART = 0.1
 BOUND_PART = 0.25  # of the time given, kept for the certificate
 OTHERS_PART = 1 / 6  # in a home of many devices, kept for what other planners find
 THRIFT_PART = 0.65  # of the time given, kept for the thriftiest and the certificate
@@ -88,6 +92,8 @@ def make_plans(
     check_problem(problem)
     table = cost.CostTable(problem)
     refuse_impossible(problem, table)
+    asked, problem = problem, in_one_order(table)
+    table = table.sibling(problem)
     timed, budget = clock is not None and budget_s is not None, WorkBudget()
     if not timed and is_many(problem):
         clock, budget_s = budget, given_s(problem)
@@ -98,10 +104,13 @@ def make_plans(
 
     # Searches keep to closed forms of memory, which take links to be as slow as they may be; of
     # what is near them the simulator has the last word.
-    judged = _judged(problem, table, is_late, budget, thorough=timed, borrow=borrow)
+    simulator = Remembering(problem, table)
+    judged = _judged(problem, table, simulator, is_late, budget, thorough=timed, borrow=borrow)
     if not judged or _may_hide_plans(problem, table):
-        judged += _beyond(problem, table, is_late, budget, judged, borrow=borrow and not judged)
-    judged += _recomputing(problem, table, is_late, budget, judged)
+        judged += _beyond(
+            problem, table, simulator, is_late, budget, judged, borrow=borrow and not judged
+        )
+    judged += _recomputing(problem, table, simulator, is_late, budget, judged)
     if schedules:
         kept = [plan for plan in judged if not feasibility.breaches(problem, plan)] or judged
         best = sorted(kept, key=lambda plan: preference(plan, problem))
@@ -109,7 +118,7 @@ def make_plans(
         judged += _of_regions(problem, table) if borrow else []
     holding = [plan for plan in judged if not feasibility.breaches(problem, plan)]
     if not holding:
-        raise feasibility.infeasible(problem, judged)
+        raise feasibility.infeasible(asked, judged)
     holding = _different(sorted(holding, key=lambda plan: preference(plan, problem)), table)
     if order_transfers or refine_s > 0:
         ranked = rerank(problem, holding, refine_s)
@@ -120,7 +129,7 @@ def make_plans(
         # What is counted leaves no time for more than a quick bound.
         hurries = is_late if timed or not is_many(problem) else lambda: True
         holding[0] = _certified(problem, table, holding, judged, hurries)
-    return Plans(tuple(holding))
+    return Plans(tuple(replace(plan, problem=asked) for plan in holding))
 
 
 def _of_regions(problem: Problem, table: cost.CostTable) -> list[Plan]:
@@ -207,6 +216,7 @@ def energy_gap_frac(problem: Problem, table: cost.CostTable, plan: Plan) -> floa
 def _judged(
     problem: Problem,
     table: cost.CostTable,
+    simulator: direct.Direct,
     is_late: Callable[[float], bool],
     budget: WorkBudget,
     *,
@@ -220,9 +230,9 @@ def _judged(
     thriftiest.
 
     `is_late(part)`: whether no more than this part of the time is left. `budgets`: the memory that
-    simulated plans may use, where that is not what the problem says.
+    simulated plans may use, where that is not what the problem says. `simulator`: of this problem,
+    or of one that differs in limits alone.
     """
-    simulator = direct.Direct(problem, table)
     qoe = problem.qoe
     max_work = inf if thorough else MAX_WORK
 
@@ -323,6 +333,7 @@ def _may_hide_plans(problem: Problem, table: cost.CostTable) -> bool:
 def _beyond(
     problem: Problem,
     table: cost.CostTable,
+    simulator: direct.Direct,
     is_late: Callable[[], bool],
     budget: WorkBudget,
     known: Sequence[Plan],
@@ -340,13 +351,14 @@ def _beyond(
         return preference(plan, problem)
 
     best = sorted(known, key=better)[:MAX_SHOWN]
-    for factor, n_waiting in _looser(problem) if holds_weights(table, problem.devices) else ():
+    for factor, n_waiting in _looser(table) if holds_weights(table, problem.devices) else ():
         if is_late():
             break
         more = feasibility.with_more_memory(problem, factor)
         found = _judged(
             more,
             cost.CostTable(more, recomputes=table.recomputes, n_waiting=n_waiting),
+            simulator,
             lambda _: is_late(),
             budget,
             borrow=borrow,
@@ -362,19 +374,27 @@ def _beyond(
     if best:
         return best
     free, steps = feasibility.with_more_memory(_finest(problem), inf), count()
-    return _judged(free, table.sibling(free), lambda _: next(steps) > GLANCE, WorkBudget())
+    return _judged(
+        free, table.sibling(free), simulator, lambda _: next(steps) > GLANCE, WorkBudget()
+    )
 
 
-def _looser(problem: Problem) -> tuple[tuple[float, int | None], ...]:
+def _looser(table: cost.CostTable) -> tuple[tuple[float, int | None], ...]:
     """How much more than there is memory is taken to be, and how many micro-batches wait."""
+    problem = table.problem
     if not isinstance(problem.workload, Training):
         return PROMPTLY
-    return LOOSER if all(flows.learning_layers(problem)) else (*LOOSER, *PROMPTLY[:1])
+    fed_bytes = problem.input_bytes + problem.target_bytes
+    waits = fed_bytes * problem.workload.batch > WAITING_PART * min(table.budgets.values())
+    if waits or not all(flows.learning_layers(problem)):
+        return (*LOOSER, *PROMPTLY[:1])
+    return LOOSER
 
 
 def _recomputing(
     problem: Problem,
     table: cost.CostTable,
+    simulator: direct.Direct,
     is_late: Callable[[float], bool],
     budget: WorkBudget,
     known: Sequence[Plan],
@@ -391,17 +411,24 @@ def _recomputing(
         budget, given = WorkBudget(), given_s(problem)
         is_late = _counted(budget, given)
     best = sorted(holding, key=lambda plan: preference(plan, problem))[:MAX_SHOWN]
-    ample = _without_limit(problem, table, is_late, budget, best)
+    ample = _without_limit(problem, table, simulator, is_late, budget, best)
     if best and not _gains(problem, ample, best[0]):
         return []
     looked = table.of(True)
     again = [other for plan in ample[:N_AMPLE] for other in recomputation.starts(looked, plan)]
     found = _judged(
-        problem, looked, is_late, budget, borrow=False, max_plans=2 * LOOK, known=[*best, *again]
+        problem,
+        looked,
+        simulator,
+        is_late,
+        budget,
+        borrow=False,
+        max_plans=2 * LOOK,
+        known=[*best, *again],
     )
     if holding or found:
         return found
-    return _beyond(problem, looked, lambda: is_late(0.0), budget, (), borrow=False)
+    return _beyond(problem, looked, simulator, lambda: is_late(0.0), budget, (), borrow=False)
 
 
 def _may_recompute(problem: Problem, table: cost.CostTable) -> bool:
@@ -425,6 +452,7 @@ def _counted(budget: WorkBudget, given: float) -> Callable[[float], bool]:
 def _without_limit(
     problem: Problem,
     table: cost.CostTable,
+    simulator: direct.Direct,
     is_late: Callable[[float], bool],
     budget: WorkBudget,
     known: Sequence[Plan],
@@ -432,7 +460,14 @@ def _without_limit(
     """Judged plans of the same home if its memory were no limit, the best first."""
     free = feasibility.with_more_memory(problem, inf)
     found = _judged(
-        free, table.sibling(free), is_late, budget, borrow=False, max_plans=LOOK, known=known
+        free,
+        table.sibling(free),
+        simulator,
+        is_late,
+        budget,
+        borrow=False,
+        max_plans=LOOK,
+        known=known,
     )
     found = [replace(plan, problem=problem) for plan in found]
     return sorted(found, key=lambda plan: preference(plan, problem))

@@ -92,6 +92,8 @@ class Outcome:
         self._direct, self._plan = direct, plan
         self._laid, self._items = laid, items
         self._times = times
+        self._joules: dict[str, float] | None = None
+        self._peaks: dict[str, int] | None = None
         self._n_steps, self.n_tasks = len(laid.first), len(times.stop_s)
         self.latency_s = max(times.stop_s, default=0.0) if self._n_steps == 1 else self._steady_s()
 
@@ -120,6 +122,17 @@ class Outcome:
 
     def device_energy_j(self) -> dict[str, float]:
         """Joules per step of the devices that take part and whose power is known."""
+        if self._joules is None:
+            self._joules = self._energy_j()
+        return self._joules
+
+    def peak_bytes(self) -> dict[str, int]:
+        """The most bytes that each device holds at once, as `simulate.memory`."""
+        if self._peaks is None:
+            self._peaks = self._most_bytes()
+        return self._peaks
+
+    def _energy_j(self) -> dict[str, float]:
         layout, times = self._laid.layout, self._times
         names = self._plan.devices
         busy = [0.0] * (layout.home + 1)
@@ -143,8 +156,7 @@ class Outcome:
                 found[name] = joules / self._n_steps
         return found
 
-    def peak_bytes(self) -> dict[str, int]:
-        """The most bytes that each device holds at once, as `simulate.memory`."""
+    def _most_bytes(self) -> dict[str, int]:
         layout, times = self._laid.layout, self._times
         plan, table = self._plan, self._direct.table
         changes: list[list[tuple[float, int]]] = [[] for _ in plan.devices]
@@ -225,6 +237,7 @@ class Direct:
         self.problem, self.table = problem, table or cost.CostTable(problem)
         self.devices = {device.name: device for device in problem.devices}
         self.streaming = not isinstance(problem.workload, Training) and problem.workload.streaming
+        self.n_simulated = 0  # tasks so far
         self._paths = Paths(problem)
         self._graphs: dict[tuple[Shape, int, int], _Graph] = {}
         self._cuts: dict[
@@ -242,7 +255,9 @@ class Direct:
         The plan must suit the problem.
         """
         laid, items = self._filled(plan)
-        return Outcome(self, plan, laid, items, run(laid.graph))
+        outcome = Outcome(self, plan, laid, items, run(laid.graph))
+        self.n_simulated += outcome.n_tasks
+        return outcome
 
     def graph(self, plan: Plan) -> TaskGraph:
         """The tasks of `plan` for the engine.
@@ -410,29 +425,40 @@ def _graph(layout: StepLayout, n_steps: int, in_flight: int, graph: TaskGraph) -
 
     Several are each between a task of begin and of end.
     """
+    resources = [2 * layout.items[i].slot + (layout.items[i].kind == SEND) for i in layout.item]
+    if n_steps == 1:
+        return _Graph(layout, _single(layout, resources, graph), [0])
     idle, first = 2 * layout.home, []
     ends = list[int]()
-    resources = [2 * layout.items[i].slot + (layout.items[i].kind == SEND) for i in layout.item]
     sinks = set(range(len(layout.item))).difference(*layout.waits)
     for step in range(n_steps):
         since = step * HOME_PRIORITY
-        if n_steps > 1:
-            begin = graph.add(
-                idle,
-                0.0,
-                after=ends[step - in_flight : step - in_flight + 1] if step >= in_flight else (),
-            )
+        begin = graph.add(
+            idle,
+            0.0,
+            after=ends[step - in_flight : step - in_flight + 1] if step >= in_flight else (),
+        )
         first.append(len(graph.resource))
         for resource, priority, waits in zip(resources, layout.priority, layout.waits, strict=True):
-            after = [first[-1] + task for task in waits]
-            if n_steps > 1 and not waits:
-                after = [begin]
+            after = [first[-1] + task for task in waits] or [begin]
             graph.add(
                 resource,
                 0.0,
                 after=after,
                 priority=priority + (since if resource == idle + 1 else 0),
             )
-        if n_steps > 1:
-            ends.append(graph.add(idle, 0.0, after=[first[-1] + task for task in sorted(sinks)]))
+        ends.append(graph.add(idle, 0.0, after=[first[-1] + task for task in sorted(sinks)]))
     return _Graph(layout, graph, first)
+
+
+def _single(layout: StepLayout, resources: list[int], graph: TaskGraph) -> TaskGraph:
+    """The tasks of one step, filled in at once."""
+    n_tasks = len(resources)
+    graph.resource, graph.priority = resources, [*layout.priority]
+    graph.work, graph.route = [0.0] * n_tasks, [COMPUTE] * n_tasks
+    graph.n_waits = [len(waits) for waits in layout.waits]
+    graph.followers = [[] for _ in resources]
+    for task, waits in enumerate(layout.waits):
+        for before in waits:
+            graph.followers[before].append(task)
+    return graph

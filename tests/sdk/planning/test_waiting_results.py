@@ -22,7 +22,10 @@ from potluck.records import (
     Plan,
     Problem,
     Stage,
+    Training,
 )
+from potluck.simulate import footprint
+from potluck.simulate.cost import CostTable
 from potluck.simulate.direct import Direct
 
 MB = 1_000_000
@@ -111,3 +114,26 @@ def test_unequal_memories_and_one_request_are_within_1_percent_of_brute_force(se
 def test_a_batch_of_a_large_prime_is_planned_in_single_rows():
     home = problem((3 * MB,), (1,), batch=1031, between=4000)
     assert make_plans(home).best.micro_batch == 1
+
+
+def test_targets_take_no_room_where_nothing_is_trained():
+    plain = problem((1_100_000, 30_000), (1, 0.5), batch=40, weights=4000, between=50)
+    targeted = replace(plain, target_bytes=40_000)
+    assert make_plans(targeted).best.stages == make_plans(plain).best.stages
+    names = tuple(device.name for device in plain.devices)
+    assert footprint.rows_that_fit(
+        CostTable(targeted), 0, 2, 30_000, warm_up=1, replicas=len(names)
+    ) == footprint.rows_that_fit(CostTable(plain), 0, 2, 30_000, warm_up=1, replicas=len(names))
+
+
+@pytest.mark.parametrize("room", [330_000, 370_000, 450_000])
+def test_inputs_that_come_slower_than_they_are_used_may_be_more_than_a_device_holds(room):
+    home = problem((room,), (1,), batch=40, weights=400, between=50, result=4, media=1e5)
+    home = replace(
+        home,
+        input_bytes=40_000,
+        target_bytes=4,
+        workload=Training(batch=40),
+        costs={"d0": (LayerCost(rows=(3, 7), forward_s=(0.2, 0.4), backward_s=(0.2, 0.4)),) * 2},
+    )
+    assert make_plans(home).best.latency_s <= best_s(home, Direct(home), every_plan(home)) * 1.01

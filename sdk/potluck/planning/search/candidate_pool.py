@@ -9,7 +9,8 @@ from math import inf
 from potluck.planning.building_blocks import candidates
 from potluck.planning.building_blocks.device_classes import peers, shape
 from potluck.planning.plans import is_thrifty, rounded
-from potluck.planning.search.local_search import fits, floor_s
+from potluck.planning.search.local_search import fits
+from potluck.planning.search.plan_floor import least_s
 from potluck.planning.search.subset_dp import objective
 from potluck.planning.search.work_budget import TASK_S, WorkBudget, given_s, is_many
 from potluck.records import Plan, Problem, QoE, Stage
@@ -82,7 +83,7 @@ class CandidatePool:
             return inf
         like = shape(plan, self.peers)
         if like not in self.known:
-            if not is_thrifty(self.problem) and floor_s(self.table, plan) >= self.best * 1.5:
+            if not is_thrifty(self.problem) and least_s(self.table, plan) >= self.best * 1.5:
                 return inf
             self.known[like] = self._simulated(plan)
         score, latency_s = self.known[like]
@@ -92,10 +93,16 @@ class CandidatePool:
         self.best = min(self.best, score)
         return score
 
+    def simulate(self, plan: Plan) -> direct.Outcome:
+        """What would become of the plan; counted, unless the simulator remembers it."""
+        before = self.simulator.n_simulated
+        outcome = self.simulator.run(plan)
+        self.budget.count(self.simulator.n_simulated - before, TASK_S)
+        return outcome
+
     def _simulated(self, plan: Plan) -> tuple[float, float]:
         """Score and latency."""
-        outcome = self.simulator.run(plan)
-        self.budget.count(outcome.n_tasks, TASK_S)
+        outcome = self.simulate(plan)
         if not self._holds(plan, outcome):
             return inf, outcome.latency_s
         latency_s, qoe = outcome.latency_s, self.problem.qoe

@@ -21,8 +21,7 @@ class Link(NamedTuple):
 @lru_cache(maxsize=8)  # a search has one table, or two
 def links_of(table: cost.CostTable) -> Mapping[tuple[int, int], Link]:
     """The links between the devices, by their numbers."""
-    problem, air = table.problem, busiest_medium(table.problem)
-    numbers = {device.name: number for number, device in enumerate(problem.devices)}
+    problem, air, numbers = table.problem, busiest_medium(table.problem), numbers_of(table)
     capacity = {medium.name: medium.capacity_bytes_per_s for medium in problem.network.media}
     found = {}
     for (source, target), path in problem.network.paths.items():
@@ -32,6 +31,26 @@ def links_of(table: cost.CostTable) -> Mapping[tuple[int, int], Link]:
         air_s = sum(times / capacity[name] for name, times in path.media if name == air)
         found[numbers[source], numbers[target]] = Link(byte_s, path.latency_s, air_s)
     return found
+
+
+@lru_cache(maxsize=8)
+def numbers_of(table: cost.CostTable) -> Mapping[str, int]:
+    """Per device by name, its number."""
+    return {device.name: number for number, device in enumerate(table.problem.devices)}
+
+
+@lru_cache(maxsize=8)
+def media_of(table: cost.CostTable) -> Mapping[tuple[int, int], tuple[tuple[str, float], ...]]:
+    """Per pair of devices, for how many seconds a byte takes each medium between them; inside a
+    host none, as there its processor is what is shared.
+    """
+    numbers, network = numbers_of(table), table.problem.network
+    capacity = {medium.name: medium.capacity_bytes_per_s for medium in network.media}
+    return {
+        (numbers[a], numbers[b]): tuple((name, n / capacity[name]) for name, n in path.media)
+        for (a, b), path in network.paths.items()
+        if a != b and {a, b} <= numbers.keys() and not path.host
+    }
 
 
 def busiest_medium(problem: Problem) -> str | None:

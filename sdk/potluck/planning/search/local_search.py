@@ -131,9 +131,10 @@ def floor_s(table: cost.CostTable, plan: Plan) -> float:
     """What the busiest device computes: the step takes no less."""
     busy = dict.fromkeys(plan.devices, 0.0)
     for stage in plan.stages:
+        learns = plan.training and not table.runs_ahead(stage.start, stage.stop)
         for name, rows in zip(stage.devices, stage.shares, strict=True):
             seconds = table.forward_s(name, stage.start, stage.stop, rows)
-            if plan.training:
+            if learns:
                 backward_s = table.of(stage.recompute).backward_s
                 seconds += backward_s(name, stage.start, stage.stop, rows)
             busy[name] += seconds * plan.n_micro_batches

@@ -10,7 +10,6 @@ from potluck.planning.building_blocks import candidates
 from potluck.planning.building_blocks.row_allocation import proportion
 from potluck.planning.search.candidate_pool import CandidatePool
 from potluck.planning.search.local_search import moved, smaller
-from potluck.planning.search.work_budget import TASK_S
 from potluck.records import Plan, Stage, Training
 
 MAX_SHARES = 40  # of rows of one plan
@@ -84,9 +83,7 @@ def relieved(pool: CandidatePool, plan: Plan) -> Plan:
     """
     plan = replace(plan, stages=tuple(replace(stage, warm_up=1) for stage in plan.stages))
     for _ in range(plan.micro_batch):
-        outcome = pool.simulator.run(plan)
-        pool.budget.count(outcome.n_tasks, TASK_S)
-        peaks = outcome.peak_bytes().items()
+        peaks = pool.simulate(plan).peak_bytes().items()
         lighter = moved_to_room(plan, {name: pool.budgets[name] - peak for name, peak in peaks})
         if lighter is None:
             break

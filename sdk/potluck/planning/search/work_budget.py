@@ -22,7 +22,7 @@ COST_S = 0.8e-6
 STEP_S = 30e-6
 DEVICE_S = 20e-6
 LOOK_S = 2e-4  # between two looks at the clock
-GIVEN_S, GIVEN_FOR = 3.6, 24  # a home of 24 devices
+GIVEN_S, GIVEN_FOR = 2.6, 24  # a home of 24 devices
 GROWTH = 1.7  # power of the devices beyond
 
 
