@@ -9,7 +9,9 @@ from math import inf
 from potluck.planning.building_blocks import candidates
 from potluck.planning.building_blocks.device_classes import peers, shape
 from potluck.planning.plans import is_thrifty, rounded
-from potluck.planning.search.local_search import fits
+from potluck.planning.search import candidates
+from potluck.planning.search.device_classes import peers, shape
+from potluck.planning.search.local_search import fits, floor_s
 from potluck.planning.search.plan_floor import least_s
 from potluck.planning.search.subset_dp import objective
 from potluck.planning.search.work_budget import TASK_S, WorkBudget, given_s, is_many
@@ -19,6 +21,7 @@ from potluck.simulate import cost, direct
 MAX_WORK = 3e5  # a pass beyond takes seconds; only who gives a time limit gets it
 # of its memory by the closed form, that is near the simulated peak: up to here a plan holds
 PLENTY = 0.9
+HOPELESS = 1.5  # a plan that takes this many times the best is not looked at
 SMALL_J = 1e-9  # a limit of nothing
 LATE_J = 1e12  # the latency asked for is a limit: a plan on time comes before any that is late
 
@@ -46,6 +49,7 @@ class CandidatePool:
     asked: set[Callable[..., object]] = field(default_factory=set)
     # score and latency, by `shape`
     known: dict[Hashable, tuple[float, float]] = field(default_factory=dict)
+    sets: set[frozenset[str]] = field(default_factory=set)  # of devices, of plans simulated
     budgets: Mapping[str, int] = field(default_factory=dict)
     keeps_joules: bool = False
     peers: dict[str, tuple[str, ...]] = field(init=False)
@@ -83,8 +87,9 @@ class CandidatePool:
             return inf
         like = shape(plan, self.peers)
         if like not in self.known:
-            if not is_thrifty(self.problem) and least_s(self.table, plan) >= self.best * 1.5:
+            if not is_thrifty(self.problem) and self._is_hopeless(plan):
                 return inf
+            self.sets.add(frozenset(plan.devices))
             self.known[like] = self._simulated(plan)
         score, latency_s = self.known[like]
         if score == inf:
@@ -92,6 +97,16 @@ class CandidatePool:
         self.scores[key] = score, replace(plan, latency_s=latency_s)
         self.best = min(self.best, score)
         return score
+
+    def _is_hopeless(self, plan: Plan) -> bool:
+        """Whether the plan is far from the best however fast its links are; or with those there
+        are, where it need not say what its devices would take.
+        """
+        limit_s = self.best * HOPELESS
+        if floor_s(self.table, plan) >= limit_s:
+            return True
+        told = is_many(self.problem) or frozenset(plan.devices) in self.sets
+        return told and least_s(self.table, plan) >= limit_s
 
     def simulate(self, plan: Plan) -> direct.Outcome:
         """What would become of the plan; counted, unless the simulator remembers it."""
