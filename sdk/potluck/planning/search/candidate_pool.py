@@ -9,8 +9,6 @@ from math import inf
 from potluck.planning.building_blocks import candidates
 from potluck.planning.building_blocks.device_classes import peers, shape
 from potluck.planning.plans import is_thrifty, rounded
-from potluck.planning.search import candidates
-from potluck.planning.search.device_classes import peers, shape
 from potluck.planning.search.local_search import fits, floor_s
 from potluck.planning.search.plan_floor import least_s
 from potluck.planning.search.subset_dp import objective
