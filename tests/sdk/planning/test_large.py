@@ -12,7 +12,7 @@ from potluck.planning import anytime, borrowed, check_plan, make_plans
 from potluck.planning import planner as make_module
 from potluck.planning.anytime import search
 from potluck.planning.bounds.latency import quick_bound_s
-from potluck.planning.planner import rivals
+from potluck.planning.looks import rivals
 from potluck.planning.registry import RIVALS
 from potluck.planning.search import work_budget
 from potluck.planning.search.candidate_pool import CandidatePool
