@@ -94,7 +94,7 @@ HUNG_S = 5.0
 # --- coordinators --------------------------------------------------------------------------------
 
 MAX_LEASE_S = 60.0  # longer, and nobody takes over from one that ended meanwhile
-MAX_LEASES = 64  # that a device knows, the latest
+MAX_LEASES = 64  # of one notebook, that a device knows: its latest, and all that are held
 
 # --- pairing --------------------------------------------------------------------------------------
 

@@ -293,7 +293,9 @@ class Lease(Message):
     one, the record is written in that term (of equal terms the larger `serial` counts), and stays
     when the agent is started again. Either is granted where no newer term was promised, and to
     another than the holder only once its time is over; then the lease is the sender's for
-    `lasts_s`. Runs of others in older terms end, its own go along into this one.
+    `lasts_s`. Runs of others in older terms end, its own go along into this one. An agent keeps
+    `MAX_LEASES` of each sender, and forgets its oldest one that is over for a new one; none is
+    granted to a sender who holds so many.
     """
 
     task: str = ""

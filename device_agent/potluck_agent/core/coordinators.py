@@ -6,6 +6,7 @@ from potluck_agent.core.epochs import EpochTable
 from potluck_agent.core.events import KeepLeases, ToPeer
 from potluck_agent.core.leases import LeaseTable
 from potluck_agent.core.outbox import Outbox
+from potluck_wire.limits import MAX_LEASES, is_identifier
 from potluck_wire.messages import Lease, Prepare, RefusalCode
 
 
@@ -22,7 +23,7 @@ class Coordinators:
     def lets(
         self, out: Outbox, plans: EpochTable, key: str, message: Prepare, now_s: float
     ) -> Prepare | None:
-        """The plan as it is prepared; None, and it is refused, where a newer term has begun."""
+        """The plan as it is prepared; None, and it is refused, where it may not be."""
         if not message.lease:
             return message
         newest = self._leases.term(message.lease)
@@ -32,7 +33,13 @@ class Coordinators:
             text = f"term {newest} has begun, this is of term {message.term}"
             out.refuse(key, message, RefusalCode.OLD_TERM, text)
             return None
-        self._leases.learn(key, message.lease, message.term)
+        if not is_identifier(message.lease):
+            out.refuse(key, message, RefusalCode.DOCUMENT, "the lease's name is not an identifier")
+            return None
+        if not self._leases.learn(key, message.lease, message.term, now_s):
+            text = f"this notebook holds {MAX_LEASES} leases already"
+            out.refuse(key, message, RefusalCode.BUSY, text)
+            return None
         plans.end_older(key, message.lease, message.term, now_s)
         return message
 

@@ -2,7 +2,9 @@
 is kept on disk before it is said. Pure.
 
 A device is one acceptor of Paxos (Lamport, "Paxos made simple", 2001) with a lease on top: while
-the holder's time runs, nobody else is promised a newer term.
+the holder's time runs, nobody else is promised a newer term. A notebook has so many leases at most,
+and for a new one its own oldest that is over is forgotten: never another's, and never one that is
+held.
 """
 
 import json
@@ -35,10 +37,13 @@ class LeaseTable:
     Parameters
     ----------
     document
-        What `document` gave before the agent was started again; empty: nothing was promised yet.
+        What `rows` gave before the agent was started again, as JSON; empty: nothing was promised.
+    most
+        Leases whose newest term is one notebook's.
     """
 
-    def __init__(self, document: str = "") -> None:
+    def __init__(self, document: str = "", *, most: int = MAX_LEASES) -> None:
+        self._most = most
         rows = json.loads(document) if document else []
         # by name; replaced as a whole, never changed
         self._kept: Mapping[str, Kept] = {row["name"]: Kept(**row) for row in rows}
@@ -74,10 +79,9 @@ class LeaseTable:
         """
         before = self._kept.get(asked.name)
         after = self._granted(key, asked, before, now_s)
-        if after is None:
+        if after is None or not self._keep(after, now_s + asked.lasts_s, now_s):
             return self._answer(asked, before, now_s, granted=False), False
         has_changed, self._is_on_disk = after != before or not self._is_on_disk, True
-        self._keep(after, now_s + asked.lasts_s)
         return self._answer(asked, after, now_s, granted=True), has_changed
 
     def _granted(self, key: str, asked: Lease, kept: Kept | None, now_s: float) -> Kept | None:
@@ -86,7 +90,9 @@ class LeaseTable:
             return None
         kept = kept or Kept(name=asked.name, term=0, key="")
         is_own = kept.term == asked.term and kept.key == key
-        is_newer = asked.term > kept.term and (key == kept.key or self._left_s(asked, now_s) <= 0.0)
+        is_newer = asked.term > kept.term and (
+            key == kept.key or self._left_s(asked.name, now_s) <= 0.0
+        )
         if not asked.record:
             held = replace(kept, term=asked.term, key=key, lasts_s=asked.lasts_s)
             return held if is_newer else None
@@ -109,8 +115,8 @@ class LeaseTable:
         """What was to be on disk is not: with the next answer it has to be."""
         self._is_on_disk = False
 
-    def learn(self, key: str, name: str, term: int) -> None:
-        """A run of this term begins here, though this device was not asked for it.
+    def learn(self, key: str, name: str, term: int, now_s: float) -> bool:
+        """A run of this term begins here, though this device was not asked for it; whether it may.
 
         Parameters
         ----------
@@ -118,16 +124,20 @@ class LeaseTable:
             Of its coordinator.
         name, term
             Of the lease.
+        now_s
+            By the clock of this device.
         """
         kept = self._kept.get(name, Kept(name=name, term=0, key=""))
-        if term > kept.term:
-            self._keep(replace(kept, term=term, key=key), self._until_s.get(name, 0.0))
+        if term <= kept.term:
+            return True
+        learned = replace(kept, term=term, key=key)
+        return self._keep(learned, self._until_s.get(name, now_s), now_s)
 
-    def _left_s(self, asked: Lease, now_s: float) -> float:
-        until_s = self._until_s.get(asked.name, now_s)
+    def _left_s(self, name: str, now_s: float) -> float:
+        until_s = self._until_s.get(name, now_s)
         if until_s is None:
-            until_s = now_s + self._kept[asked.name].lasts_s
-            self._until_s = {**self._until_s, asked.name: until_s}
+            until_s = now_s + self._kept[name].lasts_s
+            self._until_s = {**self._until_s, name: until_s}
         return until_s - now_s
 
     def _answer(self, asked: Lease, kept: Kept | None, now_s: float, *, granted: bool) -> Leased:
@@ -136,18 +146,24 @@ class LeaseTable:
             task=asked.task,
             granted=granted,
             term=known.term,
-            left_s=max(0.0, self._left_s(asked, now_s)),
+            left_s=max(0.0, self._left_s(asked.name, now_s)),
             accepted_term=known.accepted_term,
             accepted_serial=known.accepted_serial,
             record=known.record,
         )
 
-    def _keep(self, kept: Kept, until_s: float | None) -> None:
-        """The one that was granted last stands last; the oldest are forgotten."""
-        others = [each for name, each in self._kept.items() if name != kept.name]
-        left = {each.name: each for each in (*others[1 - MAX_LEASES :], kept)}
-        until = {name: self._until_s.get(name) for name in left}
-        self._kept, self._until_s = left, {**until, kept.name: until_s}
+    def _keep(self, kept: Kept, until_s: float | None, now_s: float) -> bool:
+        """Whether there is room for it; the one that was granted last stands last."""
+        rest = {name: each for name, each in self._kept.items() if name != kept.name}
+        own = [name for name, each in rest.items() if each.key == kept.key]
+        if len(own) >= self._most:
+            oldest = next((name for name in own if self._left_s(name, now_s) <= 0.0), None)
+            if oldest is None:
+                return False
+            del rest[oldest]
+        until = {name: self._until_s[name] for name in rest}
+        self._kept, self._until_s = {**rest, kept.name: kept}, {**until, kept.name: until_s}
+        return True
 
 
 def is_sound(asked: Lease) -> bool:

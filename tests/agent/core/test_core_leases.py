@@ -189,13 +189,65 @@ def test_a_run_without_a_lease_is_nobodys_business():
     assert [run["name"] for run in talk.core.state()["runs"]] == ["r"]
 
 
-def test_only_the_latest_leases_are_known():
+def crowd(talk, sender, n=MAX_LEASES + 5, lasts_s=0.0):
+    """Which of so many leases this notebook is granted."""
+    asked = [replace(WRITE, name=f"own-{number}", lasts_s=lasts_s) for number in range(n)]
+    return [asks(talk, each, sender)[0].granted for each in asked]
+
+
+def test_of_one_notebook_the_latest_leases_are_known():
     table = LeaseTable()
     for number in range(MAX_LEASES + 5):
-        table.ask(OWNER_KEY, replace(WRITE, name=f"job-{number}"), 0.0)
+        table.ask(OWNER_KEY, replace(WRITE, name=f"job-{number}", lasts_s=0.0), 0.0)
     assert len(table.rows()) == MAX_LEASES
     assert table.term("job-4") == 0
     assert table.term("job-5") == 1
+
+
+@pytest.mark.parametrize("waited_s", [0.1, 4.9, 100.0])
+def test_leases_of_another_notebook_make_nobody_forget_a_promise_or_a_record(waited_s):
+    talk = two()
+    asks(talk, replace(WRITE, term=7))
+    talk.now_s += waited_s
+    crowd(talk, OTHER_SENDER)
+    for number in range(MAX_LEASES + 5):  # nor do runs under leases that are made up
+        under = Prepare(run="r", epoch=number, lease=f"made-up-{number}", term=1)
+        talk.hear(under, *plan(recv("x")), sender=OTHER_SENDER)
+    answer, _ = asks(talk, replace(PROMISE, term=1), OTHER_SENDER)
+    assert (answer.granted, answer.term, answer.record) == (False, 7, "A")
+    assert asks(talk, replace(WRITE, term=7))[0].granted is True
+
+
+def test_whoever_holds_as_many_as_there_may_be_gets_no_more_until_one_is_over():
+    talk = two()
+    assert crowd(talk, OWNER_SENDER, lasts_s=5.0) == [True] * MAX_LEASES + [False] * 5
+    under = Prepare(run="r", epoch=1, lease="made-up", term=1)
+    (refused,) = talk.hear(under, *plan(recv("x")))
+    assert refused.message.code == RefusalCode.BUSY
+    assert asks(talk, replace(WRITE, name="own-3", serial=2))[0].granted  # those it has go on
+    assert asks(talk, PROMISE, OTHER_SENDER)[0].granted  # others have room of their own
+    talk.now_s += 5.0
+    assert asks(talk, replace(PROMISE, name="more"))[0].granted
+
+
+def test_after_a_restart_what_may_be_held_still_is_not_forgotten():
+    table = LeaseTable()
+    for number in range(MAX_LEASES):
+        table.ask(OWNER_KEY, replace(WRITE, name=f"job-{number}"), 0.0)
+    again = LeaseTable(json.dumps(table.rows()))
+    assert not again.ask(OWNER_KEY, replace(PROMISE, name="more"), 100.0)[0].granted
+    assert again.ask(OWNER_KEY, replace(PROMISE, name="more"), 105.0)[0].granted
+    assert again.term("job-0") == 0
+    assert again.term("job-1") == 1
+
+
+@pytest.mark.parametrize("name", ["a/b", "\x00", "x" * 200, "ä", "../keys"])
+def test_a_run_under_what_is_no_name_is_refused_and_never_on_disk(name):
+    talk = two()
+    (refused,) = talk.hear(Prepare(run="r", epoch=1, lease=name, term=1), *plan(recv("x")))
+    assert refused.message.code == RefusalCode.DOCUMENT
+    (action,) = talk.hear(PROMISE)
+    assert is_sound(action.rows)
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,8 @@ from potluck_agent.core.leases import LeaseTable
 from potluck_wire.messages import Lease
 
 NAME = "job"
+STRANGER = "Z"  # a notebook that every device knows, and that has no copy
+MOST_LEASES = 2  # of one notebook
 MAX_FLYING = 8
 MAX_ENTRIES = 12
 LONG_S, SHORT_S = 5.5, 1.0
@@ -77,9 +79,15 @@ class World:
     told: Log = ()
     acted: dict[str, int] = field(default_factory=dict)  # by device: the newest term at work there
     disks: dict[str, str] = field(default_factory=dict)  # of devices that have ended
+    table: type[LeaseTable] = LeaseTable
 
 
-def world(n_coordinators: int, n_devices: int, kind: type[Succession] = Succession) -> World:
+def world(
+    n_coordinators: int,
+    n_devices: int,
+    kind: type[Succession] = Succession,
+    table: type[LeaseTable] = LeaseTable,
+) -> World:
     """One that has all, others that come to it, and devices that have promised nothing."""
     voters = tuple(f"d{i}" for i in range(n_devices))
     names = [chr(ord("A") + i) for i in range(n_coordinators)]
@@ -89,7 +97,7 @@ def world(n_coordinators: int, n_devices: int, kind: type[Succession] = Successi
         machine = kind(name, rank, voters, reached=len(log), founds=rank == 0)
         machine.leader = "A"
         found[name] = Coordinator(machine, log, len(log))
-    return World(found, {name: LeaseTable() for name in voters})
+    return World(found, {name: table(most=MOST_LEASES) for name in voters}, table=table)
 
 
 # --- what may happen next -------------------------------------------------------------------------
@@ -115,6 +123,7 @@ def steps(w: World) -> list[tuple[Any, ...]]:
         found += [("repeat", message)] * (not message.is_repeat)
     for name, table in w.devices.items():
         found.append(("off" if table is not None else "on", name))
+        found += [("crowd", name)] * (table is not None)
     return [*found, ("wait", SHORT_S), ("wait", LONG_S)]
 
 
@@ -273,7 +282,7 @@ def _act(w: World, name: str, device: str) -> World:
     if table is None or term < table.term(NAME):
         return w
     w.devices[device] = table = copy.copy(table)
-    table.learn(name, NAME, term)
+    table.learn(name, NAME, term, w.now_s)
     if term < w.acted.get(device, 0):
         raise Broken(f"{device} does what {name} wants in term {term}, after a newer one")
     w.acted[device] = term
@@ -306,7 +315,17 @@ def _off(w: World, name: str) -> World:
 
 
 def _on(w: World, name: str) -> World:
-    w.devices[name] = LeaseTable(w.disks.pop(name))
+    w.devices[name] = w.table(w.disks.pop(name), most=MOST_LEASES)
+    return w
+
+
+def _crowd(w: World, name: str) -> World:
+    """A stranger asks for more leases of its own than a device keeps, and runs under others."""
+    w.devices[name] = table = copy.copy(w.devices[name])
+    assert table is not None
+    for number in range(MOST_LEASES + 1):
+        table.ask(STRANGER, Lease(name=f"ask-{number}", term=1), w.now_s)
+        table.learn(STRANGER, f"run-{number}", 1, w.now_s)
     return w
 
 
@@ -323,6 +342,7 @@ _STEPS: dict[str, Any] = {
     "repeat": lambda w, message: _deliver(_fly(w, replace(message, is_repeat=True)), message),
     "off": _off,
     "on": _on,
+    "crowd": _crowd,
     "wait": lambda w, seconds: replace(w, now_s=w.now_s + seconds),
 }
 _ARRIVES: dict[str, Any] = {"ask": _asked, "vote": _voted, "pull": _pulled, "copy": _copied}
@@ -397,7 +417,15 @@ def search(begin: list[World], most: int, every: int = 200) -> Searched:
     return done
 
 
-WEIGHTS = {"crash": 0.1, "off": 0.1, "lose": 0.2, "repeat": 0.2, "deliver": 8.0, "sync": 3.0}
+WEIGHTS = {
+    "crowd": 0.2,
+    "crash": 0.1,
+    "off": 0.1,
+    "lose": 0.2,
+    "repeat": 0.2,
+    "deliver": 8.0,
+    "sync": 3.0,
+}
 PHASE = 60  # steps, in which the same pairs do not hear of each other, and the same stand still
 
 
@@ -452,6 +480,7 @@ def in_sync(w: World) -> tuple[str, ...]:
     """Whose copies count, by what devices keep; of nobody where none was told so."""
     rows = [row for table in w.devices.values() if table for row in table.rows()]
     rows += [row for text in w.disks.values() for row in json.loads(text)]
+    rows = [row for row in rows if row["name"] == NAME]
     latest = max(rows, key=lambda row: (row["accepted_term"], row["accepted_serial"]), default=None)
     record = _record(latest["record"]) if latest else None
     return record.in_sync if record else ()

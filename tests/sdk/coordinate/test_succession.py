@@ -39,6 +39,7 @@ from potluck.coordinate.succession import (
     Tick,
     Voted,
 )
+from potluck_agent.core.leases import LeaseTable
 
 VOTERS = ("d0", "d1", "d2")
 HOMES = [(2, 1), (2, 2), (2, 3), (3, 3), (3, 4), (2, 5)]  # coordinators, devices
@@ -335,3 +336,19 @@ def test_the_search_finds_what_is_wrong(kind, n_coordinators, n_devices):
     well = settled(world(n_coordinators, n_devices, kind))
     with pytest.raises(Broken):
         go_on(well)
+
+
+class ForgetsWhatIsHeld(LeaseTable):
+    """Keeps its latest leases, whoever has them: a stranger's drive out those that are held."""
+
+    def _keep(self, kept, until_s, now_s):
+        rest = {name: each for name, each in self._kept.items() if name != kept.name}
+        left = dict(list(rest.items())[1 - self._most :])
+        until = {name: self._until_s[name] for name in left}
+        self._kept, self._until_s = {**left, kept.name: kept}, {**until, kept.name: until_s}
+        return True
+
+
+def test_the_search_finds_a_device_that_forgets_what_is_held():
+    with pytest.raises(Broken):
+        go_on(settled(world(3, 3, table=ForgetsWhatIsHeld)))
