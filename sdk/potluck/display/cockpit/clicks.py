@@ -1,14 +1,15 @@
 """What a page may ask for: its messages, checked, as events. Pure."""
 
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import isfinite
 from typing import Any
 
 from potluck.errors import UserError
 
 LONGEST = 200
 MOST_CHANGES = 32
+LARGEST = 1e18  # of seconds, joules, bytes: what is larger means nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +104,7 @@ def click_of(content: Any) -> Click:
         case "pair":
             return PairWith(device=_text(content.get("device")), code=_text(content.get("code")))
         case other:
-            raise UserError(f"a page cannot ask for {str(other)[:40]!r}.")
+            raise UserError(f"a page cannot ask for {reprlib.repr(other)}.")
 
 
 def _imagined(content: Mapping[str, Any]) -> Imagined:
@@ -135,7 +136,6 @@ def _above_zero(content: Mapping[str, Any], name: str) -> float | None:
     value = content.get(name)
     if value is None:
         return None
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not isfinite(value) or value <= 0:
-        raise UserError(f"{name} is a number above zero, got {str(value)[:40]}.")
+    if type(value) not in (int, float) or not 0 < value <= LARGEST:
+        raise UserError(f"{name} is a number above zero, got {reprlib.repr(value)}.")
     return float(value)

@@ -9,8 +9,8 @@ import asyncio
 import hmac
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
@@ -19,6 +19,7 @@ from starlette.routing import Route
 
 from potluck.errors import NotServed, PotluckError, RequestFailed, UserError
 from potluck.serve.gateway import metrics, protocol
+from potluck.serve.gateway.guard import SHARE
 from potluck.serve.gateway.protocol import BadRequest, Infer, Port
 from potluck_wire import __version__
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 MAX_BODY_BYTES = 64 * 2**20
 MAX_FRAMES = 10_000  # of one stream
 BODY_S = 30.0  # that a body may take
+SMALL_BYTES = 64 * 1024  # read at once: 3 ms; larger ones one after the other, beside the rest
 HEADER = "Inference-Header-Content-Length"
 EXTENSIONS = ["binary_tensor_data"]
 Services = Callable[[], "Mapping[str, Service]"]
@@ -67,6 +69,7 @@ def application(
     )
 
 
+_Read = TypeVar("_Read")
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
@@ -81,6 +84,7 @@ class Entrance:
 
     def __init__(self, services: Services, *, token: str, max_body_bytes: int) -> None:
         self._services, self._token, self._max_body_bytes = services, token, max_body_bytes
+        self._reader = ThreadPoolExecutor(1, "potluck gateway reader")
 
     def told(self, endpoint: Endpoint) -> Endpoint:
         """The endpoint for who may come in; errors become answers with their status."""
@@ -171,7 +175,8 @@ class Entrance:
         """One request."""
         service = self._service(request)
         body = await self._body(request)
-        asked = protocol.read(body, _json_bytes(request))
+        json_bytes_given = _json_bytes(request)
+        asked = await self._aside(body, lambda: protocol.read(body, json_bytes_given))
         outputs = await answered(service, asked)
         content, json_bytes = protocol.write(service.name, asked, outputs)
         if json_bytes is None:
@@ -183,14 +188,8 @@ class Entrance:
     async def stream(self, request: Request) -> Response:
         """Frames, one request of the protocol per line; answers in order, as events."""
         service = self._service(request)
-        lines = [line for line in (await self._body(request)).split(b"\n") if line.strip()]
-        if not 0 < len(lines) <= MAX_FRAMES:
-            raise BadRequest(
-                f"body: 1 to {MAX_FRAMES} frames are expected, one per line; got {len(lines)}.",
-                field="body",
-            )
-        frames = [protocol.read(line, None) for line in lines]
-        tensors = [tensors_of(service.model, frame) for frame in frames]
+        body = await self._body(request)
+        frames, tensors = await self._aside(body, lambda: _frames(service.model, body))
         found = service.stream(tensors)
         return StreamingResponse(
             _events(service, frames, found),
@@ -198,8 +197,15 @@ class Entrance:
             headers={"Cache-Control": "no-store"},
         )
 
+    async def _aside(self, body: bytes, read: "Callable[[], _Read]") -> "_Read":
+        """What is read of a body; of a large one in a thread, where one after the other is read."""
+        if len(body) <= SMALL_BYTES:
+            return read()
+        return await asyncio.get_running_loop().run_in_executor(self._reader, read)
+
     async def _body(self, request: Request) -> bytes:
-        """All of it, if it is not too long and does not take too long."""
+        """All of it, if it is not too long, has room and does not take too long."""
+        share = request.scope[SHARE]
         declared = request.headers.get("content-length", "")
         if declared.isdigit() and int(declared) > self._max_body_bytes:
             raise _Status(413, self._too_long(declared))
@@ -212,6 +218,8 @@ class Entrance:
                 n += len(part)
                 if n > self._max_body_bytes:
                     raise _Status(413, self._too_long(f"{n} or more"))
+                if not share.take(len(part)):
+                    raise _Status(503, "body: too many are under way; ask again.")
                 parts.append(part)
 
         try:
@@ -256,6 +264,28 @@ def _refused(error: NotServed) -> Response:
     response = _error(503, str(error), **error.facts)
     response.headers["Retry-After"] = str(max(1, round(wait_s)))
     return response
+
+
+def _frames(model: Any, body: bytes) -> tuple[list[Infer], list[tuple[Any, ...]]]:
+    """The frames of a stream, one per line, and their tensors."""
+    if body.count(b"\n") > 2 * MAX_FRAMES:
+        raise _no_frames(f"{2 * MAX_FRAMES} lines or more")
+    lines = [line for line in body.split(b"\n") if line.strip()]
+    if not 0 < len(lines) <= MAX_FRAMES:
+        raise _no_frames(str(len(lines)))
+    frames, tensors = [], []
+    for line in lines:
+        frame = protocol.read(line, None)
+        found = tensors_of(model, frame)
+        frames.append(frame)
+        tensors.append(found)
+    return frames, tensors
+
+
+def _no_frames(got: str) -> BadRequest:
+    return BadRequest(
+        f"body: 1 to {MAX_FRAMES} frames are expected, one per line; got {got}.", field="body"
+    )
 
 
 # --- models -------------------------------------------------------------------------------------
@@ -324,7 +354,8 @@ def tensors_of(model: Any, asked: Infer) -> tuple[Any, ...]:
         array = asked.inputs[port.name]
         got = Port(port.name, protocol.NAMES[str(array.dtype)], array.shape)
         fits = len(got.shape) == len(port.shape) and all(
-            size in (-1, given) for size, given in zip(port.shape, got.shape, strict=True)
+            given == size or (size == -1 and given > 0)
+            for size, given in zip(port.shape, got.shape, strict=True)
         )
         if got.datatype != port.datatype or not fits:
             field = f"inputs.{port.name}.{'shape' if not fits else 'datatype'}"
@@ -374,9 +405,9 @@ def arrays(model: Any, answer: Any) -> dict[str, Any]:
 
 
 async def _events(service: "Service", frames: list[Infer], found: Any) -> AsyncIterator[bytes]:
-    """One event per frame: its answer, or that it had none in time."""
+    """One event per frame: its answer, or that it had none in time; or an error, and the end."""
     loop = asyncio.get_running_loop()
-    end = object()
+    end, number = object(), 0
     try:
         for number, frame in enumerate(frames):
             answer = await loop.run_in_executor(None, next, found, end)
@@ -389,5 +420,8 @@ async def _events(service: "Service", frames: list[Infer], found: Any) -> AsyncI
             plain = Infer(inputs={}, id=frame.id)
             content, _ = protocol.write(service.name, plain, arrays(service.model, answer))
             yield b"id: %d\ndata: %s\n\n" % (number, content)
+    except PotluckError as error:
+        text = json.dumps({"error": str(error), "frame": number})
+        yield f"id: {number}\nevent: error\ndata: {text}\n\n".encode()
     finally:
         found.close()

@@ -1,12 +1,13 @@
 """The Open Inference Protocol v2 (KServe, Triton), requests and answers: JSON, and the binary
 tensor extension, whose bytes follow the JSON. Pure: bytes in, arrays out.
 
-Nothing is trusted: shapes and sizes are compared before memory is taken, and every refusal names
-the field.
+Nothing is trusted: shapes and sizes are compared before memory is taken, JSON is counted before it
+is read, and every refusal names the field.
 """
 
 import json
 import math
+import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,13 @@ NAMES = {numpy: name for name, numpy in DTYPES.items()} | {"bfloat16": "BF16"}
 MAX_TENSORS = 64
 MAX_DIMS = 16
 MAX_NAME = 256
+MAX_VALUES = 2**31
+MAX_JSON_BYTES = 16 * 2**20  # 800,000 values; of more, bytes behind the JSON take a fifth of it
+# An empty list or mapping takes 56 or 64 bytes of memory for 3 of text, a name and its value 200.
+MAX_LISTS = 250_000  # 1,000 images of 224 rows have 224,000 rows
+MAX_FIELDS = 10_000  # 64 tensors have some 500
+MAX_TIMEOUT_US = 2**64  # what other servers of the protocol take
+LONGEST_S = 86_400.0
 
 
 class BadRequest(UserError):
@@ -158,6 +166,7 @@ def _document(data: bytes) -> Mapping[str, Any]:
     def strict(name: str) -> object:
         raise ValueError(f"{name} is not JSON")
 
+    _check_counts(data)
     try:
         document = json.loads(data, parse_constant=strict)
     except (ValueError, RecursionError) as error:
@@ -165,6 +174,22 @@ def _document(data: bytes) -> Mapping[str, Any]:
     if not isinstance(document, dict):
         raise _bad("body", f"an object is expected, got {type(document).__name__}")
     return document
+
+
+def _check_counts(data: bytes) -> None:
+    """Refuse what takes much more memory than its text, or long, before any of it is read."""
+    if len(data) > MAX_JSON_BYTES:
+        raise _bad(
+            "body",
+            f"at most {MAX_JSON_BYTES} bytes of JSON are taken, got {len(data)}; send large "
+            "tensors as bytes behind it (binary_data_size)",
+        )
+    for kind, most, n in (
+        ("lists and objects", MAX_LISTS, data.count(b"[") + data.count(b"{")),
+        ("fields", MAX_FIELDS, data.count(b":")),
+    ):
+        if n > most:
+            raise _bad("body", f"at most {most} {kind} are taken, got {n}")
 
 
 def _rows(document: Mapping[str, Any], name: str) -> Sequence[Mapping[str, Any]]:
@@ -194,9 +219,9 @@ def _timeout_s(value: object) -> float | None:
     """The protocol's timeout is in microseconds."""
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
-        raise _bad("parameters.timeout", f"microseconds above zero are expected, got {value!r}")
-    return value / 1e6
+    if type(value) is not int or not 0 < value <= MAX_TIMEOUT_US:
+        raise _bad("parameters.timeout", f"microseconds above zero are expected, got {_of(value)}")
+    return min(value / 1e6, LONGEST_S)
 
 
 def _wanted(document: Mapping[str, Any]) -> Sequence[tuple[str, bool]]:
@@ -216,17 +241,17 @@ def _tensor(
     name = _text(row, "name", f"{where}.name")
     datatype = _text(row, "datatype", f"{where}.datatype")
     if datatype not in DTYPES:
-        raise _bad(f"{where}.datatype", f"{datatype!r} is none of {', '.join(DTYPES)}")
+        raise _bad(f"{where}.datatype", f"{_of(datatype)} is none of {', '.join(DTYPES)}")
     dtype = np.dtype(DTYPES[datatype])
     shape = _shape(row.get("shape"), f"{where}.shape")
     count = math.prod(shape)
     size = _parameters(row, f"{where}.parameters").get("binary_data_size")
     if size is not None:
-        if isinstance(size, bool) or not isinstance(size, int) or size != count * dtype.itemsize:
+        if type(size) is not int or size != count * dtype.itemsize:
             raise _bad(
                 f"{where}.parameters.binary_data_size",
                 f"{count * dtype.itemsize} bytes are expected for {datatype} of {[*shape]}, "
-                f"got {size!r}",
+                f"got {_of(size)}",
             )
         if size > len(raw):
             raise _bad(f"{where}.parameters.binary_data_size", f"{len(raw)} bytes came")
@@ -239,22 +264,28 @@ def _tensor(
             f"{where}.data", f"{count} values are expected for {[*shape]}, got {len(values)}"
         )
     kinds = {"b": (bool,), "f": (int, float)}.get(dtype.kind, (int,))
-    odd = next((v for v in values if type(v) not in kinds), None)
-    if odd is not None:
-        raise _bad(f"{where}.data", f"{odd!r} is no {datatype}")
+    if not set(map(type, values)) <= set(kinds):
+        odd = next(v for v in values if type(v) not in kinds)
+        raise _bad(f"{where}.data", f"{_of(odd)} is no {datatype}")
     try:
-        return name, np.array(values, dtype=dtype).reshape(shape), raw
-    except (OverflowError, ValueError) as error:
-        raise _bad(f"{where}.data", str(error)) from None
+        with np.errstate(over="ignore"):  # it is infinite then, and refused
+            tensor = np.array(values, dtype=dtype).reshape(shape)
+    except (OverflowError, ValueError):
+        raise _bad(f"{where}.data", f"a number is too large for {datatype}") from None
+    if dtype.kind == "f" and not np.isfinite(tensor).all():
+        raise _bad(f"{where}.data", f"a number is too large for {datatype}")
+    return name, tensor, raw
 
 
 def _shape(shape: object, where: str) -> tuple[int, ...]:
     if (
         not isinstance(shape, list)
         or len(shape) > MAX_DIMS
-        or any(isinstance(n, bool) or not isinstance(n, int) or not 0 <= n < 2**31 for n in shape)
+        or any(type(n) is not int or not 0 <= n < 2**31 for n in shape)
     ):
-        raise _bad(where, f"up to {MAX_DIMS} whole numbers are expected, got {str(shape)[:80]}")
+        raise _bad(where, f"up to {MAX_DIMS} whole numbers are expected, got {_of(shape)}")
+    if math.prod(n or 1 for n in shape) > MAX_VALUES:  # with a 0 among them, too
+        raise _bad(where, f"sizes that come to {MAX_VALUES} at most are expected, got {_of(shape)}")
     return tuple(shape)
 
 
@@ -262,11 +293,18 @@ def _flat(data: object, where: str) -> list[Any]:
     """Values in row-major order, whether they are nested or not."""
     if not isinstance(data, list):
         raise _bad(where, "a list of values, or bytes behind the JSON, are expected")
-    while data and isinstance(data[0], list):
+    for _ in range(MAX_DIMS + 1):
+        if not data or not isinstance(data[0], list):
+            return data
         if not all(isinstance(part, list) for part in data):
             raise _bad(where, "lists and values are mixed")
         data = [value for part in data for value in part]
-    return data
+    raise _bad(where, f"lists are nested more than {MAX_DIMS} deep")
+
+
+def _of(value: object) -> str:
+    """A value in an error: a few words of it, however large it is."""
+    return reprlib.repr(value)
 
 
 def _bad(name: str, text: str) -> BadRequest:

@@ -1,13 +1,19 @@
 """The server in a thread of this process: uvicorn, on the loopback unless told otherwise."""
 
+import asyncio
 import ipaddress
+import logging
+import re
 import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from potluck.errors import FileError, HomeError, UserError
 from potluck.optional import needed
+from potluck.serve.gateway.door import Door, Who
+from potluck.serve.gateway.listener import Listener, allow_connections
 
 if TYPE_CHECKING:
     from potluck.serve.runtime.service import Service
@@ -16,11 +22,14 @@ with needed():
     import uvicorn
 
     from potluck.serve.gateway.app import MAX_BODY_BYTES, Services, application
+    from potluck.serve.gateway.guard import OWN_NAMES, Guard, Room
 
+LOG = logging.getLogger(__name__)
 START_S = 30.0
 CLOSE_S = 5.0
-MAX_AT_ONCE = 1024  # connections; more are answered 503
-IDLE_S = 5.0  # then a connection without a request is closed
+IDLE_S = 5.0  # then a connection is closed that has its answer, and asks nothing more
+N_BODIES = 4  # of the largest size, that may be there at once
+TOKEN = re.compile(r"[A-Za-z0-9._~+/-]+=*")  # RFC 6750, section 2.1: what a client can send
 
 
 class Gateway:
@@ -42,7 +51,7 @@ class Gateway:
     Raises
     ------
     UserError
-        It would listen beyond this computer without a token.
+        It would listen beyond this computer without a token, or no client can send the token.
     FileError
         A file of the certificate cannot be used.
     HomeError
@@ -63,14 +72,24 @@ class Gateway:
         check_entrance(host, token)
         self._services = services
         self.token, self._is_tls = token, certificate is not None
-        config = uvicorn.Config(
+        self._door = Door()
+        self._door.most = min(self._door.most, allow_connections() // 2)
+        names = None if token else (host, *OWN_NAMES)
+        within = Guard(
             application(services, token=token, max_body_bytes=max_body_bytes),
+            self,
+            Room(N_BODIES * max_body_bytes),
+            names,
+        )
+        config = uvicorn.Config(
+            within,
             host=host,
             port=port,
+            http="h11",
+            ws="none",
             log_level="critical",
             access_log=False,
             lifespan="off",
-            limit_concurrency=MAX_AT_ONCE,
             timeout_keep_alive=int(IDLE_S),
             timeout_graceful_shutdown=int(CLOSE_S),
             ssl_certfile=certificate,
@@ -89,10 +108,9 @@ class Gateway:
                 next_step="Choose another port; 0 is a free one.",
             ) from None
         self.host, self.port = host, int(sock.getsockname()[1])
-        self._server = uvicorn.Server(config)
-        self._thread = threading.Thread(
-            target=self._server.run, args=([sock],), name="potluck gateway", daemon=True
-        )
+        self._listener = Listener(sock, self._door)
+        self._server = _Server(config, self._listener)
+        self._thread = threading.Thread(target=self._serve, name="potluck gateway", daemon=True)
         self._thread.start()
         self._await()
 
@@ -104,6 +122,29 @@ class Gateway:
             if not self._thread.is_alive():
                 break
         raise HomeError(f"the entrance at {self.host}:{self.port} did not open.")
+
+    def _serve(self) -> None:
+        loop = asyncio.SelectorEventLoop()  # on Windows, too: it asks the listener for connections
+        loop.set_exception_handler(_told)
+        try:
+            loop.run_until_complete(self._server.serve(sockets=[self._listener]))
+        finally:
+            self._listener.close_all()
+            loop.close()
+
+    # --- who comes and goes, in the server's thread -----------------------------------------------
+
+    def asked(self, who: Who) -> None:
+        """The head of a request is there."""
+        self._door.ask(who)
+
+    def answered(self, who: Who) -> None:
+        """It is answered."""
+        self._door.answer(who, time.monotonic())
+
+    def part(self, who: Who) -> None:
+        """Have a connection end."""
+        self._listener.part(who)
 
     @property
     def url(self) -> str:
@@ -130,6 +171,26 @@ class Gateway:
         return f"<Gateway {self.url}: {', '.join(self._services()) or 'no service'}>"
 
 
+class _Server(uvicorn.Server):
+    """Parts from who asks nothing, several times a second."""
+
+    def __init__(self, config: uvicorn.Config, listener: Listener) -> None:
+        super().__init__(config)
+        self._listener = listener
+
+    async def on_tick(self, counter: int) -> bool:
+        self._listener.sweep()
+        return await super().on_tick(counter)
+
+
+def _told(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Connections break as they like; all else is told as usual."""
+    if isinstance(context.get("exception"), OSError):
+        LOG.debug("a connection broke: %s", context["exception"])
+    else:
+        loop.default_exception_handler(context)
+
+
 def is_loopback(host: str) -> bool:
     """Whether only this computer can reach it there.
 
@@ -143,7 +204,8 @@ def is_loopback(host: str) -> bool:
 
 
 def check_entrance(host: str, token: str) -> None:
-    """Refuse an entrance for everybody: beyond this computer, clients need a token.
+    """Refuse an entrance for everybody, and one for nobody: beyond this computer, clients need a
+    token, and one that they can send.
 
     Parameters
     ----------
@@ -155,8 +217,14 @@ def check_entrance(host: str, token: str) -> None:
     Raises
     ------
     UserError
-        There is none.
+        There is none, or none that a client can show in a header.
     """
+    if token and not TOKEN.fullmatch(token):
+        raise UserError(
+            "the token cannot be shown in a header as it is: it may have letters and digits of "
+            "ASCII and - . _ ~ + /, and = at its end.",
+            next_step="Make one: python -c 'import secrets; print(secrets.token_urlsafe())'",
+        )
     if not is_loopback(host) and not token:
         raise UserError(
             f"{host} can be reached from other computers, and no token is asked for.",
