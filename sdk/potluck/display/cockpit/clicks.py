@@ -104,7 +104,7 @@ def click_of(content: Any) -> Click:
         case "pair":
             return PairWith(device=_text(content.get("device")), code=_text(content.get("code")))
         case other:
-            raise UserError(f"a page cannot ask for {reprlib.repr(other)}.")
+            raise UserError(f"a page cannot ask for {_few(other)}.")
 
 
 def _imagined(content: Mapping[str, Any]) -> Imagined:
@@ -137,5 +137,13 @@ def _above_zero(content: Mapping[str, Any], name: str) -> float | None:
     if value is None:
         return None
     if type(value) not in (int, float) or not 0 < value <= LARGEST:
-        raise UserError(f"{name} is a number above zero, got {reprlib.repr(value)}.")
+        raise UserError(f"{name} is a number above zero, got {_few(value)}.")
     return float(value)
+
+
+def _few(value: Any) -> str:
+    """A few words of a value, however large it is."""
+    try:
+        return reprlib.repr(value)
+    except ValueError:  # Python writes no whole number of more than 4,300 digits
+        return "a whole number of thousands of digits"

@@ -47,6 +47,8 @@ class Gateway:
         Files in PEM form, for HTTPS.
     max_body_bytes
         Of one request.
+    door
+        Bounds how many come in, and how long they may be silent.
 
     Raises
     ------
@@ -68,11 +70,12 @@ class Gateway:
         certificate: str | Path | None = None,
         key: str | Path | None = None,
         max_body_bytes: int = MAX_BODY_BYTES,
+        door: Door | None = None,
     ) -> None:
         check_entrance(host, token)
         self._services = services
         self.token, self._is_tls = token, certificate is not None
-        self._door = Door()
+        self._door = door or Door()
         self._door.most = min(self._door.most, allow_connections() // 2)
         names = None if token else (host, *OWN_NAMES)
         within = Guard(

@@ -21,6 +21,11 @@ GOOD = [
     ({"ask": "pair", "device": "a", "code": "1"}, clicks.PairWith(device="a", code="1")),
 ]
 BAD = [
+    {"ask": "limits", "latency_s": 10**400},
+    {"ask": "limits", "memory_bytes": -(10**400)},
+    {"ask": "limits", "energy_j": 1e300},
+    {"ask": "imagine", "media": {"air": 10**400}},
+    {"ask": 10**5000},
     None,
     [],
     "go",
@@ -54,15 +59,18 @@ def test_refuses_what_no_page_says(content):
         clicks.click_of(content)
 
 
+HUGE = st.integers(-(10**5000), 10**5000)
 JSON = st.recursive(
-    st.none() | st.booleans() | st.floats() | st.text(max_size=9),
+    st.none() | st.booleans() | st.floats() | HUGE | st.text(max_size=9),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner),
     max_leaves=8,
 )
 ASKS = st.sampled_from(["hello", "limits", "imagine", "preview", "go", "pair"])
 
 
-@given(ASKS, st.dictionaries(st.sampled_from(["name", "media", "without", "added", "code"]), JSON))
+@given(
+    ASKS, st.dictionaries(st.sampled_from(["name", "media", "without", "added", "latency_s"]), JSON)
+)
 def test_whatever_comes_is_an_event_or_refused(ask, content):
     try:
         found = clicks.click_of({"ask": ask, **content})

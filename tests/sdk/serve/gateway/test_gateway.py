@@ -2,19 +2,23 @@
 
 import http.client
 import json
+import select
 import socket
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 
 import numpy as np
 import pytest
 
 import potluck
 from potluck.errors import HomeError, UserError
+from potluck.serve.gateway.door import Door
 from potluck.testing.memory import memory_home
 
 torch = pytest.importorskip("torch")
 triton = pytest.importorskip("tritonclient.http")
 parser = pytest.importorskip("prometheus_client.parser")
+Gateway = pytest.importorskip("potluck.serve.gateway.server").Gateway
 LONG_S = 120.0
 MAX_BODY_BYTES = 20_000
 
@@ -154,6 +158,7 @@ def test_prometheus_reads_the_metrics(gateway, client):
     assert buckets[-1] == stats.n_answered
 
 
+SHAPE, NO_BYTES = "inputs[0].shape", {"parameters": {"binary_data_size": 0}}
 ROW = {"name": "input", "datatype": "FP32", "shape": [1, 8], "data": [0.0] * 8}
 
 
@@ -198,11 +203,20 @@ ROW = {"name": "input", "datatype": "FP32", "shape": [1, 8], "data": [0.0] * 8}
         ({"inputs": [ROW], "outputs": [{"name": "no"}]}, 400, "outputs"),
         ({"inputs": [ROW], "parameters": {"timeout": -1}}, 400, "parameters.timeout"),
         ({"inputs": [ROW], "id": 3}, 400, "id"),
+        ({"inputs": [ROW], "parameters": {"timeout": 10**4000}}, 400, "parameters.timeout"),
+        ({"inputs": [{**ROW, "shape": [0] + [2**31 - 1] * 15, "data": []}]}, 400, SHAPE),
+        ({"inputs": [{**ROW, "shape": [2**31 - 1] * 15 + [0], **NO_BYTES}]}, 400, SHAPE),
+        ({"inputs": [{**ROW, "shape": [0, 8], **NO_BYTES}]}, 400, "inputs.input.shape"),
+        ({"inputs": [{**ROW, "data": [10**400] * 8}]}, 400, "inputs[0].data"),
+        ({"inputs": [{**ROW, "data": [1e300] * 8}]}, 400, "inputs[0].data"),
     ],
 )
-def test_what_is_no_request_is_refused_by_its_field(gateway, document, status, field):
+@pytest.mark.parametrize("verb", ["birds/infer", "camera/stream"])
+def test_what_is_no_request_is_refused_by_its_field(gateway, document, status, field, verb):
     body = document if isinstance(document, bytes) else json.dumps(document).encode()
-    got, answer, _ = asked(gateway, "POST", "/v2/models/birds/infer", body)
+    if verb == "camera/stream" and field == "outputs":
+        pytest.skip("a stream answers with all outputs")
+    got, answer, _ = asked(gateway, "POST", f"/v2/models/{verb}", body)
     told = json.loads(answer)
     assert (got, told["field"]) == (status, field), told
 
@@ -218,7 +232,8 @@ def test_a_header_length_beyond_the_body_is_refused(gateway):
 def test_a_body_that_is_too_long_is_refused_before_it_is_read(gateway):
     with socket.create_connection(("127.0.0.1", gateway.port), timeout=60) as s:
         s.sendall(
-            b"POST /v2/models/birds/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: 999999999\r\n\r\n"
+            b"POST /v2/models/birds/infer HTTP/1.1\r\nHost: localhost\r\n"
+            b"Content-Length: 999999999\r\n\r\n"
         )
         assert s.recv(100).startswith(b"HTTP/1.1 413 ")
 
@@ -236,7 +251,8 @@ def test_a_body_in_chunks_that_becomes_too_long_is_refused(gateway):
 def test_a_client_that_leaves_half_way_harms_nobody(gateway, net):
     with socket.create_connection(("127.0.0.1", gateway.port)) as s:
         s.sendall(
-            b"POST /v2/models/birds/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: 900\r\n\r\n{"
+            b"POST /v2/models/birds/infer HTTP/1.1\r\nHost: localhost\r\n"
+            b"Content-Length: 900\r\n\r\n{"
         )
     body = json.dumps({"inputs": [ROW]}).encode()
     assert asked(gateway, "POST", "/v2/models/birds/infer", body)[0] == 200
@@ -284,6 +300,86 @@ def test_it_is_not_open_to_others_without_a_token():
         for host in ("0.0.0.0", "::", "192.168.1.7"):
             with pytest.raises(UserError, match="no token is asked for"):
                 home.gateway(host=host)
+
+
+@pytest.mark.parametrize("token", [" ", "a b", "café", "a\r\nb", "tab\t", "=", "\x00"])
+def test_a_token_that_no_client_can_show_is_told_at_once(token):
+    with memory_home(1) as home, pytest.raises(UserError, match="cannot be shown"):
+        home.gateway(token=token)
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 200),
+        ({"Host": "localhost:99"}, 200),  # as through a tunnel
+        ({"Host": "[::1]:8000", "Origin": "http://[::1]:8000"}, 200),
+        ({"Origin": "http://localhost:3000"}, 200),
+        ({"Host": "evil.example"}, 403),
+        ({"Host": "localhost.evil.example"}, 403),
+        ({"Host": "localhost@evil.example"}, 403),
+        ({"Host": "[::1"}, 403),
+        ({"Origin": "http://evil.example"}, 403),
+        ({"Origin": "null"}, 403),
+    ],
+)
+@pytest.mark.parametrize("path", ["/v2/health/live", "/metrics", "/v2/models/birds"])
+def test_who_comes_by_another_name_than_this_computers_gets_nothing(gateway, path, headers, status):
+    assert asked(gateway, "GET", path, **headers)[0] == status
+
+
+def test_a_page_of_another_place_computes_nothing(gateway):
+    n_before = gateway.services["birds"].stats.n_answered
+    body, headers = json.dumps({"inputs": [ROW]}), {"Content_Type": "text/plain"}
+    path = "/v2/models/birds/infer"
+    assert asked(gateway, "POST", path, body, Origin="http://evil.example", **headers)[0] == 403
+    assert gateway.services["birds"].stats.n_answered == n_before
+
+
+def is_closed(silent):
+    """Whether the other end closes it, at last."""
+    try:
+        return silent.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+@pytest.mark.parametrize(
+    "said", [b"", b"GET /v2 HTT", b"GET /v2 HTTP/1.1\r\nHost: localhost\r\nX: "]
+)
+def test_silent_connections_shut_nobody_out_and_are_closed(said):
+    door = Door(most=8, most_of_address=8, head_s=0.5)
+    with Gateway(lambda: {}, door=door) as opened:
+        silent = [socket.create_connection(("127.0.0.1", opened.port), 60) for _ in range(40)]
+        for each in silent:
+            with suppress(OSError):
+                each.sendall(said)
+        assert asked(opened, "GET", "/v2/health/live")[0] == 200
+        assert all(map(is_closed, silent))
+        for each in silent:
+            each.close()
+        assert asked(opened, "GET", "/v2/health/live")[0] == 200
+
+
+def test_bodies_have_room_together_and_give_it_back(gateway):
+    head = (
+        b"POST /v2/models/birds/infer HTTP/1.1\r\nHost: localhost\r\n"
+        b"Content-Length: %d\r\n\r\n" % MAX_BODY_BYTES
+    )
+    with ExitStack() as stack:
+        held = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", gateway.port), 60))
+            for _ in range(6)
+        ]
+        for each in held:  # all but one byte; of four there is room
+            each.sendall(head + b" " * (MAX_BODY_BYTES - 1))
+        refused, _, _ = select.select(held, [], [], 60)
+        assert refused
+        assert all(each.recv(100).startswith(b"HTTP/1.1 503 ") for each in refused)
+    body = json.dumps({"inputs": [ROW]}).encode()
+    while asked(gateway, "POST", "/v2/models/birds/infer", body + b" " * 15_000)[0] == 503:
+        pass  # until it has noticed that they are gone
+    assert asked(gateway, "POST", "/v2/models/birds/infer", body)[0] == 200
 
 
 def test_a_port_that_is_taken_is_said(gateway):

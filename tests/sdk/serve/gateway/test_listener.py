@@ -1,0 +1,101 @@
+"""The socket of the entrance lets in whom the door lets in, and needs no descriptor to refuse."""
+
+import os
+import socket
+import sys
+
+import pytest
+
+from potluck.serve.gateway.door import Door
+from potluck.serve.gateway.listener import Listener
+
+
+def listening(door):
+    bound = socket.create_server(("127.0.0.1", 0))
+    opened = Listener(bound, door)
+    opened.setblocking(False)
+    return opened
+
+
+def accepted(listener):
+    """All who are there."""
+    found = []
+    while True:
+        try:
+            found.append(listener.accept()[0])
+        except BlockingIOError:
+            return found
+
+
+def client(listener):
+    return socket.create_connection(listener.getsockname(), 60)
+
+
+def test_the_longest_without_a_request_is_parted_from():
+    with listening(Door(most=2)) as listener:
+        clients, guests = [], []
+        for _ in range(3):
+            clients.append(client(listener))
+            guests += accepted(listener)
+        assert clients[0].recv(1) == b""
+        guests[1].sendall(b"x")
+        assert clients[1].recv(1) == b"x"
+        for each in (*clients, *guests):
+            each.close()
+
+
+def test_who_is_closed_makes_room():
+    door = Door(most=1)
+    with listening(door) as listener:
+        for _ in range(5):
+            with client(listener):
+                (guest,) = accepted(listener)
+                door.ask(guest.getpeername())
+                guest.close()
+                assert len(door) == 0
+
+
+def test_when_all_have_asked_the_next_one_is_closed_at_once():
+    door = Door(most=1)
+    with listening(door) as listener, client(listener):
+        (guest,) = accepted(listener)
+        door.ask(guest.getpeername())
+        with client(listener) as late:
+            assert accepted(listener) == []
+            assert late.recv(1) == b""
+        guest.close()
+
+
+def test_a_sweep_parts_from_who_asks_nothing():
+    door = Door(head_s=-1.0)
+    with listening(door) as listener, client(listener) as silent:
+        (guest,) = accepted(listener)
+        listener.sweep()
+        assert silent.recv(1) == b""
+        guest.close()
+        assert len(door) == 0
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no limits of descriptors there")
+def test_without_a_descriptor_left_callers_are_turned_away_and_the_next_ones_come_in():
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with listening(Door()) as listener:
+        callers = [client(listener) for _ in range(5)]
+        lowest = os.open(os.devnull, os.O_RDONLY)
+        os.close(lowest)
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
+            assert accepted(listener) == []
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for each in callers:
+            try:
+                assert each.recv(1) == b""
+            except ConnectionResetError:
+                pass
+            each.close()
+        with client(listener):
+            (guest,) = accepted(listener)
+            guest.close()
