@@ -404,6 +404,49 @@ ROWS: dict[str, Row] = {
         ),
         "a notebook that it knows may fill its disk",
     ),
+    "S16": Row(
+        "the HTTP entrance is asked by strangers: silent, half said, spoiled or large requests, "
+        "answers that are not read, pages of other places",
+        "whoever asks is answered all the time; what is no request is refused by its field before "
+        "it takes memory or time; without a token nobody comes by another name than this computer's",
+        tests_of(
+            "sdk/serve/gateway/test_gateway:test_what_is_no_request_is_refused_by_its_field "
+            "test_silent_connections_shut_nobody_out_and_are_closed "
+            "test_bodies_have_room_together_and_give_it_back "
+            "test_a_body_in_chunks_that_becomes_too_long_is_refused "
+            "test_who_comes_by_another_name_than_this_computers_gets_nothing "
+            "test_a_page_of_another_place_computes_nothing "
+            "test_a_token_that_no_client_can_show_is_told_at_once "
+            "test_a_token_is_asked_for_and_compared",
+            "sdk/serve/gateway/test_door:test_when_it_is_full_the_longest_without_a_request_makes_room "
+            "test_whatever_comes_and_goes_the_bounds_hold_and_nothing_is_left",
+            "sdk/serve/gateway/test_listener:"
+            "test_without_a_descriptor_left_callers_are_turned_away_and_the_next_ones_come_in "
+            "test_a_sweep_parts_from_who_asks_nothing",
+            "sdk/serve/gateway/test_guard:test_who_does_not_read_its_answer_is_parted_from",
+            "sdk/serve/gateway/test_protocol:"
+            "test_a_spoiled_request_is_read_or_refused_by_its_field "
+            "test_json_that_takes_long_or_much_is_refused_before_it_is_read",
+        ),
+        "one JSON body of the largest size is read in one piece, up to a second",
+    ),
+    "S17": Row(
+        "a paired notebook asks for leases without end, or runs under names that are made up",
+        "no device forgets a lease that is held, nor one of another notebook; who holds as many as "
+        "there may be gets no more; what is on disk is read again",
+        tests_of(
+            "agent/core/test_core_leases:"
+            "test_leases_of_another_notebook_make_nobody_forget_a_promise_or_a_record "
+            "test_whoever_holds_as_many_as_there_may_be_gets_no_more_until_one_is_over "
+            "test_after_a_restart_what_may_be_held_still_is_not_forgotten "
+            "test_a_run_under_what_is_no_name_is_refused_and_never_on_disk",
+            "sdk/coordinate/test_succession:"
+            "test_near_worlds_whatever_the_order_nothing_told_is_lost_and_never_two_act "
+            "test_the_search_finds_a_device_that_forgets_what_is_held",
+        ),
+        "whoever knows a lease's name may ask for it once its time is over; the name is a digest "
+        "that those have who share the job",
+    ),
     "L1": Row(
         "load",
         "memory and open files stay as they were",

@@ -349,7 +349,7 @@ def is_closed(silent):
 )
 def test_silent_connections_shut_nobody_out_and_are_closed(said):
     door = Door(most=8, most_of_address=8, head_s=0.5)
-    with Gateway(lambda: {}, door=door) as opened:
+    with Gateway(dict, door=door) as opened:
         silent = [socket.create_connection(("127.0.0.1", opened.port), 60) for _ in range(40)]
         for each in silent:
             with suppress(OSError):
