@@ -210,6 +210,32 @@ def test_wrong_options_are_found_before_anything_is_written():
     assert command("install", "--print", "--json").returncode == 2
 
 
+@pytest.mark.parametrize("platform", ["linux", "darwin", "win32"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--state", "/tmp/x\nExecStartPre=/bin/touch /tmp/pwned"),
+        ("--state", "/tmp/x\r"),
+        ("--state", "/tmp/\udcff"),
+        ("--log-file", "/tmp/a\x1bb"),
+        ("--bind", "::\n[Unit]"),
+        ("--name", "a\nb"),
+        ("--name", "Ada's"),
+        ("--name", "home"),
+        ("--port", "99999999"),
+        ("--port", "65535"),
+        ("--port", "-1"),
+    ],
+)
+def test_what_start_would_refuse_or_a_unit_would_take_for_a_line_is_not_written(
+    tmp_path, platform, words
+):
+    shell = Shell(tmp_path, platform)
+    with pytest.raises(AgentError):
+        shell(*words)
+    assert not list(tmp_path.iterdir())
+
+
 # --- the command ----------------------------------------------------------------------------------
 
 KEYS = Keys()

@@ -24,6 +24,8 @@ PLATFORMS: dict[str, ModuleType] = {"linux": systemd, "darwin": launchd, "win32"
 NETWORK_S = 60.0  # to wait for an address after the machine has started
 COMMAND_S = 60.0
 LOOK_S = 0.5
+MAX_PORT = 65_535 - 3  # the first of four in a row
+DELETE, SURROGATES = 0x7F, {chr(code) for code in range(0xD800, 0xE000)}
 # answers of a command that was run: its exit code, and what it wrote
 Runner = Callable[[tuple[str, ...]], tuple[int, str]]
 
@@ -94,6 +96,8 @@ def run(given: Namespace, start_words: list[str], place: Place) -> int:
             "programs there: potluck agent start."
         )
     service = _service(given, start_words, place)
+    if not given.remove:
+        _check(given, service)
     if given.system and not place.is_admin and not given.only_print:
         raise AgentError(
             f"a service of the system needs root. Run: sudo {shlex.join(_again(place))}"
@@ -144,6 +148,19 @@ def _service(given: Namespace, start_words: list[str], place: Place) -> Service:
         is_system=given.system,
         drain_s=given.drain,
     )
+
+
+def _check(given: Namespace, service: Service) -> None:
+    """Refuse what `start` would refuse at every start, and words that a unit cannot have."""
+    options.device_name(given)
+    if not 0 <= given.port <= MAX_PORT:
+        raise AgentError(f"--port: 0 to {MAX_PORT} is expected, got {given.port}.")
+    for word in service.command:
+        if any(ord(c) < ord(" ") or ord(c) == DELETE or c in SURROGATES for c in word):
+            raise AgentError(
+                f"{word!r} cannot stand in a service: it has a line break, a control character, or "
+                "bytes that are not UTF-8. Choose another path."
+            )
 
 
 def _told(step: Step, place: Place) -> str:

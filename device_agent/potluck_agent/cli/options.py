@@ -73,14 +73,8 @@ class Options:
 
 def start_options(given: argparse.Namespace, own_parent: int) -> Options:
     """The options of `start`; AgentError where a name cannot be."""
-    name = given.name if given.name is not None else host_name()
-    if not is_device_name(name) or name == HOME:
-        raise AgentError(
-            f"{name!r} cannot be a device's name. Use 1-40 lower-case letters, digits and hyphens, "
-            f"and not {HOME!r}."
-        )
     return Options(
-        name=name,
+        name=device_name(given),
         bind=given.bind,
         port=given.port,
         state=state_dir(given),
@@ -114,6 +108,17 @@ def start_options(given: argparse.Namespace, own_parent: int) -> Options:
         drain_s=given.drain,
         system_root=given.system_root or Path("/"),
     )
+
+
+def device_name(given: argparse.Namespace) -> str:
+    """What it will be called; AgentError where that cannot be."""
+    name = given.name if given.name is not None else host_name()
+    if not is_device_name(name) or name == HOME:
+        raise AgentError(
+            f"{name!r} cannot be a device's name. Use 1-40 lower-case letters, digits and hyphens, "
+            f"and not {HOME!r}."
+        )
+    return name
 
 
 def state_dir(given: argparse.Namespace) -> Path:

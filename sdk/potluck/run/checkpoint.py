@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import torch
 
 FORMAT, OLDER = "potluck-run-2", "potluck-run-1"  # the older one has no checksum
+MAX_STEP = 2**53  # what every reader of JSON counts to
 _WEIGHT, _OPTIMIZER, _LOADER = "weight/", "optimizer/", "loader/"
 
 
@@ -92,7 +93,7 @@ def load(path: Path) -> Checkpoint:
                 read_json(metadata["optimizer"], str(path)),
                 read_json(metadata.get("update", "{}"), str(path)),
             ),
-            step=int(metadata["step"]),
+            step=_step(metadata["step"]),
             seed=int(metadata["seed"]),
             weights={
                 name.removeprefix(_WEIGHT): t
@@ -107,8 +108,15 @@ def load(path: Path) -> Checkpoint:
             position=_position(metadata, tensors, path),
             schedule=_schedule(metadata, path),
         )
-    except (KeyError, ValueError, TypeError, PotluckError) as error:
+    except (KeyError, ValueError, TypeError, AttributeError, OverflowError, PotluckError) as error:
         raise FileError(f"{path} does not hold: {error}.", path=str(path)) from error
+
+
+def _step(text: str) -> int:
+    step = int(text)
+    if not 0 <= step < MAX_STEP:
+        raise ValueError(f"{text[:20]} is no step")
+    return step
 
 
 def _position(

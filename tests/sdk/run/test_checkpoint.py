@@ -10,6 +10,7 @@ from potluck.run import checkpoint
 from potluck.run.checkpoint import Checkpoint, load, save
 from potluck.run.optimizers import AdamW, read_optimizer
 from potluck.run.update import Update
+from potluck.tensor_file import read_tensors, write_tensors
 
 torch = pytest.importorskip("torch")
 safetensors = pytest.importorskip("safetensors.torch")
@@ -75,6 +76,34 @@ def test_a_file_of_before_there_were_checksums_is_accepted(whole, tmp_path):
     del older[checkpoint.CHECKSUM]
     safetensors.save_file(tensors, path, metadata=older)
     assert load(path).step == 4
+
+
+@pytest.mark.parametrize(
+    ("field", "text"),
+    [
+        ("position", '{"epoch": 1e999}'),
+        ("position", "[]"),
+        ("schedule", '{"name": "a", "every": "b", "began": 1e999}'),
+        ("schedule", "7"),
+        ("update", "[]"),
+        ("update", "null"),
+        ("step", "-5"),
+        ("step", str(2**53)),
+        ("step", "9" * 400),
+        ("step", "9" * 5000),
+        ("seed", "1e3"),
+    ],
+)
+def test_a_right_checksum_over_what_does_not_hold_is_refused_in_a_sentence(
+    whole, tmp_path, field, text
+):
+    path = tmp_path / "run.safetensors"
+    save(path, whole)
+    tensors, metadata = read_tensors(path, "")
+    del metadata[checkpoint.CHECKSUM]
+    write_tensors(path, tensors, {**metadata, field: text})
+    with pytest.raises(FileError, match="does not hold"):
+        load(path)
 
 
 @pytest.mark.parametrize("settings", [None, [], "adamw", 3, True])
