@@ -1,7 +1,7 @@
 """An agent without a process: the real core, and what `net.event_loop` does for it, in memory."""
 
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -9,7 +9,7 @@ from typing import Any
 from potluck.errors import DeviceError
 from potluck.sessions.agent_specs import Spec
 from potluck.testing.memory.clock import VirtualClock
-from potluck.testing.memory.network import HOME, Frames, MemoryNetwork
+from potluck.testing.memory.network import Frames, MemoryNetwork
 from potluck.testing.memory.worker import MemoryWorker
 from potluck.units import parse_bytes, parse_rate
 from potluck_agent.core.events import (
@@ -72,8 +72,8 @@ class MemoryAgent:
         Its name, memory, link and slowdown.
     key
         Its public key.
-    owner
-        That of the notebook.
+    owners
+        The keys of the notebooks, by where they are.
     names
         The devices of the home by their keys.
     ahead_s
@@ -91,7 +91,7 @@ class MemoryAgent:
         spec: Spec,
         key: str,
         *,
-        owner: str,
+        owners: Mapping[str, str],
         names: dict[str, str],
         clock: VirtualClock,
         network: MemoryNetwork,
@@ -102,7 +102,7 @@ class MemoryAgent:
     ) -> None:
         self.name = spec.name
         self._spec = spec
-        self._owner = owner
+        self._owners = owners
         self._names = names
         self._clock = clock
         self._network = network
@@ -122,8 +122,8 @@ class MemoryAgent:
 
     def receive(self, sender: str, channel: Channel, frames: Frames) -> None:
         """A message from the notebook or another device."""
-        if sender == HOME:
-            known: Sender | None = Sender(self._owner, OWNER, "notebook")
+        if sender in self._owners:
+            known: Sender | None = Sender(self._owners[sender], OWNER, "notebook")
         else:
             keys = [key for key in self._members if self._names.get(key) == sender]
             known = Sender(keys[0], MEMBER, sender) if keys else None
@@ -133,11 +133,11 @@ class MemoryAgent:
         message, buffers = decode(frames, channel)
         self._feed(FromPeer(known, message, tuple(buffers)))
 
-    def greet(self, *, again: bool) -> None:
-        """The notebook's data connection stands; `again`: it is a new one."""
+    def greet(self, notebook: str, *, again: bool) -> None:
+        """A notebook's data connection stands; `again`: it is a new one."""
         if again:
-            self._feed(LinkReset(self._owner))
-        self._core.reach(self._owner)
+            self._feed(LinkReset(self._owners[notebook]))
+        self._core.reach(self._owners[notebook])
 
     def lost(self, device: str) -> None:
         """The connection to another device broke, because that is gone."""
@@ -252,14 +252,15 @@ class MemoryAgent:
     # --- out --------------------------------------------------------------------------------------
 
     def _send(self, action: ToPeer) -> None:
-        receiver = HOME if action.key == self._owner else self._names.get(action.key)
+        notebooks = [site for site, key in self._owners.items() if key == action.key]
+        receiver = notebooks[0] if notebooks else self._names.get(action.key)
         if receiver is None:
             return
         with suppress(LookupError):
             buffers = [self._bytes(part) for part in action.buffers]
             frames = [bytes(frame) for frame in encode(action.message, buffers)]
             channel = MESSAGES[NUMBER_OF[type(action.message)]].channel
-            back = receiver == HOME or not isinstance(action.message, Value | Chunk)
+            back = receiver in self._owners or not isinstance(action.message, Value | Chunk)
             self._network.send(self.name, receiver, channel, frames, back=back)
 
     def _bytes(self, part: bytes | memoryview | Span) -> bytes | memoryview:

@@ -15,8 +15,10 @@ from potluck.sessions.events import Address
 from potluck.sessions.local_agents import Started
 from potluck.testing.memory.agent import MemoryAgent
 from potluck.testing.memory.clock import VirtualClock
+from potluck.testing.memory.driver import Driver
 from potluck.testing.memory.link import MemoryLink
 from potluck.testing.memory.network import HOME, MemoryNetwork, Says
+from potluck.testing.memory.notebook import MemoryNotebook
 from potluck_wire.limits import PORT
 
 AHEAD_S = 500.0  # how far the clock of each device is ahead of the one before it
@@ -25,7 +27,7 @@ _FAULTS = logging.getLogger("potluck.faults")
 
 
 class MemoryLab:
-    """Devices in this process, in virtual time. One home at a time.
+    """Devices in this process, in virtual time; one home, and those of other notebooks.
 
     Parameters
     ----------
@@ -50,15 +52,17 @@ class MemoryLab:
         )
         self._keys, self._names = keys, {key: name for name, key in keys.items()}
         self._agents: dict[str, MemoryAgent] = {}
+        self._owners = {HOME: self.keys.public}
+        self._driver = Driver(self._clock)
         for name in self._specs:
             self._begin(name)
-        self._link: MemoryLink | None = None
+        self._links: dict[str, MemoryLink] = {}  # those that were opened last, by notebook
 
     def _begin(self, name: str) -> None:
         self._agents[name] = self._network.sites[name] = MemoryAgent(
             self._specs[name],
             self._keys[name],
-            owner=self.keys.public,
+            owners=self._owners,
             names=self._names,
             clock=self._clock,
             network=self._network,
@@ -72,8 +76,53 @@ class MemoryLab:
 
     def link(self) -> MemoryLink:
         """The notebook's connection."""
-        self._link = MemoryLink(self._clock, self._network, self._agents)
-        return self._link
+        return self.link_at(HOME)
+
+    def link_at(self, notebook: str) -> MemoryLink:
+        """That of this notebook; a new one, also where it had one before."""
+        link = MemoryLink(self._clock, self._network, self._agents, self._driver, notebook)
+        self._links[notebook] = link
+        return link
+
+    def notebook(self, name: str, keys: Keys) -> MemoryNotebook:
+        """Another notebook, which is paired with all devices.
+
+        Parameters
+        ----------
+        name
+            Of its own; the same one again, where it comes back with the same keys.
+        keys
+            Its own.
+        """
+        self._do(lambda: self._owners.__setitem__(name, keys.public))
+        return MemoryNotebook(self, name, keys)
+
+    def crash(self, notebook: str) -> None:
+        """End a notebook's connection without a word, as when its process is killed.
+
+        Parameters
+        ----------
+        notebook
+            Its name.
+        """
+        if notebook in self._links:
+            self._do(self._links[notebook].crash)
+
+    def watch(self, passes: Callable[[str, str], None]) -> None:
+        """Call this for each message before it leaves, with who sends it and to whom; in the
+        driver's thread.
+        """
+        self._network.passes = passes
+
+    @property
+    def driver(self) -> Driver:
+        """The thread in which everything happens."""
+        return self._driver
+
+    @property
+    def clock(self) -> VirtualClock:
+        """Its time."""
+        return self._clock
 
     def claim(self, give_way: Callable[[], bool]) -> None:
         """Nobody else can join it."""
@@ -231,14 +280,13 @@ class MemoryLab:
 
     def pass_time(self, seconds: float) -> None:
         """Let virtual time pass while nobody waits for anything."""
-        if self._link is not None:
-            self._link.pass_time(seconds)
+        for link in tuple(self._links.values()):
+            if link.is_open:
+                link.pass_time(seconds)
+                return
 
     def _do(self, order: Callable[[], Any]) -> None:
-        if self._link is None:
-            order()
-        else:
-            self._link.do(order)
+        self._driver.do(order)
 
     def _part(self, sender: str, receiver: str) -> None:
         self._network.part(sender, receiver)
@@ -252,9 +300,9 @@ class MemoryLab:
         for other, agent in self._agents.items():
             self._network.cut(device, other)
             self._clock.after(0.0, lambda agent=agent: agent.lost(device))  # type: ignore[misc]
-        self._network.cut(device, HOME)
-        if (link := self._link) is not None:
-            self._clock.after(0.0, lambda: link.lost(device))
+        for site, link in self._links.items():
+            self._network.cut(device, site)
+            self._clock.after(0.0, lambda link=link: link.lost(device))  # type: ignore[misc]
 
 
 def memory_home(devices: int | Sequence[Spec] = 2, *, metered: Collection[str] = ()) -> Home:

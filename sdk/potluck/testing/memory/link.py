@@ -1,16 +1,15 @@
-"""The notebook's end of a network in memory. Its thread is the one in which everything happens."""
+"""A notebook's end of a network in memory; what it is told happens in the driver's thread."""
 
 import threading
-from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
 from typing import Any
 
 from potluck.sessions import failures
 from potluck.sessions.events import Connect, Lost, Tick
-from potluck.sessions.link import Link
+from potluck.sessions.link import CLOSE_S, Link
 from potluck.testing.memory.agent import MemoryAgent
 from potluck.testing.memory.clock import VirtualClock
+from potluck.testing.memory.driver import Driver
 from potluck.testing.memory.network import HOME, LATENCY_S, MemoryNetwork
 from potluck_wire.frames import encode
 from potluck_wire.messages import Channel, Goodbye
@@ -19,82 +18,109 @@ TICK_S = 0.1
 
 
 class MemoryLink(Link):
-    """Time passes while somebody waits for an answer, or something is on its way; else it stands.
+    """What a notebook says and hears.
 
     Parameters
     ----------
     agents
         The devices that are there, by name.
+    site
+        What the network calls this notebook.
     """
 
     def __init__(
-        self, clock: VirtualClock, network: MemoryNetwork, agents: dict[str, MemoryAgent]
+        self,
+        clock: VirtualClock,
+        network: MemoryNetwork,
+        agents: dict[str, MemoryAgent],
+        driver: Driver,
+        site: str = HOME,
     ) -> None:
         super().__init__("notebook")
         self._clock = clock
         self._network = network
         self._agents = agents
+        self._driver = driver
+        self.site = site
         self._wanted: dict[str, Connect] = {}
         self._met: set[str] = set()  # devices that this notebook was connected to before
-        self._orders: deque[Callable[[], None]] = deque()
-        self._news = threading.Condition()
-        self._until_s = 0.0
-        network.sites[HOME] = self
+        self._pauses: list[threading.Event] = []  # of threads that let time pass
+        self._is_down = threading.Event()
+        network.sites[site] = self
         clock.after(TICK_S, self._tick, repeats=True)
         self._start()
+
+    def _start(self) -> None:
+        self._thread = self._driver.add(self)
 
     # --- for any thread ---------------------------------------------------------------------------
 
     def do(self, order: Callable[[], Any]) -> Any:
         """Have something done between two happenings; returns its result."""
-        if threading.current_thread() is self._thread:
-            return order()
-        self._check()
-        done: Future[Any] = Future()
-
-        def carry_out() -> None:
-            try:
-                done.set_result(order())
-            except Exception as error:
-                done.set_exception(error)
-
-        self._orders.append(carry_out)
-        self._wake()
-        return done.result()
+        if threading.current_thread() is not self._thread:
+            self._check()
+        return self._driver.do(order)
 
     def pass_time(self, seconds: float) -> None:
         """Let so much virtual time pass, whether anybody waits or not."""
+        there = threading.Event()
+        self._pauses.append(there)
+        self.do(lambda: self._clock.after(seconds, there.set))
+        there.wait()
+        self._pauses.remove(there)
 
-        def begin() -> threading.Event:
-            there = threading.Event()
-            self._clock.after(seconds, there.set)
-            return there
+    def close(self) -> None:
+        """As for every link; the thread goes on for others."""
+        if self._closing:
+            return
+        self._closing = True
+        self._closed.set()
+        self._driver.wake()
+        if threading.current_thread() is not self._thread:
+            self._is_down.wait(CLOSE_S)
 
-        self.do(begin).wait()
+    def crash(self) -> None:
+        """End without a word, as a process does that is killed: nothing is heard or said."""
+        self._closing = True
+        self._closed.set()
+        self._leave()
+        for device in self._wanted:
+            self._network.cut(self.site, device)
+        self._wanted = {}
 
     # --- the thread -------------------------------------------------------------------------------
 
     def _loop(self) -> None:
-        try:
-            while not self._closing:
-                with self._news:
-                    self._news.wait_for(self._is_awake)
-                while self._orders:
-                    self._orders.popleft()()
-                while self._submitted:
-                    self._feed(self._submitted.popleft())
-                if self._futures or not self._clock.is_quiet:
-                    self._clock.step()
-        finally:
-            self._shut_down()
+        """The driver's does this."""
 
-    def _is_awake(self) -> bool:
-        asked = self._closing or self._orders or self._submitted or self._futures
-        return bool(asked) or not self._clock.is_quiet
+    @property
+    def is_open(self) -> bool:
+        """Whether it was neither closed nor has crashed."""
+        return not self._closing
+
+    @property
+    def is_awake(self) -> bool:
+        """Whether there is something to look at."""
+        return bool(self._closing or self._submitted)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether somebody waits for an answer."""
+        return bool(self._futures)
+
+    def look(self) -> bool:
+        """Do what was asked for; whether it is still open."""
+        try:
+            if not self._closing:
+                while self._submitted and not self._closing:
+                    self._feed(self._submitted.popleft())
+        finally:
+            if self._closing:
+                self._shut_down()
+        return not self._closing
 
     def _wake(self) -> None:
-        with self._news:
-            self._news.notify_all()
+        self._driver.wake()
 
     def _now_s(self) -> float:
         return self._clock.now_s
@@ -108,11 +134,18 @@ class MemoryLink(Link):
         self._end_futures()
         for device in tuple(self._wanted):
             self._send(device, Channel.CONTROL, encode(Goodbye(reason="closed")))
-        while not self._clock.is_quiet:
-            self._clock.step()
-        self._network.sites.pop(HOME, None)
-        while self._orders:
-            self._orders.popleft()()
+        if self._wanted:
+            while not self._clock.is_quiet:
+                self._clock.step()
+        self._leave()
+        self._is_down.set()
+
+    def _leave(self) -> None:
+        self._end_futures()
+        if self._network.sites.get(self.site) is self:
+            del self._network.sites[self.site]
+        for there in tuple(self._pauses):
+            there.set()
 
     # --- what carries messages --------------------------------------------------------------------
 
@@ -143,13 +176,13 @@ class MemoryLink(Link):
             error = failures.unreachable(device, str(action.address))
             self._feed(Lost(device=device, error=error))
             return
-        agent.greet(again=device in self._met)
+        agent.greet(self.site, again=device in self._met)
         self._met.add(device)
 
     def _disconnect(self, device: str) -> None:
         if self._wanted.pop(device, None) is not None:
-            self._network.cut(HOME, device)
+            self._network.cut(self.site, device)
 
     def _send(self, device: str, channel: Channel, frames: list[Any]) -> None:
         if device in self._wanted:
-            self._network.send(HOME, device, channel, [bytes(frame) for frame in frames])
+            self._network.send(self.site, device, channel, [bytes(frame) for frame in frames])

@@ -29,6 +29,7 @@ class MemoryNetwork:
 
     def __init__(self, clock: VirtualClock) -> None:
         self._clock = clock
+        self.passes: Callable[[str, str], None] = lambda sender, receiver: None
         self.sites: dict[str, Site] = {}
         self.latency_s: dict[str, float] = {}
         self.bytes_per_s: dict[str, float] = {}  # of each of its connections
@@ -78,6 +79,7 @@ class MemoryNetwork:
     def _carry(
         self, sender: str, receiver: str, channel: Channel, frames: Frames, *, back: bool
     ) -> None:
+        self.passes(sender, receiver)
         if self.pulled & {sender, receiver}:
             return
         pair, connection = _pair(sender, receiver), (sender, receiver, channel, back)
