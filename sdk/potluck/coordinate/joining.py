@@ -7,6 +7,7 @@ from contextlib import suppress
 from potluck.coordinate.coordinator import Coordinator
 from potluck.coordinate.group import read_group
 from potluck.coordinate.job import JOURNAL, NAME
+from potluck.coordinate.job_files import check_files
 from potluck.coordinate.shared_job import Ask, fetch
 from potluck.errors import HomeError, PotluckError
 
@@ -82,7 +83,7 @@ class Joining:
         if not (coordinator.folder / job).exists():
             coordinator.folder.mkdir(parents=True, exist_ok=True)
             fetch(coordinator.folder, job, self._ask)
-            coordinator.check(job)
+            check_files(coordinator.folder / job)
             (coordinator.folder / job / JOURNAL).touch()
         coordinator.follow(job, group=group)
         return True

@@ -1,17 +1,14 @@
-"""A coordinator in line: the thread that feeds `Succession`, asks the devices, and does what comes
-out.
-"""
+"""A coordinator in line: feeds `Succession`, asks the devices, and does what comes out."""
 
 import json
 import logging
-import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, Protocol
 
+from potluck.coordinate.beat import THREADS, Beat, Pace
 from potluck.coordinate.succession import (
     ACTING,
     FOLLOWING,
@@ -81,32 +78,26 @@ class Line:
         Asks the device of this key.
     part
         What it does.
-    clock
-        Seconds, also while the machine sleeps.
+    pace
+        How it is looked after.
     """
 
     def __init__(
-        self,
-        machine: Succession,
-        lease: str,
-        ask: AskDevice,
-        part: Part,
-        clock: Callable[[], float] | None = None,
+        self, machine: Succession, lease: str, ask: AskDevice, part: Part, pace: Pace = THREADS
     ) -> None:
         self.machine, self._lease, self._ask, self._part = machine, lease, ask, part
-        self._clock = clock or seconds
+        self._clock, self._begin = pace.clock, pace.beats
         self._events: deque[Event] = deque()
-        self._news, self._leaving = threading.Event(), threading.Event()
-        loops = (self._stand, self._pull, self._pull_states)
-        self._threads = [
-            threading.Thread(target=loop, name=f"potluck {loop.__name__[1:]}", daemon=True)
-            for loop in loops
-        ]
+        self._leaving, self._synced = False, -1
+        self._beats: list[Beat] = []
 
     def start(self) -> None:
         """Stand in line from now on."""
-        for thread in self._threads:
-            thread.start()
+        self._beats = [
+            self._begin("stand", TICK_S, self._stand, self._part.left),
+            self._begin("pull", PULL_S, self._pull, _nothing),
+            self._begin("pull states", PULL_S, self._pull_state, _nothing),
+        ]
 
     def tell(self, event: Event) -> None:
         """Something has happened.
@@ -117,67 +108,70 @@ class Line:
             For the machine.
         """
         self._events.append(event)
-        self._news.set()
+        for beat in self._beats[:1]:
+            beat.wake()
 
     def leave(self) -> None:
         """Leave the line; who acts gives the lease back. Waits for that."""
-        self._leaving.set()
-        self._news.set()
-        for thread in self._threads:
-            if thread is not threading.current_thread() and thread.is_alive():
-                thread.join()
+        self._leaving = True
+        for beat in self._beats:
+            beat.wake()
+        for beat in self._beats:
+            beat.join()
 
     @property
     def acts(self) -> bool:
         """Whether it acts now."""
         return self.machine.role == ACTING and self._clock() < self.machine.held_until_s
 
-    # --- threads ----------------------------------------------------------------------------------
+    # --- again and again --------------------------------------------------------------------------
 
-    def _stand(self) -> None:
-        synced = -1
-        while not (self._leaving.is_set() or self._part.is_over()):
-            self._news.wait(TICK_S)
-            self._news.clear()
-            self._feed(Tick())
-            if self.machine.role == ACTING and (now := self._synced()) != synced:
-                synced = now
-                self._feed(Grew(synced))
-            while self._events:
-                self._feed(self._events.popleft())
-        self._leaving.set()
-        self._feed(Resign())
-        self._part.left()
+    def _stand(self) -> bool:
+        """Tick, and feed what has happened; whether it is still in line."""
+        if self._leaving or self._part.is_over():
+            self._leaving = True
+            self._feed(Resign())
+            return False
+        self._feed(Tick())
+        if self.machine.role == ACTING and (now := self._sync()) != self._synced:
+            self._synced = now
+            self._feed(Grew(now))
+        while self._events:
+            self._feed(self._events.popleft())
+        return True
 
-    def _synced(self) -> int:
+    def _sync(self) -> int:
         try:
             return self._part.sync()
         except PotluckError:  # the work on it ends with the same
             return self.machine.reached
 
-    def _pull(self) -> None:
-        while not self._leaving.wait(PULL_S):
-            machine = self.machine
-            if machine.role != FOLLOWING or machine.leader in ("", machine.me):
-                continue
-            leader = machine.leader
+    @property
+    def _copies(self) -> bool:
+        """Whether it is to copy what another has."""
+        machine = self.machine
+        return machine.role == FOLLOWING and machine.leader not in ("", machine.me)
+
+    def _pull(self) -> bool:
+        leader = self.machine.leader
+        if self._copies and not self._leaving:
             try:
                 copied = self._part.pull(leader)
             except (PotluckError, OSError) as error:
                 LOG.debug("no copy of the journal: %s", error)
-                continue
+                return True
             if copied is not None:
                 self.tell(Grew(copied[0]))
                 self.tell(Heard(leader, copied[1]))
+        return not self._leaving
 
-    def _pull_states(self) -> None:
-        while not self._leaving.wait(PULL_S):
-            machine = self.machine
-            if machine.role == FOLLOWING and machine.leader not in ("", machine.me):
-                try:
-                    self._part.pull_state(machine.leader)
-                except (PotluckError, OSError) as error:
-                    LOG.debug("no copy of the state: %s", error)
+    def _pull_state(self) -> bool:
+        if self._copies and not self._leaving:
+            try:
+                self._part.pull_state(self.machine.leader)
+            except (PotluckError, OSError) as error:
+                LOG.debug("no copy of the state: %s", error)
+        return not self._leaving
 
     # --- the machine ------------------------------------------------------------------------------
 
@@ -259,7 +253,5 @@ def _is_key(row: object) -> bool:
     return type(row) is str and is_key(row)
 
 
-def seconds() -> float:
-    """Seconds by a clock that goes on while the machine sleeps, where there is one."""
-    clock = getattr(time, "CLOCK_BOOTTIME", None)
-    return time.clock_gettime(clock) if clock is not None else time.monotonic()
+def _nothing() -> None:
+    """At the end of a pull."""

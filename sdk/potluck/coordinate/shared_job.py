@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from potluck.coordinate.arrival import Arrival
+from potluck.coordinate.beat import THREADS, Pace
 from potluck.coordinate.group import Group, Seat, lease_of
 from potluck.coordinate.job import COMING, JOURNAL, SAVED, START, digest
 from potluck.coordinate.journal import Journal, Prefix, Progress
@@ -73,6 +74,8 @@ class SharedJob:
         This coordinator has the only copy.
     wanted
         It is to go on although it has ended.
+    pace
+        As for `Line`.
     """
 
     def __init__(
@@ -86,6 +89,7 @@ class SharedJob:
         group: Group | None = None,
         founds: bool = False,
         wanted: bool = False,
+        pace: Pace = THREADS,
     ) -> None:
         self.job, self._folder, self._me, self._work = folder.name, folder, me, work
         self._home, self._reach = home, reach
@@ -115,7 +119,7 @@ class SharedJob:
             founds=founds,
         )
         machine.leader = progress.acts or group.seats[0].key
-        self.line = Line(machine, self.lease, self._ask_device, self)
+        self.line = Line(machine, self.lease, self._ask_device, self, pace)
 
     @property
     def _ask_device(self) -> AskDevice:

@@ -1,0 +1,88 @@
+"""Something that is done again and again in the background, until it says that it is over."""
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+
+class Beat(Protocol):
+    """It has begun."""
+
+    def wake(self) -> None:
+        """Do it now, and not only when it is time."""
+
+    def join(self) -> None:
+        """Wait until it is over."""
+
+
+class Beats(Protocol):
+    """How something is done again and again: in threads, or in a test's own time."""
+
+    def __call__(
+        self, name: str, every_s: float, work: Callable[[], bool], at_end: Callable[[], None]
+    ) -> Beat:
+        """Begin.
+
+        Parameters
+        ----------
+        name
+            What it is.
+        every_s
+            Seconds between one time and the next.
+        work
+            Is done; whether it goes on.
+        at_end
+            Done once, when it does not.
+        """
+
+
+class ThreadBeat:
+    """In a thread of its own; parameters as for `Beats`."""
+
+    def __init__(
+        self,
+        name: str,
+        every_s: float,
+        work: Callable[[], bool],
+        at_end: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._every_s, self._work, self._at_end = every_s, work, at_end
+        self._news = threading.Event()
+        self._thread = threading.Thread(target=self._loop, name=f"potluck {name}", daemon=True)
+        self._thread.start()
+
+    def _loop(self) -> None:
+        while True:
+            self._news.wait(self._every_s)
+            self._news.clear()
+            if not self._work():
+                break
+        self._at_end()
+
+    def wake(self) -> None:
+        """Do it now, and not only when it is time."""
+        self._news.set()
+
+    def join(self) -> None:
+        """Wait until it is over."""
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+
+def seconds() -> float:
+    """Seconds by a clock that goes on while the machine sleeps, where there is one."""
+    clock = getattr(time, "CLOCK_BOOTTIME", None)
+    return time.clock_gettime(clock) if clock is not None else time.monotonic()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """How things are done again and again, and by which clock."""
+
+    beats: Beats
+    clock: Callable[[], float]
+
+
+THREADS = Pace(beats=ThreadBeat, clock=seconds)
