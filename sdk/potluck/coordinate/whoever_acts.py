@@ -4,6 +4,7 @@ import json
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -83,8 +84,7 @@ class WhoeverActs:
         return [*self._others[here + 1 :], *self._others[: max(0, here)]] or [*self._others]
 
     def _go_to(self, seat: Seat) -> None:
-        keys = self.place.keys
-        self.place = Place(host=seat.host, port=seat.port, key=seat.key, keys=keys)
+        self.place = replace(self.place, host=seat.host, port=seat.port, key=seat.key)
 
     def learn(self, seats: Sequence[Seat]) -> None:
         """These are its coordinators.

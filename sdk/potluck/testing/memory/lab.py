@@ -139,8 +139,7 @@ class MemoryLab:
 
     def close(self) -> None:
         """All devices are gone."""
-        for agent in self._agents.values():
-            agent.end()
+        self._do(lambda: [agent.end() for agent in self._agents.values()])
 
     # --- what happens to devices ------------------------------------------------------------------
 
