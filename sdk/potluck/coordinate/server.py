@@ -163,6 +163,8 @@ class Server:
         progress = self._coordinator.told(job)
         is_under_way = self._coordinator.under_way == job
         losses = progress.losses.copy()  # another thread adds to them
+        # also one that has joined and does not count yet: it may be the one to ask next
+        group = self._coordinator.progress(job).group
         return {
             "first_step": progress.first_step,
             "n_batches": progress.n_batches,
@@ -173,7 +175,7 @@ class Server:
             "notes": progress.notes.copy(),
             "plan": self._coordinator.plan if is_under_way else "",
             "is_under_way": is_under_way,
-            "seats": [seat.row() for seat in progress.group.seats] if progress.group else [],
+            "seats": [seat.row() for seat in group.seats] if group else [],
             "names": read_job(self._folder(job)).state_names if request.get("names") else [],
         }, b""
 

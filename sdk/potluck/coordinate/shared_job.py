@@ -103,6 +103,7 @@ class SharedJob:
         self._digests: dict[tuple[str, int], str] = {}
         self._prefixes: dict[str, Prefix] = {}  # of the journal, by who copies it
         self._has: dict[str, int] = {}  # the step of the state that each copy has
+        self._begun = 0  # the latest term in which it acts and its journal says so
         self.lease = lease_of(folder)
         journal = work.journal(self.job)
         progress = journal.progress if journal is not None else self._copied().progress
@@ -146,8 +147,8 @@ class SharedJob:
 
     @property
     def acts(self) -> bool:
-        """Whether this coordinator does."""
-        return self.line.acts
+        """Whether this coordinator does, and others may know."""
+        return self.line.acts and self._begun == self.line.machine.term
 
     def _copied(self) -> JournalCopy:
         if self._copy is None:
@@ -173,6 +174,7 @@ class SharedJob:
             if journal.progress.group is None:
                 journal.add(group=self.group.row())
             journal.tell(journal.sync())
+            self._begun = acts["term"]
             return
         progress = self._copied().progress
         self._copy = self._coming = None
@@ -181,6 +183,7 @@ class SharedJob:
             name, step = self._latest_state(progress)
             if not name:
                 raise FileError(f"{self._folder} has no state.", path=str(self._folder))
+            self._begun = acts["term"]
             self._work.go_on_with(self.job, self._told, [acts, {"saved": name, "at": step}])
 
     def end(self, why: str) -> None:
@@ -354,19 +357,20 @@ class SharedJob:
         HomeError
             It is not trained here, or there are too many.
         """
-        journal, group = self._work.journal(self.job), self.group
-        if journal is None or not self.acts:
-            raise HomeError(f"{self.job} is not trained here now.")
-        if group.seat(seat.key) == seat:
+        with self._writing:  # the group that begins is written first
+            journal, group = self._work.journal(self.job), self.group
+            if journal is None or not self.acts:
+                raise HomeError(f"{self.job} is not trained here now.")
+            if group.seat(seat.key) == seat:
+                return group
+            seats = [each for each in group.seats if each.key != seat.key]
+            try:
+                group = Group(seats=(*seats, seat), voters=group.voters, notebooks=group.notebooks)
+            except ValueError as error:
+                raise HomeError(f"no more coordinators fit in: {error}.") from error
+            journal.add(group=group.row(), durable=True)
+            self.group = group
             return group
-        seats = [each for each in group.seats if each.key != seat.key]
-        try:
-            group = Group(seats=(*seats, seat), voters=group.voters, notebooks=group.notebooks)
-        except ValueError as error:
-            raise HomeError(f"no more coordinators fit in: {error}.") from error
-        journal.add(group=group.row(), durable=True)
-        self.group = group
-        return group
 
 
 class _Told:

@@ -219,7 +219,7 @@ class Coordinators:
     def acting(self):
         """Those that hold the lease."""
         shared = {name: each.coordinator.shared for name, each in self.alive.items()}
-        return [name for name, part in shared.items() if part is not None and part.acts]
+        return [name for name, part in shared.items() if part is not None and part.line.acts]
 
     def progress(self, name) -> Progress:
         """What is on a disk."""
