@@ -6,8 +6,8 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import fields, is_dataclass
 from math import inf
 from pathlib import Path
@@ -72,19 +72,38 @@ def write_whole(path: Path, text: str) -> None:
     FileError
         It cannot be written; nothing is left behind.
     """
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-    try:
+    with put_in_place(path) as part:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with os.fdopen(os.open(part, flags, 0o600), "w", encoding="utf-8") as file:
             file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
+
+
+@contextmanager
+def put_in_place(path: Path) -> Iterator[Path]:
+    """Where to write in this block; the file is that, on the disk, once the block has ended.
+
+    Parameters
+    ----------
+    path
+        The file; where the block raises, it is as it was.
+
+    Raises
+    ------
+    FileError
+        It cannot be written; nothing is left behind.
+    """
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        yield part
+        with part.open("rb") as written:
+            os.fsync(written.fileno())
         part.replace(path)
     except OSError as error:
+        raise FileError(f"cannot write {path}: {error.strerror}.", path=str(path)) from error
+    finally:
         with suppress(OSError):
             part.unlink(missing_ok=True)
-        raise FileError(f"cannot write {path}: {error.strerror}.", path=str(path)) from error
 
 
 def holds(value: object, kind: Any) -> bool:

@@ -2,11 +2,11 @@
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from potluck.documents import put_in_place
 from potluck.errors import FileError
 
 if TYPE_CHECKING:
@@ -41,14 +41,10 @@ def write_tensors(
     if path.is_dir() or not path.parent.is_dir():
         why = "it is a folder" if path.is_dir() else f"there is no folder {path.parent}"
         raise FileError(f"cannot write {path}: {why}.", path=str(path))
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
-        save_file(plain, part, metadata={**metadata, CHECKSUM: _checksum(metadata, plain)})
-        with part.open("rb") as written:
-            os.fsync(written.fileno())
-        part.replace(path)
-    except (OSError, SafetensorError) as error:  # a full disk is the latter
-        part.unlink(missing_ok=True)
+        with put_in_place(path) as part:
+            save_file(plain, part, metadata={**metadata, CHECKSUM: _checksum(metadata, plain)})
+    except SafetensorError as error:  # a full disk is one, too
         raise FileError(f"cannot write {path}: {error}.", path=str(path)) from error
 
 

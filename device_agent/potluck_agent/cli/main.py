@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from potluck_agent import control_files, fault_log, keys, lease_file
 from potluck_agent.cli import availability, options
-from potluck_agent.cli.descriptors import allow_connections
+from potluck_agent.cli.descriptors import check_descriptors
 from potluck_agent.cli.options import ARENA_BYTES, Options
 from potluck_agent.errors import AgentError
 from potluck_wire.fingerprint import fingerprint
@@ -94,7 +94,7 @@ def _run(chosen: Options, directory: Path, log: Any) -> int:
     availability.check(chosen.rules, chosen.system_root)
     identity = keys.identity(directory)
     _await_network(chosen.await_network_s)
-    allow_connections()
+    check_descriptors()
     meter, facts = _meter(chosen)
     computes = _processors(chosen, note)
     facts |= {"threads": computes.threads, "processors": list(computes.rows)}

@@ -2,7 +2,6 @@
 
 import argparse
 import signal
-import sys
 import threading
 from pathlib import Path
 
@@ -56,6 +55,7 @@ def main(args: argparse.Namespace) -> int:
     from potluck.errors import UserError
     from potluck.home import Home
     from potluck.sessions.connections import Keys
+    from potluck_wire.descriptors import allow_connections
     from potluck_wire.limits import is_key
 
     odd = [key for key in args.trust if not is_key(key)]
@@ -65,7 +65,7 @@ def main(args: argparse.Namespace) -> int:
     public, secret = Keyring(state).identity()
     folder = folder_of(state)
     mine = claim(folder, LOCK, otherwise="")
-    _allow_connections()
+    allow_connections()
     keys = Keys(public=public, secret=secret)
 
     def reach(seat: Seat) -> Ask:
@@ -102,13 +102,3 @@ def main(args: argparse.Namespace) -> int:
         coordinator.close()
         mine.close()
     return 0
-
-
-def _allow_connections() -> None:
-    """As many open descriptors as the system lets us have: strangers must not use them up."""
-    if sys.platform == "win32":
-        return
-    import resource
-
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from potluck.coordinate.place import Place
-from potluck.documents import read_json
+from potluck.documents import read_json, write_whole
 from potluck.errors import FileError, HomeError, PotluckError
 from potluck.sessions.connections import Keys
 
@@ -41,10 +41,13 @@ def write_place(folder: Path, host: str, port: int) -> None:
         Of its jobs.
     host, port
         Where.
+
+    Raises
+    ------
+    FileError
+        It cannot be written.
     """
-    part = folder / f"{WHERE}.{os.getpid()}.part"
-    part.write_text(json.dumps({"host": host, "port": port, "pid": os.getpid()}))
-    part.replace(folder / WHERE)
+    write_whole(folder / WHERE, json.dumps({"host": host, "port": port, "pid": os.getpid()}))
 
 
 def claimed(state: Path, error: HomeError) -> HomeError:

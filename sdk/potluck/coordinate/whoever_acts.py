@@ -10,7 +10,7 @@ from typing import Any
 
 from potluck.coordinate.group import Seat, read_seats
 from potluck.coordinate.place import ANSWER_S, Place
-from potluck.documents import read_json
+from potluck.documents import read_json, write_whole
 from potluck.errors import FileError, HomeError
 from potluck.sessions.connections import Keys
 
@@ -97,7 +97,7 @@ class WhoeverActs:
         if seats and tuple(seats) != self._others:
             self._others = tuple(seats)
             if self._state is not None:
-                with suppress(OSError):
+                with suppress(FileError):
                     keep_seats(self._state, self._others)
 
 
@@ -110,10 +110,13 @@ def keep_seats(state: Path, seats: Sequence[Seat]) -> None:
         The folder of the keys.
     seats
         Theirs.
+
+    Raises
+    ------
+    FileError
+        It cannot be written.
     """
-    part = state / f"{FILE}.part"
-    part.write_text(json.dumps([seat.row() for seat in seats]))
-    part.replace(state / FILE)
+    write_whole(state / FILE, json.dumps([seat.row() for seat in seats]))
 
 
 def kept_seats(state: Path) -> tuple[Seat, ...]:

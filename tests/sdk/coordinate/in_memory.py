@@ -125,14 +125,16 @@ class Coordinators:
 
     def kill(self, name):
         """As kill -9: its disk is as it is now, and nothing is heard of it any more."""
-        process = self.alive.pop(name, None)
+        process = self.alive.get(name)
         if process is None:
             return
         process.life.is_over = True
-        self.lab.crash(name)
-        self.dead.append(process)
         if process.folder.exists():
-            shutil.copytree(process.folder, self.disk(name), ignore_dangling_symlinks=True)
+            lives = sum(each.name == name for each in self.dead) + 1
+            shutil.copytree(process.folder, self.folder / f"{name}{lives}")
+        self.lab.crash(name)  # what the rest of it writes from now on is on no disk
+        self.dead.append(process)
+        del self.alive[name]  # from here on it may come back
 
     def join(self, name, other):
         """Have one look once whether the other has something to be copied; whether it has."""
@@ -164,7 +166,7 @@ class Coordinators:
         self._count()
         self._see(asker)
         process = self.alive.get(place.host)
-        if process is None:
+        if process is None or process.life.is_over:
             raise HomeError(f"no coordinator answers at {place}.", is_silent=True)
         answer = process.server.answer([b"", request, data], place.keys.public)
         if isinstance(answer, Future):
@@ -212,13 +214,13 @@ class Coordinators:
 
     def counts(self, name):
         """Whether devices know that the copy of this one is complete."""
-        machines = [each.coordinator.shared for each in self.alive.values()]
+        machines = [each.coordinator.shared for each in (*self.alive.values(),)]
         records = [part.line.machine.record for part in machines if part is not None]
         return any(record and self.keys[name].public in record.in_sync for record in records)
 
     def acting(self):
         """Those that hold the lease."""
-        shared = {name: each.coordinator.shared for name, each in self.alive.items()}
+        shared = {name: each.coordinator.shared for name, each in (*self.alive.items(),)}
         return [name for name, part in shared.items() if part is not None and part.line.acts]
 
     def progress(self, name) -> Progress:

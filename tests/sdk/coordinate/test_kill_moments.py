@@ -69,7 +69,8 @@ class Watched(Coordinators):
             each[1]()
 
     def _check_told(self, name):
-        journal = self.alive[name].coordinator.journal(JOB)
+        process = self.alive.get(name)
+        journal = process.coordinator.journal(JOB) if process is not None else None
         losses = journal.told.losses.copy() if journal is not None else []
         if tuple(losses) != self.case.losses[N_BEFORE:][: len(losses)]:
             self.wrong.append(f"{name} tells {losses}")
@@ -83,13 +84,21 @@ class Watched(Coordinators):
         until(lambda: self.counts("B"))
         return self.attached("A")
 
-    def ends(self, told=None):
-        """Whoever acts trains to the end, and all is as if nothing had happened."""
-        told = told or again(lambda: self.attached(next(iter(self.alive))))
-        until(lambda: again(lambda: told.state) not in ("waiting", "training"))
+    def ends(self, told=None, back=""):
+        """Whoever acts trains to the end, and all is as if nothing had happened; of those in
+        `back` whoever is killed comes back.
+        """
+
+        def looked():
+            nonlocal told
+            comes_back(self, back)
+            told = told or self.attached((*self.alive, *self.names)[0])
+            return told.state
+
+        until(lambda: again(looked) not in ("waiting", "training"))
         assert (told.state, told.why, told.step) == (ENDED, "", N_STEPS)
         assert told.losses == self.case.losses[N_BEFORE:]
-        (name,) = [each for each in self.alive if told.step and self._has_it(each)][:1]
+        name, *_ = [each for each in self.alive if self._has_it(each)]
         state = checkpoint.load(self.disk(name) / JOB / self.progress(name).saved[0])
         assert state.step == N_STEPS
         for key, tensor in state.weights.items():
@@ -143,9 +152,7 @@ def test_killed_while_a_job_comes_it_is_handed_over_again(home, moment):
         home.hand_over(home.case.packed, "A")
 
     again(comes)
-    if "A" not in home.alive:
-        home.start("A")
-    home.ends()
+    home.ends(back="A")
 
 
 @sample(200, "copying")
@@ -161,13 +168,12 @@ def test_killed_while_it_is_copied_whoever_it_was_comes_back(home, moment, name)
         return home.alive["B"].coordinator.followed or home.join("B", "A") or home.is_over()
 
     until(lambda: again(joins))
-    until(lambda: comes_back(home) or home.counts("B") or home.is_over())
-    home.ends()
+    home.ends(back="AB")
 
 
-def comes_back(home):
+def comes_back(home, names="AB"):
     """Who was killed begins again with what is on its disk."""
-    for name in home.names:
+    for name in names:
         if name not in home.alive:
             home.start(name)
 

@@ -139,7 +139,7 @@ class MemoryLab:
 
     def close(self) -> None:
         """All devices are gone."""
-        self._do(lambda: [agent.end() for agent in self._agents.values()])
+        self._do(self._end_all)
 
     # --- what happens to devices ------------------------------------------------------------------
 
@@ -286,6 +286,10 @@ class MemoryLab:
 
     def _do(self, order: Callable[[], Any]) -> None:
         self._driver.do(order)
+
+    def _end_all(self) -> None:
+        for agent in self._agents.values():
+            agent.end()
 
     def _part(self, sender: str, receiver: str) -> None:
         self._network.part(sender, receiver)
