@@ -68,12 +68,13 @@ class Training:
         self._homes, self._shared, self._ended = homes, shared, ended
         self.plan, self.is_over = "", False
         self._gives_up = self._closes = False
-        self._stopping = threading.Event()
+        self._stopping, self._begins = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._carry_out, name="potluck train", daemon=True)
+        self._thread.start()  # so that others may wait for it, whether it has begun or not
 
     def start(self) -> None:
         """Train from now on."""
-        self._thread.start()
+        self._begins.set()
 
     def stop(self) -> None:
         """End between two steps, and keep the state."""
@@ -99,6 +100,7 @@ class Training:
 
     def _carry_out(self) -> None:
         unwritten = ""
+        self._begins.wait()
         try:
             self._train()
         except Exception as error:  # whatever it is, whoever asks is told

@@ -33,7 +33,7 @@ from potluck.testing.memory import MemoryLab
 from potluck.testing.memory.pace import Life, MemoryBeat
 
 JOB = "job"
-WAIT_S = 120.0
+WAIT_S = 60.0
 LATENCY_S = 0.02  # of every message: a step takes about as long as a pull of the journal
 
 

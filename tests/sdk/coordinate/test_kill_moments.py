@@ -17,7 +17,7 @@ from potluck.testing.memory import memory_home
 
 torch = pytest.importorskip("torch")
 N_STEPS, N_BEFORE = 30, 3
-FEW, MANY = 6, 120  # moments of each kind
+FEW, MANY = 3, 60  # moments of each kind
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +58,12 @@ class Watched(Coordinators):
     def strike(self, after, act):
         """Do this so many messages from now."""
         self._strikes.append((self.n_messages + after, act))
+
+    def struck(self, after, *acts):
+        """The same; comes back once it was done, or all is over before."""
+        done = []
+        self.strike(after, lambda: done.append([act() for act in acts]))
+        until(lambda: done or self.is_over())
 
     def _look(self, number):
         if len(self.acting()) > 1:
@@ -181,15 +187,7 @@ def comes_back(home, names="AB"):
 @sample(400, "both")
 def test_both_are_killed_at_once_and_come_back(home, moment):
     told = home.shared()
-    struck = []
-
-    def strike():
-        home.kill("A")
-        home.kill("B")
-        struck.append(True)
-
-    home.strike(moment, strike)
-    until(lambda: struck)
+    home.struck(moment, lambda: home.kill("A"), lambda: home.kill("B"))
     comes_back(home)
     home.ends(told)
 
@@ -197,16 +195,9 @@ def test_both_are_killed_at_once_and_come_back(home, moment):
 @sample(300, "again")
 def test_the_next_one_is_killed_while_it_takes_over_and_comes_back(home, moment):
     told = home.shared()
-    struck = []
     home.kill("A")
-
-    def strike():
-        home.kill("B")
-        struck.append(True)
-
-    home.strike(moment, strike)
-    until(lambda: struck)
-    home.start("B")
+    home.struck(moment, lambda: home.kill("B"))
+    comes_back(home, "B")
     home.ends(told)
 
 
@@ -215,24 +206,15 @@ def test_who_was_killed_is_back_when_the_next_one_is(home, moment):
     told = home.shared()
     home.kill("A")
     home.start("A")
-    struck = []
-
-    def strike():
-        home.kill("B")
-        struck.append(True)
-
-    home.strike(moment, strike)
-    until(lambda: struck)
-    home.start("B")
+    home.struck(moment, lambda: home.kill("B"))
+    comes_back(home, "B")
     home.ends(told)
 
 
 @sample(400, "parted")
 def test_one_that_is_cut_off_from_the_devices_ends_and_copies_from_the_next(home, moment):
     told = home.shared()
-    struck = []
-    home.strike(moment, lambda: (home.part("A"), struck.append(True)))
-    until(lambda: struck)
+    home.struck(moment, lambda: home.part("A"))
     until(lambda: "B" in home.acting() or home.is_over())
     home.mend("A")
     home.ends(told)

@@ -132,6 +132,16 @@ ODD = [
     {"ask": "stop"},
     {"ask": "forget", "job": ".."},
     {"ask": "forget", "job": "x"},
+    {"ask": "join"},
+    {"ask": "join", "host": "0.0.0.0", "port": 1},
+    {"ask": "join", "host": "a/../b", "port": 1},
+    {"ask": "join", "host": "a", "port": 70_000},
+    {"ask": "join", "host": "a" * 300, "port": 1},
+    {"ask": "join", "key": "k" * 40, "host": ["a"], "port": 1},
+    {"ask": "files", "job": "x"},
+    {"ask": "file", "job": "../x", "file": "model.safetensors"},
+    {"ask": "file", "job": "x", "file": "../../etc/passwd"},
+    {"ask": "pull", "job": "x", "at": 0, "digest": "", "counts": True, "has": 0},
 ]
 
 
@@ -171,7 +181,9 @@ def test_no_request_of_any_form_is_anything_but_answered(tmp_path, mine, record_
         "ü",
     ]
     words = ["jobs", "status", "begin", "put", "admit", "start", "stop", "read", "forget"]
-    names = ["job", "files", "file", "at", "since", "names", "version", "ask"]
+    words += ["join", "files", "file", "pull"]
+    names = ["job", "files", "file", "at", "since", "names", "version", "ask", "key"]
+    names += ["host", "port", "digest", "counts", "has"]
     try:
         for _ in range(N_REQUESTS):
             request = {"version": VERSION, "ask": rng.choice(words)}
