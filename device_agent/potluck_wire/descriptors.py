@@ -1,6 +1,6 @@
 """How many files and connections a process that listens may have open."""
 
-import os
+import sys
 
 NOFILE = 4096  # connections of strangers take descriptors, too
 
@@ -9,7 +9,7 @@ def allow_connections() -> int:
     """Raise this process's limit of open descriptors as far as it may go: strangers must not use
     them up. Returns the limit.
     """
-    if os.name == "nt":
+    if sys.platform == "win32":
         return NOFILE  # without such a limit
     import resource
 

@@ -447,6 +447,27 @@ ROWS: dict[str, Row] = {
         "whoever knows a lease's name may ask for it once its time is over; the name is a digest "
         "that those have who share the job",
     ),
+    "S18": Row(
+        "a coordinator, or a notebook that is known, asks another coordinator to be let in, for "
+        "files, or for the rest of a journal, with any names, numbers and keys; one that is copied "
+        "lies to who copies it",
+        "refused in words; who has not joined copies nothing; nothing outside the folder of a job is "
+        "read or written, and no answer is longer than a part of a file; a copy stays as it is where "
+        "what comes is none",
+        tests_of(
+            "sdk/coordinate/test_hostile_peers:test_a_notebook_that_has_not_joined_copies_nothing "
+            "test_no_file_but_a_jobs_own_is_given_to_who_has_joined "
+            "test_a_file_is_given_in_parts_of_bounded_size "
+            "test_an_odd_pull_counts_for_nothing "
+            "test_no_more_join_than_have_room "
+            "test_files_that_no_job_has_are_not_asked_for "
+            "test_a_file_that_does_not_end_or_does_not_come_is_given_up "
+            "test_a_seat_that_is_anywhere_is_refused "
+            "test_who_copies_is_told_lies_and_keeps_what_it_has "
+            "test_whoever_is_refused_is_told_why_and_others_are_answered"
+        ),
+        "who was told to trust a key lets it join, and have a copy of all that is trained",
+    ),
     "L1": Row(
         "load",
         "memory and open files stay as they were",

@@ -244,7 +244,7 @@ class Server:
     def _part(path: Path, at: int) -> Answer:
         with path.open("rb") as file:
             nbytes = file.seek(0, 2)
-            file.seek(at)
+            file.seek(min(at, nbytes))  # further than files may reach, systems refuse
             return {"nbytes": nbytes, "file": path.name}, file.read(CHUNK_BYTES)
 
     def _forget(self, request: Mapping[str, Any], _: bytes) -> Answer:
