@@ -16,8 +16,8 @@ PURE = (
 )  # fmt: skip
 PURE_FILES = ("sdk/potluck/records.py", "sdk/potluck/errors.py")
 IMPURE_FILES = {
-    "device_agent/potluck_wire/descriptors.py",  # a limit of the process: both sides listen
-    "sdk/potluck/planning/api.py": "reads and writes the files of plans, and keeps to a time"
+    "device_agent/potluck_wire/descriptors.py": "raises a limit of its process: both sides listen",
+    "sdk/potluck/planning/api.py": "reads and writes the files of plans, and keeps to a time",
 }
 
 MAX_LINES = 500
