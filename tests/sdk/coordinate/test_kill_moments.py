@@ -184,6 +184,7 @@ def comes_back(home, names="AB"):
             home.start(name)
 
 
+@pytest.mark.long
 @sample(400, "both")
 def test_both_are_killed_at_once_and_come_back(home, moment):
     told = home.shared()
@@ -211,6 +212,7 @@ def test_who_was_killed_is_back_when_the_next_one_is(home, moment):
     home.ends(told)
 
 
+@pytest.mark.long
 @sample(400, "parted")
 def test_one_that_is_cut_off_from_the_devices_ends_and_copies_from_the_next(home, moment):
     told = home.shared()
