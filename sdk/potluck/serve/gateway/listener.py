@@ -11,7 +11,6 @@ from contextlib import suppress
 
 from potluck.serve.gateway.door import Door, Who
 
-N_DESCRIPTORS = 4096  # those of the entrance, and of the home whose process this is
 NONE_LEFT = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 MAX_TURNED_AWAY = 64  # at one go; then others of this thread have their turn
 
@@ -129,17 +128,3 @@ class Listener(socket.socket):
             os.close(self._reserve)
             self._reserve = None
         super().close()
-
-
-def allow_connections() -> int:
-    """Raise this process' own limit of descriptors as far as the entrance needs it; what it is."""
-    if os.name == "nt":
-        return N_DESCRIPTORS
-    import resource
-
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = N_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(N_DESCRIPTORS, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-        return wanted
-    return N_DESCRIPTORS if soft == resource.RLIM_INFINITY else soft

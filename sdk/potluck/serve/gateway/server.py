@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from potluck.errors import FileError, HomeError, UserError
 from potluck.optional import needed
 from potluck.serve.gateway.door import Door, Who
-from potluck.serve.gateway.listener import Listener, allow_connections
+from potluck.serve.gateway.listener import Listener
+from potluck_wire.descriptors import allow_connections
 
 if TYPE_CHECKING:
     from potluck.serve.runtime.service import Service
