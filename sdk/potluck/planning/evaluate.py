@@ -5,6 +5,7 @@ all.
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 
 from potluck.planning.check import check_plan
 from potluck.provenance import worst
@@ -12,6 +13,7 @@ from potluck.records import Plan, Problem, Segment, Tensor, Trace, Training
 from potluck.schedule.pipeline import compile_inference, compile_training
 from potluck.schedule.policies import policy
 from potluck.schedule.program_builder import Compiled
+from potluck.schedule.step_update import NormLimit, alike
 from potluck.simulate import cost, direct, flows
 from potluck.simulate import programs as simulation
 from potluck.simulate.stage_times import stage_times
@@ -86,7 +88,18 @@ def compile_plan(problem: Problem, plan: Plan) -> Compiled:
         return compile_inference(plan, outline(problem, plan))
     times = partial(stage_times, cost.CostTable(problem))
     schedule = policy(plan.schedule, training=True, times=times)(plan)
-    return compile_training(plan, outline(problem, plan), {}, schedule=schedule)
+    segments = outline(problem, plan)
+    update = alike({}, len(segments))
+    if cost.is_clipped(problem):
+        update = replace(update, limit=_limit([segment.name for segment in segments]))
+    return compile_training(plan, segments, update, schedule=schedule)
+
+
+def _limit(stages: Sequence[str]) -> NormLimit:
+    """Of as many norms per stage as the simulator takes there to be."""
+    n_norms = direct.NORMS_BYTES // direct.ITEM_BYTES
+    names = tuple(tuple(f"{stage}.{k}" for k in range(n_norms)) for stage in stages)
+    return NormLimit(most=1.0, order=2.0, parameters=names, sequence=tuple(chain(*names)))
 
 
 def outline(problem: Problem, plan: Plan) -> tuple[Segment, ...]:

@@ -297,9 +297,9 @@ class CostTable:
             for i in range(start)
         )
 
-    def measured_update_s(self, device: str, start: int, stop: int) -> float | None:
-        """Seconds of one optimizer step on the parameters of layers [start, stop), if the profile
-        has all of them.
+    def measured_update_s(self, device: str, start: int, stop: int) -> tuple[float, int]:
+        """Seconds of one optimizer step on those of layers [start, stop) that were profiled, and
+        the bytes that are updated of the others.
 
         Parameters
         ----------
@@ -314,12 +314,18 @@ class CostTable:
                 _update_s(layer, copies) if learns else 0.0
                 for layer, learns in zip(self.problem.costs[device], self._learns, strict=True)
             ]
+            others = [
+                after - before if seconds is None else 0
+                for seconds, (before, after) in zip(layers, pairwise(self._updated), strict=True)
+            ]
             self._updates[device] = (
                 tuple(accumulate((s or 0.0 for s in layers), initial=0.0)),
-                _sums([s is None for s in layers]),
+                _sums(others),
             )
-        seconds, unknown = self._updates[device]
-        return None if unknown[stop] > unknown[start] else seconds[stop] - seconds[start]
+        seconds, others_bytes = self._updates[device]
+        return seconds[stop] - seconds[start], min(
+            others_bytes[stop] - others_bytes[start], self.updated_bytes(start, stop)
+        )
 
     def _times(self, device: str, rows: int) -> tuple[tuple[float, ...], ...]:
         """Sums over the layers before: forward, backward, and of it what is for weights."""
@@ -544,8 +550,8 @@ def all_reduce_s(network: Network, devices: Sequence[str], nbytes: int) -> float
 
 
 def update_s(table: CostTable, device: Device, start: int, stop: int) -> float:
-    """Seconds of one optimizer step, as profiled; else in proportion to the bytes that it reads and
-    writes, which pass as fast as in a sum.
+    """Seconds of one optimizer step, as profiled; of layers that were not, in proportion to the
+    bytes that it reads and writes, which pass as fast as in a sum.
 
     Measured on an x86 core, steps of SGD, momentum and AdamW on 4 to 192 MiB of float32 pass 0.8 to
     1.5 times as many. Half precision, which such a core has to emulate, passes a third.
@@ -559,12 +565,12 @@ def update_s(table: CostTable, device: Device, start: int, stop: int) -> float:
     start, stop
         Layers [start, stop).
     """
-    known_s = table.measured_update_s(device.name, start, stop)
-    passes = SCALE_PASSES * is_clipped(table.problem)
-    if known_s is None:
-        passes += UPDATE_PASSES[min(optimizer_copies(table.problem), ADAMW)]
-    passing_s = passes_s(device, passes, table.updated_bytes(start, stop))
-    return device.overhead_s + (known_s or 0.0) + passing_s
+    known_s, others_bytes = table.measured_update_s(device.name, start, stop)
+    passes = UPDATE_PASSES[min(optimizer_copies(table.problem), ADAMW)]
+    scaled_s = passes_s(
+        device, SCALE_PASSES * is_clipped(table.problem), table.updated_bytes(start, stop)
+    )
+    return device.overhead_s + known_s + passes_s(device, passes, others_bytes) + scaled_s
 
 
 def again_s(table: CostTable, device: Device, layer: int) -> float:

@@ -29,7 +29,18 @@ def powered(problem, seed):
         replace(d, idle_w=rng.uniform(0, 8), busy_w=rng.uniform(0.5, 20), memory_bytes=memory)
         for d in problem.devices
     )
-    return replace(problem, devices=devices)
+    return replace(problem, devices=devices, costs=with_some_updates(problem.costs, rng))
+
+
+def with_some_updates(costs, rng):
+    """Optimizer steps that were measured of some layers, as after runs that trained only those."""
+    return {
+        name: tuple(
+            replace(cost, update_s=rng.choice([None, 1e-4, 1e-2])) if rng.random() < 0.5 else cost
+            for cost in every
+        )
+        for name, every in costs.items()
+    }
 
 
 @pytest.mark.few(16)

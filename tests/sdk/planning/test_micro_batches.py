@@ -13,7 +13,17 @@ from potluck.planning.api import solve
 from potluck.planning.building_blocks import candidates
 from potluck.planning.registry import RIVALS, ask
 from potluck.planning.relax import granted
-from potluck.records import Inference, Training
+from potluck.records import (
+    Device,
+    Inference,
+    Layer,
+    LayerCost,
+    Medium,
+    Network,
+    Path,
+    Problem,
+    Training,
+)
 from potluck.simulate import footprint
 from potluck.simulate.cost import CostTable
 
@@ -107,3 +117,37 @@ def test_a_batch_whose_divisors_are_far_apart_has_small_micro_batches_too(batch)
     sizes = candidates.micro_batches(random_home(1, Training(batch=batch)))
     assert min(sizes) <= batch / 16
     assert all(batch % size == 0 for size in sizes)
+
+
+@pytest.mark.parametrize("batch", [99, 117, *later([165, 222, 246, 296])])
+def test_a_size_that_is_stated_is_no_better_than_the_choice(batch):
+    """Batches whose divisors stop early and go on late, on alike devices that a pipeline fills."""
+    problem = alike_devices(4, batch)
+    choice = make_plans(problem).best.latency_s
+    stated = replace(problem, workload=Training(batch=batch, micro_batch=1))
+    assert choice <= make_plans(stated).best.latency_s * 1.001
+
+
+def alike_devices(n, batch):
+    """As many alike layers, which are large, and links that are no matter."""
+    layer = Layer(
+        name="l",
+        parameter_bytes=40_000_000,
+        output_bytes=100,
+        gradient_bytes=100,
+        activation_bytes=100,
+    )
+    cost = LayerCost(rows=(1, 100), forward_s=(0.01, 1.0), backward_s=(0.02, 2.0))
+    names = [f"d{i}" for i in range(n)]
+    air = Path(media=(("air", 1),), latency_s=1e-4)
+    return Problem(
+        model="m",
+        devices=tuple(Device(name=name, memory_bytes=1 << 40) for name in names),
+        network=Network(
+            media=(Medium(name="air", capacity_bytes_per_s=1e7),),
+            paths={(a, b): air for a in names for b in names if a != b},
+        ),
+        layers=tuple(replace(layer, name=f"l{i}") for i in range(n)),
+        costs=dict.fromkeys(names, (cost,) * n),
+        workload=Training(batch=batch),
+    )

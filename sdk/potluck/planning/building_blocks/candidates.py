@@ -4,6 +4,7 @@ from potluck.records import Problem, Training
 from potluck.simulate import cost, footprint
 
 MAX_MICRO_BATCHES = 32  # more only fill the schedule: the bubble is below (P - 1) / 32 already
+ENOUGH_MICRO_BATCHES = 16  # where the coarse sizes of a batch such as 222 or 99 end before: finer
 MOST_MICRO_BATCHES = 256  # where larger ones may not fit, or there are too few sizes
 # Batches such as 257 and 514, whose next divisor is far away: up to so many where without it a
 # micro-batch would be more than such a part of the batch.
@@ -37,7 +38,7 @@ def micro_batches(problem: Problem) -> tuple[int, ...]:
     """Micro-batch sizes to try, largest first: divisors of the batch, few enough per step, spread
     evenly.
 
-    Where memory is short, or the batch has few divisors, smaller ones too: up to
+    Where memory is short, or the batch has few divisors or none between, smaller ones too: up to
     `MOST_MICRO_BATCHES` per step, and one size beyond where the batch has none that is small.
     """
     workload, fewest = problem.workload, fewest_rows(problem)
@@ -48,7 +49,9 @@ def micro_batches(problem: Problem) -> tuple[int, ...]:
     if not fine or fine[-1] > COARSE_FRAC * workload.batch:
         fine = sizes[: len(fine) + 1]
     coarse = [size for size in fine if workload.batch // size <= MAX_MICRO_BATCHES]
-    fine = fine[len(coarse) :] if len(coarse) < FEW_SIZES or _is_short(problem, coarse[-1]) else []
+    ends_early = workload.batch // coarse[-1] < ENOUGH_MICRO_BATCHES
+    finer = ends_early or len(coarse) < FEW_SIZES or _is_short(problem, coarse[-1])
+    fine = fine[len(coarse) :] if finer else []
     return (*_spread(coarse, MAX_SIZES), *_spread(fine, MAX_FINE))
 
 
