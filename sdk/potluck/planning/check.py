@@ -5,11 +5,9 @@ and batch.
 from difflib import get_close_matches
 
 from potluck.errors import EmptyHome, PlanError, UserError
-from potluck.planning.building_blocks.candidates import fewest_rows
+from potluck.planning.building_blocks.candidates import MOST_STATED, fewest_rows
 from potluck.provenance import UNKNOWN
 from potluck.records import Device, Plan, Problem, Training
-
-MOST_STATED = 4096  # micro-batches: more take minutes to simulate
 
 
 def check_problem(problem: Problem) -> None:

@@ -2,13 +2,16 @@
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
+from functools import partial
 from math import inf
 
+from potluck.errors import Infeasible
 from potluck.planning import feasibility
 from potluck.planning.baselines.deepcee import plan_deepcee
 from potluck.planning.bounds.energy import least_energy_j
 from potluck.planning.bounds.infeasible import refuse_impossible
 from potluck.planning.bounds.latency import lower_bound_s
+from potluck.planning.building_blocks import candidates
 from potluck.planning.building_blocks.device_classes import peers, shape
 from potluck.planning.check import check_problem
 from potluck.planning.evaluate import judge
@@ -67,6 +70,50 @@ def make_plans(
         There is none; says why, and what would help.
     """
     check_problem(problem)
+    made = partial(
+        _made,
+        clock=clock,
+        budget_s=budget_s,
+        order_transfers=order_transfers,
+        refine_s=refine_s,
+        borrow=borrow,
+        schedules=schedules,
+    )
+    try:
+        return made(problem)
+    except Infeasible:
+        found = _in_finer_micro_batches(problem, made)
+        if found is None:
+            raise
+        return found
+
+
+def _in_finer_micro_batches(problem: Problem, made: Callable[[Problem], Plans]) -> Plans | None:
+    """Plans in smaller micro-batches than are tried otherwise, of those in the largest that memory
+    holds; None where it does not even hold the smallest.
+    """
+    found, workload = None, problem.workload
+    if not isinstance(workload, Training):
+        return None
+    for size in candidates.finer_micro_batches(problem):
+        try:
+            found = made(replace(problem, workload=replace(workload, micro_batch=size)))
+        except Infeasible:
+            break
+    return found and Plans(tuple(replace(plan, problem=problem) for plan in found))
+
+
+def _made(
+    problem: Problem,
+    *,
+    clock: Callable[[], float] | None,
+    budget_s: float | None,
+    order_transfers: bool,
+    refine_s: float,
+    borrow: bool,
+    schedules: Sequence[str],
+) -> Plans:
+    """As `make_plans`, in the sizes of micro-batches that are tried at first."""
     table = cost.CostTable(problem)
     refuse_impossible(problem, table)
     asked, problem = problem, in_one_order(table)

@@ -128,6 +128,17 @@ def test_a_size_that_is_stated_is_no_better_than_the_choice(batch):
     assert choice <= make_plans(stated).best.latency_s * 1.001
 
 
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize("batch", [512, *later([2048, 4096])])
+def test_of_a_large_batch_memory_may_hold_few_rows_at_once(batch, rows):
+    problem = alike_devices(1, batch)
+    layers = (replace(problem.layers[0], parameter_bytes=400, activation_bytes=1_000_000),)
+    problem = granted(replace(problem, layers=layers), {"d0": int((rows + 0.8) * 1e6)})
+    best = make_plans(problem).best
+    assert best.micro_batch == rows
+    assert best.problem == problem
+
+
 def alike_devices(n, batch):
     """As many alike layers, which are large, and links that are no matter."""
     layer = Layer(

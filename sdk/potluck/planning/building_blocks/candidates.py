@@ -11,6 +11,7 @@ MOST_MICRO_BATCHES = 256  # where larger ones may not fit, or there are too few 
 LAST_MICRO_BATCHES, COARSE_FRAC = 2048, 1 / 16
 # sizes up to the one number of micro-batches, and from there to the other
 MAX_SIZES, MAX_FINE = 6, 3
+MOST_STATED = 4096  # more micro-batches take minutes to simulate
 FEW_SIZES = 4  # divisors of a batch such as 37 or 82: fewer leave no choice
 MAX_CUTS = 32
 
@@ -53,6 +54,16 @@ def micro_batches(problem: Problem) -> tuple[int, ...]:
     finer = ends_early or len(coarse) < FEW_SIZES or _is_short(problem, coarse[-1])
     fine = fine[len(coarse) :] if finer else []
     return (*_spread(coarse, MAX_SIZES), *_spread(fine, MAX_FINE))
+
+
+def finer_micro_batches(problem: Problem) -> tuple[int, ...]:
+    """Sizes for where memory holds none of the others, smallest first; none where one is stated."""
+    workload = problem.workload
+    if not isinstance(workload, Training) or workload.micro_batch is not None:
+        return ()
+    least, fewest = min(micro_batches(problem)), fewest_rows(problem)
+    sizes = divisions(workload.batch, MOST_STATED)
+    return _spread([size for size in reversed(sizes) if fewest <= size < least], MAX_FINE)
 
 
 def all_micro_batches(problem: Problem) -> tuple[int, ...]:
