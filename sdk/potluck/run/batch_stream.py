@@ -327,8 +327,16 @@ def from_plain(value: Any, tensors: "Mapping[str, torch.Tensor]") -> Any:
         case "array":
             return tensors[inner].numpy()
         case "bytes":
-            return bytes(tensors[inner].tolist())
+            return _bytes(tensors[inner])
     raise ValueError(f"{kind!r:.40} is no kind of state")
+
+
+def _bytes(tensor: "torch.Tensor") -> bytes:
+    import torch
+
+    if tensor.dtype != torch.uint8 or tensor.ndim != 1:
+        raise ValueError("bytes are a row of uint8")
+    return tensor.numpy().tobytes()
 
 
 def position_to_plain(position: Position, tensors: "dict[str, torch.Tensor]") -> dict[str, Any]:
@@ -364,12 +372,19 @@ def position_from_plain(document: Any, tensors: "Mapping[str, torch.Tensor]") ->
     ValueError, KeyError, TypeError
         It did not give this.
     """
-    return Position(
-        epoch=int(document["epoch"]),
-        n_batches=int(document["n_batches"]),
+    import torch
+
+    found = Position(
+        epoch=document["epoch"],
+        n_batches=document["n_batches"],
         loader=from_plain(document["loader"], tensors),
         generator=from_plain(document["generator"], tensors),
     )
+    if not all(type(n) is int and n >= 0 for n in (found.epoch, found.n_batches)):
+        raise ValueError("a position in the data is counted in whole numbers")
+    if not isinstance(found.generator, torch.Tensor | None):
+        raise ValueError("the state of a generator is a tensor")
+    return found
 
 
 def check_iterable(data: Any, epochs: int) -> None:

@@ -3,25 +3,28 @@ nothing.
 """
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from potluck.documents import read_json
+from potluck.documents import holds, read_json
 from potluck.errors import FileError, PotluckError
 from potluck.planning.text import dumps, loads
 from potluck.records import Plan
 from potluck.run.batch_stream import Position, position_from_plain, position_to_plain
 from potluck.run.update import Update, read_update
-from potluck.run.update_source import SchedulePlace
+from potluck.run.update_source import EPOCH, STEP, SchedulePlace
 from potluck.tensor_file import CHECKSUM, read_tensors, write_tensors
 
 if TYPE_CHECKING:
     import torch
 
 FORMAT, OLDER = "potluck-run-2", "potluck-run-1"  # the older one has no checksum
-MAX_STEP = 2**53  # what every reader of JSON counts to
+MAX_SEED = 2**53  # as messages carry whole numbers
+MAX_STEP = 2**52  # so that steps to come are whole numbers for whoever reads them as floats
+_NUMBER = re.compile(r"[0-9]{1,16}", re.ASCII)
 _WEIGHT, _OPTIMIZER, _LOADER = "weight/", "optimizer/", "loader/"
 
 
@@ -90,11 +93,10 @@ def load(path: Path) -> Checkpoint:
             signature=metadata["signature"],
             plan=loads(metadata["plan"]),
             optimizer=read_update(
-                read_json(metadata["optimizer"], str(path)),
-                read_json(metadata.get("update", "{}"), str(path)),
+                _table(metadata, "optimizer", path), _table(metadata, "update", path)
             ),
-            step=_step(metadata["step"]),
-            seed=int(metadata["seed"]),
+            step=_number(metadata, "step", MAX_STEP),
+            seed=_number(metadata, "seed", MAX_SEED),
             weights={
                 name.removeprefix(_WEIGHT): t
                 for name, t in tensors.items()
@@ -112,11 +114,19 @@ def load(path: Path) -> Checkpoint:
         raise FileError(f"{path} does not hold: {error}.", path=str(path)) from error
 
 
-def _step(text: str) -> int:
-    step = int(text)
-    if not 0 <= step < MAX_STEP:
-        raise ValueError(f"{text[:20]} is no step")
-    return step
+def _number(metadata: Mapping[str, str], name: str, most: int) -> int:
+    text = metadata[name]
+    if not _NUMBER.fullmatch(text) or int(text) > most:
+        raise ValueError(f"its {name} is a whole number from 0 to {most}, got {text!r:.80}")
+    return int(text)
+
+
+def _table(metadata: Mapping[str, str], name: str, path: Path) -> dict[str, Any]:
+    """What is said as JSON; empty where nothing is."""
+    found = read_json(metadata.get(name, "{}"), str(path))
+    if not isinstance(found, dict):
+        raise ValueError(f"its {name} is a table, got {found!r:.80}")
+    return found
 
 
 def _position(
@@ -125,16 +135,17 @@ def _position(
     if "position" not in metadata:
         return None
     beside = {n.removeprefix(_LOADER): t for n, t in tensors.items() if n.startswith(_LOADER)}
-    return position_from_plain(read_json(metadata["position"], str(path)), beside)
+    return position_from_plain(_table(metadata, "position", path), beside)
 
 
 def _schedule(metadata: Mapping[str, str], path: Path) -> SchedulePlace | None:
     if "schedule" not in metadata:
         return None
-    found = read_json(metadata["schedule"], str(path))
-    return SchedulePlace(
-        name=str(found["name"]), every=str(found["every"]), began=int(found["began"])
-    )
+    found = SchedulePlace(**_table(metadata, "schedule", path))
+    is_sound = holds(found, SchedulePlace) and found.every in (STEP, EPOCH)
+    if not is_sound or not 0 <= found.began <= MAX_STEP:
+        raise ValueError(f"its schedule cannot be {found!r:.200}")
+    return found
 
 
 def step_of(path: Path) -> int:
@@ -155,6 +166,6 @@ def step_of(path: Path) -> int:
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
-        return int(metadata["step"])
+        return _number(metadata, "step", MAX_STEP)
     except (OSError, SafetensorError, KeyError, ValueError) as error:
         raise FileError(f"{path} is no state of a run.", path=str(path)) from error

@@ -11,6 +11,7 @@ from potluck.handle import Task
 from potluck.records import Plan
 from potluck.run import checkpoint
 from potluck.run.absence import PATIENCE_S
+from potluck.run.checkpoint import MAX_SEED
 from potluck.run.compiled_plan import CompiledPlan
 from potluck.run.engine import Engine
 from potluck.run.protection import Protection, Snapshot, check_protect
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
     from potluck.profile.profiles import Profile
 
-MAX_SEED = 2**53  # as messages carry whole numbers
 COPY_BYTES_PER_S = 1e9  # within the memory of a small device, until it is measured
 
 

@@ -110,3 +110,59 @@ def test_a_right_checksum_over_what_does_not_hold_is_refused_in_a_sentence(
 def test_an_optimizer_that_is_no_object_is_said(settings):
     with pytest.raises(UserError, match="an optimizer is an object of settings"):
         read_optimizer(settings)
+
+
+HUGE = "1" + "0" * 400
+ODD = {
+    "json": (
+        "{}",
+        "[]",
+        '"x"',
+        "7",
+        "null",
+        "true",
+        "1e999",
+        "[[[]]]",
+        '{"a": 1e999}',
+        "\ud7ff",
+        "",
+    ),
+    "position": (
+        '{"epoch": 1e999, "n_batches": 0, "loader": null, "generator": null}',
+        '{"epoch": 0, "n_batches": -1, "loader": null, "generator": null}',
+        '{"epoch": true, "n_batches": 0, "loader": null, "generator": null}',
+        '{"epoch": 0, "n_batches": 0, "loader": {"bytes": "0"}, "generator": null}',
+        '{"epoch": 0, "n_batches": 0, "loader": {"bytes": []}, "generator": null}',
+        '{"epoch": 0, "n_batches": 0, "loader": {"map": [[{"list": []}, 1]]}, "generator": null}',
+        '{"epoch": 0, "n_batches": 0, "loader": null, "generator": 7}',
+    ),
+    "schedule": (
+        '{"name": "a", "every": "step", "began": 1e999}',
+        '{"name": "a", "every": "step", "began": true}',
+        '{"name": "a", "every": "night", "began": 1}',
+        '{"name": null, "every": {}, "began": []}',
+    ),
+    "update": ('{"groups": 7}', '{"groups": [7]}', '{"clip_norm": "x"}', '{"norm_order": 0}'),
+    "number": ("-5", str(2**60), HUGE, "1_0", " 3 ", "٣", "1e3", "", "nan"),
+}
+CASES = [
+    *((name, text) for name in ("position", "schedule", "optimizer") for text in ODD["json"]),
+    *(("update", text) for text in ODD["json"] if not text.startswith("{")),
+    *((name, text) for name in ("position", "schedule", "update") for text in ODD[name]),
+    *((name, text) for name in ("step", "seed") for text in ODD["number"]),
+    *(("plan", text) for text in ("", "x=1", "format=1", "\x00")),
+]
+
+
+@pytest.mark.parametrize(("name", "text"), CASES)
+def test_whatever_it_says_of_itself_it_is_read_or_refused_in_words(whole, tmp_path, name, text):
+    path = tmp_path / "run.safetensors"
+    save(path, whole)
+    tensors, metadata = read_tensors(path, "")
+    del metadata[checkpoint.CHECKSUM]
+    write_tensors(path, tensors | {"loader/0": torch.tensor(2**62)}, {**metadata, name: text})
+    with pytest.raises(FileError, match="does not hold|is not as it was written"):
+        load(path)
+    if name == "step":
+        with pytest.raises(FileError, match="is no state of a run"):
+            checkpoint.step_of(path)
