@@ -23,6 +23,7 @@ else:
 
 MAX_DEPTH = 64  # tables and lists in one another; a model or a plan has 5
 MAX_INTEGER = 2**63  # TOML promises no more, and a float holds it; nothing of a home is larger
+MAX_VALUES = 4_000_000  # some 60 bytes of memory each; the document of a large model has 10,000
 # Names in a row with dots between, each a table in the one before. The parser takes a minute for
 # 50,000 of them: it goes through all before for each.
 _PART = r"""(?:"[^"\n]*"|'[^'\n]*'|[\w-]+)"""
@@ -31,16 +32,51 @@ MIN_NUMBER, MAX_NUMBER = 1e-30, 1e30
 NEXT_STEP = "Mend it, or get it again from where it came."
 
 
-def read_json(text: str | bytes, file: str) -> Any:
+def read_json(text: str | bytes, file: str, *, most_values: int = MAX_VALUES) -> Any:
     """The data in this JSON text. `file` names it in errors.
+
+    Parameters
+    ----------
+    most_values
+        It may hold: numbers, texts, lists, tables. They are counted before any is made, by the
+        signs that part them; those in texts count, too.
 
     Raises
     ------
     FileError
-        It is no JSON, or holds what no file of ours does: a number past all sizes, lists in lists
-        without end.
+        It is no JSON, or holds what no file of ours does: more values, a number past all sizes,
+        lists in lists without end.
     """
+    signs = (b",", b"[", b"{") if isinstance(text, bytes) else (",", "[", "{")
+    if sum(map(text.count, signs)) > most_values:  # type: ignore[arg-type]
+        _refuse(file, "JSON", f"more than {most_values} values")
     return _read(json.loads, text, file, "JSON")
+
+
+def read_json_file(path: Path, *, most_bytes: int, most_values: int) -> Any:
+    """The data in a JSON file that somebody else may have written: no more of it is read than it
+    may have.
+
+    Parameters
+    ----------
+    path
+        The file.
+    most_bytes, most_values
+        It may have.
+
+    Raises
+    ------
+    FileError
+        It cannot be read, is larger, or as for `read_json`.
+    """
+    try:
+        with path.open("rb") as file:
+            text = file.read(most_bytes + 1)
+    except OSError as error:
+        raise FileError(f"cannot read {path}: {error.strerror}.", path=str(path)) from error
+    if len(text) > most_bytes:
+        _refuse(str(path), "JSON", f"more than {most_bytes} bytes")
+    return read_json(text, str(path), most_values=most_values)
 
 
 def read_toml(text: str, file: str) -> dict[str, Any]:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import torch
 
 CHECKSUM = "sha256"
+MAX_HEADER_BYTES = 32 << 20  # what is said of the tensors; some 100 bytes each, and their document
 
 
 def write_tensors(
@@ -61,11 +62,13 @@ def read_tensors(path: Path, next_step: str) -> "tuple[dict[str, torch.Tensor], 
     Raises
     ------
     FileError
-        It is missing, cut short, of another kind, or its checksum is another.
+        It is missing, cut short, of another kind, or its checksum is another; or it says more of
+        its tensors than any file of ours does.
     """
     from safetensors import SafetensorError, safe_open
 
     try:
+        check_header(path, MAX_HEADER_BYTES)
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
@@ -83,6 +86,33 @@ def read_tensors(path: Path, next_step: str) -> "tuple[dict[str, torch.Tensor], 
             path=str(path),
         )
     return tensors, metadata
+
+
+def check_header(path: Path, most_bytes: int) -> int:
+    """See that a file says no more of its tensors than it may; how many bytes it says.
+
+    Parameters
+    ----------
+    path
+        The file.
+    most_bytes
+        It may say; each takes some ten of memory once it is read.
+
+    Raises
+    ------
+    OSError
+        It cannot be read.
+    FileError
+        It says more.
+    """
+    with path.open("rb") as file:
+        nbytes = int.from_bytes(file.read(8), "little")
+    if nbytes > most_bytes:
+        raise FileError(
+            f"{path} says more of its tensors than it may: {nbytes} bytes, at most {most_bytes}.",
+            path=str(path),
+        )
+    return nbytes
 
 
 def _checksum(metadata: Mapping[str, str], tensors: "Mapping[str, torch.Tensor]") -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import psutil
 
 from potluck import units
-from potluck.coordinate.job import MODEL, START, is_file_of_job, missing
+from potluck.coordinate.job import MODEL, MOST_BYTES, ORDER, START, is_file_of_job, missing
 from potluck.errors import FileError, UserError
 
 MAX_FILES = 10_000
@@ -88,7 +88,11 @@ def _checked(files: Any) -> dict[str, tuple[int, str]]:
     for name, known in files.items():
         match known:
             case [int(nbytes), str()] if is_file_of_job(name) and 0 <= nbytes < 1 << 60:
-                pass
+                if nbytes > MOST_BYTES.get(name, nbytes):
+                    raise UserError(
+                        f"{name} has {units.size(nbytes)}; at most "
+                        f"{units.size(MOST_BYTES[name])} are taken."
+                    )
             case _:
                 raise UserError(f"a job has no file {name[:80]!r}.")
     return {name: (nbytes, sha256) for name, (nbytes, sha256) in files.items()}
@@ -101,10 +105,12 @@ def _check_room(folder: Path, sizes: Mapping[str, int]) -> None:
             f"the job has {needed} bytes, and {free} are free where the coordinator keeps it.",
             next_step="Make room there, or hand it to another.",
         )
-    whole, free = sizes[MODEL] + sizes[START], psutil.virtual_memory().available
+    # what is looked through takes as much again as the order of the batches has
+    whole = sizes[MODEL] + sizes[START] + 2 * sizes[ORDER]
+    free = psutil.virtual_memory().available
     if whole > free:
         raise UserError(
-            f"the model and its state have {units.size(whole)}, and {units.size(free)} of memory "
-            "are free where the coordinator is.",
+            f"the model, its state and the order of its batches take {units.size(whole)}, and "
+            f"{units.size(free)} of memory are free where the coordinator is.",
             next_step="Hand it to one with more memory.",
         )

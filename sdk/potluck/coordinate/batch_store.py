@@ -5,12 +5,17 @@ which rows each batch is made, and holds what counts for a batch as a whole.
 """
 
 import hashlib
+import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
+
+from potluck import units
 from potluck.errors import FileError
-from potluck.tensor_file import read_tensors, write_tensors
+from potluck.tensor_file import MAX_HEADER_BYTES, check_header, read_tensors, write_tensors
 
 if TYPE_CHECKING:
     import torch
@@ -147,42 +152,78 @@ class BatchStore:
         if not _fit(tensors, whole):
             raise FileError(f"{folder / _ORDER} does not hold.", path=str(folder / _ORDER))
         self._whole = [tensors[name] for name in whole]
-        self._rows, self._ends = tensors["rows"].tolist(), tensors["ends"].tolist()
-        self._places = tensors["places"].tolist()
+        # tensors, as there may be millions of rows: lists would take five times as much
+        self._rows, self._ends = tensors["rows"], tensors["ends"]
+        self._places = tensors["places"]
         self._shards: dict[int, list[Any]] = {}  # as far as they were read
 
     def __len__(self) -> int:
         return len(self._ends)
 
     def check(self) -> None:
-        """Whether every row of every batch is there.
+        """Whether every row of every batch is there, and each batch fits in memory.
 
         Raises
         ------
         FileError
-            One is not.
+            One is not, or does not.
         """
-        shapes = {
-            shard: [(part.get_dtype(), part.get_shape()) for part in self._opened(shard)]
-            for shard in {shard for shard, _ in self._places}
-        }
-        start = 0
-        for number, end in enumerate(self._ends):
-            places = [self._places[row] for row in self._rows[start:end]]
-            is_there = all(
-                shapes[shard] and all(shape and place < shape[0] for _, shape in shapes[shard])
-                for shard, place in places
+        import torch
+
+        shards, shard_of_place = torch.unique(self._places[:, 0], return_inverse=True)
+        known = self._shards_of(shards.tolist())
+        n_rows, kinds, nbytes = (torch.tensor(column) for column in zip(*known, strict=True))
+        is_there = self._places[:, 1] < n_rows[shard_of_place]
+        kind = kinds.int()[shard_of_place][self._rows]
+        is_odd = ~is_there[self._rows]
+        is_odd[1:] |= kind[1:] != kind[:-1]
+        starts = torch.cat((self._ends.new_zeros(1), self._ends[:-1]))
+        is_odd[starts] = ~is_there[self._rows[starts]]  # a batch may be of another kind
+        if is_odd.any():
+            first = int(is_odd.int().argmax())
+            raise self._odd(int(torch.searchsorted(self._ends, first, right=True)))
+        n_each = (self._ends - starts).double()  # no integer holds what is said of some
+        self._check_room(n_each * nbytes[shard_of_place[self._rows[starts]]])
+
+    def _check_room(self, nbytes: "torch.Tensor") -> None:
+        """Of each batch, in memory."""
+        largest, free = int(nbytes.argmax()), psutil.virtual_memory().available
+        if nbytes[largest] > free:
+            raise FileError(
+                f"{self._folder}: batch {largest} has {units.size(float(nbytes[largest]))}, and "
+                f"{units.size(free)} of memory are free.",
+                next_step="Hand it to a coordinator with more memory, or in smaller batches.",
+                path=str(self._folder),
             )
-            kinds = {
-                tuple((dtype, *shape[1:]) for dtype, shape in shapes[shard]) for shard, _ in places
-            }
-            if not is_there or len(kinds) > 1:
-                raise FileError(
-                    f"{self._folder}: batch {number} has rows that are not there.",
-                    next_step="Hand the run over again.",
-                    path=str(self._folder),
-                )
-            start = end
+
+    def _shards_of(self, numbers: Sequence[int]) -> list[tuple[int, int, float]]:
+        """Of each: its rows, of which kind they are, and the bytes of one in a batch."""
+        kinds: dict[Any, int] = {}
+        whole_bytes = sum(values.nbytes for values in self._whole) / len(self)
+        known, said_bytes = [], 0
+        for number in numbers:
+            said_bytes += self._said_bytes(number, MAX_HEADER_BYTES - said_bytes)
+            parts = [(part.get_dtype(), part.get_shape()) for part in self._opened(number)]
+            n_rows = min((shape[0] if shape else 0 for _, shape in parts), default=0)
+            kind = tuple((dtype, *shape[1:]) for dtype, shape in parts)
+            nbytes = sum(_item_bytes(dtype) * math.prod(shape[1:]) for dtype, shape in parts)
+            known.append((n_rows, kinds.setdefault(kind, len(kinds)), float(nbytes + whole_bytes)))
+        return known
+
+    def _said_bytes(self, shard: int, most: int) -> int:
+        """What a shard says of its tensors, where no more than this is left for all."""
+        path = self._folder / _shard(shard)
+        try:
+            return check_header(path, most)
+        except OSError as error:
+            raise _unread(path, error) from error
+
+    def _odd(self, batch: int) -> FileError:
+        return FileError(
+            f"{self._folder}: batch {batch} has rows that are not there.",
+            next_step="Hand the run over again.",
+            path=str(self._folder),
+        )
 
     def since(self, first: int) -> "Batches":
         """Those from number `first` on, as `fit` takes them."""
@@ -198,14 +239,14 @@ class BatchStore:
         """
         import torch
 
-        start = self._ends[number - 1] if number else 0
-        rows = [self._row(row) for row in self._rows[start : self._ends[number]]]
+        start = int(self._ends[number - 1]) if number else 0
+        numbers = self._rows[start : int(self._ends[number])]
+        rows = [self._row(shard, place) for shard, place in self._places[numbers].tolist()]
         own = tuple(torch.stack(part) for part in zip(*rows, strict=True))
         each = [values[number] for values in self._whole]
         return (*own, *(value.expand(len(rows), *value.shape) for value in each))
 
-    def _row(self, number: int) -> "tuple[torch.Tensor, ...]":
-        shard, place = self._places[number]
+    def _row(self, shard: int, place: int) -> "tuple[torch.Tensor, ...]":
         slices = self._shards.get(shard)
         if slices is None:
             slices = self._shards[shard] = self._opened(shard)
@@ -220,11 +261,7 @@ class BatchStore:
             file: Any = safe_open(path, framework="pt")
             return [file.get_slice(str(place)) for place in range(len(file.keys()))]
         except (OSError, SafetensorError) as error:
-            raise FileError(
-                f"cannot read {path}: {error}.",
-                next_step="Hand the run over again.",
-                path=str(path),
-            ) from error
+            raise _unread(path, error) from error
 
 
 class Batches:
@@ -268,6 +305,22 @@ def _fit(tensors: "Mapping[str, torch.Tensor]", whole: Sequence[str]) -> bool:
         and ((rows >= 0) & (rows < len(places))).all()
         and all(tensors[name].ndim and len(tensors[name]) == len(ends) for name in whole)
     )
+
+
+def _unread(path: Path, error: Exception) -> FileError:
+    return FileError(
+        f"cannot read {path}: {error}.", next_step="Hand the run over again.", path=str(path)
+    )
+
+
+def _item_bytes(dtype: str) -> float:
+    """Of one number, as safetensors names its type: "F32", "BOOL", "F8_E4M3".
+
+    >>> _item_bytes("F32"), _item_bytes("BOOL"), _item_bytes("F8_E4M3")
+    (4.0, 1.0, 1.0)
+    """
+    bits = re.search(r"\d+", dtype)
+    return int(bits.group()) / 8 if bits else 1.0
 
 
 def _shard(number: int) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from potluck.adapt.replay import POLICIES
 from potluck.coordinate.batch_store import write_batches
-from potluck.documents import read_json
+from potluck.documents import holds, read_json_file
 from potluck.errors import FileError, UserError
 from potluck.graph.model_file import state_names, with_tallies
 from potluck.profile import profile_file
@@ -18,17 +18,25 @@ from potluck.profile import profile_file
 if TYPE_CHECKING:
     import torch
 
+    from potluck.profile.profiles import Profile
     from potluck.run.run import Run
 
 FORMAT = "potluck-job-1"
 MODEL, START, PROFILE, JOB = "model.safetensors", "start.safetensors", "profile.json", "job.json"
 BATCHES = "batches"
+ORDER = f"{BATCHES}/order.safetensors"
 MAX_BATCHES = 10**8
 MAX_PATIENCE_S = 366 * 86_400.0
 JOURNAL = "journal"
 COMING = ".coming"  # ends the folder of a job that is not whole yet
+# of the coordinator, in the folder of all jobs: where it listens, what it says, that it is there
+OWN_FILES = ("coordinator.json", "coordinator.log", "lock")
 SAVED = ("saved-0.safetensors", "saved-1.safetensors")  # the state, in turns
 NAME = re.compile(r"[a-z0-9][a-z0-9.-]{0,79}")
+# What is read whole, as Python's own lists and numbers: these take some 60 bytes each
+MAX_JOB_BYTES, MAX_JOB_VALUES = 4 << 20, 200_000  # a name of a weight takes some 100
+MAX_PROFILE_BYTES, MAX_PROFILE_VALUES = 16 << 20, 2_000_000
+MOST_BYTES = {JOB: MAX_JOB_BYTES, PROFILE: MAX_PROFILE_BYTES}
 _FILE = re.compile(
     rf"{re.escape(MODEL)}|{re.escape(START)}|{re.escape(PROFILE)}|{re.escape(JOB)}"
     rf"|{BATCHES}/(order|rows-\d{{5,7}})\.safetensors"
@@ -63,15 +71,10 @@ class Job:
 
     def __post_init__(self) -> None:
         is_sound = (
-            type(self.model) is str
-            and type(self.n_batches) is int
+            holds(self, Job)
             and 1 <= self.n_batches <= MAX_BATCHES
-            and type(self.protect) in (bool, int, type(None))
-            and type(self.patience_s) in (int, float)
             and 0 <= self.patience_s <= MAX_PATIENCE_S
-            and type(self.recovery) is str
             and self.recovery in POLICIES
-            and type(self.adapt) in (bool, type(None))
         )
         if not is_sound:
             raise ValueError("a field has the wrong type or size")
@@ -141,17 +144,34 @@ def read_job(folder: Path) -> Job:
         There is none, of another version, or it does not hold.
     """
     path = folder / JOB
-    try:
-        document = read_json(path.read_bytes(), str(path))
-    except OSError as error:
-        raise FileError(f"cannot read {path}: {error.strerror}.", path=str(path)) from error
+    document = read_json_file(path, most_bytes=MAX_JOB_BYTES, most_values=MAX_JOB_VALUES)
     if not isinstance(document, dict) or document.pop("format", None) != FORMAT:
         raise FileError(f"{path} is no job of this version.", path=str(path))
     try:
-        names = tuple((str(own), str(name)) for own, name in document.pop("state_names"))
+        names = tuple((own, name) for own, name in document.pop("state_names"))
         return Job(**document, state_names=names)
     except (TypeError, ValueError, KeyError) as error:
         raise FileError(f"{path} does not hold: {error}.", path=str(path)) from error
+
+
+def read_profile(folder: Path) -> "Profile | None":
+    """The profile of a job; None where it has none.
+
+    Parameters
+    ----------
+    folder
+        Which `pack` wrote.
+
+    Raises
+    ------
+    FileError
+        It does not hold.
+    """
+    path = folder / PROFILE
+    if not path.exists():
+        return None
+    document = read_json_file(path, most_bytes=MAX_PROFILE_BYTES, most_values=MAX_PROFILE_VALUES)
+    return profile_file.read(document, str(path))
 
 
 def files_of(folder: Path) -> dict[str, tuple[int, str]]:
@@ -195,6 +215,22 @@ def is_file_of_job(name: str) -> bool:
     return _FILE.fullmatch(name) is not None
 
 
+def is_job_name(name: object) -> bool:
+    """Whether a job may be called this: no file of the coordinator's own is.
+
+    Parameters
+    ----------
+    name
+        Of anything.
+    """
+    return (
+        isinstance(name, str)
+        and NAME.fullmatch(name) is not None
+        and not name.endswith((COMING, ".part"))
+        and name not in OWN_FILES
+    )
+
+
 def missing(files: Mapping[str, Any]) -> list[str]:
     """The files that every job has, and this one has not.
 
@@ -203,6 +239,4 @@ def missing(files: Mapping[str, Any]) -> list[str]:
     files
         Its own, by name.
     """
-    return [
-        name for name in (MODEL, START, JOB, f"{BATCHES}/order.safetensors") if name not in files
-    ]
+    return [name for name in (MODEL, START, JOB, ORDER) if name not in files]

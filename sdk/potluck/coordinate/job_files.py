@@ -4,7 +4,17 @@ import shutil
 from pathlib import Path
 
 from potluck.coordinate.batch_store import BatchStore
-from potluck.coordinate.job import BATCHES, COMING, JOB, JOURNAL, MODEL, SAVED, START, read_job
+from potluck.coordinate.job import (
+    BATCHES,
+    COMING,
+    JOB,
+    JOURNAL,
+    MODEL,
+    SAVED,
+    START,
+    read_job,
+    read_profile,
+)
 from potluck.coordinate.journal import Journal, Progress, progress_of
 from potluck.errors import FileError, UserError
 from potluck.graph.model_file import load_model
@@ -78,6 +88,7 @@ def check_files(folder: Path) -> None:
         They do not, or its state is not of its model.
     """
     wanted = read_job(folder)
+    read_profile(folder)
     start, model = load_checkpoint(folder / START), load_model(folder / MODEL)
     if start.signature != model.signature:
         raise FileError(

@@ -6,7 +6,7 @@ from contextlib import suppress
 
 from potluck.coordinate.coordinator import Coordinator
 from potluck.coordinate.group import read_group
-from potluck.coordinate.job import JOURNAL, NAME
+from potluck.coordinate.job import JOURNAL, is_job_name
 from potluck.coordinate.job_files import check_files
 from potluck.coordinate.shared_job import Ask, fetch
 from potluck.errors import HomeError, PotluckError
@@ -78,7 +78,7 @@ class Joining:
             group = read_group(answer.get("group", {}))
         except ValueError as error:
             raise HomeError(f"the coordinator's answer is none: {error}.") from error
-        if type(job) is not str or not NAME.fullmatch(job) or group.seat(seat.key) is None:
+        if not is_job_name(job) or group.seat(seat.key) is None:
             raise HomeError("the coordinator's answer is none.")
         if not (coordinator.folder / job).exists():
             coordinator.folder.mkdir(parents=True, exist_ok=True)

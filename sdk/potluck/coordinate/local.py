@@ -10,12 +10,14 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from potluck.coordinate.job import OWN_FILES
 from potluck.coordinate.place import Place
 from potluck.documents import read_json, write_whole
 from potluck.errors import FileError, HomeError, PotluckError
 from potluck.sessions.connections import Keys
 
-FOLDER, WHERE, LOG, LOCK = "coordinator", "coordinator.json", "coordinator.log", "lock"
+FOLDER = "coordinator"
+WHERE, LOG, LOCK = OWN_FILES
 START_S = 60.0  # torch alone may take seconds on a slow disk
 FIND_S = 2.0
 LOG_BYTES = 2000  # of it, in an error
@@ -118,14 +120,22 @@ def find_or_start(state: Path, keys: Keys) -> Place:
     if place is not None:
         return place
     folder = folder_of(state)
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     log = folder / LOG
     line = [sys.executable, "-m", "potluck", "coordinate", "--state", str(state), "--until-idle"]
-    with log.open("ab") as out:
-        out.truncate(0)
-        child = subprocess.Popen(
-            line, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
-        )
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with log.open("ab") as out:
+            out.truncate(0)
+            child = subprocess.Popen(
+                line, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
+            )
+    except OSError as error:
+        raise FileError(
+            f"cannot start the coordinator, {error.filename}: {error.strerror}.",
+            next_step=f"Make {folder} a folder of yours, with nothing but files called {LOG} in "
+            "it.",
+            path=str(log),
+        ) from error
     end_s = time.monotonic() + START_S
     while time.monotonic() < end_s:
         if (place := find(state, keys)) is not None:

@@ -18,7 +18,15 @@ from potluck.coordinate.arrival import Arrival
 from potluck.coordinate.coordinator import Coordinator
 from potluck.coordinate.entrance import Entrance
 from potluck.coordinate.group import is_anywhere, read_seats
-from potluck.coordinate.job import COMING, NAME, SAVED, START, files_of, is_file_of_job, read_job
+from potluck.coordinate.job import (
+    COMING,
+    SAVED,
+    START,
+    files_of,
+    is_file_of_job,
+    is_job_name,
+    read_job,
+)
 from potluck.coordinate.shared_job import SharedJob
 from potluck.documents import read_json
 from potluck.errors import HomeError, PotluckError, UserError
@@ -212,9 +220,10 @@ class Server:
             raise UserError(f"no job {job!r} is being handed over.")
 
         def admit() -> Answer:
-            arrival.check()
-            folder = arrival.folder.rename(self._coordinator.folder / job)
+            folder = arrival.folder
             try:
+                arrival.check()
+                folder = folder.rename(self._coordinator.folder / job)
                 self._coordinator.admit(job)
             except BaseException:
                 shutil.rmtree(folder)
@@ -318,10 +327,13 @@ def _guarded(act: "Callable[[], T]", about: object) -> "T | Answer":
 
 
 def _name(request: Mapping[str, Any]) -> str:
-    job = request.get("job")
-    if not isinstance(job, str) or not NAME.fullmatch(job) or job.endswith(COMING):
-        raise UserError("a job has a name of small letters, digits, dots and hyphens.")
-    return job
+    job: Any = request.get("job")
+    if not is_job_name(job):
+        raise UserError(
+            "a job has a name of small letters, digits, dots and hyphens, and not that of a file "
+            "of the coordinator's."
+        )
+    return str(job)
 
 
 def _whole(request: Mapping[str, Any], name: str) -> int:

@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING
 
 from potluck.coordinate.batch_store import BatchStore
 from potluck.coordinate.group import lease_of
-from potluck.coordinate.job import BATCHES, MODEL, PROFILE, SAVED, read_job
+from potluck.coordinate.job import BATCHES, MODEL, SAVED, read_job, read_profile
 from potluck.coordinate.journal import ENDED, FAILED, STOPPED, TRAINING, Journal
 from potluck.coordinate.open_home import OpenHome
 from potluck.coordinate.shared_job import SharedJob
 from potluck.errors import HomeError, PotluckError
 from potluck.graph.model_file import load_model
 from potluck.planning.text import dumps
-from potluck.profile import profile_file
 from potluck.run.checkpoint import load as load_checkpoint
 
 if TYPE_CHECKING:
@@ -136,8 +135,7 @@ class Training:
         wanted = read_job(folder)
         model, saved = load_model(folder / MODEL), folder / journal.progress.saved[0]
         checkpoint = load_checkpoint(saved)
-        profile = folder / PROFILE
-        known = profile_file.loads(profile.read_bytes(), str(profile)) if profile.exists() else None
+        known = read_profile(folder)
         with self._homes.use() as home:
             home = self._with_all(home, checkpoint.plan.devices, wanted.patience_s)
             home.devices.act_under(lease_of(folder), journal.progress.term)

@@ -52,7 +52,24 @@ def loads(text: str | bytes, file: str = "the profile") -> Profile:
     FileError
         It is no profile of this version, or does not hold.
     """
-    document = read_json(text, file)
+    return read(read_json(text, file), file)
+
+
+def read(document: Any, file: str) -> Profile:
+    """The profile of a document.
+
+    Parameters
+    ----------
+    document
+        Of the text that `dumps` gives.
+    file
+        Where it is from, for errors.
+
+    Raises
+    ------
+    FileError
+        As for `loads`.
+    """
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise FileError(f"{file} is no profile of this version.", path=file)
     try:

@@ -137,3 +137,63 @@ def test_an_order_that_does_not_hold_is_refused_before_anybody_trains(tmp_path, 
         else:  # then every batch is one
             assert all(len({len(part) for part in batch}) == 1 for batch in store.since(0))
     assert 500 < n_refused < 1500
+
+
+def changed(folder, change):
+    """The order of batches, otherwise."""
+    tensors, _ = read_tensors(folder / "order.safetensors", "")
+    change(tensors)
+    write_tensors(folder / "order.safetensors", tensors, {"format": "potluck-batches-1"})
+
+
+def is_sound(folder, number):
+    """Whether a batch can be read, by reading it."""
+    try:
+        BatchStore(folder).batch(number)
+    except (FileError, RuntimeError, IndexError, ValueError):
+        return False
+    return True
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_first_batch_that_cannot_be_read_is_named_and_no_other(tmp_path, seed):
+    """Places and rows at random: who reads all batches, one by one, finds the same."""
+    draw = random.Random(seed)
+    write_batches(tmp_path, drawn(seed))
+    BatchStore(tmp_path).check()
+
+    def change(tensors):
+        n_places = len(tensors["places"])
+        for _ in range(draw.randrange(3)):
+            tensors["places"][draw.randrange(n_places), draw.randrange(2)] = draw.randrange(9)
+        for _ in range(draw.randrange(3)):
+            tensors["rows"][draw.randrange(len(tensors["rows"]))] = draw.randrange(n_places)
+
+    changed(tmp_path, change)
+    odd = [i for i in range(40) if not is_sound(tmp_path, i)]
+    if not odd:
+        BatchStore(tmp_path).check()
+        return
+    with pytest.raises(FileError, match=rf"batch {odd[0]} has rows|cannot read"):
+        BatchStore(tmp_path).check()
+
+
+def test_a_batch_that_no_memory_holds_is_refused_before_it_is_made(tmp_path):
+    """Few bytes on disk: one wide row, again and again."""
+    write_batches(tmp_path, [(torch.zeros(1, 1 << 20),)] * 2)
+    n_rows = 1 << 20  # of 4 MiB each
+
+    def change(tensors):
+        tensors["rows"] = torch.zeros(n_rows, dtype=torch.int64)
+        tensors["ends"] = torch.tensor([1, n_rows])
+
+    changed(tmp_path, change)
+    with pytest.raises(FileError, match=r"batch 1 has 4\.0+ TiB, and .* of memory are free"):
+        BatchStore(tmp_path).check()
+
+
+def test_shards_that_say_too_much_of_their_tensors_are_not_read(tmp_path, monkeypatch):
+    write_batches(tmp_path, [(torch.zeros(2, 3),), (torch.zeros(2, 4),)])
+    monkeypatch.setattr("potluck.coordinate.batch_store.MAX_HEADER_BYTES", 200)
+    with pytest.raises(FileError, match="says more of its tensors than it may"):
+        BatchStore(tmp_path).check()

@@ -2,7 +2,9 @@
 
 import json
 import random
+import shutil
 import threading
+from types import SimpleNamespace
 
 import pytest
 import zmq
@@ -10,12 +12,13 @@ from tests.sdk.coordinate.test_coordinator import case, check, handed_over, unti
 
 from potluck.coordinate.coordinator import Coordinator
 from potluck.coordinate.detached import DetachedRun
-from potluck.coordinate.job import files_of
+from potluck.coordinate.job import JOB, MAX_JOB_BYTES, ORDER, OWN_FILES, PROFILE, files_of
 from potluck.coordinate.place import Place
 from potluck.coordinate.server import CHUNK_BYTES, COMING, VERSION, Server
 from potluck.errors import HomeError
 from potluck.handle import Task
 from potluck.sessions.connections import Keys
+from potluck.tensor_file import read_tensors, write_tensors
 from potluck.testing.memory import memory_home
 
 torch = pytest.importorskip("torch")
@@ -122,6 +125,8 @@ ODD = [
     {"ask": "status", "job": "../../etc"},
     {"ask": "begin", "job": "../x", "files": {}},
     {"ask": "begin", "job": f"x{COMING}", "files": {}},
+    *({"ask": "begin", "job": name, "files": {}} for name in OWN_FILES),
+    {"ask": "begin", "job": "coordinator.json.123.part", "files": {}},
     {"ask": "begin", "job": "x", "files": []},
     {"ask": "begin", "job": "x", "files": {"../../x": [1, ""]}},
     {"ask": "put", "job": "x", "file": "../x", "at": 0},
@@ -213,12 +218,101 @@ def test_a_fault_of_ours_is_told_and_the_next_is_answered(tmp_path, mine, monkey
 def test_more_than_the_disk_has_is_refused_before_it_is_sent(tmp_path, mine):
     server = Server(Coordinator(tmp_path / "jobs", list), mine, frozenset())
     try:
-        files = {
-            name: [2**58, ""] for name in ("model.safetensors", "start.safetensors", "job.json")
-        } | {"batches/order.safetensors": [0, ""]}
+        files = {name: [2**58, ""] for name in ("model.safetensors", "start.safetensors")} | {
+            "job.json": [9, ""],
+            "batches/order.safetensors": [0, ""],
+        }
         request = {"version": VERSION, "ask": "begin", "job": "x", "files": files}
         answer, _ = server.answer([b"", json.dumps(request).encode(), b""])
         assert "are free where the coordinator keeps it" in answer["error"]
     finally:
         server.close()
     assert CHUNK_BYTES < 2**22
+
+
+FILES = ("model.safetensors", "start.safetensors", JOB, ORDER)
+
+
+@pytest.mark.parametrize(
+    ("name", "nbytes", "why"),
+    [
+        (JOB, MAX_JOB_BYTES + 1, "at most 4.00 MiB"),
+        (PROFILE, 1 << 30, "at most 16.0 MiB"),
+        (ORDER, 1 << 46, "of memory are free"),
+    ],
+)
+def test_what_takes_more_memory_than_it_may_is_refused_before_it_is_sent(
+    tmp_path, mine, monkeypatch, name, nbytes, why
+):
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1 << 60))
+    server = Server(Coordinator(tmp_path / "jobs", list), mine, frozenset())
+    try:
+        files = {each: [9, ""] for each in FILES} | {name: [nbytes, ""]}
+        request = {"version": VERSION, "ask": "begin", "job": "x", "files": files}
+        answer, _ = server.answer([b"", json.dumps(request).encode(), b""])
+        assert why in answer["error"]
+        assert [*(tmp_path / "jobs").iterdir()] == []
+    finally:
+        server.close()
+
+
+def lists_without_end(folder):
+    (folder / JOB).write_bytes(b'{"state_names": [' + b"[]," * (MAX_JOB_BYTES // 3 - 20) + b"[]]}")
+
+
+def ends_that_are_none(folder):
+    tensors, _ = read_tensors(folder / ORDER, "")
+    tensors["ends"][-1] += 1
+    write_tensors(folder / ORDER, tensors, {"format": "potluck-batches-1"})
+
+
+def rows_of_other_shards(folder):
+    tensors, _ = read_tensors(folder / ORDER, "")
+    tensors["places"][0, 0] = 2**62
+    write_tensors(folder / ORDER, tensors, {"format": "potluck-batches-1"})
+
+
+def state_of(**changes):
+    def change(folder):
+        tensors, said = read_tensors(folder / "start.safetensors", "")
+        del said["sha256"]
+        write_tensors(folder / "start.safetensors", tensors, {**said, **changes})
+
+    return change
+
+
+def as_profile(text):
+    return lambda folder: (folder / PROFILE).write_text(text)
+
+
+ODD_JOBS = {
+    "lists without end": lists_without_end,
+    "ends": ends_that_are_none,
+    "rows": rows_of_other_shards,
+    "position": state_of(position='{"epoch": 1e999, "n_batches": 0}'),
+    "schedule": state_of(schedule='{"name": "a", "every": "step", "began": 1e999}'),
+    "update": state_of(update="[]"),
+    **{f"step {step[:9]}": state_of(step=step) for step in ("-5", str(2**53), "1" + "0" * 400)},
+    "profile": as_profile("[]"),
+    "a profile of many lists": as_profile("[" + "[]," * 2_000_000 + "[]]"),
+}
+
+
+@pytest.mark.parametrize("change", ODD_JOBS.values(), ids=[*ODD_JOBS])
+def test_an_odd_job_of_a_guest_is_refused_in_words_and_leaves_nothing(
+    tmp_path, packed, serving, change
+):
+    place, coordinator = serving
+    shutil.copytree(packed, tmp_path / "odd")
+    change(tmp_path / "odd")
+    with pytest.raises(HomeError) as caught:
+        place.hand_over("job", tmp_path / "odd", Task())
+    assert "fault of potluck's" not in str(caught.value)
+    assert [*coordinator.folder.iterdir()] == []
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory, case):
+    folder = tmp_path_factory.mktemp("packed") / "job"
+    handed_over(folder, case, n_before=0)
+    return folder
