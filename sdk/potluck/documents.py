@@ -142,6 +142,47 @@ def put_in_place(path: Path) -> Iterator[Path]:
             part.unlink(missing_ok=True)
 
 
+def write_text(path: Path, text: str) -> None:
+    """Write a file that the user asked for, in a folder that is there: all of it, or what was there
+    stays. Whoever may read the user's files may read it.
+
+    Parameters
+    ----------
+    path
+        The file.
+    text
+        What it is to say; lines end as they do in it.
+
+    Raises
+    ------
+    FileError
+        It cannot be written; nothing is left behind.
+    """
+    try:
+        if path.is_symlink() or (path.exists() and not path.is_file()):
+            # nothing takes the place of a link, or of /dev/stdout
+            with path.open("w", encoding="utf-8", newline="") as file:
+                file.write(text)
+        else:
+            _write_beside(path, text)
+    except OSError as error:
+        raise FileError(f"cannot write {path}: {error.strerror}.", path=str(path)) from error
+
+
+def _write_beside(path: Path, text: str) -> None:
+    """Into a file of its own first, which then takes the place of the one that was there."""
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        with part.open("w", encoding="utf-8", newline="") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    finally:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
+
+
 def holds(value: object, kind: Any) -> bool:
     """Whether a value is of this type, and so is all that is in it.
 

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 from potluck.bench import BENCHES, frame
-from potluck.errors import FileError
+from potluck.documents import write_text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,9 +45,4 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _write(path: Path, document: object) -> None:
-    try:
-        path.write_text(json.dumps(document, indent=2, allow_nan=False) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise FileError(
-            f"cannot write {path}: {error.strerror}.", next_step="Choose another --json FILE."
-        ) from error
+    write_text(path, json.dumps(document, indent=2, allow_nan=False) + "\n")

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from potluck.documents import tomllib
+from potluck.documents import tomllib, write_text
 from potluck.errors import FileError, UserError
 
 if TYPE_CHECKING:
@@ -450,9 +450,9 @@ def _read(path: Path) -> str:
 
 
 def _write(path: Path, text: str, *, folders: bool = False) -> None:
-    try:
-        if folders:
+    if folders:
+        try:
             path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise FileError(f"cannot write {path}: {error.strerror}.") from error
+        except OSError as error:
+            raise FileError(f"cannot write {path}: {error.strerror}.") from error
+    write_text(path, text)

@@ -9,6 +9,7 @@ cell may run twice.
 import os
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
@@ -75,9 +76,9 @@ def _locked(path: Path, otherwise: str) -> IO[str] | None:
             file.seek(0)
             holder = file.read().strip()
         raise _taken(int(holder) if holder.isdecimal() else 0, otherwise) from error
-    file.truncate(0)
-    file.write(str(os.getpid()))
-    file.flush()
+    with suppress(OSError):  # a full disk: who has it is not known then, and that somebody has is
+        os.ftruncate(file.fileno(), 0)
+        os.write(file.fileno(), str(os.getpid()).encode())
     return file
 
 
@@ -88,7 +89,8 @@ def _taken(holder: int, otherwise: str) -> HomeError:
             "Close that one first, home.close(): it has a run, or is at work",
         )
     else:
-        who, close = f"another one on this computer (process {holder})", "Close that one first"
+        process = f" (process {holder})" if holder else ""
+        who, close = f"another one on this computer{process}", "Close that one first"
     return HomeError(
         f"these devices are those of a home that {who} has open.",
         next_step=f"{close}{otherwise}.",

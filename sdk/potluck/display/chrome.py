@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from potluck.display.timeline import devices, kind
+from potluck.documents import write_text
 from potluck.records import Device, Event, Trace
 from potluck.texts import harmless
 
@@ -39,8 +40,14 @@ def document(traces: Sequence[Trace], watts: Sequence[Watts] = ()) -> dict[str, 
 
 
 def save(path: str | Path, *traces: Trace, watts: Sequence[Watts] = ()) -> Path:
-    """Write the document as a file."""
-    Path(path).write_text(json.dumps(document(traces, watts), allow_nan=False), encoding="utf-8")
+    """Write the document as a file.
+
+    Raises
+    ------
+    FileError
+        It cannot be written; nothing is left behind.
+    """
+    write_text(Path(path), json.dumps(document(traces, watts), allow_nan=False))
     return Path(path)
 
 

@@ -10,6 +10,7 @@ from html import escape
 from pathlib import Path
 
 from potluck.display.palette import PALETTE
+from potluck.documents import write_text
 from potluck.texts import harmless
 
 # Everything is scoped under .potluck, named twice to outweigh what notebooks say of tables; colours
@@ -80,6 +81,12 @@ def page(title: str, *fragments: str) -> str:
 
 
 def save(path: str | Path, title: str, *fragments: str) -> Path:
-    """Write a page as a file."""
-    Path(path).write_text(page(title, *fragments), encoding="utf-8")
+    """Write a page as a file.
+
+    Raises
+    ------
+    FileError
+        It cannot be written; nothing is left behind.
+    """
+    write_text(Path(path), page(title, *fragments))
     return Path(path)

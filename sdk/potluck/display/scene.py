@@ -11,6 +11,7 @@ from pathlib import Path
 
 from potluck.display.markup import escaped, fragment
 from potluck.display.palette import DARK_INK, DARK_PAPER, FADED, FONT, INK, PALETTE, PAPER
+from potluck.documents import write_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,8 +110,14 @@ class Scene:
 
 
 def save_svg(scene: Scene, path: str | Path) -> Path:
-    """Write the picture as a file of its own."""
-    Path(path).write_text(scene.standalone(), encoding="utf-8")
+    """Write the picture as a file of its own.
+
+    Raises
+    ------
+    FileError
+        It cannot be written; nothing is left behind.
+    """
+    write_text(Path(path), scene.standalone())
     return Path(path)
 
 

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from potluck.documents import write_text
 from potluck.errors import FileError, Infeasible, UserError
 from potluck.handle import Handle, resolved
 from potluck.records import Inference, Plan, Problem, QoE, Training
@@ -249,10 +250,5 @@ def save_plan(plan: Plan, path: str | Path) -> Path:
     """
     from potluck.planning.text import dumps
 
-    try:
-        Path(path).write_text(dumps(plan), encoding="utf-8")
-    except OSError as error:
-        raise FileError(
-            f"cannot write the plan {path}: {error.strerror}.", path=str(path)
-        ) from error
+    write_text(Path(path), dumps(plan))
     return Path(path)

@@ -9,10 +9,12 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields
+from io import StringIO
 from pathlib import Path
 
 from potluck import shown
-from potluck.errors import DeviceGone, FileError, HomeError, UserError
+from potluck.documents import write_text
+from potluck.errors import DeviceGone, HomeError, UserError
 from potluck.sessions.metering import Metering
 from potluck.sessions.power_reading import Count, PowerReading, believed, fault_of
 from potluck.shown import Shown
@@ -233,14 +235,12 @@ class Readings(Shown):
             (reading for kept in self.history.values() for reading in kept),
             key=lambda reading: reading.at_s,
         )
-        try:
-            with Path(path).open("w", newline="", encoding="utf-8") as file:
-                writer = csv.writer(file)
-                writer.writerow(names)
-                for reading in rows:
-                    writer.writerow([_cell(getattr(reading, name)) for name in names])
-        except OSError as error:
-            raise FileError(f"cannot write {path}: {error.strerror}.", path=str(path)) from error
+        table = StringIO()
+        writer = csv.writer(table)
+        writer.writerow(names)
+        for reading in rows:
+            writer.writerow([_cell(getattr(reading, name)) for name in names])
+        write_text(Path(path), table.getvalue())
         return Path(path)
 
     def __repr__(self) -> str:

@@ -4,12 +4,13 @@ and leaves its address in a file beside the keys, which only their owner can rea
 
 import json
 import os
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from potluck.display.cockpit.server import Server
 from potluck.display.cockpit.watching import Watching
+from potluck.documents import write_whole
 from potluck.errors import HomeError
 
 if TYPE_CHECKING:
@@ -29,13 +30,22 @@ class Window:
         Of its keys; None: a lab's, which only its address leads to.
     may_act
         Whether the page may change anything.
+
+    Raises
+    ------
+    FileError
+        Nobody can be told where it is: then it is not there.
     """
 
     def __init__(self, home: "Home", folder: Path | None, may_act: bool) -> None:
         self._watching, self._folder, self.may_act = Watching(home), folder, may_act
-        self._server = Server(self._watching, may_act=may_act)
-        if folder is not None:
-            leave(folder, self._server)
+        with ExitStack() as undo:  # where nobody can be told of the page, there is none
+            undo.callback(self._watching.close)
+            self._server = Server(self._watching, may_act=may_act)
+            undo.callback(self._server.close)
+            if folder is not None:
+                leave(folder, self._server)
+            undo.pop_all()
 
     @property
     def url(self) -> str:
@@ -51,16 +61,15 @@ class Window:
 
 
 def leave(folder: Path, server: Server) -> None:
-    """Tell others of this user where the page is."""
-    path = folder / FILE
+    """Tell others of this user where the page is.
+
+    Raises
+    ------
+    FileError
+        It cannot be written; nothing is left behind.
+    """
     document = {"url": server.url, "process": os.getpid(), "may_act": server.may_act}
-    whole = path.with_suffix(f".{os.getpid()}")
-    with suppress(OSError):
-        whole.unlink()
-    handle = os.open(whole, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
-        json.dump(document, file)
-    os.replace(whole, path)
+    write_whole(folder / FILE, json.dumps(document))
 
 
 def forget(folder: Path) -> None:
