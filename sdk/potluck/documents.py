@@ -161,26 +161,12 @@ def write_text(path: Path, text: str) -> None:
     try:
         if path.is_symlink() or (path.exists() and not path.is_file()):
             # nothing takes the place of a link, or of /dev/stdout
-            with path.open("w", encoding="utf-8", newline="") as file:
-                file.write(text)
-        else:
-            _write_beside(path, text)
+            path.write_text(text, encoding="utf-8", newline="")
+            return
     except OSError as error:
         raise FileError(f"cannot write {path}: {error.strerror}.", path=str(path)) from error
-
-
-def _write_beside(path: Path, text: str) -> None:
-    """Into a file of its own first, which then takes the place of the one that was there."""
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    try:
-        with part.open("w", encoding="utf-8", newline="") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-    finally:
-        with suppress(OSError):
-            part.unlink(missing_ok=True)
+    with put_in_place(path) as part:
+        part.write_text(text, encoding="utf-8", newline="")
 
 
 def holds(value: object, kind: Any) -> bool:

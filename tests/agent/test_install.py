@@ -236,6 +236,28 @@ def test_what_start_would_refuse_or_a_unit_would_take_for_a_line_is_not_written(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(("platform", "system"), BOTH)
+@pytest.mark.parametrize("option", ["--state", "--name", "--log-file", "--record"])
+@pytest.mark.parametrize(
+    "sign", ["\n", "\r", "\x0b", "\x1b", "\x7f", "\x85", "\u2028", "\udcff", "\uffff"]
+)
+def test_no_option_has_a_sign_that_no_file_of_a_service_can_say(
+    tmp_path, platform, system, option, sign
+):
+    shell = Shell(tmp_path, platform)
+    word = f"/tmp/x{sign}ExecStartPre=/bin/touch /tmp/y"
+    for only_print in ((), ("--print",)):
+        with pytest.raises(AgentError, match="cannot stand in a service|cannot be a device's name"):
+            shell(*words_of(platform, system), *only_print, option, word)
+    assert (shell.said, shell.machine.lines, [*tmp_path.iterdir()]) == ([], [], [])
+
+
+def test_what_was_installed_with_such_words_can_be_removed(tmp_path):
+    shell = Shell(tmp_path, "linux")
+    for words in (("--name", "Ada's"), ("--state", "/tmp/x\n"), ("--port", "65535")):
+        assert shell("--remove", *words) == 0
+
+
 # --- the command ----------------------------------------------------------------------------------
 
 KEYS = Keys()

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from types import ModuleType
+from unicodedata import category
 
 from potluck_agent import control_files
 from potluck_agent.cli import options
@@ -25,7 +26,9 @@ NETWORK_S = 60.0  # to wait for an address after the machine has started
 COMMAND_S = 60.0
 LOOK_S = 0.5
 MAX_PORT = 65_535 - 3  # the first of four in a row
-DELETE, SURROGATES = 0x7F, {chr(code) for code in range(0xD800, 0xE000)}
+# kinds of signs that no word of a service has: controls, ends of lines, bytes that are no UTF-8
+UNSAID = {"Cc", "Zl", "Zp", "Cs"}
+NO_XML = "\ufffe\uffff"  # of which the files of macOS and Windows are
 # answers of a command that was run: its exit code, and what it wrote
 Runner = Callable[[tuple[str, ...]], tuple[int, str]]
 
@@ -155,8 +158,8 @@ def _check(given: Namespace, service: Service) -> None:
     options.device_name(given)
     if not 0 <= given.port <= MAX_PORT:
         raise AgentError(f"--port: 0 to {MAX_PORT} is expected, got {given.port}.")
-    for word in service.command:
-        if any(ord(c) < ord(" ") or ord(c) == DELETE or c in SURROGATES for c in word):
+    for word in (*service.command, service.user):
+        if any(category(sign) in UNSAID or sign in NO_XML for sign in word):
             raise AgentError(
                 f"{word!r} cannot stand in a service: it has a line break, a control character, or "
                 "bytes that are not UTF-8. Choose another path."
