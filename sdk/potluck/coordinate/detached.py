@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from potluck.coordinate.answers import Told, part, told
 from potluck.coordinate.journal import FAILED, TRAINING, WAITING
 from potluck.coordinate.place import Place
+from potluck.coordinate.state_size import check_size
 from potluck.coordinate.whoever_acts import WhoeverActs
 from potluck.errors import FileError, HomeError, UserError
 from potluck.graph.torch.state_names import check_shapes
@@ -32,11 +33,13 @@ class DetachedRun(Shown):
         Where the coordinator is; or whoever of several acts.
     job
         Its name there.
+    most_bytes
+        That its state may have; None: nobody here knows.
     """
 
-    def __init__(self, place: Place | WhoeverActs, job: str) -> None:
+    def __init__(self, place: Place | WhoeverActs, job: str, most_bytes: int | None = None) -> None:
         self._who = place if isinstance(place, WhoeverActs) else WhoeverActs(place)
-        self.job = job
+        self.job, self._most_bytes = job, most_bytes
         self._losses: list[float] = []
         self._told = self._look()
 
@@ -174,7 +177,10 @@ class DetachedRun(Shown):
         Raises
         ------
         HomeError
-            The coordinator does not answer, or not its state.
+            The coordinator does not answer, or not its state; or that would be larger than any of
+            this job is.
+        UserError
+            There is no room for it.
         FileError
             It cannot be written there.
         """
@@ -185,6 +191,7 @@ class DetachedRun(Shown):
             with coming.open("wb") as out:
                 answer, data = self._who.ask("read", job=self.job)
                 file, nbytes = part(answer, data, 0)
+                check_size(self.job, nbytes, self._most_bytes, path.absolute().parent)
                 out.write(data)
                 while (at := out.tell()) < nbytes:
                     answer, data = self._who.ask("read", job=self.job, file=file, at=at)

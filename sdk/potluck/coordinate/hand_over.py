@@ -12,6 +12,7 @@ from potluck.coordinate.detached import DetachedRun
 from potluck.coordinate.job import pack
 from potluck.coordinate.local import find, find_or_start, folder_of
 from potluck.coordinate.place import Place
+from potluck.coordinate.state_size import most_state_bytes, remember, remembered
 from potluck.coordinate.whoever_acts import WhoeverActs, find_any, kept_seats
 from potluck.discover.addresses import parse_address
 from potluck.errors import HomeError, UserError
@@ -70,11 +71,13 @@ def hand_over(
         task.update(0.0, "writing the job")
         pack(Path(folder), run, rest, adapt=adapt)
         place.hand_over(name, Path(folder), task)
+        most = most_state_bytes(Path(folder))
+    remember(state, name, most)
     run.close()
     if not to:
         home.close()
     place.ask("start", job=name)
-    return DetachedRun(WhoeverActs(place, state=state), name)
+    return DetachedRun(WhoeverActs(place, state=state), name, most)
 
 
 def attach(job: str, *, state: Path, keys: Keys, at: str = "", key: str = "") -> DetachedRun:
@@ -115,7 +118,8 @@ def attach(job: str, *, state: Path, keys: Keys, at: str = "", key: str = "") ->
         raise HomeError(
             f"nothing was handed over to the coordinator at {place}.", next_step="run.detach()"
         )
-    return DetachedRun(WhoeverActs(place, others, state), job or names[-1])
+    job = job or names[-1]
+    return DetachedRun(WhoeverActs(place, others, state), job, remembered(state, job))
 
 
 def elsewhere(address: str, key: str, keys: Keys) -> Place:

@@ -17,6 +17,7 @@ from potluck.coordinate.job import COMING, JOURNAL, SAVED, START, digest
 from potluck.coordinate.journal import Journal, Prefix, Progress
 from potluck.coordinate.journal_copy import JournalCopy
 from potluck.coordinate.line import AskDevice, Line
+from potluck.coordinate.state_size import check_size, most_state_bytes
 from potluck.coordinate.succession import Pulled, Resign, Succession
 from potluck.errors import FileError, HomeError, PotluckError
 from potluck.run.checkpoint import step_of
@@ -282,6 +283,7 @@ class SharedJob:
         name, step, sha256, nbytes = state
         if step <= self._latest_state(self._copied().progress)[1]:
             return
+        check_size(self.job, nbytes, most_state_bytes(self._folder), self._folder)
         ask, coming = self._reach(seat), self._folder / COMING_STATE
         with coming.open("wb") as out:
             while out.tell() < nbytes:

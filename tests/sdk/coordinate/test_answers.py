@@ -2,13 +2,16 @@
 end, and nothing that a terminal obeys.
 """
 
+from types import SimpleNamespace
+
 import pytest
 
 from potluck.coordinate import detached
 from potluck.coordinate.answers import MAX_LOSSES
 from potluck.coordinate.detached import DetachedRun
 from potluck.coordinate.place import Place
-from potluck.errors import HomeError
+from potluck.coordinate.state_size import MAX_KNOWN, check_size, remember, remembered
+from potluck.errors import HomeError, PotluckError, UserError
 from potluck.sessions.connections import Keys
 
 HONEST = {
@@ -122,6 +125,47 @@ def test_a_state_that_does_not_come_leaves_nothing(tmp_path, answers, place, ans
         run.save(tmp_path / "state")
     assert isinstance(caught.value, HomeError | detached.FileError)
     assert [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.parametrize(("most", "nbytes"), [(1000, 1001), (1000, 2**50), (None, 2**50)])
+def test_no_more_is_fetched_than_a_state_may_have(
+    tmp_path, answers, place, monkeypatch, most, nbytes
+):
+    asked = []
+
+    def ask(self, what, *_, **about):
+        asked.append(what)
+        return answers[what]
+
+    monkeypatch.setattr(Place, "ask", ask)
+    answers["status"] = ({**HONEST, "step": 3, "losses": []}, b"")
+    answers["read"] = ({"file": "saved-0.safetensors", "nbytes": nbytes}, bytes(100))
+    run = DetachedRun(place, "job", most)
+    for fetch in (lambda: run.save(tmp_path / "state"), run.state_dict):
+        with pytest.raises(PotluckError, match=r"it may have|are free at"):
+            fetch()
+    assert asked.count("read") == 2
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_of_a_state_that_nobody_knows_half_a_disk_is_taken_at_most(tmp_path, monkeypatch):
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1000))
+    check_size("job", 500, None, tmp_path)
+    check_size("job", 1000, 2000, tmp_path)
+    for nbytes, most in ((501, None), (1001, 2000)):
+        with pytest.raises(UserError, match="Make room there"):
+            check_size("job", nbytes, most, tmp_path)
+
+
+def test_what_a_state_may_have_is_known_to_the_next_notebook(tmp_path):
+    assert remembered(tmp_path, "job") is None
+    for number in range(MAX_KNOWN + 1):  # the oldest is forgotten
+        remember(tmp_path, f"job-{number}", number + 1)
+    assert remembered(tmp_path, "job-0") is None
+    assert remembered(tmp_path, f"job-{MAX_KNOWN}") == MAX_KNOWN + 1
+    for odd in ("[]", '{"job": -1}', '{"job": true}', "nothing"):
+        (tmp_path / "handed-over.json").write_text(odd)
+        assert remembered(tmp_path, "job") is None
 
 
 def test_one_that_never_stops_is_not_waited_for_without_end(answers, place, monkeypatch):
