@@ -17,7 +17,7 @@ from potluck.testing.memory import memory_home
 
 torch = pytest.importorskip("torch")
 N_STEPS, N_BEFORE = 30, 3
-FEW, MANY = 3, 60  # moments of each kind
+FEW, MANY = 2, 60  # moments of each kind
 
 
 @pytest.fixture(scope="module")
