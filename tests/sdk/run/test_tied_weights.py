@@ -29,6 +29,8 @@ PLANS = {
     "pipeline": [((A,), (4,)), ((B,), (4,))],
     "three": [((A,), (4,)), ((B,), (4,)), ((C,), (4,))],
     "there and back": [((A,), (4,)), ((B,), (4,)), ((A,), (4,))],
+    "and back": [((A,), (4,)), ((B,), (4,)), ((B,), (4,)), ((A,), (4,))],
+    "round": [((A,), (4,)), ((B,), (4,)), ((A,), (4,)), ((B,), (4,))],
     "replicas": [((A, B, C), (2, 1, 1))],
     "replicas first": [((A, B), (3, 1)), ((C,), (4,))],
     "replicas last": [((A,), (4,)), ((B, C), (2, 2))],
@@ -138,6 +140,21 @@ def test_tied_weights_learn_as_on_one_machine(trio, name, thrice):
     run.fit(batches, optimizer=momentum(net), clip_norm=0.5).wait()
     losses = alone(reference, batches, momentum, 0.5)
     check_equal(run, reference, losses, ROUNDING)
+    run.close()
+
+
+SPLIT = {"zb-h1": "pipeline", "zb-compact": "three", "zb-v": "and back", "zb-interleaved": "round"}
+
+
+@pytest.mark.parametrize(("schedule", "name"), SPLIT.items(), ids=SPLIT)
+def test_backwards_in_two_parts_are_limited_as_on_one_machine(trio, schedule, name):
+    """A tied weight has gradients that wait, and others that do not."""
+    net = Writer(thrice=True)
+    reference, batches = copy.deepcopy(net), batches_of(4)
+    model = model_of(net)
+    run = trio.deploy(plan_of(model, name), model, schedule=schedule).wait()
+    run.fit(batches, optimizer=momentum(net), clip_norm=0.5).wait()
+    check_equal(run, reference, alone(reference, batches, momentum, 0.5), ROUNDING)
     run.close()
 
 
