@@ -32,6 +32,7 @@ from potluck.graph.torch.holders import (
     symbols_of,
 )
 from potluck.graph.torch.in_place import without_changes
+from potluck.graph.torch.mapped import without_maps
 from potluck.graph.torch.masks import check_masks
 from potluck.graph.torch.mixed_precision import autocasting
 from potluck.graph.torch.modes import check_answers, check_modes, modes_of
@@ -175,6 +176,7 @@ def _trace(
     with modes_of(net, training=loss is not None):
         check_norms(module)
         program, lengths = export(module, tensors, dims, autocast, lines=lines)
+    without_maps(program)
     decompose(program, passed)
     without_changes(program)
     decompose(program, passed)

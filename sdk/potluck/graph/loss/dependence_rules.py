@@ -31,7 +31,12 @@ _Rule = Callable[[Look], "Dependence | list[Dependence] | None"]
 # as many equal values as there may be make no difference
 _OF_EQUALS = ("amax", "amin", "max", "min", "any", "all")
 _PRELU = "aten.prelu.default"  # entry by entry, wherever the rows are
-_LAST = {"aten.topk.default": -1, "aten.diff.default": -1}
+# the dimension of those that work along the last one where none is said
+_LAST = dict.fromkeys(
+    ("aten.topk.default", "aten.diff.default", "aten.glu.default", "aten.sort.default")
+    + ("aten.sort.stable", "aten.kthvalue.default", "aten.mode.default"),
+    -1,
+)
 
 
 # --- entry by entry ---
@@ -126,6 +131,12 @@ def _cast(look: Look) -> Dependence | None:
     if to in FLOATS or value.kind == Kind.COUNT:
         return value
     return look.laid_out_as([look.first], function([value]))
+
+
+def _side_by_side(look: Look) -> Dependence | None:
+    """Entries that pair one of each operand, linear in all of them."""
+    values = look.aligned(look.refs)
+    return None if values is None else look.laid_out_as(look.refs, together(values))
 
 
 # --- along dimensions ---
@@ -281,8 +292,13 @@ _GROUPS: tuple[tuple[tuple[str, ...], _Rule], ...] = (
     (_names("_unsafe_view"), shapes.viewed),
     (_names("unsafe_split.Tensor"), shapes.part),
     (_names("eye eye.m linspace logspace tril_indices triu_indices"), lambda look: None),
-    (_names("neg contiguous clone detach alias dropout feature_dropout"), _linear_in),
+    (_names("neg contiguous clone detach alias dropout feature_dropout _conj"), _linear_in),
     (_names("to.dtype type_as"), _cast),
+    # numbers of two parts: Fourier transforms are sums over their dimensions
+    (_names("complex"), _side_by_side),
+    (_names("polar"), _entries),
+    (_names("view_as_real view_as_complex"), shapes.moved),
+    (_names("_fft_r2c _fft_c2c _fft_c2r"), _along(1, linear=True)),
     (_names("sum sum.dim_IntList mean mean.dim"), _total),
     (
         _names("amax amin any.dim all.dim argmax argmin logsumexp var.correction std.correction"),
@@ -376,10 +392,11 @@ _GROUPS: tuple[tuple[tuple[str, ...], _Rule], ...] = (
     (
         _names(
             "full zeros ones full_like zeros_like ones_like new_zeros new_ones new_full "
-            "scalar_tensor"
+            "scalar_tensor fill.Scalar"
         ),
         shapes.made,
     ),
+    (_names("fill.Tensor"), shapes.filled),
     (_names("arange arange.start arange.start_step"), shapes.numbered),
     (_names("mse_loss l1_loss smooth_l1_loss huber_loss kl_div"), _compared(2)),
     (_names("binary_cross_entropy"), _compared(3)),

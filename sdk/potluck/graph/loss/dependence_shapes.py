@@ -263,7 +263,13 @@ def made(look: Look) -> Dependence | None:
     return look.number(fill)
 
 
-_FILLS = {"new_full": 2, "full": 1, "scalar_tensor": 0}
+_FILLS = {"new_full": 2, "full": 1, "scalar_tensor": 0, "fill.Scalar": 1}
+
+
+def filled(look: Look) -> Dependence | None:
+    """One value everywhere, in the shape of another."""
+    value = look.known[look.argument(1)]
+    return over_rows(value) if look.axis is not None else value
 
 
 def numbered(look: Look) -> Dependence | None:

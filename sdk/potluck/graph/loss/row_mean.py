@@ -28,6 +28,7 @@ _LIKE = (
     "aten.reshape_as.default",
     "aten.type_as.default",
 )
+_FILLS = ("aten.fill.Scalar", "aten.fill.Tensor")
 
 
 @dataclass(slots=True)
@@ -95,7 +96,10 @@ def _read(node: Node) -> list[Ref]:
     """The values of which a node reads more than their shape."""
     if KIND_OF.get(node.op) == "creation":
         return []
-    return list(node_refs(node))[: 1 if node.op in _LIKE else None]
+    read = list(node_refs(node))
+    if node.op in _FILLS:
+        return read[1:]
+    return read[: 1 if node.op in _LIKE else None]
 
 
 def _results(

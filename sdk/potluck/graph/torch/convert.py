@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from potluck.errors import ModelError
+from potluck.graph.torch.mapped import is_wrapper
 from potluck.graph.torch.masks import Mask, drawn
 from potluck.graph.torch.modes import draws
 from potluck.graph.torch.refusals import refusal
@@ -138,7 +139,7 @@ class Converter:
                 next_step="Keep the shape, with torch.where or a mask that is multiplied.",
             )
         else:
-            raise ModelError(f"the operation {name} cannot be sent to a device{where(node)}.")
+            raise _strange(target, where(node))
 
     def _item(self, node: torch.fx.Node) -> None:
         whole = self._argument(node.args[0])
@@ -315,6 +316,17 @@ class Converter:
             )
         size = expression(value, self.symbols)
         return size if isinstance(size, int) else Sym(size)
+
+
+def _strange(target: Any, place: str) -> ModelError:
+    """The refusal of what is no operator, such as a part of a transform of functions."""
+    if is_wrapper(target):
+        return ModelError(
+            f"a function under torch.vmap could not be written out{place}.",
+            next_step="Write it for all entries at once, with broadcasting.",
+        )
+    name = getattr(target, "__name__", str(target))
+    return ModelError(f"the operation {name} cannot be sent to a device{place}.")
 
 
 def _dtype(dtype: torch.dtype) -> Dtype:

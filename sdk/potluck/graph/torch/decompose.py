@@ -5,20 +5,18 @@ it, so that the bits are the same. Of the rest, torch's own decompositions towar
 taken; these give the same to rounding. Nothing that is on the list is touched.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch._dispatch.python import enable_python_dispatcher
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from potluck.graph.torch.own_ways import own_way
+from potluck.graph.torch.put_in import as_exported, put_in
 from potluck_wire.operators import OPERATORS
 
 MAX_DEPTH = 8  # of operators made of operators; torch's own go four deep
-_COPIED = ("nn_module_stack", "stack_trace", "source_fn_stack", "from_node")
 
 
 def decompose(program: Any, passed: Callable[[str], bool]) -> None:
@@ -81,56 +79,14 @@ def _written_out(owner: Any, node: Any) -> list[Any]:
 
     examples = [leaves[place].meta["val"] for place in places]
     try:
-        with _as_exported(node), torch.no_grad():
+        with as_exported(node.meta["val"]), torch.no_grad():
             made = make_fx(torch.func.functionalize(called, remove="mutations"))(*examples)
     except Exception:  # whatever a decomposition raises: it is refused by name
         return []
-    return _inlined(owner, node, made, [leaves[place] for place in places])
-
-
-@contextmanager
-def _as_exported(node: Any) -> Iterator[None]:
-    """Under the mode in which the program's shapes are symbols."""
-    found = [v for v in pytree.tree_leaves(node.meta["val"]) if isinstance(v, torch.Tensor)]
-    mode = getattr(found[0], "fake_mode", None) if found else None
-    if mode is None:
-        raise ValueError("its result has no shape yet")
-    with mode, enable_python_dispatcher():
-        yield
-
-
-def _inlined(owner: Any, node: Any, made: Any, given: list[Any]) -> list[Any]:
-    """Put a small graph in the place of a node."""
-    here: dict[Any, Any] = {}
-    rest, new = iter(given), []
-    with owner.graph.inserting_before(node):
-        for inner in made.graph.nodes:
-            if inner.op == "placeholder":
-                here[inner] = next(rest)
-            elif inner.op == "get_attr":
-                here[inner] = _constant(owner.graph, getattr(made, inner.target), inner)
-                new.append(here[inner])
-            elif inner.op == "output":
-                _replace(node, pytree.tree_map_only(torch.fx.Node, here.get, inner.args[0]))
-            else:
-                here[inner] = owner.graph.node_copy(inner, here.__getitem__)
-                new.append(here[inner])
-    for one in new:
-        one.meta.update({key: node.meta[key] for key in _COPIED if key in node.meta})
+    results, new = put_in(owner.graph, node, made, [leaves[place] for place in places])
+    _replace(node, results)
     owner.graph.erase_node(node)
     return new
-
-
-def _constant(graph: Any, tensor: torch.Tensor, inner: Any) -> Any:
-    """A number that a decomposition made, as an operator that makes it."""
-    if tensor.numel() != 1:
-        raise ValueError("a table of its own")
-    shape = list(tensor.shape)
-    made = graph.call_function(
-        torch.ops.aten.full.default, (shape, tensor.item()), {"dtype": tensor.dtype}
-    )
-    made.meta["val"] = inner.meta.get("val", tensor)
-    return made
 
 
 def _replace(node: Any, results: Any) -> None:
