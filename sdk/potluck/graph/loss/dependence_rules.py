@@ -32,11 +32,13 @@ _Rule = Callable[[Look], "Dependence | list[Dependence] | None"]
 _OF_EQUALS = ("amax", "amin", "max", "min", "any", "all")
 _PRELU = "aten.prelu.default"  # entry by entry, wherever the rows are
 # the dimension of those that work along the last one where none is said
-_LAST = dict.fromkeys(
-    ("aten.topk.default", "aten.diff.default", "aten.glu.default", "aten.sort.default")
-    + ("aten.sort.stable", "aten.kthvalue.default", "aten.mode.default"),
-    -1,
-)
+_LAST = {
+    f"aten.{word}": -1
+    for word in (
+        *("topk.default", "diff.default", "glu.default", "sort.default", "sort.stable"),
+        *("kthvalue.default", "mode.default"),
+    )
+}
 
 
 # --- entry by entry ---
