@@ -17,6 +17,7 @@ from potluck.graph.loss.trials import apart, difference
 from potluck.graph.partition.cuts import multiple
 from potluck.graph.partition.outputs import check_outputs
 from potluck.graph.torch import symbolic_sizes
+from potluck.graph.torch.assertions import without_assertions
 from potluck.graph.torch.batch_axis import Complete, OperatorFailed, by_rows
 from potluck.graph.torch.convert import Converter, passed
 from potluck.graph.torch.dead_nodes import without_dead
@@ -177,6 +178,7 @@ def _trace(
         check_norms(module)
         program, lengths = export(module, tensors, dims, autocast, lines=lines)
     without_maps(program)
+    without_assertions(program)
     decompose(program, passed)
     without_changes(program)
     decompose(program, passed)

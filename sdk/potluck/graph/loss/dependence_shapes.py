@@ -23,6 +23,7 @@ from potluck.graph.loss.node_view import N_ROWS, Look, outer_of, shape_at
 from potluck_wire.graph import Ref, Sym
 
 _SOME = "takes some of the rows"
+_NOTHING = (0,)  # what joins anything, as a cache of keys begins
 
 
 def viewed(look: Look) -> Dependence | None:
@@ -198,7 +199,9 @@ def indexed(look: Look) -> Dependence | None:
 
 def joined(look: Look) -> Dependence | None:
     """Side by side along a dimension; along the rows, each part is a group."""
-    parts = [ref for ref in look.argument(0) if isinstance(ref, Ref)]
+    parts = [ref for ref in look.argument(0) if look.traced.type_of(ref).shape != _NOTHING]
+    if not parts:
+        return None
     values, axes = [look.known[ref] for ref in parts], {look.axis_of(ref) for ref in parts}
     if len(axes) > 1:
         raise Mixes("puts the rows beside others")

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from potluck.errors import ModelError
+from potluck.graph.torch.assertions import CHECKS
 from potluck.graph.torch.mapped import is_wrapper
 from potluck.graph.torch.masks import Mask, drawn
 from potluck.graph.torch.modes import draws
@@ -18,16 +19,7 @@ from potluck.graph.torch.symbolic_sizes import expression
 from potluck_wire.graph import MAX_INT, Argument, Dtype, Node, Ref, Sym
 from potluck_wire.operators import KIND_OF, OPERATORS
 
-# what an exporter checks and a device need not; and arguments that say where or how, not what
-_DROPPED = frozenset(
-    {
-        "_assert_tensor_metadata",
-        "_assert_scalar",
-        "_assert_async",
-        "sym_constrain_range",
-        "sym_constrain_range_for_size",
-    }
-)
+# arguments that say where or how, not what
 _PLACEMENT = frozenset({"device", "pin_memory", "layout", "memory_format", "non_blocking", "copy"})
 _CASTS = frozenset(
     {
@@ -72,7 +64,7 @@ def passed(name: str) -> bool:
     """
     packet = name.split(".")[1]
     in_place = packet.endswith("_") and not packet.startswith("__")
-    return name in _CASTS or name in _RENAMED or packet in _DROPPED or in_place
+    return name in _CASTS or name in _RENAMED or packet in CHECKS or in_place
 
 
 class Converter:
@@ -124,7 +116,7 @@ class Converter:
         elif name == "wrap_with_autocast":
             self._autocast(node, owner)
         elif isinstance(target, torch._ops.OpOverload):
-            if target._opname not in _DROPPED:
+            if target._opname not in CHECKS:
                 self._operator(node, name)
         elif isinstance(value, torch.SymFloat):
             raise ModelError(
