@@ -72,6 +72,11 @@ MIXING = {
     ),
     "a mean of one row less": (lambda y, t: (y - t).square().sum() / (y.shape[0] - 1), "aten.div"),
     "a sum and one": (lambda y, t: ((y - t).square().sum() + 1) / y.numel(), "aten.add"),
+    "filled with a mean": (
+        lambda y, t: (y * torch.fill(t, 1.0) - torch.fill(t, y.mean())).square().mean(),
+        "aten.square",
+    ),
+    "sorted across the rows": (lambda y, t: mse_loss(y.sort(0).values, t), "aten.sort"),
     "numbered rows": (lambda y, t: (y * torch.arange(y.shape[0])[:, None]).mean(), "aten.mul"),
     "a sum and a number": (lambda y, t: (y - t).square().sum() + 1, "aten.add"),
     "a sum of squares of sums": (lambda y, t: (y - t).sum().square(), "aten.square"),
@@ -225,6 +230,20 @@ MEANS = {
         (_values,),
     ),
     "two views": (lambda y, t: mse_loss(torch.cat([y, -y]), torch.cat([t, t * 2])), (_values,)),
+    "filled": (lambda y, t: (y * torch.fill(t, 0.5) + torch.fill(y, 0.25)).mean(), (_values,)),
+    "spectra": (
+        lambda y, t: (torch.fft.rfft(y, dim=1) - torch.fft.rfft(t, dim=1)).abs().mean(),
+        (_values,),
+    ),
+    "spectra and back": (
+        lambda y, t: mse_loss(torch.fft.ifft(torch.fft.fft(y) * torch.fft.fft(t)).real, t),
+        (_values,),
+    ),
+    "gated along the last dimension": (
+        lambda y, t: nn.functional.glu(y).square().mean() + mse_loss(y, t),
+        (_values,),
+    ),
+    "beside nothing": (lambda y, t: mse_loss(torch.cat([y.new_tensor([]), y]), t), (_values,)),
     "by position": (
         lambda y, t: (y.flatten() - t.T.reshape(4, -1).T.flatten()).abs().mean(),
         (_values,),
