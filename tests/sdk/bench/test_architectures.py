@@ -1,8 +1,8 @@
 """Architectures of transformers that nobody chose by hand, over two agents as on one machine.
 
-The kinds of models that AutoModel knows stand in alphabetical order, so that kin are neighbours. Of
-each fortieth of them, the first is tried that can be made small, calls few operators, and reads no
-number of its data.
+The kinds of models that AutoModel knows stand in alphabetical order, so that kin are neighbours.
+From each fortieth of them on, the first is tried that can be made small, calls few operators, and
+reads no number of its data.
 """
 
 import warnings
@@ -18,9 +18,13 @@ from potluck.bench import small_architectures  # noqa: E402 - it needs transform
 from potluck.bench.architecture_trials import tried  # noqa: E402
 
 SAMPLES = 40
-MAX_OPERATORS = 300  # those of more take up to a minute
-# what is refused, and rightly: a part of the reason
-REFUSED = {"tapas": "does not hold one result for each row"}  # it numbers the rows of all tables
+MAX_OPERATORS = 200  # those of more take up to a minute
+# what is refused, some of it in training alone: a part of the reason
+REFUSED = {
+    "bloom": "the backward pass of GeLUFunction",
+    "sew": "belongs to no module",  # its input is made to require a gradient
+    "tapas": "does not hold one result for each row",  # it numbers the rows of all tables
+}
 
 
 class Called(TorchDispatchMode):
@@ -36,10 +40,10 @@ class Called(TorchDispatchMode):
 
 
 def drawn(number):
-    """The first architecture of that fortieth; None where there is none."""
+    """The first architecture from that fortieth on; None where there is none."""
     names = small_architectures.names()
-    start, stop = (i * len(names) // SAMPLES for i in (number, number + 1))
-    made = (small_architectures.made(name) for name in names[start:stop])
+    start = number * len(names) // SAMPLES
+    made = (small_architectures.made(name) for name in names[start:])
     return next((one for one in made if one is not None and is_small(one)), None)
 
 
@@ -63,7 +67,7 @@ def test_an_architecture_answers_and_trains_on_two_agents_as_on_one_machine(numb
     if not outcome.exports:
         pytest.skip(f"torch.export does not take {architecture.name}")
     if architecture.name in REFUSED:
-        assert REFUSED[architecture.name] in outcome.refused
+        assert REFUSED[architecture.name] in outcome.refused + outcome.untrained
     else:
         assert (outcome.refused, outcome.untrained) == ("", ""), architecture.name
         assert outcome.equal, architecture.name
