@@ -112,7 +112,7 @@ class Watched(Coordinators):
 
     def is_over(self):
         """Whether nothing is left to train."""
-        return any(self.progress(name).is_over for name in self.alive)
+        return any(self.progress(name).is_over for name in tuple(self.alive))
 
     def _has_it(self, name):
         progress = self.progress(name)
