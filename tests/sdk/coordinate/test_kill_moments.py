@@ -125,9 +125,9 @@ def moments(n, most, kind):
     return sorted({*range(1, n // 3 + 1), *(rng.randint(1, most) for _ in range(n - n // 3))})
 
 
-def sample(most, kind):
+def sample(most, kind, n_few=FEW):
     """A few of them for each day, many for the long tests."""
-    few = moments(FEW, most, kind)
+    few = moments(n_few, most, kind)
     more = [n for n in moments(MANY, most, kind) if n not in few]
     return pytest.mark.parametrize(
         "moment", [*few, *(pytest.param(n, marks=pytest.mark.long) for n in more)]
@@ -147,7 +147,7 @@ def test_who_acts_is_killed_and_a_copy_that_counts_goes_on(home, moment):
     home.ends(told)
 
 
-@sample(60, "hand-over")
+@sample(60, "hand-over", 1)  # the slowest
 def test_killed_while_a_job_comes_it_is_handed_over_again(home, moment):
     home.start("A")
     home.strike(moment, lambda: home.kill("A"))
