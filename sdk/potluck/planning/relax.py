@@ -188,11 +188,10 @@ def granted(problem: Problem, memory_bytes: Mapping[str, int]) -> Problem:
 
 def _micro_batch(problem: Problem, planning: Planning) -> Iterator[Remedy]:
     """Smaller micro-batches than the one that is stated, or than those that planning tries."""
-    workload, smallest = problem.workload, min(candidates.micro_batches(problem))
+    workload = problem.workload
     if not isinstance(workload, Training):
         return
-    sizes = candidates.divisions(workload.batch, FINEST)
-    finer = [size for size in sizes if candidates.fewest_rows(problem) <= size < smallest]
+    finer = candidates.smaller_sizes(problem, FINEST)
     asked = [replace(problem, workload=replace(workload, micro_batch=size)) for size in finer]
     yield from _first(asked, finer, "micro-batch", planning)
 

@@ -61,9 +61,13 @@ def finer_micro_batches(problem: Problem) -> tuple[int, ...]:
     workload = problem.workload
     if not isinstance(workload, Training) or workload.micro_batch is not None:
         return ()
+    return _spread(smaller_sizes(problem, MOST_STATED)[::-1], MAX_FINE)
+
+
+def smaller_sizes(problem: Problem, most: int) -> list[int]:
+    """Sizes below those of `micro_batches`, largest first, of which at most `most` make a batch."""
     least, fewest = min(micro_batches(problem)), fewest_rows(problem)
-    sizes = divisions(workload.batch, MOST_STATED)
-    return _spread([size for size in reversed(sizes) if fewest <= size < least], MAX_FINE)
+    return [size for size in divisions(problem.workload.batch, most) if fewest <= size < least]
 
 
 def all_micro_batches(problem: Problem) -> tuple[int, ...]:
