@@ -8,7 +8,6 @@ import zmq
 
 from potluck.errors import HomeError
 from potluck.home import Home
-from potluck.lab.scenario import Script
 from potluck.sessions.agent_specs import Spec, local_specs, specs_of
 from potluck.sessions.connections import Keys
 from potluck.sessions.events import Address
@@ -18,7 +17,7 @@ from potluck.testing.memory.clock import VirtualClock
 from potluck.testing.memory.driver import Driver
 from potluck.testing.memory.link import MemoryLink
 from potluck.testing.memory.network import HOME, MemoryNetwork, Says
-from potluck.testing.memory.notebook import MemoryNotebook
+from potluck.testing.memory.notebook import InMemory, MemoryNotebook
 from potluck_wire.limits import PORT
 
 AHEAD_S = 500.0  # how far the clock of each device is ahead of the one before it
@@ -26,7 +25,7 @@ SETTLED_S = 1.0  # by then every device has been heard
 _FAULTS = logging.getLogger("potluck.faults")
 
 
-class MemoryLab:
+class MemoryLab(InMemory):
     """Devices in this process, in virtual time; one home, and those of other notebooks.
 
     Parameters
@@ -36,8 +35,6 @@ class MemoryLab:
     metered
         The names of those whose power a meter tells.
     """
-
-    emulation = network = None
 
     def __init__(self, specs: Sequence[Spec], metered: Collection[str] = ()) -> None:
         self._metered = metered
@@ -123,19 +120,6 @@ class MemoryLab:
     def clock(self) -> VirtualClock:
         """Its time."""
         return self._clock
-
-    def claim(self, give_way: Callable[[], bool]) -> None:
-        """Nobody else can join it."""
-
-    def play(self, script: Script) -> object:
-        """Scripts need processes.
-
-        Raises
-        ------
-        HomeError
-            Always.
-        """
-        raise HomeError("a home in memory plays no scripts.", next_step="Use Home.lab().")
 
     def close(self) -> None:
         """All devices are gone."""

@@ -13,32 +13,10 @@ if TYPE_CHECKING:
     from potluck.testing.memory.lab import MemoryLab
 
 
-class MemoryNotebook:
-    """What `Home.over` needs of it; the devices stay when its home is closed.
-
-    Parameters
-    ----------
-    lab
-        Of the devices.
-    name
-        What the network calls it.
-    keys
-        Its own.
-    """
+class InMemory:
+    """A home over this is in one process: nobody else joins it, and it plays no scripts."""
 
     emulation = network = None
-
-    def __init__(self, lab: "MemoryLab", name: str, keys: Keys) -> None:
-        self._lab, self._name, self.keys = lab, name, keys
-
-    @property
-    def started(self) -> Sequence[Started]:
-        """The devices."""
-        return self._lab.started
-
-    def link(self) -> MemoryLink:
-        """Its connection."""
-        return self._lab.link_at(self._name)
 
     def claim(self, give_way: Callable[[], bool]) -> None:
         """Nobody else can join it."""
@@ -52,6 +30,32 @@ class MemoryNotebook:
             Always.
         """
         raise HomeError("a home in memory plays no scripts.", next_step="Use Home.lab().")
+
+
+class MemoryNotebook(InMemory):
+    """What `Home.over` needs of it; the devices stay when its home is closed.
+
+    Parameters
+    ----------
+    lab
+        Of the devices.
+    name
+        What the network calls it.
+    keys
+        Its own.
+    """
+
+    def __init__(self, lab: "MemoryLab", name: str, keys: Keys) -> None:
+        self._lab, self._name, self.keys = lab, name, keys
+
+    @property
+    def started(self) -> Sequence[Started]:
+        """The devices."""
+        return self._lab.started
+
+    def link(self) -> MemoryLink:
+        """Its connection."""
+        return self._lab.link_at(self._name)
 
     def close(self) -> None:
         """The devices are others', too."""
