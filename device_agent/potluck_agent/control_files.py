@@ -16,6 +16,7 @@ from typing import Any
 
 from potluck_agent.errors import AgentError
 from potluck_agent.keys import read_private, write_private
+from potluck_wire.process_identity import identity
 
 RUNNING = "agent.json"
 WINDOW = "window.json"
@@ -72,7 +73,8 @@ def claim(state: Path, facts: dict[str, Any]) -> Claim:
     """
     refuse_second(state)
     lock = _locked(state)
-    write_private(state / RUNNING, {**facts, "pid": os.getpid(), "born_s": _born_s(os.getpid())})
+    pid = os.getpid()
+    write_private(state / RUNNING, {**facts, "pid": pid, "identity": identity(pid)})
     return Claim(state, lock)
 
 
@@ -108,23 +110,8 @@ def running(state: Path) -> dict[str, Any] | None:
     document = _read(state / RUNNING)
     if not isinstance(document, dict) or type(document.get("pid")) is not int:
         return None
-    born_s = _born_s(document["pid"])
-    return document if born_s is not None and born_s == document.get("born_s") else None
-
-
-def _born_s(pid: int) -> float | None:
-    """When that process started, so that a number that was given to another process is told apart;
-    None: it ended.
-    """
-    import psutil
-
-    try:
-        process = psutil.Process(pid)
-        if process.status() == psutil.STATUS_ZOMBIE:  # it ended, and its parent has not looked yet
-            return None
-        return float(process.create_time())
-    except (psutil.Error, ValueError):
-        return None
+    known = identity(document["pid"])
+    return document if known and known == document.get("identity") else None
 
 
 def ask_window(state: Path, secret: str, window_s: float | None) -> None:

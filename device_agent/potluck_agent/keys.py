@@ -8,12 +8,13 @@ never a reason to make new keys: that would silently break every pairing.
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from potluck_agent.errors import AgentError
+from potluck_wire.file_lock import alone
 from potluck_wire.fingerprint import fingerprint
 from potluck_wire.limits import is_device_name, is_key
 
@@ -21,6 +22,7 @@ IDENTITY, PEERS, PEERS_LOCK = "identity.json", "peers.json", "peers.lock"
 OWNER = "owner"  # the one role in the file: a notebook that may run programs here
 MAX_PEERS = 64
 MAX_FILE_BYTES = 1024 * 1024
+PATIENCE_S = 0.5  # others change the peers in milliseconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,22 +154,23 @@ def forget_peer(state: Path, name: str) -> tuple[Peer, ...]:
 
 @contextmanager
 def _alone(state: Path) -> Iterator[None]:
-    """While another process changes the peers, wait; where no system call locks (Windows), do not.
+    """While another process changes the peers, wait, but not for long: the agent's loop stands.
 
     The agent adds a peer that pairs while a command may forget one: what one of them read would
     undo what the other wrote.
     """
+    path = state / PEERS_LOCK
+    held = ExitStack()
     try:
-        import fcntl
-    except ImportError:
-        yield
-        return
-    try:
-        file = (state / PEERS_LOCK).open("a")
+        held.enter_context(alone(path, PATIENCE_S))
+    except TimeoutError as error:
+        raise AgentError(
+            f"cannot change the peers: another process holds {path} (a `potluck agent` command "
+            "that was stopped?). End it, and try again."
+        ) from error
     except OSError as error:
-        raise AgentError(f"cannot write {state / PEERS_LOCK}: {error.strerror}.") from error
-    with file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        raise AgentError(f"cannot write {path}: {error.strerror}.") from error
+    with held:
         yield
 
 

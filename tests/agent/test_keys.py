@@ -12,6 +12,7 @@ from potluck_agent import control_files, keys
 from potluck_agent.cli import arguments, options
 from potluck_agent.errors import AgentError
 from potluck_agent.keys import Peer
+from potluck_wire.file_lock import alone
 from potluck_wire.fingerprint import fingerprint
 
 CONTROL = {control_files.RUNNING: control_files.running, control_files.STATUS: control_files.status}
@@ -117,6 +118,23 @@ def test_two_notebooks_of_one_name_are_both_kept(tmp_path):
     }
 
 
+@pytest.mark.skipif(os.name == "nt", reason="no system call locks there")
+def test_whoever_holds_the_peers_is_not_waited_for_long(tmp_path, monkeypatch):
+    """The agent's loop would stand still as long."""
+    monkeypatch.setattr(keys, "PATIENCE_S", 0.0)
+    ada = Peer(name="ada", key=KEYS[0])
+    with alone(tmp_path / keys.PEERS_LOCK, 0.0):
+        with pytest.raises(AgentError, match=r"another process holds .*peers\.lock"):
+            keys.add_peer(tmp_path, ada)
+        with pytest.raises(AgentError, match=r"another process holds .*peers\.lock"):
+            keys.forget_peer(tmp_path, "ada")
+    keys.add_peer(tmp_path, ada)
+    (tmp_path / keys.PEERS_LOCK).unlink()
+    os.mkfifo(tmp_path / keys.PEERS_LOCK)
+    with pytest.raises(AgentError, match=r"cannot write .*peers\.lock"):
+        keys.forget_peer(tmp_path, "ada")
+
+
 def test_fingerprints_are_25_characters_and_differ():
     first, second = (fingerprint(key) for key in KEYS[:2])
     assert first != second
@@ -153,7 +171,7 @@ def test_of_two_agents_that_start_in_the_same_instant_one_has_the_directory(tmp_
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"[]", b'{"pid": "x"}', b'{"pid": 1, "born_s": 1.0}', b'{"pid": -5}']
+    "content", [b"", b"[]", b'{"pid": "x"}', b'{"pid": 1, "identity": "1"}', b'{"pid": -5}']
 )
 def test_what_a_killed_agent_left_behind_does_not_count(tmp_path, content):
     (tmp_path / control_files.RUNNING).write_bytes(content)

@@ -54,6 +54,7 @@ def main(args: argparse.Namespace) -> None:
 def _up(args: argparse.Namespace) -> None:
     from potluck.lab import registry
     from potluck.lab.lab import Lab
+    from potluck_wire.process_identity import identity
 
     name = Path(args.name).stem
     _refuse_second(name)
@@ -74,7 +75,7 @@ def _up(args: argparse.Namespace) -> None:
         home=home,
         time_scale=args.time_scale,
         pid=os.getpid(),
-        born_s=registry.born_s(os.getpid()),
+        identity=identity(os.getpid()),
         public=lab.keys.public,
         secret=lab.keys.secret,
         agents=lab.started,

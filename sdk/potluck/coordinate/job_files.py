@@ -1,6 +1,8 @@
 """The jobs in a folder, each a folder of its own: which there are, and whether their files hold."""
 
+import os
 import shutil
+import time
 from pathlib import Path
 
 from potluck.coordinate.batch_store import BatchStore
@@ -21,6 +23,8 @@ from potluck.graph.model_file import load_model
 from potluck.run.checkpoint import load as load_checkpoint
 from potluck.run.checkpoint import step_of
 
+APART_NS = 2_000_000_000  # some disks keep dates in steps of so much
+
 
 def jobs_in(folder: Path) -> tuple[str, ...]:
     """The names of all jobs that are whole, the latest last.
@@ -31,15 +35,34 @@ def jobs_in(folder: Path) -> tuple[str, ...]:
         Of all of them.
     """
     found = [path.parent for path in folder.glob(f"*/{JOURNAL}")]
-    return tuple(path.name for path in sorted(found, key=_handed_over_s))
+    return tuple(path.name for path in sorted(found, key=_order))
 
 
-def _handed_over_s(folder: Path) -> float:
-    """When a job came, by the clock of the disk; of one that is spoiled nobody knows."""
+def _order(folder: Path) -> int:
+    """The later a job came, the more; of one that is spoiled nobody knows."""
     try:
-        return (folder / JOB).stat().st_mtime
+        return (folder / JOB).stat().st_mtime_ns
     except OSError:
-        return 0.0
+        return 0
+
+
+def make_latest(folder: Path) -> None:
+    """This job came after all others: its date says so, even where the clock was set back.
+
+    Parameters
+    ----------
+    folder
+        Of the job, within that of all of them.
+
+    Raises
+    ------
+    OSError
+        Its date cannot be set.
+    """
+    there = [path.parent for path in folder.parent.glob(f"*/{JOB}")]
+    others = [_order(other) for other in there if other != folder]
+    order = max(time.time_ns(), max(others, default=0) + APART_NS)
+    os.utime(folder / JOB, ns=(order, order))
 
 
 def progress_in(folder: Path, job: str) -> Progress:
@@ -118,6 +141,10 @@ def begin_journal(folder: Path) -> None:
         It cannot be written.
     """
     step, n_batches = step_of(folder / START), len(BatchStore(folder / BATCHES))
+    try:
+        make_latest(folder)
+    except OSError as error:
+        raise FileError(f"cannot write {folder / JOB}: {error.strerror}.") from error
     journal = Journal(folder / JOURNAL)
     journal.add(begun=step, n_batches=n_batches, saved=START, durable=True)
     journal.close()

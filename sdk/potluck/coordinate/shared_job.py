@@ -14,6 +14,7 @@ from potluck.coordinate.arrival import Arrival
 from potluck.coordinate.beat import THREADS, Pace
 from potluck.coordinate.group import Group, Seat, lease_of
 from potluck.coordinate.job import COMING, JOURNAL, SAVED, START, digest
+from potluck.coordinate.job_files import make_latest
 from potluck.coordinate.journal import Journal, Prefix, Progress
 from potluck.coordinate.journal_copy import JournalCopy
 from potluck.coordinate.line import AskDevice, Line
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from potluck.home import Home
 
 CHUNK_BYTES = 1 << 20
+ANSWERS_AT_ONCE = 16  # each of a chunk at most; then whoever copies looks whether it is to end
+MAX_JOURNAL_BYTES = 1 << 30  # some ten million steps
 COMING_JOURNAL, COMING_STATE = f"{JOURNAL}{COMING}", f"state{COMING}"
 
 Answer = tuple[dict[str, Any], bytes]
@@ -227,12 +230,16 @@ class SharedJob:
     # --- who copies -------------------------------------------------------------------------------
 
     def pull(self, leader: str) -> tuple[int, int] | None:
-        """Copy what is new in the journal of whoever acts: how much of it is here, and its term."""
+        """Copy what is new in the journal of whoever acts, or as much of it as comes at once.
+
+        Returns how much of it is here, and its term.
+        """
         seat = self.group.seat(leader)
         if seat is None or self._work.journal(self.job) is not None:
             return None
         ask = self._reach(seat)
-        while True:
+        pulled: tuple[int, int] | None = None
+        for _ in range(ANSWERS_AT_ONCE):
             into = self._coming or self._copied()
             answer, data = ask(
                 "pull",
@@ -250,17 +257,32 @@ class SharedJob:
                     return None
                 self._state = told.state
                 if told.at != into.nbytes:  # ours is another: theirs takes its place, once whole
+                    if not into.nbytes:
+                        raise HomeError(f"{leader:.8}: it tells of another place than was asked.")
                     self._restart()
                     continue
-                self._extend(into, data)
-                if data and into.nbytes < told.nbytes:
-                    continue
-                if into is self._coming:
-                    into.put_in_place_of(self._copied())
-                    self._copy, self._coming = into, None
-                self._told = max(self._told, min(told.told, into.nbytes))
-                self.group = into.progress.group or self.group
-                return into.nbytes, told.term
+                is_whole = self._take_in(into, data, told)
+                pulled = self._copied().nbytes, told.term
+                if is_whole:
+                    break
+        return pulled
+
+    def _take_in(self, into: JournalCopy, data: bytes, told: "_Told") -> bool:
+        """What has come of the journal; whether that was all of it."""
+        if told.nbytes > MAX_JOURNAL_BYTES:
+            raise HomeError(
+                f"the journal of {self.job} is said to have {told.nbytes} bytes, more than the "
+                f"{MAX_JOURNAL_BYTES} that are copied."
+            )
+        self._extend(into, data)
+        if data and into.nbytes < told.nbytes:
+            return False
+        if into is self._coming:
+            into.put_in_place_of(self._copied())
+            self._copy, self._coming = into, None
+        self._told = max(self._told, min(told.told, into.nbytes))
+        self.group = into.progress.group or self.group
+        return True
 
     def _restart(self) -> None:
         path = self._folder / COMING_JOURNAL
@@ -435,4 +457,5 @@ def fetch(folder: Path, job: str, ask: Ask) -> None:
             if not data and nbytes:
                 raise HomeError(f"{name} of {job} does not come whole.")
     arrival.check()
+    make_latest(arrival.folder)
     arrival.folder.rename(folder / job)

@@ -33,6 +33,9 @@ RENEW_S = 1.0
 PROMISE_S = 2.0  # a promise is worth so long, and a coordinator waits so long for promises
 RETRY_S = 0.5
 STAGGER_S = 0.7  # the next in line asks so much later than the one before it
+# A term is one more than the last whenever somebody asks, twice a second at most. Whoever tells of
+# one that is newer by more may lie, and is followed no further at once: terms have an end.
+MAX_NEWER = 1_000_000
 LAG_S = 4.0  # a copy that was not asked for by its holder in so long does not count any more
 
 FOLLOWING, ASKING, TAKING, ACTING = "following", "asking", "taking", "acting"
@@ -240,7 +243,8 @@ class Succession:
             return
         if is_at_it:
             self._end("another one acts in a newer term.", now_s)
-        self.term, self._followed = max(self.term, event.term), event.term
+        self._follow_term(event.term)
+        self._followed = min(event.term, self.term)
         self.leader, self.why = event.leader, ""
         self._next_s = now_s + LEASE_S + self.rank * STAGGER_S
 
@@ -290,15 +294,18 @@ class Succession:
     def _refused(self, event: Voted, now_s: float) -> None:
         newer = event.term > self.term
         if self.role == ACTING and newer:
-            self.term = event.term
+            self._follow_term(event.term)
             self._end("another one acts in a newer term.", now_s)
             return
         needed = self.n_to_take if self.role == ASKING else self.n_to_keep
         if self.role in (ASKING, TAKING):
-            self.term = max(self.term, event.term)
-            self._left_s = max(self._left_s, event.left_s)
+            self._follow_term(event.term)
+            self._left_s = max(self._left_s, min(event.left_s, LEASE_S))
             if len(self.voters) - len(self._denied) < needed or (self.role == TAKING and newer):
                 self._wait(now_s)
+
+    def _follow_term(self, term: int) -> None:
+        self.term = max(self.term, min(term, self.term + MAX_NEWER))
 
     def _take(self, now_s: float) -> None:
         """A majority has promised: write that we act, if our copy has all that was told."""

@@ -8,7 +8,8 @@ reason to start afresh: that would silently break every pairing.
 import json
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,12 @@ from potluck.discover.claim import Claim, claim
 from potluck.documents import read_json, write_whole
 from potluck.errors import FileError, UserError
 from potluck.sessions.events import Address
+from potluck_wire.file_lock import alone
 from potluck_wire.limits import is_device_name, is_key
 from potluck_wire.messages import HOME
 
-IDENTITY, DEVICES = "notebook.json", "devices.json"
+IDENTITY, DEVICES, LOCK = "notebook.json", "devices.json", "keyring.lock"
+PATIENCE_S = 5.0
 MAX_DEVICES = 256
 MAX_HOST = 255  # letters of a name in the network
 KEPT_ADDRESSES = 4  # a phone comes back at home, at work, on the hotspot
@@ -87,10 +90,8 @@ class Keyring:
         """(public, secret) key of this notebook, Z85."""
         path = self.directory / IDENTITY
         if not _exists(path):
-            import zmq
-
-            public, secret = (part.decode() for part in zmq.curve_keypair())
-            _write(path, {"public": public, "secret": secret})
+            with self._alone():
+                self._make_identity(path)
         document = _read(path)
         keys = (
             (document.get("public"), document.get("secret")) if isinstance(document, dict) else ()
@@ -102,6 +103,14 @@ class Keyring:
                 "Restore it, or delete it and pair every device again.",
             )
         return str(keys[0]), str(keys[1])
+
+    def _make_identity(self, path: Path) -> None:
+        if _exists(path):  # another program was first
+            return
+        import zmq
+
+        public, secret = (part.decode() for part in zmq.curve_keypair())
+        _write(path, {"public": public, "secret": secret})
 
     def devices(self) -> tuple[Known, ...]:
         """All known devices."""
@@ -117,28 +126,52 @@ class Keyring:
 
         The same name with another key gets a number: `phone-2`.
         """
-        others = [other for other in self.devices() if other.key != known.key]
-        if len(others) >= MAX_DEVICES:
-            raise UserError(
-                f"{MAX_DEVICES} devices are known already.",
-                next_step="Forget one: `potluck forget NAME`.",
+        with self._alone():
+            others = [other for other in self.devices() if other.key != known.key]
+            if len(others) >= MAX_DEVICES:
+                raise UserError(
+                    f"{MAX_DEVICES} devices are known already.",
+                    next_step="Forget one: `potluck forget NAME`.",
+                )
+            taken = {other.name for other in others}
+            kept = replace(
+                known,
+                name=free_name(known.name, taken.__contains__),
+                addresses=tuple(dict.fromkeys(known.addresses))[:KEPT_ADDRESSES],
             )
-        kept = replace(
-            known,
-            name=free_name(known.name, lambda name: any(other.name == name for other in others)),
-            addresses=tuple(dict.fromkeys(known.addresses))[:KEPT_ADDRESSES],
-        )
-        self._write_devices([*others, kept])
-        return kept
+            self._write_devices([*others, kept])
+            return kept
 
     def forget(self, name: str) -> None:
         """Trust that device no longer."""
-        devices = self.devices()
-        left = [known for known in devices if known.name != name]
-        if len(left) == len(devices):
-            names = ", ".join(known.name for known in devices) or "none"
-            raise UserError(f"no device is called {name!r}; known are {names}.")
-        self._write_devices(left)
+        with self._alone():
+            devices = self.devices()
+            left = [known for known in devices if known.name != name]
+            if len(left) == len(devices):
+                names = ", ".join(known.name for known in devices) or "none"
+                raise UserError(f"no device is called {name!r}; known are {names}.")
+            self._write_devices(left)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """While another program of this user changes the files, wait: what one of them read would
+        undo what the other wrote.
+        """
+        path = self.directory / LOCK
+        held = ExitStack()
+        try:
+            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            held.enter_context(alone(path, PATIENCE_S))
+        except TimeoutError as error:
+            raise FileError(
+                f"another program holds {path}.",
+                next_step="End the potluck program that was stopped, and try again.",
+                path=str(path),
+            ) from error
+        except OSError as error:
+            raise FileError(f"cannot write {path}: {error.strerror}.", path=str(path)) from error
+        with held:
+            yield
 
     def _write_devices(self, devices: list[Known]) -> None:
         _write(self.directory / DEVICES, [asdict(known) for known in devices])

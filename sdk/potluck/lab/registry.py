@@ -12,12 +12,11 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import psutil
-
 from potluck.documents import read_json
 from potluck.errors import FileError, UserError
 from potluck.sessions.events import Address
 from potluck.sessions.local_agents import Started
+from potluck_wire.process_identity import identity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +29,7 @@ class Entry:
     home: str
     time_scale: float
     pid: int
-    born_s: float
+    identity: str
     public: str
     secret: str
     agents: tuple[Started, ...]
@@ -56,14 +55,6 @@ def folder() -> Path:
             next_step="Remove it, or set POTLUCK_RUN to a folder of yours.",
         )
     return path
-
-
-def born_s(pid: int) -> float:
-    """When that process began; 0 where there is none."""
-    try:
-        return float(psutil.Process(pid).create_time())
-    except psutil.Error:
-        return 0.0
 
 
 def entries() -> tuple[Entry, ...]:
@@ -116,7 +107,7 @@ def _file(name: str) -> Path:
 def _alive() -> Iterator[tuple[Path, Entry]]:
     for path in sorted(folder().glob("*.json")):
         entry = _read(path)
-        if entry is not None and born_s(entry.pid) == entry.born_s:
+        if entry is not None and entry.identity and identity(entry.pid) == entry.identity:
             yield path, entry
         else:
             with suppress(OSError):

@@ -12,7 +12,7 @@ from tests.sdk.coordinate.test_kill_moments import case, home
 from potluck.coordinate.group import MAX_SEATS, Seat
 from potluck.coordinate.job import JOURNAL, MODEL, files_of
 from potluck.coordinate.server import CHUNK_BYTES, VERSION
-from potluck.coordinate.shared_job import fetch
+from potluck.coordinate.shared_job import MAX_JOURNAL_BYTES, fetch
 from potluck.errors import HomeError, PotluckError, UserError
 
 torch = pytest.importorskip("torch")
@@ -181,6 +181,36 @@ def test_who_copies_is_told_lies_and_keeps_what_it_has(home, monkeypatch):
     assert home.progress("B").losses[: len(before.losses)] == before.losses
     assert not (home.disk("B") / "x").exists()
     home.ends(told)
+
+
+FOLLOWS = {
+    "another place, each time": (lambda at: at + 7, 10**9),
+    "a journal without an end": (lambda at: at, 2**52),
+    "lines without an end": (lambda at: at, MAX_JOURNAL_BYTES),
+}
+
+
+@pytest.mark.parametrize(("place", "nbytes"), FOLLOWS.values(), ids=FOLLOWS)
+def test_who_copies_from_one_that_lies_without_end_can_be_ended(home, monkeypatch, place, nbytes):
+    home.shared()
+    server, n_pulls = home.alive["A"].server, 0
+    honest, lines = server.answer, b'{"note": "more"}\n' * 10
+
+    def answer(parts, key=""):
+        nonlocal n_pulls
+        asked = json.loads(parts[1])
+        if asked["ask"] != "pull":
+            return honest(parts, key)
+        n_pulls += 1
+        state = ["start.safetensors", 0, "", 1]
+        told = {"acts": True, "term": 2**40, "nbytes": nbytes, "told": 0, "state": state}
+        return {**told, "at": place(asked["at"])}, lines
+
+    monkeypatch.setattr(server, "answer", answer)
+    until(lambda: n_pulls > 100)
+    home.alive["B"].coordinator.close()
+    size = sum(path.stat().st_size for path in home.disk("B").rglob("journal*"))
+    assert size <= n_pulls * len(lines) + 100_000
 
 
 def test_whoever_is_refused_is_told_why_and_others_are_answered(home):

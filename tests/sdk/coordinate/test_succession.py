@@ -120,6 +120,50 @@ def test_refused_by_a_majority_it_waits_for_the_lease_to_end_and_follows_its_hol
     assert machine.handle(Tick(), again_s) == [AskVoters(2, 8, 0, PROMISE_S, None)]
 
 
+@pytest.mark.parametrize("left_s", [60.0, 2.0**53])
+def test_a_device_that_lies_about_a_lease_is_waited_for_no_longer_than_one_lasts(left_s):
+    machine = Succession("A", 0, VOTERS[:2])
+    machine.handle(Tick(), 0.0)
+    machine.handle(no("d0", 1, 1, left_s=left_s), 0.0)
+    assert machine.role == FOLLOWING
+    assert machine.handle(Tick(), LEASE_S) == [AskVoters(2, 2, 0, PROMISE_S, None)]
+
+
+def asks():
+    machine = Succession("A", 0, VOTERS[:2], founds=True)
+    machine.handle(Tick(), 0.0)
+    return machine
+
+
+LAST_TERM = 2**53  # that a message can carry
+LIES = {
+    "while it asks": (asks, no("d0", 1, LAST_TERM)),
+    "while it acts": (lambda: leads(n_voters=2), no("d0", 2, LAST_TERM)),
+    "as one that acts": (
+        lambda: Succession("A", 0, VOTERS[:2], founds=True),
+        Heard("B", LAST_TERM),
+    ),
+}
+
+
+@pytest.mark.parametrize(("begin", "lie"), LIES.values(), ids=LIES)
+def test_one_lie_about_terms_does_not_keep_it_from_acting_for_ever(begin, lie):
+    machine, now_s = begin(), 0.5
+    machine.handle(lie, now_s)
+    while machine.role != ACTING and now_s < 60.0:
+        now_s += 0.1
+        for action in machine.handle(Tick(), now_s):
+            while isinstance(action, AskVoters):
+                assert action.term < LAST_TERM / 1000
+                record = Record("A", ("A",))
+                answers = [
+                    yes(voter, action.number, action.term, record, (0, 1)) for voter in VOTERS[:2]
+                ]
+                done = [each for answer in answers for each in machine.handle(answer, now_s)]
+                action = next((each for each in done if isinstance(each, AskVoters)), None)
+    assert machine.role == ACTING
+
+
 def test_without_answers_it_asks_again_in_a_newer_term():
     machine = Succession("A", 0, VOTERS)
     machine.handle(Tick(), 0.0)

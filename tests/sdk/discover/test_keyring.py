@@ -1,12 +1,17 @@
 """Keys and known devices: kept whole, never replaced when corrupt, names never clash."""
 
 import json
+import os
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 
 import pytest
 
+from potluck.discover import keyring
 from potluck.discover.keyring import DEVICES, IDENTITY, KEPT_ADDRESSES, Keyring, Known, free_name
 from potluck.errors import FileError, UserError
 from potluck.sessions.events import Address
+from potluck_wire.file_lock import alone
 
 KEYS = [letter * 40 for letter in "abc"]
 
@@ -100,3 +105,39 @@ def test_an_address_that_cannot_be_is_a_corrupt_file(host, port, tmp_path):
     (tmp_path / "devices.json").write_text(json.dumps([row]))
     with pytest.raises(FileError, match="address in it cannot be"):
         Keyring(tmp_path).devices()
+
+
+def at_once(*acts):
+    """Each in a thread, all at one moment; what they return."""
+    barrier = Barrier(len(acts))
+    with ThreadPoolExecutor(len(acts)) as pool:
+        return list(pool.map(lambda act: (barrier.wait(), act())[1], acts))
+
+
+@pytest.mark.skipif(os.name == "nt", reason="no system call locks there")
+@pytest.mark.parametrize("round_", range(5))
+def test_programs_that_change_the_devices_at_once_undo_nothing(tmp_path, round_):
+    ring = Keyring(tmp_path)
+    for name, key in zip(("ada", "bob"), KEYS, strict=False):
+        ring.remember(Known(name=name, key=key))
+    new = [Known(name=f"new-{letter}", key=letter * 40) for letter in "efghij"]
+    acts = [lambda known=known: Keyring(tmp_path).remember(known) for known in new]
+    at_once(*acts, *(lambda name=name: Keyring(tmp_path).forget(name) for name in ("ada", "bob")))
+    assert {known.name for known in ring.devices()} == {known.name for known in new}
+
+
+@pytest.mark.skipif(os.name == "nt", reason="no system call locks there")
+@pytest.mark.parametrize("round_", range(5))
+def test_programs_that_begin_at_once_have_one_identity(tmp_path, round_):
+    assert len(set(at_once(*[Keyring(tmp_path / "state").identity] * 8))) == 1
+
+
+@pytest.mark.skipif(os.name == "nt", reason="no system call locks there")
+def test_a_program_that_was_stopped_is_named_and_not_waited_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(keyring, "PATIENCE_S", 0.0)
+    ring = Keyring(tmp_path)
+    with alone(tmp_path / keyring.LOCK, 0.0):
+        for act in (ring.identity, lambda: ring.remember(Known(name="phone", key=KEYS[0]))):
+            with pytest.raises(FileError, match="another program holds"):
+                act()
+    ring.remember(Known(name="phone", key=KEYS[0]))

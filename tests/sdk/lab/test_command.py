@@ -22,6 +22,7 @@ from potluck.lab import registry
 from potluck.lab.namespaces import missing
 from potluck.sessions.events import Address
 from potluck.sessions.local_agents import Started
+from potluck_wire.process_identity import identity
 
 
 @pytest.fixture
@@ -41,7 +42,7 @@ def entry(name="tiny", pid=None):
         home=name,
         time_scale=2.0,
         pid=pid,
-        born_s=registry.born_s(pid),
+        identity=identity(pid),
         public="p" * 40,
         secret="s" * 40,
         agents=(agent,),
@@ -77,7 +78,7 @@ def test_of_two_labs_of_one_name_that_come_up_at_once_one_is_told(run_folder, mo
 def test_what_the_dead_left_is_removed(run_folder):
     registry.add(entry())
     (run_folder / "dead.json").write_text(
-        (run_folder / "tiny.json").read_text().replace('"born_s": ', '"born_s": 1')
+        (run_folder / "tiny.json").read_text().replace('"identity": "', '"identity": "1')
     )
     (run_folder / "broken.json").write_text("{")
     assert [found.name for found in registry.entries()] == ["tiny"]
