@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from potluck.coordinate.group import Seat, read_seats
+from potluck.coordinate.group import MAX_SEATS, Seat, read_seats
 from potluck.coordinate.job import MAX_BATCHES, SAVED, START
 from potluck.coordinate.journal import STATES
 from potluck.errors import HomeError
@@ -21,7 +21,9 @@ MAX_FILE_BYTES = 1 << 50
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
-    """How far a job is. `losses`: those from the step on that was asked for."""
+    """How far a job is. `losses`: those from the step on that was asked for. `seats`: who shares
+    it; `copies`: those of them that could take over, beside the one that acts.
+    """
 
     first_step: int
     n_batches: int
@@ -34,6 +36,7 @@ class Told:
     is_under_way: bool
     names: tuple[tuple[str, str], ...]
     seats: tuple[Seat, ...] = ()
+    copies: tuple[Seat, ...] = ()
 
     @property
     def n_done(self) -> int:
@@ -89,6 +92,7 @@ def told(answer: Mapping[str, Any], since: int) -> Told:
                 is_under_way=is_under_way,
                 names=tuple((own, name) for own, name in names),
                 seats=_seats(answer.get("seats", [])),
+                copies=_seats(answer.get("copies", [])),
             )
     raise _odd("how far it is")
 
@@ -140,6 +144,8 @@ def part(answer: Mapping[str, Any], data: bytes, at: int) -> tuple[str, int]:
 
 
 def _seats(rows: object) -> tuple[Seat, ...]:
+    if isinstance(rows, list) and len(rows) > MAX_SEATS:
+        raise _odd("who coordinates")
     try:
         return read_seats(rows)
     except ValueError as error:

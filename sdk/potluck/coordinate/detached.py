@@ -16,6 +16,7 @@ from potluck.errors import FileError, HomeError, UserError
 from potluck.graph.torch.state_names import check_shapes
 from potluck.handle import Handle, Task
 from potluck.shown import Shown
+from potluck.texts import harmless
 
 if TYPE_CHECKING:
     import torch
@@ -92,13 +93,25 @@ class DetachedRun(Shown):
         """The plan in force, as text; empty while it is not trained."""
         return self._look().plan
 
+    @property
+    def copies(self) -> tuple[str, ...]:
+        """Where else its journal is, whole: the addresses of coordinators that go on with it if the
+        one that trains it dies. Empty: nowhere, or it is not trained now.
+
+        A coordinator keeps a copy that was started with `--join`.
+        """
+        return _addresses(self._look())
+
     def __repr__(self) -> str:
         told = self._look()
         why = f": {told.why}" if told.why else ""
         loss = f", loss {self._losses[-1]:.4g}" if self._losses else ""
+        copies = ", ".join(_addresses(told))
+        where = f"its journal copied to {copies}" if copies else "no copy of its journal elsewhere"
+        kept = f", {where}" if told.is_under_way else ""
         return (
             f"<DetachedRun {self.job} at {self._who.place}, {told.state}{why}, step {told.step} "
-            f"of {self.n_steps}{loss}>"
+            f"of {self.n_steps}{loss}{kept}>"
         )
 
     # --- what to do with it -----------------------------------------------------------------------
@@ -243,3 +256,7 @@ class DetachedRun(Shown):
                 f"{strangers[0]}.",
                 next_step="Load them into a module of the kind that was handed over.",
             )
+
+
+def _addresses(told: Told) -> tuple[str, ...]:
+    return tuple(harmless(str(seat)) for seat in told.copies)

@@ -33,6 +33,9 @@ class Seat:
         """As JSON holds it."""
         return [self.key, self.host, self.port]
 
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:

@@ -172,7 +172,8 @@ class Server:
         is_under_way = self._coordinator.under_way == job
         losses = progress.losses.copy()  # another thread adds to them
         # also one that has joined and does not count yet: it may be the one to ask next
-        group = self._coordinator.progress(job).group
+        group, shared = self._coordinator.progress(job).group, self._coordinator.shared
+        copies = shared.copies if shared is not None and shared.job == job else ()
         return {
             "first_step": progress.first_step,
             "n_batches": progress.n_batches,
@@ -184,6 +185,7 @@ class Server:
             "plan": self._coordinator.plan if is_under_way else "",
             "is_under_way": is_under_way,
             "seats": [seat.row() for seat in group.seats] if group else [],
+            "copies": [seat.row() for seat in copies],
             "names": read_job(self._folder(job)).state_names if request.get("names") else [],
         }, b""
 

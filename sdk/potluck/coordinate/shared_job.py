@@ -154,6 +154,13 @@ class SharedJob:
         """Whether this coordinator does, and others may know."""
         return self.line.acts and self._begun == self.line.machine.term
 
+    @property
+    def copies(self) -> tuple[Seat, ...]:
+        """The others whose copies count while this one acts: any of them could take over."""
+        record = self.line.machine.record if self.acts else None
+        seats = [self.group.seat(key) for key in record.in_sync] if record is not None else []
+        return tuple(seat for seat in seats if seat is not None and seat.key != self._me.key)
+
     def _copied(self) -> JournalCopy:
         if self._copy is None:
             self._copy = JournalCopy(self._path)

@@ -9,6 +9,7 @@ import shutil
 import threading
 import time
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +31,7 @@ from potluck.home import Home
 from potluck.sessions.agent_specs import local_specs
 from potluck.sessions.connections import Keys
 from potluck.testing.memory import MemoryLab
+from potluck.testing.memory.notebook import MemoryNotebook
 from potluck.testing.memory.pace import Life, MemoryBeat
 
 JOB = "job"
@@ -58,13 +60,28 @@ class MemoryPlace(Place):
         return self.home.carry(self, what, data, about)
 
 
+class LivingNotebook(MemoryNotebook):
+    """One that connects to nothing any more once its process was killed."""
+
+    def __init__(self, home, name, life):
+        super().__init__(home.lab, name, home.keys[name])
+        self._home, self._life = home, life
+
+    def link(self):
+        with self._home.living:
+            if self._life.is_over:
+                raise Killed("it was killed.")
+            return super().link()
+
+
 class Process:
     """One life of a coordinator, from its start to its end or until it is killed."""
 
     def __init__(self, home, name, folder):
         self.name, self.life, self.folder = name, Life(), folder
         keys, lab, life = home.keys[name], home.lab, self.life
-        notebook = lab.notebook(name, keys)
+        lab.notebook(name, keys)
+        notebook = LivingNotebook(home, name, life)
         pace = Pace(
             beats=lambda _, every_s, work, at_end: MemoryBeat(lab, life, every_s, work, at_end),
             clock=lambda: lab.clock.now_s,
@@ -93,6 +110,7 @@ class Coordinators:
         self.alive: dict[str, Process] = {}
         self.dead: list[Process] = []
         self.n_messages = 0
+        self.living = threading.Lock()
         self.at = lambda number: None
         self._devices = Home.over(self.lab.notebook("keeper", new_keys()))  # time goes on
         for name in self._devices.devices:
@@ -128,10 +146,11 @@ class Coordinators:
         process = self.alive.get(name)
         if process is None:
             return
-        process.life.is_over = True
+        with self.living:
+            process.life.is_over = True
         if process.folder.exists():
             lives = sum(each.name == name for each in self.dead) + 1
-            shutil.copytree(process.folder, self.folder / f"{name}{lives}")
+            copy_as_it_is(process.folder, self.folder / f"{name}{lives}")
         self.lab.crash(name)  # what the rest of it writes from now on is on no disk
         self.dead.append(process)
         del self.alive[name]  # from here on it may come back
@@ -227,6 +246,26 @@ class Coordinators:
         """What is on a disk."""
         path = self.disk(name) / JOB / JOURNAL
         return progress_of(path) if path.exists() else Progress()
+
+
+def copy_as_it_is(folder, copy):
+    """What is on a disk at one moment: other threads write to it, until nothing is as it was."""
+    while True:
+        with suppress(shutil.Error, FileNotFoundError):  # a file got its name meanwhile
+            before = _listed(folder)
+            shutil.copytree(folder, copy)
+            if _listed(folder) == before:
+                return
+        shutil.rmtree(copy, ignore_errors=True)
+
+
+def _listed(folder):
+    found = {}
+    for path in folder.rglob("*"):
+        with suppress(FileNotFoundError):
+            state = path.stat()
+            found[path] = state.st_ino, state.st_mtime_ns, state.st_size
+    return found
 
 
 def until(true, within_s=WAIT_S):

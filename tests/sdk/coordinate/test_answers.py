@@ -42,6 +42,8 @@ LIES = {
     "no text": {"why": None},
     "notes of numbers": {"notes": [1]},
     "names of one": {"names": [["a"]]},
+    "copies nowhere": {"copies": [["key", "host", 0]]},
+    "copies without end": {"copies": [["k" * 40, f"host{i}", 1] for i in range(9)]},
     "perhaps under way": {"is_under_way": "yes"},
 }
 
@@ -69,7 +71,7 @@ def place():
 @pytest.mark.parametrize("lie", LIES.values(), ids=LIES)
 def test_what_no_coordinator_says_is_not_believed(answers, place, lie):
     answers["status"] = ({**HONEST, **lie}, b"")
-    with pytest.raises(HomeError, match="answer to how far it is is none"):
+    with pytest.raises(HomeError, match=r"answer to (how far it is|who coordinates) is none"):
         DetachedRun(place, "job")
 
 
@@ -78,6 +80,17 @@ def test_nor_is_half_an_answer(answers, place, field):
     answers["status"] = ({name: v for name, v in HONEST.items() if name != field}, b"")
     with pytest.raises(HomeError, match="is none"):
         DetachedRun(place, "job")
+
+
+def test_where_copies_are_is_shown_while_it_is_trained(answers, place):
+    run = DetachedRun(place, "job")
+    assert run.copies == ()
+    assert repr(run).endswith("loss 0.25, no copy of its journal elsewhere>")
+    answers["status"] = ({**HONEST, "copies": [["k" * 40, "::1", 7], ["l" * 40, "pi", 8]]}, b"")
+    assert run.copies == ("[::1]:7", "pi:8")
+    assert repr(run).endswith("its journal copied to [::1]:7, pi:8>")
+    answers["status"] = ({**HONEST, "state": "stopped", "is_under_way": False}, b"")
+    assert "cop" not in repr(run)
 
 
 def test_one_that_goes_back_is_followed(answers, place, monkeypatch):
@@ -99,9 +112,10 @@ def test_one_that_goes_back_is_followed(answers, place, monkeypatch):
 
 def test_what_a_terminal_would_obey_is_not_shown(answers, place):
     evil = "\x1b[2J\u202eboo\n"
-    answers["status"] = ({**HONEST, "why": evil, "notes": [evil], "plan": evil}, b"")
+    said = {"why": evil, "notes": [evil], "plan": evil, "copies": [["k" * 40, evil.strip(), 1]]}
+    answers["status"] = ({**HONEST, **said}, b"")
     run = DetachedRun(place, "job")
-    for shown in (repr(run), run.why, *run.notes, run.plan):
+    for shown in (repr(run), run.why, *run.notes, run.plan, *run.copies):
         assert "\x1b" not in shown
         assert "\u202e" not in shown
 

@@ -3,6 +3,7 @@ one machine learns, each step once.
 """
 
 import random
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -52,7 +53,7 @@ class Watched(Coordinators):
     def __init__(self, folder, case, names=("A", "B")):
         super().__init__(folder, names)
         self.case, self.wrong = case, []
-        self._strikes = []
+        self._strikes, self._looking = [], threading.Lock()
         self.at = self._look
 
     def strike(self, after, act):
@@ -70,9 +71,15 @@ class Watched(Coordinators):
             self.wrong.append(f"message {number}: {self.acting()} act at once")
         for name in self.acting():
             self._check_told(name)
-        for each in [each for each in self._strikes if each[0] <= number]:
-            self._strikes.remove(each)
-            each[1]()
+        for act in self._due(number):
+            act()
+
+    def _due(self, number):
+        """Each of the strikes whose moment has come, once, though several threads look."""
+        with self._looking:
+            due = [act for at, act in self._strikes if at <= number]
+            self._strikes = [each for each in self._strikes if each[0] > number]
+        return due
 
     def _check_told(self, name):
         process = self.alive.get(name)
@@ -136,7 +143,12 @@ def sample(most, kind, n_few=FEW):
 
 def test_without_a_kill_it_ends_and_both_have_all(home):
     told = home.shared()
+    looks = [(told.copies, repr(told)) for _ in range(5)]
     home.ends(told)
+    for copies, shown in looks:
+        assert copies in (("B:1",), ())  # none: it has ended meanwhile
+        assert ("its journal copied to B:1" in shown) or "training" not in shown
+    assert told.copies == ()
     until(lambda: all(home.progress(name).state == ENDED for name in "AB"))
 
 
