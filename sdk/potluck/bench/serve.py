@@ -9,12 +9,15 @@ ratios are `epara_over_...`.
 `served_below_capacity_frac`: of all that is asked for at half of the load 1 on `large_servers`.
 `goodput_above_capacity_frac_of_peak`: placements made for load 1, then 1, 1.5, 2 and 3 times as
 much; the least goodput after the peak over the peak, the worst workload counts.
+
+`lab_...`: the same on real agents, see `serve_lab`.
 """
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from dataclasses import replace
 
+from potluck.bench import serve_lab
 from potluck.bench.frame import Result
 from potluck.serve.rivals.schemes import EPARA, OURS, RIVALS, as_printed
 from potluck.serve.simulate.cases import Case
@@ -31,11 +34,18 @@ SETTINGS: Mapping[str, float] = {
     "large_servers": 30,
     "large_duration_s": 6,
     "processes": 2,
+    "simulated": 1,
+    "lab_duration_s": 40,
+    "lab_time_scale": 20,
+    "lab_load": 1.2,
+    "lab_frames": 20,
 }
 GOALS = {
     "served_below_capacity_frac": (">=", 0.994),
     "goodput_above_capacity_frac_of_peak": (">=", 0.981),
     "ours_over_epara_worst": (">=", 1.0),
+    "lab_prediction_error_max_frac": ("<=", 0.1),
+    "lab_ours_over_others_worst": (">=", 1.0),
     "epara_over_interedge_printed_mixed": (">=", 2.1),
     "epara_over_alpaserve_printed_mixed": (">=", 2.2),
     "epara_over_galaxy_printed_mixed": (">=", 2.5),
@@ -52,13 +62,26 @@ SHORT = {
 
 
 def run(settings: Mapping[str, float]) -> Result:
-    """Ratios of goodput by workload, and what is served below and above capacity."""
-    with ProcessPoolExecutor(max_workers=int(settings["processes"])) as pool:
-        figures = compared(settings, pool)
-        below = pool.submit(served_below, settings)
-        above = [pool.submit(above_capacity, name, settings) for name in WORKLOADS]
-        figures["served_below_capacity_frac"] = below.result()
-        figures["goodput_above_capacity_frac_of_peak"] = min(each.result() for each in above)
+    """Ratios of goodput by workload, what is served below and above capacity, and the lab.
+
+    `simulated` 0, or `lab_duration_s` 0: without that half.
+    """
+    figures: dict[str, float] = {}
+    if settings["simulated"]:
+        with ProcessPoolExecutor(max_workers=int(settings["processes"])) as pool:
+            figures |= compared(settings, pool)
+            below = pool.submit(served_below, settings)
+            above = [pool.submit(above_capacity, name, settings) for name in WORKLOADS]
+            figures["served_below_capacity_frac"] = below.result()
+            figures["goodput_above_capacity_frac_of_peak"] = min(each.result() for each in above)
+    if settings["lab_duration_s"]:
+        figures |= serve_lab.figures(
+            settings["lab_duration_s"],
+            settings["lab_time_scale"],
+            settings["lab_load"],
+            int(settings["lab_frames"]),
+            int(settings["seed"]),
+        )
     return Result(name="serve", figures=figures, settings=dict(settings), goals=GOALS)
 
 

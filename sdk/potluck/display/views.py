@@ -10,6 +10,7 @@ from potluck.display import (
     network_views,
     offload_views,
     power_views,
+    serving_views,
     text,
     what_if_views,
 )
@@ -27,6 +28,8 @@ from potluck.records import Plan, Problem, Trace
 from potluck.run.comparison import Comparison
 from potluck.run.history import History
 from potluck.run.run import Run
+from potluck.serve.runtime.service import Service
+from potluck.serve.runtime.services import Services
 from potluck.sessions.members import Member, Members
 from potluck.sessions.readings import Readings
 
@@ -185,3 +188,20 @@ def _(prospect: OffloadWhatIf) -> str:
 @as_text.register
 def _(prospect: OffloadWhatIf) -> str:
     return text.render(what_if_views.table(prospect))
+
+
+@as_html.register
+def _(services: Services) -> str:
+    content = serving_views.table(services)
+    return markup.fragment("services", text.render(content), html.table(content))
+
+
+@as_text.register
+def _(services: Services) -> str:
+    return text.render(serving_views.table(services))
+
+
+@as_html.register
+def _(service: Service) -> str:
+    content = serving_views.table({service.name: service})
+    return markup.fragment("service", text.render(content), html.table(content))

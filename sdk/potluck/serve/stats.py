@@ -1,7 +1,7 @@
 """What a service has done so far: answered, refused and why, late, and how long it took."""
 
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 LATEST = 1024  # answers whose seconds are remembered
@@ -35,6 +35,11 @@ class ServiceStats:
     def n_refused(self) -> int:
         """Refused for whatever reason."""
         return sum(self.refused.values())
+
+    @property
+    def n_in_time(self) -> int:
+        """Answered within the limit: the goodput."""
+        return self.n_answered - self.n_late
 
     def quantile_s(self, frac: float) -> float:
         """Seconds within which this part of the latest answers came; 0 where none did.
@@ -77,9 +82,10 @@ class Counts:
         for place, bound_s in enumerate(BUCKETS_S):
             self.buckets[place] += seconds <= bound_s
 
-    def computed(self, device: str, rows: int) -> None:
-        """Some rows were computed together."""
-        self.by_device[device] += rows
+    def computed(self, devices: Sequence[str], rows: int) -> None:
+        """Some rows were computed together: by one device, or by several that share the model."""
+        for device in devices:
+            self.by_device[device] += rows
         self.n_batches += 1
         self.n_rows += rows
 

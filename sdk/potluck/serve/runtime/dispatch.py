@@ -37,10 +37,10 @@ from potluck.serve.decide.node import OURS, Node, Policy
 from potluck.serve.decide.pools import Pool, PoolKey
 from potluck.serve.decide.records import Request
 from potluck.serve.decide.records import Service as Record
+from potluck.serve.decide.turns import Turns
 from potluck.serve.decide.view import NoView
 from potluck.serve.runtime.loaded import Asked, Loaded
 from potluck.serve.runtime.pending import Pending, Row, apart, calls_of, joined
-from potluck.serve.runtime.turns import Turns
 from potluck.serve.stats import Counts, ServiceStats
 
 if TYPE_CHECKING:
@@ -217,12 +217,12 @@ class Dispatch:
         with self._turn():
             self._put([Held(pool, tuple(loaded)) for pool, loaded in pools])
 
-    def loaded(self, name: str, device: str) -> Loaded | None:
-        """What is loaded there of this service alone, and not lost."""
+    def loaded(self, name: str, devices: tuple[str, ...]) -> Loaded | None:
+        """What is loaded there of this service, and not lost."""
         with self._lock:
             for held in self._held.values():
                 for each in held.loaded:
-                    here = held.pool.allocation.service == name and each.devices == (device,)
+                    here = held.pool.allocation.service == name and each.devices == devices
                     if here and not each.is_lost:
                         return each
         return None
@@ -403,7 +403,7 @@ class Dispatch:
 
     def _answered(self, batch: Batch, rows: list[Row], outputs: "Sequence[torch.Tensor]") -> None:
         counts = self.counts[batch.pool[0]]
-        counts.computed(batch.loaded.devices[0], len(rows))
+        counts.computed(batch.loaded.devices, len(rows))
         for row, part in zip(rows, apart(outputs, len(rows)), strict=True):
             pending = row.pending
             if pending.is_over:

@@ -19,6 +19,7 @@ from potluck.sessions.members import Members
 if TYPE_CHECKING:
     import torch
 
+    from potluck.profile.profiles import Profile
     from potluck.run.under_way import Request
 
 Outputs = Mapping[str, "torch.Tensor"]
@@ -62,6 +63,9 @@ class Loaded:
         What is served.
     plan
         For inference; its batch is the largest.
+    profile
+        What emulated devices whose times the notebook knows are played by; else they are as fast
+        as this machine.
 
     Raises
     ------
@@ -69,14 +73,18 @@ class Loaded:
         A device needs more memory than it may use; nothing was loaded.
     """
 
-    def __init__(self, link: Link, members: Members, model: Any, plan: Plan) -> None:
+    def __init__(
+        self, link: Link, members: Members, model: Any, plan: Plan, profile: "Profile | None" = None
+    ) -> None:
         is_whole = all(len(stage.devices) == 1 for stage in plan.stages)
         sizes = sizes_below(plan.batch) if is_whole else ()
         self.devices = plan.devices
         self.plan = plan
         self.is_lost = False
         self.n_under_way = 0
-        self._engine = Engine(link, members, model, plan, optimizer=None, seed=0, sizes=sizes)
+        self._engine = Engine(
+            link, members, model, plan, optimizer=None, seed=0, sizes=sizes, profile=profile
+        )
         self._names = [tensor.name for tensor in self._engine.compiled_plan.segments[-1].outputs]
         try:
             self._engine.state.push(model.state())

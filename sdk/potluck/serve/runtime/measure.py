@@ -6,7 +6,7 @@ others takes `n` times as long as the device needs for it, which `degrees` uses 
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,7 @@ REPEATS = 3
 STEPS = (8, 32, 128, 512)  # largest batches that are loaded to be measured, while larger ones pay
 WORTH_FRAC = 0.95  # of the seconds per row: else a larger batch pays no more
 PAIRS = 3  # of batches that are under way at once
+LONG_S = 0.25  # a batch that takes longer is measured once: chance is a small part of it
 
 Clock = Callable[[], float]
 
@@ -36,6 +37,7 @@ class Measured:
     beside: BatchTimes  # one other under way
     memory_bytes: int
     item_bytes: int
+    n_devices: int = 1
 
     def degrees(self, most: int) -> Mapping[int, BatchTimes]:
         """Times by how many batches are under way at once: 1, 2, 4, ... up to `most`."""
@@ -70,7 +72,11 @@ def example(model: Any, rows: int) -> "tuple[torch.Tensor, ...]":
 
 
 def measure(
-    load: Callable[[int], Loaded], model: Any, limit_s: float, clock: Clock = time.perf_counter
+    load: Callable[[int], Loaded],
+    model: Any,
+    limit_s: float,
+    clock: Clock = time.perf_counter,
+    n_devices: int = 1,
 ) -> Measured:
     """Times of batches of 2^0 rows and more, while larger ones take less per row and hold the limit
     twice.
@@ -85,6 +91,8 @@ def measure(
         Seconds that an answer may take.
     clock
         Seconds.
+    n_devices
+        That share it.
 
     Raises
     ------
@@ -103,10 +111,10 @@ def measure(
             break
         try:
             memory[largest] = max(loaded.memory_bytes.values())
-            _times(loaded, model, largest, alone, beside, clock)
+            _times(loaded, model, largest, limit_s, alone, beside, clock)
         finally:
             loaded.close()
-        if 2 * alone[largest] > limit_s or not _pays(alone):
+        if largest not in alone or 2 * alone[largest] > limit_s or not _pays(alone):
             break
     (few, least), (many, most) = min(memory.items()), max(memory.items())
     item_bytes = (most - least) // (many - few) if many > few else 0
@@ -116,6 +124,7 @@ def measure(
         beside=_rising(sizes, beside),
         memory_bytes=least,
         item_bytes=item_bytes,
+        n_devices=n_devices,
     )
 
 
@@ -123,27 +132,43 @@ def _times(
     loaded: Loaded,
     model: Any,
     largest: int,
+    limit_s: float,
     alone: dict[int, float],
     beside: dict[int, float],
     clock: Clock,
 ) -> None:
+    """Up to the first size of which two do not hold the limit: larger ones are never used."""
     for rows in (rows for rows in BATCHES if rows <= largest and rows not in alone):
         inputs = example(model, rows)
         loaded.ask(inputs, rows).wait()
-        taken = []
-        for _ in range(REPEATS):
-            begun_s = clock()
-            loaded.ask(inputs, rows).wait()
-            taken.append(clock() - begun_s)
-        alone[rows] = median(taken)
+        alone[rows] = _alone_s(loaded, inputs, rows, clock)
+        beside[rows] = max(alone[rows], _beside_s(loaded, inputs, rows, alone[rows], clock))
+        if 2 * alone[rows] > limit_s:
+            return
+
+
+def _alone_s(loaded: Loaded, inputs: "Sequence[torch.Tensor]", rows: int, clock: Clock) -> float:
+    taken: list[float] = []
+    while len(taken) < REPEATS and (not taken or taken[0] <= LONG_S):
         begun_s = clock()
-        before = loaded.ask(inputs, rows)
-        for _ in range(2 * PAIRS - 1):
-            now = loaded.ask(inputs, rows)
-            before.wait()
-            before = now
+        loaded.ask(inputs, rows).wait()
+        taken.append(clock() - begun_s)
+    return median(taken)
+
+
+def _beside_s(
+    loaded: Loaded, inputs: "Sequence[torch.Tensor]", rows: int, alone_s: float, clock: Clock
+) -> float:
+    """Of a batch while another one is under way."""
+    n_pairs = PAIRS if alone_s <= LONG_S else 1
+    begun_s = clock()
+    before = loaded.ask(inputs, rows)
+    for _ in range(2 * n_pairs - 1):
+        now = loaded.ask(inputs, rows)
         before.wait()
-        beside[rows] = max(alone[rows], (clock() - begun_s) / PAIRS)
+        before = now
+    before.wait()
+    return (clock() - begun_s) / n_pairs
 
 
 def _pays(alone: Mapping[int, float]) -> bool:
@@ -156,4 +181,27 @@ def _rising(sizes: tuple[int, ...], seconds: Mapping[int, float]) -> BatchTimes:
     found: list[float] = []
     for rows in sizes:
         found.append(max(seconds[rows], found[-1] if found else 1e-6))
-    return BatchTimes(items=sizes, seconds=tuple(found))
+    return padded_times(sizes, found)
+
+
+def padded_times(sizes: Sequence[int], seconds: Sequence[float]) -> BatchTimes:
+    """Times of batches of any size where a batch between two sizes takes as long as the larger one:
+    it goes to that one's program, see `Loaded`.
+
+    Parameters
+    ----------
+    sizes
+        Rows that there are programs for, rising from 1.
+    seconds
+        Of each.
+
+    Examples
+    --------
+    >>> padded_times((1, 2, 4), (1.0, 1.5, 2.5)).at(3)
+    2.5
+    """
+    items, found = [1], [seconds[0]]
+    for before, size, taken_s in zip(sizes, sizes[1:], seconds[1:], strict=False):
+        items += [before + 1, size] if size > before + 1 else [size]
+        found += [taken_s] * (2 if size > before + 1 else 1)
+    return BatchTimes(items=tuple(items), seconds=tuple(found))

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from potluck.errors import Infeasible
-from potluck.serve.decide.allocate import allocate_all
+from potluck.serve.decide.allocate import allocate, allocate_all
 from potluck.serve.decide.placement import place_best
 from potluck.serve.decide.records import (
     Allocation,
@@ -26,6 +26,8 @@ from potluck.serve.runtime.measure import Measured
 ALIKE = 1.5  # devices whose times differ by less are of one kind
 ENTRANCE = "home"  # where requests arrive; it computes nothing itself
 MOST_DEGREE = 16  # section 4.1: of batches side by side
+MOST_SPLIT = 2  # batches at once on devices that share a model, so that they overlap
+ANY_BYTES = 2**62  # whether there is room was tried
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +100,8 @@ def record(
             memory_bytes=max(each.memory_bytes for each in rows),
             item_bytes=max(each.item_bytes for each in rows),
             times=_slowest([each.degrees(most_degree) for each in rows]),
+            n_processors=max(each.n_devices for each in rows),
+            across=any(each.n_devices > 1 for each in rows),
         )
         for kind, rows in by_kind.items()
     )
@@ -184,6 +188,31 @@ def place_all(
         counts[replica.server] = counts.get(replica.server, 0) + 1
     return {
         key: Place(allocation=allocations[key], n_replicas=counts) for key, counts in found.items()
+    }
+
+
+def place_split(wanted: Wanted, where: str, measured: Measured) -> dict[tuple[str, str], Place]:
+    """Where a service runs that no device holds alone: on all of these, which are of a kind of
+    their own.
+
+    Parameters
+    ----------
+    wanted
+        The service.
+    where
+        The devices as one place.
+    measured
+        Times there.
+
+    Raises
+    ------
+    Infeasible
+        They do not hold its limit; says the best possible.
+    """
+    made = record(wanted, {where: measured}, {where: where}, MOST_SPLIT)
+    allocation = allocate(made, Processor(kind=where, memory_bytes=ANY_BYTES))
+    return {
+        (wanted.name, where): Place(allocation=allocation, n_replicas={where: allocation.replicas})
     }
 
 

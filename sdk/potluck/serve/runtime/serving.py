@@ -6,17 +6,29 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from potluck.errors import DeviceGone, Infeasible, OutOfMemory, PlanError, PotluckError, UserError
+from potluck.records import Plan
 from potluck.serve.decide.handler import Way
 from potluck.serve.decide.pools import Pool
 from potluck.serve.runtime.dispatch import Dispatch
-from potluck.serve.runtime.loaded import Loaded, plan_on
+from potluck.serve.runtime.loaded import Loaded, plan_on, with_batch
 from potluck.serve.runtime.measure import Measured, measure
-from potluck.serve.runtime.placing import Place, Wanted, check_placed, place_all, record
+from potluck.serve.runtime.placing import (
+    Place,
+    Wanted,
+    check_placed,
+    place_all,
+    place_split,
+    record,
+)
+from potluck.serve.runtime.split import Split, split
 from potluck.sessions.link import Link
 from potluck.sessions.members import Members
+
+if TYPE_CHECKING:
+    from potluck.profile.profiles import Profile
 
 LOOK_S = 0.5  # between looks whether devices went, came back or want to leave
 TRIES = 3  # of one placement, while devices go meanwhile
@@ -30,11 +42,25 @@ class Serving:
     ----------
     link, members
         The home's connection and its devices.
+    profiled
+        Gives the profile of a model for inference, made where it is not known: by which a model is
+        split over several devices.
+    is_played
+        Whether its devices are emulated, and last as long as that profile says.
     """
 
-    def __init__(self, link: Link, members: Members) -> None:
+    def __init__(
+        self,
+        link: Link,
+        members: Members,
+        profiled: Callable[[Any], "Profile"],
+        *,
+        is_played: bool = False,
+    ) -> None:
         self.dispatch = Dispatch()
         self._link, self._members = link, members
+        self._profiled, self._is_played = profiled, is_played
+        self._splits: dict[str, Split] = {}
         self._wanted: dict[str, Wanted] = {}
         self._models: dict[str, Any] = {}
         self._measured: dict[str, dict[str, Measured]] = {}
@@ -97,6 +123,9 @@ class Serving:
                     next_step="Close it first, or choose another name.",
                 )
             measured = self._measure(model, wanted, say)
+            if not measured:
+                say(0.8, "dividing it over several devices")
+                self._splits[name] = self._split(model, wanted)
             self._full = {pair for pair in self._full if pair[0] != name}
             self._wanted[name], self._models[name] = wanted, model
             self._measured[name] = measured
@@ -112,9 +141,8 @@ class Serving:
         """End one service; the others may get its devices."""
         self.dispatch.remove(name)
         with self._placing:
-            self._wanted.pop(name, None)
-            self._models.pop(name, None)
-            self._measured.pop(name, None)
+            for known in (self._wanted, self._models, self._measured, self._splits):
+                known.pop(name, None)
             if not self._closed.is_set():
                 with suppress(PotluckError):
                     self._place()
@@ -138,8 +166,19 @@ class Serving:
                 failure = error
         if not found:
             assert failure is not None  # `need` gives one device or more
-            raise failure
+            if len(devices) == 1 or not isinstance(failure, OutOfMemory):
+                raise failure
         return found
+
+    def _split(self, model: Any, wanted: Wanted) -> Split:
+        """A place for what no device holds alone."""
+        profile = self._profiled(model)
+        for device in [each.name for each in profile.devices]:
+            if device not in self._members.staying:
+                profile = profile.without_device(device)
+        return split(
+            model, profile, wanted.slo.tolerance_s, lambda plan: self._load_plan(model, plan)
+        )
 
     def _measured_on(self, model: Any, device: str, limit_s: float) -> Measured:
         key = (model.signature, self._members[device].key, limit_s)
@@ -150,7 +189,11 @@ class Serving:
         return self._cache[key]
 
     def _loaded(self, model: Any, device: str, batch: int) -> Loaded:
-        return Loaded(self._link, self._members, model, plan_on(model, device, batch))
+        return self._load_plan(model, plan_on(model, device, batch))
+
+    def _load_plan(self, model: Any, plan: Plan) -> Loaded:
+        profile = self._profiled(model) if self._is_played else None
+        return Loaded(self._link, self._members, model, plan, profile)
 
     # --- placing ----------------------------------------------------------------------------------
 
@@ -177,14 +220,31 @@ class Serving:
 
     def _places(self, strict: bool) -> dict[tuple[str, str], Place]:
         memory = {name: self._memory_bytes(name) for name in self._devices}
-        wanted = [*self._wanted.values()]
+        divided = self._divided(memory, strict)
+        wanted = [each for name, each in self._wanted.items() if name not in self._splits]
         while True:
             try:
-                return place_all(wanted, self._measured, memory, self._full)
+                return divided | place_all(wanted, self._measured, memory, self._full)
             except Infeasible:
                 if strict or not wanted:
                     raise
                 wanted.pop()  # those that began first go first
+
+    def _divided(self, memory: dict[str, int], strict: bool) -> dict[tuple[str, str], Place]:
+        """The services over several devices; what they need there is taken off `memory`."""
+        found: dict[tuple[str, str], Place] = {}
+        for name, each in self._splits.items():
+            if not {*each.plan.devices} <= {*memory}:
+                continue
+            try:
+                found |= place_split(self._wanted[name], each.where, each.measured)
+            except Infeasible:
+                if strict:
+                    raise
+                continue
+            for device, nbytes in each.memory_bytes.items():
+                memory[device] = max(1, memory[device] - nbytes)
+        return found
 
     def _memory_bytes(self, device: str) -> int:
         return int(self._members[device].capability.get("memory_bytes") or 2**62)
@@ -196,35 +256,46 @@ class Serving:
         pools: list[tuple[Pool, Sequence[Loaded]]] = []
         for (service, _), place in places.items():
             loaded = []
-            for device in place.n_replicas:
+            for where in place.n_replicas:
                 try:
-                    loaded.append(self._there(service, device, place.allocation.batch))
+                    loaded.append(self._there(service, where, place.allocation.batch))
                 except OutOfMemory:
-                    self._full.add((service, device))
+                    self._full.add((service, where))
+                    self._splits.pop(service, None)
                     return None
                 except PotluckError:
                     return None
             n_replicas = sum(place.n_replicas.values())
-            pools.append((Pool(place.allocation, n_replicas, Way.ALONE), loaded))
+            way = Way.ACROSS if service in self._splits else Way.ALONE
+            pools.append((Pool(place.allocation, n_replicas, way), loaded))
         return pools
 
-    def _there(self, service: str, device: str, batch: int) -> Loaded:
-        known = self.dispatch.loaded(service, device)
+    def _there(self, service: str, where: str, batch: int) -> Loaded:
+        divided = self._splits.get(service)
+        devices = (where,) if divided is None else divided.plan.devices
+        known = self.dispatch.loaded(service, devices)
         if known is not None and known.batch >= batch:
             return known
-        return self._loaded(self._models[service], device, batch)
+        model = self._models[service]
+        if divided is not None:
+            return self._load_plan(model, with_batch(divided.plan, batch))
+        return self._loaded(model, where, batch)
 
     def _take(self, places: Mapping[tuple[str, str], Place]) -> None:
         """Let the entrance know what is served, before its pools come."""
         for name, wanted in self._wanted.items():
             kinds = {
-                device: kind
+                where: kind
                 for (service, kind), place in places.items()
                 if service == name
-                for device in place.n_replicas
+                for where in place.n_replicas
             }
             if kinds:
-                measured = {device: self._measured[name][device] for device in kinds}
+                divided = self._splits.get(name)
+                known = (
+                    self._measured[name] if divided is None else {divided.where: divided.measured}
+                )
+                measured = {where: known[where] for where in kinds}
                 self.dispatch.add(record(wanted, measured, kinds, 2))
 
     # --- what happens to devices ------------------------------------------------------------------
@@ -244,7 +315,20 @@ class Serving:
             return
         with self._placing:
             self._measure_new()
+            self._divide_anew()
             self._place()
+
+    def _divide_anew(self) -> None:
+        """What was divided over devices of which one went, or what one device can hold now."""
+        for name, wanted in self._wanted.items():
+            known = self._splits.get(name)
+            stays = known is not None and set(known.plan.devices) <= {*self._members.staying}
+            alone = any(device in self._measured[name] for device in self._members.staying)
+            if alone or not stays:
+                self._splits.pop(name, None)
+            if not alone and not stays:
+                with suppress(PotluckError):
+                    self._splits[name] = self._split(self._models[name], wanted)
 
     def _measure_new(self) -> None:
         """On devices that were not there before."""

@@ -2,7 +2,6 @@
 
 import threading
 import weakref
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,10 +12,12 @@ from potluck.sessions.members import Members
 
 if TYPE_CHECKING:
     from potluck.graph import Model
+    from potluck.profile.profiles import Profile
     from potluck.run.run import Run
     from potluck.serve.decide.records import Slo
     from potluck.serve.gateway.server import Gateway
     from potluck.serve.runtime.service import Service
+    from potluck.serve.runtime.services import Services
     from potluck.serve.runtime.serving import Serving
 
 _making = threading.Lock()  # of the services of a home, which come with the first of them
@@ -100,13 +101,26 @@ class ServingHome:
         self._work.add(handle)
         return handle
 
+    def _profiled(self, model: "Model") -> "Profile":
+        """The profile of this model for inference, as it is known or made now."""
+        raise NotImplementedError
+
     @property
-    def services(self) -> "Mapping[str, Service]":
-        """What this home serves, by name."""
+    def _plays_profiles(self) -> bool:
+        """Whether devices last as long as a profile says, since they are emulated."""
+        raise NotImplementedError
+
+    @property
+    def services(self) -> "Services":
+        """What this home serves, by name; shows itself as a table of who has what, and what became
+        of the requests.
+        """
         from potluck.serve.runtime.service import Service
+        from potluck.serve.runtime.services import Services
 
         serving = self._serving
-        return {} if serving is None else {name: Service(serving, name) for name in serving.names}
+        names = () if serving is None else serving.names
+        return Services({name: Service(serving, name) for name in names if serving is not None})
 
     def gateway(
         self,
@@ -166,7 +180,9 @@ class ServingHome:
             if self._closed:
                 raise HomeError("this home is closed.", next_step="Make a new one.")
             if self._serving is None:
-                self._serving = Serving(self._link, self._members)
+                self._serving = Serving(
+                    self._link, self._members, self._profiled, is_played=self._plays_profiles
+                )
             return self._serving
 
     @property

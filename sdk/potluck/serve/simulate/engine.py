@@ -9,6 +9,7 @@ gets the rate that it was granted, and its frames count by that rate (section 3.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
+from math import inf
 from random import Random
 
 from potluck.serve.decide.allocate import allocate_all
@@ -102,7 +103,7 @@ class Simulation:
         self.groups = self._groups()
         self.outcome = Outcome(duration_s=scenario.duration_s)
         self._heap: list[tuple[float, int, int, int, object]] = []
-        self._n = 0
+        self._n = self._n_entered = 0
         self._streams: dict[int, _Stream] = {}
         self._wake_s: dict[int, float] = {}
         self._deadline_s: dict[int, float] = {}
@@ -188,23 +189,50 @@ class Simulation:
 
     def run(self) -> Outcome:
         """Play it to the end: until every request has been answered or refused."""
-        arrivals, place, n_arrivals = self.scenario.arrivals, 0, len(self.scenario.arrivals)
-        self._at(0.0, EXCHANGE, 0, None)
-        while place < n_arrivals or self._heap:
-            if place < n_arrivals:
-                arrived_s = arrivals[place].request.arrived_s
-                if not self._heap or arrived_s <= self._heap[0][0]:
-                    self._enter(arrivals[place], arrived_s)
-                    place += 1
-                    continue
-            now_s, _, code, index, what = heappop(self._heap)
-            self.outcome.n_events += 1
-            if code == EXCHANGE:
-                self._exchange(now_s, more=place < n_arrivals or bool(self._heap))
-            else:
-                self._event(code, index, what, now_s)
-        self.outcome.n_replicas = len(self.placement.replicas)
+        self.begin()
+        while (at_s := self.next_s()) < inf:
+            self.play(at_s)
         return self.outcome
+
+    def begin(self) -> None:
+        """Before anything happens."""
+        self.outcome.n_replicas = len(self.placement.replicas)
+        self._at(0.0, EXCHANGE, 0, None)
+
+    def next_s(self) -> float:
+        """When something happens next; never again: infinity."""
+        heap_s = self._heap[0][0] if self._heap else inf
+        if self._n_entered < len(self.scenario.arrivals):
+            return min(heap_s, self.scenario.arrivals[self._n_entered].request.arrived_s)
+        return heap_s
+
+    def play(self, now_s: float) -> None:
+        """What happens next; of several at one time, a request that comes goes first.
+
+        Parameters
+        ----------
+        now_s
+            The time: `next_s()`, or later where a clock says so.
+        """
+        arrivals = self.scenario.arrivals
+        heap_s = self._heap[0][0] if self._heap else inf
+        if self._n_entered < len(arrivals):
+            arrival = arrivals[self._n_entered]
+            if arrival.request.arrived_s <= heap_s:
+                self._n_entered += 1
+                self._enter(arrival, now_s)
+                return
+        _, _, code, index, what = heappop(self._heap)
+        self.outcome.n_events += 1
+        if code == EXCHANGE:
+            self._exchange(now_s)
+        else:
+            self._event(code, index, what, now_s)
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether nothing happens any more."""
+        return not self._heap and self._n_entered == len(self.scenario.arrivals)
 
     def _enter(self, arrival: Arrival, now_s: float) -> None:
         """A request comes to its entrance."""
@@ -242,12 +270,12 @@ class Simulation:
         elif code == END:
             self._end(what, now_s)
 
-    def _exchange(self, now_s: float, *, more: bool) -> None:
+    def _exchange(self, now_s: float) -> None:
         for group in self.groups:
             if self.scheme.knows is Knows.RING:
                 self.outcome.n_events += len(group.nodes)
                 group.exchange(now_s)
-        if more:
+        if not self._is_over:
             self._at(now_s + self.scenario.interval_s, EXCHANGE, 0, None)
 
     def _follow(self, index: int, actions: Sequence[Action], now_s: float) -> None:
@@ -255,19 +283,27 @@ class Simulation:
         for action in actions:
             match action:
                 case Start():
-                    self._at(now_s + action.seconds, DONE, index, action)
+                    self._compute(index, action, now_s)
                 case Send(request, server):
                     self.outcome.n_offloads += 1
                     there_s = now_s + self.scheme.handling_s + self.to_s[request.service]
                     self._at(there_s, HOP, self.index[server], request)
                 case Open(_, request, grant):
                     self._opened(request, grant.total_fps, index, now_s)
-                case Refused(_, reason):
+                case Refused(request, reason):
                     self.outcome.refused[reason] += 1
+                    self._refused(request, now_s)
                 case WakeAt(at_s):
                     if at_s < self._wake_s.get(index, float("inf")):
                         self._wake_s[index] = at_s
                         self._at(at_s, TICK, index, None)
+
+    def _compute(self, index: int, start: Start, now_s: float) -> None:
+        """A batch begins, and will be done."""
+        self._at(now_s + start.seconds, DONE, index, start)
+
+    def _refused(self, request: Request, now_s: float) -> None:
+        """Nothing follows."""
 
     def _answered(self, request: Request, index: int, now_s: float) -> None:
         """Its answer goes straight to the entrance, if it is not there already."""

@@ -1,6 +1,6 @@
 """Who computes next on a device that services share."""
 
-from potluck.serve.runtime.turns import Turns
+from potluck.serve.decide.turns import Turns
 
 
 def order(turns, n):
