@@ -187,3 +187,34 @@ def test_one_request_is_shared_while_the_air_fades(tmp_path):
     told = cells["summary"].split("Soonest: ")[1].split(", by ")[0]
     assert seconds[told] == min(seconds.values())
     assert "left: []" in text_of(notebook.cells[-1])
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_a_home_serves_while_devices_leave_and_over_http(tmp_path):
+    pytest.importorskip("efficientnet_lite_pytorch")
+    pytest.importorskip("sklearn")
+    pytest.importorskip("uvicorn")
+    notebook = execute("08_serve_the_home.ipynb", tmp_path)
+    cells = {cell.id: text_of(cell) for cell in notebook.cells}
+    for name in ("serve", "afternoon"):
+        assert 'id="potluck-services-' in cells[name]
+    assert "It is too dark in here -> light" in cells["ask"]
+    assert "flower.jpg -> daisy" in cells["ask"]
+    assert float(cells["ask"].split("on one machine: ")[1].split()[0]) < 1e-3
+    n_answered, n_frames = (
+        cells["afternoon"].split("the camera: ")[1].split(" frames")[0].split(" of ")
+    )
+    assert 0 < int(n_answered) <= int(n_frames) == 192
+    assert "</svg>" in cells["picture"]
+    assert "phone" not in cells["elsewhere"].split("was gone:")[1].split("}")[0]
+    assert "-> music" in cells["http"]
+    in_time = [
+        float(line.split("in time")[0].split(":")[1])
+        for line in cells["scale"].splitlines()
+        if "in time per second" in line
+    ]
+    assert len(in_time) == 4
+    assert in_time[0] >= in_time[1]
+    assert in_time[2] >= in_time[3]
+    assert "left: []" in text_of(notebook.cells[-1])

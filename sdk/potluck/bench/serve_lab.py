@@ -49,6 +49,7 @@ SCHEMES = (OURS, EPARA, INTEREDGE, as_printed(INTEREDGE), LEAST_LOADED)
 MOST_DEGREE = 4  # services that take turns on one processor, at most, when parts are chosen
 N_FUNCTIONS = 20  # callers of a service: so few requests come from no more
 INTERVAL_S = 0.1  # of state exchange, in the time of the home
+HOP_S, BYTES_PER_S = 0.5e-3, 1.25e9  # the testbed's switch: 10 Gbit/s (Table 4)
 FEATURES = 4  # of the models that are really computed
 OVERHEAD_REPEATS = 9
 LAYER_S = 0.02  # of the batch by which is measured what a batch takes beyond
@@ -222,8 +223,8 @@ def scenario(
         demand=arrivals.demand(drawn, duration_s),
         duration_s=duration_s,
         interval_s=INTERVAL_S * time_scale,
-        latency_s=Scenario.latency_s * time_scale,
-        bytes_per_s=Scenario.bytes_per_s / time_scale,
+        latency_s=HOP_S * time_scale,
+        bytes_per_s=BYTES_PER_S / time_scale,
         seed=seed,
     )
 
@@ -255,7 +256,7 @@ class Agents:
             loaded = self._load(device, 1, (LAYER_S,))
             for _ in range(OVERHEAD_REPEATS):
                 begun_s = time.perf_counter()
-                loaded.ask(self.rows[:1], 1).wait()
+                loaded.ask([self.rows[:1]], 1).wait()
                 taken.append(time.perf_counter() - begun_s - LAYER_S)
             loaded.close()
         return max(0.0, median(taken))
@@ -365,7 +366,7 @@ class OnAgents(InTurn):
         loaded = self._loaded[start.pool[0], self.nodes[index].name]
         n_rows = len(start.requests)
         self._n_computing += 1
-        asked = loaded.ask(self._rows[:n_rows], n_rows)
+        asked = loaded.ask([self._rows[:n_rows]], n_rows)
         asked.on_done(lambda _: self._ended.put(partial(self._answered_by, index, start, asked)))
 
     def _answered_by(self, index: int, start: Start, asked: Asked, now_s: float) -> None:

@@ -26,7 +26,7 @@ from potluck.serve.runtime.measure import Measured
 ALIKE = 1.5  # devices whose times differ by less are of one kind
 ENTRANCE = "home"  # where requests arrive; it computes nothing itself
 MOST_DEGREE = 16  # section 4.1: of batches side by side
-MOST_SPLIT = 2  # batches at once on devices that share a model, so that they overlap
+MOST_DIVIDED = 2  # batches at once on devices that share a model, so that they overlap
 ANY_BYTES = 2**62  # whether there is room was tried
 
 
@@ -191,7 +191,7 @@ def place_all(
     }
 
 
-def place_split(wanted: Wanted, where: str, measured: Measured) -> dict[tuple[str, str], Place]:
+def place_divided(wanted: Wanted, where: str, measured: Measured) -> dict[tuple[str, str], Place]:
     """Where a service runs that no device holds alone: on all of these, which are of a kind of
     their own.
 
@@ -209,7 +209,7 @@ def place_split(wanted: Wanted, where: str, measured: Measured) -> dict[tuple[st
     Infeasible
         They do not hold its limit; says the best possible.
     """
-    made = record(wanted, {where: measured}, {where: where}, MOST_SPLIT)
+    made = record(wanted, {where: measured}, {where: where}, MOST_DIVIDED)
     allocation = allocate(made, Processor(kind=where, memory_bytes=ANY_BYTES))
     return {
         (wanted.name, where): Place(allocation=allocation, n_replicas={where: allocation.replicas})

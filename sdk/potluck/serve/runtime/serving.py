@@ -13,6 +13,7 @@ from potluck.records import Plan
 from potluck.serve.decide.handler import Way
 from potluck.serve.decide.pools import Pool
 from potluck.serve.runtime.dispatch import Dispatch
+from potluck.serve.runtime.divided import Divided, divide
 from potluck.serve.runtime.loaded import Loaded, plan_on, with_batch
 from potluck.serve.runtime.measure import Measured, measure
 from potluck.serve.runtime.placing import (
@@ -20,10 +21,9 @@ from potluck.serve.runtime.placing import (
     Wanted,
     check_placed,
     place_all,
-    place_split,
+    place_divided,
     record,
 )
-from potluck.serve.runtime.split import Split, split
 from potluck.sessions.link import Link
 from potluck.sessions.members import Members
 
@@ -60,7 +60,7 @@ class Serving:
         self.dispatch = Dispatch()
         self._link, self._members = link, members
         self._profiled, self._is_played = profiled, is_played
-        self._splits: dict[str, Split] = {}
+        self._divisions: dict[str, Divided] = {}
         self._wanted: dict[str, Wanted] = {}
         self._models: dict[str, Any] = {}
         self._measured: dict[str, dict[str, Measured]] = {}
@@ -125,7 +125,7 @@ class Serving:
             measured = self._measure(model, wanted, say)
             if not measured:
                 say(0.8, "dividing it over several devices")
-                self._splits[name] = self._split(model, wanted)
+                self._divisions[name] = self._divide(model, wanted)
             self._full = {pair for pair in self._full if pair[0] != name}
             self._wanted[name], self._models[name] = wanted, model
             self._measured[name] = measured
@@ -141,7 +141,7 @@ class Serving:
         """End one service; the others may get its devices."""
         self.dispatch.remove(name)
         with self._placing:
-            for known in (self._wanted, self._models, self._measured, self._splits):
+            for known in (self._wanted, self._models, self._measured, self._divisions):
                 known.pop(name, None)
             if not self._closed.is_set():
                 with suppress(PotluckError):
@@ -170,13 +170,13 @@ class Serving:
                 raise failure
         return found
 
-    def _split(self, model: Any, wanted: Wanted) -> Split:
+    def _divide(self, model: Any, wanted: Wanted) -> Divided:
         """A place for what no device holds alone."""
         profile = self._profiled(model)
         for device in [each.name for each in profile.devices]:
             if device not in self._members.staying:
                 profile = profile.without_device(device)
-        return split(
+        return divide(
             model, profile, wanted.slo.tolerance_s, lambda plan: self._load_plan(model, plan)
         )
 
@@ -221,7 +221,7 @@ class Serving:
     def _places(self, strict: bool) -> dict[tuple[str, str], Place]:
         memory = {name: self._memory_bytes(name) for name in self._devices}
         divided = self._divided(memory, strict)
-        wanted = [each for name, each in self._wanted.items() if name not in self._splits]
+        wanted = [each for name, each in self._wanted.items() if name not in self._divisions]
         while True:
             try:
                 return divided | place_all(wanted, self._measured, memory, self._full)
@@ -233,11 +233,11 @@ class Serving:
     def _divided(self, memory: dict[str, int], strict: bool) -> dict[tuple[str, str], Place]:
         """The services over several devices; what they need there is taken off `memory`."""
         found: dict[tuple[str, str], Place] = {}
-        for name, each in self._splits.items():
+        for name, each in self._divisions.items():
             if not {*each.plan.devices} <= {*memory}:
                 continue
             try:
-                found |= place_split(self._wanted[name], each.where, each.measured)
+                found |= place_divided(self._wanted[name], each.where, each.measured)
             except Infeasible:
                 if strict:
                     raise
@@ -261,17 +261,17 @@ class Serving:
                     loaded.append(self._there(service, where, place.allocation.batch))
                 except OutOfMemory:
                     self._full.add((service, where))
-                    self._splits.pop(service, None)
+                    self._divisions.pop(service, None)
                     return None
                 except PotluckError:
                     return None
             n_replicas = sum(place.n_replicas.values())
-            way = Way.ACROSS if service in self._splits else Way.ALONE
+            way = Way.ACROSS if service in self._divisions else Way.ALONE
             pools.append((Pool(place.allocation, n_replicas, way), loaded))
         return pools
 
     def _there(self, service: str, where: str, batch: int) -> Loaded:
-        divided = self._splits.get(service)
+        divided = self._divisions.get(service)
         devices = (where,) if divided is None else divided.plan.devices
         known = self.dispatch.loaded(service, devices)
         if known is not None and known.batch >= batch:
@@ -291,7 +291,7 @@ class Serving:
                 for where in place.n_replicas
             }
             if kinds:
-                divided = self._splits.get(name)
+                divided = self._divisions.get(name)
                 known = (
                     self._measured[name] if divided is None else {divided.where: divided.measured}
                 )
@@ -321,14 +321,14 @@ class Serving:
     def _divide_anew(self) -> None:
         """What was divided over devices of which one went, or what one device can hold now."""
         for name, wanted in self._wanted.items():
-            known = self._splits.get(name)
+            known = self._divisions.get(name)
             stays = known is not None and set(known.plan.devices) <= {*self._members.staying}
             alone = any(device in self._measured[name] for device in self._members.staying)
             if alone or not stays:
-                self._splits.pop(name, None)
+                self._divisions.pop(name, None)
             if not alone and not stays:
                 with suppress(PotluckError):
-                    self._splits[name] = self._split(self._models[name], wanted)
+                    self._divisions[name] = self._divide(self._models[name], wanted)
 
     def _measure_new(self) -> None:
         """On devices that were not there before."""

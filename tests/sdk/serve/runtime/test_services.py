@@ -10,6 +10,7 @@ from tests.sdk.serve.runtime.conftest import LONG_S
 from tests.timeouts import PATIENCE_S
 
 import potluck
+from potluck.display import views
 from potluck.errors import Infeasible, ModelError, NotServed, RequestFailed, UserError
 from potluck.serve.runtime import serving
 from potluck.serve.runtime.measure import measure
@@ -187,3 +188,20 @@ def test_a_service_that_is_closed_refuses(own_home, model):
 def test_only_a_frequency_service_takes_streams(birds):
     with pytest.raises(UserError, match="single requests"):
         birds.stream([torch.zeros(1, 8)])
+
+
+def test_a_home_shows_its_services_by_who_has_them_and_what_became_of_requests(own_home, model):
+    assert "Services" in repr(own_home.services)
+    slo = potluck.Latency(120.0)
+    with own_home.serve(model, "birds", slo=slo, max_queue=4).wait() as birds:
+        birds(torch.zeros(1, 8))
+        with pytest.raises(NotServed):
+            birds(torch.zeros(5, 8))
+        shown = repr(own_home.services)
+        assert "birds" in shown
+        assert "its queue takes 4 rows, not 5" in shown
+        for device, rows in birds.devices.items():
+            assert f"{device} ({rows})" in shown
+        assert 'id="potluck-services-' in views.as_html(own_home.services)
+        assert 'id="potluck-service-' in views.as_html(birds)
+    assert "birds" in views.as_html(birds)

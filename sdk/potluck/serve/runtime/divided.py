@@ -21,8 +21,8 @@ Load = Callable[[Plan], Loaded]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Split:
-    """Where a service runs over several devices. `memory_bytes`: by device, of the largest batch
+class Divided:
+    """A service that runs over several devices. `memory_bytes`: by device, of the largest batch
     that was measured.
     """
 
@@ -36,7 +36,7 @@ class Split:
         return JOINED.join(self.plan.devices)
 
 
-def split(model: Any, profile: Profile, limit_s: float, load: Load) -> Split:
+def divide(model: Any, profile: Profile, limit_s: float, load: Load) -> Divided:
     """The soonest plan over several devices that they have room for, as measured there.
 
     Parameters
@@ -73,7 +73,7 @@ def split(model: Any, profile: Profile, limit_s: float, load: Load) -> Split:
     raise failure
 
 
-def _measured(model: Any, plan: Plan, limit_s: float, load: Load) -> Split:
+def _measured(model: Any, plan: Plan, limit_s: float, load: Load) -> Divided:
     memory: dict[str, int] = {}
 
     def load_for(batch: int) -> Loaded:
@@ -82,4 +82,4 @@ def _measured(model: Any, plan: Plan, limit_s: float, load: Load) -> Split:
         return loaded
 
     found = measure(load_for, model, limit_s, n_devices=len(plan.devices))
-    return Split(plan=plan, measured=found, memory_bytes=memory)
+    return Divided(plan=plan, measured=found, memory_bytes=memory)

@@ -1,0 +1,90 @@
+"""A model that no device can hold alone is served by several, as one machine would answer."""
+
+import pytest
+from tests.sdk.serve.runtime.conftest import LONG_S
+from tests.sdk.serve.runtime.test_devices_go import settled, until_back
+
+import potluck
+from potluck.errors import NotServed, PotluckError
+from potluck.sessions.agent_specs import Spec
+from potluck.testing.faults import memory_of
+from potluck.testing.memory import memory_home
+
+torch = pytest.importorskip("torch")
+WIDTH, DEPTH = 1024, 8  # of a layer, its weights are 4 MiB: 32 in all
+FEW, MANY = "30 MiB", "128 MiB"
+
+
+@pytest.fixture(scope="module")
+def wide():
+    torch.manual_seed(0)
+    layers = []
+    for _ in range(DEPTH):
+        layers += [torch.nn.Linear(WIDTH, WIDTH), torch.nn.Tanh()]
+    net = torch.nn.Sequential(*layers)
+    return net, potluck.Model.from_torch(net, torch.randn(2, WIDTH), name="wide")
+
+
+def home_of(**memory):
+    return memory_home([Spec(name=name, memory=much) for name, much in memory.items()])
+
+
+def test_it_runs_on_several_devices_and_answers_as_one_machine(wide):
+    net, model = wide
+    with home_of(a=FEW, b=FEW) as home:
+        service = home.serve(model, "wide", slo=potluck.Latency(LONG_S)).wait()
+        assert list(service.devices) == ["a", "b"]
+        for rows in (1, 3, 8):
+            x = torch.randn(rows, WIDTH)
+            with torch.no_grad():
+                assert torch.allclose(service(x), net(x), atol=1e-6)
+        assert set(service.stats.by_device) == {"a", "b"}
+
+
+def test_a_small_service_runs_beside_it(wide, model, net):
+    with home_of(a=FEW, b=FEW) as home:
+        large = home.serve(wide[1], "wide", slo=potluck.Latency(LONG_S)).wait()
+        small = home.serve(model, "birds", slo=potluck.Latency(LONG_S)).wait()
+        asked = [large.ask(torch.randn(1, WIDTH)) for _ in range(5)]
+        x = torch.randn(1, 8)
+        assert settled([small.ask(x) for _ in range(20)], net, x) == 20
+        assert all(future.result().shape == (1, WIDTH) for future in asked)
+
+
+def test_when_one_of_them_goes_the_others_share_it(wide):
+    net, model = wide
+    with home_of(a=FEW, b=FEW, c=FEW) as home:
+        service = home.serve(model, "wide", slo=potluck.Latency(LONG_S)).wait()
+        lost, *_ = service.devices
+        x = torch.randn(1, WIDTH)
+        memory_of(home).kill(lost)
+        assert 0 <= settled([service.ask(x) for _ in range(5)], net, x) <= 5
+        until_back(home, service, {"a", "b", "c"} - {lost})
+        assert settled([service.ask(x)], net, x) == 1
+
+
+def test_when_too_few_are_left_it_is_refused_until_a_device_can_hold_it(wide):
+    net, model = wide
+    with home_of(a=FEW, b=FEW) as home:
+        service = home.serve(model, "wide", slo=potluck.Latency(LONG_S)).wait()
+        memory_of(home).kill("b")
+        x = torch.randn(1, WIDTH)
+        settled([service.ask(x) for _ in range(3)], net, x)
+        with pytest.raises(NotServed):
+            service(x)
+        memory_of(home).restart("b")
+        until_back(home, service, ["a", "b"])
+        assert settled([service.ask(x)], net, x) == 1
+
+
+def test_all_of_them_have_too_little_room_says_so(wide):
+    with home_of(a="14 MiB", b="14 MiB") as home:
+        with pytest.raises(PotluckError, match="may use 14.7 MB"):
+            home.serve(wide[1], "wide", slo=potluck.Latency(LONG_S)).wait()
+        assert not home.services
+
+
+def test_a_device_that_can_hold_it_alone_does(wide):
+    with home_of(a=FEW, b=MANY) as home:
+        service = home.serve(wide[1], "wide", slo=potluck.Latency(LONG_S)).wait()
+        assert list(service.devices) == ["b"]
