@@ -476,16 +476,6 @@ class Home(ServingHome, Shown):
 
         return self._follow(Handle(work, f"profiling {name_of(model)}"))
 
-    def _profiled(self, model: "Model") -> "Profile":
-        known = self._profiles.get(model.signature)
-        if known is not None and known.inference is not None:
-            return known
-        return self.profile(model, train=False).wait()
-
-    @property
-    def _plays_profiles(self) -> bool:
-        return self._lab is not None and self._lab.emulation is not None
-
     def learn(self, run: "Run") -> "Profile":
         """What this run showed of layers and links goes into the profile of its model and into
         `home.network`, here and on disk: see `profile.from_runs`.

@@ -39,7 +39,6 @@ from potluck.serve.simulate.scheme import Scheme
 from potluck.sessions.agent_specs import Spec
 
 if TYPE_CHECKING:
-
     from potluck.home import Home
     from potluck.profile.profiles import Profile
 

@@ -12,6 +12,7 @@ from potluck.sessions.members import Members
 
 if TYPE_CHECKING:
     from potluck.graph import Model
+    from potluck.lab.lab import Playground
     from potluck.profile.profiles import Profile
     from potluck.run.run import Run
     from potluck.serve.decide.records import Slo
@@ -31,6 +32,8 @@ class ServingHome:
     _closed: bool
     _runs: "weakref.WeakSet[Run]"
     _work: "weakref.WeakSet[Handle[Any]]"
+    _lab: "Playground | None"
+    _profiles: "dict[str, Profile]"
     _serving: "Serving | None" = None
     _gateways: "tuple[Gateway, ...]" = ()
 
@@ -103,12 +106,25 @@ class ServingHome:
 
     def _profiled(self, model: "Model") -> "Profile":
         """The profile of this model for inference, as it is known or made now."""
+        known = self._profiles.get(model.signature)
+        if known is not None and known.inference is not None:
+            return known
+        return self.profile(model, train=False).wait()
+
+    def profile(self, *args: Any, **named: Any) -> "Handle[Profile]":
+        """What a home measures of a model; `Home` does.
+
+        Parameters
+        ----------
+        *args, **named
+            As of `Home.profile`.
+        """
         raise NotImplementedError
 
     @property
     def _plays_profiles(self) -> bool:
         """Whether devices last as long as a profile says, since they are emulated."""
-        raise NotImplementedError
+        return self._lab is not None and self._lab.emulation is not None
 
     @property
     def services(self) -> "Services":
