@@ -109,16 +109,9 @@ class ServingHome:
         known = self._profiles.get(model.signature)
         if known is not None and known.inference is not None:
             return known
-        return self.profile(model, train=False).wait()
+        return self._profile_for_serving(model).wait()
 
-    def profile(self, *args: Any, **named: Any) -> "Handle[Profile]":
-        """What a home measures of a model; `Home` does.
-
-        Parameters
-        ----------
-        *args, **named
-            As of `Home.profile`.
-        """
+    def _profile_for_serving(self, model: "Model") -> "Handle[Profile]":
         raise NotImplementedError
 
     @property
