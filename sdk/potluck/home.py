@@ -476,9 +476,6 @@ class Home(ServingHome, Shown):
 
         return self._follow(Handle(work, f"profiling {name_of(model)}"))
 
-    def _profile_for_serving(self, model: "Model") -> "Handle[Profile]":
-        return self.profile(model, train=False)
-
     def learn(self, run: "Run") -> "Profile":
         """What this run showed of layers and links goes into the profile of its model and into
         `home.network`, here and on disk: see `profile.from_runs`.
