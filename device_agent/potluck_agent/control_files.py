@@ -56,9 +56,12 @@ class Claim:
         self._state, self._lock = state, lock
 
     def release(self) -> None:
-        """It is no more."""
-        for name in (RUNNING, WINDOW, TRIES, PAIRED, LOAD, ASK, STATUS):
-            (self._state / name).unlink(missing_ok=True)
+        """It is no more. What is another agent's stays: the directory may be a new one."""
+        said = _read(self._state / RUNNING)
+        if not isinstance(said, dict) or said.get("pid") == os.getpid():
+            for name in (RUNNING, WINDOW, TRIES, PAIRED, LOAD, ASK, STATUS):
+                with suppress(OSError):  # nothing can be removed from a disk that is read-only now
+                    (self._state / name).unlink(missing_ok=True)
         if self._lock is not None:
             os.close(self._lock)
 

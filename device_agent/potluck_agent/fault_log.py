@@ -43,8 +43,12 @@ def what_failed(action: object, error: BaseException) -> str:
 
 def latest(directory: Path, n_most: int) -> list[str]:
     """When the reports that were kept last were kept, and their first lines."""
+    path = directory / FILE
     try:
-        text = (directory / FILE).read_text(encoding="utf-8", errors="replace")
+        if path.exists() and not path.is_file():  # a pipe would be waited for
+            return []
+        with path.open("rb") as file:
+            text = file.read(2 * MAX_FILE_BYTES).decode(errors="replace")
     except OSError:
         return []
     lines = text.splitlines()
@@ -64,6 +68,6 @@ def keep(directory: Path, text: str) -> None:
     """Append it to the file of faults; where that is impossible the agent goes on all the same."""
     path = directory / FILE
     with suppress(OSError):
-        if not path.exists() or path.stat().st_size < MAX_FILE_BYTES:
+        if not path.exists() or (path.is_file() and path.stat().st_size < MAX_FILE_BYTES):
             with path.open("a", encoding="utf-8", errors="replace") as file:
                 file.write(f"{HEAD}{time.strftime(DATE)}\n{text}\n")

@@ -12,6 +12,7 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from io import TextIOWrapper
 
 from potluck.errors import PotluckError
 from potluck.optional import missing
@@ -37,6 +38,9 @@ COMMANDS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `potluck ARGV...`; returns the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    for stream in (sys.stdout, sys.stderr):  # one that has no letter for a line of a table: `?`
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")
     try:
         return _run(arguments)
     except PotluckError as error:

@@ -170,6 +170,14 @@ def test_of_two_agents_that_start_in_the_same_instant_one_has_the_directory(tmp_
     control_files.claim(tmp_path, {"port": 6}).release()
 
 
+def test_an_agent_that_ends_leaves_alone_what_is_anothers(tmp_path):
+    """Its directory was removed while it ran, and another one began in a new one of that name."""
+    first = control_files.claim(tmp_path, {"port": 5})
+    (tmp_path / control_files.RUNNING).write_text('{"pid": 1, "port": 6}')
+    first.release()
+    assert json.loads((tmp_path / control_files.RUNNING).read_text())["port"] == 6
+
+
 @pytest.mark.parametrize(
     "content", [b"", b"[]", b'{"pid": "x"}', b'{"pid": 1, "identity": "1"}', b'{"pid": -5}']
 )

@@ -163,6 +163,14 @@ def test_where_none_runs_that_is_said_and_nothing_is_made(tmp_path):
     assert json.loads(answer.stdout)["running"] is False
 
 
+@pytest.mark.skipif(os.name == "nt", reason="pipes with names")
+@pytest.mark.parametrize("make", [os.mkdir, os.mkfifo])
+def test_faults_in_what_is_no_file_are_waited_for_by_nobody(tmp_path, make):
+    make(tmp_path / fault_log.FILE)
+    fault_log.keep(tmp_path, "a fault")
+    assert fault_log.latest(tmp_path, 5) == []
+
+
 def test_faults_of_an_agent_that_is_gone_are_told(tmp_path):
     fault_log.keep(tmp_path, "a fault in the agent while handling Hello\nTypeError: x")
     answer = command("status", "--json", "--state", str(tmp_path))

@@ -60,10 +60,31 @@ def _overload(name: str) -> Any:
     return getattr(getattr(torch.ops.aten, packet), overload)
 
 
+def _divide(x: Any, y: Any, *, rounding_mode: str | None = None) -> Any:
+    """As torch divides; but the least integer by -1 wraps round, where torch's kernel, which
+    truncates, ends the process.
+    """
+    dtype = torch.result_type(x, y)
+    if rounding_mode != "trunc" or dtype not in (torch.int32, torch.int64):
+        return torch.div(x, y, rounding_mode=rounding_mode)
+    negates = torch.as_tensor(y, dtype=dtype, device=x.device) == -1
+    divisor = torch.where(negates, 1, y)
+    quotient = torch.div(x, divisor, rounding_mode="trunc")
+    return torch.where(negates, -x.to(dtype), quotient)
+
+
+_SAFER: dict[str, Callable[..., Any]] = {
+    "aten.div.Tensor_mode": _divide,
+    "aten.div.Scalar_mode": _divide,
+}
+
+
 OVERLOADS: dict[str, Any] = {name: _overload(name) for name in sorted(OPERATORS)}
 
 
-TABLE: dict[str, Callable[..., Any]] = {name: overload._op for name, overload in OVERLOADS.items()}
+TABLE: dict[str, Callable[..., Any]] = {
+    name: overload._op for name, overload in OVERLOADS.items()
+} | _SAFER
 _BY_PLACE = TABLE | _FASTER
 
 

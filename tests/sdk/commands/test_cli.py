@@ -8,6 +8,7 @@ import types
 import pytest
 
 from potluck import cli, errors
+from potluck.discover.keyring import Keyring, Known
 
 HEAVY = (
     "torch",
@@ -143,3 +144,16 @@ def test_a_key_that_begins_like_an_option_is_a_key(monkeypatch, key):
     monkeypatch.setattr("potluck.commands.coordinate.main", told.append)
     assert cli.main(["coordinate", "--trust", key, "--port", "7"]) == 0
     assert (told[0].trust, told[0].port) == ([key], 7)
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp1252"])
+@pytest.mark.parametrize("arguments", [["peers"], ["plan", "smart-home-1", "bert-base"]])
+def test_a_terminal_without_our_letters_shows_the_others(tmp_path, encoding, arguments):
+    Keyring(tmp_path).remember(Known(name="phone", key="k" * 40))
+    ran = subprocess.run(
+        [sys.executable, "-m", "potluck.cli", *arguments],
+        env={**os.environ, "PYTHONIOENCODING": encoding, "POTLUCK_HOME": str(tmp_path)},
+        capture_output=True,
+    )
+    assert (ran.returncode, b"Traceback" in ran.stderr) == (0, False), ran.stderr
+    assert b"phone" in ran.stdout or arguments != ["peers"]
