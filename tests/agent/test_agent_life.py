@@ -199,7 +199,7 @@ def test_it_may_be_started_again_in_the_instant_in_which_it_ends(tmp_path, numbe
             assert successor.key == running.key
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_ends_it_in_good_order(tmp_path, number):
     with agent(tmp_path) as running:
         running.process.send_signal(number)

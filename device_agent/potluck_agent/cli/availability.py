@@ -3,6 +3,7 @@ ends the agent is heard.
 """
 
 import signal
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -81,8 +82,11 @@ class Availability:
         self._loop.stopping = self._n_asked > 1
 
     def hear_signals(self) -> None:
-        """Ctrl-C and the system's word end it."""
-        for number in (signal.SIGTERM, signal.SIGINT):
+        """Ctrl-C and the system's word end it, and a terminal that is closed, but under `nohup`."""
+        numbers = [signal.SIGTERM, signal.SIGINT]
+        if sys.platform != "win32" and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+            numbers.append(signal.SIGHUP)
+        for number in numbers:
             signal.signal(number, lambda *_: self.end())
 
 

@@ -3,7 +3,15 @@
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from potluck_agent.core.events import Event, FromPeer, KillWorker, PeerRevoked, Tick, WorkerDied
+from potluck_agent.core.events import (
+    Event,
+    FromPeer,
+    KillWorker,
+    MustLeave,
+    PeerRevoked,
+    Tick,
+    WorkerDied,
+)
 from potluck_agent.keys import Peer
 from potluck_agent.log_file import PAIRING, STRANGER, Log
 from potluck_wire import __version__
@@ -130,4 +138,6 @@ def _why_gone(event: Event) -> str:
             return "it, or a worker for it, was silent for too long"
         case WorkerDied():
             return "no worker could be started for it"
+        case MustLeave(reason=reason):
+            return f"this device leaves: {reason}"
     return "a fault"

@@ -12,8 +12,9 @@ from potluck_agent.worker.limits import private_bytes
 from potluck_wire.graph import MAX_INT, SegmentError
 from potluck_wire.limits import MAX_VALUE_BYTES
 
-# not worth asking the system, which takes 50 us; the worker's own reserve holds them
-SMALL_BYTES = 1 << 20
+# Not worth asking the system, which takes 50 us: the reserve of the worker (`limits.OWN_BYTES`) has
+# room for them, until they come to so much together.
+SMALL_BYTES, MANY_SMALL_BYTES = 1 << 20, 16 << 20
 
 
 class Memory(Protocol):
@@ -24,6 +25,7 @@ class Memory(Protocol):
 
 
 _elsewhere: list[Memory] = []
+_small_bytes = [0]  # of small values since the system was asked
 
 
 def look_at(memory: Memory | None) -> None:
@@ -51,7 +53,12 @@ def available_bytes() -> int:
 
 def require(needed_bytes: int, what: str) -> None:
     """Raise SegmentError, naming `what`, where so many bytes are not left."""
-    if needed_bytes > SMALL_BYTES and needed_bytes > (left_bytes := available_bytes()):
+    if needed_bytes <= SMALL_BYTES:
+        _small_bytes[0] += needed_bytes
+        if _small_bytes[0] < MANY_SMALL_BYTES:
+            return
+    _small_bytes[0] = 0
+    if needed_bytes > (left_bytes := available_bytes()):
         _refuse(
             what, f"{needed_bytes} bytes are needed, {left_bytes} are left of this worker's memory"
         )

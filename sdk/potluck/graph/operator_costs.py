@@ -140,8 +140,10 @@ def forward_flop(traced: Traced, position: int, sizes: Mapping[str, int]) -> flo
     out = sum(t.elements(sizes) for t in traced.types[graph.first_node + position])
     shapes = _shapes(traced, node, sizes)
     if what == "convolution":
+        # behind a scale and a zero of the input, where that is quantised
         over = shapes[0] if "transpose" in node.op else None
-        return 2.0 * (math.prod(over) if over else out) * math.prod(shapes[1]) / (shapes[1][0] or 1)
+        weight = next(shape for shape in shapes[1:] if len(shape) > 2)
+        return 2.0 * (math.prod(over) if over else out) * math.prod(weight) / (weight[0] or 1)
     if what == "product":
         return 2.0 * out * _inner(node, shapes)
     if what == "attention":  # scores and their product with the values; a causal mask saves nothing

@@ -186,6 +186,19 @@ FAMILIES = {
     "unet": (UNet, (34, 20)),
     "detector": (Detector, (39, 24)),
     "vit": (VisionTransformer, (16, 16)),
+    "signal": (
+        lambda: nn.Sequential(
+            nn.Conv1d(3, 8, 5, 2, padding=2), nn.ReLU(), nn.MaxPool1d(2), nn.Conv1d(8, 4, 3)
+        ),
+        (61,),
+    ),
+    "volumes": (
+        lambda: nn.Sequential(
+            *(nn.Conv3d(3, 4, 3, padding=1), nn.ReLU(), nn.MaxPool3d(2)),
+            nn.Conv3d(4, 3, (3, 1, 2), (2, 1, 1), dilation=(1, 2, 1)),
+        ),
+        (17, 9, 6),
+    ),
 }
 
 

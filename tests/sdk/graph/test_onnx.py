@@ -228,6 +228,8 @@ ALIKE = {
     "channels by number": one("Gather", np.array([3, 0, -2]), axis=1),
     "clipped": one("Clip", np.float32(-0.5), np.float32(0.5)),
     "slopes": one("PRelu", np.array([0.1, 0.2, 0.3, 0.4], np.float32).reshape(4, 1, 1)),
+    "slopes of columns": one("PRelu", np.linspace(0.1, 0.6, 6, dtype=np.float32)),
+    "one slope": one("PRelu", np.float32(0.25)),
     "hard sigmoid": one("HardSigmoid"),
     "means": one("ReduceMean", axes=[2, 3], keepdims=0),
 }
@@ -239,6 +241,42 @@ def test_each_way_of_an_operator_answers_alike_in_torch(case, tmp_path):
     # raises where the answers differ
     model = Model.from_onnx(saved(tmp_path, ALIKE[case])).as_torch()
     assert model.kinds()[0] == "aten"
+
+
+def parsed(nodes, **weights):
+    """A model of these nodes, of an input `x` and an output `y` of any type."""
+    known = [numpy_helper.from_array(np.asarray(value), name) for name, value in weights.items()]
+    text = (
+        f'<ir_version: 9, opset_import: ["" : 17]> g (float[N, 4, 8, 8] x) => (float y) {{{nodes}}}'
+    )
+    model = onnx.parser.parse_model(text)
+    model.graph.initializer.extend(known)
+    model.graph.output[0].ClearField("type")
+    return onnx.shape_inference.infer_shapes(model)
+
+
+TWO = np.float32(2)
+WHOLE = "a = Mul(x, ten) b = Cast<to=7>(a) y = Pow(b, exponent)"
+
+
+def test_a_power_of_whole_numbers_is_whole(tmp_path):
+    model = Model.from_onnx(saved(tmp_path, parsed(WHOLE, ten=np.float32(10), exponent=TWO)))
+    model = model.as_torch()
+    (output,) = model.segment(0, len(model.layers()))[1].outputs
+    assert output.dtype == "int64"
+
+
+def test_a_quantised_convolution_has_costs(tmp_path):
+    known = {"s": np.float32(0.03), "z": np.uint8(120), "v": np.float32(0.02), "n": np.int8(0)}
+    weight = np.random.default_rng(0).integers(-90, 90, (3, 4, 3, 3)).astype(np.int8)
+    model = parsed(
+        "q = QuantizeLinear(x, s, z) h = QLinearConv<pads=[1,1,1,1]>(q, s, z, w, v, n, s, z) "
+        "y = DequantizeLinear(h, s, z)",
+        w=weight,
+        **known,
+    )
+    layers = Model.from_onnx(saved(tmp_path, model)).layers()
+    assert sum(layer.forward_flop for layer in layers) >= 2 * 3 * 64 * 4 * 9
 
 
 @pytest.mark.parametrize("wrong", [torch.sigmoid, lambda x: x * float("nan"), lambda x: x[..., :3]])

@@ -104,7 +104,7 @@ class OnnxNet(torch.nn.Module):
             self._outputs, made if isinstance(made, tuple) else (made,), strict=True
         ):
             wanted = torch.from_numpy(trace.example[name].copy())
-            same = got.shape == wanted.shape
+            same = (got.shape, got.dtype) == (wanted.shape, wanted.dtype)
             off = (
                 float((got.double() - wanted.double()).abs().max()) if same and got.numel() else 0.0
             )
@@ -115,8 +115,8 @@ class OnnxNet(torch.nn.Module):
                 * max(1.0, float(wanted.double().abs().max()) if wanted.numel() else 0.0)
             ):
                 raise ModelError(
-                    f"made of torch's operators it answers {list(got.shape)}, off by {off:.3g}; "
-                    f"onnxruntime answers {list(wanted.shape)}."
+                    f"made of torch's operators it answers {got.dtype} of {list(got.shape)}, off "
+                    f"by {off:.3g}; onnxruntime answers {wanted.dtype} of {list(wanted.shape)}."
                 )
 
 

@@ -337,6 +337,20 @@ def _extreme(run: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return made
 
 
+def _prelu(_: Call, x: torch.Tensor, slope: torch.Tensor) -> torch.Tensor:
+    """One slope for all or for each channel, or any that broadcasts to the input."""
+    of_channels = [1] * (x.ndim - 2)
+    if slope.numel() == 1 or (x.ndim > 1 and [*slope.shape] == [x.shape[1], *of_channels]):
+        return functional.prelu(x, slope.reshape(-1))
+    return torch.where(x < 0, x * slope, x)
+
+
+def _pow(_: Call, x: torch.Tensor, exponent: torch.Tensor) -> torch.Tensor:
+    """Of the type of the base, whatever the exponent's is."""
+    is_whole = not x.dtype.is_floating_point and exponent.dtype.is_floating_point
+    return torch.pow(x.double() if is_whole else x, exponent).to(x.dtype)
+
+
 _Operator = tuple[int, Callable[..., Any]]
 ALL = 64
 
@@ -352,7 +366,7 @@ TABLE: dict[str, _Operator] = {
     "InstanceNormalization": (3, _instance_norm),
     "Relu": (1, _plain(torch.relu)),
     "LeakyRelu": (1, lambda call, x: functional.leaky_relu(x, call.get("alpha", 0.01))),
-    "PRelu": (2, lambda call, x, slope: functional.prelu(x, slope.reshape(-1))),
+    "PRelu": (2, _prelu),
     "Elu": (1, lambda call, x: functional.elu(x, call.get("alpha", 1.0))),
     "Gelu": (
         1,
@@ -401,7 +415,7 @@ TABLE: dict[str, _Operator] = {
     "Sub": (2, _plain(torch.sub)),
     "Mul": (2, _plain(torch.mul)),
     "Div": (2, _plain(_divided)),
-    "Pow": (2, _plain(torch.pow)),
+    "Pow": (2, _pow),
     "Neg": (1, _plain(torch.neg)),
     "Abs": (1, _plain(torch.abs)),
     "Exp": (1, _plain(torch.exp)),

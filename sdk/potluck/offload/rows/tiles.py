@@ -282,6 +282,8 @@ class _Build:
             name = _POSITIONS[pool][len(rest) + 1]
             rest.append(kwargs.pop(name, _DEFAULTS[name]))
         rest[place - 1] = tuple(keep)
+        if not pool:  # torch itself takes one number for all dimensions only from Python
+            rest[place - 2] = per_dim(rest[place - 2], n_spatial)
         kwargs.pop("padding", None)
         op = node.op.replace(".padding", ".default")
         return self.add(node.number, op, (x, *rest), kwargs)
