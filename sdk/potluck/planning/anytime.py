@@ -40,6 +40,7 @@ N_FINE = 32  # cuts tried along one order of devices
 # labels, plans simulated, and by how much estimates may be too high
 KEEP_CLOSELY = 16
 N_CLOSELY = 100
+MOST_SHARES = 120  # ways to share the rows of a micro-batch
 ERROR = 1.05
 MAX_ORDERS = 6  # of the devices within the stages of one plan
 # sets of devices looked at again: how near, how many, with how many plans
@@ -349,9 +350,11 @@ def _closely(pool: CandidatePool, sizes: Sequence[int]) -> Iterator[None]:
         search = SubsetSearch(pool.table, micro_batch, cuts, keep=KEEP_CLOSELY, own_shares=True)
         if not search.is_small:
             return
-        labels = search.run(pool.best * ERROR)
-        found += [Candidate(label.score, label, search) for label in labels]
-        yield
+        every = SubsetSearch(pool.table, micro_batch, cuts, n_shares=MOST_SHARES)
+        for looked in (search, every) if every.is_small else (search,):
+            labels = looked.run(pool.best * ERROR)
+            found += [Candidate(label.score, label, looked) for label in labels]
+            yield
     for estimate, label, search in sorted(found, key=lambda item: item.score)[:N_CLOSELY]:
         if estimate >= pool.best * ERROR:
             break

@@ -45,7 +45,43 @@ def allocate(
             device, start, stop, rows
         )
 
-    rooms = [
+    rooms = rooms_of(table, start, stop, devices, warm_up=warm_up, n_micro_batches=n_micro_batches)
+    capacities = [1.0 / max(seconds(name, micro_batch), 1e-12) for name in devices]  # eq. (9)
+    fewest = candidates.fewest_rows(table.problem, start, stop)
+    while (shares := balance(micro_batch, capacities, rooms)) is not None:
+        shares = offload(shares, rooms, [partial(seconds, name) for name in devices])
+        few = [i for i, rows in enumerate(shares) if 0 < rows < fewest]
+        if not few:
+            break
+        rooms[few[0]] = 0  # it leaves its rows to the others
+    return shares
+
+
+def rooms_of(
+    table: cost.CostTable,
+    start: int,
+    stop: int,
+    devices: Sequence[str],
+    *,
+    warm_up: int,
+    n_micro_batches: int,
+) -> list[int]:
+    """The most rows of layers [start, stop) that memory holds on each device of a stage.
+
+    Parameters
+    ----------
+    table
+        Of the problem.
+    start, stop
+        Layers [start, stop).
+    devices
+        Of the stage.
+    warm_up
+        Micro-batches that the stage keeps at once, K_p.
+    n_micro_batches
+        Of a step.
+    """
+    return [
         footprint.rows_that_fit(
             table,
             start,
@@ -57,15 +93,6 @@ def allocate(
         )
         for name in devices
     ]
-    capacities = [1.0 / max(seconds(name, micro_batch), 1e-12) for name in devices]  # eq. (9)
-    fewest = candidates.fewest_rows(table.problem, start, stop)
-    while (shares := balance(micro_batch, capacities, rooms)) is not None:
-        shares = offload(shares, rooms, [partial(seconds, name) for name in devices])
-        few = [i for i, rows in enumerate(shares) if 0 < rows < fewest]
-        if not few:
-            break
-        rooms[few[0]] = 0  # it leaves its rows to the others
-    return shares
 
 
 def balance(

@@ -24,6 +24,7 @@ def make_stage(
     group: Sequence[str],
     micro_batch: int,
     warm_up: int,
+    share: Callable[..., tuple[int, ...] | None] = allocate,
 ) -> tuple[Stage, Step] | None:
     """A stage with its rows by Algorithm 1 and its execution step, eqs. (7) and (8).
 
@@ -41,12 +42,14 @@ def make_stage(
         Rows of a micro-batch.
     warm_up
         Micro-batches that it keeps at once, K_p.
+    share
+        Gives the rows of each device, called as Algorithm 1 is.
     """
     problem = table.problem
     n_micro_batches = problem.workload.batch // micro_batch
     training = isinstance(problem.workload, Training)
     warm_up = warm_up if training else 1
-    shares = allocate(
+    shares = share(
         table, start, stop, group, micro_batch, warm_up=warm_up, n_micro_batches=n_micro_batches
     )
     if shares is None:

@@ -15,6 +15,7 @@ from itertools import chain, combinations, pairwise, permutations, product
 
 from potluck.planning.building_blocks import candidates
 from potluck.planning.building_blocks.device_classes import ALL_SUBSETS, classes_of
+from potluck.planning.building_blocks.row_levels import allocate_by_level
 from potluck.planning.building_blocks.stages import make_stage
 from potluck.planning.search.local_search import fits, floor_s, neighbours, with_depths
 from potluck.records import Plan, Problem, Stage, Training
@@ -297,7 +298,7 @@ class Places:
 
     def _stage(self, span: Span, micro_batch: int) -> Stage | None:
         if (span, micro_batch) not in self._stages:
-            made = make_stage(self.table, *span, micro_batch, 1)
+            made = make_stage(self.table, *span, micro_batch, 1, allocate_by_level)
             self._stages[span, micro_batch] = made and made[0]
         return self._stages[span, micro_batch]
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from itertools import chain, pairwise, permutations, product
 
 from potluck.planning.building_blocks.device_classes import classes_of, peers
+from potluck.planning.building_blocks.row_levels import allocate_by_level, edges_of
 from potluck.planning.building_blocks.stages import make_stage
 from potluck.planning.search.work_budget import is_many
 from potluck.records import Plan, Problem, Stage, Training
@@ -25,7 +26,8 @@ def neighbours(table: cost.CostTable, plan: Plan) -> Iterator[Plan]:
     for stages in _recomputing(table, plan):  # several of a device: the closed form is too high
         yield replace(plan, stages=stages)
     seen = {plan.stages}
-    for stages in chain(_deeper(plan), moved(plan), _shifted(table, plan), _swapped(table, plan)):
+    others = _deeper(plan), moved(plan), _to_edges(table, plan), _shifted(table, plan)
+    for stages in chain(*others, _swapped(table, plan)):
         if stages not in seen and fits(table, plan, stages) and _ends(table.problem, plan, stages):
             seen.add(stages)
             yield replace(plan, stages=stages)
@@ -195,6 +197,28 @@ def moved(plan: Plan) -> Iterator[tuple[Stage, ...]]:
                 )
 
 
+def _to_edges(table: cost.CostTable, plan: Plan) -> Iterator[tuple[Stage, ...]]:
+    """Where times go in steps: rows from one device of a stage to another, so many that the one is
+    no longer beyond a step, or the other just before one.
+    """
+    edges = edges_of(table)
+    for p, stage in enumerate(plan.stages):
+        for i, j in permutations(range(len(stage.devices)), 2):
+            mine, theirs = stage.shares[i], stage.shares[j]
+            amounts = {mine - max((e for e in edges[stage.devices[i]] if e < mine), default=mine)}
+            amounts |= {min((e for e in edges[stage.devices[j]] if e > theirs), default=0) - theirs}
+            for rows in sorted(amounts):
+                if 0 < rows < mine:
+                    shares = list(stage.shares)
+                    shares[i] -= rows
+                    shares[j] += rows
+                    yield (
+                        *plan.stages[:p],
+                        replace(stage, shares=tuple(shares)),
+                        *plan.stages[p + 1 :],
+                    )
+
+
 def _shifted(table: cost.CostTable, plan: Plan) -> Iterator[tuple[Stage, ...]]:
     """Rows from one device of a stage to another.
 
@@ -293,7 +317,9 @@ def _other_micro_batches(table: cost.CostTable, plan: Plan) -> Iterator[Plan]:
             continue
         n = workload.batch // micro_batch
         made = [
-            make_stage(table, s.start, s.stop, s.devices, micro_batch, min(s.warm_up, n))
+            make_stage(
+                table, s.start, s.stop, s.devices, micro_batch, min(s.warm_up, n), allocate_by_level
+            )
             for s in plan.stages
         ]
         stages = tuple(stage for found in made if found is not None for stage in found[:1])

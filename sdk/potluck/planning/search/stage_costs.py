@@ -13,8 +13,10 @@ from typing import NamedTuple
 
 from potluck.planning.building_blocks import candidates
 from potluck.planning.building_blocks.device_classes import Pattern, members
-from potluck.planning.building_blocks.row_allocation import allocate, offload, proportion
-from potluck.planning.search.links import Link, busiest_medium, links_of
+from potluck.planning.building_blocks.row_allocation import offload, proportion
+from potluck.planning.building_blocks.row_levels import allocate_by_level, levelled
+from potluck.planning.search.links import Link, busiest_medium, links_of, media_of
+from potluck.planning.search.row_choices import block_rows, in_blocks
 from potluck.records import HOME, Training
 from potluck.schedule.rows import overlaps
 from potluck.simulate import cost, footprint
@@ -50,28 +52,29 @@ class CommunicationCost(NamedTuple):
 
 
 class _Way:
-    """The transfers of one byte of every row over a cut, in one direction: all that a device sends,
-    or receives, goes one by one, and the busiest of them decides.
+    """The transfers of one byte of every row over a cut, in one direction: all that a device sends
+    goes one by one, all that a medium carries shares it, and the busiest of them decides.
     """
 
     def __init__(self) -> None:
         self.latency_s, self.air_s = 0.0, 0.0
-        self._sending, self._receiving = (
-            defaultdict[int, float](float),
-            defaultdict[int, float](float),
-        )
+        self._sending = defaultdict[int, float](float)
+        self._carrying = defaultdict[str, float](float)
 
-    def add(self, source: int, target: int, rows: int, link: Link) -> None:
-        """So many rows go from one device to another."""
+    def add(
+        self, source: int, rows: int, link: Link, media: Sequence[tuple[str, float]] = ()
+    ) -> None:
+        """So many rows go from one device to another, over media of so many seconds per byte."""
         self._sending[source] += rows * link.byte_s
-        self._receiving[target] += rows * link.byte_s
+        for name, byte_s in media:
+            self._carrying[name] += rows * byte_s
         self.latency_s = max(self.latency_s, link.latency_s)
         self.air_s += rows * link.air_s
 
     @property
     def busiest_s(self) -> float:
-        """Seconds of the busiest device."""
-        return max(*self._sending.values(), *self._receiving.values())
+        """Seconds of the busiest device, or medium."""
+        return max(*self._sending.values(), *self._carrying.values(), 0.0)
 
 
 class StageCostTable:
@@ -92,6 +95,9 @@ class StageCostTable:
         Groups that may share a stage.
     own_shares
         Rows are shared by the times of each stage's own layers.
+    n_shares
+        So many ways to share rows there are for all patterns together, about; by default one for
+        each.
     """
 
     def __init__(
@@ -103,6 +109,7 @@ class StageCostTable:
         patterns: Sequence[Pattern],
         *,
         own_shares: bool = False,
+        n_shares: int = 0,
     ) -> None:
         self.table = table
         self.problem = table.problem
@@ -112,15 +119,16 @@ class StageCostTable:
         self.n_micro_batches = self.problem.workload.batch // micro_batch
         self.training, self._all_own = isinstance(self.problem.workload, Training), own_shares
         self.air, self.links = busiest_medium(self.problem), links_of(table)
+        self._media = media_of(table)
         # of every device, the first that is alike
         self._first = {i: same[0] for same in classes for i in same}
         self.patterns = []
         self.groups = list[tuple[int, ...]]()
         self.shares = list[tuple[int, ...]]()
+        block = block_rows(micro_batch, [*map(sum, patterns)], n_shares) if n_shares else 0
         for pattern in patterns:
             group = members(pattern, classes, [0] * len(classes))
-            shares = self._share(group)
-            if all(shares):
+            for shares in self._choices(group, block):
                 self.patterns.append(pattern)
                 self.groups.append(group)
                 self.shares.append(shares)
@@ -138,6 +146,12 @@ class StageCostTable:
         # of stages whose shares are not `shares`
         self._own_shares: dict[tuple[int, int, int], tuple[int, ...]] = {}
 
+    def _choices(self, group: tuple[int, ...], block: int) -> list[tuple[int, ...]]:
+        """Rows of each device of a group: by speed, and all in blocks of so many."""
+        usual = self._share(group)
+        others = in_blocks(self.micro_batch, len(group), block) if block else ()
+        return [shares for shares in dict.fromkeys((usual, *others)) if all(shares)]
+
     def _share(self, group: tuple[int, ...]) -> tuple[int, ...]:
         if len(group) == 1:
             return (self.micro_batch,)
@@ -151,7 +165,8 @@ class StageCostTable:
         speeds = [1 / max(seconds(name, self.micro_batch), 1e-12) for name in names]
         shares = proportion(self.micro_batch, speeds)
         alone = [lambda n, name=name: seconds(name, n) for name in names]
-        return _at_least_one(offload(shares, shares_limit(shares), alone))
+        shares = _at_least_one(offload(shares, shares_limit(shares), alone))
+        return levelled(self.table, 0, stop, names, shares, shares_limit(shares))
 
     def cost(self, i: int, j: int, g: int, limit_s: float) -> StageCost | None:
         """Layers from cut i to cut j on pattern g; None where neither these nor more of them from
@@ -209,7 +224,7 @@ class StageCostTable:
         """
         names = [self.problem.devices[i].name for i in self.groups[g]]
         n = self.n_micro_batches
-        return allocate(
+        return allocate_by_level(
             self.table, start, stop, names, self.micro_batch, warm_up=1, n_micro_batches=n
         ) or (0,)
 
@@ -333,8 +348,12 @@ class StageCostTable:
                 i = left[piece.left]
                 j = right[piece.right]
                 rows = piece.stop - piece.start
-                forward.add(i, j, rows, self.links[i, j])
-                back.add(j, i, rows, self.links[j, i])
+                forward.add(
+                    i, rows, self.links[i, j], self._media.get((i, j), ()) if len(left) > 1 else ()
+                )
+                back.add(
+                    j, rows, self.links[j, i], self._media.get((j, i), ()) if len(right) > 1 else ()
+                )
             watts = (
                 sum((self.problem.devices[i].radio_w or 0.0) for i in (*left, *right))
                 if self._known_power

@@ -80,6 +80,8 @@ class SubsetSearch:
         Only these patterns.
     own_shares
         Rows are shared by the times of each stage's own layers.
+    n_shares
+        So many ways to share rows are tried, about; by default one for each pattern.
     is_late
         Asked between pieces of work; then nothing more is found.
     budget
@@ -98,6 +100,7 @@ class SubsetSearch:
         along: Plan | None = None,
         shapes: Sequence[Pattern] | None = None,
         own_shares: bool = False,
+        n_shares: int = 0,
         is_late: Callable[[], bool] = lambda: False,
         budget: WorkBudget | None = None,
     ) -> None:
@@ -117,6 +120,7 @@ class SubsetSearch:
         shapes = shapes or list(dict.fromkeys(order)) or patterns(problem, self.classes, speeds)
         shapes = [pattern for pattern in shapes if sum(pattern) == 1] if pipelines_only else shapes
         self._shares = any(sum(pattern) > 1 for pattern in shapes)
+        self._n_shares = n_shares
         self.stage_costs = self._make_stage_costs(micro_batch, shapes)
         self.n_micro_batches = self.stage_costs.n_micro_batches
         self.sizes = [len(members) for members in self.classes]
@@ -142,7 +146,13 @@ class SubsetSearch:
 
     def _make_stage_costs(self, micro_batch: int, shapes: Sequence[Pattern]) -> StageCostTable:
         return StageCostTable(
-            self.table, micro_batch, self.cuts, self.classes, shapes, own_shares=self.own_shares
+            self.table,
+            micro_batch,
+            self.cuts,
+            self.classes,
+            shapes,
+            own_shares=self.own_shares,
+            n_shares=self._n_shares,
         )
 
     def _pattern(self, stage: Stage) -> Pattern:
