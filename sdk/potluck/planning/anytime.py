@@ -327,7 +327,9 @@ def passes(pool: CandidatePool, sizes: list[int], efforts: Sequence[Effort]) -> 
         reached: dict[int, float] = {}
         for micro_batch in sizes:
             search = _search(pool, micro_batch, cuts, effort.pipelines_only)
-            labels = search.run(min(pool.best, SLACK * min(reached.values(), default=inf)))
+            # where memory is taken to be more than it is, the best estimates may not hold
+            trusted = reached.values() if pool.budgets is pool.table.budgets else ()
+            labels = search.run(min(pool.best, SLACK * min(trusted, default=inf)))
             reached[micro_batch] = labels[0].score if labels else inf
             if labels and not pool.scores:
                 pool.score(search.plan(labels[0]))
@@ -362,7 +364,10 @@ def _closely(pool: CandidatePool, sizes: Sequence[int]) -> Iterator[None]:
         for other in islice(reordered(plan), MAX_ORDERS):
             pool.score(other)
             yield
-        if pool.score(plan) > estimate * NEAR and estimate < pool.best:
+        score = pool.score(plan)
+        if score == inf:
+            yield from squeeze(pool, plan)
+        if score > estimate * NEAR and estimate < pool.best:
             yield from _reshare(pool, plan)
     yield from improve(pool, _distinct(pool, N_STARTS), TRIES)
     for plan in pool.ranking()[:1]:

@@ -508,9 +508,9 @@ class LowerBoundCosts(StageCostTable):
         by_taker = sum(together(network, [(a, b) for a in left]) for b in right)
         return 1 / min(by_giver, by_taker, together(network, [(a, b) for a in left for b in right]))
 
-    def _home_s(self, g: int, row_bytes: int, *, from_home: bool) -> float:
+    def _home_s(self, g: int, row_bytes: int, *, from_home: bool) -> list[float]:
         """What home sends and gets is left out of the bound."""
-        return 0.0
+        return [0.0] * len(self.groups[g])
 
 
 def together(network: Network, pairs: Sequence[tuple[str, str]]) -> float:

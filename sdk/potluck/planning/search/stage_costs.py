@@ -374,23 +374,46 @@ class StageCostTable:
         """Seconds until home's first micro-batch is at a first stage of pattern g; 0 where no path
         is known.
         """
-        return self._home_s(g, self.problem.input_bytes, from_home=True)
+        return sum(self._home_s(g, self.problem.input_bytes, from_home=True))
+
+    def feed_lag_s(self, j: int, g: int) -> float:
+        """Seconds by which the first micro-batch leaves a first stage later than if its rows were
+        there at once: home sends one device's rows after the other's, first to whom takes longest.
+
+        Parameters
+        ----------
+        j
+            Number of the cut behind the stage.
+        g
+            Number of the pattern.
+        """
+        feeds, stop = self._home_s(g, self.problem.input_bytes, from_home=True), self.cuts[j]
+        rows = zip(self.groups[g], self.stage_shares(0, j, g), strict=True)
+        seconds = [
+            self.table.forward_s(self.problem.devices[i].name, 0, stop, n) for i, n in rows
+        ]
+        there_s = last_s = 0.0
+        for computes_s, feed_s in sorted(zip(seconds, feeds, strict=True), reverse=True):
+            there_s += feed_s
+            last_s = max(last_s, there_s + computes_s)
+        return last_s - max(seconds)
 
     def answer_s(self, g: int) -> float:
         """Seconds that a last stage of pattern g and home take for the answers to a micro-batch, or
         for its targets; 0 where no path is known.
         """
         if self.training:
-            return self._home_s(g, self.problem.target_bytes, from_home=True)
-        return self._home_s(g, self.problem.result_bytes, from_home=False)
+            return sum(self._home_s(g, self.problem.target_bytes, from_home=True))
+        return sum(self._home_s(g, self.problem.result_bytes, from_home=False))
 
-    def _home_s(self, g: int, row_bytes: int, *, from_home: bool) -> float:
-        network, seconds = self.problem.network, 0.0
+    def _home_s(self, g: int, row_bytes: int, *, from_home: bool) -> list[float]:
+        """Per device of pattern g, seconds of its rows on the way from home, or back."""
+        network, seconds = self.problem.network, list[float]()
         for i, rows in zip(self.groups[g], self.shares[g], strict=True):
             name = self.problem.devices[i].name
             pair = (HOME, name) if from_home else (name, HOME)
-            if row_bytes and pair in network.paths:
-                seconds += rows * row_bytes / network.bandwidth(*pair)
+            known = row_bytes and pair in network.paths
+            seconds.append(rows * row_bytes / network.bandwidth(*pair) if known else 0.0)
         return seconds
 
 

@@ -135,6 +135,7 @@ class SubsetSearch:
         ]
         self._only = self._in_order(order)
         self._near = self._windows(along) if along is not None else {}
+        self._feeds: dict[tuple[int, int], tuple[float, float]] = {}
         self._joins: dict[tuple[int, int], bool] = {}
         self._communication: dict[tuple[int, int, int], CommunicationCost] = {}
         self._idle_w: dict[int, float] = {}
@@ -280,7 +281,7 @@ class SubsetSearch:
             done = span + stage.reduce_s
         else:
             span, done = work + answer, max(stage.total_s / n, answer)
-        score = self._score(span, done, stage.air_s, stage.energy_j, i, g, self.codes[g])
+        score = self._score(span, done, stage.air_s, stage.energy_j, i, stop, g, self.codes[g])
         if score >= limit:
             return None
         return ParetoLabel(
@@ -333,7 +334,7 @@ class SubsetSearch:
                     work + forward + rest.span_s,
                     max(stage.total_s / n, link / n, rest.done_s),
                 )
-            score = self._score(span, done, air_s, energy, i, g, state)
+            score = self._score(span, done, air_s, energy, i, j, g, state)
             if score < limit:
                 kept.append(
                     ParetoLabel(score, span, done, air_s, energy, trip, i, j, g, stage.depth, rest)
@@ -381,7 +382,15 @@ class SubsetSearch:
     # --- estimates --------------------------------------------------------------------------------
 
     def _score(
-        self, span: float, done: float, air: float, energy: float, i: int, g: int, state: int
+        self,
+        span: float,
+        done: float,
+        air: float,
+        energy: float,
+        i: int,
+        j: int,
+        g: int,
+        state: int,
     ) -> float:
         """What the stages from cut i on score when the layers before go as fast as they can on what
         is free.
@@ -396,11 +405,22 @@ class SubsetSearch:
         if i:
             latency = max(latency, self._front_floor_s(i, state))
         else:
-            feed = self.stage_costs.feed_s(g)
-            latency = max(latency + (0.0 if self.streaming else feed), n * feed)
+            feed, lag = self._fed_s(j, g)
+            latency = max(latency + (0.0 if self.streaming else lag), n * feed)
         if not self.thrifty:
             return latency
         return objective(self.problem.qoe, latency, energy + self._idle(state) * latency)
+
+    def _fed_s(self, j: int, g: int) -> tuple[float, float]:
+        """Seconds of home's rows for a first stage up to cut j on pattern g, and by how much later
+        it is done for them.
+        """
+        found = self._feeds.get((j, g))
+        if found is None:
+            feed = self.stage_costs.feed_s(g)
+            lag = self.stage_costs.feed_lag_s(j, g) if feed else 0.0
+            found = self._feeds[j, g] = feed, lag
+        return found
 
     def _filling_s(self, i: int, state: int) -> float:
         """What a micro-batch takes through the layers in front of cut i at the least: on the
