@@ -3,7 +3,7 @@
 The simulator says what helps.
 """
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, pairwise, permutations, product
 
@@ -25,10 +25,13 @@ def neighbours(table: cost.CostTable, plan: Plan) -> Iterator[Plan]:
     """
     for stages in _recomputing(table, plan):  # several of a device: the closed form is too high
         yield replace(plan, stages=stages)
-    seen = {plan.stages}
+    seen, limits = {plan.stages}, _limits(table, plan)
     others = _deeper(plan), moved(plan), _to_edges(table, plan), _shifted(table, plan)
-    for stages in chain(*others, _swapped(table, plan)):
-        if stages not in seen and fits(table, plan, stages) and _ends(table.problem, plan, stages):
+    for other in chain(*others, _swapped(table, plan)):
+        stages = _keeping_less(table, plan, other, limits) if table.recomputes else other
+        if stages in seen or not _ends(table.problem, plan, stages):
+            continue
+        if fits(table, plan, stages, limits=limits):
             seen.add(stages)
             yield replace(plan, stages=stages)
     yield from _other_micro_batches(table, plan)
@@ -143,7 +146,13 @@ def floor_s(table: cost.CostTable, plan: Plan) -> float:
     return max(busy.values())
 
 
-def fits(table: cost.CostTable, plan: Plan, stages: Sequence[Stage], part: float = 1.0) -> bool:
+def fits(
+    table: cost.CostTable,
+    plan: Plan,
+    stages: Sequence[Stage],
+    part: float = 1.0,
+    limits: Mapping[str, int] | None = None,
+) -> bool:
     """Whether every device holds all its stages in this part of what it may use, by the closed form
     of memory.
 
@@ -157,9 +166,14 @@ def fits(table: cost.CostTable, plan: Plan, stages: Sequence[Stage], part: float
         To be held.
     part
         Of what each device may use, from 0 to 1.
+    limits
+        What that is; default: the budgets of the table.
     """
-    needed = footprint.plan_bytes(table, stages, plan.n_micro_batches)
-    return all(nbytes <= table.budgets[name] * part for name, nbytes in needed.items())
+    needed, limits = (
+        footprint.plan_bytes(table, stages, plan.n_micro_batches),
+        limits or table.budgets,
+    )
+    return all(nbytes <= limits[name] * part for name, nbytes in needed.items())
 
 
 def _ends(problem: Problem, plan: Plan, stages: Sequence[Stage]) -> bool:
@@ -180,6 +194,26 @@ def _recomputing(table: cost.CostTable, plan: Plan) -> Iterator[tuple[Stage, ...
             replace(stage, recompute=not stage.recompute),
             *plan.stages[p + 1 :],
         )
+
+
+def _limits(table: cost.CostTable, plan: Plan) -> dict[str, int]:
+    """Bytes that devices may need by the closed form: as much as they may use, or as the plan has
+    them need, which holds as simulated.
+    """
+    needed = footprint.plan_bytes(table, plan.stages, plan.n_micro_batches)
+    return {name: max(nbytes, needed.get(name, 0)) for name, nbytes in table.budgets.items()}
+
+
+def _keeping_less(
+    table: cost.CostTable, plan: Plan, stages: tuple[Stage, ...], limits: Mapping[str, int]
+) -> tuple[Stage, ...]:
+    """The stages, those of devices that do not hold all of theirs recomputing."""
+    needed = footprint.plan_bytes(table, stages, plan.n_micro_batches)
+    full = {name for name, nbytes in needed.items() if nbytes > limits[name]}
+    return tuple(
+        replace(stage, recompute=True) if full.intersection(stage.devices) else stage
+        for stage in stages
+    )
 
 
 def moved(plan: Plan) -> Iterator[tuple[Stage, ...]]:

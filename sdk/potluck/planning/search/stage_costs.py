@@ -389,9 +389,7 @@ class StageCostTable:
         """
         feeds, stop = self._home_s(g, self.problem.input_bytes, from_home=True), self.cuts[j]
         rows = zip(self.groups[g], self.stage_shares(0, j, g), strict=True)
-        seconds = [
-            self.table.forward_s(self.problem.devices[i].name, 0, stop, n) for i, n in rows
-        ]
+        seconds = [self.table.forward_s(self.problem.devices[i].name, 0, stop, n) for i, n in rows]
         there_s = last_s = 0.0
         for computes_s, feed_s in sorted(zip(seconds, feeds, strict=True), reverse=True):
             there_s += feed_s
