@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import chain, pairwise, permutations, product
 
 from potluck.planning.building_blocks.device_classes import classes_of, peers
-from potluck.planning.building_blocks.row_levels import allocate_by_level, edges_of
+from potluck.planning.building_blocks.row_levels import allocate_by_level, edges_of, may_level
 from potluck.planning.building_blocks.stages import make_stage
 from potluck.planning.search.work_budget import is_many
 from potluck.records import Plan, Problem, Stage, Training
@@ -237,7 +237,8 @@ def _to_edges(table: cost.CostTable, plan: Plan) -> Iterator[tuple[Stage, ...]]:
     """
     edges = edges_of(table)
     for p, stage in enumerate(plan.stages):
-        for i, j in permutations(range(len(stage.devices)), 2):
+        pairs = permutations(range(len(stage.devices)), 2)
+        for i, j in pairs if may_level(table, stage.devices) else ():
             mine, theirs = stage.shares[i], stage.shares[j]
             amounts = {mine - max((e for e in edges[stage.devices[i]] if e < mine), default=mine)}
             amounts |= {min((e for e in edges[stage.devices[j]] if e > theirs), default=0) - theirs}
