@@ -17,7 +17,7 @@ from potluck.planning.building_blocks import candidates
 from potluck.planning.building_blocks.device_classes import ALL_SUBSETS, classes_of
 from potluck.planning.building_blocks.row_levels import allocate_by_level
 from potluck.planning.building_blocks.stages import make_stage
-from potluck.planning.search.local_search import fits, floor_s, neighbours, with_depths
+from potluck.planning.search.local_search import at_edges, fits, floor_s, near, with_depths
 from potluck.records import Plan, Problem, Stage, Training
 from potluck.simulate import cost, flows
 
@@ -130,9 +130,8 @@ class Places:
         """All those, and plans that differ in one cut, share, depth or device: first those that may
         be fastest.
         """
-        yield from sorted(
-            chain(neighbours(table, plan), self.neighbours(table, plan)), key=self.least_s
-        )
+        yield from sorted(chain(near(table, plan), self.neighbours(table, plan)), key=self.least_s)
+        yield from at_edges(table, plan)
 
     def regrouped(self, _: cost.CostTable, plan: Plan) -> Iterator[Plan]:
         """Plans of a home of many devices with two stages as one, one as two, or a device in

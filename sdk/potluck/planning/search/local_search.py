@@ -3,7 +3,7 @@
 The simulator says what helps.
 """
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, pairwise, permutations, product
 
@@ -21,20 +21,40 @@ STEPS = (8, 4, 2, 1)  # layers by which a cut moves, parts of a share that shift
 
 def neighbours(table: cost.CostTable, plan: Plan) -> Iterator[Plan]:
     """Plans that differ from `plan` in one thing and fit in memory, those that help most often
-    first.
+    first; last those with rows at the edges of steps, where rows next to them are no better.
     """
+    yield from near(table, plan)
+    yield from at_edges(table, plan)
+
+
+def near(table: cost.CostTable, plan: Plan) -> Iterator[Plan]:
+    """The same without those at edges."""
     for stages in _recomputing(table, plan):  # several of a device: the closed form is too high
         yield replace(plan, stages=stages)
+    others = _deeper(plan), moved(plan), _shifted(table, plan), _swapped(table, plan)
+    yield from _fitting(table, plan, chain(*others))
+    yield from _other_micro_batches(table, plan)
+
+
+def at_edges(table: cost.CostTable, plan: Plan) -> Iterator[Plan]:
+    """Plans that fit in memory, with rows of one device of a stage on another up to the edge of a
+    step.
+    """
+    yield from _fitting(table, plan, _to_edges(table, plan))
+
+
+def _fitting(
+    table: cost.CostTable, plan: Plan, changed: Iterable[tuple[Stage, ...]]
+) -> Iterator[Plan]:
+    """Those that memory holds by the closed form, and that end; each once."""
     seen, limits = {plan.stages}, _limits(table, plan)
-    others = _deeper(plan), moved(plan), _to_edges(table, plan), _shifted(table, plan)
-    for other in chain(*others, _swapped(table, plan)):
+    for other in changed:
         stages = _keeping_less(table, plan, other, limits) if table.recomputes else other
         if stages in seen or not _ends(table.problem, plan, stages):
             continue
         if fits(table, plan, stages, limits=limits):
             seen.add(stages)
             yield replace(plan, stages=stages)
-    yield from _other_micro_batches(table, plan)
 
 
 def deeper(table: cost.CostTable, plan: Plan) -> Plan | None:
