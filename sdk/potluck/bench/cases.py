@@ -9,13 +9,15 @@ from potluck.records import Inference, Problem, QoE, Training
 
 DORA_HOMES = ("smart-home-1", "smart-home-2", "traffic-monitor", "edge-cluster")
 DORA_MODELS = ("bert-base", "qwen3-0.6b", "qwen3-1.7b", "omni-7b")
+DEEPCEE_HOMES = ("deepcee-1", "deepcee-2")
+DEEPCEE_MODELS = ("resnet101-cifar", "efficientnet-b1-cifar", "bert-small", "gpt2")
 ASTEROID_HOMES = tuple(f"asteroid-{home}-{rate}" for home in "abcd" for rate in (100, 1000))
 ASTEROID_MODELS = ("efficientnet-b1-cifar", "mobilenet-v2-cifar", "resnet50", "bert-small-32")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One problem of the benches; `train` or inference, of `group` dora or asteroid."""
+    """One problem of the benches; `train` or inference, of `group` dora, asteroid or deepcee."""
 
     home: str
     model: str
@@ -46,3 +48,9 @@ def asteroid() -> Iterator[Case]:
     """Asteroid's eight environments and four models, training."""
     for home, model in product(ASTEROID_HOMES, ASTEROID_MODELS):
         yield Case(home=home, model=model, train=True, batch=128, group="asteroid")
+
+
+def deepcee(batch: int = 128) -> Iterator[Case]:
+    """DeepCEE's two settings and four models, training."""
+    for home, model in product(DEEPCEE_HOMES, DEEPCEE_MODELS):
+        yield Case(home=home, model=model, train=True, batch=batch, group="deepcee")

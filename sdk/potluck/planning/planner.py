@@ -14,15 +14,14 @@ from potluck.planning.bounds.latency import lower_bound_s
 from potluck.planning.building_blocks import candidates
 from potluck.planning.building_blocks.device_classes import peers, shape
 from potluck.planning.check import check_problem
-from potluck.planning.evaluate import judge
 from potluck.planning.looks import Look, may_hide_plans
 from potluck.planning.plans import Plans, is_thrifty, preference
 from potluck.planning.rerank import rerank
 from potluck.planning.search.device_order import in_one_order
-from potluck.planning.search.schedules import scheduled
+from potluck.planning.search.schedules import best_s, promising, scheduled
 from potluck.planning.search.work_budget import WorkBudget, given_s, is_many
 from potluck.records import Plan, Problem, Training
-from potluck.simulate import cost, direct
+from potluck.simulate import cost
 from potluck.simulate.remembering import Remembering
 
 N_REGIONAL = 12  # plans of DeepCEE's search, where schedules are chosen
@@ -144,7 +143,7 @@ def _made(
         kept = [plan for plan in judged if not feasibility.breaches(problem, plan)] or judged
         best = sorted(kept, key=lambda plan: preference(plan, problem))
         judged += scheduled(problem, table, best, schedules)
-        judged += _of_regions(problem, table) if borrow else []
+        judged += _of_regions(problem, table, judged) if borrow else []
     holding = [plan for plan in judged if not feasibility.breaches(problem, plan)]
     if not holding:
         raise feasibility.infeasible(asked, judged)
@@ -161,13 +160,14 @@ def _made(
     return Plans(tuple(replace(plan, problem=asked) for plan in holding))
 
 
-def _of_regions(problem: Problem, table: cost.CostTable) -> list[Plan]:
-    """Judged plans of the planner that has a schedule of its own; none for inference."""
+def _of_regions(problem: Problem, table: cost.CostTable, known: Sequence[Plan]) -> list[Plan]:
+    """Judged plans of the planner that has a schedule of its own, which may be faster than all that
+    are known; none for inference.
+    """
     if not isinstance(problem.workload, Training):
         return []
-    simulator = direct.Direct(problem, table)
     found = sorted(plan_deepcee(problem, table), key=lambda plan: plan.latency_s or inf)
-    return [judge(problem, plan, table, simulator) for plan in found[:N_REGIONAL]]
+    return promising(problem, table, found[:N_REGIONAL], best_s(problem, known))
 
 
 def _certified(

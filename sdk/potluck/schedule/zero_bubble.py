@@ -15,7 +15,7 @@ from heapq import heappop, heappush
 from math import inf
 
 from potluck.errors import PlanError
-from potluck.schedule.bubbles import Arrivals, StageTimes
+from potluck.schedule.bubbles import Arrivals, StageTimes, lower_bound_s
 from potluck.schedule.ir import FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, Action, Schedule
 
 FORWARD_FIRST = FORWARD + INPUT_GRADIENT + WEIGHT_GRADIENT  # F > B > W (DeepCEE, section 3.3.1)
@@ -23,6 +23,7 @@ BACKWARD_FIRST = INPUT_GRADIENT + FORWARD + WEIGHT_GRADIENT  # as 1F1B
 _KINDS = FORWARD_FIRST
 # a weight gradient begins if nothing else can before so much of it is done
 _PATIENCE = (0.0, 1.0)
+ROUNDED = 1 + 1e-12  # sums in another order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +57,9 @@ class _Row:
             for stage in reversed(self.stages)
             if self.next[stage, kind] < self._n
         ]
-        return found if kind == FORWARD else sorted(found, key=lambda a: a.micro_batch)
+        if kind == FORWARD or len(found) < 2:
+            return found
+        return sorted(found, key=lambda a: a.micro_batch)
 
     def has_room(self, action: Action, most_flying: int, most_kept: int) -> bool:
         """Whether memory has room for it, and then still for one forward of each later stage of the
@@ -95,10 +98,13 @@ def list_schedule(times: StageTimes, n_micro_batches: int, rules: Rules) -> Sche
     PlanError
         A row has no room for one micro-batch.
     """
-    return tuple(tuple(row.actions) for row in _listed(times, n_micro_batches, rules))
+    return tuple(tuple(row.actions) for row in _listed(times, n_micro_batches, rules) or ())
 
 
-def _listed(times: StageTimes, n_micro_batches: int, rules: Rules) -> list[_Row]:
+def _listed(
+    times: StageTimes, n_micro_batches: int, rules: Rules, most_s: float = inf
+) -> list[_Row] | None:
+    """None where it would take `most_s` or longer."""
     _check_room(times, rules)
     arrivals = Arrivals(times, split=True)
     rows = [_Row(stages, n_micro_batches) for stages in times.rows]
@@ -111,6 +117,8 @@ def _listed(times: StageTimes, n_micro_batches: int, rules: Rules) -> list[_Row]
         if action is not None:
             row.begin(action, now_s, times.action_s(action.stage, action.kind))
             left -= 1
+            if row.free_s >= most_s:
+                return None
             heappush(looks, (row.free_s, r))
             for stage, came_s in arrivals.done(action, row.free_s):
                 heappush(looks, (came_s, row_of[stage]))
@@ -153,9 +161,15 @@ def _check_room(times: StageTimes, rules: Rules) -> None:
 
 def _best(times: StageTimes, n_micro_batches: int, tried: Sequence[Rules]) -> Schedule:
     """The soonest by these times of what the rules make; of equals the first."""
-    found = [_listed(times, n_micro_batches, rules) for rules in dict.fromkeys(tried)]
-    rows = min(found, key=lambda rows: max(row.free_s for row in rows))
-    return tuple(tuple(row.actions) for row in rows)
+    best, best_s = list[_Row](), inf
+    enough_s = lower_bound_s(times, n_micro_batches) * ROUNDED
+    for rules in dict.fromkeys(tried):
+        rows = _listed(times, n_micro_batches, rules, best_s)
+        if rows is not None:
+            best, best_s = rows, max(row.free_s for row in rows)
+        if best_s <= enough_s:
+            break
+    return tuple(tuple(row.actions) for row in best)
 
 
 def _rules(

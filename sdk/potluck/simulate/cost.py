@@ -163,6 +163,8 @@ class CostTable:
         """Bytes of weights that several of layers [start, stop) read and all but one count anew,
         and of their gradients as they are added up.
         """
+        if not self._shared:
+            return 0, 0
         nbytes = summed = 0
         for layers, weight in zip(self.shared_layers, self._shared, strict=True):
             again = max(0, sum(start <= layer < stop for layer in layers) - 1)

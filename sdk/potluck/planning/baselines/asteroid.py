@@ -35,7 +35,11 @@ class Partial:
 
 
 def plan_hybrid(
-    problem: Problem, table: cost.CostTable | None = None, *, leave_out: bool = True
+    problem: Problem,
+    table: cost.CostTable | None = None,
+    *,
+    leave_out: bool = True,
+    most_cuts: int = candidates.MAX_CUTS,
 ) -> Iterator[Plan]:
     """The best plan for every micro-batch size, number of stages and number of last devices.
 
@@ -52,6 +56,8 @@ def plan_hybrid(
         Of this problem, if there is one already.
     leave_out
         Devices may be left out, which the paper's algorithm does not.
+    most_cuts
+        Places to cut: its time grows with their square, and with the cube of the devices.
     """
     table = table or cost.CostTable(problem)
     order = sorted(
@@ -59,7 +65,7 @@ def plan_hybrid(
     )
     names = [device.name for device in order]
     for micro_batch in candidates.micro_batches(problem):
-        search = Search(table, names, micro_batch, leave_out=leave_out)
+        search = Search(table, names, micro_batch, leave_out=leave_out, most_cuts=most_cuts)
         for found in search.run():
             yield Plan(
                 planner="asteroid",
@@ -85,6 +91,8 @@ class Search:
         Rows of a micro-batch.
     leave_out
         Devices may be left out.
+    most_cuts
+        Places to cut.
     """
 
     def __init__(
@@ -94,6 +102,7 @@ class Search:
         micro_batch: int,
         *,
         leave_out: bool = True,
+        most_cuts: int = candidates.MAX_CUTS,
     ) -> None:
         self.leave_out = leave_out
         self.table = table
@@ -104,7 +113,7 @@ class Search:
         self.training = isinstance(self.problem.workload, Training)
         self.estimate = estimate_of(self.problem)
         self.fills = self.estimate is not period_s  # whether filling the pipeline counts
-        self.cuts = candidates.cuts(self.problem)
+        self.cuts = candidates.cuts(self.problem, most_cuts)
         self.budgets = {d.name: cost.budget_bytes(self.problem, d) for d in self.problem.devices}
         self.limit_s = table.limit_s
         self._heads: dict[tuple[int, int, tuple[str, ...], int], tuple[Stage, Step] | None] = {}

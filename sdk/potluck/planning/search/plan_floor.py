@@ -37,6 +37,24 @@ def least_s(table: cost.CostTable, plan: Plan) -> float:
     return SAFE * max(busiest_s, *_ways(table, plan), *sent_s.values(), *passed_s.values())
 
 
+def least_in_any_order_s(table: cost.CostTable, plan: Plan) -> float:
+    """The same whatever the schedule, also where backwards come in two parts: what the busiest
+    device computes, and what passes between the stages.
+
+    Parameters
+    ----------
+    table
+        Of the problem; without branches.
+    plan
+        Any.
+    """
+    busy_s = floor_s(table, plan)
+    if table.branches:
+        return SAFE * busy_s
+    sent_s, passed_s = _traffic(table, plan)
+    return SAFE * max((busy_s, *sent_s.values(), *passed_s.values()))
+
+
 def _is_stream(table: cost.CostTable) -> bool:
     workload = table.problem.workload
     return not isinstance(workload, Training) and workload.streaming

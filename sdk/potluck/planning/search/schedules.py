@@ -2,13 +2,17 @@
 that come back to their devices for those that want it.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from math import inf
 
 from potluck.errors import PlanError, UserError
 from potluck.planning.building_blocks import candidates
 from potluck.planning.building_blocks.build import balanced, build, shared_s
 from potluck.planning.evaluate import judge
+from potluck.planning.feasibility import breaches
+from potluck.planning.search.plan_floor import least_in_any_order_s
 from potluck.records import Plan, Problem, Training
 from potluck.schedule.policies import POLICIES
 from potluck.schedule.zero_bubble import ZERO_BUBBLE
@@ -55,21 +59,52 @@ def scheduled(
     """
     if not isinstance(problem.workload, Training):
         return []
-    simulator, found = direct.Direct(problem, table), list[Plan]()
     pipelines = [plan for plan in plans if len(plan.stages) > 1]
-    for plan in pipelines[:N_PLANS]:
-        for variant in _variants(table, plan, names):
-            found += _judged(problem, variant, table, simulator)
-    return found
+    variants = (v for plan in pipelines[:N_PLANS] for v in _variants(table, plan, names))
+    return promising(problem, table, variants, best_s(problem, plans))
 
 
-def _judged(
-    problem: Problem, plan: Plan, table: cost.CostTable, simulator: direct.Direct
+def best_s(problem: Problem, plans: Sequence[Plan]) -> float:
+    """Seconds of the fastest of judged plans that hold the limits, where nothing else decides.
+
+    Parameters
+    ----------
+    problem
+        What is planned.
+    plans
+        Judged.
+    """
+    qoe = problem.qoe
+    if qoe.latency_s is not None or qoe.energy_j is not None or qoe.device_energy_j:
+        return inf
+    return min((p.latency_s or inf for p in plans if not breaches(problem, p)), default=inf)
+
+
+def promising(
+    problem: Problem, table: cost.CostTable, plans: Iterable[Plan], most_s: float
 ) -> list[Plan]:
-    try:
-        return [judge(problem, plan, table, simulator)]
-    except PlanError:  # the policy is for other stages
-        return []
+    """Those judged that may be faster than all before them, and than `most_s`; a plan whose policy
+    is for other stages is left out.
+
+    Parameters
+    ----------
+    problem
+        What is planned.
+    table
+        Of this problem.
+    plans
+        With schedules.
+    most_s
+        Seconds of the fastest that is known.
+    """
+    simulator, found = direct.Direct(problem, table), list[Plan]()
+    for plan in plans:
+        if least_in_any_order_s(table, plan) >= most_s:
+            continue
+        with suppress(PlanError):
+            found.append(judge(problem, plan, table, simulator))
+            most_s = min(most_s, best_s(problem, found[-1:]))
+    return found
 
 
 def _variants(table: cost.CostTable, plan: Plan, names: Sequence[str]) -> Iterator[Plan]:
