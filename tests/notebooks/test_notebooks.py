@@ -125,6 +125,33 @@ def test_four_schedules_learn_the_same_and_show_their_timelines(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.long
+def test_regions_are_grouped_scheduled_and_trained_as_on_one_machine(tmp_path):
+    pytest.importorskip("sklearn")
+    notebook = execute("06_regions.ipynb", tmp_path)
+    cells = {cell.id: text_of(cell) for cell in notebook.cells}
+    assert "<- chosen" in cells["groups"]
+    assert "</svg>" in cells["groups"]
+    took = {
+        line.split()[0]: float(line.split(" ms")[0].split()[-1]) for line in table(cells, "orders")
+    }
+    assert took["the"] <= took["zb-compact"] <= took["1f1b"]
+    plans = {
+        line.split("  ")[0]: float(line.split(" ms")[0].split()[-1])
+        for line in table(cells, "plan")
+    }
+    assert plans["ours"] == min(plans.values())
+    for what in ("a loss from one machine's", "a weight"):
+        assert float(cells["train"].split(f"difference of {what}: ")[1].split()[0]) < 1e-4
+    assert "left: []" in text_of(notebook.cells[-1])
+
+
+def table(cells, name):
+    """The lines of a cell that tell milliseconds."""
+    return [line for line in cells[name].splitlines() if " ms" in line and "<" not in line]
+
+
+@pytest.mark.slow
+@pytest.mark.long
 def test_exploring_tells_its_story_in_tables_and_numbers(tmp_path):
     explored = execute("02_explore_plans.ipynb", tmp_path)
     cells = {cell.id: text_of(cell) for cell in explored.cells}

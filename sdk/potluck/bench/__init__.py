@@ -10,8 +10,7 @@ BENCHES = {
     "processors": "a worker of each backend against torch itself, and how threads scale",
     "agent": "how light the agent and the command are",
     "planners": "every planner on the settings and models of the papers, judged on shared links",
-    "regions": "cloud, edge and end devices over slow links: DeepCEE's settings, against what it is "
-    "compared with",
+    "regions": "cloud, edge and end devices over slow links: DeepCEE's settings and rivals",
     "papers": "the papers' figures, and what our simulator gives for the same settings",
     "formats": "other planners' formats: what a round trip loses, their plans judged",
     "optimality": "planners against every plan there is, on small random homes",

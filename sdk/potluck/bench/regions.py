@@ -12,8 +12,8 @@ the simulator judges the `judged` that it estimates fastest, also on fewer devic
 `worst_ratio_to_one_machine`: by those of DDP and FSDP on the first machine alone, whose overlap of
 sums and backwards no plan of ours has.
 
-`no_second`: by how much DeepCEE's plans are slower where the groups of the second level get no
-stages of their own. `scaling_...`: FSDP's seconds by ours and by DeepCEE's, from 3 to 22 devices.
+`no_second`: the part of its throughput that DeepCEE's best plan loses where the groups of the
+second level get no stages of their own. `scaling_...`: FSDP's seconds by ours and by DeepCEE's, from 3 to 22 devices.
 `search_s`: seconds that a search takes.
 """
 
@@ -23,7 +23,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
-from math import inf
+from math import inf, isfinite
 from statistics import median
 
 from potluck.bench import cases, collectives
@@ -63,6 +63,7 @@ GOALS = {
 SCALES = ((1, 1, 1), (4, 1, 1), (4, 2, 2), (8, 4, 3), (12, 6, 4))
 SCALED_MODELS = ("resnet101-cifar", "gpt2")
 MOST_LEFT_OUT = 0.1  # of the devices, by a plan for all of them: HetPipe's workers are alike
+MOST_REGIONS = 4  # as in Figure 12a; with a region for each device there is no second level
 SITES = ("cloud", "edge", "end")
 MACHINE = "cloud-1-"  # devices of the first machine
 COLLECTIVE: Mapping[str, Callable[[Problem, CostTable], float]] = {
@@ -122,7 +123,7 @@ class Row:
     """One case: seconds of a step.
 
     `all_s`: of rivals on all devices; `free_s`: of the best rival plan, on fewer too; `machine_s`:
-    of DDP and FSDP on one machine; `first_level_s`: of DeepCEE's without its second level;
+    of DDP and FSDP on one machine; `levels_s`: of DeepCEE's with its second level and without;
     `search_s`: that each search takes.
     """
 
@@ -131,7 +132,7 @@ class Row:
     all_s: dict[str, float] = field(default_factory=dict)
     free_s: dict[str, float] = field(default_factory=dict)
     machine_s: dict[str, float] = field(default_factory=dict)
-    first_level_s: float = inf
+    levels_s: tuple[float, float] = (inf, inf)
     search_s: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -173,21 +174,27 @@ def figures(rows: Sequence[Row]) -> dict[str, float]:
     for home in dict.fromkeys(row.case.home for row in rows):
         here = [row for row in rows if row.case.home == home]
         for name in (*COLLECTIVE, *ALL):
-            found[f"speedup_{name}_{home}"] = median(row.all_s[name] / row.ours_s for row in here)
+            found |= _median(f"speedup_{name}_{home}", [r.all_s[name] / r.ours_s for r in here])
         for name in (*COLLECTIVE, *(name for name in ALL if name != DEEPCEE)):
-            found[f"deepcee_speedup_{name}_{home}"] = median(
-                row.all_s[name] / row.all_s[DEEPCEE] for row in here
-            )
+            ups = [row.all_s[name] / row.all_s[DEEPCEE] for row in here]
+            found |= _median(f"deepcee_speedup_{name}_{home}", ups)
     for row in rows:
         key = f"{row.case.home}_{row.case.model}"
         found[f"rows_per_s_{key}"] = row.case.batch / row.ours_s
         found[f"devices_{key}"] = float(len(row.ours.devices))
-        found[f"no_second_{key}"] = 1 - row.all_s[DEEPCEE] / row.first_level_s
+        if isfinite(row.levels_s[1]):
+            found[f"no_second_{key}"] = 1 - row.levels_s[0] / row.levels_s[1]
     for name in rows[0].search_s:
         seconds = [row.search_s[name] for row in rows]
         key = "search_s" if name == OURS else f"search_s_{name}"
         found |= {f"median_{key}": median(seconds), f"max_{key}": max(seconds)}
     return found
+
+
+def _median(key: str, ratios: Sequence[float]) -> dict[str, float]:
+    """Of those that exist: some rivals have no plan for all devices."""
+    finite = [ratio for ratio in ratios if isfinite(ratio)]
+    return {key: median(finite)} if finite else {}
 
 
 def measure(case: Case, settings: Mapping[str, float]) -> Row:
@@ -206,7 +213,7 @@ def measure(case: Case, settings: Mapping[str, float]) -> Row:
     for name, planner in FREE.items():
         seconds = judging.best_s(judging.liked(planner)[: int(settings["judged"])])
         row.free_s[name] = min(row.free_s.get(name, inf), seconds)
-    row.first_level_s = judging.first_s(judging.first_level())
+    row.levels_s = judging.levels_s(int(settings["judged"]))
     machine = only(problem, [d.name for d in problem.devices if d.name.startswith(MACHINE)])
     for name, step_s in COLLECTIVE.items():
         row.all_s[name] = step_s(problem, judging.table)
@@ -235,20 +242,26 @@ class _Judging:
         found = islice(planner(self.problem, CostTable(self.problem)), self.most)
         return sorted(found, key=lambda plan: plan.latency_s or inf)
 
-    def first_level(self) -> list[Plan]:
-        """DeepCEE's plans with one stage for each group of the first level."""
+    def levels_s(self, most: int) -> tuple[float, float]:
+        """The least seconds of DeepCEE's first `most` plans for all devices in a few regions: with
+        the second level, and with one stage for each group of the first.
+        """
         found = [
-            plan
+            (len(plan.stages) == len(grouping.regions), plan)
             for grouping, plan in grouped_plans(self.problem, CostTable(self.problem))
-            if len(plan.stages) == len(grouping.regions)
+            if len(grouping.regions) <= MOST_REGIONS and self._is_whole(plan)
         ]
-        return sorted(found, key=lambda plan: plan.latency_s or inf)
+        found.sort(key=lambda pair: pair[1].latency_s or inf)
+        first_s = self.best_s([plan for is_first, plan in found if is_first][:most])
+        return min(first_s, self.best_s([plan for _, plan in found][:most])), first_s
 
     def first_s(self, plans: Sequence[Plan]) -> float:
         """Seconds of the first that memory holds, of those that give nearly every device rows."""
-        most = MOST_LEFT_OUT * len(self.problem.devices)
-        whole = (p for p in plans if len(self.problem.devices) - len(p.devices) <= most)
-        return next(self._held(whole), inf)
+        return next(self._held(filter(self._is_whole, plans)), inf)
+
+    def _is_whole(self, plan: Plan) -> bool:
+        n = len(self.problem.devices)
+        return n - len(plan.devices) <= MOST_LEFT_OUT * n
 
     def best_s(self, plans: Sequence[Plan]) -> float:
         """The least seconds of those that memory holds."""

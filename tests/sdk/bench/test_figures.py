@@ -34,6 +34,7 @@ SMALL = {
     "adapt": {"homes": 1, "devices": 2, "layers": 4, "stretches": 3, "steps": 16, "deadlines": 1},
     "switch": {"delta_mb": 1, "width": 64, "steps_before": 3},
     "planners": {"judged": 2, "candidates": 20, "every": 1000, "first": 3},
+    "regions": {"judged": 1, "candidates": 20, "every": 8, "scaling": 0, "processes": 1},
     "papers": {"judged": 2, "candidates": 20, "every": 32, "processes": 1},
     "formats": {"every": 24},
     "optimality": {
@@ -86,6 +87,7 @@ PROMISED = {
     },
     "switch": {"train_stall_beyond_a_step_s", "requests_late", "request_stall_s"},
     "planners": {"worst_ratio_to_best_rival"},
+    "regions": {"worst_ratio_to_best_rival", "median_search_s", "speedup_fsdp_deepcee-1"},
     "tomography": {"media_found_frac", "plan_regret_frac_median"},
     "papers": {
         "asteroid_table_4_efficientnet-b1-cifar_a-100_by_device_ours",
@@ -143,12 +145,12 @@ DIFFERENCES = (
 # has rivals (test_small_homes.py) and homes of 24 and 64 devices (test_large.py); plans run on real
 # agents in tests/sdk/run/test_faults.py and in tests/sdk/lab; switches are judged in tests/sdk/run
 # (test_switching.py, test_every_way.py), what tomography finds in sdk/profile/test_tomography.py;
-# schedules in sdk/schedule, takeovers in sdk/coordinate, services in sdk/serve, operators in
-# sdk/graph, the cockpit in sdk/display.
+# schedules in sdk/schedule, DDP and FSDP in test_collectives.py beside this, takeovers in
+# sdk/coordinate, services in sdk/serve, operators in sdk/graph, the cockpit in sdk/display.
 IN_LONG = (
     *("split", "fidelity", "planning_time", "planners", "papers"),
     *("pipeline", "switch", "tomography", "digits", "recovery", "zero_bubble", "takeover"),
-    *("gateway", "cockpit", "serve", "serve_scale", "coverage"),
+    *("gateway", "cockpit", "serve", "serve_scale", "coverage", "regions"),
 )
 
 

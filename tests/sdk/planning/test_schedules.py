@@ -40,7 +40,8 @@ def usual(profile):
 @pytest.fixture(scope="module")
 def others(usual):
     problem = usual.problem
-    return scheduled(problem, CostTable(problem), [usual], tuple(ZERO_BUBBLE))
+    unjudged = replace(usual, latency_s=None)  # else what cannot be sooner is left out
+    return scheduled(problem, CostTable(problem), [unjudged], tuple(ZERO_BUBBLE))
 
 
 def test_every_policy_is_tried_and_some_are_sooner(usual, others):
@@ -48,6 +49,16 @@ def test_every_policy_is_tried_and_some_are_sooner(usual, others):
     sooner = {plan.schedule for plan in others if plan.latency_s < usual.latency_s}
     assert {"zb-h1", "zb-2p", "zb-compact"} <= sooner
     assert {len(plan.stages) for plan in others} == {4, 8}  # and stages that come back
+
+
+def test_what_cannot_be_sooner_is_not_simulated(usual, others):
+    problem, best = usual.problem, min(others, key=lambda plan: plan.latency_s)
+    found = scheduled(problem, CostTable(problem), [best], tuple(ZERO_BUBBLE))
+    left_out = {plan.schedule for plan in others} - {plan.schedule for plan in found}
+    assert all(p.latency_s >= best.latency_s for p in others if p.schedule in left_out)
+    limited = replace(problem, qoe=potluck.QoE(energy_j=1e9))  # there joules may decide
+    everything = scheduled(limited, CostTable(limited), [best], tuple(ZERO_BUBBLE))
+    assert {plan.schedule for plan in everything} == set(ZERO_BUBBLE)
 
 
 def test_the_planner_chooses_none_that_is_slower(profile):

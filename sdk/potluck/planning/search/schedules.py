@@ -83,8 +83,7 @@ def best_s(problem: Problem, plans: Sequence[Plan]) -> float:
 def promising(
     problem: Problem, table: cost.CostTable, plans: Iterable[Plan], most_s: float
 ) -> list[Plan]:
-    """Those judged that may be faster than all before them, and than `most_s`; a plan whose policy
-    is for other stages is left out.
+    """Those that may take less than `most_s`, judged, as far as their policies suit their stages.
 
     Parameters
     ----------
@@ -103,7 +102,6 @@ def promising(
             continue
         with suppress(PlanError):
             found.append(judge(problem, plan, table, simulator))
-            most_s = min(most_s, best_s(problem, found[-1:]))
     return found
 
 
