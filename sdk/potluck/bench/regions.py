@@ -13,8 +13,8 @@ the simulator judges the `judged` that it estimates fastest, also on fewer devic
 sums and backwards no plan of ours has.
 
 `no_second`: the part of its throughput that DeepCEE's best plan loses where the groups of the
-second level get no stages of their own. `scaling_...`: FSDP's seconds by ours and by DeepCEE's, from 3 to 22 devices.
-`search_s`: seconds that a search takes.
+second level get no stages of their own. `scaling_...`: FSDP's seconds by ours and by DeepCEE's,
+from 3 to 22 devices. `search_s`: seconds of a processor that a search takes.
 """
 
 import time
