@@ -131,7 +131,11 @@ ROWS: dict[str, Row] = {
         "nothing that decides reads one",
         tests_of(
             "security/test_clock:test_f10_no_wall_clock_is_read_anywhere "
-            "test_f10_a_core_that_is_told_of_years_goes_on"
+            "test_f10_a_core_that_is_told_of_years_goes_on",
+            "wire/test_process_identity:"
+            "test_a_clock_that_is_set_changes_nothing_and_a_start_of_the_system_does",
+            "sdk/coordinate/test_job_files:"
+            "test_a_clock_that_is_set_back_does_not_make_an_older_job_the_latest",
         ),
     ),
     "F11": Row(
@@ -431,9 +435,11 @@ ROWS: dict[str, Row] = {
         "one JSON body of the largest size is read in one piece, up to a second",
     ),
     "S17": Row(
-        "a paired notebook asks for leases without end, or runs under names that are made up",
+        "a paired notebook asks for leases without end, or runs under names that are made up; a "
+        "device lies about a lease",
         "no device forgets a lease that is held, nor one of another notebook; who holds as many as "
-        "there may be gets no more; what is on disk is read again",
+        "there may be gets no more; what is on disk is read again; one lie keeps no coordinator "
+        "from acting for ever",
         tests_of(
             "agent/core/test_core_leases:"
             "test_leases_of_another_notebook_make_nobody_forget_a_promise_or_a_record "
@@ -442,6 +448,8 @@ ROWS: dict[str, Row] = {
             "test_a_run_under_what_is_no_name_is_refused_and_never_on_disk",
             "sdk/coordinate/test_succession:"
             "test_near_worlds_whatever_the_order_nothing_told_is_lost_and_never_two_act "
+            "test_a_device_that_lies_about_a_lease_is_waited_for_no_longer_than_one_lasts "
+            "test_one_lie_about_terms_does_not_keep_it_from_acting_for_ever "
             "test_the_search_finds_a_device_that_forgets_what_is_held",
         ),
         "whoever knows a lease's name may ask for it once its time is over; the name is a digest "
@@ -462,6 +470,7 @@ ROWS: dict[str, Row] = {
             "test_no_more_join_than_have_room "
             "test_files_that_no_job_has_are_not_asked_for "
             "test_a_file_that_does_not_end_or_does_not_come_is_given_up "
+            "test_who_copies_from_one_that_lies_without_end_can_be_ended "
             "test_a_seat_that_is_anywhere_is_refused "
             "test_who_copies_is_told_lies_and_keeps_what_it_has "
             "test_whoever_is_refused_is_told_why_and_others_are_answered"

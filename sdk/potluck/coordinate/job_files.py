@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import time
 from pathlib import Path
 
 from potluck.coordinate.batch_store import BatchStore
@@ -61,7 +60,7 @@ def make_latest(folder: Path) -> None:
     """
     there = [path.parent for path in folder.parent.glob(f"*/{JOB}")]
     others = [_order(other) for other in there if other != folder]
-    order = max(time.time_ns(), max(others, default=0) + APART_NS)
+    order = max(_order(folder), max(others, default=0) + APART_NS)
     os.utime(folder / JOB, ns=(order, order))
 
 
