@@ -215,7 +215,7 @@ def test_a_program_runs_on_a_real_worker_and_its_values_come_home(ada):
     assert isinstance(welcome, Welcome)
     said = statement.read(document)
     assert (said["name"], said["memory_bytes"]) == ("jetson", 64 * 2**20)
-    assert "torch" in said["backends"]
+    assert "onnxruntime" in said["backends"]
     rows = [
         recv("x"),
         cut("x", "a", 0, 2),

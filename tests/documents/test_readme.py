@@ -55,6 +55,7 @@ def a_device(name, folder):
     """A device as in the README: announced, with a code; its state is its own."""
     line = [sys.executable, "-m", "potluck_agent", "start", "--pair", "--json", "--name", name]
     line += ["--bind", "127.0.0.1", "--port", "0", "--state", str(folder), "--memory", "256Mi"]
+    line += ["--threads", "1", "--device", "cpu", "--backends", "onnxruntime"]  # it computes nothing
     process = subprocess.Popen(
         [*line, "--parent-pid", str(os.getpid())], stdout=subprocess.PIPE, text=True
     )

@@ -72,7 +72,7 @@ def test_what_was_while_the_agent_itself_slept_says_nothing(stillness):
 
 @pytest.fixture
 def talk():
-    talk = begin()
+    talk = begin(backends=("onnxruntime",))  # is there sooner than torch
     yield talk
     talk.link.kill()
 

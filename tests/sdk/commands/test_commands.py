@@ -54,6 +54,7 @@ def tablet(tmp_path):
         "256Mi",
     ]
     command += ["--parent-pid", str(os.getpid()), "--threads", "1", "--device", "cpu"]
+    command += ["--backends", "onnxruntime"]  # is there sooner than torch
     with (tmp_path / "log").open("w") as log:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
     try:

@@ -1,6 +1,7 @@
 """The notebook is closed, the coordinator killed: the training goes on, on real agents."""
 
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,7 +23,8 @@ from potluck.sessions.local_agents import LocalAgents
 
 torch = pytest.importorskip("torch")
 A, B = "local-1", "local-2"
-EPOCHS, ROWS, BATCH = 40, 64, 8
+EPOCHS, FEWER = 40, 16
+ROWS, BATCH = 64, 8
 
 NOTEBOOK = """
     import os, sys, time, torch, potluck
@@ -83,19 +85,30 @@ def alone(epochs=EPOCHS):
     return losses, net.state_dict()
 
 
-@pytest.fixture
-def state(tmp_path):
-    """The keys of a notebook that two agents trust; what it starts ends with the test."""
-    ring = Keyring(tmp_path / "state")
-    public, _ = ring.identity()
-    agents = LocalAgents(local_specs(2), ("notebook", public))
+@pytest.fixture(scope="module")
+def rings(tmp_path_factory):
+    """The keys of a notebook, and those of a coordinator elsewhere; two agents trust both."""
+    folder = tmp_path_factory.mktemp("rings")
+    mine, others = Keyring(folder / "mine"), Keyring(folder / "others")
+    (my_key, _), (its_key, _) = mine.identity(), others.identity()
+    trust = f"--trust={its_key}:coordinator"
+    agents = LocalAgents(local_specs(2), ("notebook", my_key), extra=(trust,))
     for agent in agents.agents:
-        ring.remember(Known(name=agent.name, key=agent.key, addresses=(agent.address,)))
-    yield ring.directory
-    for process in coordinators(ring.directory):
+        known = Known(name=agent.name, key=agent.key, addresses=(agent.address,))
+        mine.remember(known)
+        others.remember(known)
+    yield mine, others
+    agents.close()
+
+
+@pytest.fixture
+def state(tmp_path, rings):
+    """The keys of the notebook, with nothing else; what it starts ends with the test."""
+    found = shutil.copytree(rings[0].directory, tmp_path / "state")
+    yield found
+    for process in coordinators(found):
         process.kill()
         process.wait(10.0)
-    agents.close()
 
 
 def coordinators(state):
@@ -151,24 +164,17 @@ def test_the_notebook_ends_the_coordinator_is_killed_and_nothing_is_lost(state):
     assert told["pid"] == process.pid
 
 
-def test_a_coordinator_on_another_computer_has_keys_of_its_own_and_goes_on(tmp_path):
-    mine, others = Keyring(tmp_path / "mine"), Keyring(tmp_path / "others")
-    (my_key, _), (its_key, _) = mine.identity(), others.identity()
-    agents = LocalAgents(
-        local_specs(2), ("notebook", my_key), extra=(f"--trust={its_key}:coordinator",)
-    )
-    for agent in agents.agents:
-        known = Known(name=agent.name, key=agent.key, addresses=(agent.address,))
-        mine.remember(known)
-        others.remember(known)
+def test_a_coordinator_on_another_computer_has_keys_of_its_own_and_goes_on(state, rings, tmp_path):
+    (my_key, _), (its_key, _) = (ring.identity() for ring in rings)
+    others = rings[1]
     line = [sys.executable, "-m", "potluck", "coordinate", "--state", str(others.directory)]
     process = subprocess.Popen([*line, "--trust", my_key], stdout=subprocess.PIPE, text=True)
     try:
         told = process.stdout.readline()
         address = re.search(r"127\.0\.0\.1:\d+", told)[0]
         assert its_key in told
-        home, run, loader = begun(tmp_path / "mine")
-        fitting = run.fit(loader, epochs=EPOCHS)
+        home, run, loader = begun(state)
+        fitting = run.fit(loader, epochs=FEWER)
         while run.step < 5:
             time.sleep(0.01)
         detached = run.detach(to=address, key=its_key).wait()
@@ -176,10 +182,10 @@ def test_a_coordinator_on_another_computer_has_keys_of_its_own_and_goes_on(tmp_p
         assert not home.closed
         assert not run.is_open
         home.close()
-        again = potluck.Home.attach(at=address, key=its_key, state=tmp_path / "mine")
+        again = potluck.Home.attach(at=address, key=its_key, state=state)
         assert again.job == detached.job
         again.wait(180.0)
-        losses, weights = alone()
+        losses, weights = alone(FEWER)
         assert again.step == len(losses)
         net = make_net()
         again.load_into(net)
@@ -193,7 +199,6 @@ def test_a_coordinator_on_another_computer_has_keys_of_its_own_and_goes_on(tmp_p
         process.terminate()
         process.wait(20.0)
         process.stdout.close()
-        agents.close()
 
 
 def test_what_cannot_be_detached_or_attached_says_so(state, tmp_path):

@@ -44,8 +44,8 @@ MAJOR_9 = (
 
 
 @contextmanager
-def agent(directory, *arguments, name="jetson", port=0, code=PLAIN):
-    """A real agent; what it says of itself when it is ready."""
+def agent(directory, *arguments, name="jetson", port=0, code=PLAIN, backends="onnxruntime"):
+    """A real agent, without torch where a test needs none; what it says of itself when it is ready."""
     command = [
         sys.executable,
         "-c",
@@ -59,7 +59,7 @@ def agent(directory, *arguments, name="jetson", port=0, code=PLAIN):
         "127.0.0.1",
     ]
     command += ["--state", str(directory), "--json", "--no-mdns", "--memory", "256Mi", *arguments]
-    command += ["--threads", "1", "--device", "cpu"]
+    command += ["--threads", "1", "--device", "cpu", "--backends", backends]
     command += ["--parent-pid", str(os.getpid())]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
@@ -154,7 +154,7 @@ def test_of_two_homes_with_the_same_keys_the_second_is_refused_and_the_first_goe
 
 def test_a_cell_that_opens_a_home_may_run_twice_unless_something_is_under_way(tmp_path):
     model = potluck.Model.from_torch(torch.nn.Linear(4, 2), torch.zeros(2, 4), name="one")
-    with agent(tmp_path / "agent", "--pair") as ready:
+    with agent(tmp_path / "agent", "--pair", backends="torch") as ready:
         first = potluck.Home(peers=[place(ready)], state=tmp_path / "home")
         name = first.pair(place(ready), ready["code"]).name
         with potluck.Home(peers=[place(ready)], state=tmp_path / "home") as second:
@@ -175,8 +175,8 @@ def test_a_cell_that_opens_a_home_may_run_twice_unless_something_is_under_way(tm
 def test_two_devices_of_one_name_get_two_names_and_work_together(tmp_path, monkeypatch):
     monkeypatch.setenv("POTLUCK_HOME", str(tmp_path / "cache"))
     with (
-        agent(tmp_path / "a", "--pair") as one,
-        agent(tmp_path / "b", "--pair") as two,
+        agent(tmp_path / "a", "--pair", backends="torch") as one,
+        agent(tmp_path / "b", "--pair", backends="torch") as two,
         potluck.Home(peers=[place(one), place(two)], state=tmp_path / "home") as home,
     ):
         home.pair_all({place(one): one["code"], place(two): two["code"]})
@@ -325,7 +325,7 @@ def test_a_device_that_can_compute_nothing_says_so_with_what_to_install(tmp_path
         "('no_such_package',)}; " + PLAIN
     )
     with (
-        agent(tmp_path / "agent", "--pair", code=nothing) as ready,
+        agent(tmp_path / "agent", "--pair", code=nothing, backends="torch") as ready,
         potluck.Home(peers=[place(ready)], state=tmp_path / "home") as home,
     ):
         member = home.pair(place(ready), ready["code"])

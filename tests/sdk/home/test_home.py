@@ -14,6 +14,8 @@ from potluck.sessions.agent_specs import DEMO, Spec, specs_of
 from potluck.sessions.events import Address
 from potluck.sessions.local_agents import sweep
 
+LIGHT = ("onnxruntime",)  # is there sooner than torch
+
 
 @pytest.mark.parametrize(
     ("text", "host", "port"),
@@ -61,7 +63,12 @@ def test_the_demo_lab_has_four_unequal_devices():
 
 def test_a_lab_emulates_what_its_specs_say():
     spec = Spec(
-        name="snail", slowdown=3, link_rate="10 Mbit/s", memory="64 MiB", power=(1.0, 5.0, 0.5)
+        name="snail",
+        slowdown=3,
+        link_rate="10 Mbit/s",
+        memory="64 MiB",
+        power=(1.0, 5.0, 0.5),
+        backends=LIGHT,
     )
     with potluck.Home.lab([spec]) as home:
         capability = home.devices["snail"].capability
@@ -83,7 +90,7 @@ def test_devices_are_found_paired_and_remembered(tmp_path):
     from potluck.sessions.local_agents import LocalAgents
 
     name = f"found-{uuid.uuid4().hex[:8]}"  # others on this network may run this test, too
-    agents = LocalAgents([Spec(name=name)], None, announce=True, extra=["--pair"])
+    agents = LocalAgents([Spec(name=name, backends=LIGHT)], None, announce=True, extra=["--pair"])
     try:
         with potluck.Home.discover(
             30.0, state=tmp_path, enough=lambda found: name in found

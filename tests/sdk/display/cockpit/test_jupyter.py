@@ -45,7 +45,6 @@ def batches():
 fit = run.fit(batches(), on_step=watched, adapt=False)
 """
 BUSY = "time.sleep(12); go_on.set()"
-TRAINED = "run.fit(data, adapt=False).wait(); run.close()"
 JUDGE = """
 n = len(fit.wait().losses)
 alone = home.deploy(plan, model, seed=3).wait()
@@ -85,7 +84,7 @@ def choose(tab):
     tab.page.get_by_role("button", name="Switch to this plan").first.click()
 
 
-def test_a_click_switches_while_a_fit_is_under_way(opened, shots):
+def test_a_click_switches_while_a_fit_is_under_way_and_what_is_saved_is_a_picture(opened, shots):
     tab = opened("switch.ipynb", HOME, "home.cockpit()", FIT)
     tab.run_all()
     tab.wait_text("training, step")
@@ -95,11 +94,33 @@ def test_a_click_switches_while_a_fit_is_under_way(opened, shots):
     tab.page.locator(".potluck-cockpit").first.screenshot(path=str(shots / "switched.png"))
     tab.add_cell(JUDGE)
     tab.wait_output("judged: equal after .*, True")
+    check_saved(tab)
+
+
+def check_saved(tab):
+    """Once saved and opened again without its kernel, a picture is in the place of the widget."""
+    import nbformat
+    from nbconvert import HTMLExporter
+
+    tab.add_cell("alone.close(); run.close()")
+    tab.wait_text("ended")
+    tab.page.wait_for_timeout(6000)  # pictures come every five seconds
+    path = tab.save()
+    notebook = nbformat.read(path, as_version=4)
+    body, _ = HTMLExporter().from_notebook_node(notebook)
+    assert re.search(r"potluck cockpit: net on 3 devices, \d+ steps", body)
+    assert body.count("<svg") >= 1
+    assert path.stat().st_size < 200_000
+    tab.menu("Kernel", re.compile("^Shut Down Kernel$"))
+    tab.page.get_by_text("No Kernel").first.wait_for()
+    tab.page.reload()
+    tab.page.locator("[data-potluck-still] svg").wait_for()
+    assert tab.page.locator(".potluck-cockpit").count() == 0
 
 
 @pytest.mark.long
 def test_a_click_while_a_cell_runs_is_said_to_be_queued(opened):
-    tab = opened("busy.ipynb", HOME, "home.cockpit()", FIT, "time.sleep(12); go_on.set()")
+    tab = opened("busy.ipynb", HOME, "home.cockpit()", FIT, BUSY)
     tab.run_all()
     point = tab.page.locator(".pt:not([aria-label*='you are here'])").first
     point.wait_for()
@@ -142,25 +163,3 @@ def test_after_a_restart_the_page_says_that_nobody_is_there(opened, jupyter):
     tab.run_all()
     tab.wait_text("idle, step 0")
     tab.wait_text("Live")
-
-
-def test_a_saved_notebook_shows_the_last_state_as_a_picture(opened, jupyter):
-    import nbformat
-    from nbconvert import HTMLExporter
-
-    tab = opened("saved.ipynb", HOME, "home.cockpit()", TRAINED)
-    tab.run_all()
-    tab.wait_text("ended")
-    tab.page.wait_for_timeout(6000)  # pictures come every five seconds
-    path = tab.save()
-    notebook = nbformat.read(path, as_version=4)
-    body, _ = HTMLExporter().from_notebook_node(notebook)
-    assert "potluck cockpit: net on 3 devices, 6 steps" in body
-    assert body.count("<svg") >= 1
-    assert path.stat().st_size < 200_000
-    # opened again without its kernel, the picture stands in the place of the widget
-    tab.menu("Kernel", re.compile("^Shut Down Kernel$"))
-    tab.page.get_by_text("No Kernel").first.wait_for()
-    tab.page.reload()
-    tab.page.locator("[data-potluck-still] svg").wait_for()
-    assert tab.page.locator(".potluck-cockpit").count() == 0
