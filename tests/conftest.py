@@ -19,6 +19,7 @@ import sys
 
 import pytest
 from hypothesis import HealthCheck, settings
+from tests.few import few
 
 from potluck.sessions.local_agents import LocalAgents
 from potluck_agent import fault_log
@@ -98,14 +99,14 @@ def alike_exported_once(request):
 
 @pytest.hookimpl(tryfirst=True)  # before cases that are `long` are left out
 def pytest_collection_modifyitems(items):
-    """Of the cases of a test that is marked `few(n)`, only n, spread evenly, are not `long`."""
+    """Of the cases of a test that is marked `few(n)`, only n are not `long`: see `tests/few.py`."""
     cases = {}
     for item in items:
         if item.get_closest_marker("few") and not item.get_closest_marker("long"):
             cases.setdefault((item.path, item.cls, item.function), []).append(item)
     for each in cases.values():
         n = each[0].get_closest_marker("few").args[0]
-        kept = {round(i * (len(each) - 1) / max(1, n - 1)) for i in range(n)}
+        kept = few([case.callspec.params for case in each], n)
         for number, item in enumerate(each):
             if number not in kept:
                 item.add_marker(pytest.mark.long)

@@ -55,7 +55,14 @@ def a_device(name, folder):
     """A device as in the README: announced, with a code; its state is its own."""
     line = [sys.executable, "-m", "potluck_agent", "start", "--pair", "--json", "--name", name]
     line += ["--bind", "127.0.0.1", "--port", "0", "--state", str(folder), "--memory", "256Mi"]
-    line += ["--threads", "1", "--device", "cpu", "--backends", "onnxruntime"]  # it computes nothing
+    line += [
+        "--threads",
+        "1",
+        "--device",
+        "cpu",
+        "--backends",
+        "onnxruntime",
+    ]  # it computes nothing
     process = subprocess.Popen(
         [*line, "--parent-pid", str(os.getpid())], stdout=subprocess.PIPE, text=True
     )
@@ -155,35 +162,38 @@ def run_python(text, names):
     exec(code, names)
 
 
-@pytest.mark.parametrize("command", commands("plan"))
-def test_planning_examples_run_and_plan_for_several_devices(command, capsys):
-    """As documents; what they print and explain is seen with the light install."""
-    words = [word for word in arguments_of(command) if word != "--explain"]
-    if words[1] in ("list", "share"):
-        assert cli.main(words) == 0
-        return
-    assert cli.main([*words, "--json"]) == 0
-    best = json.loads(capsys.readouterr().out)["best"]
-    assert len({device for stage in best["stage"] for device in stage["devices"]}) > 1
-
-
-# explained in the long tests: the same module explains, and takes most of the time
-@pytest.mark.parametrize(
-    "command",
-    [
-        pytest.param(c, marks=[pytest.mark.long] * ("--explain" in c))
-        for c in commands("plan")
-        if c.split()[2] != "share"
-    ],
-)
-def test_planning_needs_no_more_than_the_light_install(command):
+def light(words):
+    """What a command prints where nothing but the light install is there."""
     without = (
         f"import sys; sys.modules |= dict.fromkeys({sorted(EXTRAS)}); from potluck import cli; "
     )
-    line = [sys.executable, "-c", f"{without}sys.exit(cli.main({arguments_of(command)}))"]
+    line = [sys.executable, "-c", f"{without}sys.exit(cli.main({words}))"]
     done = subprocess.run(line, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout
+    return done.stdout
+
+
+@pytest.mark.parametrize("command", [c for c in commands("plan") if c.split()[2] != "share"])
+def test_planning_examples_plan_for_several_devices_with_the_light_install(command):
+    """As documents; what a table of plans looks like is tested where that is made."""
+    words = [word for word in arguments_of(command) if word != "--explain"]
+    if words[1] == "list":
+        assert light(words)
+        return
+    best = json.loads(light([*words, "--json"]))["best"]
+    assert len({device for stage in best["stage"] for device in stage["devices"]}) > 1
+
+
+# the same module explains in each of its own tests
+@pytest.mark.long
+@pytest.mark.parametrize("command", [c for c in commands("plan") if c.split()[2] != "share"])
+def test_planning_examples_are_shown_and_explained_with_the_light_install(command):
+    assert light(arguments_of(command))
+
+
+@pytest.mark.parametrize("command", commands("plan", "share"))
+def test_what_is_to_be_shared_is_shown(command):
+    assert cli.main(arguments_of(command)) == 0
 
 
 @pytest.mark.parametrize("command", commands("agent"))

@@ -37,7 +37,7 @@ def _two_channels(home, seed):
 def test_the_same_plan_is_found_in_any_order_of_the_devices(seed, workload):
     home = _two_channels(random_home(seed, workload, devices=4), seed)
     best = make_plans(home).best
-    for other in range(3):
+    for other in range(2):
         again = make_plans(_shuffled(home, other)).best
         assert again.stages == best.stages
         assert again.latency_s == best.latency_s

@@ -28,7 +28,7 @@ def best_s(problem):
 @pytest.fixture(scope="module")
 def of_library():
     """A problem of the library, and the latency of its best plan."""
-    profile = potluck.estimate("family", "efficientnet-b1", max_layers=12).with_device(
+    profile = potluck.estimate("family", "efficientnet-b1", max_layers=8).with_device(
         "rtx-4060-laptop"
     )
     problem = profile.problem(Training(batch=32), QoE())
@@ -39,7 +39,7 @@ def of_library():
 @pytest.mark.parametrize("seed", [0, *later([1, 2, 3])])
 @pytest.mark.parametrize("kind", small_homes.KINDS)
 def test_no_plan_of_fewer_of_the_devices_is_better(kind, seed):
-    problem = small_homes.draw(kind, f"subsets {seed}", {"devices": 4, "layers": 6})
+    problem = small_homes.draw(kind, f"subsets {seed}", {"devices": 4 if seed else 3, "layers": 6})
     names, all_s = [device.name for device in problem.devices], best_s(problem)
     for n in range(1, len(names)):
         for some in combinations(names, n):

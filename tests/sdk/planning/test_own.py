@@ -120,8 +120,8 @@ def test_one_device_alone_is_certified():
     assert make_plans(alone).best.gap_frac == pytest.approx(0.0, abs=0.35)
 
 
-@pytest.mark.few(3)
-@pytest.mark.parametrize("seed", [*range(3), 5, *later([3, 4])])
+@pytest.mark.few(2)
+@pytest.mark.parametrize("seed", [*range(3), *later([3, 4, 5])])
 def test_is_never_slower_than_any_rival(seed):
     problem = random_home(seed, Training(batch=8), devices=4, layers=7)
     table = CostTable(problem)
@@ -134,14 +134,14 @@ def test_is_never_slower_than_any_rival(seed):
 
 
 def test_plans_come_ever_better_and_always_the_same():
-    problem = random_home(5, Training(batch=16), devices=4, layers=7)
+    problem = random_home(5, Training(batch=16), devices=4)
     found = [plan.latency_s for plan in plan_anytime(problem)]
     assert found == sorted(found, reverse=True)
     assert found == [plan.latency_s for plan in plan_anytime(problem)]
 
 
 def test_a_clock_that_has_run_out_still_leaves_a_plan():
-    problem = random_home(5, Training(batch=16), devices=4, layers=7)
+    problem = random_home(5, Training(batch=16), devices=4)
     ticks = iter(range(10**9))
     hurried = make_plans(problem, clock=lambda: float(next(ticks)), budget_s=1.0).best
     check_plan(hurried, problem)

@@ -5,7 +5,7 @@ there is none.
 from dataclasses import replace
 
 import pytest
-from tests.sdk.planning.homes import random_home
+from tests.sdk.planning.homes import later, random_home
 
 import potluck
 from potluck.errors import Infeasible
@@ -25,8 +25,8 @@ def asked(problem, **limits):
     return replace(problem, qoe=replace(problem.qoe, **limits))
 
 
-@pytest.mark.few(4)
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.few(2)
+@pytest.mark.parametrize("seed", [*later([0]), 1, 2, 3])
 @pytest.mark.parametrize(
     "workload", [Training(batch=8, micro_batch=2), Inference(batch=4)], ids=["train", "infer"]
 )

@@ -49,7 +49,7 @@ def test_our_own_search_is_within_1_percent_of_brute_force(kind, seed):
     assert ours_s(problem, borrow=False) <= best_s(problem, Direct(problem, table), plans) * 1.01
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("seed", [259, *range(6), *later(range(6, 20))])
 def test_rows_that_a_stream_wants_on_slow_links_are_found_though_their_neighbours_are_worse(seed):
     problem = small_homes.draw("latency", f"brute force {seed}", {"devices": 3, "layers": 5})
@@ -84,8 +84,8 @@ def test_a_plan_that_memory_does_not_hold_is_tried_with_its_cuts_elsewhere(seed)
     assert pool.best <= least_s < inf
 
 
-@pytest.mark.few(3)
-@pytest.mark.parametrize("seed", [15, 79, *range(3), *later(range(3, 12))])
+@pytest.mark.few(2)
+@pytest.mark.parametrize("seed", [*range(3), *later([15, 79, *range(3, 12)])])
 def test_no_divisor_of_a_batch_is_better_than_those_that_are_tried(seed):
     problem = small_homes.draw("batch", f"divisors {seed}", {"devices": 2, "layers": 3})
     batch = (24, 36, 48, 60)[seed % 4]
@@ -97,7 +97,7 @@ def test_no_divisor_of_a_batch_is_better_than_those_that_are_tried(seed):
     assert ours <= min(map(ours_s, stated)) * 1.002
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(4)
 @pytest.mark.parametrize("seed", [*range(8), *later(range(8, 16))])
 def test_a_home_is_infeasible_only_if_no_plan_at_all_holds_when_simulated(seed):
     problem = small_homes.draw("tight", f"infeasible {seed}", SMALL)
@@ -105,17 +105,10 @@ def test_a_home_is_infeasible_only_if_no_plan_at_all_holds_when_simulated(seed):
     assert (ours_s(problem) == inf) == (best_s(problem, simulator, every_plan(problem)) == inf)
 
 
-@pytest.mark.few(3)
-@pytest.mark.parametrize(
-    ("kind", "seed"),
-    [
-        pytest.param(kind, seed, marks=[] if (seed + i) % 4 == 0 else pytest.mark.long)
-        for i, kind in enumerate(["tight", "latency", "batch", "plain"])
-        for seed in [*range(6), 18, 19, 21, 24, 34, 37, 39]
-    ],
-)
+@pytest.mark.few(4)
+@pytest.mark.parametrize("seed", [*range(1, 6), *later([0, 18, 19, 21, 24, 34, 37, 39])])
+@pytest.mark.parametrize("kind", ["tight", "latency", "batch", "plain"])
 def test_is_never_worse_than_any_rival_with_and_without_their_plans(kind, seed):
-    """Every home is of one of the kinds each time, and of the others in the long tests."""
     problem = small_homes.draw(kind, f"0/{seed}", LARGER)
     table = CostTable(problem)
     simulator = Direct(problem, table)
