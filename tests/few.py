@@ -1,5 +1,5 @@
-"""Which few of the cases of one test `make test` tries: each value that several of them share once, as
-far as so many cases can have them, and beside these such as lie evenly among all.
+"""Which few of the cases of one test `make test` tries: each value that several of them share once,
+as far as so many cases can have them, and beside these such as lie evenly among all.
 """
 
 from collections import Counter
@@ -19,7 +19,7 @@ def few(cases: Sequence[Mapping[str, Any]], n: int) -> set[int]:
         return len(values[i] & missing), -abs(i - at), -i
 
     for at in even:
-        best = max(left, key=lambda i: worth(i, at))  # noqa: B023 - called at once
+        best = max(left, key=lambda i: worth(i, at))
         left.remove(best)
         kept.add(best)
         missing -= values[best]

@@ -1,7 +1,7 @@
 """Real agents on loopback for tests, and raw peers that talk to them.
 
-Whatever is started is ended. Workers have onnxruntime alone, which is there in an eighth of the time
-that torch takes, unless a test needs torch.
+Whatever is started is ended. Workers have onnxruntime alone, which is there in an eighth of the
+time that torch takes, unless a test needs torch.
 """
 
 import json

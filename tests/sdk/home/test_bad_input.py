@@ -45,7 +45,7 @@ MAJOR_9 = (
 
 @contextmanager
 def agent(directory, *arguments, name="jetson", port=0, code=PLAIN, backends="onnxruntime"):
-    """A real agent, without torch where a test needs none; what it says of itself when it is ready."""
+    """A real agent; what it says of itself when it is ready. Only some tests need torch there."""
     command = [
         sys.executable,
         "-c",

@@ -4,7 +4,7 @@ import random
 from dataclasses import replace
 
 import pytest
-from tests.sdk.planning.homes import every_plan, random_home
+from tests.sdk.planning.homes import every_plan, later, random_home
 
 from potluck.bench.optimality import best_s
 from potluck.planning import make_plans
