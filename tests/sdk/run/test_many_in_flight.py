@@ -4,10 +4,15 @@ import pytest
 from tests.sdk.run.conftest import make_plan, train_alone
 
 import potluck
-from potluck.testing.memory import memory_home
+from potluck.testing.memory import agent, memory_home
 
 torch = pytest.importorskip("torch")
 A, B = "local-1", "local-2"
+
+
+@pytest.fixture(autouse=True)
+def small_room(monkeypatch):
+    monkeypatch.setattr(agent, "ARENA_BYTES", 4 * 2**20)
 
 
 @pytest.mark.parametrize("n_values", [8, 3], ids=["small", "large"])

@@ -7,13 +7,19 @@ import potluck
 from potluck.errors import PlanError
 from potluck.testing.faults import memory_of
 from potluck.testing.inside import link_of
-from potluck.testing.memory import memory_home
+from potluck.testing.memory import agent, memory_home
 
 torch = pytest.importorskip("torch")
 A, B = "local-1", "local-2"
-WIDE, ROWS = 10**6, 16  # float32: 64 MB, nearly all that a device in memory takes in at once
-BYTES_PER_S = 1e6  # 8 Mbit/s
+ROOM_BYTES = 16 * 2**20
+WIDE, ROWS = 250_000, 16  # float32: 16 MB, nearly all that a device takes in at once here
+BYTES_PER_S = 250_000  # 2 Mbit/s: four seconds for a chunk
 HOUR_S = 3600.0
+
+
+@pytest.fixture(autouse=True)
+def small_room(monkeypatch):
+    monkeypatch.setattr(agent, "ARENA_BYTES", ROOM_BYTES)
 
 
 def wide_net():
@@ -67,7 +73,7 @@ def test_what_can_never_fit_where_values_come_in_is_refused_before_anything_is_s
             net, x, loss=torch.nn.functional.mse_loss, example_targets=y
         )
         plan = make_plan(model, ((A,), (ROWS,)), ((B,), (ROWS,)), micro_batch=ROWS)
-        with pytest.raises(PlanError, match=r"takes in at most 67108864 bytes .* takes 6710"):
+        with pytest.raises(PlanError, match=rf"takes in at most {ROOM_BYTES} bytes .* takes 1677"):
             home.deploy(plan, model).wait()
         finer = make_plan(
             model,
