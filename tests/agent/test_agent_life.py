@@ -112,7 +112,7 @@ def test_whoever_shows_a_code_learns_that_it_was_used_also_by_a_notebook_known_b
                 assert "paired with bob" in told
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("host", ["203.0.113.7", "no-such-host.invalid"])
 @pytest.mark.parametrize("port", ["0", "28000"])
 def test_an_address_that_is_not_this_device_s_is_named(tmp_path, host, port):

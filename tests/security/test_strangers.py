@@ -150,6 +150,7 @@ ENDLESS = {  # frames of one message, and what comes of it at most
 }
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("channel", OFFSETS)
 @pytest.mark.parametrize("what", ENDLESS)
 def test_s12_a_message_of_very_many_frames_takes_bounded_memory_and_nobodys_time(

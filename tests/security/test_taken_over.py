@@ -66,7 +66,7 @@ def once(make):
     return says
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("said", SAID)
 def test_one_message_of_one_device_ends_no_training_that_others_can_go_on_with(home, said):
     run = deployed(home, protect=2)
@@ -115,7 +115,7 @@ def test_a_device_that_lives_and_does_not_answer_is_given_up_by_name(home, kind,
     assert A in home.devices.ready
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", [m.Done, m.Value])
 @pytest.mark.parametrize("is_busy", [False, None], ids=["says that it is idle", "honest of that"])
 def test_a_step_that_a_device_never_ends_is_computed_by_the_others(home, kind, is_busy):

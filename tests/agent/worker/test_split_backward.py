@@ -143,6 +143,7 @@ def trained(graph, way, inputs_of=None, seed=7):
     return [bits(x) for x in seen], {name: bits(x) for name, x in state(made).items()}
 
 
+@pytest.mark.few(28)
 @pytest.mark.parametrize("way", [PARTS, AGAIN])
 @pytest.mark.parametrize("name", DOES)
 def test_two_parts_give_the_bits_of_the_whole(name, way):
@@ -150,6 +151,7 @@ def test_two_parts_give_the_bits_of_the_whole(name, way):
     assert trained(graph, way) == trained(graph, WHOLE)
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("way", [PARTS, AGAIN])
 @pytest.mark.parametrize("name", CASES)
 def test_two_parts_of_a_network_give_the_bits_of_the_whole(name, way):

@@ -155,6 +155,7 @@ def is_sound(folder, number):
     return True
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("seed", range(20))
 def test_the_first_batch_that_cannot_be_read_is_named_and_no_other(tmp_path, seed):
     """Places and rows at random: who reads all batches, one by one, finds the same."""

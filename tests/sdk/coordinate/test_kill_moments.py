@@ -173,6 +173,7 @@ def test_killed_while_a_job_comes_it_is_handed_over_again(home, moment):
     home.ends(back="A")
 
 
+@pytest.mark.few(2)
 @sample(200, "copying")
 @pytest.mark.parametrize("name", ["A", "B"])
 def test_killed_while_it_is_copied_whoever_it_was_comes_back(home, moment, name):

@@ -119,7 +119,7 @@ CHANGING = {
 }
 
 
-@pytest.mark.few(15)
+@pytest.mark.few(8)
 @pytest.mark.parametrize("with_loss", [False, True])
 @pytest.mark.parametrize(("held", "step", "path"), CHANGING.values(), ids=CHANGING)
 @pytest.mark.filterwarnings("ignore:The tensor attribute")
@@ -164,6 +164,7 @@ KEEPING = {
 }
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(("held", "step"), KEEPING.values(), ids=KEEPING)
 @pytest.mark.filterwarnings("ignore:The tensor attribute")
 def test_what_is_only_kept_is_taken(held, step):

@@ -86,7 +86,7 @@ MIXING = {
 TARGETS = {"small": 1e-3, "usual": 1.0, "prices": 1e5}
 
 
-@pytest.mark.few(14)
+@pytest.mark.few(7)
 @pytest.mark.parametrize(("loss", "operator"), MIXING.values(), ids=MIXING)
 @pytest.mark.parametrize("scale", TARGETS.values(), ids=TARGETS)
 def test_a_loss_that_mixes_rows_is_refused_whatever_its_targets_and_the_operator_is_named(
@@ -251,7 +251,7 @@ MEANS = {
 }
 
 
-@pytest.mark.few(11)
+@pytest.mark.few(6)
 @pytest.mark.parametrize(("loss", "targets"), MEANS.values(), ids=MEANS)
 def test_a_mean_over_rows_is_proven_and_divided_as_on_one_machine(loss, targets):
     torch.manual_seed(0)
@@ -316,6 +316,7 @@ def test_what_is_not_known_is_tried_and_told(without_roots, scale):
     assert model.notes() == ()
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("weight", [1.0, 1e-5])
 @pytest.mark.parametrize("scale", TARGETS.values(), ids=TARGETS)
 def test_trials_find_a_root_of_a_mean_in_small_terms_and_whole_targets(

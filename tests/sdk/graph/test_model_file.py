@@ -51,6 +51,7 @@ def kept(model, tmp_path):
     return Model.load(path)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_what_comes_back_is_the_same_model(case, tmp_path):
     torch.manual_seed(0)
@@ -165,6 +166,7 @@ LEAF = {"type": None, "context": None, "children_spec": []}
 ENUM = {"__enum__": True, "fqn": "wave:Wave_read", "name": "x"}
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize(
     "structure",
     [

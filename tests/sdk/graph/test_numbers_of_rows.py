@@ -22,7 +22,7 @@ BOUNDED = {
 }
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     "k",
     [

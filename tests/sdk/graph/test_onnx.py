@@ -86,7 +86,7 @@ def chained_all(model: Model, x: torch.Tensor) -> torch.Tensor:
     return chained(model, tuple(range(len(model.layers()) + 1)), x)
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("rows", [1, 3, 7])
 def test_any_batch_through_all_layers_equals_the_whole_file(made, rows):
     case, path = made
@@ -167,7 +167,7 @@ def test_a_value_that_passes_through_a_segment(tmp_path):
 # --- made of torch's operators --------------------------------------------------------------------
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("rows", [1, 5])
 def test_made_of_torchs_operators_it_answers_alike(made, rows):
     case, path = made
@@ -235,7 +235,7 @@ ALIKE = {
 }
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("case", ALIKE)
 def test_each_way_of_an_operator_answers_alike_in_torch(case, tmp_path):
     # raises where the answers differ

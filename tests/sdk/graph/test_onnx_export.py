@@ -60,7 +60,7 @@ def through(
     return outputs
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", [*FAMILIES, *CASES])
 def test_layers_that_alternate_between_torch_and_onnx_equal_one_machine(name):
     net, model, x = made(name)

@@ -149,7 +149,7 @@ MIXING = {
 }
 
 
-@pytest.mark.few(14)
+@pytest.mark.few(7)
 @pytest.mark.parametrize("case", MIXING)
 def test_what_mixes_rows_is_refused_by_its_name(case):
     between, named = MIXING[case]
@@ -174,6 +174,7 @@ SEQUENCES = {
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", SEQUENCES)
 def test_a_sequence_that_comes_first_is_refused(kind):
     make, named = SEQUENCES[kind]
@@ -211,7 +212,7 @@ APART = {
 }
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.filterwarnings("ignore:that .* not proven")
 @pytest.mark.parametrize("case", APART)
 def test_what_is_taken_is_that_of_one_machine_on_any_division(case):

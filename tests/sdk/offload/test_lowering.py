@@ -81,7 +81,7 @@ class Case:
 case = cache(Case)
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_answer_is_that_of_one_machine_at_every_bandwidth(name):
     home = case(name)
@@ -92,7 +92,7 @@ def test_the_answer_is_that_of_one_machine_at_every_bandwidth(name):
         home.check(divisions, tiles)
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", FAMILIES)
 @settings(max_examples=10)
 @given(data=st.data())
@@ -115,7 +115,7 @@ def test_the_answer_is_that_of_one_machine_whatever_changes_hands_wherever(name,
     )
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", FAMILIES)
 @settings(max_examples=5)
 @given(data=st.data())
@@ -133,7 +133,7 @@ def test_the_answer_is_that_of_one_machine_for_any_rows_of_any_operator(name, da
     home.check([*divisions, ((0, 1), NONE)], data.draw(st.integers(1, 4)))
 
 
-@pytest.mark.few(8)
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", FAMILIES)
 @settings(max_examples=3)
 @given(data=st.data())

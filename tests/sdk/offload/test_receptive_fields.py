@@ -83,7 +83,7 @@ class Whole:
 whole = cache(Whole)
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_the_whole_as_one_piece_is_the_network(name):
     with torch.no_grad():
@@ -96,7 +96,7 @@ def test_the_whole_as_one_piece_is_the_network(name):
         assert torch.allclose(got, wanted, rtol=0, atol=tolerance * float(wanted.abs().max()))
 
 
-@pytest.mark.few(9)
+@pytest.mark.few(5)
 @pytest.mark.parametrize("name", NETWORKS)
 @settings(max_examples=40)
 @given(data=st.data())

@@ -43,7 +43,7 @@ def with_some_updates(costs, rng):
     }
 
 
-@pytest.mark.few(16)
+@pytest.mark.few(8)
 @pytest.mark.parametrize("workload", [*WORKLOADS, Training(batch=6), Inference(batch=1)], ids=str)
 @pytest.mark.parametrize("seed", range(8))
 def test_no_plan_takes_fewer_joules_than_the_bound(seed, workload):
@@ -97,6 +97,7 @@ def test_where_power_is_unknown_nothing_is_claimed():
     assert least_energy_j(unknown, CostTable(unknown)) == 0.0
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("seed", range(4))
 def test_the_thriftiest_plan_says_how_far_it_is_from_the_bound(seed):
     problem = random_home(seed)

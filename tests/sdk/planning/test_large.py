@@ -161,7 +161,7 @@ def test_a_metered_table_tells_the_same_until_time_is_up():
         sum(metered.backward_s("d3", 1, 4, 8) for _ in range(1000))
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("micro_batch", [4, pytest.param(8, marks=pytest.mark.long), 16])
 @pytest.mark.parametrize("workload", ["training", "single"])
 @pytest.mark.parametrize(("network", "seed"), [("switch", 4), ("wifi", 11), ("sites", 2)])

@@ -54,7 +54,7 @@ def test_nor_in_a_home_of_the_library(of_library, some):
     assert all_s <= best_s(only(problem, some)) * 1.001
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("seed", [*range(3), *later(range(3, 6))])
 @pytest.mark.parametrize("limits", [QoE(), QoE(latency_s=0.5)], ids=["speed", "joules"])
 def test_of_alike_devices_that_are_left_out_the_same_is_said(seed, limits):
@@ -85,7 +85,7 @@ def test_a_second_device_of_a_kind_that_the_home_has_is_judged_as_the_first():
     assert unused["jetson"] == unused["jetson-orin-nano"]
 
 
-@pytest.mark.few(7)
+@pytest.mark.few(4)
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize(
     "latency_s", [None, 9.0], ids=["no limit", "a limit without joules to decide"]

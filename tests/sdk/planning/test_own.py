@@ -25,7 +25,7 @@ from potluck.simulate.cost import CostTable
 from potluck.simulate.direct import Direct
 
 
-@pytest.mark.few(14)
+@pytest.mark.few(12)
 @pytest.mark.parametrize("workload", WORKLOADS, ids=["training", "request", "streaming"])
 @pytest.mark.parametrize("seed", range(12))
 def test_finds_the_optimum_of_small_homes(seed, workload):
@@ -35,7 +35,7 @@ def test_finds_the_optimum_of_small_homes(seed, workload):
     assert best.latency_s <= optimum_s(problem) * 1.01
 
 
-@pytest.mark.few(19)
+@pytest.mark.few(12)
 @pytest.mark.parametrize("workload", WORKLOADS[:2], ids=["training", "request"])
 @pytest.mark.parametrize("seed", range(12))
 def test_no_plan_is_below_the_bound(seed, workload):
@@ -75,6 +75,7 @@ def test_no_plan_of_any_micro_batch_size_is_below_the_bound_even_where_memory_is
         assert 0 < lower_bound_s(problem, table, float("inf")) <= least_s * (1 + 1e-9)
 
 
+@pytest.mark.few(12)
 @pytest.mark.parametrize("seed", range(24))
 def test_no_plan_is_below_the_bound_on_cables_and_air(seed):
     """Slow links, so that what they carry decides."""
@@ -148,6 +149,7 @@ def test_a_clock_that_has_run_out_still_leaves_a_plan():
     assert hurried.latency_s >= make_plans(problem).best.latency_s
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("seed", range(5))
 def test_names_of_devices_change_nothing(seed):
     a = make_plans(random_home(seed, prefix="d")).best
@@ -155,6 +157,7 @@ def test_names_of_devices_change_nothing(seed):
     assert a.latency_s == pytest.approx(b.latency_s, rel=1e-9)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("seed", range(5))
 def test_more_bandwidth_or_a_faster_device_never_hurts_the_optimum(seed):
     slow = optimum_s(random_home(seed, capacity=3e4))

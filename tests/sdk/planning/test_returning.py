@@ -85,7 +85,7 @@ def returning(problem, first, last):
     return judge(problem, plan)
 
 
-@pytest.mark.few(11)
+@pytest.mark.few(5)
 @pytest.mark.parametrize(
     "workload", [Inference(batch=1), Training(batch=2), Inference(batch=4)], ids=str
 )
@@ -110,6 +110,7 @@ def test_where_only_one_device_holds_both_ends_a_plan_is_found(batch):
     assert breaches(problem, make_plans(problem).best) == []
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("seed", range(6))
 def test_what_is_certified_of_a_chain_is_said_of_plans_with_one_stage_per_device(seed):
     best = make_plans(random_home(seed, Training(batch=8, micro_batch=2))).best
@@ -158,7 +159,7 @@ def test_a_device_shares_the_first_layers_though_it_alone_has_room_for_the_last(
     assert make_plans(problem).best.latency_s <= judge(problem, by_hand).latency_s * 1.01
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("seed", [*later([1]), 2, 3])
 @pytest.mark.parametrize(
     "workload", [Inference(batch=4), Training(batch=4, micro_batch=4)], ids=["one", "training"]

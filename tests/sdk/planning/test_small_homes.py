@@ -60,7 +60,7 @@ def test_rows_that_a_stream_wants_on_slow_links_are_found_though_their_neighbour
     )
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("seed", [*range(4), *later(range(4, 10)), 15, 19, 40, 59])
 def test_where_memory_binds_plans_that_only_the_simulator_knows_to_hold_are_found(seed):
     problem = small_homes.draw("tight", f"falsify {seed}", {"devices": 3, "layers": 5})

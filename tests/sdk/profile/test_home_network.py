@@ -55,7 +55,7 @@ def drawn_document(wiring, seed, wait_s=0.001):
     return everybody, tree, rates, document_of(tree, found, waits_s)
 
 
-@pytest.mark.few(19)
+@pytest.mark.few(10)
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("wiring", WIRINGS)
 def test_a_tree_and_its_document_are_the_same_network(wiring, seed, tmp_path):

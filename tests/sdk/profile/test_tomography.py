@@ -23,7 +23,7 @@ def found(wiring, seed, noise_frac):
     return names, tree, rates, tomography
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("wiring", WIRINGS)
 def test_flows_that_share_a_medium_are_known_to(wiring):
     names, tree, rates, tomography = found(wiring, 1, 0.03)

@@ -109,7 +109,7 @@ def assert_same_state(state, net):
         )
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", ["batch norm 1d", "batch norm 2d"])
 @pytest.mark.parametrize("name", PLANS)
 def test_batch_norm_learns_from_every_batch_as_on_one_machine(home, name, kind):
@@ -211,6 +211,7 @@ def test_a_live_switch_and_a_checkpoint_between_odd_batches(home, tmp_path):
     run.close()
 
 
+@pytest.mark.few(12)
 @pytest.mark.parametrize("rows", [1, 2, 3, 5, 7, 13])
 @pytest.mark.parametrize("name", [*PLANS, "replicas"])
 def test_a_request_of_any_rows_has_an_answer_for_each(home, name, rows):
@@ -337,7 +338,7 @@ def still_model(detach):
     )
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("shares", [(5, 3), (3, 5), (6, 2), (4, 4)])
 @pytest.mark.parametrize("detach", [True, False])
 @pytest.mark.parametrize("cut", [True, False])

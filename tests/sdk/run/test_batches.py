@@ -91,6 +91,7 @@ def deployed(home, model, **more):
     return home.deploy(plan, model, optimizer=potluck.SGD(0.5) if plan.training else None).wait()
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("whole", [False, True], ids=["batches", "whole"])
 def test_training_is_that_of_one_machine_whatever_the_form(home, model, expected, form, whole):

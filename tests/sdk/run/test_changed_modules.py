@@ -164,7 +164,7 @@ def made_of_every_kind():
     return net, loss, potluck.Model.from_torch(net, x, loss=loss, example_targets=y)
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("change", STRUCTURAL)
 def test_no_change_of_what_was_traced_is_passed_over(home, change):
     net, loss, model = made_of_every_kind()
@@ -350,7 +350,7 @@ AFTERWARDS = {
 }
 
 
-@pytest.mark.few(15)
+@pytest.mark.few(8)
 @pytest.mark.parametrize("change", AFTERWARDS)
 def test_a_run_for_inference_never_answers_as_the_module_was(home, change):
     torch.manual_seed(0)

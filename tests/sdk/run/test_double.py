@@ -52,7 +52,7 @@ def differences(run, net):
     }
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("make", [whole, Mixed])
 def test_as_exact_as_on_one_machine(home, make, shape):

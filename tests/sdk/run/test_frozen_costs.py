@@ -77,7 +77,7 @@ def planned_bytes(plan, problem):
     return sent
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("seed", range(8))
 def test_memory_and_transfers_of_any_frozen_weights_are_those_predicted(process_home, seed):
     rng = random.Random(seed)

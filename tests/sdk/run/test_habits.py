@@ -310,7 +310,7 @@ def loaders():
 LOADERS = dict(loaders())
 
 
-@pytest.mark.few(2 * len(LOADERS))  # each loader and accumulation, stopped at one of three steps
+@pytest.mark.few(len(LOADERS))
 @pytest.mark.parametrize("part", range(3))
 @pytest.mark.parametrize("kind", LOADERS)
 @pytest.mark.parametrize("accumulate", [1, 2])

@@ -85,6 +85,7 @@ def test_loss_and_gradients_are_those_of_torch_under_autocast(name):
     assert torch.equal(made.gradients()[: len(flat)], flat)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_training_under_autocast_is_that_of_one_machine(home, shape):
     net, (x, y) = mlp(), data()
@@ -219,7 +220,7 @@ def test_an_operator_that_converts_a_part_of_itself_is_refused_with_its_name():
 # --- whole modules --------------------------------------------------------------------------------
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("name", CASES)
 def test_a_module_in_half_precision_answers_as_on_one_machine(home, name, dtype):

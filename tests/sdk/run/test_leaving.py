@@ -55,7 +55,7 @@ def settled(home, run):
     memory_of(home).pass_time(1.0)
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "seed", [*range(10), *(pytest.param(s, marks=pytest.mark.long) for s in range(10, 400))]
 )

@@ -109,6 +109,7 @@ def two_steps(optimizer, weight):
     return weight.detach()
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
 @pytest.mark.parametrize("kind", STEEP)
 def test_what_leaves_the_range_of_the_weights_is_refused_and_all_else_equals_torch(kind, dtype):

@@ -107,7 +107,7 @@ def some_blows(rng, lab):
         yield rng.randrange(MESSAGES), lambda how=how, device=device: how(device)
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "seed", [*range(12), *(pytest.param(s, marks=pytest.mark.long) for s in range(12, 600))]
 )
@@ -381,7 +381,7 @@ def model():
     return switching.make_model()
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("moment", "device", "how", "after"),
     [pytest.param(*case, marks=[] if case in QUICK else [pytest.mark.long]) for case in SWITCHING],

@@ -100,6 +100,7 @@ def test_a_segments_record_counts_the_entries_of_a_row(kind, train):
             assert evaluate(port.shape[0], {BATCH: 7}) == 7 * tensor.multiple
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("shares", UNEQUAL)
 @pytest.mark.parametrize("kind", [Windows, Heads])
 def test_training_is_that_of_one_machine_at_every_such_cut(home, kind, shares):

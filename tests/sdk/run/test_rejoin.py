@@ -93,7 +93,7 @@ def test_a_plan_that_the_user_switched_to_is_the_one_to_go_back_to(home):
     check_learned(run, joined(first, second), epochs=11)
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "seed", [*range(8), *(pytest.param(s, marks=pytest.mark.long) for s in range(8, 300))]
 )

@@ -63,7 +63,7 @@ def check_answers(run, mlp, n=1, rows=ROWS):
 HOW = "kill", "kill_worker", "pull"
 
 
-@pytest.mark.few(14)
+@pytest.mark.few(7)
 @pytest.mark.parametrize(
     ("plan", "device", "how", "after"),
     [
@@ -93,6 +93,7 @@ def test_whoever_is_lost_at_any_message_all_is_answered_in_order(mlp, plan, devi
         assert len(run.history.recoveries) <= 1
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     "seed", [*range(6), *(pytest.param(s, marks=pytest.mark.long) for s in range(6, 300))]
 )
@@ -254,7 +255,7 @@ def test_answers_of_a_saved_run_are_its_own_after_a_loss(home, tmp_path):
     assert torch.allclose(run(x), before, atol=1e-6)
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("moment", fault_injection.REQUESTS)
 @pytest.mark.parametrize(
     ("device", "how", "after"),

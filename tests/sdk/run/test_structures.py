@@ -59,7 +59,7 @@ def equal(found, expected):
     assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(ours, theirs, strict=True))
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", STRUCTURES)
 def test_an_answer_has_the_structure_of_the_modules(home, name):
     net, x = Answering(STRUCTURES[name]), torch.randn(5, 3, 6, 6)
@@ -173,6 +173,7 @@ def test_planning_to_train_what_was_measured_for_inference_alone_says_how_to_mea
         potluck.plan(profile, potluck.Training(batch=2))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("length", [1, 2, 7, 16])
 def test_a_table_of_positions_is_read_up_to_its_end(home, length):
     class Positions(nn.Module):

@@ -33,7 +33,7 @@ def largest_difference(state, net):
     )
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_equals_one_machine(home, shape):
     kind, (stages, tolerance) = "cnn", SHAPES[shape]

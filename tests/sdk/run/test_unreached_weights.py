@@ -132,7 +132,7 @@ def one_backward(net, x, y):
 
 
 # every shape once, and every optimizer; with one another in the long tests
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "seed",
     [
@@ -165,7 +165,7 @@ def test_weights_that_no_gradient_reaches_are_left_alone(three, seed):
 
 
 # some ten layers of each way, and as many networks again in the long tests
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "seed", [pytest.param(seed, marks=[pytest.mark.long] * (seed >= N_MARKED)) for seed in SEEDS]
 )

@@ -69,7 +69,7 @@ def trained(home, model, plan, schedule=None):
     return losses, {name: tensor.numpy().tobytes() for name, tensor in state.items()}, ops
 
 
-@pytest.mark.few(8)  # each pattern and schedule in one of the two ways
+@pytest.mark.few(4)  # each pattern and schedule in one of the two ways
 @pytest.mark.parametrize("again", [False, True], ids=["kept", "recomputed"])
 @pytest.mark.parametrize(("pattern", "schedule"), CASES)
 def test_two_parts_change_no_bit(trio, pattern, schedule, again):
@@ -83,6 +83,7 @@ def test_two_parts_change_no_bit(trio, pattern, schedule, again):
     assert parts == whole
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("schedule", ["zb-h1", "zb-2p", "zb-compact"])
 def test_losses_are_those_of_one_machine(trio, schedule):
     net = plain()

@@ -87,6 +87,7 @@ def test_two_servers_share_a_stream_that_is_too_fast_for_one():
     assert simulate(two, EPARA).satisfied == pytest.approx(120)
 
 
+@pytest.mark.few(11)
 @pytest.mark.parametrize("name", SCHEMES)
 @pytest.mark.parametrize("printed", [False, True])
 def test_every_request_is_satisfied_late_or_refused(name, printed):
