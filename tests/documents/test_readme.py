@@ -143,7 +143,7 @@ def test_a_device_is_discovered_and_paired(tmp_path):
 def test_a_request_is_shared():
     import potluck
 
-    with potluck.Home.local(2) as home:
+    with potluck.Home.local(2, extra=("--backends", "onnxruntime")) as home:
         net, image = (
             torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU()),
             torch.randn(1, 3, 16, 16),

@@ -78,7 +78,7 @@ def check(start, stop, record):
 
 @glibc
 def test_no_call_crashes_or_reads_what_is_not_its_own(record_property):
-    check(0, 3_000, record_property)
+    check(0, 2_000, record_property)
 
 
 @glibc

@@ -25,7 +25,7 @@ FOREVER = 1_000_000
 STEPS_PER_EPOCH = 2
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def home():
     torch.set_num_threads(1)
     with potluck.Home.local(2) as opened:

@@ -37,7 +37,7 @@ from potluck_wire.messages import Channel, Chunk, Compute, Drop, Hello, LoadSegm
 
 pytestmark = pytest.mark.usefixtures("small_chunks")
 
-N_SEQUENCES, N_MOVES = 300, 14
+N_SEQUENCES, N_MOVES = 150, 14
 SECRET = b"these bytes are a tensor or a model"
 
 

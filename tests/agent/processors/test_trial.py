@@ -22,7 +22,7 @@ CUDA = TryProcessor(provider="cuda", memory_bytes=MEMORY_BYTES)
 # --- trials as they come --------------------------------------------------------------------------
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("backends", [("torch",), ("onnxruntime",), ()])
 def test_a_trial_of_threads_gives_a_rate_for_each_count(backends):
     asked = TryProcessor(threads=(1, 2, 3), memory_bytes=MEMORY_BYTES, backends=backends)

@@ -145,12 +145,14 @@ DIFFERENCES = (
 # has rivals (test_small_homes.py) and homes of 24 and 64 devices (test_large.py); plans run on real
 # agents in tests/sdk/run/test_faults.py and in tests/sdk/lab; switches are judged in tests/sdk/run
 # (test_switching.py, test_every_way.py), what tomography finds in sdk/profile/test_tomography.py;
+# workers, their interpreter and their processors in agent, streams in agent/net and wire;
 # schedules in sdk/schedule, DDP and FSDP in test_collectives.py beside this, takeovers in
 # sdk/coordinate, services in sdk/serve, operators in sdk/graph, the cockpit in sdk/display.
 IN_LONG = (
     *("split", "fidelity", "planning_time", "planners", "papers"),
     *("pipeline", "switch", "tomography", "digits", "recovery", "zero_bubble", "takeover"),
     *("gateway", "cockpit", "serve", "serve_scale", "coverage", "regions"),
+    *("stream", "interpreter", "processors", "optimality"),
 )
 
 

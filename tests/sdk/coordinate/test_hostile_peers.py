@@ -4,10 +4,11 @@ bounded memory, and nothing outside the folder is read or written.
 
 import json
 import threading
+from contextlib import contextmanager
 
 import pytest
 from tests.sdk.coordinate.in_memory import JOB, again, new_keys, until
-from tests.sdk.coordinate.test_kill_moments import case, home
+from tests.sdk.coordinate.test_kill_moments import Watched, case, home
 
 from potluck.coordinate.group import MAX_SEATS, Seat
 from potluck.coordinate.job import JOURNAL, MODEL, files_of
@@ -20,9 +21,9 @@ __all__ = ["case", "home"]  # fixtures
 PULL = {"at": 0, "digest": "", "counts": True, "has": 0}
 
 
-@pytest.fixture
-def server(home):
-    """A's, which shares a job with B; time stands still, so that it does so all the while."""
+@contextmanager
+def standing(home):
+    """A shares a job with B; time stands still, so that it does so all the while."""
     home.shared()
     goes_on, stands = threading.Event(), threading.Event()
     still = threading.Thread(
@@ -30,9 +31,26 @@ def server(home):
     )
     still.start()
     stands.wait()
-    yield home.alive["A"].server
+    yield home
     goes_on.set()
     still.join()
+
+
+@pytest.fixture
+def server(home):
+    """A's in a home that stands still."""
+    with standing(home):
+        yield home.alive["A"].server
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory, case):
+    """A home that stands still, for all that is refused and leaves it as it is."""
+    found = Watched(tmp_path_factory.mktemp("calm"), case)
+    with standing(found):
+        yield found
+    found.close()
+    assert found.wrong == []
 
 
 def say(server, who, **about):
@@ -41,9 +59,11 @@ def say(server, who, **about):
 
 
 @pytest.mark.parametrize("what", ["files", "file", "pull"])
-def test_a_notebook_that_has_not_joined_copies_nothing(home, server, what):
-    for keys in (home.keys["notebook"], new_keys()):
-        answer, data = say(server, keys.public, ask=what, job=JOB, file=MODEL, **PULL)
+def test_a_notebook_that_has_not_joined_copies_nothing(calm, what):
+    for keys in (calm.keys["notebook"], new_keys()):
+        answer, data = say(
+            calm.alive["A"].server, keys.public, ask=what, job=JOB, file=MODEL, **PULL
+        )
         assert "is shared with others" in answer["error"]
         assert data == b""
 
@@ -61,8 +81,10 @@ FILES = [
 
 
 @pytest.mark.parametrize("name", FILES, ids=range(len(FILES)))
-def test_no_file_but_a_jobs_own_is_given_to_who_has_joined(home, server, name):
-    answer, data = say(server, home.keys["B"].public, ask="file", job=JOB, file=name)
+def test_no_file_but_a_jobs_own_is_given_to_who_has_joined(calm, name):
+    answer, data = say(
+        calm.alive["A"].server, calm.keys["B"].public, ask="file", job=JOB, file=name
+    )
     assert "a job has no file" in answer["error"]
     assert len(answer["error"]) < 400
     assert data == b""
@@ -92,12 +114,12 @@ ODD = [
 
 
 @pytest.mark.parametrize("odd", ODD, ids=str)
-def test_an_odd_pull_counts_for_nothing(home, server, odd):
-    before = home.counts("B")
-    answer, data = say(server, home.keys["B"].public, **{"ask": "pull", "job": JOB, **PULL, **odd})
+def test_an_odd_pull_counts_for_nothing(calm, odd):
+    before, server, its_key = calm.counts("B"), calm.alive["A"].server, calm.keys["B"].public
+    answer, data = say(server, its_key, **{"ask": "pull", "job": JOB, **PULL, **odd})
     assert answer.get("error") or answer["acts"] is False or len(data) <= CHUNK_BYTES
-    assert home.counts("B") == before
-    answer, data = say(server, home.keys["B"].public, ask="pull", job=JOB, **PULL)
+    assert calm.counts("B") == before
+    answer, data = say(server, its_key, ask="pull", job=JOB, **PULL)
     assert (answer["acts"], answer["at"]) == (True, 0)
 
 

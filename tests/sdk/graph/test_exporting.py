@@ -62,7 +62,7 @@ def test_autocast_inside_is_refused_with_what_to_do_and_switched_off_it_is_nothi
     )
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "bart"])
 def test_a_cache_in_the_output_is_told_by_its_name_and_how_to_switch_it_off(kind):
     transformers = pytest.importorskip("transformers")

@@ -430,7 +430,7 @@ def composed(steps, end):
     return loss
 
 
-@settings(max_examples=min(settings().max_examples // 5, 1_000))
+@settings(max_examples=min(settings().max_examples // 10, 1_000))
 @given(steps=_STEPS, end=st.sampled_from(sorted(_ENDS)))
 def test_what_is_proven_of_any_loss_is_so(steps, end):
     torch.manual_seed(0)

@@ -191,6 +191,7 @@ def test_a_helper_that_hangs_makes_a_request_late_and_loses_none(robot_home):
         agents_of(robot_home).thaw("server")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("robot_home", [10], indirect=True)
 def test_a_helper_that_lies_about_its_speed_is_found_out(robot_home, monkeypatch):
     monkeypatch.setattr(drift, "SHOWN", 1)

@@ -23,7 +23,9 @@ PACES = {"slow_s": 0.01, "fast_s": 0.004, "bandwidths": (0.0, 3e7)}  # so that i
 @pytest.fixture(scope="module")
 def three():
     torch.set_num_threads(1)
-    with potluck.Home.lab([Spec(name=name) for name in ("robot", "desktop", "nas")]) as opened:
+    light = ("onnxruntime",)  # is there sooner than torch
+    specs = [Spec(name=name, backends=light) for name in ("robot", "desktop", "nas")]
+    with potluck.Home.lab(specs) as opened:
         yield opened
 
 

@@ -118,7 +118,7 @@ IN_SHORT = {
 }
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "network", "seed", "workload"),

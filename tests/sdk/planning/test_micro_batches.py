@@ -120,6 +120,7 @@ def test_a_batch_whose_divisors_are_far_apart_has_small_micro_batches_too(batch)
     assert all(batch % size == 0 for size in sizes)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("batch", [99, 117, *later([165, 222, 246, 296])])
 def test_a_size_that_is_stated_is_no_better_than_the_choice(batch):
     """Batches whose divisors stop early and go on late, on alike devices that a pipeline fills."""

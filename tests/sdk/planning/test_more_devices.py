@@ -77,7 +77,7 @@ def test_of_alike_devices_that_are_left_out_the_same_is_said(seed, limits):
 
 def test_a_second_device_of_a_kind_that_the_home_has_is_judged_as_the_first():
     profile = (
-        potluck.estimate("family", "efficientnet-b1")
+        potluck.estimate("family", "efficientnet-b1", max_layers=40)
         .with_device("jetson-orin-nano")
         .with_medium("air", 6.25e6)
     )

@@ -81,6 +81,7 @@ def test_a_network_is_kept_drawn_corrected_and_given_back(paired, tmp_path):
     assert doctor.network().level == doctor.BAD
 
 
+@pytest.mark.long
 def test_a_device_that_no_row_names_has_a_port_and_is_told(paired):
     _, model = make_model("mlp")
     declared = HomeNetwork(media=(SharedMedium(name="air", kind=AIR, devices=(HOME, "desk")),))

@@ -111,6 +111,7 @@ def test_encoders_of_the_multimodal_model_are_parallel():
     assert reach[output] == {"input", "input_1", "input_2"}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["vgg19", "bert-small"])
 def test_the_command_makes_the_same_file_again(name, tmp_path):
     pytest.importorskip("torch")

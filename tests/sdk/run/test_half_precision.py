@@ -61,7 +61,7 @@ def segment_of(model, train):
 # --- autocast: the graph has the conversions of torch ---------------------------------------------
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", CASES)
 def test_loss_and_gradients_are_those_of_torch_under_autocast(name):
     torch.manual_seed(0)

@@ -68,6 +68,7 @@ def test_peaks_of_training_and_inference_are_those_predicted(process_home, stage
     run.close()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", ["cnn", "encoder"])
 def test_no_peak_of_a_network_with_kernels_of_many_kinds_is_beyond_what_was_predicted(
     process_home, kind
@@ -137,6 +138,7 @@ def test_a_plan_of_large_tensors_that_fits_to_the_byte_trains_in_micro_batches()
     )
 
 
+@pytest.mark.long
 def test_a_model_that_fits_only_two_devices_trains_there_however_often_it_was_profiled():
     """Profiles leave nothing on the devices: what fits by plan fits, and what is used is what was
     predicted.

@@ -78,6 +78,7 @@ def test_a_run_switches_between_the_two_and_no_answer_changes(mixed):
     run.close()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["vgg", "resnet"])
 def test_one_request_is_shared_inside_its_operators_by_a_device_of_either_kind(mixed, name):
     net, x = family(name)

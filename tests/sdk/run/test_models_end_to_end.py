@@ -99,6 +99,7 @@ def without_dropout(net):
     return net
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", ["encoder", "decoder"])
 def test_transformers_train_over_two_stages_as_on_one_machine(home, kind):
     torch.manual_seed(0)

@@ -15,8 +15,8 @@ from potluck.sessions.agent_specs import Spec
 from potluck.testing.inside import engine_of
 from potluck.testing.memory import memory_home
 
-EPOCHS = 10  # of eight steps
-N_STEPS = 80
+EPOCHS = 5  # of eight steps
+N_STEPS = 40
 LAYER_S = {A: 0.01, C: 0.03}
 WATTS = {A: (1.0, 30.0, 1.0), C: (0.5, 3.0, 1.0)}
 
@@ -92,7 +92,7 @@ def test_with_time_to_spare_the_thrifty_device_does_it_all(home, model, profile,
 
 def test_too_little_time_is_refused_before_a_step(home, model, profile, alone_s):
     run = home.deploy(plan_of(model, "a"), model, profile=profile).wait()
-    with pytest.raises(Infeasible, match=r"80 steps take .* or more; the deadline is in"):
+    with pytest.raises(Infeasible, match=rf"{N_STEPS} steps take .* or more; the deadline is in"):
         run.fit(make_data(), epochs=EPOCHS, deadline_s=0.5 * alone_s[A]).wait()
     assert run.step == 0
     run.fit(make_data()).wait()  # it goes on without one

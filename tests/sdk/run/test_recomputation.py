@@ -79,7 +79,7 @@ def trained(home, model, plans):
     return losses, {name: tensor.numpy().tobytes() for name, tensor in state.items()}
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_no_stage_that_recomputes_changes_a_bit_and_a_switch_turns_it_on_and_off(trio, pattern):
     model = model_of(drawing())
@@ -143,6 +143,7 @@ def test_peaks_are_those_predicted_and_lower_than_of_kept_activations(process_ho
     assert used[True,][first][1] < 0.6 * used[False,][first][1]
 
 
+@pytest.mark.long
 def test_where_nothing_else_fits_the_plan_recomputes_and_trains_within_its_memory():
     """What other plans need exceeds the limit by more than a worker may take beside its plan."""
     torch.manual_seed(0)

@@ -172,6 +172,7 @@ def test_with_a_profile_the_plan_is_the_best_for_who_is_left_within_its_limits(h
     check_learned(run, history)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("recovery", "planner"), [("lightweight", "lightweight replay"), ("heavy", "planned anew")]
 )

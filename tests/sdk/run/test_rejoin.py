@@ -6,7 +6,7 @@ import random
 from dataclasses import replace
 
 import pytest
-from tests.sdk.planning.homes import random_home
+from tests.sdk.planning.homes import later, random_home
 from tests.sdk.run import test_recovery as losses
 from tests.sdk.run.conftest import make_data
 from tests.sdk.run.test_recovery import A, B, C, check_learned, deployed, joined, strike_after
@@ -53,14 +53,14 @@ def test_it_goes_back_to_the_plan_that_was_chosen(home, how):
             elif how == "leave":
                 lab.stay(B)
 
-    history = run.fit(make_data("mlp", losses.ROWS), epochs=60, on_step=on_step).wait()
+    history = run.fit(make_data("mlp", losses.ROWS), epochs=30, on_step=on_step).wait()
     assert (A, C) in [plan.devices for plan in plans]
     assert run.plan.stages == chosen.stages
     (arrival,) = history.arrivals
     assert (arrival.back, arrival.devices) == ((B,), (A, B, C))
     assert arrival.words in history.notes
     assert "local-2 is back" in arrival.words
-    check_learned(run, history, epochs=60, optimizer="sgd")
+    check_learned(run, history, epochs=30, optimizer="sgd")
 
 
 def test_not_before_it_is_there_for_a_while(home, monkeypatch):
@@ -130,7 +130,7 @@ def test_whoever_comes_and_goes_whenever_it_learns_what_one_machine_learns(seed)
         check_learned(run, history, epochs=8, optimizer=optimizer)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", [*range(1, 6), *later([0])])
 def test_the_fewer_steps_are_left_the_less_it_pays(seed):
     problem = random_home(seed, Training(batch=8))
     best = make_plans(problem).best

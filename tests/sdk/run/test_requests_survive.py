@@ -306,6 +306,10 @@ def ask_on(run, mlp, over, answered):
         answered.release()
 
 
+# is there sooner than torch: most of the time goes into starting anew
+LIGHT = ("--backends", "onnxruntime")
+
+
 @pytest.mark.parametrize(
     "n_kills", [3, pytest.param(200, marks=[pytest.mark.long, pytest.mark.timeout(1800)])]
 )
@@ -317,7 +321,7 @@ def test_real_processes_killed_again_and_again_lose_no_request(mlp, n_kills):
         for _ in range(4):
             assert answered.acquire(timeout=PATIENCE_S)
 
-    with potluck.Home.local(3) as home, ThreadPoolExecutor(2) as pool:
+    with potluck.Home.local(3, extra=LIGHT) as home, ThreadPoolExecutor(2) as pool:
         run, agents = deployed(home, mlp), agents_of(home)
         asking = [pool.submit(ask_on, run, mlp, over, answered) for _ in range(2)]
         try:

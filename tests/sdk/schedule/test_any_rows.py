@@ -91,7 +91,7 @@ def divided(plan, segments, rows, policy=None):
     return division, make_schedule(replace(plan, n_micro_batches=len(division)))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=min(settings().max_examples, 150), deadline=None)
 @given(
     split=splits(8),
     rows=st.integers(1, 40),
@@ -369,7 +369,7 @@ def running_of(running, name):
     return [pair for (norm, _), pair in running.items() if norm == name]
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=min(settings().max_examples // 2, 120), deadline=None)
 @given(
     micro_batch=st.integers(1, 6),
     rows=st.integers(1, 20),
