@@ -23,7 +23,7 @@ from potluck.sessions.local_agents import LocalAgents
 
 torch = pytest.importorskip("torch")
 A, B = "local-1", "local-2"
-EPOCHS, FEWER = 40, 16
+EPOCHS, FEWER = 24, 10
 ROWS, BATCH = 64, 8
 
 NOTEBOOK = """

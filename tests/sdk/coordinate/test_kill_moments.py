@@ -159,7 +159,7 @@ def test_who_acts_is_killed_and_a_copy_that_counts_goes_on(home, moment):
     home.ends(told)
 
 
-@sample(60, "hand-over", 1)  # the slowest
+@sample(60, "hand-over", 0)  # half a minute, now and then
 def test_killed_while_a_job_comes_it_is_handed_over_again(home, moment):
     home.start("A")
     home.strike(moment, lambda: home.kill("A"))

@@ -185,7 +185,7 @@ def test_what_cannot_be_imagined_is_said(profile, change, said):
 
 
 def test_a_slower_wifi_and_a_missing_device_change_the_plan(profile):
-    workload = Training(batch=32)
+    workload = Training(batch=8)
     best = potluck.plan(profile, workload).best
     assert (
         potluck.plan(profile.with_medium("air", "1 Mbit/s"), workload).best.latency_s

@@ -85,8 +85,12 @@ def profile():
     return potluck.estimate("smart-home-2", "bert-small", max_layers=6, rows=(1, 8))
 
 
-def test_a_plan_from_a_file_is_judged_as_before(profile, tmp_path):
-    best = potluck.plan(profile, potluck.Training(batch=8)).best
+@pytest.fixture(scope="module")
+def best(profile):
+    return potluck.plan(profile, potluck.Training(batch=8)).best
+
+
+def test_a_plan_from_a_file_is_judged_as_before(profile, best, tmp_path):
     best.save(tmp_path / "plan.toml")
     loaded = potluck.load_plan(tmp_path / "plan.toml")
     assert (loaded, loaded.home) == (best, "smart-home-2")
@@ -107,15 +111,13 @@ def test_a_plan_from_a_file_is_judged_as_before(profile, tmp_path):
         ("smart-home-2", "bert-small", potluck.Training(batch=9), "8 in all; the batch has 9"),
     ],
 )
-def test_a_plan_for_something_else_is_refused(profile, home, model, workload, said):
-    plan = potluck.plan(profile, potluck.Training(batch=8)).best
+def test_a_plan_for_something_else_is_refused(best, home, model, workload, said):
     other = potluck.estimate(home, model, max_layers=6, rows=(1, 8))
     with pytest.raises(PlanError, match=said):
-        potluck.judge(plan, other, workload)
+        potluck.judge(best, other, workload)
 
 
-def test_a_plan_for_devices_that_are_gone_is_refused_with_near_names(profile):
-    plan = potluck.plan(profile, potluck.Training(batch=8)).best
-    (name, *_) = plan.devices
+def test_a_plan_for_devices_that_are_gone_is_refused_with_near_names(profile, best):
+    (name, *_) = best.devices
     with pytest.raises(PlanError, match=f"{name}: is not in this home"):
-        potluck.judge(plan, profile.without_device(name))
+        potluck.judge(best, profile.without_device(name))
