@@ -148,10 +148,10 @@ def estimated(net, width):
 
 
 def test_frozen_layers_between_trained_ones_are_estimated_with_half_the_backward():
-    _, whole = adapted(2, 1024)
+    _, whole = adapted(2, 2048)
     middle = copy.deepcopy(whole)
     middle[1:6].requires_grad_(False)
-    one, other = estimated(middle, 1024), estimated(whole, 1024)
+    one, other = estimated(middle, 2048), estimated(whole, 2048)
     device = one.devices[0].name
 
     def ratio(seconds):
