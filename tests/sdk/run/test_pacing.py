@@ -15,8 +15,8 @@ from potluck.sessions.agent_specs import Spec
 from potluck.testing.inside import engine_of
 from potluck.testing.memory import memory_home
 
-EPOCHS = 5  # of eight steps
-N_STEPS = 40
+EPOCHS = 10  # of eight steps
+N_STEPS = 80
 LAYER_S = {A: 0.01, C: 0.03}
 WATTS = {A: (1.0, 30.0, 1.0), C: (0.5, 3.0, 1.0)}
 
@@ -68,6 +68,7 @@ def trained(home, model, profile, deadline_s):
     return run, fitting.wait()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("part", [0.3, 0.7])
 def test_a_deadline_is_held_and_the_thrifty_device_works_as_long_as_it_may(
     home, model, profile, alone_s, part
