@@ -43,7 +43,7 @@ def lose_all(home, lab, after):
     strike_after(home, [(after, lambda name=name: lab.kill(name)) for name in (A, B, C)])
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("back", [A, C])
 @pytest.mark.parametrize("after", [60, 90, 130])
 def test_a_training_that_all_have_left_waits_and_learns_what_one_machine_learns(

@@ -231,7 +231,7 @@ def steps_over_a_switch(run, subject, plan):
         yield subject.data
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("policy", "pattern", "switch"), some(TRAINING))
 def test_ten_steps_of_adamw_are_those_of_one_machine(trio, subject, policy, pattern, switch):
     times = 2 if policy == "interleaved" else 1

@@ -134,7 +134,7 @@ def trained(home, model, data, *stages, seed=5):
     return losses, state
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", cases(0.5))
 def test_masks_are_the_same_whatever_the_plan(home, name):
     _, x, y, model = case(name, 0.5)
@@ -155,7 +155,7 @@ ALL_DROPPED = [
 ]
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ALL_DROPPED)
 def test_where_all_is_dropped_training_is_that_of_one_machine(home, name):
     """It is the only dropout that torch itself draws alike."""

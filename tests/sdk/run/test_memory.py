@@ -50,6 +50,7 @@ def check(run, unseen_bytes=0):
         assert expected - FLOOR_BYTES - unseen_bytes <= (1 + SLACK_FRAC) * used + SLACK_BYTES
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("stages", STAGES.values(), ids=STAGES)
 def test_peaks_of_training_and_inference_are_those_predicted(process_home, stages):
     x, y = torch.randn(32, 64), torch.randint(0, 10, (32,))

@@ -180,6 +180,7 @@ def test_ten_steps_of_training_equal_one_machine_to_the_bit(home, kind):
         assert torch.equal(state[name], tensor), name
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", NETWORKS)
 def test_answers_are_those_of_one_machine(home, kind):
     net, model, x, _ = made(kind)

@@ -121,6 +121,7 @@ def deep_model(rows):
     return potluck.Model.from_torch(deep(), x[:8], loss=loss, example_targets=y[:8]), (x, y)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("stages", [1, 2])
 def test_peaks_are_those_predicted_and_lower_than_of_kept_activations(process_home, stages):
     rows, micro = 4096, 512

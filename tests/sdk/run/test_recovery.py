@@ -148,7 +148,7 @@ def test_the_history_tells_what_was_lost_and_what_it_cost(home):
     check_learned(run, history)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("lost", [A, B, C])
 def test_with_a_profile_the_plan_is_the_best_for_who_is_left_within_its_limits(home, lost):
     _, model = make_model("mlp")

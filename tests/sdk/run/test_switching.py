@@ -147,6 +147,7 @@ def check_equal(run, tolerance=0.0, norm=True):
             assert (own[f"{slot}:{name}"] - tensor).abs().max().item() <= tolerance
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "names", [("ab", "abc", "ab"), ("abc", "ca", "c")], ids=["out and back", "around"]
 )

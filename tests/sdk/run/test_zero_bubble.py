@@ -163,6 +163,7 @@ def test_an_older_agent_is_named_and_gets_whole_backwards(trio, monkeypatch):
     run.close()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("schedule", ["zb-h1", "zb-compact"])
 def test_peaks_are_within_those_predicted(process_home, schedule):
     rows, micro = 2048, 256
