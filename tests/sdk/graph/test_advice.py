@@ -31,6 +31,7 @@ def test_a_norm_that_averages_over_all_batches_is_named(norm):
     assert made(net).trains  # frozen, it keeps its statistics
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "loss",
     [

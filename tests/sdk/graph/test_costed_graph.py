@@ -33,6 +33,7 @@ def test_costs_of_a_small_network_by_hand():
     assert ModelGraph.from_text(graph.to_text()) == graph
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", CASES)
 def test_every_weight_counts_once(kind):
     case = CASES[kind]

@@ -32,6 +32,7 @@ class Cast(nn.Module):
 TARGETS = {"loss": nn.functional.cross_entropy, "example_targets": torch.tensor([0, 1])}
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", ["residual", "decoder"])
 def test_no_model_is_made_under_autocast(name, dtype):

@@ -54,6 +54,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("change", "text"), CHANGES.values(), ids=CHANGES)
 def test_what_changes_in_each_call_is_refused_by_name_in_a_model_and_in_a_loss(change, text):
     with pytest.raises(ModelError, match=text):

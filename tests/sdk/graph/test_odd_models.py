@@ -193,6 +193,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.few(12)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 @pytest.mark.parametrize(("make", "example", "text"), REFUSED.values(), ids=REFUSED)
 def test_says_why_it_is_refused_and_what_to_do(make, example, text):

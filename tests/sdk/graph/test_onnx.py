@@ -98,6 +98,7 @@ def test_any_batch_through_all_layers_equals_the_whole_file(made, rows):
     assert np.allclose(chained(model, tuple(range(n + 1)), x), expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.few(2)
 def test_every_cut_between_layers(made):
     case, path = made
     model = Model.from_onnx(path)
@@ -110,6 +111,7 @@ def test_every_cut_between_layers(made):
         assert np.allclose(chained(model, (0, cut, n), x), expected, rtol=1e-4, atol=1e-5), cut
 
 
+@pytest.mark.few(2)
 def test_documents_hold_neither_weights_nor_names(made):
     _, path = made
     model = Model.from_onnx(path)
@@ -122,6 +124,7 @@ def test_documents_hold_neither_weights_nor_names(made):
     assert all(len(t.raw_data) <= 1024 for t in parts.graph.initializer)
 
 
+@pytest.mark.few(2)
 def test_a_segment_has_made_up_weights_until_they_are_written(made):
     _, path = made
     model = Model.from_onnx(path)
@@ -131,6 +134,7 @@ def test_a_segment_has_made_up_weights_until_they_are_written(made):
     assert torch.isfinite(outputs[0]).all()
 
 
+@pytest.mark.few(2)
 def test_it_does_not_train(made):
     _, path = made
     model = Model.from_onnx(path)
@@ -286,6 +290,7 @@ def test_what_answers_otherwise_than_onnxruntime_is_refused(wrong, tmp_path, mon
         Model.from_onnx(saved(tmp_path, one("HardSigmoid"))).as_torch()
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("model", "text"),
     [

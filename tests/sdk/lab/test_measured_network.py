@@ -51,7 +51,6 @@ WIRINGS = {
         {(UPLINK, ("four", "three"))},
     ),
 }
-LONG = [pytest.param(name, marks=[] if name == "wifi" else pytest.mark.long) for name in WIRINGS]
 
 
 @pytest.fixture
@@ -64,7 +63,8 @@ def model():
     return potluck.Model.from_torch(net, x[:4], loss=loss, example_targets=y[:4])
 
 
-@pytest.mark.parametrize("wiring", LONG)
+@pytest.mark.long
+@pytest.mark.parametrize("wiring", WIRINGS)
 def test_what_is_measured_is_the_truth_and_plans_by_it_hold(wiring, model, tmp_path):
     options, shared = WIRINGS[wiring]
     path = write_home(tmp_path, name=wiring, rate=RATE * SCALE, **options)

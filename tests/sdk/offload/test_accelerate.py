@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("nobody_asks")
 IN_SHORT = ("vgg", "unet", "detector", "vit")
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=[pytest.mark.long] * (n not in IN_SHORT)) for n in FAMILIES]
 )
@@ -52,6 +52,7 @@ def test_the_answer_is_the_modules_at_every_bandwidth_and_within_the_memory_of_t
         assert fast.failure is None
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["mobilenet", "detector"])
 def test_an_onnx_file_is_shared_inside_its_operators(home, name, monkeypatch):
     monkeypatch.setattr(fast_module, "LATE_S", PATIENCE_S)

@@ -301,6 +301,7 @@ def ratio_to_the_best_of_all(n_sides, seed):
     return splitter.share(rate).latency_s / best
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("n_sides", [2, 3])
 def test_close_to_the_best_of_all_divisions_on_most_problems_and_never_far_from_it(n_sides):
     n_problems = 24 if n_sides == 2 else 12

@@ -46,7 +46,7 @@ def best_of(problem, name, most=borrowed.N_FIRST):
     return min((simulator.run(plan).latency_s for plan in plans[:most]), default=inf)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("home", HOMES)
 def test_when_our_own_search_has_no_time_left_every_other_planner_is_asked(home):
     problem = many(*home)

@@ -134,7 +134,7 @@ def test_for_a_chain_the_longest_way_is_the_chain(seed):
             assert plan.latency_s == pytest.approx(same.latency_s)
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "workload",
     [
@@ -163,7 +163,7 @@ WORKLOADS = [
 ]
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("seed", [*range(4), *later(range(4, 12))])
 def test_is_near_the_best_of_all_placings_and_none_is_below_the_bound(seed):
     problem = random_branches(seed, WORKLOADS[seed % 4], devices=2)
@@ -178,7 +178,7 @@ def test_is_near_the_best_of_all_placings_and_none_is_below_the_bound(seed):
     assert lower_bound_s(problem, table, float("inf")) <= optimum_s * (1 + 1e-9)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("seed", [*range(20, 24), *later(range(24, 30))])
 def test_no_rival_is_faster_on_branches(seed):
     problem = random_branches(seed, WORKLOADS[seed % 4])
