@@ -45,7 +45,7 @@ def loaded(graph: Graph, state: dict[str, torch.Tensor], seed: int | None = None
     return segment
 
 
-@pytest.mark.few(1)
+@pytest.mark.few(2)
 def test_five_adamw_steps_are_bit_equal_to_eager(made):
     case, net, model = made
     eager = copy.deepcopy(net).train()
