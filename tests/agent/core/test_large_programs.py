@@ -43,10 +43,6 @@ def loaded(rows, **changes):
     return talk
 
 
-def fan_out(**options):
-    return [recv("x"), *[send("x", name=f"{i}", **options) for i in range(N_SENDS)]]
-
-
 def calls_of(work):
     """How many Python calls this takes: what it costs, without a clock."""
     n_calls = 0

@@ -69,14 +69,6 @@ class InPlaceOnInput(nn.Module):
         return x.mul_(2)
 
 
-class Alias(nn.Module):
-    def forward(self, x):
-        y = x + 1
-        flat = y.view(-1)
-        y.mul_(2)
-        return flat.view(-1, 3)
-
-
 class Items(nn.Module):
     def forward(self, x):
         return x * x.max().item()

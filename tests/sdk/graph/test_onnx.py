@@ -81,11 +81,6 @@ def passed_on(segments: Iterable[OnnxSegment], x: torch.Tensor) -> torch.Tensor:
     return outputs[0]
 
 
-def chained_all(model: Model, x: torch.Tensor) -> torch.Tensor:
-    """Through one segment for each layer, passing on every value that is alive."""
-    return chained(model, tuple(range(len(model.layers()) + 1)), x)
-
-
 @pytest.mark.few(2)
 @pytest.mark.parametrize("rows", [1, 3, 7])
 def test_any_batch_through_all_layers_equals_the_whole_file(made, rows):

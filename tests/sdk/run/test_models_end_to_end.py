@@ -133,18 +133,6 @@ def test_an_encoder_with_dropout_trains_alike_however_it_is_split(home):
     assert losses[1] == pytest.approx(losses[0], abs=1e-5)
 
 
-def shares_of_first_stage(net, n_first, shares):
-    """What batch-norm does where the first layers are shared: each share is normalised by
-    itself.
-    """
-
-    def forward(x):
-        first = torch.cat([net[:n_first](part) for part in x.split(shares)])
-        return net[n_first:](first)
-
-    return forward
-
-
 def test_a_cnn_with_batch_norm_and_dropout_trains_replicated_and_pipelined(home):
     """Pipelined: equal to one machine. Replicated: batch-norm normalises each share by itself, and
     the running statistics are averaged by rows. Dropout does not depend on the split."""
