@@ -28,10 +28,10 @@ def best_s(problem):
 @pytest.fixture(scope="module")
 def of_library():
     """A problem of the library, and the latency of its best plan."""
-    profile = potluck.estimate("family", "efficientnet-b1", max_layers=8).with_device(
+    profile = potluck.estimate("family", "efficientnet-b1", max_layers=6).with_device(
         "rtx-4060-laptop"
     )
-    problem = profile.problem(Training(batch=32), QoE())
+    problem = profile.problem(Training(batch=16), QoE())
     return problem, best_s(problem)
 
 
@@ -77,7 +77,7 @@ def test_of_alike_devices_that_are_left_out_the_same_is_said(seed, limits):
 
 def test_a_second_device_of_a_kind_that_the_home_has_is_judged_as_the_first():
     profile = (
-        potluck.estimate("family", "efficientnet-b1", max_layers=40)
+        potluck.estimate("family", "efficientnet-b1", max_layers=12)
         .with_device("jetson-orin-nano")
         .with_medium("air", 6.25e6)
     )
