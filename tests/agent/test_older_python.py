@@ -63,7 +63,7 @@ def test_an_agent_and_its_worker_serve_a_notebook(python310, tmp_path, monkeypat
     monkeypatch.setattr(agents.sys, "executable", python310)
     ada = Keys()
     with (
-        agent(tmp_path, "--trust", f"{ada.public}:ada") as running,
+        agent(tmp_path, "--trust", f"{ada.public}:ada", backends="") as running,
         RawPeer(running.port, running.key, ada) as peer,
     ):
         assert isinstance(peer.ask(Hello(major=1)), Welcome)

@@ -227,7 +227,7 @@ def test_an_agent_states_what_it_has_found(tmp_path, monkeypatch):
     ada = Keys()
     trust = ("--trust", f"{ada.public}:ada")
     with (
-        agent(tmp_path, *trust, tries=True) as jetson,
+        agent(tmp_path, *trust, tries=True, backends="") as jetson,
         RawPeer(jetson.port, jetson.key, ada) as peer,
     ):
         peer.say(Hello(major=1, name="ada"))
