@@ -164,6 +164,7 @@ def test_the_notebook_ends_the_coordinator_is_killed_and_nothing_is_lost(state):
     assert told["pid"] == process.pid
 
 
+@pytest.mark.long
 def test_a_coordinator_on_another_computer_has_keys_of_its_own_and_goes_on(state, rings, tmp_path):
     (my_key, _), (its_key, _) = (ring.identity() for ring in rings)
     others = rings[1]

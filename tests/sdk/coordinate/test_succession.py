@@ -325,7 +325,7 @@ def go_far(n_walks, n_steps, seed):
 
 
 def test_far_ones_too_and_with_a_majority_somebody_always_acts_again():
-    go_far(100, 300, 0)
+    go_far(60, 300, 0)
 
 
 @pytest.mark.long

@@ -28,10 +28,10 @@ def best_s(problem):
 @pytest.fixture(scope="module")
 def of_library():
     """A problem of the library, and the latency of its best plan."""
-    profile = potluck.estimate("family", "efficientnet-b1", max_layers=6).with_device(
+    profile = potluck.estimate("family", "efficientnet-b1", max_layers=12).with_device(
         "rtx-4060-laptop"
     )
-    problem = profile.problem(Training(batch=16), QoE())
+    problem = profile.problem(Training(batch=32), QoE())
     return problem, best_s(problem)
 
 
@@ -46,6 +46,7 @@ def test_no_plan_of_fewer_of_the_devices_is_better(kind, seed):
             assert all_s <= best_s(only(problem, some)) * 1.001, some
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "some", [("laptop-1", "rtx-4060-laptop"), ("laptop-1", "laptop-2"), ("laptop-1",)]
 )
@@ -75,9 +76,10 @@ def test_of_alike_devices_that_are_left_out_the_same_is_said(seed, limits):
             assert "no plan" not in reason
 
 
+@pytest.mark.long
 def test_a_second_device_of_a_kind_that_the_home_has_is_judged_as_the_first():
     profile = (
-        potluck.estimate("family", "efficientnet-b1", max_layers=12)
+        potluck.estimate("family", "efficientnet-b1")
         .with_device("jetson-orin-nano")
         .with_medium("air", 6.25e6)
     )

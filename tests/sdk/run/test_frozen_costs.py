@@ -147,6 +147,7 @@ def estimated(net, width):
     return potluck.estimate("smart-home-2", model).problem(potluck.Training(batch=128))
 
 
+@pytest.mark.long
 def test_frozen_layers_between_trained_ones_are_estimated_with_half_the_backward():
     _, whole = adapted(2, 2048)
     middle = copy.deepcopy(whole)

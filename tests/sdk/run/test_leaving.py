@@ -277,6 +277,7 @@ def test_with_a_profile_the_best_plan_without_it_is_taken(home):
     check_learned(run, joined(first, second))
 
 
+@pytest.mark.long
 @pytest.mark.slow  # two processes with torch
 def test_a_real_agent_that_is_told_to_end_is_left_first():
     with potluck.Home.local(2) as home:

@@ -84,6 +84,7 @@ def test_a_deadline_is_held_and_the_thrifty_device_works_as_long_as_it_may(
     run.close()
 
 
+@pytest.mark.long
 def test_with_time_to_spare_the_thrifty_device_does_it_all(home, model, profile, alone_s):
     run, history = trained(home, model, profile, 1.3 * alone_s[C])
     assert [each.plan.devices for each in history.decisions] == [(C,)]
