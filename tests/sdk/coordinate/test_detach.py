@@ -23,8 +23,7 @@ from potluck.sessions.local_agents import LocalAgents
 
 torch = pytest.importorskip("torch")
 A, B = "local-1", "local-2"
-EPOCHS, FEWER = 24, 10
-ROWS, BATCH = 64, 8
+EPOCHS, ROWS, BATCH = 24, 64, 8
 
 NOTEBOOK = """
     import os, sys, time, torch, potluck
@@ -175,7 +174,7 @@ def test_a_coordinator_on_another_computer_has_keys_of_its_own_and_goes_on(state
         address = re.search(r"127\.0\.0\.1:\d+", told)[0]
         assert its_key in told
         home, run, loader = begun(state)
-        fitting = run.fit(loader, epochs=FEWER)
+        fitting = run.fit(loader, epochs=EPOCHS)
         while run.step < 5:
             time.sleep(0.01)
         detached = run.detach(to=address, key=its_key).wait()
@@ -186,7 +185,7 @@ def test_a_coordinator_on_another_computer_has_keys_of_its_own_and_goes_on(state
         again = potluck.Home.attach(at=address, key=its_key, state=state)
         assert again.job == detached.job
         again.wait(180.0)
-        losses, weights = alone(FEWER)
+        losses, weights = alone()
         assert again.step == len(losses)
         net = make_net()
         again.load_into(net)

@@ -4,8 +4,8 @@ left behind.
 
 Where it happens is chosen by `Strike`. Each time, an agent is killed while a plan is deployed, and
 a worker and an agent in training with its switch and while requests are answered; over plain links,
-as `tests/sdk/lab` kills devices in namespaces. In `make test-long` any two of links, moment, device,
-victim and event meet in one case: all 644 of them would take two hours on two cores.
+as `tests/sdk/lab` kills devices in namespaces. In `make test-long` any two of links, moment,
+device, victim and event meet in one case: all 644 of them would take two hours on two cores.
 """
 
 import os
