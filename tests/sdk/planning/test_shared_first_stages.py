@@ -12,7 +12,7 @@ from tests.sdk.planning.test_home_data import with_home
 from potluck.bench.optimality import best_s
 from potluck.planning import make_plans
 from potluck.planning.search.subset_dp import SubsetSearch
-from potluck.records import Inference, Medium, Network, Path
+from potluck.records import Inference, LayerCost, Medium, Network, Path
 from potluck.simulate.cost import CostTable
 from potluck.simulate.direct import Direct
 
@@ -46,3 +46,26 @@ def test_rows_from_two_devices_arrive_at_once_over_links_of_their_own(seed):
     assert make_plans(problem).best.latency_s <= 1.01 * best_s(
         problem, Direct(problem), every_plan(problem)
     )
+
+
+def test_a_slow_device_takes_a_row_where_its_link_is_what_rows_wait_for():
+    """Four rows of a stream take 0.28 s from the first device to the last; one of them on the
+    second, which is twelve times slower, 0.21 s."""
+    home = random_home(0, Inference(batch=4, streaming=True), devices=3, layers=3)
+    seconds = {"a": (0.016, 0.08), "b": (0.19, 0.001), "c": (0.5, 0.001)}
+    rates = {"ab": 5e4, "ac": 1.44e5, "ba": 5e4, "bc": 5.4e4, "ca": 5e4, "cb": 5e4}
+    problem = replace(
+        home,
+        devices=tuple(replace(home.devices[0], name=name) for name in seconds),
+        network=Network(
+            media=tuple(Medium(name=n, capacity_bytes_per_s=r) for n, r in rates.items()),
+            paths={(n[0], n[1]): Path(media=((n, 1),), latency_s=0.0) for n in rates},
+        ),
+        layers=tuple(replace(layer, output_bytes=10_000) for layer in home.layers[:2]),
+        costs={
+            name: tuple(LayerCost(rows=(1,), forward_s=(s,)) for s in each)
+            for name, each in seconds.items()
+        },
+    )
+    best_s_of_all = best_s(problem, Direct(problem), every_plan(problem))
+    assert make_plans(problem).best.latency_s <= best_s_of_all * 1.001
