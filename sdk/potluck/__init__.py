@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from potluck.planning.api import judge, load_plan, plan
     from potluck.profile.estimate import estimate
     from potluck.records import Device, Inference, Plan, QoE, Training
+    from potluck.run.array_files import ArrayFiles
     from potluck.run.optimizers import SGD, Adafactor, Adagrad, Adam, AdamW, Lion, RMSprop
     from potluck.serve.decide.records import Frequency, Latency
     from potluck.sessions.agent_specs import Spec
@@ -48,6 +49,7 @@ _WHERE = {
     "Device": "potluck.records",
     "Spec": "potluck.sessions.agent_specs",
     "Handle": "potluck.handle",
+    "ArrayFiles": "potluck.run.array_files",
     "AdamW": "potluck.run.optimizers",
     "SGD": "potluck.run.optimizers",
     "Adam": "potluck.run.optimizers",
@@ -78,6 +80,7 @@ __all__ = [
     "Device",
     "Spec",
     "Handle",
+    "ArrayFiles",
     "AdamW",
     "SGD",
     "Adam",

@@ -32,6 +32,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the public key of a notebook that may hand over and attach (`home.key`); repeatable",
     )
     parser.add_argument(
+        "--data",
+        metavar="FOLDER",
+        help="read files of arrays in this folder, and in no other, for who hands over a training "
+        "on them (potluck.ArrayFiles; default: none)",
+    )
+    parser.add_argument(
         "--join",
         metavar="ADDRESS",
         help="keep a copy of all that this coordinator trains, and go on with it where that ends",
@@ -61,6 +67,9 @@ def main(args: argparse.Namespace) -> int:
     odd = [key for key in args.trust if not is_key(key)]
     if odd:
         raise UserError(f"--trust {odd[0]!r} is not a key: 40 characters of Z85 are expected.")
+    reads = Path(args.data).absolute() if args.data else None
+    if reads is not None and not reads.is_dir():
+        raise UserError(f"--data {args.data!r} is no folder.")
     state = Path(args.state) if args.state else Keyring().directory
     public, secret = Keyring(state).identity()
     folder = folder_of(state)
@@ -73,7 +82,7 @@ def main(args: argparse.Namespace) -> int:
 
     joined = elsewhere(args.join, args.key or "", keys) if args.join else None
     known = frozenset({public, *args.trust})
-    coordinator = Coordinator(folder, lambda: Home.discover(state=state), reach)
+    coordinator = Coordinator(folder, lambda: Home.discover(state=state), reach, reads=reads)
     coordinator.trusted = known
     server = Server(coordinator, keys, known, host=args.address, port=args.port)
     ending = threading.Event()

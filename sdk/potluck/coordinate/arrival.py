@@ -9,7 +9,7 @@ from typing import Any
 import psutil
 
 from potluck import units
-from potluck.coordinate.job import MODEL, MOST_BYTES, ORDER, START, is_file_of_job, missing
+from potluck.coordinate.job import MODEL, MOST_BYTES, ORDER, START, WHOLE, is_file_of_job, missing
 from potluck.errors import FileError, UserError
 
 MAX_FILES = 10_000
@@ -106,7 +106,8 @@ def _check_room(folder: Path, sizes: Mapping[str, int]) -> None:
             next_step="Make room there, or hand it to another.",
         )
     # what is looked through takes as much again as the order of the batches has
-    whole = sizes[MODEL] + sizes[START] + 2 * sizes[ORDER]
+    order = sizes.get(ORDER, 0) + sizes.get(WHOLE, 0)
+    whole = sizes[MODEL] + sizes[START] + 2 * order
     free = psutil.virtual_memory().available
     if whole > free:
         raise UserError(

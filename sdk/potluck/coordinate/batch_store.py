@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import psutil
 
@@ -185,6 +185,9 @@ class BatchStore:
         n_each = (self._ends - starts).double()  # no integer holds what is said of some
         self._check_room(n_each * nbytes[shard_of_place[self._rows[starts]]])
 
+    def check_same(self) -> None:
+        """They are the job's own files, which nobody else writes to: `check` has seen them."""
+
     def _check_room(self, nbytes: "torch.Tensor") -> None:
         """Of each batch, in memory."""
         largest, free = int(nbytes.argmax()), psutil.virtual_memory().available
@@ -264,6 +267,16 @@ class BatchStore:
             raise _unread(path, error) from error
 
 
+class Numbered(Protocol):
+    """Batches of which each can be had by its number."""
+
+    def __len__(self) -> int:
+        """How many there are."""
+
+    def batch(self, number: int) -> "tuple[torch.Tensor, ...]":
+        """One of them."""
+
+
 class Batches:
     """Batches of a store from one of them on; may be gone through again.
 
@@ -275,7 +288,7 @@ class Batches:
         The number of the first.
     """
 
-    def __init__(self, store: BatchStore, first: int) -> None:
+    def __init__(self, store: Numbered, first: int) -> None:
         self._store, self._first = store, first
 
     def __len__(self) -> int:

@@ -42,6 +42,8 @@ class Coordinator:
         Gives the way to ask another coordinator, where jobs are shared with some.
     pace
         How what is shared is looked after.
+    reads
+        The folder whose files of arrays it may read for who hands over; None: there is none.
     """
 
     def __init__(
@@ -50,7 +52,9 @@ class Coordinator:
         open_home: "Callable[[], Home]",
         reach: Callable[[Seat], Ask] | None = None,
         pace: Pace = THREADS,
+        reads: Path | None = None,
     ) -> None:
+        self.reads = reads
         self.folder, self._homes, self._reach = folder, OpenHome(open_home), reach
         self.seat: Seat | None = None  # where it listens, for other coordinators
         self.trusted: frozenset[str] = frozenset()  # keys of notebooks
@@ -159,7 +163,7 @@ class Coordinator:
         FileError
             Its files do not hold, or its state is not of its model.
         """
-        check_files(self.folder / job)
+        check_files(self.folder / job, self.reads)
         begin_journal(self.folder / job)
 
     def start(self, job: str) -> None:
@@ -228,7 +232,9 @@ class Coordinator:
             if why:
                 self._ended[job] = why
 
-        training = Training(self.folder / job, journal, self._homes, lambda: self._shared, ended)
+        training = Training(
+            self.folder / job, journal, self._homes, lambda: self._shared, ended, reads=self.reads
+        )
         self._training = training
         training.start()
 

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from potluck.coordinate.answers import jobs
 from potluck.coordinate.detached import DetachedRun
-from potluck.coordinate.job import pack
 from potluck.coordinate.local import find, find_or_start, folder_of
+from potluck.coordinate.pack import pack
 from potluck.coordinate.place import Place
 from potluck.coordinate.state_size import most_state_bytes, remember, remembered
 from potluck.coordinate.whoever_acts import WhoeverActs, find_any, kept_seats
 from potluck.discover.addresses import parse_address
 from potluck.errors import HomeError, UserError
+from potluck.run.array_files import Left
 from potluck.sessions.connections import Keys
 from potluck_wire.limits import is_key
 
@@ -70,7 +71,8 @@ def hand_over(
     with TemporaryDirectory(prefix="potluck-") as folder:
         task.update(0.0, "writing the job")
         pack(Path(folder), run, rest, adapt=adapt)
-        place.hand_over(name, Path(folder), task)
+        reads = str(rest.folder.resolve()) if isinstance(rest, Left) and not to else ""
+        place.hand_over(name, Path(folder), task, reads=reads)
         most = most_state_bytes(Path(folder))
     remember(state, name, most)
     run.close()

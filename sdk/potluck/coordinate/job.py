@@ -1,30 +1,27 @@
-"""What is handed over: a folder with all that a training needs, and none of the user's code."""
+"""A job: a folder with all that a training needs, and none of the user's code."""
 
 import hashlib
-import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from potluck.adapt.replay import POLICIES
-from potluck.coordinate.batch_store import write_batches
 from potluck.documents import holds, read_json_file
-from potluck.errors import FileError, UserError
-from potluck.graph.model_file import state_names, with_tallies
+from potluck.errors import FileError
 from potluck.profile import profile_file
 
 if TYPE_CHECKING:
-    import torch
-
     from potluck.profile.profiles import Profile
-    from potluck.run.run import Run
 
 FORMAT = "potluck-job-1"
 MODEL, START, PROFILE, JOB = "model.safetensors", "start.safetensors", "profile.json", "job.json"
 BATCHES = "batches"
 ORDER = f"{BATCHES}/order.safetensors"
+# of batches that are made of files of arrays: which files, and what a loss has made of each batch
+FILES, WHOLE = f"{BATCHES}/files.json", f"{BATCHES}/whole.safetensors"
+READS = "reads.json"  # of its coordinator's owner alone: the folder of those files
 MAX_BATCHES = 10**8
 MAX_PATIENCE_S = 366 * 86_400.0
 JOURNAL = "journal"
@@ -36,10 +33,11 @@ NAME = re.compile(r"[a-z0-9][a-z0-9.-]{0,79}")
 # What is read whole, as Python's own lists and numbers: these take some 60 bytes each
 MAX_JOB_BYTES, MAX_JOB_VALUES = 4 << 20, 200_000  # a name of a weight takes some 100
 MAX_PROFILE_BYTES, MAX_PROFILE_VALUES = 16 << 20, 2_000_000
-MOST_BYTES = {JOB: MAX_JOB_BYTES, PROFILE: MAX_PROFILE_BYTES}
+MAX_FILES_BYTES, MAX_FILES_VALUES = 1 << 20, 10_000
+MOST_BYTES = {JOB: MAX_JOB_BYTES, PROFILE: MAX_PROFILE_BYTES, FILES: MAX_FILES_BYTES}
 _FILE = re.compile(
     rf"{re.escape(MODEL)}|{re.escape(START)}|{re.escape(PROFILE)}|{re.escape(JOB)}"
-    rf"|{BATCHES}/(order|rows-\d{{5,7}})\.safetensors"
+    rf"|{BATCHES}/(order|whole|rows-\d{{5,7}})\.safetensors|{re.escape(FILES)}"
 )
 
 
@@ -78,56 +76,6 @@ class Job:
         )
         if not is_sound:
             raise ValueError("a field has the wrong type or size")
-
-
-def pack(
-    folder: Path, run: "Run", batches: "Iterable[Sequence[torch.Tensor]]", *, adapt: bool | None
-) -> None:
-    """Write the files of a job.
-
-    Parameters
-    ----------
-    folder
-        Empty.
-    run
-        Whose training it goes on with, from its state now.
-    batches
-        Inputs, then targets; each [rows, ...].
-    adapt
-        As for `run.fit`.
-
-    Raises
-    ------
-    FileError
-        Something cannot be written.
-    UserError
-        There is no batch.
-    """
-    parts = run.parts
-    model = parts.model
-    model.save(folder / MODEL)
-    (folder / BATCHES).mkdir()
-    fed = (with_tallies(model, batch, parts.constants) for batch in batches)
-    n_whole = len(model.inputs(True)) - len(model.laid_out(True).line.traced.given)
-    n_batches = write_batches(folder / BATCHES, fed, n_whole=n_whole)
-    if not n_batches:
-        raise UserError("there is nothing left to train on: the data has no batch.")
-    job = Job(
-        model=model.name,
-        n_batches=n_batches,
-        state_names=tuple(state_names(model)),
-        protect=parts.protect,
-        patience_s=min(parts.patience_s, MAX_PATIENCE_S),
-        recovery=parts.recovery,
-        adapt=adapt,
-    )
-    try:
-        if parts.profile is not None:
-            (folder / PROFILE).write_text(profile_file.dumps(parts.profile))
-        (folder / JOB).write_text(json.dumps({"format": FORMAT, **asdict(job)}))
-    except OSError as error:
-        raise FileError(f"cannot write {folder}: {error.strerror}.", path=str(folder)) from error
-    run.save(folder / START)
 
 
 def read_job(folder: Path) -> Job:
@@ -239,4 +187,5 @@ def missing(files: Mapping[str, Any]) -> list[str]:
     files
         Its own, by name.
     """
-    return [name for name in (MODEL, START, JOB, ORDER) if name not in files]
+    order = FILES if FILES in files else ORDER
+    return [name for name in (MODEL, START, JOB, order) if name not in files]

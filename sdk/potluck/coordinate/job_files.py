@@ -4,7 +4,7 @@ import os
 import shutil
 from pathlib import Path
 
-from potluck.coordinate.batch_store import BatchStore
+from potluck.coordinate.file_batches import batches_of
 from potluck.coordinate.job import (
     BATCHES,
     COMING,
@@ -96,13 +96,15 @@ def progress_in(folder: Path, job: str) -> Progress:
     return progress
 
 
-def check_files(folder: Path) -> None:
+def check_files(folder: Path, reads: Path | None = None) -> None:
     """See that the files of a job hold.
 
     Parameters
     ----------
     folder
         Of the job.
+    reads
+        The folder whose files of arrays its coordinator may read; None: there is none.
 
     Raises
     ------
@@ -116,7 +118,7 @@ def check_files(folder: Path) -> None:
         raise FileError(
             f"{folder / START} is the state of another model.", path=str(folder / START)
         )
-    store = BatchStore(folder / BATCHES)
+    store = batches_of(folder, reads)
     store.check()
     n_batches = len(store)
     if n_batches != wanted.n_batches:
@@ -139,7 +141,7 @@ def begin_journal(folder: Path) -> None:
     FileError
         It cannot be written.
     """
-    step, n_batches = step_of(folder / START), len(BatchStore(folder / BATCHES))
+    step, n_batches = step_of(folder / START), read_job(folder).n_batches
     try:
         make_latest(folder)
     except OSError as error:

@@ -80,10 +80,12 @@ class Joining:
             raise HomeError(f"the coordinator's answer is none: {error}.") from error
         if not is_job_name(job) or group.seat(seat.key) is None:
             raise HomeError("the coordinator's answer is none.")
-        if not (coordinator.folder / job).exists():
+        folder = coordinator.folder / job
+        if not folder.exists():
             coordinator.folder.mkdir(parents=True, exist_ok=True)
             fetch(coordinator.folder, job, self._ask)
-            check_files(coordinator.folder / job)
-            (coordinator.folder / job / JOURNAL).touch()
+        if not (folder / JOURNAL).exists():  # who cannot train it does not stand in line for it
+            check_files(folder, coordinator.reads)
+            (folder / JOURNAL).touch()
         coordinator.follow(job, group=group)
         return True

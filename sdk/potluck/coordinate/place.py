@@ -103,7 +103,7 @@ class Place:
             is_silent=True,
         )
 
-    def hand_over(self, job: str, folder: Path, task: Task) -> None:
+    def hand_over(self, job: str, folder: Path, task: Task, *, reads: str = "") -> None:
         """Send the files of a job, and have it admitted.
 
         Parameters
@@ -114,6 +114,8 @@ class Place:
             That `pack` filled.
         task
             Shows the progress.
+        reads
+            The folder of its files of arrays there: said by who has the coordinator's own keys.
 
         Raises
         ------
@@ -121,7 +123,7 @@ class Place:
             It is refused; says why.
         """
         files = files_of(folder)
-        self.ask("begin", job=job, files=files)
+        self.ask("begin", job=job, files=files, reads=reads)
         total, sent = sum(nbytes for nbytes, _ in files.values()), 0
         for name in files:
             with (folder / name).open("rb") as file:

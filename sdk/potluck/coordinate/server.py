@@ -17,6 +17,7 @@ from potluck.coordinate.answers import MAX_JOBS, MAX_LOSSES
 from potluck.coordinate.arrival import Arrival
 from potluck.coordinate.coordinator import Coordinator
 from potluck.coordinate.entrance import Entrance
+from potluck.coordinate.file_batches import let_read
 from potluck.coordinate.group import is_anywhere, read_seats
 from potluck.coordinate.job import (
     COMING,
@@ -75,7 +76,7 @@ class Server:
         port: int = 0,
     ) -> None:
         self._coordinator = coordinator
-        self._known = known
+        self._known, self._own = known, keys.public
         self._entrance = Entrance(keys, self._knows, host, port)
         self.port = self._entrance.port
         self._arrivals: dict[str, Arrival] = {}
@@ -201,7 +202,10 @@ class Server:
             self._give_up(next(iter(self._arrivals)))
         self._coordinator.folder.mkdir(parents=True, exist_ok=True)
         folder = self._coordinator.folder / f"{job}{COMING}"
-        self._arrivals[job] = Arrival(folder, request.get("files"))
+        arrival, reads = Arrival(folder, request.get("files")), request.get("reads")
+        if type(reads) is str and reads and request["key"] == self._own:
+            let_read(arrival.folder, reads)
+        self._arrivals[job] = arrival
         return {}, b""
 
     def _give_up(self, job: str) -> None:

@@ -13,9 +13,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from potluck.coordinate.batch_store import BatchStore
+from potluck.coordinate.file_batches import batches_of
 from potluck.coordinate.group import lease_of
-from potluck.coordinate.job import BATCHES, MODEL, SAVED, read_job, read_profile
+from potluck.coordinate.job import MODEL, SAVED, read_job, read_profile
 from potluck.coordinate.journal import ENDED, FAILED, STOPPED, TRAINING, Journal
 from potluck.coordinate.open_home import OpenHome
 from potluck.coordinate.shared_job import SharedJob
@@ -53,6 +53,8 @@ class Training:
         The job as others have it, too; None: nobody does.
     ended
         Called at the end, with why it has failed where no disk had room for that; else empty.
+    reads
+        As for `Coordinator`.
     """
 
     def __init__(
@@ -62,7 +64,10 @@ class Training:
         homes: OpenHome,
         shared: Callable[[], SharedJob | None],
         ended: Callable[[str], None],
+        *,
+        reads: Path | None = None,
     ) -> None:
+        self._reads = reads
         self._folder, self.job, self.journal = folder, folder.name, journal
         self._homes, self._shared, self._ended = homes, shared, ended
         self.plan, self.is_over = "", False
@@ -136,6 +141,8 @@ class Training:
         model, saved = load_model(folder / MODEL), folder / journal.progress.saved[0]
         checkpoint = load_checkpoint(saved)
         known = read_profile(folder)
+        store = batches_of(folder, self._reads)
+        store.check_same()
         with self._homes.use() as home:
             home = self._with_all(home, checkpoint.plan.devices, wanted.patience_s)
             home.devices.act_under(lease_of(folder), journal.progress.term)
@@ -151,7 +158,6 @@ class Training:
             if run.step < journal.progress.step:
                 journal.add(back=run.step)
             journal.add(state=TRAINING, why="", durable=True)
-            store = BatchStore(folder / BATCHES)
             rest = store.since(run.step - journal.progress.first_step)
             if len(rest):
                 fitting = run.fit(

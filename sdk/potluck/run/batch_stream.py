@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from potluck.errors import UserError
 from potluck.graph.arguments import Arguments
 from potluck.records import Segment
+from potluck.run.array_files import ArrayFiles
 from potluck.run.batches import batches, is_whole
 
 if TYPE_CHECKING:
@@ -139,6 +140,18 @@ class BatchStream:
             if (batch := self.next()) is not None:
                 yield batch
                 self.done()
+
+    def left(self) -> "Iterable[Batch]":
+        """The same; of files of arrays it is said which ones these are, and none is made."""
+        data, at = self._data, self.position
+        if not isinstance(data, ArrayFiles) or self._accumulate > 1:
+            return self.rest()
+        if at.loader is not None:
+            first = at.loader["n_batches"]
+        else:  # nothing is done yet
+            first = data.given - 1 if self._open is not None else data.begins
+        n_batches = (self._epochs - at.epoch) * len(data) - at.n_batches
+        return data.left_from(first, n_batches, self._arguments)
 
     def _begun(self) -> "Iterator[Batch]":
         """The batches of an epoch; of one that was under way, those that are left."""

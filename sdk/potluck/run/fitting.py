@@ -84,7 +84,7 @@ class Fitting:
 
     def rest(self) -> "Iterable[tuple[torch.Tensor, ...]]":
         """The batches that it has not trained on; it has ended, or will never begin."""
-        return self._stream.rest()
+        return self._stream.left()
 
     def train(self, task: Task, *, traced: Traced, go_over: GoOver, go_back: GoOver) -> History:
         """Train on all batches.

@@ -21,6 +21,7 @@ from potluck.profile.from_runs import learned
 from potluck.records import Plan, Problem, Trace
 from potluck.run import batches, checkpoint, tensors
 from potluck.run.adapting import Adapting
+from potluck.run.array_files import ArrayFiles
 from potluck.run.batch_stream import BatchStream, check_accumulate, check_iterable
 from potluck.run.comparison import Comparison, compare
 from potluck.run.compiled_plan import INFER, evaluation_plan, train_name
@@ -612,8 +613,10 @@ class Run(Watched):
         """Hand the training over to a coordinator, so that the notebook may be closed:
         `Home.attach()` picks it up again.
 
-        Model, plan, state and batches go there as files, and none of your code. This run ends, and
-        where the coordinator is that of this computer, so does this home: it has the same keys.
+        Model, plan, state and batches go there as files, and none of your code; of
+        `potluck.ArrayFiles` only names, order and seed: the coordinator reads its own copy. This
+        run ends, and where the coordinator is that of this computer, so does this home: it has the
+        same keys.
 
         Parameters
         ----------
@@ -647,6 +650,8 @@ class Run(Watched):
             )
         if data is None:
             left = self.rest()
+        elif isinstance(data, ArrayFiles):
+            left = [data.left(epochs, self._engine.model.arguments)]
         else:
             arguments = self._engine.model.arguments
             left = [BatchStream(data, self.plan.batch, arguments, epochs).rest()]
@@ -654,7 +659,8 @@ class Run(Watched):
             raise UserError(
                 "no fit is under way.", next_step="Say what to train on: run.detach(data, epochs)."
             )
-        return self.hand_over(self, chain.from_iterable(left), to=to, key=key, adapt=adapt)
+        rest = left[0] if len(left) == 1 else chain.from_iterable(left)
+        return self.hand_over(self, rest, to=to, key=key, adapt=adapt)
 
     # --- state ------------------------------------------------------------------------------------
 

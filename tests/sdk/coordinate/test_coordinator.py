@@ -12,8 +12,9 @@ from tests.sdk.run.conftest import make_data, make_model, make_plan
 
 import potluck
 from potluck.coordinate.coordinator import Coordinator
-from potluck.coordinate.job import BATCHES, COMING, JOB, JOURNAL, MODEL, SAVED, START, pack
+from potluck.coordinate.job import BATCHES, COMING, JOB, JOURNAL, MODEL, SAVED, START
 from potluck.coordinate.journal import ENDED, FAILED, FORMAT, STOPPED, Journal, progress_of
+from potluck.coordinate.pack import pack
 from potluck.errors import FileError, HomeError, UserError
 from potluck.run import checkpoint
 from potluck.testing.memory import memory_home

@@ -61,10 +61,15 @@ class Watched(Coordinators):
         self._strikes.append((self.n_messages + after, act))
 
     def struck(self, after, *acts):
-        """The same; comes back once it was done, or all is over before."""
+        """The same; comes back once it was done. Where all is over before, it is not done: nobody
+        would bring back who is killed while the end is looked at.
+        """
         done = []
         self.strike(after, lambda: done.append([act() for act in acts]))
         until(lambda: done or self.is_over())
+        if self._due(float("inf")):
+            return
+        until(lambda: done)
 
     def _look(self, number):
         if len(self.acting()) > 1:

@@ -100,6 +100,12 @@ class BatchReductions:
         """What they are computed with beside inputs and targets: the user's own, by name."""
         return self._part.constants
 
+    @property
+    def reads(self) -> tuple[bool, ...]:
+        """Of each input and target whether they are computed of its values."""
+        places = [node for node in self._part.graph.nodes if node.op == "placeholder"]
+        return tuple(bool(node.users) for node in places[len(self._part.constants) :])
+
     def __call__(
         self,
         tensors: Sequence[torch.Tensor],
