@@ -477,6 +477,28 @@ ROWS: dict[str, Row] = {
         ),
         "who was told to trust a key lets it join, and have a copy of all that is trained",
     ),
+    "S19": Row(
+        "who hands a training over names files of arrays for its coordinator to read, or one of "
+        "these files is none",
+        "nothing is read but plain files in the folder that the coordinator's owner gave it, whatever "
+        "links there are; objects are never unpickled, sizes are checked before memory is taken, and "
+        "each refusal names file and folder",
+        tests_of(
+            "sdk/run/test_array_files:test_nothing_outside_of_the_folder_is_read "
+            "test_what_is_no_array_of_numbers_is_refused "
+            "test_what_was_pickled_is_not_run "
+            "test_more_than_fits_in_memory_is_not_unpacked "
+            "test_a_spoiled_file_is_refused_or_has_rows_that_can_be_read",
+            "sdk/coordinate/test_file_batches:"
+            "test_a_coordinator_that_was_given_no_folder_reads_none "
+            "test_a_job_whose_data_is_not_there_is_refused_by_file_and_folder "
+            "test_a_hostile_description_of_files_is_refused "
+            "test_nobody_else_says_which_folder_is_read "
+            "test_a_folder_is_said_from_the_root_on",
+        ),
+        "of files beyond 64 MiB, 64 pieces are compared with the notebook's; who may hand over can "
+        "learn what is in the files of that folder",
+    ),
     "L1": Row(
         "load",
         "memory and open files stay as they were",

@@ -4,6 +4,7 @@ in the notebook; what it cannot reach, or finds otherwise, is refused before any
 
 import json
 import shutil
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -21,7 +22,8 @@ from potluck.coordinate.journal import ENDED, progress_of
 from potluck.coordinate.pack import pack
 from potluck.errors import FileError, HomeError, UserError
 from potluck.handle import Task
-from potluck.run import array_file, checkpoint
+from potluck.run import checkpoint
+from potluck.run.array_files import ArrayBatches
 from potluck.testing.memory import memory_home
 
 torch = pytest.importorskip("torch")
@@ -95,24 +97,20 @@ def test_it_learns_what_the_notebook_would_have_and_has_no_row_of_its_own(tmp_pa
     other.close()
 
 
-def test_of_the_rows_only_what_a_loss_needs_of_a_whole_batch_is_read(
-    tmp_path, case, home, monkeypatch
-):
+def test_of_the_rows_only_what_a_loss_needs_of_a_whole_batch_is_read(tmp_path, case, home):
     run = home.deploy(case.plan, case.model, optimizer=potluck.AdamW(1e-2)).wait()
     taken = []
-    opened = array_file._rows_of
 
-    def counting(array):
-        take = opened(array)
-        return lambda rows: taken.append((array.ndim, len(rows))) or take(rows)
+    def counted(array):
+        take = array.take
+        return replace(array, take=lambda rows: taken.append((array, len(rows))) or take(rows))
 
-    monkeypatch.setattr(array_file, "_rows_of", counting)
     data = files(case.data)
-    taken.clear()
+    data.batches = ArrayBatches(map(counted, data.batches.arrays), data.batches.order)
     pack(tmp_path, run, data.left(EPOCHS, case.model.arguments), adapt=False)
     run.close()
-    assert sum(n for ndim, n in taken if ndim == 1) == EPOCHS * ROWS + 8
-    assert sum(n for ndim, n in taken if ndim == 2) == 8  # of the batch that is looked at
+    n_read = {name: sum(n for array, n in taken if array.name == name) for name in NAMES}
+    assert n_read == {NAMES[0]: 8, NAMES[1]: EPOCHS * ROWS + 8}  # a batch is looked at before
 
 
 def test_arrays_are_given_by_the_names_of_arguments(tmp_path, case):
