@@ -159,16 +159,20 @@ class DetachedRun(Shown):
         HomeError
             It does not stop within ten minutes.
         """
-        self._who.ask("stop", job=self.job)
         end_s = time.monotonic() + STOP_S
-        while self._look().is_under_way:
+        while True:
+            self._who.ask("stop", job=self.job)
+            told = self._look()
+            # of a shared one, who answers may be back, and another about to act: it is told again
+            goes_on = bool(told.seats) and told.state in (WAITING, TRAINING)
+            if not (told.is_under_way or goes_on):
+                return self
             if time.monotonic() > end_s:
                 raise HomeError(
                     f"{self.job} was told to stop, and is still trained after {STOP_S:.0f} s.",
                     next_step="It stops after the step that is under way; look again later.",
                 )
             time.sleep(LOOK_S / 5)
-        return self
 
     def start(self) -> "DetachedRun":
         """Go on with it where it was stopped, or has failed."""

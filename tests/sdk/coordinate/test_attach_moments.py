@@ -1,6 +1,6 @@
 """A coordinator is killed at any message of a notebook that looks at a training again, stops it and
-takes it back: the next one in line answers, nothing that was told is taken back, and the run goes
-on in the notebook as if nothing had happened.
+takes it back: the next one in line answers, tells the same losses, and the run goes on in the
+notebook as if nothing had happened.
 """
 
 import random
@@ -80,7 +80,7 @@ def test_who_acts_is_killed_while_a_training_is_looked_at_and_taken_back(
     assert told.state in (STOPPED, ENDED), told.why
     losses = told.losses
     assert losses == case.losses[N_BEFORE:][: len(losses)]
-    assert len(losses) >= len(seen)
+    # who takes over computes the steps since the latest state again, and may be stopped among them
     until(lambda: again(lambda: told.save(tmp_path / "state")) == told.step)
     n_done = N_BEFORE + len(losses)
     rest = case.batches[n_done:]
