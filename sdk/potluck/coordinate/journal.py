@@ -167,8 +167,13 @@ class Journal:
             self._tell()
 
     def _tell(self) -> None:
-        while self._untold and (self._may_tell is None or self._untold[0][1] <= self._may_tell):
-            self.told.take(self._untold.popleft()[0])
+        while self._untold:
+            entry, end = self._untold[0]
+            # whoever handed it over knows how it began; all else may be unknown to the copies
+            if self._may_tell is not None and end > self._may_tell and "begun" not in entry:
+                return
+            self.told.take(entry)
+            self._untold.popleft()
 
     def sync(self) -> int:
         """Have all of it on the disk; how many bytes that is.

@@ -153,3 +153,16 @@ def test_it_begins_by_waiting_and_failure_says_why(tmp_path):
     journal.add(state=FAILED, why="no device is left")
     journal.close()
     assert progress_of(tmp_path / "journal").why == "no device is left"
+
+
+def test_how_it_began_may_always_be_told(tmp_path):
+    """Of one that is back, and does not know yet what others have of its journal."""
+    journal = Journal(tmp_path / "journal")
+    journal.add(begun=3, n_batches=9, saved="start.safetensors")
+    journal.add(step=4, loss=0.5)
+    journal.close()
+    again = Journal(tmp_path / "journal", 0)
+    assert (again.told.first_step, again.told.n_batches, again.told.losses) == (3, 9, [])
+    again.tell(None)
+    assert again.told.losses == [0.5]
+    again.close()
