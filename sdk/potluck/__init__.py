@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from potluck.profile.estimate import estimate
     from potluck.records import Device, Inference, Plan, QoE, Training
     from potluck.run.array_files import ArrayFiles
+    from potluck.run.local_steps import OuterStep, local_steps
     from potluck.run.optimizers import SGD, Adafactor, Adagrad, Adam, AdamW, Lion, RMSprop
     from potluck.serve.decide.records import Frequency, Latency
     from potluck.sessions.agent_specs import Spec
@@ -50,6 +51,8 @@ _WHERE = {
     "Spec": "potluck.sessions.agent_specs",
     "Handle": "potluck.handle",
     "ArrayFiles": "potluck.run.array_files",
+    "local_steps": "potluck.run.local_steps",
+    "OuterStep": "potluck.run.local_steps",
     "AdamW": "potluck.run.optimizers",
     "SGD": "potluck.run.optimizers",
     "Adam": "potluck.run.optimizers",
@@ -81,6 +84,8 @@ __all__ = [
     "Spec",
     "Handle",
     "ArrayFiles",
+    "local_steps",
+    "OuterStep",
     "AdamW",
     "SGD",
     "Adam",

@@ -1,0 +1,332 @@
+"""Local steps: regions train by themselves, and from time to time take one outer step together.
+
+Douillard et al., "DiLoCo" (2023), Algorithm 1: each of R regions takes H steps of its own from the
+same weights; the mean of how far they went is the gradient of an outer step with Nesterov momentum.
+A choice of the user that changes the result, unlike everything else here: only a tenth, or a
+hundredth, as much crosses the slow links, and a step is of a region's batch alone. With H = 1, an
+outer rate of 1, no momentum and SGD it is the synchronous step on all regions' batches.
+
+Glossary: theta the weights, `every` H, `before` theta of the round before, `gone` the outer
+gradient.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, islice
+from math import isfinite
+from typing import TYPE_CHECKING, Any
+
+from potluck.errors import UserError
+from potluck.handle import Handle, Task
+
+if TYPE_CHECKING:
+    import torch
+
+    from potluck.run.run import Run
+
+    Weights = Mapping[str, torch.Tensor]
+
+OnRound = Callable[["Round"], object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OuterStep:
+    """SGD with Nesterov momentum on the weights of all regions; the paper's rate and momentum."""
+
+    lr: float = 0.7
+    momentum: float = 0.9
+
+    def __post_init__(self) -> None:
+        for name, value, is_right in (
+            ("lr", self.lr, lambda x: x > 0),
+            ("momentum", self.momentum, lambda x: 0 <= x < 1),
+        ):
+            if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
+                raise UserError(f"the outer step's {name} is a number, got {value!r}.")
+            if not is_right(value):
+                allowed = "above 0" if name == "lr" else "from 0 up to below 1"
+                raise UserError(f"the outer step's {name} is {allowed}, got {value!r}.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """One outer step. `step`: inner steps of a region so far; `losses[region]`: of its own steps.
+
+    `apart_frac`: the norm of how far the region that strayed most was from the mean of all, by the
+    norm of the weights: 0 where they were of one mind. `exchanged_bytes`: weights that came to the
+    notebook and went back.
+    """
+
+    step: int
+    losses: tuple[tuple[float, ...], ...]
+    apart_frac: float
+    exchanged_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalHistory:
+    """What a training by local steps was."""
+
+    every: int
+    rounds: tuple[Round, ...] = ()
+
+    @property
+    def losses(self) -> tuple[float, ...]:
+        """Of each batch, in the order of the data."""
+        return tuple(
+            region[i]
+            for each in self.rounds
+            for i in range(max(map(len, each.losses)))
+            for region in each.losses
+            if i < len(region)
+        )
+
+    def __repr__(self) -> str:
+        if not self.rounds:
+            return "LocalHistory(no round)"
+        apart = max(each.apart_frac for each in self.rounds)
+        nbytes = sum(each.exchanged_bytes for each in self.rounds)
+        return (
+            f"LocalHistory({len(self.rounds)} rounds of {self.every} local steps, last loss "
+            f"{self.losses[-1]:.4g}; regions up to {apart:.2%} apart; {nbytes / 1e6:.1f} MB "
+            "exchanged; not the weights of one machine)"
+        )
+
+
+def local_steps(
+    runs: "Sequence[Run]",
+    data: Iterable[Any],
+    *,
+    every: int,
+    outer: OuterStep | None = None,
+    epochs: int = 1,
+    on_round: OnRound | None = None,
+) -> Handle[LocalHistory]:
+    """Train one model in several regions, each its own run, with an outer step after every so many
+    steps. The weights are those of no single machine, but for `every=1` and plain SGD.
+
+    Batches go to the regions in turns. All begin with the weights of the first; after the last
+    round each run has the weights of all. A device that is lost is recovered from within its
+    region; lost while weights are exchanged, it ends the training.
+
+    Parameters
+    ----------
+    runs
+        Deployed for training, on devices of their own; each with its inner optimizer, which keeps
+        its state over the rounds.
+    data
+        Batches of tensors, inputs and then targets; read once for every epoch.
+    every
+        H, the steps of a region between two outer steps.
+    outer
+        Default: the paper's, a rate of 0.7 and momentum 0.9. An outer rate of 1 without momentum
+        is the plain mean of the regions (local SGD).
+    epochs
+        How often to go through `data`.
+    on_round
+        Called with each `Round` when it is over, in the background thread.
+
+    Returns
+    -------
+    Handle[LocalHistory]
+        Losses, how far regions were apart, and what was exchanged, round by round.
+
+    Raises
+    ------
+    UserError
+        There are fewer than two runs, they share a device or are of other models, or a number is
+        not what it should be.
+    """
+    _check(runs, every=every, epochs=epochs)
+    if epochs > 1 and iter(data) is data:
+        raise UserError("data that can be read once is for one epoch.", next_step="Give a list.")
+    regions = [Region(run) for run in runs]
+    together = Together(regions, outer or OuterStep())
+
+    def work(task: Task) -> LocalHistory:
+        batches = chain.from_iterable(data for _ in range(epochs))
+        history = LocalHistory(every=every)
+        together.begin()
+        while turns := [*islice(batches, every * len(regions))]:
+            if task.cancelled:
+                break
+            done = together.round(turns)
+            history = LocalHistory(every=every, rounds=(*history.rounds, done))
+            task.update(0.5, f"round {len(history.rounds)}, loss {history.losses[-1]:.3g}")
+            if on_round is not None:
+                on_round(done)
+        return history
+
+    return Handle(work, f"training {runs[0].plan.model} by local steps")
+
+
+def _check(runs: "Sequence[Run]", *, every: int, epochs: int) -> None:
+    for name, value in (("every", every), ("epochs", epochs)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise UserError(f"{name} is a whole number from 1 up, got {value!r}.")
+    if len(runs) < 2:
+        raise UserError(
+            f"local steps are for two regions or more, got {len(runs)} runs.",
+            next_step="Deploy a plan for each region, or fit the one run.",
+        )
+    if len({run.signature for run in runs}) > 1:
+        raise UserError("local steps train one model, these runs are of several.")
+    devices = [name for run in runs for name in run.plan.devices]
+    shared = sorted({name for name in devices if devices.count(name) > 1})
+    if shared:
+        raise UserError(
+            f"{', '.join(shared)} has a part in two regions.",
+            next_step="Give each region devices of its own.",
+        )
+    still = [", ".join(run.plan.devices) for run in runs if not run.plan.training]
+    if still:
+        raise UserError(f"the run on {still[0]} is for inference: local steps train.")
+
+
+class Region:
+    """A run as one of several.
+
+    Parameters
+    ----------
+    run
+        Deployed for training.
+    """
+
+    def __init__(self, run: "Run") -> None:
+        self._run = run
+
+    def fit(self, batches: Sequence[Any]) -> Handle[Any]:
+        """Steps of its own."""
+        return self._run.fit(list(batches))
+
+    @property
+    def step(self) -> int:
+        """Steps so far."""
+        return self._run.step
+
+    @property
+    def trained(self) -> frozenset[str]:
+        """Names of the weights that it trains."""
+        return frozenset(parameter.name for parameter in self._run.trained_parameters)
+
+    def weights(self) -> "dict[str, torch.Tensor]":
+        """As they are on its devices."""
+        return self._run.pull_weights()
+
+    def put(self, weights: "Weights") -> None:
+        """Onto its devices, beside the state of its optimizer."""
+        self._run.push_weights(weights)
+
+
+class Together:
+    """The outer optimizer, and what goes between the regions and it.
+
+    Parameters
+    ----------
+    regions
+        All of them.
+    outer
+        Rate and momentum.
+    """
+
+    def __init__(self, regions: Sequence[Region], outer: OuterStep) -> None:
+        self.regions, self.outer = regions, outer
+        self.before: Weights = {}
+        self.velocity: dict[str, torch.Tensor] = {}
+
+    def begin(self) -> None:
+        """All regions at the weights of the first."""
+        self.before = self.regions[0].weights()
+        for region in self.regions[1:]:
+            region.put(self.before)
+
+    def round(self, batches: Sequence[Any]) -> Round:
+        """Local steps on these batches in turns, then one outer step.
+
+        Parameters
+        ----------
+        batches
+            In the order of the data.
+        """
+        n = len(self.regions)
+        parts = [batches[r::n] for r in range(n)]
+        fits = [(region.fit(part) if part else None) for region, part in self._with(parts)]
+        losses = tuple(
+            tuple(fit.wait().losses[-len(p) :]) if fit else ()
+            for fit, p in zip(fits, parts, strict=True)
+        )
+        came = [region.weights() for region, part in self._with(parts) if part]
+        rows = [sum(map(rows_of, part)) for part in parts if part]
+        mean = mean_of(came, rows)
+        self.before, apart = self.stepped(mean), max(apart_frac(mean, each) for each in came)
+        for region in self.regions:
+            region.put(self.before)
+        nbytes = sum(t.numel() * t.element_size() for t in mean.values())
+        return Round(
+            step=max(region.step for region in self.regions),
+            losses=losses,
+            apart_frac=apart,
+            exchanged_bytes=nbytes * (len(came) + n),
+        )
+
+    def _with(self, parts: Sequence[Any]) -> Iterator[tuple[Region, Any]]:
+        return zip(self.regions, parts, strict=True)
+
+    def stepped(self, mean: "Weights") -> "dict[str, torch.Tensor]":
+        """The weights after an outer step from `before`; buffers are the mean of the regions'.
+
+        Parameters
+        ----------
+        mean
+            Of the regions' weights and buffers.
+        """
+        found, trained, outer = dict(mean), self.regions[0].trained, self.outer
+        for name in trained & mean.keys():
+            before = self.before[name].double()
+            gone = before - mean[name].double()
+            move = gone
+            if outer.momentum:
+                velocity = self.velocity.get(name)
+                fresh = gone if velocity is None else outer.momentum * velocity + gone
+                self.velocity[name] = fresh
+                move = gone + outer.momentum * fresh  # Nesterov, as torch.optim.SGD
+            found[name] = (before - outer.lr * move).to(mean[name].dtype)
+        return found
+
+
+def mean_of(regions: "Sequence[Weights]", rows: Sequence[int]) -> "dict[str, torch.Tensor]":
+    """Of the regions' weights, by the rows that each had; whole numbers are the first region's.
+
+    Parameters
+    ----------
+    regions
+        Weights by name.
+    rows
+        Of each region in the round.
+    """
+    total, found = sum(rows), dict(regions[0])
+    for name, first in regions[0].items():
+        if first.is_floating_point():
+            parts = (r * each[name].double() for r, each in zip(rows, regions, strict=True))
+            found[name] = (sum(parts) / total).to(first.dtype)  # type: ignore[union-attr]
+    return found
+
+
+def apart_frac(mean: "Weights", region: "Weights") -> float:
+    """The norm of how far a region is from the mean, by the norm of the mean.
+
+    Parameters
+    ----------
+    mean, region
+        Weights by name.
+    """
+    floats = [name for name, tensor in mean.items() if tensor.is_floating_point()]
+    far = sum(float((mean[name] - region[name]).double().square().sum()) for name in floats)
+    whole = sum(float(mean[name].double().square().sum()) for name in floats)
+    return float((far / whole) ** 0.5) if whole else 0.0
+
+
+def rows_of(batch: Any) -> int:
+    """Of a batch, inputs first, or a mapping of them."""
+    first = next(iter(batch.values() if isinstance(batch, Mapping) else batch))
+    return len(first)
