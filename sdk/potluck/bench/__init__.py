@@ -11,6 +11,7 @@ BENCHES = {
     "agent": "how light the agent and the command are",
     "planners": "every planner on the settings and models of the papers, judged on shared links",
     "regions": "cloud, edge and end devices over slow links: DeepCEE's settings and rivals",
+    "slow_links": "two regions over a slow link: synchronous training against local steps",
     "papers": "the papers' figures, and what our simulator gives for the same settings",
     "formats": "other planners' formats: what a round trip loses, their plans judged",
     "optimality": "planners against every plan there is, on small random homes",

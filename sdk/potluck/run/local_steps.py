@@ -37,15 +37,13 @@ class OuterStep:
     momentum: float = 0.9
 
     def __post_init__(self) -> None:
-        for name, value, is_right in (
-            ("lr", self.lr, lambda x: x > 0),
-            ("momentum", self.momentum, lambda x: 0 <= x < 1),
-        ):
+        for name, value in (("lr", self.lr), ("momentum", self.momentum)):
             if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
                 raise UserError(f"the outer step's {name} is a number, got {value!r}.")
-            if not is_right(value):
-                allowed = "above 0" if name == "lr" else "from 0 up to below 1"
-                raise UserError(f"the outer step's {name} is {allowed}, got {value!r}.")
+        if self.lr <= 0:
+            raise UserError(f"the outer step's lr is above 0, got {self.lr!r}.")
+        if not 0 <= self.momentum < 1:
+            raise UserError(f"the outer step's momentum is 0 to below 1, got {self.momentum!r}.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,15 +205,15 @@ class Region:
     @property
     def trained(self) -> frozenset[str]:
         """Names of the weights that it trains."""
-        return frozenset(parameter.name for parameter in self._run.trained_parameters)
+        return self._run.live_weights.trained
 
     def weights(self) -> "dict[str, torch.Tensor]":
         """As they are on its devices."""
-        return self._run.pull_weights()
+        return self._run.live_weights.pull()
 
     def put(self, weights: "Weights") -> None:
         """Onto its devices, beside the state of its optimizer."""
-        self._run.push_weights(weights)
+        self._run.live_weights.push(weights)
 
 
 class Together:

@@ -31,6 +31,7 @@ from potluck.run.evaluation import Evaluation
 from potluck.run.fitting import Fitting, adapts
 from potluck.run.glance import Glance, Watched, glance
 from potluck.run.history import History, measured_trace
+from potluck.run.live_weights import LiveWeights
 from potluck.run.migration import cross
 from potluck.run.parts import Parts
 from potluck.run.protection import Protection
@@ -52,7 +53,6 @@ if TYPE_CHECKING:
     import torch
 
     from potluck.profile.profiles import Profile
-    from potluck_wire.graph import Parameter
 
 EVALUATION_ROWS = 32
 
@@ -63,6 +63,7 @@ class Run(Watched):
     def __init__(self, engine: Engine, link: Link) -> None:
         super().__init__()
         self._engine, self._link = engine, link
+        self.live_weights = LiveWeights(engine)  # read and replaced between two steps
         self.hand_over: Callable[..., Handle[Any]] | None = None  # of its home
         self._drain: Drain | None = None
         self._evaluation: Evaluation | None = None
@@ -680,32 +681,6 @@ class Run(Watched):
             No average is kept.
         """
         return dict(self._engine.model.state_dict(all_state(self._engine, ema=ema)))
-
-    @property
-    def trained_parameters(self) -> "tuple[Parameter, ...]":
-        """The model's weights that it trains, by what devices call them."""
-        return self._engine.model.trained
-
-    def pull_weights(self) -> "dict[str, torch.Tensor]":
-        """Weights and buffers on the devices between two steps, by what devices call them."""
-        with self._engine.boundary():
-            return self._engine.state.pull()
-
-    def push_weights(self, weights: "Mapping[str, torch.Tensor]") -> None:
-        """Put such weights onto the devices, beside the state of the optimizer; a protected run
-        goes back to no older ones.
-
-        Parameters
-        ----------
-        weights
-            As `pull_weights` gives them.
-        """
-        engine = self._engine
-        with engine.boundary():
-            engine.finish()
-            engine.state.push(weights)
-            if engine.protection is not None:
-                engine.protect()
 
     def load_into(self, module: Any = None, *, ema: bool = False) -> None:
         """Bring the weights back into a module.

@@ -35,6 +35,7 @@ SMALL = {
     "switch": {"delta_mb": 1, "width": 64, "steps_before": 3},
     "planners": {"judged": 2, "candidates": 20, "every": 1000, "first": 3},
     "regions": {"judged": 1, "candidates": 20, "every": 8, "scaling": 0, "processes": 1},
+    "slow_links": {"channels": 4, "most_steps": 8, "seeds": 1, "rates": 1, "target": 9},
     "papers": {"judged": 2, "candidates": 20, "every": 32, "processes": 1},
     "formats": {"every": 24},
     "optimality": {
@@ -88,6 +89,7 @@ PROMISED = {
     "switch": {"train_stall_beyond_a_step_s", "requests_late", "request_stall_s"},
     "planners": {"worst_ratio_to_best_rival"},
     "regions": {"worst_ratio_to_best_rival", "median_search_s", "speedup_fsdp_deepcee-1"},
+    "slow_links": {"sync_s_10", "local_4_s_10", "speedup_4_10", "accuracy_sync", "apart_4"},
     "tomography": {"media_found_frac", "plan_regret_frac_median"},
     "papers": {
         "asteroid_table_4_efficientnet-b1-cifar_a-100_by_device_ours",
@@ -151,7 +153,7 @@ DIFFERENCES = (
 IN_LONG = (
     *("split", "fidelity", "planning_time", "planners", "papers"),
     *("pipeline", "switch", "tomography", "digits", "recovery", "zero_bubble", "takeover"),
-    *("gateway", "cockpit", "serve", "serve_scale", "coverage", "regions"),
+    *("gateway", "cockpit", "serve", "serve_scale", "coverage", "regions", "slow_links"),
     *("stream", "interpreter", "processors", "optimality"),
 )
 

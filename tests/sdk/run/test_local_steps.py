@@ -168,7 +168,7 @@ def test_what_it_costs_the_result_is_told(home):
 def test_a_protected_region_goes_back_to_no_older_weights(home):
     runs = deployed(home, network(), potluck.SGD(lr=0.1), protect=2)
     potluck.local_steps(runs, data(8), every=2).wait()
-    mine = [run.pull_weights() for run in runs]
+    mine = [run.live_weights.pull() for run in runs]
     assert all(torch.equal(mine[0][name], mine[1][name]) for name in mine[0])
     assert all(run.is_protected for run in runs)
 

@@ -1,0 +1,49 @@
+"""The weights of a run as they are on its devices: read and replaced between two steps."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import torch
+
+    from potluck.run.engine import Engine
+
+
+class LiveWeights:
+    """Of one run; names are those that devices use.
+
+    Parameters
+    ----------
+    engine
+        Of the run.
+    """
+
+    def __init__(self, engine: "Engine") -> None:
+        self._engine = engine
+
+    @property
+    def trained(self) -> frozenset[str]:
+        """Names of the weights that training changes; the others are buffers, or frozen."""
+        return frozenset(parameter.name for parameter in self._engine.model.trained)
+
+    def pull(self) -> "dict[str, torch.Tensor]":
+        """Weights and buffers after the steps handed out."""
+        with self._engine.boundary():
+            return self._engine.state.pull()
+
+    def push(self, weights: "Mapping[str, torch.Tensor]") -> None:
+        """Put such weights in their place, beside the state of the optimizer; a protected run goes
+        back to no older ones.
+
+        Parameters
+        ----------
+        weights
+            As `pull` gives them.
+        """
+        engine = self._engine
+        with engine.boundary():
+            engine.finish()
+            engine.state.push(weights)
+            if engine.protection is not None:
+                engine.protect()
