@@ -10,8 +10,8 @@ on devices give the same. `seeds` draw weights and the order of the data: 0, 1, 
 `sync_s_RATE`, `local_H_s_RATE`: median seconds to a mean loss of `target` over 360 training digits;
 `speedup_H_RATE` the one by the other. `both_s_RATE`: of the best synchronous plan that trains in
 both regions, as one has to where a model does not fit into one. `steps_...`: of a region, until
-then; `accuracy_...`: of the test digits after `most_steps`; `apart_H`: how far a region strayed from
-the mean, at the most.
+then; `accuracy_...`: of the test digits after `most_steps`; `apart_H`: how far a region strayed
+from the mean, at the most.
 """
 
 import copy
