@@ -67,8 +67,7 @@ class Run(Watched):
         self.hand_over: Callable[..., Handle[Any]] | None = None  # of its home
         self._drain: Drain | None = None
         self._evaluation: Evaluation | None = None
-        # those under way, and the latest
-        self._fits: list[tuple[Handle[History], Fitting]] = []
+        self._fits: list[tuple[Handle[History], Fitting]] = []  # those under way, and the latest
         self._queueing = threading.Lock()  # of fits: what one calls comes behind it
 
     def watch_devices(self) -> None:
@@ -122,9 +121,8 @@ class Run(Watched):
     @property
     def memory_bytes(self) -> Mapping[str, int]:
         """What the plan needs on each device."""
-        return {
-            device: self._engine.compiled_plan.memory_bytes(device) for device in self.plan.devices
-        }
+        needed_bytes = self._engine.compiled_plan.memory_bytes
+        return {device: needed_bytes(device) for device in self.plan.devices}
 
     @property
     def readings(self) -> Mapping[str, Reading]:
