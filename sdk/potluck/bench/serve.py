@@ -35,7 +35,7 @@ SETTINGS: Mapping[str, float] = {
     "large_duration_s": 6,
     "processes": 2,
     "simulated": 1,
-    "lab_duration_s": 40,
+    "lab_duration_s": 30,
     "lab_time_scale": 20,
     "lab_load": 1.2,
     "lab_frames": 20,

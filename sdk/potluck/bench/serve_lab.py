@@ -14,7 +14,7 @@ than what is played.
 import queue
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
 from random import Random
@@ -74,57 +74,94 @@ def figures(
     """
     from potluck.home import Home
 
-    found: dict[str, float] = {}
-    errors: list[float] = []
+    played: list[Played] = []
     with Home.lab([Spec(name=_name(n), emulated=True) for n in range(N_HOLDERS)]) as home:
         agents = Agents(home)
         overhead_s = agents.overhead_s()
-        found["lab_overhead_s"] = overhead_s
         for workload in WORKLOADS:
             models = models_of(workload)
-            played = {model.name: played_s(model, time_scale) for model in models}
             services = [service_of(model, time_scale, overhead_s) for model in models]
             drawn = scenario(services, duration_s, time_scale, load, n_frames, seed)
-            goodput = {}
-            for scheme in SCHEMES:
-                predicted = InTurn(drawn, scheme)
-                expected = predicted.run()
-                playing = OnAgents(drawn, scheme, agents, played, predicted.placement)
-                measured = playing.run()
-                goodput[scheme.name] = measured.satisfied
-                errors.append(abs(expected.satisfied / max(1.0, measured.satisfied) - 1))
-                found |= _told(workload, scheme, expected, measured, time_scale)
-            found |= _ratios(workload, goodput)
+            lasts_s = {model.name: played_s(model, time_scale) for model in models}
+            played += [play(workload, scheme, drawn, agents, lasts_s) for scheme in SCHEMES]
             agents.forget()
-    found["lab_prediction_error_median_frac"] = median(errors)
-    found["lab_prediction_error_max_frac"] = max(errors)
-    ratios = [value for key, value in found.items() if key.startswith("lab_ours_over")]
-    found["lab_ours_over_others_worst"] = min(ratios)
-    return found
+    return {"lab_overhead_s": overhead_s, **compared(played, time_scale)}
 
 
 def _name(number: int) -> str:
     return f"s{number}"
 
 
-def _told(
-    workload: str, scheme: Scheme, expected: Outcome, measured: Outcome, time_scale: float
-) -> dict[str, float]:
-    where = f"lab {workload}, {scheme.name}"
-    return {
-        f"{where}: goodput_per_s": measured.goodput_per_s * time_scale,
-        f"{where}: predicted_per_s": expected.goodput_per_s * time_scale,
-        f"{where}: satisfied_frac": measured.satisfied_frac,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Played:
+    """One scenario by one scheme: as predicted, and by the agents."""
+
+    workload: str
+    scheme: str
+    predicted: Outcome
+    measured: Outcome
+
+    @property
+    def error_frac(self) -> float:
+        """How far off the predicted goodput was."""
+        return abs(self.predicted.satisfied / max(1.0, self.measured.satisfied) - 1)
+
+
+def play(
+    workload: str,
+    scheme: Scheme,
+    drawn: Scenario,
+    agents: "Agents",
+    lasts_s: Mapping[str, Sequence[float]],
+) -> Played:
+    """Predict it, then play it by the clock with the same placement.
+
+    Parameters
+    ----------
+    workload, scheme
+        What, and how it is served.
+    drawn
+        The requests.
+    agents
+        Who computes.
+    lasts_s
+        By service, the seconds that batches of `BATCHES` rows are played to take.
+    """
+    prediction = InTurn(drawn, scheme)
+    predicted = prediction.run()
+    measured = OnAgents(drawn, scheme, agents, lasts_s, prediction.placement).run()
+    return Played(workload=workload, scheme=scheme.name, predicted=predicted, measured=measured)
+
+
+def compared(played: Sequence[Played], time_scale: float) -> dict[str, float]:
+    """The figures of the lab, goodput in requests and frames per second of the testbed.
+
+    Parameters
+    ----------
+    played
+        Every workload by every scheme.
+    time_scale
+        How many times longer everything took.
+    """
+    found: dict[str, float] = {}
+    for each in played:
+        where = f"lab {each.workload}, {each.scheme}"
+        found[f"{where}: goodput_per_s"] = each.measured.goodput_per_s * time_scale
+        found[f"{where}: predicted_per_s"] = each.predicted.goodput_per_s * time_scale
+    ours = {each.workload: each.measured.satisfied for each in played if each.scheme == OURS.name}
+    ratios = {
+        f"lab {each.workload}: ours over {each.scheme}": ours[each.workload]
+        / max(1.0, each.measured.satisfied)
+        for each in played
+        if each.scheme != OURS.name
     }
-
-
-def _ratios(workload: str, goodput: Mapping[str, float]) -> dict[str, float]:
-    ours = goodput[OURS.name]
+    errors = [each.error_frac for each in played]
     return {
-        f"lab_ours_over_{name.replace(' ', '_').replace(',', '')}, {workload}": ours
-        / max(1.0, each)
-        for name, each in goodput.items()
-        if name != OURS.name
+        **found,
+        **ratios,
+        "lab_ours_over_others_worst": min(ratios.values()),
+        "lab_prediction_error_median_frac": median(errors),
+        "lab_prediction_error_max_frac": max(errors),
     }
 
 

@@ -16,6 +16,7 @@ from potluck.serve.decide.records import (
     BatchTimes,
     Frequency,
     Processor,
+    Replica,
     Server,
     Service,
     Slo,
@@ -27,6 +28,7 @@ ALIKE = 1.5  # devices whose times differ by less are of one kind
 ENTRANCE = "home"  # where requests arrive; it computes nothing itself
 MOST_DEGREE = 16  # section 4.1: of batches side by side
 MOST_DIVIDED = 2  # batches at once on devices that share a model, so that they overlap
+ROUNDED = 1e-9
 ANY_BYTES = 2**62  # whether there is room was tried
 
 
@@ -178,6 +180,9 @@ def place_all(
         (each.name, ENTRANCE): _demand(each, allocations, kinds, len(wanted)) for each in wanted
     }
     placement = place_best(servers, allocations, demand, remote_frac=1.0)
+    if {each.service for each in placement.replicas} < {each.name for each in wanted}:
+        kept = one_of_each(wanted, servers, allocations, there)
+        placement = place_best(servers, allocations, demand, pinned=kept, remote_frac=1.0)
     found: dict[tuple[str, str], dict[str, int]] = {}
     for replica in placement.replicas:
         if (replica.service, replica.server) in without or not there[replica.service].get(
@@ -189,6 +194,45 @@ def place_all(
     return {
         key: Place(allocation=allocations[key], n_replicas=counts) for key, counts in found.items()
     }
+
+
+def one_of_each(
+    wanted: Sequence[Wanted],
+    servers: Sequence[Server],
+    allocations: Mapping[tuple[str, str], Allocation],
+    there: Measurements,
+) -> tuple[Replica, ...]:
+    """A replica of each service that there is room for, so that none is left out because others are
+    asked for more: the more important first, each where most room is left.
+
+    Parameters
+    ----------
+    wanted
+        All services.
+    servers
+        The devices, of one processor each, and entrances without.
+    allocations
+        By service and kind.
+    there
+        Times by service and device that may have it.
+    """
+    free = {
+        each.name: (1.0, each.processors[0].memory_bytes) for each in servers if each.processors
+    }
+    kinds = {each.name: each.processors[0].kind for each in servers if each.processors}
+    found = []
+    for each in sorted(wanted, key=lambda one: (-one.priority, len(there[one.name]))):
+        fitting: dict[str, tuple[float, int]] = {}
+        for device in (name for name in there[each.name] if name in free):
+            how = allocations.get((each.name, kinds[device]))
+            share_frac, nbytes = free[device]
+            if how and how.share_frac <= share_frac + ROUNDED and how.memory_bytes <= nbytes:
+                fitting[device] = (share_frac - how.share_frac, nbytes - how.memory_bytes)
+        if fitting:
+            device = max(fitting, key=lambda name: fitting[name])
+            free[device] = fitting[device]
+            found.append(Replica(service=each.name, kind=kinds[device], processors=((device, 0),)))
+    return tuple(found)
 
 
 def place_divided(wanted: Wanted, where: str, measured: Measured) -> dict[tuple[str, str], Place]:
@@ -229,9 +273,8 @@ def _demand(
         if (wanted.name, kind) in allocations
     ]
     part = sum(rates) / n_services
-    if isinstance(wanted.slo, Frequency):
-        return max(wanted.slo.fps, wanted.per_s, part)
-    return max(wanted.per_s, part)
+    expected = max(wanted.per_s, part)
+    return max(wanted.slo.fps, expected) if isinstance(wanted.slo, Frequency) else expected
 
 
 def check_placed(wanted: Wanted, places: Mapping[tuple[str, str], Place]) -> None:

@@ -142,7 +142,7 @@ class Simulation:
         )
 
     def _played(self, part: Scenario, placement: Placement) -> float:
-        return Simulation(part, self.scheme, placement=placement).run().satisfied
+        return type(self)(part, self.scheme, placement=placement).run().satisfied
 
     def _send_s(self, nbytes: int) -> float:
         return self.scenario.latency_s + nbytes / self.scenario.bytes_per_s
