@@ -187,3 +187,18 @@ def take(actions, now_s, ends, left, due):
             left.append(action.request.id)
         else:
             due.append(action.at_s)
+
+
+def test_a_batch_shrinks_only_where_it_would_be_too_late_with_nothing_beside_it():
+    """Three rows take 0.2 s beside others and 0.12 s alone; the most urgent has 0.15 s."""
+    urgent = [request(1, limit_s=0.65), request(2, limit_s=9.0), request(3, limit_s=9.0)]
+
+    def started(**alone):
+        queue = Batcher(BATCH_S, **alone)
+        queue.handle(Arrived(request(0, limit_s=9.0)), 0.0)
+        for each in urgent:
+            queue.handle(Arrived(each), 0.1)
+        return numbers(queue.handle(Done(0), 0.5))
+
+    assert started() == [(0, [1, 2])]
+    assert started(alone_s=(0.0, 0.1, 0.11, 0.12, 0.13)) == [(0, [1, 2, 3])]

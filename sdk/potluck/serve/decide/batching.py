@@ -92,6 +92,10 @@ class Batcher:
         Whether what cannot hold its deadline any more is given back before it is computed.
     busy
         Replicas that still compute for an earlier queue.
+    alone_s
+        As `batch_s`, with nothing computed beside it; default: the same. A batch is made smaller
+        for its most urgent request only where it would be too late even so: beside others that are
+        idle just then it is done sooner, and smaller batches serve less.
     """
 
     def __init__(
@@ -103,6 +107,7 @@ class Batcher:
         wait_frac: float = 0.0,
         early_drop: bool = True,
         busy: Iterable[int] = (),
+        alone_s: Sequence[float] = (),
     ) -> None:
         self.batch_s = tuple(batch_s)
         self.largest = len(self.batch_s) - 1
@@ -110,6 +115,7 @@ class Batcher:
         self.max_queue = max_queue
         self.wait_frac = wait_frac
         self.early_drop = early_drop
+        self.alone_s = tuple(alone_s) or self.batch_s
         # of every replica, when its batch is expected to end; 0 when it is idle
         n_known = max([n_replicas, *(replica + 1 for replica in busy)])
         self._until_s = [0.0] * n_known
@@ -255,7 +261,7 @@ class Batcher:
         work, earliest_s = 0.0, inf
         for n_taken, request in enumerate(batch, 1):
             work, earliest_s = max(work, request.work), min(earliest_s, request.deadline_s)
-            if n_taken > 1 and now_s + self.batch_s[n_taken] * work > earliest_s + ROUNDED_S:
+            if n_taken > 1 and now_s + self.alone_s[n_taken] * work > earliest_s + ROUNDED_S:
                 for later in batch[n_taken - 1 :]:
                     self._push(later)
                 return batch[: n_taken - 1]

@@ -387,6 +387,10 @@ class Node:
             wait_frac=self.policy.wait_frac,
             early_drop=self.policy.early_drop,
             busy=running,
+            alone_s=(
+                0.0,
+                *(allocation.variant.times[1].at(n) for n in range(1, allocation.batch + 1)),
+            ),
         )
         ledger = None
         if allocation.category.is_frequency:
