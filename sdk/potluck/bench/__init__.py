@@ -38,7 +38,8 @@ BENCHES = {
     "prediction",
     "split": "one request shared inside its operators against one side alone, layer cuts and "
     "differential evolution",
-    "serve": "serving by categories against EPARA and its rivals, five workloads, simulated",
+    "serve": "serving by categories against EPARA and its rivals: simulated, and in a lab against "
+    "the prediction",
     "serve_scale": "serving from 10 to 10,000 simulated servers: handling, placement, state "
     "exchange, events per second",
     "coverage": "architectures of transformers, made small by rule: exported, answered and "
