@@ -103,7 +103,11 @@ class BatchStream:
     def _group(self) -> "list[Batch]":
         if self._its is None:
             self._its = self._begun()
-        return [*islice(self._its, self._accumulate)]
+        its = islice(self._its, self._accumulate)
+        if self._accumulate == 1:
+            return [*its]
+        # whoever makes the next one may do so in the same memory
+        return [tuple(part.clone() for part in batch) for batch in its]
 
     def _end(self) -> None:
         """The epoch is over."""
@@ -201,9 +205,27 @@ def is_stateful(data: Any) -> bool:
 
 
 def generator_of(data: Any) -> Any:
-    """The generator of a loader's random order; None where it has none of its own."""
-    sampler = getattr(data, "sampler", None)
-    return getattr(data, "generator", None) or getattr(sampler, "generator", None)
+    """The generator that a DataLoader's random order comes from, and nothing else does; None where
+    there is none, or the order may come from elsewhere.
+    """
+    from torch.utils import data as loading
+
+    sampler, batch_sampler = getattr(data, "sampler", None), getattr(data, "batch_sampler", None)
+    kinds = loading.RandomSampler, loading.SubsetRandomSampler, loading.WeightedRandomSampler
+    if is_stateful(data):  # it knows what else its order comes from
+        return getattr(data, "generator", None) or getattr(sampler, "generator", None)
+    is_known = type(sampler) in kinds and type(batch_sampler) in (loading.BatchSampler, type(None))
+    return getattr(sampler, "generator", None) if is_known else None
+
+
+def _keeps_order(sampler: Any) -> bool:
+    """Whether torchdata restores a loader with this: it is its own, tells its state, or has none."""
+    from torch.utils import data as loading
+
+    plain = loading.SequentialSampler, loading.BatchSampler, type(None)
+    its_own = type(sampler).__module__.partition(".")[0] == "torchdata"
+    endless = type(sampler).__name__ == "_InfiniteConstantSampler"  # of an IterableDataset
+    return its_own or endless or type(sampler) in plain or is_stateful(sampler)
 
 
 def check_order(data: Any, position: Position) -> None:
@@ -221,6 +243,13 @@ def check_order(data: Any, position: Position) -> None:
     UserError
         They cannot.
     """
+    samplers = [getattr(data, name, None) for name in ("sampler", "batch_sampler")]
+    if is_stateful(data) and not all(map(_keeps_order, samplers)):
+        raise UserError(
+            f"the order of batches of this {type(data).__name__} is not known again: its sampler "
+            "keeps no state.",
+            next_step="Give the loader shuffle=True and generator=torch.Generator() instead.",
+        )
     if is_stateful(data) or generator_of(data) is not None:
         known = (position.loader if is_stateful(data) else position.generator) is not None
         if not known and (position.epoch or position.n_batches):
@@ -233,8 +262,8 @@ def check_order(data: Any, position: Position) -> None:
     if not (is_whole(data) or isinstance(data, Sequence) or _is_in_order(data)):
         raise UserError(
             f"the order of batches of this {type(data).__name__} is not known again.",
-            next_step="Give it a generator of its own (generator=torch.Generator()), or use "
-            "torchdata's StatefulDataLoader.",
+            next_step="Give it shuffle=True and a generator of its own "
+            "(generator=torch.Generator()), or use torchdata's StatefulDataLoader so.",
         )
 
 

@@ -332,6 +332,95 @@ def test_a_resumed_run_goes_on_with_the_next_batch(pair, tmp_path, kind, accumul
     again.close()
 
 
+class ByEpoch(torch.utils.data.Sampler):
+    """Another order in each epoch, as DistributedSampler has."""
+
+    def __init__(self, n):
+        self.n, self.epoch = n, 0
+
+    def __len__(self):
+        return self.n
+
+    def __iter__(self):
+        self.epoch += 1
+        draw = torch.Generator().manual_seed(self.epoch)
+        return iter(torch.randperm(self.n, generator=draw).tolist())
+
+
+class Batched(ByEpoch):
+    """Whole batches of it."""
+
+    def __iter__(self):
+        order = [*super().__iter__()]
+        return iter([order[i : i + BATCH] for i in range(0, self.n, BATCH)])
+
+
+def unknown_orders():
+    """Loaders with a generator, whose order comes from elsewhere."""
+    from torch.utils import data as loading
+
+    data, drawn = loading.TensorDataset(*make_data()), torch.Generator().manual_seed(7)
+    own = {"dataset": data, "generator": drawn}
+    yield (
+        "torch's own numbers",
+        loading.DataLoader(batch_size=BATCH, sampler=loading.RandomSampler(data), **own),
+    )
+    yield "by epoch", loading.DataLoader(batch_size=BATCH, sampler=ByEpoch(ROWS), **own)
+    yield "in batches", loading.DataLoader(batch_sampler=Batched(ROWS), **own)
+    try:
+        from torchdata.stateful_dataloader import StatefulDataLoader
+    except ImportError:
+        return
+    yield (
+        "stateful, by torch's sampler",
+        StatefulDataLoader(
+            batch_size=BATCH, sampler=loading.RandomSampler(data, generator=drawn), **own
+        ),
+    )
+    yield "stateful, by epoch", StatefulDataLoader(batch_size=BATCH, sampler=ByEpoch(ROWS), **own)
+
+
+UNKNOWN = dict(unknown_orders())
+
+
+@pytest.mark.parametrize("loader", UNKNOWN.values(), ids=UNKNOWN)
+def test_an_order_that_would_be_another_is_refused_before_anything_is_trained(
+    pair, tmp_path, loader
+):
+    run = deployed(pair)
+    run.fit(loader, epochs=2, on_step=lambda step, _: ended(step == 7)).wait()
+    run.save(tmp_path / "run")
+    step = run.step
+    run.close()
+    again = deployed(pair, resume=tmp_path / "run")
+    with pytest.raises(UserError, match=r"order of batches of this .* is not known again"):
+        again.fit(loader, epochs=2, resume=True).wait()
+    assert again.step == step
+    again.close()
+
+
+@pytest.mark.parametrize("accumulate", [1, 2, 3])
+def test_batches_that_are_made_in_the_same_memory_are_each_their_own(pair, accumulate):
+    """As many readers do: the next batch overwrites the one before."""
+    x, y = make_data()
+
+    class Reader:
+        def __iter__(self):
+            rows, targets = torch.empty_like(x[:BATCH]), torch.empty_like(y[:BATCH])
+            for i in range(0, ROWS, BATCH):
+                yield rows.copy_(x[i : i + BATCH]), targets.copy_(y[i : i + BATCH])
+
+    losses = []
+    for data in (
+        Reader(),
+        [*((x[i : i + BATCH], y[i : i + BATCH]) for i in range(0, ROWS, BATCH))],
+    ):
+        run = deployed(pair)
+        losses.append(run.fit(data, accumulate=accumulate).wait().losses)
+        run.close()
+    assert losses[0] == losses[1]
+
+
 def test_a_fit_that_was_cancelled_goes_on_in_the_same_run(pair):
     asked = {"epochs": 4, "optimizer": potluck.SGD(0.1)}
     whole = deployed(pair)

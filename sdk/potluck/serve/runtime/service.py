@@ -110,7 +110,7 @@ class Service(Shown):
         rows = self._model.check_inputs(*given)
         if rows == 0:
             raise UserError("a request needs one row or more, got none.")
-        return given, rows
+        return tuple(each.clone() for each in given), rows  # they may be overwritten meanwhile
 
     def stream(self, frames: Iterable[Any], fps: float | None = None) -> Iterator[Any]:
         """The answers to frames, in their order; None for a frame that had no answer in time.

@@ -31,6 +31,16 @@ def test_answers_any_number_of_rows_as_one_machine(birds, net):
     assert birds.stats.n_answered == 5
 
 
+def test_what_was_asked_may_be_overwritten_at_once(birds, net):
+    x, asked, expected = torch.empty(2, 8), [], []
+    for _ in range(20):
+        x.normal_()
+        expected.append(of_net(net, x))
+        asked.append(birds.ask(x))
+    for answer, each in zip(asked, expected, strict=True):
+        assert torch.allclose(answer.result(PATIENCE_S), each, atol=1e-6)
+
+
 @contextmanager
 def standing_still(home):
     """Nothing of this home happens, in its link's thread, until the block has ended."""
