@@ -88,18 +88,33 @@ def make_plans(
 
 
 def _in_finer_micro_batches(problem: Problem, made: Callable[[Problem], Plans]) -> Plans | None:
-    """Plans in smaller micro-batches than are tried otherwise, of those in the largest that memory
-    holds; None where it does not even hold the smallest.
+    """Plans in smaller micro-batches than are tried otherwise, in the largest that memory holds;
+    None where it does not even hold the smallest.
     """
-    found, workload = None, problem.workload
+    workload = problem.workload
     if not isinstance(workload, Training):
         return None
-    for size in candidates.finer_micro_batches(problem):
+    sizes, found = candidates.finer_micro_batches(problem), list[Plans]()
+    first, end = 0, len(sizes)  # those before are held, those from there on are not
+    while first < end:
+        middle = (first + end) // 2
         try:
-            found = made(replace(problem, workload=replace(workload, micro_batch=size)))
-        except Infeasible:
-            break
-    return found and Plans(tuple(replace(plan, problem=problem) for plan in found))
+            found.append(
+                made(replace(problem, workload=replace(workload, micro_batch=sizes[middle])))
+            )
+            first = middle + 1
+        except Infeasible as error:
+            if error.facts.get("limit") in ("memory", "rows"):
+                end = middle
+            else:  # larger ones are faster, and take fewer joules
+                first = middle + 1
+    if not found:
+        return None
+    plans = min(found, key=lambda plans: preference(plans.best, problem))
+    known = [plan for each in found for plan in each]
+    gap = gap_frac(problem, cost.CostTable(problem), [plans.best, *known], lambda: True)
+    best = replace(plans.best, gap_frac=gap)
+    return Plans(tuple(replace(plan, problem=problem) for plan in (best, *[*plans][1:])))
 
 
 def _made(

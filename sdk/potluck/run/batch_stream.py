@@ -219,7 +219,7 @@ def generator_of(data: Any) -> Any:
 
 
 def _keeps_order(sampler: Any) -> bool:
-    """Whether torchdata restores a loader with this: it is its own, tells its state, or has none."""
+    """Whether torchdata restores a loader that has it: it is its own, has a state, or none."""
     from torch.utils import data as loading
 
     plain = loading.SequentialSampler, loading.BatchSampler, type(None)

@@ -22,6 +22,7 @@ from potluck.records import (
     Network,
     Path,
     Problem,
+    QoE,
     Training,
 )
 from potluck.simulate import footprint
@@ -164,3 +165,39 @@ def alike_devices(n, batch):
         costs=dict.fromkeys(names, (cost,) * n),
         workload=Training(batch=batch),
     )
+
+
+def rows_cost_less(batch, rows):
+    """One device that holds so many rows at once, on which each call has a cost of its own, so that
+    larger micro-batches are faster.
+    """
+    layer = Layer(
+        name="l",
+        parameter_bytes=400,
+        output_bytes=1000,
+        gradient_bytes=1000,
+        activation_bytes=100_000,
+    )
+    cost = LayerCost(rows=(1, 64), forward_s=(0.011, 0.074), backward_s=(0.022, 0.148))
+    return Problem(
+        model="m",
+        devices=(Device(name="d", memory_bytes=int((rows + 0.7) * 100_000) + 3200),),
+        network=Network(media=(Medium(name="air", capacity_bytes_per_s=1e7),), paths={}),
+        layers=(layer,),
+        costs={"d": (cost,)},
+        workload=Training(batch=batch),
+    )
+
+
+@pytest.mark.few(4)
+@pytest.mark.parametrize(
+    ("batch", "rows"),
+    [(4096, 4), (3000, 7), (720, 9), (1260, 14), (360, 5), (960, 15), (2520, 21), (512, 5)],
+)
+def test_the_largest_micro_batch_that_memory_holds_is_found_also_for_a_limit(batch, rows):
+    size = next(rows - less for less in range(rows) if batch % (rows - less) == 0)
+    problem = rows_cost_less(batch, rows)
+    best = make_plans(problem).best
+    assert best.micro_batch == size
+    in_time = replace(problem, qoe=QoE(latency_s=1.02 * best.latency_s))
+    assert make_plans(in_time).best.micro_batch == size

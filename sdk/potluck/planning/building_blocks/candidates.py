@@ -56,12 +56,12 @@ def micro_batches(problem: Problem) -> tuple[int, ...]:
     return (*_spread(coarse, MAX_SIZES), *_spread(fine, MAX_FINE))
 
 
-def finer_micro_batches(problem: Problem) -> tuple[int, ...]:
+def finer_micro_batches(problem: Problem) -> list[int]:
     """Sizes for where memory holds none of the others, smallest first; none where one is stated."""
     workload = problem.workload
     if not isinstance(workload, Training) or workload.micro_batch is not None:
-        return ()
-    return _spread(smaller_sizes(problem, MOST_STATED)[::-1], MAX_FINE)
+        return []
+    return smaller_sizes(problem, MOST_STATED)[::-1]
 
 
 def smaller_sizes(problem: Problem, most: int) -> list[int]:
@@ -77,6 +77,20 @@ def all_micro_batches(problem: Problem) -> tuple[int, ...]:
         return tried
     coarse = divisions(problem.workload.batch, MAX_MICRO_BATCHES)
     return tuple(sorted({*tried, *(size for size in coarse if size >= fewest)}, reverse=True))
+
+
+def near_sizes(problem: Problem, size: int) -> list[int]:
+    """Half of a micro-batch size and twice of it, the next smaller and the next larger; without it,
+    and none where one is stated.
+    """
+    batch, fewest = problem.workload.batch, fewest_rows(problem)
+    if getattr(problem.workload, "micro_batch", None) is not None:
+        return []
+    sizes = divisions(batch, MOST_STATED)
+    above = [other for other in sizes if other > size][-1:]
+    below = [other for other in sizes if other < size][:1]
+    near = dict.fromkeys((size // 2, size * 2, *below, *above))
+    return [other for other in near if other in sizes and other >= fewest]
 
 
 def divisions(batch: int, most: int) -> list[int]:

@@ -7,6 +7,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, pairwise, permutations, product
 
+from potluck.planning.building_blocks import candidates
 from potluck.planning.building_blocks.device_classes import classes_of, peers
 from potluck.planning.building_blocks.row_levels import allocate_by_level, edges_of, may_level
 from potluck.planning.building_blocks.stages import make_stage
@@ -363,14 +364,11 @@ def _spares(table: cost.CostTable, plan: Plan) -> Iterator[str]:
 
 
 def _other_micro_batches(table: cost.CostTable, plan: Plan) -> Iterator[Plan]:
-    """The same stages at half and at twice the micro-batch, rows by Algorithm 1."""
-    workload = table.problem.workload
-    if getattr(workload, "micro_batch", None) is not None:
-        return
-    for micro_batch in (plan.micro_batch // 2, plan.micro_batch * 2):
-        if not micro_batch or workload.batch % micro_batch:
-            continue
-        n = workload.batch // micro_batch
+    """The same stages at half and at twice the micro-batch, and at the sizes next to it; rows by
+    Algorithm 1.
+    """
+    for micro_batch in candidates.near_sizes(table.problem, plan.micro_batch):
+        n = table.problem.workload.batch // micro_batch
         made = [
             make_stage(
                 table, s.start, s.stop, s.devices, micro_batch, min(s.warm_up, n), allocate_by_level
