@@ -199,8 +199,17 @@ def test_it_may_be_started_again_in_the_instant_in_which_it_ends(tmp_path, numbe
             assert successor.key == running.key
 
 
+@pytest.fixture
+def heard():
+    """Signals have their usual meaning, under `nohup` too: whoever is started has that of ours."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="POSIX signals")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_a_signal_ends_it_in_good_order(tmp_path, number):
+def test_a_signal_ends_it_in_good_order(tmp_path, number, heard):
     with agent(tmp_path) as running:
         running.process.send_signal(number)
         assert running.process.wait(PATIENCE_S) == 0
