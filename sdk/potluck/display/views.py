@@ -14,6 +14,7 @@ from potluck.display import (
     text,
     what_if_views,
 )
+from potluck.display.tables import Table
 from potluck.graph.model import Model
 from potluck.home import Home
 from potluck.offload.accelerated import AcceleratedModel
@@ -66,6 +67,11 @@ _picture.register(RequestExplanation, offload_views.picture)
 _picture.register(OffloadWhatIf, what_if_views.chart)
 
 
+def _fragment(name: str, content: Table) -> str:
+    """A table, and as text where no HTML is shown."""
+    return markup.fragment(name, text.render(content), html.table(content))
+
+
 @as_html.register
 def _(plan: Plan) -> str:
     return html.plan(plan, plan.problem)
@@ -83,8 +89,7 @@ def _(profile: Profile) -> str:
 
 @as_html.register
 def _(network: HomeNetwork) -> str:
-    content = network_views.table(network)
-    return markup.fragment("network", text.render(content), html.table(content))
+    return _fragment("network", network_views.table(network))
 
 
 @as_text.register
@@ -192,8 +197,7 @@ def _(prospect: OffloadWhatIf) -> str:
 
 @as_html.register
 def _(services: Services) -> str:
-    content = serving_views.table(services)
-    return markup.fragment("services", text.render(content), html.table(content))
+    return _fragment("services", serving_views.table(services))
 
 
 @as_text.register
@@ -203,5 +207,4 @@ def _(services: Services) -> str:
 
 @as_html.register
 def _(service: Service) -> str:
-    content = serving_views.table({service.name: service})
-    return markup.fragment("service", text.render(content), html.table(content))
+    return _fragment("service", serving_views.table({service.name: service}))
