@@ -250,7 +250,13 @@ class LocalAgents:
         """
         if self._pid != os.getpid():
             return
+        try:
+            self._end_all()
+        finally:  # a second Ctrl-C ends the waiting, and leaves no keys behind
+            shutil.rmtree(self.directory, ignore_errors=True)
         _open.discard(self)
+
+    def _end_all(self) -> None:
         for name in tuple(self._frozen):
             self.thaw(name)
         for process in self._processes.values():
@@ -262,7 +268,6 @@ class LocalAgents:
         self._processes.clear()
         if self._inside is not None:
             self._inside.close()
-        shutil.rmtree(self.directory, ignore_errors=True)
 
     @staticmethod
     def _end(process: "subprocess.Popen[bytes]") -> None:
