@@ -19,10 +19,11 @@ from potluck.planning.borrowed import DEAR, RARE, borrow_cheap, borrow_dear
 from potluck.planning.bounds.latency import quick_bound_s
 from potluck.planning.building_blocks import candidates
 from potluck.planning.building_blocks.device_classes import ordered
-from potluck.planning.plans import is_thrifty, rounded
+from potluck.planning.plans import is_thrifty
 from potluck.planning.scenario import only
 from potluck.planning.search.branch_placement import Places
 from potluck.planning.search.candidate_pool import CandidatePool
+from potluck.planning.search.joining import joined
 from potluck.planning.search.local_search import deeper, fits, neighbours, reordered, reshared
 from potluck.planning.search.plan_floor import least_s
 from potluck.planning.search.subset_dp import ParetoLabel, SubsetSearch
@@ -291,15 +292,9 @@ def _of_each_size(pool: CandidatePool) -> list[Plan]:
 
 
 def _join(pool: CandidatePool, places: Places) -> Iterator[None]:
-    """Neighbouring stages of the best plan on the same devices become one where that is no
-    slower.
-    """
-    plan = next(iter(pool.ranking()), None)
-    while plan is not None:
-        score = rounded(pool.score(plan))
-        plan = next(
-            (other for other in places.joined(plan) if rounded(pool.score(other)) <= score), None
-        )
+    """The best plan in as few stages as it can be."""
+    for plan in pool.ranking()[:1]:
+        joined(pool, places, plan)
         yield
 
 

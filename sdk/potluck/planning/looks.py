@@ -18,13 +18,16 @@ from potluck.planning.building_blocks.device_classes import shape
 from potluck.planning.evaluate import judge
 from potluck.planning.plans import is_thrifty, preference
 from potluck.planning.search import recomputation
+from potluck.planning.search.branch_placement import Places
 from potluck.planning.search.candidate_pool import MAX_WORK, CandidatePool
+from potluck.planning.search.joining import joined
 from potluck.planning.search.work_budget import WorkBudget, given_s, is_many
 from potluck.records import Plan, Problem, Training
 from potluck.simulate import cost, direct, flows, footprint
 
 MAX_SHOWN = 12  # plans judged in full besides the best of every set of devices
 MAX_SETS = 24
+MAX_LISTED = 60  # plans among which those are found: many are one another but for needless cuts
 # plans of the one planner that knows parallel branches, to begin with where there are any
 N_BRANCHED = 12
 NO_HURRY_S = 1e12  # a latency that every plan holds: then the least energy decides
@@ -93,11 +96,7 @@ class Look:
         chosen: dict[Hashable, Plan] = {}
         watts = {d.name: (d.idle_w, d.busy_w, d.radio_w) for d in self.problem.devices}
         for pool in pools:
-            sets: dict[frozenset[str], Plan] = {}
-            for plan in pool.ranking():
-                sets.setdefault(frozenset(plan.devices), plan)
-            alone = [plan for plan in sets.values() if len(plan.devices) == 1]
-            for plan in (*pool.ranking()[:MAX_SHOWN], *list(sets.values())[:MAX_SETS], *alone):
+            for plan in _shown(pool):
                 joules = tuple(watts[name] for name in plan.devices)
                 chosen.setdefault((shape(plan, pools[0].peers), joules), plan)
         return [judge(self.problem, plan, self.table, self.simulator) for plan in chosen.values()]
@@ -237,6 +236,22 @@ class Look:
         look = replace(self, problem=free, table=self.table.sibling(free), max_plans=LOOK)
         found = [replace(plan, problem=self.problem) for plan in look.plans(known)]
         return sorted(found, key=lambda plan: preference(plan, self.problem))
+
+
+def _shown(pool: CandidatePool) -> list[Plan]:
+    """The best plans, the best of every set of devices, and those of one device."""
+    places, best, sets = Places(pool.table), dict[Hashable, Plan](), dict[frozenset[str], Plan]()
+    ranking = pool.ranking()
+    for plan in ranking[:MAX_LISTED]:
+        if len(best) == MAX_SHOWN:
+            break
+        whole = joined(pool, places, plan)
+        best.setdefault(shape(whole, pool.peers), whole)
+    for plan in ranking:
+        sets.setdefault(frozenset(plan.devices), plan)
+    alone = [plan for plan in sets.values() if len(plan.devices) == 1]
+    others = [*list(sets.values())[:MAX_SETS], *alone]
+    return [*best.values(), *(joined(pool, places, plan) for plan in others)]
 
 
 def rivals(problem: Problem, table: cost.CostTable) -> list[Plan]:

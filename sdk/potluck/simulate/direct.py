@@ -6,7 +6,7 @@ Layouts and their task graphs are kept per shape; a plan then only fills in what
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 from potluck.records import HOME, Device, Plan, Problem, Training
 from potluck.schedule.all_reduce import bounds
@@ -56,10 +56,10 @@ class _Graph:
 
 
 def in_flight(plan: Plan) -> int:
-    """Requests of a stream that are under way at once: enough to keep every stage and every link
-    busy.
+    """Requests of a stream that are under way at once: two for each stage, but that neighbouring
+    ones on the same devices count as one.
     """
-    return 2 * len(plan.stages)
+    return 2 + 2 * sum(left.devices != right.devices for left, right in pairwise(plan.stages))
 
 
 class Outcome:
