@@ -18,7 +18,9 @@ from potluck_wire.file_lock import alone
 from potluck_wire.fingerprint import fingerprint
 from potluck_wire.limits import is_device_name, is_key
 
-IDENTITY, PEERS, PEERS_LOCK = "identity.json", "peers.json", "peers.lock"
+IDENTITY = "identity.json"
+PEERS = "peers.json"
+PEERS_LOCK = "peers.lock"
 OWNER = "owner"  # the one role in the file: a notebook that may run programs here
 MAX_PEERS = 64
 MAX_FILE_BYTES = 1024 * 1024

@@ -100,7 +100,9 @@ class _Limit:
     """How many lines of one kind may still be written, since when."""
 
     def __init__(self, n_most: int) -> None:
-        self._n_most, self._n_written, self._began_s = n_most, 0, float("-inf")
+        self._n_most = n_most
+        self._n_written = 0
+        self._began_s = float("-inf")
         self.n_left_out = 0
 
     def is_over(self, now_s: float) -> bool:

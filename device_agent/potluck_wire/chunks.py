@@ -88,7 +88,9 @@ class Reassembler:
                 f"possible for {value.nbytes}",
             )
         self.value = value
-        self.received_bytes = self.credited_bytes = self._next = 0
+        self.received_bytes = 0
+        self.credited_bytes = 0
+        self._next = 0
 
     @property
     def complete(self) -> bool:
@@ -201,7 +203,9 @@ class SendWindow:
                 WireCode.CHUNK, f"cannot send {nbytes} bytes in chunks of {chunk_bytes}"
             )
         self.nbytes, self.chunk_bytes = nbytes, chunk_bytes
-        self.sent_bytes = self.credited_bytes = self._next = 0
+        self.sent_bytes = 0
+        self.credited_bytes = 0
+        self._next = 0
         self.done = False  # the receiver has everything
 
     @property

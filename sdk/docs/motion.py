@@ -90,9 +90,14 @@ def write(path: Path, pictures: list[Any]) -> None:
     """One file, at the best quality that keeps it small."""
     for quality in (80, 60, 45, 30):
         pictures[0].save(
-            path, save_all=True, append_images=pictures[1:], duration=FRAME_MS, loop=0,
-            quality=quality, method=5,
-        )  # fmt: skip
+            path,
+            save_all=True,
+            append_images=pictures[1:],
+            duration=FRAME_MS,
+            loop=0,
+            quality=quality,
+            method=5,
+        )
         if path.stat().st_size < MOST_BYTES:
             break
     print(f"{path}: {path.stat().st_size / 1e3:.0f} kB, {len(pictures)} pictures")

@@ -6,7 +6,10 @@ of a device that is played. `unknown`: nobody knows. What is predicted has the m
 
 from collections.abc import Iterable
 
-MEASURED, ASSUMED, SIMULATED, UNKNOWN = "measured", "assumed", "simulated", "unknown"
+MEASURED = "measured"
+ASSUMED = "assumed"
+SIMULATED = "simulated"
+UNKNOWN = "unknown"
 MARKS = (MEASURED, ASSUMED, SIMULATED, UNKNOWN)  # from best to worst
 
 

@@ -43,7 +43,9 @@ class RunningAgent:
         self, process: subprocess.Popen[str], facts: dict[str, Any], directory: Path
     ) -> None:
         self.process, self.directory = process, directory
-        self.port, self.key, self.code = int(facts["port"]), str(facts["key"]), str(facts["code"])
+        self.port = int(facts["port"])
+        self.key = str(facts["key"])
+        self.code = str(facts["code"])
 
     def command(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
         """`potluck agent ...` beside it, with its state directory."""

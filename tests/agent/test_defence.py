@@ -220,7 +220,10 @@ sys.exit(main.run(arguments.read(sys.argv[1:])))
 
 def test_a_real_agent_lives_on_and_keeps_a_report_and_a_recording(tmp_path):
     (tmp_path / "breaks.py").write_text(BREAKS)
-    ada, bob, state, recording = Keys(), Keys(), tmp_path / "state", str(tmp_path / "fault.rec")
+    ada = Keys()
+    bob = Keys()
+    state = tmp_path / "state"
+    recording = str(tmp_path / "fault.rec")
     trust = ("--trust", f"{ada.public}:ada", "--trust", f"{bob.public}:bob")
     with (
         agent(

@@ -32,7 +32,10 @@ class Machine:
 
     def __init__(self, root, platform):
         self.root, self.platform = root, platform
-        self.lines, self.loaded, self.known, self.breaks = [], None, None, {}
+        self.lines = []
+        self.loaded = None
+        self.known = None
+        self.breaks = {}
         self.n_bootstraps_refused = 0
 
     def run(self, line):

@@ -23,6 +23,7 @@ IMPURE_FILES = {
 }
 
 MAX_LINES = 500
+MOST_AT_ONCE = 2  # names
 LONG = {
     "sdk/potluck/offload/rows/row_rules.py": "one table: the rule of every operator",
     "device_agent/potluck_wire/messages.py": "one table: every message beside its neighbours",
@@ -276,5 +277,21 @@ def bare(path: str, source: str) -> list[str]:
     return found
 
 
-RULES = (unsafe, pure, long, prints, wall_time, bare)
+def crowded(path: str, source: str) -> list[str]:
+    """At most two names are assigned at once, unless one value is taken apart."""
+    return [
+        f"{path}:{node.lineno}: assigns more than two names at once"
+        for node in ast.walk(_tree(source))
+        if isinstance(node, ast.Assign) and (len(node.targets) > MOST_AT_ONCE or any(_listed(node)))
+    ]
+
+
+def _listed(assign: ast.Assign) -> Iterator[bool]:
+    """Whether each target is a long list of names for a list of values."""
+    for target in assign.targets:
+        names = target.elts if isinstance(target, ast.Tuple) else []
+        yield isinstance(assign.value, ast.Tuple) and len(names) > MOST_AT_ONCE
+
+
+RULES = (unsafe, pure, long, prints, wall_time, bare, crowded)
 EXCUSES = (LONG, PRINTS, WALL_TIME)

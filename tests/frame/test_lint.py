@@ -12,12 +12,16 @@ def test_shipped_code_keeps(rule):
     assert [broken for path, source in MODULES for broken in rule(path, source)] == []
 
 
-WIRE, PLAN, SDK, AGENT = (
-    "device_agent/potluck_wire/x.py",
-    "sdk/potluck/planning/x.py",
-    "sdk/potluck/run/x.py",
-    "device_agent/potluck_agent/x.py",
-)
+def test_tests_assign_names_one_by_one():
+    sources = {str(path): path.read_text() for path in (lint.ROOT / "tests").rglob("*.py")}
+    assert len(sources) > 20
+    assert [found for path, text in sources.items() for found in lint.crowded(path, text)] == []
+
+
+WIRE = "device_agent/potluck_wire/x.py"
+PLAN = "sdk/potluck/planning/x.py"
+SDK = "sdk/potluck/run/x.py"
+AGENT = "device_agent/potluck_agent/x.py"
 PLANTED = {
     lint.unsafe: [
         (AGENT, "import pickle"),
@@ -66,6 +70,7 @@ PLANTED = {
         (SDK, "from datetime import datetime as dt\ndt.now()"),
     ],
     lint.bare: [(SDK, "try:\n    f()\nexcept:\n    pass"), (AGENT, "class ConnectionManager: ...")],
+    lint.crowded: [(SDK, "a, b, c = 1, 2, 3"), (AGENT, "a = b = c = 0")],
 }
 INNOCENT = [
     (AGENT, "import re\nre.compile('x')"),
@@ -77,6 +82,7 @@ INNOCENT = [
     (PLAN, "def plan(problem, rng):\n    return rng.random()"),
     (SDK, "x = 1\n" * 500),
     ("sdk/potluck/commands/x.py", "print(1)"),
+    (SDK, "a, b = 1, 2\nc, d, e = f()\ng = h = 0"),
 ]
 SAMPLES = [(rule, *sample) for rule, samples in PLANTED.items() for sample in samples]
 

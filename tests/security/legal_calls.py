@@ -36,7 +36,10 @@ def mask(*shape):
 
 
 F64 = Dtype("float64")
-X, FEW, IMAGE, LINE = tensor(2, 3, 4), tensor(3, 4), tensor(2, 4, 6, 6), tensor(2, 4, 6)
+X = tensor(2, 3, 4)
+FEW = tensor(3, 4)
+IMAGE = tensor(2, 4, 6, 6)
+LINE = tensor(2, 4, 6)
 VECTOR, FOUR = tensor(3), tensor(4)
 
 
@@ -66,9 +69,17 @@ def gru(n_layers=1, n_ways=1, biases=True, dropout=0.0):
     return tensor(5, 2, 3), hx, weights, biases, n_layers, dropout, True, n_ways == 2, False
 
 
-PROJECTED = (tensor(5, 2, 3), (tensor(1, 2, 2), tensor(1, 2, 4)),
-             (tensor(16, 3), tensor(16, 2), tensor(16), tensor(16), tensor(2, 4)),
-             True, 1, 0.0, False, False, False)  # fmt: skip
+PROJECTED = (
+    tensor(5, 2, 3),
+    (tensor(1, 2, 2), tensor(1, 2, 4)),
+    (tensor(16, 3), tensor(16, 2), tensor(16), tensor(16), tensor(2, 4)),
+    True,
+    1,
+    0.0,
+    False,
+    False,
+    False,
+)
 NORM = (IMAGE, FOUR, FOUR, FOUR, positive(4), True, 0.1, 1e-5, False)
 CONV_1D, CONV_2D = (LINE, tensor(6, 2, 3), tensor(6)), (IMAGE, tensor(6, 2, 3, 3), tensor(6))
 ATTENTION = tensor(2, 4, 5, 6)

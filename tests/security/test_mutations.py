@@ -36,7 +36,9 @@ DOCUMENTS, INTERPRETER = (
     "tests/agent/worker/test_interpreter.py",
 )
 FRAMES, OPERATORS = "tests/wire/test_frames.py", "tests/security/test_operators.py"
-WIRE, AGENT, WORKER = "potluck_wire/", "potluck_agent/", "potluck_agent/worker/"
+WIRE = "potluck_wire/"
+AGENT = "potluck_agent/"
+WORKER = "potluck_agent/worker/"
 MUTATIONS: dict[str, Mutation] = {}
 
 

@@ -76,7 +76,9 @@ def test_f14_chaos_changes_nothing_that_is_learned(
     """Faults at random moments; after each the run goes on from its last file, and equals the
     undisturbed one.
     """
-    rng, (x, y), path = random.Random(14), make_data("mlp", 16), tmp_path / "run.safetensors"
+    rng = random.Random(14)
+    (x, y) = make_data("mlp", 16)
+    path = tmp_path / "run.safetensors"
     n_files = psutil.Process().num_fds()
     run = home.deploy(plan_of(model), model, seed=7, protect=False).wait()
     losses = []

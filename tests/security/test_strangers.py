@@ -189,7 +189,9 @@ class Between:
     """
 
     def __init__(self, port, spoil):
-        self.sent, self._spoil, self._port = bytearray(), spoil, port
+        self.sent = bytearray()
+        self._spoil = spoil
+        self._port = port
         self._server = socket.create_server(("127.0.0.1", 0))
         self.port = self._server.getsockname()[1]
         threading.Thread(target=self._accept, daemon=True).start()
@@ -261,7 +263,9 @@ def test_s10_flipped_bits_lose_messages_and_never_change_one(
     """A connection that meets one is over (libzmq does not come back by itself then): each gets its
     own.
     """
-    rng, flips, answered = Random(10), [0], 0
+    rng = Random(10)
+    flips = [0]
+    answered = 0
 
     def spoil(data):
         if rng.random() < 0.9:

@@ -45,7 +45,9 @@ def is_heard(peer):
 
 def test_two_connections_of_one_key_that_take_turns_get_the_window_once(jetson):
     """Each was taken for a new one, and everything under way was sent again into it."""
-    n_values, nbytes, n_turns = 250, 30_000, 60
+    n_values = 250
+    nbytes = 30_000
+    n_turns = 60
     with RawPeer(jetson.port, jetson.key, ADA) as one, RawPeer(jetson.port, jetson.key, ADA) as two:
         sockets = deaf(one, jetson), deaf(two, jetson)
         one.ask(Hello(major=1, name="ada"))

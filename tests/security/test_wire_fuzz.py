@@ -91,7 +91,9 @@ def spoiled_frames(rng, number):
 
 
 def check_frames(seed, count):
-    rng, numbers, refused = random.Random(seed), sorted(MESSAGES), 0
+    rng = random.Random(seed)
+    numbers = sorted(MESSAGES)
+    refused = 0
     channels = tuple(Channel)
     for _ in range(count):
         number = rng.choice(numbers)
@@ -151,7 +153,9 @@ WORDS = (
 
 
 def check_documents(seed, count):
-    rng, whole, causes = random.Random(seed), dumps(GRAPH), []
+    rng = random.Random(seed)
+    whole = dumps(GRAPH)
+    causes = []
     paths = [path for path in leaves(json.loads(whole)) if path]
     for _ in range(count):
         if rng.random() < 0.3:

@@ -55,7 +55,9 @@ def test_the_receiver_accepts_exactly_what_the_sender_cuts(nbytes, chunk_bytes):
 
 @given(*SIZES, st.lists(st.tuples(st.integers(0, 12), st.integers(0, 70)), max_size=30))
 def test_whatever_else_comes_is_refused_and_changes_nothing(nbytes, chunk_bytes, arrivals):
-    assembly, ranges, due = Reassembler(value(nbytes, chunk_bytes)), split(nbytes, chunk_bytes), 0
+    assembly = Reassembler(value(nbytes, chunk_bytes))
+    ranges = split(nbytes, chunk_bytes)
+    due = 0
     for index, size in arrivals:
         right = due < len(ranges) and index == due and size == ranges[due][1] - ranges[due][0]
         before = assembly.received_bytes
@@ -115,11 +117,9 @@ def test_refuses_a_value_whose_numbers_do_not_fit(wrong, code):
 
 @given(*SIZES, st.integers(60, 200), st.randoms())
 def test_a_window_is_never_overrun_and_everything_arrives(nbytes, chunk_bytes, window, random):
-    departure, assembly, under_way = (
-        SendWindow(nbytes, chunk_bytes),
-        Reassembler(value(nbytes, chunk_bytes)),
-        [],
-    )
+    departure = SendWindow(nbytes, chunk_bytes)
+    assembly = Reassembler(value(nbytes, chunk_bytes))
+    under_way = []
     while not departure.done:
         chunk = departure.advance(window - departure.outstanding_bytes)
         if chunk is not None:

@@ -189,7 +189,9 @@ def test_a_probe_that_is_no_answer_is_refused(seconds):
 
 def is_deeper(text):
     """Whether brackets outside of strings nest deeper than they may, or do not match: by hand."""
-    depth = deepest = lowest = 0
+    depth = 0
+    deepest = 0
+    lowest = 0
     in_string = is_escaped = False
     for character in text:
         if is_escaped:

@@ -54,7 +54,9 @@ MESSAGE = st.tuples(LENGTHS, SIZES).map(lambda drawn: [drawn[1]] * drawn[0])
 
 @given(st.lists(MESSAGE, max_size=4), st.sampled_from(OVER_SOCKETS), st.integers(0, 1))
 def test_no_call_takes_or_keeps_more_than_a_message_may_have(messages, channel, n_routes):
-    source, reader, heard = Source(*messages), MessageReader(channel, n_routes), []
+    source = Source(*messages)
+    reader = MessageReader(channel, n_routes)
+    heard = []
     most = most_frames(channel) + n_routes
     while source:
         before = source.n_asked
@@ -120,7 +122,9 @@ def test_one_message_that_never_ends_is_never_forgiven_much(slices):
 
 
 def test_heartbeats_of_years_are_forgiven_between_messages():
-    unread, came_bytes, ping = Unread(), 0, encode(Ping())
+    unread = Unread()
+    came_bytes = 0
+    ping = encode(Ping())
     for _ in range(10_000):
         came_bytes += incoming.wire_bytes(ping) + 100_000
         unread.read(ping)

@@ -56,7 +56,10 @@ class Availability:
     def __init__(
         self, loop: Loop, rules: Rules, drain_s: float, read: Callable[[], Readings]
     ) -> None:
-        self._loop, self._rules, self._drain_s, self._read = loop, rules, drain_s, read
+        self._loop = loop
+        self._rules = rules
+        self._drain_s = drain_s
+        self._read = read
         self._broken: Broken = {}
         self._looked_s = float("-inf")
         self._n_asked = self._n_told = 0

@@ -59,14 +59,18 @@ def here(say: Callable[[str], None]) -> Place:
     if sys.platform == "win32":
         domain, user = os.environ.get("USERDOMAIN", ""), os.environ.get("USERNAME", "")
         config = Path(os.environ.get("APPDATA") or Path.home())
-        name, uid, home = f"{domain}\\{user}" if domain else user, 0, Path.home()
+        name = f"{domain}\\{user}" if domain else user
+        uid = 0
+        home = Path.home()
         is_admin = True  # schtasks says so where it is missing
     else:
         import pwd
 
         is_admin = os.geteuid() == 0
         entry = pwd.getpwuid(int(os.environ.get("SUDO_UID") or os.getuid()))
-        name, uid, home = entry.pw_name, entry.pw_uid, Path(entry.pw_dir)
+        name = entry.pw_name
+        uid = entry.pw_uid
+        home = Path(entry.pw_dir)
         config = Path(os.environ.get("XDG_CONFIG_HOME") or home / ".config")
     python = Path(sys.executable)
     if sys.platform == "win32" and python.with_name("pythonw.exe").exists():

@@ -34,7 +34,9 @@ class Meter:
         model: Model,
         charge_frac: Callable[[], float | None] = lambda: None,
     ) -> None:
-        self._gauges, self._model, self._charge_frac = gauges, model, charge_frac
+        self._gauges = gauges
+        self._model = model
+        self._charge_frac = charge_frac
         self._joules = 0.0
         self._partly_modelled = False
 

@@ -29,7 +29,9 @@ class Intake:
     def __init__(
         self, sources: Sources, inflow: Inflow, take: Callable[[Channel, bytes, list[Any]], None]
     ) -> None:
-        self._sources, self._inflow, self._take = sources, inflow, take
+        self._sources = sources
+        self._inflow = inflow
+        self._take = take
         self.begin()
 
     def begin(self) -> None:

@@ -19,7 +19,11 @@ from potluck_wire.fingerprint import fingerprint
 from potluck_wire.messages import Goodbye
 from potluck_wire.version import show
 
-LIFE, NOTEBOOK, WORKER, FAULT, NOTE = "life", "notebooks", "the worker", "faults", "notes"
+LIFE = "life"
+NOTEBOOK = "notebooks"
+WORKER = "the worker"
+FAULT = "faults"
+NOTE = "notes"
 
 
 class Journal:

@@ -26,7 +26,9 @@ class WorkerSupervisor:
     def __init__(
         self, sources: Poller, start: Callable[[], Any], *, may_rest: bool = False
     ) -> None:
-        self._sources, self._start, self._may_rest = sources, start, may_rest
+        self._sources = sources
+        self._start = start
+        self._may_rest = may_rest
         self._worker: Any = None
         self._stillness: Stillness | None = None
         self._events = 0

@@ -75,7 +75,9 @@ def _systemctl(service: Service) -> tuple[str, ...]:
 
 def unit(service: Service) -> str:
     """The text of the unit."""
-    network, guards, user = "", _GUARDS, ""
+    network = ""
+    guards = _GUARDS
+    user = ""
     if service.is_system:
         network = "Wants=network-online.target\nAfter=network-online.target\n"
         guards += _SYSTEM_GUARDS

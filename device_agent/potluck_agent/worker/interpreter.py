@@ -68,7 +68,9 @@ class Interpreter:
     ) -> None:
         for node in graph.nodes:
             check(node)
-        self.graph, self.randoms, self._device = graph, randoms or {}, device
+        self.graph = graph
+        self.randoms = randoms or {}
+        self._device = device
         self._wrap = wrap
         self._ends = _last_uses(graph)
         self._bound: dict[Sizes, list[Step]] = {}

@@ -36,7 +36,10 @@ class Piece:
         named: Named,
         flowing: Sequence[int],
     ) -> None:
-        self.function, self.args, self.named, self.flowing = function, args, named, flowing
+        self.function = function
+        self.args = args
+        self.named = named
+        self.flowing = flowing
         self.weights = [
             x
             for place, x in enumerate(args)

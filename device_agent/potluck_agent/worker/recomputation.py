@@ -35,7 +35,9 @@ class Recomputed:
         split: bool = False,
     ) -> None:
         self.inputs = [x.detach() for x in inputs]
-        self.rows, self.step, self.micro_batch = rows, step, micro_batch
+        self.rows = rows
+        self.step = step
+        self.micro_batch = micro_batch
         self.split = split
         self._buffers = {name: buffer.clone() for name, buffer in updated.items()}
         self._random = torch.get_rng_state()

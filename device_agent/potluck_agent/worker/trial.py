@@ -15,7 +15,9 @@ from potluck_agent.worker.arrays.backends import backends
 from potluck_wire.messages import ProcessorTried, TryProcessor
 from potluck_wire.processors import MAX_NAME, MAX_REASON, PROVIDERS, line
 
-ROWS, WIDTH, HIDDEN = 64, 512, 2048
+ROWS = 64
+WIDTH = 512
+HIDDEN = 2048
 FLOP = 4 * ROWS * WIDTH * HIDDEN  # 268 million: 5 ms on one core that does 50 GFLOP/s
 # Of the largest answer. Products in half precision err by a thousandth; bfloat16, with an eighth of
 # its digits, is another answer.

@@ -27,8 +27,13 @@ ORDER_STEPS = 2.0  # that an order of transfers costs: a pipeline is finished an
 LOOKS_TO_SWITCH = 2
 FORGET_STEPS = 256  # then what no step shows any more may be as its profile says again
 
-NOTHING, ORDER, PLAN = "nothing", "order", "plan"
-STAY, WAIT, SWITCH, FAILED = "stay", "wait", "switch", "failed"
+NOTHING = "nothing"
+ORDER = "order"
+PLAN = "plan"
+STAY = "stay"
+WAIT = "wait"
+SWITCH = "switch"
+FAILED = "failed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -79,7 +79,9 @@ def _training(home: "Home", settings: Mapping[str, float]) -> "Iterator[tuple[Ru
 
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    width, rows, n = int(settings["width"]), int(settings["rows"]), len(home.devices)
+    width = int(settings["width"])
+    rows = int(settings["rows"])
+    n = len(home.devices)
     layers = [m for _ in range(2 * n) for m in (torch.nn.Linear(width, width), torch.nn.Tanh())]
     x = torch.randn(rows, width)
     model = Model.from_torch(
@@ -93,9 +95,12 @@ def _training(home: "Home", settings: Mapping[str, float]) -> "Iterator[tuple[Ru
         for i, (name, (a, b)) in enumerate(zip(home.devices, pairwise(cuts), strict=True))
     )
     plan = Plan(
-        planner="bench", model=profile.model, stages=stages, micro_batch=rows // 4,
+        planner="bench",
+        model=profile.model,
+        stages=stages,
+        micro_batch=rows // 4,
         n_micro_batches=4,
-    )  # fmt: skip
+    )
     running = home.deploy(plan, model).wait()
     ends: list[float] = []
     fitting = running.fit(
@@ -219,7 +224,9 @@ class _Played:
         from potluck.display.cockpit.frames import Frames
         from potluck.display.cockpit.machine import Machine
 
-        self._machine, self._frames, self._number = Machine(), Frames(), 0
+        self._machine = Machine()
+        self._frames = Frames()
+        self._number = 0
         self._views: list[Any] = []
         self.n_bytes = 0
 

@@ -81,7 +81,9 @@ def units(table: cost.CostTable, most_bytes: int) -> list[Unit]:
     most_bytes
         Of a unit of several layers.
     """
-    found, start, n_layers = list[Unit](), 0, len(table.problem.layers)
+    found = list[Unit]()
+    start = 0
+    n_layers = len(table.problem.layers)
     for stop in range(1, n_layers + 1):
         if stop == n_layers or table.parameter_bytes(start, stop + 1) > most_bytes:
             found.append((start, stop))

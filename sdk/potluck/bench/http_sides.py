@@ -97,7 +97,9 @@ async def load(side: str, port: int, width: int, n_clients: int, per_s: float, s
     """Closed loop (`per_s` 0): every client asks again at once. Open loop: requests come at random
     times, whether earlier ones were answered or not; seconds count from when it should have come.
     """
-    message, taken, rng = request(side, port, width), list[float](), random.Random(1)
+    message = request(side, port, width)
+    taken = list[float]()
+    rng = random.Random(1)
     connections = [await Connection().open(port) for _ in range(n_clients)]
     free: asyncio.Queue[Connection] = asyncio.Queue()
     for each in connections:

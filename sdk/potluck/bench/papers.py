@@ -61,7 +61,9 @@ TABLE_4 = {
     ("bert-small-32", "b-100"): (1.3, 6.8, 1.0),
     ("bert-small-32", "b-1000"): (3.9, 4.2, 1.3),
 }
-ALONE, PARALLEL, STRAIGHT = "device", "data_parallel", "pipeline"
+ALONE = "device"
+PARALLEL = "data_parallel"
+STRAIGHT = "pipeline"
 
 # Dora: Figures 8 and 9 (section 6.2), and Table 4 (seconds of Metis, Asteroid and Dora)
 SPEEDUPS = {

@@ -54,9 +54,13 @@ def run(settings: Mapping[str, float]) -> Result:
         near.append(near_s)
     first_s, near_s, end_s = _best(B1, int(settings["repeats"]), 213)
     figures = {
-        "dora_cases_max_s": max(near), "b1_213_layers_s": near_s, "b1_213_layers_first_s": first_s,
-        "b1_213_layers_end_s": end_s, **_large(settings), **figures,
-    }  # fmt: skip
+        "dora_cases_max_s": max(near),
+        "b1_213_layers_s": near_s,
+        "b1_213_layers_first_s": first_s,
+        "b1_213_layers_end_s": end_s,
+        **_large(settings),
+        **figures,
+    }
     return Result(name="planning_time", figures=figures, settings=dict(settings), goals=GOALS)
 
 

@@ -136,7 +136,10 @@ class _Own:
     """Plain torch in this process."""
 
     def __init__(self, network: Any, x: Any, y: Any, repeats: int) -> None:
-        self._network, self._x, self._y, self._repeats = network, x, y, repeats
+        self._network = network
+        self._x = x
+        self._y = y
+        self._repeats = repeats
 
     def forward_s(self) -> float:
         import torch
@@ -248,7 +251,9 @@ def _onnx(network: Any, width: int) -> bytes:
     """The same network as an ONNX model; its weights have a shape and no data, as for a profile."""
     from onnx import TensorProto, helper
 
-    nodes, weights, value = [], [], "x"
+    nodes = []
+    weights = []
+    value = "x"
     for index, layer in enumerate(network):
         result = f"v{index}" if index + 1 < len(network) else "y"
         if hasattr(layer, "weight"):

@@ -106,7 +106,9 @@ class Played:
         from potluck.planning import make_plans
         from potluck.records import Training
 
-        self.home, self.agents, self.settings = home, agents, settings
+        self.home = home
+        self.agents = agents
+        self.settings = settings
         self.network, self.batch, self.loss = _network(kind, int(settings["batch"]))
         x, y = self.batch
         self.model = Model.from_torch(self.network, x, loss=self.loss, example_targets=y, name=kind)
@@ -123,7 +125,9 @@ class Played:
 
     def strike(self, rng: random.Random, found: Found) -> None:
         """Kill, again and again, while one training goes on; then look what was learned."""
-        running, ends, given = self.deploy(self.plan), Steps(), 0
+        running = self.deploy(self.plan)
+        ends = Steps()
+        given = 0
 
         def endless() -> Iterator[Any]:
             nonlocal given

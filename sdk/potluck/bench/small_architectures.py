@@ -12,7 +12,11 @@ from typing import Any
 import torch
 
 MAX_PARAMETERS = 3_000_000
-ROWS, TOKENS, VOCABULARY, PIXELS, SAMPLES = 4, 8, 96, 32, 4_000
+ROWS = 4
+TOKENS = 8
+VOCABULARY = 96
+PIXELS = 32
+SAMPLES = 4_000
 # what a configuration may call each size, and the small one
 _SIZES: Mapping[str, int] = {
     **dict.fromkeys(
@@ -73,7 +77,9 @@ class Answer(torch.nn.Module):
 
     def __init__(self, net: torch.nn.Module, names: tuple[str, ...], place: int = 0) -> None:
         super().__init__()
-        self.model, self._names, self._place = net, names, place
+        self.model = net
+        self._names = names
+        self._place = place
 
     def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
         """That output."""

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
 SETTINGS: Mapping[str, float] = {"repeats": 3, "steps_before": 300}
 GOALS = {"takeover_beyond_lease_s_median": ("<=", 5.0)}
-FIRST, SECOND, NOTEBOOK = "first", "second", "notebook"
+FIRST = "first"
+SECOND = "second"
+NOTEBOOK = "notebook"
 MOST_S = 120.0
 EPOCHS = 2000  # of eight steps: more than are done before and after the kill
 LOOK_S = 0.02

@@ -251,7 +251,9 @@ def _compared(
     key: str, ours: _Ours, ranks: Ranks, schedule: str, settings: Mapping[str, float]
 ) -> dict[str, float]:
     n_steps = int(settings["steps"])
-    ratios, steps_ms, difference = list[float](), list[float](), 0.0
+    ratios = list[float]()
+    steps_ms = list[float]()
+    difference = 0.0
     for index in range(1 + int(settings["rounds"])):
         ours_s, our_loss = ours.steps(n_steps)
         theirs_s, their_loss = ranks.steps(schedule, n_steps)

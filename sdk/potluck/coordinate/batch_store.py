@@ -126,7 +126,9 @@ class _Writer:
         for place, number in enumerate(group.numbers):
             self._places[number] = (self._n_shards, place)
         self._n_shards += 1
-        group.rows, group.numbers, group.nbytes = [], [], 0
+        group.rows = []
+        group.numbers = []
+        group.nbytes = 0
 
 
 class BatchStore:
@@ -305,7 +307,9 @@ def _fit(tensors: "Mapping[str, torch.Tensor]", whole: Sequence[str]) -> bool:
 
     if set(tensors) != {"rows", "ends", "places", *whole}:
         return False
-    rows, ends, places = tensors["rows"], tensors["ends"], tensors["places"]
+    rows = tensors["rows"]
+    ends = tensors["ends"]
+    places = tensors["places"]
     n_dims = {"rows": (rows, 1), "ends": (ends, 1), "places": (places, 2)}
     if any(each.dtype != torch.int64 or each.ndim != n for each, n in n_dims.values()):
         return False

@@ -48,7 +48,9 @@ class ThreadBeat:
         work: Callable[[], bool],
         at_end: Callable[[], None] = lambda: None,
     ) -> None:
-        self._every_s, self._work, self._at_end = every_s, work, at_end
+        self._every_s = every_s
+        self._work = work
+        self._at_end = at_end
         self._news = threading.Event()
         self._thread = threading.Thread(target=self._loop, name=f"potluck {name}", daemon=True)
         self._thread.start()

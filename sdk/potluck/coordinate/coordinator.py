@@ -55,7 +55,9 @@ class Coordinator:
         reads: Path | None = None,
     ) -> None:
         self.reads = reads
-        self.folder, self._homes, self._reach = folder, OpenHome(open_home), reach
+        self.folder = folder
+        self._homes = OpenHome(open_home)
+        self._reach = reach
         self.seat: Seat | None = None  # where it listens, for other coordinators
         self.trusted: frozenset[str] = frozenset()  # keys of notebooks
         self._pace = pace

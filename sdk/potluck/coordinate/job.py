@@ -16,7 +16,10 @@ if TYPE_CHECKING:
     from potluck.profile.profiles import Profile
 
 FORMAT = "potluck-job-1"
-MODEL, START, PROFILE, JOB = "model.safetensors", "start.safetensors", "profile.json", "job.json"
+MODEL = "model.safetensors"
+START = "start.safetensors"
+PROFILE = "profile.json"
+JOB = "job.json"
 BATCHES = "batches"
 ORDER = f"{BATCHES}/order.safetensors"
 # of batches that are made of files of arrays: which files, and what a loss has made of each batch

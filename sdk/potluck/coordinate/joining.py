@@ -30,7 +30,9 @@ class Joining:
     def __init__(
         self, coordinator: Coordinator, ask: Ask, told: Callable[[str], None] = lambda text: None
     ) -> None:
-        self._coordinator, self._ask, self._told = coordinator, ask, told
+        self._coordinator = coordinator
+        self._ask = ask
+        self._told = told
         self._why = ""
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="potluck join", daemon=True)

@@ -23,7 +23,11 @@ from potluck.documents import read_json
 from potluck.errors import FileError
 
 FORMAT = "potluck-journal-1"
-WAITING, TRAINING, ENDED, STOPPED, FAILED = "waiting", "training", "ended", "stopped", "failed"
+WAITING = "waiting"
+TRAINING = "training"
+ENDED = "ended"
+STOPPED = "stopped"
+FAILED = "failed"
 STATES = (WAITING, TRAINING, ENDED, STOPPED, FAILED)
 
 
@@ -86,7 +90,9 @@ class Progress:
             case {"group": dict(row)}:
                 self.group = read_group(row)
             case {"begun": int(step), "n_batches": int(n_batches), "saved": str(file)}:
-                self.first_step, self.n_batches, self.saved = step, n_batches, (file, step)
+                self.first_step = step
+                self.n_batches = n_batches
+                self.saved = (file, step)
             case _:
                 raise ValueError(f"{dict(entry)} cannot be after step {self.step}")
 

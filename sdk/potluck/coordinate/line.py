@@ -85,7 +85,10 @@ class Line:
     def __init__(
         self, machine: Succession, lease: str, ask: AskDevice, part: Part, pace: Pace = THREADS
     ) -> None:
-        self.machine, self._lease, self._ask, self._part = machine, lease, ask, part
+        self.machine = machine
+        self._lease = lease
+        self._ask = ask
+        self._part = part
         self._clock, self._begin = pace.clock, pace.beats
         self._events: deque[Event] = deque()
         self._leaving, self._synced = False, -1

@@ -95,9 +95,14 @@ class SharedJob:
         wanted: bool = False,
         pace: Pace = THREADS,
     ) -> None:
-        self.job, self._folder, self._me, self._work = folder.name, folder, me, work
+        self.job = folder.name
+        self._folder = folder
+        self._me = me
+        self._work = work
         self._home, self._reach = home, reach
-        self._founds, self._wanted, self._writing = founds, wanted, threading.RLock()
+        self._founds = founds
+        self._wanted = wanted
+        self._writing = threading.RLock()
         self._path = folder / JOURNAL
         (folder / COMING_JOURNAL).unlink(missing_ok=True)
         self._copy: JournalCopy | None = None  # while it is not trained here

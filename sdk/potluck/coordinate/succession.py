@@ -38,7 +38,10 @@ STAGGER_S = 0.7  # the next in line asks so much later than the one before it
 MAX_NEWER = 1_000_000
 LAG_S = 4.0  # a copy that was not asked for by its holder in so long does not count any more
 
-FOLLOWING, ASKING, TAKING, ACTING = "following", "asking", "taking", "acting"
+FOLLOWING = "following"
+ASKING = "asking"
+TAKING = "taking"
+ACTING = "acting"
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,14 +177,22 @@ class Succession:
         reached: int = 0,
         founds: bool = False,
     ) -> None:
-        self.me, self.rank, self.voters, self.founds = me, rank, voters, founds
-        self.role, self.term, self.reached, self.reported = FOLLOWING, term, reached, 0
+        self.me = me
+        self.rank = rank
+        self.voters = voters
+        self.founds = founds
+        self.role = FOLLOWING
+        self.term = term
+        self.reached = reached
+        self.reported = 0
         self.leader, self.why = "", ""
         self._followed = term  # the newest term whose coordinator this copy is of
         self.held_until_s = float("-inf")
         self.record: Record | None = None  # in force while we act
         self._next_s = float("-inf")  # when to ask for promises
-        self._number, self._serial, self._asked_s = 0, 0, float("-inf")
+        self._number = 0
+        self._serial = 0
+        self._asked_s = float("-inf")
         self._granted: frozenset[str] = frozenset()
         self._denied: frozenset[str] = frozenset()
         self._latest: tuple[tuple[int, int], Record] | None = None
@@ -250,7 +261,9 @@ class Succession:
 
     def _tick(self, now_s: float) -> None:
         if self.role == FOLLOWING and now_s >= self._next_s:
-            self.role, self._latest, self.term = ASKING, None, self.term + 1
+            self.role = ASKING
+            self._latest = None
+            self.term = self.term + 1
             self._left_s = 0.0
             self._ask(0, PROMISE_S, None, now_s)
         elif self.role in (ASKING, TAKING) and now_s >= self._asked_s + PROMISE_S:
@@ -259,7 +272,9 @@ class Succession:
             self._renew(now_s)
 
     def _ask(self, serial: int, lasts_s: float, record: Record | None, now_s: float) -> None:
-        self._number, self._asked_s, self._serial = self._number + 1, now_s, serial
+        self._number = self._number + 1
+        self._asked_s = now_s
+        self._serial = serial
         self._granted = self._denied = frozenset()
         self._actions.append(AskVoters(self._number, self.term, serial, lasts_s, record))
 
@@ -325,7 +340,10 @@ class Succession:
     # --- acting -----------------------------------------------------------------------------------
 
     def _begin(self, now_s: float) -> None:
-        self.role, self.leader, self.why, self._followed = ACTING, self.me, "", self.term
+        self.role = ACTING
+        self.leader = self.me
+        self.why = ""
+        self._followed = self.term
         assert self._pending is not None
         others = set(self._pending.in_sync) - {self.me}
         self._copies, self._offered = dict.fromkeys(others, (0, now_s)), {}
@@ -392,6 +410,8 @@ class Succession:
     def _end(self, why: str, now_s: float) -> None:
         if self.role == ACTING:
             self._actions.append(End(why))
-        self.role, self.record, self._pending = FOLLOWING, None, None
+        self.role = FOLLOWING
+        self.record = None
+        self._pending = None
         self.held_until_s = float("-inf")
         self._next_s = now_s + LEASE_S + self.rank * STAGGER_S

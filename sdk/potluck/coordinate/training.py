@@ -68,8 +68,12 @@ class Training:
         reads: Path | None = None,
     ) -> None:
         self._reads = reads
-        self._folder, self.job, self.journal = folder, folder.name, journal
-        self._homes, self._shared, self._ended = homes, shared, ended
+        self._folder = folder
+        self.job = folder.name
+        self.journal = journal
+        self._homes = homes
+        self._shared = shared
+        self._ended = ended
         self.plan, self.is_over = "", False
         self._gives_up = self._closes = False
         self._stopping, self._begins = threading.Event(), threading.Event()
@@ -194,7 +198,9 @@ class Training:
     def _follow(self, run: "Run", fitting: "Handle[History]") -> None:
         """Until it has ended, or is told to: write down what happens, and save."""
         journal = self.journal
-        told, saved_s, took_s = 0, time.monotonic(), 0.0
+        told = 0
+        saved_s = time.monotonic()
+        took_s = 0.0
         while not fitting.done:
             if self._stopping.wait(LOOK_S):
                 fitting.cancel()

@@ -35,7 +35,9 @@ class WhoeverActs:
     def __init__(
         self, place: Place, others: Sequence[Seat] = (), state: Path | None = None
     ) -> None:
-        self.place, self._others, self._state = place, tuple(others), state
+        self.place = place
+        self._others = tuple(others)
+        self._state = state
 
     def ask(
         self, what: str, data: bytes = b"", *, within_s: float = ANSWER_S, **about: Any

@@ -22,7 +22,9 @@ from potluck_wire.file_lock import alone
 from potluck_wire.limits import is_device_name, is_key
 from potluck_wire.messages import HOME
 
-IDENTITY, DEVICES, LOCK = "notebook.json", "devices.json", "keyring.lock"
+IDENTITY = "notebook.json"
+DEVICES = "devices.json"
+LOCK = "keyring.lock"
 PATIENCE_S = 5.0
 MAX_DEVICES = 256
 MAX_HOST = 255  # letters of a name in the network

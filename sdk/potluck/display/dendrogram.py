@@ -6,7 +6,10 @@ from potluck.display.scene import Item, Line, Scene, Text
 from potluck.planning.grouping import Dendrogram, Grouping
 from potluck.units import duration
 
-ROW, LEFT, WIDTH, RIGHT = 18.0, 12.0, 360.0, 150.0
+ROW = 18.0
+LEFT = 12.0
+WIDTH = 360.0
+RIGHT = 150.0
 
 
 def text(grouping: Grouping, seconds: Mapping[tuple[float, float], float] | None = None) -> str:

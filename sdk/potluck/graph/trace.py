@@ -333,7 +333,9 @@ def _settled(
 
     Where the graph does not tell, further trials do.
     """
-    followed, rows, confirmed = follow(seen), seen.by_rows, frozenset[Ref]()
+    followed = follow(seen)
+    rows = seen.by_rows
+    confirmed = frozenset[Ref]()
     # what reads a value that failed is assumed next
     while assumed := frozenset(followed.assumed) - confirmed:
         confirmed |= apart(program, values, seen.types, state, tensors, assumed, complete)

@@ -52,7 +52,9 @@ class OffloadDeployment:
         self.lock = threading.RLock()
         self.failure: PotluckError | None = None
         self.is_helped = False  # whether there is a helper with all that it needs
-        self._n_epochs = self._epoch = self._n_steps = 0
+        self._n_epochs = 0
+        self._epoch = 0
+        self._n_steps = 0
         self._whole = {name: case.whole(name, self.group.run) for name in case.names}
         self.alone = self._whole[self.device].compiled[INFER]
         self.predictions = Predictions(case, self.alone)

@@ -158,7 +158,9 @@ def solve(
             next_step=f"Ask {OURS!r}, or deploy(plan, schedule='zb-h1').",
         )
     names = names_of(schedules)
-    whole = hasty = first = partial(ask, name=planner)
+    whole = partial(ask, name=planner)
+    hasty = whole
+    first = whole
     if planner == OURS:
         clock = None if budget_s is None else time.monotonic
         whole = partial(

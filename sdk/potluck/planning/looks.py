@@ -276,7 +276,9 @@ def may_hide_plans(problem: Problem, table: cost.CostTable) -> bool:
     look would take as long as the first: it is taken where a device alone holds a request only as
     long as little waits.
     """
-    n, n_layers, batch = len(problem.devices), len(problem.layers), problem.workload.batch
+    n = len(problem.devices)
+    n_layers = len(problem.layers)
+    batch = problem.workload.batch
     if is_small(table):
         needed = footprint.memory_bytes(table, 0, n_layers, batch, warm_up=batch, replicas=n)
         return any(needed > nbytes for nbytes in table.budgets.values())

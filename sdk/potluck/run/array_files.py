@@ -194,7 +194,9 @@ class ArrayFiles:
 
     def __iter__(self) -> Iterator[Any]:
         """An epoch: the next one, or what is left of the one that `load_state_dict` named."""
-        n, first, self._goes_on = len(self), self.begins, False
+        n = len(self)
+        first = self.begins
+        self._goes_on = False
         for number in range(first, (first // n + 1) * n):
             batch = self.batches.batch(number)
             self._at = number + 1

@@ -65,7 +65,9 @@ class BatchStream:
         accumulate: int = 1,
         position: Position | None = None,
     ) -> None:
-        self._data, self._batch, self._arguments = data, batch, arguments
+        self._data = data
+        self._batch = batch
+        self._arguments = arguments
         self._epochs, self._accumulate = epochs, accumulate
         self.position = position or Position()
         self._its: Iterator[Batch] | None = None  # of the epoch that is under way

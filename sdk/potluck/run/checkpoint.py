@@ -25,7 +25,9 @@ FORMAT, OLDER = "potluck-run-2", "potluck-run-1"  # the older one has no checksu
 MAX_SEED = 2**53  # as messages carry whole numbers
 MAX_STEP = 2**52  # so that steps to come are whole numbers for whoever reads them as floats
 _NUMBER = re.compile(r"[0-9]{1,16}", re.ASCII)
-_WEIGHT, _OPTIMIZER, _LOADER = "weight/", "optimizer/", "loader/"
+_WEIGHT = "weight/"
+_OPTIMIZER = "optimizer/"
+_LOADER = "loader/"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

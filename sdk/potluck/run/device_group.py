@@ -252,7 +252,9 @@ def _most_bytes(result: Result, output_bytes: Mapping[str, int]) -> int:
 
 def loss_of(execution: Execution, compiled: Compiled) -> float:
     """The loss of the batch: the mean over its rows, or their sum."""
-    total, rows, sums = 0.0, 0, False
+    total = 0.0
+    rows = 0
+    sums = False
     for result in compiled.results:
         if result.kind == "loss":
             losses = _losses(execution, result)

@@ -96,14 +96,15 @@ class Engine:
         self.model = model
         self.link, self.members = link, members
         self.compiler = PlanCompiler(model, members, profile, refine_s)
-        self.step = self.first_step = self.n_requests = 0
+        self.step = 0
+        self.first_step = 0
+        self.n_requests = 0
         self.history = History()
         self.is_protected = False  # else a device that is lost ends the run
         self.wanted = plan  # what the user chose, or the adapter: to go back to
         self.chosen = plan  # by the user: who is not in its problem is not asked to take part
-        self.last_step: int | None = (
-            None  # when the training that goes on ends, where that is known
-        )
+        # when the training that goes on ends, where that is known
+        self.last_step: int | None = None
         self.failures = Counter[str]()  # by device, since the last new step or answer
         self.protection: Protection | None = None  # of training
         self.background: BackgroundSnapshot | None = None  # copies of it on the devices
@@ -561,7 +562,8 @@ class Engine:
         self._n_epochs = 1
         self.kept.clear()
         with self._requesting:  # nobody asks before all weights are there
-            self.compiled_plan, self.group, self.migration = compiled_plan, group, None
+            self.compiled_plan, self.group = compiled_plan, group
+            self.migration = None
             try:
                 self.state.push(back_to.weights if back_to else self.state.weights())
                 if back_to is not None and back_to.moments:

@@ -61,7 +61,9 @@ class Fitting:
         adapt: bool,
         deadline_s: float | None,
     ) -> None:
-        self._engine, self._data, self._epochs = engine, data, epochs
+        self._engine = engine
+        self._data = data
+        self._epochs = epochs
         self.wishes, self._watchers = wishes, watchers
         self._accumulate = accumulate
         self._adapt, self._deadline_s = adapt, deadline_s
@@ -76,7 +78,9 @@ class Fitting:
         )
         self._total: int | None = None
         self._minders: list[Adapting | Pacing | Rejoin] = []  # what else looks at its steps
-        self._first = self._told = self._epoch_begun = 0
+        self._first = 0
+        self._told = 0
+        self._epoch_begun = 0
         self._first_epoch = self._stream.position.epoch
         self._source: UpdateSource | None = None
         # of the steps handed out and not told yet

@@ -278,7 +278,9 @@ class Together:
         mean
             Of the regions' weights and buffers.
         """
-        found, trained, outer = dict(mean), self.regions[0].trained, self.outer
+        found = dict(mean)
+        trained = self.regions[0].trained
+        outer = self.outer
         for name in trained & mean.keys():
             before = self.before[name].double()
             gone = before - mean[name].double()

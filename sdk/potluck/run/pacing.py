@@ -68,7 +68,9 @@ class Pacing:
                 "how many batches there are is not known, so no deadline can be held.",
                 next_step="Give fit a list of batches, or a DataLoader with a length.",
             )
-        self._engine, self._last_step, self._go_over = engine, last_step, go_over
+        self._engine = engine
+        self._last_step = last_step
+        self._go_over = go_over
         self._deadline_s, self._begun_s = deadline_s, time.monotonic()
         self._first = len(engine.history.step_s)
         self._task = Task()
@@ -161,7 +163,9 @@ class Pacing:
         except CancelledError:
             return
         except PotluckError as error:
-            target, action, words = None, FAILED, f"the plan stays: {error}"
+            target = None
+            action = FAILED
+            words = f"the plan stays: {error}"
         tell(engine, Decision(step=step, action=action, words=f"step {step}: {words}", plan=target))
 
     def _chosen(self, plan: Plan, left: int) -> tuple[Plan | None, str]:

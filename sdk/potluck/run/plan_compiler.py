@@ -52,7 +52,9 @@ class PlanCompiler:
     def __init__(
         self, model: Any, members: Members, profile: Profile | None, refine_s: float
     ) -> None:
-        self._model, self._members, self.profile = model, members, profile
+        self._model = model
+        self._members = members
+        self.profile = profile
         self._refine_s = refine_s
         self.conditions = Conditions()  # of now, against the profile; transfers are ordered by them
 

@@ -150,7 +150,9 @@ class Protection:
         arriving_s: float = 0.0,
         copies: Mapping[str, int] | None = None,
     ) -> None:
-        self.snapshot, self.cost_s, self.n_devices = snapshot, cost_s, n_devices
+        self.snapshot = snapshot
+        self.cost_s = cost_s
+        self.n_devices = n_devices
         self.arriving_s, self.copies = arriving_s, dict(copies or {})
         self._every = every
         self._batches: list[tuple[int, Batch]] = []
@@ -261,7 +263,9 @@ class Protection:
             Of the plan.
         """
         self._usual_s = median(self._since_s) if self._since_s else None
-        self.cost_s, self.n_devices, self._since_s = cost_s, n_devices, []
+        self.cost_s = cost_s
+        self.n_devices = n_devices
+        self._since_s = []
 
     def arrived(self, snapshot: Snapshot, arriving_s: float = 0.0) -> None:
         """A new snapshot, in place of the older one.

@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 # planning takes this part of what is left of the training, within these bounds
-PLANNING_FRAC, PLANNING_S, MOST_PLANNING_S = 0.01, 0.1, 1.0
+PLANNING_FRAC = 0.01
+PLANNING_S = 0.1
+MOST_PLANNING_S = 1.0
 TRIES = 2  # of a device that is there, without a step in between
 
 
@@ -72,7 +74,9 @@ def recover(engine: "Engine", error: PotluckError) -> None:
     PotluckError
         Nobody is left, or it goes wrong on all of them; the run has ended with this.
     """
-    begun_s, before, cause = time.monotonic(), engine.compiled_plan.plan, error
+    begun_s = time.monotonic()
+    before = engine.compiled_plan.plan
+    cause = error
     copies = None
     if engine.recovery != "heavy":  # they may be newer than what we went back to
         copies = surviving_copies(engine, error)

@@ -14,7 +14,9 @@ class _Mean:
     """
 
     def __init__(self, score: Callable[..., Any]) -> None:
-        self._score, self._total, self._weight = score, 0.0, 0.0
+        self._score = score
+        self._total = 0.0
+        self._weight = 0.0
 
     def update(self, rows: int, outputs: Any, targets: Sequence[Any]) -> None:
         found = self._score(outputs, *targets)

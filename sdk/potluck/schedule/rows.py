@@ -34,7 +34,9 @@ def overlaps(left: Sequence[int], right: Sequence[int]) -> tuple[Overlap, ...]:
 Overlap(left=1, right=1, start=5, stop=8))
     """
     before, behind = intervals(left), intervals(right)
-    found, i, j = list[Overlap](), 0, 0
+    found = list[Overlap]()
+    i = 0
+    j = 0
     while i < len(before) and j < len(behind):
         start, stop = max(before[i][0], behind[j][0]), min(before[i][1], behind[j][1])
         if start < stop:

@@ -65,7 +65,11 @@ class Counts:
     """Counts for `ServiceStats`; for who holds the lock of the serving."""
 
     def __init__(self) -> None:
-        self.n_asked = self.n_answered = self.n_late = self.n_failed = self.n_again = 0
+        self.n_asked = 0
+        self.n_answered = 0
+        self.n_late = 0
+        self.n_failed = 0
+        self.n_again = 0
         self.refused: Counter[str] = Counter()
         self.by_device: Counter[str] = Counter()
         self.n_batches = self.n_rows = 0

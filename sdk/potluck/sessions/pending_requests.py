@@ -46,7 +46,9 @@ ANSWERS: dict[type[Message], type[Message]] = {
 UNANSWERED = (Meter, Goodbye)
 # how long a device that lives may take to answer: what it has at hand; what frees memory; and what
 # loads, compiles or computes, at most
-AT_HAND_S, FREES_S, WORKS_S = 10.0, 60.0, 900.0
+AT_HAND_S = 10.0
+FREES_S = 60.0
+WORKS_S = 900.0
 ANSWER_S: dict[type[Message], float] = {
     Roster: AT_HAND_S,
     Lease: AT_HAND_S,

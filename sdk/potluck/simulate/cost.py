@@ -53,7 +53,9 @@ class CostTable:
     def __init__(
         self, problem: Problem, *, recomputes: bool = False, n_waiting: int | None = None
     ) -> None:
-        self.problem, self.recomputes, self.n_waiting = problem, recomputes, n_waiting
+        self.problem = problem
+        self.recomputes = recomputes
+        self.n_waiting = n_waiting
         self._other: CostTable | None = None
         self._sums: dict[tuple[str, int], tuple[tuple[float, ...], ...]] = {}
         self._updates: dict[str, tuple[tuple[float, ...], tuple[int, ...]]] = {}

@@ -193,7 +193,9 @@ class Outcome:
         `StepLayout.kept`.
         """
         number, forward, backward, late = row
-        item, table, times = self._laid.layout.items[number], self._direct.table, self._times
+        item = self._laid.layout.items[number]
+        table = self._direct.table
+        times = self._times
         stage = self._plan.stages[item.stage]
 
         def between(task: int, last: int, nbytes: int) -> list[tuple[float, int]]:
@@ -270,7 +272,9 @@ class Direct:
         window = in_flight(plan) if self.streaming else 1
         n_steps = STREAM_ROUNDS * window if self.streaming else 1
         laid = self._graph(self._shape(plan), n_steps, window)
-        graph, layout, devices = laid.graph, laid.layout, plan.devices
+        graph = laid.graph
+        layout = laid.layout
+        devices = plan.devices
         on = [self.devices[name] for name in devices]
         items = [self._priced(plan, on, item) for item in layout.items]
         names = (*devices, HOME)

@@ -50,7 +50,10 @@ from potluck_wire import messages as m
 from potluck_wire.frames import encode
 
 ARENA_BYTES = 4096
-RUNS, PROGRAMS, STEPS, VALUES = ("r", "r", "s"), ("p", "p", "q"), (0, 0, 1, 2), ("x", "y", "a", "b")
+RUNS = ("r", "r", "s")
+PROGRAMS = ("p", "p", "q")
+STEPS = (0, 0, 1, 2)
+VALUES = ("x", "y", "a", "b")
 TASKS, SEGMENTS = ("t", "u"), ("s0", "s1")
 ROSTER = [{"name": "phone", "key": MEMBER_KEY, "address": "127.0.0.1:47600"}]
 NAMES = {

@@ -45,13 +45,11 @@ from potluck_wire.messages import (
 from potluck_wire.session import AGENT, CONTROLLER, Session
 from potluck_wire.version import VERSION
 
-OWNER_KEY, OTHER_KEY, MEMBER_KEY, OWN_KEY, STRANGER_KEY = (
-    "A" * 40,
-    "B" * 40,
-    "C" * 40,
-    "D" * 40,
-    "E" * 40,
-)
+OWNER_KEY = "A" * 40
+OTHER_KEY = "B" * 40
+MEMBER_KEY = "C" * 40
+OWN_KEY = "D" * 40
+STRANGER_KEY = "E" * 40
 OWNER_SENDER = Sender(OWNER_KEY, OWNER, "notebook")
 OTHER_SENDER = Sender(OTHER_KEY, OWNER, "tablet")
 MEMBER_SENDER = Sender(MEMBER_KEY, MEMBER, "phone")

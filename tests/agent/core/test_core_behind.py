@@ -136,7 +136,9 @@ def worked_through(talk):
     """Every task is done and every value arrives, until nothing more happens: the steps in their
     order, and answers.
     """
-    order, told, done = [], [], set()
+    order = []
+    told = []
+    done = set()
     tasks = {1: 0, 2: 0}
     while set(tasks) - done:
         tag = min(set(tasks) - done)

@@ -43,7 +43,9 @@ from potluck_wire.messages import (
 
 pytestmark = pytest.mark.usefixtures("small_chunks")
 
-HOME, LEFT, RIGHT = "H" * 40, "L" * 40, "R" * 40
+HOME = "H" * 40
+LEFT = "L" * 40
+RIGHT = "R" * 40
 NAMES = {LEFT: "left", RIGHT: "right"}
 N_STEPS = 5
 ARENA_BYTES = 2**20
@@ -55,7 +57,9 @@ class World:
     """
 
     def __init__(self, seed: int, nbytes: int) -> None:
-        self.rng, self.nbytes, self.now_s = random.Random(seed), nbytes, 0.0
+        self.rng = random.Random(seed)
+        self.nbytes = nbytes
+        self.now_s = 0.0
         self.cores = {
             key: Core(settings(name=NAMES[key], key=key, inbound_bytes=ARENA_BYTES))
             for key in (LEFT, RIGHT)

@@ -26,7 +26,10 @@ class Pair:
             SendQueue(link_bytes_per_s=link_bytes_per_s),
             ReceiveBuffers(1024 * MIB),
         )
-        self.now_s, self.credits, self.arrived, self.chunk_bytes = 0.0, [], [], []
+        self.now_s = 0.0
+        self.credits = []
+        self.arrived = []
+        self.chunk_bytes = []
         self.outgoing.reach(RECEIVER)
 
     def post(self, name, priority, nbytes=NBYTES):

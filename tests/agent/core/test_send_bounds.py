@@ -76,7 +76,10 @@ def test_a_pace_does_not_outlive_what_it_was_for(how):
 def test_so_many_values_are_under_way_and_no_more(nbytes):
     """All leave in the order of priorities, however the receiver acknowledges them."""
     rng, n_values = random.Random(nbytes), 3 * MAX_TRANSFERS
-    out, now_s, left, under_way = outgoing(), 0.0, [], []
+    out = outgoing()
+    now_s = 0.0
+    left = []
+    under_way = []
     for i in rng.sample(range(n_values), n_values):
         out.add(sending(f"{i}", nbytes=nbytes, priority=i), now_s)
     while out.busy:

@@ -19,7 +19,9 @@ def played(open_gauge, steps):
     """The samples of a meter that reads these values, so many seconds after one another."""
     values = iter([value for _, value in steps])
     meter = meters.Meter((open_gauge(lambda: next(values)),), Model(1.0, 5.0, 0.0))
-    now_s, samples, moments = 1000.0, [], []
+    now_s = 1000.0
+    samples = []
+    moments = []
     for seconds, _ in steps:
         now_s += seconds
         samples.append(meter.read(now_s, 0.0, 0.0))
@@ -65,11 +67,16 @@ def test_samples_that_say_measured_hold_what_the_gauge_told_and_nothing_else(kin
     powers_w=st.lists(st.floats(0.0, 300.0), min_size=1, max_size=40),
 )
 def test_a_counter_that_wraps_counts_all_there_was(range_j, start_frac, powers_w):
-    count_j, now_s, total_j, counts = start_frac * range_j, 0.0, 0.0, []
+    count_j = start_frac * range_j
+    now_s = 0.0
+    total_j = 0.0
+    counts = []
     gauge = CounterGauge("g", 0.1, lambda: count_j % range_j, range_j)
     gauge.advance(now_s)
     for watts in powers_w:
-        now_s, count_j, total_j = now_s + 30.0, count_j + 30.0 * watts, total_j + 30.0 * watts
+        now_s = now_s + 30.0
+        count_j = count_j + 30.0 * watts
+        total_j = total_j + 30.0 * watts
         counts.append(gauge.advance(now_s)[1])
     assert None not in counts
     assert sum(counts) == pytest.approx(total_j, abs=1e-5)

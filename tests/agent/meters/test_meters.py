@@ -266,11 +266,9 @@ def test_a_charger_silences_the_battery_and_the_model_speaks_until_it_is_gone(tm
         sample = meter.read(float(now_s), 0.0, 0.0)
         said.append((sample.source, sample.meter))
         joules.append(sample.joules)
-    measured, modelled, mixed = (
-        ("measured", "battery"),
-        ("estimated", "model"),
-        ("estimated", "battery"),
-    )
+    measured = ("measured", "battery")
+    modelled = ("estimated", "model")
+    mixed = ("estimated", "battery")
     assert said == [measured, measured, modelled, mixed, mixed]
     assert joules == [0.0, 8.0, 10.0, 12.0, 20.0]
 

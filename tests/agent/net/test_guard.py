@@ -101,7 +101,9 @@ def test_who_was_forgotten_while_the_file_could_not_be_read_is_cut_off_once_it_c
     ada, bob = (keys.Peer(name=name, key=name[0] * 40, role="owner") for name in ("ada", "bob"))
     for peer in (ada, bob):
         keys.add_peer(tmp_path, peer)
-    revoked, read, handle = [], keys.load_peers, Core.handle
+    revoked = []
+    read = keys.load_peers
+    handle = Core.handle
     monkeypatch.setattr(
         Core,
         "handle",

@@ -13,7 +13,9 @@ class Network:
     """Stands for zeroconf: knows records, and sets `registered` once a name is announced."""
 
     def __init__(self, taken):
-        self.taken, self.asked, self.announced = taken, [], ""
+        self.taken = taken
+        self.asked = []
+        self.announced = ""
         self.registered = threading.Event()
 
     def __call__(self, **_):

@@ -4,7 +4,9 @@ import pytest
 
 from potluck_agent.net.own_addresses import chosen, lan_addresses
 
-LO, DOCKER, LINK = ("lo", "127.0.0.1"), ("docker0", "172.17.0.1"), ("eth1", "169.254.3.4")
+LO = ("lo", "127.0.0.1")
+DOCKER = ("docker0", "172.17.0.1")
+LINK = ("eth1", "169.254.3.4")
 ETH, WIFI = ("eth0", "192.168.1.7"), ("wlan0", "10.0.0.3")
 
 

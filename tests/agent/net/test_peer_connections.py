@@ -47,7 +47,9 @@ class Names:
 
 @pytest.fixture
 def open_links():
-    context, sources, opened = zmq.Context(), Poller(), []
+    context = zmq.Context()
+    sources = Poller()
+    opened = []
     public, secret = (part.decode() for part in zmq.curve_keypair())
 
     def make(names, max_sockets=1000):

@@ -175,7 +175,9 @@ class Clock:
     """Time that only the model takes: so many seconds with each count of threads."""
 
     def __init__(self, seconds):
-        self.now_s, self.seconds, self.ran = 0.0, seconds, []
+        self.now_s = 0.0
+        self.seconds = seconds
+        self.ran = []
 
     def perf_counter(self):
         return self.now_s

@@ -13,7 +13,9 @@ from potluck_agent.worker.arena import Arena
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 5000), st.integers(0, 10**6)), max_size=60))
 def test_places_never_overlap_and_freeing_all_restores_one_gap(steps):
-    allocator, live, refused = Allocator(16_384), {}, []
+    allocator = Allocator(16_384)
+    live = {}
+    refused = []
     for allocate, nbytes, choice in steps:
         if allocate or not live:
             try:

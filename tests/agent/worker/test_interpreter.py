@@ -287,7 +287,9 @@ def test_optimizers_are_torchs_own_and_their_state_moves(options, make, piece_nu
     optimizer.
     """
     monkeypatch.setattr(optimizers, "PIECE_NUMBERS", piece_numbers)
-    first, second, net = Segment(LINEAR), Segment(LINEAR), torch.nn.Linear(4, 4)
+    first = Segment(LINEAR)
+    second = Segment(LINEAR)
+    net = torch.nn.Linear(4, 4)
     first.write("w", net.weight.detach())
     first.write("b", net.bias.detach())
     optimizer = make(list(net.parameters()))

@@ -20,18 +20,20 @@ linux = pytest.mark.skipif(
 # --- the filter, as the kernel runs it ------------------------------------------------------------
 
 OWN, AGENT = 4711, 4710
-ALLOWED, EPERM, ENOSYS = 0x7FFF0000, 0x00050001, 0x00050026
-F_GETFL, F_SETOWN, F_SETSIG, F_SETOWN_EX, FIONREAD, FIOSETOWN, SIOCSPGRP = (
-    3,
-    8,
-    10,
-    15,
-    0x541B,
-    0x8901,
-    0x8902,
-)
+ALLOWED = 0x7FFF0000
+EPERM = 0x00050001
+ENOSYS = 0x00050026
+F_GETFL = 3
+F_SETOWN = 8
+F_SETSIG = 10
+F_SETOWN_EX = 15
+FIONREAD = 0x541B
+FIOSETOWN = 0x8901
+SIOCSPGRP = 0x8902
 PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
-PTHREAD, SIGCHLD, KILL = 0x3D0F00, 17, 9
+PTHREAD = 0x3D0F00
+SIGCHLD = 17
+KILL = 9
 
 
 def answer(steps, audit, number, *arguments):

@@ -18,7 +18,9 @@ from potluck_wire.graph import SegmentError
 from potluck_wire.weight_gradients import weights_apart
 
 SIZES = (3, 5, 2)  # micro-batches, all under way at once
-WHOLE, PARTS, AGAIN = "whole", "parts", "parts, of a forward computed again"
+WHOLE = "whole"
+PARTS = "parts"
+AGAIN = "parts, of a forward computed again"
 
 
 class Net(nn.Module):
@@ -42,7 +44,9 @@ def _recurrent(net, x):
     return net.parts[0](x)[0]
 
 
-ROW, IMAGE, SEQUENCE = (8,), (4, 6, 6), (5, 8)
+ROW = (8,)
+IMAGE = (4, 6, 6)
+SEQUENCE = (5, 8)
 # name -> (network, shape of a row of its input, whether it has weights that wait)
 DOES = {
     "linear": (_part(nn.Linear(8, 8), nn.Linear(8, 3)), ROW, True),

@@ -35,7 +35,9 @@ from potluck.records import (
     Training,
 )
 
-A, B, AIR = (DEVICE, "a"), (DEVICE, "b"), (MEDIUM, "air")
+A = (DEVICE, "a")
+B = (DEVICE, "b")
+AIR = (MEDIUM, "air")
 COST = LayerCost(rows=(1, 4), forward_s=(0.1, 0.4), backward_s=(0.2, 0.8))
 PROBLEM = Problem(
     model="m",
@@ -66,7 +68,9 @@ def plan(*stages):
     return judge(PROBLEM, made)
 
 
-EVEN, ON_A, ON_B = plan((0, 2, "a"), (2, 4, "b")), plan((0, 4, "a")), plan((0, 4, "b"))
+EVEN = plan((0, 2, "a"), (2, 4, "b"))
+ON_A = plan((0, 4, "a"))
+ON_B = plan((0, 4, "b"))
 
 
 def look(step, *, left=1000, step_s=1.0, predicted_s=1.0, **ratios):

@@ -32,7 +32,9 @@ def pareto(rng, n):
 
 def costs(plans, order, steps, switch_s):
     """(seconds, joules) of steps of plans in this order, switches between them and at the start."""
-    at, seconds, joules = plans[0], 0.0, 0.0
+    at = plans[0]
+    seconds = 0.0
+    joules = 0.0
     for index, n in zip(order, steps, strict=True):
         if n == 0:
             continue

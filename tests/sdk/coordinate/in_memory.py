@@ -78,8 +78,12 @@ class Process:
     """One life of a coordinator, from its start to its end or until it is killed."""
 
     def __init__(self, home, name, folder):
-        self.name, self.life, self.folder = name, Life(), folder
-        keys, lab, life = home.keys[name], home.lab, self.life
+        self.name = name
+        self.life = Life()
+        self.folder = folder
+        keys = home.keys[name]
+        lab = home.lab
+        life = self.life
         lab.notebook(name, keys)
         notebook = LivingNotebook(home, name, life)
         pace = Pace(

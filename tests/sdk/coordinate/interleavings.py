@@ -400,7 +400,9 @@ class Searched:
 
 def search(begin: list[World], most: int, every: int = 200) -> Searched:
     """Breadth first from these worlds, through at most so many different ones."""
-    seen, queue, done = {key(w) for w in begin}, deque(begin), Searched()
+    seen = {key(w) for w in begin}
+    queue = deque(begin)
+    done = Searched()
     while queue and len(seen) < most:
         w = queue.popleft()
         for step in steps(w):

@@ -23,7 +23,9 @@ from potluck.sessions.local_agents import LocalAgents
 
 torch = pytest.importorskip("torch")
 A, B = "local-1", "local-2"
-EPOCHS, ROWS, BATCH = 24, 64, 8
+EPOCHS = 24
+ROWS = 64
+BATCH = 8
 
 NOTEBOOK = """
     import os, sys, time, torch, potluck

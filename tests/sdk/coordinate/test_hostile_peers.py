@@ -115,7 +115,9 @@ ODD = [
 
 @pytest.mark.parametrize("odd", ODD, ids=str)
 def test_an_odd_pull_counts_for_nothing(calm, odd):
-    before, server, its_key = calm.counts("B"), calm.alive["A"].server, calm.keys["B"].public
+    before = calm.counts("B")
+    server = calm.alive["A"].server
+    its_key = calm.keys["B"].public
     answer, data = say(server, its_key, **{"ask": "pull", "job": JOB, **PULL, **odd})
     assert answer.get("error") or answer["acts"] is False or len(data) <= CHUNK_BYTES
     assert calm.counts("B") == before

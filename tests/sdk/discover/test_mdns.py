@@ -70,7 +70,9 @@ def test_a_device_whose_address_came_late_is_asked_for_again(monkeypatch):
 def test_a_device_whose_network_comes_late_is_announced_all_the_same(monkeypatch):
     """And it says once that it was not."""
     zeroconf = pytest.importorskip("zeroconf")
-    real, failures, noted = zeroconf.Zeroconf, iter([OSError(19, "No such device")] * 2), []
+    real = zeroconf.Zeroconf
+    failures = iter([OSError(19, "No such device")] * 2)
+    noted = []
 
     def late(**given):
         for failure in failures if "interfaces" in given else ():
@@ -92,7 +94,10 @@ def test_a_device_whose_network_comes_late_is_announced_all_the_same(monkeypatch
 def test_an_announcement_that_failed_half_way_takes_its_own_name_again(monkeypatch):
     """What was told before the failure is still heard, and is no other device of that name."""
     zeroconf = pytest.importorskip("zeroconf")
-    tell, stale, told, noted = zeroconf.Zeroconf.register_service, [], [], []
+    tell = zeroconf.Zeroconf.register_service
+    stale = []
+    told = []
+    noted = []
 
     def half(self, info, *args, **options):
         told.append(info.name)

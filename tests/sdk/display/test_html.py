@@ -22,7 +22,10 @@ class Balanced(HTMLParser):
 
     def __init__(self, document: str) -> None:
         super().__init__()
-        self.open, self.tags, self.faults, self.ids = [], set(), [], []
+        self.open = []
+        self.tags = set()
+        self.faults = []
+        self.ids = []
         self.feed(document)
 
     def handle_starttag(self, tag, attrs):

@@ -184,7 +184,10 @@ def test_plans_far_off_are_left_out_and_counted_but_never_the_best_or_the_fronti
     def plan(latency_s, energy_j):
         return replace(example.PLAN, latency_s=latency_s, energy_j=energy_j)
 
-    fastest, thriftiest, near, far = plan(0.1, 4.0), plan(0.9, 1.0), plan(0.2, 2.4), plan(5.0, 9.0)
+    fastest = plan(0.1, 4.0)
+    thriftiest = plan(0.9, 1.0)
+    near = plan(0.2, 2.4)
+    far = plan(5.0, 9.0)
 
     def drawn(plans, best):
         picture = chart.pareto(plans, best)

@@ -15,7 +15,9 @@ HIDDEN, SHOWN = "\x1b[?25l", "\x1b[?25h"  # the cursor, while bars are drawn and
 
 def work(title="profiling"):
     """A handle whose work goes on until its test lets it: (handle, task, let it end)."""
-    started, let_go, told = threading.Event(), threading.Event(), []
+    started = threading.Event()
+    let_go = threading.Event()
+    told = []
 
     def carry_out(task):
         told.append(task)
@@ -123,7 +125,9 @@ def test_a_handle_at_the_end_of_its_cell_has_one_bar_and_elsewhere_one_that_move
 ):
     pytest.importorskip("ipywidgets")
     display = pytest.importorskip("IPython.display")
-    cell, bars, places = [7], [], []
+    cell = [7]
+    bars = []
+    places = []
 
     class Place:
         def __init__(self, content):

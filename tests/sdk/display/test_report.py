@@ -38,8 +38,15 @@ def test_it_loads_nothing(page):
 
 
 def test_what_happened_is_told_by_step():
-    lost = Recovery(step=9, device="b", cause="b <is> gone.", devices=("a",), planner="single",
-                    n_again=2, seconds=1.0)  # fmt: skip
+    lost = Recovery(
+        step=9,
+        device="b",
+        cause="b <is> gone.",
+        devices=("a",),
+        planner="single",
+        n_again=2,
+        seconds=1.0,
+    )
     (row,) = report.events(History(recoveries=(lost,))).rows
     assert row == ("9", "lost", lost.words)
     assert report.events(History()).notes == ("nothing but its steps",)

@@ -12,7 +12,9 @@ from potluck.serve.runtime.pending import Pending
 
 def ended(at_s, took_s, *devices, limit_s=1.0, refused=False):
     pending = Pending("birds", [], 1, at_s, limit_s, list)
-    pending.is_over, pending.devices, pending.answered_s = True, devices, at_s + took_s
+    pending.is_over = True
+    pending.devices = devices
+    pending.answered_s = at_s + took_s
     pending.future = Future()
     if refused:
         pending.future.set_exception(NotServed("busy"))

@@ -9,7 +9,9 @@ from potluck.errors import ModelError
 
 torch = pytest.importorskip("torch")
 nn, F = torch.nn, torch.nn.functional
-X, CLASSES, NUMBERS = torch.randn(6, 8), torch.randint(0, 4, (6,)), torch.randn(6, 4)
+X = torch.randn(6, 8)
+CLASSES = torch.randint(0, 4, (6,))
+NUMBERS = torch.randn(6, 4)
 
 
 def made(net, loss=F.cross_entropy, target=CLASSES):
@@ -75,11 +77,9 @@ def test_class_weights_that_are_to_learn_are_told_what_can():
         made(nn.Linear(8, 4), nn.CrossEntropyLoss(weight=nn.Parameter(torch.ones(4))))
 
 
-LINEAR, WEIGHT, TENSOR = (
-    nn.Linear(4, 4),
-    nn.Parameter(torch.eye(4)),
-    torch.eye(4, requires_grad=True),
-)
+LINEAR = nn.Linear(4, 4)
+WEIGHT = nn.Parameter(torch.eye(4))
+TENSOR = torch.eye(4, requires_grad=True)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,9 @@ class Scaled(nn.Module):
 
     def __init__(self, made):
         super().__init__()
-        self.inner, self.outer, self.made = nn.Linear(8, 6), nn.Linear(6, 4), made
+        self.inner = nn.Linear(8, 6)
+        self.outer = nn.Linear(6, 4)
+        self.made = made
 
     def forward(self, x):
         h = self.inner(x)

@@ -31,7 +31,9 @@ class Slotted:
 class Net(nn.Module):
     def __init__(self, held, step):
         super().__init__()
-        self.linear, self.m, self.step = nn.Linear(8, 4), held, step
+        self.linear = nn.Linear(8, 4)
+        self.m = held
+        self.step = step
 
     def forward(self, x):
         return self.linear(x) * self.step(self)

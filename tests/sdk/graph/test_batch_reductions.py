@@ -194,7 +194,9 @@ def test_three_adamw_steps_are_those_of_one_machine(trained, shares, stages):
 
 def test_a_batch_in_which_nothing_counts_is_answered_as_by_one_machine():
     torch.manual_seed(0)
-    net, x, t = nn.Linear(4, CLASSES), torch.randn(4, 4), torch.tensor([0, 1, 2, 3])
+    net = nn.Linear(4, CLASSES)
+    x = torch.randn(4, 4)
+    t = torch.tensor([0, 1, 2, 3])
     model = Model.from_torch(net, x, loss=nn.CrossEntropyLoss(), example_targets=t)
     segment = loaded(model.segment(0, len(model.layers(True)), train=True)[1], model.state())
     nothing = torch.full((4,), -100)
@@ -219,7 +221,9 @@ def test_what_cannot_be_divided_is_refused():
 
 
 def test_zeros_as_an_example_of_a_mask_do_not_mislead():
-    net, x, t = nn.Linear(3, 3), torch.randn(4, 3), torch.randn(4, 3)
+    net = nn.Linear(3, 3)
+    x = torch.randn(4, 3)
+    t = torch.randn(4, 3)
     model = Model.from_torch(
         net,
         x,

@@ -19,7 +19,9 @@ class Cast(nn.Module):
 
     def __init__(self, enabled):
         super().__init__()
-        self.first, self.middle, self.last = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 4)
+        self.first = nn.Linear(8, 8)
+        self.middle = nn.Linear(8, 8)
+        self.last = nn.Linear(8, 4)
         self.enabled = enabled
 
     def forward(self, x):
@@ -154,7 +156,9 @@ class Positions(nn.Module):
 
     def __init__(self, kind, size):
         super().__init__()
-        self.kind, self.tokens, self.table = kind, nn.Embedding(20, 8), nn.Embedding(size, 8)
+        self.kind = kind
+        self.tokens = nn.Embedding(20, 8)
+        self.table = nn.Embedding(size, 8)
         self.register_buffer("ids", torch.arange(size)[None], persistent=False)
 
     def forward(self, ids):

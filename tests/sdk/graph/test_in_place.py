@@ -104,7 +104,9 @@ class Net(torch.nn.Module):
 @pytest.mark.filterwarnings("ignore")
 def test_gives_what_eager_torch_gives_bit_by_bit(line):
     torch.manual_seed(0)
-    net, x, y = Net(line), torch.randn(4, 6), torch.randn(4, 6)
+    net = Net(line)
+    x = torch.randn(4, 6)
+    y = torch.randn(4, 6)
     loss_of = torch.nn.functional.mse_loss
     model = Model.from_torch(net, x, loss=loss_of, example_targets=y)
     _, graph = model.segment(0, len(model.layers(True)), train=True)

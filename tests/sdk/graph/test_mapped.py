@@ -68,7 +68,9 @@ def in_place(x):
 @pytest.mark.parametrize("function", [causal, by_rows, by_columns, with_constants, twice, in_place])
 def test_a_function_under_vmap_gives_what_it_gives_on_one_machine(function, home):
     torch.manual_seed(0)
-    net, x, y = Net(function), torch.randn(ROWS, WIDTH), torch.randn(ROWS, WIDTH)
+    net = Net(function)
+    x = torch.randn(ROWS, WIDTH)
+    y = torch.randn(ROWS, WIDTH)
     loss_of = torch.nn.functional.mse_loss
     model = potluck.Model.from_torch(net, x, loss=loss_of, example_targets=y)
     stages = [((device,), (ROWS,)) for device in ("local-1", "local-2")]

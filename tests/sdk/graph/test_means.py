@@ -130,7 +130,9 @@ class Experts(nn.Module):
 
     def __init__(self, weight):
         super().__init__()
-        self.gate, self.experts, self.weight = nn.Linear(3, 4), nn.Linear(3, 4), weight
+        self.gate = nn.Linear(3, 4)
+        self.experts = nn.Linear(3, 4)
+        self.weight = weight
 
     def forward(self, x):
         odds = self.gate(x).softmax(1)

@@ -18,7 +18,9 @@ class Remembers(nn.Module):
 
     def __init__(self, change):
         super().__init__()
-        self.linear, self.change, self.calls = nn.Linear(3, 3), change, 0
+        self.linear = nn.Linear(3, 3)
+        self.change = change
+        self.calls = 0
         self.register_buffer("average", torch.ones(()))
 
     def forward(self, x, *targets):

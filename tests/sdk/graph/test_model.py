@@ -165,7 +165,9 @@ LOSSES = {
 @pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
 def test_losses_equal_eager(loss):
     torch.manual_seed(0)
-    net, x, y = nn.Linear(3, 2), torch.randn(4, 3), torch.rand(4, 2)
+    net = nn.Linear(3, 2)
+    x = torch.randn(4, 3)
+    y = torch.rand(4, 2)
     model = Model.from_torch(net, x, loss=loss, example_targets=y)
     segment = Segment(loads(model.document(0, 1, train=True)))
     for name in segment.names():
@@ -312,7 +314,9 @@ class SequenceFirst(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.first, self.second, self.third = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+        self.first = nn.Linear(4, 4)
+        self.second = nn.Linear(4, 4)
+        self.third = nn.Linear(4, 4)
 
     def forward(self, x):
         y = self.first(x).transpose(0, 1).reshape(-1, 4)

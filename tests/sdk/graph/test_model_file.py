@@ -55,7 +55,9 @@ def kept(model, tmp_path):
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_what_comes_back_is_the_same_model(case, tmp_path):
     torch.manual_seed(0)
-    net, x, y = case.make(), case.inputs(6), case.targets(6)
+    net = case.make()
+    x = case.inputs(6)
+    y = case.targets(6)
     model = Model.from_torch(net, x, loss=case.loss, example_targets=y, max_layers=5, name="it")
     again = kept(model, tmp_path)
     assert again.signature == model.signature
@@ -138,7 +140,9 @@ def test_what_a_file_says_is_checked_though_its_checksum_is_right(tmp_path):
     _, model = make_model("mlp")
     model.save(tmp_path / "whole")
     tensors, said = read_tensors(tmp_path / "whole", "")
-    document, rng, n_held = json.loads(said["model"]), random.Random(0), 0
+    document = json.loads(said["model"])
+    rng = random.Random(0)
+    n_held = 0
     for part in ("inference", "training"):
         document[part]["graph"] = json.loads(document[part]["graph"])
     for _ in range(400):

@@ -77,7 +77,9 @@ def checkpointed(self, x):
 
 
 torch.manual_seed(0)
-X, IMAGES, TOKENS = torch.rand(4, 4), torch.rand(2, 2, 5, 5), torch.tensor([[1, 2], [3, 8]])
+X = torch.rand(4, 4)
+IMAGES = torch.rand(2, 2, 5, 5)
+TOKENS = torch.tensor([[1, 2], [3, 8]])
 
 WORKING = {
     "an index computed from floats": (Does(index_from_floats), X),

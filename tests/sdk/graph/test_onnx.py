@@ -144,9 +144,11 @@ def test_it_does_not_train(made):
 def test_a_value_that_passes_through_a_segment(tmp_path):
     """A skip over a whole segment leaves it as it came."""
     nodes = [
-        helper.make_node("Relu", ["x"], ["a"]), helper.make_node("Neg", ["a"], ["b"]),
-        helper.make_node("Exp", ["b"], ["c"]), helper.make_node("Add", ["a", "c"], ["y"]),
-    ]  # fmt: skip
+        helper.make_node("Relu", ["x"], ["a"]),
+        helper.make_node("Neg", ["a"], ["b"]),
+        helper.make_node("Exp", ["b"], ["c"]),
+        helper.make_node("Add", ["a", "c"], ["y"]),
+    ]
     model = small()
     del model.graph.node[:]
     del model.graph.initializer[:]

@@ -39,7 +39,9 @@ def through(
     """The outputs after a pipeline of pieces, each of its kind: on a device with torch, or on one
     without.
     """
-    values, state, outputs = {"input": x}, model.state(), []
+    values = {"input": x}
+    state = model.state()
+    outputs = []
     for (start, stop), kind in zip(pairwise(bounds), kinds, strict=True):
         loader = WITH_TORCH if kind == "aten" else WITHOUT
         piece = loader.load(kind, model.document(start, stop, kind=kind), seed=0)

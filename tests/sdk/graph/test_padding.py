@@ -19,7 +19,9 @@ def encoder(**options):
 class Padded(torch.nn.Module):
     def __init__(self, by_name, **options):
         super().__init__()
-        self.encoder, self.head, self.by_name = encoder(**options), torch.nn.Linear(8, 3), by_name
+        self.encoder = encoder(**options)
+        self.head = torch.nn.Linear(8, 3)
+        self.by_name = by_name
 
     def forward(self, x, pad):
         named = {"src_key_padding_mask": pad} if self.by_name else {}

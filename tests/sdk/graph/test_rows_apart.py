@@ -30,7 +30,9 @@ class Net(nn.Module):
 
     def __init__(self, between):
         super().__init__()
-        self.first, self.last, self.between = nn.Linear(4, 4), nn.Linear(4, 4), between
+        self.first = nn.Linear(4, 4)
+        self.last = nn.Linear(4, 4)
+        self.between = between
         self.table = nn.Parameter(torch.randn(3, 4))
 
     def forward(self, x):

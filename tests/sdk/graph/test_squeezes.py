@@ -22,7 +22,9 @@ LOSSES = {
 
 @pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
 def test_pieces_of_one_row_learn_what_the_batch_does(loss):
-    net, x, y = nn.Linear(4, 1), torch.randn(5, 4), torch.rand(5)
+    net = nn.Linear(4, 1)
+    x = torch.randn(5, 4)
+    y = torch.rand(5)
     wanted = loss(net(x), y).item()
     model = Model.from_torch(net, x[:4], loss=loss, example_targets=y[:4], name="t")
     with memory_home(1) as home:

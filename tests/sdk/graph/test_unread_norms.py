@@ -18,7 +18,9 @@ class Net(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.first, self.norm, self.last = nn.Linear(5, 6), nn.BatchNorm1d(6), nn.Linear(6, 4)
+        self.first = nn.Linear(5, 6)
+        self.norm = nn.BatchNorm1d(6)
+        self.last = nn.Linear(6, 4)
 
     def forward(self, x):
         hidden = self.first(x)
@@ -26,7 +28,9 @@ class Net(nn.Module):
 
 
 def test_statistics_that_no_loss_reads_are_those_of_one_machine():
-    net, x, y = Net(), torch.randn(8, 5) + 3, torch.randn(8, 4)
+    net = Net()
+    x = torch.randn(8, 5) + 3
+    y = torch.randn(8, 4)
     alone = copy.deepcopy(net).train()
     alone(x)
     model = Model.from_torch(
@@ -51,7 +55,9 @@ class Deep(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.first, self.norm = nn.Linear(5, 6), nn.BatchNorm1d(6)
-        self.last, self.side, self.unread = nn.Linear(6, 4), nn.Linear(6, 3), nn.BatchNorm1d(3)
+        self.last = nn.Linear(6, 4)
+        self.side = nn.Linear(6, 3)
+        self.unread = nn.BatchNorm1d(3)
 
     def forward(self, x):
         hidden = self.norm(self.first(x)).tanh()

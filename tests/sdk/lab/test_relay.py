@@ -156,7 +156,9 @@ def test_loss_costs_what_namespaces_measured(loss, measured, slow):
     rate, goodput = (4e5 if slow else 4e6), measured[slow]
     air, _ = airtime("wifi", rate)
     air.lose("air", loss, 0.0)
-    flow, size, n = air.open("a", "b"), air.piece_bytes("a", "b"), 1000
+    flow = air.open("a", "b")
+    size = air.piece_bytes("a", "b")
+    n = 1000
     for _ in range(n):
         air.put(flow, size, 0.0)
     last_s = air.over(1e4)[-1][1]

@@ -91,7 +91,9 @@ def test_a_race_that_the_device_lost_makes_no_later_request_late(home, monkeypat
     monkeypatch.setattr(fast_module, "LATE_S", 0.0)
     net, x = family("vgg")
     with torch.no_grad(), fast_of(home, net, x) as fast:
-        expected, start, alone = net(x), OffloadDeployment.start, []
+        expected = net(x)
+        start = OffloadDeployment.start
+        alone = []
 
         def start_held(loaded, compiled, named):
             if compiled is not fast.alone:
@@ -131,7 +133,9 @@ def test_a_request_is_answered_when_the_helper_dies_and_it_helps_again_when_it_i
     with fast_of(robot_home, net, x, slow_s=1.0, fast_s=1e-3) as fast:
         fast.bytes_per_s = 1e8
         assert fast.table.at(1e8).program is not None
-        answers, begun, start = [], threading.Event(), OffloadDeployment.start
+        answers = []
+        begun = threading.Event()
+        start = OffloadDeployment.start
 
         def start_told(*request):
             future = start(*request)

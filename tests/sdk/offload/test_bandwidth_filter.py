@@ -68,7 +68,9 @@ def test_links_have_the_means_of_the_paper_and_drop_to_near_zero():
 
 
 def test_alone_it_is_asked_for_soon_then_less_and_less_often_and_soon_again_when_it_has_risen():
-    asking, waits_s, now_s = Asking(0.0), [], 0.0
+    asking = Asking(0.0)
+    waits_s = []
+    now_s = 0.0
     for shown in (1.0,) * 9 + (10.0, 1.0):
         before_s = now_s
         while not asking.is_due(now_s, alone=True):

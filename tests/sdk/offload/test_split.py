@@ -240,7 +240,9 @@ def test_never_worse_than_what_others_do(seed):
 def in_turn_s(shares: Shares, on_device: frozenset[int], bytes_per_s: float) -> float:
     """The sum of all seconds of a layer cut: nothing overlaps."""
     sharing = shares.sharing
-    sent, back, total = set(), set(), 0.0
+    sent = set()
+    back = set()
+    total = 0.0
     for place in range(1, len(shares.operators)):
         side = DEVICE if place in on_device or place == shares.last else HELPER
         total += sharing.seconds(side, place, shares.operators[place].count)

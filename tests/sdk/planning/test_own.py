@@ -306,7 +306,9 @@ def test_the_deepest_warm_up_that_fits_is_found_without_trying_all(seed):
     problem = random_home(seed, rng.choice([Training(batch=24), Inference(batch=24)]))
     table, last = CostTable(problem), len(problem.layers)
     for _ in range(60):
-        start, rows, n = rng.randrange(last), rng.randint(1, 4), rng.choice([1, 2, 3, 6, 24])
+        start = rng.randrange(last)
+        rows = rng.randint(1, 4)
+        n = rng.choice([1, 2, 3, 6, 24])
         stop, replicas = rng.randint(start + 1, last), rng.choice([1, 2])
         budget = rng.randrange(1000, 3_000_000)
 

@@ -69,7 +69,9 @@ def test_what_stays_inside_one_machine_is_work_for_its_processor():
 
 
 def test_devices_that_compute_as_fast_as_they_can_share_their_machine():
-    a, b, c = {"host": "box"}, {"host": "box", "emulated": {"slowdown": 1.0}}, {"host": "box"}
+    a = {"host": "box"}
+    b = {"host": "box", "emulated": {"slowdown": 1.0}}
+    c = {"host": "box"}
     other, slow = {"host": "alone"}, {"host": "box", "emulated": {"slowdown": 3.0}}
     assert sharing_hosts({"a": a, "other": other, "b": b, "slow": slow, "c": c}) == [
         ("a", "b", "c")

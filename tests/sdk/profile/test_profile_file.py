@@ -58,7 +58,9 @@ def spoil(value, rng):
 def test_what_is_spoiled_anywhere_is_refused_or_planned_for():
     """No value of a wrong type or size comes as far as a planner."""
     text = profile_file.dumps(potluck.estimate("robot-indoors", "resnet50", max_layers=2))
-    document, rng, n_planned = json.loads(text), random.Random(0), 0
+    document = json.loads(text)
+    rng = random.Random(0)
+    n_planned = 0
     for _ in range(600):
         spoiled = copy.deepcopy(document)
         spoil(spoiled, rng)

@@ -25,11 +25,9 @@ def test_wifi_crosses_the_one_air_twice():
 
 
 def test_a_device_wired_to_the_access_point_costs_one_crossing():
-    robot, server, desk = (
-        Attachment(name="r", port="r"),
-        Attachment(name="s", port="s", wired=True),
-        Attachment(name="d", port="d", wired=True),
-    )
+    robot = Attachment(name="r", port="r")
+    server = Attachment(name="s", port="s", wired=True)
+    desk = Attachment(name="d", port="d", wired=True)
     network = build(HomeWiring(topology="wifi", capacity_bytes_per_s=100), [robot, server], "r")
     assert media(network, "r", "s") == {"air": 1}
     wiring = HomeWiring(topology="wifi", capacity_bytes_per_s=100, cable_bytes_per_s=1000)

@@ -59,7 +59,9 @@ class Strike:
     """
 
     def __init__(self, home, moment, device, whom, after):
-        self.device, self.whom, self._agents = device, whom, agents_of(home)
+        self.device = device
+        self.whom = whom
+        self._agents = agents_of(home)
         self._folder, self._home = self._agents.directory / device, home
         self._order = f"{whom} {after + 1}"
         watch(home, moment, self._give_order)

@@ -299,11 +299,9 @@ def alone_by_shares(net, plan, segments, batches):
     of what the shares' statistics became, by rows of the step; returns the losses."""
     optimizer, losses = torch.optim.SGD(net.parameters(), LR), []
     for x, y in batches:
-        norms, rows, total = (
-            [copy.deepcopy(net.stem[1]) for _ in plan.stages[0].shares],
-            [0, 0],
-            0.0,
-        )
+        norms = [copy.deepcopy(net.stem[1]) for _ in plan.stages[0].shares]
+        rows = [0, 0]
+        total = 0.0
         for part in divide(plan, segments, len(x)):
             pieces = x[part.start : part.stop].split([n for n in part.shares[0] if n])
             takers = [i for i, n in enumerate(part.shares[0]) if n]
@@ -365,11 +363,9 @@ class Twice(torch.nn.Module):
     def __init__(self):
         super().__init__()
         torch.manual_seed(0)
-        self.first, self.norm, self.last = (
-            torch.nn.Linear(8, 8),
-            torch.nn.BatchNorm1d(8),
-            torch.nn.Linear(8, 4),
-        )
+        self.first = torch.nn.Linear(8, 8)
+        self.norm = torch.nn.BatchNorm1d(8)
+        self.last = torch.nn.Linear(8, 4)
 
     def forward(self, x):
         return self.last(self.norm(self.first(self.norm(x))))

@@ -24,7 +24,9 @@ class Reader(nn.Module):
     def __init__(self):
         super().__init__()
         torch.manual_seed(0)
-        self.words, self.types, self.out = nn.Embedding(20, 8), nn.Embedding(2, 8), nn.Linear(8, 4)
+        self.words = nn.Embedding(20, 8)
+        self.types = nn.Embedding(2, 8)
+        self.out = nn.Linear(8, 4)
 
     def forward(self, ids, mask, types):
         h = torch.tanh(self.words(ids) + self.types(types)) * mask[..., None]
@@ -240,7 +242,9 @@ def test_an_onnx_model_takes_its_inputs_by_name(home, tmp_path):
         def forward(self, a, b):
             return a - 2 * b
 
-    a, b, path = torch.randn(5, 3), torch.randn(5, 3), tmp_path / "two.onnx"
+    a = torch.randn(5, 3)
+    b = torch.randn(5, 3)
+    path = tmp_path / "two.onnx"
     torch.onnx.export(
         Two(),
         (a, b),

@@ -77,10 +77,16 @@ class Net(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.first, self.norm, self.drop = nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Dropout(0.0)
+        self.first = nn.Linear(8, 16)
+        self.norm = nn.BatchNorm1d(16)
+        self.drop = nn.Dropout(0.0)
         self.last = nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 4))
-        self.rate, self.sizes, self.options = 1.0, [16, 4], {"scale": 1.0, "shifts": (0.0, 0.5)}
-        self.plain, self.activation, self.nothing = torch.ones(4), torch.tanh, None
+        self.rate = 1.0
+        self.sizes = [16, 4]
+        self.options = {"scale": 1.0, "shifts": (0.0, 0.5)}
+        self.plain = torch.ones(4)
+        self.activation = torch.tanh
+        self.nothing = None
         self.config = SimpleNamespace(scale=1.0)
         self.register_buffer("kept", torch.ones(4))
         self.register_buffer("passing", torch.ones(4), persistent=False)
@@ -305,7 +311,9 @@ class Kept(nn.Module):
     def __init__(self):
         super().__init__()
         self.layer, self.norm = nn.Linear(8, 4), nn.BatchNorm1d(4)
-        self.plain, self.listed, self.mapped = torch.ones(4), [torch.ones(4)], {"a": torch.ones(4)}
+        self.plain = torch.ones(4)
+        self.listed = [torch.ones(4)]
+        self.mapped = {"a": torch.ones(4)}
         self.nested, self.config = [[torch.ones(4)]], SimpleNamespace(scale=torch.ones(4))
 
     def forward(self, x):

@@ -13,7 +13,9 @@ from potluck.run.update import PLAIN
 
 torch = pytest.importorskip("torch")
 
-A, B, C = "a", "b", "c"
+A = "a"
+B = "b"
+C = "c"
 TORCH = dict.fromkeys((A, B, C), ("torch",))
 
 

@@ -24,7 +24,9 @@ from potluck.testing.memory import memory_home
 
 torch = pytest.importorskip("torch")
 
-MICRO, N_MICRO, STEPS = 4, 6, 10
+MICRO = 4
+N_MICRO = 6
+STEPS = 10
 BATCH = MICRO * N_MICRO
 # the switch begins behind one step, and standbys follow until the other
 SWITCHED_AFTER, FOLLOWED_UNTIL = 3, 6
@@ -256,7 +258,9 @@ def test_each_request_is_answered_once(trio, subject, policy, pattern, switch):
     before, after = plans_of(
         subject, pattern, switch, n_micro_batches=n_micro_batches, training=False
     )
-    run, over, asked = trio.deploy(before, subject.model).wait(), threading.Event(), []
+    run = trio.deploy(before, subject.model).wait()
+    over = threading.Event()
+    asked = []
 
     def ask():
         while not over.is_set():

@@ -195,12 +195,10 @@ def test_killed_in_training_and_its_switch(home, model, moment, device, whom, af
 )
 def test_killed_while_requests_are_answered(home, model, moment, device, whom, after):
     """Every request under way is answered once, and rightly, by those that are left."""
-    x, expected, over, answered = (
-        make_data()[0],
-        make_net().eval()(make_data()[0]).detach(),
-        threading.Event(),
-        [],
-    )
+    x = make_data()[0]
+    expected = make_net().eval()(make_data()[0]).detach()
+    over = threading.Event()
+    answered = []
 
     def ask(run):
         while not over.is_set():
@@ -242,7 +240,9 @@ NOTEBOOK = list(
 @pytest.mark.long
 @pytest.mark.parametrize(("links", "moment", "after"), some(NOTEBOOK, (SPACED, "going over", 0)))
 def test_killing_the_notebook_leaves_nothing(tmp_path, links, moment, after):
-    mark, temporary, before = uuid.uuid4().hex, tmp_path / "temporary", interfaces()
+    mark = uuid.uuid4().hex
+    temporary = tmp_path / "temporary"
+    before = interfaces()
     temporary.mkdir()
     notebook = subprocess.Popen(
         [

@@ -19,7 +19,9 @@ from potluck.testing.memory import memory_home
 
 torch = pytest.importorskip("torch")
 A, B = "local-1", "local-2"
-ROWS, BATCH, MICRO = 40, 8, 4
+ROWS = 40
+BATCH = 8
+MICRO = 4
 N_BATCHES = ROWS // BATCH
 
 

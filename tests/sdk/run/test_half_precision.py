@@ -158,7 +158,9 @@ class Partly(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.first, self.middle, self.last = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 4)
+        self.first = nn.Linear(8, 8)
+        self.middle = nn.Linear(8, 8)
+        self.last = nn.Linear(8, 4)
 
     def forward(self, x):
         y = self.first(x)

@@ -27,7 +27,9 @@ class Net(nn.Module):
 
     def __init__(self, call, part=None, width=16):
         super().__init__()
-        self.first, self.part, self.last = nn.Linear(8, 16), part, nn.Linear(width, 4)
+        self.first = nn.Linear(8, 16)
+        self.part = part
+        self.last = nn.Linear(width, 4)
         self.call = call
 
     def forward(self, x):

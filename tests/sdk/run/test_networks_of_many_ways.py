@@ -17,7 +17,9 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 loss = nn.functional.cross_entropy
-STEPS, ROWS, MICRO = 10, 8, 4
+STEPS = 10
+ROWS = 8
+MICRO = 4
 
 
 class Segmenter(nn.Module):

@@ -36,12 +36,10 @@ class Odd(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.first, self.second, self.head, self.never = (
-            nn.Linear(8, 8),
-            nn.Linear(8, 8),
-            nn.Linear(8, 4),
-            nn.Linear(2, 2),
-        )
+        self.first = nn.Linear(8, 8)
+        self.second = nn.Linear(8, 8)
+        self.head = nn.Linear(8, 4)
+        self.never = nn.Linear(2, 2)
         self.second.weight = self.first.weight
         self.register_buffer("hidden", torch.ones(4), persistent=False)
         self.norm = nn.BatchNorm1d(8)
@@ -185,7 +183,9 @@ class Strange(nn.Module):
 
 def test_parts_of_any_name_are_told_apart(home, tmp_path):
     torch.manual_seed(0)
-    net, x, y = Strange(), torch.randn(BATCH, 8), torch.randint(0, 4, (BATCH,))
+    net = Strange()
+    x = torch.randn(BATCH, 8)
+    y = torch.randint(0, 4, (BATCH,))
     alone = copy.deepcopy(net)
     loss = nn.functional.cross_entropy
     model = potluck.Model.from_torch(net, x, loss=loss, example_targets=y)

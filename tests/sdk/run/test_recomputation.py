@@ -12,7 +12,9 @@ from potluck.testing.memory import memory_home
 torch = pytest.importorskip("torch")
 nn = torch.nn
 
-A, B, C = "local-1", "local-2", "local-3"
+A = "local-1"
+B = "local-2"
+C = "local-3"
 MICRO, N_MICRO = 6, 3
 ROWS = 2 * MICRO * N_MICRO + 11  # the last batch is smaller, and so is its last micro-batch
 PATTERNS = {
@@ -29,9 +31,16 @@ def drawing():
     """Masks are drawn, and statistics move."""
     torch.manual_seed(0)
     return nn.Sequential(
-        nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Dropout(0.3), nn.ReLU(),
-        nn.Linear(16, 16), nn.BatchNorm1d(16), nn.Tanh(), nn.Dropout(0.2), nn.Linear(16, 4),
-    )  # fmt: skip
+        nn.Linear(8, 16),
+        nn.BatchNorm1d(16),
+        nn.Dropout(0.3),
+        nn.ReLU(),
+        nn.Linear(16, 16),
+        nn.BatchNorm1d(16),
+        nn.Tanh(),
+        nn.Dropout(0.2),
+        nn.Linear(16, 4),
+    )
 
 
 def plain():
@@ -96,9 +105,14 @@ def test_a_pipeline_that_recomputes_equals_one_machine(trio):
     plan = make_plan(model, *PATTERNS["pipeline"], micro_batch=MICRO, n_micro_batches=N_MICRO)
     losses, state = trained(trio, model, [flagged(plan, (True,))])
     alone = train_alone(
-        net, x, y, batch=plan.batch, micro_batch=MICRO, epochs=1,
+        net,
+        x,
+        y,
+        batch=plan.batch,
+        micro_batch=MICRO,
+        epochs=1,
         make_optimizer=lambda parameters: torch.optim.AdamW(parameters, 1e-2),
-    )  # fmt: skip
+    )
     assert losses == pytest.approx(alone, rel=1e-6)
     assert state == {name: tensor.numpy().tobytes() for name, tensor in net.state_dict().items()}
 

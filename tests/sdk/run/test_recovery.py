@@ -37,7 +37,9 @@ PLANS = {
     "replicas": (((A, B, C), (2, 1, 1)),),
     "both": (((A,), (4,)), ((B, C), (3, 1))),
 }
-ROWS, BATCH, EPOCHS = 36, 8, 3  # the last batch of an epoch has four rows
+ROWS = 36
+BATCH = 8  # the last batch of an epoch has four rows
+EPOCHS = 3
 MESSAGES = 250  # more than any of these trainings brings to the notebook
 OPTIMIZERS = {
     "adamw": (potluck.AdamW(lr=1e-2), lambda p: torch.optim.AdamW(p, lr=1e-2)),

@@ -151,7 +151,9 @@ def test_with_a_profile_who_had_no_part_may_take_one(home, mlp, lost):
 def test_a_request_whose_values_fail_is_no_loss_and_a_loss_is_none_of_its_failures(home):
     from tests.sdk.run.test_inference import Picked
 
-    net, good, bad = Picked().eval(), torch.arange(4.0), torch.full((4,), 99.0)
+    net = Picked().eval()
+    good = torch.arange(4.0)
+    bad = torch.full((4,), 99.0)
     model = potluck.Model.from_torch(net, good)
     plan = make_plan(model, ((A,), (4,)), ((B,), (4,)), micro_batch=4, training=False)
     run = home.deploy(plan, model).wait()
@@ -315,7 +317,9 @@ LIGHT = ("--backends", "onnxruntime")
 )
 def test_real_processes_killed_again_and_again_lose_no_request(mlp, n_kills):
     """Whoever was killed is started again, and has a part again when another is lost."""
-    rng, over, answered = random.Random(n_kills), threading.Event(), threading.Semaphore(0)
+    rng = random.Random(n_kills)
+    over = threading.Event()
+    answered = threading.Semaphore(0)
 
     def some_more():
         for _ in range(4):

@@ -12,7 +12,9 @@ from potluck.records import Plan, Stage
 
 torch = pytest.importorskip("torch")
 
-LR, MICRO, WIDTH = 0.05, 4, 6
+LR = 0.05
+MICRO = 4
+WIDTH = 6
 
 
 class Called(torch.nn.Module):

@@ -15,7 +15,9 @@ from potluck.records import Plan, Stage
 torch = pytest.importorskip("torch")
 nn = torch.nn
 A, B = "local-1", "local-2"
-BATCH, MICRO, ROWS = 10, 5, 30
+BATCH = 10
+MICRO = 5
+ROWS = 30
 
 
 class Stem(nn.Module):
@@ -23,11 +25,9 @@ class Stem(nn.Module):
 
     def __init__(self, affine=True, detach=False, drop=0.0):
         super().__init__()
-        self.first, self.norm, self.last = (
-            nn.Linear(8, 16),
-            nn.BatchNorm1d(16, affine=affine),
-            nn.Linear(16, 12),
-        )
+        self.first = nn.Linear(8, 16)
+        self.norm = nn.BatchNorm1d(16, affine=affine)
+        self.last = nn.Linear(16, 12)
         self.drop, self.detach = nn.Dropout(drop), detach
 
     def forward(self, x):

@@ -39,11 +39,9 @@ class Answering(nn.Module):
     def __init__(self, structure):
         super().__init__()
         torch.manual_seed(0)
-        self.conv, self.last, self.structure = (
-            nn.Conv2d(3, 4, 3, padding=1),
-            nn.Conv2d(4, 2, 1),
-            structure,
-        )
+        self.conv = nn.Conv2d(3, 4, 3, padding=1)
+        self.last = nn.Conv2d(4, 2, 1)
+        self.structure = structure
 
     def forward(self, x):
         z = torch.relu(self.conv(x))
@@ -79,7 +77,9 @@ def test_an_answer_has_the_structure_of_the_modules(home, name):
 
 
 def test_a_run_for_training_answers_and_scores_in_the_structure_that_its_loss_takes(home):
-    net, x, y = Answering(STRUCTURES["nested"]), torch.randn(4, 3, 6, 6), torch.randn(4, 2, 6, 6)
+    net = Answering(STRUCTURES["nested"])
+    x = torch.randn(4, 3, 6, 6)
+    y = torch.randn(4, 2, 6, 6)
 
     def loss(answer, wanted):
         return nn.functional.mse_loss(answer["both"][0], wanted)
@@ -180,11 +180,9 @@ def test_a_table_of_positions_is_read_up_to_its_end(home, length):
         def __init__(self):
             super().__init__()
             torch.manual_seed(0)
-            self.words, self.places, self.last = (
-                nn.Embedding(20, 8),
-                nn.Embedding(16, 8),
-                nn.Linear(8, 3),
-            )
+            self.words = nn.Embedding(20, 8)
+            self.places = nn.Embedding(16, 8)
+            self.last = nn.Linear(8, 3)
             self.register_buffer("ids", torch.arange(16)[None])
 
         def forward(self, words):

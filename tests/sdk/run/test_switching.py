@@ -20,8 +20,12 @@ from potluck.testing.memory import memory_home
 
 torch = pytest.importorskip("torch")
 
-A, B, C = "left", "middle", "right"
-ROWS, BATCH, MICRO = 64, 8, 4
+A = "left"
+B = "middle"
+C = "right"
+ROWS = 64
+BATCH = 8
+MICRO = 4
 PLANS = {
     "a": [((A,), (4,))],
     "ab": [((A,), (4,)), ((B,), (4,))],
@@ -415,7 +419,9 @@ def test_every_request_during_switches_over_slow_links_is_answered_once(lab, mod
     names = "a|bc", "abc shared", "ab", "c"
     run = lab.deploy(plan_of(model, names[0], training=False), model).wait()
     x, _ = make_data()
-    expected, over, sent = make_net().eval()(x).detach(), threading.Event(), []
+    expected = make_net().eval()(x).detach()
+    over = threading.Event()
+    sent = []
 
     def ask(first):
         while not over.is_set():

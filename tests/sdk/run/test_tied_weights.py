@@ -195,7 +195,9 @@ def test_whatever_happens_meanwhile_tied_weights_are_those_of_one_machine(seed, 
     rng = random.Random(seed)
     plan, other = rng.choice([*PLANS]), rng.choice([*PLANS])
     happens, when = rng.choice(("switch", "lost", "both", "resume")), rng.randrange(2, 9)
-    make, clip, ema = rng.choice((adamw, momentum)), rng.choice((None, 0.5)), rng.random() < 0.5
+    make = rng.choice((adamw, momentum))
+    clip = rng.choice((None, 0.5))
+    ema = rng.random() < 0.5
     torch.set_num_threads(1)
     with memory_home(3) as home:
         net, batches = Writer(rng.random() < 0.5), batches_of(12)

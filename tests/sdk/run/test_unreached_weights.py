@@ -15,8 +15,14 @@ from potluck.testing.memory import memory_home
 
 torch = pytest.importorskip("torch")
 nn = torch.nn
-A, B, C = "local-1", "local-2", "local-3"
-WIDTH, CLASSES, ROWS, BATCH, MICRO = 8, 4, 24, 12, 6
+A = "local-1"
+B = "local-2"
+C = "local-3"
+WIDTH = 8
+CLASSES = 4
+ROWS = 24
+BATCH = 12
+MICRO = 6
 SHAPES = {
     "one device": [((A,), (6,))],
     "pipeline": [((A,), (6,)), ((B,), (6,))],
@@ -110,7 +116,9 @@ def three():
 
 def make(seed):
     torch.manual_seed(seed)
-    net, x, y = Random(seed), torch.randn(ROWS, WIDTH), torch.randint(0, CLASSES, (ROWS,))
+    net = Random(seed)
+    x = torch.randn(ROWS, WIDTH)
+    y = torch.randint(0, CLASSES, (ROWS,))
     model = potluck.Model.from_torch(
         net, x[:6], loss=nn.functional.cross_entropy, example_targets=y[:6]
     )

@@ -15,7 +15,9 @@ from potluck.testing.memory import memory_home
 
 torch = pytest.importorskip("torch")
 A, B, C = (f"local-{i}" for i in (1, 2, 3))
-MICRO, BATCH, ROWS = 4, 8, 64
+MICRO = 4
+BATCH = 8
+ROWS = 64
 N_STEPS = ROWS // BATCH
 PLANS = {
     "one": [((A,), (4,))],

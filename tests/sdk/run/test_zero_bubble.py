@@ -15,7 +15,9 @@ from potluck_wire.version import SPLIT_BACKWARD
 
 torch = pytest.importorskip("torch")
 nn = torch.nn
-A, B, C = "local-1", "local-2", "local-3"
+A = "local-1"
+B = "local-2"
+C = "local-3"
 PATTERNS = {
     "alone": ([((A,), (6,))], ("zb-h1",)),
     "pipeline": ([((A,), (6,)), ((B,), (6,)), ((C,), (6,))], ("zb-h1", "zb-2p", "zb-compact")),
@@ -91,9 +93,14 @@ def test_losses_are_those_of_one_machine(trio, schedule):
     plan = plan_of(model, "pipeline")
     losses, state, _ = trained(trio, model, plan, schedule)
     alone = train_alone(
-        net, x, y, batch=plan.batch, micro_batch=MICRO, epochs=2,
+        net,
+        x,
+        y,
+        batch=plan.batch,
+        micro_batch=MICRO,
+        epochs=2,
         make_optimizer=lambda parameters: torch.optim.AdamW(parameters, 1e-2),
-    )  # fmt: skip
+    )
     assert losses == pytest.approx(alone, rel=1e-6)
     assert state == {name: tensor.numpy().tobytes() for name, tensor in net.state_dict().items()}
 

@@ -34,7 +34,9 @@ def make(devices, n_micro_batches=3):
     plan = Plan(
         planner="test", model="m", stages=stages, micro_batch=8, n_micro_batches=n_micro_batches
     )
-    x, left, right = tensor("x"), tensor("l"), tensor("r")
+    x = tensor("x")
+    left = tensor("l")
+    right = tensor("r")
     image = Tensor(name="image", dtype="float32", row_bytes=4)
     segments = (
         Segment(name="s0", start=0, stop=1, feeds=(image,), outputs=(x,), parameter_count=3),

@@ -92,7 +92,9 @@ def execute(compiled, feeds, run, backward, vectors, pick=None, *, concat=joined
     inbox = {device: {} for device in compiled.programs}
     for feed in compiled.feeds:
         inbox[feed.device]["home", feed.value] = feeds[feed.tensor][feed.start : feed.stop]
-    home, steps, done = {}, {}, {device: set() for device in compiled.programs}
+    home = {}
+    steps = {}
+    done = {device: set() for device in compiled.programs}
     left = deque((d, i) for d, program in compiled.programs.items() for i in program.instructions)
     while left:
         ready = [n for n, (d, i) in enumerate(left) if _ready(i, values[d], inbox[d], done[d])]

@@ -21,8 +21,12 @@ class Rows:
 
     def __init__(self, spec):
         self.spec, self.sent = spec, 0
-        self.forwards, self.answered, self.told = {}, {}, {}
-        self.ways, self.updates, self.scaled = {}, [], []
+        self.forwards = {}
+        self.answered = {}
+        self.told = {}
+        self.ways = {}
+        self.updates = []
+        self.scaled = []
 
     def rows(self, action, index):
         shares = self.spec.shares[action.micro_batch][action.stage]

@@ -82,7 +82,9 @@ def test_equal_stages_reach_what_no_schedule_beats(n, n_micro_batches):
 @pytest.mark.parametrize("seed", range(60))
 def test_every_policy_is_legal_and_within_memory_at_any_times(seed):
     rng = random.Random(seed)
-    n, m, chunked = rng.randint(1, 5), rng.randint(1, 9), rng.random() < 0.4
+    n = rng.randint(1, 5)
+    m = rng.randint(1, 9)
+    chunked = rng.random() < 0.4
     rows = rng.choice([there_and_back, round_again])(n) if chunked else None
     n_stages, chunks = (2 * n, 2) if chunked else (n, 1)
     kept = rng.randint(chunks, chunks * m + 2)
@@ -173,10 +175,13 @@ def test_policies_by_name_go_by_the_times_that_are_known():
 
 def test_times_know_the_graph_of_stages():
     times = StageTimes(
-        forward_s=(1.0,) * 3, input_s=(1.0,) * 3, weight_s=(1.0,) * 3,
+        forward_s=(1.0,) * 3,
+        input_s=(1.0,) * 3,
+        weight_s=(1.0,) * 3,
         handed_s={(0, 1): (1.0, 2.0), (0, 2): (3.0, 4.0), (1, 2): (0.0, 0.0)},
-        rows=((0,), (1,), (2,)), most_kept=(2, 2, 2),
-    )  # fmt: skip
+        rows=((0,), (1,), (2,)),
+        most_kept=(2, 2, 2),
+    )
     assert times.before == ((), (0,), (0, 1))
     assert times.targets(0, FORWARD) == ((1, 1.0), (2, 3.0))
     assert times.targets(2, INPUT_GRADIENT) == ((0, 4.0), (1, 0.0))

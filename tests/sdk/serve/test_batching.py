@@ -154,7 +154,10 @@ def test_every_request_leaves_once_and_none_is_started_that_cannot_be_met(seed):
         batch_s.append(batch_s[-1] + rng.uniform(0.001, 0.1))
     n_replicas = rng.randint(1, 3)
     queue = Batcher(batch_s, n_replicas, wait_frac=rng.choice((0.0, 0.5, 1.0)), max_queue=20)
-    now_s, ends, left, due = 0.0, {}, [], []
+    now_s = 0.0
+    ends = {}
+    left = []
+    due = []
     for number in range(200):
         now_s += rng.expovariate(20)
         for replica, end_s in sorted(ends.items(), key=lambda pair: pair[1]):

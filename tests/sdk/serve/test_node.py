@@ -42,7 +42,9 @@ class Others:
     """A view that always shows the same servers, and notes what was sent."""
 
     def __init__(self, *names, idle_per_s=100.0):
-        self.names, self.idle_per_s, self.noted = names, idle_per_s, []
+        self.names = names
+        self.idle_per_s = idle_per_s
+        self.noted = []
 
     def candidates(self, service, now_s):
         return [Candidate(name, self.idle_per_s, 0.0, 0.1, 100.0, 0.02) for name in self.names]
@@ -251,7 +253,9 @@ class Home:
             self.nodes[name] = Node(name, SERVICES, view, Random(f"{seed}{name}"), policy)
             pool = Pool(allocations["birds", "gpu"], 1)
             self.nodes[name].handle(Placed((pool,) if self.rng.random() < 0.7 else ()), 0.0)
-        self.heap, self.n, self.dead = [], 0, set()
+        self.heap = []
+        self.n = 0
+        self.dead = set()
         self.ends = Counter()
         self.asked = {}
 

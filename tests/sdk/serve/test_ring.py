@@ -17,7 +17,9 @@ class Exchange:
         self.names = [f"s{n}" for n in range(n_servers)]
         self.rings = {name: Ring(name, self.names, 1.0) for name in self.names}
         self.loss_frac, self.rng = loss_frac, Random(seed)
-        self.now_s, self.dead, self.n_states = 0.0, set(), 0
+        self.now_s = 0.0
+        self.dead = set()
+        self.n_states = 0
         self.value = 0.0
 
     def round(self, n_rounds=1):

@@ -54,7 +54,9 @@ class ControllerPlay:
     """A controller with two devices that have been welcomed, and a step under way on both."""
 
     def __init__(self, rng: random.Random) -> None:
-        self.controller, self.now_s, self._ticket = Controller(), 100.0, 0
+        self.controller = Controller()
+        self.now_s = 100.0
+        self._ticket = 0
         self.sent: list[Send] = []  # what devices were told lately
         for device in DEVICES:
             self._join(device)

@@ -37,11 +37,9 @@ class Play:
     """
 
     def __init__(self, *devices, play=None):
-        self.controller, self.now_s, self.actions = (
-            play.controller if play else Controller(),
-            100.0,
-            [],
-        )
+        self.controller = play.controller if play else Controller()
+        self.now_s = 100.0
+        self.actions = []
         for ticket, device in enumerate(devices, 900):
             self.do(Join(ticket=ticket, device=device, address=Address(host="h", port=1), key="k"))
             self.hear(device, m.Welcome(major=VERSION[0], minor=VERSION[1], name=device), STATEMENT)

@@ -363,9 +363,17 @@ def test_what_ends_with_a_narrower_execution_ends_on_all_its_devices(is_narrow_f
     for launch in (narrow, wide) if is_narrow_first else (wide, narrow):
         launch()
     half = m.Value(
-        transfer=1, run="r", epoch=0, program="p", step=1, name="y",
-        dtype="uint8", shape=(nbytes,), nbytes=nbytes, chunk_bytes=nbytes // 4,
-    )  # fmt: skip
+        transfer=1,
+        run="r",
+        epoch=0,
+        program="p",
+        step=1,
+        name="y",
+        dtype="uint8",
+        shape=(nbytes,),
+        nbytes=nbytes,
+        chunk_bytes=nbytes // 4,
+    )
     play.hear("b", half, bytes(nbytes // 4))
     play.do(Lost(device="a", error=DeviceGone("gone", device="a")))
     assert sorted(play.ended()) == [1, 2]

@@ -263,7 +263,9 @@ def test_a_value_that_stops_half_way_or_that_nobody_wants_is_no_progress():
 
 @pytest.mark.parametrize("chunk_bytes", [CHUNK_BYTES, MAX_CHUNK_BYTES])
 def test_a_large_value_on_a_slow_link_has_all_the_time_it_needs(chunk_bytes):
-    play, nbytes, link_bytes_per_s = done_without_its_value(), 64 * MIB, 1e6  # 8 Mbit/s
+    play = done_without_its_value()
+    nbytes = 64 * MIB
+    link_bytes_per_s = 1e6  # 8 Mbit/s
     value = m.Value(
         transfer=1,
         **place(),

@@ -68,7 +68,9 @@ class Chain:
     """
 
     def __init__(self, order):
-        self.order, self.seen, self.over = order, [], threading.Event()
+        self.order = order
+        self.seen = []
+        self.over = threading.Event()
 
     def handle(self, event, now_s):
         if not isinstance(event, Lost):
@@ -180,7 +182,9 @@ class Parting:
     """A controller that connects to a device, and parts from it when it is lost."""
 
     def __init__(self):
-        self.lost, self.is_joined, self.ticked = [], False, threading.Event()
+        self.lost = []
+        self.is_joined = False
+        self.ticked = threading.Event()
 
     def handle(self, event, now_s):
         if isinstance(event, Join):

@@ -202,7 +202,9 @@ class Hoarder:
         )()
 
 
-N_SEQUENCES, N_LONG, MOVES = 1_000, 30_000, 40
+N_SEQUENCES = 1_000
+N_LONG = 30_000
+MOVES = 40
 
 
 def test_no_device_makes_the_notebook_hold_more_than_it_asked_for(record_property):

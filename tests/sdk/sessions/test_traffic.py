@@ -19,7 +19,9 @@ def deliver(source, target, letters):
 
     Returns (arrived, most bytes under way).
     """
-    arrived, pending, most = [], [(target, letter) for letter in letters], 0
+    arrived = []
+    pending = [(target, letter) for letter in letters]
+    most = 0
     while pending:
         most = max(
             most, sum(len(b) for to, (_, buffers) in pending if to is target for b in buffers)

@@ -22,13 +22,11 @@ def run(graph):
     rest = {}  # flows under way -> bytes left at `flows_s`
     rates = {}
     flows_s = now_s = 0.0
-    resource_of, work, priority, route, followers = (
-        graph.resource,
-        graph.work,
-        graph.priority,
-        graph.route,
-        graph.followers,
-    )
+    resource_of = graph.resource
+    work = graph.work
+    priority = graph.priority
+    route = graph.route
+    followers = graph.followers
     touched = set(range(n_resources))
     for task in range(n_tasks):
         if not n_waits[task]:

@@ -30,9 +30,11 @@ from potluck.simulate.cost import CostTable
 from potluck.simulate.direct import Direct, in_flight
 
 WORKLOADS = [
-    Training(batch=8, micro_batch=2), Training(batch=12, micro_batch=4), Inference(batch=4),
+    Training(batch=8, micro_batch=2),
+    Training(batch=12, micro_batch=4),
+    Inference(batch=4),
     Inference(batch=4, streaming=True),
-]  # fmt: skip
+]
 
 
 def random_problem(rng):

@@ -47,7 +47,9 @@ class Frames:
 
     def _frame(self, state: State, on: int) -> bytes:
         patch = difference(self._sections, state.sections)
-        texts, rows, figures = {}, [], array("f")
+        texts = {}
+        rows = []
+        figures = array("f")
         for name, log in state.texts.items():
             start, items = log.since(self._ends.get(name, 0))
             if items:
@@ -101,7 +103,9 @@ class Reader:
         (length,) = HEAD.unpack_from(frame)
         head = json.loads(frame[HEAD.size : HEAD.size + length])
         if head["on"] == 0:
-            self.sections, self.texts, self.rows = {}, {}, {}
+            self.sections = {}
+            self.texts = {}
+            self.rows = {}
         elif head["on"] != self.n:
             return False
         self.n = head["n"]

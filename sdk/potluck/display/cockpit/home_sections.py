@@ -24,7 +24,9 @@ def devices(sight: Sight, wires: Wiring, load: Mapping[str, float]) -> dict[str,
 def _device(
     member: Member, place: int, sight: Sight, wires: Wiring, load: Mapping[str, float]
 ) -> dict[str, Any]:
-    name, run, reading = member.name, sight.run, member.reading
+    name = member.name
+    run = sight.run
+    reading = member.reading
     found: dict[str, Any] = {"at": place, "shown": harmless(name), "status": member.status}
     if member.leaving or member.error is not None:
         found["trouble"] = harmless(str(member.leaving or member.error))[:300]

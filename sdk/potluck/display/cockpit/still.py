@@ -12,7 +12,9 @@ from potluck.run.history import History
 from potluck.sessions.members import Member
 from potluck.texts import harmless
 
-WIDTH, MARGIN, GAP = 960.0, 16.0, 12.0
+WIDTH = 960.0
+MARGIN = 16.0
+GAP = 12.0
 CARD_WIDTH, CARD_HEIGHT = 179.0, 76.0
 PER_ROW = 5
 MOST_CARDS = 20

@@ -78,7 +78,9 @@ class Watching:
         self._lock = threading.RLock()
         self._ended = threading.Event()
         self._begun_s = time.monotonic()
-        self._whole_s = self._step_s = self._still_s = float("-inf")
+        self._whole_s = float("-inf")
+        self._step_s = float("-inf")
+        self._still_s = float("-inf")
         self._n_shown: object = None
         self._simulated: tuple[object, Trace | None] = None, None
         self._simulating: threading.Thread | None = None

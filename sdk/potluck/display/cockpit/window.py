@@ -38,7 +38,9 @@ class Window:
     """
 
     def __init__(self, home: "Home", folder: Path | None, may_act: bool) -> None:
-        self._watching, self._folder, self.may_act = Watching(home), folder, may_act
+        self._watching = Watching(home)
+        self._folder = folder
+        self.may_act = may_act
         with ExitStack() as undo:  # where nobody can be told of the page, there is none
             undo.callback(self._watching.close)
             self._server = Server(self._watching, may_act=may_act)

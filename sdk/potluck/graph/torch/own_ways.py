@@ -8,7 +8,9 @@ from typing import Any
 import torch
 
 _ATEN = torch.ops.aten
-_SUM, _MEAN, _MAX = 0, 1, 2
+_SUM = 0
+_MEAN = 1
+_MAX = 2
 
 
 def own_way(node: Any) -> Callable[..., Any] | None:

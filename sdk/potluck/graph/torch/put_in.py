@@ -28,7 +28,9 @@ def put_in(graph: Any, at: Any, made: Any, given: Sequence[Any]) -> tuple[Any, l
     `given`: the nodes that it takes. The new ones stand in the same module and line as `at`.
     """
     here: dict[Any, Any] = {}
-    rest, new, results = iter(given), list[Any](), None
+    rest = iter(given)
+    new = list[Any]()
+    results = None
     with graph.inserting_before(at):
         for inner in made.graph.nodes:
             if inner.op == "placeholder":

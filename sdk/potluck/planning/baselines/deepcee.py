@@ -125,7 +125,9 @@ class BeamSearch:
         micro_batch: int,
         known: dict[tuple[str, int], list[float]],
     ) -> None:
-        self.table, self.places, self.micro_batch = table, places, micro_batch
+        self.table = table
+        self.places = places
+        self.micro_batch = micro_batch
         self.known = known
         self._costs: dict[Candidate, float] = {}
         self._stages: dict[StageKey, StageTerms] = {}
@@ -231,7 +233,9 @@ def equation_1_s(
     n_micro_batches
         B.
     """
-    fill_s = late_s = worst_s = 0.0
+    fill_s = 0.0
+    late_s = 0.0
+    worst_s = 0.0
     for stage, crossing_s in zip(stages, [*crossings_s, 0.0], strict=True):
         running_s = n_micro_batches * stage.computing_s
         worst_s = max(worst_s, fill_s + running_s + late_s + stage.collective_s)

@@ -21,7 +21,9 @@ class Link(NamedTuple):
 @lru_cache(maxsize=8)  # a search has one table, or two
 def links_of(table: cost.CostTable) -> Mapping[tuple[int, int], Link]:
     """The links between the devices, by their numbers."""
-    problem, air, numbers = table.problem, busiest_medium(table.problem), numbers_of(table)
+    problem = table.problem
+    air = busiest_medium(table.problem)
+    numbers = numbers_of(table)
     capacity = {medium.name: medium.capacity_bytes_per_s for medium in problem.network.media}
     found = {}
     for (source, target), path in problem.network.paths.items():

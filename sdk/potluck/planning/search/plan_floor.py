@@ -102,7 +102,9 @@ def _traffic(table: cost.CostTable, plan: Plan) -> tuple[dict[int, float], dict[
     """Seconds for which each device sends, and for which each medium is taken, at the least, by
     what goes from stage to stage.
     """
-    links, media, numbers = links_of(table), media_of(table), numbers_of(table)
+    links = links_of(table)
+    media = media_of(table)
+    numbers = numbers_of(table)
     sent_s, passed_s = defaultdict[int, float](float), defaultdict[str, float](float)
     for left, right in pairwise(plan.stages):
         layer = table.problem.layers[left.stop - 1]

@@ -83,7 +83,9 @@ class Entrance:
     """
 
     def __init__(self, services: Services, *, token: str, max_body_bytes: int) -> None:
-        self._services, self._token, self._max_body_bytes = services, token, max_body_bytes
+        self._services = services
+        self._token = token
+        self._max_body_bytes = max_body_bytes
         self._reader = ThreadPoolExecutor(1, "potluck gateway reader")
 
     def told(self, endpoint: Endpoint) -> Endpoint:

@@ -26,7 +26,9 @@ class Door:
         most_of_address: int = MAX_OF_ADDRESS,
         head_s: float = HEAD_S,
     ) -> None:
-        self.most, self.most_of_address, self.head_s = most, most_of_address, head_s
+        self.most = most
+        self.most_of_address = most_of_address
+        self.head_s = head_s
         self._asked: dict[Who, int] = {}  # requests that are not answered yet
         self._waiting_since_s: dict[Who, float] = {}  # the longest first
         self._n_of: Counter[str] = Counter()

@@ -95,7 +95,9 @@ class Guard:
         room: Room,
         names: tuple[str, ...] | None,
     ) -> None:
-        self._application, self._keeper, self._room = application, keeper, room
+        self._application = application
+        self._keeper = keeper
+        self._room = room
         self._names = names
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

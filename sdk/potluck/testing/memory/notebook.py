@@ -46,7 +46,9 @@ class MemoryNotebook(InMemory):
     """
 
     def __init__(self, lab: "MemoryLab", name: str, keys: Keys) -> None:
-        self._lab, self._name, self.keys = lab, name, keys
+        self._lab = lab
+        self._name = name
+        self.keys = keys
 
     @property
     def started(self) -> Sequence[Started]:

@@ -29,7 +29,9 @@ class MemoryBeat:
         work: Callable[[], bool],
         at_end: Callable[[], None],
     ) -> None:
-        self._lab, self._life, self._every_s = lab, life, every_s
+        self._lab = lab
+        self._life = life
+        self._every_s = every_s
         self._work, self._at_end = work, at_end
         self._over = threading.Event()
         lab.after(every_s, self._next)

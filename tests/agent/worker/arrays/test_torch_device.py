@@ -104,7 +104,9 @@ class Worker:
     """An engine in this process, and what it says."""
 
     def __init__(self, **configure):
-        self.pipe, self.inbound, self.outbound = Silent(), Arena(MIB), Arena(MIB)
+        self.pipe = Silent()
+        self.inbound = Arena(MIB)
+        self.outbound = Arena(MIB)
         self.buffers = []
         self.pipe.send = self.send
         self.engine = Engine(

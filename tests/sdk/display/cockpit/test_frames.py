@@ -56,7 +56,9 @@ def test_patches_make_the_new_of_the_old(steps):
 
 @given(st.lists(st.tuples(SECTIONS, st.integers(0, 5)), min_size=1, max_size=6))
 def test_a_page_that_reads_every_frame_holds_the_state(steps):
-    state, frames, reader = State(), Frames(), Reader()
+    state = State()
+    frames = Frames()
+    reader = Reader()
     assert reader.take(frames.whole(state))
     for number, (sections, count) in enumerate(steps):
         state.sections = sections
@@ -85,7 +87,9 @@ def test_a_change_travels_alone():
 
 
 def test_who_missed_a_frame_waits_for_a_whole_one():
-    state, frames, late = State(), Frames(), Reader()
+    state = State()
+    frames = Frames()
+    late = Reader()
     frames.whole(state)
     state.sections = {"home": {"n": 1}}
     missed = frames.change(state)

@@ -196,8 +196,15 @@ def test_pairing_is_offered_where_it_is_possible_and_told(machine):
 
 def test_what_a_run_decided_and_survived_is_told_once(machine):
     decision = Decision(step=8, action="wait", words="step 8: b is slow.")
-    lost = Recovery(step=9, device="b", cause="b is gone.", devices=("a",), planner="single",
-                    n_again=2, seconds=1.0)  # fmt: skip
+    lost = Recovery(
+        step=9,
+        device="b",
+        cause="b is gone.",
+        devices=("a",),
+        planner="single",
+        n_again=2,
+        seconds=1.0,
+    )
     run = sights.running(BOTH)
     run = replace(run, history=replace(run.history, decisions=(decision,), recoveries=(lost,)))
     for _ in range(3):

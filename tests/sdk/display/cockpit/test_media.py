@@ -45,8 +45,10 @@ def test_a_switch_gives_each_its_own_port(names):
 
 
 def test_a_port_of_both_ways_is_one_devices_own():
-    paths = {(a, b): Path(media=((f"{a}'s", 1), (f"{b}'s", 1))) for a, b in
-             [("a", "b"), ("b", "a"), ("a", "c"), ("c", "a"), ("b", "c"), ("c", "b")]}  # fmt: skip
+    paths = {
+        (a, b): Path(media=((f"{a}'s", 1), (f"{b}'s", 1)))
+        for a, b in [("a", "b"), ("b", "a"), ("a", "c"), ("c", "a"), ("b", "c"), ("c", "b")]
+    }
     media = tuple(Medium(name=f"{n}'s", capacity_bytes_per_s=1.0) for n in "abc")
     found = wiring(Network(media=media, paths=paths))
     assert found.ports == {f"{n}'s": (n, "both") for n in "abc"}

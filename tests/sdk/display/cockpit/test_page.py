@@ -35,7 +35,10 @@ class Played:
     def __init__(self):
         from potluck.display.cockpit.frames import Frames
 
-        self.machine, self.frames, self.views, self.asked = Machine(["nano"]), Frames(), [], []
+        self.machine = Machine(["nano"])
+        self.frames = Frames()
+        self.views = []
+        self.asked = []
 
     def show(self, view):
         self.views.append(view)
@@ -72,14 +75,17 @@ def at_work(machine_of, *members, steps=30):
         for j, name in enumerate(("a", "b"))
     ]
     sent = Event(
-        device="a", lane="send", start_s=0.05, stop_s=0.08, peer="b", nbytes=4096, label="send",
-        op="send", instruction=9,
-    )  # fmt: skip
-    trace = Trace(
-        source="measured",
-        events=(*computing, sent),
-        step_s=(0.5,),
-    )  # fmt: skip
+        device="a",
+        lane="send",
+        start_s=0.05,
+        stop_s=0.08,
+        peer="b",
+        nbytes=4096,
+        label="send",
+        op="send",
+        instruction=9,
+    )
+    trace = Trace(source="measured", events=(*computing, sent), step_s=(0.5,))
     run = sights.running(BOTH, steps=steps, latest=trace, latest_step=steps, predicted=trace)
     history = replace(run.history, losses=tuple(2.0 / (1 + i) for i in range(steps)))
     run = replace(run, history=history)

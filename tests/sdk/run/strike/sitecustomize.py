@@ -21,7 +21,9 @@ def _arm(directory: Path) -> None:
     from potluck_agent.core.machine import Core
     from potluck_wire.messages import Ping
 
-    order, handle, left = directory / "strike", Core.handle, list[int]()
+    order = directory / "strike"
+    handle = Core.handle
+    left = list[int]()
 
     def counted(core: Core, event: Any, now_s: float) -> Any:
         if not order.exists():

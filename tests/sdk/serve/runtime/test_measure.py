@@ -18,7 +18,10 @@ class Device:
     """Takes so long for a batch, by a clock of its own, one batch after the other."""
 
     def __init__(self, fixed_s, row_s, memory=10**9):
-        self.now_s, self.fixed_s, self.row_s, self.memory = 0.0, fixed_s, row_s, memory
+        self.now_s = 0.0
+        self.fixed_s = fixed_s
+        self.row_s = row_s
+        self.memory = memory
         self.sizes = []
 
     def load(self, batch):

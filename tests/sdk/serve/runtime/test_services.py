@@ -32,7 +32,9 @@ def test_answers_any_number_of_rows_as_one_machine(birds, net):
 
 
 def test_what_was_asked_may_be_overwritten_at_once(birds, net):
-    x, asked, expected = torch.empty(2, 8), [], []
+    x = torch.empty(2, 8)
+    asked = []
+    expected = []
     for _ in range(20):
         x.normal_()
         expected.append(of_net(net, x))
