@@ -218,12 +218,12 @@ def from_json(document: Any) -> Program:
         )
     made: set[str] = set()
     sent: set[tuple[str, str, str]] = set()
-    loose: dict[str, bool] = {}
+    one_way: dict[str, bool] = {}
     instructions = []
     for index, row in enumerate(rows):
         try:
             instruction = _instruction(index, row)
-            _connect(instruction, made, sent, loose)
+            _connect(instruction, made, sent, one_way)
         except _Wrong as wrong:
             op = f" ({row[0]!r:.20})" if type(row) is list and row else ""
             raise WireError(
@@ -356,13 +356,13 @@ def _connect(
     instruction: Instruction,
     made: set[str],
     sent: set[tuple[str, str, str]],
-    loose: dict[str, bool],
+    one_way: dict[str, bool],
 ) -> None:
     """Values are used after they are made, and made once.
 
     Nothing is sent twice under one name to one peer.
 
-    `loose` tells of each value that was sent whether that was to another program; such a value is
+    `one_way` tells of each value that was sent whether that was to another program; such a value is
     sent once.
     """
     if not made.issuperset(instruction.inputs):
@@ -381,10 +381,10 @@ def _connect(
         if target in sent:
             raise _Wrong(f"{target[1]!r:.60} is sent to {target[0]} twice")
         sent.add(target)
-        (value,), is_loose = instruction.inputs, "to" in instruction.attrs
-        if value in loose and (loose[value] or is_loose):
+        (value,), is_one_way = instruction.inputs, "to" in instruction.attrs
+        if value in one_way and (one_way[value] or is_one_way):
             raise _Wrong(f"{value!r:.60} goes to another program, so it is sent once")
-        loose[value] = is_loose
+        one_way[value] = is_one_way
 
 
 _STRINGS, _INTEGERS = {str}, {int}  # a set of types is found without a call for each value

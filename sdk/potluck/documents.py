@@ -33,10 +33,14 @@ NEXT_STEP = "Mend it, or get it again from where it came."
 
 
 def read_json(text: str | bytes, file: str, *, most_values: int = MAX_VALUES) -> Any:
-    """The data in this JSON text. `file` names it in errors.
+    """The data in this JSON text.
 
     Parameters
     ----------
+    text
+        What is in the file.
+    file
+        Its name, for errors.
     most_values
         It may hold: numbers, texts, lists, tables. They are counted before any is made, by the
         signs that part them; those in texts count, too.

@@ -27,7 +27,13 @@ EXTRAS = {
 
 @contextmanager
 def needed() -> Iterator[None]:
-    """What is called inside raises what `missing` says where an optional package is not there."""
+    """What is called inside says what to install where an optional package is not there.
+
+    Raises
+    ------
+    UserError
+        An optional package is not there; says what to install.
+    """
     try:
         yield
     except ImportError as error:

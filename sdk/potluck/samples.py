@@ -121,6 +121,17 @@ def train_on_one_machine(
     """Plain PyTorch with the same micro-batches: the loss of each step.
 
     This is what the split run must equal.
+
+    Parameters
+    ----------
+    network
+        Is trained in place.
+    batches
+        Inputs and targets.
+    micro_batch
+        Rows of one.
+    lr
+        The learning rate.
     """
     optimizer, loss_of = torch.optim.AdamW(network.parameters(), lr=lr), nn.CrossEntropyLoss()
     network.train()
@@ -165,10 +176,14 @@ def _centre_crop(image: torch.Tensor, size: int = 224) -> torch.Tensor:
 
 
 def efficientnet_lite0() -> nn.Module:
-    """EfficientNet-Lite0 with its ImageNet weights, from the two packages that carry them: [rows,
-    3, 224, 224] ->
+    """EfficientNet-Lite0 with its ImageNet weights, from the two packages that carry them.
 
-    1000.
+    It takes [rows, 3, 224, 224] and gives [rows, 1000].
+
+    Raises
+    ------
+    UserError
+        The packages are not installed.
     """
     try:
         from efficientnet_lite_pytorch import EfficientNet

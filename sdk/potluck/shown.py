@@ -63,7 +63,17 @@ def words(said: str) -> str:
 
 
 def progress_bar(title: str, done_frac: float, said: str) -> str:
-    """How far some work is, as HTML."""
+    """How far some work is, as HTML.
+
+    Parameters
+    ----------
+    title
+        What the work is.
+    done_frac
+        How much of it is done, 0 to 1.
+    said
+        What it said last.
+    """
     from potluck.display import html
 
     return html.progress(title, done_frac, said)
@@ -91,7 +101,17 @@ def live(value: Any) -> Callable[[], None]:
 
 
 def cockpit(home: Any, run: Any, plans: "tuple[Plan, ...]") -> Any:
-    """A home live, in a notebook."""
+    """A home live, in a notebook.
+
+    Parameters
+    ----------
+    home
+        The home.
+    run
+        A run of it, if one is shown.
+    plans
+        Plans to choose among.
+    """
     from potluck.display import cockpit
 
     return cockpit.shown(home, run, plans)
@@ -107,6 +127,17 @@ def report(run: Any, path: str | Path) -> Path:
 def window(home: Any, folder: Path | None, may_act: bool, before: Any) -> Any:
     """A home's page on loopback, which other processes of its user find by its folder: the one that
     there is, or another in its place.
+
+    Parameters
+    ----------
+    home
+        The home.
+    folder
+        Where others find it; None: they do not.
+    may_act
+        Whether they may act, too.
+    before
+        The page that there was, if any.
     """
     from potluck.display import cockpit
 

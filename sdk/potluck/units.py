@@ -34,7 +34,13 @@ def parse_bytes(amount: float | str) -> int:
 
 
 def parse_rate(amount: float | str) -> float:
-    """Bytes per second from a number, or text such as "100 Mbit/s", "1 Gbps" or "12 MB/s"."""
+    """Bytes per second from a number, or text such as "100 Mbit/s", "1 Gbps" or "12 MB/s".
+
+    Raises
+    ------
+    UserError
+        The text is no rate.
+    """
     if not isinstance(amount, str):
         return float(amount)
     number, unit = _split(amount)
@@ -45,7 +51,13 @@ def parse_rate(amount: float | str) -> float:
 
 
 def parse_seconds(amount: float | str) -> float:
-    """Seconds from a number, or text such as "20 ms" or "2 min"."""
+    """Seconds from a number, or text such as "20 ms" or "2 min".
+
+    Raises
+    ------
+    UserError
+        The text is no time.
+    """
     if not isinstance(amount, str):
         return float(amount)
     number, unit = _split(amount)

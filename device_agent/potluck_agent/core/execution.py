@@ -23,7 +23,7 @@ from potluck_wire.program import SURELY_TOLD, Instruction
 
 # of msgpack before a name; all that an order says beside values
 _NAME_BYTES, _FIELDS_BYTES = 3, 2048
-LOOSE = "loose"  # the group of all loose sends
+ONE_WAY = "one-way"  # the group of all one-way sends
 MAX_HOLD_S = 10.0  # a release time is a hint: whatever the clocks say, no value waits longer for it
 
 
@@ -81,18 +81,18 @@ class Early:
 
 @dataclass(frozen=True, slots=True)
 class SendOf:
-    """Which send a transfer is of. `loose`: it is for another program, and its own one does not
+    """Which send a transfer is of. `one_way`: it is for another program, and its own one does not
     wait for it.
     """
 
     name: Name
     index: int
-    loose: bool = False
+    one_way: bool = False
 
     @property
     def group(self) -> Hashable:
-        """What it is cancelled with: its execution, which a loose one outlives."""
-        return LOOSE if self.loose else self.name
+        """What it is cancelled with: its execution, which a one-way send outlives."""
+        return ONE_WAY if self.one_way else self.name
 
 
 @dataclass(slots=True)
@@ -304,7 +304,7 @@ def transfer_of(
         shape=located.shape,
         nbytes=located.span.nbytes,
     )
-    about = SendOf(execution.name, index, loose=target is not None)
+    about = SendOf(execution.name, index, one_way=target is not None)
     return Transfer(
         key=key,
         value=value,

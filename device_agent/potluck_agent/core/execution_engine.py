@@ -14,7 +14,7 @@ from potluck_agent.core.early_values import EarlyValues
 from potluck_agent.core.epochs import EpochTable
 from potluck_agent.core.events import Buffer, Member, Span
 from potluck_agent.core.execution import (
-    LOOSE,
+    ONE_WAY,
     Early,
     Execution,
     Located,
@@ -237,8 +237,8 @@ class ExecutionEngine:
         member = self._members(execution.owner).get(peer)
         key = execution.owner if peer == HOME else member.key if member else ""
         located = execution.places.get(instruction.inputs[0])
-        is_loose = index in execution.layout.targets
-        if is_loose and not key and located is not None:  # nobody is there to have it
+        is_one_way = index in execution.layout.targets
+        if is_one_way and not key and located is not None:  # nobody is there to have it
             self._give_back(located.span, now_s)
             self._let_go(execution, index, now_s)
         elif not key or located is None:
@@ -248,11 +248,11 @@ class ExecutionEngine:
         else:
             self._outgoing.add(transfer_of(execution, index, located, key, now_s), now_s)
             execution.posted(index)
-            if is_loose:
+            if is_one_way:
                 self._let_go(execution, index, now_s)
 
     def _let_go(self, execution: Execution, index: int, now_s: float) -> None:
-        """A loose send counts as done, and what follows it leaves next.
+        """A one-way send counts as done, and what follows it leaves next.
 
         The execution does not hold its place any more.
         """
@@ -263,12 +263,12 @@ class ExecutionEngine:
     def _send_of(self, transfer: Transfer, now_s: float) -> tuple[Execution, int] | None:
         """The execution and the send that this transfer is of.
 
-        Of a loose one, which is over now, and others: None.
+        Of a one-way send, which is over now, and others: None.
         """
         about = transfer.about
         if not isinstance(about, SendOf):
             return None
-        if about.loose:
+        if about.one_way:
             self._give_back(transfer.place, now_s)
             return None
         execution = self._executions.get(about.name)
@@ -300,7 +300,7 @@ class ExecutionEngine:
     def lost(self, transfers: dict[Hashable, list[Transfer]], text: str, now_s: float) -> None:
         """These values of ours, by group, will not get where they should."""
         for group, lost in transfers.items():
-            if group == LOOSE:
+            if group == ONE_WAY:
                 spans = [transfer.place for transfer in lost]
                 self._closing.do(self._give_back_all(spans, now_s))
             else:  # with one of its values the whole execution fails
@@ -493,7 +493,7 @@ class ExecutionEngine:
         self._out.add(*self._incoming.clear().actions)
         self._compute_queue.clear()
         self.fail_all(cause, text, now_s)
-        self._outgoing.cancel((LOOSE,))
+        self._outgoing.cancel((ONE_WAY,))
         self.early.clear()
         self._starting.clear()
         self._closing.clear()  # places of an arena that is no more

@@ -141,7 +141,7 @@ class EventLoop:
             self._context.destroy(0)
             raise
         self.port = self._sockets.port
-        self._reception = PairingListener(
+        self._pairing_listener = PairingListener(
             self._sockets.listener,
             self._sources,
             self.pairing,
@@ -194,7 +194,7 @@ class EventLoop:
             self._intake.read(Channel.DATA, sockets.routers)
             self._workplace.supply()
         self._guarded(self._links.serve, ready)
-        self._guarded(self._reception.serve, ready)
+        self._guarded(self._pairing_listener.serve, ready)
 
     def _guarded(self, step: Callable[..., None], *given: Any) -> None:
         """The last line of defence of what is no event of the core's."""
@@ -214,7 +214,7 @@ class EventLoop:
         self._guarded(self._look_at_peers)
         if not self._is_heard:
             self._guarded(self._listen_by, self._sockets.listen_again)
-        self._guarded(self._reception.tick, now_s)
+        self._guarded(self._pairing_listener.tick, now_s)
         self._guarded(self._links.tick, now_s)
         self._guarded(self._cut_full)
         self._guarded(self._workplace.listen)
@@ -266,7 +266,7 @@ class EventLoop:
         self._closed = True
         self._workplace.kill()
         self._links.close()
-        self._reception.hang_up()
+        self._pairing_listener.hang_up()
         self._sources.close()
         self._sockets.close()
         self._context.destroy(LINGER_MS)
@@ -427,7 +427,7 @@ class EventLoop:
             case ToWorker():
                 self._workplace.hold(self._loaded(action.message), action.buffers)
             case StartWorker():
-                self._hire()
+                self._start_worker()
             case KillWorker():
                 self._workplace.kill()
                 self._journal.worker_ends(action)
@@ -480,7 +480,7 @@ class EventLoop:
             return _ZEROS[: part.nbytes]
         return self._workplace.view(part.arena, part.offset, part.nbytes)
 
-    def _hire(self) -> None:
+    def _start_worker(self) -> None:
         try:
             self._workplace.start()
             self._journal.worker_starts()

@@ -62,7 +62,7 @@ def _compare(
         optimizer.step()
 
     def our_train() -> None:
-        learner.forward((x, y, *traced.tallies((x, y))), key="0", train=True)
+        learner.forward((x, y, *traced.reductions((x, y))), key="0", train=True)
         learner.backward("0")
         learner.step(None, OPTIMIZER)
 

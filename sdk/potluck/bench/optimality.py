@@ -30,7 +30,7 @@ from potluck.bench.frame import Result
 from potluck.errors import Infeasible
 from potluck.planning import make_plans
 from potluck.planning.exhaustive import plan_whatever_memory_says
-from potluck.planning.registry import RIVALS
+from potluck.planning.registry import BASELINES
 from potluck.records import Plan, Problem
 from potluck.simulate.cost import CostTable, budget_bytes
 from potluck.simulate.direct import Direct
@@ -98,7 +98,7 @@ def measure(kind: str, seed: str, settings: Mapping[str, float]) -> Row:
     direct = Direct(problem, table)
     every = sorted(plan_whatever_memory_says(problem), key=_estimated_s)
     rivals_s = {}
-    for name, planner in RIVALS.items():
+    for name, planner in BASELINES.items():
         plans = sorted(
             islice(planner(problem, table), int(settings["candidates"])), key=_estimated_s
         )

@@ -50,7 +50,7 @@ from potluck.planning.baselines.single_device import plan_single
 from potluck.planning.borrowed import CHEAP
 from potluck.planning.evaluate import compile_plan, judge
 from potluck.planning.feasibility import breaches
-from potluck.planning.registry import RIVALS, Planner
+from potluck.planning.registry import BASELINES, Planner
 from potluck.records import Plan, Problem, QoE
 from potluck.simulate import simulate
 from potluck.simulate.cost import CostTable
@@ -75,8 +75,8 @@ PUBLISHED: Mapping[str, Planner] = {
 }
 # Dora's only where the model has branches
 OWN = (*CHEAP, plan_single, plan_data_parallel, plan_dora)
-CANDIDATES = tuple(name for name, planner in RIVALS.items() if planner in OWN)
-OTHERS = tuple(name for name in RIVALS if name not in CANDIDATES)
+CANDIDATES = tuple(name for name, planner in BASELINES.items() if planner in OWN)
+OTHERS = tuple(name for name in BASELINES if name not in CANDIDATES)
 N_TURNED = 3  # of our plans, those whose transfers are tried in turns
 # latency by that of the papers' fastest plan
 ALLOWED = {"": 1 / 0.8, "_equal_latency": 1.0, "_urgent": 0.8}
@@ -133,8 +133,8 @@ def run(settings: Mapping[str, float]) -> Result:
 def figures(rows: Sequence[Row]) -> dict[str, float]:
     """What is reported of all cases."""
     solved = [row for row in rows if OURS in row.plans]
-    rivalled = [row for row in solved if row.latency_s(*RIVALS) < inf]
-    ratios = [row.latency_s(OURS) / row.latency_s(*RIVALS) for row in rivalled]
+    rivalled = [row for row in solved if row.latency_s(*BASELINES) < inf]
+    ratios = [row.latency_s(OURS) / row.latency_s(*BASELINES) for row in rivalled]
     found = {"worst_ratio_to_best_rival": max(ratios), "median_ratio_to_best_rival": median(ratios)}
     others = [(row.latency_s(OURS), row.latency_s(*OTHERS)) for row in solved]
     found |= _of(
@@ -168,7 +168,7 @@ def figures(rows: Sequence[Row]) -> dict[str, float]:
         "n_only_ours_fits": float(len(solved) - len(rivalled)),
         "median_gap_frac": median(row.plans[OURS][0].gap_frac or 0.0 for row in solved),
     }
-    for name in (*RIVALS, OURS):
+    for name in (*BASELINES, OURS):
         key = name.replace(" ", "_")
         found[f"plan_s_{key}"] = median(row.seconds[name] for row in rows)
         behind = [row.latency_s(name) / row.latency_s(OURS) for row in solved if name in row.plans]
@@ -202,7 +202,7 @@ def measure(case: Case, settings: Mapping[str, float]) -> Row:
         )
         return [plan for plan in found if not breaches(problem, plan)]
 
-    for name, planner in RIVALS.items():
+    for name, planner in BASELINES.items():
         since = time.perf_counter()
         plans = planned(planner)
         row.seconds[name] = time.perf_counter() - since

@@ -21,7 +21,7 @@ from potluck.bench.cases import Case
 from potluck.bench.frame import Result
 from potluck.planning import make_plans
 from potluck.planning.anytime import plan_anytime
-from potluck.planning.registry import RIVALS
+from potluck.planning.registry import BASELINES
 from potluck.planning.search.local_search import floor_s
 from potluck.planning.search.work_budget import WorkBudget, in_time
 from potluck.records import Problem
@@ -96,7 +96,7 @@ def _best_rival_s(problem: Problem, each_s: float) -> tuple[float, int]:
     simulator = Direct(problem, table)
     best_s = inf
     n_late = 0
-    for planner in RIVALS.values():
+    for planner in BASELINES.values():
         end_s = time.process_time() + each_s
         found = in_time(planner, problem, WorkBudget(), partial(_is_over, end_s))
         n_late += time.process_time() >= end_s

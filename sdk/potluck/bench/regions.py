@@ -39,7 +39,7 @@ from potluck.planning.building_blocks import candidates
 from potluck.planning.building_blocks.build import balanced, build, mean_problem, shared_s
 from potluck.planning.evaluate import judge
 from potluck.planning.feasibility import breaches
-from potluck.planning.registry import RIVALS, Planner
+from potluck.planning.registry import BASELINES, Planner
 from potluck.planning.scenario import only
 from potluck.planning.search.schedules import ANY, names_of
 from potluck.records import Plan, Problem
@@ -114,7 +114,7 @@ ALL: Mapping[str, Planner] = {
     "deepcee": plan_deepcee,
 }
 # those that may leave devices out; of the others all plans are above
-FREE = {name: RIVALS[name] for name in ("single", "data parallel", "gpipe", "alpa")}
+FREE = {name: BASELINES[name] for name in ("single", "data parallel", "gpipe", "alpa")}
 DEEPCEE, OURS = "deepcee", "ours"
 
 

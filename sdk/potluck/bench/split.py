@@ -16,7 +16,7 @@ from statistics import fmean, median
 
 from potluck.bench import estimators, split_lab
 from potluck.bench.frame import Result
-from potluck.offload.plan import baselines as rivals
+from potluck.offload.plan import baselines
 from potluck.offload.plan.bandwidths import over
 from potluck.offload.plan.problem import DEVICE, Division, OffloadProblem, SharedLink
 from potluck.offload.plan.split import Split, Splitter
@@ -64,7 +64,7 @@ ROBOT = "robot"
 SERVER = "server"
 # to robots that are alike, and between the helpers among them
 ALIKE_BYTES_PER_S, WIRED_BYTES_PER_S = 50e6, 125e6
-OTHERS = tuple(name for name in rivals.WAYS if name != "thriftiest cut")  # that needs a deadline
+OTHERS = tuple(name for name in baselines.WAYS if name != "thriftiest cut")  # that needs a deadline
 DEADLINE = 1.2  # times what the soonest of the others takes: then joules are saved
 DE_MB_PER_S = (10.0, 25.0)
 SAME = 1 + 1e-9
@@ -178,14 +178,14 @@ def _point(splitter: Splitter, bytes_per_s: float) -> Point:
     begun_s = time.process_time()
     ours = splitter.share(bytes_per_s)
     solve_s = time.process_time() - begun_s
-    others = rivals.answers(OTHERS, splitter, bytes_per_s)
+    others = baselines.answers(OTHERS, splitter, bytes_per_s)
     deadline_s = DEADLINE * min(split.latency_s for split in others.values())
     return Point(
         bytes_per_s=bytes_per_s,
         solve_s=solve_s,
         ours=ours,
         thrifty=splitter.share(bytes_per_s, deadline_s=deadline_s),
-        thriftiest_cut=rivals.thriftiest_cut(splitter, bytes_per_s, deadline_s),
+        thriftiest_cut=baselines.thriftiest_cut(splitter, bytes_per_s, deadline_s),
         others=others,
     )
 
@@ -268,7 +268,7 @@ def differential_evolution(splitter: Splitter, bytes_per_s: float, budget_s: flo
     from scipy.optimize import differential_evolution as evolve
 
     operators = splitter.shares.operators[1:-1]
-    layers = rivals.least_cut(splitter.shares, bytes_per_s)
+    layers = baselines.least_cut(splitter.shares, bytes_per_s)
     best = splitter.evaluate(layers, bytes_per_s)
     begun_s = time.process_time()
 

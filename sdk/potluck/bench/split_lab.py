@@ -16,7 +16,7 @@ from potluck.offload.plan.baselines import WAYS
 from potluck.offload.plan.lowering import DEVICE, HELPER, Shareable, SharedPiece, lower
 from potluck.offload.plan.problem import OffloadProblem
 from potluck.offload.plan.split import Splitter
-from potluck.offload.rows.operator_times import pace
+from potluck.offload.rows.operator_times import operator_times
 from potluck.offload.stats import Answer
 from potluck_wire.graph import Graph
 
@@ -276,7 +276,7 @@ def _between_equals(model: Any, shareable: Shareable, x: "torch.Tensor") -> Offl
         layers[str(index)] = partial(layer, values)
         values = list(layer(values))
     seconds = frame.interleaved(layers, LAYER_REPEATS)
-    equal = pace(model.laid_out(), [min(several) for several in seconds.values()], len(x))
+    equal = operator_times(model.laid_out(), [min(several) for several in seconds.values()], len(x))
     return OffloadProblem(
         operators=shareable.operators((equal, equal), batch=len(x)),
         bytes_per_s=0.0,

@@ -149,7 +149,7 @@ def _parts(kind: str, settings: Mapping[str, float]) -> dict[str, float]:
     segment = Segment(traced.graph, seed=None)
     for name, tensor in traced.tensors.items():
         segment.write(name, tensor.detach())
-    inputs = (x, y, *traced.tallies((x, y)))
+    inputs = (x, y, *traced.reductions((x, y)))
     spent: dict[str, list[float]] = {"whole": [], "parts": [], "weights": []}
     for index in range(2 * int(settings["repeats"]) + 2):
         split = bool(index % 2)

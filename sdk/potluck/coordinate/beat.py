@@ -39,7 +39,19 @@ class Beats(Protocol):
 
 
 class ThreadBeat:
-    """In a thread of its own; parameters as for `Beats`."""
+    """In a thread of its own; parameters as for `Beats`.
+
+    Parameters
+    ----------
+    name
+        Of the thread.
+    every_s
+        Seconds between two calls, at most.
+    work
+        What is called; whether it goes on.
+    at_end
+        Called once, when it does not.
+    """
 
     def __init__(
         self,

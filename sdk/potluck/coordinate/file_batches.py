@@ -22,7 +22,7 @@ from potluck.coordinate.job import (
 )
 from potluck.documents import read_json_file, write_whole
 from potluck.errors import FileError, UserError
-from potluck.graph.model_file import with_tallies
+from potluck.graph.model_file import with_reductions
 from potluck.run.array_file import ArrayFile, fingerprint, open_array
 from potluck.run.array_files import MAX_ARRAYS, ArrayBatches, Left, Order, check_rows
 from potluck.tensor_file import read_tensors, write_tensors
@@ -77,8 +77,8 @@ def write_file_batches(
     }
     write_whole(folder / FILES, json.dumps(written))
     if n_whole:
-        reads = model.laid_out(True).line.traced.tallies.reads
-        made = [with_tallies(model, each, constants)[-n_whole:] for each in left.reading(reads)]
+        reads = model.laid_out(True).line.traced.reductions.reads
+        made = [with_reductions(model, each, constants)[-n_whole:] for each in left.reading(reads)]
         tensors = {str(place): _stacked([each[place] for each in made]) for place in range(n_whole)}
         write_tensors(folder / WHOLE, tensors, {"format": _FORMAT})
     return left.n_batches

@@ -68,6 +68,8 @@ class Joining:
         ------
         PotluckError
             Nobody answers, or what is answered does not hold.
+        HomeError
+            The answer is none.
         """
         coordinator = self._coordinator
         seat = coordinator.seat

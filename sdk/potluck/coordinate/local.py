@@ -115,6 +115,8 @@ def find_or_start(state: Path, keys: Keys) -> Place:
     ------
     HomeError
         It does not start; says why.
+    FileError
+        Its folder cannot be written.
     """
     place = find(state, keys)
     if place is not None:

@@ -10,7 +10,7 @@ from potluck.coordinate.batch_store import write_batches
 from potluck.coordinate.file_batches import write_file_batches
 from potluck.coordinate.job import BATCHES, FORMAT, JOB, MAX_PATIENCE_S, MODEL, PROFILE, START, Job
 from potluck.errors import FileError, UserError
-from potluck.graph.model_file import state_names, with_tallies
+from potluck.graph.model_file import state_names, with_reductions
 from potluck.profile import profile_file
 from potluck.run.array_files import Left
 
@@ -51,7 +51,7 @@ def pack(
     if isinstance(batches, Left):
         n_batches = write_file_batches(folder, batches, model, parts.constants, n_whole=n_whole)
     else:
-        fed = (with_tallies(model, batch, parts.constants) for batch in batches)
+        fed = (with_reductions(model, batch, parts.constants) for batch in batches)
         n_batches = write_batches(folder / BATCHES, fed, n_whole=n_whole)
     if not n_batches:
         raise UserError("there is nothing left to train on: the data has no batch.")

@@ -48,7 +48,17 @@ class Work(Protocol):
         """That of the job, while it is trained here."""
 
     def go_on_with(self, job: str, told: int, entries: list[dict[str, Any]]) -> None:
-        """Train it: write this into its journal first."""
+        """Train it: write this into its journal first.
+
+        Parameters
+        ----------
+        job
+            Its name.
+        told
+            As for `Journal`.
+        entries
+            Of the journal.
+        """
 
     def give_up(self, job: str) -> None:
         """Train it no more, and write nothing about that."""
@@ -80,6 +90,11 @@ class SharedJob:
         It is to go on although it has ended.
     pace
         As for `Line`.
+
+    Raises
+    ------
+    HomeError
+        Its journal does not say who shares it.
     """
 
     def __init__(
@@ -245,6 +260,11 @@ class SharedJob:
         """Copy what is new in the journal of whoever acts, or as much of it as comes at once.
 
         Returns how much of it is here, and its term.
+
+        Raises
+        ------
+        HomeError
+            What is answered does not hold.
         """
         seat = self.group.seat(leader)
         if seat is None or self._work.journal(self.job) is not None:

@@ -184,15 +184,15 @@ def _(fast: AcceleratedModel) -> str:
 
 
 @as_html.register
-def _(prospect: OffloadWhatIf) -> str:
-    content = what_if_views.table(prospect)
-    picture = what_if_views.chart(prospect)
-    return markup.fragment("prospect", text.render(content), picture.svg(), html.table(content))
+def _(what_if: OffloadWhatIf) -> str:
+    content = what_if_views.table(what_if)
+    picture = what_if_views.chart(what_if)
+    return markup.fragment("what-if", text.render(content), picture.svg(), html.table(content))
 
 
 @as_text.register
-def _(prospect: OffloadWhatIf) -> str:
-    return text.render(what_if_views.table(prospect))
+def _(what_if: OffloadWhatIf) -> str:
+    return text.render(what_if_views.table(what_if))
 
 
 @as_html.register

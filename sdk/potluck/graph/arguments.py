@@ -154,7 +154,10 @@ def places(function: Callable[..., Any]) -> tuple[str, ...]:
 def ordered(example: Mapping[str, Any], forward: Callable[..., Any]) -> tuple[str, ...]:
     """The keys of an example, in the order in which `forward` has them.
 
-    Raises ModelError for missing and others.
+    Raises
+    ------
+    ModelError
+        A key is missing, or `forward` does not have it.
     """
     known = parameters(forward)
     names = [
@@ -205,7 +208,14 @@ def target_names(
 ) -> tuple[tuple[str, ...], ...]:
     """All that each of so many targets may be called.
 
-    `keys`: what their example called them, in their order.
+    Parameters
+    ----------
+    loss
+        What takes them.
+    n
+        How many there are.
+    keys
+        What their example called them, in their order.
     """
     own, given = [*places(loss)[1:], *[""] * n], [*keys, *[""] * n]
     names = [tuple(dict.fromkeys(filter(None, (given[i], own[i])))) for i in range(n)]
@@ -221,6 +231,11 @@ def dims_in_order(given: Any, arguments: Arguments) -> tuple[int | None, ...]:
     """`sequence_dims` of inputs, then targets.
 
     Where the example is a mapping, they are told apart by names alone.
+
+    Raises
+    ------
+    ModelError
+        A name is no input and no target.
     """
     names = [(name,) for name in arguments.inputs] + list(arguments.targets)
     if isinstance(given, Mapping):

@@ -23,6 +23,15 @@ def priced(
     """The ModelGraph of a model traced for inference.
 
     Its backward is that of all parameters that can be trained.
+
+    Parameters
+    ----------
+    traced
+        The model.
+    name, title, source
+        What the graph is called, and where the model is from.
+    sequence
+        The length of the sequence, where it may change.
     """
     graph = traced.graph
     wanted = tuple(replace(output, gradient=True) for output in graph.outputs)

@@ -96,7 +96,22 @@ def _ignored(node: Node) -> int:
 
 
 def check_indices(bounds: Sequence[Bound], names: Sequence[str], tensors: Sequence[Any]) -> None:
-    """Raise `ModelError` for an index that its table or the classes do not have."""
+    """Refuse a batch with an index that its table does not have, or a label of no class.
+
+    Parameters
+    ----------
+    bounds
+        Of each tensor of indices: how many there may be.
+    names
+        Of the inputs and targets.
+    tensors
+        Of one batch, in that order.
+
+    Raises
+    ------
+    ModelError
+        An index is there that its table or the classes do not have.
+    """
     for bound in bounds:
         tensor = tensors[bound.position]
         wrong = (tensor < 0) | (tensor >= bound.size)

@@ -15,6 +15,17 @@ WEIGHT_COPIES = {"aten": 1, "onnx": 2}
 def kind_on(model: Any, device: str, backends: Iterable[str], *, train: bool) -> str:
     """The best kind of piece that a device with these backends can compute.
 
+    Parameters
+    ----------
+    model
+        The model.
+    device
+        Its name, for errors.
+    backends
+        What it computes with.
+    train
+        Whether the piece is trained.
+
     Raises
     ------
     PlanError
@@ -38,8 +49,25 @@ def kind_on(model: Any, device: str, backends: Iterable[str], *, train: bool) ->
 def document_for(
     model: Any, device: str, kind: str, start: int, stop: int, *, train: bool
 ) -> bytes:
-    """Layers [start, stop) of that kind. Raises ModelError, which names the device that needs them
-    so.
+    """Layers [start, stop) as a piece of that kind.
+
+    Parameters
+    ----------
+    model
+        The model.
+    device
+        Who needs them so.
+    kind
+        Of the piece.
+    start, stop
+        Layers [start, stop).
+    train
+        Whether they are trained.
+
+    Raises
+    ------
+    ModelError
+        They cannot be written so; names the device.
     """
     try:
         return bytes(model.document(start, stop, train=train, kind=kind))

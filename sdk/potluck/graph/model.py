@@ -463,7 +463,8 @@ class Model(Shown):
     def _tensors(self) -> "dict[str, torch.Tensor]":
         found: dict[str, torch.Tensor] = {}
         for traced in (chosen.line.traced for chosen in self._graphs):
-            found |= {**(traced.tallies.constants if traced.tallies else {}), **traced.tensors}
+            reductions = traced.reductions
+            found |= {**(reductions.constants if reductions else {}), **traced.tensors}
         return found
 
     def loss_constants(self, state: "Mapping[str, torch.Tensor]") -> "LossConstants | None":
@@ -663,12 +664,12 @@ class Model(Shown):
         traced = self.laid_out(True).line.traced
         try:
             known = constants.fed if constants is not None else {}
-            tallies = traced.tallies(batch, known) if traced.tallies else []
+            reductions = traced.reductions(batch, known) if traced.reductions else []
         except OperatorFailed as error:
             raise ModelError(f"its loss cannot be taken of these targets: {error}") from error
         return {
             port.name: tensor
-            for port, tensor in zip(traced.graph.inputs, (*batch, *tallies), strict=True)
+            for port, tensor in zip(traced.graph.inputs, (*batch, *reductions), strict=True)
         }
 
     def check_inputs(self, *tensors: Any, train: bool = False) -> int:

@@ -2,7 +2,7 @@
 
 What its loss makes of a whole batch (see `loss.batch_reductions`) is made by functions of the
 user's own. A model from a file has none: it takes those numbers as further targets, and
-`with_tallies` adds them to a batch where the module is.
+`with_reductions` adds them to a batch where the module is.
 """
 
 import json
@@ -88,7 +88,7 @@ def load_model(path: Path) -> "Model":
         raise FileError(f"{path} does not hold: {error}.", path=str(path)) from error
 
 
-def with_tallies(
+def with_reductions(
     model: "Model", batch: "Sequence[torch.Tensor]", constants: Any = None
 ) -> "tuple[torch.Tensor, ...]":
     """A batch as a model from the file takes it: inputs, targets, and what the loss makes of them.
@@ -155,7 +155,7 @@ def _of_layers(chosen: Layers) -> dict[str, Any]:
         "max_layers": chosen.max_layers,
         "merge_below": chosen.merge_below,
         "tensors": list(traced.tensors),
-        "n_tallies": len(traced.tallies),
+        "n_reductions": len(traced.reductions),
     }
 
 
@@ -221,8 +221,8 @@ def _model(document: Mapping[str, Any], tensors: "Mapping[str, torch.Tensor]") -
     inference = document["inference"]
     training = document["training"]
     n_inputs = len(inputs)
-    n_tallies = 0 if training is None else int(training["n_tallies"])
-    tallies = [(f"tally_{i}" if i else "tally",) for i in range(n_tallies)]
+    n_reductions = 0 if training is None else int(training["n_reductions"])
+    reductions = [(f"reduction_{i}" if i else "reduction",) for i in range(n_reductions)]
     named = {
         key: state[name] if name else tensors[_MODULE + key] for key, name in document["state"]
     }
@@ -233,7 +233,7 @@ def _model(document: Mapping[str, Any], tensors: "Mapping[str, torch.Tensor]") -
         name=str(document["name"]),
         arguments=Arguments(
             inputs=tuple(inputs),
-            targets=(*map(tuple, targets), *tallies),
+            targets=(*map(tuple, targets), *reductions),
             by_name=bool(by_name),
             placeless=tuple(placeless),
         ),

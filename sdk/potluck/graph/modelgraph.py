@@ -177,7 +177,7 @@ class ModelGraph:
         """Floating-point operations of one row's forward pass."""
         return sum(node.forward_flop for node in self.nodes)
 
-    def alive_bytes(self, *, inputs: bool = True) -> tuple[int, ...]:
+    def live_bytes(self, *, inputs: bool = True) -> tuple[int, ...]:
         """For each node, the bytes per row of all tensors still needed behind it, skip connections
         and inputs too.
 
@@ -224,7 +224,7 @@ class ModelGraph:
         edges if `branched` and there are branches.
         """
         bounds = bounds or range(len(self.nodes) + 1)
-        alive, flowing = self.alive_bytes(), self.alive_bytes(inputs=False)
+        alive, flowing = self.live_bytes(), self.live_bytes(inputs=False)
         edges, feeds = (
             self._edges(bounds) if branched else ([()] * len(self.nodes), [0] * len(self.nodes))
         )

@@ -132,7 +132,17 @@ def kind(traced: Traced, position: int) -> str:
 
 
 def forward_flop(traced: Traced, position: int, sizes: Mapping[str, int]) -> float:
-    """Operations of one node at these sizes."""
+    """Operations of one node at these sizes.
+
+    Parameters
+    ----------
+    traced
+        The model.
+    position
+        Of the node.
+    sizes
+        Of the batch and other dimensions that may change.
+    """
     node, graph = traced.graph.nodes[position], traced.graph
     if _is_view(traced, node):
         return 0.0
@@ -162,7 +172,19 @@ def forward_flop(traced: Traced, position: int, sizes: Mapping[str, int]) -> flo
 def backward_flop(
     traced: Traced, position: int, requires: frozenset[Ref], sizes: Mapping[str, int]
 ) -> float:
-    """Operations of a node's backward."""
+    """Operations of a node's backward.
+
+    Parameters
+    ----------
+    traced
+        The model.
+    position
+        Of the node.
+    requires
+        Values that a gradient is needed for.
+    sizes
+        Of the batch and other dimensions that may change.
+    """
     node = traced.graph.nodes[position]
     what = KIND_OF[node.op]
     if not any(ref in requires for ref in node_refs(node)):
@@ -176,7 +198,17 @@ def backward_flop(
 
 
 def kept(traced: Traced, position: int, requires: frozenset[Ref]) -> frozenset[Ref]:
-    """Which values a node keeps for backward (a view keeps what it looks at)."""
+    """Which values a node keeps for backward (a view keeps what it looks at).
+
+    Parameters
+    ----------
+    traced
+        The model.
+    position
+        Of the node.
+    requires
+        Values that a gradient is needed for.
+    """
     node, own = traced.graph.nodes[position], Ref(traced.graph.first_node + position)
     if not any(ref in requires for ref in node_refs(node)):
         return frozenset()
@@ -199,6 +231,15 @@ def kept(traced: Traced, position: int, requires: frozenset[Ref]) -> frozenset[R
 def kept_beside(traced: Traced, position: int, requires: frozenset[Ref]) -> int:
     """Bytes per row that a node keeps beside values: the places of maxima, a norm's and attention's
     sums.
+
+    Parameters
+    ----------
+    traced
+        The model.
+    position
+        Of the node.
+    requires
+        Values that a gradient is needed for.
     """
     node, sizes = traced.graph.nodes[position], {**traced.hints, BATCH: 1}
     if not any(ref in requires for ref in node_refs(node)):

@@ -127,12 +127,33 @@ def trace(
     """The graph of `net` as it answers, or with `loss` its graph in training (inputs, then targets;
     output: the loss).
 
-    `keywords`: the name by which `net` gets each input, empty where it gets it by place; none: all
-    by place. `autocast`: the type that torch.autocast converts to; empty: nothing is converted.
-    `compares_rows`: the loss does, and nobody looks for a mean over them.
+    Parameters
+    ----------
+    net
+        The module.
+    inputs
+        An example of each, with the batch first.
+    input_names
+        Their names.
+    loss
+        Of the outputs and targets; None: nothing is trained.
+    targets
+        An example of each.
+    sequence_dims
+        Of inputs, then targets: the dimension of the sequence, where there is one.
+    keywords
+        The name by which `net` gets each input, empty where it gets it by place; none: all by
+        place.
+    autocast
+        The type that torch.autocast converts to; empty: nothing is converted.
+    compares_rows
+        The loss does, and nobody looks for a mean over them.
 
-    Raises ModelError for control flow that depends on data, operators that no device runs, and a
-    batch that is not the first dimension everywhere.
+    Raises
+    ------
+    ModelError
+        Control flow depends on data, no device runs an operator, or the batch is not the first
+        dimension everywhere.
     """
     again = partial(
         _trace,
@@ -222,9 +243,11 @@ def _traced(
     symbols, state = symbol_names(holders.inputs, dims), state_of(program, module, holders.targets)
     # shapes alone: nothing can be run, nothing will be cut
     meta = any(tensor.is_meta for tensor in tensors)
-    tallies = _tallies(program, holders, state, symbols, tensors) if train and not meta else None
-    if tallies is not None:
-        holders, names = holders_of(program), [*names, *tallies.names]
+    reductions = (
+        _reductions(program, holders, state, symbols, tensors) if train and not meta else None
+    )
+    if reductions is not None:
+        holders, names = holders_of(program), [*names, *reductions.names]
     n_holders = len(holders.all)
     converter = Converter(n_holders, symbols, holders.buffer_places)
     converter.values.update({holder: Ref(i) for i, holder in enumerate(holders.all)})
@@ -246,7 +269,7 @@ def _traced(
     rows, own = frozenset[Ref](), {holder: tensor for holder, (_, tensor) in state.items()}
 
     def complete(some: list[torch.Tensor]) -> list[torch.Tensor]:
-        return [*some, *tallies(some)] if tallies is not None else some
+        return [*some, *reductions(some)] if reductions is not None else some
 
     whole = graph
     if not meta:
@@ -274,7 +297,7 @@ def _traced(
         ),
         tensors={name: tensor for name, tensor in state.values() if name in names_left},
         modules=tuple(converter.modules[value - n_holders] for value in kept if value >= n_holders),
-        tallies=tallies or (),
+        reductions=reductions or (),
     )
     if train:
         traced = replace(traced, graph=learning(traced))
@@ -371,14 +394,14 @@ def _check_trials(
         )
 
 
-def _tallies(
+def _reductions(
     program: Any,
     holders: Holders,
     state: dict[Any, tuple[str, torch.Tensor]],
     symbols: dict[str, str],
     tensors: list[torch.Tensor],
 ) -> BatchReductions | None:
-    """The tallies of the loss, of constants and buffers of its own.
+    """The reductions of the loss, of constants and buffers of its own.
 
     The program takes them as inputs from now on.
     """

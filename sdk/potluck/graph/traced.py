@@ -40,8 +40,8 @@ class Traced:
 
     `by_rows`: values whose first dimension was seen to count rows; `tensors`: the user's own, by
     name; `modules`: per node the path of the module that it stands in, where there are modules;
-    `tallies`: the function that makes the last of the inputs from the others of a whole batch, as
-    many as its length; `lengths`: those of the sequence, where their number may change;
+    `reductions`: the function that makes the last of the inputs from the others of a whole batch,
+    as many as its length; `lengths`: those of the sequence, where their number may change;
     `structure`: how the module's answer is made of the outputs, as torch has it, where that is
     known; `unproven`: the operator because of which only trials say that the loss is a mean over
     rows, or that each row is answered by itself; `squeezes_rows`: of a request of one row, the
@@ -55,7 +55,7 @@ class Traced:
     by_rows: frozenset[Ref] = frozenset()
     tensors: Mapping[str, Any] = field(default_factory=dict)
     modules: tuple[str, ...] = ()
-    tallies: Any = ()
+    reductions: Any = ()
     lengths: range = ANY_LENGTH
     structure: Any = None
     unproven: str = ""
@@ -71,7 +71,7 @@ class Traced:
     @property
     def given(self) -> tuple[Input, ...]:
         """The inputs that its user gives."""
-        return self.graph.inputs[: len(self.graph.inputs) - len(self.tallies)]
+        return self.graph.inputs[: len(self.graph.inputs) - len(self.reductions)]
 
     @property
     def hints(self) -> dict[str, int]:

@@ -246,10 +246,10 @@ def _from_file(path: Path) -> list[ScenarioEvent]:
     if document or not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         but = f", got {', '.join(document)}" if document else ""
         raise FileError(f"{path}: expected [[events]] tables{but}.", file=str(path))
-    return [_happening(row, f"{path}: event {number}") for number, row in enumerate(rows, 1)]
+    return [_event(row, f"{path}: event {number}") for number, row in enumerate(rows, 1)]
 
 
-def _happening(row: dict[str, Any], where: str) -> ScenarioEvent:
+def _event(row: dict[str, Any], where: str) -> ScenarioEvent:
     kind = KINDS.get(str(row.pop("do", "")))
     if kind is None:
         raise FileError(f"{where}: `do` must be one of {', '.join(KINDS)}.")

@@ -18,7 +18,7 @@ from potluck.handle import Handle, Task, resolved
 from potluck.offload.accelerated import AcceleratedModel
 from potluck.offload.cache import SplitCache, default_directory
 from potluck.offload.plan.lowering import Shareable
-from potluck.offload.rows.operator_times import Pace, pace
+from potluck.offload.rows.operator_times import OperatorTimes, operator_times
 from potluck.offload.split_table import (
     BANDWIDTHS,
     BANDWIDTHS_OF_SEVERAL,
@@ -288,14 +288,14 @@ def _case(
         shareable=Shareable(model.traced_line()),
         problem=problem,
         names=names,
-        paces=tuple(measured_pace(model, profile, name, batch) for name in names),
+        side_times=tuple(measured_operator_times(model, profile, name, batch) for name in names),
         batch=batch,
         weight_source=f"0/layers-0-{len(model.layers())}",
         emulated=frozenset(n for n in names if home.devices[n].capability.get("emulated")),
     )
 
 
-def measured_pace(model: Any, profile: Profile, device: str, batch: int) -> Pace:
+def measured_operator_times(model: Any, profile: Profile, device: str, batch: int) -> OperatorTimes:
     """What every operator takes on a device, by the profile of its layers.
 
     Parameters
@@ -313,7 +313,7 @@ def measured_pace(model: Any, profile: Profile, device: str, batch: int) -> Pace
     layer_s = [
         interpolate(cost.rows, cost.forward_s, batch) for cost in profile.inference.costs[device]
     ]
-    return pace(model.laid_out(), layer_s, batch)
+    return operator_times(model.laid_out(), layer_s, batch)
 
 
 def _own(home: "Home", helpers: tuple[str, ...]) -> tuple[str, LocalAgents | None]:

@@ -100,7 +100,7 @@ class AcceleratedModel(Tabular):
         self._speeds = DriftMonitor(case.names)
         self.kept: deque[tuple[Execution, Compiled]] = deque(maxlen=64)
         self._closed = threading.Event()
-        self._upkeep = Maintenance(
+        self._maintenance = Maintenance(
             link,
             self._loaded,
             self._tables,
@@ -376,15 +376,15 @@ class AcceleratedModel(Tabular):
         if self._closed.is_set():
             return
         self._closed.set()
-        self._upkeep.end()
-        with self._upkeep.works, self._loaded.lock:  # a request under way is answered first
+        self._maintenance.end()
+        with self._maintenance.works, self._loaded.lock:  # a request under way is answered first
             self._tables.close()
             with suppress(HomeError):  # the home was closed before
                 self._loaded.group.drop()
             if self._agents is not None:
                 self._members.remove(self.device)
                 self._agents.close()
-        self._upkeep.thread.join()
+        self._maintenance.thread.join()
 
     def _check(self) -> None:
         if self._closed.is_set():
@@ -422,7 +422,7 @@ def _in_order(
 
 def _told(task: Task, case: SplitCase) -> Callable[[int], None]:
     """Shows how far planning is; between two searches it can be cancelled."""
-    most = len(case.first) + 1 if case.first else case.wishes.most
+    most = len(case.first) + 1 if case.first else case.spec.most
 
     def told(done: int) -> None:
         task.check()

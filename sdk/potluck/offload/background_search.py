@@ -35,13 +35,13 @@ class BackgroundSearch:
     ----------
     sharing
         The problem.
-    wishes
+    spec
         What is searched for.
     path
         Where the cache of splits is; None keeps none.
     """
 
-    def __init__(self, sharing: OffloadProblem, wishes: SearchSpec, path: Path | None) -> None:
+    def __init__(self, sharing: OffloadProblem, spec: SearchSpec, path: Path | None) -> None:
         self.done = 0
         self.found: Found | None = None
         self._sharing = sharing
@@ -53,7 +53,7 @@ class BackgroundSearch:
             env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             start_new_session=os.name != "nt",  # Ctrl-C is ours to handle
         )
-        order = {"path": str(path) if path is not None else "", **problem_document(sharing, wishes)}
+        order = {"path": str(path) if path is not None else "", **problem_document(sharing, spec)}
         self._thread = threading.Thread(
             target=self._follow, args=(order,), name="potluck search", daemon=True
         )
@@ -93,7 +93,7 @@ def main(said: IO[bytes], tell: IO[str]) -> None:
     threading.Thread(target=_end_with, args=(said,), daemon=True).start()
     if hasattr(os, "nice"):
         os.nice(NICENESS)
-    sharing, wishes = read_problem(order)
+    sharing, spec = read_problem(order)
     path = Path(order["path"]) if order["path"] else None
 
     def say(what: dict[str, Any]) -> None:
@@ -103,7 +103,7 @@ def main(said: IO[bytes], tell: IO[str]) -> None:
     with alone(path.parent) if path is not None else nullcontext():
         found = read(path, sharing) if path is not None else None
         if found is None:
-            found = wishes.search(sharing, told=lambda done: say({"done": done}))
+            found = spec.search(sharing, told=lambda done: say({"done": done}))
             if path is not None:
                 write(path, found)
     say(found_document(found))

@@ -1,9 +1,9 @@
 """Split tables that were searched for: kept on disk, so that the next `accelerate` of the same
 model on the same devices need not search, and in memory.
 
-One JSON file per model, times of all sides, links and wishes. A file that is corrupt, or of another
-version, is made anew. One search at a time writes there: who wants one meanwhile waits, and reads
-what was found.
+One JSON file per model, times of all sides, links and search spec. A file that is corrupt, or of
+another version, is made anew. One search at a time writes there: who wants one meanwhile waits,
+and reads what was found.
 """
 
 import hashlib
@@ -31,10 +31,10 @@ class SplitCache:
         self.directory, self._signature = directory, signature
         self._kept: dict[str, Found] = {}
 
-    def name(self, sharing: OffloadProblem, wishes: SearchSpec) -> str:
+    def name(self, sharing: OffloadProblem, spec: SearchSpec) -> str:
         """What a table is called: by all that the search depends on."""
         operators = [
-            (o.name, o.count, o.row_bytes, o.side_s, o.side_fixed_s, o.side_seam_s)
+            (o.name, o.count, o.row_bytes, o.side_s, o.side_fixed_s, o.side_halo_s)
             for o in sharing.operators
         ]
         watts = sharing.idle_w, sharing.busy_w, sharing.radio_w
@@ -44,39 +44,39 @@ class SplitCache:
             sorted(sharing.lines.items()),
             sharing.media_bytes_per_s,
         )
-        wanted = wishes.deadline_s, wishes.bandwidths, wishes.n_searches, wishes.rival
+        wanted = spec.deadline_s, spec.bandwidths, spec.n_searches, spec.rival
         about = self._signature, operators, links, watts, wanted
         return f"{hashlib.sha256(repr((SCHEMA, about)).encode()).hexdigest()[:32]}.json"
 
-    def path(self, sharing: OffloadProblem, wishes: SearchSpec) -> Path | None:
+    def path(self, sharing: OffloadProblem, spec: SearchSpec) -> Path | None:
         """Where it is kept; None: on no disk."""
-        return self.directory / self.name(sharing, wishes) if self.directory is not None else None
+        return self.directory / self.name(sharing, spec) if self.directory is not None else None
 
-    def known(self, sharing: OffloadProblem, wishes: SearchSpec) -> Found | None:
+    def known(self, sharing: OffloadProblem, spec: SearchSpec) -> Found | None:
         """What was found before, here or by another."""
-        path = self.path(sharing, wishes)
-        return self._kept.get(self.name(sharing, wishes)) or (
+        path = self.path(sharing, spec)
+        return self._kept.get(self.name(sharing, spec)) or (
             read(path, sharing) if path is not None else None
         )
 
-    def keep(self, sharing: OffloadProblem, wishes: SearchSpec, found: Found) -> None:
+    def keep(self, sharing: OffloadProblem, spec: SearchSpec, found: Found) -> None:
         """For as long as this process lasts.
 
         Parameters
         ----------
         sharing
             The problem.
-        wishes
+        spec
             What was searched for.
         found
             What was found.
         """
-        self._kept[self.name(sharing, wishes)] = found
+        self._kept[self.name(sharing, spec)] = found
 
     def found(
         self,
         sharing: OffloadProblem,
-        wishes: SearchSpec,
+        spec: SearchSpec,
         told: Callable[[int], None] = lambda done: None,
     ) -> Found:
         """What was found before, or is searched for and kept now.
@@ -85,16 +85,16 @@ class SplitCache:
         ----------
         sharing
             The problem.
-        wishes
+        spec
             What is searched for.
         told
             Called with the number of searches done.
         """
-        found = self.known(sharing, wishes)
+        found = self.known(sharing, spec)
         if found is None:
-            found = wishes.search(sharing, told=told)
-            self.keep(sharing, wishes, found)
-            if path := self.path(sharing, wishes):
+            found = spec.search(sharing, told=told)
+            self.keep(sharing, spec, found)
+            if path := self.path(sharing, spec):
                 write(path, found)
         return found
 

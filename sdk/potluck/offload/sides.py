@@ -7,7 +7,7 @@ from itertools import permutations
 
 from potluck.offload.plan.lowering import DEVICE, HELPER, Shareable
 from potluck.offload.plan.problem import OffloadProblem, SharedLink
-from potluck.offload.rows.operator_times import Pace
+from potluck.offload.rows.operator_times import OperatorTimes
 from potluck.records import Device, Network
 
 
@@ -16,10 +16,10 @@ def sharing_in(
     device: Device,
     helpers: Sequence[str],
     shareable: Shareable,
-    paces: Sequence[Pace],
+    side_times: Sequence[OperatorTimes],
     batch: int,
 ) -> OffloadProblem:
-    """The problem of one request of `batch` rows to this device, with its helpers; `paces` by side.
+    """The problem of one request of `batch` rows to this device, with its helpers.
 
     The bandwidth between them is still open.
 
@@ -33,7 +33,7 @@ def sharing_in(
         Their names.
     shareable
         The model.
-    paces
+    side_times
         Per side, what each operator takes.
     batch
         Rows of a request.
@@ -42,7 +42,7 @@ def sharing_in(
     busy_w, radio_w, idle_w = _watts(device)
     lines, rates = _lines(network, names, device.overhead_s)
     return OffloadProblem(
-        operators=shareable.operators(paces, batch),
+        operators=shareable.operators(side_times, batch),
         bytes_per_s=0.0,
         n_sides=len(names),
         lines=lines,

@@ -22,7 +22,7 @@ from potluck.offload.plan.lowering import DEVICE, HELPER, Shareable, lower
 from potluck.offload.plan.problem import OffloadProblem
 from potluck.offload.plan.search_spec import SearchSpec
 from potluck.offload.plan.split import Split, Splitter
-from potluck.offload.rows.operator_times import Pace
+from potluck.offload.rows.operator_times import OperatorTimes
 from potluck.offload.sides import own_media, sharing_in
 from potluck.planning.scenario import rated
 from potluck.records import Plan, Problem, Stage, Trace
@@ -80,7 +80,7 @@ class SplitCase:
     shareable: Shareable
     problem: Problem
     names: tuple[str, ...]  # of the devices, by side
-    paces: tuple[Pace, ...]  # by side
+    side_times: tuple[OperatorTimes, ...]  # by side
     batch: int
     weight_source: str  # the segment that has the weights
     emulated: frozenset[str] = frozenset()
@@ -96,7 +96,7 @@ class SplitCase:
         """The planner's problem; its link is still open."""
         device, helpers = self.problem.device(self.names[DEVICE]), self.names[HELPER:]
         return sharing_in(
-            self.problem.network, device, helpers, self.shareable, self.paces, self.batch
+            self.problem.network, device, helpers, self.shareable, self.side_times, self.batch
         )
 
     def request(self, inputs: Sequence[Any]) -> dict[str, Any]:
@@ -134,10 +134,10 @@ class SplitCase:
 
     def among(self, names: tuple[str, ...]) -> "SplitCase":
         """The case of these devices alone."""
-        paces = tuple(
-            pace for name, pace in zip(self.names, self.paces, strict=True) if name in names
+        side_times = tuple(
+            times for name, times in zip(self.names, self.side_times, strict=True) if name in names
         )
-        return replace(self, names=names, paces=paces)
+        return replace(self, names=names, side_times=side_times)
 
     def whole(self, device: str, run: str) -> CompiledPlan:
         """The whole model on one device: the weights of all pieces, and how to answer alone."""
@@ -157,7 +157,7 @@ class SplitCase:
         return replace(compiled_plan, compiled=paced)
 
     @property
-    def wishes(self) -> SearchSpec:
+    def spec(self) -> SearchSpec:
         """What is searched for."""
         return SearchSpec(
             bandwidths=self.bandwidths,
@@ -168,7 +168,7 @@ class SplitCase:
 
     def search(self) -> Found:
         """The best split for any bandwidth."""
-        return self.wishes.search(self.sharing)
+        return self.spec.search(self.sharing)
 
     def first_search(
         self, bytes_per_s: float, told: Callable[[int], None] = lambda done: None
@@ -177,7 +177,7 @@ class SplitCase:
         little time.
         """
         some = replace(
-            self.wishes, bandwidths=tuple(sorted({*self.first, bytes_per_s})), n_searches=0
+            self.spec, bandwidths=tuple(sorted({*self.first, bytes_per_s})), n_searches=0
         )
         return some.search(self.sharing, levels=FIRST_LEVELS, told=told)
 
@@ -189,14 +189,14 @@ class SplitCase:
 
     def corrected(self, times: Mapping[str, float]) -> "SplitCase":
         """The same where devices take so many times as long as was thought."""
-        known = zip(self.names, self.paces, strict=True)
-        paces = tuple(pace.times(times.get(name, 1.0)) for name, pace in known)
+        known = zip(self.names, self.side_times, strict=True)
+        side_times = tuple(each.scaled(times.get(name, 1.0)) for name, each in known)
         costs = dict(self.problem.costs)
         for name, factor in times.items():
             costs[name] = tuple(
                 replace(c, forward_s=tuple(s * factor for s in c.forward_s)) for c in costs[name]
             )
-        return replace(self, paces=paces, problem=replace(self.problem, costs=costs))
+        return replace(self, side_times=side_times, problem=replace(self.problem, costs=costs))
 
     def computing_s(self, compiled: Compiled, device: str) -> float:
         """What all that a device runs in one request should take it."""

@@ -39,11 +39,11 @@ class TableSearch:
             Called with the number of searches done.
         """
         self.close()
-        found = self._store.known(case.sharing, case.wishes)
+        found = self._store.known(case.sharing, case.spec)
         if found is None and case.first:
             self._lacking = case
             return case.table(case.first_search(bytes_per_s, told))
-        return case.table(found or self._store.found(case.sharing, case.wishes, told))
+        return case.table(found or self._store.found(case.sharing, case.spec, told))
 
     def whole(self, case: SplitCase) -> SplitTable | None:
         """The whole table of this case, where it has been found since.
@@ -52,16 +52,16 @@ class TableSearch:
         """
         if self._lacking is not case:
             return None
-        sharing, wishes = case.sharing, case.wishes
+        sharing, spec = case.sharing, case.spec
         if self._search is None:
-            self._search = BackgroundSearch(sharing, wishes, self._store.path(sharing, wishes))
+            self._search = BackgroundSearch(sharing, spec, self._store.path(sharing, spec))
         if not self._search.over:
             return None
         found = self._search.found
         if found is None:  # somebody has ended it: the first table stays
             return None
         self.close()
-        self._store.keep(sharing, wishes, found)
+        self._store.keep(sharing, spec, found)
         return case.table(found)
 
     @property
@@ -69,9 +69,7 @@ class TableSearch:
         """How far the search is; None where all is found."""
         lacking, search = self._lacking, self._search
         return (
-            Searched(done=search.done if search else 0, most=lacking.wishes.most)
-            if lacking
-            else None
+            Searched(done=search.done if search else 0, most=lacking.spec.most) if lacking else None
         )
 
     def close(self) -> None:

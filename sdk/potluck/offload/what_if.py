@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from potluck.errors import UserError
-from potluck.offload.plan import baselines as rivals
+from potluck.offload.plan import baselines
 from potluck.offload.plan.problem import OffloadProblem
 from potluck.offload.plan.split import Split, Splitter
 from potluck.offload.sides import sharing_in
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from potluck.graph.partition.cuts import Linearization
 
 BANDWIDTHS = tuple(1e6 * mb for mb in (0.5, 1, 2, 3, 5, 7.5, 10, 15, 20, 30, 40, 50))
-OTHERS = ("device", "helper", "layer cut")  # of `rivals.WAYS`
+OTHERS = ("device", "helper", "layer cut")  # of `baselines.WAYS`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,13 +115,13 @@ def sharing_of(home: HomeSpec, names: Sequence[str], line: "Linearization") -> O
     """
     from potluck.graph.costed_graph import nodes_of
     from potluck.offload.plan.lowering import Shareable
-    from potluck.offload.rows.operator_times import Pace
+    from potluck.offload.rows.operator_times import OperatorTimes
     from potluck.profile.roofline import node_s
 
     first = line.traced.graph.first_node
     nodes = {first + line.bound[place]: node for place, node in nodes_of(line).items()}
-    paces = tuple(
-        Pace(
+    side_times = tuple(
+        OperatorTimes(
             seconds={value: node_s(home.specs[name], node, 1)[0] for value, node in nodes.items()},
             # launch, weights
             fixed_s={value: node_s(home.specs[name], node, 0)[0] for value, node in nodes.items()},
@@ -129,7 +129,7 @@ def sharing_of(home: HomeSpec, names: Sequence[str], line: "Linearization") -> O
         for name in names
     )
     (device,) = (known for known in home.devices if known.name == names[0])
-    return sharing_in(home.network, device, names[1:], Shareable(line), paces, batch=1)
+    return sharing_in(home.network, device, names[1:], Shareable(line), side_times, batch=1)
 
 
 def _sides(home: HomeSpec, device: str, helpers: list[str]) -> tuple[str, ...]:
@@ -176,5 +176,5 @@ def _point(splitter: Splitter, bytes_per_s: float) -> Point:
     return Point(
         bytes_per_s=bytes_per_s,
         split=splitter.share(bytes_per_s),
-        others=rivals.answers(OTHERS, splitter, bytes_per_s),
+        others=baselines.answers(OTHERS, splitter, bytes_per_s),
     )

@@ -103,10 +103,10 @@ def _limit(stages: Sequence[str]) -> NormLimit:
 
 
 def outline(problem: Problem, plan: Plan) -> tuple[Segment, ...]:
-    """The segments of `plan` as the layers' sizes tell: of every bundle one tensor with a gradient,
-    one without.
+    """The segments of `plan` as the layers' sizes tell: of every output group one tensor with a
+    gradient, one without.
     """
-    n_stages, handed = len(plan.stages), flows.bundles(problem, plan.stages)
+    n_stages, handed = len(plan.stages), flows.output_groups(problem, plan.stages)
     learns = flows.learning(handed)
     made = [_tensors(p, given) for p, given in enumerate(handed)]
     segments = []

@@ -27,7 +27,7 @@ from potluck.simulate import cost, direct
 
 Planner = Callable[[Problem, cost.CostTable | None], Iterator[Plan]]
 
-RIVALS: Mapping[str, Planner] = {
+BASELINES: Mapping[str, Planner] = {
     "single": plan_single,
     "data parallel": plan_data_parallel,  # equal shares, and balanced as in EDDL
     "gpipe": plan_gpipe,
@@ -42,7 +42,7 @@ RIVALS: Mapping[str, Planner] = {
 }
 # whose plans have schedules of their own: compared with ours when it chooses among them, too
 SCHEDULING: Mapping[str, Planner] = {"deepcee": plan_deepcee}
-PLANNERS: Mapping[str, Planner] = {**RIVALS, **SCHEDULING, "potluck": plan_anytime}
+PLANNERS: Mapping[str, Planner] = {**BASELINES, **SCHEDULING, "potluck": plan_anytime}
 MAX_CANDIDATES, MAX_JUDGED = 4000, 24  # of a planner's own candidates; of those it thinks fastest
 
 

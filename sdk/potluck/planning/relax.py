@@ -25,7 +25,7 @@ MB = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Remedy:
+class Relaxation:
     """The smallest change of one limit that was found to do: `value` seconds, joules, bytes or
     rows.
     """
@@ -94,7 +94,7 @@ def explained(
 
 def remedies(
     problem: Problem, planning: Planning, any_plan: Planning, known: Sequence[Plan] = ()
-) -> Iterator[Remedy]:
+) -> Iterator[Relaxation]:
     """One per limit whose loosening alone is enough; `known`: judged plans of this problem.
 
     Parameters
@@ -129,7 +129,7 @@ def remedies(
 
 def _loosened(
     loose: Problem, planning: Planning, known: Sequence[Plan], limit: str, device: str = ""
-) -> Iterator[Remedy]:
+) -> Iterator[Relaxation]:
     """The least that the plans without this limit need of it, rounded up: such a plan then holds
     every limit.
     """
@@ -138,7 +138,7 @@ def _loosened(
     )
     if found:
         best = min(found, key=lambda plan: _measure(plan, limit, device))
-        yield Remedy(
+        yield Relaxation(
             limit=limit, value=round_up(_measure(best, limit, device)), plan=best, device=device
         )
 
@@ -149,7 +149,7 @@ def _measure(plan: Plan, limit: str, device: str) -> float:
     return (plan.latency_s if limit == "latency" else plan.energy_j) or 0.0
 
 
-def _memory(problem: Problem, planning: Planning) -> Iterator[Remedy]:
+def _memory(problem: Problem, planning: Planning) -> Iterator[Relaxation]:
     """For each of the largest devices, the least memory of its own that is enough."""
     budgets = {device.name: cost.budget_bytes(problem, device) for device in problem.devices}
     for name in sorted(budgets, key=lambda item: -budgets[item])[:MAX_DEVICES]:
@@ -171,7 +171,7 @@ def _memory(problem: Problem, planning: Planning) -> Iterator[Remedy]:
             else:
                 high, best = middle, tried
         if best is not None:
-            yield Remedy(limit="memory", value=high, plan=best.best, device=name)
+            yield Relaxation(limit="memory", value=high, plan=best.best, device=name)
 
 
 def granted(problem: Problem, memory_bytes: Mapping[str, int]) -> Problem:
@@ -186,7 +186,7 @@ def granted(problem: Problem, memory_bytes: Mapping[str, int]) -> Problem:
     return replace(problem, devices=devices, qoe=replace(problem.qoe, memory_bytes=left))
 
 
-def _micro_batch(problem: Problem, planning: Planning) -> Iterator[Remedy]:
+def _micro_batch(problem: Problem, planning: Planning) -> Iterator[Relaxation]:
     """Smaller micro-batches than the one that is stated, or than those that planning tries."""
     workload = problem.workload
     if not isinstance(workload, Training):
@@ -196,7 +196,7 @@ def _micro_batch(problem: Problem, planning: Planning) -> Iterator[Remedy]:
     yield from _first(asked, finer, "micro-batch", planning)
 
 
-def _batch(problem: Problem, planning: Planning) -> Iterator[Remedy]:
+def _batch(problem: Problem, planning: Planning) -> Iterator[Relaxation]:
     """A smaller batch, in micro-batches of any size: a power of two, which has the most sizes."""
     workload = problem.workload
     free = replace(workload, micro_batch=None) if isinstance(workload, Training) else workload
@@ -209,9 +209,9 @@ def _batch(problem: Problem, planning: Planning) -> Iterator[Remedy]:
 
 def _first(
     problems: Sequence[Problem], values: Sequence[int], limit: str, planning: Planning
-) -> Iterator[Remedy]:
+) -> Iterator[Relaxation]:
     """The remedy of the first of ever easier problems that has a plan, found by halving."""
-    best: Remedy | None = None
+    best: Relaxation | None = None
     low, high = 0, len(problems)
     while low < high:
         middle = (low + high) // 2
@@ -219,7 +219,7 @@ def _first(
         if found is None:
             low = middle + 1
         else:
-            high, best = middle, Remedy(limit=limit, value=values[middle], plan=found.best)
+            high, best = middle, Relaxation(limit=limit, value=values[middle], plan=found.best)
     if best is not None:
         yield best
 

@@ -42,7 +42,7 @@ def merged(graph: ModelGraph, max_layers: int) -> tuple[int, ...]:
     """
     if max_layers < 1:
         raise UserError(f"a model needs at least one layer; got max_layers={max_layers}.")
-    alive = graph.alive_bytes()
+    alive = graph.live_bytes()
     flop, weights = max(graph.forward_flop, 1), max(graph.parameter_bytes, 1)
     share = [node.forward_flop / flop + node.parameter_bytes / weights for node in graph.nodes]
     bounds = list(range(len(graph.nodes) + 1))

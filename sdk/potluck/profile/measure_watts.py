@@ -102,6 +102,15 @@ def watts_of(idle: Mean, busy: Mean, radio: Mean) -> Watts:
     >>> watts_of(Mean(2.0, 0.1, 0.0), Mean(6.0, 0.1, 0.5), Mean(2.5, 0.1, 0.0)).busy_w
     10.0
 
+    Parameters
+    ----------
+    idle
+        While nothing is computed.
+    busy
+        While it computes.
+    radio
+        While it sends and receives.
+
     Raises
     ------
     NotMeasured

@@ -130,7 +130,13 @@ class Adapting:
             self.stop()
 
     def stop(self) -> None:
-        """No more of it; a switch that is under way is turned back. Raises what went wrong."""
+        """No more of it; a switch that is under way is turned back.
+
+        Raises
+        ------
+        PotluckError
+            What went wrong meanwhile.
+        """
         self._task.cancel()
         if self._work is not None:
             self._work.join()

@@ -18,7 +18,7 @@ from potluck.run.optimizers import Optimizer
 from potluck.run.pacing import Pacing
 from potluck.run.recovery import surviving
 from potluck.run.rejoin import Rejoin
-from potluck.run.update_source import UpdateSource, Wishes, in_use
+from potluck.run.update_source import UpdateRequest, UpdateSource, in_use
 from potluck.run.watching import Watchers, metrics_of
 from potluck.schedule import Compiled
 from potluck.sessions.events import Execution
@@ -40,7 +40,7 @@ class Fitting:
         Of the run.
     data, epochs, accumulate, adapt, deadline_s
         As for `Run.fit`.
-    wishes
+    request
         What it says of the rule of its steps.
     watchers
         Who looks on.
@@ -54,7 +54,7 @@ class Fitting:
         data: Any,
         epochs: int,
         *,
-        wishes: Wishes,
+        request: UpdateRequest,
         watchers: Watchers,
         accumulate: int = 1,
         position: Position | None = None,
@@ -64,7 +64,7 @@ class Fitting:
         self._engine = engine
         self._data = data
         self._epochs = epochs
-        self.wishes, self._watchers = wishes, watchers
+        self.request, self._watchers = request, watchers
         self._accumulate = accumulate
         self._adapt, self._deadline_s = adapt, deadline_s
         self._task = Task()
@@ -156,7 +156,7 @@ class Fitting:
         """Take over what is asked of the rule of its steps."""
         engine = self._engine
         before = in_use(engine)
-        source = self.wishes.over(engine.model, before)
+        source = self.request.over(engine.model, before)
         is_new = source.torchs is not None and source.torchs is not before.torchs
         afresh = is_new and (engine.source is not None or engine.step > engine.first_step)
         self._source = source

@@ -38,7 +38,17 @@ class Glance:
 
 
 def glance(engine: "Engine", traced: Traced, is_training: bool) -> Glance:
-    """What there is to see now."""
+    """What there is to see now.
+
+    Parameters
+    ----------
+    engine
+        Of the run.
+    traced
+        Makes a trace of executions.
+    is_training
+        Whether a fit goes on.
+    """
     kept = tuple(engine.kept)
     return Glance(
         n_done=engine.step if engine.compiled_plan.plan.training else engine.n_requests,

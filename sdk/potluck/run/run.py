@@ -39,7 +39,7 @@ from potluck.run.recovery import see_all, surviving
 from potluck.run.requests import REQUESTS_IN_FLIGHT, answers
 from potluck.run.saving import all_state, checkpoint_of, position_of
 from potluck.run.scoring import arguments_of, evaluated
-from potluck.run.update_source import STEP, Wishes, in_use
+from potluck.run.update_source import STEP, UpdateRequest, in_use
 from potluck.run.watching import OnEpoch, OnStep, Watchers, Watching
 from potluck.schedule import Compiled
 from potluck.sessions.events import Execution
@@ -334,7 +334,7 @@ class Run(Watched):
         check_autocast("it is trained")
         check_iterable(data, epochs)
         check_accumulate(accumulate, engine.compiled_plan.segments)
-        wishes = Wishes(
+        request = UpdateRequest(
             optimizer=optimizer,
             schedule=schedule,
             schedule_every=schedule_every,
@@ -344,7 +344,7 @@ class Run(Watched):
             ema=ema,
         )
         # what is wrong with them is told here
-        wishes.over(engine.model, in_use(engine))
+        request.over(engine.model, in_use(engine))
         watching = Watching(
             on_step=on_step, on_epoch=on_epoch, log=log, save_to=save_to, save_every=save_every
         )
@@ -352,7 +352,7 @@ class Run(Watched):
             engine,
             data,
             epochs,
-            wishes=wishes,
+            request=request,
             watchers=Watchers(watching, self.save),
             accumulate=accumulate,
             position=position_of(engine, under_way=bool(self._under_way)) if resume else None,
@@ -386,7 +386,7 @@ class Run(Watched):
         with self._queueing:
             under_way = self._under_way
             for _, fitting in under_way[1:]:
-                if fitting.wishes != Wishes():
+                if fitting.request != UpdateRequest():
                     raise UserError(
                         "a fit with another optimizer waits for its turn.",
                         next_step="Wait for the fit before, or cancel that one.",

@@ -279,7 +279,7 @@ def in_use(engine: "Engine") -> UpdateSource:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wishes:
+class UpdateRequest:
     """What a call of `fit` says of the rule of its steps; None: as it is in use."""
 
     optimizer: Any = None

@@ -133,8 +133,8 @@ def _spec(
     *,
     training: bool,
 ) -> StepSpec[Tensor]:
-    wiring = wire(plan, segments, training=training)
-    order = check(schedule, len(division), before=wiring.before, training=training)
+    graph = wire(plan, segments, training=training)
+    order = check(schedule, len(division), before=graph.before, training=training)
     number = [{tensor.name: k for k, tensor in enumerate(s.outputs)} for s in segments]
     copied = {standby.stage for standby in standbys if standby.way == COPY}
     return StepSpec(
@@ -147,16 +147,16 @@ def _spec(
                 StageOutput(t, takers.get(t.name, ()), t.gradient, t.multiple > 0)
                 for t in segment.outputs
             ]
-            for segment, takers in zip(segments, wiring.takers, strict=True)
+            for segment, takers in zip(segments, graph.takers, strict=True)
         ],
         inputs=[
             [(p, number[p][t.name]) for t, p in zip(segment.inputs, suppliers, strict=True)]
-            for segment, suppliers in zip(segments, wiring.suppliers, strict=True)
+            for segment, suppliers in zip(segments, graph.suppliers, strict=True)
         ],
-        learns=wiring.learns,
+        learns=graph.learns,
         n_elements=[
             vector_elements(segment, learns)
-            for segment, learns in zip(segments, wiring.learns, strict=True)
+            for segment, learns in zip(segments, graph.learns, strict=True)
         ],
         followed=[p in copied for p in range(len(segments))],
         shared=[holders for _, holders in holders_of(segments)] if training else (),

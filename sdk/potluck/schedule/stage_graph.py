@@ -32,11 +32,11 @@ def behind(before: Before) -> Before:
     )
 
 
-def heights(before: Before) -> tuple[int, ...]:
+def path_lengths(before: Before) -> tuple[int, ...]:
     """Per stage, the stages on the longest way from it to the end, itself included: P - p in a
     chain.
 
-    >>> heights(((), (0,), (0,), (1, 2)))
+    >>> path_lengths(((), (0,), (0,), (1, 2)))
     (3, 2, 2, 1)
     """
     found = [1] * len(before)
@@ -98,7 +98,7 @@ def learning(takers: Sequence[Sequence[Sequence[int]]]) -> tuple[bool, ...]:
 
 
 def wire(plan: Plan, segments: Sequence[Segment], *, training: bool) -> StageGraph:
-    """The wiring of the segments of a plan: segment p is stage p.
+    """The graph of the segments of a plan: segment p is stage p.
 
     Parameters
     ----------

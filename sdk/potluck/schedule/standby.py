@@ -67,14 +67,14 @@ def standbys(plan: Plan, segments: Sequence[Segment], new: Plan) -> tuple[Standb
     new
         The plan that takes over.
     """
-    found, wiring = [], wire(plan, segments, training=True)
+    found, graph = [], wire(plan, segments, training=True)
     holding = {p for _, holders in holders_of(segments) for p in holders}
     for p, stage in enumerate(plan.stages):
         owners = next(s.devices for s in new.stages if s.start <= stage.start < s.stop)
         lacking = tuple(device for device in owners if device not in stage.devices)
         if lacking:
-            cheaper = replayed_bytes(plan, segments[p], wiring, p) < vector_bytes(
-                segments[p], wiring.learns[p]
+            cheaper = replayed_bytes(plan, segments[p], graph, p) < vector_bytes(
+                segments[p], graph.learns[p]
             )
             alone = len(stage.devices) == 1 and p not in holding
             way = REPLAY if cheaper and alone else COPY
@@ -95,18 +95,18 @@ def followed_bytes(plan: Plan, segments: Sequence[Segment], every: Sequence[Stan
         The standbys, from `standbys`.
     """
     per_device: dict[str, int] = {}
-    wiring = wire(plan, segments, training=True)
+    graph = wire(plan, segments, training=True)
     for standby in every:
         p, segment = standby.stage, segments[standby.stage]
-        nbytes = vector_bytes(segment, wiring.learns[p])
+        nbytes = vector_bytes(segment, graph.learns[p])
         if nbytes and standby.way == REPLAY:
-            nbytes = replayed_bytes(plan, segment, wiring, p)
+            nbytes = replayed_bytes(plan, segment, graph, p)
         for device in standby.devices:
             per_device[device] = per_device.get(device, 0) + nbytes
     return max(per_device.values(), default=0)
 
 
-def replayed_bytes(plan: Plan, segment: Segment, wiring: StageGraph, p: int) -> int:
+def replayed_bytes(plan: Plan, segment: Segment, graph: StageGraph, p: int) -> int:
     """Bytes per step that a REPLAY of stage p takes.
 
     Parameters
@@ -115,12 +115,12 @@ def replayed_bytes(plan: Plan, segment: Segment, wiring: StageGraph, p: int) -> 
         In force.
     segment
         Of stage p.
-    wiring
+    graph
         The graph of stages.
     p
         The stage.
     """
-    returned = _returned(segment, wiring, p)
+    returned = _returned(segment, graph, p)
     return plan.batch * sum(
         tensor.row_bytes for tensor in (*segment.feeds, *segment.inputs, *returned)
     )
@@ -161,18 +161,18 @@ def compile_follow(
     division = division or divide(plan, segments, plan.batch)
     told = optimizer if isinstance(optimizer, StepUpdate) else alike(optimizer, len(segments))
     devices = tuple(dict.fromkeys(device for standby in every for device in standby.devices))
-    programs, wiring = ProgramBuilder(name, devices, home), wire(plan, segments, training=True)
+    programs, graph = ProgramBuilder(name, devices, home), wire(plan, segments, training=True)
     rated = set[str]()  # devices that have this step's settings
     for standby in every:
-        segment, learns = segments[standby.stage], wiring.learns[standby.stage]
+        segment, learns = segments[standby.stage], graph.learns[standby.stage]
         if not vector_elements(segment, learns):
             continue
         for device in standby.devices:
             gradients: list[str] = []
             if standby.way == REPLAY:
-                _replay(programs, plan, division, segment, wiring, standby.stage, device)
+                _replay(programs, plan, division, segment, graph, standby.stage, device)
             else:
-                gradients = [_copy(programs, plan, segment, wiring, standby.stage, device)]
+                gradients = [_copy(programs, plan, segment, graph, standby.stage, device)]
             if not learns and not gradients:  # its forwards have moved the statistics
                 continue
             scales = _scale(programs, plan, segment, standby.stage, device, told, learns)
@@ -270,10 +270,10 @@ def _scale(
 
 
 def _copy(
-    programs: ProgramBuilder, plan: Plan, segment: Segment, wiring: StageGraph, p: int, device: str
+    programs: ProgramBuilder, plan: Plan, segment: Segment, graph: StageGraph, p: int, device: str
 ) -> str:
     """Receive the gradients; returns their name."""
-    giver, nbytes = plan.stages[p].devices[0], vector_bytes(segment, wiring.learns[p])
+    giver, nbytes = plan.stages[p].devices[0], vector_bytes(segment, graph.learns[p])
     return programs.receive(
         device, gradient_value(p), nbytes, giver, label=f"{p} gradients", priority=LATE
     )
@@ -284,7 +284,7 @@ def _replay(
     plan: Plan,
     division: Division,
     segment: Segment,
-    wiring: StageGraph,
+    graph: StageGraph,
     p: int,
     device: str,
 ) -> None:
@@ -293,7 +293,7 @@ def _replay(
     Where no gradient comes back, forward alone: it moves the statistics.
     """
     (giver,) = plan.stages[p].devices
-    last, returned = p == len(plan.stages) - 1, _returned(segment, wiring, p)
+    last, returned = p == len(plan.stages) - 1, _returned(segment, graph, p)
     for m, part in enumerate(division):
         rows = part.rows
         note = Annotation(label=f"{p}F{m}", start=segment.start, stop=segment.stop, rows=rows)
@@ -317,7 +317,7 @@ def _replay(
             rows=[0, rows, rows],
             micro_batch=m,
         )
-        if not wiring.learns[p]:
+        if not graph.learns[p]:
             continue
         gradients = [
             _hear(programs, rows, p, "dy", tensor, m, giver, device) for tensor in returned
@@ -389,9 +389,9 @@ def _hear(
     )
 
 
-def _returned(segment: Segment, wiring: StageGraph, p: int) -> tuple[Tensor, ...]:
+def _returned(segment: Segment, graph: StageGraph, p: int) -> tuple[Tensor, ...]:
     """The outputs of stage p whose gradient comes back."""
-    return tuple(tensor for tensor in segment.outputs if wiring.returning(p, tensor))
+    return tuple(tensor for tensor in segment.outputs if graph.returning(p, tensor))
 
 
 def standby_value(p: int, kind: str, tensor: Tensor, m: int) -> str:

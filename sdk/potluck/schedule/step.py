@@ -74,8 +74,12 @@ class StepSpec(Generic[T]):
 
 
 class StepSink(Protocol[T, V]):
-    """Takes a step down: what device `index` of a stage does in an action, with priorities (smaller
-    goes first).
+    """Takes a step down: what device `index` of a stage does in an action.
+
+    Words that its methods share: `action` is what is done, with its stage and micro-batch; `index`
+    is a device's place in its stage; `p` and `q` are stages, `k` a shared parameter, `judge` the
+    stage that weighs the norms of all; of two priorities the smaller goes first. Values (`V`) are
+    named by the sink, tensors (`T`) by the plan.
     """
 
     def feed(self, action: Action, index: int, priority: int) -> list[V]:

@@ -41,7 +41,7 @@ from potluck.sessions.pending import Launched, Peer, is_over, read_timeline
 from potluck.sessions.pending_requests import PendingRequests
 from potluck.sessions.permits import Permits
 from potluck.sessions.spoken import legible, read_statement
-from potluck.sessions.traffic import Letter, Traffic, place_of
+from potluck.sessions.traffic import Envelope, Traffic, place_of
 from potluck_wire.answers import check_clock
 from potluck_wire.errors import WireError
 from potluck_wire.limits import HUNG_S, PULSE_S
@@ -321,10 +321,10 @@ class Controller:
         self, device: str, peer: Peer, message: Message, buffers: tuple[Any, ...]
     ) -> None:
         n_taken = peer.traffic.n_taken
-        letters, arrived = peer.traffic.receive(message, buffers)
+        envelopes, arrived = peer.traffic.receive(message, buffers)
         if peer.traffic.n_taken > n_taken:
             peer.owes_s = 0.0
-        self._post(device, letters)
+        self._post(device, envelopes)
         while peer.traffic.probed:
             self._actions += self._questions.probed(peer.traffic.probed.pop(), self._now_s)
         for value, raw in arrived:
@@ -498,8 +498,8 @@ class Controller:
 
     # --- sending ----------------------------------------------------------------------------------
 
-    def _post(self, device: str, letters: list[Letter]) -> None:
-        for message, buffers in letters:
+    def _post(self, device: str, envelopes: list[Envelope]) -> None:
+        for message, buffers in envelopes:
             self._send(device, message, buffers)
 
     def _send(self, device: str, message: Message, buffers: tuple[Any, ...] = ()) -> None:

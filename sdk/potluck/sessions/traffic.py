@@ -13,7 +13,7 @@ from potluck_wire.limits import CHUNK_BYTES, MAX_TRANSFERS, PROBE, WINDOW_BYTES
 from potluck_wire.messages import Chunk, Credit, Message, Rejected, Value
 
 Buffers = tuple[bytes | bytearray | memoryview, ...]
-Letter = tuple[Message, Buffers]
+Envelope = tuple[Message, Buffers]
 # run, epoch, program, step: the execution that a value belongs to
 Place = tuple[str, int, str, int]
 
@@ -78,11 +78,11 @@ class Traffic:
         """Values that the agent has not acknowledged yet."""
         return len(self._outgoing)
 
-    def send(self, place: Place, name: str, raw: Raw) -> list[Letter]:
+    def send(self, place: Place, name: str, raw: Raw) -> list[Envelope]:
         """Queue one tensor; returns what may go out now."""
         return self._send(place, name, raw, None)
 
-    def _send(self, place: Place, name: str, raw: Raw, ticket: int | None) -> list[Letter]:
+    def _send(self, place: Place, name: str, raw: Raw, ticket: int | None) -> list[Envelope]:
         self._n_transfers += 1
         view = memoryview(raw.data)
         view = view.cast("B") if view.nbytes else memoryview(b"")
@@ -105,7 +105,7 @@ class Traffic:
         self._waiting.append(value.transfer)
         return self._pump()
 
-    def probe(self, ticket: int, nbytes: int) -> list[Letter]:
+    def probe(self, ticket: int, nbytes: int) -> list[Envelope]:
         """Queue so many bytes that the agent only measures.
 
         `probed` tells the ticket when they have arrived.
@@ -113,7 +113,7 @@ class Traffic:
         raw = Raw(dtype="uint8", shape=(nbytes,), data=bytes(nbytes))
         return self._send(("", 0, PROBE, 0), f"home-{ticket}", raw, ticket)
 
-    def drop(self, run: str, epoch: int = -1, *execution: str | int) -> list[Letter]:
+    def drop(self, run: str, epoch: int = -1, *execution: str | int) -> list[Envelope]:
         """Have done with the values of a run, of one epoch of it, or of one execution.
 
         Returns what may go out now.
@@ -130,7 +130,7 @@ class Traffic:
 
     def receive(
         self, message: Message, buffers: Buffers
-    ) -> tuple[list[Letter], list[tuple[Value, Raw]]]:
+    ) -> tuple[list[Envelope], list[tuple[Value, Raw]]]:
         """Take in one message of the data channel: (what to send, the values that are complete
         now).
 
@@ -155,7 +155,7 @@ class Traffic:
 
     def _begin(
         self, value: Value, buffers: Buffers
-    ) -> tuple[list[Letter], list[tuple[Value, Raw]]]:
+    ) -> tuple[list[Envelope], list[tuple[Value, Raw]]]:
         if code := self._wants(value):
             return [
                 (
@@ -173,7 +173,7 @@ class Traffic:
 
     def _continue(
         self, transfer: int, index: int, buffers: Buffers
-    ) -> tuple[list[Letter], list[tuple[Value, Raw]]]:
+    ) -> tuple[list[Envelope], list[tuple[Value, Raw]]]:
         incoming = self._incoming.get(transfer)
         if incoming is None:  # rejected a moment ago; its chunks were under way
             return [], []
@@ -182,18 +182,18 @@ class Traffic:
         if incoming.data is not None:
             incoming.data += buffers[0]
         self.n_taken += 1
-        letters: list[Letter] = [(credit, ()) for credit in self._account.take(assembly)]
+        envelopes: list[Envelope] = [(credit, ()) for credit in self._account.take(assembly)]
         if not assembly.complete:
-            return letters, []
+            return envelopes, []
         del self._incoming[transfer]
         if incoming.data is None:
-            return letters, []
+            return envelopes, []
         value = assembly.value
-        return letters, [
+        return envelopes, [
             (value, Raw(dtype=value.dtype, shape=tuple(value.shape), data=incoming.data))
         ]
 
-    def _credit(self, message: Credit) -> list[Letter]:
+    def _credit(self, message: Credit) -> list[Envelope]:
         out = self._outgoing.get(message.transfer)
         if out is None:
             return []
@@ -211,8 +211,8 @@ class Traffic:
         if transfer in self._waiting:
             self._waiting.remove(transfer)
 
-    def _pump(self) -> list[Letter]:
-        letters: list[Letter] = []
+    def _pump(self) -> list[Envelope]:
+        envelopes: list[Envelope] = []
         while self._waiting:
             out = self._outgoing[self._waiting[0]]
             if out.value.transfer not in self._begun and len(self._begun) >= MAX_TRANSFERS:
@@ -225,9 +225,9 @@ class Traffic:
             piece = (out.data[start:stop],)
             transfer = out.value.transfer
             self._begun.add(transfer)
-            letters.append(
+            envelopes.append(
                 (out.value if index == 0 else Chunk(transfer=transfer, index=index), piece)
             )
             if out.window.all_sent:
                 self._waiting.popleft()
-        return letters
+        return envelopes

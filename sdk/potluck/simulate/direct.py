@@ -358,7 +358,7 @@ class Direct:
         """What each stage hands on, and whether a gradient comes back to it."""
         key = tuple(stage.start for stage in plan.stages)
         if key not in self._cuts:
-            handed = flows.bundles(self.problem, plan.stages)
+            handed = flows.output_groups(self.problem, plan.stages)
             self._cuts[key] = handed, flows.learning(handed)
         return self._cuts[key]
 
@@ -404,7 +404,7 @@ class Direct:
         problem, stage = self.problem, plan.stages[item.stage]
         tensor = item.tensor
         if tensor in ("y", "z"):
-            _, output_bytes, gradient_bytes = self._handed(plan)[item.stage][item.bundle]
+            _, output_bytes, gradient_bytes = self._handed(plan)[item.stage][item.group]
             return item.rows * (gradient_bytes if tensor == "y" else output_bytes - gradient_bytes)
         if tensor in ("vector", "piece"):
             n_elements, n = self._n_elements(plan, item.stage), len(stage.devices)

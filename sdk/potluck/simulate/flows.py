@@ -1,7 +1,7 @@
 """Which stage hands how many bytes to which, and what home feeds it: read off the layers and their
 edges. Pure.
 
-Tensors that go from one stage to the same other stages are one bundle.
+Tensors that go from one stage to the same other stages are one output group.
 """
 
 from bisect import bisect_right
@@ -24,7 +24,7 @@ class OutputGroup(NamedTuple):
     gradient_bytes: int
 
 
-def bundles(problem: Problem, stages: Sequence[Stage]) -> tuple[tuple[OutputGroup, ...], ...]:
+def output_groups(problem: Problem, stages: Sequence[Stage]) -> tuple[tuple[OutputGroup, ...], ...]:
     """Per stage what it hands on; nothing for the last.
 
     In a chain: all that is alive at the cut, to the next.
@@ -99,7 +99,7 @@ def learning(handed: Sequence[Sequence[OutputGroup]]) -> tuple[bool, ...]:
     all in between.
     """
     return stage_graph.learning(
-        [[bundle.to for bundle in given if bundle.gradient_bytes] for given in handed]
+        [[group.to for group in given if group.gradient_bytes] for given in handed]
     )
 
 
@@ -112,7 +112,7 @@ def learning_layers(problem: Problem) -> tuple[bool, ...]:
             Stage(start=i, stop=i + 1, devices=("any",), shares=(1,))
             for i in range(len(problem.layers))
         ]
-        return learning(bundles(problem, alone))
+        return learning(output_groups(problem, alone))
     passes = [layer.gradient_bytes > 0 for layer in problem.layers[:-1]] + [True]
     return tuple(accumulate(reversed(passes), lambda a, b: a and b))[::-1]
 

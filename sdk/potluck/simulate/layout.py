@@ -25,13 +25,13 @@ RUN, BACKWARD, COPY, STEP, SEND, INPUT_PART, WEIGHT_PART, NORMS = range(8)
 
 
 class Handed(NamedTuple):
-    """A bundle that goes to the stages `to`: whether it has a tensor with a gradient, and one
-    without.
+    """An output group that goes to the stages `to`: whether it has a tensor with a gradient, and
+    one without.
     """
 
     to: tuple[int, ...]
-    smooth: bool
-    rough: bool
+    differentiable: bool
+    non_differentiable: bool
 
 
 class Shape(NamedTuple):
@@ -60,10 +60,10 @@ class Item(NamedTuple):
 
     Or ring piece `rows`.
 
-    Tensors: "input", "target", "loss" (of `rows` micro-batches), "output"; of bundle `bundle` "y"
-    with a gradient and "z" without; "vector" the flat gradient of a replicated stage and "piece"
-    one of its pieces; "tied" the gradient of shared parameter `rows`; "norms" of the gradients of a
-    stage, "norm" of all, and "scale" them.
+    Tensors: "input", "target", "loss" (of `rows` micro-batches), "output"; of output group `group`
+    "y" with a gradient and "z" without; "vector" the flat gradient of a replicated stage and
+    "piece" one of its pieces; "tied" the gradient of shared parameter `rows`; "norms" of the
+    gradients of a stage, "norm" of all, and "scale" them.
     """
 
     kind: int
@@ -72,14 +72,14 @@ class Item(NamedTuple):
     rows: int = 0
     tensor: str = ""
     to: int = -1  # the slot that a transfer goes to
-    bundle: int = 0
+    group: int = 0
 
 
 class Tensor(NamedTuple):
-    """The tensor "y" or "z" of bundle `bundle` of stage `stage`."""
+    """The tensor "y" or "z" of output group `group` of stage `stage`."""
 
     stage: int
-    bundle: int
+    group: int
     name: str
 
 
@@ -126,9 +126,9 @@ def _spec(shape: Shape) -> StepSpec[Tensor]:
     n_stages, n_micro_batches = len(shape.slots), shape.n_micro_batches
     outputs = [
         [
-            StageOutput(Tensor(p, k, name), bundle.to, gradient=name == "y")
-            for k, bundle in enumerate(given)
-            for name in ["y"] * bundle.smooth + ["z"] * bundle.rough
+            StageOutput(Tensor(p, k, name), group.to, gradient=name == "y")
+            for k, group in enumerate(given)
+            for name in ["y"] * group.differentiable + ["z"] * group.non_differentiable
         ]
         for p, given in enumerate(shape.handed)
     ]
@@ -310,7 +310,7 @@ class _Tasks:
         """A transfer."""
         tensor, to = rows.tensor, self.shape.slots[rows.target.stage][rows.right]
         n_rows = rows.stop - rows.start
-        item = Item(SEND, value.slot, tensor.stage, n_rows, tensor.name, to, tensor.bundle)
+        item = Item(SEND, value.slot, tensor.stage, n_rows, tensor.name, to, tensor.group)
         return self.tasks.move(item, (value,), priority)
 
     def join(
@@ -466,4 +466,4 @@ class _RingTasks:
 
 @lru_cache(maxsize=4096)
 def _copied(slot: int, tensor: Tensor, rows: int) -> Item:
-    return Item(COPY, slot, tensor.stage, rows, tensor.name, bundle=tensor.bundle)
+    return Item(COPY, slot, tensor.stage, rows, tensor.name, group=tensor.group)

@@ -25,7 +25,7 @@ def stage_times(table: cost.CostTable, plan: Plan) -> StageTimes:
     plan
         Its stages, and the rows of a micro-batch.
     """
-    handed = flows.bundles(table.problem, plan.stages)
+    handed = flows.output_groups(table.problem, plan.stages)
     learns = flows.learning(handed)
     rows = rows_of(plan)
     return StageTimes(

@@ -22,12 +22,12 @@ from potluck_agent.core.held import Held
 from potluck_wire.limits import CHUNK_BYTES
 from potluck_wire.messages import Abort, Done, Drop, Execute, Hello, Rejected, Roster, Value
 
-LOOSE = send("x", "phone", name="follow:x", to="4/follow")
+ONE_WAY = send("x", "phone", name="follow:x", to="4/follow")
 
 
 def let_go(**changes):
     """A device with room for one value, which it has just sent loosely."""
-    talk = Talk(inbound_bytes=64, **changes).begin().roster().load(recv("x"), LOOSE)
+    talk = Talk(inbound_bytes=64, **changes).begin().roster().load(recv("x"), ONE_WAY)
     talk.hear(RUN)
     return talk, talk.hear(value(), EIGHT)
 
@@ -67,7 +67,7 @@ def test_its_place_is_free_when(end):
 
 
 def test_nobody_of_that_name_is_no_failure():
-    talk = Talk(inbound_bytes=64).begin().load(recv("x"), LOOSE)
+    talk = Talk(inbound_bytes=64).begin().load(recv("x"), ONE_WAY)
     talk.hear(RUN)
     actions = talk.hear(value(), EIGHT)
     assert [type(action.message) for action in actions if isinstance(action, ToPeer)][-1] is Done

@@ -112,7 +112,7 @@ def two_heads(y, labels, others):
     return shifted(y, labels) + 0.3 * cross_entropy(y[:, 0], others[:, 0], size_average=True)
 
 
-# name: (loss, its targets, how many tallies)
+# name: (loss, its targets, how many reductions)
 LOSSES = {
     "shifted tokens": (shifted, (labels,), 1),
     "all at once": (
@@ -148,7 +148,7 @@ DIVISIONS = {
 @pytest.fixture(scope="module", params=LOSSES)
 def trained(request):
     """The model, three batches, and what one machine makes of them."""
-    loss, targets, n_tallies = LOSSES[request.param]
+    loss, targets, n_reductions = LOSSES[request.param]
     torch.manual_seed(0)
     batches = [(torch.randn(ROWS, 4).double(), *(make() for make in targets)) for _ in range(3)]
     net = Net().double()
@@ -160,14 +160,14 @@ def trained(request):
         losses[-1].backward()
         optimizer.step()
         optimizer.zero_grad()
-    return model, batches, n_tallies, torch.stack(losses).detach(), alone.state_dict()
+    return model, batches, n_reductions, torch.stack(losses).detach(), alone.state_dict()
 
 
 @pytest.mark.few(16)
 @pytest.mark.parametrize("stages", [1, 2])
 @pytest.mark.parametrize("shares", DIVISIONS.values(), ids=DIVISIONS)
 def test_three_adamw_steps_are_those_of_one_machine(trained, shares, stages):
-    model, batches, n_tallies, losses, weights = trained
+    model, batches, n_reductions, losses, weights = trained
     n_layers = len(model.layers(True))
     assert n_layers > 1
     bounds = (0, n_layers) if stages == 1 else (0, 1, n_layers)
@@ -177,7 +177,7 @@ def test_three_adamw_steps_are_those_of_one_machine(trained, shares, stages):
     for batch, expected in zip(batches, losses, strict=True):
         model.check_inputs(*batch, train=True)
         fed, total = model.fed(*batch), 0.0
-        assert len(fed) == len(batch) + n_tallies
+        assert len(fed) == len(batch) + n_reductions
         for rows in map(slice, *zip(*pairwise(accumulate(shares, initial=0)), strict=True)):
             share = {name: tensor[rows] for name, tensor in fed.items()}
             frac = (rows.stop - rows.start) / ROWS
@@ -230,4 +230,4 @@ def test_zeros_as_an_example_of_a_mask_do_not_mislead():
         loss=lambda y, t, m: ((y - t).square() * m).sum() / m.sum().clamp(min=1),
         example_targets=(t, torch.zeros(4, 3)),
     )
-    assert model.fed(x, t, torch.ones(4, 3))["tally"].tolist() == [3.0] * 4
+    assert model.fed(x, t, torch.ones(4, 3))["reduction"].tolist() == [3.0] * 4

@@ -94,7 +94,7 @@ def test_all_outputs_of_a_detector_stay_alive_and_are_written_down():
     graph = potluck.Model.from_torch(net, images).graph()
     assert len(graph.outputs) == 3
     size = {node.name: node.output_bytes for node in graph.nodes}
-    assert graph.alive_bytes()[-1] == sum(size[name] for name in graph.outputs)
+    assert graph.live_bytes()[-1] == sum(size[name] for name in graph.outputs)
     assert ModelGraph.from_text(graph.to_text()) == graph
     assert (
         make_plans(

@@ -242,7 +242,7 @@ def test_segments_fit_together(digits):
         head, tail = digits.segment(0, cut, train=True)[0], digits.segment(cut, n, train=True)[0]
         assert head.outputs == tail.inputs
         assert [t.name for t in head.feeds] == ["input"]
-        assert [t.name for t in tail.feeds] == ["target", "tally"]
+        assert [t.name for t in tail.feeds] == ["target", "reduction"]
         assert head.outputs[0].gradient
         assert sum(t.row_bytes for t in head.outputs) == digits.layers(True)[cut - 1].output_bytes
         assert head.parameter_count + tail.parameter_count == sum(

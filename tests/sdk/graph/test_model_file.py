@@ -13,7 +13,7 @@ from tests.sdk.run.conftest import make_model, make_plan
 
 from potluck import Model, estimate
 from potluck.errors import FileError, ModelError, PotluckError
-from potluck.graph.model_file import with_tallies
+from potluck.graph.model_file import with_reductions
 from potluck.tensor_file import read_tensors, write_tensors
 from potluck.testing.memory import memory_home
 
@@ -84,7 +84,7 @@ def test_it_answers_and_trains_as_the_model_that_it_was_made_of(tmp_path):
         found = []
         for one, batch in (
             (model, (ids, weight, y)),
-            (again, with_tallies(model, (ids, weight, y))),
+            (again, with_reductions(model, (ids, weight, y))),
         ):
             plan = make_plan(one, ((A, B), (2, 2)), micro_batch=4)
             run = home.deploy(plan, one).wait()

@@ -40,10 +40,10 @@ DIAMOND = ModelGraph(
 )
 
 
-def test_alive_bytes_count_every_tensor_needed_behind_a_node():
+def test_live_bytes_count_every_tensor_needed_behind_a_node():
     # Behind a: a, x. Behind b: a (for c), b, x. Behind c: b, c, x. Behind d: d, x. Behind e: the
     # output.
-    assert DIAMOND.alive_bytes() == (101, 111, 1110, 10100, 100000)
+    assert DIAMOND.live_bytes() == (101, 111, 1110, 10100, 100000)
 
 
 def test_an_output_in_the_middle_stays_alive():
@@ -53,7 +53,7 @@ def test_an_output_in_the_middle_stays_alive():
         nodes=(node("a", "x"), node("b")),
         outputs=("a",),
     )
-    assert graph.alive_bytes() == (1, 1)
+    assert graph.live_bytes() == (1, 1)
 
 
 def test_layers_are_the_nodes_in_order():
@@ -65,7 +65,7 @@ def test_layers_are_the_nodes_in_order():
         20.0,
         7,
     )
-    assert [layer.output_bytes for layer in layers] == list(DIAMOND.alive_bytes())
+    assert [layer.output_bytes for layer in layers] == list(DIAMOND.live_bytes())
     # none goes back to x
     assert [layer.gradient_bytes for layer in layers] == [1, 11, 1010, 10000, 100000]
 

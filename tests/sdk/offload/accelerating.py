@@ -10,7 +10,7 @@ import potluck
 from potluck.handle import Task
 from potluck.offload.accelerated import AcceleratedModel
 from potluck.offload.plan.lowering import Shareable
-from potluck.offload.rows.operator_times import Pace
+from potluck.offload.rows.operator_times import OperatorTimes
 from potluck.offload.split_table import SplitCase
 from potluck.profile.measure import device_of
 from potluck.profile.network import network_of
@@ -38,8 +38,8 @@ def case(home, net, x, slow_s=1e-3, fast_s=2e-4, **more):
         costs=dict.fromkeys(names, (cost,) * len(model.layers())),
     )
     shareable = Shareable(model.traced_line())
-    paces = tuple(
-        Pace(
+    side_times = tuple(
+        OperatorTimes(
             seconds=dict.fromkeys(shareable.values, s),
             fixed_s=dict.fromkeys(shareable.values, min(1e-5, s)),
         )
@@ -50,7 +50,7 @@ def case(home, net, x, slow_s=1e-3, fast_s=2e-4, **more):
         shareable=shareable,
         problem=problem,
         names=tuple(names),
-        paces=paces,
+        side_times=side_times,
         batch=len(x),
         weight_source=f"0/layers-0-{len(model.layers())}",
         **{"bandwidths": BANDWIDTHS, **more},

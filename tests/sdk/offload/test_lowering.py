@@ -16,12 +16,12 @@ from torch import nn
 
 from potluck.errors import ModelError
 from potluck.graph.model import Model
-from potluck.offload.plan import baselines as rivals
+from potluck.offload.plan import baselines
 from potluck.offload.plan.lowering import DEVICE, Shareable, Shared, SharedPiece, lower
 from potluck.offload.plan.problem import NONE, Division, OffloadProblem
-from potluck.offload.plan.search import Handover, divided
+from potluck.offload.plan.search import PartitionPoint, divided
 from potluck.offload.plan.split import Splitter
-from potluck.offload.rows.operator_times import Pace
+from potluck.offload.rows.operator_times import OperatorTimes
 from potluck_agent.worker.interpreter import Interpreter
 from potluck_wire.segment import dumps, loads
 
@@ -40,7 +40,7 @@ class Case:
         self.answer = answer if isinstance(answer, tuple) else (answer,)
         values = self.shareable.values
         operators = self.shareable.operators(
-            [Pace(seconds=dict.fromkeys(values, s)) for s in (1e-3, 2e-4)]
+            [OperatorTimes(seconds=dict.fromkeys(values, s)) for s in (1e-3, 2e-4)]
         )
         self.splitter = Splitter(
             OffloadProblem(operators=operators, bytes_per_s=1e6, latency_s=1e-3)
@@ -102,15 +102,15 @@ def test_the_answer_is_that_of_one_machine_whatever_changes_hands_wherever(name,
         st.lists(st.integers(1, shares.last - 1), max_size=4, unique=True).map(sorted),
         label="places",
     )
-    way = [Handover(0, 1.0)]
+    way = [PartitionPoint(0, 1.0)]
     for place in places:
         share = data.draw(
             st.sampled_from((0.0, 1.0)) | st.floats(0, 1), label=f"share behind {place}"
         )
-        way.append(Handover(place, share, data.draw(st.integers(0, 9), label="both") == 0))
+        way.append(PartitionPoint(place, share, data.draw(st.integers(0, 9), label="both") == 0))
     replicate = data.draw(st.booleans(), label="replicate")
     home.check(
-        divided(shares, (*way, Handover(shares.last, 1.0)), replicate=replicate),
+        divided(shares, (*way, PartitionPoint(shares.last, 1.0)), replicate=replicate),
         data.draw(st.integers(1, 9)),
     )
 
@@ -152,9 +152,9 @@ def test_the_answer_is_that_of_one_machine_for_any_rows_of_any_operator_on_three
 @pytest.mark.parametrize("name", FAMILIES)
 def test_what_others_do_runs_on_the_same_pieces(name):
     home, shares = case(name), case(name).splitter.shares
-    home.check(rivals.all_on_helper(shares), 1)
-    home.check(rivals.least_cut(shares, 1e6), 1)
-    home.check(rivals.greedy_tiling(shares, 1e7), 4)
+    home.check(baselines.all_on_helper(shares), 1)
+    home.check(baselines.least_cut(shares, 1e6), 1)
+    home.check(baselines.greedy_tiling(shares, 1e7), 4)
 
 
 def test_a_model_of_several_inputs_is_refused():

@@ -7,7 +7,7 @@ from torch import nn
 from potluck.graph.model import Model
 from potluck.offload.plan.lowering import Shareable
 from potluck.offload.plan.problem import DEVICE, OffloadProblem
-from potluck.offload.rows.operator_times import pace
+from potluck.offload.rows.operator_times import operator_times
 
 
 @pytest.fixture(scope="module")
@@ -18,23 +18,23 @@ def model():
 
 def test_a_layers_time_is_divided_over_its_operators(model):
     layer_s = [0.01 * (i + 1) for i in range(len(model.layers()))]
-    found = pace(model.laid_out(), layer_s, batch=1)
+    found = operator_times(model.laid_out(), layer_s, batch=1)
     assert sum(found.seconds.values()) == pytest.approx(sum(layer_s))
     assert all(0 < found.fixed_s[value] < seconds for value, seconds in found.seconds.items())
-    assert found.times(2.0).seconds == {
+    assert found.scaled(2.0).seconds == {
         value: 2 * seconds for value, seconds in found.seconds.items()
     }
 
 
 def test_few_rows_of_an_operator_that_has_many_weights_for_them_take_more_than_their_share(model):
-    found = pace(model.laid_out(), [1.0] * len(model.layers()), batch=1)
+    found = operator_times(model.laid_out(), [1.0] * len(model.layers()), batch=1)
     operators = Shareable(model.traced_line()).operators((found, found))
     sharing = OffloadProblem(operators=operators, bytes_per_s=0.0)
 
     def beyond(place):
-        """Seconds of a row without its seams, in shares of the whole."""
+        """Seconds of a row without its halos, in shares of the whole."""
         whole = operators[place]
-        row_s = sharing.seconds(DEVICE, place, 1) - whole.seam_s(DEVICE)
+        row_s = sharing.seconds(DEVICE, place, 1) - whole.halo_s(DEVICE)
         return row_s / whole.side_s[DEVICE] * whole.count
 
     wide, narrow = (p for p, operator in enumerate(operators) if "conv" in operator.name)
@@ -50,7 +50,7 @@ def test_pieces_of_an_operator_that_reads_rows_beyond_its_own_take_more_than_the
         nn.Conv2d(8, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 1), nn.MaxPool2d(2)
     )
     model = Model.from_torch(net.eval(), torch.zeros(1, 8, 16, 16))
-    found = pace(model.laid_out(), [1.0] * len(model.layers()), batch=1)
+    found = operator_times(model.laid_out(), [1.0] * len(model.layers()), batch=1)
     shareable = Shareable(model.traced_line())
     operators = shareable.operators((found, found))
     sharing = OffloadProblem(operators=operators, bytes_per_s=0.0)
@@ -60,7 +60,7 @@ def test_pieces_of_an_operator_that_reads_rows_beyond_its_own_take_more_than_the
         extra_s.append(2 * half_s - operator.seconds(DEVICE) - operator.fixed_s(DEVICE))
     # the convolution of three rows; what follows reads its own rows alone
     wide, *_ = shareable.groups[1]
-    assert extra_s == pytest.approx([2 * found.seam_s[wide], 0.0])
-    assert found.times(2.0).seam_s == {
-        value: 2 * seconds for value, seconds in found.seam_s.items()
+    assert extra_s == pytest.approx([2 * found.halo_s[wide], 0.0])
+    assert found.scaled(2.0).halo_s == {
+        value: 2 * seconds for value, seconds in found.halo_s.items()
     }

@@ -114,8 +114,8 @@ def test_rows_computed_from_the_rows_they_need_are_those_of_the_whole(name, data
             reads = kind.reads.get(ref)
             first, last = reads.rows(start, stop) if reads and reads.axis == axis else (0, count)
             middle = data.draw(st.integers(first, last), label="seam")
-            seams = [(a, b) for a, b in ((first, middle), (middle, last)) if a < b]
-            takes += [TensorSlice(ref.value, a, b, ref.item) for a, b in seams]
+            halos = [(a, b) for a, b in ((first, middle), (middle, last)) if a < b]
+            takes += [TensorSlice(ref.value, a, b, ref.item) for a, b in halos]
     value = home.graph.first_node + position
     gives = home.parts(value, start, stop)
     got = home.run(

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from potluck.errors import PlanError
-from potluck.offload.plan import baselines as rivals
+from potluck.offload.plan import baselines
 from potluck.offload.plan.bandwidths import over, turn
 from potluck.offload.plan.problem import (
     DEVICE,
@@ -216,7 +216,7 @@ def test_rows_that_are_sent_are_made_first_and_go_while_others_are_made():
         Operator(name="result", count=1, row_bytes=1, inputs=((2, None),)),
     )
     splitter = Splitter(OffloadProblem(operators=operators, bytes_per_s=1e3))
-    cut = rivals.least_cut(splitter.shares, 1e3)
+    cut = baselines.least_cut(splitter.shares, 1e3)
     assert cut == (((0, 8), NONE), ((0, 8), NONE), (NONE, (0, 8)), ((0, 1), NONE))
     assert splitter.evaluate(cut, 1e3, tiles=1).latency_s == pytest.approx(0.8 + 0.8 + 0.8 + 0.8)
     # in eight parts of 0.1 s each: the fourth stage of the pipeline ends at 0.1 x (8 + 3); both
@@ -230,9 +230,12 @@ def test_never_worse_than_what_others_do(seed):
     splitter = Splitter(branched(random.Random(seed)))
     rate = splitter.shares.sharing.bytes_per_s
     best = splitter.share(rate)
-    others = [rivals.all_on_device(splitter.shares), rivals.all_on_helper(splitter.shares)]
-    others += [*rivals.line_cuts(splitter.shares), rivals.greedy_tiling(splitter.shares, rate)]
-    others.append(rivals.least_cut(splitter.shares, rate))
+    others = [baselines.all_on_device(splitter.shares), baselines.all_on_helper(splitter.shares)]
+    others += [
+        *baselines.line_cuts(splitter.shares),
+        baselines.greedy_tiling(splitter.shares, rate),
+    ]
+    others.append(baselines.least_cut(splitter.shares, rate))
     for divisions in others:
         assert best.latency_s <= splitter.evaluate(divisions, rate, tiles=1).latency_s + 1e-12
 
@@ -268,7 +271,7 @@ def test_the_least_cut_is_the_best_of_all_cuts_of_the_graph(seed):
             closed = all(u in chosen or not u for v in chosen for u, _ in shares.windows[v])
             if closed:
                 best = min(best, in_turn_s(shares, frozenset(chosen), rate))
-    cut = rivals.least_cut(shares, rate)
+    cut = baselines.least_cut(shares, rate)
     found = frozenset(place for place in inner if cut[place][DEVICE] != NONE)
     assert in_turn_s(shares, found, rate) == pytest.approx(best)
 
@@ -322,7 +325,7 @@ def test_a_deadline_buys_energy_and_the_front_runs_from_fast_to_frugal():
     splits = splitter.front(2e3)
     assert [s.latency_s for s in splits] == sorted(s.latency_s for s in splits)
     assert [s.energy_j for s in splits] == sorted((s.energy_j for s in splits), reverse=True)
-    cut = rivals.thriftiest_cut(splitter, 2e3, 2 * fastest.latency_s)
+    cut = baselines.thriftiest_cut(splitter, 2e3, 2 * fastest.latency_s)
     assert frugal.energy_j <= cut.energy_j
     assert cut.latency_s <= 2 * fastest.latency_s
 
@@ -333,7 +336,7 @@ def test_by_a_deadline_no_layer_cut_takes_fewer_joules(draw, times_as_long):
     splitter = Splitter(sharing := branched(draw))
     rate = sharing.bytes_per_s
     deadline_s = times_as_long * splitter.share(rate).latency_s
-    cut = rivals.thriftiest_cut(splitter, rate, deadline_s)
+    cut = baselines.thriftiest_cut(splitter, rate, deadline_s)
     if cut.latency_s <= deadline_s:
         assert splitter.share(rate, deadline_s=deadline_s).energy_j <= cut.energy_j * (1 + 1e-9)
 

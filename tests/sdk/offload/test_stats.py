@@ -49,12 +49,12 @@ def test_splits_are_found_again_for_the_same_model_and_anew_where_the_file_is_co
     (net, x), (other, y) = family("vgg"), family("mobilenet")
 
     def found(known, directory=tmp_path):
-        return SplitCache(directory, known.model.signature).found(known.sharing, known.wishes)
+        return SplitCache(directory, known.model.signature).found(known.sharing, known.spec)
 
     first = case(home, net, x)
     made, path = (
         found(first),
-        SplitCache(tmp_path, first.model.signature).path(first.sharing, first.wishes),
+        SplitCache(tmp_path, first.model.signature).path(first.sharing, first.spec),
     )
     assert found(case(home, net, x)) == made
     assert len(searched) == 1
@@ -125,10 +125,10 @@ def test_a_search_that_is_ended_in_the_middle_leaves_nothing_and_a_second_waits_
 ):
     net, x = family("vgg")
     known = case(home, net, x)
-    path = SplitCache(tmp_path, known.model.signature).path(known.sharing, known.wishes)
+    path = SplitCache(tmp_path, known.model.signature).path(known.sharing, known.spec)
     with alone(tmp_path):
         before = set(psutil.Process().children())
-        search = BackgroundSearch(known.sharing, known.wishes, path)
+        search = BackgroundSearch(known.sharing, known.spec, path)
         assert set(psutil.Process().children()) > before
         path.write_text(json.dumps(found_document(known.search())))  # what it waits for
     wait_until(lambda: search.over)
@@ -136,7 +136,7 @@ def test_a_search_that_is_ended_in_the_middle_leaves_nothing_and_a_second_waits_
     search.close()
     path.unlink()
     with alone(tmp_path):  # so that it is in the middle
-        search = BackgroundSearch(known.sharing, known.wishes, path)
+        search = BackgroundSearch(known.sharing, known.spec, path)
         search.close()
         search.close()
     assert (search.over, search.found) == (True, None)

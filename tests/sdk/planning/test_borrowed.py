@@ -10,7 +10,7 @@ from potluck.bench.large_homes import LargeHome
 from potluck.planning import anytime, borrowed, check_plan
 from potluck.planning.anytime import search
 from potluck.planning.baselines.edgeshard import best_chains
-from potluck.planning.registry import RIVALS
+from potluck.planning.registry import BASELINES
 from potluck.planning.search.branch_placement import Places
 from potluck.planning.search.candidate_pool import CandidatePool
 from potluck.planning.search.local_search import fits, with_depths
@@ -42,7 +42,7 @@ def make_pool(problem):
 def best_of(problem, name, most=borrowed.N_FIRST):
     """The least simulated latency of the plans that a rival likes best."""
     simulator = Direct(problem)
-    plans = sorted(RIVALS[name](problem, CostTable(problem)), key=lambda plan: plan.latency_s)
+    plans = sorted(BASELINES[name](problem, CostTable(problem)), key=lambda plan: plan.latency_s)
     return min((simulator.run(plan).latency_s for plan in plans[:most]), default=inf)
 
 
@@ -88,10 +88,10 @@ def test_dear_planners_are_asked_for_the_best_micro_batches_first_and_end_with_t
 @pytest.mark.parametrize("kind", ["alike", "mixed"])
 def test_below_a_limit_asteroid_finds_what_it_finds_without_one(kind, workload):
     problem = many(kind, "switch", workload, n=6)
-    everything = in_time(RIVALS["asteroid"], problem, WorkBudget(), lambda: False)
+    everything = in_time(BASELINES["asteroid"], problem, WorkBudget(), lambda: False)
     for part in (0.3, 0.7):
         limit_s = everything[int(len(everything) * part)].latency_s * (1 + 1e-9)
-        found = in_time(RIVALS["asteroid"], problem, WorkBudget(), lambda: False, limit_s)
+        found = in_time(BASELINES["asteroid"], problem, WorkBudget(), lambda: False, limit_s)
         wanted = {plan.stages for plan in everything if plan.latency_s < limit_s}
         assert wanted
         assert wanted <= {plan.stages for plan in found}
@@ -112,8 +112,8 @@ def test_below_a_limit_edgeshard_finds_as_good_pipelines_as_without_one(workload
 @pytest.mark.parametrize("seed", range(12))
 def test_dora_s_best_plan_is_found_below_any_limit_that_it_holds(seed):
     problem = random_branches(seed) if seed % 2 else random_home(seed)
-    least_s = in_time(RIVALS["dora"], problem, WorkBudget(), lambda: False)[0].latency_s
-    found = in_time(RIVALS["dora"], problem, WorkBudget(), lambda: False, least_s * (1 + 1e-9))
+    least_s = in_time(BASELINES["dora"], problem, WorkBudget(), lambda: False)[0].latency_s
+    found = in_time(BASELINES["dora"], problem, WorkBudget(), lambda: False, least_s * (1 + 1e-9))
     assert found[0].latency_s == pytest.approx(least_s)
 
 
@@ -122,7 +122,7 @@ def test_regrouped_plans_can_be_carried_out_and_join_cut_and_move(home):
     problem = many(*home)
     table = CostTable(problem)
     names = [device.name for device in problem.devices]
-    start = next(iter(RIVALS["single"](problem, table)))
+    start = next(iter(BASELINES["single"](problem, table)))
     rows = start.micro_batch
     stages = tuple(
         Stage(start=a, stop=b, devices=devices, shares=shares)
@@ -150,7 +150,7 @@ def test_a_plan_that_one_move_of_a_device_makes_better_is_made_better(monkeypatc
     """All layers on one of nine alike devices without costs of links."""
     problem = many("alike", "switch", "training")
     pool = make_pool(problem)
-    single = next(iter(RIVALS["single"](problem, pool.table)))
+    single = next(iter(BASELINES["single"](problem, pool.table)))
     alone_s = pool.score(single)
     monkeypatch.setattr(anytime, "neighbours", lambda *_: iter(()))
     places = Places(pool.table)

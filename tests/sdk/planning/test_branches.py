@@ -16,13 +16,13 @@ from potluck.planning.bounds.latency import lower_bound_s
 from potluck.planning.evaluate import judge
 from potluck.planning.exhaustive import plan_exhaustive
 from potluck.planning.feasibility import breaches
-from potluck.planning.registry import RIVALS
+from potluck.planning.registry import BASELINES
 from potluck.planning.search.branch_placement import Places
 from potluck.planning.search.local_search import neighbours, with_depths
 from potluck.records import Edge, Inference, Layer, LayerCost, Plan, Stage, Training
 from potluck.simulate.cost import CostTable
 from potluck.simulate.direct import Direct
-from potluck.simulate.flows import bundles, chain_ends, feed_bytes, learning
+from potluck.simulate.flows import chain_ends, feed_bytes, learning, output_groups
 
 
 def edge(*to, nbytes=100):
@@ -70,12 +70,12 @@ def stages(*bounds):
 
 def test_what_stages_hand_on_is_counted_once_for_each_taker():
     problem = branched(Inference(batch=4))
-    apart = bundles(problem, stages(0, 1, 3, 5, 6))
+    apart = output_groups(problem, stages(0, 1, 3, 5, 6))
     assert apart == (((((1, 2)), 100, 100),), ((((3,)), 100, 100),), ((((3,)), 100, 100),), ())
-    together = bundles(problem, stages(0, 1, 5, 6))
+    together = output_groups(problem, stages(0, 1, 5, 6))
     assert together == ((((1,), 100, 100),), (((2,), 200, 200),), ())
     # the second stage ends one branch and begins the other
-    inside = bundles(problem, stages(0, 2, 4, 6))
+    inside = output_groups(problem, stages(0, 2, 4, 6))
     assert inside == ((((1,), 200, 200),), (((2,), 200, 200),), ())
     assert chain_ends(problem) == (0, 1, 3, 5, 6)
     assert learning(apart) == (True,) * 4
@@ -184,7 +184,7 @@ def test_no_rival_is_faster_on_branches(seed):
     problem = random_branches(seed, WORKLOADS[seed % 4])
     table = CostTable(problem)
     direct, best_s = Direct(problem, table), make_plans(problem).best.latency_s
-    for name, planner in RIVALS.items():
+    for name, planner in BASELINES.items():
         plans = sorted(planner(problem, table), key=lambda plan: plan.latency_s)[:12]
         judged = [judge(problem, plan, table, direct) for plan in plans]
         fitting = [plan.latency_s for plan in judged if not breaches(problem, plan)]

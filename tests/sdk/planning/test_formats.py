@@ -53,7 +53,7 @@ def test_reads_a_profile_in_running_order():
 def test_a_profile_becomes_a_model_whose_cuts_carry_the_skip():
     model = pipedream.model_of(pipedream.read(GRAPH), rows=32)
     # per row: conv; conv kept for the sum, and its activation; the sum
-    assert model.alive_bytes() == (256, 512, 64)
+    assert model.live_bytes() == (256, 512, 64)
     costs = pipedream.costs_of(pipedream.read(GRAPH), rows=32)
     assert [cost.forward_s for cost in costs] == [(1.5e-3,), (2.5e-4,), (1e-4,)]
 

@@ -8,7 +8,7 @@ from tests.sdk.planning.homes import every_plan, later, random_home
 
 from potluck.bench.optimality import best_s
 from potluck.planning import make_plans
-from potluck.planning.registry import RIVALS
+from potluck.planning.registry import BASELINES
 from potluck.planning.search.stage_costs import StageCostTable
 from potluck.records import HOME, Inference, Medium, Network, Path, Training
 from potluck.simulate.cost import CostTable
@@ -56,7 +56,7 @@ def test_our_own_search_is_never_more_than_1_percent_behind_a_rival_in_a_home_of
     table = CostTable(problem)
     simulator, best = Direct(problem, table), make_plans(problem, borrow=False).best
     for name in ("dapple", "asteroid", "edgeshard"):
-        plans = sorted(RIVALS[name](problem, table), key=lambda plan: plan.latency_s)[:12]
+        plans = sorted(BASELINES[name](problem, table), key=lambda plan: plan.latency_s)[:12]
         assert best.latency_s <= best_s(problem, simulator, plans) * 1.01, name
 
 

@@ -13,7 +13,7 @@ from potluck.planning import planner as make_module
 from potluck.planning.anytime import search
 from potluck.planning.bounds.latency import quick_bound_s
 from potluck.planning.looks import rivals
-from potluck.planning.registry import RIVALS
+from potluck.planning.registry import BASELINES
 from potluck.planning.search import work_budget
 from potluck.planning.search.candidate_pool import CandidatePool
 from potluck.planning.search.links import busiest_medium
@@ -136,7 +136,7 @@ def test_is_never_slower_than_any_rival_in_a_home_of_24(kind, network, seed, wor
     problem = small(LargeHome(24, kind, network, workload, seed), n_layers=6)
     table = CostTable(problem)
     direct, best = Direct(problem, table), make_plans(problem).best
-    for name, planner in RIVALS.items():
+    for name, planner in BASELINES.items():
         steps = iter(range(2000))
         plans = in_time(
             planner, problem, WorkBudget(), lambda steps=steps: next(steps, None) is None
@@ -148,7 +148,7 @@ def test_is_never_slower_than_any_rival_in_a_home_of_24(kind, network, seed, wor
 @pytest.mark.parametrize("name", ["asteroid", "dora", "dapple"])
 def test_a_planner_that_knows_no_clock_is_ended(name):
     problem, budget = small(LargeHome(64, "alike", "switch", "training", 8)), WorkBudget()
-    in_time(RIVALS[name], problem, budget, lambda: budget() > 0.05)
+    in_time(BASELINES[name], problem, budget, lambda: budget() > 0.05)
     assert 0.05 < budget() < 0.06
 
 

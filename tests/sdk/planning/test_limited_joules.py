@@ -10,7 +10,7 @@ import potluck
 from potluck.errors import Infeasible
 from potluck.planning import make_plans
 from potluck.planning.feasibility import breaches
-from potluck.planning.registry import RIVALS, ask
+from potluck.planning.registry import BASELINES, ask
 from potluck.records import Inference, QoE, Training
 
 ADVISED = re.compile(r"([\d.e+-]+) (s|J)(?: on (\w+)| in all)?[, ]")
@@ -55,7 +55,7 @@ def test_a_plan_within_the_joules_of_a_rivals_is_as_fast_as_any_rivals(home, wor
 def test_in_random_homes_no_rival_is_faster_within_the_joules_of_its_own_plan(seed, limit):
     problem = random_home(seed, WORKLOADS[seed % 3])
     name = ASKED[seed % len(ASKED)]
-    assert name in RIVALS
+    assert name in BASELINES
     try:
         theirs = ask(problem, name).best
     except Infeasible:

@@ -11,7 +11,7 @@ from potluck.errors import Infeasible, UserError
 from potluck.planning import make_plans
 from potluck.planning.api import solve
 from potluck.planning.building_blocks import candidates
-from potluck.planning.registry import RIVALS, ask
+from potluck.planning.registry import BASELINES, ask
 from potluck.planning.relax import granted
 from potluck.records import (
     Device,
@@ -51,7 +51,7 @@ def test_what_fits_only_in_single_rows_is_planned_whatever_divisors_the_batch_ha
     assert make_plans(problem).best.latency_s <= make_plans(stated).best.latency_s * 1.001
 
 
-@pytest.mark.parametrize("planner", sorted({*RIVALS} - {"data parallel"}))
+@pytest.mark.parametrize("planner", sorted({*BASELINES} - {"data parallel"}))
 def test_other_planners_may_choose_from_the_same_sizes(planner):
     assert ask(short_home(3, 37), planner).best.micro_batch == 1
 

@@ -16,7 +16,7 @@ from potluck.planning.building_blocks.device_classes import alike, members, patt
 from potluck.planning.evaluate import judge
 from potluck.planning.exhaustive import plan_exhaustive
 from potluck.planning.feasibility import breaches
-from potluck.planning.registry import RIVALS
+from potluck.planning.registry import BASELINES
 from potluck.planning.search.candidate_pool import CandidatePool
 from potluck.planning.search.local_search import neighbours
 from potluck.records import Inference, Medium, Network, Path, QoE, Training
@@ -127,7 +127,7 @@ def test_is_never_slower_than_any_rival(seed):
     problem = random_home(seed, Training(batch=8), devices=4, layers=7)
     table = CostTable(problem)
     best = make_plans(problem).best
-    for name, planner in RIVALS.items():
+    for name, planner in BASELINES.items():
         plans = sorted(planner(problem, table), key=lambda plan: plan.latency_s)[:8]
         judged = [judge(problem, plan, table) for plan in plans]
         fitting = [plan.latency_s for plan in judged if not breaches(problem, plan)]

@@ -17,7 +17,7 @@ from potluck.planning.building_blocks import candidates
 from potluck.planning.evaluate import judge
 from potluck.planning.exhaustive import plan_exhaustive, plan_whatever_memory_says
 from potluck.planning.feasibility import breaches, with_more_memory
-from potluck.planning.registry import RIVALS
+from potluck.planning.registry import BASELINES
 from potluck.planning.search.candidate_pool import CandidatePool
 from potluck.planning.search.local_search import fits, moved
 from potluck.planning.search.tight_memory import squeeze
@@ -113,7 +113,7 @@ def test_is_never_worse_than_any_rival_with_and_without_their_plans(kind, seed):
     table = CostTable(problem)
     simulator = Direct(problem, table)
     with_theirs, without = ours_s(problem), ours_s(problem, borrow=False)
-    for name, planner in RIVALS.items():
+    for name, planner in BASELINES.items():
         plans = sorted(
             islice(planner(problem, table), 4000), key=lambda plan: plan.latency_s or inf
         )[:24]
@@ -165,7 +165,7 @@ def test_the_bench_reports_what_it_found():
         "tight", "0/1", {"devices": 3, "layers": 4, "judged": 50, "rejudged": 4, "candidates": 100}
     )
     assert row.kind == "tight"
-    assert set(row.rivals_s) == set(RIVALS)
+    assert set(row.rivals_s) == set(BASELINES)
     assert row.known_s == min(row.optimum_s, *row.rivals_s.values())
 
 

@@ -72,7 +72,7 @@ def test_merging_keeps_every_sum(name):
 
 def test_resnet50_is_cut_where_nothing_skips():
     graph = library.load_model("resnet50")
-    alive = graph.alive_bytes()
+    alive = graph.live_bytes()
     cuts = merged(graph, 12)[1:-1]
     joins = {node.inputs for node in graph.nodes if len(node.inputs) > 1}
     assert len(joins) == 16  # residual blocks

@@ -10,7 +10,7 @@ from tests.sdk.run.conftest import train_alone
 
 import potluck
 from potluck.records import Plan, Stage
-from potluck.schedule.stage_graph import heights, wire
+from potluck.schedule.stage_graph import path_lengths, wire
 
 torch = pytest.importorskip("torch")
 A, B = "local-1", "local-2"
@@ -49,7 +49,7 @@ def make_plan(model, bounds, places, *, n_micro_batches=1, training=True):
             shares=s.shares,
             warm_up=min(2 * h - 1, n_micro_batches),
         )
-        for s, h in zip(stages, heights(before), strict=True)
+        for s, h in zip(stages, path_lengths(before), strict=True)
     ]
     plan = Plan(
         planner="by hand",

@@ -13,7 +13,7 @@ from potluck.records import Plan, Segment, Stage, Tensor
 from potluck.schedule import policies
 from potluck.schedule.micro_batches import divide
 from potluck.schedule.pipeline import compile_inference, compile_training
-from potluck.schedule.stage_graph import behind, heights, wire
+from potluck.schedule.stage_graph import behind, path_lengths, wire
 from potluck.schedule.validate import check
 
 DIAMOND = ((), (0,), (0,), (0, 1, 2))  # a stem, two branches of it, and a head that reads all three
@@ -80,9 +80,9 @@ PLACES = {
 
 
 def test_the_longest_way_to_the_end_counts():
-    assert heights(DIAMOND) == (3, 2, 2, 1)
-    assert heights(((), (), (0, 1))) == (2, 2, 1)
-    assert heights(((), (0,), (1,), (), (2, 3))) == (4, 3, 2, 2, 1)
+    assert path_lengths(DIAMOND) == (3, 2, 2, 1)
+    assert path_lengths(((), (), (0, 1))) == (2, 2, 1)
+    assert path_lengths(((), (0,), (1,), (), (2, 3))) == (4, 3, 2, 2, 1)
     assert behind(DIAMOND) == ((1, 2, 3), (3,), (3,), ())
 
 

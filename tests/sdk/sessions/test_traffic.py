@@ -14,13 +14,13 @@ pytestmark = pytest.mark.usefixtures("small_chunks")
 PLACE = ("r", 0, "p", 0)
 
 
-def deliver(source, target, letters):
-    """Carry letters back and forth until nobody has anything to say.
+def deliver(source, target, envelopes):
+    """Carry envelopes back and forth until nobody has anything to say.
 
     Returns (arrived, most bytes under way).
     """
     arrived = []
-    pending = [(target, letter) for letter in letters]
+    pending = [(target, envelope) for envelope in envelopes]
     most = 0
     while pending:
         most = max(
@@ -29,7 +29,7 @@ def deliver(source, target, letters):
         to, (message, buffers) = pending.pop(0)
         replies, values = to.receive(message, buffers)
         arrived += values
-        pending += [(source if to is target else target, letter) for letter in replies]
+        pending += [(source if to is target else target, envelope) for envelope in replies]
     return arrived, most
 
 
@@ -60,8 +60,8 @@ def test_a_rejected_value_frees_its_window():
     arrived, _ = deliver(source, target, source.send(PLACE, "x", raw))
     assert not arrived
     assert [(value.name, no.code) for value, no in source.rejected] == [("x", "unknown-run")]
-    letters = source.send(PLACE, "y", raw)
-    assert sum(len(b) for _, buffers in letters for b in buffers) == WINDOW_BYTES
+    envelopes = source.send(PLACE, "y", raw)
+    assert sum(len(b) for _, buffers in envelopes for b in buffers) == WINDOW_BYTES
 
 
 def test_dropping_a_run_stops_its_values():
@@ -93,8 +93,11 @@ def test_what_has_half_arrived_is_forgotten_with_its_run_or_epoch(run, epoch, is
         Value(transfer=1, run="r", dtype="uint8", shape=(2,), nbytes=2, chunk_bytes=1), (b"a",)
     )
     target.drop(run, epoch)
-    letters, arrived = target.receive(Chunk(transfer=1, index=1), (b"b",))
-    assert (bool(letters), [bytes(raw.data) for _, raw in arrived]) == (is_kept, [b"ab"] * is_kept)
+    envelopes, arrived = target.receive(Chunk(transfer=1, index=1), (b"b",))
+    assert (bool(envelopes), [bytes(raw.data) for _, raw in arrived]) == (
+        is_kept,
+        [b"ab"] * is_kept,
+    )
     target.receive(
         Value(transfer=2, run="r2", dtype="uint8", shape=(2,), nbytes=2, chunk_bytes=1), (b"a",)
     )
@@ -123,19 +126,19 @@ def test_so_many_empty_values_are_under_way_and_no_more(ended):
     source, n_values = Traffic(lambda value: ""), 3 * MAX_TRANSFERS
     raw = Raw(dtype="uint8", shape=(0,), data=b"")
     places = [("r", 0, "p", i) for i in range(n_values)]
-    letters = [letter for place in places for letter in source.send(place, "x", raw)]
+    envelopes = [envelope for place in places for envelope in source.send(place, "x", raw)]
     sent, under_way = 0, []
-    while letters:
-        under_way += [message for message, _ in letters]
-        sent += len(letters)
+    while envelopes:
+        under_way += [message for message, _ in envelopes]
+        sent += len(envelopes)
         assert len(under_way) <= MAX_TRANSFERS
         first, *under_way = under_way
         match ended:
             case "acknowledged":
                 credit = Credit(transfer=first.transfer, received_bytes=0, done=True)
-                letters, _ = source.receive(credit, ())
+                envelopes, _ = source.receive(credit, ())
             case "rejected":
-                letters, _ = source.receive(Rejected(transfer=first.transfer, code="memory"), ())
+                envelopes, _ = source.receive(Rejected(transfer=first.transfer, code="memory"), ())
             case "dropped":
-                letters = source.drop(*place_of(first))
+                envelopes = source.drop(*place_of(first))
     assert sent == n_values

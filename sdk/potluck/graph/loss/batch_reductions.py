@@ -1,11 +1,11 @@
-"""Tallies: numbers that a loss makes of the inputs and targets of a whole batch, such as how many
-are not ignored.
+"""Batch reductions: numbers that a loss makes of the inputs and targets of a whole batch, such as
+how many are not ignored.
 
 The weighted mean over a batch is no mean of its shares' weighted means: what is divided by belongs
 to all rows. So what depends on inputs and targets alone, and on all their rows at once, is computed
-where the whole batch is, and fed to devices as one more input. A tally that grows with the rows (a
-sum, nearly always a divisor) is spread evenly over them, and each share divides by its part of it;
-any other (a mean, a maximum) comes whole with every row.
+where the whole batch is, and fed to devices as one more input. A reduction that grows with the rows
+(a sum, nearly always a divisor) is spread evenly over them, and each share divides by its part of
+it; any other (a mean, a maximum) comes whole with every row.
 """
 
 import operator
@@ -69,7 +69,7 @@ def _divided(loss: Callable[..., Any], call: BoundArguments) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class _Tally:
+class _Reduction:
     """A node of the exported graph, whether its value is spread over the rows, and as what it is
     fed.
     """
@@ -80,20 +80,20 @@ class _Tally:
 
 
 class BatchReductions:
-    """The tallies of an exported loss; called with inputs and targets, it gives a tensor of rows
+    """The reductions of an exported loss; called with inputs and targets, it gives a tensor of rows
     for each.
     """
 
-    def __init__(self, part: "_Part", tallies: Sequence[_Tally]) -> None:
-        self._part, self._tallies = part, tuple(tallies)
+    def __init__(self, part: "_Part", reductions: Sequence[_Reduction]) -> None:
+        self._part, self._reductions = part, tuple(reductions)
 
     def __len__(self) -> int:
-        return len(self._tallies)
+        return len(self._reductions)
 
     @property
     def names(self) -> list[str]:
         """What the inputs are called that take them."""
-        return [f"tally_{i}" if i else "tally" for i in range(len(self))]
+        return [f"reduction_{i}" if i else "reduction" for i in range(len(self))]
 
     @property
     def constants(self) -> Mapping[str, torch.Tensor]:
@@ -111,15 +111,15 @@ class BatchReductions:
         tensors: Sequence[torch.Tensor],
         constants: Mapping[str, torch.Tensor] = MappingProxyType({}),
     ) -> list[torch.Tensor]:
-        """One tensor per tally, whose first dimension counts rows as those of `tensors` do.
+        """One tensor per reduction, whose first dimension counts rows as those of `tensors` do.
 
         `constants`: what to compute with in place of the user's own, by name. Raises
         OperatorFailed.
         """
         rows, found = tensors[0].shape[0], []
         values = self._part.values(tensors, constants)
-        for tally, value in zip(self._tallies, values, strict=True):
-            each = (value.double() / rows if tally.spread else value).to(tally.dtype)
+        for reduction, value in zip(self._reductions, values, strict=True):
+            each = (value.double() / rows if reduction.spread else value).to(reduction.dtype)
             found.append(each.expand(rows, *each.shape))
         return found
 
@@ -150,7 +150,7 @@ def extract(
     symbols: dict[str, str],
     example: Sequence[torch.Tensor],
 ) -> BatchReductions | None:
-    """The tallies of an exported loss, None where it has none.
+    """The reductions of an exported loss, None where it has none.
 
     Its graph takes them as its last inputs from now on.
 
@@ -167,14 +167,15 @@ def extract(
     grows = growing(ordered, lambda node: _counts_rows(node, symbols))
     tried = _spread(part.values, example) if any(grows[node] is None for node in nodes) else ()
     spread = [tried[i] if (known := grows[node]) is None else known for i, node in enumerate(nodes)]
-    tallies = [
-        _Tally(node, s, _dtype(node, s, loss.dtype)) for node, s in zip(nodes, spread, strict=True)
+    reductions = [
+        _Reduction(node, s, _dtype(node, s, loss.dtype))
+        for node, s in zip(nodes, spread, strict=True)
     ]
-    _replace(program, tallies, inputs[0].meta["val"].shape[0])
+    _replace(program, reductions, inputs[0].meta["val"].shape[0])
     for node in sorted(closure, reverse=True):
         if node.op != "placeholder" and not node.users:
             program.graph.erase_node(node)
-    return BatchReductions(part, tallies)
+    return BatchReductions(part, reductions)
 
 
 def _without_broadcasts(graph: torch.fx.Graph, symbols: dict[str, str]) -> None:
@@ -200,7 +201,7 @@ def _found(
 ) -> list[torch.fx.Node]:
     """The nodes whose values come from all rows of inputs and targets, and of nothing that is
     learned, where they are read by others."""
-    given, tallies = set(inputs), set[torch.fx.Node]()
+    given, reductions = set(inputs), set[torch.fx.Node]()
     learned = (
         {node for node in program.graph.nodes if node.op == "placeholder"}
         - given
@@ -222,16 +223,16 @@ def _found(
                 and not _has_rows(value, symbols)
                 and not _is_nought(node)
             ):
-                tallies.add(node)
+                reductions.add(node)
     return [
         node
         for node in program.graph.nodes
-        if node in tallies and any(_reads(u, tallies) for u in node.users)
+        if node in reductions and any(_reads(u, reductions) for u in node.users)
     ]
 
 
-def _reads(user: torch.fx.Node, tallies: set[torch.fx.Node]) -> bool:
-    return user not in tallies and isinstance(user.meta.get("val"), torch.Tensor | list | tuple)
+def _reads(user: torch.fx.Node, reductions: set[torch.fx.Node]) -> bool:
+    return user not in reductions and isinstance(user.meta.get("val"), torch.Tensor | list | tuple)
 
 
 def _is_nought(node: torch.fx.Node) -> bool:
@@ -284,8 +285,8 @@ def _part(
 def _spread(
     values: Callable[[Sequence[torch.Tensor]], Any], example: Sequence[torch.Tensor]
 ) -> list[bool]:
-    """Of each tally, whether trials say that it is to be spread over the rows: unless the same rows
-    twice leave it as it is.
+    """Of each reduction, whether trials say that it is to be spread over the rows: unless the same
+    rows twice leave it as it is.
 
     Zeros show nothing, and examples are often made of them: ones are tried, too.
     """
@@ -312,19 +313,19 @@ def _dtype(node: torch.fx.Node, spread: bool, loss: torch.dtype) -> torch.dtype:
     return loss if spread and not own.is_floating_point else own
 
 
-def _replace(program: Any, tallies: Sequence[_Tally], rows: Any) -> None:
-    """New inputs behind the others, whose rows make up what the tallies were."""
+def _replace(program: Any, reductions: Sequence[_Reduction], rows: Any) -> None:
+    """New inputs behind the others, whose rows make up what the reductions were."""
     graph = program.graph
     last = [node for node in graph.nodes if node.op == "placeholder"][-1]
-    for i, tally in enumerate(tallies):
-        value = tally.node.meta["val"]
+    for i, reduction in enumerate(reductions):
+        value = reduction.node.meta["val"]
         with graph.inserting_after(last):
-            holder = last = graph.placeholder(f"tally_{i}")
-        holder.meta["val"] = value.new_empty((rows, *value.shape), dtype=tally.dtype)
+            holder = last = graph.placeholder(f"reduction_{i}")
+        holder.meta["val"] = value.new_empty((rows, *value.shape), dtype=reduction.dtype)
         function, args = (
-            (_ATEN.sum.dim_IntList, ([0],)) if tally.spread else (_ATEN.select.int, (0, 0))
+            (_ATEN.sum.dim_IntList, ([0],)) if reduction.spread else (_ATEN.select.int, (0, 0))
         )
-        with graph.inserting_before(tally.node):
+        with graph.inserting_before(reduction.node):
             made = graph.call_function(function, (holder, *args))
         made.meta["val"] = function(holder.meta["val"], *args)
-        tally.node.replace_all_uses_with(made)
+        reduction.node.replace_all_uses_with(made)

@@ -58,7 +58,7 @@ def check_unchanged(traced: Traced, constants: LossConstants) -> None:
 
 
 def _tallied(traced: Traced) -> Mapping[str, torch.Tensor]:
-    return traced.tallies.constants if traced.tallies else {}
+    return traced.reductions.constants if traced.reductions else {}
 
 
 def _digests(traced: Traced) -> dict[str, bytes]:

@@ -1,4 +1,4 @@
-"""Whether a tally grows with the number of rows, read from the operators that make it.
+"""Whether a reduction grows with the number of rows, read from the operators that make it.
 
 Counts and sums over rows grow, and so do they with a least value, `clamp(min=1)`, or something
 small added; means, extremes and quotients of counts do not. Values are not looked at: a mask that

@@ -66,7 +66,7 @@ def follow(traced: Traced) -> Followed:
     given = len(traced.given)
     for value in range(graph.first_node):
         is_input = value < len(graph.inputs)
-        # a tally: the same in all rows
+        # a reduction: the same in all rows
         followed.known[Ref(value)] = ROWS if is_input and value < given else FREE
     for position, node in enumerate(graph.nodes):
         value = graph.first_node + position

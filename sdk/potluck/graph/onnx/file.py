@@ -15,7 +15,13 @@ _FIXED32 = 5
 
 
 def read_bytes(path: Path) -> bytes:
-    """All of the file. FileError where it is missing, no ONNX file, or cut short."""
+    """All of the file.
+
+    Raises
+    ------
+    FileError
+        It is missing, no ONNX file, or was cut short.
+    """
     try:
         data = path.read_bytes()
     except OSError as error:

@@ -36,8 +36,12 @@ class _Step:
 
 
 class OnnxNet(torch.nn.Module):
-    """Raises ModelError for operators that torch does not have, and where it does not answer as
-    onnxruntime.
+    """An ONNX model as a module of torch's operators.
+
+    Raises
+    ------
+    ModelError
+        Torch does not have an operator, or does not answer as onnxruntime.
     """
 
     def __init__(self, trace: OnnxTrace) -> None:

@@ -62,7 +62,17 @@ class Call:
         return None if found is None else [int(n) for n in np.atleast_1d(found)]
 
     def number(self, place: int, name: str = "", default: Any = None) -> Any:
-        """One number given as that input or attribute."""
+        """One number given as that input or attribute.
+
+        Parameters
+        ----------
+        place
+            Of the input.
+        name
+            Of the attribute, in older versions.
+        default
+            Where neither is given.
+        """
         if place < len(self.fixed) and self.fixed[place] is not None:
             return np.asarray(self.fixed[place]).reshape(-1)[0].item()
         return self.get(name, default)

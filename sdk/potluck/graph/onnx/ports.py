@@ -8,8 +8,19 @@ from potluck_wire.graph import BATCH, Expression
 
 
 def port(name: str, dtype: str, shape: tuple[Expression, ...]) -> onnx.ValueInfoProto:
-    """What a piece takes or gives. ModelError where a size depends on the batch other than by a
-    factor.
+    """What a piece takes or gives.
+
+    Parameters
+    ----------
+    name, dtype
+        Of the value.
+    shape
+        Its sizes, which may be multiples of the batch.
+
+    Raises
+    ------
+    ModelError
+        A size depends on the batch other than by a factor.
     """
     element = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
     return onnx.helper.make_tensor_value_info(name, element, [_dim(name, size) for size in shape])

@@ -60,8 +60,21 @@ class OnnxTrace:
 def trace(
     model: onnx.ModelProto, sizes: Mapping[str, int], *, file: str = "the model"
 ) -> OnnxTrace:
-    """Raises ModelError for operators that no device runs, and where the batch is not the first
-    dimension. `file` names the model in errors.
+    """The operators of an ONNX model, with the type of every value.
+
+    Parameters
+    ----------
+    model
+        The file, checked.
+    sizes
+        Of its dimensions with a name.
+    file
+        Its name, for errors.
+
+    Raises
+    ------
+    ModelError
+        No device runs an operator, or the batch is not the first dimension.
     """
     check(model)
     asked, model = model.graph, _plain(model, sizes)

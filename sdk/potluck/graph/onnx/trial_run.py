@@ -167,7 +167,13 @@ def memory_bytes() -> int:
 
 
 def main(said: IO[bytes], tell: IO[bytes]) -> None:
-    """Run what is asked for; tell what was seen of it, or why it cannot be run."""
+    """Run what is asked for; tell what was seen of it, or why it cannot be run.
+
+    Raises
+    ------
+    ValueError
+        Constants of it come to more bytes than there may be.
+    """
     order = json.loads(said.readline())
     import numpy as np
     import onnxruntime

@@ -37,7 +37,7 @@ class Holders:
 def holders_of(program: Any) -> Holders:
     holders = [node for node in program.graph.nodes if node.op == "placeholder"]
     specs = {spec.arg.name: spec for spec in program.graph_signature.input_specs}
-    # these are tallies
+    # these are reductions
     kinds = {h: specs[h.name].kind.name if h.name in specs else "USER_INPUT" for h in holders}
     odd = [
         kind

@@ -28,7 +28,7 @@ class Window:
         return self.firsts[start], self.ends[stop - 1]
 
 
-def problem_document(sharing: OffloadProblem, wishes: SearchSpec) -> Document:
+def problem_document(sharing: OffloadProblem, spec: SearchSpec) -> Document:
     """A problem and what is wanted; each window is written once."""
     windows: dict[Window, int] = {}
     read: dict[tuple[Reads, int], int] = {}
@@ -49,7 +49,7 @@ def problem_document(sharing: OffloadProblem, wishes: SearchSpec) -> Document:
             "side_s": o.side_s,
             "divisible": o.divisible,
             "side_fixed_s": o.side_fixed_s,
-            "side_seam_s": o.side_seam_s,
+            "side_halo_s": o.side_halo_s,
             "inputs": [(source, number(reads, o.count)) for source, reads in o.inputs],
         }
         for o in sharing.operators
@@ -59,7 +59,7 @@ def problem_document(sharing: OffloadProblem, wishes: SearchSpec) -> Document:
     return {
         "sharing": plain | {"operators": operators, "lines": lines},
         "windows": [(window.firsts, window.ends) for window in windows],
-        "wishes": asdict(wishes),
+        "spec": asdict(spec),
     }
 
 
@@ -76,15 +76,15 @@ def read_problem(document: Document) -> tuple[OffloadProblem, SearchSpec]:
     sharing = OffloadProblem(
         **(known | {"operators": operators, "lines": lines, "media_bytes_per_s": media})
     )
-    wishes = document["wishes"]
-    return sharing, SearchSpec(**(wishes | {"bandwidths": tuple(wishes["bandwidths"])}))
+    spec = document["spec"]
+    return sharing, SearchSpec(**(spec | {"bandwidths": tuple(spec["bandwidths"])}))
 
 
 def _operator(row: Document, windows: list[Window]) -> Operator:
     inputs = tuple(
         (source, windows[which] if which is not None else None) for source, which in row["inputs"]
     )
-    times: Document = {key: tuple(row[key]) for key in ("side_s", "side_fixed_s", "side_seam_s")}
+    times: Document = {key: tuple(row[key]) for key in ("side_s", "side_fixed_s", "side_halo_s")}
     return Operator(**(row | times | {"inputs": inputs}))
 
 

@@ -22,7 +22,7 @@ from potluck.offload.plan.problem import (
     without,
 )
 from potluck.offload.plan.steps import TILES, Step, steps
-from potluck.offload.rows.operator_times import Pace
+from potluck.offload.rows.operator_times import OperatorTimes
 from potluck.offload.rows.receptive_fields import Local, localities
 from potluck.offload.rows.row_rules import AccessPattern
 from potluck.offload.rows.tiles import TensorSlice, piece, rows_of
@@ -173,7 +173,9 @@ class Shareable:
         sizes = {**traced.hints, **({BATCH: batch} if batch else {})}
         return sum(t.nbytes(sizes) for t in traced.types[value])
 
-    def operators(self, paces: Sequence[Pace], batch: int = 0) -> tuple[Operator, ...]:
+    def operators(
+        self, side_times: Sequence[OperatorTimes], batch: int = 0
+    ) -> tuple[Operator, ...]:
         """The planner's operators, given what every node takes each side; the last is the result.
 
         Sizes are those of a request of `batch` rows of the batch; 0: of the example that was
@@ -183,11 +185,11 @@ class Shareable:
         for group in self.groups:
             last, count = group[-1], self.rows_of(group[-1])[1]
             inputs: dict[tuple[int, AccessPattern | None], None] = {}
-            seams = []
+            halos = []
             for value in group:
                 read = self.reads(value)
                 if any(reads and _overlap(reads) for reads in read.values()):
-                    seams.append(value)
+                    halos.append(value)
                 for ref, reads in read.items():
                     if ref.value not in group:
                         inputs[self.place[ref.value], reads] = None
@@ -197,13 +199,15 @@ class Shareable:
                     count=count,
                     row_bytes=-(-self._bytes(last, batch) // count),
                     side_s=tuple(
-                        sum(pace.seconds.get(value, 0.0) for value in group) for pace in paces
+                        sum(times.seconds.get(value, 0.0) for value in group)
+                        for times in side_times
                     ),
                     side_fixed_s=tuple(
-                        sum(pace.fixed_s.get(value, 0.0) for value in group) for pace in paces
+                        sum(times.fixed_s.get(value, 0.0) for value in group)
+                        for times in side_times
                     ),
-                    side_seam_s=tuple(
-                        sum(pace.seam_s.get(value, 0.0) for value in seams) for pace in paces
+                    side_halo_s=tuple(
+                        sum(times.halo_s.get(value, 0.0) for value in halos) for times in side_times
                     ),
                     inputs=tuple(inputs),
                     divisible=self._is_divisible(last),
@@ -226,7 +230,7 @@ def lower(shareable: Shareable, divisions: Sequence[Division], tiles: int = TILE
         Parts in which rows go over.
     """
     n_sides = len(divisions[0])
-    operators = shareable.operators((Pace(),) * n_sides)
+    operators = shareable.operators((OperatorTimes(),) * n_sides)
     shares = Shares(OffloadProblem(operators=operators, bytes_per_s=0.0, n_sides=n_sides))
     return _Lowering(shareable, n_sides).through(steps(shares, divisions, tiles))
 

@@ -41,7 +41,7 @@ class Operator:
 
     `side_s`: seconds for all of its `count` rows, by side; empty where it takes no time. Of these
     the `fixed` ones are there however few rows are computed: being called, reading the weights.
-    `side_seam_s` come on top where not all of it is computed: what it reads beyond its own rows is
+    `side_halo_s` come on top where not all of it is computed: what it reads beyond its own rows is
     cut out and joined. One that is not `divisible` is computed whole or not at all.
     """
 
@@ -50,7 +50,7 @@ class Operator:
     row_bytes: int
     side_s: tuple[float, ...] = ()
     side_fixed_s: tuple[float, ...] = ()
-    side_seam_s: tuple[float, ...] = ()
+    side_halo_s: tuple[float, ...] = ()
     inputs: tuple[tuple[int, Reads | None], ...] = ()
     divisible: bool = True
 
@@ -66,9 +66,9 @@ class Operator:
         """What any of it takes a side."""
         return self.side_fixed_s[side] if self.side_fixed_s else 0.0
 
-    def seam_s(self, side: int) -> float:
+    def halo_s(self, side: int) -> float:
         """What a piece of it takes a side on top."""
-        return self.side_seam_s[side] if self.side_seam_s else 0.0
+        return self.side_halo_s[side] if self.side_halo_s else 0.0
 
     def among(self, sides: Sequence[int]) -> "Operator":
         """The same for these sides, in this order."""
@@ -76,7 +76,7 @@ class Operator:
             self,
             side_s=tuple(self.seconds(side) for side in sides),
             side_fixed_s=tuple(self.fixed_s(side) for side in sides),
-            side_seam_s=tuple(self.seam_s(side) for side in sides),
+            side_halo_s=tuple(self.halo_s(side) for side in sides),
         )
 
 
@@ -127,7 +127,7 @@ class OffloadProblem:
         for place, operator in enumerate(self.operators):
             if any(source >= place for source, _ in operator.inputs):
                 raise PlanError(f"{operator.name} reads an operator that comes after it.")
-            for known in (operator.side_s, operator.side_fixed_s, operator.side_seam_s):
+            for known in (operator.side_s, operator.side_fixed_s, operator.side_halo_s):
                 if len(known) not in (0, self.n_sides):
                     raise PlanError(
                         f"{operator.name} has the seconds of {len(known)} sides, not of "
@@ -157,8 +157,8 @@ class OffloadProblem:
         if not rows:
             return 0.0
         fixed_s = operator.fixed_s(side)
-        seam_s = operator.seam_s(side) if rows < operator.count else 0.0
-        return fixed_s + seam_s + (operator.seconds(side) - fixed_s) * rows / operator.count
+        halo_s = operator.halo_s(side) if rows < operator.count else 0.0
+        return fixed_s + halo_s + (operator.seconds(side) - fixed_s) * rows / operator.count
 
     def line(self, source: int, target: int) -> SharedLink:
         """How rows get from one side to another."""
@@ -201,9 +201,9 @@ class OffloadProblem:
                     operator,
                     side_s=(operator.seconds(DEVICE), fixed_s + together_s),
                     side_fixed_s=(operator.fixed_s(DEVICE), fixed_s),
-                    side_seam_s=(
-                        operator.seam_s(DEVICE),
-                        max(operator.seam_s(side) for side in helpers),
+                    side_halo_s=(
+                        operator.halo_s(DEVICE),
+                        max(operator.halo_s(side) for side in helpers),
                     ),
                 )
             )

@@ -30,7 +30,7 @@ MAX_LABELS = 6  # kept per cut and level: the ones that are ready first
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Handover:
+class PartitionPoint:
     """Behind operator `place` the device holds this share of the rows of all that is alive, the
     helpers the others.
 
@@ -56,22 +56,22 @@ class Handover:
         return first, self.share + of_others * ends[side] if ends[side] < 1.0 else 1.0
 
 
-Way = tuple[Handover, ...]  # from the input to the result
+SplitPath = tuple[PartitionPoint, ...]  # from the input to the result
 
 
-def alone(shares: Shares) -> Way:
+def alone(shares: Shares) -> SplitPath:
     """Everything on the device."""
-    return (Handover(0, 1.0), Handover(shares.last, 1.0))
+    return (PartitionPoint(0, 1.0), PartitionPoint(shares.last, 1.0))
 
 
-def held(shares: Shares, handover: Handover, side: int) -> dict[int, Interval]:
+def held(shares: Shares, point: PartitionPoint, side: int) -> dict[int, Interval]:
     """The rows that a side holds behind a cut. What cannot be divided is on one side.
 
     Parameters
     ----------
     shares
         The operators as rows.
-    handover
+    point
         How the cut is shared.
     side
         Its number; 0 is the device.
@@ -82,11 +82,9 @@ def held(shares: Shares, handover: Handover, side: int) -> dict[int, Interval]:
         Operator to its rows.
     """
     found = {}
-    first, end = handover.bounds(side)
-    holds = handover.both and (
-        side == DEVICE or first < end or (not handover.rest and side == HELPER)
-    )
-    for u in shares.alive[handover.place]:
+    first, end = point.bounds(side)
+    holds = point.both and (side == DEVICE or first < end or (not point.rest and side == HELPER))
+    for u in shares.alive[point.place]:
         operator = shares.operators[u]
         size = operator.count if operator.divisible else 1
         rows = (round(first * size), round(end * size))
@@ -95,7 +93,7 @@ def held(shares: Shares, handover: Handover, side: int) -> dict[int, Interval]:
     return found
 
 
-def divided(shares: Shares, way: Way, *, replicate: bool = True) -> tuple[Division, ...]:
+def divided(shares: Shares, way: SplitPath, *, replicate: bool = True) -> tuple[Division, ...]:
     """The rows that each side computes on such a way.
 
     Without `replicate` no row is computed by two sides.
@@ -123,7 +121,7 @@ def divided(shares: Shares, way: Way, *, replicate: bool = True) -> tuple[Divisi
 
 
 def _evenly(
-    shares: Shares, before: Handover, after: Handover, side: int, rows: list[Interval]
+    shares: Shares, before: PartitionPoint, after: PartitionPoint, side: int, rows: list[Interval]
 ) -> None:
     """Every operator between two cuts is divided like the values behind the later one: neighbours
     exchange rows.
@@ -173,12 +171,12 @@ class _Block:
 
 
 @dataclass(frozen=True, slots=True)
-class _Leg:
+class _PathSegment:
     """The way from one cut to another: what each side does, and the bytes that it takes of the
     other before.
     """
 
-    to: Handover
+    to: PartitionPoint
     device: _Block
     helper: _Block
     up_bytes: int
@@ -199,10 +197,10 @@ class Label:
     helper_first_s: float
     free_s: float
     spent_j: float
-    at: Handover
+    at: PartitionPoint
     before: "Label | None"
 
-    def way(self) -> Way:
+    def way(self) -> SplitPath:
         found = [self.at]
         label = self.before
         while label:
@@ -217,9 +215,9 @@ class Blocks:
 
     shares: Shares
     places: tuple[int, ...]
-    blocks: dict[tuple[Handover, int], dict[int, _Block]] = field(default_factory=dict)
-    holds: dict[tuple[Handover, int], dict[int, Interval]] = field(default_factory=dict)
-    legs: dict[tuple[Handover, int], list[_Leg]] = field(default_factory=dict)
+    blocks: dict[tuple[PartitionPoint, int], dict[int, _Block]] = field(default_factory=dict)
+    holds: dict[tuple[PartitionPoint, int], dict[int, Interval]] = field(default_factory=dict)
+    segments: dict[tuple[PartitionPoint, int], list[_PathSegment]] = field(default_factory=dict)
     left: list[tuple[float, float]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -249,34 +247,34 @@ class Blocks:
         together_s = (left_s + device_first_s + faster * helper_first_s) / (1.0 + faster)
         return device_first_s if device_first_s > together_s else together_s
 
-    def legs_from(self, at: Handover, levels: int) -> list[_Leg]:
+    def segments_from(self, at: PartitionPoint, levels: int) -> list[_PathSegment]:
         """All ways on from a cut to the cuts behind it, one for each of so many levels there."""
         key = (at, levels)
-        if key not in self.legs:
-            self.legs[key] = [
-                self._leg(at, to)
+        if key not in self.segments:
+            self.segments[key] = [
+                self._segment(at, to)
                 for place in self.places
                 if place > at.place
-                for to in self.handovers(place, levels)
+                for to in self.points(place, levels)
             ]
-        return self.legs[key]
+        return self.segments[key]
 
-    def handovers(self, place: int, levels: int) -> tuple[Handover, ...]:
+    def points(self, place: int, levels: int) -> tuple[PartitionPoint, ...]:
         """What may be held behind a cut."""
         if place in (0, self.shares.last):
-            return (Handover(place, 1.0),)
+            return (PartitionPoint(place, 1.0),)
         return (
-            *(Handover(place, level / (levels - 1)) for level in range(levels)),
-            Handover(place, 1.0, True),
+            *(PartitionPoint(place, level / (levels - 1)) for level in range(levels)),
+            PartitionPoint(place, 1.0, True),
         )
 
-    def _leg(self, at: Handover, to: Handover) -> _Leg:
+    def _segment(self, at: PartitionPoint, to: PartitionPoint) -> _PathSegment:
         device, helper = self.block(at, to, DEVICE), self.block(at, to, HELPER)
         up = _lacking(self.shares.operators, helper.takes, self.held(at, HELPER))
         down = _lacking(self.shares.operators, device.takes, self.held(at, DEVICE))
-        return _Leg(to, device, helper, up, down, device.first_s, helper.first_s)
+        return _PathSegment(to, device, helper, up, down, device.first_s, helper.first_s)
 
-    def block(self, before: Handover, after: Handover, side: int) -> _Block:
+    def block(self, before: PartitionPoint, after: PartitionPoint, side: int) -> _Block:
         """What a side computes between two cuts.
 
         Parameters
@@ -291,13 +289,13 @@ class Blocks:
             self.blocks[key] = self._sweep(after, side)
         return self.blocks[key][before.place]
 
-    def held(self, at: Handover, side: int) -> dict[int, Interval]:
+    def held(self, at: PartitionPoint, side: int) -> dict[int, Interval]:
         key = (at, side)
         if key not in self.holds:
             self.holds[key] = held(self.shares, at, side)
         return self.holds[key]
 
-    def _sweep(self, after: Handover, side: int) -> dict[int, _Block]:
+    def _sweep(self, after: PartitionPoint, side: int) -> dict[int, _Block]:
         shares, wanted = self.shares, set(self.places)
         needed = shares.needed(after.place, self.held(after, side))
         found: dict[int, _Block] = {}
@@ -332,7 +330,7 @@ def search(
     limit_s: float,
     levels: int = LEVELS,
     thrifty: bool = False,
-) -> list[Way]:
+) -> list[SplitPath]:
     """The ways that seem best at that bandwidth, of those done by `limit_s`: least latency or, if
     `thrifty`, joules.
 
@@ -352,32 +350,34 @@ def search(
         By joules of the device, rather than latency.
     """
     sharing, last = blocks.shares.sharing, blocks.shares.last
-    start = Handover(0, 1.0)
-    fronts: dict[Handover, list[Label]] = {
+    start = PartitionPoint(0, 1.0)
+    fronts: dict[PartitionPoint, list[Label]] = {
         start: [Label(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, start, None)]
     }
     ends: list[tuple[float, float, Label]] = []
     for place in blocks.places[:-1]:
-        here = [label for at in blocks.handovers(place, levels) for label in fronts.pop(at, [])]
+        here = [label for at in blocks.points(place, levels) for label in fronts.pop(at, [])]
         for label in _thinned(here, energy=thrifty):
             first_s = label.device_first_s, label.helper_first_s
             if blocks.soonest_s(place, *first_s) > limit_s:
                 continue
-            for leg in blocks.legs_from(label.at, levels):
+            for segment in blocks.segments_from(label.at, levels):
                 # at the soonest
-                firsts_s = first_s[0] + leg.device_first_s, first_s[1] + leg.helper_first_s
-                late = label.device_s + leg.device.seconds > limit_s
-                if late or blocks.soonest_s(leg.to.place, *firsts_s) > limit_s:
+                firsts_s = first_s[0] + segment.device_first_s, first_s[1] + segment.helper_first_s
+                late = label.device_s + segment.device.seconds > limit_s
+                if late or blocks.soonest_s(segment.to.place, *firsts_s) > limit_s:
                     continue
-                found = _step(sharing, label, leg, bytes_per_s, limit_s)
+                found = _step(sharing, label, segment, bytes_per_s, limit_s)
                 if (
                     not found
-                    or blocks.soonest_s(leg.to.place, found.device_first_s, found.helper_first_s)
+                    or blocks.soonest_s(
+                        segment.to.place, found.device_first_s, found.helper_first_s
+                    )
                     > limit_s
                 ):
                     continue
-                if leg.to.place != last:
-                    fronts.setdefault(leg.to, []).append(found)
+                if segment.to.place != last:
+                    fronts.setdefault(segment.to, []).append(found)
                     continue
                 energy_j = found.spent_j + sharing.idle_w * found.device_s
                 ends.append(
@@ -393,7 +393,7 @@ def search(
 
 
 def _step(
-    sharing: OffloadProblem, label: Label, leg: _Leg, bytes_per_s: float, limit_s: float
+    sharing: OffloadProblem, label: Label, segment: _PathSegment, bytes_per_s: float, limit_s: float
 ) -> Label | None:
     """From one cut to the next: what is missing goes over, then (or meanwhile) both compute.
 
@@ -401,26 +401,36 @@ def _step(
     """
     free_s, spent_j = (
         label.free_s,
-        label.spent_j + leg.device.seconds * max(sharing.busy_w - sharing.idle_w, 0.0),
+        label.spent_j + segment.device.seconds * max(sharing.busy_w - sharing.idle_w, 0.0),
     )
-    if leg.up_bytes or leg.down_bytes:
-        if bytes_per_s <= 0 or free_s + (leg.up_bytes + leg.down_bytes) / bytes_per_s > limit_s:
+    if segment.up_bytes or segment.down_bytes:
+        if (
+            bytes_per_s <= 0
+            or free_s + (segment.up_bytes + segment.down_bytes) / bytes_per_s > limit_s
+        ):
             return None
-        spent_j += (leg.up_bytes + leg.down_bytes) / bytes_per_s * sharing.radio_w
+        spent_j += (segment.up_bytes + segment.down_bytes) / bytes_per_s * sharing.radio_w
     device, helper = (label.device_s, label.device_first_s), (label.helper_s, label.helper_first_s)
     helper_s, helper_first_s = _ends(
-        leg.helper, helper, (*device, free_s), leg.up_bytes, bytes_per_s, sharing.latency_s
+        segment.helper, helper, (*device, free_s), segment.up_bytes, bytes_per_s, sharing.latency_s
     )
-    if leg.up_bytes:
-        free_s = max(label.device_first_s, free_s) + leg.up_bytes / bytes_per_s
+    if segment.up_bytes:
+        free_s = max(label.device_first_s, free_s) + segment.up_bytes / bytes_per_s
     device_s, device_first_s = _ends(
-        leg.device, device, (*helper, free_s), leg.down_bytes, bytes_per_s, sharing.latency_s
+        segment.device,
+        device,
+        (*helper, free_s),
+        segment.down_bytes,
+        bytes_per_s,
+        sharing.latency_s,
     )
-    if leg.down_bytes:
-        free_s = max(label.helper_first_s, free_s) + leg.down_bytes / bytes_per_s
+    if segment.down_bytes:
+        free_s = max(label.helper_first_s, free_s) + segment.down_bytes / bytes_per_s
     if device_s > limit_s:
         return None
-    return Label(device_s, helper_s, device_first_s, helper_first_s, free_s, spent_j, leg.to, label)
+    return Label(
+        device_s, helper_s, device_first_s, helper_first_s, free_s, spent_j, segment.to, label
+    )
 
 
 def _ends(
@@ -459,7 +469,7 @@ def _thinned(labels: list[Label], *, energy: bool) -> Iterator[Label]:
     """The labels at one cut that are not worse in everything than another, which holds at least the
     same rows.
     """
-    kept: dict[Handover, list[Label]] = {}
+    kept: dict[PartitionPoint, list[Label]] = {}
     everywhere: list[Label] = []
     for label in sorted(
         labels, key=lambda x: (not x.at.both, x.device_s + x.helper_s, x.free_s, x.spent_j)

@@ -3,7 +3,7 @@ LOSS, IV-C).
 
 The paper searches intervals per operator by differential evolution. Here a Pareto search over cuts
 and levels (`search`) names some promising ways, which are then carried out in time step by step, as
-the agents would (`times`), next to what others would do (`rivals.shared_requests`); the best of
+the agents would (`times`), next to what others would do (`baselines`); the best of
 them is improved by moving rows, moving cuts and changing the size of what is sent, while that
 helps. So it is never worse than any of the others.
 
@@ -18,14 +18,14 @@ from functools import lru_cache, partial
 from itertools import accumulate, combinations, pairwise
 
 from potluck.errors import PlanError
-from potluck.offload.plan import baselines as rivals
+from potluck.offload.plan import baselines
 from potluck.offload.plan.problem import NONE, Division, OffloadProblem, Shares, common
 from potluck.offload.plan.search import (
     LEVELS,
     MARGIN,
     Blocks,
-    Handover,
-    Way,
+    PartitionPoint,
+    SplitPath,
     alone,
     cuts,
     divided,
@@ -151,7 +151,7 @@ class Splitter:
         fewest joules.
         """
         fastest = self.share(bytes_per_s)
-        on_device = self.evaluate(rivals.all_on_device(self.shares), bytes_per_s)
+        on_device = self.evaluate(baselines.all_on_device(self.shares), bytes_per_s)
         slowest_s = max(on_device.latency_s, 2 * fastest.latency_s)
         limits = (
             fastest.latency_s + (slowest_s - fastest.latency_s) * k / (n - 1) for k in range(n)
@@ -266,13 +266,13 @@ class Splitter:
             yield tuple(self._widened(division, sides) for division in split.divisions), split.tiles
         if self.fewer:
             return
-        found = [rivals.all_on_device(self.shares), rivals.all_on_helper(self.shares)]
+        found = [baselines.all_on_device(self.shares), baselines.all_on_helper(self.shares)]
         found += [
-            rivals.least_cut(self.shares, bytes_per_s),
-            rivals.greedy_tiling(self.shares, bytes_per_s),
+            baselines.least_cut(self.shares, bytes_per_s),
+            baselines.greedy_tiling(self.shares, bytes_per_s),
         ]
         if deadline_s is not None:
-            found.append(rivals.thriftiest_cut(self, bytes_per_s, deadline_s).divisions)
+            found.append(baselines.thriftiest_cut(self, bytes_per_s, deadline_s).divisions)
         for divisions in dict.fromkeys(found):
             yield divisions, 1
             yield divisions, TILES
@@ -282,7 +282,7 @@ class Splitter:
         rows = dict(zip(sides, division, strict=True))
         return tuple(rows.get(side, NONE) for side in self.shares.sides)
 
-    def _handed_on(self, way: Way) -> Iterator[Way]:
+    def _handed_on(self, way: SplitPath) -> Iterator[SplitPath]:
         """A way of the device and one helper as ways of all: its rows divided by speed, there and
         at every cut.
         """
@@ -295,7 +295,9 @@ class Splitter:
         for before, after in pairwise(way):
             if not after.share:  # the device does nothing meanwhile
                 often += [
-                    Handover(p, 0.0) for p in self.blocks.places if before.place < p < after.place
+                    PartitionPoint(p, 0.0)
+                    for p in self.blocks.places
+                    if before.place < p < after.place
                 ]
             often.append(after)
         if len(often) > len(way):
@@ -314,7 +316,7 @@ class Splitter:
         speed = [1.0 / s if s else 0.0 for s in seconds]
         return tuple(part / sum(speed) for part in accumulate(speed[:-1]))
 
-    def _of_way(self, way: Way, bytes_per_s: float, tiles: int) -> Split | None:
+    def _of_way(self, way: SplitPath, bytes_per_s: float, tiles: int) -> Split | None:
         divisions = divided(self.shares, way, replicate=self.rules.replicate)
         return self.tried(divisions, bytes_per_s, tiles) if self._allowed(divisions) else None
 
@@ -336,7 +338,7 @@ class Splitter:
         return not (both and not self.rules.replicate) and not (large and self.rules.raw_bound)
 
     def _improved(
-        self, way: Way, split: Split, bytes_per_s: float, deadline_s: float | None
+        self, way: SplitPath, split: Split, bytes_per_s: float, deadline_s: float | None
     ) -> Split:
         """The split of a way that is changed in one place at a time, in ever smaller steps, while
         that helps.
@@ -360,8 +362,8 @@ class Splitter:
                 size /= 2
         return split
 
-    def _changes(self, way: Way, tiles: int, size: float) -> Iterator[tuple[Way, int]]:
-        """A handover left out, moved to another cut, or with another share; other tiles."""
+    def _changes(self, way: SplitPath, tiles: int, size: float) -> Iterator[tuple[SplitPath, int]]:
+        """A point left out, moved to another cut, or with another share; other tiles."""
         yield from ((way, other) for other in TILE_COUNTS if other in (tiles // 2, tiles * 2))
         places = self.blocks.places
         for i in range(1, len(way) - 1):
@@ -386,8 +388,8 @@ class Splitter:
         if self.fewer:
             yield from ((other, tiles) for other in self._more_changes(way, size))
 
-    def _more_changes(self, way: Way, size: float) -> Iterator[Way]:
-        """Of several helpers: another share of one everywhere, one handover more."""
+    def _more_changes(self, way: SplitPath, size: float) -> Iterator[SplitPath]:
+        """Of several helpers: another share of one everywhere, one point more."""
         for k in range(len(self.shares.sides) - 2):
             for d in (-size, size):
                 yield tuple(

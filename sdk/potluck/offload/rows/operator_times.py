@@ -22,32 +22,32 @@ BYTES_PER_S = 10e9
 # third of that):
 # of an operator with weights: 10 to 104 more than its part of the whole, 52 on the mean
 WEIGHED_DISPATCH_S = 35e-6
-SEAM_S = 40e-6  # slice, join and pad: 42 to 56 for each operator that needs some of them
+HALO_S = 40e-6  # slice, join and pad: 42 to 56 for each operator that needs some of them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
+class OperatorTimes:
     """Seconds of every operator, by value, and how many of each are there however few rows are
     computed.
 
-    `seam_s` come on top where a piece of it reads rows that are cut out of what is there, joined or
+    `halo_s` come on top where a piece of it reads rows that are cut out of what is there, joined or
     padded.
     """
 
     seconds: Mapping[int, float] = field(default_factory=dict)
     fixed_s: Mapping[int, float] = field(default_factory=dict)
-    seam_s: Mapping[int, float] = field(default_factory=dict)
+    halo_s: Mapping[int, float] = field(default_factory=dict)
 
-    def times(self, factor: float) -> "Pace":
+    def scaled(self, factor: float) -> "OperatorTimes":
         """All takes so many times as long."""
-        return Pace(
+        return OperatorTimes(
             seconds={value: s * factor for value, s in self.seconds.items()},
             fixed_s={value: s * factor for value, s in self.fixed_s.items()},
-            seam_s={value: s * factor for value, s in self.seam_s.items()},
+            halo_s={value: s * factor for value, s in self.halo_s.items()},
         )
 
 
-def pace(layers: Layers, layer_s: Sequence[float], batch: int) -> Pace:
+def operator_times(layers: Layers, layer_s: Sequence[float], batch: int) -> OperatorTimes:
     """What every operator takes, where layer i takes `layer_s[i]` for `batch` rows of the batch.
 
     Parameters
@@ -64,7 +64,7 @@ def pace(layers: Layers, layer_s: Sequence[float], batch: int) -> Pace:
     states = range(len(traced.graph.inputs), first)
     found: dict[int, float] = {}
     fixed_s: dict[int, float] = {}
-    seam_s: dict[int, float] = {}
+    halo_s: dict[int, float] = {}
     for (start, stop), seconds in zip(pairwise(layers.bounds), layer_s, strict=True):
         weights: dict[int, float] = {}
         fixed: dict[int, float] = {}
@@ -83,5 +83,5 @@ def pace(layers: Layers, layer_s: Sequence[float], batch: int) -> Pace:
         scale = seconds / sum(weights.values()) if weights else 0.0
         found |= {value: scale * weight for value, weight in weights.items()}
         fixed_s |= {value: scale * weight for value, weight in fixed.items()}
-        seam_s |= dict.fromkeys(weights, scale * SEAM_S)
-    return Pace(seconds=found, fixed_s=fixed_s, seam_s=seam_s)
+        halo_s |= dict.fromkeys(weights, scale * HALO_S)
+    return OperatorTimes(seconds=found, fixed_s=fixed_s, halo_s=halo_s)

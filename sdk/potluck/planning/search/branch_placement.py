@@ -41,7 +41,7 @@ class Places:
         self._groups: dict[int, list[Group]] = {}
         self._stages: dict[tuple[Span, int], Stage | None] = {}
         self._work: dict[tuple[int, int, Group, tuple[int, ...]], float] = {}
-        self._bundles: dict[tuple[int, ...], tuple[tuple[flows.OutputGroup, ...], ...]] = {}
+        self._output_groups: dict[tuple[int, ...], tuple[tuple[flows.OutputGroup, ...], ...]] = {}
         self._links: dict[Group, tuple[float, float]] = {}
         self._capacity = {
             medium.name: medium.capacity_bytes_per_s for medium in table.problem.network.media
@@ -182,9 +182,9 @@ class Places:
         stages, at_s = plan.stages, [0.0] * len(plan.stages)
         for p, (stage, handed) in enumerate(zip(stages, self._handed(stages), strict=True)):
             at_s[p] += self._work_s(stage, plan.training)
-            for bundle in handed:
-                for q in bundle.to:
-                    nbytes = bundle.output_bytes + (bundle.gradient_bytes if plan.training else 0)
+            for group in handed:
+                for q in group.to:
+                    nbytes = group.output_bytes + (group.gradient_bytes if plan.training else 0)
                     at_s[q] = max(
                         at_s[q], at_s[p] + self._link_s(stage, stages[q], nbytes * plan.micro_batch)
                     )
@@ -203,9 +203,9 @@ class Places:
 
     def _handed(self, stages: Sequence[Stage]) -> tuple[tuple[flows.OutputGroup, ...], ...]:
         starts = tuple(stage.start for stage in stages)
-        if starts not in self._bundles:
-            self._bundles[starts] = flows.bundles(self.problem, stages)
-        return self._bundles[starts]
+        if starts not in self._output_groups:
+            self._output_groups[starts] = flows.output_groups(self.problem, stages)
+        return self._output_groups[starts]
 
     def _link_s(self, source: Stage, target: Stage, nbytes: int) -> float:
         """Between two devices; rows that several share go many ways, so that nothing is counted."""

@@ -146,10 +146,10 @@ def with_depths(
     """
     if not isinstance(problem.workload, Training):
         return tuple(stages)
-    heights = stage_graph.heights(flows.before(flows.bundles(problem, stages)))
+    path_lengths = stage_graph.path_lengths(flows.before(flows.output_groups(problem, stages)))
     return tuple(
         replace(s, warm_up=min(2 * h - 1, n_micro_batches))
-        for s, h in zip(stages, heights, strict=True)
+        for s, h in zip(stages, path_lengths, strict=True)
     )
 
 
@@ -201,7 +201,7 @@ def _ends(problem: Problem, plan: Plan, stages: Sequence[Stage]) -> bool:
     """Whether no stage waits for ever for a gradient: none is less deep than one that takes from
     it.
     """
-    before = flows.before(flows.bundles(problem, stages)) if plan.training else ()
+    before = flows.before(flows.output_groups(problem, stages)) if plan.training else ()
     return all(
         stages[p].warm_up >= stages[q].warm_up for q, sources in enumerate(before) for p in sources
     )

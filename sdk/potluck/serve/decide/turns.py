@@ -37,7 +37,17 @@ class Turns(Generic[T]):
         return self.n_under_way + sum(map(len, self._waiting.values()))
 
     def offer(self, service: str, batch: T, priority: int = 0) -> None:
-        """This batch is to be computed here."""
+        """This batch is to be computed here.
+
+        Parameters
+        ----------
+        service
+            Whose batch it is.
+        batch
+            What is computed.
+        priority
+            Larger goes first.
+        """
         queue = self._waiting.setdefault(service, deque())
         if not queue:
             busy = [self._used_s[name] for name, waiting in self._waiting.items() if waiting]

@@ -68,6 +68,8 @@ class MemoryAgent:
 
     Parameters
     ----------
+    clock, network
+        Virtual time, and what carries its messages.
     spec
         Its name, memory, link and slowdown.
     key
@@ -121,7 +123,17 @@ class MemoryAgent:
     # --- in ---------------------------------------------------------------------------------------
 
     def receive(self, sender: str, channel: Channel, frames: Frames) -> None:
-        """A message from the notebook or another device."""
+        """A message from the notebook or another device.
+
+        Parameters
+        ----------
+        sender
+            Its key.
+        channel
+            On which it comes.
+        frames
+            As on the wire.
+        """
         if sender in self._owners:
             known: Sender | None = Sender(self._owners[sender], OWNER, "notebook")
         else:
@@ -164,10 +176,20 @@ class MemoryAgent:
     def end(self) -> None:
         """The device is gone, and its worker with it."""
         self.is_gone = True
-        self._fire()
+        self._kill_worker()
 
     def leave(self, reason: str, within_s: float, *, for_good: bool) -> None:
-        """By its owner's rules it has to leave, or it was told to end."""
+        """By its owner's rules it has to leave, or it was told to end.
+
+        Parameters
+        ----------
+        reason
+            Told to notebooks.
+        within_s
+            Seconds until it ends.
+        for_good
+            Whether it was told to end.
+        """
         self._feed(MustLeave(reason, within_s, for_good))
 
     def stay(self) -> None:
@@ -176,7 +198,7 @@ class MemoryAgent:
 
     def kill_worker(self) -> None:
         """Its worker is killed from outside."""
-        self._fire()
+        self._kill_worker()
         self._feed(WorkerDied(FailureCause.CRASHED, "the worker was killed from outside"))
 
     # --- the loop ---------------------------------------------------------------------------------
@@ -231,9 +253,9 @@ class MemoryAgent:
             case ToWorker() if self._worker is not None:
                 self._worker.tell(action.message, action.buffers)
             case StartWorker():
-                self._hire()
+                self._start_worker()
             case KillWorker():
-                self._fire()
+                self._kill_worker()
             case SetMembers():
                 self._members = {member.key: member for member in action.members}
                 early, self._early = self._early, []
@@ -299,7 +321,7 @@ class MemoryAgent:
 
     # --- the worker -------------------------------------------------------------------------------
 
-    def _hire(self) -> None:
+    def _start_worker(self) -> None:
         settings = self._settings
         self._worker = MemoryWorker(
             Configure(
@@ -315,7 +337,7 @@ class MemoryAgent:
             wait=self._clock.step,
         )
 
-    def _fire(self) -> None:
+    def _kill_worker(self) -> None:
         if self._worker is not None:
             self._worker.kill()
             self._worker = None

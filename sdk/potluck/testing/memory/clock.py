@@ -24,7 +24,17 @@ class VirtualClock:
         return self._n_work == 0
 
     def after(self, delay_s: float, callback: Callback, *, repeats: bool = False) -> float:
-        """Let this happen in so many seconds; returns when. `repeats`: it is a tick."""
+        """Let this happen in so many seconds; returns when.
+
+        Parameters
+        ----------
+        delay_s
+            Virtual seconds from now.
+        callback
+            What happens.
+        repeats
+            It is a tick.
+        """
         at_s = self.now_s + max(0.0, delay_s)
         self._n_work += not repeats
         heapq.heappush(self._queue, (at_s, next(self._numbers), repeats, callback))

@@ -22,6 +22,12 @@ class MemoryLink(Link):
 
     Parameters
     ----------
+    clock
+        The virtual time.
+    network
+        Carries the messages.
+    driver
+        Lets time pass.
     agents
         The devices that are there, by name.
     site
@@ -150,7 +156,17 @@ class MemoryLink(Link):
     # --- what carries messages --------------------------------------------------------------------
 
     def receive(self, sender: str, channel: Channel, frames: list[bytes]) -> None:
-        """A message from a device."""
+        """A message from a device.
+
+        Parameters
+        ----------
+        sender
+            The device.
+        channel
+            On which it comes.
+        frames
+            As on the wire.
+        """
         if sender in self._wanted:
             self._take(sender, channel, frames)
 

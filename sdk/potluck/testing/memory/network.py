@@ -21,7 +21,17 @@ class Site(Protocol):
     """Who sends and receives."""
 
     def receive(self, sender: str, channel: Channel, frames: Frames) -> None:
-        """Take a message in."""
+        """Take a message in.
+
+        Parameters
+        ----------
+        sender
+            Who sent it.
+        channel
+            On which it comes.
+        frames
+            As on the wire.
+        """
 
 
 class MemoryNetwork:
@@ -61,7 +71,19 @@ class MemoryNetwork:
     def send(
         self, sender: str, receiver: str, channel: Channel, frames: Frames, *, back: bool = False
     ) -> None:
-        """Send a message. `back`: along the connection that the other one has made."""
+        """Send a message.
+
+        Parameters
+        ----------
+        sender, receiver
+            Sites.
+        channel
+            On which it goes.
+        frames
+            As on the wire.
+        back
+            Along the connection that the other one has made.
+        """
         if sender in self.taken_over and receiver == HOME:
             for other, instead in self._instead(sender, channel, frames):
                 self._carry(sender, receiver, other, instead, back=back)

@@ -19,7 +19,15 @@ class Life:
 
 
 class MemoryBeat:
-    """Done between two other happenings; parameters as for `potluck.coordinate.beat.Beats`."""
+    """Done between two other events.
+
+    Parameters
+    ----------
+    lab, life
+        Whose time it is, and who does it.
+    every_s, work, at_end
+        As for `potluck.coordinate.beat.Beats`.
+    """
 
     def __init__(
         self,

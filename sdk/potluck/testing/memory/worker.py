@@ -36,7 +36,17 @@ class MemoryPipe:
     def send(
         self, message: Message, buffers: Sequence[bytes] = (), *, urgent: bool = False
     ) -> None:
-        """Say this."""
+        """Say this.
+
+        Parameters
+        ----------
+        message
+            What is said.
+        buffers
+            Its bytes.
+        urgent
+            Before others that wait.
+        """
         self.said.append((message, tuple(buffers)))
 
     def flush(self) -> None:
@@ -55,6 +65,8 @@ class MemoryWorker:
 
     Parameters
     ----------
+    clock_s
+        The virtual time.
     configure
         What the agent tells a worker that starts.
     slowdown
