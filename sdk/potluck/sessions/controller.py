@@ -97,7 +97,7 @@ class Controller:
     def __init__(self, name: str = "notebook") -> None:
         self._name = name
         self._peers: dict[str, Peer] = {}
-        self._questions = PendingRequests()
+        self._pending = PendingRequests()
         self._executions = Executions(self._peers)
         self._doubts = Doubts()
         self._met: set[str] = set()  # the keys of devices that have heard of it
@@ -213,21 +213,24 @@ class Controller:
             return
         for device, (message, buffers) in event.requests.items():
             self._send(device, message, buffers)
-            if isinstance(message, Drop):
-                self._post(device, self._peers[device].traffic.drop(message.run, message.epoch))
-                dropped = failures.dropped(device)
-                self._actions += self._questions.give_up(device, dropped, partial(is_over, message))
-                self._fail_all(
-                    [x for x in self._executions.on(device) if is_over(message, x.launch)], dropped
-                )
-            elif isinstance(message, Probe):
-                self._peers[device].permits.probe(message)
-        self._actions += self._questions.ask(event.ticket, event.requests)
+            match message:
+                case Drop():
+                    self._drop(device, message)
+                case Probe():
+                    self._peers[device].permits.probe(message)
+        self._actions += self._pending.ask(event.ticket, event.requests)
+
+    def _drop(self, device: str, message: Drop) -> None:
+        self._post(device, self._peers[device].traffic.drop(message.run, message.epoch))
+        dropped = failures.dropped(device)
+        self._actions += self._pending.give_up(device, dropped, partial(is_over, message))
+        over = [x for x in self._executions.on(device) if is_over(message, x.launch)]
+        self._fail_all(over, dropped)
 
     def _probe_uplink(self, event: UplinkProbe) -> None:
         if self._is_missing(event.ticket, [event.device]):
             return
-        self._questions.probe(event.ticket, event.device, self._now_s)
+        self._pending.probe(event.ticket, event.device, self._now_s)
         self._post(
             event.device, self._peers[event.device].traffic.probe(event.ticket, event.nbytes)
         )
@@ -248,7 +251,7 @@ class Controller:
             self._send(device, launched.order(ahead, self._peers[device], self._now_s))
 
     def _cancel(self, ticket: int) -> None:
-        self._questions.cancel(ticket)
+        self._pending.cancel(ticket)
         if launched := self._executions.of(ticket):
             self._executions.end(launched)
             self._fail(launched.launch, failures.dropped())
@@ -295,7 +298,7 @@ class Controller:
                 why = f"the agent said goodbye: {failures.clean(message.reason)}."
                 self._lose(event.device, DeviceGone(why, device=event.device))
             case _:
-                self._actions += self._questions.answered(event.device, message, event.buffers)
+                self._actions += self._pending.answered(event.device, message, event.buffers)
                 if isinstance(message, Probed):
                     peer.permits.probed(message.task)
                     self._doubts.answered(event.device, message, self._now_s)
@@ -315,7 +318,7 @@ class Controller:
         if message.about == NUMBER_OF[Execute]:
             self._fail_all(self._executions.on(device, (message.run, message.epoch)), error)
             return
-        self._actions += self._questions.refused(device, message, error)
+        self._actions += self._pending.refused(device, message, error)
 
     def _receive_data(
         self, device: str, peer: Peer, message: Message, buffers: tuple[Any, ...]
@@ -326,7 +329,7 @@ class Controller:
             peer.owes_s = 0.0
         self._post(device, envelopes)
         while peer.traffic.probed:
-            self._actions += self._questions.probed(peer.traffic.probed.pop(), self._now_s)
+            self._actions += self._pending.probed(peer.traffic.probed.pop(), self._now_s)
         for value, raw in arrived:
             launched = self._executions.at(device, place_of(value))
             if launched is not None and (device, value.name) in launched.waiting_values:
@@ -337,7 +340,7 @@ class Controller:
             value, rejection = peer.traffic.rejected.pop()
             if not value.run:
                 refusal = failures.rejected(device, value, rejection)
-                self._actions += self._questions.give_up(
+                self._actions += self._pending.give_up(
                     device, refusal, lambda it: isinstance(it, Value)
                 )
             launched = self._executions.at(device, place_of(value))
@@ -424,7 +427,7 @@ class Controller:
             self._actions.append(Reject(ticket=peer.join_ticket, error=error))
         else:  # before anybody learns that work has failed: they look at the device next
             self._actions.append(Notification(device=device, message=error))
-        self._actions += self._questions.give_up(device, error)
+        self._actions += self._pending.give_up(device, error)
         self._fail_all(self._executions.on(device), error)
         self._gone[device] = error
         self._actions.append(Disconnect(device=device))
@@ -467,7 +470,7 @@ class Controller:
                 hung = [x for x in self._executions.on(device) if device in x.running]
                 self._fail_all(hung, failures.hung(device, hung_s, self._still(hung, device)))
             self._demand(device, peer, passed_s)
-        for device, question, waited_s in self._questions.pass_time(passed_s):
+        for device, question, waited_s in self._pending.pass_time(passed_s):
             self._lose(device, failures.mute(device, question, waited_s))
         for launched in self._executions:
             if launched.suspicion and self._now_s > launched.suspicion[0]:
