@@ -240,7 +240,8 @@ class Look:
 
 def _shown(pool: CandidatePool) -> list[Plan]:
     """The best plans, the best of every set of devices, and those of one device."""
-    places, best, sets = Places(pool.table), dict[Hashable, Plan](), dict[frozenset[str], Plan]()
+    places = Places(pool.table)
+    best, sets = dict[Hashable, Plan](), dict[frozenset[str], Plan]()
     ranking = pool.ranking()
     for plan in ranking[:MAX_LISTED]:
         if len(best) == MAX_SHOWN:
