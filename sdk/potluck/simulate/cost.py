@@ -130,6 +130,21 @@ class CostTable:
         sums = (self._sums.get((device, rows)) or self._times(device, rows))[1]
         return sums[stop] - sums[start]
 
+    def compute_s(self, device: str, start: int, stop: int, rows: int) -> float:
+        """Seconds of the forward and (for training) the backward of layers [start, stop).
+
+        Parameters
+        ----------
+        device
+            Its name.
+        start, stop
+            Layers [start, stop).
+        rows
+            Rows of a micro-batch.
+        """
+        place = device, start, stop, rows
+        return self.forward_s(*place) + self.backward_s(*place)
+
     def weight_s(self, device: str, start: int, stop: int, rows: int) -> float:
         """Seconds of the part of their backward that is for gradients of weights, and can wait.
 

@@ -16,7 +16,7 @@ from math import inf
 from typing import NamedTuple
 
 from potluck.planning.building_blocks import candidates
-from potluck.planning.building_blocks.build import build, mean_problem, orders, seconds
+from potluck.planning.building_blocks.build import build, mean_problem, orders
 from potluck.records import Plan, Problem, Training
 from potluck.simulate import cost
 from potluck.simulate.cost import all_reduce_s
@@ -120,7 +120,7 @@ def _stage_s(
     """A micro-batch on a submesh, its part of the all-reduce included."""
     problem = mean.problem
     names = [str(i) for i in range(size)]
-    work = seconds(mean, "0", start, stop, -(-micro_batch // size))
+    work = mean.compute_s("0", start, stop, -(-micro_batch // size))
     if not isinstance(problem.workload, Training):
         return work
     return work + all_reduce_s(problem.network, names, mean.summed_bytes(start, stop)) / m

@@ -143,10 +143,7 @@ class Search:
         table = self.table
         sizes = {1, self.micro_batch}
         sizes |= {n for n in self.problem.costs[name][start].rows if n < self.micro_batch}
-        each = (
-            (table.forward_s(name, start, stop, n) + table.backward_s(name, start, stop, n)) / n
-            for n in sizes
-        )
+        each = (table.compute_s(name, start, stop, n) / n for n in sizes)
         return 1 / max(min(each) * self.problem.workload.batch, 1e-30)
 
     def run(self) -> Iterator[Partial]:

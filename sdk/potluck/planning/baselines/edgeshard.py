@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from math import inf
 
 from potluck.planning.building_blocks import candidates
-from potluck.planning.building_blocks.build import build, seconds
+from potluck.planning.building_blocks.build import build
 from potluck.planning.building_blocks.closed_form import request_s
 from potluck.planning.building_blocks.stages import estimate_of
 from potluck.records import Plan, Problem, Training
@@ -85,7 +85,7 @@ def best_chains(table: cost.CostTable, names: list[str], micro_batch: int) -> li
                     )
                     if need > budgets[name]:
                         break
-                    work = seconds(table, name, start, stop, micro_batch)
+                    work = table.compute_s(name, start, stop, micro_batch)
                     reached = value + sent + work if summed else max(value, sent, work)
                     if reached * n_micro_batches >= table.limit_s:
                         break

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from math import inf
 
 from potluck.planning.building_blocks import candidates
-from potluck.planning.building_blocks.build import build, mean_problem, orders, seconds
+from potluck.planning.building_blocks.build import build, mean_problem, orders
 from potluck.records import Plan, Problem, Training
 from potluck.simulate import cost
 
@@ -78,7 +78,7 @@ class _Stages:
         self, mean: cost.CostTable, start: int, stop: int, micro_batch: int, rate: float
     ) -> None:
         problem = mean.problem
-        work = self.work_s = seconds(mean, "0", start, stop, micro_batch)
+        work = self.work_s = mean.compute_s("0", start, stop, micro_batch)
         sent = self.sent_s = _sent_s(problem, start, micro_batch, rate)
         training = isinstance(problem.workload, Training)
         weights = mean.summed_bytes(start, stop) if training else 0

@@ -90,23 +90,6 @@ def rebuilt(table: cost.CostTable, planner: str, plan: Plan, order: Sequence[str
     return build(table, planner, bounds, groups, plan.micro_batch)
 
 
-def seconds(table: cost.CostTable, device: str, start: int, stop: int, rows: int) -> float:
-    """Forward and (for training) backward of layers [start, stop).
-
-    Parameters
-    ----------
-    table
-        Of the problem.
-    device
-        Its name.
-    start, stop
-        Layers [start, stop).
-    rows
-        Rows of a micro-batch.
-    """
-    return table.forward_s(device, start, stop, rows) + table.backward_s(device, start, stop, rows)
-
-
 def shared_s(
     table: cost.CostTable,
     groups: Sequence[Group],
@@ -134,7 +117,7 @@ def shared_s(
     layers = range(len(table.problem.layers) + 1)
     for name in (name for group in groups for name in group):
         if (name, micro_batch) not in known:
-            known[name, micro_batch] = [seconds(table, name, 0, i, micro_batch) for i in layers]
+            known[name, micro_batch] = [table.compute_s(name, 0, i, micro_batch) for i in layers]
     works = [[known[name, micro_batch] for name in group] for group in groups]
     roomiest = [max(table.budgets[name] for name in group) for group in groups]
 

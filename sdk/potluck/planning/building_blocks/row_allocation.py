@@ -39,17 +39,39 @@ def allocate(
     n_micro_batches
         Of a step.
     """
-
-    def seconds(device: str, rows: int) -> float:
-        return table.forward_s(device, start, stop, rows) + table.backward_s(
-            device, start, stop, rows
-        )
-
     rooms = rooms_of(table, start, stop, devices, warm_up=warm_up, n_micro_batches=n_micro_batches)
-    capacities = [1.0 / max(seconds(name, micro_batch), 1e-12) for name in devices]  # eq. (9)
+    return allocate_within(table, start, stop, devices, micro_batch, rooms)
+
+
+def allocate_within(
+    table: cost.CostTable,
+    start: int,
+    stop: int,
+    devices: Sequence[str],
+    micro_batch: int,
+    rooms: Sequence[int],
+) -> tuple[int, ...] | None:
+    """The same where it is known how many rows each device has room for.
+
+    Parameters
+    ----------
+    table
+        Of the problem.
+    start, stop
+        Layers [start, stop).
+    devices
+        Of the stage.
+    micro_batch
+        Rows of a micro-batch.
+    rooms
+        The most rows that memory holds on each.
+    """
+    rooms = [*rooms]
+    times = [partial(table.compute_s, name, start, stop) for name in devices]
+    capacities = [1.0 / max(seconds(micro_batch), 1e-12) for seconds in times]  # eq. (9)
     fewest = candidates.fewest_rows(table.problem, start, stop)
     while (shares := balance(micro_batch, capacities, rooms)) is not None:
-        shares = offload(shares, rooms, [partial(seconds, name) for name in devices])
+        shares = offload(shares, rooms, times)
         few = [i for i, rows in enumerate(shares) if 0 < rows < fewest]
         if not few:
             break

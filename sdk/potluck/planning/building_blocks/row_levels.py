@@ -12,7 +12,7 @@ from functools import lru_cache
 from itertools import pairwise
 
 from potluck.planning.building_blocks import candidates
-from potluck.planning.building_blocks.row_allocation import allocate, rooms_of
+from potluck.planning.building_blocks.row_allocation import allocate_within, rooms_of
 from potluck.records import LayerCost
 from potluck.simulate import cost
 
@@ -77,11 +77,10 @@ def allocate_by_level(
     n_micro_batches
         Of a step.
     """
-    depths = {"warm_up": warm_up, "n_micro_batches": n_micro_batches}
-    shares = allocate(table, start, stop, devices, micro_batch, **depths)
-    if shares is None or not may_level(table, devices):
-        return shares
-    rooms = rooms_of(table, start, stop, devices, **depths)
+    rooms = rooms_of(table, start, stop, devices, warm_up=warm_up, n_micro_batches=n_micro_batches)
+    shares = allocate_within(table, start, stop, devices, micro_batch, rooms)
+    if shares is None:
+        return None
     fewest = candidates.fewest_rows(table.problem, start, stop)
     return levelled(table, start, stop, devices, shares, rooms, fewest)
 
@@ -137,10 +136,7 @@ def levelled(
 def _curve(table: cost.CostTable, name: str, start: int, stop: int, most: int) -> Curve:
     sizes = {rows for layer in table.problem.costs[name][start:stop] for rows in layer.rows}
     corners = sorted({1, most, *(rows for rows in sizes if rows < most)})
-    return tuple(
-        (rows, table.forward_s(name, start, stop, rows) + table.backward_s(name, start, stop, rows))
-        for rows in corners
-    )
+    return tuple((rows, table.compute_s(name, start, stop, rows)) for rows in corners)
 
 
 def level(curves: Sequence[Curve], shares: Sequence[int], fewest: int = 1) -> tuple[int, ...]:

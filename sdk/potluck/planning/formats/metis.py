@@ -85,10 +85,7 @@ def types_of(problem: Problem) -> dict[str, tuple[str, ...]]:
 
 def _profile(problem: Problem, table: cost.CostTable, device: str, rows: int) -> str:
     n = len(problem.layers)
-    compute_ms = [
-        (table.forward_s(device, i, i + 1, rows) + table.backward_s(device, i, i + 1, rows)) / MS
-        for i in range(n)
-    ]
+    compute_ms = [table.compute_s(device, i, i + 1, rows) / MS for i in range(n)]
     parameters = [layer.parameter_bytes for layer in problem.layers]
     copies = 1 + cost.optimizer_copies(problem)
     memory_mb = [

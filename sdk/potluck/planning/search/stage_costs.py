@@ -8,6 +8,7 @@ The search that uses these numbers has the shares of its best plans improved aft
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -156,15 +157,9 @@ class StageCostTable:
         if len(group) == 1:
             return (self.micro_batch,)
         names, stop = [self.problem.devices[i].name for i in group], len(self.problem.layers)
-
-        def seconds(name: str, rows: int) -> float:
-            return self.table.forward_s(name, 0, stop, rows) + self.table.backward_s(
-                name, 0, stop, rows
-            )
-
-        speeds = [1 / max(seconds(name, self.micro_batch), 1e-12) for name in names]
+        alone = [partial(self.table.compute_s, name, 0, stop) for name in names]
+        speeds = [1 / max(seconds(self.micro_batch), 1e-12) for seconds in alone]
         shares = proportion(self.micro_batch, speeds)
-        alone = [lambda n, name=name: seconds(name, n) for name in names]
         shares = _at_least_one(offload(shares, shares_limit(shares), alone))
         return levelled(self.table, 0, stop, names, shares, shares_limit(shares))
 
