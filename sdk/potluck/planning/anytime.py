@@ -25,6 +25,7 @@ from potluck.planning.search.branch_placement import Places
 from potluck.planning.search.candidate_pool import CandidatePool
 from potluck.planning.search.joining import joined
 from potluck.planning.search.local_search import deeper, fits, neighbours, reordered, reshared
+from potluck.planning.search.micro_batch_sizes import promising, usual
 from potluck.planning.search.plan_floor import least_s
 from potluck.planning.search.subset_dp import ParetoLabel, SubsetSearch
 from potluck.planning.search.tight_memory import MAX_SHARES, spread, squeeze
@@ -163,8 +164,10 @@ def _steps(pool: CandidatePool, first: Sequence[Plan], *, borrow: bool = True) -
     for plan in (*plan_single(pool.problem, pool.table), *first):
         pool.score(plan)
         yield
-    places, sizes = Places(pool.table), _sizes(pool.problem, closely=is_small(pool.table))
+    places, sizes = Places(pool.table), usual(pool.problem, closely=is_small(pool.table))
+    added = promising(pool.table, sizes)
     yield from spread(pool, sizes)
+    sizes += added
     yield from passes(pool, sizes, EFFORTS[:1])
     if pool.problem.branches:  # what a pass finds is far off where branches can be at work at once
         yield from improve(pool, pool.ranking()[:1], TRIES, places.ranked)
@@ -235,16 +238,6 @@ def _fewer(pool: CandidatePool) -> Iterator[None]:
         yield from _steps(fewer, sets[names][:N_KNOWN], borrow=False)
         for plan in fewer.ranking()[:N_KNOWN]:
             pool.score(plan)
-
-
-def _sizes(problem: Problem, *, closely: bool = False) -> list[int]:
-    """Micro-batch sizes, small ones first.
-
-    Last those of many micro-batches, which take longest to look at.
-    """
-    most = problem.workload.batch // candidates.MAX_MICRO_BATCHES
-    find = candidates.all_micro_batches if closely else candidates.micro_batches
-    return sorted(find(problem), key=lambda size: (size < most, size))
 
 
 def _place(pool: CandidatePool, places: Places) -> Iterator[None]:
@@ -371,7 +364,7 @@ def _closely(pool: CandidatePool, sizes: Sequence[int]) -> Iterator[None]:
 
 def is_small(table: cost.CostTable) -> bool:
     """Whether a problem is so small that all of it is looked at closely."""
-    size, cuts = _sizes(table.problem)[0], candidates.cuts(table.problem, N_FINE)
+    size, cuts = usual(table.problem)[0], candidates.cuts(table.problem, N_FINE)
     return not is_many(table.problem) and SubsetSearch(table, size, cuts).is_small
 
 
@@ -408,7 +401,7 @@ def _judge(pool: CandidatePool, found: list[Candidate], n: int) -> Iterator[None
 
 def _work(pool: CandidatePool, n_cuts: int) -> float:
     """How many ways there are to put a stage before others, about: what a pass costs."""
-    search = _search(pool, _sizes(pool.problem)[0], candidates.cuts(pool.problem, 1), False)
+    search = _search(pool, usual(pool.problem)[0], candidates.cuts(pool.problem, 1), False)
     return float(search.radix[-1] * len(search.codes) * n_cuts**2)
 
 

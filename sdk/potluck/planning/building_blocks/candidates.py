@@ -51,7 +51,7 @@ def micro_batches(problem: Problem) -> tuple[int, ...]:
         fine = sizes[: len(fine) + 1]
     coarse = [size for size in fine if workload.batch // size <= MAX_MICRO_BATCHES]
     ends_early = workload.batch // coarse[-1] < ENOUGH_MICRO_BATCHES
-    finer = ends_early or len(coarse) < FEW_SIZES or _is_short(problem, coarse[-1])
+    finer = ends_early or len(coarse) < FEW_SIZES or is_short(problem, coarse[-1])
     fine = fine[len(coarse) :] if finer else []
     return (*_spread(coarse, MAX_SIZES), *_spread(fine, MAX_FINE))
 
@@ -109,7 +109,7 @@ def _spread(sizes: list[int], most: int) -> tuple[int, ...]:
     return tuple(sizes[i * (len(sizes) - 1) // (most - 1)] for i in range(most))
 
 
-def _is_short(problem: Problem, rows: int) -> bool:
+def is_short(problem: Problem, rows: int) -> bool:
     """Whether some device cannot hold the whole model with micro-batches of so many rows."""
     table = cost.CostTable(problem)
     n_micro_batches = problem.workload.batch // rows
