@@ -35,7 +35,8 @@ from potluck.simulate import cost, direct
 
 COARSE = 10  # cuts: groups over so many are always looked at
 TRIES = 50  # simulations to improve a plan
-N_STARTS, PLACED_TRIES = 8, 200  # plans whose branches are placed anew, and simulations for each
+N_STARTS = 8  # plans whose branches are placed anew
+N_APART = 12  # plans with the branches on any devices, of those that may be fastest
 N_SIDE = 3  # orders of devices, whose plans may have devices come back
 N_RETURNS = 6  # plans of a chain that come back to their first device, of those that may be fastest
 N_FINE = 32  # cuts tried along one order of devices
@@ -181,7 +182,7 @@ def _steps(pool: CandidatePool, first: Sequence[Plan], *, borrow: bool = True) -
     if not is_many(pool.problem):
         yield from _closely(pool, sizes)
     if not is_many(pool.problem) and (not pool.problem.branches or is_small(pool.table)):
-        yield from _return(pool, places)
+        yield from _return(pool, places, sizes)
     if pool.problem.branches and (len(pool.problem.layers) <= COARSE or pool.max_work == inf):
         yield from _place(pool, places)
     if not is_many(pool.problem) or pool.problem.branches:
@@ -246,10 +247,16 @@ def _place(pool: CandidatePool, places: Places) -> Iterator[None]:
         for plan in places.by_chains(micro_batch):
             pool.score(plan)
             yield
-    yield from improve(pool, _distinct(pool, N_STARTS), TRIES, places.ranked)
+        for plan in heapq.nsmallest(N_APART, places.apart(micro_batch), key=places.least_s):
+            if places.least_s(plan) < pool.best:
+                yield from _deep_enough(pool, plan)
+            yield
+    yield from improve(
+        pool, [*_distinct(pool, N_STARTS), *_of_each_size(pool)], TRIES, places.ranked
+    )
 
 
-def _return(pool: CandidatePool, places: Places) -> Iterator[None]:
+def _return(pool: CandidatePool, places: Places, sizes: Sequence[int]) -> Iterator[None]:
     """Chains that come back to a device, or in which one that has a stage helps with another:
     where such a plan may be faster than the best so far, or there is none.
     """
@@ -259,10 +266,10 @@ def _return(pool: CandidatePool, places: Places) -> Iterator[None]:
     for micro_batch in known or candidates.micro_batches(pool.problem):
         for plan in heapq.nsmallest(N_RETURNS, places.returning(micro_batch), key=places.least_s):
             if places.least_s(plan) < pool.best or is_thrifty(pool.problem):
-                pool.score(plan)
+                yield from _deep_enough(pool, plan)
             yield
-    sizes = iter(candidates.micro_batches(pool.problem))
-    while not pool.scores and (size := next(sizes, None)) is not None:
+    usual_sizes = iter(candidates.micro_batches(pool.problem))
+    while not pool.scores and (size := next(usual_sizes, None)) is not None:
         for plan in places.helping(size):
             if pool.score(plan) == inf:
                 yield from squeeze(pool, plan)
@@ -270,8 +277,17 @@ def _return(pool: CandidatePool, places: Places) -> Iterator[None]:
     together = (plan for plan in pool.ranking() if len(plan.stages) == 1 < len(plan.devices))
     starts = _distinct(pool, N_SIDE)
     if is_small(pool.table):
-        starts += [*islice(together, 1), *_of_each_size(pool)]
+        starts += [*islice(together, 1), *_of_each_size(pool), *_best_pipeline(pool, sizes)]
     yield from improve(pool, starts, TRIES, places.ranked)
+
+
+def _deep_enough(pool: CandidatePool, plan: Plan) -> Iterator[None]:
+    """A plan that promises to be the best; where it is not, with deeper warm-ups too: what comes
+    back to a device waits there for the first stage's micro-batches.
+    """
+    if pool.score(plan) > pool.best and (deep := deeper(pool.table, plan)) is not None:
+        yield
+        pool.score(deep)
 
 
 def _of_each_size(pool: CandidatePool) -> list[Plan]:
@@ -282,6 +298,19 @@ def _of_each_size(pool: CandidatePool) -> list[Plan]:
     for plan in pool.ranking():
         sizes.setdefault(plan.micro_batch, plan)
     return [plan for plan in sizes.values() if (plan.latency_s or inf) <= pool.best * NEAR_SIZES]
+
+
+def _best_pipeline(pool: CandidatePool, sizes: Sequence[int]) -> list[Plan]:
+    """Of all pipelines of several devices that share no stage, the one of the best estimate: where
+    sharing is better, another size may be best for those.
+    """
+    cuts, found = candidates.cuts(pool.problem, COARSE), list[Candidate]()
+    for size in sizes:
+        search = SubsetSearch(pool.table, size, cuts, pipelines_only=True)
+        labels = search.run(min((item.score for item in found), default=inf))
+        found += [Candidate(label.score, label, search) for label in labels if label.behind][:1]
+    best = min(found, key=lambda item: item.score, default=None)
+    return [] if best is None else [best.search.plan(best.label)]
 
 
 def _join(pool: CandidatePool, places: Places) -> Iterator[None]:

@@ -253,6 +253,48 @@ def random_branches(seed, workload=None, *, devices=3):
     )
 
 
+def two_by_rows_or_branches(seed):
+    """Two devices and a model of two branches or three, of one layer or two each, of which some layers gain when
+    devices share their rows and some, of a fixed cost, do not.
+    """
+    rng = random.Random(f"rows or branches {seed}")
+    home = random_home(seed, devices=2, capacity=10 ** rng.uniform(5, 7))
+    lengths = rng.choice([(1, 1), (1, 2), (2, 1), (2, 2), (1, 1, 1), (1, 1, 2)])
+    head, firsts = 1 + sum(lengths), [1 + sum(lengths[:b]) for b in range(len(lengths))]
+    to = [firsts, *((i + 1 if i + 1 not in (*firsts, head) else head,) for i in range(1, head)), ()]
+    edges = [[_edge(rng, *each)] if each else [] for each in to]
+    sizes = [
+        sum(e.output_bytes for i, row in enumerate(edges) for e in row if i <= at < max(e.to))
+        for at in range(head)
+    ]
+    layers = tuple(
+        Layer(
+            name=f"l{i}",
+            parameter_bytes=100,
+            output_bytes=size,
+            gradient_bytes=size,
+            activation_bytes=100,
+            edges=tuple(row),
+        )
+        for i, (row, size) in enumerate(zip(edges, [*sizes, 50], strict=True))
+    )
+    works = [(rng.choice([0.1, 1, 1, 3]), rng.choice([0, 0, 1, 8])) for _ in layers]
+    costs = {
+        device.name: tuple(
+            LayerCost(
+                rows=(1, 4),
+                forward_s=tuple(0.01 * work / speed * (fixed + n) / (1 + fixed) for n in (1, 4)),
+                backward_s=tuple(0.02 * work / speed * (fixed + n) / (1 + fixed) for n in (1, 4)),
+            )
+            for work, fixed in works
+        )
+        for device, speed in zip(home.devices, (1.0, rng.choice([1.0, 1.0, 1.5, 3.0])), strict=True)
+    }
+    batch = rng.choice([2, 3, 4])
+    workload = rng.choice([Inference(batch=batch), Training(batch=batch, micro_batch=batch)])
+    return replace(home, model="branches", layers=layers, costs=costs, workload=workload)
+
+
 def _edge(rng, *to):
     size = rng.choice([100, 1000, 10_000])
     return Edge(to=to, output_bytes=size, gradient_bytes=size)

@@ -11,7 +11,8 @@ their first device.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import chain, combinations, pairwise, permutations, product
+from functools import cached_property
+from itertools import chain, combinations, islice, pairwise, permutations, product
 
 from potluck.planning.building_blocks import candidates
 from potluck.planning.building_blocks.device_classes import ALL_SUBSETS, classes_of
@@ -24,6 +25,8 @@ from potluck.simulate import cost, flows
 Group = tuple[str, ...]
 Span = tuple[int, int, Group]
 MAX_CUTS = 10  # of a chain, between which a device may come back
+MAX_PARALLEL = 400  # plans with parts of two branches, each on a device of its own
+MAX_APART = 3000  # plans of a stage for each chain: some 0.2 s
 MAX_HELPING = 5000  # plans of three stages on any devices: some 0.2 s
 WIDENED = (1, 2, 4)  # eighths of a device's rows that one more device takes
 N_SPARES = 4  # devices without a stage that one may get
@@ -60,6 +63,19 @@ class Places:
         whole = self._whole(micro_batch)
         for group in self.groups(micro_batch):
             found = self._made(whole, [(start, stop, group) for start, stop in pairwise(self.ends)])
+            if found is not None:
+                yield found
+
+    def apart(self, micro_batch: int) -> Iterator[Plan]:
+        """Plans in which each chain of the model is a stage of its own, on any devices; none where
+        those are too many to look at.
+        """
+        whole, groups = self._whole(micro_batch), self.groups(micro_batch)
+        spans = [*pairwise(self.ends)]
+        if len(groups) ** len(spans) > MAX_APART:
+            return
+        for chosen in product(groups, repeat=len(spans)):
+            found = self._made(whole, [(*span, g) for span, g in zip(spans, chosen, strict=True)])
             if found is not None:
                 yield found
 
@@ -247,6 +263,27 @@ class Places:
                     first, second = (stage.start, cut), (cut, stage.stop)
                     yield [*stages[:p], (*first, group), (*second, stage.devices), *stages[p + 1 :]]
                     yield [*stages[:p], (*first, stage.devices), (*second, group), *stages[p + 1 :]]
+        names = [device.name for device in self.problem.devices]
+        both = product(self._parallel, permutations(names, 2))
+        for (here, there), (one, other) in islice(both, MAX_PARALLEL):
+            yield _overlaid(_overlaid(stages, (*here, (one,))), (*there, (other,)))
+
+    @cached_property
+    def _parallel(self) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+        """Spans of layers of two branches that may be at work at once: whole ones, and in a small
+        model their first layers or their last.
+        """
+        spans = [*pairwise(self.ends)]
+        takes = flows.before(flows.bundles(self.problem, _each(spans)))
+        behind = list[set[int]]()  # of each chain, those that it waits for
+        for sources in takes:
+            behind.append({*sources}.union(*(behind[p] for p in sources)))
+        pairs = [(p, q) for p, q in combinations(range(len(spans)), 2) if p not in behind[q]]
+        found = [both for p, q in pairs for both in product(_ends_of(spans[p]), _ends_of(spans[q]))]
+        n_pairs = len(self.problem.devices) * (len(self.problem.devices) - 1)
+        if len(found) * n_pairs <= MAX_PARALLEL:
+            return found
+        return [(spans[p], spans[q]) for p, q in pairs]
 
     def _widened(self, stage: Stage, names: Sequence[str]) -> Iterator[Stage]:
         """The stage with one of these devices more, which takes some rows of the one that has most:
@@ -307,6 +344,40 @@ def _halves(group: Group) -> Iterator[tuple[Group, Group]]:
     yield group, group
     for n in sorted({1, len(group) // 2, len(group) - 1} - {0, len(group)}):
         yield group[:n], group[n:]
+
+
+def _each(spans: Sequence[tuple[int, int]]) -> list[Stage]:
+    """A stage for each span, of whatever device."""
+    return [Stage(start=a, stop=b, devices=("any",), shares=(1,)) for a, b in spans]
+
+
+def _ends_of(span: tuple[int, int]) -> Iterator[tuple[int, int]]:
+    """A span, and its first and last layers."""
+    start, stop = span
+    yield span
+    for cut in range(start + 1, stop):
+        yield start, cut
+        yield cut, stop
+
+
+def _overlaid(stages: Sequence[Stage | Span], span: Span) -> list[Stage | Span]:
+    """The stages with those layers on other devices."""
+    start, stop, _ = span
+    found = list[Stage | Span]()
+    for stage in stages:
+        first, last, group = (
+            (stage.start, stage.stop, stage.devices) if isinstance(stage, Stage) else stage
+        )
+        if last <= start or first >= stop:
+            found.append(stage)
+            continue
+        if first < start:
+            found.append((first, start, group))
+        if first <= start < last:
+            found.append(span)
+        if last > stop:
+            found.append((stop, last, group))
+    return found
 
 
 def _moved(stages: Sequence[Stage], q: int, name: str) -> list[Stage | Span]:
