@@ -254,8 +254,8 @@ def random_branches(seed, workload=None, *, devices=3):
 
 
 def two_by_rows_or_branches(seed):
-    """Two devices and a model of two branches or three, of one layer or two each, of which some layers gain when
-    devices share their rows and some, of a fixed cost, do not.
+    """Two devices and a model of two branches or three, of one layer or two each: some layers gain
+    when devices share their rows, and some, of a fixed cost, do not.
     """
     rng = random.Random(f"rows or branches {seed}")
     home = random_home(seed, devices=2, capacity=10 ** rng.uniform(5, 7))
