@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from potluck.graph.loss.constants import LossConstants
     from potluck.graph.onnx.model import OnnxModel
+    from potluck.graph.tensor.model import DividedModel
     from potluck.graph.torch.value_marks import Marks
 
     from .modelgraph import ModelGraph, Node
@@ -331,6 +332,35 @@ class Model(Shown):
         from potluck.graph.model_file import load_model
 
         return load_model(Path(path))
+
+    def divided(
+        self, shares: Sequence[int], *, tolerance_frac: float | None = None
+    ) -> "DividedModel":
+        """The same model divided by tensor: each of several devices has some columns, heads,
+        channels or rows of a table, and all have the sums. For links as fast as a wire.
+
+        Answers, losses and gradients are those of this model within the rounding of sums in
+        another order (1e-5 of the largest in float32).
+
+        Parameters
+        ----------
+        shares
+            The proportion, a whole number for each device: (1, 1), or (1, 2, 2, 4).
+        tolerance_frac
+            By which part a device may get more than its share, as heads, groups of them and
+            channels stay whole; default: 0.1.
+
+        Raises
+        ------
+        ModelError
+            Nothing of it can be divided, or not in this proportion; says the numbers.
+        """
+        with needed():
+            from potluck.graph.tensor.allotment import TOLERANCE_FRAC
+            from potluck.graph.tensor.model import DividedModel
+
+        tolerance = TOLERANCE_FRAC if tolerance_frac is None else tolerance_frac
+        return DividedModel(self, shares, tolerance_frac=tolerance)
 
     # --- layers and segments ---
 

@@ -10,7 +10,7 @@ with a layer; a cut inside one counts only the branch's own tensors.
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
@@ -92,6 +92,37 @@ def layers(
     if chain is None:
         raise AssertionError("a chain is always possible")
     return chain
+
+
+def layers_at(
+    line: Linearization, bounds: tuple[int, ...], *, n_inputs: int, suffixes: Sequence[str]
+) -> Layers:
+    """Layers with these bounds, whatever they weigh.
+
+    Parameters
+    ----------
+    line
+        The line that is cut.
+    bounds
+        Layer i is bound nodes [bounds[i], bounds[i + 1]).
+    n_inputs
+        So many of the graph's inputs are the model's.
+    suffixes
+        What the name of each layer ends in.
+    """
+    boundary = boundary_tensors(line, bounds, branched=True)
+    records = _records(line, bounds, boundary, n_inputs)
+    return Layers(
+        line=line,
+        bounds=bounds,
+        records=tuple(
+            replace(record, name=record.name + suffix)
+            for record, suffix in zip(records, suffixes, strict=True)
+        ),
+        boundary_tensors=boundary,
+        max_layers=len(records),
+        merge_below=0.0,
+    )
 
 
 def _laid_out(

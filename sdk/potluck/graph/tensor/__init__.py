@@ -1,0 +1,1 @@
+"""A model divided by hidden columns, heads, channels or vocabulary instead of rows."""

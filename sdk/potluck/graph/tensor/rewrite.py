@@ -1,0 +1,468 @@
+"""A traced graph with its regions divided among lanes, one for each device. Pure.
+
+Each lane computes its piece of what is divided, and all that its pieces need. So the sum of a
+residual block and the norm behind it are computed on every lane, and what crosses between lanes is
+one summand from each to each for every region: an all-reduce of one round, forward and, as the
+derivative of the same graph, backward. A weight that several lanes read is a shared weight as any
+other: its gradient is the sum of all lanes'. What must be done once (statistics, a heavy product
+that is not divided) is done on the first lane.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from potluck.errors import ModelError
+from potluck.graph.partition.cuts import multiple
+from potluck.graph.tensor.allotment import spans
+from potluck.graph.tensor.axis_rules import Cut, Effect, Layout, Partial, local
+from potluck.graph.tensor.regions import EMBEDDING, Region
+from potluck.graph.traced import Traced, Type
+from potluck_wire.graph import Buffer, Graph, Node, Output, Parameter, Ref, node_refs
+from potluck_wire.operators import KIND_OF
+
+# too much to compute on every lane where it is not divided
+_HEAVY = frozenset({"convolution", "product", "attention", "recurrent", "matrix", "loss"})
+_FIRST = 0  # the lane that does what is done once
+
+Key = tuple[str, int]  # a kind of value, and its number among those of the kind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """A state of a lane: units [start, stop) of so many of the state `whole`, along a cut axis."""
+
+    whole: str
+    cut: Cut
+    units: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Divided:
+    """What a graph was divided into.
+
+    `groups`: runs of nodes of one lane, in running order: (lane, number of nodes that depend on
+    inputs). `pieces`: of each state that is cut, by its name.
+    """
+
+    traced: Traced
+    groups: tuple[tuple[int, int], ...]
+    pieces: Mapping[str, Piece]
+
+
+@dataclass(slots=True)
+class _Made:
+    """A node of the new graph. `lane` is None for what depends on no input."""
+
+    node: Node
+    types: tuple[Type, ...]
+    lane: int | None
+    by_rows: frozenset[int | None]
+    module: str
+    phase: int = 0
+
+
+def divided(traced: Traced, regions: Sequence[Region], shares: Sequence[int]) -> Divided:
+    """The graph with these regions divided in this proportion.
+
+    Raises
+    ------
+    ModelError
+        A value would have to cross between devices that no rows can be told of.
+    """
+    return _Rewriting(traced, regions, shares).done()
+
+
+class _Rewriting:
+    """Tells new values by `Ref`s to provisional numbers: inputs and states first, as they come."""
+
+    def __init__(self, traced: Traced, regions: Sequence[Region], shares: Sequence[int]) -> None:
+        self.traced, self.graph = traced, traced.graph
+        self.region_of = {value: region for region in regions for value in region.effects}
+        self.spans = {id(region): spans(region.units, shares) for region in regions}
+        self.n_lanes = len(shares)
+        self.made: dict[int, _Made] = {}
+        self.states: dict[int, tuple[Parameter | Buffer, Piece | None]] = {}
+        self.number: dict[tuple[str, int, int], int] = {}  # (kind, value, lane) -> provisional
+        self.next = len(self.graph.inputs)
+        self.floating = self._floating()
+
+    def _floating(self) -> frozenset[int]:
+        """The values that depend on no input."""
+        bound = set(range(len(self.graph.inputs)))
+        for value, node in enumerate(self.graph.nodes, start=self.graph.first_node):
+            if KIND_OF[node.op] == "buffer" or any(ref.value in bound for ref in node_refs(node)):
+                bound.add(value)
+        every = range(self.graph.first_node, self.graph.first_node + len(self.graph.nodes))
+        return frozenset(value for value in every if value not in bound)
+
+    # --- values of lanes --------------------------------------------------------------------------
+
+    def done(self) -> Divided:
+        """All nodes of all lanes, without what nobody needs, lane by lane."""
+        for value, node in enumerate(self.graph.nodes, start=self.graph.first_node):
+            region = self.region_of.get(value)
+            if region is not None:
+                self._divide(value, node, region)
+            else:
+                self._repeat(value, node)
+        return self._written(self._needed())
+
+    def _repeat(self, value: int, node: Node) -> None:
+        """A whole node: once where it must be, else on every lane."""
+        if value in self.floating or self._is_done_once(value, node):
+            lanes = [_FIRST]
+        else:
+            lanes = [*range(self.n_lanes)]
+        for lane in lanes:
+            args, kwargs = self._moved(node, lambda ref, lane=lane: self.whole(ref, lane))  # type: ignore[misc]
+            number = self._add(replace(node, args=args, kwargs=kwargs), value, lane)
+            self.number["whole", value, lane] = number
+
+    def _is_done_once(self, value: int, node: Node) -> bool:
+        kind = KIND_OF[node.op]
+        learns = any(
+            isinstance(state, Buffer) and state.updated
+            for ref in node_refs(node)
+            if (state := self._state(ref.value)) is not None
+        )
+        reads_weights = any(
+            isinstance(self._state(ref.value), Parameter) for ref in node_refs(node)
+        )
+        is_heavy = kind in _HEAVY and (reads_weights or kind not in ("product", "convolution"))
+        return is_heavy or kind in ("buffer", "embedding") or learns
+
+    def _state(self, value: int) -> Parameter | Buffer | None:
+        place = value - len(self.graph.inputs)
+        every: list[Parameter | Buffer] = [*self.graph.parameters, *self.graph.buffers]
+        return every[place] if 0 <= place < len(every) else None
+
+    def whole(self, ref: Ref, lane: int) -> Ref:
+        """A value as it was, on a lane or else on the first."""
+        if ref.value < len(self.graph.inputs):
+            return ref
+        if self._state(ref.value) is not None:
+            return Ref(self._whole_state(ref.value))
+        for place in (lane, _FIRST):
+            found = self.number.get(("whole", ref.value, place))
+            if found is not None:
+                return Ref(found, ref.item)
+        raise ModelError(f"value {ref.value} is not there as a whole.")  # a region ends before
+
+    def _whole_state(self, value: int) -> int:
+        key = ("state", value, -1)
+        if key not in self.number:
+            self.number[key] = self._new_state(self._state(value), None)
+        return self.number[key]
+
+    def _new_state(self, state: Any, piece: Piece | None) -> int:
+        number, self.next = self.next, self.next + 1
+        self.states[number] = (state, piece)
+        return number
+
+    # --- divided nodes ----------------------------------------------------------------------------
+
+    def _divide(self, value: int, node: Node, region: Region) -> None:
+        """The pieces of a node, and where they end their joining."""
+        parts = []
+        for lane, (start, stop) in enumerate(self.spans[id(region)]):
+            if node.op == EMBEDDING:
+                parts.append(self._lookup(value, node, region, lane))
+            else:
+                parts.append(self._piece(value, node, region, lane, stop - start))
+        if value in region.ends:
+            self._join(value, region.ends[value], parts)
+
+    def _piece(self, value: int, node: Node, region: Region, lane: int, n: int) -> int:
+        effect = region.effects[value]
+        if effect.arguments is not None:
+            node = replace(node, args=effect.arguments(n))
+        if effect.once is not None and lane != _FIRST:
+            node = _without(node, effect.once)
+        args, kwargs = self._moved(node, lambda ref: self._mine(ref, value, region, lane))
+        types = tuple(
+            self._type(kind, layout, region, n)
+            for kind, layout in zip(self.traced.types[value], effect.results, strict=True)
+        )
+        number = self._add(replace(node, args=args, kwargs=kwargs), value, lane, types)
+        self.number["piece", value, lane] = number
+        return number
+
+    def _type(self, kind: Type, layout: Layout, region: Region, n: int) -> Type:
+        if isinstance(layout, Partial):
+            return kind
+        size = local(kind.shape[layout.axis], region.units, n)
+        if size is None:
+            raise ModelError(f"a size of {kind.shape[layout.axis]} cannot be divided.")
+        shape = (*kind.shape[: layout.axis], size, *kind.shape[layout.axis + 1 :])
+        return replace(kind, shape=shape)
+
+    def _mine(self, ref: Ref, value: int, region: Region, lane: int) -> Ref:
+        """What a piece reads: a piece, a cut state, its own entries of a whole value, or all."""
+        effect: Effect = region.effects[value]
+        if (piece := self.number.get(("piece", ref.value, lane))) is not None and (
+            ref in region.layouts
+        ):
+            return Ref(piece, ref.item)
+        if ref.value in effect.states:
+            return Ref(self._cut_state(ref.value, effect.states[ref.value], region, lane))
+        if ref in effect.slices:
+            return Ref(self._sliced(ref, effect.slices[ref], region, lane))
+        return self.whole(ref, lane)
+
+    def _cut_state(self, value: int, cut: Cut, region: Region, lane: int) -> int:
+        key = ("cut", value, lane)
+        if key not in self.number:
+            state = self._state(value)
+            assert state is not None
+            start, stop = self.spans[id(region)][lane]
+            size = cut.outer * (stop - start) * cut.inner
+            shape = (*state.shape[: cut.axis], size, *state.shape[cut.axis + 1 :])
+            piece = Piece(whole=state.name, cut=cut, units=region.units, start=start, stop=stop)
+            name = f"{state.name}:{lane}"
+            self.number[key] = self._new_state(replace(state, name=name, shape=shape), piece)
+        return self.number[key]
+
+    def _sliced(self, ref: Ref, cut: Cut, region: Region, lane: int) -> int:
+        start, stop = self.spans[id(region)][lane]
+        kind = self._type(self.traced.type_of(ref), cut, region, stop - start)
+        args = (self.whole(ref, lane), cut.axis, start * cut.inner, stop * cut.inner)
+        node = Node(number=self._number_of(ref.value), op="aten.slice.Tensor", args=args)
+        return self._add(node, ref.value, lane, (kind,))
+
+    def _number_of(self, value: int) -> int:
+        place = value - self.graph.first_node
+        return self.graph.nodes[place].number if place >= 0 else 0
+
+    def _lookup(self, value: int, node: Node, region: Region, lane: int) -> int:
+        """Rows of a table that a lane has; zeros for the others."""
+        start, stop = self.spans[id(region)][lane]
+        indices = self.whole(node.args[1], lane)  # type: ignore[arg-type]
+        kind = self.traced.type_of(node.args[1])  # type: ignore[arg-type]
+        flags = Type(dtype="bool", shape=kind.shape)
+        wide = Type(dtype="bool", shape=(*kind.shape, 1))
+        pad = node.args[2] if len(node.args) > 2 else dict(node.kwargs).get("padding_idx", -1)
+        assert isinstance(pad, int)
+        table = Ref(self._cut_state(node.args[0].value, Cut(0, 1, 1), region, lane))  # type: ignore[union-attr]
+        own = pad - start if start <= pad < stop else -1
+
+        def step(op: str, args: tuple[Any, ...], of: Type) -> Ref:
+            made = Node(number=node.number, op=f"aten.{op}", args=args)
+            return Ref(self._add(made, value, lane, (of,)))
+
+        moved = step("sub.Scalar", (indices, start), kind)
+        near = step("clamp.default", (moved, 0, stop - start - 1), kind)
+        rows = step("embedding.default", (table, near, own), self.traced.types[value][0])
+        others = step("ne.Tensor", (moved, near), flags)
+        others = step("unsqueeze.default", (others, -1), wide)
+        found = step("masked_fill.Scalar", (rows, others, 0.0), self.traced.types[value][0])
+        return found.value
+
+    def _join(self, value: int, layout: Layout, parts: list[int]) -> None:
+        """The whole value, on every lane: the sum of its summands, or its pieces side by side."""
+        kinds = self.traced.types[value]
+        for lane in range(self.n_lanes):
+            whole = parts[0]
+            if isinstance(layout, Cut):
+                args: tuple[Any, ...] = (tuple(map(Ref, parts)), layout.axis)
+                node = Node(number=self._number_of(value), op="aten.cat.default", args=args)
+                whole = self._add(node, value, lane, kinds)
+            else:
+                for part in parts[1:]:
+                    args = (Ref(whole), Ref(part))
+                    node = Node(number=self._number_of(value), op="aten.add.Tensor", args=args)
+                    whole = self._add(node, value, lane, kinds)
+            self.number["whole", value, lane] = whole
+
+    def _moved(self, node: Node, move: Callable[[Ref], Ref]) -> tuple[Any, Any]:
+        def argument(given: Any) -> Any:
+            if isinstance(given, Ref):
+                return move(given)
+            return tuple(map(argument, given)) if isinstance(given, tuple) else given
+
+        return argument(node.args), tuple((k, argument(a)) for k, a in node.kwargs)
+
+    def _add(self, node: Node, value: int, lane: int, types: tuple[Type, ...] | None = None) -> int:
+        """A node of a lane, which stands for the original's `value`."""
+        number, self.next = self.next, self.next + 1
+        place, rows = value - self.graph.first_node, self.traced.by_rows
+        items = [None, *range(len(self.traced.types[value]))]
+        floats = not any(
+            ref.value < len(self.graph.inputs)
+            or (ref.value in self.made and self.made[ref.value].lane is not None)
+            for ref in node_refs(node)
+        )
+        is_still = floats and KIND_OF[node.op] != "buffer"
+        self.made[number] = _Made(
+            node=node,
+            types=types or self.traced.types[value],
+            lane=None if is_still else lane,
+            by_rows=frozenset(item for item in items if Ref(value, item) in rows),
+            module=self.traced.modules[place] if self.traced.modules and place >= 0 else "",
+        )
+        return number
+
+    # --- the new graph ----------------------------------------------------------------------------
+
+    def _needed(self) -> list[int]:
+        """The nodes that lead to an output, or keep statistics, in the order of groups."""
+        outputs = [self.whole(output.ref, _FIRST).value for output in self.graph.outputs]
+        kept = [n for n, made in self.made.items() if KIND_OF[made.node.op] == "buffer"]
+        needed, todo = set[int](), [*outputs, *kept]
+        while todo:
+            number = todo.pop()
+            if number in self.made and number not in needed:
+                needed.add(number)
+                todo += [ref.value for ref in node_refs(self.made[number].node)]
+        self._set_phases(needed)
+        lanes = {number: self.made[number].lane for number in needed}
+
+        def place(number: int) -> tuple[int, int, int]:
+            lane = lanes[number]
+            return (-1, 0, number) if lane is None else (self.made[number].phase, lane, number)
+
+        return sorted(needed, key=place)
+
+    def _set_phases(self, needed: set[int]) -> None:
+        """A value that another lane reads ends a phase: whoever reads it comes later."""
+        crossing = {
+            ref.value
+            for number in needed
+            for ref in node_refs(self.made[number].node)
+            if (giver := self.made.get(ref.value)) is not None
+            and giver.lane not in (None, self.made[number].lane)
+            and self.made[number].lane is not None
+        }
+        latest = 0
+        for number in sorted(needed):
+            made = self.made[number]
+            if made.lane is None:
+                continue
+            read = [ref.value for ref in node_refs(made.node) if ref.value in self.made]
+            phases = [
+                self.made[value].phase + (value in crossing)
+                for value in read
+                if self.made[value].lane is not None
+            ]
+            is_counter = KIND_OF[made.node.op] == "buffer"
+            made.phase = max(phases, default=latest if is_counter else 0)
+            latest = made.phase if made.lane == _FIRST else latest
+        self._delay(needed)
+
+    def _delay(self, needed: set[int]) -> None:
+        """What cannot be handed on is computed where it is read first."""
+        users: dict[int, list[_Made]] = {}
+        for number in sorted(needed, reverse=True):
+            made = self.made[number]
+            if made.lane is not None and number in users and not _can_cross(made):
+                made.phase = max(made.phase, min(user.phase for user in users[number]))
+            for ref in node_refs(made.node):
+                users.setdefault(ref.value, []).append(made)
+
+    def _written(self, order: list[int]) -> Divided:
+        """The graph, its values numbered anew."""
+        read = {ref.value for number in order for ref in node_refs(self.made[number].node)}
+        states = sorted(
+            (number for number in self.states if number in read),
+            # pieces first: by them a state's place is known
+            key=lambda number: (
+                isinstance(self.states[number][0], Buffer),
+                self.states[number][1] is None,
+                number,
+            ),
+        )
+        n_inputs = len(self.graph.inputs)
+        new = {number: n_inputs + i for i, number in enumerate([*states, *order])}
+        move = lambda ref: Ref(new.get(ref.value, ref.value), ref.item)  # noqa: E731
+        nodes = []
+        for number in order:
+            node = self.made[number].node
+            args, kwargs = self._moved(node, move)
+            nodes.append(replace(node, args=args, kwargs=kwargs))
+        kept = [self.states[number][0] for number in states]
+        graph = Graph(
+            inputs=self.graph.inputs,
+            parameters=tuple(state for state in kept if isinstance(state, Parameter)),
+            buffers=tuple(state for state in kept if isinstance(state, Buffer)),
+            nodes=tuple(nodes),
+            outputs=tuple(self._output(output, move) for output in self.graph.outputs),
+            symbols=self.graph.symbols,
+        )
+        types = [*self.traced.types[:n_inputs]]
+        types += [(Type(dtype=state.dtype, shape=state.shape),) for state in kept]
+        types += [self.made[number].types for number in order]
+        rows = {ref for ref in self.traced.by_rows if ref.value < n_inputs}
+        rows |= {Ref(new[number], item) for number in order for item in self.made[number].by_rows}
+        traced = replace(
+            self.traced,
+            graph=graph,
+            types=tuple(types),
+            by_rows=frozenset(rows),
+            tensors={},
+            modules=tuple(self.made[number].module for number in order)
+            if self.traced.modules
+            else (),
+        )
+        pieces = {
+            state.name: piece
+            for state, piece in (self.states[number] for number in states)
+            if piece is not None
+        }
+        found = Divided(traced=traced, groups=self._groups(order), pieces=pieces)
+        _check_crossing(found)
+        return found
+
+    def _output(self, output: Output, move: Callable[[Ref], Ref]) -> Output:
+        return replace(output, ref=move(self.whole(output.ref, _FIRST)))
+
+    def _groups(self, order: Sequence[int]) -> tuple[tuple[int, int], ...]:
+        found: list[tuple[tuple[int, int], int]] = []
+        for number in order:
+            made = self.made[number]
+            if made.lane is None:
+                continue
+            key = (made.phase, made.lane)
+            if found and found[-1][0] == key:
+                found[-1] = (key, found[-1][1] + 1)
+            else:
+                found.append((key, 1))
+        return tuple((lane, n) for (_, lane), n in found)
+
+
+def _can_cross(made: _Made) -> bool:
+    """Whether each of its results counts rows in its first dimension."""
+    return bool(made.by_rows) and all(multiple(kind.shape) for kind in made.types)
+
+
+def _without(node: Node, place: int) -> Node:
+    """The node without its bias."""
+    if node.op == "aten.addmm.default":
+        return replace(node, op="aten.mm.default", args=node.args[1:])
+    if len(node.args) > place:
+        return replace(node, args=(*node.args[:place], None, *node.args[place + 1 :]))
+    return replace(node, kwargs=tuple(pair for pair in node.kwargs if pair[0] != "bias"))
+
+
+def _check_crossing(found: Divided) -> None:
+    """Whether every value that crosses between groups has rows to cut, as segments need."""
+    traced, graph = found.traced, found.traced.graph
+    group_of = dict[int, int]()
+    still = len(graph.nodes) - sum(n for _, n in found.groups)
+    value = graph.first_node + still
+    for group, (_, n) in enumerate(found.groups):
+        for _ in range(n):
+            group_of[value] = group
+            value += 1
+    for value, node in enumerate(graph.nodes, start=graph.first_node):
+        for ref in node_refs(node):
+            if group_of.get(ref.value, group_of.get(value)) == group_of.get(value):
+                continue
+            if ref not in traced.by_rows or not multiple(traced.type_of(ref).shape):
+                maker = graph.nodes[ref.value - graph.first_node].op
+                raise ModelError(
+                    f"the result of {maker} would cross between devices, and its first dimension "
+                    "does not count rows.",
+                    next_step="Divide the model by layers or rows instead.",
+                )

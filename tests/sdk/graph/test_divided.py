@@ -1,0 +1,125 @@
+"""Models divided by tensor: pieces, summed or side by side, are the whole, whatever the shares."""
+
+import copy
+import random
+
+import pytest
+import torch
+from torch import nn
+
+from potluck.errors import ModelError
+from potluck.graph import Model
+
+from .dividable import KINDS, Gpt, Language, answer_in_pieces, gradients_in_pieces, mlp
+
+TOLERANCE_FRAC = 1e-5  # of the largest number: sums in another order, in float32
+
+
+def is_near(got: torch.Tensor, expected: torch.Tensor) -> bool:
+    return bool((got - expected).abs().max() <= TOLERANCE_FRAC * max(1.0, expected.abs().max()))
+
+
+@pytest.mark.few(8)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "seed", [pytest.param(seed, marks=[pytest.mark.long] * (seed >= 8)) for seed in range(40)]
+)
+def test_random_networks_in_random_shares_are_the_whole(kind, seed):
+    rng = random.Random(f"{kind}{seed}")
+    torch.manual_seed(seed)
+    shares = rng.choice([(1, 1), (1, 2), (3, 1), (1, 1, 1), (1, 1, 2), (1, 2, 2, 4)])
+    case = KINDS[kind](rng, sum(shares))
+    model = Model.from_torch(case.net, case.x, loss=case.loss, example_targets=case.y)
+    divided = model.divided(shares)
+    assert divided.pieces
+    whole = copy.deepcopy(case.net).eval()
+    assert is_near(answer_in_pieces(divided, case.x), whole(case.x).detach())
+    whole.train()
+    expected = case.loss(whole(case.x), case.y)
+    expected.backward()
+    loss, gradients = gradients_in_pieces(divided, case)
+    assert is_near(loss, expected.detach())
+    for name, parameter in whole.named_parameters():
+        assert is_near(gradients[name], parameter.grad), name
+
+
+def test_every_heavy_weight_of_a_language_model_is_cut():
+    net = Language(32, 16, [Gpt(16, 4, 24)], tied=True)
+    model = Model.from_torch(net, torch.zeros(2, 3, dtype=torch.int64)).divided((1, 3))
+    cut = {piece.whole for piece in model.pieces.values()}
+    kept = {name for name in model.state() if name not in model.pieces}
+    assert cut == {
+        *("head.weight", "blocks.0.qkv.weight", "blocks.0.qkv.bias", "blocks.0.o.weight"),
+        *("blocks.0.up.weight", "blocks.0.up.bias", "blocks.0.down.weight"),
+    }
+    assert all("norm" in n or "first" in n or "second" in n or "bias" in n for n in kept)
+
+
+def test_one_exchange_joins_attention_and_another_the_hidden_layer():
+    net = nn.Sequential(Gpt(16, 4, 24), Gpt(16, 4, 24))
+    model = Model.from_torch(net, torch.zeros(2, 3, 16)).divided((1, 1))
+    assert model.lanes() == (0, 1) * 4 + (0,)
+
+
+def test_state_comes_back_whole():
+    net = Language(32, 16, [Gpt(16, 4, 24)], tied=True)
+    model = Model.from_torch(net, torch.zeros(2, 3, dtype=torch.int64)).divided((1, 2, 1))
+    before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+    state = {name: tensor.clone() for name, tensor in model.state().items()}
+    again = model.state_dict(state)
+    assert again.keys() == before.keys()
+    assert all(torch.equal(again[name], before[name]) for name in before)
+    model.load_state({name: tensor + 1 for name, tensor in state.items()})
+    assert all(torch.equal(net.state_dict()[name], before[name] + 1) for name in before)
+
+
+@pytest.mark.parametrize(
+    ("heads", "shares", "says"),
+    [
+        (3, (1, 1), "3 parts.*cannot be divided 1:1: the nearest is 2:1, 33% more"),
+        (2, (1, 1, 1), "2 parts.*too few for 1:1:1: the nearest is 1:1:0"),
+        (8, (1, 2, 2, 4), "8 parts.*cannot be divided 1:2:2:4: the nearest is 1:2:2:3, 12% more"),
+    ],
+)
+def test_a_proportion_that_heads_miss_is_refused_with_their_number(heads, shares, says):
+    model = Model.from_torch(Gpt(8 * heads, heads, 36), torch.zeros(2, 3, 8 * heads))
+    with pytest.raises(ModelError, match=says):
+        model.divided(shares)
+
+
+def test_a_wider_tolerance_is_the_users_own():
+    model = Model.from_torch(Gpt(24, 3, 36), torch.zeros(2, 3, 24))
+    assert model.divided((1, 1), tolerance_frac=0.4).lanes() == (0, 1, 0, 1, 0)
+
+
+@pytest.mark.parametrize("shares", [(1,), (), (1, 0), (1, -1), (1.0, 1), (True, 1)])
+def test_shares_are_two_whole_numbers_or_more(shares):
+    model = Model.from_torch(
+        nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)), torch.zeros(2, 4)
+    )
+    with pytest.raises(ModelError, match="two shares or more"):
+        model.divided(shares)
+
+
+def test_what_no_rule_divides_is_refused():
+    net = nn.Sequential(nn.ConvTranspose1d(2, 3, 1), nn.LogSoftmax(1), nn.Flatten())
+    with pytest.raises(ModelError, match="nothing of it can be divided"):
+        Model.from_torch(net, torch.zeros(2, 2, 5)).divided((1, 1))
+
+
+def test_dropout_inside_a_division_would_draw_another_mask_so_nothing_is_divided_across_it():
+    net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 6))
+    x = torch.zeros(2, 6)
+    model = Model.from_torch(net, x, loss=nn.functional.mse_loss, example_targets=x)
+    with_mask = model.divided((1, 1))
+    assert with_mask.joined(with_mask.state()).keys() == model.state().keys()
+    assert "cat" in [
+        node.op.split(".")[1] for node in with_mask.laid_out(True).line.traced.graph.nodes
+    ]
+
+
+def test_a_divided_model_is_not_saved(tmp_path):
+    case = mlp(random.Random(0), 2)
+    model = Model.from_torch(case.net, case.x).divided((1, 1))
+    with pytest.raises(ModelError, match="made of the whole one"):
+        model.save(tmp_path / "m")
