@@ -599,6 +599,17 @@ class Model(Shown):
         found = {id(tensor): "" for module in modules for tensor in module.parameters()}
         return found | {id(t): name for name, t in self._tensors().items() if modules}
 
+    def names_of(self, name: str) -> tuple[str, ...]:
+        """What devices call the pieces of a tensor: one, its own name, unless the model is divided
+        by tensor.
+
+        Parameters
+        ----------
+        name
+            As the whole model's devices call it.
+        """
+        return (name,)
+
     def state_names(self, start: int, stop: int, *, train: bool = False) -> tuple[str, ...]:
         """Names of the state that layers [start, stop) need: parameters, then buffers.
 
