@@ -292,3 +292,34 @@ def mismatch(port: Input, tensor: Any, sizes: Mapping[str, int], **facts: Any) -
 
 def _rows(sizes: Mapping[str, int]) -> str:
     return f"{sizes[BATCH]} row{'s' * (sizes[BATCH] != 1)}" if BATCH in sizes else "rows"
+
+
+def check_tensors(names: Sequence[str], tensors: Sequence[Any]) -> None:
+    """Refuse what is no dense tensor with values.
+
+    Parameters
+    ----------
+    names
+        Of the inputs and targets.
+    tensors
+        What is given for each.
+
+    Raises
+    ------
+    ModelError
+        Names the first that is something else.
+    """
+    for name, tensor in zip(names, tensors, strict=True):
+        if not hasattr(tensor, "detach"):
+            is_array = hasattr(tensor, "dtype")
+            raise ModelError(
+                f"{name} is {'an array' if is_array else f'a {type(tensor).__name__}'}; a "
+                "tensor is expected.",
+                next_step="torch.as_tensor(x) makes one of an array." if is_array else "",
+            )
+        if str(tensor.layout) != "torch.strided" or tensor.is_meta:
+            raise ModelError(
+                f"{name} {'has no values' if tensor.is_meta else 'is sparse'}; a dense "
+                "tensor with its values is expected.",
+                next_step="" if tensor.is_meta else "Call to_dense() on it.",
+            )

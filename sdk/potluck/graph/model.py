@@ -20,6 +20,7 @@ from potluck.graph.partition.batch_norms import check_values
 from potluck.graph.partition.cuts import Linearization, line
 from potluck.graph.partition.layers import Layers, layers
 from potluck.graph.partition.segment_records import segment_record, tensor_record
+from potluck.graph.tensor.allotment import TOLERANCE_FRAC
 from potluck.graph.torch.state_names import as_module, load
 from potluck.optional import needed
 from potluck.shown import Shown
@@ -27,7 +28,7 @@ from potluck_wire.graph import BATCH, Graph, Parameter, evaluate
 from potluck_wire.installing import install
 from potluck_wire.segment import dumps
 
-from .arguments import Arguments, dims_in_order, mismatch, placeless
+from .arguments import Arguments, check_tensors, dims_in_order, mismatch, placeless
 from .traced import SEQUENCE, Traced
 
 if TYPE_CHECKING:
@@ -61,6 +62,9 @@ class Model(Shown):
     arguments
         What a batch may call its inputs and targets; default: the names in the graph.
     """
+
+    # of each state that is a piece of a larger one which: where a model is divided by tensor
+    pieces: Mapping[str, Any] = MappingProxyType({})
 
     def __init__(
         self,
@@ -334,7 +338,7 @@ class Model(Shown):
         return load_model(Path(path))
 
     def divided(
-        self, shares: Sequence[int], *, tolerance_frac: float | None = None
+        self, shares: Sequence[int], *, tolerance_frac: float = TOLERANCE_FRAC
     ) -> "DividedModel":
         """The same model divided by tensor: each of several devices has some columns, heads,
         channels or rows of a table, and all have the sums. For links as fast as a wire.
@@ -348,19 +352,16 @@ class Model(Shown):
             The proportion, a whole number for each device: (1, 1), or (1, 2, 2, 4).
         tolerance_frac
             By which part a device may get more than its share, as heads, groups of them and
-            channels stay whole; default: 0.1.
+            channels stay whole.
 
         Raises
         ------
         ModelError
             Nothing of it can be divided, or not in this proportion; says the numbers.
         """
-        with needed():
-            from potluck.graph.tensor.allotment import TOLERANCE_FRAC
-            from potluck.graph.tensor.model import DividedModel
+        from potluck.graph.tensor.model import DividedModel
 
-        tolerance = TOLERANCE_FRAC if tolerance_frac is None else tolerance_frac
-        return DividedModel(self, shares, tolerance_frac=tolerance)
+        return DividedModel(self, shares, tolerance_frac=tolerance_frac)
 
     # --- layers and segments ---
 
@@ -599,17 +600,6 @@ class Model(Shown):
         found = {id(tensor): "" for module in modules for tensor in module.parameters()}
         return found | {id(t): name for name, t in self._tensors().items() if modules}
 
-    def names_of(self, name: str) -> tuple[str, ...]:
-        """What devices call the pieces of a tensor: one, its own name, unless the model is divided
-        by tensor.
-
-        Parameters
-        ----------
-        name
-            As the whole model's devices call it.
-        """
-        return (name,)
-
     def state_names(self, start: int, stop: int, *, train: bool = False) -> tuple[str, ...]:
         """Names of the state that layers [start, stop) need: parameters, then buffers.
 
@@ -746,20 +736,7 @@ class Model(Shown):
             expected = ", ".join(port.name for port in ports)
             wanted = "1 tensor is" if len(ports) == 1 else f"{len(ports)} tensors are"
             raise ModelError(f"{wanted} expected ({expected}); got {len(tensors)}.")
-        for port, tensor in zip(ports, tensors, strict=True):
-            if not hasattr(tensor, "detach"):
-                is_array = hasattr(tensor, "dtype")
-                raise ModelError(
-                    f"{port.name} is {'an array' if is_array else f'a {type(tensor).__name__}'}; a "
-                    "tensor is expected.",
-                    next_step="torch.as_tensor(x) makes one of an array." if is_array else "",
-                )
-            if str(tensor.layout) != "torch.strided" or tensor.is_meta:
-                raise ModelError(
-                    f"{port.name} {'has no values' if tensor.is_meta else 'is sparse'}; a dense "
-                    "tensor with its values is expected.",
-                    next_step="" if tensor.is_meta else "Call to_dense() on it.",
-                )
+        check_tensors([port.name for port in ports], tensors)
         sizes: dict[str, int] = {}
         for symbol in traced.graph.symbols:
             shape = tuple(tensors[symbol.input].shape)

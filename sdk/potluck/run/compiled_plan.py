@@ -472,6 +472,7 @@ def compile_for_run(
     check_layers(model, plan)
     if plan.training and optimizer is None:
         raise PlanError("a plan for training needs an optimizer.")
+    _check_pieces(model, optimizer)
     kinds = {
         device: kind_on(model, device, backends[device], train=plan.training)
         for device in plan.devices
@@ -511,6 +512,16 @@ def compile_for_run(
         )
     infer_rows = {infer_name(rows, plan): rows for rows in sorted(batches)}
     return replace(bare, compiled=compiled, infer_rows=infer_rows)
+
+
+def _check_pieces(model: Any, optimizer: Update | None) -> None:
+    """Refuse an optimizer that looks at whole matrices, of which devices have pieces."""
+    if optimizer is not None and optimizer.kind == "adafactor" and model.pieces:
+        raise PlanError(
+            "Adafactor goes by whole rows and columns of a weight, and devices have pieces of it.",
+            next_step="Take an optimizer that goes by each number, such as potluck.AdamW(), or "
+            "a model that is not divided by tensor.",
+        )
 
 
 def of_rows(plan: Plan, rows: int) -> Plan:

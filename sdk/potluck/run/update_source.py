@@ -378,14 +378,16 @@ def groups_of(model: Any, optimizer: Any) -> tuple[ParameterGroup, ...]:
     """
     _check_torchs(optimizer)
     names, trained = model.names_by_identity(), {parameter.name for parameter in model.trained}
-    by_label = trained | {name for name in names.values() if model.names_of(name)[0] in trained}
+    pieces: dict[str, list[str]] = {}  # of each tensor that is cut
+    for name, piece in model.pieces.items():
+        pieces.setdefault(piece.whole, []).append(name)
     groups, seen = [], set[str]()
     for group in optimizer.param_groups:
         labels = group.get("param_names") or [""] * len(group["params"])
         pairs = zip(group["params"], labels, strict=True)
-        found = [_name_of(tensor, label, names, by_label) for tensor, label in pairs]
-        pieces = [piece for name in found for piece in model.names_of(name)]
-        members = tuple(name for name in pieces if name in trained and name not in seen)
+        found = [_name_of(tensor, label, names, trained | pieces.keys()) for tensor, label in pairs]
+        told = [piece for name in found for piece in pieces.get(name, [name])]
+        members = tuple(name for name in told if name in trained and name not in seen)
         seen.update(members)
         groups.append(ParameterGroup(parameters=members, optimizer=optimizer_of(group, optimizer)))
     if missing := sorted(trained - seen):

@@ -1,139 +1,16 @@
-"""The rules of division by tensor: per operator, how a result lies among devices whose operands are
-cut along columns, heads or channels.
+"""The rules of division by tensor: per operator, how its result lies among devices whose operands
+are cut along columns, heads or channels.
 
-What belongs together (a column, a group of heads, a channel) is a unit. A cut axis is `outer` times
-all units times `inner` entries of each: queries, keys and values in one product have an outer of 3,
-and the entries of a head are inner ones. A rule says None where it knows no way. Pure.
+A rule says None where it knows no way. Pure.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from math import prod
 from typing import Any
 
-from potluck.graph.traced import Traced
-from potluck_wire.graph import Expression, Node, Ref, Sym, evaluate, node_refs
+from potluck.graph.tensor import shape_rules
+from potluck.graph.tensor.layouts import PARTIAL, Arguments, Cut, Effect, Partial, Rule, View, same
+from potluck_wire.graph import Ref, node_refs
 from potluck_wire.operators import KINDS
-
-
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """An axis of `outer` times so many units of `inner` entries; each device has some of the
-    units.
-    """
-
-    axis: int
-    outer: int
-    inner: int
-
-
-@dataclass(frozen=True, slots=True)
-class Partial:
-    """Each device has a summand of the same shape."""
-
-
-PARTIAL = Partial()
-Layout = Cut | Partial
-Arguments = tuple[Any, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Effect:
-    """What an operator on cut operands gives, and what each device computes instead of it.
-
-    `results`: one layout for each item. `states`: parameters and buffers that are cut, too;
-    `slices`: whole values of which a device takes its own entries. `arguments` makes the arguments
-    by position for a number of units. `once`: the place of an argument that one device alone adds,
-    a bias.
-    """
-
-    results: tuple[Layout, ...]
-    states: Mapping[int, Cut] = field(default_factory=dict)
-    slices: Mapping[Ref, Cut] = field(default_factory=dict)
-    arguments: Callable[[int], Arguments] | None = None
-    once: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class View:
-    """A node as its rule sees it. `layouts`: of the values it reads that are not whole."""
-
-    traced: Traced
-    value: int
-    units: int
-    layouts: Mapping[Ref, Layout]
-    sizes: Mapping[str, int]  # of symbols, that no other number is by chance
-
-    @property
-    def node(self) -> Node:
-        """The node."""
-        return self.traced.graph.nodes[self.value - self.traced.graph.first_node]
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of its first result."""
-        return self.shape_of(Ref(self.value, 0))
-
-    def argument(self, position: int, name: str = "", default: Any = None) -> Any:
-        """The argument at that position or of that name."""
-        if len(self.node.args) > position:
-            return self.node.args[position]
-        return dict(self.node.kwargs).get(name, default)
-
-    def shape_of(self, ref: Ref) -> tuple[int, ...]:
-        """The shape of a value."""
-        return tuple(evaluate(size, self.sizes) for size in self.traced.type_of(ref).shape)
-
-    def layout(self, ref: Any) -> Layout | None:
-        """How a value lies; None where it is whole, or no value."""
-        return self.layouts.get(ref) if isinstance(ref, Ref) else None
-
-    def cut(self, ref: Any) -> Cut | None:
-        """How a value is cut; None where it is not."""
-        found = self.layout(ref)
-        return found if isinstance(found, Cut) else None
-
-    def is_state(self, ref: Any) -> bool:
-        """Whether this is a parameter or a buffer."""
-        graph = self.traced.graph
-        return isinstance(ref, Ref) and len(graph.inputs) <= ref.value < graph.first_node
-
-    def pattern(self, size: int, outer: int = 1) -> Cut | None:
-        """The cut of a first axis of that size; None where the units do not go into it."""
-        whole, rest = divmod(size, outer * self.units)
-        return None if rest else Cut(0, outer, whole)
-
-
-_Rule = Callable[[View], Effect | None]
-
-
-def local(size: Expression, units: int, n: int) -> "Expression | None":
-    """A size with `n` of so many units of it; None where that cannot be said.
-
-    >>> local(12, 4, 1), local(("*", 8, "batch"), 4, 3)
-    (3, ('*', 6, 'batch'))
-    """
-    if isinstance(size, int):
-        return None if size % units else size // units * n
-    if isinstance(size, tuple) and size[0] == "*":
-        for place, factor in enumerate(size[1:], start=1):
-            if isinstance(factor, int) and factor % units == 0:
-                mine = factor // units * n
-                return (*size[:place], mine, *size[place + 1 :])
-    return None
-
-
-def _sized(argument: Any, units: int, n: int) -> Any:
-    """An argument that is a size, likewise; -1 is what is left."""
-    if isinstance(argument, Sym):
-        return Sym(local(argument.expression, units, n) or 0)
-    return argument if argument == -1 else local(argument, units, n)
-
-
-def _can(argument: Any, units: int) -> bool:
-    size = argument.expression if isinstance(argument, Sym) else argument
-    return size == -1 or local(size, units, 1) is not None
-
 
 # --- where a division begins ---------------------------------------------------------------------
 
@@ -268,22 +145,18 @@ def _by_channel(view: View) -> Effect | None:
 def _normalised(view: View) -> Effect | None:
     """Over the last dimensions; its weights are whole."""
     cut = view.cut(view.argument(0))
-    return _same(cut) if cut and cut.axis < len(view.shape) - len(view.argument(1)) else None
+    return same(cut) if cut and cut.axis < len(view.shape) - len(view.argument(1)) else None
 
 
 def _pooled(view: View) -> Effect | None:
     cut = view.cut(view.argument(0))
-    return _same(cut) if cut and cut.axis == 1 else None
-
-
-def _same(cut: Cut) -> Effect:
-    return Effect(results=(cut,))
+    return same(cut) if cut and cut.axis == 1 else None
 
 
 def _padded(view: View) -> Effect | None:
     cut = view.cut(view.argument(0))
     padded = len(view.argument(1)) // 2
-    return _same(cut) if cut and cut.axis < len(view.shape) - padded else None
+    return same(cut) if cut and cut.axis < len(view.shape) - padded else None
 
 
 def _matmul(view: View) -> Effect | None:
@@ -295,14 +168,14 @@ def _matmul(view: View) -> Effect | None:
         return None
     if left and right:
         if left == right and left.axis < rank - 2:
-            return _same(left)
+            return same(left)
         sums = (left.axis, right.axis) == (rank - 1, rank - 2)
         alike = (left.outer, left.inner) == (right.outer, right.inner)
         return Effect(results=(PARTIAL,)) if sums and alike else None
     if left and left.axis == rank - 2 and view.layout(b) is None:
-        return _same(left)
+        return same(left)
     if right and right.axis == rank - 1 and view.layout(a) is None:
-        return _same(right)
+        return same(right)
     return None
 
 
@@ -337,180 +210,6 @@ def _attention(view: View) -> Effect | None:
     return Effect(results=(cut,), slices=slices)
 
 
-def _reshaped(view: View, sizes_at: int | None, before: int = 0) -> Effect | None:
-    """The cut axis is a part of one of the result's: the entries before and after it are whole.
-
-    The sizes are those of the axes from `before` on.
-    """
-    x, new = view.argument(0), view.shape
-    cut, old = view.cut(x), view.shape_of(x)
-    if cut is None:
-        return None
-    outside = prod(old[: cut.axis]) * cut.outer
-    inside = cut.inner * prod(old[cut.axis + 1 :])
-    for axis, size in enumerate(new):
-        outer, rest = divmod(outside, prod(new[:axis]))
-        inner, left = divmod(inside, prod(new[axis + 1 :]))
-        if not rest and not left and outer * view.units * inner == size:
-            return _at(view, Cut(axis, outer, inner), sizes_at, axis - before)
-    return None
-
-
-def _at(view: View, cut: Cut, sizes_at: int | None, place: int) -> Effect | None:
-    """A result with this cut, whose size is one of the arguments."""
-    if local(view.traced.type_of(Ref(view.value, 0)).shape[cut.axis], view.units, 1) is None:
-        return None
-    if sizes_at is None or not 0 <= place < len(view.argument(sizes_at)):
-        return _same(cut)
-    sizes = view.argument(sizes_at)
-    if not _can(sizes[place], view.units):
-        return None
-
-    def arguments(n: int) -> Arguments:
-        mine = (*sizes[:place], _sized(sizes[place], view.units, n), *sizes[place + 1 :])
-        return (*view.node.args[:sizes_at], mine, *view.node.args[sizes_at + 1 :])
-
-    return Effect(results=(cut,), arguments=arguments)
-
-
-def _viewed(view: View) -> Effect | None:
-    return _partial(view) or _reshaped(view, 1)
-
-
-def _unflattened(view: View) -> Effect | None:
-    dim = view.argument(1) % len(view.shape_of(view.argument(0)))
-    return _partial(view) or _reshaped(view, 2, dim)
-
-
-def _squeezed(view: View) -> Effect | None:
-    return _partial(view) or _reshaped(view, None)
-
-
-def _partial(view: View) -> Effect | None:
-    """A sum may wait behind what only moves entries."""
-    is_sum = isinstance(view.layout(view.argument(0)), Partial)
-    return Effect(results=(PARTIAL,)) if is_sum else None
-
-
-def _expanded(view: View) -> Effect | None:
-    x, sizes = view.argument(0), view.argument(1)
-    cut = view.cut(x)
-    if cut is None:
-        return None
-    axis = cut.axis + len(view.shape) - len(view.shape_of(x))
-    return _at(view, Cut(axis, cut.outer, cut.inner), 1, axis) if sizes is not None else None
-
-
-def _moved(view: View) -> Effect | None:
-    """A permutation of the dimensions."""
-    if _partial(view):
-        return _partial(view)
-    cut, rank = view.cut(view.argument(0)), len(view.shape)
-    if cut is None:
-        return None
-    order = [*reversed(range(rank))]
-    if view.node.op == "aten.permute.default":
-        order = [dim % rank for dim in view.argument(1)]
-    elif view.node.op in ("aten.transpose.int", "aten.swapaxes.default"):
-        a, b = view.argument(1) % rank, view.argument(2) % rank
-        order = [*range(rank)]
-        order[a], order[b] = order[b], order[a]
-    return _same(Cut(order.index(cut.axis), cut.outer, cut.inner))
-
-
-def _repeated(view: View) -> Effect | None:
-    """Each entry so many times in a row: heads that share keys and values."""
-    cut, times = view.cut(view.argument(0)), view.argument(1)
-    dim = view.argument(2, "dim")
-    if cut is None or not isinstance(times, int) or dim is None:
-        return None
-    if dim % len(view.shape) != cut.axis:
-        return _same(cut)
-    return _same(Cut(cut.axis, cut.outer, cut.inner * times))
-
-
-def _parted(view: View) -> Effect | None:
-    """Along another dimension as ever; along the cut one only between its outer parts."""
-    x = view.argument(0)
-    cut, types = view.cut(x), view.traced.types[view.value]
-    position = 1 if view.node.op == "aten.glu.default" else 2
-    dim = view.argument(position, "dim", -1 if position == 1 else 0)
-    if cut is None:
-        return None
-    if dim % len(view.shape_of(x)) != cut.axis:
-        return Effect(results=(cut,) * len(types))
-    results = []
-    for item in range(len(types)):
-        outer, rest = divmod(view.shape_of(Ref(view.value, item))[cut.axis], view.units * cut.inner)
-        if rest or not outer:
-            return None
-        results.append(Cut(cut.axis, outer, cut.inner))
-    if position == 1 or view.node.op == "aten.chunk.default":
-        return (
-            Effect(results=tuple(results)) if cut.outer % (2 if position == 1 else 1) == 0 else None
-        )
-    sizes = view.argument(1)
-
-    def arguments(n: int) -> Arguments:
-        mine = (
-            tuple(size // view.units * n for size in sizes)
-            if isinstance(sizes, tuple)
-            else sizes // view.units * n
-        )
-        return (view.node.args[0], mine, *view.node.args[2:])
-
-    return Effect(results=tuple(results), arguments=arguments)
-
-
-def _along(position: int, default: int | None = None) -> _Rule:
-    """Something along another dimension, which keeps all dimensions."""
-
-    def rule(view: View) -> Effect | None:
-        cut = view.cut(view.argument(0))
-        dim = view.argument(position, "dim", default)
-        if cut is None or not isinstance(dim, int) or dim % len(view.shape) == cut.axis:
-            return None
-        return Effect(results=(cut,) * len(view.traced.types[view.value]))
-
-    return rule
-
-
-def _taken(view: View) -> Effect | None:
-    """One entry, or each, of another dimension, which goes away."""
-    x = view.argument(0)
-    cut = view.cut(x)
-    if cut is None:
-        return None
-    dim = view.argument(1, "dim", 0) % len(view.shape_of(x))
-    mine = Cut(cut.axis - (dim < cut.axis), cut.outer, cut.inner)
-    return None if dim == cut.axis else Effect(results=(mine,) * len(view.traced.types[view.value]))
-
-
-def _joined(view: View) -> Effect | None:
-    """Concatenation along another dimension."""
-    parts, dim = view.argument(0), view.argument(1, "dim", 0) % len(view.shape)
-    cuts = {view.cut(ref) for ref in parts}
-    if len(cuts) != 1 or None in cuts:
-        return None
-    (cut,) = cuts
-    return None if cut is None or cut.axis == dim else _same(cut)
-
-
-def _reduced(view: View) -> Effect | None:
-    """Sums, means and extremes over other dimensions."""
-    x, dims = view.argument(0), view.argument(1, "dim")
-    cut = view.cut(x)
-    if cut is None or dims is None or dims == ():
-        return None
-    rank = len(view.shape_of(x))
-    over = {dim % rank for dim in (dims if isinstance(dims, tuple) else (dims,))}
-    if cut.axis in over:
-        return None
-    keeps = len(view.shape) == rank
-    axis = cut.axis if keeps else cut.axis - sum(dim < cut.axis for dim in over)
-    return _same(Cut(axis, cut.outer, cut.inner))
-
-
 def _names(text: str) -> tuple[str, ...]:
     return tuple(f"aten.{word}" if "." in word else f"aten.{word}.default" for word in text.split())
 
@@ -526,10 +225,10 @@ _SOURCES: dict[str, Callable[[View, int], Effect | None]] = {
 }
 _SPECIAL = _names("softmax.int log_softmax.int _softmax _log_softmax glu prelu")
 _UNARY = _names("contiguous clone detach alias")
-_GROUPS: tuple[tuple[tuple[str, ...], _Rule], ...] = (
+_GROUPS: tuple[tuple[tuple[str, ...], Rule], ...] = (
     (tuple(n for n in KINDS["activation"] if n not in _SPECIAL), _element_wise),
     (KINDS["arithmetic"] + KINDS["comparison"], _element_wise),
-    (_UNARY, lambda view: _partial(view) or _element_wise(view)),
+    (_UNARY, lambda view: shape_rules.partial(view) or _element_wise(view)),
     (_names("dropout feature_dropout"), _inert),
     (_names("linear"), _linear),
     (_names("addmm"), _addmm),
@@ -546,16 +245,19 @@ _GROUPS: tuple[tuple[tuple[str, ...], _Rule], ...] = (
     (_names("constant_pad_nd"), _padded),
     (_names("matmul bmm"), _matmul),
     (_names("scaled_dot_product_attention"), _attention),
-    (_names("view reshape _unsafe_view"), _viewed),
-    (_names("unflatten.int"), _unflattened),
-    (_names("flatten.using_ints unsqueeze squeeze.dim squeeze.dims"), _squeezed),
-    (_names("expand"), _expanded),
-    (_names("permute transpose.int swapaxes"), _moved),
-    (_names("repeat_interleave.self_int"), _repeated),
-    (_names("split.Tensor split_with_sizes chunk glu"), _parted),
-    (_names("softmax.int log_softmax.int _softmax _log_softmax slice.Tensor narrow"), _along(1, 0)),
-    (_names("unbind.int select.int"), _taken),
-    (_names("cat"), _joined),
-    (_names("mean.dim sum.dim_IntList amax amin"), _reduced),
+    (_names("view reshape _unsafe_view"), shape_rules.viewed),
+    (_names("unflatten.int"), shape_rules.unflattened),
+    (_names("flatten.using_ints unsqueeze squeeze.dim squeeze.dims"), shape_rules.squeezed),
+    (_names("expand"), shape_rules.expanded),
+    (_names("permute transpose.int swapaxes"), shape_rules.moved),
+    (_names("repeat_interleave.self_int"), shape_rules.repeated),
+    (_names("split.Tensor split_with_sizes chunk glu"), shape_rules.parted),
+    (
+        _names("softmax.int log_softmax.int _softmax _log_softmax slice.Tensor narrow"),
+        shape_rules.along(1, 0),
+    ),
+    (_names("unbind.int select.int"), shape_rules.taken),
+    (_names("cat"), shape_rules.joined),
+    (_names("mean.dim sum.dim_IntList amax amin"), shape_rules.reduced),
 )
-RULES: dict[str, _Rule] = {name: rule for names, rule in _GROUPS for name in names}
+RULES: dict[str, Rule] = {name: rule for names, rule in _GROUPS for name in names}

@@ -114,11 +114,6 @@ class DividedModel(Model):
         """Marks of the whole tensors."""
         return self.whole.value_marks()
 
-    def names_of(self, name: str) -> tuple[str, ...]:
-        """What devices call the pieces of a tensor of the whole model, in their order."""
-        found = [piece for piece, of in self.pieces.items() if of.whole == name]
-        return tuple(sorted(found, key=lambda piece: self.pieces[piece].start)) or (name,)
-
     def names_by_identity(self) -> dict[int, str]:
         """As of the whole model, where they are not cut."""
         return self.whole.names_by_identity()

@@ -13,16 +13,8 @@ from itertools import product
 from math import prod
 
 from potluck.graph.partition.cuts import multiple
-from potluck.graph.tensor.axis_rules import (
-    PARTIAL,
-    RULES,
-    Cut,
-    Effect,
-    Layout,
-    Partial,
-    View,
-    columns,
-)
+from potluck.graph.tensor.axis_rules import RULES, columns
+from potluck.graph.tensor.layouts import PARTIAL, Cut, Effect, Layout, Partial, View
 from potluck.graph.traced import Traced
 from potluck_wire.graph import Buffer, Parameter, Ref, node_refs
 

@@ -15,7 +15,7 @@ from typing import Any
 from potluck.errors import ModelError
 from potluck.graph.partition.cuts import multiple
 from potluck.graph.tensor.allotment import spans
-from potluck.graph.tensor.axis_rules import Cut, Effect, Layout, Partial, local
+from potluck.graph.tensor.layouts import Cut, Effect, Layout, Partial, local
 from potluck.graph.tensor.regions import EMBEDDING, Region
 from potluck.graph.traced import Traced, Type
 from potluck_wire.graph import Buffer, Graph, Node, Output, Parameter, Ref, node_refs

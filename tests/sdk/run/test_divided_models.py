@@ -1,0 +1,201 @@
+"""Models divided by tensor run on agents: answers, losses and weights are those of one machine."""
+
+import copy
+
+import pytest
+import torch
+from tests.sdk.graph.dividable import Gpt, Language, Llama, word_loss
+
+import potluck
+from potluck.errors import PlanError
+from potluck.records import Plan, Stage
+
+TOLERANCE = 2e-5  # sums in another order, in float32
+
+
+def made(seed=0, tied=True):
+    """A net, its model, and a batch."""
+    torch.manual_seed(seed)
+    net = Language(32, 16, [Llama(16, 4, 2, 24, "grouped"), Gpt(16, 4, 24)], tied=tied)
+    x, y = torch.randint(0, 32, (4, 6)), torch.randint(0, 32, (4, 6))
+    model = potluck.Model.from_torch(net, x, loss=word_loss, example_targets=y)
+    return net, model, x, y
+
+
+def by_lanes(model, devices, rows, *, training, n_micro_batches=1):
+    """Each lane on a device of its own."""
+    stages = tuple(
+        Stage(start=i, stop=i + 1, devices=([*devices][lane],), shares=(rows,))
+        for i, lane in enumerate(model.lanes(training))
+    )
+    return Plan(
+        planner="by hand",
+        model=model.name,
+        stages=stages,
+        micro_batch=rows,
+        n_micro_batches=n_micro_batches,
+        training=training,
+    )
+
+
+def steps(net, x, y, n, make=torch.optim.SGD, clip=None, lr=0.05):
+    """Losses of one machine, and the weights after them."""
+    net = copy.deepcopy(net)
+    optimizer, losses = make(net.parameters(), lr), []
+    for _ in range(n):
+        loss = word_loss(net(x), y)
+        loss.backward()
+        if clip is not None:
+            torch.nn.utils.clip_grad_norm_(net.parameters(), clip)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses, net.state_dict()
+
+
+def is_near(state, expected):
+    return state.keys() == expected.keys() and all(
+        torch.allclose(state[name], expected[name], atol=TOLERANCE, rtol=TOLERANCE)
+        for name in expected
+    )
+
+
+@pytest.mark.parametrize("shares", [(1, 1), (1, 3)])
+def test_two_devices_answer_as_one(home, shares):
+    net, model, x, _ = made()
+    model = model.divided(shares, tolerance_frac=1.0)
+    run = home.deploy(by_lanes(model, home.devices, 4, training=False), model).wait()
+    assert torch.allclose(run(x), net.eval()(x), atol=TOLERANCE)
+    run.close()
+
+
+@pytest.mark.parametrize("n_micro_batches", [1, 2])
+@pytest.mark.parametrize("clip", [None, 0.5])
+def test_two_devices_train_as_one(home, n_micro_batches, clip):
+    net, model, x, y = made()
+    divided = model.divided((1, 1))
+    plan = by_lanes(
+        divided, home.devices, 4 // n_micro_batches, training=True, n_micro_batches=n_micro_batches
+    )
+    run = home.deploy(plan, divided, optimizer=potluck.SGD(lr=0.05)).wait()
+    history = run.fit([(x, y)] * 4, clip_norm=clip).wait()
+    losses, weights = steps(net, x, y, 4, clip=clip)
+    assert list(history.losses) == pytest.approx(losses, abs=TOLERANCE)
+    assert is_near(run.state_dict(), weights)
+    run.close()
+
+
+def test_the_optimizers_of_torch_find_the_pieces_of_their_weights(home):
+    net, model, x, y = made(tied=False)
+    divided = model.divided((1, 1))
+    plan = by_lanes(divided, home.devices, 4, training=True)
+    norms = [p for name, p in net.named_parameters() if "norm" in name]
+    others = [p for name, p in net.named_parameters() if "norm" not in name]
+    groups = [{"params": others, "momentum": 0.9}, {"params": norms, "lr": 0.0}]
+    run = home.deploy(plan, divided, optimizer=torch.optim.SGD(groups, lr=0.05)).wait()
+    history = run.fit([(x, y)] * 3).wait()
+    one = copy.deepcopy(net)
+    optimizer = torch.optim.SGD(
+        [p for n, p in one.named_parameters() if "norm" not in n], lr=0.05, momentum=0.9
+    )
+    losses = []
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss = word_loss(one(x), y)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert list(history.losses) == pytest.approx(losses, abs=TOLERANCE)
+    assert is_near(run.state_dict(), one.state_dict())
+    run.close()
+
+
+def test_a_saved_run_goes_on_with_moments_in_pieces(home, tmp_path):
+    net, model, x, y = made()
+    divided = model.divided((1, 1))
+    plan = by_lanes(divided, home.devices, 4, training=True)
+    run = home.deploy(plan, divided, optimizer=potluck.SGD(lr=0.05, momentum=0.9)).wait()
+    run.fit([(x, y)] * 2).wait()
+    run.save(tmp_path / "run")
+    run.close()
+    run = home.deploy(plan, divided, resume=tmp_path / "run").wait()
+    history = run.fit([(x, y)] * 2).wait()
+    momentum = lambda parameters, lr: torch.optim.SGD(parameters, lr, momentum=0.9)  # noqa: E731
+    losses, weights = steps(net, x, y, 4, make=momentum)
+    assert list(history.losses)[-2:] == pytest.approx(losses[2:], abs=TOLERANCE)
+    assert is_near(run.state_dict(), weights)
+    run.close()
+
+
+def test_the_users_module_gets_whole_weights(home):
+    net, model, x, y = made()
+    divided = model.divided((1, 1))
+    _, weights = steps(net, x, y, 2)
+    plan = by_lanes(divided, home.devices, 4, training=True)
+    run = home.deploy(plan, divided, optimizer=potluck.SGD(lr=0.05)).wait()
+    run.fit([(x, y)] * 2).wait()
+    after, _ = steps(net, x, y, 3)
+    assert run.evaluate([(x, y)], word_loss) == pytest.approx(after[-1], abs=TOLERANCE)
+    run.load_into()
+    assert is_near(net.state_dict(), weights)
+    run.close()
+
+
+def test_adafactor_needs_whole_matrices(home):
+    _, model, *_ = made()
+    divided = model.divided((1, 1))
+    plan = by_lanes(divided, home.devices, 4, training=True)
+    with pytest.raises(PlanError, match="Adafactor goes by whole rows"):
+        home.deploy(plan, divided, optimizer=potluck.Adafactor()).wait()
+
+
+def test_a_dropout_behind_the_sum_drops_the_same_on_every_device(home):
+    class Dropped(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up, self.down = torch.nn.Linear(6, 12), torch.nn.Linear(12, 6)
+            self.more, self.less = torch.nn.Linear(6, 12), torch.nn.Linear(12, 6)
+            self.dropout = torch.nn.Dropout(0.5)
+
+        def forward(self, x):
+            x = x + self.dropout(self.down(torch.relu(self.up(x))))
+            return x + self.less(torch.relu(self.more(x)))
+
+    torch.manual_seed(0)
+    net, x, y = Dropped(), torch.randn(8, 6), torch.randn(8, 6)
+    model = potluck.Model.from_torch(net, x, loss=torch.nn.functional.mse_loss, example_targets=y)
+    whole = Plan(
+        planner="by hand",
+        model=model.name,
+        stages=(
+            Stage(
+                start=0,
+                stop=len(model.layers(True)),
+                devices=(next(iter(home.devices)),),
+                shares=(8,),
+            ),
+        ),
+        micro_batch=8,
+    )
+    divided = model.divided((1, 1))
+    losses = []
+    for plan, each in (
+        (whole, model),
+        (by_lanes(divided, home.devices, 8, training=True), divided),
+    ):
+        run = home.deploy(plan, each, optimizer=potluck.SGD(lr=0.1), seed=3).wait()
+        losses.append(run.fit([(x, y)] * 3).wait().losses)
+        run.close()
+    assert list(losses[0]) == pytest.approx(list(losses[1]), abs=TOLERANCE)
+
+
+def test_processes_of_their_own_train_as_one_machine(process_home):
+    net, model, x, y = made()
+    divided = model.divided((1, 1))
+    plan = by_lanes(divided, process_home.devices, 4, training=True)
+    run = process_home.deploy(plan, divided, optimizer=potluck.SGD(lr=0.05)).wait()
+    history = run.fit([(x, y)] * 3).wait()
+    losses, weights = steps(net, x, y, 3)
+    assert list(history.losses) == pytest.approx(losses, abs=TOLERANCE)
+    assert is_near(run.state_dict(), weights)
+    run.close()
