@@ -260,6 +260,7 @@ class Layer:
     kept from the first to the second part of a backward in two; None where nobody knows. `shared`:
     those of its trained parameters that other layers read, too: stages that hold one add up their
     gradients. `whole_batch`: it compares rows, so that one device takes all of a batch at once.
+    `lane`: the place of its device, from 0, in a model that is divided by tensor.
     """
 
     name: str
@@ -282,6 +283,7 @@ class Layer:
     waiting_bytes: int | None = None
     shared: tuple[SharedWeight, ...] = ()
     whole_batch: bool = False
+    lane: int | None = None
 
     def __post_init__(self) -> None:
         sizes = (

@@ -32,6 +32,7 @@ def plan(
     order_transfers: bool = False,
     refine_s: float = 0.0,
     schedules: str | Sequence[str] = (),
+    divided: "Profile | Handle[Profile] | None" = None,
 ) -> "Plans":
     """Plans for `workload` on the profiled home, best first.
 
@@ -55,6 +56,10 @@ def plan(
         Names of policies that its best plans for training are tried with, beside 1F1B; "any" tries
         all zero-bubble ones. A plan says which it was judged with. Their agents must do backwards
         in two parts (protocol 1.9).
+    divided
+        The profile of `model.divided(shares)` on the same home: its plans are ranked among the
+        others, and `plans.notes` says what the links cost it. A plan's `model` says which of the
+        two models it is for.
 
     Returns
     -------
@@ -78,15 +83,20 @@ def plan(
         raise UserError(
             f"limits are a potluck.QoE, got {qoe!r}.", next_step="potluck.QoE(latency_s=0.5)"
         )
-    problem = known.problem(workload, qoe or QoE())
-    return solve(
-        problem,
-        planner,
+    solved = partial(
+        solve,
         budget_s=budget_s,
         order_transfers=order_transfers,
         refine_s=refine_s,
         schedules=schedules,
     )
+    problem = known.problem(workload, qoe or QoE())
+    if divided is None:
+        return solved(problem, planner)
+    from potluck.planning.beside import beside
+
+    other = _profile_of(divided).problem(workload, qoe or QoE())
+    return beside(partial(solved, problem, planner), other)
 
 
 def _profile_of(profile: "Profile | Handle[Profile]") -> "Profile":

@@ -8,12 +8,15 @@ from math import inf
 from potluck.errors import Infeasible
 from potluck.planning import feasibility
 from potluck.planning.baselines.deepcee import plan_deepcee
+from potluck.planning.baselines.single_device import plan_single
 from potluck.planning.bounds.energy import least_energy_j
 from potluck.planning.bounds.infeasible import refuse_impossible
 from potluck.planning.bounds.latency import lower_bound_s
 from potluck.planning.building_blocks import candidates
 from potluck.planning.building_blocks.device_classes import peers, shape
 from potluck.planning.check import check_problem
+from potluck.planning.evaluate import judge
+from potluck.planning.lanes import has_lanes, plan_lanes
 from potluck.planning.looks import Look, may_hide_plans
 from potluck.planning.plans import Plans, is_thrifty, preference
 from potluck.planning.rerank import rerank
@@ -69,6 +72,8 @@ def make_plans(
         There is none; says why, and what would help.
     """
     check_problem(problem)
+    if has_lanes(problem):
+        return _by_lanes(problem)
     made = partial(
         _made,
         clock=clock,
@@ -85,6 +90,21 @@ def make_plans(
         if found is None:
             raise
         return found
+
+
+def _by_lanes(problem: Problem) -> Plans:
+    """Plans of a model that is divided by tensor: by its lanes, or by a device alone."""
+    table = cost.CostTable(problem)
+    refuse_impossible(problem, table)
+    simulator = Remembering(problem, table)
+    found = [*plan_lanes(problem, table), *plan_single(problem, table)]
+    judged = [judge(problem, plan, table, simulator) for plan in found]
+    holding = [plan for plan in judged if not feasibility.breaches(problem, plan)]
+    if not holding:
+        raise feasibility.infeasible(problem, judged)
+    best, *others = _different(sorted(holding, key=lambda p: preference(p, problem)), table)
+    unused = feasibility.why_unused(problem, best, judged)
+    return Plans((replace(best, unused=unused), *others))
 
 
 def _in_finer_micro_batches(problem: Problem, made: Callable[[Problem], Plans]) -> Plans | None:

@@ -13,9 +13,10 @@ from potluck.shown import Shown
 
 @dataclass(frozen=True, slots=True)
 class Plans(Shown, Sequence[Plan]):
-    """All plans that hold the limits, best first."""
+    """All plans that hold the limits, best first. `remarks`: what else was looked at, in words."""
 
     items: tuple[Plan, ...]
+    remarks: tuple[str, ...] = ()
 
     @property
     def best(self) -> Plan:
@@ -41,7 +42,7 @@ class Plans(Shown, Sequence[Plan]):
     @property
     def notes(self) -> tuple[str, ...]:
         """What one should know about their order."""
-        return order_notes(self.best.problem)
+        return (*order_notes(self.best.problem), *self.remarks)
 
     @property
     def watts(self) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from tests.sdk.graph.dividable import Gpt, Language, Llama, word_loss
 
 import potluck
 from potluck.errors import PlanError
+from potluck.planning.lanes import plan_of
 from potluck.records import Plan, Stage
 
 TOLERANCE = 2e-5  # sums in another order, in float32
@@ -24,15 +25,11 @@ def made(seed=0, tied=True):
 
 def by_lanes(model, devices, rows, *, training, n_micro_batches=1):
     """Each lane on a device of its own."""
-    stages = tuple(
-        Stage(start=i, stop=i + 1, devices=([*devices][lane],), shares=(rows,))
-        for i, lane in enumerate(model.lanes(training))
-    )
-    return Plan(
-        planner="by hand",
-        model=model.name,
-        stages=stages,
-        micro_batch=rows,
+    return plan_of(
+        model.name,
+        model.layers(training),
+        [*devices],
+        rows,
         n_micro_batches=n_micro_batches,
         training=training,
     )

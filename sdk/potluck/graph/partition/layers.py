@@ -95,7 +95,7 @@ def layers(
 
 
 def layers_at(
-    line: Linearization, bounds: tuple[int, ...], *, n_inputs: int, suffixes: Sequence[str]
+    line: Linearization, bounds: tuple[int, ...], *, n_inputs: int, lanes: Sequence[int]
 ) -> Layers:
     """Layers with these bounds, whatever they weigh.
 
@@ -107,8 +107,8 @@ def layers_at(
         Layer i is bound nodes [bounds[i], bounds[i + 1]).
     n_inputs
         So many of the graph's inputs are the model's.
-    suffixes
-        What the name of each layer ends in.
+    lanes
+        Of each layer, the place of its device in a division by tensor.
     """
     boundary = boundary_tensors(line, bounds, branched=True)
     records = _records(line, bounds, boundary, n_inputs)
@@ -116,8 +116,8 @@ def layers_at(
         line=line,
         bounds=bounds,
         records=tuple(
-            replace(record, name=record.name + suffix)
-            for record, suffix in zip(records, suffixes, strict=True)
+            replace(record, name=f"{record.name}@{lane}", lane=lane)
+            for record, lane in zip(records, lanes, strict=True)
         ),
         boundary_tensors=boundary,
         max_layers=len(records),

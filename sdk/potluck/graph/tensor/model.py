@@ -23,7 +23,7 @@ class DividedModel(Model):
     """A model whose products, heads, channels and tables are divided among `shares`.
 
     Made by `Model.divided`. Devices keep pieces of the weights, as `NAME:LANE`; `state_dict` and
-    `load_state` speak of the whole ones. `lanes(train)` says of each layer whose it is.
+    `load_state` speak of the whole ones. Of each layer `lane` says whose it is.
 
     Parameters
     ----------
@@ -49,7 +49,6 @@ class DividedModel(Model):
         # of each state that is cut
         self.pieces: Mapping[str, Piece] = {k: v for part in parts for k, v in part.pieces.items()}
         laid = [_laid_out(part, len(whole.laid_out(False).line.traced.given)) for part in parts]
-        self._lanes = [tuple(lane for lane, _ in part.groups) for part in parts]
         super().__init__(
             inference=laid[0],
             training=laid[1] if whole.trains else None,
@@ -59,10 +58,6 @@ class DividedModel(Model):
             arguments=whole.arguments,
         )
         self.untrained = whole.untrained
-
-    def lanes(self, train: bool = False) -> tuple[int, ...]:
-        """Of each layer the lane, for training or for inference: 0 for the first device."""
-        return self._lanes[train]
 
     def kinds(self, train: bool = False) -> tuple[str, ...]:
         """Torch's operators alone."""
@@ -185,8 +180,8 @@ def _name(traced: Traced, region: Region) -> str:
 
 def _laid_out(part: Divided, n_inputs: int) -> Layers:
     bounds = tuple(accumulate((n for _, n in part.groups), initial=0))
-    lanes = [f"@{lane}" for lane, _ in part.groups]
-    return layers_at(line(part.traced), bounds, n_inputs=n_inputs, suffixes=lanes)
+    lanes = [lane for lane, _ in part.groups]
+    return layers_at(line(part.traced), bounds, n_inputs=n_inputs, lanes=lanes)
 
 
 def piece_of(whole: "torch.Tensor", piece: Piece) -> "torch.Tensor":
