@@ -67,5 +67,6 @@ def _compared(best: Plan, lanes: Plan) -> str:
     alone_s, its_s = best.latency_s or 0.0, lanes.latency_s or 0.0
     return (
         f"divided by tensor over {', '.join(lanes.devices)} it takes {duration(its_s)} against "
-        f"{duration(alone_s)}: up to {percent(waiting)} of that is {exchanges} exchanges a direction"
+        f"{duration(alone_s)}: up to {percent(waiting)} of that is waiting for {exchanges} "
+        "exchanges a direction"
     )
