@@ -64,7 +64,18 @@ class DividedModel(Model):
         return ("aten",)
 
     def save(self, path: Any) -> None:
-        """Refused: the whole model is what a file holds."""
+        """Refused: the whole model is what a file holds.
+
+        Parameters
+        ----------
+        path
+            Where to.
+
+        Raises
+        ------
+        ModelError
+            Always.
+        """
         raise ModelError(
             "a divided model is not saved, but made of the whole one.",
             next_step="Save the whole model, and divide it again after Model.load.",
