@@ -37,7 +37,7 @@ def test_what_a_module_says_that_it_offers_is_there(module):
 # Rooms that have no public functions: only their own room, or one above it, calls them.
 INNER = (
     *(f"sdk/potluck/{room}/" for room in ("bench", "commands", "discover", "display", "lab")),
-    *(f"sdk/potluck/graph/{room}/" for room in ("loss", "partition", "torch")),
+    *(f"sdk/potluck/graph/{room}/" for room in ("loss", "partition", "tensor", "torch")),
     *("sdk/potluck/sessions/", "sdk/docs/", "device_agent/potluck_agent/"),
 )
 # One visitor of a step with thirty methods that take the same words: `StepSink` explains them once.

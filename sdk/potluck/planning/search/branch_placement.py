@@ -274,7 +274,7 @@ class Places:
         model their first layers or their last.
         """
         spans = [*pairwise(self.ends)]
-        takes = flows.before(flows.bundles(self.problem, _each(spans)))
+        takes = flows.before(flows.output_groups(self.problem, _each(spans)))
         behind = list[set[int]]()  # of each chain, those that it waits for
         for sources in takes:
             behind.append({*sources}.union(*(behind[p] for p in sources)))
