@@ -31,7 +31,10 @@ class Llama(nn.Module):
 
     def __init__(self, width: int, heads: int, groups: int, hidden: int, how: str) -> None:
         super().__init__()
-        self.heads, self.groups, self.size, self.how = heads, groups, width // heads, how
+        self.heads = heads
+        self.groups = groups
+        self.size = width // heads
+        self.how = how
         self.first, self.second = nn.RMSNorm(width), nn.RMSNorm(width)
         self.q, self.o = nn.Linear(width, width, bias=False), nn.Linear(width, width, bias=False)
         self.k = nn.Linear(width, groups * self.size, bias=False)
@@ -52,7 +55,9 @@ class Llama(nn.Module):
             f(n).view(rows, length, heads, self.size).transpose(1, 2)
             for f, heads in ((self.q, self.heads), (self.k, self.groups), (self.v, self.groups))
         )
-        q, k, times = self.turned(q), self.turned(k), self.heads // self.groups
+        q = self.turned(q)
+        k = self.turned(k)
+        times = self.heads // self.groups
         if self.how == "repeated":
             k, v = k.repeat_interleave(times, 1), v.repeat_interleave(times, 1)
         elif self.how == "expanded":
@@ -144,9 +149,13 @@ def mlp(rng: random.Random, n: int) -> Case:
 
 def language(rng: random.Random, n: int) -> Case:
     """Blocks of Llama's or GPT's kind, by heads in groups or none."""
-    groups, times, size = n * rng.choice([1, 2]), rng.choice([1, 2, 3]), 2 * rng.randint(1, 3)
+    groups = n * rng.choice([1, 2])
+    times = rng.choice([1, 2, 3])
+    size = 2 * rng.randint(1, 3)
     heads = groups * times
-    width, hidden, words = heads * size, n * rng.randint(3, 9), n * rng.randint(4, 8)
+    width = heads * size
+    hidden = n * rng.randint(3, 9)
+    words = n * rng.randint(4, 8)
     how = "plain" if times == 1 else rng.choice(["repeated", "expanded", "grouped"])
     blocks = [
         Llama(width, heads, groups, hidden, how)

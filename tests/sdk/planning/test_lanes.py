@@ -22,7 +22,9 @@ from potluck.records import (
     Training,
 )
 
-LAYER_S, N_PHASES, SUM_BYTES = 0.01, 4, 1000
+LAYER_S = 0.01
+N_PHASES = 4
+SUM_BYTES = 1000
 FAST, SLOW = 1e9, 1e5  # a sum takes a microsecond, or 10 ms
 
 

@@ -22,16 +22,16 @@ def beyond_a_cache(seed):
     the same on all devices, each costs as much as several.
     """
     rng = random.Random(f"cache {seed}")
-    n_devices, n_layers, batch = rng.choice([1, 1, 2]), rng.choice([1, 2, 3]), rng.choice(BATCHES)
+    n_devices = rng.choice([1, 1, 2])
+    n_layers = rng.choice([1, 2, 3])
+    batch = rng.choice(BATCHES)
     home = random_home(3, devices=2, capacity=1e8)
     devices = home.devices[:n_devices]
     costs = {}
     for device in devices:
-        few, times, fixed = (
-            rng.choice([2, 3, 4, 5, 6, 9, 12]),
-            rng.choice([1.5, 2, 3, 6]),
-            rng.choice([0, 1, 3]),
-        )
+        few = rng.choice([2, 3, 4, 5, 6, 9, 12])
+        times = rng.choice([1.5, 2, 3, 6])
+        fixed = rng.choice([0, 1, 3])
         rows = tuple(sorted({1, few, few + 1, 2 * few, batch}))
         seconds = [1e-3 * (fixed + n * (times if n > few else 1)) for n in rows]
         weights = [rng.uniform(0.5, 2) for _ in range(n_layers)]

@@ -159,7 +159,9 @@ def test_a_dropout_behind_the_sum_drops_the_same_on_every_device(home):
             return x + self.less(torch.relu(self.more(x)))
 
     torch.manual_seed(0)
-    net, x, y = Dropped(), torch.randn(8, 6), torch.randn(8, 6)
+    net = Dropped()
+    x = torch.randn(8, 6)
+    y = torch.randn(8, 6)
     model = potluck.Model.from_torch(net, x, loss=torch.nn.functional.mse_loss, example_targets=y)
     whole = Plan(
         planner="by hand",

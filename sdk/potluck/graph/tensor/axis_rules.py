@@ -85,7 +85,9 @@ def _inert(view: View) -> Effect | None:
 
 def _linear(view: View) -> Effect | None:
     """Along the cut axis a sum of products; along another one a product as ever."""
-    x, weight, bias = view.argument(0), view.argument(1), view.argument(2, "bias")
+    x = view.argument(0)
+    weight = view.argument(1)
+    bias = view.argument(2, "bias")
     cut = view.cut(x)
     if cut is None or view.layout(weight) is not None:
         return None
@@ -109,7 +111,9 @@ def _summed(view: View, weight: Any, cut: Cut, once: int | None) -> Effect | Non
 
 def _convolution(view: View) -> Effect | None:
     """Of cut channels a sum; where each group is a channel, its own filters."""
-    x, weight, bias = view.argument(0), view.argument(1), view.argument(2, "bias")
+    x = view.argument(0)
+    weight = view.argument(1)
+    bias = view.argument(2, "bias")
     cut, groups = view.cut(x), view.argument(6, "groups", 1)
     if cut is None or cut.axis != 1 or view.layout(weight) is not None:
         return None
