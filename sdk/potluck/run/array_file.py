@@ -3,6 +3,7 @@ they are asked for. Whatever the file says is checked first, and nothing in it i
 """
 
 import hashlib
+import json
 import lzma
 import math
 import tokenize
@@ -17,6 +18,7 @@ import psutil
 
 from potluck import units
 from potluck.errors import FileError
+from potluck.run.file_rows import FileRows
 from potluck.tensor_file import MAX_HEADER_BYTES, check_header
 
 if TYPE_CHECKING:
@@ -212,7 +214,9 @@ Opened = tuple[tuple[int, ...], str, "Callable[[Sequence[int]], torch.Tensor]"]
 
 
 def _npy(path: Path, key: str) -> Opened:
-    """Rows are read where the file has them: it is never in memory as a whole."""
+    """Rows are read where the file has them, and it is never in memory as a whole; but for one in
+    which rows do not lie together (Fortran's order).
+    """
     import numpy
 
     if key:
@@ -220,9 +224,26 @@ def _npy(path: Path, key: str) -> Opened:
     with path.open("rb") as file:
         shape, is_fortran, dtype = _header(file)
         at, nbytes = file.tell(), file.seek(0, 2)
-    _check_size(shape, dtype, nbytes - at)
-    array = numpy.memmap(path, dtype, "r", offset=at, shape=shape, order="F" if is_fortran else "C")
-    return shape, dtype.name, _rows_of(array)
+        _check_size(shape, dtype, nbytes - at)
+        if is_fortran:
+            _check_room(nbytes)
+            file.seek(at)
+            data = file.read()
+            _check_size(shape, dtype, len(data))
+            return (
+                shape,
+                dtype.name,
+                _rows_of(numpy.frombuffer(data, dtype).reshape(shape, order="F")),
+            )
+    lying = FileRows(path, at, dtype.itemsize * math.prod(shape[1:]))
+
+    def take(rows: Sequence[int]) -> "torch.Tensor":
+        import torch
+
+        found = numpy.frombuffer(lying.read(rows), dtype).reshape(len(rows), *shape[1:])
+        return torch.from_numpy(found.astype(dtype.newbyteorder("="), copy=False))
+
+    return shape, dtype.name, take
 
 
 def _npz(path: Path, key: str) -> Opened:
@@ -248,26 +269,29 @@ def _npz(path: Path, key: str) -> Opened:
 
 
 def _safetensors(path: Path, key: str) -> Opened:
+    import torch
     from safetensors import SafetensorError, safe_open
 
-    check_header(path, MAX_HEADER_BYTES)
+    header_bytes = check_header(path, MAX_HEADER_BYTES)
     try:
-        file: Any = safe_open(path, framework="pt")
-        key = _one_of(key, [*file.keys()])
-        part = file.get_slice(key)
-        shape = tuple(part.get_shape())
-        if not shape or 0 in shape:
-            raise _Odd(f"has no rows: its shape is {list(shape)}")
-        dtype = str(part[:1].dtype).removeprefix("torch.")
+        with safe_open(path, framework="pt") as file:  # checks all that the file says
+            key = _one_of(key, [*file.keys()])
+            part: Any = file.get_slice(key)
+            shape = tuple(part.get_shape())
+            if not shape or 0 in shape:
+                raise _Odd(f"has no rows: its shape is {list(shape)}")
+            kind = part[:1].dtype
     except SafetensorError as error:
         raise _Odd(f"is no file of tensors: {error}") from error
+    with path.open("rb") as raw:
+        said = json.loads(raw.read(8 + header_bytes)[8:])
+    begins = 8 + header_bytes + said[key]["data_offsets"][0]
+    lying = FileRows(path, begins, kind.itemsize * math.prod(shape[1:]))
 
     def take(rows: Sequence[int]) -> "torch.Tensor":
-        import torch
+        return torch.frombuffer(lying.read(rows), dtype=kind).reshape(len(rows), *shape[1:])
 
-        return torch.cat([part[row : row + 1] for row in rows])
-
-    return shape, dtype, take
+    return shape, str(kind).removeprefix("torch."), take
 
 
 _READERS: dict[str, Callable[[Path, str], Opened]] = {

@@ -209,6 +209,9 @@ def is_stateful(data: Any) -> bool:
 def generator_of(data: Any) -> Any:
     """The generator that a DataLoader's random order comes from, and nothing else does; None where
     there is none, or the order may come from elsewhere.
+
+    Workers that persist draw of it in their first epoch alone: whoever goes on later does not know
+    what comes.
     """
     from torch.utils import data as loading
 
@@ -216,6 +219,8 @@ def generator_of(data: Any) -> Any:
     kinds = loading.RandomSampler, loading.SubsetRandomSampler, loading.WeightedRandomSampler
     if is_stateful(data):  # it knows what else its order comes from
         return getattr(data, "generator", None) or getattr(sampler, "generator", None)
+    if getattr(data, "persistent_workers", False):
+        return None
     is_known = type(sampler) in kinds and type(batch_sampler) in (loading.BatchSampler, type(None))
     return getattr(sampler, "generator", None) if is_known else None
 
@@ -265,7 +270,8 @@ def check_order(data: Any, position: Position) -> None:
         raise UserError(
             f"the order of batches of this {type(data).__name__} is not known again.",
             next_step="Give it shuffle=True and a generator of its own "
-            "(generator=torch.Generator()), or use torchdata's StatefulDataLoader so.",
+            "(generator=torch.Generator()), without persistent_workers; or use torchdata's "
+            "StatefulDataLoader so.",
         )
 
 

@@ -67,6 +67,7 @@ class Fitting:
         self.request, self._watchers = request, watchers
         self._accumulate = accumulate
         self._adapt, self._deadline_s = adapt, deadline_s
+        self._resumes = position is not None
         self._task = Task()
         self._stream = BatchStream(
             data,
@@ -158,7 +159,8 @@ class Fitting:
         before = in_use(engine)
         source = self.request.over(engine.model, before)
         is_new = source.torchs is not None and source.torchs is not before.torchs
-        afresh = is_new and (engine.source is not None or engine.step > engine.first_step)
+        has_begun = engine.source is not None or engine.step > engine.first_step
+        afresh = is_new and has_begun and not self._resumes
         self._source = source
         if source.update != engine.compiled_plan.optimizer or afresh:
             surviving(engine, lambda: self._take(source, afresh=afresh))
@@ -168,7 +170,8 @@ class Fitting:
                 f"the saved run had a schedule of its rates ({engine.resumed_schedule.name}); this "
                 "one has none."
             )
-        source.catch_up(engine.next_step, self._stream.position.epoch, engine.resumed_schedule)
+        saved = engine.resumed_schedule or (before.place if self._resumes else None)
+        source.catch_up(engine.next_step, self._stream.position.epoch, saved)
         engine.resumed_schedule = None
         self._place()
 

@@ -4,7 +4,9 @@ Douillard et al., "DiLoCo" (2023), Algorithm 1: each of R regions takes H steps 
 same weights; the mean of how far they went is the gradient of an outer step with Nesterov momentum.
 A choice of the user that changes the result, unlike everything else here: only a tenth, or a
 hundredth, as much crosses the slow links, and a step is of a region's batch alone. With H = 1, an
-outer rate of 1, no momentum and SGD it is the synchronous step on all regions' batches.
+outer rate of 1, no momentum, SGD and a loss that is a plain mean over rows it is the synchronous
+step on all regions' batches. (Of a weighted mean no region knows what the others divide by; of a
+sum, the outer step takes the mean of the regions' sums.)
 
 Glossary: theta the weights, `every` H, `before` theta of the round before, `gone` the outer
 gradient.
@@ -101,7 +103,8 @@ def local_steps(
     on_round: OnRound | None = None,
 ) -> Handle[LocalHistory]:
     """Train one model in several regions, each its own run, with an outer step after every so many
-    steps. The weights are those of no single machine, but for `every=1` and plain SGD.
+    steps. The weights are those of no single machine, but for `every=1`, plain SGD and a loss that
+    is a plain mean over rows.
 
     Batches go to the regions in turns. All begin with the weights of the first; after the last
     round each run has the weights of all. A device that is lost is recovered from within its

@@ -170,11 +170,12 @@ class UpdateSource:
         place, now = self.place, step if self._every == STEP else epoch
         if place is None or not is_scheduler(self._schedule):
             return
-        is_new = self._schedule.last_epoch <= 0
-        if saved is not None and is_new and (saved.name, saved.every) == (place.name, place.every):
+        made = steps_made(self._schedule)
+        is_same = saved is not None and (saved.name, saved.every) == (place.name, place.every)
+        if saved is not None and is_same and not made:
             for _ in range(now - saved.began):
                 self._go_on(self._every)
-        self._began = now - max(0, self._schedule.last_epoch)
+        self._began = now - steps_made(self._schedule)
 
     def at_rest(self, update: Update) -> Update:
         """A rule to save: with the rates of now, where they were changed by hand.
@@ -214,6 +215,18 @@ def _scheduled(schedule: Any, update: Update) -> set[str]:
 def is_scheduler(schedule: Any) -> bool:
     """Whether this is one of torch's, or is like one: it changes an optimizer with each `step`."""
     return hasattr(schedule, "step") and hasattr(schedule, "optimizer")
+
+
+def steps_made(scheduler: Any) -> int:
+    """How often a scheduler has gone on; of one that does not count itself, such as torch's
+    `ChainedScheduler`, by what it keeps of its parts.
+    """
+    if hasattr(scheduler, "last_epoch"):
+        return max(0, int(scheduler.last_epoch))
+    parts = (
+        scheduler.state_dict().get("_schedulers", ()) if hasattr(scheduler, "state_dict") else ()
+    )
+    return max((int(part.get("last_epoch", 0)) for part in parts), default=0)
 
 
 def source_of(

@@ -78,3 +78,19 @@ def test_rows_that_mix_are_told_with_their_line():
 
 def test_nothing_is_told_where_nothing_is_refused():
     assert told(Fine(), loss=MSE, example_targets=torch.rand(3, 4)) == []
+
+
+def test_nan_as_a_plain_number_is_refused_and_as_a_tensor_taken():
+    class Masked(torch.nn.Module):
+        def __init__(self, kept):
+            super().__init__()
+            self.register_buffer("nan", torch.tensor(float("nan")))
+            self.kept = kept
+
+        def forward(self, x):
+            nan = self.nan if self.kept else float("nan")
+            return torch.nan_to_num(torch.where(x < 0, nan, x), 0.5)
+
+    with pytest.raises(ModelError, match=r"given NaN as a plain number .*register_buffer"):
+        Model.from_torch(Masked(False), torch.randn(4, 3))
+    assert told(Masked(True)) == []

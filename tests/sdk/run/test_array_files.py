@@ -337,3 +337,41 @@ def test_a_fingerprint_tells_files_apart(tmp_path):
     assert len(seen) == 8
     with pytest.raises(FileError, match="cannot read"):
         fingerprint(tmp_path)
+
+
+def cut_short(path, array):
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def saved_anew_in_place(path, array):
+    with path.open("r+b") as file:
+        file.seek(-array[0].nbytes, 2)
+        file.write(bytes(array[0].nbytes))
+
+
+def put_beside_and_renamed(path, array):
+    (path.parent / "other").write_bytes(bytes(path.stat().st_size))
+    os.replace(path.parent / "other", path)
+
+
+@pytest.mark.parametrize("what", [cut_short, saved_anew_in_place, put_beside_and_renamed])
+@pytest.mark.parametrize("kind", ["npy", "npy by columns", "npz", "safetensors"])
+def test_a_file_that_is_changed_while_it_is_read_gives_its_rows_or_an_error(tmp_path, kind, what):
+    array = numpy.arange(1.0, 40961).reshape(4096, 10)
+    path = tmp_path / f"x.{kind[:11].split()[0]}"
+    if kind == "npz":
+        numpy.savez(path, x=array)
+    elif kind == "safetensors":
+        save_file({"x": torch.from_numpy(array)}, path)
+    else:
+        numpy.save(path, numpy.asfortranarray(array) if "columns" in kind else array)
+    files = iter(potluck.ArrayFiles(tmp_path, [path.name], batch=1024))
+    (first,) = next(files)
+    assert numpy.array_equal(first.numpy(), array[:1024])
+    what(path, array)
+    if what is put_beside_and_renamed or kind in ("npz", "npy by columns"):  # it is open, or read
+        rest = numpy.concatenate([batch[0].numpy() for batch in files])
+        assert numpy.array_equal(rest, array[1024:])
+        return
+    with pytest.raises(FileError, match="was changed while it was read"):
+        list(files)

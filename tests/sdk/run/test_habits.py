@@ -7,6 +7,7 @@ import datetime
 import math
 import random
 from concurrent.futures import CancelledError
+from itertools import product
 
 import pytest
 from tests.sdk.run.conftest import make_plan
@@ -369,6 +370,12 @@ def unknown_orders():
     )
     yield "by epoch", loading.DataLoader(batch_size=BATCH, sampler=ByEpoch(ROWS), **own)
     yield "in batches", loading.DataLoader(batch_sampler=Batched(ROWS), **own)
+    yield (
+        "by workers that persist",
+        loading.DataLoader(
+            batch_size=BATCH, shuffle=True, num_workers=1, persistent_workers=True, **own
+        ),
+    )
     try:
         from torchdata.stateful_dataloader import StatefulDataLoader
     except ImportError:
@@ -399,6 +406,66 @@ def test_an_order_that_would_be_another_is_refused_before_anything_is_trained(
         again.fit(loader, epochs=2, resume=True).wait()
     assert again.step == step
     again.close()
+
+
+SCHEDULES = {
+    "one": lambda made: torch.optim.lr_scheduler.ExponentialLR(made, 0.8),
+    "chained": lambda made: torch.optim.lr_scheduler.ChainedScheduler(
+        [
+            torch.optim.lr_scheduler.ConstantLR(made, 0.5, 3),
+            torch.optim.lr_scheduler.ExponentialLR(made, 0.8),
+        ],
+        optimizer=made,
+    ),
+    "one after the other": lambda made: torch.optim.lr_scheduler.SequentialLR(
+        made,
+        [
+            torch.optim.lr_scheduler.LinearLR(made, 0.1, total_iters=4),
+            torch.optim.lr_scheduler.CosineAnnealingLR(made, 9),
+        ],
+        [4],
+    ),
+}
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize(
+    ("again", "from_file"),
+    [
+        *product(["all made anew", "a new schedule"], [True, False]),
+        ("same", False),
+        ("none", False),
+    ],
+)
+def test_a_fit_that_was_ended_goes_on_with_its_rates_and_moments(
+    pair, tmp_path, schedule, again, from_file
+):
+    net, data = make_net(), make_data()
+
+    def made_anew():
+        optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
+        return {"optimizer": optimizer, "schedule": SCHEDULES[schedule](optimizer)}
+
+    whole = deployed(pair, net)
+    expected = whole.fit(data, epochs=3, **made_anew()).wait().losses
+    whole.close()
+    run, given = deployed(pair, net), made_anew()
+    run.fit(data, epochs=3, on_step=lambda step, _: ended(step == 7), **given).wait()
+    begun = run.history.losses
+    if from_file:
+        run.save(tmp_path / "run")
+        run.close()
+        run, given = deployed(pair, net, resume=tmp_path / "run"), made_anew()
+    if again == "all made anew":
+        given = made_anew()
+    elif again == "a new schedule":
+        given["optimizer"].param_groups[0].update(lr=0.1, initial_lr=0.1)
+        given["schedule"] = SCHEDULES[schedule](given["optimizer"])
+    elif again == "none":
+        given = {}
+    rest = run.fit(data, epochs=3, resume=True, **given).wait().losses
+    assert (*begun, *rest) == expected
+    run.close()
 
 
 @pytest.mark.parametrize("accumulate", [1, 2, 3])

@@ -2,6 +2,7 @@
 nothing private.
 """
 
+import math
 import operator
 from collections.abc import Mapping
 from typing import Any
@@ -199,6 +200,13 @@ class Converter:
     def _operator(self, node: torch.fx.Node, name: str) -> None:
         args = tuple(self._argument(argument) for argument in node.args)
         kwargs = {k: self._argument(a) for k, a in node.kwargs.items() if k not in _PLACEMENT}
+        if any(map(_is_nan, (*args, *kwargs.values()))):
+            raise ModelError(
+                f"the operator {name} is given NaN as a plain number{where(node)}.",
+                next_step="Keep it in a tensor of the module: "
+                'self.register_buffer("nan", torch.tensor(float("nan"))).',
+                operator=name,
+            )
         name = _RENAMED.get(name, name)
         if name in _CASTS:
             name, args, kwargs = self._cast(node, args)
@@ -319,6 +327,10 @@ def _strange(target: Any, place: str) -> ModelError:
         )
     name = getattr(target, "__name__", str(target))
     return ModelError(f"the operation {name} cannot be sent to a device{place}.")
+
+
+def _is_nan(argument: Argument) -> bool:
+    return isinstance(argument, float) and math.isnan(argument)
 
 
 def _dtype(dtype: torch.dtype) -> Dtype:
