@@ -35,6 +35,9 @@ from potluck.simulate import cost, direct
 
 COARSE = 10  # cuts: groups over so many are always looked at
 TRIES = 50  # simulations to improve a plan
+# Up to so many micro-batches a step is simulated in some 20 ms; of more a plan has fewer tries, and
+# so many at least.
+QUICK_MICRO_BATCHES, FEWEST_TRIES = 256, 6
 N_STARTS = 8  # plans whose branches are placed anew
 N_APART = 12  # plans with the branches on any devices, of those that may be fastest
 N_SIDE = 3  # orders of devices, whose plans may have devices come back
@@ -496,13 +499,13 @@ def improve(
         Gives the plans to try next to a plan.
     """
     for plan in starts:
-        tries = 0
+        tries, max_here = 0, _tries(max_tries, plan)
         better: Plan | None = plan
         while better is not None:
             here, better = better, None
             reached = pool.score(here)
             for other in others(pool.table, here):
-                if tries >= max_tries:
+                if tries >= max_here:
                     break
                 if pool.knows(other) or least_s(pool.table, other) >= reached:
                     continue
@@ -512,3 +515,8 @@ def improve(
                     better = ours
                     break
                 yield
+
+
+def _tries(most: int, plan: Plan) -> int:
+    """Simulations to improve a plan: fewer where each takes long."""
+    return min(most, max(FEWEST_TRIES, most * QUICK_MICRO_BATCHES // plan.n_micro_batches))

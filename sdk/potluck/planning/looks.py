@@ -222,7 +222,26 @@ class Look:
         starts = [other for plan in ample[:N_AMPLE] for other in recomputation.starts(looked, plan)]
         again = replace(again, table=looked)
         found = replace(again, max_plans=2 * LOOK).plans([*best, *starts])
+        stated = self._in_size_of(best, ample)
+        if stated is not None:
+            found += stated.recomputing(holding)
         return found if holding or found else again.beyond(())
+
+    def _in_size_of(self, best: Sequence[Plan], ample: Sequence[Plan]) -> "Look | None":
+        """The same look in the micro-batches of the best plan alone, where none of ample memory has
+        that size: larger ones may be better, and not hold in any way. None in a home of many
+        devices.
+        """
+        problem, workload = self.problem, self.problem.workload
+        if not isinstance(workload, Training) or workload.micro_batch is not None:
+            return None
+        if not best or is_many(problem):
+            return None
+        size = best[0].micro_batch
+        if size in {plan.micro_batch for plan in ample[:N_AMPLE]}:
+            return None
+        problem = replace(problem, workload=replace(workload, micro_batch=size))
+        return replace(self, problem=problem, table=self.table.sibling(problem))
 
     def without_limit(self, known: Sequence[Plan]) -> list[Plan]:
         """Judged plans of the same home if its memory were no limit, the best first.

@@ -78,14 +78,17 @@ def test_only_where_memory_is_short_small_sizes_are_tried_too(batch):
     assert all(batch % size == 0 for size in short)
 
 
-@pytest.mark.parametrize(
-    "workload",
-    [
-        pytest.param(Training(batch=2048), marks=pytest.mark.long),
-        Training(batch=64, micro_batch=64),
-    ],
-)
-def test_micro_batches_that_help_are_named(workload):
+@pytest.mark.long
+def test_of_a_batch_of_thousands_single_rows_are_planned():
+    problem = short_home(5, 2048)
+    best = make_plans(problem).best
+    assert best.micro_batch == 1
+    stated = replace(problem, workload=Training(batch=2048, micro_batch=1))
+    assert best.latency_s <= make_plans(stated, borrow=False).best.latency_s * 1.01
+
+
+def test_micro_batches_that_help_are_named():
+    workload = Training(batch=64, micro_batch=64)
     problem = replace(short_home(5, workload.batch), workload=workload)
     with pytest.raises(Infeasible, match=r"Would do .*micro-batches of") as error:
         solve(problem)
