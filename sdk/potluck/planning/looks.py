@@ -8,7 +8,7 @@ from itertools import count
 from math import inf
 
 from potluck.planning import feasibility
-from potluck.planning.anytime import is_small, search
+from potluck.planning.anytime import QUICK_MICRO_BATCHES, is_small, search
 from potluck.planning.baselines.data_parallel import plan_data_parallel
 from potluck.planning.baselines.dora import plan_dora
 from potluck.planning.bounds.energy import holds_weights
@@ -33,6 +33,7 @@ N_BRANCHED = 12
 NO_HURRY_S = 1e12  # a latency that every plan holds: then the least energy decides
 # steps of a search that need find nothing good, and plans simulated for those that just fit
 GLANCE, LOOK = 15, 300
+LEAST_LOOK = 40  # of those, where they have thousands of micro-batches
 N_AMPLE = 12  # plans of ample memory that those that recompute begin with
 # Looked at where nothing fits by closed forms: times the memory there is, and how many
 # micro-batches wait. Requests wait for nobody's gradient, so that all of them may.
@@ -172,7 +173,7 @@ class Look:
                 table=cost.CostTable(more, recomputes=table.recomputes, n_waiting=n_waiting),
                 is_late=lambda _: self.is_late(0.0),
                 budgets=table.budgets,
-                max_plans=LOOK,
+                max_plans=_looked(best),
             )
             best = self._best([*best, *looser.plans(best)])
             if best and not is_small(table):
@@ -221,7 +222,7 @@ class Look:
         looked = table.of(True)
         starts = [other for plan in ample[:N_AMPLE] for other in recomputation.starts(looked, plan)]
         again = replace(again, table=looked)
-        found = replace(again, max_plans=2 * LOOK).plans([*best, *starts])
+        found = replace(again, max_plans=2 * _looked(best)).plans([*best, *starts])
         stated = self._in_size_of(best, ample)
         if stated is not None:
             found += stated.recomputing(holding)
@@ -333,6 +334,14 @@ def _may_recompute(problem: Problem, table: cost.CostTable) -> bool:
     rows, n_layers = problem.workload.batch, len(problem.layers)
     needed = footprint.memory_bytes(table, 0, n_layers, rows, warm_up=1)
     return any(needed > nbytes for nbytes in table.budgets.values())
+
+
+def _looked(best: Sequence[Plan]) -> int:
+    """Plans that a look simulates: fewer where the best has so many micro-batches that each takes
+    long.
+    """
+    n_micro_batches = max((plan.n_micro_batches for plan in best[:1]), default=1)
+    return min(LOOK, max(LEAST_LOOK, LOOK * QUICK_MICRO_BATCHES // n_micro_batches))
 
 
 def _counted(budget: WorkBudget, given: float) -> IsLate:
