@@ -5,6 +5,7 @@ A device that only has onnxruntime never loads torch: that saves it 190 MB and a
 """
 
 from collections.abc import Sequence
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import Any, Protocol
@@ -82,11 +83,16 @@ def backends(wanted: Sequence[str] = ()) -> dict[str, str]:
         if (not wanted or name in wanted) and all(
             find_spec(package) is not None for package in packages
         ):
-            try:
-                found[name] = version(name)
-            except PackageNotFoundError:  # a build of it under another name
-                found[name] = "unknown"
+            found[name] = _version(name)
     return found
+
+
+@cache
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:  # a build of it under another name
+        return "unknown"
 
 
 def arrays_of(present: Sequence[str], device: str = "", memory_bytes: int = 0) -> Arrays:

@@ -5,6 +5,7 @@ attributes, in containers, and in objects that these hold.
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -83,13 +84,15 @@ class _Walk:
             if not isinstance(value, set | frozenset):
                 yield from ((f"{path}[{i}]", part) for i, part in enumerate(value))
         if type(value).__module__.partition(".")[0] not in _TOOLS:
-            slots = [name for kind in type(value).__mro__ for name in _slots(kind)]
+            slots = _slots(type(value))
             own = {name: getattr(value, name) for name in slots if hasattr(value, name)}
             own |= getattr(value, "__dict__", {})
             yield from ((f"{path}.{name}", part) for name, part in own.items())
 
 
+@lru_cache(maxsize=1024)
 def _slots(kind: type) -> tuple[str, ...]:
-    slots = vars(kind).get("__slots__", ())
-    names = (slots,) if isinstance(slots, str) else tuple(slots)
+    """Of a class and of those that it is made from."""
+    every = (vars(base).get("__slots__", ()) for base in kind.__mro__)
+    names = [name for slots in every for name in ((slots,) if isinstance(slots, str) else slots)]
     return tuple(name for name in names if name not in ("__dict__", "__weakref__"))

@@ -79,7 +79,7 @@ class Pair:
         weights = [t for t in self.state.values() if isinstance(t, torch.nn.Parameter)]
         learned = [weight for weight in weights if weight.requires_grad]
         with torch.random.fork_rng(devices=()), torch.set_grad_enabled(self.train):
-            torch.manual_seed(0)  # both draw the same masks
+            _seed([*self.state.values(), *rows])  # both draw the same masks
             given = pytree.tree_leaves(run([x.clone() for x in rows]))
             found = [value for value in given if isinstance(value, torch.Tensor)]
             if not self.train or not found[0].requires_grad:
@@ -132,6 +132,16 @@ def check_same(pair: Pair, tensors: Sequence[torch.Tensor]) -> None:
             if pair.train
             else "Look for branches that differ from call to call.",
         )
+
+
+def _seed(tensors: Sequence[torch.Tensor]) -> None:
+    """Begin to draw anew where these are: of each kind of accelerator that was never used,
+    `torch.manual_seed` keeps a traceback.
+    """
+    if all(tensor.device.type in ("cpu", "meta") for tensor in tensors):
+        torch.default_generator.manual_seed(0)
+    else:
+        torch.manual_seed(0)
 
 
 def _single(

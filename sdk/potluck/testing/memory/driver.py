@@ -112,9 +112,11 @@ class Driver:
             return False
 
     def _goes_on(self) -> bool:
-        is_waiting = self._runs_free or any(link.is_waiting for link in self._links)
-        return is_waiting or not self._clock.is_quiet
+        if self._runs_free or not self._clock.is_quiet:
+            return True
+        return any(link.is_waiting for link in self._links)
 
     def _is_awake(self) -> bool:
-        is_asked = self._orders or any(link.is_awake for link in self._links)
-        return bool(is_asked) or self._goes_on() or not self._links
+        if self._orders or not self._links or self._goes_on():
+            return True
+        return any(link.is_awake for link in self._links)
