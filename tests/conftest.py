@@ -27,7 +27,7 @@ from potluck_wire import chunks
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-gc.set_threshold(50_000, *gc.get_threshold()[1:])
+gc.set_threshold(200_000, *gc.get_threshold()[1:])
 
 # No deadlines: a slow machine is no wrong answer.
 settings.register_profile("default", deadline=None, derandomize=True)
@@ -110,6 +110,19 @@ def pytest_collection_modifyitems(items):
         for number, item in enumerate(each):
             if number not in kept:
                 item.add_marker(pytest.mark.long)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def seeds_of_what_is_there():
+    """`torch.manual_seed` keeps a traceback for each kind of accelerator that was never used: a
+    millisecond each time.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        torch = sys.modules.get("torch")
+        for kind in ("cuda", "xpu", "mtia") if torch is not None else ():
+            if not getattr(torch, kind).is_available():
+                patch.setattr(getattr(torch, kind), "manual_seed_all", lambda seed: None)
+        yield
 
 
 def pytest_collection_finish():

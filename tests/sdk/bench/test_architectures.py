@@ -55,7 +55,7 @@ def is_small(architecture):
     return len(called.operators) <= MAX_OPERATORS and not reads
 
 
-@pytest.mark.few(10)
+@pytest.mark.few(6)
 @pytest.mark.parametrize("number", range(SAMPLES))
 def test_an_architecture_answers_and_trains_on_two_agents_as_on_one_machine(number, home):
     with warnings.catch_warnings():

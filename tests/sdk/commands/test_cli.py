@@ -146,9 +146,16 @@ def test_a_key_that_begins_like_an_option_is_a_key(monkeypatch, key):
     assert (told[0].trust, told[0].port) == ([key], 7)
 
 
-@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp1252"])
-@pytest.mark.parametrize("arguments", [["peers"], ["plan", "smart-home-1", "bert-base"]])
-def test_a_terminal_without_our_letters_shows_the_others(tmp_path, encoding, arguments):
+@pytest.mark.parametrize(
+    ("arguments", "encoding"),
+    [
+        (["peers"], "ascii"),
+        (["peers"], "latin-1"),
+        (["peers"], "cp1252"),
+        (["plan", "smart-home-1", "bert-base"], "ascii"),  # what it prints, the others lack, too
+    ],
+)
+def test_a_terminal_without_our_letters_shows_the_others(tmp_path, arguments, encoding):
     Keyring(tmp_path).remember(Known(name="phone", key="k" * 40))
     ran = subprocess.run(
         [sys.executable, "-m", "potluck.cli", *arguments],

@@ -154,7 +154,7 @@ def test_of_two_homes_with_the_same_keys_the_second_is_refused_and_the_first_goe
 
 def test_a_cell_that_opens_a_home_may_run_twice_unless_something_is_under_way(tmp_path):
     model = potluck.Model.from_torch(torch.nn.Linear(4, 2), torch.zeros(2, 4), name="one")
-    with agent(tmp_path / "agent", "--pair", backends="torch") as ready:
+    with agent(tmp_path / "agent", "--pair") as ready:
         first = potluck.Home(peers=[place(ready)], state=tmp_path / "home")
         name = first.pair(place(ready), ready["code"]).name
         with potluck.Home(peers=[place(ready)], state=tmp_path / "home") as second:

@@ -1,5 +1,8 @@
 """Scripts: read strictly, stretched with the lab, and each happening at its time."""
 
+import logging
+from logging.handlers import BufferingHandler
+
 import pytest
 from tests.timeouts import PATIENCE_S
 
@@ -211,7 +214,16 @@ def test_what_lasts_ends_with_the_script():
     assert devices.done == [("freeze", "a"), ("thaw", "a")]
 
 
-def test_a_happening_that_fails_is_noted_and_told_and_the_next_comes(caplog):
+@pytest.fixture
+def log():
+    """What the lab has noted."""
+    kept, lab = BufferingHandler(1000), logging.getLogger("potluck.lab")
+    lab.addHandler(kept)
+    yield kept.buffer
+    lab.removeHandler(kept)
+
+
+def test_a_happening_that_fails_is_noted_and_told_and_the_next_comes(log):
     script = [Bandwidth(at_s=0, medium="air", rate=1e6), Crash(at_s=0, device="a")]
     scenario = ScenarioRunner(script, devices := Recorded(), None)
     assert scenario.wait(PATIENCE_S)
@@ -219,7 +231,7 @@ def test_a_happening_that_fails_is_noted_and_told_and_the_next_comes(caplog):
     assert isinstance(first, HomeError)
     assert second is None
     assert devices.done == [("kill", "a")]
-    assert caplog.messages == [f"script: {script[0]} failed: {first}"]
+    assert [record.getMessage() for record in log] == [f"script: {script[0]} failed: {first}"]
 
 
 def test_a_lab_that_is_slower_takes_longer_and_tells_what_the_script_says():

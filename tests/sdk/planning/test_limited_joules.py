@@ -41,7 +41,7 @@ def solved(problem, name):
 )
 @pytest.mark.parametrize("home", ["family", *later(["traffic-monitor"])])
 def test_a_plan_within_the_joules_of_a_rivals_is_as_fast_as_any_rivals(home, workload, name, limit):
-    problem = potluck.estimate(home, "bert-base", max_layers=10).problem(workload)
+    problem = potluck.estimate(home, "bert-base", max_layers=6).problem(workload)
     theirs = next(plan for plan in ask(problem, name) if len(plan.devices) > 1)
     limited = replace(problem, qoe=limits(theirs)[limit])
     ours = make_plans(limited).best

@@ -2,7 +2,7 @@
 attributes, in containers, and in objects that these hold.
 """
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -60,6 +60,8 @@ class _Walk:
             path, value = waiting.pop()
             if isinstance(value, _PLAIN):
                 self.found[path] = value
+            elif type(value) is OrderedDict and not (value or vars(value)):  # such as most hooks
+                self.found[f"len({path})"] = 0
             elif id(value) not in self.seen and id(value) not in self.known:
                 self.seen[id(value)] = value
                 if isinstance(value, torch.Tensor):
