@@ -144,6 +144,7 @@ class StageCostTable:
             tuple[int, int], tuple[float, float, float, float, float, float, float]
         ] = {}
         self._rings: dict[int, tuple[float, float]] = {}
+        self._updates: dict[tuple[int, int, int], float] = {}
         # of stages whose shares are not `shares`
         self._own_shares: dict[tuple[int, int, int], tuple[int, ...]] = {}
 
@@ -233,7 +234,6 @@ class StageCostTable:
         forward = 0.0
         backward = 0.0
         energy = 0.0
-        update = 0.0
         kinds = Counter(
             (self._first[index], rows) for index, rows in zip(group, shares, strict=True)
         )
@@ -254,9 +254,6 @@ class StageCostTable:
         depth = self._depth(start, stop, g, kinds)
         if not self.training:
             return StageCost(forward, 0.0, 0.0, 0.0, depth, energy, self.n_micro_batches * forward)
-        update = max(
-            cost.update_s(table, problem.devices[index], start, stop) for index, _ in kinds
-        )
         reduce_s, air_s = 0.0, 0.0
         if len(group) > 1:
             nbytes = table.summed_bytes(start, stop) + table.averaged_bytes(start, stop)
@@ -269,7 +266,16 @@ class StageCostTable:
             if reduce_s + self.n_micro_batches * (forward + backward) >= limit_s:
                 return None
         total_s = self.n_micro_batches * (forward + backward)
+        update = max(self._update_s(start, stop, index) for index, _ in kinds)
         return StageCost(forward, backward, reduce_s + update, air_s, depth, energy, total_s)
+
+    def _update_s(self, start: int, stop: int, index: int) -> float:
+        """A step of the optimizer: however rows are shared, it is the same."""
+        key = start, stop, index
+        if key not in self._updates:
+            device = self.problem.devices[index]
+            self._updates[key] = cost.update_s(self.table, device, start, stop)
+        return self._updates[key]
 
     def _ring(self, g: int) -> tuple[float, float]:
         """Seconds per byte of the ring's slowest link, and of the air for one byte over every
