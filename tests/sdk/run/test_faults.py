@@ -159,10 +159,7 @@ def test_killed_while_a_plan_is_deployed(home, model, moment, device, whom, afte
 
 @pytest.mark.parametrize(
     ("home", "moment", "device", "whom", "after"),
-    some(
-        everywhere(fault_injection.TRAINING),
-        (PLAIN, "training", A, "worker", 8),
-    ),
+    some(everywhere(fault_injection.TRAINING), (PLAIN, "training", A, "worker", 8)),
     indirect=["home"],
 )
 def test_killed_in_training_and_its_switch(home, model, moment, device, whom, after):
@@ -186,10 +183,7 @@ def test_killed_in_training_and_its_switch(home, model, moment, device, whom, af
 
 @pytest.mark.parametrize(
     ("home", "moment", "device", "whom", "after"),
-    some(
-        everywhere(fault_injection.REQUESTS),
-        (PLAIN, "copying", C, "agent", 1),
-    ),
+    some(everywhere(fault_injection.REQUESTS), (PLAIN, "copying", C, "agent", 1)),
     indirect=["home"],
 )
 def test_killed_while_requests_are_answered(home, model, moment, device, whom, after):
