@@ -86,7 +86,7 @@ class _Walk:
             if not isinstance(value, set | frozenset):
                 yield from ((f"{path}[{i}]", part) for i, part in enumerate(value))
         if type(value).__module__.partition(".")[0] not in _TOOLS:
-            slots = _slots(type(value))
+            slots = _slots(type(value))  # type: ignore[arg-type] # classes can be hashed
             own = {name: getattr(value, name) for name in slots if hasattr(value, name)}
             own |= getattr(value, "__dict__", {})
             yield from ((f"{path}.{name}", part) for name, part in own.items())
