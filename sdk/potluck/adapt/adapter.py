@@ -5,10 +5,13 @@ A look compares some steps with their prediction. Below 10 % of change only the 
 is renewed; what is larger, or lasts, is planned for again. A switch must pay for itself: over the
 steps that are left, and in what has been lost since the change was seen (so that a change that
 comes and goes costs at most about twice what an oracle would pay, as in the ski-rental problem).
-And it must still look good at the next look, whose noise is another.
+And it must still look good at the next look, whose noise is another, unless it saves far more than
+noise can feign.
+
+What no step shows any more (a device that was left, for it was slow) is asked from time to time.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from potluck import units
@@ -25,6 +28,9 @@ WORTH_FRAC = 0.05  # a choice: predictions err, and less is no reason to switch
 ORDER_WORTH_FRAC = 0.02
 ORDER_STEPS = 2.0  # that an order of transfers costs: a pipeline is finished and filled again
 LOOKS_TO_SWITCH = 2
+# a choice: looks err by some percent, so what saves so much more need not be seen again, if it has
+# lasted longer than a hiccup
+CLEAR_FRAC, CLEAR_S = 0.2, 3.0
 FORGET_STEPS = 256  # then what no step shows any more may be as its profile says again
 
 NOTHING = "nothing"
@@ -88,7 +94,8 @@ class Adapter:
         self._first_step = step
         self._planned = self._ordered = Conditions()  # what was planned for, and ordered
         self._small = self._looks = 0  # in a row: of small changes; for one other plan
-        self._since: int | None = None  # the step at which a change was first seen
+        self._since: float | None = None  # the step at which a change began, as far as was seen
+        self._looked = step  # at the latest look
         self._errors: dict[
             tuple[Stage, ...], float
         ] = {}  # of plans that ran: measured by predicted
@@ -107,6 +114,7 @@ class Adapter:
         """
         self.known = self.known.times({t: _damped(ratio) for t, ratio in look.ratios.items()})
         self._forget(look)
+        before, self._looked = self._looked, look.step
         # what the conditions explain is in the ratios; the rest is this plan's own
         self._errors[plan.stages] = look.step_s / look.predicted_s
         change_frac, _ = self.known.change(self._planned)
@@ -116,10 +124,39 @@ class Adapter:
             return NOTHING
         self._small += 1
         if self._since is None:
-            self._since = look.step
+            self._since = (before + look.step) / 2  # somewhere between the two
         if change_frac >= SMALL_FRAC or self._small >= LASTING_LOOKS:
             return PLAN
         return ORDER if self.known.change(self._ordered)[0] >= STEADY_FRAC else NOTHING
+
+    def doubtful(self, shown: Collection[Thing]) -> tuple[Thing, ...]:
+        """Those that were slower than usual when they were last seen, and no step shows: whether
+        they still are is worth a question.
+
+        Parameters
+        ----------
+        shown
+            By the steps of now.
+        """
+        known = self.known
+        return tuple(
+            thing
+            for thing, factor in known.factors.items()
+            if thing not in shown and factor >= (1 + SMALL_FRAC) * known.usual(thing)
+        )
+
+    def hear(self, slowness: Mapping[Thing, float], step: int) -> None:
+        """Take in what such a question has shown.
+
+        Parameters
+        ----------
+        slowness
+            Of each that has answered: seconds by those of its profile.
+        step
+            The latest.
+        """
+        self.known = self.known.heard(slowness)
+        self._seen_at.update(dict.fromkeys(slowness, step))
 
     def _forget(self, look: Look) -> None:
         """What no step has shown for long may have become better; each time for twice as long."""
@@ -192,7 +229,8 @@ class Adapter:
                 "so this one stays.",
             )
         self._looks += 1
-        left, since = self._left(look), look.step - (self._since or look.step)
+        left = self._left(look)
+        since = look.step - (look.step if self._since is None else self._since)
         cost_s = self.cost.seconds(plan, best, problem, look.step_s)
         saved_s = saved_frac * look.step_s
         told = (
@@ -203,7 +241,7 @@ class Adapter:
         if saved_s * left < cost_s:
             self.settle()
             action, why = STAY, f"{units.number(left, self._noun)} to go do not pay for it"
-        elif saved_s * since < cost_s or self._looks < LOOKS_TO_SWITCH:
+        elif saved_s * since < cost_s or not self._is_sure(saved_frac, since * look.step_s):
             action, why = WAIT, "it has not lasted long enough to pay for it yet"
         else:
             action = SWITCH
@@ -217,6 +255,11 @@ class Adapter:
             words=f"{told}: {why}.",
             plan=best if action == SWITCH else None,
         )
+
+    def _is_sure(self, saved_frac: float, lasted_s: float) -> bool:
+        """Whether this is no noise and no hiccup."""
+        is_clear = saved_frac >= CLEAR_FRAC and lasted_s >= CLEAR_S
+        return is_clear or self._looks >= LOOKS_TO_SWITCH
 
     @property
     def is_settled(self) -> bool:

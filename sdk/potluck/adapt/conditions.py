@@ -19,19 +19,25 @@ Thing = tuple[str, str]  # kind, name
 class Conditions:
     """Per device and medium, by how much its seconds are to be multiplied.
 
-    What has not been seen is held for no better than the best of its kind that was, and for no
-    better than its profile says: else an error that a profile makes everywhere would speak for
-    those that no plan has used yet.
+    `first`: what each factor was when it was first seen, which is how its profile errs; what came
+    later is a change. What has not been seen is held for no better than the best of its kind was at
+    first, and for no better than its profile says: else an error that a profile makes everywhere
+    would speak for those that no plan has used yet. A later change of one says nothing of another.
     """
 
     factors: Mapping[Thing, float] = field(default_factory=dict)
+    first: Mapping[Thing, float] = field(default_factory=dict)
 
     def of(self, thing: Thing) -> float:
         """The factor of this device or medium."""
-        if thing in self.factors:
-            return self.factors[thing]
-        seen = (factor for (kind, _), factor in self.factors.items() if kind == thing[0])
-        return max(1.0, min(seen, default=1.0))
+        return self.factors[thing] if thing in self.factors else self.usual(thing)
+
+    def usual(self, thing: Thing) -> float:
+        """Its factor while nothing has changed: its own at first, or as its kind was seen to err;
+        for no better than its profile.
+        """
+        errors = [factor for (kind, _), factor in self.first.items() if kind == thing[0]]
+        return max(1.0, self.first.get(thing, min(errors, default=1.0)))
 
     def times(self, ratios: Mapping[Thing, float]) -> "Conditions":
         """What was predicted under these conditions lasts so many times longer.
@@ -42,11 +48,27 @@ class Conditions:
             Measured by predicted seconds.
         """
         now = {thing: self.of(thing) * ratio for thing, ratio in ratios.items()}
-        return Conditions(factors={**self.factors, **now})
+        return Conditions(factors={**self.factors, **now}, first={**now, **self.first})
+
+    def heard(self, slowness: Mapping[Thing, float]) -> "Conditions":
+        """With what was asked of those that no step shows: it may be over, but nobody is taken for
+        better than usual by a short question.
+
+        Parameters
+        ----------
+        slowness
+            Seconds of the answer by those of the profile.
+        """
+        now = {thing: self.usual(thing) * max(1.0, ratio) for thing, ratio in slowness.items()}
+        return Conditions(factors={**self.factors, **now}, first=self.first)
 
     def without(self, things: Collection[Thing]) -> "Conditions":
         """As if these had not been seen."""
-        return Conditions(factors={t: f for t, f in self.factors.items() if t not in things})
+        factors, first = (
+            {thing: factor for thing, factor in each.items() if thing not in things}
+            for each in (self.factors, self.first)
+        )
+        return Conditions(factors=factors, first=first)
 
     def change(self, before: "Conditions") -> tuple[float, Thing]:
         """The largest change of anything (0.1: 10 % slower, or faster by as much), and of what."""

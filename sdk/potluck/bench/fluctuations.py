@@ -27,6 +27,7 @@ WINDOW = 8  # steps of a look
 KEPT = 4  # of the plans of a stretch
 CHANGED = 0.4  # of the stretches
 WANDERING = 0.25  # per stretch, on the scale of ratios
+ASKING_S = 0.1  # of a medium
 RETURNING = 0.3  # of the way back to the profile, per stretch
 
 
@@ -171,6 +172,13 @@ class _Way:
         self.plan, self.plans = plan, (*self.plans, plan)
         return seconds
 
+    def ask(self, adapter: Adapter, things: Collection[Thing], number: int, step: int) -> None:
+        """Those that no step shows; a medium answers with some bytes, in the run's own time."""
+        true, rng = self._evening.stretches[number], self._evening.rng
+        heard = {t: true.of(t) * rng.lognormvariate(0.0, self._evening.noise) for t in things}
+        self.seconds += ASKING_S * sum(kind == MEDIUM for kind, _ in heard)
+        adapter.hear(heard, step)
+
     @property
     def outcome(self) -> Outcome:
         return Outcome(
@@ -240,10 +248,13 @@ def adapting(evening: Evening) -> Outcome:
             way.take(number, WINDOW)
             done += WINDOW
             look = _look(evening, way.plan, adapter, number, done, total - done)
+            way.ask(adapter, adapter.doubtful(look.ratios), number, done)
             todo = adapter.look(look, way.plan)
             if todo != PLAN:
                 found = [] if adapter.is_settled else found
                 continue
+            devices = [(DEVICE, device.name) for device in evening.problem.devices]
+            way.ask(adapter, [each for each in devices if each not in look.ratios], number, done)
             problem = under(evening.problem, adapter.known)
             if not found:
                 layers = problem.layers

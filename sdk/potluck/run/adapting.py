@@ -4,7 +4,7 @@ decides at a boundary. What decides is in `adapt`.
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import replace
 from math import ceil
@@ -15,6 +15,7 @@ from potluck.adapt.adapter import (
     FAILED,
     NOTHING,
     ORDER,
+    PLAN,
     SWITCH,
     WAIT,
     Adapter,
@@ -22,7 +23,7 @@ from potluck.adapt.adapter import (
     Look,
     same_sums,
 )
-from potluck.adapt.conditions import ratios, under
+from potluck.adapt.conditions import DEVICE, Thing, ratios, under
 from potluck.contention.transfer_order import one_at_a_time, with_ordered_transfers
 from potluck.errors import Infeasible, PotluckError
 from potluck.handle import Task
@@ -31,6 +32,7 @@ from potluck.planning.scenario import only
 from potluck.records import Plan, Problem, Trace
 from potluck.run.comparison import compare
 from potluck.run.compiled_plan import INFER, train_name
+from potluck.run.probing import Prober
 from potluck.schedule import Compiled
 from potluck.sessions.events import Execution
 from potluck.simulate.predict import IN_FLIGHT, predict_steps
@@ -74,6 +76,8 @@ class Adapting:
         self._trains = engine.compiled_plan.plan.training
         self._adapter = Adapter(self._n_done, "step" if self._trains else "request")
         self._task = Task()
+        self._prober = Prober(engine, self._task)
+        self._asked = self._n_done  # from when on somebody may be asked
         self._due = self._n_done + WINDOW
         self._waiting = False  # for a switch to pay
         self._found: Sequence[Plan] = ()  # at the latest planning
@@ -174,13 +178,26 @@ class Adapting:
             return None
         compiled, problem = steps[-1][1], under(profiled, adapter.known)
         look = self._seen(steps, compiled, problem, step)
+        self._ask(adapter.doubtful(look.ratios), look, plan, profiled)
         todo = adapter.look(look, plan)
         if todo == NOTHING:
             return look, None
+        if todo == PLAN and not self._waiting:  # whom it may go to
+            others = problem_now(engine, plan, profiled).devices
+            unseen = [(DEVICE, d.name) for d in others if (DEVICE, d.name) not in look.ratios]
+            self._ask(unseen, look, plan, profiled)
         problem = under(profiled, adapter.known)
         if todo == ORDER:  # requests come when they come
             return look, self._ordering(look, compiled, problem) if self._trains else None
         return look, self._planning(look, plan, problem)
+
+    def _ask(self, things: Iterable[Thing], look: Look, plan: Plan, profiled: Problem) -> None:
+        """Those that no step shows, for a small part of the run's time."""
+        if look.step < self._asked or not (asked := tuple(things)):
+            return
+        prober, adapter = self._prober, self._adapter
+        adapter.hear(prober.slowness(asked, plan, profiled, adapter.known), look.step)
+        self._asked = look.step + ceil(prober.spent_s / LOOKING_FRAC / look.step_s)
 
     def _seen(self, steps: Steps, compiled: Compiled, problem: Problem, step: int) -> Look:
         spans = [(execution.start_s, execution.stop_s) for execution, _ in steps]

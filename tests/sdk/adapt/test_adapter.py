@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from potluck.adapt.adapter import (
+    CLEAR_FRAC,
     FORGET_STEPS,
     NOTHING,
     ORDER,
@@ -15,6 +16,7 @@ from potluck.adapt.adapter import (
     STAY,
     SWITCH,
     WAIT,
+    WORTH_FRAC,
     Adapter,
     Look,
     same_sums,
@@ -124,6 +126,28 @@ def test_a_profile_that_errs_alike_everywhere_speaks_for_nobody_unseen():
     assert Conditions().times({A: 0.5}).of(B) == 1.0
 
 
+def test_a_change_of_one_speaks_for_nobody_unseen():
+    known = Conditions().times({A: 1.1}).times({A: 3.0})
+    assert known.of(A) == pytest.approx(3.3)
+    assert known.of(B) == 1.1  # as its profile may err, too
+    assert known.usual(A) == 1.1
+
+
+def test_whom_no_step_shows_any_more_is_asked_and_is_usual_at_best():
+    adapter = Adapter()
+    adapter.look(look(8, a=1.2, b=1.0, air=1.0), EVEN)
+    adapter.look(look(16, a=1.0, b=9.0, air=1.05), EVEN)
+    assert adapter.doubtful({A: 1.0, B: 1.0, AIR: 1.0}) == ()
+    assert adapter.doubtful({A: 1.0}) == (B,)  # the air is as good as usual
+    adapter.hear({B: 4.0}, 24)
+    assert adapter.known.of(B) == 4.0
+    adapter.hear({B: 0.7}, 32)
+    assert adapter.known.of(B) == 1.0
+    assert adapter.doubtful({A: 1.0}) == ()
+    adapter.hear({A: 2.0}, 40)  # whose profile errs, by as much whenever it is asked
+    assert adapter.known.of(A) == pytest.approx(2.4)
+
+
 def test_conditions_slow_a_problem_down():
     slow = under(PROBLEM, Conditions(factors={A: 2.0, B: 1.0, AIR: 4.0}))
     assert slow.costs["a"][0].forward_s == (0.2, 0.8)
@@ -157,19 +181,36 @@ def decisions(adapter, looks, others=(ON_A,)):
             return
 
 
-def test_a_device_that_stays_slow_is_left_once_that_pays():
-    slow = [look(8, a=1.0, b=9.0, step_s=14.0, predicted_s=14.0)]
-    more = [look(8 * n, b=1.0, step_s=14.0, predicted_s=14.0) for n in (2, 3, 4)]
+@pytest.mark.parametrize(
+    ("step_s", "actions"),
+    [(14.0, [SWITCH]), (0.1, [WAIT, SWITCH])],  # of what is short, a look may be a hiccup
+)
+def test_a_device_that_stays_slow_is_left_once_that_pays(step_s, actions):
+    took = {"step_s": step_s, "predicted_s": step_s}
+    slow = [look(8, a=1.0, b=9.0, **took)]
+    more = [look(8 * n, b=1.0, **took) for n in (2, 3, 4)]
     found = [*decisions(Adapter(), slow + more)]
-    assert [each.action for each in found] == [WAIT, SWITCH]
+    assert [each.action for each in found] == actions
     assert found[-1].plan.stages == ON_A.stages
     assert "b computes at 0.11 of its profile's pace" in found[-1].words
-    assert found[-1].saved_frac * 14.0 * 984 > found[-1].cost_s
+    assert found[-1].saved_frac * step_s * 984 > found[-1].cost_s
+
+
+def test_a_small_saving_is_looked_at_twice():
+    looks = [look(8, a=1.0, b=1.3), *(look(8 * n, a=1.0, b=1.0) for n in range(2, 9))]
+    found = [*decisions(Adapter(), looks)]
+    assert WORTH_FRAC < found[-1].saved_frac < CLEAR_FRAC
+    assert [each.action for each in found] == [WAIT] * (len(found) - 1) + [SWITCH]
 
 
 def test_a_change_that_is_over_at_the_next_look_switches_nothing():
     adapter = Adapter()
-    there_and_back = [look(8, a=1.0, b=9.0), look(16, b=1 / 9), look(24, b=1.0)]
+    took = {"step_s": 0.1, "predicted_s": 0.1}
+    there_and_back = [
+        look(8, a=1.0, b=9.0, **took),
+        look(16, b=1 / 9, **took),
+        look(24, b=1.0, **took),
+    ]
     assert [each.action for each in decisions(adapter, there_and_back)] == [WAIT]
     assert adapter.look(look(32), EVEN) == NOTHING
 
@@ -182,7 +223,7 @@ def test_the_steps_to_go_must_pay_for_a_switch():
 
 def test_without_an_end_as_many_steps_again_are_reckoned_with():
     adapter = Adapter(step=100)
-    first = replace(look(108, a=1.0, b=9.0), steps_left=None)
+    first = replace(look(108, a=1.0, b=9.0, step_s=0.1), steps_left=None)
     adapter.look(first, EVEN)
     now = under(PROBLEM, adapter.known)
     decision = adapter.choose(first, judge(now, EVEN), [judge(now, ON_A)], now)
