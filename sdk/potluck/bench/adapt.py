@@ -3,8 +3,7 @@ change, and an oracle that knows the future. And plans mixed to hold a deadline.
 
 Seconds and joules are the simulator's, of homes drawn by seeds (`fluctuations`). Planning anew and
 the oracle are told of every change at once and exactly; our adapter sees, every eight steps, what
-the plan at work shows, with noise. Nobody is charged for planning. Devices that leave or join are
-not among the changes.
+the plan at work shows, with noise. Nobody is charged for planning.
 
 On most of these homes the best plan stays the best whatever happens, so medians over all say
 little: those over the evenings that matter stand beside them. A switch in a stable home is needless

@@ -6,6 +6,7 @@ within which nothing changes. Kinds:
 - stable: nothing ever changes.
 - bandwidth: in some stretches a medium carries 40 to 60 % less (as in DeepCEE, section 5).
 - load: in some stretches another program takes 20 to 80 % of a device.
+- leaving: in some stretches a device is away; at most all but one in turn. It is drained first.
 - recorded-like: all media wander as WiFi does in a home, by a walk on the scale of ratios that is
   drawn back to the profile.
 """
@@ -20,9 +21,11 @@ from potluck.adapt.conditions import DEVICE, MEDIUM, Conditions, Thing, under
 from potluck.adapt.switch_cost import SwitchCost
 from potluck.bench.small_homes import random_problem
 from potluck.planning import judge, make_plans
+from potluck.planning.scenario import only
 from potluck.records import Plan, Problem, Stage, Training
+from potluck.run.rejoin import BACK_S, pays
 
-KINDS = ("stable", "bandwidth", "load", "recorded_like")
+KINDS = ("stable", "bandwidth", "load", "leaving", "recorded_like")
 WINDOW = 8  # steps of a look
 KEPT = 4  # of the plans of a stretch
 CHANGED = 0.4  # of the stretches
@@ -43,29 +46,43 @@ class Outcome:
 
 @dataclass(slots=True, kw_only=True)
 class Evening:
-    """A home and what it goes through: the conditions of every stretch of `n_steps`."""
+    """A home and what it goes through: the conditions of every stretch of `n_steps`, and who is
+    away in it.
+    """
 
     problem: Problem
     stretches: tuple[Conditions, ...]
+    away: tuple[str, ...]  # a device, or "" for nobody
     n_steps: int
     rng: random.Random
     noise: float
     _plans: dict[int, tuple[Plan, ...]] = field(default_factory=dict)
     _judged: dict[tuple[int, tuple[Stage, ...]], Plan] = field(default_factory=dict)
 
+    def there(self, problem: Problem, number: int) -> Problem:
+        """The problem with the devices that are there in a stretch."""
+        names = [d.name for d in problem.devices if d.name != self.away[number]]
+        return only(problem, names) if self.away[number] else problem
+
+    def can(self, plan: Plan, number: int) -> bool:
+        """Whether all its devices are there."""
+        return self.away[number] not in plan.devices
+
     def now(self, number: int) -> Problem:
-        """The home in a stretch."""
+        """The home in a stretch, those that are away as if they were there."""
         return under(self.problem, self.stretches[number])
 
     def same_as(self, number: int) -> int:
-        """The first stretch of the same conditions."""
-        return self.stretches.index(self.stretches[number])
+        """The first stretch that is like this one."""
+        like = list(zip(self.stretches, self.away, strict=True))
+        return like.index(like[number])
 
     def plans(self, number: int) -> tuple[Plan, ...]:
         """The best plans for a stretch."""
         number = self.same_as(number)
         if number not in self._plans:
-            self._plans[number] = make_plans(self.now(number)).items[:KEPT]
+            home = self.there(self.now(number), number)
+            self._plans[number] = make_plans(home).items[:KEPT]
         return self._plans[number]
 
     def judged(self, plan: Plan, number: int) -> Plan:
@@ -113,9 +130,12 @@ def drawn(kind: str, seed: int, settings: Mapping[str, float]) -> Evening:
         for device in problem.devices
     )
     workload = Training(batch=8, micro_batch=2, optimizer_copies=2)
+    n = int(settings["stretches"])
+    stretches = tuple(_stretches(kind, problem, n, rng))
     return Evening(
         problem=replace(problem, devices=devices, workload=workload),
-        stretches=tuple(_stretches(kind, problem, int(settings["stretches"]), rng)),
+        stretches=stretches,
+        away=tuple(_away(kind, problem, n, rng)),
         n_steps=int(settings["steps"]),
         rng=rng,
         noise=settings["noise_frac"],
@@ -139,6 +159,13 @@ def _stretches(kind: str, problem: Problem, n: int, rng: random.Random) -> list[
         found.append(Conditions(factors={**_as_profiled(problem), **factors}))
     found[0] = Conditions(factors=_as_profiled(problem))
     return found
+
+
+def _away(kind: str, problem: Problem, n: int, rng: random.Random) -> list[str]:
+    if kind != "leaving":
+        return [""] * n
+    names = [device.name for device in problem.devices]
+    return ["", *(rng.choice(names) if rng.random() < CHANGED else "" for _ in range(n - 1))]
 
 
 def _as_profiled(problem: Problem) -> dict[Thing, float]:
@@ -190,9 +217,11 @@ class _Way:
 
 
 def static(evening: Evening) -> Outcome:
-    """The plan of the profile, whatever happens."""
+    """The plan of the profile, whatever happens; where a device leaves, the best without it."""
     way = _Way(evening)
     for number in range(len(evening.stretches)):
+        if not evening.can(way.plan, number):
+            way.go_over(evening.plans(number)[0], number)
         way.take(number, evening.n_steps)
     return way.outcome
 
@@ -225,6 +254,8 @@ def oracle(evening: Evening, more: Collection[Plan] = ()) -> Outcome:
     for number in numbers:
         reached = {}
         for stages, plan in plans.items():
+            if not evening.can(plan, number):
+                continue
             more_s, more_j = evening.taking(plan, number, evening.n_steps)
             reached[stages] = min(
                 (seconds + cost_s + more_s, joules + cost_j + more_j, n + (before != stages))
@@ -240,35 +271,90 @@ def adapting(evening: Evening) -> Outcome:
     """Our adapter: it sees what the plan at work shows, with noise, and learns what switches
     cost.
     """
-    way, adapter = _Way(evening), Adapter()
-    total, done = len(evening.stretches) * evening.n_steps, 0
-    found: list[Plan] = []
+    ours = _Ours(evening)
     for number in range(len(evening.stretches)):
+        ours.leave(number)
         for _ in range(evening.n_steps // WINDOW):
-            way.take(number, WINDOW)
-            done += WINDOW
-            look = _look(evening, way.plan, adapter, number, done, total - done)
-            way.ask(adapter, adapter.doubtful(look.ratios), number, done)
-            todo = adapter.look(look, way.plan)
-            if todo != PLAN:
-                found = [] if adapter.is_settled else found
-                continue
-            devices = [(DEVICE, device.name) for device in evening.problem.devices]
-            way.ask(adapter, [each for each in devices if each not in look.ratios], number, done)
-            problem = under(evening.problem, adapter.known)
-            if not found:
-                layers = problem.layers
-                found = [p for p in make_plans(problem) if same_sums(way.plan, p, layers)][:KEPT]
-            others = [judge(problem, p) for p in found if p.stages != way.plan.stages]
-            decision = adapter.choose(look, judge(problem, way.plan), others, problem)
-            if decision.action == SWITCH and decision.plan is not None:
-                cost_s = way.go_over(decision.plan, number)
-                adapter.cost = adapter.cost.learned(decision.cost_s, cost_s)
-                adapter.settle()
-            found = [] if adapter.is_settled else found
-        way.take(number, evening.n_steps % WINDOW)
-        done += evening.n_steps % WINDOW
-    return way.outcome
+            ours.take(number, WINDOW)
+            ours.look(number)
+        ours.take(number, evening.n_steps % WINDOW)
+    return ours.way.outcome
+
+
+class _Ours:
+    """The adapter's way, and what a run does beside it where devices leave and come back."""
+
+    def __init__(self, evening: Evening) -> None:
+        self._evening, self._adapter = evening, Adapter()
+        self.way = _Way(evening)
+        self._wanted = self.way.plan
+        self._found: list[Plan] = []  # while a change is open
+        self._left = len(evening.stretches) * evening.n_steps
+        self._done = 0
+        self._back_s = 0.0  # since who is missing is there again
+
+    def take(self, number: int, n_steps: int) -> None:
+        """Some steps."""
+        begun_s = self.way.seconds
+        self.way.take(number, n_steps)
+        self._done, self._left = self._done + n_steps, self._left - n_steps
+        missing = not set(self._wanted.devices) <= set(self.way.plan.devices)
+        is_back = missing and self._evening.can(self._wanted, number)
+        self._back_s = self._back_s + self.way.seconds - begun_s if is_back else 0.0
+
+    def leave(self, number: int) -> None:
+        """Go over to the best plan of those that stay, where one of the plan leaves."""
+        if not self._evening.can(self.way.plan, number):
+            home = self._evening.there(self._problem, number)
+            layers = home.layers
+            plans = [p for p in make_plans(home) if same_sums(self.way.plan, p, layers)]
+            self._go_over(plans[0], number)
+
+    def look(self, number: int) -> None:
+        """As a run does: back to who is there again, else what the adapter says."""
+        if self._back_s >= BACK_S and self._evening.can(self._wanted, number):
+            self._back_s = 0.0
+            plans = [judge(self._problem, p) for p in (self.way.plan, self._wanted)]
+            if pays(plans[0], plans[1], self._problem, self._left):
+                self._go_over(self._wanted, number)
+                return
+        self._adapt(number)
+
+    def _adapt(self, number: int) -> None:
+        adapter, plan = self._adapter, self.way.plan
+        look = _look(self._evening, plan, adapter, number, self._done, self._left)
+        self.way.ask(adapter, adapter.doubtful(look.ratios), number, self._done)
+        if adapter.look(look, plan) == PLAN:
+            self._choose(look, number)
+        self._found = [] if adapter.is_settled else self._found
+
+    def _choose(self, look: Look, number: int) -> None:
+        adapter, plan = self._adapter, self.way.plan
+        home = self._evening.there(self._problem, number)
+        devices = [(DEVICE, device.name) for device in home.devices]
+        if not self._found:
+            unseen = [each for each in devices if each not in look.ratios]
+            self.way.ask(adapter, unseen, number, self._done)
+        home = self._evening.there(self._problem, number)
+        if not self._found:
+            plans = [p for p in make_plans(home) if same_sums(plan, p, home.layers)]
+            self._found = plans[:KEPT]
+        others = [judge(home, p) for p in self._found if p.stages != plan.stages]
+        decision = adapter.choose(look, judge(home, plan), others, home)
+        if decision.action == SWITCH and decision.plan is not None:
+            cost_s = self._go_over(decision.plan, number)
+            adapter.cost = adapter.cost.learned(decision.cost_s, cost_s)
+            self._wanted = decision.plan
+
+    @property
+    def _problem(self) -> Problem:
+        """As the adapter knows it, with all devices."""
+        return under(self._evening.problem, self._adapter.known)
+
+    def _go_over(self, plan: Plan, number: int) -> float:
+        self._found = []
+        self._adapter.settle()
+        return self.way.go_over(plan, number)
 
 
 def _look(

@@ -197,7 +197,7 @@ def test_a_device_that_stays_slow_is_left_once_that_pays(step_s, actions):
 
 
 def test_a_small_saving_is_looked_at_twice():
-    looks = [look(8, a=1.0, b=1.3), *(look(8 * n, a=1.0, b=1.0) for n in range(2, 9))]
+    looks = [look(8, a=1.0, b=1.7), *(look(8 * n, a=1.0, b=1.0) for n in range(2, 9))]
     found = [*decisions(Adapter(), looks)]
     assert WORTH_FRAC < found[-1].saved_frac < CLEAR_FRAC
     assert [each.action for each in found] == [WAIT] * (len(found) - 1) + [SWITCH]
