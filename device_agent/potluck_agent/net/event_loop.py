@@ -67,6 +67,7 @@ from potluck_wire.messages import (
     Chunk,
     Compute,
     FailureCause,
+    Measured,
     Message,
     Reading,
     Value,
@@ -418,6 +419,8 @@ class EventLoop:
     def _do(self, action: Action) -> None:
         match action:
             case ToPeer():
+                if isinstance(action.message, Measured):
+                    action = replace(action, message=self._loaded(action.message))
                 self._send(action)
             case Store():
                 with suppress(LookupError):
@@ -444,10 +447,17 @@ class EventLoop:
                 fault_log.keep(self._state_dir, action.text)
 
     def _loaded(self, message: Message) -> Message:
-        """An emulated device with something else to do takes longer."""
-        if self.load == 1.0 or not isinstance(message, Compute) or not message.lasts_s:
+        """An emulated device with something else to do takes longer, and measures so."""
+        if self.load == 1.0:
             return message
-        return replace(message, lasts_s=message.lasts_s * self.load)
+        match message:
+            case Compute() if message.lasts_s:
+                return replace(message, lasts_s=message.lasts_s * self.load)
+            case Measured():
+                forward_s = tuple(seconds * self.load for seconds in message.forward_s)
+                backward_s = tuple(seconds * self.load for seconds in message.backward_s)
+                return replace(message, forward_s=forward_s, backward_s=backward_s)
+        return message
 
     def _send(self, action: ToPeer) -> None:
         channel = MESSAGES[NUMBER_OF[type(action.message)]].channel

@@ -11,6 +11,7 @@ from potluck.handle import Task
 from potluck.profile.link_probes import LinkProber
 from potluck.profile.links_from_runs import ratios_of
 from potluck.profile.measure import Bench
+from potluck.provenance import MEASURED
 from potluck.records import LayerCost, Network, Plan, Problem
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ class Prober:
     ) -> dict[Thing, float]:
         """Seconds by those of the profile, of each that can be asked and answers.
 
-        Emulated devices cannot be: what they compute for real is not what they play.
+        A device cannot be whose profile is an estimate: what it computes has another one.
 
         Parameters
         ----------
@@ -76,10 +77,9 @@ class Prober:
         return found
 
     def _device(self, name: str, plan: Plan, profiled: Problem) -> float | None:
-        members = self._engine.members
-        if name not in members.staying or members[name].capability.get("emulated"):
-            return None
         costs = profiled.costs[name]
+        if name not in self._engine.members.staying or costs[0].source != MEASURED:
+            return None
         at = _row_index(costs[0], plan.micro_batch)
         index = _layer_index([_seconds(cost, at) for cost in costs])
         rows, expected_s = (costs[index].rows[at],), _seconds(costs[index], at)

@@ -201,6 +201,11 @@ class MemoryAgent:
         self._kill_worker()
         self._feed(WorkerDied(FailureCause.CRASHED, "the worker was killed from outside"))
 
+    def load(self, times: float) -> None:
+        """Its worker's tasks last so many times longer from now on."""
+        if self._worker is not None:
+            self._worker.load = times
+
     # --- the loop ---------------------------------------------------------------------------------
 
     def _now_s(self) -> float:

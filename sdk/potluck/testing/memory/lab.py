@@ -249,6 +249,19 @@ class MemoryLab(InMemory):
         """
         self._do(lambda: self._network.bytes_per_s.__setitem__(device, bytes_per_s))
 
+    def load(self, device: str, times: float) -> None:
+        """Let the tasks of a device last so many times longer from now on, as if something else
+        ran beside them.
+
+        Parameters
+        ----------
+        device
+            Its name.
+        times
+            1 for as before.
+        """
+        self._do(lambda: self._agents[device].load(times))
+
     def take_over(self, device: str, says: Says) -> None:
         """From now on home hears of a device what `says` makes of its messages.
 

@@ -12,6 +12,7 @@ from potluck_wire.messages import (
     Compute,
     Computed,
     Configure,
+    MeasuredTask,
     MeasureTask,
     Message,
     Release,
@@ -101,6 +102,7 @@ class MemoryWorker:
         self._configure = configure
         self._engine: Any = None
         self._is_busy = self.is_gone = False
+        self.load = 1.0  # how many times longer its tasks last, as if something else ran beside it
         after(TASK_S, self._begin)
 
     def tell(self, message: Message, buffers: tuple[Any, ...]) -> None:
@@ -143,11 +145,12 @@ class MemoryWorker:
         self._after(stop_s - self._clock_s(), lambda: self._done(said, start_s, stop_s))
 
     def _lasts_s(self, message: Message) -> float:
+        task_s = TASK_S * self._slowdown * self.load
         if isinstance(message, MeasureTask):
-            return TASK_S * self._slowdown * message.repeats * len(message.rows)
+            return task_s * message.repeats * len(message.rows)
         if not isinstance(message, Compute):
             return 0.0
-        return message.lasts_s or TASK_S * self._slowdown
+        return message.lasts_s * self.load or task_s
 
     def _done(self, said: list[Letter], start_s: float, stop_s: float) -> None:
         if self.is_gone:
@@ -156,10 +159,19 @@ class MemoryWorker:
         for message, buffers in said:
             if isinstance(message, Computed):
                 message = replace(message, start_s=start_s, stop_s=stop_s)
+            if isinstance(message, MeasuredTask):
+                message = self._under_load(message)
             if not self.is_gone:
                 self._say(message, buffers)
         if not self.is_gone:
             self._go_on()
+
+    def _under_load(self, message: MeasuredTask) -> MeasuredTask:
+        return replace(
+            message,
+            forward_s=tuple(seconds * self.load for seconds in message.forward_s),
+            backward_s=tuple(seconds * self.load for seconds in message.backward_s),
+        )
 
 
 def _engine(configure: Configure, inbound: Arena, outbound: Arena, pipe: MemoryPipe) -> Any:
