@@ -8,7 +8,6 @@ share of a round, so that a device that is busy still answers.
 import time
 from collections.abc import Callable, Container
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,6 +45,7 @@ from potluck_agent.core.machine import Core
 from potluck_agent.core.pairing_window import PairingWindow
 from potluck_agent.errors import AgentError
 from potluck_agent.keys import Identity, Peer
+from potluck_agent.net.emulated_load import loaded
 from potluck_agent.net.inflow import Inflow, Inlet
 from potluck_agent.net.intake import Intake
 from potluck_agent.net.journal import Journal
@@ -60,18 +60,7 @@ from potluck_agent.net.worker_supervisor import WorkerSupervisor
 from potluck_wire.errors import WireError
 from potluck_wire.frames import decode, encode
 from potluck_wire.limits import LINGER_MS, MAX_CHUNK_BYTES, MAX_UNREAD_BYTES, WINDOW_BYTES
-from potluck_wire.messages import (
-    MESSAGES,
-    NUMBER_OF,
-    Channel,
-    Chunk,
-    Compute,
-    FailureCause,
-    Measured,
-    Message,
-    Reading,
-    Value,
-)
+from potluck_wire.messages import MESSAGES, NUMBER_OF, Channel, Chunk, FailureCause, Reading, Value
 from potluck_wire.pairing import Paired
 
 TICK_S = 0.2
@@ -417,10 +406,10 @@ class EventLoop:
             actions = [action for event in undone for action in self._handle(event)]
 
     def _do(self, action: Action) -> None:
+        if self.load != 1.0:
+            action = loaded(action, self.load)
         match action:
             case ToPeer():
-                if isinstance(action.message, Measured):
-                    action = replace(action, message=self._loaded(action.message))
                 self._send(action)
             case Store():
                 with suppress(LookupError):
@@ -428,7 +417,7 @@ class EventLoop:
                         action.data
                     )
             case ToWorker():
-                self._workplace.hold(self._loaded(action.message), action.buffers)
+                self._workplace.hold(action.message, action.buffers)
             case StartWorker():
                 self._start_worker()
             case KillWorker():
@@ -445,19 +434,6 @@ class EventLoop:
             case Report():
                 self._journal.fault(action.text, fault_log.FILE)
                 fault_log.keep(self._state_dir, action.text)
-
-    def _loaded(self, message: Message) -> Message:
-        """An emulated device with something else to do takes longer, and measures so."""
-        if self.load == 1.0:
-            return message
-        match message:
-            case Compute() if message.lasts_s:
-                return replace(message, lasts_s=message.lasts_s * self.load)
-            case Measured():
-                forward_s = tuple(seconds * self.load for seconds in message.forward_s)
-                backward_s = tuple(seconds * self.load for seconds in message.backward_s)
-                return replace(message, forward_s=forward_s, backward_s=backward_s)
-        return message
 
     def _send(self, action: ToPeer) -> None:
         channel = MESSAGES[NUMBER_OF[type(action.message)]].channel
