@@ -406,8 +406,7 @@ class EventLoop:
             actions = [action for event in undone for action in self._handle(event)]
 
     def _do(self, action: Action) -> None:
-        if self.load != 1.0:
-            action = loaded(action, self.load)
+        action = loaded(action, self.load) if self.load != 1.0 else action
         match action:
             case ToPeer():
                 self._send(action)

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from statistics import median
 
 from potluck.adapt.mixture import mix
-from potluck.bench import fluctuations
+from potluck.bench import adapt_lab, fluctuations
 from potluck.bench.frame import Result
 from potluck.planning import make_plans
 
@@ -28,6 +28,10 @@ SETTINGS: Mapping[str, float] = {
     "noise_frac": 0.03,
     "deadlines": 5,
     "switch_steps": 4,
+    "lab_evenings": 1,
+    "lab_stretches": 6,
+    "lab_steps": 32,
+    "lab_time_scale": 12,
     "seed": 0,
 }
 GOALS = {"regret_to_oracle_median_frac": ("<=", 0.1), "n_needless_switches": ("<=", 0.0)}
@@ -79,9 +83,10 @@ def run(settings: Mapping[str, float]) -> Result:
         figures[f"energy_{name}_to_oracle_median"] = median(each)
     figures["n_switches_stable"] = float(n_stable)
     figures["n_needless_switches"] = float(n_needless)
-    return Result(
-        name="adapt", figures=figures | _mixtures(settings), settings=settings, goals=GOALS
-    )
+    figures |= _mixtures(settings)
+    if settings["lab_evenings"]:
+        figures |= adapt_lab.figures(settings)
+    return Result(name="adapt", figures=figures, settings=settings, goals=GOALS)
 
 
 def _mixtures(settings: Mapping[str, float]) -> dict[str, float]:

@@ -236,8 +236,8 @@ def anew(evening: Evening) -> Outcome:
 
 
 def oracle(evening: Evening, more: Collection[Plan] = ()) -> Outcome:
-    """The best way of all, over the best plans of all stretches, by one that knows the future:
-    shortest path, with the switches between stretches.
+    """The best way of all over the best plans of all stretches, by one that knows the future:
+    shortest path, with the switches between stretches. Its plans are those of the stretches.
 
     Parameters
     ----------
@@ -250,21 +250,31 @@ def oracle(evening: Evening, more: Collection[Plan] = ()) -> Outcome:
     plans = {plan.stages: plan for number in numbers for plan in evening.plans(number)}
     plans |= {plan.stages: plan for plan in more}
     start = evening.plans(0)[0]
-    best = {start.stages: (0.0, 0.0, 0)}
+    best = {start.stages: Outcome(seconds=0.0, energy_j=0.0, n_switches=0, plans=(start,))}
     for number in numbers:
-        reached = {}
-        for stages, plan in plans.items():
-            if not evening.can(plan, number):
-                continue
-            more_s, more_j = evening.taking(plan, number, evening.n_steps)
-            reached[stages] = min(
-                (seconds + cost_s + more_s, joules + cost_j + more_j, n + (before != stages))
-                for before, (seconds, joules, n) in best.items()
-                for cost_s, cost_j in [evening.switching(plans[before], plan, number)]
+        best = {
+            stages: min(
+                (_longer(evening, way, plan, number) for way in best.values()),
+                key=lambda way: (way.seconds, way.energy_j, way.n_switches),
             )
-        best = reached
-    seconds, joules, n = min(best.values())
-    return Outcome(seconds=seconds, energy_j=joules, n_switches=n)
+            for stages, plan in plans.items()
+            if evening.can(plan, number)
+        }
+    found = min(best.values(), key=lambda way: (way.seconds, way.energy_j, way.n_switches))
+    return replace(found, plans=found.plans[1:])
+
+
+def _longer(evening: Evening, way: Outcome, plan: Plan, number: int) -> Outcome:
+    """The way and a stretch by this plan."""
+    before = way.plans[-1]
+    cost_s, cost_j = evening.switching(before, plan, number)
+    more_s, more_j = evening.taking(plan, number, evening.n_steps)
+    return Outcome(
+        seconds=way.seconds + cost_s + more_s,
+        energy_j=way.energy_j + cost_j + more_j,
+        n_switches=way.n_switches + (before.stages != plan.stages),
+        plans=(*way.plans, plan),
+    )
 
 
 def adapting(evening: Evening) -> Outcome:
