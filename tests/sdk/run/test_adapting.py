@@ -23,6 +23,7 @@ from tests.timeouts import PATIENCE_S
 import potluck
 from potluck.errors import PlanError, UserError
 from potluck.handle import CancelledError
+from potluck.records import LayerCost
 from potluck.sessions.agent_specs import Spec
 from potluck.testing.faults import memory_of
 from potluck.testing.memory import memory_home
@@ -68,6 +69,79 @@ def test_a_fit_leaves_slow_links_and_learns_what_one_machine_learns(home, model,
     assert history.step_s[-1] < history.step_s[0] / 2
     check_equal(run)
     run.close()
+
+
+# --- a home that changes meanwhile ----------------------------------------------------------------
+
+LAYER_S = 0.05
+CHANGES, CHANGES_BACK, N_STEPS = 40, 120, 240
+QUICK, SLOW = 1e9, 2e3  # bytes per second
+
+
+@pytest.fixture
+def changing():
+    """A home whose devices take as long as they are told, and a profile that says so."""
+    specs = [Spec(name=name, link_rate="20 Mbit/s", emulated=True) for name in (A, B)]
+    with memory_home(specs) as home:
+        model = make_model()
+        profile = home.profile(model, rows=(1, 4), repeats=1).wait()
+        cost = LayerCost(
+            rows=(4,),
+            forward_s=(LAYER_S,),
+            backward_s=(LAYER_S,),
+            update_s=LAYER_S / 10,
+            source="estimated",
+        )
+        costs = {name: (cost,) * len(profile.training.layers) for name in (A, B)}
+        devices = tuple(replace(device, host="", host_cores=None) for device in profile.devices)
+        training = replace(profile.training, costs=costs)
+        yield home, model, replace(profile, devices=devices, training=training)
+
+
+def trained(changing, changes):
+    """A training on the best plan; `changes` says what is done to the home after which step."""
+    home, model, profile = changing
+    plan = potluck.plan(profile, potluck.Training(batch=8, micro_batch=4)).best
+    assert len(plan.devices) == 2
+    run = home.deploy(plan, model, profile=profile).wait()
+
+    def on_step(step, loss):
+        time.sleep(0.01)  # virtual steps take no time: who decides in the background comes along
+        if step in changes:
+            changes[step](memory_of(home))
+
+    history = run.fit(make_data(), epochs=N_STEPS // 8, on_step=on_step).wait()
+    return run, plan, [each for each in history.decisions if each.action == "switch"]
+
+
+def test_a_link_that_becomes_slow_is_left_and_taken_again_when_it_is_not(changing):
+    run, plan, switches = trained(
+        changing,
+        {CHANGES: lambda lab: lab.slow(B, SLOW), CHANGES_BACK: lambda lab: lab.slow(B, QUICK)},
+    )
+    assert [len(each.plan.devices) for each in switches] == [1, 2]
+    assert CHANGES < switches[0].step < CHANGES_BACK < switches[1].step
+    assert "carries at" in switches[0].words
+    assert run.plan.stages == plan.stages
+    check_equal(run, tolerance=1e-5)
+
+
+def test_a_device_that_becomes_slow_gets_less_to_do(changing):
+    run, plan, switches = trained(changing, {CHANGES: lambda lab: lab.load(B, 5.0)})
+    assert len(switches) == 1
+    assert f"{B} computes at 0.2" in switches[0].words
+    assert layers_of_b(run.plan) < layers_of_b(plan)
+    check_equal(run, tolerance=1e-5)
+
+
+def layers_of_b(plan):
+    return sum(stage.stop - stage.start for stage in plan.stages if B in stage.devices)
+
+
+def test_a_home_that_does_not_change_stays_on_its_plan(changing):
+    run, plan, switches = trained(changing, {})
+    assert switches == []
+    assert run.plan.stages == plan.stages
 
 
 def test_without_it_nothing_is_decided(home, model, profile):
