@@ -112,10 +112,9 @@ class Played:
         self._home = home
         self._model, self._batch = _model()
         self._profile: Profile = home.profile(self._model).wait()
-        problem = self._profile.problem(Training(batch=BATCH, optimizer_copies=2))
-        best = make_plans(problem).best
-        workload = replace(problem.workload, micro_batch=best.micro_batch)
-        self._problem: Problem = replace(problem, workload=workload)
+        workload = Training(batch=BATCH, optimizer_copies=2)
+        rows = make_plans(self._profile.problem(workload)).best.micro_batch
+        self._problem: Problem = self._profile.problem(replace(workload, micro_batch=rows))
 
     def evening(self, seed: int, settings: Mapping[str, float]) -> fluctuations.Evening:
         """The evening of this seed.

@@ -74,16 +74,16 @@ def test_a_fit_leaves_slow_links_and_learns_what_one_machine_learns(home, model,
 # --- a home that changes meanwhile ----------------------------------------------------------------
 
 LAYER_S = 0.05
-CHANGES, CHANGES_BACK, N_STEPS = 40, 120, 240
-QUICK, SLOW = 1e9, 2e3  # bytes per second
+CHANGES, CHANGES_BACK, N_STEPS = 24, 80, 240
+QUICK, SLOW = 1e9, 1e3  # bytes per second
 
 
 @pytest.fixture
 def changing():
     """A home whose devices take as long as they are told, and a profile that says so."""
-    specs = [Spec(name=name, link_rate="20 Mbit/s", emulated=True) for name in (A, B)]
+    specs = [Spec(name=name, link_rate="200 kbit/s", emulated=True) for name in (A, B)]
     with memory_home(specs) as home:
-        model = make_model()
+        model = make_model(norm=False)  # whose plans may share rows in another way
         profile = home.profile(model, rows=(1, 4), repeats=1).wait()
         cost = LayerCost(
             rows=(4,),
@@ -123,7 +123,7 @@ def test_a_link_that_becomes_slow_is_left_and_taken_again_when_it_is_not(changin
     assert CHANGES < switches[0].step < CHANGES_BACK < switches[1].step
     assert "carries at" in switches[0].words
     assert run.plan.stages == plan.stages
-    check_equal(run, tolerance=1e-5)
+    check_equal(run, tolerance=1e-5, norm=False)
 
 
 def test_a_device_that_becomes_slow_gets_less_to_do(changing):
@@ -131,7 +131,7 @@ def test_a_device_that_becomes_slow_gets_less_to_do(changing):
     assert len(switches) == 1
     assert f"{B} computes at 0.2" in switches[0].words
     assert layers_of_b(run.plan) < layers_of_b(plan)
-    check_equal(run, tolerance=1e-5)
+    check_equal(run, tolerance=1e-5, norm=False)
 
 
 def layers_of_b(plan):
