@@ -29,9 +29,9 @@ SETTINGS: Mapping[str, float] = {
     "deadlines": 5,
     "switch_steps": 4,
     "lab_evenings": 1,
-    "lab_stretches": 6,
-    "lab_steps": 32,
-    "lab_time_scale": 12,
+    "lab_stretches": 5,
+    "lab_steps": 24,
+    "lab_time_scale": 22,
     "seed": 0,
 }
 GOALS = {"regret_to_oracle_median_frac": ("<=", 0.1), "n_needless_switches": ("<=", 0.0)}

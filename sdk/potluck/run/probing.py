@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 REPEATS = 5
 LASTS_S = 0.1  # at most, of the layer that a device is asked for, where there is one so short
-CARRIED_S = 0.05  # of bytes on a medium that is as profiled
-LEAST_BYTES, MOST_BYTES = 1024, 2**20
+CARRIED_S = 0.02  # of bytes on a medium that is as profiled
+LEAST_BYTES, MOST_BYTES = 512, 2**20
 N_VALUES = 1
 
 Flow = tuple[str, str]

@@ -21,6 +21,7 @@ from tests.sdk.run.test_switching import (
 from tests.timeouts import PATIENCE_S
 
 import potluck
+from potluck.adapt.adapter import FORGET_STEPS
 from potluck.errors import PlanError, UserError
 from potluck.handle import CancelledError
 from potluck.records import LayerCost
@@ -74,7 +75,7 @@ def test_a_fit_leaves_slow_links_and_learns_what_one_machine_learns(home, model,
 # --- a home that changes meanwhile ----------------------------------------------------------------
 
 LAYER_S = 0.05
-CHANGES, CHANGES_BACK, N_STEPS = 24, 80, 240
+CHANGES, CHANGES_BACK, N_STEPS = 24, 80, 320
 QUICK, SLOW = 1e9, 1e3  # bytes per second
 
 
@@ -98,7 +99,7 @@ def changing():
         yield home, model, replace(profile, devices=devices, training=training)
 
 
-def trained(changing, changes):
+def trained(changing, changes, n_steps=N_STEPS):
     """A training on the best plan; `changes` says what is done to the home after which step."""
     home, model, profile = changing
     plan = potluck.plan(profile, potluck.Training(batch=8, micro_batch=4)).best
@@ -110,7 +111,7 @@ def trained(changing, changes):
         if step in changes:
             changes[step](memory_of(home))
 
-    history = run.fit(make_data(), epochs=N_STEPS // 8, on_step=on_step).wait()
+    history = run.fit(make_data(), epochs=n_steps // 8, on_step=on_step).wait()
     return run, plan, [each for each in history.decisions if each.action == "switch"]
 
 
@@ -127,7 +128,8 @@ def test_a_link_that_becomes_slow_is_left_and_taken_again_when_it_is_not(changin
 
 
 def test_a_device_that_becomes_slow_gets_less_to_do(changing):
-    run, plan, switches = trained(changing, {CHANGES: lambda lab: lab.load(B, 5.0)})
+    changes = {CHANGES: lambda lab: lab.load(B, 5.0)}
+    run, plan, switches = trained(changing, changes, FORGET_STEPS)
     assert len(switches) == 1
     assert f"{B} computes at 0.2" in switches[0].words
     assert layers_of_b(run.plan) < layers_of_b(plan)
