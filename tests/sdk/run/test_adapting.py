@@ -75,7 +75,8 @@ def test_a_fit_leaves_slow_links_and_learns_what_one_machine_learns(home, model,
 # --- a home that changes meanwhile ----------------------------------------------------------------
 
 LAYER_S = 0.05
-CHANGES, CHANGES_BACK, N_STEPS = 24, 80, 320
+CHANGES, CHANGES_BACK = 24, 80
+N_STEPS = 320
 QUICK, SLOW = 1e9, 1e3  # bytes per second
 
 
