@@ -295,11 +295,5 @@ def adapts(
             next_step="Use home.profile(model) before home.deploy.",
         )
     if adapt is None and deadline_s is None:
-        return problem is not None and len(_usable(plan)) > 1
+        return problem is not None and len(plan.devices) > 1
     return bool(adapt)
-
-
-def _usable(plan: Plan) -> set[str]:
-    """The devices that it was planned for; of one made by hand, its own."""
-    planned = plan.problem.devices if plan.problem is not None else ()
-    return {device.name for device in planned} | set(plan.devices)

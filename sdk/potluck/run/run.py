@@ -306,9 +306,9 @@ class Run(Watched):
             changed, order transfers anew or switch to another plan of the same micro-batches, if
             that pays; devices that the plan in force was made without stay out. What was decided
             and why is in `run.decisions`. Needs a profile. Default: on where there is one and the
-            plan was made for more than one device. Sums over replicas may come in another order
-            after a switch, which rounds differently. Looking takes up to 2 % of the notebook's
-            time, and as much of the time of a medium that no step shows.
+            plan has more than one device. Sums over replicas may come in another order after a
+            switch, which rounds differently. Looking takes up to 2 % of the notebook's time, and as
+            much of the time of a medium that no step shows.
         deadline_s
             End in so many seconds, with the least energy: plans of the same micro-batches take
             turns (Dora, 4.3), as steps show how long they take. Needs a profile with watts; takes
