@@ -23,6 +23,8 @@ BENCHES = {
     "against none",
     "zero_bubble": "schedules whose backwards come in two parts: bubbles against the least there "
     "are, steps against torch.distributed.pipelining",
+    "tensor_parallel": "blocks divided by tensor over agents against torch's DTensor, and what a "
+    "token takes by link",
     "network_schedule": "transfers in turns against transfers that share the air, predicted and "
     "measured in a lab",
     "recovery": "a device is killed while a home trains: seconds to the next step, against "

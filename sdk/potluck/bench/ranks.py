@@ -35,6 +35,8 @@ class Ranks:
     context manager.
     """
 
+    _module = "potluck.bench.ranks"  # what a process runs
+
     def __init__(
         self,
         kind: str,
@@ -59,12 +61,7 @@ class Ranks:
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         self._ranks = [
             subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "potluck.bench.ranks",
-                    json.dumps({**setting, "rank": rank}),
-                ],
+                [sys.executable, "-m", self._module, json.dumps({**setting, "rank": rank})],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,

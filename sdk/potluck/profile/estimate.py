@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from potluck.errors import UserError
 from potluck.graph import variants
@@ -97,6 +97,8 @@ def estimate(
         Nothing of that name is in the library, or this is no model.
     """
     home = home if isinstance(home, HomeSpec) else load_home(home)
+    if getattr(model, "pieces", None):
+        return _of_lanes(home, model, rows)
     graph = _graph(model, decode_rows).in_order()
     bounds = merged(graph, max_layers)
     output_bytes = sum(node.output_bytes for node in graph.nodes if node.name in graph.outputs)
@@ -116,6 +118,39 @@ def estimate(
     if variants.split(graph.name)[1]:
         return replace(made, training=None, untrained=f"{graph.name} is for inference: plan that.")
     return made
+
+
+def _of_lanes(home: HomeSpec, model: Any, rows: Sequence[int]) -> Profile:
+    """The profile of a model that is divided by tensor, in its own layers."""
+    measured = {}
+    for train in (False, True)[: 1 + model.trains]:
+        layers, operators = model.layers(train), model.operators(train)
+        answer_bytes = layers[-1].output_bytes
+        inputs = sum(tensor.row_bytes for tensor in model.inputs())
+        measured[train] = Measurements(
+            layers=layers,
+            costs={
+                name: tuple(
+                    roofline.layer_cost(spec, nodes, rows, train=train) for nodes in operators
+                )
+                for name, spec in home.specs.items()
+                if not train or any(can_train(d.backends) for d in home.devices if d.name == name)
+            },
+            input_bytes=inputs,
+            target_bytes=sum(tensor.row_bytes for tensor in model.inputs(train)) - inputs,
+            result_bytes=answer_bytes,
+        )
+    return Profile(
+        model=model.name,
+        signature="",
+        devices=home.devices,
+        network=home.network,
+        training=measured.get(True),
+        inference=measured[False],
+        home=home.name,
+        untrained=model.untrained,
+        notes=("estimated from data sheets, not measured",),
+    )
 
 
 def _graph(model: "str | Path | ModelGraph | Model", decode_rows: int) -> ModelGraph:
