@@ -7,8 +7,8 @@ turns; a ratio is the median over rounds of our time by theirs. `prediction_erro
 step by what the simulator said of the measured profile.
 
 *Simulated*: the forward of one new token (a request of one row and one position, no text before
-it) through models of 135 million and a billion parameters in float32 on two like computers, alone
-and divided. Weights make the time, so data sheets tell it. A model of many blocks is told from one
+it) through models of 135 million and a billion parameters in float32 on two like devices, alone and
+divided. Weights make the time, so data sheets tell it. A model of many blocks is told from one
 of one and one of two: each more adds the same.
 """
 
@@ -39,7 +39,7 @@ SETTINGS: Mapping[str, float] = {
 }
 GOALS = {"ratio_step_time": ("<=", 1.0), "prediction_error": ("<=", 0.10)}
 DEVICES = (2, 4)
-COMPUTER = "pc-i5-7400t"
+COMPUTERS = {"pi": "raspberry-pi-5", "jetson": "jetson-orin-nano"}
 # bytes per second of the medium, how often a path crosses it, seconds before the first byte
 LINKS = {"wired_1000": (125e6, 1, 2e-4), "wifi_300": (37.5e6, 2, 2e-3)}
 
@@ -194,29 +194,29 @@ def _token_s(shape: _Shape, n_blocks: int) -> dict[str, float]:
     from potluck.profile.library import HomeSpec, load_device
     from potluck.records import Device
 
-    net = language_model(shape, n_blocks)
-    model = potluck.Model.from_torch(net, torch.zeros(2, 1, dtype=torch.int64))
+    model = potluck.Model.from_torch(
+        language_model(shape, n_blocks), torch.zeros(2, 1, dtype=torch.int64)
+    )
     divided = model.divided((1, 1), tolerance_frac=0.5)
-    names, spec = ("one", "two"), load_device(COMPUTER)
-    found = dict[str, float]()
-    for link, (rate, times, latency_s) in LINKS.items():
-        home = HomeSpec(
-            name="",
-            title="",
-            source="",
-            devices=tuple(Device(name=name, memory_bytes=2**34) for name in names),
-            network=_network(names, rate, times, latency_s),
-            specs=dict.fromkeys(names, spec),
-            home_at="one",
-            file="",
-        )
-        work = potluck.Inference()
-        problem = potluck.estimate(home, divided).problem(work)
-        plan = plan_of(divided.name, divided.layers(), names, 1, training=False)
-        found[link] = judge(problem, plan).latency_s or 0.0
-        if "alone" not in found:
-            alone = potluck.estimate(home, model).problem(work)
-            found["alone"] = judge(alone, next(plan_single(alone))).latency_s or 0.0
+    names, work, found = ("one", "two"), potluck.Inference(), dict[str, float]()
+    plan = plan_of(divided.name, divided.layers(), names, 1, training=False)
+    for computer, kind in COMPUTERS.items():
+        spec = load_device(kind)
+        for link, (rate, times, latency_s) in LINKS.items():
+            home = HomeSpec(
+                name="",
+                title="",
+                source="",
+                devices=tuple(Device(name=name, memory_bytes=2**34) for name in names),
+                network=_network(names, rate, times, latency_s),
+                specs=dict.fromkeys(names, spec),
+                home_at="one",
+                file="",
+            )
+            problem = potluck.estimate(home, divided).problem(work)
+            found[f"{computer}_{link}"] = judge(problem, plan).latency_s or 0.0
+        alone = potluck.estimate(home, model).problem(work)
+        found[f"{computer}_alone"] = judge(alone, next(plan_single(alone))).latency_s or 0.0
     return found
 
 
