@@ -120,13 +120,13 @@ class _Ours:
 
     def steps(self, mode: str, n_steps: int) -> tuple[float, float]:
         """Seconds of so many steps or answers, and the loss of the last step."""
-        start_s, loss = time.perf_counter(), 0.0
+        start_s = time.perf_counter()
         if mode == TRAIN:
             history = self._runs[TRAIN].fit([(self._x, self._y)] * n_steps).wait()
             return time.perf_counter() - start_s, history.losses[-1]
         for _ in range(n_steps):
             self._runs[ANSWER](self._x)
-        return time.perf_counter() - start_s, loss
+        return time.perf_counter() - start_s, 0.0
 
     def close(self) -> None:
         """End both runs."""

@@ -67,6 +67,15 @@ SMALL = {
     },
     "simulator": {"micro_batches": 4, "repeats": 1},
     "zero_bubble": {"rounds": 1, "steps": 1, "repeats": 1, "parts_rows": 2, "exact": 0},
+    "tensor_parallel": {
+        "rounds": 1,
+        "steps": 1,
+        "width": 64,
+        "rows": 2,
+        "length": 4,
+        "most_devices": 2,
+        "billion": 0,
+    },
     "takeover": {"repeats": 1, "steps_before": 20},
     "gateway": {"width": 64, "layers": 1, "clients": 2, "seconds": 1, "rounds": 1, "calls": 5},
     "cockpit": {"devices": 2, "width": 32, "rounds": 1, "round_s": 1, "browser_s": 2, "hour_s": 60},
@@ -130,6 +139,7 @@ PROMISED = {
     },
     "simulator": {"actions_per_s", "actions_per_s_fair"},
     "zero_bubble": {"ratio_step_time", "ratio_parts_to_whole", "loss_difference"},
+    "tensor_parallel": {"ratio_step_time", "prediction_error", "2_loss_difference"},
     "takeover": {"takeover_s_median", "takeover_s_max"},
     "gateway": {"ratio_throughput", "p99_ratio"},
     "cockpit": {"training_slowdown_frac", "first_sign_ms", "widget_kb"},
@@ -162,6 +172,7 @@ IN_LONG = (
     *("split", "fidelity", "planning_time", "planners", "papers"),
     *("pipeline", "switch", "tomography", "digits", "recovery", "zero_bubble", "takeover"),
     *("gateway", "cockpit", "serve", "serve_scale", "coverage", "regions", "slow_links"),
+    "tensor_parallel",
     *("stream", "interpreter", "processors", "optimality"),
 )
 

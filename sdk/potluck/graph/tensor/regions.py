@@ -78,21 +78,23 @@ class Finder:
         every: list[Parameter | Buffer] = [*self._graph.parameters, *self._graph.buffers]
         self._names = {first + i: state.name for i, state in enumerate(every)}
         self._whole = {value for value, name in self._names.items() if name in whole}
+        self._taken = set[int]()  # nodes of the regions found so far
         self._n_weights = sum(prod(p.shape) for p in self._graph.parameters)
 
     def regions(self) -> tuple[Region, ...]:
         """All of them, in running order; no node is in two."""
-        found, taken = list[Region](), set[int]()
+        found = list[Region]()
+        self._taken.clear()
         for value, node in enumerate(self._graph.nodes, start=self._graph.first_node):
-            if value in taken:
+            if value in self._taken:
                 continue
-            region = self._looked_up(value) if node.op == EMBEDDING else self._begun(value, taken)
+            region = self._looked_up(value) if node.op == EMBEDDING else self._begun(value)
             if region is not None:
                 found.append(region)
-                taken |= region.effects.keys()
+                self._taken.update(region.effects)
         return tuple(found)
 
-    def _begun(self, value: int, taken: Collection[int]) -> Region | None:
+    def _begun(self, value: int) -> Region | None:
         """The region that begins at a product: with all products that read the same, by itself, or
         gathered behind it.
         """
@@ -106,7 +108,7 @@ class Finder:
         beside = [
             user
             for user in self._users[read.value]
-            if user not in taken and columns(self._view(user, 1, {}), 1) is not None
+            if user not in self._taken and columns(self._view(user, 1, {}), 1) is not None
         ]
         for starts in dict.fromkeys((tuple(beside), (value,))):
             for units, outer in self._ways(starts):
@@ -154,7 +156,11 @@ class Finder:
         return self._region(starts, units, spread)
 
     def _add(self, spread: _Spread, value: int, effect: Effect) -> bool:
-        """Take an effect in; False where a state would be cut in two ways."""
+        """Take an effect in; False where a state would be cut in two ways, or the node is another
+        region's.
+        """
+        if value in self._taken:
+            return False
         for state, cut in effect.states.items():
             if state in self._whole or spread.states.setdefault(state, cut) != cut:
                 return False
