@@ -201,7 +201,41 @@ def convolutions(rng: random.Random, n: int) -> Case:
     )
 
 
-KINDS = {"mlp": mlp, "language": language, "encoder": encoder, "convolutions": convolutions}
+class Residual(nn.Module):
+    """Two convolutions beside what they are added to, which may need one, too."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(inputs, outputs, 3, padding=1, bias=False)
+        self.second = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
+        self.norms = nn.ModuleList(nn.BatchNorm2d(outputs) for _ in range(2))
+        self.beside = nn.Conv2d(inputs, outputs, 1) if inputs != outputs else nn.Identity()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made = self.second(functional.relu(self.norms[0](self.first(x))))
+        return functional.relu(self.norms[1](made) + self.beside(x))
+
+
+def residual(rng: random.Random, n: int) -> Case:
+    """Blocks of a ResNet; normalised sums keep statistics, which one device alone can."""
+    a, b = (n * rng.randint(2, 3) for _ in range(2))
+    net = nn.Sequential(
+        *(Shift(3, 8, 8), nn.Conv2d(3, a, 3, padding=1), nn.BatchNorm2d(a), nn.ReLU()),
+        *(nn.MaxPool2d(2), Residual(a, a), Residual(a, b)),
+        *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(b, 5)),
+    )
+    rows = rng.randint(2, 4)
+    x, y = torch.randn(rows, 3, 8, 8), torch.randint(0, 5, (rows,))
+    return Case(net, x, y, functional.cross_entropy)
+
+
+KINDS = {
+    "residual": residual,
+    "mlp": mlp,
+    "language": language,
+    "encoder": encoder,
+    "convolutions": convolutions,
+}
 
 
 def gradients_in_pieces(
