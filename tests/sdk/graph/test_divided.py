@@ -7,10 +7,11 @@ import pytest
 import torch
 from torch import nn
 
+import potluck
 from potluck.errors import ModelError
 from potluck.graph import Model
 
-from .dividable import KINDS, Gpt, Language, answer_in_pieces, gradients_in_pieces, mlp
+from .dividable import KINDS, Gpt, Language, answer_in_pieces, gradients_in_pieces, mlp, word_loss
 
 TOLERANCE_FRAC = 1e-5  # of the largest number: sums in another order, in float32
 
@@ -128,3 +129,19 @@ def test_a_divided_model_is_not_saved(tmp_path):
     model = Model.from_torch(case.net, case.x).divided((1, 1))
     with pytest.raises(ModelError, match="made of the whole one"):
         model.save(tmp_path / "m")
+
+
+@pytest.mark.parametrize("train", [False, True])
+def test_homes_that_do_not_exist_can_be_asked(train):
+    net = Language(32, 16, [Gpt(16, 4, 24)], tied=True)
+    tokens = torch.zeros(2, 3, dtype=torch.int64)
+    model = Model.from_torch(net, tokens, loss=word_loss, example_targets=tokens).divided((1, 1))
+    profile = potluck.estimate("edge-cluster", model)
+    work = potluck.Training(batch=4) if train else potluck.Inference()
+    plans = potluck.plan(profile, work)
+    assert {plan.planner for plan in plans} == {"tensor", "single"}
+    assert plans.best.latency_s <= min(plan.latency_s for plan in plans)
+    whole = potluck.estimate("edge-cluster", model.whole)
+    both = potluck.plan(whole, work, divided=profile)
+    assert both.best.latency_s <= potluck.plan(whole, work).best.latency_s
+    assert "divided by tensor over" in both.notes[-1]
