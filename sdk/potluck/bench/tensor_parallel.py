@@ -46,8 +46,8 @@ DEVICES = (2, 4)
 COMPUTERS = {"pi": "raspberry-pi-5", "jetson": "jetson-orin-nano"}
 # Emulated devices are so much slower than this machine, that a few milliseconds which somebody else
 # has its processor stay a small part of every task.
-SLOWER, LAB_WIDTH, LAB_ROWS, LAB_LENGTH = 60.0, 256, 4, 16
-LAB_RATES = ("100 Mbit/s", "10 Mbit/s")
+SLOWER, LAB_WIDTH, LAB_ROWS, LAB_LENGTH = 240.0, 256, 4, 16
+LAB_RATES = ("20 Mbit/s", "4 Mbit/s")
 # bytes per second of the medium, how often a path crosses it, seconds before the first byte
 LINKS = {"wired_1000": (125e6, 1, 2e-4), "wifi_300": (37.5e6, 2, 2e-3)}
 

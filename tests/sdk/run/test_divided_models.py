@@ -188,6 +188,42 @@ def test_a_dropout_behind_the_sum_drops_the_same_on_every_device(home):
     assert list(losses[0]) == pytest.approx(list(losses[1]), abs=TOLERANCE)
 
 
+def test_the_best_plan_of_either_model_is_deployed_by_its_name(home):
+    net, model, x, _ = made()
+    divided = model.divided((1, 1))
+    profile, other = (home.profile(m, rows=(1,), repeats=1).wait() for m in (model, divided))
+    plans = potluck.plan(profile, potluck.Inference(), divided=other)
+    assert {plan.model for plan in plans} == {model.name, divided.name}
+    for name in (model.name, divided.name):
+        run = home.deploy(next(plan for plan in plans if plan.model == name)).wait()
+        assert torch.allclose(run(x[:1]), net.eval()(x[:1]), atol=TOLERANCE)
+        run.close()
+
+
+def test_a_run_goes_over_to_one_device_and_back(home):
+    net, model, x, y = made()
+    divided = model.divided((1, 1))
+    n_layers = len(divided.layers(True))
+    first, second = home.devices
+    alone = Plan(
+        planner="by hand",
+        model=divided.name,
+        stages=(Stage(start=0, stop=n_layers, devices=(second,), shares=(4,)),),
+        micro_batch=4,
+    )
+    lanes = by_lanes(divided, (first, second), 4, training=True)
+    run = home.deploy(lanes, divided, optimizer=potluck.SGD(lr=0.05, momentum=0.9)).wait()
+    losses = [*run.fit([(x, y)] * 2).wait().losses]
+    for plan in (alone, lanes):
+        run.switch(plan).wait()
+        losses += run.fit([(x, y)] * 2).wait().losses
+    momentum = lambda parameters, lr: torch.optim.SGD(parameters, lr, momentum=0.9)  # noqa: E731
+    expected, weights = steps(net, x, y, 6, make=momentum)
+    assert losses == pytest.approx(expected, abs=TOLERANCE)
+    assert is_near(run.state_dict(), weights)
+    run.close()
+
+
 def test_processes_of_their_own_train_as_one_machine(process_home):
     net, model, x, y = made()
     divided = model.divided((1, 1))
