@@ -93,6 +93,12 @@ def test_a_proportion_that_heads_miss_is_refused_with_their_number(heads, shares
         model.divided(shares)
 
 
+def test_an_output_layer_that_misses_the_proportion_stays_whole():
+    net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 3))
+    model = Model.from_torch(net, torch.zeros(2, 6)).divided((1, 1))
+    assert {piece.whole for piece in model.pieces.values()} == {"0.weight", "0.bias", "2.weight"}
+
+
 def test_a_wider_tolerance_is_the_users_own():
     model = Model.from_torch(Gpt(24, 3, 36), torch.zeros(2, 3, 24))
     assert lanes(model.divided((1, 1), tolerance_frac=0.4)) == (0, 1, 0, 1, 0)

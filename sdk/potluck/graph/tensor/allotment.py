@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import accumulate
+from math import inf
 
 from potluck.errors import ModelError
 
@@ -28,6 +29,15 @@ def spans(n_units: int, shares: Sequence[int]) -> tuple[tuple[int, int], ...]:
     return tuple(zip((0, *stops), stops, strict=False))
 
 
+def excess_frac(n_units: int, shares: Sequence[int]) -> float:
+    """By which part a device gets more than wished, at most; infinite where one gets nothing."""
+    found, total = allotted(n_units, shares), sum(shares)
+    if min(found) == 0:
+        return inf
+    pairs = zip(found, shares, strict=True)
+    return max(n * total / (n_units * share) for n, share in pairs) - 1
+
+
 def check(what: str, n_units: int, shares: Sequence[int], tolerance_frac: float) -> None:
     """Refuse a proportion that whole units miss.
 
@@ -47,8 +57,7 @@ def check(what: str, n_units: int, shares: Sequence[int], tolerance_frac: float)
     ModelError
         A device would get nothing, or too much; says the number of units and the nearest division.
     """
-    found, total = allotted(n_units, shares), sum(shares)
-    worst = max(n * total / (n_units * share) for n, share in zip(found, shares, strict=True))
+    found, excess = allotted(n_units, shares), excess_frac(n_units, shares)
     wished, nearest = ":".join(map(str, shares)), ":".join(map(str, found))
     if min(found) == 0:
         raise ModelError(
@@ -56,11 +65,10 @@ def check(what: str, n_units: int, shares: Sequence[int], tolerance_frac: float)
             f"channels), too few for {wished}: the nearest is {nearest}.",
             next_step=f"Divide it among at most {n_units} devices, or in a more even proportion.",
         )
-    if worst > 1 + tolerance_frac:
+    if excess > tolerance_frac:
         raise ModelError(
             f"{what} has {n_units} parts that stay whole (columns, heads or groups of heads, "
             f"channels), which cannot be divided {wished}: the nearest is {nearest}, "
-            f"{worst - 1:.0%} more than wished for one device.",
-            next_step=f"Wish for {nearest}, or allow it with tolerance_frac={worst - 1:.2g} or "
-            "more.",
+            f"{excess:.0%} more than wished for one device.",
+            next_step=f"Wish for {nearest}, or allow it with tolerance_frac={excess:.2g} or more.",
         )

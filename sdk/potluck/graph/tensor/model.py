@@ -10,7 +10,7 @@ from potluck.errors import ModelError
 from potluck.graph.model import Model
 from potluck.graph.partition.cuts import line
 from potluck.graph.partition.layers import Layers, layers_at
-from potluck.graph.tensor.allotment import TOLERANCE_FRAC, check
+from potluck.graph.tensor.allotment import TOLERANCE_FRAC, check, excess_frac
 from potluck.graph.tensor.regions import Finder, Region
 from potluck.graph.tensor.rewrite import Divided, Piece, divided
 from potluck.graph.traced import Traced
@@ -147,7 +147,14 @@ def _regions_of(
     while True:
         found = [Finder(traced, whole).regions() for traced in graphs]
         cuts = [_cuts(traced, regions) for traced, regions in zip(graphs, found, strict=True)]
-        odd = {
+        odd = set().union(
+            *(
+                _names(traced, region)
+                for traced, regions in zip(graphs, found, strict=True)
+                for region in regions
+                if region.optional and excess_frac(region.units, shares) > tolerance_frac
+            )
+        ) or {
             name
             for name in set().union(*cuts)
             if len(
@@ -170,7 +177,7 @@ def _regions_of(
         )
     for traced, regions in zip(graphs, found, strict=True):
         for region in regions:
-            check(_name(traced, region), region.units, shares, tolerance_frac)
+            check(_names(traced, region)[0], region.units, shares, tolerance_frac)
     return found
 
 
@@ -184,9 +191,10 @@ def _cuts(traced: Traced, regions: Sequence[Region]) -> dict[str, tuple[Any, int
     }
 
 
-def _name(traced: Traced, region: Region) -> str:
+def _names(traced: Traced, region: Region) -> list[str]:
+    """The states that a region cuts, in their order."""
     names = [*traced.state_types]
-    return names[min(region.states) - len(traced.graph.inputs)]
+    return [names[value - len(traced.graph.inputs)] for value in sorted(region.states)]
 
 
 def _laid_out(part: Divided, n_inputs: int) -> Layers:

@@ -32,7 +32,8 @@ class Region:
 
     `effects`: of each divided value what it gives; `layouts`: how values lie that are not whole
     behind it; `ends`: values of which each device has a part, joined where they are made; `states`:
-    the parameters and buffers that are cut, by value. `starts`: the first products.
+    the parameters and buffers that are cut, by value. `starts`: the first products. `optional`: it
+    is no more than a table or an output layer, which may as well stay whole.
     """
 
     starts: tuple[int, ...]
@@ -41,6 +42,7 @@ class Region:
     layouts: Mapping[Ref, Layout]
     ends: Mapping[int, Layout]
     states: Mapping[int, Cut]
+    optional: bool = False
 
 
 @dataclass(slots=True)
@@ -100,11 +102,10 @@ class Finder:
         """
         if columns(self._view(value, 1, {}), 1) is None:
             return None
-        (read, *_) = [
-            ref
-            for ref in node_refs(self._graph.nodes[value - self._graph.first_node])
-            if ref.value not in self._names
-        ]
+        refs = node_refs(self._graph.nodes[value - self._graph.first_node])
+        read = next((ref for ref in refs if ref.value not in self._names), None)
+        if read is None:
+            return None
         beside = [
             user
             for user in self._users[read.value]
@@ -201,7 +202,7 @@ class Finder:
                 return None
             spread.ends[user] = effect.results[0]
         spread.layouts.clear()
-        return self._region(users, units, spread) if units > 1 else None
+        return self._region(users, units, spread, optional=True) if units > 1 else None
 
     def _lookup(self, value: int, weight: Ref, units: int) -> Effect | None:
         """What a product or a table gives of some rows of its weight."""
@@ -217,7 +218,9 @@ class Finder:
         n_weights = sum(self._traced.type_of(Ref(value)).elements({}) for value in effect.states)
         return n_weights >= WORTH * self._n_weights
 
-    def _region(self, starts: Sequence[int], units: int, spread: _Spread) -> Region | None:
+    def _region(
+        self, starts: Sequence[int], units: int, spread: _Spread, *, optional: bool = False
+    ) -> Region | None:
         """It stands where nobody else reads the states that are cut."""
         for state in spread.states:
             if any(user not in spread.effects for user in self._users[state]):
@@ -229,6 +232,7 @@ class Finder:
             layouts=spread.layouts,
             ends=spread.ends,
             states=spread.states,
+            optional=optional,
         )
 
     def _view(self, value: int, units: int, layouts: Mapping[Ref, Layout]) -> View:
