@@ -17,6 +17,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import torch
 
 SCHEDULES = ("1f1b", "gpipe")
@@ -100,24 +102,40 @@ def blocks_of(stage: int, n_stages: int, n_blocks: int) -> range:
     return range(stage * n_blocks // n_stages, (stage + 1) * n_blocks // n_stages)
 
 
-def _serve(setting: dict[str, Any]) -> None:
+def serve(setting: dict[str, Any], made: "Callable[[], Callable[[str, int], Any]]") -> None:
+    """Be one rank: answer each line `NAME STEPS` with what a side says of so many steps.
+
+    Parameters
+    ----------
+    setting
+        Of the rank: `store`, `rank` and `n`.
+    made
+        Makes the side, once its group is there.
+    """
     import torch
     from torch import distributed
 
-    from potluck.bench.networks import NETWORKS
-
     torch.set_num_threads(1)
-    rank, n = setting["rank"], setting["n"]
     distributed.init_process_group(
-        "gloo", init_method=f"file://{setting['store']}", rank=rank, world_size=n
+        "gloo",
+        init_method=f"file://{setting['store']}",
+        rank=setting["rank"],
+        world_size=setting["n"],
     )
-    network, x, y = NETWORKS[setting["kind"]](setting["n_micro_batches"] * setting["micro_batch"])
-    pipelines = {name: _Pipeline(name, network, x, y, setting) for name in setting["schedules"]}
+    run = made()
     for line in sys.stdin:
         name, n_steps = line.split()
-        sys.stdout.write(json.dumps(pipelines[name].run(int(n_steps))) + "\n")
+        sys.stdout.write(json.dumps(run(name, int(n_steps))) + "\n")
         sys.stdout.flush()
     distributed.destroy_process_group()
+
+
+def _pipelines(setting: dict[str, Any]) -> "Callable[[str, int], Any]":
+    from potluck.bench.networks import NETWORKS
+
+    network, x, y = NETWORKS[setting["kind"]](setting["n_micro_batches"] * setting["micro_batch"])
+    made = {name: _Pipeline(name, network, x, y, setting) for name in setting["schedules"]}
+    return lambda name, n_steps: made[name].run(n_steps)
 
 
 def stages_of(schedule: str, rank: int, n: int) -> tuple[int, ...]:
@@ -192,4 +210,5 @@ class _Pipeline:
 
 
 if __name__ == "__main__":
-    _serve(json.loads(sys.argv[1]))
+    _setting = json.loads(sys.argv[1])
+    serve(_setting, lambda: _pipelines(_setting))

@@ -46,7 +46,8 @@ DEVICES = (2, 4)
 COMPUTERS = {"pi": "raspberry-pi-5", "jetson": "jetson-orin-nano"}
 # Emulated devices are so much slower than this machine, that a few milliseconds which somebody else
 # has its processor stay a small part of every task.
-SLOWER, LAB_WIDTH, LAB_ROWS, LAB_LENGTH = 240.0, 256, 4, 16
+SLOWER = 240.0
+LAB_ROWS, LAB_SIZES = 4, (16, 256)  # positions, width
 LAB_RATES = ("20 Mbit/s", "4 Mbit/s")
 # bytes per second of the medium, how often a path crosses it, seconds before the first byte
 LINKS = {"wired_1000": (125e6, 1, 2e-4), "wifi_300": (37.5e6, 2, 2e-3)}
@@ -157,7 +158,8 @@ def _live(home: "Home", n: int, settings: Mapping[str, float]) -> dict[str, floa
     ours = _Ours(home, n, settings)
     with TensorRanks(n, **sizes) as ranks:
         for mode in (TRAIN, ANSWER):
-            ratios, mine_s, difference = list[float](), list[float](), 0.0
+            ratios, mine_s = list[float](), list[float]()
+            difference = 0.0
             for index in range(1 + int(settings["rounds"])):
                 ours_s, our_loss = ours.steps(mode, n_steps)
                 theirs_s, their_loss = ranks.steps(mode, n_steps)
@@ -191,9 +193,9 @@ def _lab(rate: str, settings: Mapping[str, float]) -> dict[str, float]:
     from potluck.sessions.agent_specs import Spec
 
     specs = [Spec(name=name, slowdown=SLOWER, link_rate=rate) for name in ("a", "b")]
-    x, y = batch_of(LAB_ROWS, LAB_LENGTH, LAB_WIDTH)
+    x, y = batch_of(LAB_ROWS, *LAB_SIZES)
     model = potluck.Model.from_torch(
-        blocks_of(1, LAB_WIDTH), x, loss=_loss(), example_targets=y
+        blocks_of(1, LAB_SIZES[1]), x, loss=_loss(), example_targets=y
     ).divided((1, 1))
     figures, n_steps = dict[str, float](), int(settings["steps"])
     with Home.lab(specs) as home:
@@ -247,7 +249,8 @@ def _token_s(shape: _Shape, n_blocks: int) -> dict[str, float]:
         language_model(shape, n_blocks), torch.zeros(2, 1, dtype=torch.int64)
     )
     divided = model.divided((1, 1), tolerance_frac=0.5)
-    names, work, found = ("one", "two"), potluck.Inference(), dict[str, float]()
+    names, work = ("one", "two"), potluck.Inference()
+    found = dict[str, float]()
     plan = plan_of(divided.name, divided.layers(), names, 1, training=False)
     for computer, kind in COMPUTERS.items():
         spec = load_device(kind)

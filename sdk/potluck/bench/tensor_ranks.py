@@ -10,7 +10,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from potluck.bench.ranks import LEARNING_RATE, Ranks
+from potluck.bench.ranks import LEARNING_RATE, Ranks, serve
 
 if TYPE_CHECKING:
     import torch
@@ -119,24 +119,6 @@ class _Rank:
         return time.perf_counter() - start_s, loss.item()
 
 
-def _serve(setting: dict[str, Any]) -> None:
-    import torch
-    from torch import distributed
-
-    torch.set_num_threads(1)
-    distributed.init_process_group(
-        "gloo",
-        init_method=f"file://{setting['store']}",
-        rank=setting["rank"],
-        world_size=setting["n"],
-    )
-    rank = _Rank(setting)
-    for line in sys.stdin:
-        mode, n_steps = line.split()
-        sys.stdout.write(json.dumps(rank.run(mode, int(n_steps))) + "\n")
-        sys.stdout.flush()
-    distributed.destroy_process_group()
-
-
 if __name__ == "__main__":
-    _serve(json.loads(sys.argv[1]))
+    _setting = json.loads(sys.argv[1])
+    serve(_setting, lambda: _Rank(_setting).run)
