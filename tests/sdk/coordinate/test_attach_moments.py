@@ -16,7 +16,7 @@ from potluck.home import Home
 
 torch = pytest.importorskip("torch")
 __all__ = ["case"]  # the fixture
-N_MOMENTS, N_FEW = 60, 3
+N_MOMENTS, N_FEW = 60, 2
 BEFORE, ACTED = "before it is heard", "done, and its answer is lost"
 
 

@@ -211,7 +211,7 @@ def test_both_are_killed_at_once_and_come_back(home, moment):
     home.ends(told)
 
 
-@sample(300, "again")
+@sample(300, "again", 1)
 def test_the_next_one_is_killed_while_it_takes_over_and_comes_back(home, moment):
     told = home.shared()
     home.kill("A")
@@ -220,7 +220,7 @@ def test_the_next_one_is_killed_while_it_takes_over_and_comes_back(home, moment)
     home.ends(told)
 
 
-@sample(300, "all three")
+@sample(300, "all three", 1)
 def test_who_was_killed_is_back_when_the_next_one_is(home, moment):
     told = home.shared()
     home.kill("A")

@@ -112,11 +112,9 @@ class Driver:
             return False
 
     def _goes_on(self) -> bool:
-        if self._runs_free or not self._clock.is_quiet:
-            return True
-        return any(link.is_waiting for link in self._links)
+        is_waiting = self._runs_free or any(link.is_waiting for link in self._links)
+        return is_waiting or not self._clock.is_quiet
 
     def _is_awake(self) -> bool:
-        if self._orders or not self._links or self._goes_on():
-            return True
-        return any(link.is_awake for link in self._links)
+        is_asked = self._orders or any(link.is_awake for link in self._links)
+        return bool(is_asked) or self._goes_on() or not self._links
