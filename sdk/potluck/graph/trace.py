@@ -278,6 +278,8 @@ def _traced(
         seen = Traced(graph=whole, types=tuple(types), by_rows=rows, modules=modules)
         rows = _settled(seen, program, converter.values, own, tensors, complete)
     graph, kept = without_dead(graph)
+    if unsent := [converter.unsent[value] for value in kept if value in converter.unsent]:
+        raise together(unsent)
     try:
         validate(graph)
     except SegmentError as error:

@@ -86,6 +86,7 @@ class Converter:
         self.updated: set[int] = set()  # buffers that nodes change
         self.masks: list[Mask] = []
         self.refused: list[ModelError] = []
+        self.unsent: dict[int, ModelError] = {}  # by value: refused where an output needs it
 
     def graph(self, graph: torch.fx.Graph, owner: torch.nn.Module) -> Any:
         """Convert all nodes of a graph; its output."""
@@ -200,13 +201,7 @@ class Converter:
     def _operator(self, node: torch.fx.Node, name: str) -> None:
         args = tuple(self._argument(argument) for argument in node.args)
         kwargs = {k: self._argument(a) for k, a in node.kwargs.items() if k not in _PLACEMENT}
-        if any(map(_is_nan, (*args, *kwargs.values()))):
-            raise ModelError(
-                f"the operator {name} is given NaN as a plain number{where(node)}.",
-                next_step="Keep it in a tensor of the module: "
-                'self.register_buffer("nan", torch.tensor(float("nan"))).',
-                operator=name,
-            )
+        has_nan = any(map(_is_nan, (*args, *kwargs.values())))
         name = _RENAMED.get(name, name)
         if name in _CASTS:
             name, args, kwargs = self._cast(node, args)
@@ -228,6 +223,13 @@ class Converter:
         if name not in OPERATORS:
             raise refusal(node.target, where(node))
         self.values[node] = self._drawn_or_added(name, args, kwargs, node.meta["val"])
+        if has_nan:
+            self.unsent[self.first + len(self.nodes) - 1] = ModelError(
+                f"the operator {name} is given NaN as a plain number{where(node)}.",
+                next_step="Keep it in a tensor of the module: "
+                'self.register_buffer("nan", torch.tensor(float("nan"))).',
+                operator=name,
+            )
 
     def _drawn_or_added(
         self, op: str, args: tuple[Argument, ...], kwargs: Mapping[str, Argument], value: Any
