@@ -19,6 +19,7 @@ from .rules import RULES, SHAPES
 
 MAX_REMEMBERED = 8192  # calls; a network has some hundred kinds for each size of batch
 MAX_EXPANDED_BYTES = 2 << 30  # of a view of less memory: it takes none, but the next operator would
+TABLE_BYTES = 64  # four places and weights of 8 bytes, as bicubic has them
 _ORDINARY = (RuntimeError, TypeError, IndexError, ValueError, MemoryError, SegmentError)
 
 _remembered: dict[tuple[Any, ...], int] = {}
@@ -76,7 +77,18 @@ def _needed_bytes(op: str, args: Sequence[Any], named: Mapping[str, Any]) -> int
     if not isinstance(results, torch.Tensor | list | tuple):
         raise SegmentError("bad-input", "it is given numbers alone and makes no tensor")
     own = {tensor.untyped_storage()._cdata for tensor in _tensors(metas)}
-    return sum(_new_bytes(result, own) for result in _tensors([results]))
+    new_bytes = sum(_new_bytes(result, own) for result in _tensors([results]))
+    return new_bytes + _scratch_bytes(op, metas, results)
+
+
+def _scratch_bytes(op: str, metas: Sequence[Any], result: Any) -> int:
+    """Bytes that a kernel takes beside its result: one that resizes has tables of where each place
+    of the result comes from, along each dimension.
+    """
+    if "upsample" not in op:
+        return 0
+    sizes: list[int] = [*metas[0].shape[2:], *result.shape[2:]]
+    return TABLE_BYTES * sum(sizes)
 
 
 def _meta(argument: Any) -> Any:
