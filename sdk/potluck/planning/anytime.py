@@ -29,15 +29,13 @@ from potluck.planning.search.micro_batch_sizes import promising, usual
 from potluck.planning.search.plan_floor import least_s
 from potluck.planning.search.subset_dp import ParetoLabel, SubsetSearch
 from potluck.planning.search.tight_memory import MAX_SHARES, spread, squeeze
-from potluck.planning.search.work_budget import WorkBudget, given_s, is_many
+from potluck.planning.search.work_budget import WorkBudget, fewer, given_s, is_many
 from potluck.records import Plan, Problem
 from potluck.simulate import cost, direct
 
 COARSE = 10  # cuts: groups over so many are always looked at
 TRIES = 50  # simulations to improve a plan
-# Up to so many micro-batches a step is simulated in some 20 ms; of more a plan has fewer tries, and
-# so many at least.
-QUICK_MICRO_BATCHES, FEWEST_TRIES = 256, 6
+FEWEST_TRIES = 6  # where a step has hundreds of micro-batches
 N_STARTS = 8  # plans whose branches are placed anew
 N_APART = 12  # plans with the branches on any devices, of those that may be fastest
 N_SIDE = 3  # orders of devices, whose plans may have devices come back
@@ -499,7 +497,7 @@ def improve(
         Gives the plans to try next to a plan.
     """
     for plan in starts:
-        tries, max_here = 0, _tries(max_tries, plan)
+        tries, max_here = 0, fewer(max_tries, FEWEST_TRIES, plan.n_micro_batches)
         better: Plan | None = plan
         while better is not None:
             here, better = better, None
@@ -515,8 +513,3 @@ def improve(
                     better = ours
                     break
                 yield
-
-
-def _tries(most: int, plan: Plan) -> int:
-    """Simulations to improve a plan: fewer where each takes long."""
-    return min(most, max(FEWEST_TRIES, most * QUICK_MICRO_BATCHES // plan.n_micro_batches))

@@ -8,7 +8,7 @@ from itertools import count
 from math import inf
 
 from potluck.planning import feasibility
-from potluck.planning.anytime import QUICK_MICRO_BATCHES, is_small, search
+from potluck.planning.anytime import is_small, search
 from potluck.planning.baselines.data_parallel import plan_data_parallel
 from potluck.planning.baselines.dora import plan_dora
 from potluck.planning.bounds.energy import holds_weights
@@ -21,7 +21,7 @@ from potluck.planning.search import recomputation
 from potluck.planning.search.branch_placement import Places
 from potluck.planning.search.candidate_pool import MAX_WORK, CandidatePool
 from potluck.planning.search.joining import joined
-from potluck.planning.search.work_budget import WorkBudget, given_s, is_many
+from potluck.planning.search.work_budget import WorkBudget, fewer, given_s, is_many
 from potluck.records import Plan, Problem, Training
 from potluck.simulate import cost, direct, flows, footprint
 
@@ -340,8 +340,7 @@ def _looked(best: Sequence[Plan]) -> int:
     """Plans that a look simulates: fewer where the best has so many micro-batches that each takes
     long.
     """
-    n_micro_batches = max((plan.n_micro_batches for plan in best[:1]), default=1)
-    return min(LOOK, max(LEAST_LOOK, LOOK * QUICK_MICRO_BATCHES // n_micro_batches))
+    return fewer(LOOK, LEAST_LOOK, best[0].n_micro_batches if best else 1)
 
 
 def _counted(budget: WorkBudget, given: float) -> IsLate:

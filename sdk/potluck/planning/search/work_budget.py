@@ -24,6 +24,7 @@ DEVICE_S = 20e-6
 LOOK_S = 2e-4  # between two looks at the clock
 GIVEN_S, GIVEN_FOR = 2.6, 24  # a home of 24 devices
 GROWTH = 1.7  # power of the devices beyond
+QUICK_MICRO_BATCHES = 256  # up to so many a step is simulated in some 20 ms
 
 
 class WorkBudget:
@@ -167,3 +168,16 @@ def is_many(problem: Problem) -> bool:
 def given_s(problem: Problem) -> float:
     """Counted seconds for a problem of many devices."""
     return GIVEN_S * float(max(1.0, len(problem.devices) / GIVEN_FOR) ** GROWTH)
+
+
+def fewer(most: int, least: int, n_micro_batches: int) -> int:
+    """How many plans to simulate where each has so many micro-batches: fewer where each takes long.
+
+    Parameters
+    ----------
+    most, least
+        Plans.
+    n_micro_batches
+        Of a plan.
+    """
+    return min(most, max(least, most * QUICK_MICRO_BATCHES // n_micro_batches))
