@@ -230,11 +230,7 @@ def _npy(path: Path, key: str) -> Opened:
             file.seek(at)
             data = file.read()
             _check_size(shape, dtype, len(data))
-            return (
-                shape,
-                dtype.name,
-                _rows_of(numpy.frombuffer(data, dtype).reshape(shape, order="F")),
-            )
+            return _in_memory(data, shape, is_fortran, dtype)
     lying = FileRows(path, at, dtype.itemsize * math.prod(shape[1:]))
 
     def take(rows: Sequence[int]) -> "torch.Tensor":
@@ -248,8 +244,6 @@ def _npy(path: Path, key: str) -> Opened:
 
 def _npz(path: Path, key: str) -> Opened:
     """It is read whole: rows in the middle of what is packed cannot be."""
-    import numpy
-
     try:
         with zipfile.ZipFile(path) as file:
             names = [each.removesuffix(".npy") for each in file.namelist() if each[-4:] == ".npy"]
@@ -264,8 +258,7 @@ def _npz(path: Path, key: str) -> Opened:
         raise
     except _ODD_ZIP as error:
         raise _Odd(f"is no file of arrays: {error or type(error).__name__}") from error
-    array = numpy.frombuffer(data, dtype).reshape(shape, order="F" if is_fortran else "C")
-    return shape, dtype.name, _rows_of(array)
+    return _in_memory(data, shape, is_fortran, dtype)
 
 
 def _safetensors(path: Path, key: str) -> Opened:
@@ -349,12 +342,15 @@ def _check_room(nbytes: int) -> None:
         )
 
 
-def _rows_of(array: Any) -> "Callable[[Sequence[int]], torch.Tensor]":
+def _in_memory(data: bytes, shape: tuple[int, ...], is_fortran: bool, dtype: Any) -> Opened:
+    import numpy
+
+    array = numpy.frombuffer(data, dtype).reshape(shape, order="F" if is_fortran else "C")
+
     def take(rows: Sequence[int]) -> "torch.Tensor":
-        import numpy
         import torch
 
         found = numpy.ascontiguousarray(array[rows], array.dtype.newbyteorder("="))
         return torch.from_numpy(found.reshape(len(rows), *array.shape[1:]))
 
-    return take
+    return shape, dtype.name, take
