@@ -83,6 +83,7 @@ class _Rewriting:
         self.region_of = {value: region for region in regions for value in region.effects}
         self.spans = {id(region): spans(region.units, shares) for region in regions}
         self.n_lanes = len(shares)
+        self.whole_states: list[Parameter | Buffer] = [*self.graph.parameters, *self.graph.buffers]
         self.made: dict[int, _Made] = {}
         self.states: dict[int, tuple[Parameter | Buffer, Piece | None]] = {}
         self.number: dict[tuple[str, int, int], int] = {}  # (kind, value, lane) -> provisional
@@ -136,8 +137,7 @@ class _Rewriting:
 
     def _state(self, value: int) -> Parameter | Buffer | None:
         place = value - len(self.graph.inputs)
-        every: list[Parameter | Buffer] = [*self.graph.parameters, *self.graph.buffers]
-        return every[place] if 0 <= place < len(every) else None
+        return self.whole_states[place] if 0 <= place < len(self.whole_states) else None
 
     def whole(self, ref: Ref, lane: int) -> Ref:
         """A value as it was, on a lane or else on the first."""
