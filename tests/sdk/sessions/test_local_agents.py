@@ -17,11 +17,13 @@ def test_nothing_is_left_when_ctrl_c_comes_while_they_end():
     agents = LocalAgents([Spec(name="one")], trust=None)
     (agent,) = agents.agents
     os.kill(agent.pid, signal.SIGSTOP)  # so that its end is waited for
-    with pytest.raises(KeyboardInterrupt):
-        _interrupted(agents.close)
-    assert not agents.directory.exists()
-    os.kill(agent.pid, signal.SIGCONT)
-    agents.close()  # at exit, say
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            _interrupted(agents.close)
+        assert not agents.directory.exists()
+    finally:
+        os.kill(agent.pid, signal.SIGCONT)
+        agents.close()  # at exit, say
     assert not psutil.pid_exists(agent.pid)
 
 
