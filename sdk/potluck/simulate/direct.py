@@ -121,7 +121,9 @@ class Outcome:
         return max(middle_s(ends, in_flight(self._plan)), max(busy) / self._n_steps)
 
     def device_energy_j(self) -> dict[str, float]:
-        """Joules per step of the devices that take part and whose power is known."""
+        """Joules per step of the devices that take part and whose power is known; of a stream once
+        it is full: while the first requests fill it and the last drain it more devices wait.
+        """
         if self._joules is None:
             self._joules = self._energy_j()
         return self._joules
@@ -147,10 +149,10 @@ class Outcome:
                 elif stop > start:
                     radio[item.slot].append((start, free))
                     radio[item.to].append((start + stop - free, stop))
-        stop_s, found = max(times.stop_s, default=0.0), {}
+        elapsed_s, found = self.latency_s * self._n_steps, {}
         for slot, name in enumerate(names):
             joules = cost.energy_j(
-                self._direct.devices[name], stop_s, busy[slot], union_s(radio[slot])
+                self._direct.devices[name], elapsed_s, busy[slot], union_s(radio[slot])
             )
             if joules is not None:
                 found[name] = joules / self._n_steps

@@ -178,9 +178,33 @@ def test_the_direct_way_says_what_the_programs_say(seed, branches):
             and all(HOME not in pair for pair in problem.network.paths)
         ):
             assert outcome.latency_s == pytest.approx(latency_s, rel=1e-9)
-        energy_j = {name: joules / len(trace.step_s) for name, joules in trace.energy_j.items()}
-        assert outcome.device_energy_j() == pytest.approx(energy_j, rel=1e-9)
+        # Of a stream they are those between two answers; a trace fills and drains it, too.
+        n = len(trace.step_s)
+        last_s = max(event.stop_s for event in trace.events)
+        waits_s = last_s / n - outcome.latency_s if direct.streaming else 0.0
+        energy_j = {
+            name: joules / n - direct.devices[name].idle_w * waits_s
+            for name, joules in trace.energy_j.items()
+        }
+        late_j = (
+            0.01 if direct.streaming else 0.0
+        )  # an answer arrives after its event, by a latency
+        assert outcome.device_energy_j() == pytest.approx(energy_j, rel=1e-9, abs=late_j)
         assert outcome.peak_bytes() == trace.peak_bytes
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_joules_of_a_request_do_not_depend_on_how_many_are_simulated(seed, monkeypatch):
+    rng = random.Random(seed)
+    problem = replace(random_problem(rng), workload=Inference(batch=4, streaming=True))
+    plan = replace(random_plan(rng, problem), training=False)
+    beyond_idling = []
+    for rounds in (5, 40):
+        monkeypatch.setattr("potluck.simulate.direct.STREAM_ROUNDS", rounds)
+        outcome = Direct(problem).run(plan)
+        idling = outcome.latency_s * len(plan.devices)  # all draw 1 W
+        beyond_idling.append(sum(outcome.device_energy_j().values()) - idling)
+    assert beyond_idling[0] == pytest.approx(beyond_idling[1], rel=0.005)
 
 
 @pytest.mark.few(60)
