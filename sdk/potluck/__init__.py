@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from potluck.run.array_files import ArrayFiles
     from potluck.run.local_steps import OuterStep, local_steps
     from potluck.run.optimizers import SGD, Adafactor, Adagrad, Adam, AdamW, Lion, RMSprop
-    from potluck.serve.decide.records import Frequency, Latency
+    from potluck.serve.scheduling.records import Frequency, Latency
     from potluck.sessions.agent_specs import Spec
     from potluck_wire import __version__
 
@@ -44,8 +44,8 @@ _WHERE = {
     "Training": "potluck.records",
     "Inference": "potluck.records",
     "QoE": "potluck.records",
-    "Latency": "potluck.serve.decide.records",
-    "Frequency": "potluck.serve.decide.records",
+    "Latency": "potluck.serve.scheduling.records",
+    "Frequency": "potluck.serve.scheduling.records",
     "Plan": "potluck.records",
     "Device": "potluck.records",
     "Spec": "potluck.sessions.agent_specs",
@@ -108,7 +108,7 @@ def __getattr__(name: str) -> Any:
     try:
         return getattr(importlib.import_module(_WHERE[name]), name)
     except ImportError as error:
-        from potluck.optional import missing
+        from potluck.optional_packages import missing
 
         raise missing(error) or error from error
 

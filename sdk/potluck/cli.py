@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from io import TextIOWrapper
 
 from potluck.errors import PotluckError
-from potluck.optional import missing
+from potluck.optional_packages import missing
 
 COMMANDS = {
     "agent": "run the agent on this device, so that a home can use it",
@@ -135,7 +135,7 @@ class _Version(argparse.Action):
 
 def one_line(error: PotluckError) -> str:
     """An error as the terminal shows it."""
-    from potluck.texts import harmless
+    from potluck.sanitized_text import harmless
 
     return harmless(" ".join(str(error).split()))
 

@@ -21,7 +21,7 @@ PotluckError
 └── Infeasible             no plan can hold the limits; says which limit, which device, by how much
 """
 
-from potluck.texts import harmless
+from potluck.sanitized_text import harmless
 
 
 class PotluckError(Exception):

@@ -8,9 +8,9 @@ from concurrent.futures import CancelledError, Future, wait
 from contextlib import contextmanager, suppress
 from typing import Any, Generic, TypeVar
 
-from potluck import shown
+from potluck import display_hooks
 from potluck.errors import UserError
-from potluck.optional import missing
+from potluck.optional_packages import missing
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -271,13 +271,13 @@ class Handle(Generic[T]):
             render = getattr(self._future.result(), "_repr_html_", None)
             return render() if render else None
         return (
-            shown.words(repr(self))
+            display_hooks.words(repr(self))
             if self.done
-            else shown.progress_bar(self._title, *self.progress)
+            else display_hooks.progress_bar(self._title, *self.progress)
         )
 
     def _ipython_display_(self) -> None:
-        shown.show_in_cell(self)
+        display_hooks.show_in_cell(self)
 
     @property
     def _failed(self) -> bool:
@@ -289,7 +289,7 @@ def resolved(value: "Handle[T] | T") -> T:
     return value.wait() if isinstance(value, Handle) else value
 
 
-_attach: Callable[[Handle[Any]], None] | None = shown.watch
+_attach: Callable[[Handle[Any]], None] | None = display_hooks.watch
 
 
 def show_with(attach: Callable[[Handle[Any]], None] | None) -> None:

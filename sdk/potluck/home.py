@@ -5,9 +5,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from potluck import shown
+from potluck import display_hooks
 from potluck.discover.addresses import candidates, parse_addresses
 from potluck.discover.mdns import Enough, browse
+from potluck.display_hooks import Shown
 from potluck.errors import EmptyHome, HomeError, UserError
 from potluck.handle import Handle, Task
 from potluck.records import Plan
@@ -17,19 +18,18 @@ from potluck.sessions.curve_link import CurveLink
 from potluck.sessions.link import Link
 from potluck.sessions.members import Member, Members
 from potluck.sessions.readings import Readings
-from potluck.shown import Shown
 
 if TYPE_CHECKING:
     from potluck.adapt.adapter import Decision
-    from potluck.coordinate.detached import DetachedRun
+    from potluck.coordinator.detached_run import DetachedRun
     from potluck.discover.keyring import Keyring
     from potluck.graph import Model
     from potluck.lab.lab import Playground
     from potluck.lab.scenario import Script
     from potluck.offload.accelerate import Place
     from potluck.profile.home_network import HomeNetwork
+    from potluck.profile.power_model import Watts
     from potluck.profile.profiles import Profile
-    from potluck.profile.watts import Watts
     from potluck.run.run import Run
     from potluck.schedule.policies import Policy
     from potluck.sessions.agent_specs import Spec
@@ -62,7 +62,7 @@ class Home(ServingHome, Shown):
     """
 
     def __init__(self, peers: Iterable[str] = (), *, state: str | Path | None = None) -> None:
-        from potluck.discover.introduce import add_peers
+        from potluck.discover.identification import add_peers
         from potluck.discover.keyring import Keyring, controller_name
 
         addresses = parse_addresses(peers)
@@ -71,9 +71,9 @@ class Home(ServingHome, Shown):
         try:
             ring.claim(self._give_way)
         except HomeError as error:
-            from potluck.coordinate import local
+            from potluck.coordinator import local_coordinator
 
-            raise local.claimed(ring.directory, error) from error
+            raise local_coordinator.claimed(ring.directory, error) from error
         keys = Keys(public=public, secret=secret)
         self._open(keys, CurveLink(keys, name=controller_name()), ring)
         add_peers(self._members, ring, addresses)
@@ -195,7 +195,7 @@ class Home(ServingHome, Shown):
         EmptyHome
             Nobody was found, and nobody is known.
         """
-        from potluck.discover.introduce import add_strangers
+        from potluck.discover.identification import add_strangers
 
         home = cls(state=state)
         try:
@@ -262,7 +262,7 @@ class Home(ServingHome, Shown):
         UserError
             These are no plans, or anywidget is not installed.
         """
-        return shown.cockpit(self, run, tuple(plans))
+        return display_hooks.cockpit(self, run, tuple(plans))
 
     def window(self, *, may_act: bool = False) -> str:
         """The address of this home's page for browsers of this machine: what `potluck watch` and
@@ -273,7 +273,7 @@ class Home(ServingHome, Shown):
         may_act
             Whether the page may switch plans and pair; else it is only to look at.
         """
-        self._window = shown.window(self, self._folder, may_act, self._window)
+        self._window = display_hooks.window(self, self._folder, may_act, self._window)
         return str(self._window.url)
 
     def __getitem__(self, device: str) -> "Place":
@@ -307,7 +307,7 @@ class Home(ServingHome, Shown):
         return tuple(self._members[name] for name in paired)
 
     def _pair(self, device: str, code: str) -> str:
-        from potluck.discover.introduce import paired
+        from potluck.discover.identification import paired
 
         return paired(self._members, self._need_ring(), device, code)
 
@@ -331,7 +331,7 @@ class Home(ServingHome, Shown):
         UserError
             The key is no key.
         """
-        from potluck.discover.introduce import trusted
+        from potluck.discover.identification import trusted
 
         kept = trusted(self._members, self._need_ring, device, key, name)
         self._members.join([kept])
@@ -423,10 +423,10 @@ class Home(ServingHome, Shown):
             `Model`.
         """
         from potluck.lab import profiling
-        from potluck.profile.kept_watts import keep_watts, kept_watts
+        from potluck.profile.layer_times_store import Store
         from potluck.profile.measure import check_measuring, name_of, need_model, profile
         from potluck.profile.network_file import declared, keep_network
-        from potluck.profile.store import Store
+        from potluck.profile.power_file import keep_watts, kept_watts
 
         need_model(model, "profiled")
         check_measuring(rows, repeats, devices, watts)
@@ -480,9 +480,9 @@ class Home(ServingHome, Shown):
         """What this run showed of layers and links goes into the profile of its model and into
         `home.network`, here and on disk: see `profile.from_runs`.
         """
+        from potluck.profile.layer_times_store import Store
         from potluck.profile.measure import keep
         from potluck.profile.network_file import keep_network
-        from potluck.profile.store import Store
 
         profile = self._profiles[run.signature] = run.learn()
         if profile.document is not None:
@@ -642,7 +642,7 @@ class Home(ServingHome, Shown):
         state = self._ring.directory
 
         def work(task: Task) -> "DetachedRun":
-            from potluck.coordinate.hand_over import hand_over
+            from potluck.coordinator.hand_over import hand_over
 
             return hand_over(self, run, rest, task, state=state, keys=self._keys, **options)
 
@@ -669,7 +669,7 @@ class Home(ServingHome, Shown):
         HomeError
             Nothing was handed over, or the coordinator does not answer.
         """
-        from potluck.coordinate.hand_over import attach
+        from potluck.coordinator.hand_over import attach
         from potluck.discover.keyring import Keyring
 
         ring = Keyring(Path(state) if state is not None else None)

@@ -4,7 +4,7 @@ their names.
 Device, Medium, Path, Network: the home. Layer, LayerCost: the model and what it costs where.
 Training, Inference, QoE, Problem: what is asked. Stage, Plan: the answer. Tensor, Segment: a cut
 model's pieces. Event, Trace: what a plan did, predicted or measured. Pure: the standard library
-only. In notebooks, records show themselves: see `shown.py`.
+only. In notebooks, records show themselves: see `display_hooks.py`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,10 +13,10 @@ from math import isfinite
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
-from potluck import shown
+from potluck import display_hooks
+from potluck.display_hooks import Shown
 from potluck.errors import PlanError, UserError
 from potluck.provenance import ASSUMED, MARKS, UNKNOWN
-from potluck.shown import Shown
 
 if TYPE_CHECKING:
     from potluck.planning.explain import Explanation
@@ -643,11 +643,11 @@ class Plan(Shown):
 
     def explain(self) -> "Explanation":
         """Why these devices, what holds the plan up, and what would help."""
-        return shown.explanation(self)
+        return display_hooks.explanation(self)
 
     def save(self, path: Any) -> None:
         """Write it as text to read, edit and load again with `potluck.load_plan`."""
-        shown.save_plan(self, path)
+        display_hooks.save_plan(self, path)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ import msgpack
 import psutil
 import pytest
 from tests.agent.agents import Keys, RawPeer, agent
-from tests.agent.core.core_talk import add, cut, plan, recv, send
+from tests.agent.core.core_driver import add, cut, plan, recv, send
 from tests.timeouts import PATIENCE_S
 
 from potluck_wire import limits, statement

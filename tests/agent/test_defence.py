@@ -4,7 +4,7 @@ never the agent.
 
 import pytest
 from tests.agent.agents import Keys, RawPeer, agent, command, faults_of
-from tests.agent.core.core_talk import (
+from tests.agent.core.core_driver import (
     EIGHT,
     MEMBER_KEY,
     MEMBER_SENDER,

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.agent.agents import command
-from tests.agent.core.core_play import CorePlay
+from tests.agent.core.core_attack import CorePlay
 from tests.agent.core.test_recording import Tape, at_work
 
 from potluck_agent import record_file

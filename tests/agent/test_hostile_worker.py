@@ -5,10 +5,10 @@ agent.
 import pytest
 import zmq
 from tests.agent.agents import Keys, RawPeer, agent
-from tests.agent.core.core_talk import add, cut, plan, recv, send, value
+from tests.agent.core.core_driver import add, cut, plan, recv, send, value
 from tests.timeouts import PATIENCE_S
 
-from potluck.testing.worker import DOES, HONEST
+from potluck.testing.hostile_worker import DOES, HONEST
 from potluck_wire.messages import (
     Channel,
     Commit,
@@ -44,7 +44,7 @@ def file(tmp_path_factory):
 def jetson(tmp_path_factory, file):
     """One agent for all rows: it has to outlive them all, without a fault."""
     file.write_text(HONEST)
-    program = ("potluck.testing.worker", str(file))
+    program = ("potluck.testing.hostile_worker", str(file))
     with agent(
         tmp_path_factory.mktemp("jetson"), *TRUST, "--hang", "1", program=program
     ) as running:

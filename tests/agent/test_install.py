@@ -20,7 +20,7 @@ from tests.agent.agents import Keys, command
 from potluck_agent.cli import arguments, install, options
 from potluck_agent.errors import AgentError
 from potluck_agent.service import launchd, systemd, windows_task
-from potluck_agent.service.steps import Service
+from potluck_agent.service.install_steps import Service
 
 PLATFORMS = tuple(install.PLATFORMS)
 BOTH = [(platform, system) for platform in PLATFORMS for system in (False, True)]

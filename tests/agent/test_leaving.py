@@ -8,7 +8,7 @@ import sys
 
 import pytest
 from tests.agent.agents import Keys, RawPeer, agent, command
-from tests.agent.core.core_talk import plan, recv
+from tests.agent.core.core_driver import plan, recv
 from tests.agent.meters.test_conditions import battery
 from tests.agent.meters.test_meters import plant
 from tests.timeouts import PATIENCE_S

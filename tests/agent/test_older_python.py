@@ -10,7 +10,7 @@ import subprocess
 import pytest
 from tests.agent import agents
 from tests.agent.agents import Keys, RawPeer, agent
-from tests.agent.core.core_talk import plan, recv
+from tests.agent.core.core_driver import plan, recv
 
 from potluck_wire.messages import Commit, Committed, Hello, Prepare, Prepared, Welcome
 

@@ -22,7 +22,7 @@ from potluck_agent.owner_rules import (
     reason,
 )
 from potluck_agent.service import launchd, systemd
-from potluck_agent.service.steps import Service
+from potluck_agent.service.install_steps import Service
 
 N_TRIES = 2000
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 from tests.agent.agents import Keys, RawPeer, agent, command, pair
-from tests.agent.core.core_talk import EIGHT, add, plan, recv, send
+from tests.agent.core.core_driver import EIGHT, add, plan, recv, send
 
 from potluck_agent import keys, record_file
 from potluck_agent.core.recorded_entries import Full, pack

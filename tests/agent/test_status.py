@@ -8,10 +8,10 @@ import sys
 import psutil
 import pytest
 from tests.agent.agents import Keys, RawPeer, agent, command, pair
-from tests.agent.core.core_talk import plan, recv
+from tests.agent.core.core_driver import plan, recv
 
 from potluck_agent import control_files, fault_log, keys
-from potluck_agent.cli import facts, status
+from potluck_agent.cli import status, status_lines
 from potluck_agent.errors import AgentError
 from potluck_agent.log_file import FILE, STRANGERS_LINES
 from potluck_wire.fingerprint import fingerprint
@@ -46,9 +46,9 @@ DOCUMENT = {
 
 def fact(label, **changes):
     """The lines of one label, as they are told."""
-    rows = facts.told({**DOCUMENT, **changes})
+    rows = status_lines.told({**DOCUMENT, **changes})
     assert rows[0] == "potluck agent jetson"
-    found = [row[2 + facts.WIDTH :] for row in rows[1:] if row[2:].startswith(label)]
+    found = [row[2 + status_lines.WIDTH :] for row in rows[1:] if row[2:].startswith(label)]
     assert all(row.startswith("  ") for row in rows[1:])
     return found
 
@@ -95,14 +95,14 @@ def test_meters_connection_and_processors_are_told_where_they_are_known():
     }
     assert fact("power", statement=statement) == ["measured by rapl"]
     assert fact("connection", statement=statement) == ["WiFi, 100 Mbit/s, 5.18 GHz"]
-    told = "\n".join(facts.told({**DOCUMENT, "statement": statement}))
+    told = "\n".join(status_lines.told({**DOCUMENT, "statement": statement}))
     assert "GPU 0" in told
     assert "its driver is too old\\x1b[2J" in told
 
 
 def test_the_next_step_is_pairing():
-    assert "Now run `potluck agent pair`" in facts.next_step({**DOCUMENT, "notebooks": []})
-    assert "Another notebook?" in facts.next_step(DOCUMENT)
+    assert "Now run `potluck agent pair`" in status_lines.next_step({**DOCUMENT, "notebooks": []})
+    assert "Another notebook?" in status_lines.next_step(DOCUMENT)
 
 
 def test_a_person_is_told_all_that_at_the_start(tmp_path):

@@ -10,7 +10,7 @@ import pytest
 from tests.frame.lint import ROOT
 
 import potluck.bench
-from potluck.bench import frame
+from potluck.bench import harness
 from potluck.commands import bench
 
 TEXT = (ROOT / "sdk" / "BENCHMARKS.md").read_text(encoding="utf-8")
@@ -36,4 +36,4 @@ def test_commands_and_settings_exist(command):
     bench.add_arguments(parser)
     asked = parser.parse_args(shlex.split(command)[2:])
     settings = importlib.import_module(f"potluck.bench.{asked.name}").SETTINGS
-    assert {frame.parse_setting(text)[0] for text in asked.set} <= set(settings)
+    assert {harness.parse_setting(text)[0] for text in asked.set} <= set(settings)

@@ -16,12 +16,12 @@ import pytest
 from tests.timeouts import PATIENCE_S
 
 from potluck import cli
-from potluck.bench import frame
+from potluck.bench import harness
 from potluck.commands import bench
-from potluck.optional import EXTRAS
+from potluck.optional_packages import EXTRAS
 from potluck_agent.cli import arguments
 from potluck_agent.worker.arrays import backends as of_agent
-from potluck_wire.installing import install
+from potluck_wire.install_hints import install
 
 torch = pytest.importorskip("torch")
 
@@ -208,7 +208,7 @@ def test_benches_and_their_settings_exist(command):
     bench.add_arguments(parser)
     asked = parser.parse_args(arguments_of(command)[1:])
     settings = importlib.import_module(f"potluck.bench.{asked.name}").SETTINGS
-    assert {frame.parse_setting(text)[0] for text in asked.set} <= set(settings)
+    assert {harness.parse_setting(text)[0] for text in asked.set} <= set(settings)
 
 
 @pytest.mark.parametrize(

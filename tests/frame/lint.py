@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 PURE = (
     "device_agent/potluck_wire/", "sdk/potluck/planning/", "sdk/potluck/schedule/",
     "sdk/potluck/simulate/", "sdk/potluck/contention/", "sdk/potluck/offload/plan/",
-    "sdk/potluck/serve/decide/", "sdk/potluck/serve/simulate/", "sdk/potluck/serve/rivals/",
+    "sdk/potluck/serve/scheduling/", "sdk/potluck/serve/simulate/", "sdk/potluck/serve/baselines/",
 )  # fmt: skip
 PURE_FILES = ("sdk/potluck/records.py", "sdk/potluck/errors.py")
 IMPURE_FILES = {
@@ -33,11 +33,11 @@ PRINTS = {
     "sdk/potluck/cli.py": "the command line",
     "sdk/potluck/commands/": "commands print their results",
     "sdk/potluck/profile/catalog.py": "a command for maintainers: says what it wrote",
-    "sdk/potluck/bench/raw.py": "a process of its own, which reports over its standard output",
-    "sdk/potluck/lab/flow.py": "a process of its own, which reports over its standard output",
+    "sdk/potluck/bench/raw_zeromq.py": "a process of its own, reports over its standard output",
+    "sdk/potluck/lab/cross_traffic.py": "a process of its own, reports over its standard output",
     "sdk/docs/": "a command for maintainers: says what it wrote",
-    "sdk/potluck/lab/relay.py": "a process of its own, which reports over its standard output",
-    "sdk/potluck/bench/ranks.py": "a process of its own, which reports over its standard output",
+    "sdk/potluck/lab/relay.py": "a process of its own, reports over its standard output",
+    "sdk/potluck/bench/torch_ranks.py": "a process of its own, reports over its standard output",
 }
 WALL_TIME = {
     "sdk/potluck/display/": "shows dates to people",

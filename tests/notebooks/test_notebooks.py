@@ -163,7 +163,7 @@ def test_exploring_tells_its_story_in_tables_and_numbers(tmp_path):
     ):
         assert f'id="potluck-{kind}-' in cells[name], name
     ours, *others = [
-        float(line.split(" ms")[0].split()[-1]) for line in cells["rivals"].splitlines()
+        float(line.split(" ms")[0].split()[-1]) for line in cells["baselines"].splitlines()
     ]
     assert ours <= min(others)
     assert int(cells["limits"].split("%")[0]) >= 0

@@ -51,7 +51,7 @@ ATTACKS: dict[str, Row] = {
         "refused; the worker stands in a folder that does not exist",
         tests_of(
             "security/test_attacks:test_a7_a_model_in_memory_reads_no_file_of_the_folder_it_is_in",
-            "agent/worker/test_bounds:test_files_memory_and_network_are_out_of_reach",
+            "agent/worker/test_sandbox:test_files_memory_and_network_are_out_of_reach",
         ),
     ),
     "A8": Row(

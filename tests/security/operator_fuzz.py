@@ -12,7 +12,7 @@ import sys
 import torch
 from tests.security.operator_calls import call, graph_of, made
 
-from potluck_agent.worker import libraries, limits
+from potluck_agent.worker import sandbox, torch_setup
 from potluck_agent.worker.dropout import Masks
 from potluck_agent.worker.interpreter import Interpreter
 from potluck_wire.graph import SegmentError
@@ -59,8 +59,8 @@ def digest(tensors):
 
 def main(seed, start, stop):
     """Each call is told before it is made, so that a crash has a name."""
-    libraries.prepare(1)
-    limits.confine(MEMORY_BYTES, limits.nowhere())
+    torch_setup.prepare(1)
+    sandbox.confine(MEMORY_BYTES, sandbox.nowhere())
     for number in range(start, stop):
         one = call(seed, number)
         sys.stdout.write(f"{number} ")

@@ -44,7 +44,7 @@ ROWS: dict[str, Row] = {
             "sdk/run/test_faults:test_killing_the_notebook_leaves_nothing",
             "agent/core/test_core_sessions:test_a_notebook_that_is_gone_leaves_nothing_behind",
             "sdk/run/test_training:test_a_saved_run_goes_on_as_if_uninterrupted",
-            "sdk/coordinate/test_detach:test_the_notebook_ends_the_coordinator_is_killed_and_nothing_is_lost",
+            "sdk/coordinator/test_detach:test_the_notebook_ends_the_coordinator_is_killed_and_nothing_is_lost",
         ),
         "of a run that was not detached, steps after the last saved file are lost",
     ),
@@ -57,7 +57,7 @@ ROWS: dict[str, Row] = {
         + tests_of(
             "sdk/run/test_failures:test_a_killed_worker_is_named_and_its_agent_lives",
             "agent/test_agent_process:test_failures_in_the_worker_are_named_and_the_agent_lives",
-            "agent/worker/test_bounds:test_a_worker_that_dies_says_how "
+            "agent/worker/test_sandbox:test_a_worker_that_dies_says_how "
             "test_a_worker_killed_while_the_system_ran_out_of_memory_is_out_of_memory",
             "agent/core/test_core_worker:test_a_crash_ends_the_execution_with_its_cause_and_the_agent_lives",
         ),
@@ -134,7 +134,7 @@ ROWS: dict[str, Row] = {
             "test_f10_a_core_that_is_told_of_years_goes_on",
             "wire/test_process_identity:"
             "test_a_clock_that_is_set_changes_nothing_and_a_start_of_the_system_does",
-            "sdk/coordinate/test_job_files:"
+            "sdk/coordinator/test_job_files:"
             "test_a_clock_that_is_set_back_does_not_make_an_older_job_the_latest",
         ),
     ),
@@ -219,7 +219,7 @@ ROWS: dict[str, Row] = {
             "test_s3_garbage_takes_nothing_from_those_who_are_paired "
             "test_s3_a_frame_of_a_gibibyte_takes_no_memory",
             "agent/test_agent_process:test_a_huge_frame_before_the_handshake_takes_no_memory",
-            "agent/net/test_inflow:test_strangers_are_so_many_and_the_oldest_goes_first",
+            "agent/net/test_socket_memory:test_strangers_are_so_many_and_the_oldest_goes_first",
             "agent/net/test_peer_connections:test_a_device_for_which_no_socket_is_left_waits_for_one",
             "agent/net/test_pairing_listener:test_a_disk_that_is_full_closes_no_pairing_port",
         ),
@@ -309,7 +309,7 @@ ROWS: dict[str, Row] = {
         "it is refused as busy, or cut off, before memory grows without bound; the agent never "
         "goes deeper, and looks at the others in between",
         tests_of(
-            "agent/core/test_core_crowded:test_what_waits_behind_a_busy_worker_has_an_end "
+            "agent/core/test_core_limits:test_what_waits_behind_a_busy_worker_has_an_end "
             "test_what_waits_for_a_worker_that_is_only_starting_has_an_end_too "
             "test_values_are_rejected_while_too_much_waits "
             "test_instructions_of_executions_have_an_end test_plans_have_an_end "
@@ -318,12 +318,12 @@ ROWS: dict[str, Row] = {
             "test_executions_behind_one_another_that_have_nothing_left_to_wait_for_all_end "
             "test_values_that_wait_for_one_place_all_get_it "
             "test_executions_that_end_for_one_anothers_room_all_end",
-            "agent/net/test_rounds:test_a_round_takes_few_messages_and_few_bytes_of_a_notebook "
+            "agent/net/test_fair_receive:test_a_round_takes_few_messages_and_few_bytes_of_a_notebook "
             "test_the_work_of_reading_a_plan_is_bounded_by_its_bytes "
             "test_a_message_of_any_length_takes_a_few_frames_of_a_round_and_its_sender_is_cut",
-            "agent/net/test_inflow:test_a_message_without_an_end_ends_with_its_connection_and_the_others_stay "
+            "agent/net/test_socket_memory:test_a_message_without_an_end_ends_with_its_connection_and_the_others_stay "
             "test_whole_messages_that_nobody_reads_count_too",
-            "wire/test_incoming:test_no_call_takes_or_keeps_more_than_a_message_may_have "
+            "wire/test_bounded_receive:test_no_call_takes_or_keeps_more_than_a_message_may_have "
             "test_one_message_that_never_ends_is_never_forgiven_much",
             "wire/test_chunks:test_no_value_costs_more_messages_than_its_bytes_are_worth",
             "security/test_unread:test_two_connections_of_one_key_that_take_turns_get_the_window_once "
@@ -381,13 +381,13 @@ ROWS: dict[str, Row] = {
         "nothing outside its folder is read or changed; what was learned stays; lies are errors in "
         "words",
         tests_of(
-            "sdk/coordinate/test_server:test_who_is_not_known_is_refused_by_name_and_the_wrong_key_too "
+            "sdk/coordinator/test_server:test_who_is_not_known_is_refused_by_name_and_the_wrong_key_too "
             "test_where_nobody_checks_keys_nobody_comes_in "
             "test_what_cannot_be_asked_is_refused_and_leaves_nothing "
             "test_no_request_of_any_form_is_anything_but_answered "
             "test_a_file_that_came_otherwise_than_it_was_sent_is_no_job "
             "test_more_than_the_disk_has_is_refused_before_it_is_sent",
-            "sdk/coordinate/test_entrance:test_answers_that_nobody_takes_are_few "
+            "sdk/coordinator/test_server_socket:test_answers_that_nobody_takes_are_few "
             "test_a_message_of_too_many_frames_ends_its_connection "
             "test_a_message_without_an_end_ends_with_its_connection "
             "test_strangers_who_say_nothing_are_cut_off_the_oldest_first "
@@ -395,15 +395,15 @@ ROWS: dict[str, Row] = {
             "test_others_are_answered_while_a_job_is_looked_through "
             "test_files_come_in_order_so_that_none_has_holes "
             "test_a_state_beyond_the_memory_here_is_refused_before_it_is_sent",
-            "sdk/coordinate/test_answers:test_what_no_coordinator_says_is_not_believed "
+            "sdk/coordinator/test_checked_replies:test_what_no_coordinator_says_is_not_believed "
             "test_what_a_terminal_would_obey_is_not_shown "
             "test_a_state_that_does_not_come_leaves_nothing "
             "test_one_that_never_stops_is_not_waited_for_without_end",
-            "sdk/coordinate/test_batch_store:test_an_order_that_does_not_hold_is_refused_before_anybody_trains",
-            "sdk/coordinate/test_journal:test_cut_anywhere_it_tells_what_was_whole_and_goes_on "
+            "sdk/coordinator/test_batch_store:test_an_order_that_does_not_hold_is_refused_before_anybody_trains",
+            "sdk/coordinator/test_journal:test_cut_anywhere_it_tells_what_was_whole_and_goes_on "
             "test_a_line_that_was_changed_is_named "
             "test_where_the_disk_is_full_in_the_midst_of_a_line_it_holds_what_was_whole",
-            "sdk/coordinate/test_coordinator:test_a_full_disk_ends_it_and_says_so_and_it_goes_on_where_there_is_room "
+            "sdk/coordinator/test_coordinator:test_a_full_disk_ends_it_and_says_so_and_it_goes_on_where_there_is_room "
             "test_a_spoiled_job_ends_neither_the_coordinator_nor_the_others",
         ),
         "a notebook that it knows may fill its disk",
@@ -422,12 +422,12 @@ ROWS: dict[str, Row] = {
             "test_a_page_of_another_place_computes_nothing "
             "test_a_token_that_no_client_can_show_is_told_at_once "
             "test_a_token_is_asked_for_and_compared",
-            "sdk/serve/gateway/test_door:test_when_it_is_full_the_longest_without_a_request_makes_room "
+            "sdk/serve/gateway/test_connection_limit:test_when_it_is_full_the_longest_without_a_request_makes_room "
             "test_whatever_comes_and_goes_the_bounds_hold_and_nothing_is_left",
             "sdk/serve/gateway/test_listener:"
             "test_without_a_descriptor_left_callers_are_turned_away_and_the_next_ones_come_in "
             "test_a_sweep_parts_from_who_asks_nothing",
-            "sdk/serve/gateway/test_guard:test_who_does_not_read_its_answer_is_parted_from",
+            "sdk/serve/gateway/test_middleware:test_who_does_not_read_its_answer_is_parted_from",
             "sdk/serve/gateway/test_protocol:"
             "test_a_spoiled_request_is_read_or_refused_by_its_field "
             "test_json_that_takes_long_or_much_is_refused_before_it_is_read",
@@ -446,7 +446,7 @@ ROWS: dict[str, Row] = {
             "test_whoever_holds_as_many_as_there_may_be_gets_no_more_until_one_is_over "
             "test_after_a_restart_what_may_be_held_still_is_not_forgotten "
             "test_a_run_under_what_is_no_name_is_refused_and_never_on_disk",
-            "sdk/coordinate/test_succession:"
+            "sdk/coordinator/test_succession:"
             "test_near_worlds_whatever_the_order_nothing_told_is_lost_and_never_two_act "
             "test_a_device_that_lies_about_a_lease_is_waited_for_no_longer_than_one_lasts "
             "test_one_lie_about_terms_does_not_keep_it_from_acting_for_ever "
@@ -463,7 +463,7 @@ ROWS: dict[str, Row] = {
         "read or written, and no answer is longer than a part of a file; a copy stays as it is where "
         "what comes is none",
         tests_of(
-            "sdk/coordinate/test_hostile_peers:test_a_notebook_that_has_not_joined_copies_nothing "
+            "sdk/coordinator/test_hostile_peers:test_a_notebook_that_has_not_joined_copies_nothing "
             "test_no_file_but_a_jobs_own_is_given_to_who_has_joined "
             "test_a_file_is_given_in_parts_of_bounded_size "
             "test_an_odd_pull_counts_for_nothing "
@@ -489,7 +489,7 @@ ROWS: dict[str, Row] = {
             "test_what_was_pickled_is_not_run "
             "test_more_than_fits_in_memory_is_not_unpacked "
             "test_a_spoiled_file_is_refused_or_has_rows_that_can_be_read",
-            "sdk/coordinate/test_file_batches:"
+            "sdk/coordinator/test_file_batches:"
             "test_a_coordinator_that_was_given_no_folder_reads_none "
             "test_a_job_whose_data_is_not_there_is_refused_by_file_and_folder "
             "test_a_hostile_description_of_files_is_refused "

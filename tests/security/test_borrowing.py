@@ -6,7 +6,7 @@ looks at, or gave out, or lent. Backward must use what forward saw, or fail by n
 
 import pytest
 import torch
-from tests.agent.worker.worker_talk import begin
+from tests.agent.worker.worker_driver import begin
 
 from potluck_agent.worker.arrays import torch_arrays
 from potluck_agent.worker.loading import Loader

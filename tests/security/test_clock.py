@@ -1,6 +1,6 @@
 """Clocks of the wall may jump by days: nothing that decides reads one (F10)."""
 
-from tests.agent.core.core_talk import RUN, Talk
+from tests.agent.core.core_driver import RUN, Talk
 from tests.security.sources import called, imported, trees
 
 WALL = {

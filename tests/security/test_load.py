@@ -7,7 +7,7 @@ import os
 import psutil
 import pytest
 from tests.agent.agents import Keys, RawPeer, agent
-from tests.agent.core.core_talk import plan, recv, send
+from tests.agent.core.core_driver import plan, recv, send
 from tests.agent.test_agent_process import take, value
 
 from potluck_wire.limits import CHUNK_BYTES

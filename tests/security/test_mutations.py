@@ -74,7 +74,7 @@ guard(
     AGENT + "core/worker_proxy.py",
     "if not behind_bytes or behind_bytes + nbytes <= MAX_BEHIND_BYTES:",
     "if True:",
-    "tests/agent/core/test_core_crowded.py",
+    "tests/agent/core/test_core_limits.py",
 )
 guard(
     "sockets are encrypted",
@@ -294,7 +294,7 @@ guard(
     WORKER + "limits.py",
     "    limit(resource.RLIMIT_FSIZE, 0)\n",
     "",
-    "tests/agent/worker/test_bounds.py",
+    "tests/agent/worker/test_sandbox.py",
 )
 guard(
     "no file is opened for writing",
@@ -322,14 +322,14 @@ guard(
     WIRE + "incoming.py",
     "if len(frames) > self._most_frames or n_bytes > MAX_MESSAGE_BYTES + MAX_FRAME_BYTES:",
     "if False:",
-    "tests/wire/test_incoming.py",
+    "tests/wire/test_bounded_receive.py",
 )
 guard(
     "what waits of a connection",
-    AGENT + "net/inflow.py",
+    AGENT + "net/socket_memory.py",
     "if total_bytes <= most_bytes:",
     "if True:",
-    "tests/agent/net/test_inflow.py",
+    "tests/agent/net/test_socket_memory.py",
     "tests/security/test_strangers.py",
 )
 guard(
@@ -351,21 +351,21 @@ guard(
     WORKER + "limits.py",
     "    limit(resource.RLIMIT_DATA, data_bytes + memory_bytes + OWN_BYTES)\n",
     "",
-    "tests/agent/worker/test_bounds.py",
+    "tests/agent/worker/test_sandbox.py",
 )
 guard(
     "the network is cut off",
     WORKER + "limits.py",
     "if libc.unshare(flags) == 0:",
     "if True:",
-    "tests/agent/worker/test_bounds.py",
+    "tests/agent/worker/test_sandbox.py",
 )
 guard(
     "the environment is left behind",
     WORKER + "launch.py",
     "env=_environment(os.environ, threads),",
     "env=dict(os.environ),",
-    "tests/agent/worker/test_bounds.py",
+    "tests/agent/worker/test_sandbox.py",
 )
 guard(
     "older epochs",

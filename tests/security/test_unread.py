@@ -4,7 +4,7 @@ import psutil
 import pytest
 import zmq
 from tests.agent.agents import Keys, RawPeer, agent
-from tests.agent.core.core_talk import plan, recv, send
+from tests.agent.core.core_driver import plan, recv, send
 from tests.agent.test_agent_process import value
 
 from potluck_wire.frames import encode

@@ -13,13 +13,13 @@ from tests.fuzz import ODD, RAW, mutated
 from potluck_agent.core.members import read_roster
 from potluck_agent.core.run_state import read_load
 from potluck_wire import messages as m
-from potluck_wire.answers import check_seconds, check_timings, read_exports, read_timeline
 from potluck_wire.checks import Unfit, anything, number, record, row, rows, shown
 from potluck_wire.documents import dump, fit, parse
 from potluck_wire.errors import WireCode, WireError
 from potluck_wire.frames import decode
 from potluck_wire.limits import MAX_DEPTH
 from potluck_wire.program import loads
+from potluck_wire.replies import check_seconds, check_timings, read_exports, read_timeline
 from potluck_wire.statement import read, read_facts
 
 KEYS = ("r/1/p/0/a",)

@@ -19,7 +19,7 @@ from potluck_agent import control_files
 from potluck_agent.cli import options
 from potluck_agent.errors import AgentError
 from potluck_agent.service import launchd, systemd, windows_task
-from potluck_agent.service.steps import Remove, Run, Service, Step, Write
+from potluck_agent.service.install_steps import Remove, Run, Service, Step, Write
 
 PLATFORMS: dict[str, ModuleType] = {"linux": systemd, "darwin": launchd, "win32": windows_task}
 NETWORK_S = 60.0  # to wait for an address after the machine has started

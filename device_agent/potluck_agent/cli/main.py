@@ -82,8 +82,8 @@ def _start(chosen: Options, directory: Path) -> int:
 
 
 def _run(chosen: Options, directory: Path, log: Any) -> int:
+    from potluck_agent.net.event_log import Journal
     from potluck_agent.net.event_loop import EventLoop
-    from potluck_agent.net.journal import Journal
     from potluck_wire.pairing import new_code
 
     note = (
@@ -292,7 +292,7 @@ def _meter(chosen: Options) -> tuple[Any, dict[str, Any]]:
 
     from potluck_agent.cli.hardware import hardware
     from potluck_agent.meters import charge_frac, explain, open_meter
-    from potluck_agent.net.connection import connection
+    from potluck_agent.net.network_interface import connection
 
     power = chosen.power
     facts: dict[str, Any] = {
@@ -393,14 +393,14 @@ def _tell_ready(
     if chosen.as_json:
         _say(sys.stdout, line)
     elif chosen.ready_fd is None:
-        from potluck_agent.cli import facts
+        from potluck_agent.cli import status_lines
         from potluck_wire.pairing import show_secret
 
         document = status()
-        for fact in facts.told(document):
+        for fact in status_lines.told(document):
             _say(sys.stdout, fact)
         said = f"pairing code {show_secret(code)} (3 minutes, 3 tries)" if code else ""
-        _say(sys.stdout, said or facts.next_step(document))
+        _say(sys.stdout, said or status_lines.next_step(document))
 
 
 def _replay(path: Path) -> int:

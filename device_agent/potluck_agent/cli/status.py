@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from potluck_agent import control_files, fault_log
-from potluck_agent.cli import facts
+from potluck_agent.cli import status_lines
 from potluck_agent.errors import AgentError
 from potluck_agent.log_file import FILE, printable
 
@@ -93,9 +93,9 @@ def _ask(state: Path) -> dict[str, Any]:
 
 def told(answer: Mapping[str, Any]) -> list[str]:
     """The answer for people: the facts as at the start, and what goes on."""
-    width = facts.WIDTH
+    width = status_lines.WIDTH
     runs = [
-        f"{run['name']} of {run['notebook']}, {run['memory_bytes'] / facts.GIB:.1f} GiB"
+        f"{run['name']} of {run['notebook']}, {run['memory_bytes'] / status_lines.GIB:.1f} GiB"
         for run in answer["runs"]
     ]
     rows = [
@@ -105,7 +105,7 @@ def told(answer: Mapping[str, Any]) -> list[str]:
         *(("fault", fault) for fault in answer["last_faults"]),
     ]
     told_now = [f"  {label:<{width}}{printable(text)}" for label, text in rows]
-    return [*facts.told(answer), *told_now]
+    return [*status_lines.told(answer), *told_now]
 
 
 WORKER = {

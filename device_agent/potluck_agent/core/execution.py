@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 from potluck_agent.core.dependencies import DependencyGraph
 from potluck_agent.core.events import Buffer, Span
 from potluck_agent.core.send_queue import Transfer
-from potluck_wire.answers import read_exports
 from potluck_wire.errors import WireCode, WireError
 from potluck_wire.frames import encode
 from potluck_wire.limits import MAX_INT, MAX_WORKER_HEADER_BYTES, MAX_WORKER_ITEMS
 from potluck_wire.messages import Compute, Done, Failed, Put, Value
 from potluck_wire.program import SURELY_TOLD, Instruction
+from potluck_wire.replies import read_exports
 
 # of msgpack before a name; all that an order says beside values
 _NAME_BYTES, _FIELDS_BYTES = 3, 2048

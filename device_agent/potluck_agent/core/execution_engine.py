@@ -8,8 +8,8 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import partial
 
-from potluck_agent.core.backlog import Backlog, Piece
 from potluck_agent.core.compute_queue import ComputeQueue, QueuedTask
+from potluck_agent.core.deferred_work import Backlog, Piece
 from potluck_agent.core.early_values import EarlyValues
 from potluck_agent.core.epochs import EpochTable
 from potluck_agent.core.events import Buffer, Member, Span
@@ -30,7 +30,7 @@ from potluck_agent.core.outbox import Outbox, Settings
 from potluck_agent.core.receive_buffers import WORKER, Arrival, ReceiveBuffers, Step
 from potluck_agent.core.run_state import LoadedRun
 from potluck_agent.core.send_queue import SendQueue, Transfer
-from potluck_agent.core.waiting import Ask, Behind, crowded
+from potluck_agent.core.waiting_executions import Ask, Behind, crowded
 from potluck_agent.core.work_queue import WorkQueue
 from potluck_agent.core.worker_proxy import WorkerProxy
 from potluck_wire.documents import dump

@@ -12,7 +12,6 @@ from typing import Any
 
 from potluck_agent import fault_log
 from potluck_agent.core.coordinators import Coordinators
-from potluck_agent.core.departure import Departure
 from potluck_agent.core.events import (
     OWNER,
     Action,
@@ -39,11 +38,12 @@ from potluck_agent.core.events import (
     WorkerDied,
 )
 from potluck_agent.core.execution_engine import ExecutionEngine
-from potluck_agent.core.held import Held, held
+from potluck_agent.core.graceful_leave import Departure
 from potluck_agent.core.measurements import MeasurementQueue
 from potluck_agent.core.members import read_roster
 from potluck_agent.core.outbox import Outbox, Settings
 from potluck_agent.core.receive_buffers import ReceiveBuffers
+from potluck_agent.core.resource_usage import Held, held
 from potluck_agent.core.send_queue import SendQueue
 from potluck_agent.core.sessions import Session, known_members, state_of, welcomed
 from potluck_agent.core.value_exchange import ValueExchange

@@ -10,7 +10,6 @@ from potluck_agent.core.events import Buffer, Member, ReadMeter, Span
 from potluck_agent.core.outbox import Outbox
 from potluck_agent.core.send_queue import SendQueue, Transfer
 from potluck_agent.core.worker_proxy import WorkerProxy
-from potluck_wire.answers import check_timings
 from potluck_wire.limits import MAX_ITEMS, MAX_MEASURES, MAX_PROBES, MIB, PROBE, is_identifier
 from potluck_wire.messages import (
     HOME,
@@ -25,6 +24,7 @@ from potluck_wire.messages import (
     RefusalCode,
     Value,
 )
+from potluck_wire.replies import check_timings
 from potluck_wire.statement import BACKEND_OF
 from potluck_wire.version import READING_BATTERY, SPLIT_BACKWARD, VERSION
 

@@ -9,7 +9,6 @@ from typing import Any
 
 from potluck_agent.core.events import Buffer, KillWorker, StartWorker, ToWorker
 from potluck_agent.core.outbox import Outbox, Settings
-from potluck_wire.answers import check_moments
 from potluck_wire.limits import MAX_BEHIND_BYTES
 from potluck_wire.messages import (
     Compute,
@@ -22,6 +21,7 @@ from potluck_wire.messages import (
     SegmentLoaded,
     WorkerReady,
 )
+from potluck_wire.replies import check_moments
 from potluck_wire.statement import read_facts
 
 HANG_TASKS = 10  # times the longest task so far

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from potluck_agent.meters import battery, ina, nvml, pi5, rapl
 from potluck_agent.meters.battery import charge_frac
-from potluck_agent.meters.model import Model
+from potluck_agent.meters.power_model import Model
 from potluck_agent.meters.records import Advance, Finding, Found, Gauge, Sample
-from potluck_wire.power_guess import guessed_w
+from potluck_wire.default_power import guessed_w
 
 __all__ = ["Finding", "Gauge", "Meter", "Model", "Sample", "charge_frac", "explain", "open_meter"]
 

@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from potluck_agent.meters.records import CounterGauge, Finding, Found, Gauge, PowerGauge
-from potluck_wire.installing import install
+from potluck_wire.install_hints import install
 
 COUNTER_RESOLUTION_W = 0.01  # millijoules, refreshed every 20-100 ms
 POWER_RESOLUTION_W = 0.001  # milliwatts

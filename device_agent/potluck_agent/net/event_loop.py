@@ -46,16 +46,16 @@ from potluck_agent.core.pairing_window import PairingWindow
 from potluck_agent.errors import AgentError
 from potluck_agent.keys import Identity, Peer
 from potluck_agent.net.emulated_load import loaded
-from potluck_agent.net.inflow import Inflow, Inlet
-from potluck_agent.net.intake import Intake
-from potluck_agent.net.journal import Journal
-from potluck_agent.net.meter import KeptMeter, Meter
+from potluck_agent.net.event_log import Journal
+from potluck_agent.net.fair_receive import Intake
+from potluck_agent.net.meter_reader import KeptMeter, Meter
 from potluck_agent.net.multipart import hand_over
-from potluck_agent.net.owner_view import view
+from potluck_agent.net.owner_status import view
 from potluck_agent.net.pairing_listener import PairingListener
 from potluck_agent.net.peer_connections import PeerConnections
 from potluck_agent.net.poller import Poller
 from potluck_agent.net.server_sockets import ServerSockets, check_library, self_test
+from potluck_agent.net.socket_memory import Inflow, Inlet
 from potluck_agent.net.worker_supervisor import WorkerSupervisor
 from potluck_wire.errors import WireError
 from potluck_wire.frames import decode, encode

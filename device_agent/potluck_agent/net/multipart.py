@@ -9,7 +9,7 @@ from typing import Any
 
 import zmq
 
-from potluck_wire.incoming import MessageReader
+from potluck_wire.bounded_receive import MessageReader
 
 SMALL_BYTES = 32 * 1024  # below it zmq copies faster than it hands over
 # plain numbers: zmq's own flags are slow to join

@@ -1,6 +1,6 @@
 """The pairing port: plain TCP, one visitor at a time, everything decided by the pairing window.
 
-Its window is opened and watched by commands beside the agent (`state.py`).
+Its window is opened and watched by commands beside the agent (`control_files.py`).
 """
 
 import socket
@@ -13,7 +13,7 @@ from typing import Any
 from potluck_agent import control_files
 from potluck_agent.core.pairing_window import PairingWindow, Reply
 from potluck_agent.errors import AgentError
-from potluck_agent.net.journal import Journal
+from potluck_agent.net.event_log import Journal
 from potluck_agent.net.poller import Poller
 from potluck_wire.limits import PAIRING_TRIES
 from potluck_wire.pairing import Paired

@@ -21,17 +21,17 @@ from zmq.utils.monitor import recv_monitor_message
 from potluck_agent.core.events import MEMBER, Event, FromPeer, LinkReset, Member, MemberLost, Sender
 from potluck_agent.core.members import read_address
 from potluck_agent.keys import Identity
-from potluck_agent.net.inflow import WATCHED, Inflow
 from potluck_agent.net.multipart import receive
 from potluck_agent.net.poller import Poller
 from potluck_agent.net.server_sockets import Socket, endpoint
-from potluck_wire.dealers import set_up_dealer
+from potluck_agent.net.socket_memory import WATCHED, Inflow
+from potluck_wire.bounded_receive import MessageReader
+from potluck_wire.dealer_sockets import set_up_dealer
 from potluck_wire.errors import WireError
 from potluck_wire.frames import decode
-from potluck_wire.incoming import MessageReader
 from potluck_wire.limits import DATA_OFFSET
 from potluck_wire.messages import Channel
-from potluck_wire.resolving import UNKNOWN, Resolver, resolve
+from potluck_wire.name_resolution import UNKNOWN, Resolver, resolve
 
 AT_ONCE = 32  # messages of one link in one round
 # new connections: rosters may follow each other faster than ZeroMQ gives old descriptors back

@@ -21,7 +21,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from potluck_agent.errors import AgentError
 from potluck_agent.keys import Identity
-from potluck_agent.net import inflow
+from potluck_agent.net import socket_memory
 from potluck_wire.limits import (
     CONTROL_OFFSET,
     DATA_OFFSET,
@@ -155,8 +155,9 @@ class ServerSockets:
             router.router_mandatory = True  # a message to nobody is an error, not a silence
             router.maxmsgsize = MAX_FRAME_BYTES
             router.handshake_ivl = int(HANDSHAKE_S * 1000)
-            # Counts whole messages; `inflow` counts bytes. The system's own buffer of a connection
-            # is left to it (6 MiB at most, as Linux comes): a smaller one slows far links down.
+            # Counts whole messages; `socket_memory` counts bytes. The system's own buffer of a
+            # connection is left to it (6 MiB at most, as Linux comes): a smaller one slows far
+            # links down.
             router.rcvhwm = HIGH_WATER_MARK
             router.sndhwm = MAX_QUEUED if channel is Channel.DATA else SENT_AT_ONCE
             self.monitors[channel] = self._monitor(channel, router)
@@ -172,7 +173,7 @@ class ServerSockets:
         ZeroMQ's thread would wait at it, and all connections with it.
         """
         address = f"inproc://connections-{channel.value}-{secrets.token_hex(8)}"
-        router.monitor(address, inflow.WATCHED)
+        router.monitor(address, socket_memory.WATCHED)
         monitor = self._context.socket(zmq.PAIR)
         monitor.rcvhwm = monitor.linger = 0
         monitor.connect(address)

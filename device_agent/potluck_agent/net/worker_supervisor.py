@@ -8,7 +8,7 @@ from typing import Any
 
 from potluck_agent.core.events import FromWorker, WorkerDied
 from potluck_agent.net.poller import READ, WRITE, Poller
-from potluck_agent.net.stillness import STILL_S, Stillness
+from potluck_agent.net.stall_detector import STILL_S, Stillness
 from potluck_wire.errors import WireError
 from potluck_wire.messages import FailureCause, Forget, Message
 

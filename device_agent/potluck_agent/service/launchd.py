@@ -4,7 +4,7 @@ import math
 import plistlib
 from pathlib import PurePath
 
-from potluck_agent.service.steps import Remove, Run, Service, Steps, Write
+from potluck_agent.service.install_steps import Remove, Run, Service, Steps, Write
 
 LABEL = "home.potluck.agent"
 ENDING_S = 10.0  # bootout comes back before the older one has ended

@@ -8,7 +8,7 @@ and accelerators are devices. So no `RestrictNamespaces`, `SystemCallFilter`,
 
 from pathlib import PurePath
 
-from potluck_agent.service.steps import Remove, Run, Service, Step, Steps, Write
+from potluck_agent.service.install_steps import Remove, Run, Service, Step, Steps, Write
 
 UNIT = "potluck-agent.service"
 _GUARDS = """\

@@ -4,7 +4,7 @@ import subprocess
 from pathlib import PurePath
 from xml.etree import ElementTree
 
-from potluck_agent.service.steps import Remove, Run, Service, Steps, Write
+from potluck_agent.service.install_steps import Remove, Run, Service, Steps, Write
 
 TASK = "potluck-agent"
 NAMESPACE = "http://schemas.microsoft.com/windows/2004/02/mit/task"

@@ -13,9 +13,9 @@ import torch
 
 from potluck_wire.graph import SegmentError
 
-from . import room
+from . import available_memory
+from .bounds_checks import RULES, SHAPES
 from .operators import OVERLOADS, function_of
-from .rules import RULES, SHAPES
 
 MAX_REMEMBERED = 8192  # calls; a network has some hundred kinds for each size of batch
 MAX_EXPANDED_BYTES = 2 << 30  # of a view of less memory: it takes none, but the next operator would
@@ -47,7 +47,7 @@ def admit(op: str, args: Sequence[Any], named: Mapping[str, Any]) -> None:
         if len(_remembered) >= MAX_REMEMBERED:
             del _remembered[next(iter(_remembered))]
         _remembered[key] = needed_bytes
-    room.require(needed_bytes, "its result")
+    available_memory.require(needed_bytes, "its result")
 
 
 def _signature(argument: Any) -> Any:
@@ -62,7 +62,7 @@ def _signature(argument: Any) -> Any:
 def _needed_bytes(op: str, args: Sequence[Any], named: Mapping[str, Any]) -> int:
     """Bytes that the results take beside the arguments."""
     if op in SHAPES:
-        return room.bytes_of(SHAPES[op](*args), args[0].element_size(), "its result")
+        return available_memory.bytes_of(SHAPES[op](*args), args[0].element_size(), "its result")
     if op in RULES:
         RULES[op](*args, **named)
     metas = [_meta(argument) for argument in args]
@@ -113,7 +113,7 @@ def _tensors(values: Sequence[Any]) -> Iterator[torch.Tensor]:
 
 def _new_bytes(result: torch.Tensor, own: set[int]) -> int:
     """Bytes of a result, 0 where it looks at the memory of an argument."""
-    value_bytes = room.bytes_of(result.shape, result.element_size(), "its result")
+    value_bytes = available_memory.bytes_of(result.shape, result.element_size(), "its result")
     storage = result.untyped_storage()
     if storage._cdata not in own:
         return max(value_bytes, storage.nbytes())

@@ -15,7 +15,7 @@ import torch
 
 from potluck_wire.graph import SegmentError
 
-from . import room
+from . import available_memory
 
 
 @dataclass(slots=True)
@@ -45,8 +45,9 @@ class Masks:
             )
         per_row = shape[0] // rows
         whole = (per_row * total, *shape[1:])
-        room.require(
-            room.bytes_of(whole, dtype.itemsize, "the mask of the whole micro-batch"), "its mask"
+        available_memory.require(
+            available_memory.bytes_of(whole, dtype.itemsize, "the mask of the whole micro-batch"),
+            "its mask",
         )
         mask = _bernoulli(whole, keep, dtype, generator)
         return mask[per_row * start : per_row * stop]

@@ -49,9 +49,9 @@ class Engine:
     def __init__(self, configure: Configure, inbound: Arena, outbound: Arena, pipe: Pipe) -> None:
         present = backends(configure.backends)
         if "torch" in present:
-            from potluck_agent.worker import libraries
+            from potluck_agent.worker import torch_setup
 
-            libraries.prepare(configure.threads, configure.device)
+            torch_setup.prepare(configure.threads, configure.device)
         self._arrays = arrays_of(tuple(present), configure.device, configure.memory_bytes)
         self._loader = Loader(present, self._arrays, configure.threads, configure.provider)
         self._pipe = pipe

@@ -69,7 +69,7 @@ class Loader:
         if getattr(weight_source, "kind", "aten") != kind:
             raise SegmentError("document", f"the weights of a segment of another kind than {kind}")
         if kind == "aten":
-            from potluck_agent.worker.borrowing import BorrowingSegment
+            from potluck_agent.worker.shared_state import BorrowingSegment
 
             return BorrowingSegment(loads(document), weight_source, self._arrays.device)
         from potluck_agent.worker.onnx import segment

@@ -10,7 +10,7 @@ import functools
 import socket
 import sys
 
-from potluck_agent.worker import limits
+from potluck_agent.worker import sandbox
 from potluck_agent.worker.arena import Arena
 from potluck_agent.worker.pipe import Pipe
 from potluck_wire.messages import Configure, TryProcessor
@@ -27,8 +27,8 @@ def main(arguments: list[str]) -> int:
     faulthandler.enable()
     end, inbound_handle, outbound_handle, *uses = arguments
     connection = _inherited(end)
-    folder = limits.nowhere()
-    bounds = limits.isolate(connection, uses)
+    folder = sandbox.nowhere()
+    bounds = sandbox.isolate(connection, uses)
     pipe = Pipe(connection)
     try:
         configure, _ = pipe.next()
@@ -37,7 +37,7 @@ def main(arguments: list[str]) -> int:
 
             n_threads, most_bytes = max(configure.threads, default=1), configure.memory_bytes
             confine = functools.partial(
-                limits.confine, most_bytes, folder, n_threads, uses, bounds["reading"]
+                sandbox.confine, most_bytes, folder, n_threads, uses, bounds["reading"]
             )
             pipe.send(attempt(configure, confine))
             pipe.flush()
@@ -51,7 +51,7 @@ def main(arguments: list[str]) -> int:
         inbound = Arena(configure.inbound_bytes, inbound_handle)
         outbound = Arena(configure.outbound_bytes, outbound_handle)
         engine = Engine(configure, inbound, outbound, pipe)
-        confined = limits.confine(
+        confined = sandbox.confine(
             configure.memory_bytes, folder, configure.threads, uses, bounds["reading"]
         )
         engine.ready(bounds | confined)

@@ -15,7 +15,7 @@ import torch
 from potluck_wire.graph import Graph, node_refs
 from potluck_wire.weight_gradients import Apart
 
-from .pieces import Piece, kind_of
+from .split_operators import Piece, kind_of
 
 # of the first part, in its order: a piece, and the gradient of its output
 Waiting = list[tuple[Piece, torch.Tensor]]

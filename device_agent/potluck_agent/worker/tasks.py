@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from potluck_agent.worker import room
+from potluck_agent.worker import available_memory
 from potluck_agent.worker.arrays.backends import Arrays
 from potluck_wire.program import STEP_INPUTS
 from potluck_wire.tensors import item_bytes
@@ -279,7 +279,9 @@ def _pad(task: Task) -> Tensors:
     shape = list(value.shape)
     shape[dim] += before + after
     dtype = str(task.arrays.name_of(value))
-    room.require(room.bytes_of(shape, item_bytes(dtype), "the padded value"), "the padded value")
+    available_memory.require(
+        available_memory.bytes_of(shape, item_bytes(dtype), "the padded value"), "the padded value"
+    )
     padded = task.arrays.zeros(shape, dtype)
     padded[_along(value, dim, before, before + value.shape[dim])] = value
     return (padded,)

@@ -15,7 +15,7 @@ import torch
 from potluck_wire.graph import BATCH, DTYPE_BYTES, FLOATS, Graph, SegmentError, evaluate, rowless
 from potluck_wire.weight_gradients import weights_apart
 
-from . import room
+from . import available_memory
 from .arrays.torch_device import CPU
 from .dropout import Masks
 from .failures import is_out_of_memory
@@ -338,8 +338,9 @@ class Segment:
         for port in self.graph.inputs:
             shape = [evaluate(size, sizes) for size in port.shape]
             floating = port.dtype in FLOATS
-            room.require(
-                room.bytes_of(shape, max(4, DTYPE_BYTES[port.dtype]), port.name), port.name
+            available_memory.require(
+                available_memory.bytes_of(shape, max(4, DTYPE_BYTES[port.dtype]), port.name),
+                port.name,
             )
             made.append(torch.randn(shape, generator=generator) if floating else torch.zeros(shape))
         return tuple(
@@ -423,7 +424,7 @@ def _made_up_buffers(graph: Graph, device: torch.device) -> dict[str, torch.Tens
 
 
 def _zeros(name: str, shape: tuple[int, ...], dtype: str, device: torch.device) -> torch.Tensor:
-    room.require(room.bytes_of(shape, DTYPE_BYTES[dtype], name), name)
+    available_memory.require(available_memory.bytes_of(shape, DTYPE_BYTES[dtype], name), name)
     try:
         return torch.zeros(shape, dtype=DTYPES[dtype], device=device)
     except (RuntimeError, MemoryError) as error:

@@ -63,13 +63,13 @@ def _of_torch(asked: TryProcessor, confine: Callable[[], object]) -> ProcessorTr
     """Which devices of a kind torch sees; or whether one computes as the CPU does, in both
     directions, and what it is.
     """
-    from potluck_agent.worker import libraries
+    from potluck_agent.worker import torch_setup
     from potluck_agent.worker.arrays import torch_device
 
     if ":" not in asked.device:
         return ProcessorTried(devices=torch_device.offered(asked.device))
     expected = [answer.numpy() for answer in torch_with_gradient("cpu")()]
-    libraries.prepare(1, asked.device)
+    torch_setup.prepare(1, asked.device)
     torch_with_gradient(asked.device)()
     arrays = torch_device.accelerator(asked.device, asked.memory_bytes)
     confine()

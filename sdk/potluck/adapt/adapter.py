@@ -18,7 +18,7 @@ from potluck import units
 from potluck.adapt.conditions import DEVICE, Conditions, Thing
 from potluck.adapt.switch_cost import SwitchCost
 from potluck.planning.plans import is_thrifty
-from potluck.profile.ratios import SHARE
+from potluck.profile.correction_factors import SHARE
 from potluck.records import Layer, Plan, Problem, Stage
 
 STEADY_FRAC = 0.03  # a choice: less is taken for noise

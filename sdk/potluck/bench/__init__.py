@@ -10,7 +10,7 @@ BENCHES = {
     "processors": "a worker of each backend against torch itself, and how threads scale",
     "agent": "how light the agent and the command are",
     "planners": "every planner on the settings and models of the papers, judged on shared links",
-    "regions": "cloud, edge and end devices over slow links: DeepCEE's settings and rivals",
+    "regions": "cloud, edge and end devices over slow links: DeepCEE's settings and baselines",
     "slow_links": "two regions over a slow link: synchronous training against local steps",
     "papers": "the papers' figures, and what our simulator gives for the same settings",
     "formats": "other planners' formats: what a round trip loses, their plans judged",
@@ -40,8 +40,8 @@ BENCHES = {
     "prediction",
     "split": "one request shared inside its operators against one side alone, layer cuts and "
     "differential evolution",
-    "serve": "serving by categories against EPARA and its rivals: simulated, and in a lab against "
-    "the prediction",
+    "serve": "serving by categories against EPARA and its baselines: simulated, and in a lab "
+    "against the prediction",
     "serve_scale": "serving from 10 to 10,000 simulated servers: handling, placement, state "
     "exchange, events per second",
     "coverage": "architectures of transformers, made small by rule: exported, answered and "

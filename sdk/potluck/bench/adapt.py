@@ -16,7 +16,7 @@ from statistics import median
 
 from potluck.adapt.mixture import mix
 from potluck.bench import adapt_lab, fluctuations
-from potluck.bench.frame import Result
+from potluck.bench.harness import Result
 from potluck.planning import make_plans
 
 SETTINGS: Mapping[str, float] = {

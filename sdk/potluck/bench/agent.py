@@ -18,7 +18,7 @@ from statistics import median
 
 import psutil
 
-from potluck.bench.frame import Result
+from potluck.bench.harness import Result
 from potluck.errors import DeviceError
 
 SETTINGS: Mapping[str, float] = {"repeats": 7, "settle_s": 1.0}

@@ -16,10 +16,10 @@ from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from potluck.bench.frame import Result
+from potluck.bench.harness import Result
 
 if TYPE_CHECKING:
-    from potluck.display.cockpit.sight import Sight
+    from potluck.display.cockpit.observation import Sight
     from potluck.home import Home
     from potluck.run.run import Run
 
@@ -293,7 +293,7 @@ def _heap_bytes(session: Any) -> float:
 
 def _sight(number: int) -> "Sight":
     """Four devices at the tenth of a second `number`; one comes and goes, steps take a second."""
-    from potluck.display.cockpit.sight import RunSight, Sight
+    from potluck.display.cockpit.observation import RunSight, Sight
     from potluck.records import Event, Plan, Stage, Trace
     from potluck.run.history import History
     from potluck.sessions.events import Session

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from potluck.bench.architecture_trials import Outcome, tried
-from potluck.bench.frame import Result
+from potluck.bench.harness import Result
 from potluck.bench.time_limit import OutOfTime, within
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from dataclasses import replace
 from statistics import median
 from typing import TYPE_CHECKING
 
-from potluck.bench.frame import Result
-from potluck.bench.played import Case, of_home
+from potluck.bench.harness import Result
+from potluck.bench.lab_plans import Case, of_home
 from potluck.sessions.agent_specs import DEMO, Spec
 from potluck.units import parse_rate
 

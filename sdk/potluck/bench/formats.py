@@ -10,8 +10,8 @@ import time
 from collections.abc import Mapping
 from statistics import median
 
-from potluck.bench import cases
-from potluck.bench.frame import Result
+from potluck.bench import paper_cases
+from potluck.bench.harness import Result
 from potluck.errors import Infeasible, UserError
 from potluck.planning.building_blocks.candidates import micro_batches
 from potluck.planning.formats import judged, metis, pipedream
@@ -24,7 +24,7 @@ GOALS = {"graph_txt_time_error_max_frac": ("<=", 0.01), "judged_worse_max_ratio"
 
 def run(settings: Mapping[str, float]) -> Result:
     """Every so manyth training case of the papers."""
-    chosen = [case for case in (*cases.dora(), *cases.asteroid()) if case.train][
+    chosen = [case for case in (*paper_cases.dora(), *paper_cases.asteroid()) if case.train][
         :: int(settings["every"])
     ]
     error = list[float]()

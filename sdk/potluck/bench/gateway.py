@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from statistics import median
 from typing import TYPE_CHECKING
 
-from potluck.bench.frame import Result
-from potluck.bench.http_sides import network
+from potluck.bench.harness import Result
+from potluck.bench.http_processes import network
 
 if TYPE_CHECKING:
     from potluck.serve.runtime.service import Service
@@ -93,7 +93,7 @@ def _load(
     side: str, port: int, settings: Mapping[str, float], n_clients: float, per_s: float
 ) -> dict[str, float]:
     options = (side, port, int(settings["width"]), int(n_clients), per_s, settings["seconds"])
-    command = [sys.executable, "-m", "potluck.bench.http_sides", "load", *map(str, options)]
+    command = [sys.executable, "-m", "potluck.bench.http_processes", "load", *map(str, options)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
     found: dict[str, float] = json.loads(done.stdout)
     return found
@@ -115,7 +115,7 @@ def _plain(width: int, n_layers: int) -> Iterator[int]:
     command = [
         sys.executable,
         "-m",
-        "potluck.bench.http_sides",
+        "potluck.bench.http_processes",
         "plain",
         *map(str, (width, n_layers)),
     ]

@@ -10,8 +10,8 @@ import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from potluck.bench import frame
-from potluck.bench.frame import Result
+from potluck.bench import harness
+from potluck.bench.harness import Result
 from potluck.bench.networks import encoder_block
 
 SETTINGS: Mapping[str, float] = {"rows": 32, "repeats": 15, "threads": 1}
@@ -71,13 +71,13 @@ def _compare(
         with torch.no_grad():
             network(x)
 
-    train = frame.interleaved({"ours": our_train, "eager": eager_train}, int(settings["repeats"]))
-    forward = frame.interleaved(
+    train = harness.interleaved({"ours": our_train, "eager": eager_train}, int(settings["repeats"]))
+    forward = harness.interleaved(
         {"ours": lambda: answerer.forward((x,)), "eager": eager_forward}, int(settings["repeats"])
     )
     return {
-        f"{name}_ratio_train": frame.ratio(train, "ours", "eager"),
-        f"{name}_ratio_forward": frame.ratio(forward, "ours", "eager"),
+        f"{name}_ratio_train": harness.ratio(train, "ours", "eager"),
+        f"{name}_ratio_forward": harness.ratio(forward, "ours", "eager"),
         f"{name}_eager_train_ms": 1e3 * sorted(train["eager"])[len(train["eager"]) // 2],
         f"{name}_eager_forward_ms": 1e3 * sorted(forward["eager"])[len(forward["eager"]) // 2],
     }

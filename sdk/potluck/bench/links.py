@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import TYPE_CHECKING
 
-from potluck.bench.frame import Result
-from potluck.bench.played import Case, of_home
+from potluck.bench.harness import Result
+from potluck.bench.lab_plans import Case, of_home
 
 if TYPE_CHECKING:
     from potluck.run.comparison import Comparison

@@ -18,7 +18,7 @@ from dataclasses import replace
 from statistics import median, quantiles
 from typing import TYPE_CHECKING, Any
 
-from potluck.bench.frame import Result
+from potluck.bench.harness import Result
 from potluck.contention import cp_sat
 from potluck.contention.transfer_order import expand, schedule_transfers, with_ordered_transfers
 from potluck.errors import UserError

@@ -5,16 +5,16 @@ The kinds of homes are those of `small_homes`; `problems` of each are drawn. The
 order, grouping, cut and micro-batch size (rows by Algorithm 1; depths K_p, and where memory binds
 shallower ones), whatever the closed form says of memory. The simulator judges those that the closed
 form thinks fastest, until `judged` of them are within memory as simulated. The oracle leaves out
-other rows and depths, and plans in which a device has several stages. Rivals are judged the same
+other rows and depths, and plans in which a device has several stages. Baselines are judged the same
 way: of each planner's plans the simulator takes the `rejudged` that it thinks fastest, and the best
 that memory holds counts, which is more than its authors give.
 
 A gap is our latency over the oracle's, less one. It is below zero where ours is better, by what the
-oracle leaves out. Infinite gaps, where we say Infeasible and the oracle or a rival has a plan that
-memory holds, are counted as `false_infeasible` and left out of the medians.
+oracle leaves out. Infinite gaps, where we say Infeasible and the oracle or a baseline has a plan
+that memory holds, are counted as `false_infeasible` and left out of the medians.
 
-Many of the rivals' plans are candidates of our own search, so "never worse than a rival" is partly
-by construction: `..._own_search` is our search without them.
+Many of the baselines' plans are candidates of our own search, so "never worse than a baseline" is
+partly by construction: `..._own_search` is our search without them.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,14 +26,14 @@ from math import inf
 from statistics import median
 
 from potluck.bench import small_homes
-from potluck.bench.frame import Result
+from potluck.bench.harness import Result
 from potluck.errors import Infeasible
 from potluck.planning import make_plans
 from potluck.planning.exhaustive import plan_whatever_memory_says
 from potluck.planning.registry import BASELINES
 from potluck.records import Plan, Problem
 from potluck.simulate.cost import CostTable, budget_bytes
-from potluck.simulate.direct import Direct
+from potluck.simulate.direct_simulation import Direct
 
 SETTINGS: Mapping[str, float] = {
     "problems": 100,
@@ -48,7 +48,7 @@ SETTINGS: Mapping[str, float] = {
 GOALS = {
     "gap_median_frac": ("<=", 0.0),
     "gap_p95_frac": ("<=", 0.01),
-    "worst_ratio_to_best_rival_tight": ("<=", 1.0),
+    "worst_ratio_to_best_baseline_tight": ("<=", 1.0),
     "false_infeasible": ("<=", 0.0),
 }
 SAME = 1 + 1e-9
@@ -57,8 +57,8 @@ SAME = 1 + 1e-9
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
     """One problem: seconds of the best plan of each, infinite without one. `own_s`: of our search
-    without the rivals' plans; `rivals_s`: per rival. `certified_frac`: the gap that our best plan
-    claims at most."""
+    without the baselines' plans; `baselines_s`: per baseline. `certified_frac`: the gap that our
+    best plan claims at most."""
 
     kind: str
     seed: str
@@ -66,21 +66,23 @@ class Row:
     ours_s: float
     own_s: float
     certified_frac: float = 0.0
-    rivals_s: Mapping[str, float] = field(default_factory=dict)
+    baselines_s: Mapping[str, float] = field(default_factory=dict)
 
     @property
-    def rival_s(self) -> float:
-        """The best rival's."""
-        return min(self.rivals_s.values(), default=inf)
+    def baseline_s(self) -> float:
+        """The best baseline's."""
+        return min(self.baselines_s.values(), default=inf)
 
     @property
     def known_s(self) -> float:
         """The best that anybody but us has."""
-        return min(self.optimum_s, self.rival_s)
+        return min(self.optimum_s, self.baseline_s)
 
 
 def run(settings: Mapping[str, float]) -> Result:
-    """Gaps by kind, ours, our search's alone, Asteroid's and Dora's; ratios to the best rival."""
+    """Gaps by kind, ours, our search's alone, Asteroid's and Dora's; ratios to the best
+    baseline.
+    """
     wanted = [
         (kind, f"{settings['seed']}/{number}", dict(settings))
         for kind in small_homes.KINDS
@@ -92,23 +94,23 @@ def run(settings: Mapping[str, float]) -> Result:
 
 
 def measure(kind: str, seed: str, settings: Mapping[str, float]) -> Row:
-    """Ask the oracle, every rival, our search, and our search without the rivals' plans."""
+    """Ask the oracle, every baseline, our search, and our search without the baselines' plans."""
     problem = small_homes.draw(kind, seed, settings)
     table = CostTable(problem)
     direct = Direct(problem, table)
     every = sorted(plan_whatever_memory_says(problem), key=_estimated_s)
-    rivals_s = {}
+    baselines_s = {}
     for name, planner in BASELINES.items():
         plans = sorted(
             islice(planner(problem, table), int(settings["candidates"])), key=_estimated_s
         )
-        rivals_s[name] = best_s(problem, direct, plans[: int(settings["rejudged"])])
+        baselines_s[name] = best_s(problem, direct, plans[: int(settings["rejudged"])])
     ours, own = _ours(problem, borrow=True), _ours(problem, borrow=False)
     return Row(
         kind=kind,
         seed=seed,
         optimum_s=best_s(problem, direct, every, int(settings["judged"])),
-        rivals_s=rivals_s,
+        baselines_s=baselines_s,
         ours_s=ours.latency_s or inf if ours else inf,
         own_s=own.latency_s or inf if own else inf,
         certified_frac=(ours.gap_frac or 0.0) if ours else 0.0,
@@ -145,7 +147,7 @@ def figures(rows: Sequence[Row]) -> dict[str, float]:
     found = _gaps("", solvable)
     for planner in ("asteroid", "dora"):
         theirs = [
-            row.rivals_s[planner] / row.optimum_s - 1 for row in solvable if row.optimum_s < inf
+            row.baselines_s[planner] / row.optimum_s - 1 for row in solvable if row.optimum_s < inf
         ]
         found |= _spread(f"_{planner}", [gap for gap in theirs if gap < inf])
     for suffix, seconds in (("", "ours_s"), ("_own_search", "own_s")):
@@ -154,13 +156,13 @@ def figures(rows: Sequence[Row]) -> dict[str, float]:
         )
         for kind in small_homes.KINDS:
             ratios = [
-                getattr(r, seconds) / r.rival_s
+                getattr(r, seconds) / r.baseline_s
                 for r in solvable
-                if r.kind == kind and r.rival_s < inf
+                if r.kind == kind and r.baseline_s < inf
             ]
             worse = sum(ratio > SAME for ratio in ratios)
-            found[f"worst_ratio_to_best_rival_{kind}{suffix}"] = max(ratios, default=0.0)
-            found[f"n_worse_than_best_rival_{kind}{suffix}"] = float(worse)
+            found[f"worst_ratio_to_best_baseline_{kind}{suffix}"] = max(ratios, default=0.0)
+            found[f"n_worse_than_best_baseline_{kind}{suffix}"] = float(worse)
     for kind in small_homes.KINDS:
         found |= _gaps(f"_{kind}", [row for row in solvable if row.kind == kind])
     found["certified_gap_median_frac"] = median(
@@ -170,7 +172,7 @@ def figures(rows: Sequence[Row]) -> dict[str, float]:
 
 
 def _gaps(suffix: str, rows: Sequence[Row]) -> dict[str, float]:
-    """Ours to the oracle, with and without the rivals' plans."""
+    """Ours to the oracle, with and without the baselines' plans."""
     ours = [row.ours_s / row.optimum_s - 1 for row in rows if max(row.ours_s, row.optimum_s) < inf]
     own = [row.own_s / row.optimum_s - 1 for row in rows if max(row.own_s, row.optimum_s) < inf]
     return _spread(suffix, ours) | _spread(f"{suffix}_own_search", own)

@@ -19,9 +19,9 @@ from dataclasses import replace
 from math import inf
 from statistics import median
 
-from potluck.bench import cases, planners
-from potluck.bench.cases import Case
-from potluck.bench.frame import Result
+from potluck.bench import paper_cases, planners
+from potluck.bench.harness import Result
+from potluck.bench.paper_cases import Case
 from potluck.planning import judge, make_plans
 from potluck.planning.baselines.asteroid import plan_hybrid
 from potluck.planning.baselines.data_parallel import plan_data_parallel
@@ -31,7 +31,7 @@ from potluck.planning.building_blocks.build import balanced, build, shared_s
 from potluck.planning.feasibility import breaches
 from potluck.records import Plan, Problem
 from potluck.simulate.cost import CostTable
-from potluck.simulate.direct import Direct
+from potluck.simulate.direct_simulation import Direct
 
 SETTINGS: Mapping[str, float] = {
     "asteroid": 1,
@@ -106,7 +106,7 @@ def run(settings: Mapping[str, float]) -> Result:
 
 def dora() -> Iterator[Case]:
     """Dora's settings and models; models that write do so token by token."""
-    for case in cases.dora():
+    for case in paper_cases.dora():
         if case.train:
             yield case
         elif case.model == "bert-base":

@@ -16,10 +16,10 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from potluck.bench.frame import Result
+from potluck.bench.harness import Result
 from potluck.bench.networks import NETWORKS
 from potluck.bench.processor_time import ProcessorTime
-from potluck.bench.ranks import LEARNING_RATE, SCHEDULES, Ranks, blocks_of
+from potluck.bench.torch_ranks import LEARNING_RATE, SCHEDULES, Ranks, blocks_of
 from potluck.errors import UserError
 
 if TYPE_CHECKING:

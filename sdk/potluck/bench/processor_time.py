@@ -16,7 +16,7 @@ class ProcessorTime:
         here = psutil.Process()
         self._kinds = {here: "notebook"}
         for child in here.children():
-            is_rank = "potluck.bench.ranks" in child.cmdline()
+            is_rank = "potluck.bench.torch_ranks" in child.cmdline()
             self._kinds[child] = "ranks" if is_rank else "agents"
             self._kinds.update(dict.fromkeys(child.children(recursive=True), "workers"))
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from potluck.bench.frame import Result
+from potluck.bench.harness import Result
 
 SETTINGS: Mapping[str, float] = {
     "rows": 64,

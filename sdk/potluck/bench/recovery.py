@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from potluck.bench.frame import Result
+from potluck.bench.harness import Result
 from potluck.errors import HomeError
 
 if TYPE_CHECKING:

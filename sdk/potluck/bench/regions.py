@@ -1,14 +1,14 @@
 """Cloud, edge and end devices train together: DeepCEE's two settings and four models at paper size,
 all judged by the one simulator on the shared network.
 
-`ours`: our search, which chooses among all schedules. `all`: rivals as the paper runs them, each
+`ours`: our search, which chooses among all schedules. `all`: baselines as the paper runs them, each
 with the one plan that it likes best of those that memory holds and that use nine devices of ten
 at least; DDP and FSDP with collectives beside the computing. `speedup_NAME_SETTING` is their
 seconds by ours, the median over the models; `deepcee_speedup_...` the same by those of DeepCEE's
 plan, which uses every device, too.
 
-`worst_ratio_to_best_rival`: over all cases our seconds by those of the best rival, of whose plans
-the simulator judges the `judged` that it estimates fastest, also on fewer devices.
+`worst_ratio_to_best_baseline`: over all cases our seconds by those of the best baseline, of whose
+plans the simulator judges the `judged` that it estimates fastest, also on fewer devices.
 `worst_ratio_to_one_machine`: by those of DDP and FSDP on the first machine alone, whose overlap of
 sums and backwards no plan of ours has.
 
@@ -26,9 +26,9 @@ from itertools import islice
 from math import inf, isfinite
 from statistics import median
 
-from potluck.bench import cases, collectives
-from potluck.bench.cases import Case
-from potluck.bench.frame import Result
+from potluck.bench import collectives, paper_cases
+from potluck.bench.harness import Result
+from potluck.bench.paper_cases import Case
 from potluck.planning import make_plans
 from potluck.planning.baselines.alpa import plan_alpa
 from potluck.planning.baselines.asteroid import plan_hybrid
@@ -44,7 +44,7 @@ from potluck.planning.scenario import only
 from potluck.planning.search.schedules import ANY, names_of
 from potluck.records import Plan, Problem
 from potluck.simulate.cost import CostTable
-from potluck.simulate.direct import Direct
+from potluck.simulate.direct_simulation import Direct
 
 SETTINGS: Mapping[str, float] = {
     "batch": 128,
@@ -55,7 +55,7 @@ SETTINGS: Mapping[str, float] = {
     "processes": 2,
 }
 GOALS = {
-    "worst_ratio_to_best_rival": ("<=", 1.0),
+    "worst_ratio_to_best_baseline": ("<=", 1.0),
     "median_search_s": ("<=", 2.0),
     "max_search_s": ("<=", 2.0),
 }
@@ -122,9 +122,9 @@ DEEPCEE, OURS = "deepcee", "ours"
 class Row:
     """One case: seconds of a step.
 
-    `all_s`: of rivals on all devices; `free_s`: of the best rival plan, on fewer too; `machine_s`:
-    of DDP and FSDP on one machine; `levels_s`: of DeepCEE's with its second level and without;
-    `search_s`: that each search takes.
+    `all_s`: of baselines on all devices; `free_s`: of the best baseline plan, on fewer too;
+    `machine_s`: of DDP and FSDP on one machine; `levels_s`: of DeepCEE's with its second level and
+    without; `search_s`: that each search takes.
     """
 
     case: Case
@@ -143,7 +143,7 @@ class Row:
 
 def run(settings: Mapping[str, float]) -> Result:
     """All cases, and the scaling."""
-    chosen = [*cases.deepcee(int(settings["batch"]))][:: int(settings["every"])]
+    chosen = [*paper_cases.deepcee(int(settings["batch"]))][:: int(settings["every"])]
     scaled = [case for case in chosen if case.home == "deepcee-1" and case.model in SCALED_MODELS]
     jobs = [(case, scale) for case in scaled for scale in SCALES] if settings["scaling"] else []
     with ProcessPoolExecutor(max_workers=int(settings["processes"])) as pool:
@@ -156,7 +156,7 @@ def run(settings: Mapping[str, float]) -> Result:
         found |= {f"scaling_{case.model}_{sum(scale)}_{who}": ratio for who, ratio in by.items()}
     notes = (
         "ours leaves devices out; the paper's systems run on all 22. "
-        f"Rivals: {', '.join(dict.fromkeys((*FREE, *ALL, *COLLECTIVE)))}.",
+        f"Baselines: {', '.join(dict.fromkeys((*FREE, *ALL, *COLLECTIVE)))}.",
     )
     return Result(name="regions", figures=found, settings=dict(settings), goals=GOALS, notes=notes)
 
@@ -166,8 +166,8 @@ def figures(rows: Sequence[Row]) -> dict[str, float]:
     ratios = [row.ours_s / min(*row.free_s.values(), *row.all_s.values()) for row in rows]
     alone = [row.ours_s / min(row.machine_s.values()) for row in rows]
     found = {
-        "worst_ratio_to_best_rival": max(ratios),
-        "median_ratio_to_best_rival": median(ratios),
+        "worst_ratio_to_best_baseline": max(ratios),
+        "median_ratio_to_best_baseline": median(ratios),
         "worst_ratio_to_one_machine": max(alone),
         "median_ratio_to_one_machine": median(alone),
     }
@@ -192,7 +192,7 @@ def figures(rows: Sequence[Row]) -> dict[str, float]:
 
 
 def _median(key: str, ratios: Sequence[float]) -> dict[str, float]:
-    """Of those that exist: some rivals have no plan for all devices."""
+    """Of those that exist: some baselines have no plan for all devices."""
     finite = [ratio for ratio in ratios if isfinite(ratio)]
     return {key: median(finite)} if finite else {}
 

@@ -1,10 +1,10 @@
-"""Serving by categories against EPARA and its rivals, simulated: the five workloads of EPARA's
-Fig. 11 on servers of P100s (`serve/simulate/catalogue.py`), with open-loop arrivals.
+"""Serving by categories against EPARA and its baselines, simulated: the five workloads of EPARA's
+Fig. 11 on servers of P100s (`serve/simulate/epara_services.py`), with open-loop arrivals.
 
-A goodput ratio is ours over a rival's, both with placements made for the same requests, at `load`
-times what equal parts of all processors do. Rivals have their strong forms, and as `..._printed`
-those that EPARA's paper grants them (`serve/rivals/schemes.py`). The paper compares EPARA; its own
-ratios are `epara_over_...`.
+A goodput ratio is ours over a baseline's, both with placements made for the same requests, at
+`load` times what equal parts of all processors do. Baselines have their strong forms, and as
+`..._printed` those that EPARA's paper grants them (`serve/baselines/schemes.py`). The paper
+compares EPARA; its own ratios are `epara_over_...`.
 
 `served_below_capacity_frac`: of all that is asked for at half of the load 1 on `large_servers`.
 `goodput_above_capacity_frac_of_peak`: placements made for load 1, then 1, 1.5, 2 and 3 times as
@@ -18,11 +18,11 @@ from concurrent.futures import Executor, ProcessPoolExecutor
 from dataclasses import replace
 
 from potluck.bench import serve_lab
-from potluck.bench.frame import Result
-from potluck.serve.rivals.schemes import EPARA, OURS, RIVALS, as_printed
+from potluck.bench.harness import Result
+from potluck.serve.baselines.schemes import EPARA, OURS, RIVALS, as_printed
 from potluck.serve.simulate.cases import Case
-from potluck.serve.simulate.catalogue import WORKLOADS
 from potluck.serve.simulate.engine import simulate
+from potluck.serve.simulate.epara_services import WORKLOADS
 from potluck.serve.sweep import sweep
 
 SETTINGS: Mapping[str, float] = {
@@ -86,7 +86,7 @@ def run(settings: Mapping[str, float]) -> Result:
 
 
 def compared(settings: Mapping[str, float], pool: Executor) -> dict[str, float]:
-    """Ours and EPARA over each rival, by workload."""
+    """Ours and EPARA over each baseline, by workload."""
     cases = {name: case(name, settings) for name in WORKLOADS}
     printed = [as_printed(scheme) for scheme in RIVALS.values()]
     schemes = [OURS, EPARA, *RIVALS.values(), *printed]
@@ -98,9 +98,9 @@ def compared(settings: Mapping[str, float], pool: Executor) -> dict[str, float]:
         ratios.append(goodput[OURS.name] / goodput[EPARA.name])
         figures[f"goodput_per_s_{SHORT[name]}"] = goodput[OURS.name]
         figures[f"ours_over_epara_{SHORT[name]}"] = ratios[-1]
-        for rival in RIVALS:
-            for suffix, theirs in (("", rival), ("_printed", f"{rival}, as printed")):
-                end = f"{rival.replace(' ', '_')}{suffix}_{SHORT[name]}"
+        for baseline in RIVALS:
+            for suffix, theirs in (("", baseline), ("_printed", f"{baseline}, as printed")):
+                end = f"{baseline.replace(' ', '_')}{suffix}_{SHORT[name]}"
                 figures[f"ours_over_{end}"] = over(goodput[OURS.name], goodput[theirs])
                 figures[f"epara_over_{end}"] = over(goodput[EPARA.name], goodput[theirs])
     figures["ours_over_epara_worst"] = min(ratios)

@@ -3,9 +3,9 @@ entrances, four of which have a processor; that is a real agent, and lasts as lo
 says of a P100, `time_scale` times over.
 
 One scenario by one scheme is played twice with the very same placement, arrivals and decisions
-(`serve/simulate/in_turn.py`): under virtual time, and by the clock with batches computed by the
-agents. What differs is the error of the prediction. A hop between entrances takes its time by the
-clock, since agents do not hand requests on to each other.
+(`serve/simulate/serial_servers.py`): under virtual time, and by the clock with batches computed by
+the agents. What differs is the error of the prediction. A hop between entrances takes its time by
+the clock, since agents do not hand requests on to each other.
 
 Left out of EPARA's models: those that need several processors, and chats, whose limits are longer
 than what is played.
@@ -22,20 +22,28 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from potluck.records import Device, LayerCost
-from potluck.serve.decide.events import Start
-from potluck.serve.decide.placement import Placement
-from potluck.serve.decide.records import BATCHES, Frequency, Latency, Server, Service, Slo, by_name
-from potluck.serve.rivals.schemes import EPARA, INTEREDGE, LEAST_LOADED, OURS, as_printed
-from potluck.serve.runtime.loaded import Asked, Loaded, plan_on
+from potluck.serve.baselines.schemes import EPARA, INTEREDGE, LEAST_LOADED, OURS, as_printed
+from potluck.serve.runtime.device_placement import Wanted, record
+from potluck.serve.runtime.loaded_model import Asked, Loaded, plan_on
 from potluck.serve.runtime.measure import Measured, padded_times
-from potluck.serve.runtime.placing import Wanted, record
-from potluck.serve.simulate import arrivals, catalogue
+from potluck.serve.scheduling.events import Start
+from potluck.serve.scheduling.placement import Placement
+from potluck.serve.scheduling.records import (
+    BATCHES,
+    Frequency,
+    Latency,
+    Server,
+    Service,
+    Slo,
+    by_name,
+)
+from potluck.serve.simulate import arrivals, epara_services
 from potluck.serve.simulate.arrivals import Load
 from potluck.serve.simulate.cases import equal_parts
 from potluck.serve.simulate.engine import Scenario
-from potluck.serve.simulate.in_turn import InTurn
 from potluck.serve.simulate.outcome import Outcome
 from potluck.serve.simulate.scheme import Scheme
+from potluck.serve.simulate.serial_servers import InTurn
 from potluck.sessions.agent_specs import Spec
 
 if TYPE_CHECKING:
@@ -43,7 +51,10 @@ if TYPE_CHECKING:
     from potluck.profile.profiles import Profile
 
 N_ENTRANCES, N_HOLDERS = 6, 4  # six hosts, four of them with a P100
-WORKLOADS = ("mixed", *(name for name in catalogue.MODELS if name != "latency, several processors"))
+WORKLOADS = (
+    "mixed",
+    *(name for name in epara_services.MODELS if name != "latency, several processors"),
+)
 SCHEMES = (OURS, EPARA, INTEREDGE, as_printed(INTEREDGE), LEAST_LOADED)
 MOST_DEGREE = 4  # services that take turns on one processor, at most, when parts are chosen
 N_FUNCTIONS = 20  # callers of a service: so few requests come from no more
@@ -165,7 +176,7 @@ def compared(played: Sequence[Played], time_scale: float) -> dict[str, float]:
     }
 
 
-def models_of(workload: str) -> tuple[catalogue.Measured, ...]:
+def models_of(workload: str) -> tuple[epara_services.Measured, ...]:
     """The models of a workload that fit one processor, without chats.
 
     Parameters
@@ -173,8 +184,8 @@ def models_of(workload: str) -> tuple[catalogue.Measured, ...]:
     workload
         One of `WORKLOADS`.
     """
-    kinds = catalogue.MODELS if workload == "mixed" else (workload,)
-    models = [model for kind in kinds for model in catalogue.MODELS[kind]]
+    kinds = epara_services.MODELS if workload == "mixed" else (workload,)
+    models = [model for kind in kinds for model in epara_services.MODELS[kind]]
     return tuple(
         model
         for model in models
@@ -182,7 +193,7 @@ def models_of(workload: str) -> tuple[catalogue.Measured, ...]:
     )
 
 
-def service_of(model: catalogue.Measured, time_scale: float, overhead_s: float) -> Service:
+def service_of(model: epara_services.Measured, time_scale: float, overhead_s: float) -> Service:
     """A model as an agent serves it: batches one after the other.
 
     Parameters
@@ -198,15 +209,15 @@ def service_of(model: catalogue.Measured, time_scale: float, overhead_s: float) 
     measured = Measured(
         alone=alone,
         beside=replace(alone, seconds=tuple(2 * seconds for seconds in alone.seconds)),
-        memory_bytes=int(model.memory_gib * catalogue.GIB),
-        item_bytes=int(model.item_gib * catalogue.GIB),
+        memory_bytes=int(model.memory_gib * epara_services.GIB),
+        item_bytes=int(model.item_gib * epara_services.GIB),
     )
-    kind, wanted = catalogue.P100, Wanted(name=model.name, slo=slower(model.slo, time_scale))
+    kind, wanted = epara_services.P100, Wanted(name=model.name, slo=slower(model.slo, time_scale))
     made = record(wanted, {kind: measured}, {kind: kind}, MOST_DEGREE)
     return replace(made, input_bytes=model.input_bytes, output_bytes=model.output_bytes)
 
 
-def played_s(model: catalogue.Measured, time_scale: float) -> list[float]:
+def played_s(model: epara_services.Measured, time_scale: float) -> list[float]:
     """Seconds that batches of `BATCHES` rows are played to take.
 
     Parameters
@@ -216,7 +227,7 @@ def played_s(model: catalogue.Measured, time_scale: float) -> list[float]:
     time_scale
         How many times longer than there.
     """
-    return [time_scale * catalogue.side_by_side_s(model, n_items, 1) for n_items in BATCHES]
+    return [time_scale * epara_services.side_by_side_s(model, n_items, 1) for n_items in BATCHES]
 
 
 def slower(slo: Slo, time_scale: float) -> Slo:
@@ -240,7 +251,7 @@ def scenario(
 ) -> Scenario:
     """Servers, of which some only take requests in, and requests drawn by the seed."""
     servers = (
-        *catalogue.servers(N_HOLDERS, 1),
+        *epara_services.servers(N_HOLDERS, 1),
         *(Server(name=_name(n), processors=()) for n in range(N_HOLDERS, N_ENTRANCES)),
     )
     drawn_from = Load(

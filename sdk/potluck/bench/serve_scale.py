@@ -18,15 +18,15 @@ from typing import TypeVar
 
 import msgpack
 
-from potluck.bench.frame import Result
-from potluck.serve.decide.allocate import allocate_all
-from potluck.serve.decide.handler import Candidate, by_spare_finish, decide
-from potluck.serve.decide.placement import place
-from potluck.serve.decide.records import Frequency, Request, ServerState, ServiceState, by_name
-from potluck.serve.decide.replacement import LivePlacement
-from potluck.serve.decide.ring import Heard, Ring, StateMessage, Tick
-from potluck.serve.rivals.schemes import OURS
-from potluck.serve.simulate import arrivals, catalogue
+from potluck.bench.harness import Result
+from potluck.serve.baselines.schemes import OURS
+from potluck.serve.scheduling.allocate import allocate_all
+from potluck.serve.scheduling.live_placement import LivePlacement
+from potluck.serve.scheduling.placement import place
+from potluck.serve.scheduling.records import Frequency, Request, ServerState, ServiceState, by_name
+from potluck.serve.scheduling.request_handler import Candidate, by_spare_finish, decide
+from potluck.serve.scheduling.state_exchange import Heard, Ring, StateMessage, Tick
+from potluck.serve.simulate import arrivals, epara_services
 from potluck.serve.simulate.cases import Case, equal_parts
 from potluck.serve.simulate.engine import Simulation
 
@@ -90,7 +90,7 @@ def played(n_servers: int, settings: Mapping[str, float]) -> dict[str, float]:
 
 def placed(n_servers: int, settings: Mapping[str, float]) -> dict[str, float]:
     """Processor time of a placement from nothing, and of following a load that has moved."""
-    servers, services = catalogue.servers(n_servers, 8), catalogue.services("mixed")
+    servers, services = epara_services.servers(n_servers, 8), epara_services.services("mixed")
     demand = demand_of(n_servers, settings)
     allocations = allocate_all(services, servers, demand=demand)
     new_s, replicas = timed(lambda: place(servers, allocations, demand))
@@ -108,7 +108,7 @@ def placed(n_servers: int, settings: Mapping[str, float]) -> dict[str, float]:
 
 def requests_per_s(n_servers: int) -> float:
     """Requests and streams per second of load 1 on servers of one processor."""
-    servers, services = catalogue.servers(n_servers, 1), catalogue.services("mixed")
+    servers, services = epara_services.servers(n_servers, 1), epara_services.services("mixed")
     parts = equal_parts(services, servers)
     return sum(
         parts[each.name] / (arrivals.FRAMES if isinstance(each.slo, Frequency) else 1)
@@ -125,7 +125,7 @@ def timed(call: Callable[[], Answer]) -> tuple[float, Answer]:
 
 def demand_of(n_servers: int, settings: Mapping[str, float]) -> dict[tuple[str, str], float]:
     """What functions call on servers of eight processors, at load 0.6."""
-    servers, services = catalogue.servers(n_servers, 8), catalogue.services("mixed")
+    servers, services = epara_services.servers(n_servers, 8), epara_services.services("mixed")
     load = arrivals.Load(
         per_s={name: 0.6 * per_s for name, per_s in equal_parts(services, servers).items()},
         duration_s=1.0,
@@ -159,7 +159,7 @@ def sync_bytes(n_servers: int) -> float:
     """Bytes that a server of a group sends per interval, once every state has gone round."""
     names = [f"server-{n}" for n in range(n_servers)]
     rings = {name: Ring(name, names, 1.0) for name in names}
-    services = [service.name for service in catalogue.services("mixed")][:8]
+    services = [service.name for service in epara_services.services("mixed")][:8]
     row = ServiceState(capacity_per_s=1.0, idle_per_s=1.0, queue_s=0.1, batch_s=0.1)
     state = ServerState(server="", version=0, services=dict.fromkeys(services, row))
     sent = 0

@@ -12,7 +12,7 @@ import tracemalloc
 from collections.abc import Callable, Mapping
 from statistics import median
 
-from potluck.bench.frame import Result
+from potluck.bench.harness import Result
 from potluck.contention.list_scheduler import run as run_scheduled
 from potluck.records import (
     Device,
@@ -26,7 +26,7 @@ from potluck.records import (
     Stage,
     Training,
 )
-from potluck.simulate.direct import Direct
+from potluck.simulate.direct_simulation import Direct
 from potluck.simulate.engine import TaskGraph
 from potluck.simulate.engine import run as run_fair
 

@@ -24,7 +24,7 @@ from statistics import median
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from potluck.bench.frame import Result
+from potluck.bench.harness import Result
 from potluck.planning import make_plans
 from potluck.planning.registry import ask
 from potluck.planning.scenario import only

@@ -8,7 +8,7 @@ from functools import partial
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
-from potluck.bench import estimators, frame
+from potluck.bench import estimators, harness
 from potluck.errors import UserError
 from potluck.lab.scenario import Bandwidth
 from potluck.offload.compile import Sides
@@ -160,7 +160,7 @@ def _steady(
 def _fading(
     home: "Home", fast: "AcceleratedModel", x: "torch.Tensor", turns: int, time_scale: float
 ) -> dict[str, float]:
-    """Requests on traces that drop to near zero, of ours and of every rival: one per step, which
+    """Requests on traces that drop to near zero, of ours and of every baseline: one per step, which
     begins while the request is under way. All go by the same estimator, and answer alone where the
     helper is late."""
     deadline_s = DEADLINE * fast.alone_s
@@ -170,9 +170,9 @@ def _fading(
     }
     ways |= {way: (way, deadline_s if "thrift" in way else None) for way in WAYS}
     seen: dict[tuple[str, str], tuple[Answer, ...]] = {}
-    for way, (rival, limit_s) in ways.items():
+    for way, (baseline, limit_s) in ways.items():
         _air(home, FAST_BYTES_PER_S * time_scale / 1e6)
-        with fast.like(rival, deadline_s=limit_s) as other:
+        with fast.like(baseline, deadline_s=limit_s) as other:
             for place in estimators.PLACES:
                 _air(home, estimators.PLACES[place][0] / 1e6)
                 for _ in range(SETTLING):
@@ -194,7 +194,7 @@ def _fading(
                 f"lab {place}, {way}: energy_{name}_j": v
                 for name, v in _middle_and_tail(joules[way]).items()
             }
-        found[f"lab_{place}_latency_ratio_to_best_rival"] = _ratio_to_best(seconds, "shared")
+        found[f"lab_{place}_latency_ratio_to_best_baseline"] = _ratio_to_best(seconds, "shared")
         found[f"lab_{place}_energy_ratio_to_thriftiest_cut"] = fmean(
             joules["shared thriftily"]
         ) / fmean(joules["thriftiest cut"])
@@ -206,7 +206,7 @@ def _middle_and_tail(values: Sequence[float]) -> dict[str, float]:
 
 
 def _ratio_to_best(seconds: Mapping[str, Sequence[float]], ours: str) -> float:
-    """Our mean by that of whichever rival has the least on this trace, though nobody knows
+    """Our mean by that of whichever baseline has the least on this trace, though nobody knows
     beforehand which.
     """
     return fmean(seconds[ours]) / min(fmean(seconds[way]) for way in WAYS)
@@ -245,11 +245,11 @@ def overhead(model: Any, x: "torch.Tensor", bytes_per_s: float, repeats: int) ->
                     x.narrow(2, part.start, part.stop - part.start) if rows is None else rows
                 )
 
-    seconds = frame.interleaved({"divided": divided, "whole": lambda: undivided([x])}, repeats)
+    seconds = harness.interleaved({"divided": divided, "whole": lambda: undivided([x])}, repeats)
     sides = Sides(names=("device", "helper"), kinds={}, sharing=sharing, batch=len(x))
     predicted_s = sum(sides.piece_s(shareable, piece) + sharing.piece_s for piece in pieces)
     return {
-        "overhead_frac": frame.ratio(seconds, "divided", "whole") - 1,
+        "overhead_frac": harness.ratio(seconds, "divided", "whole") - 1,
         "error_frac": abs(predicted_s / min(seconds["divided"]) - 1),
     }
 
@@ -275,7 +275,7 @@ def _between_equals(model: Any, shareable: Shareable, x: "torch.Tensor") -> Offl
         layer = _ready(model.segment(index, index + 1)[1], state)
         layers[str(index)] = partial(layer, values)
         values = list(layer(values))
-    seconds = frame.interleaved(layers, LAYER_REPEATS)
+    seconds = harness.interleaved(layers, LAYER_REPEATS)
     equal = operator_times(model.laid_out(), [min(several) for several in seconds.values()], len(x))
     return OffloadProblem(
         operators=shareable.operators((equal, equal), batch=len(x)),

@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from statistics import median
 from typing import TYPE_CHECKING
 
-from potluck.bench.frame import Result
-from potluck.bench.raw import RawStream
+from potluck.bench.harness import Result
+from potluck.bench.raw_zeromq import RawStream
 from potluck_wire.chunks import largest_chunk_bytes
 from potluck_wire.limits import MAX_CHUNK_BYTES, MIB
 from potluck_wire.messages import Probe

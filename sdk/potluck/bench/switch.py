@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from potluck.bench.frame import Result
+from potluck.bench.harness import Result
 
 if TYPE_CHECKING:
     from potluck.home import Home

@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from potluck.bench.frame import Result
+from potluck.bench.harness import Result
 
 if TYPE_CHECKING:
     from potluck.discover.keyring import Keyring
@@ -34,7 +34,7 @@ LOOK_S = 0.02
 
 def run(settings: Mapping[str, float]) -> Result:
     """The same again, with new coordinators each time."""
-    from potluck.coordinate.succession import LEASE_S
+    from potluck.coordinator.succession import LEASE_S
 
     taken = [_one(int(settings["steps_before"])) for _ in range(int(settings["repeats"]))]
     next_s, new_s = ([each[i] for each in taken] for i in range(2))
@@ -51,7 +51,7 @@ def run(settings: Mapping[str, float]) -> Result:
 
 def _one(steps_before: int) -> tuple[float, float]:
     """Seconds from the kill to the next step that was finished, and to the first new one."""
-    from potluck.coordinate.local import FOLDER
+    from potluck.coordinator.local_coordinator import FOLDER
     from potluck.discover.keyring import Keyring, Known
     from potluck.sessions.agent_specs import local_specs
     from potluck.sessions.local_agents import LocalAgents
@@ -150,7 +150,7 @@ class _Copy:
         self._folder = folder
 
     def _entries(self) -> list[dict[str, Any]]:
-        from potluck.coordinate.journal import read_entries
+        from potluck.coordinator.journal import read_entries
         from potluck.errors import FileError
 
         for path in self._folder.glob("*/journal"):

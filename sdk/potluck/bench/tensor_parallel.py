@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from potluck.bench.frame import Result
-from potluck.bench.ranks import LEARNING_RATE
+from potluck.bench.harness import Result
 from potluck.bench.tensor_ranks import ANSWER, TRAIN, TensorRanks, batch_of, blocks_of
+from potluck.bench.torch_ranks import LEARNING_RATE
 
 if TYPE_CHECKING:
     from potluck.home import Home
@@ -108,7 +108,7 @@ class _Ours:
 
     def __init__(self, home: "Home", n: int, settings: Mapping[str, float]) -> None:
         import potluck
-        from potluck.planning.lanes import plan_of
+        from potluck.planning.tensor_parallel import plan_of
 
         rows, width = int(settings["rows"]), int(settings["width"])
         self._x, self._y = batch_of(rows, int(settings["length"]), width)
@@ -189,7 +189,7 @@ def _lab(rate: str, settings: Mapping[str, float]) -> dict[str, float]:
     """Steps and answers of a block on two emulated devices, by what was predicted."""
     import potluck
     from potluck.home import Home
-    from potluck.planning.lanes import plan_of
+    from potluck.planning.tensor_parallel import plan_of
     from potluck.sessions.agent_specs import Spec
 
     specs = [Spec(name=name, slowdown=SLOWER, link_rate=rate) for name in ("a", "b")]
@@ -241,7 +241,7 @@ def _token_s(shape: _Shape, n_blocks: int) -> dict[str, float]:
     import potluck
     from potluck.planning.baselines.single_device import plan_single
     from potluck.planning.evaluate import judge
-    from potluck.planning.lanes import plan_of
+    from potluck.planning.tensor_parallel import plan_of
     from potluck.profile.library import HomeSpec, load_device
     from potluck.records import Device
 

@@ -10,7 +10,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from potluck.bench.ranks import LEARNING_RATE, Ranks, serve
+from potluck.bench.torch_ranks import LEARNING_RATE, Ranks, serve
 
 if TYPE_CHECKING:
     import torch

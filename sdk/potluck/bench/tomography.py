@@ -24,7 +24,7 @@ from statistics import median, quantiles
 
 import numpy as np
 
-from potluck.bench.frame import Result
+from potluck.bench.harness import Result
 from potluck.bench.large_homes import LargeHome
 from potluck.bench.namespaced_homes import outcomes
 from potluck.lab.namespaces import missing

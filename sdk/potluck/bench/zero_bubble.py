@@ -21,10 +21,10 @@ from dataclasses import replace
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from potluck.bench import frame
-from potluck.bench.frame import Result
+from potluck.bench import harness
+from potluck.bench.harness import Result
 from potluck.bench.networks import NETWORKS
-from potluck.bench.ranks import LEARNING_RATE, ZERO_BUBBLE, Ranks, blocks_of, stages_of
+from potluck.bench.torch_ranks import LEARNING_RATE, ZERO_BUBBLE, Ranks, blocks_of, stages_of
 from potluck.schedule import policies
 from potluck.schedule.bubbles import bubble_frac, chain_of, lower_bound_s, makespan_s
 from potluck.schedule.zero_bubble import ZERO_BUBBLE as POLICIES
@@ -165,7 +165,7 @@ def _parts(kind: str, settings: Mapping[str, float]) -> dict[str, float]:
     torch.set_num_threads(before)
     pairs = {name: tuple(values) for name, values in spent.items()}
     return {
-        f"{kind}_parts": frame.ratio(pairs, "parts", "whole"),
+        f"{kind}_parts": harness.ratio(pairs, "parts", "whole"),
         f"{kind}_weight_frac": median(spent["weights"]),
     }
 

@@ -4,7 +4,7 @@ import argparse
 import json
 from pathlib import Path
 
-from potluck.bench import BENCHES, frame
+from potluck.bench import BENCHES, harness
 from potluck.documents import write_text
 
 
@@ -33,13 +33,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Run one bench or all of them."""
-    changes = dict(frame.parse_setting(text) for text in args.set)
+    changes = dict(harness.parse_setting(text) for text in args.set)
     results = []
     for name in BENCHES if args.name == "all" else [args.name]:
-        results.append(frame.run(name, changes if args.name != "all" else {}))
-        print(frame.text(results[-1]), end="\n\n")
+        results.append(harness.run(name, changes if args.name != "all" else {}))
+        print(harness.text(results[-1]), end="\n\n")
     if args.json:
-        documents = [frame.document(result) for result in results]
+        documents = [harness.document(result) for result in results]
         _write(args.json, documents if args.name == "all" else documents[0])
     return 0
 

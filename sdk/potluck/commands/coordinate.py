@@ -48,15 +48,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Train what is handed over until it is interrupted."""
-    from potluck.coordinate.coordinator import Coordinator
-    from potluck.coordinate.group import Seat
-    from potluck.coordinate.hand_over import elsewhere
-    from potluck.coordinate.joining import Joining
-    from potluck.coordinate.local import LOCK, folder_of, write_place
-    from potluck.coordinate.place import Place
-    from potluck.coordinate.server import Server
-    from potluck.coordinate.shared_job import Ask
-    from potluck.discover.claim import claim
+    from potluck.coordinator.coordinator import Coordinator
+    from potluck.coordinator.coordinator_group import Seat
+    from potluck.coordinator.endpoint import Place
+    from potluck.coordinator.group_joining import Joining
+    from potluck.coordinator.hand_over import elsewhere
+    from potluck.coordinator.local_coordinator import LOCK, folder_of, write_place
+    from potluck.coordinator.server import Server
+    from potluck.coordinator.shared_job import Ask
+    from potluck.discover.key_claim import claim
     from potluck.discover.keyring import Keyring
     from potluck.errors import UserError
     from potluck.home import Home

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import potluck
 from potluck import handle, units
-from potluck.display import chart, chrome, html, markup, progress, tables, text, timeline
+from potluck.display import chart, chrome_trace, html, markup, progress, tables, text, timeline
 from potluck.display.png import save_png
 from potluck.errors import FileError, HomeError, PotluckError, UserError
 from potluck.records import Plan, Trace
@@ -244,8 +244,8 @@ def _show_traces(run: "Run", out: Path, name: str) -> None:
     picture = timeline.gantt(timeline.typical(predicted), timeline.typical(measured))
     save_png(picture, out / f"{name}.timeline.png")
     devices = run.problem.devices if run.problem else ()
-    watts = [chrome.modelled_watts(trace, devices) for trace in (predicted, measured)]
-    chrome.save(out / f"{name}.trace.json", predicted, measured, watts=watts)
+    watts = [chrome_trace.modelled_watts(trace, devices) for trace in (predicted, measured)]
+    chrome_trace.save(out / f"{name}.trace.json", predicted, measured, watts=watts)
 
 
 def _predicted(run: "Run") -> Trace:

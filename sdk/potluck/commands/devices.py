@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from potluck.errors import HomeError
-from potluck.texts import harmless
+from potluck.sanitized_text import harmless
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

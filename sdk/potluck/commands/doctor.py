@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from potluck_wire.addresses import VIRTUAL
-from potluck_wire.installing import install
+from potluck_wire.install_hints import install
 from potluck_wire.limits import PORT
 from potluck_wire.processors import words
 
@@ -72,7 +72,7 @@ def examine(wait_s: float) -> Iterator[Finding]:
 
 def show(finding: Finding) -> str:
     """One finding as one or two lines, and its drawing."""
-    from potluck.texts import harmless
+    from potluck.sanitized_text import harmless
 
     below = [*([finding.remedy] if finding.remedy else []), *finding.drawing.splitlines()]
     lines = "".join(f"\n{'':9}{harmless(line)}" for line in below)

@@ -56,7 +56,7 @@ def _addresses(device: str, wait_s: float) -> "tuple[Address, ...]":
     from potluck.discover.addresses import parse_address
     from potluck.discover.keyring import Keyring
     from potluck.discover.mdns import browse
-    from potluck.texts import who_is_here
+    from potluck.sanitized_text import who_is_here
 
     if any(sign in device for sign in ".:[") or device == "localhost":
         return (parse_address(device),)

@@ -55,7 +55,7 @@ def _serve(args: argparse.Namespace) -> int:
     import os
 
     from potluck.home import Home
-    from potluck.serve.decide.records import Latency
+    from potluck.serve.scheduling.records import Latency
 
     if not args.http:
         raise UserError("no entrance is asked for.", next_step=f"potluck serve --http {HTTP} ...")

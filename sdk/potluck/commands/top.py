@@ -4,7 +4,7 @@ import argparse
 import time
 
 from potluck.commands.watch import add_home, address
-from potluck.optional import needed
+from potluck.optional_packages import needed
 
 REDRAW_S = 0.25
 

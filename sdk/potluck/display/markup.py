@@ -11,7 +11,7 @@ from pathlib import Path
 
 from potluck.display.palette import PALETTE
 from potluck.documents import write_text
-from potluck.texts import harmless
+from potluck.sanitized_text import harmless
 
 # Everything is scoped under .potluck, named twice to outweigh what notebooks say of tables; colours
 # come from the page (ink) or work on white and on black (the palette).

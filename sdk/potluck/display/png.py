@@ -9,7 +9,7 @@ from typing import Any
 from potluck.display.palette import INK, PAPER
 from potluck.display.scene import Dot, Item, Line, Rect, Scene, paint
 from potluck.errors import UserError
-from potluck.texts import harmless
+from potluck.sanitized_text import harmless
 
 DPI = 100
 POINTS_PER_PIXEL = 72 / DPI

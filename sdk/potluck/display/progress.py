@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Protocol
 
-from potluck.texts import harmless
+from potluck.sanitized_text import harmless
 
 REDRAW_S = 0.2
 LONG_S = 2.0  # what takes longer is told in a line where there is no terminal, such as in a log

@@ -16,7 +16,7 @@ from potluck.planning.registry import ask
 from potluck.records import Plan
 from potluck.run.history import History
 from potluck.run.run import Run
-from potluck.texts import harmless
+from potluck.sanitized_text import harmless
 
 STYLE = """<style>th{cursor:pointer}th[aria-sort]::after{content:" \\2195";opacity:.6}
 th[aria-sort=ascending]::after{content:" \\2191"}th[aria-sort=descending]::after{content:" \\2193"}
@@ -53,7 +53,7 @@ def fragments(run: Run) -> Iterator[str]:
     history = run.history
     yield markup.heading("The plan")
     yield html.plan(run.plan, run.problem)
-    plans = _rivals(run)
+    plans = _baselines(run)
     if len(plans) > 1:
         yield html.plans(plans, plans[0])
     if run.measured:
@@ -84,7 +84,7 @@ def headline(run: Run) -> str:
     predicted = run.predicted
     if predicted is not None and predicted.step_s:
         said += f", predicted {units.duration(median(predicted.step_s))}"
-    here, *others = _rivals(run)
+    here, *others = _baselines(run)
     alone = next((plan for plan in others if len(plan.devices) == 1), None)
     if alone is not None and alone.latency_s and here.latency_s and len(here.devices) > 1:
         times = alone.latency_s / here.latency_s
@@ -94,7 +94,7 @@ def headline(run: Run) -> str:
     return harmless(said + ".")
 
 
-def _rivals(run: Run) -> tuple[Plan, ...]:
+def _baselines(run: Run) -> tuple[Plan, ...]:
     """The plan at work, and the best devices alone."""
     problem, here = run.problem, run.plan
     if problem is None:

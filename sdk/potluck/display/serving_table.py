@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from potluck.texts import harmless
+from potluck.sanitized_text import harmless
 
 _LINE = re.compile(r'potluck_(\w+)\{service="([^"]*)"(?:,(\w+)="([^"]*)")?\} ([-+.\de]+)$')
 Metrics = Mapping[str, Mapping[str, float]]  # by service: count by name; labels are after a colon

@@ -9,7 +9,7 @@ from potluck.display.axes import Scale
 from potluck.display.chart import COLOURS, HEIGHT, LEFT, RIGHT, WIDTH, frame
 from potluck.display.scene import Dot, Item, Line, Scene, legend
 from potluck.display.tables import Table
-from potluck.serve.decide.records import Frequency, Slo
+from potluck.serve.scheduling.records import Frequency, Slo
 
 BOTTOM, TOP = 44.0, 64.0
 HEADROOM = 1.05  # of the longest answer
@@ -74,7 +74,7 @@ def _reasons(name: str, service: Any) -> str:
 def limit(slo: Slo) -> str:
     """A limit in words.
 
-    >>> from potluck.serve.decide.records import Latency
+    >>> from potluck.serve.scheduling.records import Latency
     >>> limit(Latency(0.2)), limit(Frequency(30, 0.1))
     ('200 ms', '30 per second, each in 100 ms')
     """

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from potluck.display import explanation_tables, tables
 from potluck.display.tables import Bar, Cell, Heat, Table
 from potluck.records import Device, Plan, Problem, Trace
-from potluck.texts import harmless
+from potluck.sanitized_text import harmless
 
 if TYPE_CHECKING:
     from potluck.planning.explain import Explanation

@@ -13,19 +13,19 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from potluck import records
+from potluck.display_hooks import Shown
 from potluck.errors import ModelError
+from potluck.graph.cautions import cautions, notes_of
 from potluck.graph.indices import check_indices, index_bounds
-from potluck.graph.notes import cautions, notes_of
 from potluck.graph.partition.batch_norms import check_values
 from potluck.graph.partition.cuts import Linearization, line
 from potluck.graph.partition.layers import Layers, layers
 from potluck.graph.partition.segment_records import segment_record, tensor_record
 from potluck.graph.tensor.allotment import TOLERANCE_FRAC
 from potluck.graph.torch.state_names import as_module, load
-from potluck.optional import needed
-from potluck.shown import Shown
+from potluck.optional_packages import needed
 from potluck_wire.graph import BATCH, Graph, Parameter, evaluate
-from potluck_wire.installing import install
+from potluck_wire.install_hints import install
 from potluck_wire.segment import dumps
 
 from .arguments import Arguments, check_tensors, dims_in_order, mismatch, placeless
@@ -539,8 +539,8 @@ class Model(Shown):
         if (now := self._now()) is None:
             return
         from potluck.graph.loss.constants import check_unchanged
-        from potluck.graph.torch.as_traced import check_as_traced
-        from potluck.graph.torch.modes import check_modes
+        from potluck.graph.torch.change_detection import check_as_traced
+        from potluck.graph.torch.training_modes import check_modes
 
         check_as_traced(self._as_traced, now, train=train)
         if train:
@@ -582,7 +582,7 @@ class Model(Shown):
         """What the user's module and loss are now; None where it is no module."""
         if not hasattr(self._net, "named_modules"):
             return None
-        from potluck.graph.torch.as_traced import as_traced
+        from potluck.graph.torch.change_detection import as_traced
 
         return as_traced(self._net, self._loss, self._tensors())
 
@@ -622,7 +622,7 @@ class Model(Shown):
             A name or shape is not one of this model.
         """
         if (now := self._now()) is not None:
-            from potluck.graph.torch.as_traced import check_tensors
+            from potluck.graph.torch.change_detection import check_tensors
 
             check_tensors(self._as_traced, now)
         load(self.state(), state)

@@ -24,7 +24,12 @@ from potluck.graph.torch.dead_nodes import without_dead
 from potluck.graph.torch.decompose import decompose
 from potluck.graph.torch.default_type import check_default_type
 from potluck.graph.torch.export_program import TRY, export, first_line
-from potluck.graph.torch.holders import (
+from potluck.graph.torch.in_place import without_changes
+from potluck.graph.torch.masks import check_masks
+from potluck.graph.torch.mixed_precision import autocasting
+from potluck.graph.torch.own_loss import OwnLoss, names_of
+from potluck.graph.torch.padding import padded_encoders
+from potluck.graph.torch.placeholders import (
     Holders,
     batch_names,
     holders_of,
@@ -32,18 +37,13 @@ from potluck.graph.torch.holders import (
     symbol_names,
     symbols_of,
 )
-from potluck.graph.torch.in_place import without_changes
-from potluck.graph.torch.mapped import without_maps
-from potluck.graph.torch.masks import check_masks
-from potluck.graph.torch.mixed_precision import autocasting
-from potluck.graph.torch.modes import check_answers, check_modes, modes_of
-from potluck.graph.torch.own_loss import OwnLoss, names_of
-from potluck.graph.torch.padding import padded_encoders
 from potluck.graph.torch.refusals import together
-from potluck.graph.torch.single import Pair, check_same, check_single
+from potluck.graph.torch.single_row_checks import Pair, check_same, check_single
 from potluck.graph.torch.squeezes import as_written, keep_rows
 from potluck.graph.torch.statefulness import check_forgets
 from potluck.graph.torch.trainability import check_learning, check_norms
+from potluck.graph.torch.training_modes import check_answers, check_modes, modes_of
+from potluck.graph.torch.vmap_regions import without_maps
 from potluck.graph.traced import Traced, Type
 from potluck_wire.graph import (
     DTYPE_BYTES,

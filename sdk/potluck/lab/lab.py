@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Protocol
 
 import zmq
 
-from potluck.discover.claim import Claim, claim
+from potluck.discover.key_claim import Claim, claim
 from potluck.errors import HomeError, UserError
 from potluck.lab.emulation import Emulation, emulation
 from potluck.lab.namespaces import Namespaces, missing
 from potluck.lab.registry import Entry, find, lock
-from potluck.lab.relayed import Relayed
+from potluck.lab.relay_client import Relayed
 from potluck.lab.runner import Happened, ScenarioRunner, log
 from potluck.lab.scenario import (
     Bandwidth,

@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from potluck.errors import HomeError
-from potluck.lab import flow, routes
+from potluck.lab import cross_traffic, routes
 from potluck.records import HOME, Network
 
 PREFIX = "potluck"  # of our own interface in this namespace; a number follows
@@ -150,7 +150,7 @@ class Namespaces:
 
     def flow(self, source: str, target: str, lasts_s: float) -> None:
         """Let somebody else send from one device to another, as much as gets through."""
-        address, program = self.address(target), [sys.executable, str(Path(flow.__file__))]
+        address, program = self.address(target), [sys.executable, str(Path(cross_traffic.__file__))]
         taker = subprocess.Popen(
             [*self.command(target), *program, "take", address],
             stdin=subprocess.PIPE,

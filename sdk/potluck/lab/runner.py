@@ -39,7 +39,7 @@ class Devices(Protocol):
 
 class Links(Protocol):
     """What can be done to the links; `potluck.lab.namespaces.Namespaces` and
-    `potluck.lab.relayed.Relayed` can.
+    `potluck.lab.relay_client.Relayed` can.
     """
 
     def shape(self, medium: str, bytes_per_s: float) -> None: ...

@@ -27,7 +27,7 @@ from potluck.offload.split_table import (
     N_SEARCHES,
     SplitCase,
 )
-from potluck.optional import needed
+from potluck.optional_packages import needed
 from potluck.planning.check import need_power
 from potluck.profile.profiles import Profile
 from potluck.records import Inference

@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from potluck.display_hooks import Tabular
 from potluck.errors import HomeError, PotluckError, RequestFailed, UserError
 from potluck.graph.arguments import Arguments
 from potluck.graph.torch.autocast import check_autocast
@@ -39,7 +40,6 @@ from potluck.sessions.events import Execution
 from potluck.sessions.link import Link
 from potluck.sessions.local_agents import LocalAgents
 from potluck.sessions.members import Members
-from potluck.shown import Tabular
 from potluck.simulate.cost import energy_j
 
 if TYPE_CHECKING:
@@ -349,21 +349,21 @@ class AcceleratedModel(Tabular):
         searched = self._tables.searched
         return replace(account, notes=(*account.notes, searched.note)) if searched else account
 
-    def rivals(self, bytes_per_s: float) -> dict[str, tuple[float, float | None]]:
+    def baselines(self, bytes_per_s: float) -> dict[str, tuple[float, float | None]]:
         """What others would do at this bandwidth, by name: (seconds, joules of the device), by the
         simulator.
         """
-        return self._loaded.case.rivals(self.alone, bytes_per_s)
+        return self._loaded.case.baselines(self.alone, bytes_per_s)
 
-    def like(self, rival: str, *, deadline_s: float | None = None) -> "AcceleratedModel":
-        """Another for the same model and devices, which shares requests as a rival does, by the
+    def like(self, baseline: str, *, deadline_s: float | None = None) -> "AcceleratedModel":
+        """Another for the same model and devices, which shares requests as a baseline does, by the
         same estimate.
 
-        `rival`: "device", "helper", "layer cut", "greedy tiling"; within `deadline_s` "thriftiest
-        cut". Empty: ours.
+        `baseline`: "device", "helper", "layer cut", "greedy tiling"; within `deadline_s`
+        "thriftiest cut". Empty: ours.
         """
         self._check()
-        case = replace(self._loaded.full, rival=rival, deadline_s=deadline_s, first=())
+        case = replace(self._loaded.full, baseline=baseline, deadline_s=deadline_s, first=())
         return AcceleratedModel(self._link, self._members, case, self._rebuild, None, Task())
 
     # --- the end ----------------------------------------------------------------------------------

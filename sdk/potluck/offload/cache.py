@@ -18,7 +18,7 @@ from potluck.offload.plan.bandwidths import Found
 from potluck.offload.plan.documents import found_document, read_found
 from potluck.offload.plan.problem import OffloadProblem
 from potluck.offload.plan.search_spec import SearchSpec
-from potluck.profile.store import cache_dir
+from potluck.profile.layer_times_store import cache_dir
 
 SCHEMA = 7  # a change of the search or of the file makes tables anew
 LOCK = "searching.lock"
@@ -44,7 +44,7 @@ class SplitCache:
             sorted(sharing.lines.items()),
             sharing.media_bytes_per_s,
         )
-        wanted = spec.deadline_s, spec.bandwidths, spec.n_searches, spec.rival
+        wanted = spec.deadline_s, spec.bandwidths, spec.n_searches, spec.baseline
         about = self._signature, operators, links, watts, wanted
         return f"{hashlib.sha256(repr((SCHEMA, about)).encode()).hexdigest()[:32]}.json"
 

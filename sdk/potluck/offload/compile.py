@@ -23,7 +23,7 @@ from potluck.schedule.program_builder import (
     Result,
 )
 from potluck.sessions.events import Execution
-from potluck.simulate.spans import union_s
+from potluck.simulate.time_spans import union_s
 from potluck_wire.graph import BATCH
 from potluck_wire.messages import Prepare
 

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from potluck.display_hooks import Pictured
 from potluck.offload.plan.problem import Operator
 from potluck.records import Trace
-from potluck.shown import Pictured
 
 Interval = tuple[int, int]
 

@@ -13,9 +13,10 @@ from functools import cached_property
 from typing import Any
 
 from potluck.errors import UserError
-from potluck.graph.kinds import kind_on
+from potluck.graph.backends import kind_on
 from potluck.offload.compile import SharedProgram, Sides, compile_shared
 from potluck.offload.explanation import RequestExplanation
+from potluck.offload.home_problem import own_media, sharing_in
 from potluck.offload.plan import baselines
 from potluck.offload.plan.bandwidths import Found
 from potluck.offload.plan.lowering import DEVICE, HELPER, Shareable, lower
@@ -23,7 +24,6 @@ from potluck.offload.plan.problem import OffloadProblem
 from potluck.offload.plan.search_spec import SearchSpec
 from potluck.offload.plan.split import Split, Splitter
 from potluck.offload.rows.operator_times import OperatorTimes
-from potluck.offload.sides import own_media, sharing_in
 from potluck.planning.scenario import rated
 from potluck.records import Plan, Problem, Stage, Trace
 from potluck.run.compiled_plan import CompiledPlan, compile_for_run
@@ -87,7 +87,7 @@ class SplitCase:
     deadline_s: float | None = None  # with one, joules are saved
     bandwidths: tuple[float, ...] = BANDWIDTHS  # this, and the next two, as in `SearchSpec`
     n_searches: int = 0
-    rival: str = ""
+    baseline: str = ""
     # of these, splits are there before all others are searched for; none: all at once
     first: tuple[float, ...] = ()
 
@@ -163,7 +163,7 @@ class SplitCase:
             bandwidths=self.bandwidths,
             n_searches=self.n_searches,
             deadline_s=self.deadline_s,
-            rival=self.rival,
+            baseline=self.baseline,
         )
 
     def search(self) -> Found:
@@ -222,7 +222,9 @@ class SplitCase:
         )
         return replace(program, compiled=self.as_emulated(program.compiled))
 
-    def rivals(self, alone: Compiled, bytes_per_s: float) -> dict[str, tuple[float, float | None]]:
+    def baselines(
+        self, alone: Compiled, bytes_per_s: float
+    ) -> dict[str, tuple[float, float | None]]:
         """Seconds, and joules of the device, of a request as others would answer it at this
         bandwidth, predicted.
         """

@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from statistics import median
 
+from potluck.display_hooks import Tabular
 from potluck.provenance import UNKNOWN, worst
-from potluck.shown import Tabular
 
 ALONE, SHARED = "alone", "shared"
 

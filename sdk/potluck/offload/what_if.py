@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from potluck.display_hooks import Pictured
 from potluck.errors import UserError
+from potluck.offload.home_problem import sharing_in
 from potluck.offload.plan import baselines
 from potluck.offload.plan.problem import OffloadProblem
 from potluck.offload.plan.split import Split, Splitter
-from potluck.offload.sides import sharing_in
 from potluck.profile.library import HomeSpec, load_home
-from potluck.shown import Pictured
 
 if TYPE_CHECKING:
     from potluck.graph import Model

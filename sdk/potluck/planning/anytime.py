@@ -14,8 +14,8 @@ from itertools import chain, islice
 from math import inf
 from typing import NamedTuple
 
+from potluck.planning.baseline_candidates import DEAR, RARE, borrow_cheap, borrow_dear
 from potluck.planning.baselines.single_device import plan_single
-from potluck.planning.borrowed import DEAR, RARE, borrow_cheap, borrow_dear
 from potluck.planning.bounds.latency import quick_bound_s
 from potluck.planning.building_blocks import candidates
 from potluck.planning.building_blocks.device_classes import ordered
@@ -23,15 +23,15 @@ from potluck.planning.plans import is_thrifty
 from potluck.planning.scenario import only
 from potluck.planning.search.branch_placement import Places
 from potluck.planning.search.candidate_pool import CandidatePool
-from potluck.planning.search.joining import joined
 from potluck.planning.search.local_search import deeper, fits, neighbours, reordered, reshared
 from potluck.planning.search.micro_batch_sizes import promising, usual
 from potluck.planning.search.plan_floor import least_s
+from potluck.planning.search.stage_merging import joined
 from potluck.planning.search.subset_dp import ParetoLabel, SubsetSearch
 from potluck.planning.search.tight_memory import MAX_SHARES, spread, squeeze
 from potluck.planning.search.work_budget import WorkBudget, fewer, given_s, is_many
 from potluck.records import Plan, Problem
-from potluck.simulate import cost, direct
+from potluck.simulate import cost, direct_simulation
 
 COARSE = 10  # cuts: groups over so many are always looked at
 TRIES = 50  # simulations to improve a plan
@@ -93,7 +93,10 @@ class Candidate(NamedTuple):
 
 
 def plan_anytime(
-    problem: Problem, table: cost.CostTable | None = None, *, simulator: direct.Direct | None = None
+    problem: Problem,
+    table: cost.CostTable | None = None,
+    *,
+    simulator: direct_simulation.Direct | None = None,
 ) -> Iterator[Plan]:
     """Plans as they are found, each better than the one before, with the latency that the simulator
     gives them.
@@ -112,7 +115,7 @@ def plan_anytime(
     pool = CandidatePool(
         problem,
         table,
-        simulator or direct.Direct(problem, table),
+        simulator or direct_simulation.Direct(problem, table),
         budget=budget,
         is_late=lambda: budget() >= enough_s,
     )

@@ -93,7 +93,7 @@ def plan(
     problem = known.problem(workload, qoe or QoE())
     if divided is None:
         return solved(problem, planner)
-    from potluck.planning.beside import beside
+    from potluck.planning.divided_alternatives import beside
 
     other = _profile_of(divided).problem(workload, qoe or QoE())
     return beside(partial(solved, problem, planner), other)

@@ -14,7 +14,7 @@ from potluck.schedule.pipeline import compile_inference, compile_training
 from potluck.schedule.policies import policy
 from potluck.schedule.program_builder import Compiled
 from potluck.schedule.step_update import NormLimit, alike
-from potluck.simulate import cost, direct, flows
+from potluck.simulate import cost, direct_simulation, flows
 from potluck.simulate import programs as simulation
 from potluck.simulate.stage_times import stage_times
 
@@ -23,7 +23,7 @@ def judge(
     problem: Problem,
     plan: Plan,
     table: cost.CostTable | None = None,
-    simulator: direct.Direct | None = None,
+    simulator: direct_simulation.Direct | None = None,
 ) -> Plan:
     """`plan` with latency, energy and peak memory as the simulator predicts them.
 
@@ -48,7 +48,7 @@ def judge(
         The plan cannot be carried out for this problem.
     """
     check_plan(plan, problem)
-    outcome = (simulator or direct.Direct(problem, table)).run(plan)
+    outcome = (simulator or direct_simulation.Direct(problem, table)).run(plan)
     energy = outcome.device_energy_j()
     return replace(
         plan,
@@ -76,8 +76,8 @@ def predict(problem: Problem, plan: Plan, table: cost.CostTable | None = None) -
     """
     compiled = compile_plan(problem, plan)
     streaming = not isinstance(problem.workload, Training) and problem.workload.streaming
-    in_flight = direct.in_flight(plan) if streaming else 1
-    steps = direct.STREAM_ROUNDS * in_flight if streaming else 1
+    in_flight = direct_simulation.in_flight(plan) if streaming else 1
+    steps = direct_simulation.STREAM_ROUNDS * in_flight if streaming else 1
     return simulation.Simulation(compiled, problem, steps, in_flight, table).trace()
 
 
@@ -97,7 +97,7 @@ def compile_plan(problem: Problem, plan: Plan) -> Compiled:
 
 def _limit(stages: Sequence[str]) -> NormLimit:
     """Of as many norms per stage as the simulator takes there to be."""
-    n_norms = direct.NORMS_BYTES // direct.ITEM_BYTES
+    n_norms = direct_simulation.NORMS_BYTES // direct_simulation.ITEM_BYTES
     names = tuple(tuple(f"{stage}.{k}" for k in range(n_norms)) for stage in stages)
     return NormLimit(most=1.0, order=2.0, parameters=names, sequence=tuple(chain(*names)))
 

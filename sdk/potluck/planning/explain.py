@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
+from potluck.display_hooks import Tabular
 from potluck.errors import Infeasible, PlanError
 from potluck.planning import scenario
 from potluck.planning.building_blocks import candidates
@@ -18,9 +19,8 @@ from potluck.planning.feasibility import breaches
 from potluck.planning.planner import make_plans
 from potluck.planning.plans import preference
 from potluck.records import HOME, Event, Network, Plan, Problem, Trace, Training
-from potluck.shown import Tabular
 from potluck.simulate import cost
-from potluck.simulate.spans import union_s
+from potluck.simulate.time_spans import union_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,16 +16,16 @@ from potluck.planning.building_blocks import candidates
 from potluck.planning.building_blocks.device_classes import peers, shape
 from potluck.planning.check import check_problem
 from potluck.planning.evaluate import judge
-from potluck.planning.lanes import has_lanes, plan_lanes
-from potluck.planning.looks import Look, may_hide_plans
 from potluck.planning.plans import Plans, is_thrifty, preference
 from potluck.planning.rerank import rerank
 from potluck.planning.search.device_order import in_one_order
 from potluck.planning.search.schedules import best_s, promising, scheduled
 from potluck.planning.search.work_budget import WorkBudget, given_s, is_many
+from potluck.planning.search_passes import Look, may_hide_plans
+from potluck.planning.tensor_parallel import has_lanes, plan_lanes
 from potluck.records import Plan, Problem, Training
 from potluck.simulate import cost
-from potluck.simulate.remembering import Remembering
+from potluck.simulate.simulator_cache import Remembering
 
 N_REGIONAL = 12  # plans of DeepCEE's search, where schedules are chosen
 

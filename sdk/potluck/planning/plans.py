@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import overload
 
+from potluck.display_hooks import Shown
 from potluck.provenance import MEASURED, UNKNOWN
 from potluck.records import Plan, Problem
-from potluck.shown import Shown
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from potluck.planning.check import check_problem
 from potluck.planning.evaluate import judge
 from potluck.planning.plans import Plans, preference
 from potluck.records import Plan, Problem
-from potluck.simulate import cost, direct
+from potluck.simulate import cost, direct_simulation
 
 Planner = Callable[[Problem, cost.CostTable | None], Iterator[Plan]]
 
@@ -57,7 +57,7 @@ def ask(problem: Problem, name: str) -> Plans:
     """
     check_problem(problem)
     table = cost.CostTable(problem)
-    simulator = direct.Direct(problem, table)
+    simulator = direct_simulation.Direct(problem, table)
     found = list(islice(PLANNERS[name](problem, table), MAX_CANDIDATES))
     found.sort(key=lambda plan: plan.latency_s or float("inf"))
     judged = [judge(problem, plan, table, simulator) for plan in found[:MAX_JUDGED]]

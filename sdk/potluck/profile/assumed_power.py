@@ -8,9 +8,9 @@ from functools import cache
 from typing import Any
 
 from potluck.profile import library
-from potluck.profile.watts import Watts
+from potluck.profile.power_model import Watts
 from potluck.provenance import ASSUMED, SIMULATED
-from potluck_wire.power_guess import IDLE_FRAC, THREAD_W, guessed_w
+from potluck_wire.default_power import IDLE_FRAC, THREAD_W, guessed_w
 
 # what makers add to a name without meaning another device
 _ADDED = re.compile(r"\(r\)|\(tm\)|\bcpu\b|@.*$|\brev\b.*$|\bwith\b.*graphics\b.*$", re.IGNORECASE)

@@ -2,8 +2,8 @@
 
 The rule: the median time of every piece of the model that a device ran, forward or backward, is
 compared with its prediction (which knows who shared the processor). The seconds of the piece's
-layers, at every batch size, go half of the way there (`ratios.half_way`). A layer that several
-pieces held takes their median. Links learn by the rule of `links_from_runs`,
+layers, at every batch size, go half of the way there (`correction_factors.half_way`). A layer that
+several pieces held takes their median. Links learn by the rule of `links_from_runs`,
 watts by that of `power_from_runs`.
 """
 
@@ -11,10 +11,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from statistics import median
 
+from potluck.profile.correction_factors import half_way
 from potluck.profile.links_from_runs import Flow, factors_of, learned_rows, slowed
 from potluck.profile.power_from_runs import learned_power
 from potluck.profile.profiles import Profile
-from potluck.profile.ratios import half_way
 from potluck.records import LayerCost, Trace
 from potluck.schedule import Compiled
 

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from math import inf, isnan
 
+from potluck.display_hooks import Tabular
 from potluck.errors import UserError
 from potluck.records import HOME, Network, Path
-from potluck.shown import Tabular
 from potluck_wire.limits import is_device_name
 
 AIR = "air"

@@ -3,15 +3,15 @@
 The rule: what a value took on its way from one device to another, beyond the latency, is compared
 with its prediction (which knows who shared the media). The ratio counts for the medium that limits
 that flow; a medium takes the median over its flows, and goes half of the way there, as layers do
-(`ratios.half_way`).
+(`correction_factors.half_way`).
 """
 
 from collections.abc import Mapping
 from dataclasses import replace
 
+from potluck.profile.correction_factors import half_way
 from potluck.profile.home_network import LEARNED, Figure, HomeNetwork, SharedMedium
 from potluck.profile.network_rows import media_of
-from potluck.profile.ratios import half_way
 from potluck.records import Network
 
 LEAST_FRAC = 0.5  # of a transfer that must be bytes on a medium, and not latency

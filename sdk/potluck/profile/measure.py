@@ -12,18 +12,18 @@ from statistics import mean, median
 from typing import Any
 
 from potluck.errors import FileError, ModelError, OutOfMemory, PlanError, UserError
-from potluck.graph.kinds import WEIGHT_COPIES, document_for, kind_on
+from potluck.graph.backends import WEIGHT_COPIES, document_for, kind_on
 from potluck.handle import Task
 from potluck.profile.assumed_power import assumed_watts
 from potluck.profile.home_network import HomeNetwork
+from potluck.profile.layer_times_store import Store
 from potluck.profile.link_probes import WAIT_BYTES
 from potluck.profile.links import Line, fit_line
 from potluck.profile.measure_network import measure_network, pairs_to_probe
-from potluck.profile.measure_watts import NotMeasured, has_meter, measure_watts, shared
+from potluck.profile.measure_power import NotMeasured, has_meter, measure_watts, shared
 from potluck.profile.network import is_itself
+from potluck.profile.power_model import Watts
 from potluck.profile.profiles import Measurements, Profile, can_train
-from potluck.profile.store import Store
-from potluck.profile.watts import Watts
 from potluck.records import HOME, Device, Layer, LayerCost
 from potluck.sessions.events import RequestAll, UplinkProbe
 from potluck.sessions.link import Link

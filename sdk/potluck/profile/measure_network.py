@@ -7,7 +7,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from potluck.handle import Task
-from potluck.profile import access_tree, declared
+from potluck.profile import access_tree, declared_network
 from potluck.profile.connection_hints import hints_of
 from potluck.profile.home_network import HomeNetwork
 from potluck.profile.link_probes import LinkProber, latency, measure_links
@@ -84,17 +84,17 @@ def measure_network(
     }
     if known is None:
         best = tomography.best
-        rates = declared.figures(best, tomography.observations)
+        rates = declared_network.figures(best, tomography.observations)
         document, notes = document_of(best.tree, rates, latencies_s), access_tree.told(best.tree)
         wrong: list[str] = []
     else:
         known = known.about(speakers)
         new = [name for name in here if name not in known.devices]
-        document, wrong = declared.fitted(known.joined_by(new), tomography, latencies_s)
+        document, wrong = declared_network.fitted(known.joined_by(new), tomography, latencies_s)
         if new:
             wrong.append(
                 f"The network that was declared does not name {', '.join(new)}: taken to be at a "
-                f"port of its own. {declared.STEP}"
+                f"port of its own. {declared_network.STEP}"
             )
         notes = wrong
     network = network_of(capabilities, lines, home_host, document.records)

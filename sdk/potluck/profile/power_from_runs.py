@@ -2,18 +2,18 @@
 
 The rule: the joules that the meter counted over the run are compared with those that the device's
 watts give for its busy, radio and whole time in that run. All its watts go half of the way there,
-as layers do (`ratios.half_way`). Where no meter counted, or nobody knows watts, nothing is learned;
-and what was assumed is still assumed, though nearer.
+as layers do (`correction_factors.half_way`). Where no meter counted, or nobody knows watts, nothing
+is learned; and what was assumed is still assumed, though nearer.
 """
 
 from collections.abc import Iterable
 from dataclasses import replace
 
-from potluck.profile.ratios import half_way
+from potluck.profile.correction_factors import half_way
 from potluck.provenance import MEASURED
 from potluck.records import Device, Trace
 from potluck.simulate.cost import energy_j
-from potluck.simulate.spans import union_s
+from potluck.simulate.time_spans import union_s
 
 LEARNED = "learned from runs"
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from potluck.display_hooks import Shown
 from potluck.errors import PlanError
 from potluck.profile.home_network import HomeNetwork
 from potluck.records import Device, Inference, Layer, LayerCost, Network, Problem, QoE, Training
-from potluck.shown import Shown
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -36,7 +36,7 @@ from potluck.run.probing import Prober
 from potluck.schedule import Compiled
 from potluck.sessions.events import Execution
 from potluck.simulate.predict import IN_FLIGHT, predict_steps
-from potluck.simulate.spans import most_at_once
+from potluck.simulate.time_spans import most_at_once
 
 if TYPE_CHECKING:
     from potluck.run.engine import Engine

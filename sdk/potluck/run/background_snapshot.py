@@ -14,7 +14,7 @@ from potluck import units
 from potluck.errors import OutOfMemory
 from potluck.run.compiled_plan import MOVE, Requests, request
 from potluck.run.device_group import state_types, states_of
-from potluck.run.protection import Snapshot
+from potluck.run.snapshots import Snapshot
 from potluck.schedule import Target, compile_move, compile_pull, holding
 from potluck_wire.messages import Prepare
 

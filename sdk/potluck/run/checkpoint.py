@@ -14,8 +14,8 @@ from potluck.errors import FileError, PotluckError
 from potluck.planning.text import dumps, loads
 from potluck.records import Plan
 from potluck.run.batch_stream import Position, position_from_plain, position_to_plain
-from potluck.run.update import Update, read_update
 from potluck.run.update_source import EPOCH, STEP, SchedulePlace
+from potluck.run.weight_update import Update, read_update
 from potluck.tensor_file import CHECKSUM, read_tensors, write_tensors
 
 if TYPE_CHECKING:

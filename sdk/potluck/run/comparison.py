@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from statistics import mean, median
 
-from potluck import shown
+from potluck import display_hooks
+from potluck.display_hooks import Shown
 from potluck.records import Event, Network, Trace
-from potluck.shown import Shown
 from potluck_wire.program import Program
 
 TERMS = ("compute", "link", "latency", "overhead")
@@ -98,7 +98,7 @@ class Comparison(Shown):
         }
 
     def __str__(self) -> str:
-        return shown.text(self)
+        return display_hooks.text(self)
 
 
 def compare(

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from potluck.errors import ModelError, PlanError
-from potluck.graph.kinds import WEIGHT_COPIES, document_for, kind_on
+from potluck.graph.backends import WEIGHT_COPIES, document_for, kind_on
 from potluck.graph.traced import Type
 from potluck.records import Plan, Problem, Segment, Stage
-from potluck.run.update import Update
+from potluck.run.weight_update import Update
 from potluck.schedule import (
     FOLLOW,
     Compiled,

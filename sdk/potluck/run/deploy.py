@@ -5,20 +5,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from potluck.adapt.replay import POLICIES, SOONEST
+from potluck.adapt.lightweight_replay import POLICIES, SOONEST
 from potluck.errors import FileError, UserError
 from potluck.handle import Task
 from potluck.records import Plan
 from potluck.run import checkpoint
-from potluck.run.absence import PATIENCE_S
 from potluck.run.checkpoint import MAX_SEED
 from potluck.run.compiled_plan import CompiledPlan
+from potluck.run.device_wait import PATIENCE_S
 from potluck.run.engine import Engine
-from potluck.run.protection import Protection, Snapshot, check_protect
 from potluck.run.run import Run
+from potluck.run.snapshots import Protection, Snapshot, check_protect
 from potluck.run.tensors import kept
-from potluck.run.update import PLAIN, Update, is_average, keep_alike
 from potluck.run.update_source import source_of
+from potluck.run.weight_update import PLAIN, Update, is_average, keep_alike
 from potluck.schedule.policies import Policy
 from potluck.sessions.link import Link
 from potluck.sessions.members import Members

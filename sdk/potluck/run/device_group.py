@@ -12,7 +12,7 @@ from potluck.errors import OutOfMemory, PlanError, PotluckError, ProtocolError
 from potluck.graph.traced import Type
 from potluck.run.compiled_plan import Requests, kept_types
 from potluck.run.tensors import to_raw, to_tensor
-from potluck.run.update import Update
+from potluck.run.weight_update import Update
 from potluck.schedule import Compiled, InputBinding, Result
 from potluck.sessions.events import Execution, RequestAll, StartExecution
 from potluck.sessions.failures import sizes

@@ -15,20 +15,20 @@ from dataclasses import replace
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
-from potluck.adapt.replay import SOONEST
+from potluck.adapt.lightweight_replay import SOONEST
 from potluck.errors import PlanError, PotluckError, RequestFailed, UserError
 from potluck.profile.profiles import Profile
 from potluck.records import Plan
-from potluck.run.boundary import Boundary
 from potluck.run.compiled_plan import INFER, MOVE, TRAIN, CompiledPlan, train_name
 from potluck.run.device_group import DeviceGroup, loss_of, norm_of
 from potluck.run.history import History, latest_alike
+from potluck.run.in_flight import Request, RequestsUnderWay
 from potluck.run.plan_compiler import PlanCompiler
-from potluck.run.protection import Protection, is_loss
-from potluck.run.state import RunState
+from potluck.run.snapshots import Protection, is_loss
+from potluck.run.state_transfer import RunState
+from potluck.run.step_boundary import Boundary
 from potluck.run.tensors import kept, padded
-from potluck.run.under_way import Request, RequestsUnderWay
-from potluck.run.update import Update, carried
+from potluck.run.weight_update import Update, carried
 from potluck.schedule import Compiled, compile_move, holding, targets
 from potluck.schedule.policies import Policy
 from potluck.schedule.step_update import RATES

@@ -8,12 +8,12 @@ from itertools import dropwhile, takewhile
 
 from potluck import units
 from potluck.adapt.adapter import Decision
+from potluck.display_hooks import Shown
 from potluck.provenance import MEASURED, reckoned
 from potluck.records import Device, Event, Trace
 from potluck.schedule import Compiled
 from potluck.sessions.events import Execution
-from potluck.shown import Shown
-from potluck.simulate.spans import in_turn_s, union_s
+from potluck.simulate.time_spans import in_turn_s, union_s
 from potluck_wire.program import NETWORK
 
 _LANES = {"send": "send", "recv": "receive"}

@@ -14,7 +14,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import TYPE_CHECKING
 
 from potluck.errors import PotluckError
-from potluck.graph.kinds import kind_on
+from potluck.graph.backends import kind_on
 from potluck.handle import Task
 from potluck.records import Plan
 from potluck.run.compiled_plan import (

@@ -21,7 +21,7 @@ from potluck.run.compiled_plan import (
     train_name,
 )
 from potluck.run.emulated_times import paced
-from potluck.run.update import Update
+from potluck.run.weight_update import Update
 from potluck.schedule import Compiled
 from potluck.schedule.policies import Policy, Times
 from potluck.sessions.failures import sizes

@@ -12,12 +12,12 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
+from potluck.adapt.lightweight_replay import SOONEST, plans_after
 from potluck.adapt.recovery_cost import recovery_s
-from potluck.adapt.replay import SOONEST, plans_after
 from potluck.errors import OutOfMemory, PotluckError, UserError
 from potluck.planning.scenario import only
 from potluck.records import Plan
-from potluck.run.absence import wait_for_one
+from potluck.run.device_wait import wait_for_one
 from potluck.run.history import Recovery
 from potluck.run.surviving_copies import SurvivingCopies, go_on_from, surviving_copies
 

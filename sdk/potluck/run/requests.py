@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import torch
 
     from potluck.run.engine import Engine
-    from potluck.run.under_way import Request
+    from potluck.run.in_flight import Request
 
 REQUESTS_IN_FLIGHT = 4
 

@@ -23,30 +23,30 @@ from potluck.run import batches, checkpoint, tensors
 from potluck.run.adapting import Adapting
 from potluck.run.array_files import ArrayFiles
 from potluck.run.batch_stream import BatchStream, check_accumulate, check_iterable
+from potluck.run.callbacks import OnEpoch, OnStep, Watchers, Watching
 from potluck.run.comparison import Comparison, compare
 from potluck.run.compiled_plan import INFER, evaluation_plan, train_name
 from potluck.run.drain import Drain
 from potluck.run.engine import Engine
 from potluck.run.evaluation import Evaluation
-from potluck.run.fitting import Fitting, adapts
-from potluck.run.glance import Glance, Watched, glance
+from potluck.run.fit_call import Fitting, adapts
 from potluck.run.history import History, measured_trace
+from potluck.run.live_status import Glance, Watched, glance
 from potluck.run.live_weights import LiveWeights
 from potluck.run.migration import cross
-from potluck.run.parts import Parts
-from potluck.run.protection import Protection
 from potluck.run.recovery import see_all, surviving
 from potluck.run.requests import REQUESTS_IN_FLIGHT, answers
-from potluck.run.saving import all_state, checkpoint_of, position_of
+from potluck.run.resume_parts import Parts
+from potluck.run.run_file import all_state, checkpoint_of, position_of
 from potluck.run.scoring import arguments_of, evaluated
+from potluck.run.snapshots import Protection
 from potluck.run.update_source import STEP, UpdateRequest, in_use
-from potluck.run.watching import OnEpoch, OnStep, Watchers, Watching
 from potluck.schedule import Compiled
 from potluck.sessions.events import Execution
 from potluck.sessions.link import Link
 from potluck.simulate.cost import energy_j
 from potluck.simulate.predict import predict_steps
-from potluck.simulate.spans import most_at_once
+from potluck.simulate.time_spans import most_at_once
 from potluck_wire.messages import Reading
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from potluck.errors import UserError
 from potluck.graph.torch.state_names import device_name
 from potluck.run.optimizers import CLASSES, AdamW, Optimizer, check_steps
-from potluck.run.update import ParameterGroup, Update, changed_settings, with_rates
+from potluck.run.weight_update import ParameterGroup, Update, changed_settings, with_rates
 from potluck_wire.optimizers import KINDS
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from typing import Any
 import zmq
 
 from potluck.sessions.events import Connect
-from potluck.sessions.inflow import Inflow
-from potluck_wire.dealers import set_up_dealer
-from potluck_wire.incoming import MessageReader
+from potluck.sessions.socket_memory import Inflow
+from potluck_wire.bounded_receive import MessageReader
+from potluck_wire.dealer_sockets import set_up_dealer
 from potluck_wire.limits import (
     CONTROL_OFFSET,
     DATA_OFFSET,

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 from potluck.errors import DeviceGone, PotluckError, ProtocolError
 from potluck.sessions import failures
-from potluck.sessions.doubts import DOUBT_S, UNREACHED_S, Doubts
 from potluck.sessions.events import (
     Action,
     ActUnder,
@@ -36,13 +35,13 @@ from potluck.sessions.events import (
     UplinkProbe,
 )
 from potluck.sessions.executions import Executions
+from potluck.sessions.expected_values import Permits
 from potluck.sessions.heartbeat import Heartbeat
-from potluck.sessions.pending import Launched, Peer, is_over, read_timeline
+from potluck.sessions.indirect_probes import DOUBT_S, UNREACHED_S, Doubts
+from potluck.sessions.peer_texts import legible, read_statement
+from potluck.sessions.pending_records import Launched, Peer, is_over, read_timeline
 from potluck.sessions.pending_requests import PendingRequests
-from potluck.sessions.permits import Permits
-from potluck.sessions.spoken import legible, read_statement
 from potluck.sessions.traffic import Envelope, Traffic, place_of
-from potluck_wire.answers import check_clock
 from potluck_wire.errors import WireError
 from potluck_wire.limits import HUNG_S, PULSE_S
 from potluck_wire.messages import (
@@ -73,6 +72,7 @@ from potluck_wire.messages import (
     Welcome,
 )
 from potluck_wire.program import MAX_INSTRUCTIONS
+from potluck_wire.replies import check_clock
 from potluck_wire.session import AGENT, State, check
 from potluck_wire.version import VERSION
 

@@ -24,7 +24,7 @@ from potluck_wire.errors import WireCode, WireError
 from potluck_wire.frames import encode
 from potluck_wire.limits import MAX_QUEUED, MAX_UNREAD_BYTES
 from potluck_wire.messages import Channel, Goodbye
-from potluck_wire.resolving import UNKNOWN, Resolver, resolve
+from potluck_wire.name_resolution import UNKNOWN, Resolver, resolve
 
 TICK_S = 0.1
 _NOT_CURVE = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL

@@ -5,7 +5,7 @@ home. Pure.
 from collections.abc import Iterator, Mapping
 
 from potluck.sessions.events import StartExecution
-from potluck.sessions.pending import Launched, Peer, startable
+from potluck.sessions.pending_records import Launched, Peer, startable
 from potluck.sessions.traffic import Place
 
 

@@ -14,7 +14,7 @@ from potluck.errors import (
     WorkerFailed,
 )
 from potluck.errors import Refused as RefusedError
-from potluck.texts import harmless
+from potluck.sanitized_text import harmless
 from potluck_wire.errors import WireError
 from potluck_wire.messages import (
     MESSAGES,

@@ -13,14 +13,14 @@ from dataclasses import dataclass, replace
 from itertools import chain, repeat
 from typing import Any, Protocol
 
+from potluck.display_hooks import Shown
 from potluck.errors import DeviceGone, EmptyHome, IdentityChanged, NotPaired, PotluckError
+from potluck.sanitized_text import who_is_here
 from potluck.sessions import failures
 from potluck.sessions.events import ActUnder, Address, Join, Leave, Payload, RequestAll, Session
 from potluck.sessions.link import Link
 from potluck.sessions.metering import Metering
 from potluck.sessions.readings import Readings
-from potluck.shown import Shown
-from potluck.texts import who_is_here
 from potluck_wire.messages import Lease, Leased, Leaving, Reading, RefusalCode, Roster, Staying
 from potluck_wire.version import LEASE, parse
 

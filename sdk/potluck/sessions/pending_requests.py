@@ -10,7 +10,6 @@ from typing import Any
 
 from potluck.errors import PotluckError
 from potluck.sessions.events import Action, Payload, Reject, Resolve
-from potluck_wire.answers import check_seconds, check_timings
 from potluck_wire.messages import (
     NUMBER_OF,
     Commit,
@@ -33,6 +32,7 @@ from potluck_wire.messages import (
     RosterSet,
     Value,
 )
+from potluck_wire.replies import check_seconds, check_timings
 
 ANSWERS: dict[type[Message], type[Message]] = {
     Roster: RosterSet,

@@ -12,13 +12,13 @@ from dataclasses import fields
 from io import StringIO
 from pathlib import Path
 
-from potluck import shown
+from potluck import display_hooks
+from potluck.display_hooks import Shown
 from potluck.documents import write_text
 from potluck.errors import DeviceGone, HomeError, UserError
+from potluck.sanitized_text import who_is_here
 from potluck.sessions.metering import Metering
 from potluck.sessions.power_reading import Count, PowerReading, believed, fault_of
-from potluck.shown import Shown
-from potluck.texts import who_is_here
 from potluck_wire.messages import Reading
 
 MIN_RATE_HZ, MAX_RATE_HZ = 1 / 3600, 20.0  # what agents accept
@@ -203,7 +203,7 @@ class Readings(Shown):
         rate_hz, devices
             As for a stream.
         """
-        redraw = shown.live(self)
+        redraw = display_hooks.live(self)
         return self.call(lambda reading: redraw(), rate_hz, devices)
 
     @property
@@ -244,7 +244,7 @@ class Readings(Shown):
         return Path(path)
 
     def __repr__(self) -> str:
-        return shown.text(self)
+        return display_hooks.text(self)
 
     # --- for the members --------------------------------------------------------------------------
 

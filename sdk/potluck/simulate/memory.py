@@ -8,7 +8,7 @@ from math import inf, nextafter
 
 from potluck.schedule.program_builder import Annotation, Compiled
 from potluck.simulate import cost
-from potluck.simulate.spans import Span
+from potluck.simulate.time_spans import Span
 from potluck_wire.program import BACKWARDS, Instruction
 
 _GRADIENTS = BACKWARDS | {"backward_weight"}  # what may take room for a second gradient

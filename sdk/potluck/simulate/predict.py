@@ -5,7 +5,7 @@ from dataclasses import replace
 from potluck.records import Problem, Trace, Training
 from potluck.schedule.program_builder import Compiled
 from potluck.simulate.programs import simulate
-from potluck.simulate.spans import in_turn_s
+from potluck.simulate.time_spans import in_turn_s
 
 STEPS = 4  # the first fills the pipeline; the others show the steady pace
 IN_FLIGHT = 2  # steps handed out: the feeds of the next travel while this one computes

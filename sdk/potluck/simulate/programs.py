@@ -16,7 +16,7 @@ from potluck.simulate.engine import Times, run
 from potluck.simulate.layout import HOME_PRIORITY
 from potluck.simulate.memory import peak_bytes
 from potluck.simulate.paths import Paths
-from potluck.simulate.spans import Span, middle_s, union_s
+from potluck.simulate.time_spans import Span, middle_s, union_s
 from potluck_wire.program import NETWORK, Instruction
 
 

@@ -9,7 +9,7 @@ from potluck.home import Home
 from potluck.lab.lab import Lab
 from potluck.sessions.events import Action, Event, Received, Send
 from potluck.sessions.local_agents import LocalAgents
-from potluck.testing.inside import lab_of, link_of
+from potluck.testing.internals import lab_of, link_of
 from potluck.testing.memory import MemoryLab
 from potluck_wire.messages import Message
 

@@ -1,7 +1,7 @@
 """Abort in the core: one execution ends and gives everything back; all others of its plan go on."""
 
 import pytest
-from tests.agent.core.core_talk import MEMBER_SENDER, OWNER_KEY, Talk, cut, recv, send
+from tests.agent.core.core_driver import MEMBER_SENDER, OWNER_KEY, Talk, cut, recv, send
 from tests.agent.core.test_core_work import (
     EIGHT,
     RUN,

@@ -3,7 +3,7 @@ it.
 """
 
 import pytest
-from tests.agent.core.core_talk import MEMBER_KEY, MEMBER_SENDER, OWNER_KEY, Talk, cut, recv, send
+from tests.agent.core.core_driver import MEMBER_KEY, MEMBER_SENDER, OWNER_KEY, Talk, cut, recv, send
 
 from potluck_agent.core.events import ToPeer, ToWorker
 from potluck_wire.messages import (

@@ -5,7 +5,7 @@ never deeper.
 import sys
 
 import pytest
-from tests.agent.core.core_talk import (
+from tests.agent.core.core_driver import (
     EIGHT,
     OWNER_KEY,
     OWNER_SENDER,

@@ -8,7 +8,7 @@ fails the test.
 from functools import partial
 
 import pytest
-from tests.agent.core.core_play import CorePlay
+from tests.agent.core.core_attack import CorePlay
 from tests.fuzz import storm
 
 pytestmark = pytest.mark.usefixtures("small_chunks")

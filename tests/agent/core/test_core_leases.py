@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from tests.agent.core.core_talk import (
+from tests.agent.core.core_driver import (
     OTHER_KEY,
     OTHER_SENDER,
     OWNER_KEY,

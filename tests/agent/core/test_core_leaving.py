@@ -3,8 +3,8 @@
 import random
 
 import pytest
-from tests.agent.core.core_play import CorePlay
-from tests.agent.core.core_talk import (
+from tests.agent.core.core_attack import CorePlay
+from tests.agent.core.core_driver import (
     OTHER_KEY,
     OTHER_SENDER,
     OWNER_KEY,

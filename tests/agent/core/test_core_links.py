@@ -8,7 +8,7 @@ from collections import deque
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.agent.core.core_talk import OWNER_KEY, Talk, plan, recv, send, settings
+from tests.agent.core.core_driver import OWNER_KEY, Talk, plan, recv, send, settings
 
 from potluck_agent.core.events import (
     MEMBER,
@@ -21,8 +21,8 @@ from potluck_agent.core.events import (
     Store,
     ToPeer,
 )
-from potluck_agent.core.held import Held
 from potluck_agent.core.machine import Core
+from potluck_agent.core.resource_usage import Held
 from potluck_wire.documents import dump
 from potluck_wire.frames import decode, encode
 from potluck_wire.messages import (

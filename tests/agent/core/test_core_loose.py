@@ -6,7 +6,7 @@ import json
 import random
 
 import pytest
-from tests.agent.core.core_talk import (
+from tests.agent.core.core_driver import (
     MEMBER_KEY,
     MEMBER_SENDER,
     OTHER_SENDER,
@@ -18,7 +18,7 @@ from tests.agent.core.core_talk import (
 from tests.agent.core.test_core_work import EIGHT, RUN, credit, value
 
 from potluck_agent.core.events import MemberLost, PeerRevoked, Span, ToPeer, WorkerDied
-from potluck_agent.core.held import Held
+from potluck_agent.core.resource_usage import Held
 from potluck_wire.limits import CHUNK_BYTES
 from potluck_wire.messages import Abort, Done, Drop, Execute, Hello, Rejected, Roster, Value
 

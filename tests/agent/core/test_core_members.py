@@ -2,7 +2,7 @@
 
 import json
 
-from tests.agent.core.core_talk import (
+from tests.agent.core.core_driver import (
     EIGHT,
     MEMBER_KEY,
     OTHER_KEY,

@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from tests.agent.core.core_talk import (
+from tests.agent.core.core_driver import (
     MEMBER_KEY,
     MEMBER_SENDER,
     OTHER_KEY,

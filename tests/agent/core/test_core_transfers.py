@@ -3,7 +3,7 @@ connections.
 """
 
 import pytest
-from tests.agent.core.core_talk import (
+from tests.agent.core.core_driver import (
     EIGHT,
     MEMBER_KEY,
     OWNER_KEY,

@@ -5,7 +5,7 @@ behalf.
 from dataclasses import replace
 
 import pytest
-from tests.agent.core.core_talk import (
+from tests.agent.core.core_driver import (
     OWNER_KEY,
     READY,
     RUN,

@@ -3,7 +3,7 @@ taken in long ago.
 """
 
 import pytest
-from tests.agent.core.core_talk import MEMBER_KEY, MEMBER_SENDER, Talk, recv, send
+from tests.agent.core.core_driver import MEMBER_KEY, MEMBER_SENDER, Talk, recv, send
 
 from potluck_agent.core.events import Span, ToPeer, ToWorker
 from potluck_agent.core.receive_buffers import PATIENCE_S, ReceiveBuffers

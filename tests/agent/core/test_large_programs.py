@@ -5,11 +5,11 @@ import sys
 from collections import Counter
 
 import pytest
-from tests.agent.core.core_talk import OWNER_KEY, Talk, add, cut, recv, send, value
+from tests.agent.core.core_driver import OWNER_KEY, Talk, add, cut, recv, send, value
 
-from potluck_agent.core.backlog import N_IN_A_ROUND, N_ON_THE_SPOT, Backlog
+from potluck_agent.core.deferred_work import N_IN_A_ROUND, N_ON_THE_SPOT, Backlog
 from potluck_agent.core.events import PeerRevoked, Store, ToPeer, ToWorker
-from potluck_agent.core.held import Held
+from potluck_agent.core.resource_usage import Held
 from potluck_agent.core.send_queue import MAX_AT_ONCE
 from potluck_wire.messages import (
     Abort,

@@ -5,7 +5,7 @@ anything.
 import json
 
 import pytest
-from tests.agent.core.core_talk import MEMBER_KEY, Talk, recv, send
+from tests.agent.core.core_driver import MEMBER_KEY, Talk, recv, send
 
 from potluck_agent.core.events import Span, ToPeer
 from potluck_agent.core.execution import MAX_HOLD_S

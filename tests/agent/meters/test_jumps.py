@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from tests.agent.meters.test_meters import BATTERY, plant
 
 from potluck_agent import meters
-from potluck_agent.meters.model import Model
+from potluck_agent.meters.power_model import Model
 from potluck_agent.meters.records import MOST_W, REFRESH_S, CounterGauge, PowerGauge
 
 MOMENTS = st.floats(allow_nan=True, allow_infinity=True)

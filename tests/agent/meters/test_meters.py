@@ -9,7 +9,7 @@ import pytest
 
 from potluck_agent import meters
 from potluck_agent.meters import battery, ina, nvml, pi5, rapl
-from potluck_agent.meters.model import Model
+from potluck_agent.meters.power_model import Model
 from potluck_agent.meters.records import CounterGauge, PowerGauge
 
 RAPL = "sys/class/powercap/intel-rapl:0"

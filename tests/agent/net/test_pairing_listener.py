@@ -7,7 +7,7 @@ import pytest
 from potluck_agent import control_files
 from potluck_agent.core.pairing_window import PairingWindow
 from potluck_agent.log_file import Log
-from potluck_agent.net.journal import Journal
+from potluck_agent.net.event_log import Journal
 from potluck_agent.net.pairing_listener import PairingListener
 from potluck_agent.net.poller import Poller
 from potluck_wire.limits import PAIRING_TRIES

@@ -7,12 +7,11 @@ import threading
 
 import pytest
 import zmq
-from tests.agent.core.core_talk import MEMBER_KEY, OTHER_KEY
+from tests.agent.core.core_driver import MEMBER_KEY, OTHER_KEY
 from tests.timeouts import PATIENCE_S
 
 from potluck_agent.core.events import LinkReset, Member
 from potluck_agent.keys import Identity
-from potluck_agent.net.inflow import Inflow
 from potluck_agent.net.peer_connections import (
     ASK_AGAIN_S,
     NAMES_AT_ONCE,
@@ -20,8 +19,9 @@ from potluck_agent.net.peer_connections import (
     PeerConnections,
 )
 from potluck_agent.net.poller import Poller
+from potluck_agent.net.socket_memory import Inflow
 from potluck_wire.limits import LINGER_MS
-from potluck_wire.resolving import UNKNOWN, Resolver
+from potluck_wire.name_resolution import UNKNOWN, Resolver
 
 
 class Names:

@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 from tests.agent.agents import Keys, RawPeer, agent
-from tests.agent.worker.test_bounds import SOURCE
+from tests.agent.worker.test_sandbox import SOURCE
 
 from potluck_agent.processors.trial import attempt
 from potluck_agent.worker import launch, trial

@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.agent.worker.test_bounds import SOURCE
+from tests.agent.worker.test_sandbox import SOURCE
 
-from potluck_agent.worker import landlock, limits, seccomp
+from potluck_agent.worker import landlock, sandbox, seccomp
 from potluck_agent.worker.system_calls import MACHINES
 
 pytestmark = pytest.mark.skipif(
@@ -143,15 +143,15 @@ def test_what_the_bounds_say_holds(place, without):
     bounds = said["bounds"]
     if bounds["signals"] != seccomp.IN_FORCE:
         pytest.skip(bounds["signals"])
-    assert bounds["files"] == limits.CHANGES_NONE
+    assert bounds["files"] == sandbox.CHANGES_NONE
     assert said["changes"] == []
     assert said["processes"] == []
     assert snapshot(place) == before
-    if bounds["reading"] == limits.READS_LITTLE:
+    if bounds["reading"] == sandbox.READS_LITTLE:
         assert said["reads"] == []
     else:
         assert "a file" in said["reads"]  # it says no more than what holds
-    assert without != "landlock" or bounds["reading"] == limits.READS_ALL
+    assert without != "landlock" or bounds["reading"] == sandbox.READS_ALL
 
 
 def snapshot(place):
@@ -166,7 +166,7 @@ def snapshot(place):
 def test_a_worker_reads_its_libraries_and_no_place_of_people_as_a_whole():
     paths = {os.path.realpath(path) for path in landlock.readable()}
     assert not paths & {"/", "/dev", "/proc", os.path.expanduser("~"), "/tmp", "/home", "/var"}
-    for module in (json, limits):
+    for module in (json, sandbox):
         assert any(Path(module.__file__).resolve().is_relative_to(path) for path in paths)
 
 
@@ -183,7 +183,7 @@ print((limits.isolate(socket.socketpair()[0]) | limits.confine(64 << 20, folder)
 """
     line = [sys.executable, "-c", script, SOURCE]
     done = subprocess.run(line, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == limits.GROWS_NONE
+    assert done.stdout.strip() == sandbox.GROWS_NONE
 
 
 HEADER = Path("/usr/include/x86_64-linux-gnu/asm/unistd_64.h")

@@ -8,7 +8,7 @@ from functools import cache
 
 import pytest
 import torch
-from tests.agent.worker.worker_talk import MIB, begin
+from tests.agent.worker.worker_driver import MIB, begin
 from tests.sdk.graph.models import CASES, Case
 from torch import nn
 

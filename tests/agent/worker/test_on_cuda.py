@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from tests.agent.worker.worker_talk import LINEAR, MIB, begin, load, numbers
+from tests.agent.worker.worker_driver import LINEAR, MIB, begin, load, numbers
 
 from potluck_agent.processors.trial import attempt
-from potluck_agent.worker import limits
+from potluck_agent.worker import sandbox
 from potluck_agent.worker.arrays import torch_device
 from potluck_wire.messages import TryProcessor
 from potluck_wire.processors import TORCH_KINDS
@@ -58,7 +58,7 @@ def test_a_worker_trains_there_as_on_the_cpu_and_within_its_bounds(device):
     bounds, expected = statement["bounds"], of_the_cpu["bounds"]
     for name in ("network", "signals", "memory"):
         assert bounds[name] == expected[name]
-    assert bounds["files"] in (expected["files"], limits.CHANGES_DEVICES)
+    assert bounds["files"] in (expected["files"], sandbox.CHANGES_DEVICES)
     assert statement["memory_counted"] == torch_device.DeviceArrays.COUNTED
 
 

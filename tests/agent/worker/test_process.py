@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.agent.worker.worker_talk import LINEAR, MIB, begin, load, numbers
+from tests.agent.worker.worker_driver import LINEAR, MIB, begin, load, numbers
 
 from potluck_agent.worker.arrays import torch_arrays
 from potluck_agent.worker.loading import Loader

@@ -5,7 +5,7 @@ it: it leaves all work to the CPU.
 import pytest
 import torch
 from tests.agent.worker.test_threads import product
-from tests.agent.worker.worker_talk import numbers
+from tests.agent.worker.worker_driver import numbers
 
 from potluck_agent.worker import landlock
 from potluck_agent.worker.arrays import torch_arrays

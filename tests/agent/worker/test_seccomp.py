@@ -8,8 +8,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.agent.worker.test_bounds import SOURCE
-from tests.agent.worker.worker_talk import begin, numbers
+from tests.agent.worker.test_sandbox import SOURCE
+from tests.agent.worker.worker_driver import begin, numbers
 
 from potluck_agent.worker import seccomp
 

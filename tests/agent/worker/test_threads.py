@@ -7,8 +7,8 @@ import sys
 
 import pytest
 import torch
-from tests.agent.worker.test_bounds import SOURCE
-from tests.agent.worker.worker_talk import begin, numbers
+from tests.agent.worker.test_sandbox import SOURCE
+from tests.agent.worker.worker_driver import begin, numbers
 
 from potluck_agent.worker import launch
 from potluck_wire.messages import LoadSegment, SegmentLoaded

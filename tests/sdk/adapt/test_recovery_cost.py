@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 from tests.sdk.planning.homes import random_home
 
+from potluck.adapt.lightweight_replay import plans_after
 from potluck.adapt.recovery_cost import migration_s, recovery_s
-from potluck.adapt.replay import plans_after
 from potluck.planning import make_plans
 from potluck.planning.scenario import only
 from potluck.records import HOME, Medium, Network, Path, Training

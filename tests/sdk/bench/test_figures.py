@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from potluck.bench import BENCHES, frame
+from potluck.bench import BENCHES, harness
 
 SMALL = {
     "stream": {"repeats": 1},
@@ -55,7 +55,7 @@ SMALL = {
         "processes": 1,
     },
     "tomography": {"homes": 1, "namespaces": 0},
-    "planning_time": {"repeats": 1, "cases": 1, "large": 3, "rival_s": 0.2},
+    "planning_time": {"repeats": 1, "cases": 1, "large": 3, "baseline_s": 0.2},
     "split": {
         "models": 1,
         "step_mb_per_s": 25,
@@ -104,8 +104,8 @@ PROMISED = {
         "mix_energy_saved_median_frac",
     },
     "switch": {"train_stall_beyond_a_step_s", "requests_late", "request_stall_s"},
-    "planners": {"worst_ratio_to_best_rival"},
-    "regions": {"worst_ratio_to_best_rival", "median_search_s", "speedup_fsdp_deepcee-1"},
+    "planners": {"worst_ratio_to_best_baseline"},
+    "regions": {"worst_ratio_to_best_baseline", "median_search_s", "speedup_fsdp_deepcee-1"},
     "slow_links": {"sync_s_10", "local_4_s_10", "speedup_4_10", "accuracy_sync", "apart_4"},
     "tomography": {"media_found_frac", "plan_regret_frac_median"},
     "papers": {
@@ -117,7 +117,7 @@ PROMISED = {
     "optimality": {
         "gap_median_frac",
         "gap_p95_frac",
-        "worst_ratio_to_best_rival_tight",
+        "worst_ratio_to_best_baseline_tight",
         "false_infeasible",
     },
     "planning_time": {
@@ -125,12 +125,12 @@ PROMISED = {
         "b1_213_layers_s",
         "devices_24_s",
         "devices_64_s",
-        "worst_ratio_to_best_rival_large",
+        "worst_ratio_to_best_baseline_large",
     },
     "split": {
         "latency_saving_vs_best_single",
         "latency_ratio_to_layer_cut_median",
-        "never_worse_than_rivals_frac",
+        "never_worse_than_baselines_frac",
         "energy_saving_max",
         "loss_solve_s_per_bandwidth",
         "ratio_to_de",
@@ -162,12 +162,13 @@ DIFFERENCES = (
 )
 
 # Long. What they do has tests of its own: tests/sdk/run/test_comparison.py compares, sdk/planning
-# has rivals (test_small_homes.py) and homes of 24 and 64 devices (test_large.py); plans run on real
-# agents in tests/sdk/run/test_faults.py and in tests/sdk/lab; switches are judged in tests/sdk/run
-# (test_switching.py, test_every_way.py), what tomography finds in sdk/profile/test_tomography.py;
-# workers, their interpreter and their processors in agent, streams in agent/net and wire;
-# schedules in sdk/schedule, DDP and FSDP in test_collectives.py beside this, takeovers in
-# sdk/coordinate, services in sdk/serve, operators in sdk/graph, the cockpit in sdk/display.
+# has baselines (test_small_homes.py) and homes of 24 and 64 devices (test_large.py); plans run on
+# real agents in tests/sdk/run/test_faults.py and in tests/sdk/lab; switches are judged in
+# tests/sdk/run (test_switching.py, test_every_way.py), what tomography finds in
+# sdk/profile/test_tomography.py; workers, their interpreter and their processors in agent, streams
+# in agent/net and wire; schedules in sdk/schedule, DDP and FSDP in test_collectives.py beside this,
+# takeovers in sdk/coordinate, services in sdk/serve, operators in sdk/graph, the cockpit in
+# sdk/display.
 IN_LONG = (
     *("split", "fidelity", "planning_time", "planners", "papers"),
     *("pipeline", "switch", "tomography", "digits", "recovery", "zero_bubble", "takeover"),
@@ -183,7 +184,7 @@ IN_LONG = (
 )
 def test_gives_every_promised_figure(name):
     pytest.importorskip("torch")
-    result = frame.run(name, SMALL[name])
+    result = harness.run(name, SMALL[name])
     assert result.name == name
     assert PROMISED[name] <= set(result.figures)
     assert set(importlib.import_module(f"potluck.bench.{name}").GOALS) <= set(result.figures)

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from potluck.bench import serve_lab
-from potluck.serve.decide.records import Frequency
-from potluck.serve.rivals.schemes import OURS
+from potluck.serve.baselines.schemes import OURS
+from potluck.serve.scheduling.records import Frequency
 from potluck.sessions.agent_specs import Spec
 from potluck.testing.memory import memory_home
 

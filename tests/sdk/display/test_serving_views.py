@@ -7,7 +7,7 @@ import pytest
 from potluck.display import serving_views
 from potluck.display.scene import Dot, Line
 from potluck.errors import NotServed
-from potluck.serve.runtime.pending import Pending
+from potluck.serve.runtime.pending_requests import Pending
 
 
 def ended(at_s, took_s, *devices, limit_s=1.0, refused=False):

@@ -5,7 +5,7 @@ lost.
 import random
 
 import pytest
-from tests.sdk.graph.branching import ForkedStem, TwoEncoders
+from tests.sdk.graph.branching_modules import ForkedStem, TwoEncoders
 
 import potluck
 from potluck.graph.partition.branches import Branches, find

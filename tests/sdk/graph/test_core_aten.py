@@ -5,8 +5,8 @@ that are, or refused with a reason.
 import pytest
 
 from potluck.graph.torch.convert import passed
+from potluck.graph.torch.custom_decompositions import WAYS
 from potluck.graph.torch.decompose import way
-from potluck.graph.torch.own_ways import WAYS
 from potluck.graph.torch.refusals import REASONS, UNKNOWN, reason
 from potluck_wire.operators import OPERATORS
 

@@ -3,7 +3,7 @@
 import warnings
 
 import pytest
-from tests.sdk.graph.branching import TwoEncoders
+from tests.sdk.graph.branching_modules import TwoEncoders
 from tests.sdk.graph.families import family
 from tests.sdk.graph.models import CASES, Decoder
 

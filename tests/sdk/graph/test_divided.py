@@ -11,7 +11,15 @@ import potluck
 from potluck.errors import ModelError
 from potluck.graph import Model
 
-from .dividable import KINDS, Gpt, Language, answer_in_pieces, gradients_in_pieces, mlp, word_loss
+from .divisible_modules import (
+    KINDS,
+    Gpt,
+    Language,
+    answer_in_pieces,
+    gradients_in_pieces,
+    mlp,
+    word_loss,
+)
 
 TOLERANCE_FRAC = 1e-5  # of the largest number: sums in another order, in float32
 

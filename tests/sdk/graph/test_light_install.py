@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from potluck.optional import EXTRAS
+from potluck.optional_packages import EXTRAS
 
 CALLS = {
     "a torch module": "potluck.Model.from_torch(object(), ())",

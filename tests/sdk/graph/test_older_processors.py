@@ -37,7 +37,7 @@ ELSEWHERE = {
     ),
     "trained on devices": (
         "tests/sdk/run/test_training.py",
-        "tests/sdk/run/test_networks_of_many_ways.py",
+        "tests/sdk/run/test_branching_networks.py",
     ),
 }
 FILES = {

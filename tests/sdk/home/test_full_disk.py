@@ -10,9 +10,9 @@ from types import SimpleNamespace
 import pytest
 
 import potluck
-from potluck.coordinate.local import write_place
+from potluck.coordinator.local_coordinator import write_place
 from potluck.discover.keyring import Keyring
-from potluck.display import chrome, markup, scene
+from potluck.display import chrome_trace, markup, scene
 from potluck.documents import write_text, write_whole
 from potluck.errors import FileError
 from potluck.planning.api import save_plan
@@ -30,7 +30,7 @@ WRITES = {
     "text": lambda path: write_text(path, "x"),
     "whole": lambda path: write_whole(path, "x"),
     "page": lambda path: markup.save(path, "title", "<p>x</p>"),
-    "trace": lambda path: chrome.save(path),
+    "trace": lambda path: chrome_trace.save(path),
     "picture": lambda path: scene.save_svg(PICTURE, path),
     "plan": lambda path: save_plan(PLAN, path),
     "place": lambda path: write_place(path.parent, "127.0.0.1", 9),

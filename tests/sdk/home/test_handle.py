@@ -8,7 +8,7 @@ from concurrent.futures import CancelledError, Future
 import pytest
 from tests.timeouts import PATIENCE_S
 
-from potluck import handle, shown
+from potluck import display_hooks, handle
 from potluck.errors import UserError
 from potluck.handle import Handle, resolved
 
@@ -17,7 +17,7 @@ from potluck.handle import Handle, resolved
 def silent():
     handle.show_with(None)
     yield
-    handle.show_with(shown.watch)
+    handle.show_with(display_hooks.watch)
 
 
 class Result(list):

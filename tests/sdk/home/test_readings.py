@@ -5,7 +5,7 @@ import pytest
 from potluck.errors import HomeError
 from potluck.provenance import ASSUMED, MEASURED
 from potluck.sessions.agent_specs import Spec
-from potluck.testing.inside import lab_of
+from potluck.testing.internals import lab_of
 from potluck.testing.memory import memory_home
 
 POWER = (2.0, 10.0, 1.0)

@@ -16,7 +16,7 @@ from potluck.lab.namespaces import Namespaces, missing
 from potluck.lab.scenario import Bandwidth, Crash, Flow, Freeze, Join, Load, Loss
 from potluck.records import Stage
 from potluck.testing.faults import agents_of
-from potluck.testing.inside import lab_of
+from potluck.testing.internals import lab_of
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing() or "possible")
 torch = pytest.importorskip("torch")

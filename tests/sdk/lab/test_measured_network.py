@@ -12,7 +12,7 @@ from potluck.lab.namespaces import missing
 from potluck.planning.evaluate import judge
 from potluck.profile.home_network import AIR, SWITCH, UPLINK
 from potluck.records import HOME
-from potluck.testing.inside import lab_of
+from potluck.testing.internals import lab_of
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing() or "namespaces")

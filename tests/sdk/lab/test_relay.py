@@ -21,7 +21,7 @@ from potluck.lab.scenario import Bandwidth, Flow, Loss
 from potluck.profile.topology import Attachment, HomeWiring, Link, build
 from potluck.records import HOME, Stage
 from potluck.simulate.fairness import max_min_rates
-from potluck.testing.inside import lab_of
+from potluck.testing.internals import lab_of
 
 torch = pytest.importorskip("torch")
 MEMBERS = [Attachment(name=name, port=name, site="x" if name in "abc" else "y") for name in "abcde"]

@@ -15,7 +15,7 @@ from potluck.offload.split_table import SplitCase
 from potluck.profile.measure import device_of
 from potluck.profile.network import network_of
 from potluck.records import Inference, LayerCost, Problem
-from potluck.testing.inside import link_of
+from potluck.testing.internals import link_of
 
 TOLERANCE = 1e-5  # relative to the largest; kernels for other sizes may sum in another order
 BANDWIDTHS = (0.0, 3e5, 3e6, 1e8)

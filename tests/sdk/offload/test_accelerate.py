@@ -18,7 +18,7 @@ from potluck.offload.accelerate import accelerate
 from potluck.offload.accelerated import AcceleratedModel
 from potluck.offload.plan.baselines import WAYS
 from potluck.profile.measure import FLOOR_BYTES
-from potluck.testing.inside import link_of
+from potluck.testing.internals import link_of
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.usefixtures("nobody_asks")
@@ -64,7 +64,7 @@ def test_an_onnx_file_is_shared_inside_its_operators(home, name, monkeypatch):
         check_every_entry(fast, x, expected)
 
 
-def test_rivals_answer_alike_on_the_same_devices_each_in_its_own_way(home, monkeypatch):
+def test_baselines_answer_alike_on_the_same_devices_each_in_its_own_way(home, monkeypatch):
     monkeypatch.setattr(fast_module, "LATE_S", PATIENCE_S)
     net, x = family("mobilenet")
     with torch.no_grad():

@@ -20,7 +20,7 @@ from potluck.offload.plan.search_spec import SearchSpec
 from potluck.run.device_group import DeviceGroup
 from potluck.sessions.agent_specs import Spec
 from potluck.testing.faults import agents_of, memory_of
-from potluck.testing.inside import link_of
+from potluck.testing.internals import link_of
 from potluck.testing.memory import memory_home
 
 torch = pytest.importorskip("torch")

@@ -15,7 +15,7 @@ from potluck.offload import accelerated as fast_module
 from potluck.offload.accelerate import accelerate
 from potluck.offload.accelerated import AcceleratedModel
 from potluck.sessions.agent_specs import Spec
-from potluck.testing.inside import link_of
+from potluck.testing.internals import link_of
 from potluck.testing.memory import memory_home
 
 torch = pytest.importorskip("torch")

@@ -21,7 +21,7 @@ from potluck.offload.plan.documents import found_document
 from potluck.offload.plan.search_spec import SearchSpec
 from potluck.offload.table_search import TableSearch
 from potluck.run.device_group import DeviceGroup
-from potluck.testing.inside import link_of
+from potluck.testing.internals import link_of
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.usefixtures("nobody_asks")

@@ -25,7 +25,7 @@ from potluck.records import (
     Training,
 )
 from potluck.simulate.cost import CostTable
-from potluck.simulate.direct import Direct
+from potluck.simulate.direct_simulation import Direct
 
 WORKLOADS = [
     Training(batch=8, micro_batch=2),

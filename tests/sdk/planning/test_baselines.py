@@ -1,4 +1,4 @@
-"""Each rival: every plan it gives can be carried out and fits.
+"""Each baseline: every plan it gives can be carried out and fits.
 
 And what is special about it, by hand.
 """

@@ -21,7 +21,7 @@ from potluck.planning.search.branch_placement import Places
 from potluck.planning.search.local_search import neighbours, with_depths
 from potluck.records import Edge, Inference, Layer, LayerCost, Plan, Stage, Training
 from potluck.simulate.cost import CostTable
-from potluck.simulate.direct import Direct
+from potluck.simulate.direct_simulation import Direct
 from potluck.simulate.flows import chain_ends, feed_bytes, learning, output_groups
 
 
@@ -193,7 +193,7 @@ def least_s(problem):
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("seed", [*range(20, 24), *later(range(24, 30))])
-def test_no_rival_is_faster_on_branches(seed):
+def test_no_baseline_is_faster_on_branches(seed):
     problem = random_branches(seed, WORKLOADS[seed % 4])
     table = CostTable(problem)
     direct, best_s = Direct(problem, table), make_plans(problem).best.latency_s

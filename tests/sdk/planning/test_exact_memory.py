@@ -26,7 +26,7 @@ from potluck.records import (
     Training,
 )
 from potluck.simulate.cost import CostTable
-from potluck.simulate.direct import Direct
+from potluck.simulate.direct_simulation import Direct
 
 
 @pytest.mark.few(4)

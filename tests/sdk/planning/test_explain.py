@@ -108,8 +108,8 @@ def test_shows_itself_as_text_and_html():
 
 @pytest.mark.parametrize("free", ["one path", "all paths"])
 def test_paths_that_cross_no_medium_are_planned_for_and_explained(free):
-    """Two places on one host, or what a link costs taken away: rivals that know one mean rate must
-    live with it.
+    """Two places on one host, or what a link costs taken away: baselines that know one mean rate
+    must live with it.
     """
     problem = random_home(1, Training(batch=8, micro_batch=4))
     network = problem.network

@@ -241,7 +241,7 @@ def test_stages_that_are_no_runs_of_neighbours_are_refused(problem):
         judged(text, problem)
 
 
-def test_the_rivals_of_the_literature_can_be_asked_by_name(problem):
+def test_the_baselines_of_the_literature_can_be_asked_by_name(problem):
     plans = ask(problem, "gpipe")
     assert {plan.planner for plan in plans} == {"gpipe"}
     with pytest.raises(UserError, match="there is no planner 'gpie'"):

@@ -8,20 +8,20 @@ import pytest
 
 from potluck.bench.large_homes import KINDS, NETWORKS, WORKLOADS, LargeHome
 from potluck.errors import Infeasible
-from potluck.planning import anytime, borrowed, check_plan, make_plans
+from potluck.planning import anytime, baseline_candidates, check_plan, make_plans
 from potluck.planning import planner as make_module
 from potluck.planning.anytime import search
 from potluck.planning.bounds.latency import quick_bound_s
-from potluck.planning.looks import rivals
 from potluck.planning.registry import BASELINES
 from potluck.planning.search import work_budget
 from potluck.planning.search.candidate_pool import CandidatePool
-from potluck.planning.search.links import busiest_medium
+from potluck.planning.search.link_costs import busiest_medium
 from potluck.planning.search.stage_costs import StageCostTable
 from potluck.planning.search.subset_dp import SubsetSearch
 from potluck.planning.search.work_budget import Late, MeteredTable, WorkBudget, given_s, in_time
+from potluck.planning.search_passes import baselines
 from potluck.simulate.cost import CostTable
-from potluck.simulate.direct import Direct
+from potluck.simulate.direct_simulation import Direct
 
 ENOUGH_S = 0.3  # counted
 
@@ -60,7 +60,7 @@ def test_64_alike_devices_get_a_plan_by_a_clock_that_runs_fast(network):
     check_plan(best, problem)
     assert next(looks) < 200
     alone_s = min(
-        Direct(problem).run(plan).latency_s for plan in rivals(problem, CostTable(problem))
+        Direct(problem).run(plan).latency_s for plan in baselines(problem, CostTable(problem))
     )
     assert quick_bound_s(problem) <= best.latency_s <= alone_s * (1 + 1e-9)
 
@@ -87,7 +87,9 @@ def test_no_pass_is_made_twice_and_who_borrows_nothing_asks_nobody(monkeypatch):
 
     monkeypatch.setattr(anytime, "passes", passes)
     monkeypatch.setattr(
-        borrowed, "in_time", lambda planner, *_: pytest.fail(f"{planner.__name__} was asked")
+        baseline_candidates,
+        "in_time",
+        lambda planner, *_: pytest.fail(f"{planner.__name__} was asked"),
     )
     search(CandidatePool(problem, table, Direct(problem, table)), borrow=False)
     assert len(made) == len(set(made)) == len(anytime.EFFORTS)
@@ -130,7 +132,9 @@ IN_SHORT = {
         for workload in WORKLOADS
     ],
 )
-def test_is_never_slower_than_any_rival_in_a_home_of_24(kind, network, seed, workload, monkeypatch):
+def test_is_never_slower_than_any_baseline_in_a_home_of_24(
+    kind, network, seed, workload, monkeypatch
+):
     """In a quarter of the time that it has."""
     monkeypatch.setattr(work_budget, "GIVEN_S", work_budget.GIVEN_S / 4)
     problem = small(LargeHome(24, kind, network, workload, seed), n_layers=6)

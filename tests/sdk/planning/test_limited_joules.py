@@ -40,19 +40,21 @@ def solved(problem, name):
     "workload", [Training(batch=8), Inference(batch=8)], ids=["train", "infer"]
 )
 @pytest.mark.parametrize("home", ["family", *later(["traffic-monitor"])])
-def test_a_plan_within_the_joules_of_a_rivals_is_as_fast_as_any_rivals(home, workload, name, limit):
+def test_a_plan_within_the_joules_of_a_baselines_is_as_fast_as_any_baselines(
+    home, workload, name, limit
+):
     problem = potluck.estimate(home, "bert-base", max_layers=6).problem(workload)
     theirs = next(plan for plan in ask(problem, name) if len(plan.devices) > 1)
     limited = replace(problem, qoe=limits(theirs)[limit])
     ours = make_plans(limited).best
     assert not breaches(limited, ours)
-    assert ours.latency_s <= 1.01 * min(solved(limited, rival) for rival in ASKED)
+    assert ours.latency_s <= 1.01 * min(solved(limited, baseline) for baseline in ASKED)
 
 
 @pytest.mark.few(2)
 @pytest.mark.parametrize("limit", range(2), ids=["of each", "of all"])
 @pytest.mark.parametrize("seed", range(12))
-def test_in_random_homes_no_rival_is_faster_within_the_joules_of_its_own_plan(seed, limit):
+def test_in_random_homes_no_baseline_is_faster_within_the_joules_of_its_own_plan(seed, limit):
     problem = random_home(seed, WORKLOADS[seed % 3])
     name = ASKED[seed % len(ASKED)]
     assert name in BASELINES

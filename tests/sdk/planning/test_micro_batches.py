@@ -107,7 +107,7 @@ def test_micro_batches_that_help_are_named():
 )
 def test_of_an_absurd_batch_it_is_proved_without_a_search_that_nothing_fits(workload, monkeypatch):
     problem = replace(short_home(1, 8), workload=workload)
-    monkeypatch.setattr("potluck.planning.looks.search", None)
+    monkeypatch.setattr("potluck.planning.search_passes.search", None)
     with pytest.raises(Infeasible, match=f"that make up {workload.batch}|fits on no device"):
         make_plans(problem)
 

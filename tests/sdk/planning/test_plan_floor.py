@@ -11,7 +11,7 @@ from potluck.planning.exhaustive import plan_exhaustive
 from potluck.planning.search.plan_floor import least_in_any_order_s, least_s
 from potluck.records import Inference, Layer, Training
 from potluck.simulate.cost import CostTable
-from potluck.simulate.direct import Direct
+from potluck.simulate.direct_simulation import Direct
 
 LOADS = [Training(batch=12), Inference(batch=12), Inference(batch=3, streaming=True)]
 

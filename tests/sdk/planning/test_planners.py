@@ -225,7 +225,7 @@ def test_the_oracle_lists_every_ordered_grouping_once():
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_the_best_plan_is_at_most_as_slow_as_any_rival(seed):
+def test_the_best_plan_is_at_most_as_slow_as_any_baseline(seed):
     problem = random_problem(seed, Training(batch=8))
     plans = make_plans(problem)
     assert plans.best.latency_s == min(plan.latency_s for plan in plans)

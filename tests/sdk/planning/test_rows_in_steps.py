@@ -28,7 +28,7 @@ from potluck.records import (
     Training,
 )
 from potluck.simulate.cost import CostTable
-from potluck.simulate.direct import Direct
+from potluck.simulate.direct_simulation import Direct
 
 KINDS = {"single": Inference, "training": Training, "streaming": Inference}
 

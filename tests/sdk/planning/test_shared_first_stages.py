@@ -14,7 +14,7 @@ from potluck.planning import make_plans
 from potluck.planning.search.subset_dp import SubsetSearch
 from potluck.records import Inference, LayerCost, Medium, Network, Path
 from potluck.simulate.cost import CostTable
-from potluck.simulate.direct import Direct
+from potluck.simulate.direct_simulation import Direct
 
 
 @pytest.mark.parametrize("seed", range(12))

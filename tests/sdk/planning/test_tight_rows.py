@@ -21,7 +21,7 @@ from potluck.records import (
     Stage,
     Training,
 )
-from potluck.simulate.direct import Direct
+from potluck.simulate.direct_simulation import Direct
 
 ROWS = (1, 2, 4, 8, 16)
 FOUND = {  # a home of which the search once missed the plan on all devices

@@ -26,7 +26,7 @@ from potluck.records import (
 )
 from potluck.simulate import footprint
 from potluck.simulate.cost import CostTable
-from potluck.simulate.direct import Direct
+from potluck.simulate.direct_simulation import Direct
 
 MB = 1_000_000
 

@@ -10,7 +10,7 @@ from potluck.bench.optimality import best_s
 from potluck.planning import make_plans
 from potluck.records import Training
 from potluck.simulate.cost import CostTable, update_s
-from potluck.simulate.direct import Direct
+from potluck.simulate.direct_simulation import Direct
 
 
 def half_trained(seed, update=0.05):

@@ -27,7 +27,7 @@ from potluck.records import HOME
 pytest.importorskip("numpy")
 
 from potluck.bench.tomography import WIRINGS, drawn, measured
-from potluck.profile.declared import figures, fitted
+from potluck.profile.declared_network import figures, fitted
 from potluck.profile.network_rows import document_of, rates_of, tree_of
 from potluck.profile.tomography import Tomography
 

@@ -6,9 +6,9 @@ import pytest
 from tests.sdk.run.conftest import make_model
 
 import potluck
+from potluck.profile.layer_times_store import Store
 from potluck.profile.measure import by_host, profile
-from potluck.profile.store import Store
-from potluck.testing.inside import link_of
+from potluck.testing.internals import link_of
 
 torch = pytest.importorskip("torch")
 

@@ -10,10 +10,10 @@ from tests.sdk.run import test_recovery as losses
 from tests.sdk.run.conftest import make_data
 from tests.sdk.run.test_recovery import A, B, C, check_learned, deployed, joined
 
-from potluck.run import protection
+from potluck.run import snapshots
 from potluck.sessions.events import StartExecution
 from potluck.testing.faults import memory_of
-from potluck.testing.inside import engine_of, link_of
+from potluck.testing.internals import engine_of, link_of
 from potluck.testing.memory import memory_home
 
 torch = pytest.importorskip("torch")
@@ -29,10 +29,10 @@ def home():
 @pytest.fixture
 def often(monkeypatch):
     """Devices are lost every moment: a snapshot is due as soon as the one before has come home."""
-    monkeypatch.setattr(protection, "LOST_S", 1e-12)
-    monkeypatch.setattr(protection, "MOST_FRAC", 1e9)
-    monkeypatch.setattr(protection, "MOST_AIR_FRAC", 1e9)
-    monkeypatch.setattr(protection, "LATE", 1e30)
+    monkeypatch.setattr(snapshots, "LOST_S", 1e-12)
+    monkeypatch.setattr(snapshots, "MOST_FRAC", 1e9)
+    monkeypatch.setattr(snapshots, "MOST_AIR_FRAC", 1e9)
+    monkeypatch.setattr(snapshots, "LATE", 1e30)
 
 
 def killed_at(home, step, *devices, how="kill"):
@@ -75,7 +75,7 @@ def test_whatever_is_lost_whenever_it_learns_what_one_machine_learns(often, seed
 
 
 def test_where_the_air_has_no_room_training_waits_for_it(home, often, monkeypatch):
-    monkeypatch.setattr(protection, "LATE", 0.0)
+    monkeypatch.setattr(snapshots, "LATE", 0.0)
     run = deployed(home)
     history = run.fit(make_data("mlp", ROWS), epochs=EPOCHS).wait()
     assert run.protection.snapshot.step >= run.step - 3
@@ -140,7 +140,7 @@ def test_replicas_lose_nothing_that_home_has_to_send(home, often, monkeypatch):
                 engine.finish()
                 if engine.background.is_arriving:
                     engine.background.take_in()
-                monkeypatch.setattr(protection, "LOST_S", 1e30)  # no further one
+                monkeypatch.setattr(snapshots, "LOST_S", 1e30)  # no further one
                 memory_of(home).kill(A)
 
     history = run.fit(make_data("mlp", ROWS), epochs=EPOCHS, on_step=on_step).wait()

@@ -5,7 +5,7 @@ machine.
 import copy
 
 import pytest
-from tests.sdk.graph.branching import ForkedStem, TwoEncoders
+from tests.sdk.graph.branching_modules import ForkedStem, TwoEncoders
 from tests.sdk.run.conftest import train_alone
 
 import potluck

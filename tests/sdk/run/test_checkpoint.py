@@ -9,7 +9,7 @@ from potluck.records import Plan, Stage
 from potluck.run import checkpoint
 from potluck.run.checkpoint import Checkpoint, load, save
 from potluck.run.optimizers import AdamW, read_optimizer
-from potluck.run.update import Update
+from potluck.run.weight_update import Update
 from potluck.tensor_file import read_tensors, write_tensors
 
 torch = pytest.importorskip("torch")

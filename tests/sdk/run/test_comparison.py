@@ -12,7 +12,7 @@ from potluck.run.history import measured_trace, metered_j
 from potluck.schedule import Compiled
 from potluck.sessions.events import Execution, Timeline
 from potluck.simulate.cost import energy_j
-from potluck.simulate.spans import in_turn_s, most_at_once
+from potluck.simulate.time_spans import in_turn_s, most_at_once
 from potluck_wire.program import Instruction, Program
 
 # a computes x and sends it to b, which computes with it and sends the answer home

@@ -9,7 +9,7 @@ import potluck
 from potluck.errors import PlanError
 from potluck.run import compiled_plan
 from potluck.run.compiled_plan import compile_for_run, evaluation_plan
-from potluck.run.update import PLAIN
+from potluck.run.weight_update import PLAIN
 
 torch = pytest.importorskip("torch")
 

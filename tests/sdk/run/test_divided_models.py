@@ -4,11 +4,11 @@ import copy
 
 import pytest
 import torch
-from tests.sdk.graph.dividable import Gpt, Language, Llama, word_loss
+from tests.sdk.graph.divisible_modules import Gpt, Language, Llama, word_loss
 
 import potluck
 from potluck.errors import PlanError
-from potluck.planning.lanes import plan_of
+from potluck.planning.tensor_parallel import plan_of
 from potluck.records import Plan, Stage
 
 TOLERANCE = 2e-5  # sums in another order, in float32

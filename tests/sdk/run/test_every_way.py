@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise, product
 
 import pytest
-from tests.sdk.graph.branching import TwoEncoders
+from tests.sdk.graph.branching_modules import TwoEncoders
 from tests.sdk.offload.pairs import covering
 from tests.sdk.run.conftest import make_data, train_alone
 from tests.sdk.run.test_branches import branch_ends
@@ -19,7 +19,7 @@ from tests.timeouts import PATIENCE_S
 import potluck
 from potluck.records import Plan, Stage
 from potluck.schedule import policies
-from potluck.testing.inside import engine_of
+from potluck.testing.internals import engine_of
 from potluck.testing.memory import memory_home
 
 torch = pytest.importorskip("torch")

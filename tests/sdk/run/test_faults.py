@@ -43,7 +43,7 @@ from tests.timeouts import PATIENCE_S
 from potluck.errors import DeviceGone, PotluckError, Refused, WorkerFailed
 from potluck.lab.namespaces import missing
 from potluck.testing.faults import agents_of
-from potluck.testing.inside import engine_of
+from potluck.testing.internals import engine_of
 
 torch = pytest.importorskip("torch")
 SPACES = pytest.mark.skipif(bool(missing()), reason=missing() or "possible")

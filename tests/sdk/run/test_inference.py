@@ -7,7 +7,7 @@ from tests.sdk.run.conftest import make_data, make_model, make_plan
 
 import potluck
 from potluck.errors import RequestFailed
-from potluck.testing.inside import engine_of
+from potluck.testing.internals import engine_of
 
 torch = pytest.importorskip("torch")
 A, B = "local-1", "local-2"

@@ -29,7 +29,7 @@ import potluck
 from potluck.display.tables import members
 from potluck.errors import DeviceGone, PotluckError, Refused
 from potluck.testing.faults import agents_of, memory_of
-from potluck.testing.inside import drained, link_of
+from potluck.testing.internals import drained, link_of
 from potluck.testing.memory import memory_home
 
 torch = pytest.importorskip("torch")

@@ -9,7 +9,7 @@ from tests.sdk.run.conftest import make_plan
 from torch import nn
 
 import potluck
-from potluck.run.state import RunState
+from potluck.run.state_transfer import RunState
 from potluck.testing.faults import memory_of
 from potluck.testing.memory import memory_home
 

@@ -8,7 +8,7 @@ import pytest
 from tests.sdk.run.conftest import make_data, make_model, make_net, make_plan, train_alone
 
 from potluck.errors import ProtocolError
-from potluck.testing.inside import engine_of
+from potluck.testing.internals import engine_of
 
 torch = pytest.importorskip("torch")
 A, B = "local-1", "local-2"

@@ -6,7 +6,7 @@ from tests.sdk.run.conftest import make_plan
 import potluck
 from potluck.errors import PlanError
 from potluck.testing.faults import memory_of
-from potluck.testing.inside import link_of
+from potluck.testing.internals import link_of
 from potluck.testing.memory import agent, memory_home
 
 torch = pytest.importorskip("torch")

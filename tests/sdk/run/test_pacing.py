@@ -12,7 +12,7 @@ import potluck
 from potluck.errors import Infeasible, UserError
 from potluck.records import LayerCost
 from potluck.sessions.agent_specs import Spec
-from potluck.testing.inside import engine_of
+from potluck.testing.internals import engine_of
 from potluck.testing.memory import memory_home
 
 EPOCHS = 10  # of eight steps

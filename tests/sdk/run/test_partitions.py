@@ -8,9 +8,9 @@ import pytest
 from tests.sdk.run.conftest import make_data
 from tests.sdk.run.test_recovery import EPOCHS, ROWS, A, B, C, check_learned, deployed, strike_after
 
-from potluck.sessions.doubts import UNREACHED_S
+from potluck.sessions.indirect_probes import UNREACHED_S
 from potluck.testing.faults import memory_of
-from potluck.testing.inside import link_of
+from potluck.testing.internals import link_of
 from potluck.testing.memory import memory_home
 from potluck.testing.memory.network import HOME
 from potluck_wire.limits import PULSE_LOST_S

@@ -12,7 +12,7 @@ from potluck.planning.scenario import only
 from potluck.run.probing import Prober
 from potluck.sessions.agent_specs import Spec
 from potluck.testing.faults import memory_of
-from potluck.testing.inside import engine_of
+from potluck.testing.internals import engine_of
 from potluck.testing.memory import memory_home
 
 torch = pytest.importorskip("torch")

@@ -21,13 +21,13 @@ from tests.sdk.run.conftest import (
 from tests.timeouts import PATIENCE_S
 
 import potluck
-from potluck.adapt.replay import POLICIES
+from potluck.adapt.lightweight_replay import POLICIES
 from potluck.errors import DeviceGone, PotluckError, UserError
 from potluck.run.history import History
-from potluck.run.protection import LOST_S, MOST_FRAC, interval_s
+from potluck.run.snapshots import LOST_S, MOST_FRAC, interval_s
 from potluck.sessions.events import Received
 from potluck.testing.faults import at, memory_of
-from potluck.testing.inside import engine_of, link_of
+from potluck.testing.internals import engine_of, link_of
 from potluck.testing.memory import memory_home
 
 torch = pytest.importorskip("torch")

@@ -17,7 +17,7 @@ from potluck.records import Training
 from potluck.run import rejoin
 from potluck.run.rejoin import pays
 from potluck.testing.faults import memory_of
-from potluck.testing.inside import drained, link_of
+from potluck.testing.internals import drained, link_of
 from potluck.testing.memory import memory_home
 
 torch = pytest.importorskip("torch")

@@ -20,7 +20,7 @@ from tests.timeouts import PATIENCE_S
 import potluck
 from potluck.errors import DeviceGone, ModelError, PotluckError, UserError
 from potluck.testing.faults import agents_of, at, memory_of
-from potluck.testing.inside import engine_of, link_of
+from potluck.testing.internals import engine_of, link_of
 from potluck.testing.memory import memory_home
 
 torch = pytest.importorskip("torch")

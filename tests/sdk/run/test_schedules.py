@@ -11,7 +11,7 @@ from tests.sdk.run.conftest import make_data, make_model, make_plan, train_alone
 
 import potluck
 from potluck.records import Medium, Network, Path
-from potluck.testing.inside import engine_of
+from potluck.testing.internals import engine_of
 
 torch = pytest.importorskip("torch")
 

@@ -15,7 +15,7 @@ from potluck.errors import DeviceGone, OutOfMemory, PlanError
 from potluck.handle import CancelledError
 from potluck.sessions.agent_specs import Spec
 from potluck.testing.faults import at, memory_of
-from potluck.testing.inside import engine_of, evaluation_of, runs_of
+from potluck.testing.internals import engine_of, evaluation_of, runs_of
 from potluck.testing.memory import memory_home
 
 torch = pytest.importorskip("torch")

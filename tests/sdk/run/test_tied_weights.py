@@ -13,10 +13,10 @@ from tests.sdk.run.conftest import make_plan
 
 import potluck
 from potluck.records import Training
-from potluck.run.update import Update
+from potluck.run.weight_update import Update
 from potluck.schedule import compile_training
 from potluck.simulate import simulate
-from potluck.simulate.direct import Direct
+from potluck.simulate.direct_simulation import Direct
 from potluck.testing.faults import memory_of
 from potluck.testing.memory import memory_home
 

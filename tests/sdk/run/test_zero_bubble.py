@@ -9,7 +9,7 @@ from tests.sdk.run.test_recomputation import MICRO, N_MICRO, data, deep_model, f
 import potluck
 from potluck.errors import PlanError, UserError
 from potluck.sessions.members import Member
-from potluck.testing.inside import engine_of
+from potluck.testing.internals import engine_of
 from potluck.testing.memory import memory_home
 from potluck_wire.version import SPLIT_BACKWARD
 

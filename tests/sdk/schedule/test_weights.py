@@ -5,7 +5,7 @@ can be told.
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.agent.core.core_talk import Talk, recv
+from tests.agent.core.core_driver import Talk, recv
 
 from potluck.records import Plan, Segment, Stage
 from potluck.schedule.program_builder import LATE

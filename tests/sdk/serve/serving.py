@@ -1,7 +1,7 @@
 """Services, processors and requests as the tests of serving need them."""
 
-from potluck.serve.decide.allocate import allocate
-from potluck.serve.decide.records import (
+from potluck.serve.scheduling.allocate import allocate
+from potluck.serve.scheduling.records import (
     BatchTimes,
     Frequency,
     Latency,

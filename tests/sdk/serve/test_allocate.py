@@ -7,7 +7,7 @@ from tests.sdk.serve.serving import GPU, server, service, stream_service, times
 
 from potluck.errors import Infeasible, PlanError
 from potluck.records import Plan, Stage
-from potluck.serve.decide.allocate import (
+from potluck.serve.scheduling.allocate import (
     NEARLY,
     Operators,
     allocate,
@@ -16,7 +16,7 @@ from potluck.serve.decide.allocate import (
     n_groups,
     variant_of_plans,
 )
-from potluck.serve.decide.records import (
+from potluck.serve.scheduling.records import (
     BatchTimes,
     Category,
     Frequency,

@@ -8,7 +8,7 @@ import pytest
 from tests.sdk.serve.serving import service, stream_service
 
 from potluck.errors import FileError, UserError
-from potluck.serve.decide.records import Latency
+from potluck.serve.scheduling.records import Latency
 from potluck.serve.simulate.arrivals import ANSWER, PROMPT, Load, demand, draw, functions
 from potluck.serve.simulate.traces import function_arrivals, llm_arrivals
 

@@ -5,7 +5,7 @@ from random import Random
 import pytest
 from tests.sdk.serve.serving import request
 
-from potluck.serve.decide.batching import (
+from potluck.serve.scheduling.batching import (
     CANNOT_MEET,
     QUEUE_FULL,
     TIMED_OUT,

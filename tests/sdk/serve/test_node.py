@@ -7,8 +7,8 @@ from random import Random
 import pytest
 from tests.sdk.serve.serving import allocation, request, server, service, stream_service
 
-from potluck.serve.decide.allocate import allocate_all
-from potluck.serve.decide.events import (
+from potluck.serve.scheduling.allocate import allocate_all
+from potluck.serve.scheduling.events import (
     Arrived,
     Done,
     Failed,
@@ -23,13 +23,13 @@ from potluck.serve.decide.events import (
     Tick,
     WakeAt,
 )
-from potluck.serve.decide.handler import Candidate, Reason, Way
-from potluck.serve.decide.node import EPARA, OURS, Node
-from potluck.serve.decide.placement import place
-from potluck.serve.decide.pools import Pool, pools_by_server
-from potluck.serve.decide.ring import Heard, Ring
-from potluck.serve.decide.ring import Tick as RingTick
-from potluck.serve.decide.view import NoView, RingView
+from potluck.serve.scheduling.known_servers import NoView, RingView
+from potluck.serve.scheduling.node import EPARA, OURS, Node
+from potluck.serve.scheduling.placement import place
+from potluck.serve.scheduling.replica_pools import Pool, pools_by_server
+from potluck.serve.scheduling.request_handler import Candidate, Reason, Way
+from potluck.serve.scheduling.state_exchange import Heard, Ring
+from potluck.serve.scheduling.state_exchange import Tick as RingTick
 
 BIRDS = service("birds")
 CAMERAS = stream_service("cameras", fps=60, tolerance_s=0.2, fixed_s=0.005, item_s=0.005)

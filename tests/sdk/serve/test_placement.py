@@ -7,9 +7,16 @@ import pytest
 from tests.sdk.serve.serving import GPU, allocation, server, service
 
 from potluck.errors import Infeasible
-from potluck.serve.decide.allocate import allocate_all
-from potluck.serve.decide.placement import guarantee, place, place_best
-from potluck.serve.decide.records import BatchTimes, Latency, Processor, Replica, Service, Variant
+from potluck.serve.scheduling.allocate import allocate_all
+from potluck.serve.scheduling.placement import guarantee, place, place_best
+from potluck.serve.scheduling.records import (
+    BatchTimes,
+    Latency,
+    Processor,
+    Replica,
+    Service,
+    Variant,
+)
 
 
 def simple(name, share_degree, rate_per_s, memory_bytes=1):

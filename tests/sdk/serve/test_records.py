@@ -3,7 +3,7 @@ from tests.sdk.serve.serving import service, times
 
 import potluck
 from potluck.errors import UserError
-from potluck.serve.decide.records import (
+from potluck.serve.scheduling.records import (
     BatchTimes,
     Frequency,
     Latency,

@@ -9,21 +9,21 @@ import pytest
 from tests.sdk.serve.serving import server, service, stream_service
 
 from potluck.errors import UserError
-from potluck.serve.decide.allocate import allocate_all
-from potluck.serve.decide.events import Arrived, Done, Open, Placed, Start
-from potluck.serve.decide.events import Tick as Wake
-from potluck.serve.decide.node import Node
-from potluck.serve.decide.placement import Placement, place
-from potluck.serve.decide.pools import Pool
-from potluck.serve.decide.records import Latency, Replica, Request, ServerState
-from potluck.serve.decide.ring import Heard, Ring, Tick
-from potluck.serve.decide.view import NoView, RingView
-from potluck.serve.rivals.schemes import EPARA, OURS, SCHEMES, as_printed
+from potluck.serve.baselines.schemes import EPARA, OURS, SCHEMES, as_printed
+from potluck.serve.scheduling.allocate import allocate_all
+from potluck.serve.scheduling.events import Arrived, Done, Open, Placed, Start
+from potluck.serve.scheduling.events import Tick as Wake
+from potluck.serve.scheduling.known_servers import NoView, RingView
+from potluck.serve.scheduling.node import Node
+from potluck.serve.scheduling.placement import Placement, place
+from potluck.serve.scheduling.records import Latency, Replica, Request, ServerState
+from potluck.serve.scheduling.replica_pools import Pool
+from potluck.serve.scheduling.state_exchange import Heard, Ring, Tick
 from potluck.serve.simulate.arrivals import Arrival
 from potluck.serve.simulate.cases import Case, play
-from potluck.serve.simulate.catalogue import WORKLOADS
 from potluck.serve.simulate.engine import Scenario, Simulation, simulate
-from potluck.serve.simulate.views import Group, RingSnapshots
+from potluck.serve.simulate.epara_services import WORKLOADS
+from potluck.serve.simulate.state_snapshots import Group, RingSnapshots
 from potluck.serve.sweep import sweep
 
 

@@ -7,10 +7,10 @@ import json
 import random
 from typing import Any
 
-from tests.agent.core.core_play import RUNS, document, message
+from tests.agent.core.core_attack import RUNS, document, message
 from tests.fuzz import RAW, some
-from tests.sdk.sessions.controller_play import FEED, STATEMENT
-from tests.sdk.sessions.held import check_held
+from tests.sdk.sessions.controller_driver import FEED, STATEMENT
+from tests.sdk.sessions.held_bytes import check_held
 
 from potluck.errors import DeviceGone
 from potluck.sessions.controller import Controller

@@ -5,11 +5,10 @@ wrong ends.
 import re
 
 import pytest
-from tests.sdk.sessions.controller_play import STATEMENT, Play
+from tests.sdk.sessions.controller_driver import STATEMENT, Play
 
 from potluck.errors import DeviceGone, OutOfMemory, PlanError, ProtocolError, Refused, WorkerFailed
 from potluck.sessions.controller import JOIN_S
-from potluck.sessions.doubts import UNREACHED_S
 from potluck.sessions.events import (
     Address,
     Connect,
@@ -22,6 +21,7 @@ from potluck.sessions.events import (
     Tick,
     UplinkProbe,
 )
+from potluck.sessions.indirect_probes import UNREACHED_S
 from potluck_wire import messages as m
 from potluck_wire.limits import PULSE_LOST_S
 from potluck_wire.version import VERSION

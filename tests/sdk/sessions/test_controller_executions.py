@@ -3,7 +3,7 @@ follow.
 """
 
 import pytest
-from tests.sdk.sessions.controller_play import FEED, Play, finish, join, place
+from tests.sdk.sessions.controller_driver import FEED, Play, finish, join, place
 
 from potluck.sessions.events import StartExecution
 from potluck_wire import messages as m

@@ -3,7 +3,7 @@ named.
 """
 
 import pytest
-from tests.sdk.sessions.controller_play import FEED, STATEMENT, Play, finish, join, place
+from tests.sdk.sessions.controller_driver import FEED, STATEMENT, Play, finish, join, place
 
 from potluck.errors import (
     DeviceGone,

@@ -4,7 +4,7 @@ ticket.
 
 import pytest
 import zmq
-from tests.sdk.sessions.controller_play import Play
+from tests.sdk.sessions.controller_driver import Play
 from tests.timeouts import PATIENCE_S
 
 from potluck.errors import ProtocolError
@@ -12,7 +12,7 @@ from potluck.sessions.connections import Connection, Keys
 from potluck.sessions.controller import Controller
 from potluck.sessions.curve_link import CurveLink
 from potluck.sessions.events import Join, Received, Reject, RequestAll, Tick
-from potluck.testing.agent import HONEST, TakenOver
+from potluck.testing.hostile_agent import HONEST, TakenOver
 from potluck_wire import messages as m
 
 FAULT = TypeError("unhashable")

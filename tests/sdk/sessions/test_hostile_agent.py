@@ -7,12 +7,12 @@ import zmq
 from tests.timeouts import PATIENCE_S
 
 from potluck.errors import PotluckError
+from potluck.sanitized_text import harmless
 from potluck.sessions.connections import Keys
 from potluck.sessions.curve_link import CurveLink
 from potluck.sessions.events import Join, Leave, RequestAll, StartExecution
 from potluck.sessions.traffic import Raw
-from potluck.testing.agent import DOES, HONEST, TakenOver
-from potluck.texts import harmless
+from potluck.testing.hostile_agent import DOES, HONEST, TakenOver
 from potluck_wire.messages import Measure, Prepare, Probe
 
 FEED = Raw(dtype="float32", shape=(2,), data=bytes(8))

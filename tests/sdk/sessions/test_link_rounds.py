@@ -6,21 +6,21 @@ import threading
 
 import pytest
 import zmq
-from tests.sdk.sessions.controller_play import Play, place
+from tests.sdk.sessions.controller_driver import Play, place
 from tests.timeouts import PATIENCE_S
 
 from potluck.errors import DeviceGone, ProtocolError
-from potluck.sessions import pending
+from potluck.sessions import pending_records
 from potluck.sessions.connections import AT_ONCE, BYTES_AT_ONCE, LONGEST_BYTES, Connection, Keys
 from potluck.sessions.curve_link import CurveLink
 from potluck.sessions.events import Address, Connect, Disconnect, Join, Lost, Send
-from potluck.sessions.inflow import Inflow
-from potluck.sessions.spoken import MAX_STATEMENT_BYTES
+from potluck.sessions.peer_texts import MAX_STATEMENT_BYTES
+from potluck.sessions.socket_memory import Inflow
 from potluck_wire import messages as m
 from potluck_wire import statement
+from potluck_wire.bounded_receive import SKIPPED_AT_ONCE, MessageReader, most_frames
 from potluck_wire.errors import WireError
 from potluck_wire.frames import decode, encode
-from potluck_wire.incoming import SKIPPED_AT_ONCE, MessageReader, most_frames
 from potluck_wire.limits import (
     HIGH_WATER_MARK,
     MAX_BUFFER_BYTES,
@@ -31,7 +31,7 @@ from potluck_wire.limits import (
     MAX_UNREAD_BYTES,
     WINDOW_BYTES,
 )
-from potluck_wire.resolving import UNKNOWN
+from potluck_wire.name_resolution import UNKNOWN
 
 DEVICES = 3_000  # more than Python calls within one another
 
@@ -221,13 +221,13 @@ def test_what_zeromq_holds_of_a_device_is_bounded_and_a_window_fits_in():
 @pytest.fixture
 def read(monkeypatch):
     """Bytes of all timelines that are read in full."""
-    read_bytes, read_timeline = [], pending.answers.read_timeline
+    read_bytes, read_timeline = [], pending_records.answers.read_timeline
 
     def noted(document):
         read_bytes.append(len(document))
         return read_timeline(document)
 
-    monkeypatch.setattr(pending.answers, "read_timeline", noted)
+    monkeypatch.setattr(pending_records.answers, "read_timeline", noted)
     return read_bytes
 
 

@@ -6,12 +6,12 @@ import random
 from dataclasses import replace
 
 import pytest
-from tests.sdk.simulate.test_direct import random_plan, random_problem, with_branches
+from tests.sdk.simulate.test_direct_simulation import random_plan, random_problem, with_branches
 
 from potluck.planning.search.local_search import fits
 from potluck.records import Training
 from potluck.simulate.cost import CostTable, static_bytes
-from potluck.simulate.direct import Direct, in_flight
+from potluck.simulate.direct_simulation import Direct, in_flight
 from potluck.simulate.footprint import depth_that_fits, memory_bytes, plan_bytes, rows_that_fit
 
 N_SEEDS, N_HOMES = 40, 25

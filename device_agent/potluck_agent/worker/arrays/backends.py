@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import Any, Protocol
 
-from potluck_wire.installing import install
+from potluck_wire.install_hints import install
 
 NOTHING = (
     "this device computes nothing: install torch or onnxruntime on it. To train and to answer "
@@ -102,11 +102,11 @@ def arrays_of(present: Sequence[str], device: str = "", memory_bytes: int = 0) -
     empty: the CPU.
     """
     if "torch" in present and device:
-        from potluck_agent.worker import room
+        from potluck_agent.worker import available_memory
         from potluck_agent.worker.arrays.torch_device import accelerator
 
         there = accelerator(device, memory_bytes)
-        room.look_at(there)
+        available_memory.look_at(there)
         return there
     if "torch" in present:
         from potluck_agent.worker.arrays import torch_arrays

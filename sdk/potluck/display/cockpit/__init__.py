@@ -1,18 +1,18 @@
 """The cockpit: a home, its run and the choices, live.
 
-`machine.py` is what it does, pure; `watching.py` looks and acts; `widget.py`, `page.py` and
+`machine.py` is what it does, pure; `observer.py` looks and acts; `widget.py`, `page.py` and
 `terminal.py` show it; `page.js` is what browsers run.
 """
 
 import weakref
 from typing import TYPE_CHECKING
 
-from potluck.optional import needed
+from potluck.optional_packages import needed
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from potluck.display.cockpit.watching import Watching
+    from potluck.display.cockpit.observer import Watching
     from potluck.display.cockpit.widget import Cockpit
     from potluck.display.cockpit.window import Window
     from potluck.home import Home
@@ -57,6 +57,6 @@ def seen_through(
 
 def watch(home: "Home", run: "Run | None" = None, plans: "tuple[Plan, ...]" = ()) -> "Watching":
     """What looks at a home for pages and terminals."""
-    from potluck.display.cockpit.watching import Watching
+    from potluck.display.cockpit.observer import Watching
 
     return Watching(home, run, plans)

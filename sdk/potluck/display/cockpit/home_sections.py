@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from potluck.display.cockpit.media import Wiring
-from potluck.display.cockpit.sight import RunSight, Sight
+from potluck.display.cockpit.observation import RunSight, Sight
 from potluck.records import Plan
+from potluck.sanitized_text import harmless
 from potluck.sessions.members import Member
-from potluck.texts import harmless
 
 LIT_S = 1.5  # after its last step a device is still seen at work, or as long as two steps take
 LIT_FRAC = 0.05  # of its time that it computes, by its own word

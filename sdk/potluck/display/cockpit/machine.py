@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from potluck.display.cockpit import home_sections, plan_sections, run_sections
-from potluck.display.cockpit.chronicle import Chronicle, News
-from potluck.display.cockpit.clicks import (
+from potluck.display.cockpit.home_events import Chronicle, News
+from potluck.display.cockpit.media import Wiring, loads, wiring
+from potluck.display.cockpit.observation import RunSight, Sight
+from potluck.display.cockpit.page_messages import (
     Click,
     Go,
     Hello,
@@ -23,12 +25,10 @@ from potluck.display.cockpit.clicks import (
     Preview,
     SetLimits,
 )
-from potluck.display.cockpit.effects import Effects
-from potluck.display.cockpit.media import Wiring, loads, wiring
-from potluck.display.cockpit.sight import RunSight, Sight
 from potluck.display.cockpit.state import MOST_LOSSES, State
+from potluck.display.cockpit.switch_effects import Effects
 from potluck.records import Network, Plan, Trace
-from potluck.texts import harmless
+from potluck.sanitized_text import harmless
 
 STEPS = 3  # that a page shows
 WATTS_S = 190.0  # of power that it shows

@@ -6,7 +6,7 @@ from typing import Any
 
 from potluck.adapt.switch_cost import SwitchCost, delta
 from potluck.records import Plan, Problem
-from potluck.texts import harmless
+from potluck.sanitized_text import harmless
 
 MOST_SHOWN = 60
 

@@ -4,11 +4,11 @@ from collections.abc import Iterator
 from statistics import median
 from typing import Any
 
-from potluck.display.cockpit.sight import RunSight
+from potluck.display.cockpit.observation import RunSight
 from potluck.display.cockpit.state import Row, Words
 from potluck.display.timeline import KINDS, kind
 from potluck.records import Trace
-from potluck.texts import harmless
+from potluck.sanitized_text import harmless
 
 KIND_NUMBERS = {name: number for number, name in enumerate(KINDS)}
 USUAL = 16  # steps whose median is the usual one

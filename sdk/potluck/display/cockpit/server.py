@@ -15,9 +15,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
 from typing import Any
 
-from potluck.display.cockpit.watching import Watching
+from potluck.display.cockpit.observer import Watching
 from potluck.errors import PotluckError
-from potluck.texts import harmless
+from potluck.sanitized_text import harmless
 
 HOST = "127.0.0.1"
 LENGTH = struct.Struct("<I")

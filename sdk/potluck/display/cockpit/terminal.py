@@ -13,7 +13,7 @@ from rich.text import Text
 from potluck import units
 from potluck.display.cockpit.frames import Reader
 from potluck.errors import HomeError
-from potluck.texts import harmless
+from potluck.sanitized_text import harmless
 
 LENGTH = struct.Struct("<I")
 MOST_FRAME_BYTES = 64 << 20

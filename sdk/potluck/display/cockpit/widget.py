@@ -13,10 +13,10 @@ import anywidget
 import traitlets
 
 from potluck.display import markup
-from potluck.display.cockpit.still import still
-from potluck.display.cockpit.watching import Watching
+from potluck.display.cockpit.observer import Watching
+from potluck.display.cockpit.static_picture import still
 from potluck.errors import PotluckError
-from potluck.texts import harmless
+from potluck.sanitized_text import harmless
 
 PAGE = files("potluck.display.cockpit").joinpath("page.js").read_text(encoding="utf-8")
 

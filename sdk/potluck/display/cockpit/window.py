@@ -8,8 +8,8 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from potluck.display.cockpit.observer import Watching
 from potluck.display.cockpit.server import Server
-from potluck.display.cockpit.watching import Watching
 from potluck.documents import write_whole
 from potluck.errors import HomeError
 

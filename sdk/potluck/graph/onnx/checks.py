@@ -12,7 +12,7 @@ import onnx
 from onnx import numpy_helper
 
 from potluck.errors import ModelError
-from potluck.texts import quoted
+from potluck.sanitized_text import quoted
 from potluck_wire.limits import MAX_DIMENSIONS
 from potluck_wire.onnx_operators import OPERATORS
 from potluck_wire.tensors import DTYPES

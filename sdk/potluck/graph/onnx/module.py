@@ -17,7 +17,7 @@ import torch
 from potluck.errors import ModelError
 from potluck.graph.onnx.operator_table import TABLE, Call
 from potluck.graph.onnx.trace import Array, OnnxTrace, varying
-from potluck.texts import quoted
+from potluck.sanitized_text import quoted
 from potluck_wire.graph import BATCH, Expression
 
 # by the shape that comes out

@@ -19,7 +19,7 @@ from potluck.graph.onnx.checks import array, called, check, given
 from potluck.graph.onnx.trial_run import ROWS, Seen, TrialRun, run_apart
 from potluck.graph.partition.outputs import check_outputs
 from potluck.graph.traced import Traced, Type
-from potluck.texts import quoted
+from potluck.sanitized_text import quoted
 from potluck_wire.graph import BATCH, Expression, Graph, Input, Node, Output, Parameter, Ref, Symbol
 from potluck_wire.onnx_operators import KIND_OF
 

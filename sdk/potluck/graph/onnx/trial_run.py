@@ -20,7 +20,7 @@ from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
 from potluck.documents import read_json
 from potluck.errors import FileError, ModelError
-from potluck.texts import quoted
+from potluck.sanitized_text import quoted
 
 if TYPE_CHECKING:
     import numpy as np

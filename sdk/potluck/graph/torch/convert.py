@@ -11,12 +11,12 @@ import torch
 
 from potluck.errors import ModelError
 from potluck.graph.torch.assertions import CHECKS
-from potluck.graph.torch.mapped import is_wrapper
 from potluck.graph.torch.masks import Mask, drawn
-from potluck.graph.torch.modes import draws
 from potluck.graph.torch.refusals import refusal
 from potluck.graph.torch.source_lines import line_of
 from potluck.graph.torch.symbolic_sizes import expression
+from potluck.graph.torch.training_modes import draws
+from potluck.graph.torch.vmap_regions import is_wrapper
 from potluck_wire.graph import MAX_INT, Argument, Dtype, Node, Ref, Sym
 from potluck_wire.operators import KIND_OF, OPERATORS
 

@@ -12,8 +12,8 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
-from potluck.graph.torch.own_ways import own_way
-from potluck.graph.torch.put_in import as_exported, put_in
+from potluck.graph.torch.custom_decompositions import own_way
+from potluck.graph.torch.subgraph_substitution import as_exported, put_in
 from potluck_wire.operators import OPERATORS
 
 MAX_DEPTH = 8  # of operators made of operators; torch's own go four deep

@@ -69,7 +69,7 @@ def answer(
             return thriftiest_cut(splitter, bytes_per_s, deadline_s)
         case _:
             raise UserError(
-                f"no rival is called {way!r}.", next_step=f"There are {', '.join(WAYS)}."
+                f"no baseline is called {way!r}.", next_step=f"There are {', '.join(WAYS)}."
             )
     return splitter.tried(divisions, bytes_per_s, 1)
 

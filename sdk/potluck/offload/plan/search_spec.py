@@ -19,14 +19,14 @@ class SearchSpec:
     """`n_searches`, if more than `bandwidths`: between two of them, too, where the best split
     changes much.
 
-    `rival`: shared as one of `shared_requests.WAYS`, not by our own search. With `deadline_s`
+    `baseline`: shared as one of `shared_requests.WAYS`, not by our own search. With `deadline_s`
     joules are saved.
     """
 
     bandwidths: tuple[float, ...]
     n_searches: int = 0
     deadline_s: float | None = None
-    rival: str = ""
+    baseline: str = ""
 
     @property
     def most(self) -> int:
@@ -65,8 +65,8 @@ class SearchSpec:
         )
 
     def _best(self, splitter: Splitter, bytes_per_s: float, near: Sequence[Split]) -> Split | None:
-        if self.rival:
-            return baselines.answer(self.rival, splitter, bytes_per_s, self.deadline_s)
+        if self.baseline:
+            return baselines.answer(self.baseline, splitter, bytes_per_s, self.deadline_s)
         if self.deadline_s is not None:
             try:
                 return splitter.share(bytes_per_s, deadline_s=self.deadline_s, near=near)

@@ -223,7 +223,7 @@ class Splitter:
         made better.
         """
         known = [
-            *self._rivals(bytes_per_s, deadline_s),
+            *self._baselines(bytes_per_s, deadline_s),
             *((split.divisions, split.tiles) for split in near),
         ]
         tried = (
@@ -257,7 +257,7 @@ class Splitter:
             splits.append(self._improved(way, split, bytes_per_s, deadline_s))
         return min(splits, key=lambda split: rank(split, deadline_s))
 
-    def _rivals(
+    def _baselines(
         self, bytes_per_s: float, deadline_s: float | None
     ) -> Iterator[tuple[tuple[Division, ...], int]]:
         """What others would do, in one part and in several; or what fewer helpers do."""

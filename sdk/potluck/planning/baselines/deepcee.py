@@ -25,7 +25,7 @@ from potluck.planning.building_blocks.build import balanced, build, shared_s
 from potluck.planning.building_blocks.row_allocation import proportion
 from potluck.planning.grouping import Grouping, best_grouping, groupings
 from potluck.records import Plan, Problem, Training
-from potluck.simulate import cost, direct
+from potluck.simulate import cost, direct_simulation
 
 BEAM = 6  # l of Algorithm 1
 MAX_ITERATIONS = 12
@@ -92,7 +92,7 @@ def chosen_grouping(
         Of this problem, if there is one already.
     """
     table, plans = table or cost.CostTable(problem), dict[tuple[Order, ...], list[Plan]]()
-    simulator = direct.Direct(problem, table)
+    simulator = direct_simulation.Direct(problem, table)
     for grouping, plan in grouped_plans(problem, table):
         plans.setdefault(grouping.groups, []).append(plan)
 

@@ -1,4 +1,4 @@
-"""One device does it all: the simplest rival, and often the best plan where links are slow."""
+"""One device does it all: the simplest baseline, and often the best plan where links are slow."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""From cuts and groups of devices to a plan, and the few things that several rivals share."""
+"""From cuts and groups of devices to a plan, and the few things that several baselines share."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace

@@ -13,7 +13,7 @@ from potluck.planning.feasibility import breaches
 from potluck.planning.formats import metis, pipedream
 from potluck.planning.plans import Plans, preference
 from potluck.records import Plan, Problem
-from potluck.simulate import cost, direct
+from potluck.simulate import cost, direct_simulation
 
 # of a peer's plans and of the ways to fill them in, those of the best closed-form time
 MAX_JUDGED = 48
@@ -36,7 +36,7 @@ def judged(text: str, problem: Problem) -> Plans:
         Where it is none of these, or does not belong to this problem.
     """
     table = cost.CostTable(problem)
-    simulator = direct.Direct(problem, table)
+    simulator = direct_simulation.Direct(problem, table)
     found = sorted(_plans(text, problem, table), key=lambda plan: plan.latency_s or float("inf"))
     if not found:
         raise PlanError(

@@ -14,7 +14,7 @@ from potluck.planning.search.plan_floor import least_s
 from potluck.planning.search.subset_dp import objective
 from potluck.planning.search.work_budget import TASK_S, WorkBudget, given_s, is_many
 from potluck.records import Plan, Problem, QoE, Stage
-from potluck.simulate import cost, direct
+from potluck.simulate import cost, direct_simulation
 
 MAX_WORK = 3e5  # a pass beyond takes seconds; only who gives a time limit gets it
 # of its memory by the closed form, that is near the simulated peak: up to here a plan holds
@@ -37,7 +37,7 @@ class CandidatePool:
 
     problem: Problem
     table: cost.CostTable
-    simulator: direct.Direct
+    simulator: direct_simulation.Direct
     scores: dict[tuple[tuple[Stage, ...], int], tuple[float, Plan]] = field(default_factory=dict)
     best: float = inf
     max_work: float = MAX_WORK
@@ -106,7 +106,7 @@ class CandidatePool:
         told = is_many(self.problem) or frozenset(plan.devices) in self.sets
         return told and least_s(self.table, plan) >= limit_s
 
-    def simulate(self, plan: Plan) -> direct.Outcome:
+    def simulate(self, plan: Plan) -> direct_simulation.Outcome:
         """What would become of the plan; counted, unless the simulator remembers it."""
         before = self.simulator.n_simulated
         outcome = self.simulator.run(plan)
@@ -127,7 +127,7 @@ class CandidatePool:
         late = LATE_J * lateness if lateness > 1 else 0.0
         return objective(qoe, latency_s, sum(joules.values())) + late + excess, latency_s
 
-    def _holds(self, plan: Plan, outcome: direct.Outcome) -> bool:
+    def _holds(self, plan: Plan, outcome: direct_simulation.Outcome) -> bool:
         """Whether every device has memory for what it has at once; not looked at where by the
         closed form, which knows of one request at a time, there is plenty.
         """

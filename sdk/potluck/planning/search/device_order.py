@@ -4,7 +4,7 @@ and the plan must not depend on who was found first.
 
 from dataclasses import replace
 
-from potluck.planning.search.links import Link, links_of
+from potluck.planning.search.link_costs import Link, links_of
 from potluck.records import Device, Problem
 from potluck.simulate import cost
 

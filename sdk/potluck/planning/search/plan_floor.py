@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from itertools import pairwise
 
-from potluck.planning.search.links import links_of, media_of, numbers_of
+from potluck.planning.search.link_costs import links_of, media_of, numbers_of
 from potluck.planning.search.local_search import floor_s
 from potluck.records import Plan, Stage, Training
 from potluck.schedule.rows import overlaps

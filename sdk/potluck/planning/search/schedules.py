@@ -16,7 +16,7 @@ from potluck.planning.search.plan_floor import least_in_any_order_s
 from potluck.records import Plan, Problem, Training
 from potluck.schedule.policies import POLICIES
 from potluck.schedule.zero_bubble import ZERO_BUBBLE
-from potluck.simulate import cost, direct
+from potluck.simulate import cost, direct_simulation
 
 ANY = "any"
 STRAIGHT = ("zb-h1", "zb-2p", "zb-compact")
@@ -96,7 +96,7 @@ def promising(
     most_s
         Seconds of the fastest that is known.
     """
-    simulator, found = direct.Direct(problem, table), list[Plan]()
+    simulator, found = direct_simulation.Direct(problem, table), list[Plan]()
     for plan in plans:
         if least_in_any_order_s(table, plan) >= most_s:
             continue

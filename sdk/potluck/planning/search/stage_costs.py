@@ -16,7 +16,7 @@ from potluck.planning.building_blocks import candidates
 from potluck.planning.building_blocks.device_classes import Pattern, members
 from potluck.planning.building_blocks.row_allocation import offload, proportion
 from potluck.planning.building_blocks.row_levels import allocate_by_level, levelled
-from potluck.planning.search.links import Link, busiest_medium, links_of, media_of
+from potluck.planning.search.link_costs import Link, busiest_medium, links_of, media_of
 from potluck.planning.search.row_choices import block_rows, in_blocks
 from potluck.records import HOME, Training
 from potluck.schedule.rows import overlaps

@@ -19,7 +19,7 @@ from starlette.routing import Route
 
 from potluck.errors import NotServed, PotluckError, RequestFailed, UserError
 from potluck.serve.gateway import metrics, protocol
-from potluck.serve.gateway.guard import SHARE
+from potluck.serve.gateway.middleware import SHARE
 from potluck.serve.gateway.protocol import BadRequest, Infer, Port
 from potluck_wire import __version__
 

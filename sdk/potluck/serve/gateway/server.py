@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from potluck.errors import FileError, HomeError, UserError
-from potluck.optional import needed
-from potluck.serve.gateway.door import Door, Who
+from potluck.optional_packages import needed
+from potluck.serve.gateway.connection_limit import Door, Who
 from potluck.serve.gateway.listener import Listener
 from potluck_wire.descriptors import allow_connections
 
@@ -23,7 +23,7 @@ with needed():
     import uvicorn
 
     from potluck.serve.gateway.app import MAX_BODY_BYTES, Services, application
-    from potluck.serve.gateway.guard import OWN_NAMES, Guard, Room
+    from potluck.serve.gateway.middleware import OWN_NAMES, Guard, Room
 
 LOG = logging.getLogger(__name__)
 START_S = 30.0

@@ -1,7 +1,7 @@
 """The entrance of a home: requests in, batches to devices, answers out; each request is answered or
 refused exactly once.
 
-`Node` decides (`serve/decide`), and this carries it out: any thread may ask; what comes back is
+`Node` decides (`serve/scheduling`), and this carries it out: any thread may ask; what comes back is
 taken in the link's thread; one more thread wakes the node up. All state is guarded by one lock.
 Answers are handed to their callers after it is released.
 """
@@ -18,7 +18,9 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from potluck.errors import DeviceGone, NotServed, PotluckError, RequestFailed
-from potluck.serve.decide.events import (
+from potluck.serve.runtime.loaded_model import Asked, Loaded
+from potluck.serve.runtime.pending_requests import Pending, Row, apart, calls_of, joined
+from potluck.serve.scheduling.events import (
     Action,
     Arrived,
     Done,
@@ -32,15 +34,13 @@ from potluck.serve.decide.events import (
     Tick,
     WakeAt,
 )
-from potluck.serve.decide.handler import Reason
-from potluck.serve.decide.node import OURS, Node, Policy
-from potluck.serve.decide.pools import Pool, PoolKey
-from potluck.serve.decide.records import Request
-from potluck.serve.decide.records import Service as Record
-from potluck.serve.decide.turns import Turns
-from potluck.serve.decide.view import NoView
-from potluck.serve.runtime.loaded import Asked, Loaded
-from potluck.serve.runtime.pending import Pending, Row, apart, calls_of, joined
+from potluck.serve.scheduling.fair_queueing import Turns
+from potluck.serve.scheduling.known_servers import NoView
+from potluck.serve.scheduling.node import OURS, Node, Policy
+from potluck.serve.scheduling.records import Request
+from potluck.serve.scheduling.records import Service as Record
+from potluck.serve.scheduling.replica_pools import Pool, PoolKey
+from potluck.serve.scheduling.request_handler import Reason
 from potluck.serve.stats import Counts, ServiceStats
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from potluck.errors import OutOfMemory, PlanError
 from potluck.graph.traced import SEQUENCE
-from potluck.serve.decide.records import BATCHES, BatchTimes
-from potluck.serve.runtime.loaded import Loaded
+from potluck.serve.runtime.loaded_model import Loaded
+from potluck.serve.scheduling.records import BATCHES, BatchTimes
 from potluck_wire.graph import BATCH, evaluate
 
 if TYPE_CHECKING:

@@ -6,13 +6,13 @@ from concurrent.futures import Future
 from math import ceil
 from typing import Any
 
+from potluck.display_hooks import Shown
 from potluck.errors import NotServed, UserError
 from potluck.run import batches
-from potluck.serve.decide.records import Frequency, Slo
-from potluck.serve.runtime.pending import Pending
+from potluck.serve.runtime.pending_requests import Pending
 from potluck.serve.runtime.serving import Serving
+from potluck.serve.scheduling.records import Frequency, Slo
 from potluck.serve.stats import ServiceStats
-from potluck.shown import Shown
 
 
 class Service(Shown):

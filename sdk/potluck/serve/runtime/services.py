@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator, Mapping
 
+from potluck.display_hooks import Tabular
 from potluck.serve.runtime.service import Service
-from potluck.shown import Tabular
 
 
 class Services(Tabular, Mapping[str, Service]):

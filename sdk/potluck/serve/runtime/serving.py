@@ -10,13 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from potluck.errors import DeviceGone, Infeasible, OutOfMemory, PlanError, PotluckError, UserError
 from potluck.records import Plan
-from potluck.serve.decide.handler import Way
-from potluck.serve.decide.pools import Pool
-from potluck.serve.runtime.dispatch import Dispatch
-from potluck.serve.runtime.divided import Divided, divide
-from potluck.serve.runtime.loaded import Loaded, plan_on, with_batch
-from potluck.serve.runtime.measure import Measured, measure
-from potluck.serve.runtime.placing import (
+from potluck.serve.runtime.device_placement import (
     Place,
     Wanted,
     check_placed,
@@ -24,6 +18,12 @@ from potluck.serve.runtime.placing import (
     place_divided,
     record,
 )
+from potluck.serve.runtime.dispatch import Dispatch
+from potluck.serve.runtime.divided_service import Divided, divide
+from potluck.serve.runtime.loaded_model import Loaded, plan_on, with_batch
+from potluck.serve.runtime.measure import Measured, measure
+from potluck.serve.scheduling.replica_pools import Pool
+from potluck.serve.scheduling.request_handler import Way
 from potluck.sessions.link import Link
 from potluck.sessions.members import Members
 

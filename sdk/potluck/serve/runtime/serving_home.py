@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from potluck.lab.lab import Playground
     from potluck.profile.profiles import Profile
     from potluck.run.run import Run
-    from potluck.serve.decide.records import Slo
     from potluck.serve.gateway.server import Gateway
     from potluck.serve.runtime.service import Service
     from potluck.serve.runtime.services import Services
     from potluck.serve.runtime.serving import Serving
+    from potluck.serve.scheduling.records import Slo
 
 _making = threading.Lock()  # of the services of a home, which come with the first of them
 
@@ -85,8 +85,8 @@ class ServingHome:
             No device can hold the limit; says the best possible.
         """
         from potluck.profile.measure import need_model
-        from potluck.serve.runtime.checks import check_serving
-        from potluck.serve.runtime.placing import Wanted
+        from potluck.serve.runtime.argument_checks import check_serving
+        from potluck.serve.runtime.device_placement import Wanted
         from potluck.serve.runtime.service import Service
 
         need_model(model, "served")

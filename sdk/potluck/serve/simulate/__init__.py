@@ -1,1 +1,1 @@
-"""A simulated home or edge cloud that serves, driven by the very code of `decide`. Pure."""
+"""A simulated home or edge cloud that serves, driven by the very code of `scheduling`. Pure."""

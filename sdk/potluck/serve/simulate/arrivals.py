@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from math import exp, log
 from random import Random
 
-from potluck.serve.decide.records import Frequency, Request, Service, check_count, check_number
+from potluck.serve.scheduling.records import Frequency, Request, Service, check_count, check_number
 
 SIGMA = 1.5  # of the logarithm of a function's rate: two of three are within 4.5 times the median
 SERVER_SIGMA = 0.7  # of the logarithm of how often a server is called: edges are uneven

@@ -8,9 +8,9 @@ from math import inf
 from random import Random
 
 from potluck.errors import UserError
-from potluck.serve.decide.allocate import allocate_all
-from potluck.serve.decide.records import Server, Service, by_name
-from potluck.serve.simulate import arrivals, catalogue
+from potluck.serve.scheduling.allocate import allocate_all
+from potluck.serve.scheduling.records import Server, Service, by_name
+from potluck.serve.simulate import arrivals, epara_services
 from potluck.serve.simulate.arrivals import Load
 from potluck.serve.simulate.engine import Scenario, simulate
 from potluck.serve.simulate.outcome import Outcome
@@ -31,16 +31,16 @@ class Case:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.workload not in catalogue.WORKLOADS:
+        if self.workload not in epara_services.WORKLOADS:
             raise UserError(
                 f"no workload is called {self.workload!r}.",
-                next_step=f"There are {', '.join(catalogue.WORKLOADS)}.",
+                next_step=f"There are {', '.join(epara_services.WORKLOADS)}.",
             )
 
     def scenario(self) -> Scenario:
         """Servers and services of the catalogue, and requests drawn by the seed."""
-        services = catalogue.services(self.workload)
-        servers = catalogue.servers(self.n_servers, self.n_processors)
+        services = epara_services.services(self.workload)
+        servers = epara_services.servers(self.n_servers, self.n_processors)
         load = Load(
             per_s={
                 name: per_s * self.load for name, per_s in equal_parts(services, servers).items()

@@ -12,8 +12,8 @@ from heapq import heappop, heappush
 from math import inf
 from random import Random
 
-from potluck.serve.decide.allocate import allocate_all
-from potluck.serve.decide.events import (
+from potluck.serve.scheduling.allocate import allocate_all
+from potluck.serve.scheduling.events import (
     Action,
     Arrived,
     Done,
@@ -26,15 +26,15 @@ from potluck.serve.decide.events import (
     Tick,
     WakeAt,
 )
-from potluck.serve.decide.node import Node
-from potluck.serve.decide.placement import Demand, Placement
-from potluck.serve.decide.pools import pools_by_server
-from potluck.serve.decide.records import Allocation, Request, Server, Service, by_name
-from potluck.serve.decide.view import NoView, View
+from potluck.serve.scheduling.known_servers import NoView, View
+from potluck.serve.scheduling.node import Node
+from potluck.serve.scheduling.placement import Demand, Placement
+from potluck.serve.scheduling.records import Allocation, Request, Server, Service, by_name
+from potluck.serve.scheduling.replica_pools import pools_by_server
 from potluck.serve.simulate.arrivals import Arrival
 from potluck.serve.simulate.outcome import Outcome, Tally
 from potluck.serve.simulate.scheme import Knows, Place, Scheme
-from potluck.serve.simulate.views import ExactView, Group, NamesOnly, RingSnapshots
+from potluck.serve.simulate.state_snapshots import ExactView, Group, NamesOnly, RingSnapshots
 
 MOST_PLAYED = 5000  # requests of the period, to tell placements apart
 HOP, DONE, TICK, END, EXCHANGE = range(5)

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from potluck.serve.decide.handler import Reason
+from potluck.serve.scheduling.request_handler import Reason
 
 
 @dataclass(slots=True)

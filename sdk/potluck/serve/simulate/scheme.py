@@ -1,6 +1,6 @@
 """A way to serve as a whole: operators, placement, routing and what a server knows of the others.
 
-EPARA, its rivals and ours are values of `Scheme`, so all run on the same servers, requests and
+EPARA, its baselines and ours are values of `Scheme`, so all run on the same servers, requests and
 code.
 """
 
@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from potluck.serve.decide.allocate import EVERY, Operators
-from potluck.serve.decide.node import Policy
-from potluck.serve.decide.placement import Allocations, Demand, Placement
-from potluck.serve.decide.records import Server
+from potluck.serve.scheduling.allocate import EVERY, Operators
+from potluck.serve.scheduling.node import Policy
+from potluck.serve.scheduling.placement import Allocations, Demand, Placement
+from potluck.serve.scheduling.records import Server
 
 Place = Callable[[Sequence[Server], Allocations, Demand], Placement]
 

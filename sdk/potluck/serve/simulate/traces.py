@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from random import Random
 
 from potluck.errors import FileError
-from potluck.serve.decide.records import Frequency, Request, Service
+from potluck.serve.scheduling.records import Frequency, Request, Service
 from potluck.serve.simulate.arrivals import ANSWER, FRAMES, Arrival, request
 
 FUNCTION_COLUMNS = ["app", "func", "end_timestamp", "duration"]

@@ -8,17 +8,17 @@ import pytest
 import torch
 from tests.agent.worker.test_memory import NETWORKS, ROWS, Silent, graph_of
 from tests.agent.worker.test_threads import product
-from tests.agent.worker.worker_talk import LINEAR, MIB, numbers
+from tests.agent.worker.worker_driver import LINEAR, MIB, numbers
 
 from potluck_agent.allocator import Allocator
-from potluck_agent.worker import measure, room
+from potluck_agent.worker import available_memory, measure
 from potluck_agent.worker.arena import Arena
 from potluck_agent.worker.arrays import torch_arrays, torch_device
 from potluck_agent.worker.arrays.torch_device import CPU, DeviceArrays
-from potluck_agent.worker.borrowing import BorrowingSegment
 from potluck_agent.worker.engine import Engine
 from potluck_agent.worker.failures import cause_of
 from potluck_agent.worker.onnx.segment import OnnxSegment
+from potluck_agent.worker.shared_state import BorrowingSegment
 from potluck_agent.worker.training import Segment
 from potluck_wire.graph import Graph, Input, Node, Output, Ref, SegmentError, Symbol
 from potluck_wire.messages import Compute, ComputeFailed, Configure, LoadSegment, Put
@@ -57,7 +57,7 @@ def counters(monkeypatch):
     made = Counters()
     monkeypatch.setattr(torch, "get_device_module", lambda device: made)
     yield made
-    room.look_at(None)
+    available_memory.look_at(None)
 
 
 def devices_of(tensors):
@@ -181,11 +181,11 @@ def test_memory_is_counted_on_the_device(counters):
     worker.compute("")
     assert worker.pipe.said[-1].memory_bytes == 12_345 + exported_bytes
     # the limit that the agent has told, then what is free there
-    assert room.available_bytes() == MIB - 12_345
+    assert available_memory.available_bytes() == MIB - 12_345
     assert DeviceArrays(CPU, 2 * FREE_BYTES).available_bytes() == FREE_BYTES - 12_345
     counters.allocated_bytes = 2 * MIB
     with pytest.raises(SegmentError) as caught:
-        room.require(2 * MIB, "its result")
+        available_memory.require(2 * MIB, "its result")
     assert caught.value.cause == "out-of-memory"
 
 

@@ -3,19 +3,9 @@
 from dataclasses import replace
 
 import pytest
-from tests.sdk.display.cockpit import sights
+from tests.sdk.display.cockpit import observations
 
 from potluck.adapt.adapter import Decision
-from potluck.display.cockpit.clicks import (
-    Go,
-    Hello,
-    Imagine,
-    Imagined,
-    Limits,
-    PairWith,
-    Preview,
-    SetLimits,
-)
 from potluck.display.cockpit.machine import (
     Advanced,
     Done,
@@ -27,11 +17,21 @@ from potluck.display.cockpit.machine import (
     ShowAll,
     SwitchTo,
 )
+from potluck.display.cockpit.page_messages import (
+    Go,
+    Hello,
+    Imagine,
+    Imagined,
+    Limits,
+    PairWith,
+    Preview,
+    SetLimits,
+)
 from potluck.display.cockpit.plan_sections import name_of
 from potluck.records import Event, Trace
 from potluck.run.history import Recovery
 
-BOTH, ALONE = sights.plan("a", "b"), sights.plan("a", planner="single", latency_s=0.9)
+BOTH, ALONE = observations.plan("a", "b"), observations.plan("a", planner="single", latency_s=0.9)
 
 
 def words_of(machine):
@@ -46,15 +46,17 @@ def look(machine, sight, now_s=1.0):
 def machine():
     """At work on BOTH, with ALONE as the other plan."""
     made = Machine()
-    run = sights.running(BOTH)
-    (order,) = look(made, sights.seen(sights.member("a"), sights.member("b"), run=run))
+    run = observations.running(BOTH)
+    (order,) = look(
+        made, observations.seen(observations.member("a"), observations.member("b"), run=run)
+    )
     made.handle(Planned(order=order.order, plans=(BOTH, ALONE)), 1.1)
     return made
 
 
 def test_an_empty_home_says_that_nothing_runs():
     machine = Machine()
-    assert look(machine, sights.seen()) == []
+    assert look(machine, observations.seen()) == []
     assert machine.state.sections["run"] == {}
     assert machine.state.sections["devices"] == {}
 
@@ -69,27 +71,29 @@ def test_devices_show_layers_memory_power_and_who_is_at_work(machine):
 
 
 def test_a_device_that_left_is_told_of_and_comes_back(machine):
-    run = sights.running(BOTH)
-    look(machine, sights.seen(sights.member("a"), sights.gone("b"), run=run))
+    run = observations.running(BOTH)
+    look(machine, observations.seen(observations.member("a"), observations.gone("b"), run=run))
     assert machine.state.sections["devices"]["b"]["status"] == "gone"
     assert not machine.state.sections["devices"]["b"]["lit"]
-    look(machine, sights.seen(sights.member("a"), sights.member("b"), run=run))
+    look(machine, observations.seen(observations.member("a"), observations.member("b"), run=run))
     assert "b is back" in words_of(machine)
     assert any("b is gone" in words and "no sign of life" in words for words in words_of(machine))
 
 
 def test_plans_are_made_once_for_each_plan_in_force(machine):
-    run = sights.running(BOTH, steps=9)
-    assert look(machine, sights.seen(sights.member("a"), run=run)) == []
-    (order,) = look(machine, sights.seen(sights.member("a"), run=replace(run, plan=ALONE)))
+    run = observations.running(BOTH, steps=9)
+    assert look(machine, observations.seen(observations.member("a"), run=run)) == []
+    (order,) = look(
+        machine, observations.seen(observations.member("a"), run=replace(run, plan=ALONE))
+    )
     assert isinstance(order, MakePlans)
 
 
 def test_the_plan_at_work_is_marked_whoever_has_made_it(machine):
     plans = machine.state.sections["plans"]
     assert [plans[name_of(plan)]["here"] for plan in (BOTH, ALONE)] == [True, False]
-    strange = sights.plan("b", "a", planner="by hand")
-    look(machine, sights.seen(sights.member("a"), run=sights.running(strange)))
+    strange = observations.plan("b", "a", planner="by hand")
+    look(machine, observations.seen(observations.member("a"), run=observations.running(strange)))
     plans = machine.state.sections["plans"]
     assert plans[name_of(strange)]["here"]
     assert not plans[name_of(BOTH)]["here"]
@@ -115,12 +119,12 @@ def test_a_second_click_switches_and_the_effect_is_told(machine):
     assert "switch" not in machine.state.sections["work"]
     assert words_of(machine)[-1] == "switched by a click to single on a"
     history = replace(
-        sights.running(ALONE).history,
+        observations.running(ALONE).history,
         losses=(1.0,) * 12,
         step_s=(0.5, 0.5, 0.5, 1.5, 0.5, *[0.8] * 7),
     )
-    run = replace(sights.running(ALONE, steps=12), history=history)
-    look(machine, sights.seen(sights.member("a"), run=run), 9.0)
+    run = replace(observations.running(ALONE, steps=12), history=history)
+    look(machine, observations.seen(observations.member("a"), run=run), 9.0)
     (effect,) = machine.state.sections["effects"].values()
     assert (effect["before_s"], effect["after_s"], effect["predicted_s"]) == (0.5, 0.8, 0.9)
     # the steps while it went on: 1.5 s and 0.5 s, against usual ones of 0.5 s
@@ -147,8 +151,8 @@ def test_no_switch_to_a_plan_that_is_not_there(machine, name):
 
 
 def test_no_switch_of_a_run_that_has_ended(machine):
-    run = sights.running(BOTH, ended="a is gone.")
-    look(machine, sights.seen(sights.member("a"), run=run))
+    run = observations.running(BOTH, ended="a is gone.")
+    look(machine, observations.seen(observations.member("a"), run=run))
     assert machine.handle(Go(name=name_of(ALONE)), 2.1) == []
     assert "the run has ended: a is gone." in words_of(machine)
 
@@ -172,7 +176,7 @@ def test_limits_that_no_plan_holds_say_so_and_leave_the_plans(machine):
 def test_an_imagined_home_has_plans_of_its_own_that_cannot_be_switched_to(machine):
     (order,) = machine.handle(Imagine(home=Imagined(without=("b",))), 4.0)
     assert (order.home.without, order.limits) == (("b",), Limits())
-    dream = sights.plan("dream", planner="single", latency_s=0.2)
+    dream = observations.plan("dream", planner="single", latency_s=0.2)
     machine.handle(Planned(order=order.order, plans=(dream,)), 4.1)
     assert [*machine.state.sections["imagined_plans"]] == [name_of(dream)]
     machine.handle(Preview(name=name_of(dream)), 4.2)
@@ -183,8 +187,8 @@ def test_an_imagined_home_has_plans_of_its_own_that_cannot_be_switched_to(machin
 
 
 def test_pairing_is_offered_where_it_is_possible_and_told(machine):
-    stranger = sights.member("new", key="", here=False)
-    look(machine, sights.seen(sights.member("a"), stranger, can_pair=True))
+    stranger = observations.member("new", key="", here=False)
+    look(machine, observations.seen(observations.member("a"), stranger, can_pair=True))
     assert machine.state.sections["devices"]["new"]["pairs"]
     (order,) = machine.handle(PairWith(device="new", code="1234"), 5.0)
     assert order == Pair(order=order.order, device="new", code="1234")
@@ -205,10 +209,10 @@ def test_what_a_run_decided_and_survived_is_told_once(machine):
         n_again=2,
         seconds=1.0,
     )
-    run = sights.running(BOTH)
+    run = observations.running(BOTH)
     run = replace(run, history=replace(run.history, decisions=(decision,), recoveries=(lost,)))
     for _ in range(3):
-        look(machine, sights.seen(sights.member("a"), run=run))
+        look(machine, observations.seen(observations.member("a"), run=run))
     told = words_of(machine)
     assert told.count("step 8: b is slow.") == 1
     assert told.count(lost.words) == 1
@@ -221,8 +225,8 @@ def test_tasks_are_rows_of_the_newest_step_and_transfers_load_the_air(machine):
         Event(device="b", lane="receive", start_s=2.2, stop_s=2.3, peer="a", nbytes=100_000),
     )
     trace = Trace(source="measured", events=events, step_s=(0.5,))
-    run = sights.running(BOTH, latest=trace, latest_step=3)
-    look(machine, sights.seen(sights.member("a"), sights.member("b"), run=run))
+    run = observations.running(BOTH, latest=trace, latest_step=3)
+    look(machine, observations.seen(observations.member("a"), observations.member("b"), run=run))
     rows = machine.state.tasks.since(0)[1]
     assert [row[0] for row in rows] == [3.0, 3.0, 3.0]
     assert rows[0][3:5] == pytest.approx((0.0, 0.2))
@@ -231,7 +235,12 @@ def test_tasks_are_rows_of_the_newest_step_and_transfers_load_the_air(machine):
 
 
 def test_another_run_begins_its_losses_anew(machine):
-    look(machine, sights.seen(sights.member("a"), run=sights.running(BOTH, number=2, steps=2)))
+    look(
+        machine,
+        observations.seen(
+            observations.member("a"), run=observations.running(BOTH, number=2, steps=2)
+        ),
+    )
     began = machine.state.sections["began"]["losses"]
     start, rows = machine.state.losses.since(began)
     assert (start, [row[0] for row in rows]) == (began, [1.0, 2.0])
@@ -244,7 +253,7 @@ def test_a_page_that_comes_gets_everything(machine):
 def test_texts_of_others_are_harmless():
     machine = Machine()
     name = "dev\u202eice\x07<script>"
-    look(machine, sights.seen(sights.member(name)))
+    look(machine, observations.seen(observations.member(name)))
     shown = machine.state.sections["devices"][name]["shown"]
     assert "\u202e" not in shown
     assert "\x07" not in shown

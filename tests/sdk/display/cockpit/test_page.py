@@ -8,9 +8,9 @@ import re
 from dataclasses import replace
 
 import pytest
-from tests.sdk.display.cockpit import sights
+from tests.sdk.display.cockpit import observations
 
-from potluck.display.cockpit.chronicle import News
+from potluck.display.cockpit.home_events import News
 from potluck.display.cockpit.machine import Machine, Planned, Seen
 from potluck.display.cockpit.plan_sections import name_of
 from potluck.display.cockpit.server import Server
@@ -26,7 +26,10 @@ HOSTILE = [
     "\"quoted\" & 'so'",
     "x" * 300,
 ]
-BOTH, ALONE = sights.plan("a", "b"), sights.plan("a", planner="single", latency_s=0.9, energy_j=2.0)
+BOTH, ALONE = (
+    observations.plan("a", "b"),
+    observations.plan("a", planner="single", latency_s=0.9, energy_j=2.0),
+)
 
 
 class Played:
@@ -47,7 +50,7 @@ class Played:
 
     def clicked(self, content, *, may_act):
         self.asked.append((content, may_act))
-        from potluck.display.cockpit.clicks import click_of
+        from potluck.display.cockpit.page_messages import click_of
 
         self.handle(click_of(content))
 
@@ -86,10 +89,12 @@ def at_work(machine_of, *members, steps=30):
         instruction=9,
     )
     trace = Trace(source="measured", events=(*computing, sent), step_s=(0.5,))
-    run = sights.running(BOTH, steps=steps, latest=trace, latest_step=steps, predicted=trace)
+    run = observations.running(BOTH, steps=steps, latest=trace, latest_step=steps, predicted=trace)
     history = replace(run.history, losses=tuple(2.0 / (1 + i) for i in range(steps)))
     run = replace(run, history=history)
-    sight = sights.seen(*(members or (sights.member("a"), sights.member("b"))), run=run)
+    sight = observations.seen(
+        *(members or (observations.member("a"), observations.member("b"))), run=run
+    )
     return Seen(sight=sight)
 
 
@@ -167,8 +172,8 @@ def test_the_page_shows_everything_readably(opened, played, shots, width, dark):
 
 @pytest.mark.slow
 def test_names_of_others_are_text(opened, played):
-    members = [sights.member(name) for name in HOSTILE]
-    played.handle(Seen(sight=sights.seen(*members)))
+    members = [observations.member(name) for name in HOSTILE]
+    played.handle(Seen(sight=observations.seen(*members)))
     page = opened()
     cards = page.locator(".card .name")
     page.wait_for_function("n => ROOT().querySelectorAll('.card').length === n", arg=len(HOSTILE))
@@ -184,8 +189,8 @@ def test_names_of_others_are_text(opened, played):
 @pytest.mark.slow
 def test_two_hundred_devices_and_ten_thousand_events_stay_smooth(opened, played):
     """Long tasks are counted, not timed: what takes more than 200 ms is felt."""
-    members = [sights.member(f"device-{i:03}", watts=float(i)) for i in range(200)]
-    played.handle(Seen(sight=sights.seen(*members)))
+    members = [observations.member(f"device-{i:03}", watts=float(i)) for i in range(200)]
+    played.handle(Seen(sight=observations.seen(*members)))
     page = opened()
     page.wait_for_function("ROOT().querySelectorAll('.card').length === 200")
     log = played.machine.state.events
@@ -193,10 +198,10 @@ def test_two_hundred_devices_and_ten_thousand_events_stay_smooth(opened, played)
         news = News(kind="said", words=f"event {number}")
         log.add({"at": 1.0, "kind": news.kind, "words": news.words})
         if number % 200 == 199:
-            members[number % 200] = sights.member(
+            members[number % 200] = observations.member(
                 f"device-{number % 200:03}", watts=number, at_s=number
             )
-            played.handle(Seen(sight=sights.seen(*members)))
+            played.handle(Seen(sight=observations.seen(*members)))
     page.get_by_text("event 9999", exact=True).wait_for()
     assert page.locator("ol li").count() <= 100
     page.get_by_role("button", name="older").click()

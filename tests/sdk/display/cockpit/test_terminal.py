@@ -8,7 +8,7 @@ import sys
 
 import pytest
 from rich.console import Console
-from tests.sdk.display.cockpit import sights
+from tests.sdk.display.cockpit import observations
 
 from potluck.display.cockpit import window
 from potluck.display.cockpit.frames import Frames, Reader
@@ -17,7 +17,7 @@ from potluck.display.cockpit.server import Server
 from potluck.display.cockpit.terminal import follow, screen
 from potluck.errors import HomeError
 
-BOTH, ALONE = sights.plan("a", "b"), sights.plan("a", planner="single", latency_s=0.9)
+BOTH, ALONE = observations.plan("a", "b"), observations.plan("a", planner="single", latency_s=0.9)
 HOLDER = """
 import sys
 from potluck.home import Home
@@ -40,7 +40,9 @@ def text_of(machine):
 @pytest.fixture
 def at_work():
     machine = Machine()
-    sight = sights.seen(sights.member("a"), sights.gone("b"), run=sights.running(BOTH))
+    sight = observations.seen(
+        observations.member("a"), observations.gone("b"), run=observations.running(BOTH)
+    )
     machine.handle(Seen(sight=sight), 1.0)
     machine.handle(Planned(order=1, plans=(BOTH, ALONE)), 1.1)
     return machine
@@ -55,13 +57,13 @@ def test_a_terminal_shows_the_same_numbers(at_work):
 
 def test_an_empty_home_is_said_in_words():
     machine = Machine()
-    machine.handle(Seen(sight=sights.seen()), 1.0)
+    machine.handle(Seen(sight=observations.seen()), 1.0)
     assert "0 devices, nothing runs" in text_of(machine)
 
 
 def test_names_are_no_markup_and_no_commands():
     machine = Machine()
-    machine.handle(Seen(sight=sights.seen(sights.member("[red]x\x1b[2J"))), 1.0)
+    machine.handle(Seen(sight=observations.seen(observations.member("[red]x\x1b[2J"))), 1.0)
     told = text_of(machine)
     assert "[red]x" in told
     assert "\x1b" not in told

@@ -12,7 +12,7 @@ import pytest
 
 import potluck
 from potluck.errors import HomeError, UserError
-from potluck.serve.gateway.door import Door
+from potluck.serve.gateway.connection_limit import Door
 from potluck.testing.memory import memory_home
 
 torch = pytest.importorskip("torch")

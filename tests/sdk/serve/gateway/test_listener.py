@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import pytest
 
-from potluck.serve.gateway.door import Door
+from potluck.serve.gateway.connection_limit import Door
 from potluck.serve.gateway.listener import Listener
 
 

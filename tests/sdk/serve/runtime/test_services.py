@@ -14,7 +14,7 @@ from potluck.display import views
 from potluck.errors import Infeasible, ModelError, NotServed, RequestFailed, UserError
 from potluck.serve.runtime import serving
 from potluck.serve.runtime.measure import measure
-from potluck.testing.inside import link_of
+from potluck.testing.internals import link_of
 
 torch = pytest.importorskip("torch")
 

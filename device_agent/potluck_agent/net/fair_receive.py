@@ -1,0 +1,67 @@
+"""Messages from the agent's sockets, in rounds: none takes more than its share, so that whoever
+sends much keeps nobody else from being heard.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from potluck_agent.net.multipart import receive
+from potluck_agent.net.socket_memory import Inflow
+from potluck_wire.bounded_receive import MessageReader
+from potluck_wire.messages import Channel
+
+# of the control channel: a plan takes the core 0.2 s per MiB, and others want to be heard
+BYTES_AT_ONCE = 512 * 1024
+# messages of one socket in one round
+AT_ONCE = {Channel.PULSE: 64, Channel.CONTROL: 16, Channel.DATA: 32}
+
+
+class Sources(Protocol):
+    """Knows which socket has something to say."""
+
+    def has_message(self, socket: Any) -> bool:
+        """Whether a message waits in it."""
+
+
+class Intake:
+    """Reads one ROUTER per channel; whoever sends what is too long to be a message is cut off."""
+
+    def __init__(
+        self, sources: Sources, inflow: Inflow, take: Callable[[Channel, bytes, list[Any]], None]
+    ) -> None:
+        self._sources = sources
+        self._inflow = inflow
+        self._take = take
+        self.begin()
+
+    def begin(self) -> None:
+        """The sockets are new ones: nothing of theirs is half read."""
+        self._readers = {channel: MessageReader(channel, n_routes=1) for channel in AT_ONCE}
+
+    def read(self, channel: Channel, routers: Mapping[Channel, Any]) -> None:
+        """One round's share of a channel.
+
+        Parameters
+        ----------
+        channel
+            Which, and one that has something to say.
+        routers
+            The sockets of the moment: what is read may have them replaced, which ends the round.
+        """
+        router, reader = routers[channel], self._readers[channel]
+        n_bytes = 0
+        for _ in range(AT_ONCE[channel]):
+            was_skipping = reader.skipping
+            route, *frames = receive(router, reader) or [None]
+            n_bytes += sum(map(len, frames))
+            if frames:
+                self._inflow.read(router, frames)
+                self._take(channel, route.bytes, frames)
+            if reader.skipping and not was_skipping:  # whoever sends so much is cut off
+                self._inflow.cut(self._inflow.over(router, frames))
+            if was_skipping or reader.skipping:
+                return
+            reopened = routers.get(channel) is not router
+            is_enough = channel is Channel.CONTROL and n_bytes > BYTES_AT_ONCE
+            if reopened or not self._sources.has_message(router) or is_enough:
+                return

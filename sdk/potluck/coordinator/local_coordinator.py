@@ -1,0 +1,154 @@
+"""The coordinator of this computer: one process for each folder of keys, which the notebook starts
+when it is needed, and which goes on without it.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from potluck.coordinator.endpoint import Place
+from potluck.coordinator.job import OWN_FILES
+from potluck.documents import read_json, write_whole
+from potluck.errors import FileError, HomeError, PotluckError
+from potluck.sessions.connections import Keys
+
+FOLDER = "coordinator"
+WHERE, LOG, LOCK = OWN_FILES
+START_S = 60.0  # torch alone may take seconds on a slow disk
+FIND_S = 2.0
+LOG_BYTES = 2000  # of it, in an error
+
+
+def folder_of(state: Path) -> Path:
+    """Where the coordinator of these keys keeps its jobs.
+
+    Parameters
+    ----------
+    state
+        The folder of the keys.
+    """
+    return state / FOLDER
+
+
+def write_place(folder: Path, host: str, port: int) -> None:
+    """Say where the coordinator of a folder listens.
+
+    Parameters
+    ----------
+    folder
+        Of its jobs.
+    host, port
+        Where.
+
+    Raises
+    ------
+    FileError
+        It cannot be written.
+    """
+    write_whole(folder / WHERE, json.dumps({"host": host, "port": port, "pid": os.getpid()}))
+
+
+def claimed(state: Path, error: HomeError) -> HomeError:
+    """Why a home cannot be opened with these keys; says so where their coordinator has it.
+
+    Parameters
+    ----------
+    state
+        The folder of the keys.
+    error
+        Fact: `holder`, the process that has it.
+    """
+    path = folder_of(state) / WHERE
+    with suppress(OSError, FileError):
+        holder, told = error.facts.get("holder"), read_json(path.read_bytes(), str(path))
+        if holder and isinstance(told, dict) and told.get("pid") == holder:
+            return HomeError(
+                "the coordinator on this computer has this home: it trains what was handed over.",
+                next_step="potluck.Home.attach() shows how far that is, and its stop() gives the "
+                "home back.",
+                holder=holder,
+            )
+    return error
+
+
+def find(state: Path, keys: Keys) -> Place | None:
+    """Where the coordinator of these keys listens; None where none does.
+
+    Parameters
+    ----------
+    state
+        The folder of the keys.
+    keys
+        Of the notebook, which are the coordinator's, too.
+    """
+    path = folder_of(state) / WHERE
+    try:
+        told = read_json(path.read_bytes(), str(path))
+    except (OSError, FileError):
+        return None
+    match told:
+        case {"host": str(host), "port": int(port)}:
+            place = Place(host=host, port=port, key=keys.public, keys=keys)
+        case _:
+            return None
+    with suppress(PotluckError):
+        place.ask("jobs", within_s=FIND_S)
+        return place
+    return None
+
+
+def find_or_start(state: Path, keys: Keys) -> Place:
+    """The same; where none listens, one is started.
+
+    Parameters
+    ----------
+    state
+        The folder of the keys.
+    keys
+        Of the notebook.
+
+    Raises
+    ------
+    HomeError
+        It does not start; says why.
+    FileError
+        Its folder cannot be written.
+    """
+    place = find(state, keys)
+    if place is not None:
+        return place
+    folder = folder_of(state)
+    log = folder / LOG
+    line = [sys.executable, "-m", "potluck", "coordinate", "--state", str(state), "--until-idle"]
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with log.open("ab") as out:
+            out.truncate(0)
+            child = subprocess.Popen(
+                line, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
+            )
+    except OSError as error:
+        raise FileError(
+            f"cannot start the coordinator, {error.filename}: {error.strerror}.",
+            next_step=f"Make {folder} a folder of yours, with nothing but files called {LOG} in "
+            "it.",
+            path=str(log),
+        ) from error
+    end_s = time.monotonic() + START_S
+    while time.monotonic() < end_s:
+        if (place := find(state, keys)) is not None:
+            return place
+        if child.poll() is not None:
+            break
+        time.sleep(0.1)
+    else:
+        child.kill()
+    told = log.read_bytes()[-LOG_BYTES:].decode(errors="replace").strip()
+    raise HomeError(
+        f"the coordinator on this computer does not start: {told or 'it says nothing'}.",
+        next_step=f"`potluck coordinate --state {state}` shows more.",
+    )

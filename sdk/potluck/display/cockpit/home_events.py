@@ -1,0 +1,90 @@
+"""What has happened in a home, told once each: who joined, was lost or left, and what a run has
+decided. Pure.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from potluck.display.cockpit.observation import RunSight, Sight
+from potluck.run.history import History
+from potluck.sessions.members import Member
+
+DECIDED = {"order": "ordered", "switch": "switched", "failed": "failed"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class News:
+    """One thing that happened, for people. `kind` chooses its mark."""
+
+    kind: str
+    words: str
+
+
+class Chronicle:
+    """Compares each look with the one before."""
+
+    def __init__(self) -> None:
+        self._status: dict[str, str] = {}
+        self._run: tuple[object, ...] | None = None
+        self._history = History()
+
+    def look(self, sight: Sight) -> list[News]:
+        """What is new."""
+        return [*self._members(sight.members), *self._of_run(sight.run)]
+
+    def _members(self, members: Iterable[Member]) -> list[News]:
+        now = {member.name: member for member in members}
+        news = []
+        for name, member in now.items():
+            before = self._status.get(name)
+            if member.status != before:
+                news.append(_told(member, before))
+        news += [
+            News(kind="left", words=f"{name} was forgotten")
+            for name in self._status
+            if name not in now
+        ]
+        self._status = {name: member.status for name, member in now.items()}
+        return news
+
+    def _of_run(self, run: RunSight | None) -> list[News]:
+        if run is None:
+            self._run, self._history = None, History()
+            return []
+        news = []
+        what = (run.plan.model, bool(run.ended))
+        if self._run is None or self._run[0] != what[0]:
+            who = ", ".join(run.plan.devices)
+            news.append(News(kind="run", words=f"{run.plan.model} is deployed on {who}"))
+        if run.ended and (self._run is None or not self._run[1]):
+            news.append(News(kind="failed", words=f"the run has ended: {run.ended}"))
+        self._run = what
+        history, before = run.history, self._history
+        news += [
+            News(kind="lost", words=r.words) for r in _new(history.recoveries, before.recoveries)
+        ]
+        news += [
+            News(kind="left", words=d.words) for d in _new(history.departures, before.departures)
+        ]
+        news += [
+            News(kind="joined", words=a.words) for a in _new(history.arrivals, before.arrivals)
+        ]
+        news += [
+            News(kind=DECIDED.get(d.action, "decided"), words=d.words)
+            for d in _new(history.decisions, before.decisions)
+        ]
+        self._history = history
+        return news
+
+
+def _new(now: tuple, before: tuple) -> tuple:  # type: ignore[type-arg]
+    return now[len(before) :]
+
+
+def _told(member: Member, before: str | None) -> News:
+    why = member.leaving or (str(member.error) if member.error is not None else "")
+    told = f": {why}" if why and member.status not in ("ready", "not paired") else ""
+    if member.status == "ready":
+        return News(kind="joined", words=f"{member.name} is {'back' if before else 'there'}")
+    kind = "lost" if member.status in ("gone", "not there") else "said"
+    return News(kind=kind, words=f"{member.name} is {member.status}{told}")

@@ -1,0 +1,270 @@
+"""A module and its loss as they were traced: devices keep that, so what is changed afterwards is
+refused.
+
+Values of tensors may change. All else that a trace reads is compared: classes and their forward,
+hooks, which tensors there are, and plain attributes. What nothing can be said of, such as a tensor
+that the module remembers and the graph does not read, counts by its kind alone.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from functools import partial
+from types import BuiltinFunctionType, FunctionType, MethodType
+from typing import Any
+
+import torch
+
+from potluck.errors import ModelError
+from potluck.graph.torch.training_modes import undecided
+
+Facts = Mapping[tuple[str, str | int], Any]  # by path of the module, and name of the attribute
+
+_OF_TORCH = frozenset({*vars(torch.nn.Module()), "_compiled_call_impl"})
+_FORWARD = ("_forward_pre_hooks", "_forward_hooks")
+_BACKWARD = ("_backward_pre_hooks", "_backward_hooks")
+_CLASS, _PARTS, _FORWARD_HOOKS, _BACKWARD_HOOKS = range(4)  # facts that are no attributes
+_OTHERS = {
+    _CLASS: "has another class, or another forward, now",
+    _PARTS: "has other parts now",
+    _FORWARD_HOOKS: "has other hooks now",
+    _BACKWARD_HOOKS: "has other hooks on its gradients now",
+}
+_SCALARS = (bool, int, float, complex, str, bytes, type(None), Enum, torch.dtype, torch.device)
+_MAX_DEPTH = 4  # of lists in lists
+_MAX_SHOWN = 40  # characters of a value in a message
+
+
+@dataclass(frozen=True, slots=True)
+class _Same:
+    """An object that must stay this very one."""
+
+    value: Any
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and other.value is self.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+
+@dataclass(frozen=True, slots=True)
+class _Scalar:
+    """A number, a word, or another value that cannot change itself."""
+
+    kind: type
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Tensor:
+    """A tensor that the graph reads: it stays the same object, but for its values."""
+
+    tensor: _Same
+    dtype: str
+    trained: bool
+    hooks: tuple[_Same, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AsTraced:
+    """What a module and its loss were when they were traced.
+
+    Parameters
+    ----------
+    net, loss
+        All facts of the module, and of its loss.
+    modes
+        Whether each part of the module is in training; none of one that is in evaluation as a
+        whole, which says nothing.
+    answering
+        The parts that are in training when it answers.
+    """
+
+    net: Facts
+    loss: Facts
+    modes: Mapping[str, bool]
+    answering: frozenset[str]
+
+
+def as_traced(
+    net: torch.nn.Module, loss: Callable[..., Any] | None, own: Mapping[str, torch.Tensor]
+) -> AsTraced:
+    """What they are now; `own`: the tensors that were traced."""
+    read = {id(tensor) for tensor in own.values()}
+    return AsTraced(
+        net=_facts(net, read),
+        loss=_of_loss(loss, net, read),
+        modes=_modes(net),
+        answering=_answering(net),
+    )
+
+
+def check_as_traced(before: AsTraced, now: AsTraced, *, train: bool) -> None:
+    """Raise ModelError where they are not what they were, for training or for inference."""
+    _refuse(before.net, now.net, "the module", train=train)
+    if not train:
+        for path in sorted(before.answering ^ now.answering):
+            mode = _mode(path in now.answering)
+            raise _changed("the module", path or "it", f"is in {mode} now when it answers")
+    else:
+        _refuse(before.loss, now.loss, "the loss", train=True)
+        for path, training in now.modes.items():
+            if training != before.modes.get(path, True):
+                raise _changed("the module", path or "it", f"is in {_mode(training)} now")
+
+
+def check_tensors(before: AsTraced, now: AsTraced) -> None:
+    """Raise ModelError where a tensor that was traced is not where it was."""
+    for old, new, what in (
+        (before.net, now.net, "the module"),
+        (before.loss, now.loss, "the loss"),
+    ):
+        tensors = {key: fact for key, fact in old.items() if isinstance(fact, _Tensor)}
+        _refuse(tensors, {key: new[key] for key in tensors if key in new}, what, train=False)
+
+
+def _refuse(before: Facts, now: Facts, what: str, *, train: bool) -> None:
+    places = {path for path, _ in before} & {path for path, _ in now}
+    for path, name in (*before, *(key for key in now if key not in before)):
+        if name == _BACKWARD_HOOKS and not train:
+            continue
+        words = _difference(before.get((path, name)), now.get((path, name)), train=train)
+        if words and isinstance(name, int):
+            raise _changed(what, path or "it", _OTHERS[name] if path in places else words)
+        if words:
+            raise _changed(what, f"{path}.{name}".lstrip("."), words)
+
+
+def _changed(what: str, name: str, words: str) -> ModelError:
+    return ModelError(
+        f"{what} was changed after its model was made: {name} {words}.",
+        next_step="Make the model again with Model.from_torch. (Values may change: with "
+        "load_state_dict without assign, or in place.)",
+    )
+
+
+def _difference(before: Any, now: Any, *, train: bool) -> str:
+    """In words, what differs in a fact; empty where nothing does. None: it was not there."""
+    if isinstance(before, _Tensor) and isinstance(now, _Tensor):
+        return _difference_of_tensors(before, now, train=train)
+    if before == now:
+        return ""
+    if before is None or now is None:
+        return "is new" if before is None else "is gone"
+    if isinstance(before, _Tensor):
+        return "is another tensor now"
+    if isinstance(before, _Scalar) and isinstance(now, _Scalar):
+        return f"is {now.text:.{_MAX_SHOWN}} now, and was {before.text:.{_MAX_SHOWN}}"
+    return "is another one now"
+
+
+def _difference_of_tensors(before: _Tensor, now: _Tensor, *, train: bool) -> str:
+    if before.tensor != now.tensor:
+        return "is another tensor now"
+    if before.dtype != now.dtype:
+        return f"is {now.dtype} now, and was {before.dtype}"
+    if train and before.trained != now.trained:
+        return f"is {'trained' if now.trained else 'frozen'} now"
+    if train and before.hooks != now.hooks:
+        return "has other hooks now"
+    return ""
+
+
+def _mode(training: bool) -> str:
+    return "training" if training else "evaluation"
+
+
+def _modes(net: torch.nn.Module) -> dict[str, bool]:
+    parts = () if undecided(net) else net.named_modules()
+    return {path: module.training for path, module in parts}
+
+
+def _answering(net: torch.nn.Module) -> frozenset[str]:
+    """Those of a module that is in training answer as after eval(), all of them."""
+    parts = () if net.training else net.named_modules()
+    return frozenset(path for path, module in parts if module.training)
+
+
+def _facts(module: torch.nn.Module, read: set[int], but: frozenset[int] = frozenset()) -> Facts:
+    """All of a module and those in it, without those whose id is in `but`."""
+    return {
+        (path, name): fact
+        for path, owner in module.named_modules()
+        if id(owner) not in but
+        for name, fact in _of_one(owner, read)
+    }
+
+
+def _of_one(owner: torch.nn.Module, read: set[int]) -> Iterator[tuple[str | int, Any]]:
+    yield _CLASS, (_Same(type(owner)), _Same(type(owner).forward))
+    yield _FORWARD_HOOKS, _hooks(owner, _FORWARD)
+    yield _BACKWARD_HOOKS, _hooks(owner, _BACKWARD)
+    yield _PARTS, tuple(owner._modules)
+    held = {name: value for name, value in vars(owner).items() if name not in _OF_TORCH}
+    for name, value in {**owner._parameters, **owner._buffers, **held}.items():
+        yield name, _token(value, read)
+
+
+def _hooks(owner: torch.nn.Module, kinds: tuple[str, ...]) -> tuple[_Same, ...]:
+    return tuple(_Same(hook) for kind in kinds for hook in getattr(owner, kind).values())
+
+
+def _of_loss(loss: Any, net: torch.nn.Module, read: set[int]) -> Facts:
+    """The facts of a loss: a module, another object that is called, or one of the methods of
+    either.
+
+    What a function keeps in its closure is not seen.
+    """
+    while isinstance(loss, partial | MethodType):
+        loss = loss.func if isinstance(loss, partial) else loss.__self__
+    if isinstance(loss, torch.nn.Module):
+        but = frozenset(map(id, net.modules()))
+        modes: Facts = {
+            (path, "training"): _Scalar(bool, repr(owner.training))
+            for path, owner in loss.named_modules()
+            if id(owner) not in but
+        }
+        return {**_facts(loss, read, but), **modes}
+    if isinstance(loss, FunctionType | BuiltinFunctionType | type):
+        return {}
+    return {("", name): _token(value, read) for name, value in _attributes(loss).items()}
+
+
+def _token(value: Any, read: set[int], depth: int = 0) -> Any:
+    """What stands for a value: equal where the value is what it was."""
+    if isinstance(value, torch.Tensor):
+        return _tensor(value) if id(value) in read else torch.Tensor
+    if isinstance(value, _SCALARS):
+        return _Scalar(type(value), repr(value))
+    if isinstance(value, MethodType):
+        return _Same(value.__func__), _Same(value.__self__)
+    if isinstance(value, torch.nn.Module) or callable(value):
+        return _Same(value)
+    if depth < _MAX_DEPTH and isinstance(value, dict):
+        return dict, tuple(
+            (_token(key, read, depth + 1), _token(item, read, depth + 1))
+            for key, item in value.items()
+        )
+    if depth < _MAX_DEPTH and isinstance(value, list | tuple):
+        return type(value), tuple(_token(item, read, depth + 1) for item in value)
+    return type(value), tuple(
+        (name, _token(item, read))
+        for name, item in _attributes(value).items()
+        if isinstance(item, (*_SCALARS, torch.Tensor))
+    )
+
+
+def _attributes(value: Any) -> Mapping[str, Any]:
+    return getattr(value, "__dict__", {})
+
+
+def _tensor(tensor: torch.Tensor) -> _Tensor:
+    hooks = getattr(tensor, "_backward_hooks", None) or {}
+    later = getattr(tensor, "_post_accumulate_grad_hooks", None) or {}
+    return _Tensor(
+        tensor=_Same(tensor),
+        dtype=str(tensor.dtype).removeprefix("torch."),
+        trained=tensor.requires_grad,
+        hooks=tuple(_Same(hook) for hook in (*hooks.values(), *later.values())),
+    )

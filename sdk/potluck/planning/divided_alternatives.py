@@ -1,0 +1,72 @@
+"""Plans of a model, and of the same model divided by tensor: ranked together, with what its
+exchanges cost the latter.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from potluck.errors import Infeasible, UserError
+from potluck.planning.explain import explain
+from potluck.planning.planner import make_plans
+from potluck.planning.plans import Plans, preference
+from potluck.planning.tensor_parallel import has_lanes, n_lanes
+from potluck.records import Plan, Problem
+from potluck.units import duration, percent
+
+
+def beside(whole: Callable[[], Plans], divided: Problem) -> Plans:
+    """All plans of both, best first; the remark says by numbers what dividing gives or costs.
+
+    Parameters
+    ----------
+    whole
+        Makes the plans of the model as it is.
+    divided
+        The problem of the divided one, of the same home and workload.
+
+    Raises
+    ------
+    UserError
+        The other profile is not of a divided model.
+    Infeasible
+        Neither has a plan that holds the limits.
+    """
+    if not has_lanes(divided):
+        raise UserError(
+            f"{divided.model} is not divided by tensor.",
+            next_step="Profile model.divided((1, 1)), and pass its profile.",
+        )
+    try:
+        other: Plans | None = make_plans(divided)
+    except Infeasible:
+        other = None
+    by_lanes = [plan for plan in other or () if len(plan.devices) > 1]
+    try:
+        plans = whole()
+    except Infeasible:
+        if not by_lanes:
+            raise
+        return Plans(tuple(by_lanes))
+    if not by_lanes:
+        return replace(plans, remarks=(_none(divided),))
+    every = sorted([*plans, *by_lanes], key=lambda plan: preference(plan, divided))
+    return Plans(tuple(every), remarks=(_compared(plans.best, by_lanes[0]),))
+
+
+def _none(divided: Problem) -> str:
+    n, there = n_lanes(divided.layers), len(divided.devices)
+    why = f"there are {there}" if n > there else "none of its plans holds the limits"
+    return f"divided by tensor it needs {n} devices, and {why}"
+
+
+def _compared(best: Plan, lanes: Plan) -> str:
+    """What the fastest division takes, and how much of it is waiting for the others."""
+    parts = explain(lanes, improvements=False).parts
+    waiting = max(1 - part.compute_frac for part in parts)
+    exchanges = len(lanes.stages) // len(lanes.devices)
+    alone_s, its_s = best.latency_s or 0.0, lanes.latency_s or 0.0
+    return (
+        f"divided by tensor over {', '.join(lanes.devices)} it takes {duration(its_s)} against "
+        f"{duration(alone_s)}: up to {percent(waiting)} of that is waiting for {exchanges} "
+        "exchanges a direction"
+    )

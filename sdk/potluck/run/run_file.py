@@ -1,0 +1,103 @@
+"""A run as one file's worth: what it needs to go on as if nothing had happened."""
+
+from typing import TYPE_CHECKING
+
+from potluck.errors import UserError
+from potluck.run.batch_stream import Position
+from potluck.run.checkpoint import Checkpoint
+from potluck.run.recovery import surviving
+from potluck.run.update_source import in_use
+from potluck.run.weight_update import is_average
+
+if TYPE_CHECKING:
+    import torch
+
+    from potluck.run.engine import Engine
+
+
+def checkpoint_of(engine: "Engine", *, latest: bool) -> Checkpoint:
+    """The state of now; where the run has ended, or the `latest` is not asked for, that which it
+    goes back to where a device is lost.
+
+    Parameters
+    ----------
+    engine
+        Of a training.
+    latest
+        Ask the devices.
+    """
+    kept, positions = engine.protection, engine.positions
+    if kept is not None and (engine.failed is not None or not latest):
+        state = kept.snapshot
+    else:
+        engine.check(training=True)
+        with engine.boundary():
+            state = surviving(engine, engine.state.snapshot)
+            positions = engine.positions
+    compiled_plan, source = engine.compiled_plan, engine.source
+    return Checkpoint(
+        signature=engine.model.signature,
+        plan=compiled_plan.plan,
+        optimizer=state.optimizer if source is None else source.at_rest(state.optimizer),
+        step=state.step,
+        seed=compiled_plan.seed,
+        weights=dict(state.weights),
+        moments=dict(state.moments),
+        position=positions.get(state.step),
+        schedule=source.place if source is not None else None,
+    )
+
+
+def position_of(engine: "Engine", *, under_way: bool) -> Position:
+    """Where the latest training of a run, or of the one that it goes on with, stood in its data.
+
+    Parameters
+    ----------
+    engine
+        Of the run.
+    under_way
+        A training goes on.
+
+    Raises
+    ------
+    UserError
+        It stands nowhere yet, or it is not known.
+    """
+    if under_way:
+        raise UserError("another fit is under way.", next_step="Wait for it, or cancel it.")
+    found = engine.positions.get(engine.next_step)
+    if found is None:
+        raise UserError(
+            "it is not known how far a training had come in its data.",
+            next_step="Leave out resume=True.",
+        )
+    return found
+
+
+def all_state(engine: "Engine", *, ema: bool = False) -> "dict[str, torch.Tensor]":
+    """All that devices keep, as it is on them now: what belongs to the loss, too.
+
+    Parameters
+    ----------
+    engine
+        Of the run.
+    ema
+        Of each weight that is trained, its moving average in its place.
+
+    Raises
+    ------
+    UserError
+        No average is kept.
+    """
+    engine.check(training=ema)
+    engine.model.check_values(engine.value_marks)
+    with engine.boundary():
+        if ema and in_use(engine).update.average is None:
+            raise UserError(
+                "no moving average of the weights is kept.",
+                next_step="run.fit(data, ema=0.999) keeps one.",
+            )
+        state = surviving(engine, engine.state.weights)
+        moments = surviving(engine, lambda: engine.state.pull(moments=True)) if ema else {}
+    averages = {n.partition(":")[2]: t for n, t in moments.items() if is_average(n)}
+    return state | averages

@@ -1,0 +1,88 @@
+"""All state of a run: weights and what the optimizer keeps, from the notebook onto the devices, and
+back.
+"""
+
+from typing import TYPE_CHECKING
+
+from potluck.run.compiled_plan import MOMENTS, PULL, PUSH
+from potluck.run.device_group import state_types, states_of
+from potluck.run.snapshots import Snapshot
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import torch
+
+    from potluck.run.engine import Engine
+    from potluck.schedule import Compiled
+    from potluck.sessions.events import Execution
+
+
+class RunState:
+    """Of one run; for who holds its boundary.
+
+    Parameters
+    ----------
+    engine
+        Of the run.
+    """
+
+    def __init__(self, engine: "Engine") -> None:
+        self._engine = engine
+        self._n_moves = 0
+        self.moved_s = 0.0  # that pulling and pushing have taken so far
+
+    def weights(self) -> "dict[str, torch.Tensor]":
+        """All that the run computes with, on devices and here; the rest as the user has it."""
+        return self.with_weights(self.pull())
+
+    def with_weights(self, on_devices: "Mapping[str, torch.Tensor]") -> "dict[str, torch.Tensor]":
+        """These and all others that the run computes with; the rest as the user has it.
+
+        Parameters
+        ----------
+        on_devices
+            As they came from there, by name.
+        """
+        engine = self._engine
+        fed = engine.loss_constants.fed if engine.loss_constants is not None else {}
+        return {**engine.model.state(), **fed, **engine.weights_of_file, **on_devices}
+
+    def pull(self, *, moments: bool = False) -> "dict[str, torch.Tensor]":
+        """The weights on the devices, or the optimizer's state there, by name."""
+        engine = self._engine
+        engine.finish()
+        compiled = engine.active.compiled.get(PULL + MOMENTS * moments)
+        if compiled is None:
+            return {}
+        types = state_types(engine.model, engine.active.optimizer if moments else None)
+        return states_of(self._move(compiled), compiled, types)
+
+    def push(self, states: "Mapping[str, torch.Tensor]", *, moments: bool = False) -> None:
+        """Put these weights, or this state of the optimizer, onto the devices."""
+        compiled = self._engine.active.compiled.get(PUSH + MOMENTS * moments)
+        if compiled is not None:
+            self._move(compiled, states)
+
+    def _move(
+        self, compiled: "Compiled", states: "Mapping[str, torch.Tensor] | None" = None
+    ) -> "Execution":
+        engine = self._engine
+        self._n_moves += 1
+        execution = engine.result(
+            engine.group.execute(engine.active.epoch, compiled, self._n_moves, states=states)
+        )
+        self.moved_s += execution.stop_s - execution.start_s
+        return execution
+
+    def snapshot(self) -> Snapshot:
+        """All of it as it is on the devices after the steps handed out."""
+        engine = self._engine
+        engine.finish()
+        assert engine.compiled_plan.optimizer is not None
+        return Snapshot(
+            step=engine.step,
+            optimizer=engine.compiled_plan.optimizer,
+            weights=self.weights(),
+            moments=self.pull(moments=True) if engine.step else {},
+        )

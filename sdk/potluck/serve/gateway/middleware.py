@@ -1,0 +1,168 @@
+"""What stands between the server and the application: who is asked by a name that is this
+computer's own, how long an answer waits for its reader, and how much all bodies take together.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+from starlette.responses import JSONResponse
+
+from potluck.serve.gateway.connection_limit import Who
+
+PIECE_BYTES = 64 * 1024
+PIECE_S = 30.0  # for a reader to take one: 17 kbit/s
+SHARE = "potluck.share"  # of the room for bodies, in the scope of a request
+OWN_NAMES = ("localhost", "127.0.0.1", "::1")
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Application = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+class Doorkeeper(Protocol):
+    """Whom the guard tells what becomes of a connection."""
+
+    def asked(self, who: Who) -> None:
+        """The head of a request is there."""
+
+    def answered(self, who: Who) -> None:
+        """It is answered."""
+
+    def part(self, who: Who) -> None:
+        """It has to leave."""
+
+
+class Room:
+    """Bytes that all bodies may have together.
+
+    Parameters
+    ----------
+    most_bytes
+        Of all.
+    """
+
+    def __init__(self, most_bytes: int) -> None:
+        self.most_bytes, self.used_bytes = most_bytes, 0
+
+    def share(self) -> "Share":
+        """One for a request, still empty."""
+        return Share(self)
+
+
+class Share:
+    """What one request has of the room."""
+
+    def __init__(self, room: Room) -> None:
+        self._room, self._taken_bytes = room, 0
+
+    def take(self, n_bytes: int) -> bool:
+        """Whether there was room for as many more."""
+        if self._room.used_bytes + n_bytes > self._room.most_bytes:
+            return False
+        self._room.used_bytes += n_bytes
+        self._taken_bytes += n_bytes
+        return True
+
+    def give_back(self) -> None:
+        """The request is answered."""
+        self._room.used_bytes -= self._taken_bytes
+        self._taken_bytes = 0
+
+
+class Guard:
+    """An application within bounds.
+
+    Parameters
+    ----------
+    application
+        What answers.
+    keeper
+        Is told who asked, who is answered, and who does not read its answer.
+    room
+        For all bodies.
+    names
+        By which this computer may be asked; None: by any, as a token is asked for.
+    """
+
+    def __init__(
+        self,
+        application: Application,
+        keeper: Doorkeeper,
+        room: Room,
+        names: tuple[str, ...] | None,
+    ) -> None:
+        self._application = application
+        self._keeper = keeper
+        self._room = room
+        self._names = names
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request, as ASGI has it."""
+        who, share = scope["client"], self._room.share()
+        scope[SHARE] = share
+        self._keeper.asked(who)
+
+        async def paced(message: Message) -> None:
+            try:
+                for piece in _pieces(message):
+                    await asyncio.wait_for(send(piece), PIECE_S)
+            except asyncio.TimeoutError:
+                self._keeper.part(who)
+                raise OSError("the answer is not read") from None
+
+        try:
+            why_not = self._why_not(scope)
+            application = _refusal(why_not) if why_not else self._application
+            await application(scope, receive, paced)
+        except OSError:  # nobody reads it: there is nobody to tell
+            self._keeper.part(who)
+        finally:
+            share.give_back()
+            self._keeper.answered(who)
+
+    def _why_not(self, scope: Scope) -> str:
+        if self._names is None:
+            return ""
+        headers = dict(scope["headers"])
+        host = headers.get(b"host", b"").decode("latin-1")
+        if host and name_in(f"//{host}") not in self._names:
+            return f"Host: this entrance is asked as {self._names[0]}, not as {host[:80]!r}."
+        origin = headers.get(b"origin")
+        if origin is not None and name_in(origin.decode("latin-1")) not in self._names:
+            return "Origin: pages of other places may not ask this entrance."
+        return ""
+
+
+def name_in(url: str) -> str:
+    """The name of a computer in an address; empty where there is none.
+
+    >>> name_in("http://localhost:8000"), name_in("//[::1]:80"), name_in("null")
+    ('localhost', '::1', '')
+    """
+    try:
+        return urlsplit(url).hostname or ""
+    except ValueError:
+        return ""
+
+
+def _refusal(text: str) -> Application:
+    response = JSONResponse({"error": text}, status_code=403)
+    response.headers["Connection"] = "close"
+    return response
+
+
+def _pieces(message: Message) -> list[Message]:
+    """A long body in pieces: so its reader is waited for in between."""
+    body = message.get("body", b"")
+    if len(body) <= PIECE_BYTES:
+        return [message]
+    begins = range(0, len(body), PIECE_BYTES)
+    pieces: list[Message] = [
+        {**message, "body": body[at : at + PIECE_BYTES], "more_body": True} for at in begins
+    ]
+    pieces[-1]["more_body"] = message.get("more_body", False)
+    return pieces

@@ -1,0 +1,58 @@
+"""What may be asked of `home.serve`: checked before anything is measured. Pure."""
+
+from potluck.errors import UserError
+from potluck.serve.scheduling.records import Frequency, Latency, check_count, check_number
+
+MAX_NAME = 64
+EXTRA = "._-"
+
+
+def check_serving(name: str, slo: object, priority: int, max_queue: int, per_s: float) -> None:
+    """Refuse what no service can be made of.
+
+    Parameters
+    ----------
+    name
+        Of the service: it stands in addresses and in metrics.
+    slo
+        `Latency` or `Frequency`.
+    priority
+        Any whole number.
+    max_queue
+        Rows that may wait.
+    per_s
+        Requests per second; 0: not known.
+
+    Raises
+    ------
+    UserError
+        Names what is wrong.
+    """
+    if not isinstance(name, str) or not is_name(name):
+        raise UserError(
+            f"a service is called by letters, digits and {' '.join(EXTRA)}, up to {MAX_NAME} of "
+            f"them; got {name!r}.",
+            next_step='home.serve(model, name="birds", slo=potluck.Latency(0.2))',
+        )
+    if not isinstance(slo, Latency | Frequency):
+        raise UserError(
+            f"a limit is potluck.Latency(seconds) or potluck.Frequency(fps), got {slo!r}.",
+            next_step='home.serve(model, name="birds", slo=potluck.Latency(0.2))',
+        )
+    if not isinstance(priority, int) or isinstance(priority, bool):
+        raise UserError(f"priority is a whole number, got {priority!r}.")
+    check_count("max_queue", max_queue)
+    check_number("per_s", per_s, zero=True)
+
+
+def is_name(name: str) -> bool:
+    """Whether a service may be called so.
+
+    >>> is_name("birds-2"), is_name("../x y"), is_name("")
+    (True, False, False)
+    """
+    return (
+        0 < len(name) <= MAX_NAME
+        and all(c.isascii() and (c.isalnum() or c in EXTRA) for c in name)
+        and name[0].isalnum()
+    )

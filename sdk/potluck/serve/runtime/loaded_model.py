@@ -1,0 +1,171 @@
+"""A service's model loaded on a device, or on several that share its layers: batches of any size
+up to a largest one go there, each to the smallest program that takes it.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from potluck.errors import PotluckError
+from potluck.records import Plan, Stage
+from potluck.run.device_group import outputs_of
+from potluck.run.engine import Engine
+from potluck.run.tensors import first_rows
+from potluck.sessions.events import Execution
+from potluck.sessions.link import Link
+from potluck.sessions.members import Members
+
+if TYPE_CHECKING:
+    import torch
+
+    from potluck.profile.profiles import Profile
+    from potluck.run.in_flight import Request
+
+Outputs = Mapping[str, "torch.Tensor"]
+
+
+def plan_on(model: Any, device: str, batch: int) -> Plan:
+    """All of a model on one device, for batches of so many rows.
+
+    Parameters
+    ----------
+    model
+        What is served.
+    device
+        Its name.
+    batch
+        Rows.
+    """
+    whole = Stage(start=0, stop=len(model.layers(False)), devices=(device,), shares=(batch,))
+    return Plan(
+        planner="serve", model=model.name, stages=(whole,), micro_batch=batch, training=False
+    )
+
+
+def sizes_below(batch: int) -> tuple[int, ...]:
+    """Smaller batches that there are programs for: all powers of two.
+
+    >>> sizes_below(8)
+    (1, 2, 4)
+    """
+    return tuple(2**power for power in range(batch.bit_length()) if 2**power < batch)
+
+
+class Loaded:
+    """A model on its devices.
+
+    Parameters
+    ----------
+    link, members
+        The home's connection and its devices.
+    model
+        What is served.
+    plan
+        For inference; its batch is the largest.
+    profile
+        What emulated devices whose times the notebook knows are played by; else they are as fast
+        as this machine.
+
+    Raises
+    ------
+    OutOfMemory
+        A device needs more memory than it may use; nothing was loaded.
+    """
+
+    def __init__(
+        self, link: Link, members: Members, model: Any, plan: Plan, profile: "Profile | None" = None
+    ) -> None:
+        is_whole = all(len(stage.devices) == 1 for stage in plan.stages)
+        sizes = sizes_below(plan.batch) if is_whole else ()
+        self.devices = plan.devices
+        self.plan = plan
+        self.is_lost = False
+        self.n_under_way = 0
+        self._engine = Engine(
+            link, members, model, plan, optimizer=None, seed=0, sizes=sizes, profile=profile
+        )
+        self._names = [tensor.name for tensor in self._engine.compiled_plan.segments[-1].outputs]
+        try:
+            self._engine.state.push(model.state())
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def batch(self) -> int:
+        """The most rows at once."""
+        return self.plan.batch
+
+    @property
+    def memory_bytes(self) -> Mapping[str, int]:
+        """What it needs on each device."""
+        return {name: self._engine.compiled_plan.memory_bytes(name) for name in self.devices}
+
+    def ask(self, inputs: "Sequence[torch.Tensor]", rows: int) -> "Asked":
+        """Have these rows computed, `batch` at most; comes back at once.
+
+        Parameters
+        ----------
+        inputs
+            Each [rows, ...].
+        rows
+            How many.
+        """
+        self._engine.check()
+        return Asked(self._engine.request(inputs, 0, rows), self._names)
+
+    def close(self) -> None:
+        """Its devices forget it, where they can be reached."""
+        self.is_lost = True
+        try:
+            self._engine.group.drop()
+        except PotluckError:
+            return  # the home is closed
+
+
+class Asked:
+    """Rows that are computed.
+
+    Parameters
+    ----------
+    request
+        As the engine handed it out.
+    names
+        Of the outputs, in order.
+    """
+
+    def __init__(self, request: "Request", names: Sequence[str]) -> None:
+        self._request, self._names = request, names
+
+    def on_done(self, callback: Callable[["Future[Execution]"], None]) -> None:
+        """Call this once it has ended, well or not: in the link's thread, must be quick."""
+        self._request.future.add_done_callback(callback)
+
+    def wait(self) -> "list[torch.Tensor]":
+        """Wait for the outputs, in order; each [rows x k, ...].
+
+        Raises
+        ------
+        RequestFailed
+            An operator failed over these values.
+        PotluckError
+            A device was lost, or sent what is no output.
+        """
+        asked = self._request
+        found = outputs_of(asked.future.result(), asked.compiled, asked.types)
+        return [first_rows(found[name], asked.wanted, asked.batch) for name in self._names]
+
+
+def with_batch(plan: Plan, batch: int) -> Plan:
+    """The same stages, one device each, for batches of so many rows.
+
+    Parameters
+    ----------
+    plan
+        For inference.
+    batch
+        Rows.
+    """
+    stages = tuple(replace(s, devices=(s.lead,), shares=(batch,)) for s in plan.stages)
+    return replace(plan, stages=stages, micro_batch=batch, n_micro_batches=1, peak_bytes={})

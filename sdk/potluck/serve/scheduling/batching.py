@@ -1,0 +1,268 @@
+"""Dynamic batching: the requests of one service on one server, by deadline, in batches for its
+replicas. A pure machine: `handle(event, now_s) -> actions`.
+
+A request waits for a fuller batch only as long as its limit allows: a batch starts when it is full,
+or when the slack of its most urgent request is used up (`wait_frac` of it; 0 starts at once). What
+has missed its deadline, or with `early_drop` what can no longer hold it (as in Nexus, SOSP 2019,
+and Clockwork, OSDI 2020), is given back instead of computed.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from math import inf
+
+from potluck.serve.scheduling.records import Request
+
+ROUNDED_S = 1e-9  # a moment that two sums of seconds may differ by
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """A request that is to be computed here."""
+
+    request: Request
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The batch of this replica has ended, well or not."""
+
+    replica: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed: the answer to `WakeAt`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resized:
+    """The service has other replicas now: those below `n_replicas` start batches."""
+
+    n_replicas: int
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Compute these on this replica; it is expected to take `seconds`."""
+
+    replica: int
+    requests: tuple[Request, ...]
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class GiveBack:
+    """This request is not computed here, and why."""
+
+    request: Request
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class WakeAt:
+    """Call again at this time, unless something comes before."""
+
+    at_s: float
+
+
+Event = Arrived | Done | Tick | Resized
+Action = Start | GiveBack | WakeAt
+
+TIMED_OUT = "timed out"
+CANNOT_MEET = "its deadline can no longer be met"
+QUEUE_FULL = "queue full"
+
+
+class Batcher:
+    """One service's queue on one server, in front of its replicas.
+
+    Parameters
+    ----------
+    batch_s
+        Seconds of a batch of n items; index 0 is unused. Its length says the largest batch.
+    n_replicas
+        Batches at once.
+    max_queue
+        Requests that may wait.
+    wait_frac
+        Part of the slack of the most urgent request that a batch may wait to become fuller.
+    early_drop
+        Whether what cannot hold its deadline any more is given back before it is computed.
+    busy
+        Replicas that still compute for an earlier queue.
+    alone_s
+        As `batch_s`, with nothing computed beside it; default: the same. A batch is made smaller
+        for its most urgent request only where it would be too late even so: beside others that are
+        idle just then it is done sooner, and smaller batches serve less.
+    """
+
+    def __init__(
+        self,
+        batch_s: Sequence[float],
+        n_replicas: int = 1,
+        *,
+        max_queue: int = 1024,
+        wait_frac: float = 0.0,
+        early_drop: bool = True,
+        busy: Iterable[int] = (),
+        alone_s: Sequence[float] = (),
+    ) -> None:
+        self.batch_s = tuple(batch_s)
+        self.largest = len(self.batch_s) - 1
+        self.n_replicas = n_replicas
+        self.max_queue = max_queue
+        self.wait_frac = wait_frac
+        self.early_drop = early_drop
+        self.alone_s = tuple(alone_s) or self.batch_s
+        # of every replica, when its batch is expected to end; 0 when it is idle
+        n_known = max([n_replicas, *(replica + 1 for replica in busy)])
+        self._until_s = [0.0] * n_known
+        self._running = [False] * n_known
+        for replica in busy:
+            self._running[replica] = True
+        # (less urgent, deadline, order, request)
+        self._queue: list[tuple[int, float, int, Request]] = []
+        self._n_seen = 0
+        self._queued_work = 0.0
+
+    @property
+    def n_queued(self) -> int:
+        """Requests that wait."""
+        return len(self._queue)
+
+    @property
+    def n_running(self) -> int:
+        """Replicas that compute."""
+        return sum(self._running)
+
+    def queue_s(self, now_s: float) -> float:
+        """Expected seconds until a request that came now would start."""
+        return max(0.0, self._start_s(now_s) - now_s)
+
+    def finish_s(self, now_s: float, work: float = 1.0) -> float:
+        """When a request that came now would be done at the latest, if none more urgent follows.
+
+        One that must wait is expected in a full batch, since others may join it.
+
+        Parameters
+        ----------
+        now_s
+            The time.
+        work
+            Of the request, see `Request`.
+        """
+        start_s = self._start_s(now_s)
+        n_together = self.largest if start_s > now_s else len(self._queue) % self.largest + 1
+        return start_s + self.batch_s[n_together] * work
+
+    def _start_s(self, now_s: float) -> float:
+        if not self.n_replicas:
+            return inf
+        n_batches = len(self._queue) // self.largest
+        free_s = sorted(max(now_s, until_s) for until_s in self._until_s[: self.n_replicas])
+        if not n_batches:
+            return free_s[0]
+        turns, replica = divmod(n_batches, self.n_replicas)
+        mean_work = self._queued_work / len(self._queue)
+        return free_s[replica] + turns * self.batch_s[self.largest] * mean_work
+
+    def handle(self, event: Event, now_s: float) -> list[Action]:
+        """What is to be done now."""
+        actions: list[Action] = []
+        match event:
+            case Arrived(request):
+                if len(self._queue) >= self.max_queue:
+                    return [GiveBack(request, QUEUE_FULL)]
+                self._push(request)
+            case Done(replica):
+                self._running[replica] = False
+                self._until_s[replica] = 0.0
+            case Resized(n_replicas):
+                self._resize(n_replicas)
+            case Tick():
+                pass
+        self._start(now_s, actions)
+        return actions
+
+    def take_all(self) -> list[Request]:
+        """All that wait, to be served elsewhere; nothing waits here any more."""
+        waiting = [entry[3] for entry in sorted(self._queue)]
+        self._queue.clear()
+        self._queued_work = 0.0
+        return waiting
+
+    def _push(self, request: Request) -> None:
+        self._n_seen += 1
+        self._queued_work += request.work
+        heappush(self._queue, (-request.priority, request.deadline_s, self._n_seen, request))
+
+    def _pop(self) -> Request:
+        request = heappop(self._queue)[3]
+        self._queued_work -= request.work
+        return request
+
+    def _resize(self, n_replicas: int) -> None:
+        """A replica that still computes goes on; it starts nothing more if it is beyond."""
+        more = max(0, n_replicas - len(self._until_s))
+        self._until_s += [0.0] * more
+        self._running += [False] * more
+        self.n_replicas = n_replicas
+
+    def _start(self, now_s: float, actions: list[Action]) -> None:
+        """Start batches while there are requests and idle replicas."""
+        while self._queue and (replica := self._idle()) is not None:
+            start_s = self._latest_start_s(now_s)
+            if start_s > now_s + ROUNDED_S:
+                actions.append(WakeAt(start_s))
+                return
+            batch = self._batch(now_s, actions)
+            if batch:
+                work = max(request.work for request in batch)
+                seconds = self.batch_s[len(batch)] * work
+                self._running[replica], self._until_s[replica] = True, now_s + seconds
+                actions.append(Start(replica, tuple(batch), seconds))
+
+    def _idle(self) -> int | None:
+        for replica in range(self.n_replicas):
+            if not self._running[replica]:
+                return replica
+        return None
+
+    def _latest_start_s(self, now_s: float) -> float:
+        """Until when the next batch may wait for more requests."""
+        n_queued = len(self._queue)
+        if not self.wait_frac or n_queued >= self.largest:
+            return now_s
+        arrived_s = self._queue[0][3].arrived_s
+        most_urgent_s = min(entry[1] for entry in self._queue)
+        slack_s = most_urgent_s - self.batch_s[n_queued] - arrived_s
+        return arrived_s + self.wait_frac * slack_s
+
+    def _batch(self, now_s: float, actions: list[Action]) -> list[Request]:
+        """The most urgent requests that can still be met; the others are given back."""
+        batch: list[Request] = []
+        while self._queue and len(batch) < self.largest:
+            request = self._pop()
+            if request.deadline_s < now_s:
+                actions.append(GiveBack(request, TIMED_OUT))
+            elif self.early_drop and not self._holds(request, now_s):
+                actions.append(GiveBack(request, CANNOT_MEET))
+            else:
+                batch.append(request)
+        return self._shrunk(batch, now_s) if self.early_drop else batch
+
+    def _holds(self, request: Request, now_s: float) -> bool:
+        return now_s + self.batch_s[1] * request.work <= request.deadline_s + ROUNDED_S
+
+    def _shrunk(self, batch: list[Request], now_s: float) -> list[Request]:
+        """Without those behind whom the batch would be too late for one of it."""
+        work, earliest_s = 0.0, inf
+        for n_taken, request in enumerate(batch, 1):
+            work, earliest_s = max(work, request.work), min(earliest_s, request.deadline_s)
+            if n_taken > 1 and now_s + self.alone_s[n_taken] * work > earliest_s + ROUNDED_S:
+                for later in batch[n_taken - 1 :]:
+                    self._push(later)
+                return batch[: n_taken - 1]
+        return batch

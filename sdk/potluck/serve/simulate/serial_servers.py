@@ -1,0 +1,144 @@
+"""The simulator where each server has one processor that computes one batch after the other, as the
+worker of an agent does, and where the frames of a stream come one by one.
+
+`Simulation` plays replicas side by side as they were profiled, and a stream by the rate that it was
+granted. Here a batch takes the time that it takes alone, once those before it are done, and whose
+turn it is `scheduling.fair_queueing` says, as on real devices. So this predicts what agents do.
+"""
+
+from collections.abc import Callable
+
+from potluck.serve.scheduling.events import Arrived, Settled, Start
+from potluck.serve.scheduling.fair_queueing import Turns
+from potluck.serve.scheduling.placement import Placement
+from potluck.serve.scheduling.records import Request
+from potluck.serve.simulate.arrivals import Arrival
+from potluck.serve.simulate.engine import DONE, EXCHANGE, Scenario, Simulation
+from potluck.serve.simulate.scheme import Scheme
+
+FRAME = EXCHANGE + 1  # after the engine's own kinds of event
+
+
+class InTurn(Simulation):
+    """One scenario by one scheme.
+
+    Parameters
+    ----------
+    scenario, scheme, clock, placement
+        As of `Simulation`; each server has one processor.
+    """
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        scheme: Scheme,
+        clock: Callable[[], float] | None = None,
+        placement: Placement | None = None,
+    ) -> None:
+        super().__init__(scenario, scheme, clock, placement)
+        self.turns = [Turns[Start]() for _ in self.nodes]
+        self._begun_s: dict[int, float] = {}  # of batches that are with their processor
+        self._free_s = [0.0] * len(self.nodes)
+        self._n_ids = max((each.request.id for each in scenario.arrivals), default=0)
+        self._entrance: dict[int, int] = {}  # of streams
+
+    def alone_s(self, start: Start) -> float:
+        """Seconds of a batch by itself."""
+        times = self.allocations[start.pool[:2]].variant.times[1]
+        return times.at(len(start.requests)) * max(each.work for each in start.requests)
+
+    def begin_batch(self, index: int, start: Start, now_s: float) -> None:
+        """A processor is given a batch; it computes what it was given before first.
+
+        Parameters
+        ----------
+        index
+            Of the server.
+        start
+            The batch.
+        now_s
+            The time.
+        """
+        self._free_s[index] = max(now_s, self._free_s[index]) + self.alone_s(start)
+        self._at(self._free_s[index], DONE, index, start)
+
+    def batch_done(self, index: int, start: Start, now_s: float) -> None:
+        """A batch has ended.
+
+        Parameters
+        ----------
+        index
+            Of the server.
+        start
+            The batch.
+        now_s
+            The time.
+        """
+        self.turns[index].done(start.pool[0], now_s - self._begun_s.pop(id(start)))
+        super()._event(DONE, index, start, now_s)
+        self._pump(index, now_s)
+
+    def _compute(self, index: int, start: Start, now_s: float) -> None:
+        self.turns[index].offer(start.pool[0], start, self.services[start.pool[0]].priority)
+        self._pump(index, now_s)
+
+    def _pump(self, index: int, now_s: float) -> None:
+        while (start := self.turns[index].next()) is not None:
+            self._begun_s[id(start)] = now_s
+            self.begin_batch(index, start, now_s)
+
+    # --- streams
+
+    def _event(self, code: int, index: int, what: object, now_s: float) -> None:
+        if code == FRAME:
+            assert isinstance(what, Request)
+            self._frame(what, index, now_s)
+        elif code == DONE:
+            assert isinstance(what, Start)
+            self.batch_done(index, what, now_s)
+        else:
+            super()._event(code, index, what, now_s)
+
+    def _enter(self, arrival: Arrival, now_s: float) -> None:
+        if arrival.request.fps:
+            self._entrance[arrival.request.id] = self.index[arrival.server]
+        super()._enter(arrival, now_s)
+
+    def _opened(self, request: Request, fps: float, index: int, now_s: float) -> None:
+        stream = self._streams[request.id]
+        is_first = not stream.servers
+        super()._opened(request, fps, index, now_s)
+        if not is_first:
+            return
+        whole, entrance = stream.request, self._entrance[request.id]
+        for number in range(whole.n_frames):
+            self._n_ids += 1
+            at_s = now_s + number / whole.fps
+            limit_s = self.services[whole.service].slo.tolerance_s
+            frame = Request(
+                self._n_ids,
+                whole.service,
+                at_s,
+                at_s + limit_s,
+                priority=whole.priority,
+                stream=whole.id,
+                frame=number,
+            )
+            self._at(at_s, FRAME, entrance, frame)
+
+    def _frame(self, frame: Request, index: int, now_s: float) -> None:
+        self._deadline_s[frame.id] = frame.deadline_s
+        self._follow(index, self.nodes[index].handle(Arrived(frame), now_s), now_s)
+
+    def _refused(self, request: Request, now_s: float) -> None:
+        """Who handed a stream on hears that it was refused there."""
+        if request.fps and len(request.path) > 1:
+            sender = self.nodes[self.index[request.path[-2]]]
+            sender.handle(Settled(request.id, refused=True), now_s)
+
+    def _end(self, what: object, now_s: float) -> None:
+        """Its frames have been counted one by one."""
+        assert isinstance(what, int)
+        stream = self._streams[what]
+        stream.granted_fps = 0.0
+        super()._end(what, now_s)

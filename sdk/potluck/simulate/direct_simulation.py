@@ -1,0 +1,470 @@
+"""Time, energy and memory of a plan straight from its layout: what `simulate` says of its programs,
+many times faster.
+
+Layouts and their task graphs are kept per shape; a plan then only fills in what its tasks cost.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+from potluck.records import HOME, Device, Plan, Problem, Training
+from potluck.schedule.all_reduce import bounds
+from potluck.schedule.bubbles import StageTimes
+from potluck.schedule.ir import Schedule
+from potluck.schedule.policies import policy
+from potluck.schedule.step import LOSS_BYTES
+from potluck.simulate import cost, flows
+from potluck.simulate.engine import COMPUTE, TaskGraph, Times, run
+from potluck.simulate.layout import (
+    COPY,
+    HOME_PRIORITY,
+    INPUT_PART,
+    NORMS,
+    RUN,
+    SEND,
+    STEP,
+    WEIGHT_PART,
+    Handed,
+    Item,
+    Shape,
+    StepLayout,
+    lay_out,
+)
+from potluck.simulate.memory import held
+from potluck.simulate.paths import Paths
+from potluck.simulate.stage_times import stage_times
+from potluck.simulate.time_spans import middle_s, union_s
+
+STREAM_ROUNDS = 5  # times the requests in flight: the first fill the pipeline, the last drain it
+# norms of some gradients, each a number: a layer's record does not say of how many
+NORMS_BYTES = 64
+ITEM_BYTES = 4  # an element of the vector of a step, where float64 is not told from float32
+MAX_KEPT = 512  # shapes; a layout of 32 micro-batches takes some 0.3 MB
+
+
+@dataclass(slots=True)
+class _Graph:
+    """A layout as the engine takes it, for one or several steps.
+
+    `first[step]` is the number of its first task.
+    """
+
+    layout: StepLayout
+    graph: TaskGraph
+    first: list[int]
+
+
+def in_flight(plan: Plan) -> int:
+    """Requests of a stream that are under way at once: two for each stage, but that neighbouring
+    ones on the same devices count as one.
+    """
+    return 2 + 2 * sum(left.devices != right.devices for left, right in pairwise(plan.stages))
+
+
+class Outcome:
+    """What one step (or request of a stream) of a plan would take.
+
+    Energy and memory are worked out when asked for.
+
+    Parameters
+    ----------
+    direct
+        The simulator that it comes from.
+    plan
+        What was simulated.
+    laid
+        Its task graph.
+    items
+        Per item of its layout: work in seconds or bytes, and bytes sent.
+    times
+        Per task: start, free and stop.
+    """
+
+    def __init__(
+        self,
+        direct: "Direct",
+        plan: Plan,
+        laid: _Graph,
+        items: list[tuple[float, int]],
+        times: Times,
+    ) -> None:
+        self._direct, self._plan = direct, plan
+        self._laid, self._items = laid, items
+        self._times = times
+        self._joules: dict[str, float] | None = None
+        self._peaks: dict[str, int] | None = None
+        self._n_steps, self.n_tasks = len(laid.first), len(times.stop_s)
+        self.latency_s = max(times.stop_s, default=0.0) if self._n_steps == 1 else self._steady_s()
+
+    def _steady_s(self) -> float:
+        """Seconds from one answer to the next, as `simulate.steady_s`."""
+        layout, times = self._laid.layout, self._times
+        to_home = [layout.items[number].to == layout.home for number in layout.item]
+        moves = [layout.items[number].kind == SEND for number in layout.item]
+        ends = [
+            max(
+                (times.free_s if to_home[i] else times.stop_s)[first + i]
+                for i in range(len(to_home))
+                # else home is where it was made
+                if not moves[i] or times.stop_s[first + i] > times.start_s[first + i]
+            )
+            for first in self._laid.first
+        ]
+        busy = [0.0] * (layout.home + 1)
+        for first in self._laid.first:
+            for i, number in enumerate(layout.item):
+                if layout.items[number].kind != SEND:
+                    busy[layout.items[number].slot] += (
+                        times.stop_s[first + i] - times.start_s[first + i]
+                    )
+        return max(middle_s(ends, in_flight(self._plan)), max(busy) / self._n_steps)
+
+    def device_energy_j(self) -> dict[str, float]:
+        """Joules per step of the devices that take part and whose power is known; of a stream once
+        it is full: while the first requests fill it and the last drain it more devices wait.
+        """
+        if self._joules is None:
+            self._joules = self._energy_j()
+        return self._joules
+
+    def peak_bytes(self) -> dict[str, int]:
+        """The most bytes that each device holds at once, as `simulate.memory`."""
+        if self._peaks is None:
+            self._peaks = self._most_bytes()
+        return self._peaks
+
+    def _energy_j(self) -> dict[str, float]:
+        layout, times = self._laid.layout, self._times
+        names = self._plan.devices
+        busy = [0.0] * (layout.home + 1)
+        radio: list[list[tuple[float, float]]] = [[] for _ in busy]
+        for first in self._laid.first:
+            for i, number in enumerate(layout.item):
+                item, task = layout.items[number], first + i
+                start, free = times.start_s[task], times.free_s[task]
+                stop = times.stop_s[task]
+                if item.kind != SEND:
+                    busy[item.slot] += stop - start
+                elif stop > start:
+                    radio[item.slot].append((start, free))
+                    radio[item.to].append((start + stop - free, stop))
+        elapsed_s, found = self.latency_s * self._n_steps, {}
+        for slot, name in enumerate(names):
+            joules = cost.energy_j(
+                self._direct.devices[name], elapsed_s, busy[slot], union_s(radio[slot])
+            )
+            if joules is not None:
+                found[name] = joules / self._n_steps
+        return found
+
+    def _most_bytes(self) -> dict[str, int]:
+        layout, times = self._laid.layout, self._times
+        plan, table = self._plan, self._direct.table
+        changes: list[list[tuple[float, int]]] = [[] for _ in plan.devices]
+        transfer = [layout.items[number].kind == SEND for number in layout.item]
+        working, kept = self._kept_bytes()
+        for first in self._laid.first:
+            learned = set[int]()  # runs that had a backward
+            for slot, number, made, uses in layout.values:
+                gone = times.stop_s[first + made]
+                for use in uses:
+                    gone = max(gone, (times.free_s if transfer[use] else times.stop_s)[first + use])
+                nbytes = self._items[number][1]
+                changes[slot] += held(times.start_s[first + made], gone, nbytes)
+            for row in layout.kept:
+                slot = layout.items[row[0]].slot
+                changes[slot] += self._held(first, row, working, kept, learned)
+        peaks = {}
+        for name, events in zip(plan.devices, changes, strict=True):
+            events.sort()
+            ranges = {(stage.start, stage.stop) for stage in plan.stages if name in stage.devices}
+            at_work = max(accumulate((nbytes for _, nbytes in events), initial=0))
+            peaks[name] = cost.resting_bytes(table, ranges) + at_work
+        return peaks
+
+    def _held(
+        self,
+        first: int,
+        row: tuple[int, int, int, int],
+        working: Mapping[int, int],
+        kept: Mapping[int, int],
+        learned: set[int],
+    ) -> list[tuple[float, int]]:
+        """When a forward and its backward take and give back how many bytes; `row` of
+        `StepLayout.kept`.
+        """
+        number, forward, backward, late = row
+        item = self._laid.layout.items[number]
+        table = self._direct.table
+        times = self._times
+        stage = self._plan.stages[item.stage]
+
+        def between(task: int, last: int, nbytes: int) -> list[tuple[float, int]]:
+            return held(times.start_s[first + task], times.stop_s[first + last], nbytes)
+
+        changes = [*between(forward, forward, working[number])]
+        if backward >= 0:
+            beside = table.second_gradient_bytes(
+                stage.start, stage.stop, first=number not in learned
+            )
+            learned.add(number)
+            changes += between(backward, backward, working[number] + beside)
+            changes += between(forward, backward, kept[number])
+        if late >= 0:
+            beside = table.second_gradient_bytes(stage.start, stage.stop, first=False)
+            beside += cost.working_bytes(table.of(False), stage.start, stage.stop, item.rows)
+            waiting = table.waiting_bytes(stage.start, stage.stop) * item.rows
+            changes += between(late, late, beside)
+            changes += between(backward, late, waiting)
+        return changes
+
+    def _kept_bytes(self) -> tuple[dict[int, int], dict[int, int]]:
+        """Per run item: the bytes it works on, and those kept for its backward."""
+        layout, stages = self._laid.layout, self._plan.stages
+        learns = self._direct.learning(self._plan)
+        working, kept = {}, {}
+        for number in {number for number, *_ in layout.kept}:
+            item = layout.items[number]
+            stage = stages[item.stage]
+            table = self._direct.table.of(stage.recompute and learns[item.stage])
+            working[number] = cost.working_bytes(table, stage.start, stage.stop, item.rows)
+            kept[number] = table.kept_bytes(stage.start, stage.stop) * item.rows
+            kept[number] += table.copied_bytes(stage.start, stage.stop)
+        return working, kept
+
+
+class Direct:
+    """Simulates plans of one problem."""
+
+    def __init__(self, problem: Problem, table: cost.CostTable | None = None) -> None:
+        self.problem, self.table = problem, table or cost.CostTable(problem)
+        self.devices = {device.name: device for device in problem.devices}
+        self.streaming = not isinstance(problem.workload, Training) and problem.workload.streaming
+        self.n_simulated = 0  # tasks so far
+        self._paths = Paths(problem)
+        self._graphs: dict[tuple[Shape, int, int], _Graph] = {}
+        self._cuts: dict[
+            tuple[int, ...], tuple[tuple[tuple[flows.OutputGroup, ...], ...], tuple[bool, ...]]
+        ] = {}
+
+    @property
+    def n_layouts(self) -> int:
+        """How many layouts are kept."""
+        return len(self._graphs)
+
+    def run(self, plan: Plan) -> Outcome:
+        """Simulate one step of `plan`, or some requests in flight when they stream.
+
+        The plan must suit the problem.
+        """
+        laid, items = self._filled(plan)
+        outcome = Outcome(self, plan, laid, items, run(laid.graph))
+        self.n_simulated += outcome.n_tasks
+        return outcome
+
+    def graph(self, plan: Plan) -> TaskGraph:
+        """The tasks of `plan` for the engine.
+
+        The same object is filled anew for the next plan of this shape.
+        """
+        return self._filled(plan)[0].graph
+
+    def _filled(self, plan: Plan) -> tuple[_Graph, list[tuple[float, int]]]:
+        window = in_flight(plan) if self.streaming else 1
+        n_steps = STREAM_ROUNDS * window if self.streaming else 1
+        laid = self._graph(self._shape(plan), n_steps, window)
+        graph = laid.graph
+        layout = laid.layout
+        devices = plan.devices
+        on = [self.devices[name] for name in devices]
+        items = [self._priced(plan, on, item) for item in layout.items]
+        names = (*devices, HOME)
+        graph.resource_host = self._paths.resource_hosts(devices)
+        work, route = [], []
+        for item, (amount, _) in zip(layout.items, items, strict=True):
+            work.append(amount)
+            if item.kind == SEND:
+                route.append(self._paths.route(names[item.slot], names[item.to]))
+            else:
+                route.append(COMPUTE)
+        graph.work, graph.route = [work[i] for i in layout.item], [route[i] for i in layout.item]
+        if n_steps > 1:
+            step_work, step_route = [0.0, *graph.work, 0.0], [COMPUTE, *graph.route, COMPUTE]
+            graph.work, graph.route = step_work * n_steps, step_route * n_steps
+        return laid, items
+
+    def _shape(self, plan: Plan) -> Shape:
+        slot = {name: i for i, name in enumerate(plan.devices)}
+        handed, learns = self._handed(plan), self.learning(plan)
+        return Shape(
+            slots=tuple(tuple(slot[name] for name in stage.devices) for stage in plan.stages),
+            shares=tuple(stage.shares for stage in plan.stages),
+            warm_up=tuple(stage.warm_up for stage in plan.stages),
+            n_micro_batches=plan.n_micro_batches,
+            training=plan.training,
+            handed=tuple(
+                tuple(
+                    Handed(b.to, b.gradient_bytes > 0, b.output_bytes > b.gradient_bytes)
+                    for b in given
+                )
+                for given in handed
+            ),
+            learns=learns if plan.training else (False,) * len(plan.stages),
+            fed=tuple(
+                flows.feed_bytes(self.problem, stage.start, stage.stop) > 0 for stage in plan.stages
+            ),
+            has_target=plan.training and self.problem.target_bytes > 0,
+            n_elements=tuple(
+                min(self._n_elements(plan, p), len(s.devices)) for p, s in enumerate(plan.stages)
+            ),
+            schedule=self._schedule(plan),
+            limited=plan.training and cost.is_clipped(self.problem),
+            shared=self._shared(plan),
+        )
+
+    def _shared(self, plan: Plan) -> tuple[tuple[int, ...], ...]:
+        """The stages that hold each shared parameter of several."""
+        if not plan.training:
+            return ()
+        found = [
+            tuple(
+                p
+                for p, stage in enumerate(plan.stages)
+                if any(stage.start <= i < stage.stop for i in layers)
+            )
+            for layers in self.table.shared_layers
+        ]
+        return tuple(holders if len(holders) > 1 else () for holders in found)
+
+    def _schedule(self, plan: Plan) -> Schedule:
+        """The order of a plan that names one; none stands for the usual."""
+        if not plan.schedule:
+            return ()
+        by_name = policy(plan.schedule, training=plan.training, times=self._times)
+        return by_name(plan)
+
+    def _times(self, plan: Plan) -> StageTimes:
+        return stage_times(self.table, plan)
+
+    def _handed(self, plan: Plan) -> tuple[tuple[flows.OutputGroup, ...], ...]:
+        return self._flows(plan)[0]
+
+    def learning(self, plan: Plan) -> tuple[bool, ...]:
+        """Per stage, whether a gradient comes back to it."""
+        return self._flows(plan)[1]
+
+    def _flows(
+        self, plan: Plan
+    ) -> tuple[tuple[tuple[flows.OutputGroup, ...], ...], tuple[bool, ...]]:
+        """What each stage hands on, and whether a gradient comes back to it."""
+        key = tuple(stage.start for stage in plan.stages)
+        if key not in self._cuts:
+            handed = flows.output_groups(self.problem, plan.stages)
+            self._cuts[key] = handed, flows.learning(handed)
+        return self._cuts[key]
+
+    def _n_elements(self, plan: Plan, p: int) -> int:
+        """Of the vector of stage p: statistics, and where it learns gradients."""
+        start, stop = plan.stages[p].start, plan.stages[p].stop
+        learns, table = self.learning(plan)[p], self.table
+        gradient_bytes = table.summed_bytes(start, stop) if learns else 0
+        return gradient_bytes // ITEM_BYTES + table.averaged_bytes(start, stop) // ITEM_BYTES
+
+    def _graph(self, shape: Shape, n_steps: int, in_flight: int) -> _Graph:
+        key = shape, n_steps, in_flight
+        if key not in self._graphs:
+            if len(self._graphs) >= MAX_KEPT:
+                self._graphs.clear()
+            self._graphs[key] = _graph(lay_out(shape), n_steps, in_flight, self._paths.graph())
+        return self._graphs[key]
+
+    def _priced(self, plan: Plan, devices: Sequence[Device], item: Item) -> tuple[float, int]:
+        """Seconds (bytes for a transfer) of an item, and the bytes of the value that goes with
+        it. `devices`: one per slot.
+        """
+        stage, table = plan.stages[item.stage], self.table
+        if item.kind == SEND or item.kind == COPY:
+            nbytes = self._nbytes(plan, item)
+            if item.kind == SEND:
+                return nbytes, nbytes
+            return cost.copy_s(devices[item.slot], nbytes), nbytes
+        device = devices[item.slot]
+        if item.kind == STEP:
+            return cost.update_s(table, device, stage.start, stage.stop), 0
+        if item.kind == NORMS:
+            return cost.norms_s(table, device, stage.start, stage.stop), NORMS_BYTES
+        place = device.name, stage.start, stage.stop, item.rows
+        if item.kind == RUN:
+            return device.overhead_s + table.forward_s(*place), 0
+        if item.kind == WEIGHT_PART:
+            return device.overhead_s + table.weight_s(*place), 0
+        later_s = table.weight_s(*place) if item.kind == INPUT_PART else 0.0
+        return device.overhead_s + table.of(stage.recompute).backward_s(*place) - later_s, 0
+
+    def _nbytes(self, plan: Plan, item: Item) -> int:
+        problem, stage = self.problem, plan.stages[item.stage]
+        tensor = item.tensor
+        if tensor in ("y", "z"):
+            _, output_bytes, gradient_bytes = self._handed(plan)[item.stage][item.group]
+            return item.rows * (gradient_bytes if tensor == "y" else output_bytes - gradient_bytes)
+        if tensor in ("vector", "piece"):
+            n_elements, n = self._n_elements(plan, item.stage), len(stage.devices)
+            if tensor == "vector":
+                return n_elements * ITEM_BYTES
+            starts = bounds(n_elements, n)
+            return (starts[item.rows + 1] - starts[item.rows]) * ITEM_BYTES
+        if tensor == "loss":
+            return item.rows * LOSS_BYTES
+        if tensor == "tied":
+            return self.table.shared_bytes[item.rows]
+        if tensor in ("norms", "norm", "scale"):
+            return NORMS_BYTES if tensor == "norms" else ITEM_BYTES
+        if tensor == "input":
+            return item.rows * flows.feed_bytes(problem, stage.start, stage.stop)
+        per_row = {"target": problem.target_bytes, "output": problem.result_bytes}
+        return item.rows * per_row[tensor]
+
+
+def _graph(layout: StepLayout, n_steps: int, in_flight: int, graph: TaskGraph) -> _Graph:
+    """`n_steps` times the layout, at most `in_flight` at once.
+
+    Several are each between a task of begin and of end.
+    """
+    resources = [2 * layout.items[i].slot + (layout.items[i].kind == SEND) for i in layout.item]
+    if n_steps == 1:
+        return _Graph(layout, _single(layout, resources, graph), [0])
+    idle, first = 2 * layout.home, []
+    ends = list[int]()
+    sinks = set(range(len(layout.item))).difference(*layout.waits)
+    for step in range(n_steps):
+        since = step * HOME_PRIORITY
+        begin = graph.add(
+            idle,
+            0.0,
+            after=ends[step - in_flight : step - in_flight + 1] if step >= in_flight else (),
+        )
+        first.append(len(graph.resource))
+        for resource, priority, waits in zip(resources, layout.priority, layout.waits, strict=True):
+            after = [first[-1] + task for task in waits] or [begin]
+            graph.add(
+                resource,
+                0.0,
+                after=after,
+                priority=priority + (since if resource == idle + 1 else 0),
+            )
+        ends.append(graph.add(idle, 0.0, after=[first[-1] + task for task in sorted(sinks)]))
+    return _Graph(layout, graph, first)
+
+
+def _single(layout: StepLayout, resources: list[int], graph: TaskGraph) -> TaskGraph:
+    """The tasks of one step, filled in at once."""
+    n_tasks = len(resources)
+    graph.resource, graph.priority = resources, [*layout.priority]
+    graph.work, graph.route = [0.0] * n_tasks, [COMPUTE] * n_tasks
+    graph.n_waits = [len(waits) for waits in layout.waits]
+    graph.followers = [[] for _ in resources]
+    for task, waits in enumerate(layout.waits):
+        for before in waits:
+            graph.followers[before].append(task)
+    return graph

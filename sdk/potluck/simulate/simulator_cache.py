@@ -1,0 +1,51 @@
+"""A simulator that remembers what it found: several searches of one problem meet the same plans
+again and again, and three of four need not be simulated.
+"""
+
+from collections import OrderedDict
+
+from potluck.records import Plan, Problem, Stage
+from potluck.simulate import cost
+from potluck.simulate.direct_simulation import Direct, Outcome
+
+MOST_TASKS = 400_000  # of the outcomes kept: some 40 MB
+
+_Key = tuple[tuple[Stage, ...], int, str]
+
+
+class Remembering(Direct):
+    """Simulates plans of one problem, each once as long as its outcome is kept.
+
+    Limits on memory, latency and energy change no outcome: the same object serves problems that
+    differ in nothing else.
+
+    Parameters
+    ----------
+    problem
+        What is planned.
+    table
+        Of this problem, if there is one already.
+    most_tasks
+        That the outcomes kept have together; of more, those asked for longest ago go.
+    """
+
+    def __init__(
+        self, problem: Problem, table: cost.CostTable | None = None, *, most_tasks: int = MOST_TASKS
+    ) -> None:
+        super().__init__(problem, table)
+        self._outcomes = OrderedDict[_Key, Outcome]()
+        self._most_tasks = most_tasks
+        self._n_kept = 0
+
+    def run(self, plan: Plan) -> Outcome:
+        """As of any simulator; of a plan that is remembered at once."""
+        key = plan.stages, plan.micro_batch, plan.schedule
+        found = self._outcomes.get(key)
+        if found is not None:
+            self._outcomes.move_to_end(key)
+            return found
+        found = self._outcomes[key] = super().run(plan)
+        self._n_kept += found.n_tasks
+        while self._n_kept > self._most_tasks and len(self._outcomes) > 1:
+            self._n_kept -= self._outcomes.popitem(last=False)[1].n_tasks
+        return found

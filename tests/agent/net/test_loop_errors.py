@@ -1,0 +1,183 @@
+"""What raises in the loop beside the core's events costs nobody the agent."""
+
+import threading
+from unittest.mock import Mock
+
+import pytest
+import zmq
+from tests.agent.agents import Keys, RawPeer
+from tests.agent.core.core_driver import settings
+
+from potluck_agent import keys
+from potluck_agent.core.events import PeerRevoked
+from potluck_agent.core.machine import Core
+from potluck_agent.errors import AgentError
+from potluck_agent.keys import Identity
+from potluck_agent.log_file import Log
+from potluck_agent.net.event_log import Journal
+from potluck_agent.net.event_loop import EventLoop
+from potluck_agent.net.meter_reader import KeptMeter
+from potluck_agent.net.pairing_listener import PairingListener
+from potluck_agent.net.peer_connections import PeerConnections
+from potluck_agent.net.server_sockets import ServerSockets
+from potluck_agent.net.socket_memory import Inflow
+from potluck_agent.net.worker_supervisor import WorkerSupervisor
+from potluck_wire.messages import Channel, Ping, Pong
+
+STEPS = {
+    PairingListener: "tick",
+    PeerConnections: "tick",
+    Inflow: "check",
+    WorkerSupervisor: "listen",
+    Core: "handle",
+}
+BREAKABLE = [part for part in STEPS if part is not Core]  # which has a defence of its own
+
+
+@pytest.fixture
+def done(monkeypatch):
+    """Whose steps the loop has begun."""
+    begun = []
+    for part, name in STEPS.items():
+        step = getattr(part, name)
+
+        def noted(self, *given, part=part, step=step):
+            begun.append(part)
+            return step(self, *given)
+
+        monkeypatch.setattr(part, name, noted)
+    return begun
+
+
+@pytest.fixture
+def noted():
+    return []
+
+
+@pytest.fixture
+def identity():
+    public, secret = (part.decode() for part in zmq.curve_keypair())
+    return Identity(public=public, secret=secret)
+
+
+@pytest.fixture
+def loop(tmp_path, noted, identity):
+    made = EventLoop(
+        core=Core(settings()),
+        identity=identity,
+        state_dir=tmp_path,
+        name="jetson",
+        host="127.0.0.1",
+        port=0,
+        trusted=(),
+        start_worker=lambda: pytest.fail("nobody needs one"),
+        meter=None,
+        journal=Journal(Log(tmp_path / "log", "info", pytest.fail), noted.append),
+    )
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("broken", BREAKABLE)
+def test_a_part_that_cannot_do_its_tick_keeps_no_other_from_it(
+    loop, noted, done, monkeypatch, broken
+):
+    def fail(self, *given):
+        done.append(broken)
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(broken, STEPS[broken], fail)
+    loop.run(lambda: setattr(loop, "stopping", True))  # after the first tick
+    assert sorted(map(str, done)) == sorted(map(str, STEPS))
+    (text,) = noted
+    assert "a fault in the agent" in text
+    assert "Too many open files" in text
+
+
+def test_who_was_forgotten_while_the_file_could_not_be_read_is_cut_off_once_it_can(
+    loop, noted, tmp_path, monkeypatch
+):
+    """A lack of descriptors passes; the file does not change again after that."""
+    ada, bob = (keys.Peer(name=name, key=name[0] * 40, role="owner") for name in ("ada", "bob"))
+    for peer in (ada, bob):
+        keys.add_peer(tmp_path, peer)
+    revoked = []
+    read = keys.load_peers
+    handle = Core.handle
+    monkeypatch.setattr(
+        Core,
+        "handle",
+        lambda core, event, now_s: [revoked.append(event)] and handle(core, event, now_s),
+    )
+
+    def fail(state):
+        raise AgentError("cannot read peers.json: Too many open files.")
+
+    ticks = iter(range(5))
+
+    def each_tick():
+        tick = next(ticks)
+        if tick == 0:
+            keys.forget_peer(tmp_path, "bob")
+            monkeypatch.setattr(keys, "load_peers", fail)
+        elif tick == 2:
+            monkeypatch.setattr(keys, "load_peers", read)
+        loop.stopping = tick == 4
+
+    loop.run(each_tick)
+    assert [event.key for event in revoked if isinstance(event, PeerRevoked)] == [bob.key]
+    (text,) = noted  # once
+    assert "cannot read peers.json: Too many open files." in text
+
+
+def test_a_port_that_somebody_took_while_connections_were_cut_is_tried_on(
+    loop, noted, tmp_path, monkeypatch, identity
+):
+    ada, bob = Keys(), Keys()
+    for name, key in (("ada", ada.public), ("bob", bob.public)):
+        keys.add_peer(tmp_path, keys.Peer(name=name, key=key))
+    again, fails = ServerSockets.reopen, iter(range(3))
+
+    def reopen(sockets):
+        if next(fails, None) is not None:
+            raise AgentError("cannot listen on port 1234 again.")
+        again(sockets)
+
+    def talk():
+        with RawPeer(loop.port, public, ada) as stays, RawPeer(loop.port, public, bob) as goes:
+            assert isinstance(stays.ask(Ping(seq=1)), Pong)
+            assert isinstance(goes.ask(Ping(seq=1)), Pong)
+            monkeypatch.setattr(ServerSockets, "reopen", reopen)
+            monkeypatch.setattr(ServerSockets, "listen_again", reopen)
+            keys.forget_peer(tmp_path, "bob")
+            while not (noted and stays.sockets[Channel.PULSE].poll(100)):
+                stays.say(Ping(seq=2))  # what is said to the old connection is lost
+            heard.append(stays.hear(Channel.PULSE)[0].seq)
+
+    heard, public = [], identity.public
+    talking = threading.Thread(target=talk)
+    talking.start()
+    loop.run(lambda: setattr(loop, "stopping", not talking.is_alive()))
+    talking.join()
+    assert heard == [2]
+    assert noted == ["cannot listen on port 1234 again."]
+
+
+def test_the_meter_is_looked_at_though_nobody_asks_for_it():
+    """Else its counter would wrap twice between two readings."""
+    meter = Mock()
+    kept = KeptMeter(meter, 100.0)
+    for now_s in range(101, 221):
+        kept.tick(float(now_s), 1.0, 2.0)
+        if now_s == 200:
+            kept.read(200.0, 1.0, 2.0)
+    assert [call.args for call in meter.read.call_args_list] == [
+        (now_s, 1.0, 2.0) for now_s in (130.0, 160.0, 190.0, 200.0)
+    ]
+
+
+def test_the_loop_looks_at_its_meter(loop, monkeypatch):
+    ticks = []
+    monkeypatch.setattr(KeptMeter, "tick", lambda self, *given: ticks.append(given))
+    loop.run(lambda: setattr(loop, "stopping", True))
+    assert len(ticks) == 1

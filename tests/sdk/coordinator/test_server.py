@@ -1,0 +1,318 @@
+"""Whatever is said to a coordinator is answered in words, and only those it knows are heard."""
+
+import json
+import random
+import shutil
+import threading
+from types import SimpleNamespace
+
+import pytest
+import zmq
+from tests.sdk.coordinator.test_coordinator import case, check, handed_over, until
+
+from potluck.coordinator.coordinator import Coordinator
+from potluck.coordinator.detached_run import DetachedRun
+from potluck.coordinator.endpoint import Place
+from potluck.coordinator.job import JOB, MAX_JOB_BYTES, ORDER, OWN_FILES, PROFILE, files_of
+from potluck.coordinator.server import CHUNK_BYTES, COMING, VERSION, Server
+from potluck.errors import HomeError
+from potluck.handle import Task
+from potluck.sessions.connections import Keys
+from potluck.tensor_file import read_tensors, write_tensors
+from potluck.testing.memory import memory_home
+
+torch = pytest.importorskip("torch")
+__all__ = ["case"]  # the fixture
+N_REQUESTS = 3000
+
+
+def new_keys():
+    public, secret = zmq.curve_keypair()
+    return Keys(public=public.decode(), secret=secret.decode())
+
+
+@pytest.fixture
+def mine():
+    return new_keys()
+
+
+@pytest.fixture
+def serving(tmp_path, mine):
+    """A coordinator with its server at work, and its place as seen by who has its keys."""
+    coordinator = Coordinator(tmp_path / "jobs", lambda: memory_home(2))
+    server = Server(coordinator, mine, frozenset({mine.public}))
+    ending = threading.Event()
+    thread = threading.Thread(target=server.serve, args=(lambda _: not ending.is_set(),))
+    thread.start()
+    yield Place(host="127.0.0.1", port=server.port, key=mine.public, keys=mine), coordinator
+    ending.set()
+    thread.join()
+    server.close()
+    coordinator.close()
+
+
+def test_a_job_is_handed_over_trained_and_fetched(tmp_path, case, serving):
+    place, coordinator = serving
+    handed_over(tmp_path / "packed", case)
+    place.hand_over("job", tmp_path / "packed", Task())
+    run = DetachedRun(place, "job")
+    assert (run.state, run.step, run.n_steps) == ("waiting", 3, 12)
+    with pytest.raises(HomeError, match="there is a job 'job' already"):
+        place.hand_over("job", tmp_path / "packed", Task())
+    run.start().wait(60.0)
+    assert run.losses == case.losses[3:]
+    assert "state='ended'" in repr(run) or "ended, step 12 of 12" in repr(run)
+    until(lambda: not coordinator.under_way)
+    check(tmp_path / "jobs", case)
+    state = run.state_dict()
+    assert set(state) == set(case.weights)
+    assert all(torch.equal(state[name], tensor) for name, tensor in case.weights.items())
+    assert run.save(tmp_path / "fetched") == 12
+    run.forget()
+    with pytest.raises(HomeError, match="there is no job 'job' here"):
+        run.start()
+
+
+def test_who_is_not_known_is_refused_by_name_and_the_wrong_key_too(serving):
+    place, _ = serving
+    stranger = Place(host=place.host, port=place.port, key=place.key, keys=new_keys())
+    with pytest.raises(HomeError, match="does not know this notebook") as caught:
+        stranger.ask("jobs", within_s=20.0)
+    assert stranger.keys.public in str(caught.value)
+    assert stranger.keys.secret not in str(caught.value)
+    other = Place(host=place.host, port=place.port, key=new_keys().public, keys=place.keys)
+    with pytest.raises(HomeError, match=r"another key|no coordinator answers"):
+        other.ask("jobs", within_s=1.0)
+    assert place.ask("jobs")[0] == {"jobs": []}
+
+
+def test_where_nobody_checks_keys_nobody_comes_in(tmp_path, mine, monkeypatch):
+    monkeypatch.setattr("zmq.auth.thread.ThreadAuthenticator.start", lambda self: None)
+    monkeypatch.setattr(
+        "zmq.auth.thread.ThreadAuthenticator.configure_curve_callback", lambda *_: None
+    )
+    server = Server(Coordinator(tmp_path, list), mine, frozenset({mine.public}))
+    ending = threading.Event()
+    thread = threading.Thread(target=server.serve, args=(lambda _: not ending.is_set(),))
+    thread.start()
+    try:
+        with pytest.raises(HomeError, match=r"does not know this notebook|no coordinator answers"):
+            Place(host="127.0.0.1", port=server.port, key=mine.public, keys=mine).ask("jobs")
+    finally:
+        ending.set()
+        thread.join()
+        server.close()
+
+
+def test_a_file_that_came_otherwise_than_it_was_sent_is_no_job(tmp_path, case, serving):
+    place, coordinator = serving
+    handed_over(tmp_path / "packed", case)
+    files = files_of(tmp_path / "packed")
+    place.ask("begin", job="job", files=files)
+    for name in files:
+        data = bytearray((tmp_path / "packed" / name).read_bytes())
+        data[-1] ^= name == "start.safetensors"
+        place.ask("put", bytes(data), job="job", file=name, at=0)
+    with pytest.raises(HomeError, match=r"start\.safetensors is not as it was sent"):
+        place.ask("admit", job="job")
+    assert coordinator.jobs() == ()
+
+
+ODD = [
+    {"ask": "fly"},
+    {"ask": None},
+    {"ask": "status", "since": -1},
+    {"ask": "status", "job": "../../etc"},
+    {"ask": "begin", "job": "../x", "files": {}},
+    {"ask": "begin", "job": f"x{COMING}", "files": {}},
+    *({"ask": "begin", "job": name, "files": {}} for name in OWN_FILES),
+    {"ask": "begin", "job": "coordinator.json.123.part", "files": {}},
+    {"ask": "begin", "job": "x", "files": []},
+    {"ask": "begin", "job": "x", "files": {"../../x": [1, ""]}},
+    {"ask": "put", "job": "x", "file": "../x", "at": 0},
+    {"ask": "put", "job": "x", "file": "model.safetensors", "at": True},
+    {"ask": "admit", "job": "x"},
+    {"ask": "read", "job": "x"},
+    {"ask": "start", "job": "x"},
+    {"ask": "stop"},
+    {"ask": "forget", "job": ".."},
+    {"ask": "forget", "job": "x"},
+    {"ask": "join"},
+    {"ask": "join", "host": "0.0.0.0", "port": 1},
+    {"ask": "join", "host": "a/../b", "port": 1},
+    {"ask": "join", "host": "a", "port": 70_000},
+    {"ask": "join", "host": "a" * 300, "port": 1},
+    {"ask": "join", "key": "k" * 40, "host": ["a"], "port": 1},
+    {"ask": "files", "job": "x"},
+    {"ask": "file", "job": "../x", "file": "model.safetensors"},
+    {"ask": "file", "job": "x", "file": "../../etc/passwd"},
+    {"ask": "pull", "job": "x", "at": 0, "digest": "", "counts": True, "has": 0},
+]
+
+
+@pytest.mark.parametrize("request_", ODD, ids=str)
+def test_what_cannot_be_asked_is_refused_and_leaves_nothing(tmp_path, mine, request_):
+    server = Server(Coordinator(tmp_path / "jobs", list), mine, frozenset())
+    try:
+        text = json.dumps({"version": VERSION, **request_}).encode()
+        answer, data = server.answer([b"", text, b"abc"])
+        assert set(answer) == {"error"}
+        assert answer["error"]
+        assert not data
+    finally:
+        server.close()
+    assert [*tmp_path.rglob("*")] in ([], [tmp_path / "jobs"])
+
+
+def test_no_request_of_any_form_is_anything_but_answered(tmp_path, mine, record_property):
+    record_property("inputs", N_REQUESTS)
+    rng = random.Random(0)
+    server = Server(Coordinator(tmp_path / "jobs", list), mine, frozenset())
+    values = [
+        None,
+        True,
+        -1,
+        2**70,
+        1.5,
+        "",
+        "x",
+        "a" * 300,
+        [],
+        {},
+        [[]],
+        {"x": 1},
+        "\0",
+        "..",
+        "ü",
+    ]
+    words = ["jobs", "status", "begin", "put", "admit", "start", "stop", "read", "forget"]
+    words += ["join", "files", "file", "pull"]
+    names = ["job", "files", "file", "at", "since", "names", "version", "ask", "key"]
+    names += ["host", "port", "digest", "counts", "has"]
+    try:
+        for _ in range(N_REQUESTS):
+            request = {"version": VERSION, "ask": rng.choice(words)}
+            for name in rng.sample(names, rng.randint(0, 5)):
+                request[name] = rng.choice(values)
+            parts = [b"", json.dumps(request).encode(), b"x" * rng.choice([0, 7])]
+            if rng.random() < 0.2:
+                parts = [rng.randbytes(rng.randint(0, 40)) for _ in range(rng.randint(0, 4))]
+            answer, _ = server.answer(parts)
+            assert "error" in answer or answer == {"jobs": []}, request
+    finally:
+        server.close()
+    assert [*tmp_path.rglob("*")] in ([], [tmp_path / "jobs"])
+
+
+@pytest.mark.faults
+def test_a_fault_of_ours_is_told_and_the_next_is_answered(tmp_path, mine, monkeypatch):
+    server = Server(Coordinator(tmp_path / "jobs", None), mine, frozenset())
+    request = [b"", json.dumps({"version": VERSION, "ask": "jobs"}).encode(), b""]
+    with monkeypatch.context() as patch:
+        patch.setattr(Coordinator, "jobs", lambda self: 1 / 0)
+        assert "a fault of potluck's (ZeroDivisionError)" in server.answer(request)[0]["error"]
+    assert server.answer(request)[0] == {"jobs": []}
+    server.close()
+
+
+def test_more_than_the_disk_has_is_refused_before_it_is_sent(tmp_path, mine):
+    server = Server(Coordinator(tmp_path / "jobs", list), mine, frozenset())
+    try:
+        files = {name: [2**58, ""] for name in ("model.safetensors", "start.safetensors")} | {
+            "job.json": [9, ""],
+            "batches/order.safetensors": [0, ""],
+        }
+        request = {"version": VERSION, "ask": "begin", "job": "x", "files": files}
+        answer, _ = server.answer([b"", json.dumps(request).encode(), b""])
+        assert "are free where the coordinator keeps it" in answer["error"]
+    finally:
+        server.close()
+    assert CHUNK_BYTES < 2**22
+
+
+FILES = ("model.safetensors", "start.safetensors", JOB, ORDER)
+
+
+@pytest.mark.parametrize(
+    ("name", "nbytes", "why"),
+    [
+        (JOB, MAX_JOB_BYTES + 1, "at most 4.00 MiB"),
+        (PROFILE, 1 << 30, "at most 16.0 MiB"),
+        (ORDER, 1 << 46, "of memory are free"),
+    ],
+)
+def test_what_takes_more_memory_than_it_may_is_refused_before_it_is_sent(
+    tmp_path, mine, monkeypatch, name, nbytes, why
+):
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1 << 60))
+    server = Server(Coordinator(tmp_path / "jobs", list), mine, frozenset())
+    try:
+        files = {each: [9, ""] for each in FILES} | {name: [nbytes, ""]}
+        request = {"version": VERSION, "ask": "begin", "job": "x", "files": files}
+        answer, _ = server.answer([b"", json.dumps(request).encode(), b""])
+        assert why in answer["error"]
+        assert [*(tmp_path / "jobs").iterdir()] == []
+    finally:
+        server.close()
+
+
+def lists_without_end(folder):
+    (folder / JOB).write_bytes(b'{"state_names": [' + b"[]," * (MAX_JOB_BYTES // 3 - 20) + b"[]]}")
+
+
+def ends_that_are_none(folder):
+    tensors, _ = read_tensors(folder / ORDER, "")
+    tensors["ends"][-1] += 1
+    write_tensors(folder / ORDER, tensors, {"format": "potluck-batches-1"})
+
+
+def rows_of_other_shards(folder):
+    tensors, _ = read_tensors(folder / ORDER, "")
+    tensors["places"][0, 0] = 2**62
+    write_tensors(folder / ORDER, tensors, {"format": "potluck-batches-1"})
+
+
+def state_of(**changes):
+    def change(folder):
+        tensors, said = read_tensors(folder / "start.safetensors", "")
+        del said["sha256"]
+        write_tensors(folder / "start.safetensors", tensors, {**said, **changes})
+
+    return change
+
+
+def as_profile(text):
+    return lambda folder: (folder / PROFILE).write_text(text)
+
+
+ODD_JOBS = {
+    "lists without end": lists_without_end,
+    "ends": ends_that_are_none,
+    "rows": rows_of_other_shards,
+    "position": state_of(position='{"epoch": 1e999, "n_batches": 0}'),
+    "schedule": state_of(schedule='{"name": "a", "every": "step", "began": 1e999}'),
+    "update": state_of(update="[]"),
+    **{f"step {step[:9]}": state_of(step=step) for step in ("-5", str(2**53), "1" + "0" * 400)},
+    "profile": as_profile("[]"),
+    "a profile of many lists": as_profile("[" + "[]," * 2_000_000 + "[]]"),
+}
+
+
+@pytest.mark.parametrize("change", ODD_JOBS.values(), ids=[*ODD_JOBS])
+def test_an_odd_job_of_a_guest_is_refused_in_words_and_leaves_nothing(
+    tmp_path, packed, serving, change
+):
+    place, coordinator = serving
+    shutil.copytree(packed, tmp_path / "odd")
+    change(tmp_path / "odd")
+    with pytest.raises(HomeError) as caught:
+        place.hand_over("job", tmp_path / "odd", Task())
+    assert "fault of potluck's" not in str(caught.value)
+    assert [*coordinator.folder.iterdir()] == []
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory, case):
+    folder = tmp_path_factory.mktemp("packed") / "job"
+    handed_over(folder, case, n_before=0)
+    return folder

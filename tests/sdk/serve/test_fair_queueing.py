@@ -1,0 +1,59 @@
+"""Who computes next on a device that services share."""
+
+from potluck.serve.scheduling.fair_queueing import Turns
+
+
+def order(turns, n):
+    """So many batches, each of which takes a second."""
+    found = []
+    for _ in range(n):
+        batch = turns.next()
+        found.append(batch)
+        turns.done(batch[0], 1.0)
+    return "".join(found)
+
+
+def test_services_get_the_same_time_however_much_they_ask():
+    turns = Turns[str](at_once=1)
+    for _ in range(6):
+        turns.offer("a", "a")
+    turns.offer("b", "b")
+    turns.offer("b", "b")
+    assert order(turns, 8) == "ababaaaa"
+
+
+def test_who_comes_back_has_saved_nothing():
+    turns = Turns[str](at_once=1)
+    for _ in range(4):
+        turns.offer("a", "a")
+    assert order(turns, 3) == "aaa"
+    for _ in range(3):
+        turns.offer("b", "b")
+    turns.offer("a", "a")
+    assert order(turns, 4) == "abab"
+
+
+def test_the_more_urgent_goes_first():
+    turns = Turns[str](at_once=1)
+    turns.offer("a", "a", priority=0)
+    turns.offer("b", "b", priority=1)
+    assert turns.next() == "b"
+
+
+def test_no_more_than_some_are_on_a_device():
+    turns = Turns[str](at_once=2)
+    for _ in range(3):
+        turns.offer("a", "a")
+    assert [turns.next() for _ in range(3)] == ["a", "a", None]
+    assert turns.n == 3
+    turns.done("a", 1.0)
+    assert turns.next() == "a"
+
+
+def test_all_that_wait_are_given_back():
+    turns = Turns[str](at_once=1)
+    for name in "aab":
+        turns.offer(name, name)
+    turns.next()
+    assert turns.take_all() == ["a", "b"]
+    assert turns.n == 1
