@@ -22,7 +22,7 @@ from potluck.errors import PotluckError
 from potluck.testing.faults import Moment, agents_of, end_watch, watch
 from potluck_wire.messages import Commit, Execute, Prepare
 
-AGENT_SIDE = Path(__file__).parent / "strike"
+AGENT_SIDE = Path(__file__).parent / "killed_agent"
 NAMES = A, B, C
 
 
