@@ -221,13 +221,13 @@ def test_what_zeromq_holds_of_a_device_is_bounded_and_a_window_fits_in():
 @pytest.fixture
 def read(monkeypatch):
     """Bytes of all timelines that are read in full."""
-    read_bytes, read_timeline = [], pending_records.answers.read_timeline
+    read_bytes, read_timeline = [], pending_records.replies.read_timeline
 
     def noted(document):
         read_bytes.append(len(document))
         return read_timeline(document)
 
-    monkeypatch.setattr(pending_records.answers, "read_timeline", noted)
+    monkeypatch.setattr(pending_records.replies, "read_timeline", noted)
     return read_bytes
 
 
