@@ -144,6 +144,19 @@ def window(home: Any, folder: Path | None, may_act: bool, before: Any) -> Any:
     return cockpit.seen_through(home, folder, may_act, before)
 
 
+def look(folder: Path) -> Any:
+    """A home that another process has open, live, in a notebook: only to look at.
+
+    Parameters
+    ----------
+    folder
+        Of its keys.
+    """
+    from potluck.display import cockpit
+
+    return cockpit.looked_at(folder)
+
+
 def explanation(plan: "Plan") -> "Explanation":
     """Why a plan is as it is."""
     from potluck.planning.explain import explain

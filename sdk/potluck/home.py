@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from potluck import display_hooks
+from potluck.coordinator.shared_home import SharedHome
 from potluck.discover.addresses import candidates, parse_addresses
 from potluck.discover.mdns import Enough, browse
 from potluck.display_hooks import Shown
 from potluck.errors import EmptyHome, HomeError, UserError
 from potluck.handle import Handle, Task
 from potluck.records import Plan
-from potluck.serve.runtime.serving_home import ServingHome
 from potluck.sessions.connections import Keys
 from potluck.sessions.curve_link import CurveLink
 from potluck.sessions.link import Link
@@ -41,7 +41,7 @@ DISCOVER_S = 3.0
 ROWS = (1, 4, 16, 32)  # batch sizes that a profile measures: costs are not linear in between
 
 
-class Home(ServingHome, Shown):
+class Home(SharedHome, Shown):
     """The devices of one home, and this notebook's connection to each.
 
     Close it, or use it as a context manager.
@@ -77,6 +77,7 @@ class Home(ServingHome, Shown):
         keys = Keys(public=public, secret=secret)
         self._open(keys, CurveLink(keys, name=controller_name()), ring)
         add_peers(self._members, ring, addresses)
+        self._begin_to_hear()
 
     def _open(self, keys: Keys, link: Link, ring: "Keyring | None") -> None:
         self._keys = keys
@@ -90,7 +91,6 @@ class Home(ServingHome, Shown):
         self._work: weakref.WeakSet[Handle[Any]] = weakref.WeakSet()
         self._runs: weakref.WeakSet[Run] = weakref.WeakSet()
         self._closed = False
-        self._window: Any = None  # the page for other processes, where it was asked for
         self._members = Members(self._link)
 
     # --- making one -------------------------------------------------------------------------------
@@ -264,18 +264,6 @@ class Home(ServingHome, Shown):
         """
         return display_hooks.cockpit(self, run, tuple(plans))
 
-    def window(self, *, may_act: bool = False) -> str:
-        """The address of this home's page for browsers of this machine: what `potluck watch` and
-        `potluck top` of other processes look through, while this one has the home.
-
-        Parameters
-        ----------
-        may_act
-            Whether the page may switch plans and pair; else it is only to look at.
-        """
-        self._window = display_hooks.window(self, self._folder, may_act, self._window)
-        return str(self._window.url)
-
     def __getitem__(self, device: str) -> "Place":
         """One device of this home by its name: what `potluck.accelerate` takes as its helper."""
         from potluck.offload.accelerate import Place
@@ -361,11 +349,6 @@ class Home(ServingHome, Shown):
     def key(self) -> str:
         """The public key that this notebook is known by."""
         return self._keys.public
-
-    @property
-    def _folder(self) -> Path | None:
-        """Where the keys are; a lab has none."""
-        return self._ring.directory if self._ring is not None else None
 
     def _need_ring(self) -> "Keyring":
         if self._ring is None:
@@ -746,8 +729,9 @@ class Home(ServingHome, Shown):
         self.close()
 
     def __repr__(self) -> str:
+        why = f": {self._given}" if self._given else ""
         return (
-            "<Home, closed>"
+            f"<Home, closed{why}>"
             if self._closed
             else f"<Home of {len(self._members)}: {', '.join(self._members)}>"
         )

@@ -28,18 +28,23 @@ def add_home(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--wait", type=float, default=3.0, metavar="S", help="listen so long (3)")
     parser.add_argument("--lab", metavar="HOME", help="an emulated home of the library instead")
     parser.add_argument(
+        "--take-over",
+        action="store_true",
+        help="ask the process that has this home open for it: its trainings end and are saved",
+    )
+    parser.add_argument(
         "peers", nargs="*", metavar="ADDRESS", help="ask these instead of listening"
     )
 
 
 def main(args: argparse.Namespace) -> int:
     """Serve until Ctrl-C; returns the exit code."""
-    with address(args, may_act=args.act, port=args.port) as (url, is_own):
-        where = "" if is_own else " (of the process that has this home open)"
+    with address(args, may_act=args.act, port=args.port) as (url, process):
+        where = f" (to look at only, of process {process}, which has this home)" if process else ""
         print(f"{url}{where}", flush=True)
         if args.open:
             webbrowser.open(url)
-        while is_own:
+        while not process:
             time.sleep(3600)
     return 0
 
@@ -47,8 +52,8 @@ def main(args: argparse.Namespace) -> int:
 @contextmanager
 def address(
     args: argparse.Namespace, *, may_act: bool = False, port: int = 0
-) -> Iterator[tuple[str, bool]]:
-    """The page's address, and whether this process serves it."""
+) -> Iterator[tuple[str, int]]:
+    """The page's address, and which other process serves it; 0: this one does."""
     from potluck.discover.keyring import state_dir
     from potluck.display.cockpit import watch, window
     from potluck.display.cockpit.server import Server
@@ -58,13 +63,14 @@ def address(
     except HomeError as error:
         if error.facts.get("holder") is None:
             raise
-        yield window.find(state_dir()), False
+        url, process = window.through(state_dir())
+        yield url, process
         return
     with home:
         watching = watch(home)
         server = Server(watching, may_act=may_act, port=port)
         try:
-            yield server.url, True
+            yield server.url, 0
         finally:
             server.close()
             watching.close()
@@ -73,6 +79,8 @@ def address(
 def _opened(args: argparse.Namespace) -> "Home":
     from potluck.home import Home
 
+    if args.take_over:
+        return Home.take_over(timeout_s=args.wait)
     if args.lab:
         return Home.lab(args.lab)
     return Home(peers=args.peers) if args.peers else Home.discover(args.wait)

@@ -71,6 +71,7 @@ def claimed(state: Path, error: HomeError) -> HomeError:
                 next_step="potluck.Home.attach() shows how far that is, and its stop() gives the "
                 "home back.",
                 holder=holder,
+                is_coordinator=True,
             )
     return error
 

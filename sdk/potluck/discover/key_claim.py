@@ -58,6 +58,31 @@ def claim(folder: Path, name: str = LOCK, *, otherwise: str = KEYS) -> Claim:
     return Claim(path, _locked(path, otherwise))
 
 
+def holder_of(folder: Path, name: str = LOCK) -> int | None:
+    """The process that has what `folder / name` stands for; 0: one of unknown number; None: nobody.
+
+    Parameters
+    ----------
+    folder, name
+        As for `claim`.
+    """
+    path = folder.resolve() / name
+    if _held.get(path) is not None:
+        return os.getpid()
+    try:
+        import fcntl
+
+        with path.open("r") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                holder = file.read().strip()
+                return int(holder) if holder.isdecimal() else 0
+    except (ImportError, OSError):
+        return None
+    return None
+
+
 def _locked(path: Path, otherwise: str) -> IO[str] | None:
     """The open file that holds the lock, with our number in it."""
     try:

@@ -2,7 +2,6 @@
 its `trace`.
 """
 
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError
 from contextlib import suppress
@@ -30,6 +29,7 @@ from potluck.run.drain import Drain
 from potluck.run.engine import Engine
 from potluck.run.evaluation import Evaluation
 from potluck.run.fit_call import Fitting, adapts
+from potluck.run.fits import Fits
 from potluck.run.history import History, measured_trace
 from potluck.run.live_status import Glance, Watched, glance
 from potluck.run.live_weights import LiveWeights
@@ -67,8 +67,7 @@ class Run(Watched):
         self.hand_over: Callable[..., Handle[Any]] | None = None  # of its home
         self._drain: Drain | None = None
         self._evaluation: Evaluation | None = None
-        self._fits: list[tuple[Handle[History], Fitting]] = []  # those under way, and the latest
-        self._queueing = threading.Lock()  # of fits: what one calls comes behind it
+        self._fits = Fits()
 
     def watch_devices(self) -> None:
         """From now on it moves elsewhere where devices want to leave."""
@@ -134,7 +133,7 @@ class Run(Watched):
     @property
     def glance(self) -> Glance:
         """What whoever watches it sees of it now."""
-        return glance(self._engine, self._traced, any(not fit.done for fit, _ in self._fits))
+        return glance(self._engine, self._traced, bool(self._fits.under_way))
 
     @property
     def measured(self) -> bool:
@@ -356,7 +355,7 @@ class Run(Watched):
             request=request,
             watchers=Watchers(watching, self.save),
             accumulate=accumulate,
-            position=position_of(engine, under_way=bool(self._under_way)) if resume else None,
+            position=position_of(engine, under_way=bool(self._fits.under_way)) if resume else None,
             adapt=adapts(self.plan, self.problem, adapt, deadline_s),
             deadline_s=deadline_s,
         )
@@ -366,15 +365,29 @@ class Run(Watched):
                 task, traced=self._traced, go_over=self._go_over, go_back=self._go_back
             )
 
-        with self._queueing:
-            self._fits = self._under_way
-            after = self._fits[-1][0] if self._fits else None
-            self._fits.append((Handle(work, f"training {self.plan.model}", after=after), fitting))
-            return self._fits[-1][0]
+        title = f"training {self.plan.model}"
+        return self._fits.add(fitting, lambda before: Handle(work, title, after=before))
 
-    @property
-    def _under_way(self) -> list[tuple[Handle[History], Fitting]]:
-        return [(handle, its) for handle, its in self._fits if not handle.done]
+    def stop(self, within_s: float | None = None) -> int:
+        """End all fits, between two steps, and keep the run: `save` has all of it, and
+        `fit(..., resume=True)` goes on with the next batch.
+
+        Parameters
+        ----------
+        within_s
+            A step may take so long; default: as long as it likes.
+
+        Returns
+        -------
+        int
+            How many were cut short.
+
+        Raises
+        ------
+        TimeoutError
+            One has not come to the end of its step; it ends there.
+        """
+        return len(self._fits.stop(within_s))
 
     def rest(self) -> "list[Iterable[tuple[torch.Tensor, ...]]]":
         """End all fits, between two steps: of each the batches that it has not trained on.
@@ -384,23 +397,7 @@ class Run(Watched):
         UserError
             One that waits for its turn has another optimizer; nothing was ended.
         """
-        with self._queueing:
-            under_way = self._under_way
-            for _, fitting in under_way[1:]:
-                if fitting.request != UpdateRequest():
-                    raise UserError(
-                        "a fit with another optimizer waits for its turn.",
-                        next_step="Wait for the fit before, or cancel that one.",
-                    )
-            for handle, _ in reversed(under_way):
-                handle.cancel()
-        left = []
-        for handle, fitting in under_way:
-            try:
-                handle.wait()
-            except CancelledError:
-                left.append(fitting.rest())
-        return left
+        return self._fits.rest()
 
     def switch(self, plan: Plan) -> "Handle[Run]":
         """Go over to another plan while the run goes on, with all state.
@@ -701,7 +698,7 @@ class Run(Watched):
         UserError
             The module has none of this model's weights.
         """
-        latest = self._fits[-1][0] if self._fits else None
+        latest = self._fits.latest
         if latest is not None and not latest.seen and not latest.waits_for_caller:
             with suppress(CancelledError):
                 latest.wait()

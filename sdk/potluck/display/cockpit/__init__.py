@@ -12,6 +12,7 @@ from potluck.optional_packages import needed
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from potluck.display.cockpit.looking import Looking
     from potluck.display.cockpit.observer import Watching
     from potluck.display.cockpit.widget import Cockpit
     from potluck.display.cockpit.window import Window
@@ -53,6 +54,16 @@ def seen_through(
     if before is not None:
         before.close()
     return Window(home, folder, may_act)
+
+
+def looked_at(folder: "Path") -> "Looking":
+    """The cockpit of a home that another process has open."""
+    from potluck.display.cockpit import window
+
+    url, process = window.through(folder)
+    with needed():
+        from potluck.display.cockpit.looking import Looking
+    return Looking(url, process)
 
 
 def watch(home: "Home", run: "Run | None" = None, plans: "tuple[Plan, ...]" = ()) -> "Watching":

@@ -27,10 +27,13 @@ class Chronicle:
         self._status: dict[str, str] = {}
         self._run: tuple[object, ...] | None = None
         self._history = History()
+        self._given = ""
 
     def look(self, sight: Sight) -> list[News]:
         """What is new."""
-        return [*self._members(sight.members), *self._of_run(sight.run)]
+        given = [News(kind="left", words=sight.given)] if sight.given != self._given else []
+        self._given = sight.given
+        return [*self._members(sight.members), *self._of_run(sight.run), *given]
 
     def _members(self, members: Iterable[Member]) -> list[News]:
         now = {member.name: member for member in members}

@@ -197,7 +197,8 @@ class Machine:
             self._load = {}
         wires = self._wired[1]
         self._show(
-            home={"closed": sight.is_closed, "n": len(sight.members)},
+            home={"closed": sight.is_closed, "n": len(sight.members)}
+            | ({"given": harmless(sight.given)[:500]} if sight.given else {}),
             devices=home_sections.devices(sight, wires, self._load),
             media=home_sections.media(sight, wires, self._load),
             ports=home_sections.ports(sight, wires),

@@ -37,10 +37,13 @@ class RunSight:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sight:
-    """A home. `can_pair`: its agents are not paired already, as those of a lab are."""
+    """A home. `can_pair`: its agents are not paired already, as those of a lab are. `given`: who
+    asked for it, or took it over.
+    """
 
     members: tuple[Member, ...] = ()
     network: Network | None = None
     run: RunSight | None = None
     is_closed: bool = False
+    given: str = ""
     can_pair: bool = False

@@ -220,6 +220,7 @@ class Watching:
             network=network,
             run=self._of_run(run) if run is not None else None,
             is_closed=home.closed,
+            given=home.given,
             can_pair=home.can_pair,
         )
 

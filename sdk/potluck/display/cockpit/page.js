@@ -279,7 +279,7 @@ class Page {
     if (!text && this.heard_at && now - this.heard_at > 7000 && !(this.store.s.home || {}).closed) {
       text = "The kernel is silent: this is what was seen last."; this.dot.classList.remove("on");
     }
-    text ||= this.store.n ? "Live. Click a plan to see what it would do, again to go over to it." : "Waiting for the kernel.";
+    text ||= this.store.n ? this.readonly || "Live. Click a plan to see what it would do, again to go over to it." : "Waiting for the kernel.";
     if (this.queued === text) return;
     this.queued = text; say(this.note, text);
     this.note.className = busy ? "note busy" : this.error ? "note bad" : "note";
@@ -394,7 +394,7 @@ class Page {
     const run = s.run && s.run.state ? s.run : null, n = (s.home || {}).n || 0;
     say(this.who, run ? run.model : n ? `${n} device${n > 1 ? "s" : ""}` : "home");
     const noun = run ? run.noun : "step";
-    const state = (s.home || {}).closed ? "the home is closed" : !run ? "nothing runs"
+    const state = (s.home || {}).closed ? s.home.given || "the home is closed" : !run ? "nothing runs"
       : run.state === "ended" ? `ended: ${run.ended}` : `${run.state}, ${noun} ${run.n_done}, plan by ${run.planner}`;
     say(this.doing, state);
     this.dot.classList.toggle("on", !!run && run.state === "training" && !s.home.closed);
@@ -637,7 +637,7 @@ class Page {
     if (this.may(p)) acts.append(el("button", { class: "go", onclick: () => this.go(p.asked) }, "Switch to this plan"));
     acts.append(el("button", { onclick: () => this.ask({ ask: "preview", name: "" }) }, "Close"),
       el("span", { class: "said" }, p.is_here ? "This plan is at work." : p.imagined ? "It is of the home that you imagine." : p.no_run ? "Nothing runs that could go over to it."
-        : this.readonly ? "This page is only to look at." : ""));
+        : this.readonly || ""));
     this.pre.replaceChildren(el("b", {}, `Plan by ${p.planner}`), el("div", {}, what),
       el("table", {}, el("thead", {}, el("tr", {}, ...["device", "layers", "rows", "memory"].map(h => el("th", { scope: "col" }, h)))),
         el("tbody", {}, ...p.who.map(([d, a, b, n, again]) => row([d, `${b - a > 1 ? `${a}–${b - 1}` : a}${again ? ", computed again" : ""}`, n, p.bytes[d] ? size(p.bytes[d]) : ""])))),
@@ -873,6 +873,7 @@ function render({ model, el: host }) {
     else if ("heard" in content) page.heard(content.heard, content.words);
   };
   model.on("msg:custom", heard);
+  page.readonly = model.get("readonly");
   page.ask({ ask: "hello" });
   const timer = setInterval(() => stills(true), 500);
   stills(true);

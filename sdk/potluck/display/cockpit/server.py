@@ -36,6 +36,7 @@ PAGE = """<!doctype html>
 @media(prefers-color-scheme:dark){body{background:#0d1117}}</style></head>
 <body><div id="cockpit"></div><script type="module" src="start.js"></script></body></html>
 """
+READ_ONLY = "Live, to look at only: no click here changes the run."
 START = """import {{ serve }} from "./page.js";
 serve(document.getElementById("cockpit"), ".", {readonly});
 """
@@ -121,7 +122,7 @@ class _Browser(BaseHTTPRequestHandler):
         return None
 
     def _start(self) -> str:
-        return START.format(readonly="false" if self.server_of.may_act else "true")
+        return START.format(readonly=json.dumps("" if self.server_of.may_act else READ_ONLY))
 
     def _refuse(self, code: int) -> None:
         self.close_connection = True

@@ -2,7 +2,8 @@
 
 import http.client
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import closing
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -111,7 +112,23 @@ def follow(url: str) -> Iterator[Reader]:
     HomeError
         Nobody answers there.
     """
-    reader, where = Reader(), urlsplit(url)
+    reader = Reader()
+    with closing(frames(url)) as coming:
+        try:
+            yield from (reader for frame in coming if reader.take(frame))
+        except (ValueError, struct.error) as error:
+            raise _silent() from error
+
+
+def frames(url: str) -> Generator[bytes, None, None]:
+    """Every frame that the page at `url` gets.
+
+    Raises
+    ------
+    HomeError
+        Nobody answers there.
+    """
+    where = urlsplit(url)
     connection = http.client.HTTPConnection(where.hostname or "", where.port, timeout=SILENCE_S)
     try:
         connection.request("GET", f"{where.path}frames")
@@ -120,9 +137,12 @@ def follow(url: str) -> Iterator[Reader]:
             (length,) = LENGTH.unpack(head)
             if length > MOST_FRAME_BYTES:
                 raise HomeError("the page sends frames that are too long.")
-            if reader.take(stream.read(length)):
-                yield reader
-    except (OSError, http.client.HTTPException, struct.error, ValueError) as error:
-        raise HomeError("the process that has this home open answers no more.") from error
+            yield stream.read(length)
+    except (OSError, http.client.HTTPException, struct.error) as error:
+        raise _silent() from error
     finally:
         connection.close()
+
+
+def _silent() -> HomeError:
+    return HomeError("the process that has this home open answers no more.")

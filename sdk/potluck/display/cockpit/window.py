@@ -8,6 +8,8 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from potluck.coordinator.asking import SHOW, SIGN_S, ask, is_alive
+from potluck.discover.key_claim import holder_of
 from potluck.display.cockpit.observer import Watching
 from potluck.display.cockpit.server import Server
 from potluck.documents import write_whole
@@ -82,8 +84,8 @@ def forget(folder: Path) -> None:
             path.unlink()
 
 
-def find(folder: Path) -> str:
-    """The address of the page that another process serves.
+def find(folder: Path) -> tuple[str, int]:
+    """The address of the page that another process serves, and its number.
 
     Raises
     ------
@@ -93,12 +95,30 @@ def find(folder: Path) -> str:
     try:
         document = json.loads((folder / FILE).read_text(encoding="utf-8"))
         url, process = str(document["url"]), int(document["process"])
-        os.kill(process, 0)
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        url, process = "", 0
+    if process <= 0 or not is_alive(process):
         raise HomeError(
             "the process that has this home open shows it nowhere.",
             next_step="Call home.window() there, or close that home.",
-        ) from None
+        )
     if not url.startswith("http://127.0.0.1:"):
         raise HomeError(f"{folder / FILE} names an address that is not on this machine.")
-    return url
+    return url, process
+
+
+def through(folder: Path) -> tuple[str, int]:
+    """The same; where no page is served yet, whoever has the home is asked for one.
+
+    Raises
+    ------
+    HomeError
+        Nobody has it, or they do not answer.
+    """
+    with suppress(HomeError):
+        return find(folder)
+    holder = holder_of(folder)
+    if holder is None:
+        raise HomeError("nobody has this home open.", next_step="Home.discover() opens it.")
+    ask(folder, SHOW, within_s=2 * SIGN_S, holder=holder)
+    return find(folder)

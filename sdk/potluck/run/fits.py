@@ -1,0 +1,100 @@
+"""The fits of one run: each comes behind the one before; all of them can be stopped between two
+steps.
+"""
+
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import CancelledError
+from typing import TYPE_CHECKING
+
+from potluck.errors import UserError
+from potluck.handle import Handle
+from potluck.run.fit_call import Fitting
+from potluck.run.history import History
+from potluck.run.update_source import UpdateRequest
+
+if TYPE_CHECKING:
+    import torch
+
+Begin = Callable[[Handle[History] | None], Handle[History]]
+
+
+class Fits:
+    """Those under way, in their order, and the latest."""
+
+    def __init__(self) -> None:
+        self._all: list[tuple[Handle[History], Fitting]] = []
+        self._queueing = threading.Lock()  # what one calls comes behind it
+
+    def add(self, fitting: Fitting, begin: Begin) -> Handle[History]:
+        """One more, behind those under way.
+
+        Parameters
+        ----------
+        fitting
+            What it does.
+        begin
+            Called with the fit that comes before it, or None; begins it.
+        """
+        with self._queueing:
+            self._all = self.under_way
+            self._all.append((begin(self._all[-1][0] if self._all else None), fitting))
+            return self._all[-1][0]
+
+    @property
+    def under_way(self) -> list[tuple[Handle[History], Fitting]]:
+        """Those that have not ended."""
+        return [(handle, its) for handle, its in self._all if not handle.done]
+
+    @property
+    def latest(self) -> Handle[History] | None:
+        """The one that began last, whether it has ended or not."""
+        return self._all[-1][0] if self._all else None
+
+    def stop(self, within_s: float | None = None) -> list[Fitting]:
+        """End all of them, between two steps; those that were cut short.
+
+        Parameters
+        ----------
+        within_s
+            A step may take so long; None: as long as it likes.
+
+        Raises
+        ------
+        TimeoutError
+            One has not come to the end of its step; it ends there.
+        """
+        with self._queueing:
+            return _stopped(self.under_way, within_s)
+
+    def rest(self) -> "list[Iterable[tuple[torch.Tensor, ...]]]":
+        """End all of them, between two steps: of each the batches that it has not trained on.
+
+        Raises
+        ------
+        UserError
+            One that waits for its turn has another optimizer; nothing was ended.
+        """
+        with self._queueing:
+            under_way = self.under_way
+            for _, fitting in under_way[1:]:
+                if fitting.request != UpdateRequest():
+                    raise UserError(
+                        "a fit with another optimizer waits for its turn.",
+                        next_step="Wait for the fit before, or cancel that one.",
+                    )
+            return [fitting.rest() for fitting in _stopped(under_way, None)]
+
+
+def _stopped(
+    under_way: list[tuple[Handle[History], Fitting]], within_s: float | None
+) -> list[Fitting]:
+    for handle, _ in reversed(under_way):
+        handle.cancel()
+    cut_short = []
+    for handle, fitting in under_way:
+        try:
+            handle.wait(within_s)
+        except CancelledError:
+            cut_short.append(fitting)
+    return cut_short
