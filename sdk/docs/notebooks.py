@@ -4,6 +4,7 @@ so that whoever reads them on the web sees pictures.
 Live widgets are left out, as they show nothing without a kernel; so are times and versions.
 """
 
+import re
 import sys
 import tempfile
 from pathlib import Path
@@ -13,6 +14,9 @@ import nbclient
 import nbformat
 from ipykernel import kernelspec
 
+from potluck.display.scene import on_paper
+
+SVG = re.compile(r"<svg .*?</svg>", re.DOTALL)
 FOLDER = Path(__file__).resolve().parents[2] / "notebooks"
 LIVE = "application/vnd.jupyter.widget-view+json"
 WAIT_S = 900
@@ -29,7 +33,8 @@ def main(names: list[str]) -> None:
         for cell in notebook.cells:
             cell.metadata = {}
             if cell.cell_type == "code":
-                cell.outputs = [one_picture(made) for made in cell.outputs if lasts(made)]
+                kept = [one_picture(made) for made in cell.outputs if lasts(made)]
+                cell.outputs = [part for made in kept for part in pictures_first(made)]
         nbformat.write(notebook, path)
         print(f"{path.name}: {path.stat().st_size / 1e3:.0f} kB")
 
@@ -51,6 +56,22 @@ def one_picture(output: nbformat.NotebookNode) -> nbformat.NotebookNode:
     if "image/svg+xml" in output.get("data", {}):
         output.data.pop("text/html", None)
     return output
+
+
+def pictures_first(output: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
+    """The pictures in an output's HTML as images before it: web pages strip them inside."""
+    data = output.get("data", {})
+    found = SVG.findall(data.get("text/html", ""))
+    if not found or "image/svg+xml" in data:
+        return [output]
+    data["text/html"] = SVG.sub("", data["text/html"])
+    return [
+        *(
+            nbformat.v4.new_output("display_data", {"image/svg+xml": on_paper(svg)})
+            for svg in found
+        ),
+        output,
+    ]
 
 
 def lasts(output: nbformat.NotebookNode) -> bool:

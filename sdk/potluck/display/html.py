@@ -5,8 +5,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from potluck.display import chart, explanation_tables, tables, text, timeline
-from potluck.display.markup import escaped, fragment, save
+from potluck.display import (
+    chart,
+    explanation_tables,
+    headline,
+    record_pictures,
+    tables,
+    text,
+    timeline,
+)
+from potluck.display.markup import escaped, fragment, numbers, save
 from potluck.display.palette import PALETTE
 from potluck.display.png import save_png
 from potluck.display.scene import Scene, save_svg
@@ -27,13 +35,20 @@ def table(content: Table) -> str:
         _cell("th", heading.removeprefix(">"), r)
         for heading, r in zip(content.columns, right, strict=True)
     )
-    rows = "\n".join(
-        "<tr>" + "".join(_cell("td", cell, r) for cell, r in zip(row, right, strict=True)) + "</tr>"
-        for row in content.rows
+    rows, below = (
+        "\n".join(
+            "<tr>"
+            + "".join(_cell("td", cell, r) for cell, r in zip(row, right, strict=True))
+            + "</tr>"
+            for row in some
+        )
+        for some in (content.rows, [content.total] if content.total else [])
     )
+    foot = f"<tfoot>{below}</tfoot>" if below else ""
     notes = "".join(f'<p class="note">{escaped(note)}</p>' for note in content.notes)
     caption = f"<caption>{escaped(content.title)}</caption>"
-    return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>\n{rows}\n</tbody></table>{notes}"
+    body = f"<tbody>\n{rows}\n</tbody>{foot}"
+    return f"<table>{caption}<thead><tr>{head}</tr></thead>{body}</table>{notes}"
 
 
 def _cell(tag: str, cell: Cell, right: bool) -> str:
@@ -42,6 +57,7 @@ def _cell(tag: str, cell: Cell, right: bool) -> str:
         colour = f"color-mix(in srgb,{PALETTE['orange']} {strength},transparent)"
         return f'<td class="heat" style="background:{colour}">{escaped(cell.text)}</td>'
     number = ' class="number"' if right else ""
+    number += ' scope="col"' if tag == "th" else ""
     if isinstance(cell, Bar):
         over = " over" if cell.frac > 1 else ""
         width = f"{min(max(cell.frac, 0.0), 1.0) * 100:.0f}%"
@@ -55,22 +71,29 @@ def _cell(tag: str, cell: Cell, right: bool) -> str:
 def devices(found: Iterable[Device], title: str = "Devices") -> str:
     """Who takes part."""
     content = tables.devices(found, title)
-    return fragment("devices", text.render(content), table(content))
+    picture = record_pictures.devices(found, title)
+    return fragment("devices", text.render(content), picture.svg(), shown_on_demand(content))
 
 
 def members(found: Iterable[Any], title: str = "Devices") -> str:
     """Devices found or known, with their status."""
     content = tables.members(found, title)
-    return fragment("members", text.render(content), table(content))
+    picture = record_pictures.members(found, title)
+    return fragment("members", text.render(content), picture.svg(), shown_on_demand(content))
 
 
 def profile(problem: Problem, notes: Sequence[str] = ()) -> str:
     """Heat table of layer by device, and the links."""
     heat, links = tables.costs(problem), tables.links(problem.network)
     heat = replace(heat, notes=(*heat.notes, *notes))
-    # n² rows
-    folded = f"<details><summary>{escaped(links.title)}</summary>{table(links)}</details>"
-    return fragment("profile", text.profile(problem), table(heat), folded)
+    return fragment(
+        "profile",
+        text.profile(problem),
+        record_pictures.profile(problem).svg(),
+        shown_on_demand(heat),
+        record_pictures.network(problem.network).svg(),
+        shown_on_demand(links),  # n² rows
+    )
 
 
 def plan(
@@ -80,7 +103,11 @@ def plan(
     plain = text.plan(plan, problem, available_bytes)
     available = available_bytes or tables.available_bytes(problem)
     return fragment(
-        "plan", plain, table(tables.stages(plan, problem)), table(tables.memory(plan, available))
+        "plan",
+        "\n\n".join(filter(None, (headline.of_plan(plan, problem), plain))),
+        first_line(headline.of_plan(plan, problem)),
+        record_pictures.plan(plan, problem, available).svg(),
+        shown_on_demand(tables.stages(plan, problem), tables.memory(plan, available)),
     )
 
 
@@ -90,16 +117,30 @@ def plans(candidates: Sequence[Plan], best: Plan | None = None) -> str:
     known = [
         plan for plan in candidates if plan.latency_s is not None and plan.energy_j is not None
     ]
-    picture = [chart.pareto(candidates, best).svg()] if len(known) > 1 else []
-    return fragment("plans", text.render(content), table(content), *picture)
+    first = headline.of_plan(best or candidates[0]) if candidates else ""
+    picture = (
+        [chart.pareto(candidates, best).svg()]
+        if len(known) > 1
+        else [record_pictures.plan(plan, plan.problem, {}).svg() for plan in candidates[:1]]
+    )
+    return fragment(
+        "plans",
+        "\n\n".join(filter(None, (first, text.render(content)))),
+        first_line(first),
+        *picture,
+        shown_on_demand(content),
+    )
 
 
 def explanation(found: "Explanation") -> str:
     """Where a plan's time goes, and what would help."""
-    parts = [table(explanation_tables.time_spent(found))] + (
-        [table(explanation_tables.improvements(found))] if found.improvements else []
+    contents = [explanation_tables.time_spent(found)] + (
+        [explanation_tables.improvements(found)] if found.improvements else []
     )
-    return fragment("explanation", text.explanation(found), *parts)
+    picture = record_pictures.explanation(found)
+    return fragment(
+        "explanation", text.explanation(found), picture.svg(), shown_on_demand(*contents)
+    )
 
 
 def trace(measured: Trace, predicted: Trace | None = None) -> str:
@@ -118,12 +159,15 @@ def trace(measured: Trace, predicted: Trace | None = None) -> str:
         if predicted or not several
         else f"A typical {tables.one_of(measured)} of {len(measured.step_s)}, {measured.source}"
     )
-    return fragment("trace", plain, timeline.gantt(*both, title=title).svg(), *map(table, contents))
+    picture = timeline.gantt(*both, title=title)
+    return fragment("trace", plain, picture.svg(), shown_on_demand(*contents))
 
 
 def layers(found: Sequence[Layer], title: str) -> str:
     """What a model is made of."""
-    return of_table("layers", tables.layers(found, title))
+    content = tables.layers(found, title)
+    picture = record_pictures.layers(found, title)
+    return fragment("layers", text.render(content), picture.svg(), shown_on_demand(content))
 
 
 def history(
@@ -131,15 +175,34 @@ def history(
 ) -> str:
     """The loss by step as a curve."""
     content = tables.history(losses, step_s, notes)
-    picture = [chart.loss({"loss": losses}).svg()] if len(losses) > 1 else []
-    return fragment("history", text.render(content), *picture, table(content))
+    if len(losses) < 2:
+        return fragment("history", text.render(content), table(content))
+    picture = chart.loss({"loss": losses})
+    return fragment("history", text.render(content), picture.svg(), shown_on_demand(content))
 
 
 def compared(found: Any) -> str:
     """A `run.comparison.Comparison`: a typical step of both sides above the table."""
     content = tables.compared(found)
     both = timeline.gantt(*(timeline.typical(trace) for trace in (found.predicted, found.measured)))
-    return fragment("comparison", text.render(content), both.svg(), table(content))
+    return fragment("comparison", text.render(content), both.svg(), shown_on_demand(content))
+
+
+def shown_on_demand(*contents: Table) -> str:
+    """Tables below a picture, folded away; a click shows them."""
+    titles = ", ".join(content.title for content in contents)
+    return numbers(f"{titles}: numbers", *map(table, contents))
+
+
+def below(kind: str, picture: Scene, *contents: Table) -> str:
+    """A picture, and its numbers on demand."""
+    plain = "\n\n".join(map(text.render, contents))
+    return fragment(kind, plain, picture.svg(), shown_on_demand(*contents))
+
+
+def first_line(said: str) -> str:
+    """What one reads first."""
+    return f'<p class="headline">{escaped(said)}</p>' if said else ""
 
 
 def of_table(kind: str, content: Table) -> str:

@@ -4,6 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import inf
 
 from potluck import units
+from potluck.display import record_pictures
+from potluck.display.scene import Scene
 from potluck.display.tables import Table
 from potluck.profile.home_network import SHARED, Figure, HomeNetwork, SharedMedium
 from potluck.records import Network
@@ -21,6 +23,18 @@ def table(document: HomeNetwork) -> Table:
     if not rows:
         notes += ("nothing is known yet: home.profile(model) measures it",)
     return Table(title="Network", columns=COLUMNS, rows=rows, notes=notes)
+
+
+def picture(document: HomeNetwork) -> Scene:
+    """How fast each medium is."""
+    if not document.media and document.beside is not None:
+        return record_pictures.network(document.beside, "Network")
+    rates = {}
+    for row in document.media:
+        slowest = min(row.stations.values(), key=lambda rate: rate.value, default=None)
+        figure = row.up_bytes_per_s or slowest
+        rates[row.name] = figure.value if figure else None, ", ".join(row.devices)
+    return record_pictures.media(rates)
 
 
 def drawing(document: HomeNetwork) -> str:

@@ -9,42 +9,20 @@ from statistics import median
 
 from potluck import units
 from potluck.display import chart, html, markup, tables
+from potluck.display import headline as headlines
 from potluck.display.tables import Table
 from potluck.errors import PotluckError
 from potluck.planning import judge
-from potluck.planning.registry import ask
 from potluck.records import Plan
 from potluck.run.history import History
 from potluck.run.run import Run
 from potluck.sanitized_text import harmless
 
-STYLE = """<style>th{cursor:pointer}th[aria-sort]::after{content:" \\2195";opacity:.6}
-th[aria-sort=ascending]::after{content:" \\2191"}th[aria-sort=descending]::after{content:" \\2193"}
-svg{max-width:100%;height:auto}</style>"""
-# Numbers by their value and unit, words by the alphabet; where scripts are off, nothing is missing.
-SORTED = """<script>
-const units={"µ":1e-6,n:1e-9,m:1e-3,k:1e3,K:1024,M:1e6,G:1e9};
-const value=text=>{const m=/^\\s*([-+]?[\\d.]+(?:e[-+]?\\d+)?)\\s*([µnmkKMG]?)/.exec(text);
-  return m?+m[1]*(units[m[2]]||1):NaN};
-for(const head of document.querySelectorAll("table thead th")){
-  const row=head.parentElement,body=head.closest("table").tBodies[0];
-  const index=[...row.cells].indexOf(head);
-  const sort=()=>{const up=head.getAttribute("aria-sort")!=="ascending";
-    for(const other of row.cells)other.removeAttribute("aria-sort");
-    head.setAttribute("aria-sort",up?"ascending":"descending");
-    const rows=[...body.rows].sort((a,b)=>{
-      const[x,y]=[a,b].map(r=>r.cells[index]?.textContent??""),[v,w]=[value(x),value(y)];
-      return(isNaN(v)||isNaN(w)?x.localeCompare(y):v-w)*(up?1:-1)});
-    body.append(...rows)};
-  head.tabIndex=0;head.addEventListener("click",sort);
-  head.addEventListener("keydown",e=>{if(e.key==="Enter")sort()})}
-</script>"""
-
 
 def save(run: Run, path: str | Path) -> Path:
     """Write the report of this run as a page."""
     title = f"potluck: {run.plan.model}"
-    return markup.save(path, title, STYLE, *fragments(run), SORTED)
+    return markup.save(path, title, *fragments(run))
 
 
 def fragments(run: Run) -> Iterator[str]:
@@ -87,10 +65,7 @@ def headline(run: Run) -> str:
     here, *others = _baselines(run)
     alone = next((plan for plan in others if len(plan.devices) == 1), None)
     if alone is not None and alone.latency_s and here.latency_s and len(here.devices) > 1:
-        times = alone.latency_s / here.latency_s
-        said += f". By prediction {times:.2g} times as fast as {alone.devices[0]} alone, the best"
-        if alone.energy_j and here.energy_j is not None:
-            said += f", with {here.energy_j / alone.energy_j:.2g} times its joules"
+        said += f". By prediction {headlines.against(here, alone)}"
     return harmless(said + ".")
 
 
@@ -99,11 +74,11 @@ def _baselines(run: Run) -> tuple[Plan, ...]:
     problem, here = run.problem, run.plan
     if problem is None:
         return (here,)
-    found: tuple[Plan, ...] = ()
-    with suppress(PotluckError):
-        here = here if here.latency_s is not None else judge(problem, here)
-        found = tuple(ask(problem, "single"))
-    return (here, *(plan for plan in found if plan.stages != here.stages))
+    if here.latency_s is None:
+        with suppress(PotluckError):
+            here = judge(problem, here)
+    others = headlines.alone(problem)
+    return (here, *(plan for plan in others if plan.stages != here.stages))
 
 
 def events(history: History) -> Table:

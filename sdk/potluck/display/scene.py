@@ -96,10 +96,7 @@ class Scene:
         """The same as an image of its own, which no page lends its ink: on paper of its own, light
         or dark.
         """
-        light, dark = f"color:{INK};background:{PAPER}", f"color:{DARK_INK};background:{DARK_PAPER}"
-        style = f"<style>svg{{{light}}}@media(prefers-color-scheme:dark){{svg{{{dark}}}}}</style>"
-        head, body = self.svg().split("\n", 1)
-        return f"{head}\n{style}\n{body}\n"
+        return on_paper(self.svg())
 
     def _repr_html_(self) -> str:
         # inside the page, where its ink is that of the page's theme
@@ -107,6 +104,14 @@ class Scene:
 
     def _repr_svg_(self) -> str:
         return self.standalone()
+
+
+def on_paper(svg: str) -> str:
+    """An element that `Scene.svg` gave, as an image of its own."""
+    light, dark = f"color:{INK};background:{PAPER}", f"color:{DARK_INK};background:{DARK_PAPER}"
+    style = f"<style>svg{{{light}}}@media(prefers-color-scheme:dark){{svg{{{dark}}}}}</style>"
+    head, body = svg.split("\n", 1)
+    return f"{head}\n{style}\n{body}\n"
 
 
 def save_svg(scene: Scene, path: str | Path) -> Path:

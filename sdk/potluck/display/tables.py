@@ -38,15 +38,18 @@ TRAINING_OPS = ("backward", "backward_input", "gradients", "step")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """Rows of cells under headings; a heading beginning with `>` sets its column to the right."""
+    """Rows of cells under headings; a heading beginning with `>` sets its column to the right.
+    `total`: a row below all others, however they are sorted.
+    """
 
     title: str
     columns: tuple[str, ...]
     rows: tuple[tuple[Cell, ...], ...]
     notes: tuple[str, ...] = field(default=())
+    total: tuple[Cell, ...] = ()
 
     def __post_init__(self) -> None:
-        for row in self.rows:
+        for row in (*self.rows, *([self.total] if self.total else [])):
             if len(row) != len(self.columns):
                 raise ValueError(
                     f"table {self.title!r}: a row has {len(row)} cells, expected "
@@ -83,7 +86,7 @@ def members(found: Iterable[Any], title: str = "Devices") -> Table:
             member.status,
             str(member.addresses[0]) if member.addresses else units.UNKNOWN,
             units.size(member.capability.get("memory_bytes")),
-            units.power(_watts(member)),
+            units.power(watts(member)),
             summary(member.capability.get("processors", ())),
             _trouble(member),
         )
@@ -99,7 +102,7 @@ def members(found: Iterable[Any], title: str = "Devices") -> Table:
     )
 
 
-def _watts(member: Any) -> float | None:
+def watts(member: Any) -> float | None:
     """What a device takes by its meter, or by the watts that it was given.
 
     Of any other only a guess is known.
@@ -169,7 +172,7 @@ def costs(problem: Problem, rows: int | None = None) -> Table:
     training = not isinstance(problem.workload, Inference)
     wanted = rows or getattr(problem.workload, "micro_batch", None) or problem.workload.batch
     columns = {
-        device.name: [_layer_s(cost, wanted) for cost in problem.costs[device.name]]
+        device.name: [layer_s(cost, wanted) for cost in problem.costs[device.name]]
         for device in problem.devices
     }
     slowest_s = (
@@ -180,7 +183,7 @@ def costs(problem: Problem, rows: int | None = None) -> Table:
         heats = (_heat(column[index], slowest_s) for column in columns.values())
         body.append((layer.name, units.size(layer.parameter_bytes), *heats))
     weights = units.size(sum(layer.parameter_bytes for layer in problem.layers))
-    body.append(("total", weights, *(units.duration(sum(column)) for column in columns.values())))
+    total = ("total", weights, *(units.duration(sum(column)) for column in columns.values()))
     estimated = sorted(
         name
         for name, column in problem.costs.items()
@@ -194,11 +197,16 @@ def costs(problem: Problem, rows: int | None = None) -> Table:
         notes.append(f"estimated, not measured: {', '.join(estimated)}")
     headings = ("layer", ">weights", *(f">{name}" for name in columns))
     return Table(
-        title=f"Profile of {problem.model}", columns=headings, rows=tuple(body), notes=tuple(notes)
+        title=f"Profile of {problem.model}",
+        columns=headings,
+        rows=tuple(body),
+        notes=tuple(notes),
+        total=total,
     )
 
 
-def _layer_s(cost: LayerCost, rows: int) -> float:
+def layer_s(cost: LayerCost, rows: int) -> float:
+    """Seconds of a layer, forward and backward, at the tabulated batch size nearest `rows`."""
     at = min(range(len(cost.rows)), key=lambda index: abs(cost.rows[index] - rows))
     return cost.forward_s[at] + (cost.backward_s[at] if cost.backward_s else 0.0)
 
@@ -215,7 +223,7 @@ def stages(plan: Plan, problem: Problem | None = None) -> Table:
     rows = tuple(
         (
             str(index),
-            _layer_range(stage.start, stage.stop, problem),
+            layer_range(stage.start, stage.stop, problem),
             ", ".join(stage.devices),
             " + ".join(str(share) for share in stage.shares),
             str(stage.warm_up),
@@ -252,7 +260,8 @@ def energy_of(plan: Plan | None) -> str:
     return beside(units.energy(plan.energy_j), plan.energy_source)
 
 
-def _layer_range(start: int, stop: int, problem: Problem | None) -> str:
+def layer_range(start: int, stop: int, problem: Problem | None) -> str:
+    """The layers of a stage by number, and by name where the problem is known."""
     text = f"{start}–{stop - 1}" if stop - start > 1 else f"{start}"
     if problem is None or stop > len(problem.layers):
         return text

@@ -17,7 +17,8 @@ BAR_CELLS = 12
 
 def render(table: Table) -> str:
     """The table with its title above and its notes below; no line ends in blanks."""
-    body = [[_plain(cell) for cell in row] for row in table.rows]
+    below = [table.total] if table.total else []
+    body = [[_plain(cell) for cell in row] for row in (*table.rows, *below)]
     headings = [harmless(heading.removeprefix(">")) for heading in table.columns]
     right = [heading.startswith(">") for heading in table.columns]
     widths = [max(map(_width, column)) for column in zip(headings, *body, strict=True)]

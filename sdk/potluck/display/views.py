@@ -10,11 +10,11 @@ from potluck.display import (
     network_views,
     offload_views,
     power_views,
+    record_pictures,
     serving_views,
     text,
     what_if_views,
 )
-from potluck.display.tables import Table
 from potluck.graph.model import Model
 from potluck.home import Home
 from potluck.offload.accelerated import AcceleratedModel
@@ -67,11 +67,6 @@ _picture.register(RequestExplanation, offload_views.picture)
 _picture.register(OffloadWhatIf, what_if_views.chart)
 
 
-def _fragment(name: str, content: Table) -> str:
-    """A table, and as text where no HTML is shown."""
-    return markup.fragment(name, text.render(content), html.table(content))
-
-
 @as_html.register
 def _(plan: Plan) -> str:
     return html.plan(plan, plan.problem)
@@ -89,7 +84,7 @@ def _(profile: Profile) -> str:
 
 @as_html.register
 def _(network: HomeNetwork) -> str:
-    return _fragment("network", network_views.table(network))
+    return html.below("network", network_views.picture(network), network_views.table(network))
 
 
 @as_text.register
@@ -120,12 +115,7 @@ def _(home: Home) -> str:
 @as_html.register
 def _(readings: Readings) -> str:
     content = power_views.table(readings.history, readings.faults)
-    return markup.fragment(
-        "readings",
-        text.render(content),
-        power_views.chart(readings.history).svg(),
-        html.table(content),
-    )
+    return html.below("readings", power_views.chart(readings.history), content)
 
 
 @as_text.register
@@ -147,8 +137,9 @@ def _(run: Run) -> str:
 @as_html.register
 def _(stats: Stats) -> str:
     content = offload_views.stats(stats)
-    pictures = [offload_views.over_time(stats).svg()] if stats.requests > 1 else []
-    return markup.fragment("stats", text.render(content), *pictures, html.table(content))
+    if stats.requests < 2:
+        return html.of_table("stats", content)
+    return html.below("stats", offload_views.over_time(stats), content)
 
 
 @as_text.register
@@ -159,9 +150,7 @@ def _(stats: Stats) -> str:
 @as_html.register
 def _(account: RequestExplanation) -> str:
     content = offload_views.divided(account)
-    return markup.fragment(
-        "account", text.render(content), offload_views.picture(account).svg(), html.table(content)
-    )
+    return html.below("account", offload_views.picture(account), content)
 
 
 @as_text.register
@@ -173,9 +162,7 @@ def _(account: RequestExplanation) -> str:
 def _(fast: AcceleratedModel) -> str:
     account = fast.explain()
     content = offload_views.at_work(account, fast.stats, fast.state)
-    return markup.fragment(
-        "fast", text.render(content), offload_views.rows(account).svg(), html.table(content)
-    )
+    return html.below("fast", offload_views.rows(account), content)
 
 
 @as_text.register
@@ -186,8 +173,7 @@ def _(fast: AcceleratedModel) -> str:
 @as_html.register
 def _(what_if: OffloadWhatIf) -> str:
     content = what_if_views.table(what_if)
-    picture = what_if_views.chart(what_if)
-    return markup.fragment("what-if", text.render(content), picture.svg(), html.table(content))
+    return html.below("what-if", what_if_views.chart(what_if), content)
 
 
 @as_text.register
@@ -197,7 +183,8 @@ def _(what_if: OffloadWhatIf) -> str:
 
 @as_html.register
 def _(services: Services) -> str:
-    return _fragment("services", serving_views.table(services))
+    content = serving_views.table(services)
+    return html.below("services", record_pictures.services(services), content)
 
 
 @as_text.register
@@ -207,4 +194,5 @@ def _(services: Services) -> str:
 
 @as_html.register
 def _(service: Service) -> str:
-    return _fragment("service", serving_views.table({service.name: service}))
+    only = {service.name: service}
+    return html.below("service", record_pictures.services(only), serving_views.table(only))

@@ -161,6 +161,7 @@ class Store {
     const figures = new Float32Array(bytes.slice(4 + length).buffer);
     let at = 0;
     for (const [name, width, start, count] of head.rows) {
+      if (!(width * count <= figures.length)) throw 0;
       const rows = [];
       for (let i = 0; i < count; i++, at += width) rows.push(figures.subarray(at, at + width).slice());
       const log = this.logs[name], end = log.end;
@@ -287,7 +288,8 @@ class Page {
 
   frame(view) {
     this.heard_at = performance.now();
-    const fresh = this.store.take(view);
+    let fresh;
+    try { fresh = this.store.take(view); } catch { this.store.n = -1; }  // until the next whole one
     if (!fresh) return;
     fresh.forEach(name => this.fresh.add(name));
     this.later();
@@ -296,7 +298,7 @@ class Page {
   later() {
     if (this.due || !this.seen) return;
     this.due = true;
-    requestAnimationFrame(() => { this.due = false; this.draw(); });
+    requestAnimationFrame(() => { this.due = false; try { this.draw(); } catch { this.store.n = -1; } });
   }
 
   theme() {

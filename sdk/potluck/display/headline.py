@@ -1,0 +1,83 @@
+"""The first line: how many times as fast as the best device alone, and with how many joules against
+its. Pure.
+"""
+
+from contextlib import suppress
+
+from potluck import units
+from potluck.errors import PotluckError
+from potluck.planning import judge
+from potluck.planning.registry import ask
+from potluck.records import Plan, Problem
+from potluck.sanitized_text import harmless
+
+MOST_DEVICES = 64  # that are judged alone for one line
+
+
+def alone(problem: Problem | None) -> tuple[Plan, ...]:
+    """The plans of one device each, fastest first; none where nobody holds the model alone.
+
+    Parameters
+    ----------
+    problem
+        What they solve.
+    """
+    if problem is None or len(problem.devices) > MOST_DEVICES:
+        return ()
+    with suppress(PotluckError):
+        return tuple(ask(problem, "single"))
+    return ()
+
+
+def of_plan(plan: Plan, problem: Problem | None = None) -> str:
+    """A sentence about a plan against the best device alone; empty where there is nothing to say.
+
+    Parameters
+    ----------
+    plan
+        The plan.
+    problem
+        What it solves; default: what it says itself.
+    """
+    problem = problem or plan.problem
+    here = plan
+    if here.latency_s is None and problem is not None:
+        with suppress(PotluckError):
+            here = judge(problem, plan)
+    if here.latency_s is None:
+        return ""
+    what = "step" if plan.training else "request"
+    said = f"{units.duration(here.latency_s)} a {what} on {_many(plan.devices)}"
+    found = alone(problem)
+    best = next((one for one in found if one.latency_s), None)
+    if best is None:
+        is_sure = problem is not None and len(problem.devices) <= MOST_DEVICES
+        nobody = ": no device could do it alone" if is_sure and len(plan.devices) > 1 else ""
+        return harmless(f"{said}{nobody}.")
+    return harmless(f"{said}: {against(here, best)}.")
+
+
+def against(here: Plan, best: Plan) -> str:
+    """How one plan stands to that of the best device alone, in words.
+
+    Parameters
+    ----------
+    here, best
+        Judged plans.
+
+    Examples
+    --------
+    "2.1 times as fast as laptop alone, the best, with 0.8 times its joules"
+    """
+    name = best.devices[0]
+    if here.devices == best.devices:
+        return "as fast as the best device alone, which it is"
+    times = (best.latency_s or 0.0) / (here.latency_s or 1.0)
+    said = f"{times:.2g} times as fast as {name} alone, the best"
+    if best.energy_j and here.energy_j is not None:
+        said += f", with {here.energy_j / best.energy_j:.2g} times its joules"
+    return said
+
+
+def _many(names: tuple[str, ...]) -> str:
+    return ", ".join(names) if len(names) <= 3 else f"{len(names)} devices"
