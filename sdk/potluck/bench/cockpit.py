@@ -31,6 +31,7 @@ SETTINGS: Mapping[str, float] = {
     "round_s": 5,
     "browser_s": 60,
     "hour_s": 3600,
+    "crowd_s": 60,
 }
 GOALS = {
     "training_slowdown_frac": ("<=", 0.02),
@@ -39,6 +40,8 @@ GOALS = {
     "widget_kb": ("<=", 60.0),
     "kernel_growth_mb": ("<=", 1.0),
     "tab_growth_mb": ("<=", 5.0),
+    "crowd_tab_mb": ("<=", 100.0),
+    "crowd_longest_ms": ("<=", 200.0),
 }
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-sync"]
@@ -58,7 +61,7 @@ def run(settings: Mapping[str, float]) -> Result:
             if browser is not None:
                 figures |= _browser(home, its, browser, settings)
     with _chromium() as browser:
-        figures |= _hour(browser, settings)
+        figures |= _crowd(browser, settings) | _hour(browser, settings)
         if browser is None:
             notes.append("no Chromium, or no playwright: what a browser takes was not measured")
     return Result(
@@ -214,19 +217,65 @@ def _busy_s(session: Any) -> float:
     return float(next(m["value"] for m in metrics if m["name"] == "TaskDuration"))
 
 
+# --- a crowd --------------------------------------------------------------------------------------
+
+CROWD = 200  # devices
+CROWD_EVENTS = 10_000
+LONG_TASKS = """() => { window.longest = 0; window.drawn = 0;
+  new PerformanceObserver(found => found.getEntries().forEach(e => {
+    window.longest = Math.max(window.longest, e.duration); })).observe({ type: "longtask" });
+  const count = () => { window.drawn += 1; requestAnimationFrame(count); }; count(); }"""
+
+
+def _crowd(browser: Any, settings: Mapping[str, float]) -> dict[str, float]:
+    """Ten looks a second at 200 devices, and 10,000 events: whether the page stays smooth.
+
+    `crowd_longest_ms`: the longest that its main thread was busy at a stretch (50 ms or less: 0).
+    """
+    from potluck.display.cockpit.server import Server
+
+    if browser is None:
+        return {}
+    played, ticks = _Played(CROWD), int(10 * settings["crowd_s"])
+    server = Server(played)  # type: ignore[arg-type]
+    page = browser.new_page(viewport={"width": 1280, "height": 1000})
+    page.goto(server.url)
+    page.locator(".potluck-cockpit").wait_for()
+    played.look()
+    page.wait_for_timeout(2000)  # the first drawing of all cards is no update
+    page.evaluate(LONG_TASKS)
+    begin_s = time.perf_counter()
+    for number in range(ticks):
+        played.say(CROWD_EVENTS * (number + 1) // ticks)
+        played.look()
+        page.wait_for_timeout(max(0.0, 1e3 * (begin_s + 0.1 * (number + 1) - time.perf_counter())))
+    seconds = time.perf_counter() - begin_s
+    session = page.context.new_cdp_session(page)
+    session.send("Performance.enable")
+    figures = {
+        "crowd_longest_ms": float(page.evaluate("window.longest")),
+        "crowd_frames_per_s": page.evaluate("window.drawn") / seconds,
+        "crowd_tab_mb": _heap_bytes(session) / 1e6,
+    }
+    page.close()
+    server.close()
+    return figures
+
+
 # --- an hour --------------------------------------------------------------------------------------
 
 
 class _Played:
     """Stands for what looks at a home: made-up looks, as frames for those who show them."""
 
-    def __init__(self) -> None:
+    def __init__(self, n_devices: int = 4) -> None:
         from potluck.display.cockpit.frames import Frames
         from potluck.display.cockpit.machine import Machine
 
         self._machine = Machine()
         self._frames = Frames()
         self._number = 0
+        self._n_devices = n_devices
         self._views: list[Any] = []
         self.n_bytes = 0
 
@@ -236,12 +285,18 @@ class _Played:
         self._views.append(view)
         return lambda: self._views.remove(view)
 
+    def say(self, n_events: int) -> None:
+        """So many events in all by now."""
+        log = self._machine.state.events
+        for number in range(log.end, n_events):
+            log.add({"at": 0.1 * self._number, "kind": "said", "words": f"event {number}"})
+
     def look(self) -> None:
         """A tenth of a second more."""
         from potluck.display.cockpit.machine import Seen
 
         state, number = self._machine.state, self._number
-        self._machine.handle(Seen(sight=_sight(number)), 0.1 * number)
+        self._machine.handle(Seen(sight=_sight(number, self._n_devices)), 0.1 * number)
         frame = self._frames.change(state) if number % 20 else self._frames.whole(state)
         self._number += 1
         self.n_bytes += len(frame or b"")
@@ -291,8 +346,8 @@ def _heap_bytes(session: Any) -> float:
     return float(next(m["value"] for m in metrics if m["name"] == "JSHeapUsedSize"))
 
 
-def _sight(number: int) -> "Sight":
-    """Four devices at the tenth of a second `number`; one comes and goes, steps take a second."""
+def _sight(number: int, n_devices: int) -> "Sight":
+    """The devices at the tenth of a second `number`; one comes and goes, steps take a second."""
     from potluck.display.cockpit.observation import RunSight, Sight
     from potluck.records import Event, Plan, Stage, Trace
     from potluck.run.history import History
@@ -300,7 +355,7 @@ def _sight(number: int) -> "Sight":
     from potluck.sessions.members import Member
     from potluck_wire.messages import Reading
 
-    names = [f"device-{i}" for i in range(4)]
+    names = [f"device-{i}" for i in range(n_devices)]
     here = [name != "device-3" or number // 50 % 2 == 0 for name in names]
     members = tuple(
         Member(
@@ -322,7 +377,7 @@ def _sight(number: int) -> "Sight":
             Event(
                 device=name, lane="compute", start_s=0.1 * i, stop_s=0.1 * i + 0.05, label=f"0F{i}"
             )
-            for name in names
+            for name in names[:4]
             for i in range(8)
         ),
     )

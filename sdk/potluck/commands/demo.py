@@ -15,7 +15,18 @@ from typing import TYPE_CHECKING
 
 import potluck
 from potluck import handle, units
-from potluck.display import chart, chrome_trace, html, markup, progress, tables, text, timeline
+from potluck.display import (
+    chart,
+    chrome_trace,
+    headline,
+    html,
+    markup,
+    progress,
+    tables,
+    text,
+    timeline,
+    trace_viewer,
+)
 from potluck.display.png import save_png
 from potluck.errors import FileError, HomeError, PotluckError, UserError
 from potluck.records import Plan, Trace
@@ -56,22 +67,19 @@ def main(args: argparse.Namespace) -> int:
     begun_s = time.monotonic()
     with _demo_home() as home:
         fragments = [html.members([home.devices[name] for name in home.devices.ready])]
-        fragments += [
-            markup.heading("Digits, learned together"),
-            *_train(home, args.steps, args.out),
-        ]
+        first, *digits = _train(home, args.steps, args.out)
+        fragments = [first, *fragments, markup.heading("Digits, learned together"), *digits]
         fragments += [
             markup.heading("Photographs, named together"),
             *_name_photographs(home, args.out),
         ]
     markup.save(args.out / "demo.html", "potluck demo", *fragments)
+    _say(f"\nDone in {units.duration(time.monotonic() - begun_s)}.")
     _say(
-        f"\nDone in {units.duration(time.monotonic() - begun_s)}. Look at {args.out / 'demo.html'};"
+        f"Each instruction: {args.out / 'training.trace.html'}, or training.trace.json at "
+        "https://ui.perfetto.dev (it stays in your browser)."
     )
-    _say(
-        f"open {args.out / 'training.trace.json'} at https://ui.perfetto.dev (it stays in your "
-        "browser)."
-    )
+    _say(f"All on one page: {(args.out / 'demo.html').resolve()}")
     return 0
 
 
@@ -118,7 +126,7 @@ def _demo_home() -> Iterator[potluck.Home]:
 def _train(home: potluck.Home, n_steps: int, out: Path) -> list[str]:
     """Train on the digits, switch plans in the middle, compare with one machine.
 
-    Returns what to show in HTML.
+    Returns what to show in HTML, the headline first.
     """
     import torch
 
@@ -136,6 +144,8 @@ def _train(home: potluck.Home, n_steps: int, out: Path) -> list[str]:
     profile = home.profile(model, rows=(4, 8, 16)).wait()
     plans = potluck.plan(profile, potluck.Training(batch=BATCH, micro_batch=MICRO_BATCH))
     first, other = _two_plans(plans)
+    said = headline.of_plan(plans.best)
+    _say(f"  {said}\n")
     _say(text.plans(plans.items, plans.best, 6))
     _say(
         "\n"
@@ -166,7 +176,7 @@ def _train(home: potluck.Home, n_steps: int, out: Path) -> list[str]:
     )
     curves = chart.loss({"four devices": losses, "one machine": reference})
     save_png(curves, out / "loss.png")
-    return [*fragments, run._repr_html_(), html.picture(curves)]
+    return [markup.words(said), *fragments, run._repr_html_(), html.picture(curves)]
 
 
 def _two_plans(plans: Sequence[Plan]) -> tuple[Plan, Plan]:
@@ -246,6 +256,8 @@ def _show_traces(run: "Run", out: Path, name: str) -> None:
     devices = run.problem.devices if run.problem else ()
     watts = [chrome_trace.modelled_watts(trace, devices) for trace in (predicted, measured)]
     chrome_trace.save(out / f"{name}.trace.json", predicted, measured, watts=watts)
+    title = f"{name}: predicted and measured"
+    trace_viewer.save(out / f"{name}.trace.html", title, predicted, measured, watts=watts)
 
 
 def _predicted(run: "Run") -> Trace:

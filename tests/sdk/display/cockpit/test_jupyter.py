@@ -163,3 +163,49 @@ def test_after_a_restart_the_page_says_that_nobody_is_there(opened, jupyter):
     tab.run_all()
     tab.wait_text("idle, step 0")
     tab.wait_text("Live")
+
+
+TABLE = """
+from IPython.display import HTML
+from potluck.display import html
+from potluck.display.tables import Table
+rows = (("2.00 s", "a"), ("30.0 ms", "b"), ("1 min 40 s", "c"))
+HTML(html.of_table("x", Table(title="T", columns=(">time", "who"), rows=rows)))
+"""
+
+
+def test_tables_of_a_cell_sort_by_pointer_and_by_keyboard(opened, shots):
+    tab = opened("table.ipynb", TABLE)
+    tab.run_all()
+    heading = tab.page.get_by_role("button", name="time")
+    heading.click()
+    assert whole_column(tab) == ["30.0 ms", "2.00 s", "1 min 40 s"]
+    heading.focus()
+    tab.page.keyboard.press("Enter")  # JupyterLab would begin to edit the cell
+    assert whole_column(tab) == ["1 min 40 s", "2.00 s", "30.0 ms"]
+    assert tab.page.locator(".jp-mod-editMode").count() == 0
+    tab.page.screenshot(path=str(shots / "table.png"))
+
+
+def whole_column(tab):
+    texts = "all => all.map(e => e.textContent)"
+    return tab.page.eval_on_selector_all(".potluck tbody td:first-child", texts)
+
+
+def test_a_second_notebook_looks_and_takes_over(opened, tmp_path):
+    state = str(tmp_path / "keys")
+    first = opened(
+        "first.ipynb", f"import potluck; home = potluck.Home(state={state!r})", "home.cockpit()"
+    )
+    first.run_all()
+    first.wait_text("nothing runs")
+    second = opened("second.ipynb", "import potluck", f"potluck.Home.look(state={state!r})")
+    second.run_all()
+    second.wait_text(r"To look at only: process \d+ has this home")
+    second.wait_text("nothing runs")
+    second.add_cell(f"mine = potluck.Home.take_over(state={state!r}, timeout_s=0.1); mine.closed")
+    second.wait_output("False")
+    first.wait_text(r"process \d+ took it over")
+    first.add_cell("print(home)")
+    first.wait_output("closed: process")
+    second.add_cell("mine.close()")
