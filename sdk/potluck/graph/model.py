@@ -65,6 +65,8 @@ class Model(Shown):
 
     # of each state that is a piece of a larger one which: where a model is divided by tensor
     pieces: Mapping[str, Any] = MappingProxyType({})
+    # values that it answers by in place of the module's
+    kept_values: "Mapping[str, torch.Tensor]" = MappingProxyType({})
 
     def __init__(
         self,
@@ -489,7 +491,8 @@ class Model(Shown):
         """All that devices keep, as it is in the user's modules now, by name: what belongs to the
         loss, too.
         """
-        return {name: tensor.detach() for name, tensor in self._tensors().items()}
+        found = {name: tensor.detach() for name, tensor in self._tensors().items()}
+        return {**found, **self.kept_values}
 
     def _tensors(self) -> "dict[str, torch.Tensor]":
         found: dict[str, torch.Tensor] = {}
@@ -549,7 +552,7 @@ class Model(Shown):
             check_unchanged(self.laid_out(True).line.traced, constants)
 
     def value_marks(self) -> "Marks":
-        """Marks of the values that the tensors which it answers by have now, for `check_values`.
+        """Marks of the values that the tensors which it answers by have now, for `graph.values`.
 
         None of what was made from a file, which nobody changes.
         """
@@ -558,25 +561,6 @@ class Model(Shown):
         from potluck.graph.torch.value_marks import marks
 
         return marks(self._inference.line.traced.tensors)
-
-    def check_values(self, before: "Marks") -> None:
-        """Whether its tensors have the values that they had, as far as their marks tell.
-
-        Parameters
-        ----------
-        before
-            What `value_marks` said then.
-
-        Raises
-        ------
-        ModelError
-            One was changed in place since.
-        """
-        if not before:
-            return
-        from potluck.graph.torch.value_marks import check_values
-
-        check_values(before, self.value_marks())
 
     def _now(self) -> Any:
         """What the user's module and loss are now; None where it is no module."""

@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from potluck.display_hooks import Tabular
-from potluck.errors import HomeError, PotluckError, RequestFailed, UserError
+from potluck.errors import HomeError, ModelError, PotluckError, RequestFailed, UserError
 from potluck.graph.arguments import Arguments
 from potluck.graph.torch.autocast import check_autocast
 from potluck.handle import Task
@@ -97,6 +97,7 @@ class AcceleratedModel(Tabular):
         # what the device still computes alone, and nobody needs
         self._lost_race: Future[Execution] | None = None
         self._answers: list[Answer] = []
+        self._changed: ModelError | None = None  # found while the latest request was under way
         self._speeds = DriftMonitor(case.names)
         self.kept: deque[tuple[Execution, Compiled]] = deque(maxlen=64)
         self._closed = threading.Event()
@@ -185,7 +186,8 @@ class AcceleratedModel(Tabular):
         Raises
         ------
         ModelError, UserError
-            An input of another shape than the example's; says which is expected.
+            An input of another shape than the example's; says which is expected. Or the module, or
+            a value of it, was changed since it was accelerated.
         RequestFailed
             Where an operator failed over these values; other requests are answered, by all.
         """
@@ -194,6 +196,7 @@ class AcceleratedModel(Tabular):
         types = self.model.traced_line().traced.output_types([*named.values()])
         with self._loaded.lock:  # one request at a time, whoever asks
             self._check()
+            self._changed = None
             at_s = time.monotonic()
             bytes_per_s = self.bytes_per_s
             entry = self._entry()
@@ -201,9 +204,20 @@ class AcceleratedModel(Tabular):
                 self._shared(named, entry.program.compiled) if entry.program is not None else None
             )
             execution, compiled = done or self._by_itself(named)
+            if self._changed is not None:
+                raise self._changed
             outputs = self._loaded.full.answer(outputs_of(execution, compiled, types))
             self._note(execution, compiled, at_s, bytes_per_s, entry)
         return self._rebuild(outputs)
+
+    def _start(self, compiled: Compiled, named: "dict[str, torch.Tensor]") -> "Future[Execution]":
+        """Begin a request, and look meanwhile whether the module is still what devices have."""
+        future = self._loaded.start(compiled, named)
+        try:
+            self._loaded.check_model()
+        except ModelError as error:
+            self._changed = error
+        return future
 
     def _note(
         self,
@@ -239,7 +253,7 @@ class AcceleratedModel(Tabular):
         self, named: "dict[str, torch.Tensor]", compiled: Compiled
     ) -> tuple[Execution, Compiled] | None:
         """The answer of all sides; None where a helper has failed."""
-        future = self._loaded.start(compiled, named)
+        future = self._start(compiled, named)
         try:
             self._await_device(future)
             execution = future.result(
@@ -294,7 +308,7 @@ class AcceleratedModel(Tabular):
 
     def _by_itself(self, named: "dict[str, torch.Tensor]") -> tuple[Execution, Compiled]:
         try:
-            execution = self._loaded.start(self.alone, named).result()
+            execution = self._start(self.alone, named).result()
         except RequestFailed:
             raise
         # its worker has ended: a new one gets the model, and the request once more

@@ -8,6 +8,7 @@ import uuid
 from typing import TYPE_CHECKING
 
 from potluck.errors import DeviceGone, PotluckError
+from potluck.graph.values import check_as_sent
 from potluck.offload.compile import shared_requests
 from potluck.offload.plan.lowering import DEVICE, HELPER
 from potluck.offload.predictions import Predictions
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
     from potluck.schedule import Compiled
     from potluck.sessions.events import Execution
+
+_AGAIN = "Call potluck.accelerate again, which takes the values of now."
 
 
 class OffloadDeployment:
@@ -59,6 +62,7 @@ class OffloadDeployment:
         self.alone = self._whole[self.device].compiled[INFER]
         self.predictions = Predictions(case, self.alone)
         self._there = self.helpers  # that have the model
+        self._value_marks = case.model.value_marks()
         try:
             for name in case.names:
                 self._load(name)
@@ -85,6 +89,16 @@ class OffloadDeployment:
         with self.lock:
             self._n_steps += 1
             return self._n_steps
+
+    def check_model(self) -> None:
+        """Whether the module is what the devices have.
+
+        Raises
+        ------
+        ModelError
+            It, or a value of it, was changed since.
+        """
+        check_as_sent(self.full.model, self._value_marks, _AGAIN)
 
     def start(self, compiled: "Compiled", named: "dict[str, torch.Tensor]") -> "Future[Execution]":
         """Begin a request by one of the programs."""

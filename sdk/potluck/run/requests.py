@@ -8,6 +8,7 @@ from concurrent.futures import wait
 from typing import TYPE_CHECKING
 
 from potluck.errors import PotluckError
+from potluck.graph.values import check_values
 from potluck.run.device_group import outputs_of
 from potluck.run.recovery import TRIES, recover
 from potluck.run.tensors import first_rows
@@ -79,6 +80,6 @@ def _execution_of(engine: "Engine", asked: "Request", n_lost: int) -> Execution 
             # what kills whoever computes it is not asked for ever
             if not engine.can_recover(error) or n_lost > TRIES * len(engine.members):
                 raise
-            engine.model.check_values(engine.value_marks)  # what was sent is here no more
+            check_values(engine.model, engine.value_marks)  # what was sent is here no more
             recover(engine, error)
     return None

@@ -15,6 +15,7 @@ from potluck.adapt.adapter import Decision
 from potluck.errors import PlanError, PotluckError, UserError
 from potluck.graph.torch.autocast import check_autocast
 from potluck.graph.torch.state_names import check_shapes
+from potluck.graph.values import check_as_sent
 from potluck.handle import Handle, Task
 from potluck.profile.from_runs import learned
 from potluck.records import Plan, Problem, Trace
@@ -479,8 +480,7 @@ class Run(Watched):
         if self.plan.training:
             return self._answer(*inputs, **named)
         engine = self._engine
-        engine.model.check_as_traced()
-        engine.model.check_values(engine.value_marks)
+        check_as_sent(engine.model, engine.value_marks)
         given = batches.as_tuple((*inputs, named), engine.model.arguments.requested)
         rows = engine.model.check_inputs(*given)
         if rows == 0:

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from potluck.errors import UserError
+from potluck.graph.values import check_values
 from potluck.run.batch_stream import Position
 from potluck.run.checkpoint import Checkpoint
 from potluck.run.recovery import surviving
@@ -90,7 +91,7 @@ def all_state(engine: "Engine", *, ema: bool = False) -> "dict[str, torch.Tensor
         No average is kept.
     """
     engine.check(training=ema)
-    engine.model.check_values(engine.value_marks)
+    check_values(engine.model, engine.value_marks)
     with engine.boundary():
         if ema and in_use(engine).update.average is None:
             raise UserError(

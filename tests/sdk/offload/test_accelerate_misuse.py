@@ -136,3 +136,40 @@ def test_the_fewest_joules_of_a_device_whose_power_nobody_knows_are_refused():
         ).wait()
     assert e.value.device == "weak"
     assert "--power" in e.value.next_step
+
+
+def _in_place(net):
+    with torch.no_grad():
+        net[0].weight.mul_(2.0)
+
+
+def _loaded(net):
+    net.load_state_dict({name: tensor + 1 for name, tensor in net.state_dict().items()})
+
+
+CHANGES = {
+    "a weight in place": _in_place,
+    "a weight through data": lambda net: net[0].bias.data.add_(1.0),
+    "a state dict": _loaded,
+    "a statistic": lambda net: net[1].running_mean.add_(1.0),
+    "another weight": lambda net: setattr(net[0], "bias", torch.nn.Parameter(torch.ones(4))),
+    "a hook": lambda net: net[2].register_forward_hook(lambda module, args, output: output * 2),
+    "an attribute": lambda net: setattr(net[0], "padding", (0, 0)),
+    "training of a part": lambda net: net[1].train(),
+}
+
+
+@pytest.mark.parametrize("bandwidth", [0.0, 1e8], ids=["alone", "shared"])
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_is_changed_after_it_was_accelerated_is_never_answered_by_what_was(change, bandwidth):
+    torch.manual_seed(0)
+    layers = torch.nn.Conv2d(3, 4, 3, padding=1), torch.nn.BatchNorm2d(4), torch.nn.ReLU()
+    net, x = torch.nn.Sequential(*layers).eval(), torch.randn(1, 3, 12, 12)
+    with memory_home(2) as home, fast_of(home, net, x) as fast:
+        fast.bytes_per_s = bandwidth
+        check(fast(x), net(x).detach())
+        CHANGES[change](net)
+        for _ in range(2):
+            with pytest.raises(ModelError, match="changed"):
+                fast(x)
+        assert fast.failure is None

@@ -30,12 +30,20 @@ def _mark(tensor: torch.Tensor) -> tuple[int, int, int]:
     return changes, tensor.data_ptr(), content
 
 
-def check_values(before: Marks, now: Marks) -> None:
-    """Raise ModelError where values are not what they were when a run got them."""
+def check_values(before: Marks, now: Marks, again: str) -> None:
+    """Raise ModelError where values are not what they were when devices got them.
+
+    Parameters
+    ----------
+    before, now
+        Their marks then and now.
+    again
+        How to go on with the values of now.
+    """
     for name, mark in before.items():
         if now.get(name) != mark:
             raise ModelError(
-                f"{name} has been changed in the module since the run was deployed, which answers "
-                "with the values of then.",
-                next_step="Deploy again: home.deploy(plan, model) takes the values of now.",
+                f"{name} has been changed in the module since its values were sent to devices, "
+                "which answer with those of then.",
+                next_step=again,
             )

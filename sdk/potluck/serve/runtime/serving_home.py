@@ -52,7 +52,7 @@ class ServingHome:
 
         Batches of growing size are measured on each device, the allocator chooses how many rows
         are computed together where, and what has no chance to be answered in time is refused at
-        once. Values of the model are those of now.
+        once. Values of the model are those of now, of which a copy is kept here.
 
         Parameters
         ----------
@@ -84,6 +84,7 @@ class ServingHome:
         Infeasible
             No device can hold the limit; says the best possible.
         """
+        from potluck.graph.values import with_values_of_now
         from potluck.profile.measure import need_model
         from potluck.serve.runtime.argument_checks import check_serving
         from potluck.serve.runtime.device_placement import Wanted
@@ -93,6 +94,7 @@ class ServingHome:
         name = name or model.name
         check_serving(name, slo, priority, max_queue, per_s)
         model.check_as_traced()
+        model = with_values_of_now(model)  # devices that come later get the same
         serving = self._services()
         wanted = Wanted(name=name, slo=slo, priority=priority, max_queue=max_queue, per_s=per_s)
 

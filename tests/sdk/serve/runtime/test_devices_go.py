@@ -2,6 +2,7 @@
 once, and what is answered is right.
 """
 
+import copy
 import threading
 from concurrent.futures import wait
 
@@ -102,3 +103,25 @@ def test_a_device_that_wants_to_leave_is_drained(model, net):
         asked += [service.ask(x) for _ in range(30)]
         assert settled(asked, net, x) == 90
         assert service.stats.n_again == 0
+
+
+@pytest.mark.parametrize("shares", [None, (1, 1)], ids=["whole", "divided by tensor"])
+def test_a_device_that_is_back_answers_by_the_values_that_the_others_have(shares):
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(
+        torch.nn.Linear(8, 16), torch.nn.BatchNorm1d(16), torch.nn.ReLU(), torch.nn.Linear(16, 4)
+    ).eval()
+    model = potluck.Model.from_torch(net, torch.randn(6, 8))
+    model = model if shares is None else model.divided(shares)
+    with memory_home(2) as home:
+        service = home.serve(model, "birds", slo=potluck.Latency(LONG_S)).wait()
+        before, x = copy.deepcopy(net), torch.randn(1, 8)
+        with torch.no_grad():
+            net[1].running_mean.add_(1.0)
+            net[3].weight.mul_(3.0)
+        memory_of(home).kill("local-1")
+        assert settled([service.ask(x)], before, x) == 1
+        memory_of(home).restart("local-1")
+        until_back(home, service, ["local-1", "local-2"])
+        asked = [service.ask(x) for _ in range(40)]
+        assert settled(asked, before, x) == 40
