@@ -28,7 +28,7 @@ from potluck.planning.search.micro_batch_sizes import promising, usual
 from potluck.planning.search.plan_floor import least_s
 from potluck.planning.search.stage_merging import joined
 from potluck.planning.search.subset_dp import ParetoLabel, SubsetSearch
-from potluck.planning.search.tight_memory import MAX_SHARES, spread, squeeze
+from potluck.planning.search.tight_memory import MAX_SHARES, parted, spread, squeeze
 from potluck.planning.search.work_budget import WorkBudget, fewer, given_s, is_many
 from potluck.records import Plan, Problem
 from potluck.simulate import cost, direct_simulation
@@ -167,7 +167,9 @@ def search(
 def _steps(pool: CandidatePool, first: Sequence[Plan], *, borrow: bool = True) -> Iterator[None]:
     """One bit of work after the other."""
     for plan in (*plan_single(pool.problem, pool.table), *first):
-        pool.score(plan)
+        if pool.score(plan) == inf:
+            for other in parted(pool.problem, plan):
+                pool.score(other)
         yield
     places, sizes = Places(pool.table), usual(pool.problem, closely=is_small(pool.table))
     added = promising(pool.table, sizes)

@@ -174,6 +174,8 @@ def _made(
     if not judged or may_hide_plans(problem, table):
         judged += replace(look, borrow=borrow and not judged).beyond(judged)
     judged += look.recomputing(judged)
+    if all(feasibility.breaches(problem, plan) for plan in judged):
+        judged += look.lessened(judged)
     if schedules:
         kept = [plan for plan in judged if not feasibility.breaches(problem, plan)] or judged
         best = sorted(kept, key=lambda plan: preference(plan, problem))

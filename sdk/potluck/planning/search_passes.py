@@ -8,7 +8,7 @@ from itertools import count
 from math import inf
 
 from potluck.planning import feasibility
-from potluck.planning.anytime import is_small, search
+from potluck.planning.anytime import improve, is_small, search
 from potluck.planning.baselines.data_parallel import plan_data_parallel
 from potluck.planning.baselines.dora import plan_dora
 from potluck.planning.bounds.energy import holds_weights
@@ -20,6 +20,7 @@ from potluck.planning.plans import is_thrifty, preference
 from potluck.planning.search import recomputation
 from potluck.planning.search.branch_placement import Places
 from potluck.planning.search.candidate_pool import MAX_WORK, CandidatePool
+from potluck.planning.search.least_excess import within_memory
 from potluck.planning.search.stage_merging import joined
 from potluck.planning.search.work_budget import WorkBudget, fewer, given_s, is_many
 from potluck.records import Plan, Problem, Training
@@ -34,17 +35,22 @@ NO_HURRY_S = 1e12  # a latency that every plan holds: then the least energy deci
 # steps of a search that need find nothing good, and plans simulated for those that just fit
 GLANCE, LOOK = 15, 300
 LEAST_LOOK = 40  # of those, where they have thousands of micro-batches
+# plans that exceed memory least, by what part in all, and simulations to lessen that of each
+N_NEAREST, NEAR_FRAC = 6, 0.6
+MAX_LESSENED = 250
 N_AMPLE = 12  # plans of ample memory that those that recompute begin with
 # Looked at where nothing fits by closed forms: times the memory there is, and how many
 # micro-batches wait. Requests wait for nobody's gradient, so that all of them may.
 LOOSER = ((1.15, None), (1.4, None), (2.0, None))
 PROMPTLY = ((1.0, 2), (1.0, 0), (1.4, 0))
+PARTLY = LOOSER[1:2]  # where plans that recompute hold
 # of a device's memory, that home's whole batch may fill before anybody computes
 WAITING_PART = 0.1
 BOUND_PART = 0.25  # of the time given, kept for the certificate
 OTHERS_PART = 1 / 6  # in a home of many devices, kept for what other planners find
 THRIFT_PART = 0.65  # of the time given, kept for the thriftiest and the certificate
 
+Looser = tuple[tuple[float, int | None], ...]
 IsLate = Callable[[float], bool]  # whether no more than this part of the time is left
 
 
@@ -150,7 +156,7 @@ class Look:
             keeps_joules=keeps_joules,
         )
 
-    def beyond(self, known: Sequence[Plan]) -> list[Plan]:
+    def beyond(self, known: Sequence[Plan], looser: Looser | None = None) -> list[Plan]:
         """Judged plans of looks that take memory to be more than it is: some plans that closed
         forms refuse hold after all when they are simulated.
 
@@ -160,14 +166,16 @@ class Look:
         ----------
         known
             Those that hold by closed forms.
+        looser
+            How much more memory, and how many micro-batches wait; default: by the problem.
         """
         problem, table = self.problem, self.table
-        best = self._best(known)
-        for factor, n_waiting in _looser(table) if holds_weights(table, problem.devices) else ():
+        best, looks = self._best(known), looser or _looser(table)
+        for factor, n_waiting in looks if holds_weights(table, problem.devices) else ():
             if self.is_late(0.0):
                 break
             more = feasibility.with_more_memory(problem, factor)
-            looser = replace(
+            look = replace(
                 self,
                 problem=more,
                 table=cost.CostTable(more, recomputes=table.recomputes, n_waiting=n_waiting),
@@ -175,7 +183,7 @@ class Look:
                 budgets=table.budgets,
                 max_plans=_looked(best),
             )
-            best = self._best([*best, *looser.plans(best)])
+            best = self._best([*best, *look.plans(best)])
             if best and not is_small(table):
                 break
         if best:
@@ -192,9 +200,13 @@ class Look:
         return glance.plans()
 
     def _best(self, plans: Sequence[Plan]) -> list[Plan]:
-        """The first few, as plans of this problem."""
-        own = [replace(plan, problem=self.problem) for plan in plans]
-        return sorted(own, key=lambda plan: preference(plan, self.problem))[:MAX_SHOWN]
+        """The first few, as plans of this problem: those that hold its limits before others."""
+        own = {(p.stages, p.micro_batch): replace(p, problem=self.problem) for p in plans}
+
+        def rank(plan: Plan) -> tuple[bool, tuple[float, ...]]:
+            return bool(feasibility.breaches(self.problem, plan)), preference(plan, self.problem)
+
+        return sorted(own.values(), key=rank)[:MAX_SHOWN]
 
     def recomputing(self, known: Sequence[Plan]) -> list[Plan]:
         """Judged plans whose stages may compute activations again: where memory keeps a better plan
@@ -223,10 +235,45 @@ class Look:
         starts = [other for plan in ample[:N_AMPLE] for other in recomputation.starts(looked, plan)]
         again = replace(again, table=looked)
         found = replace(again, max_plans=2 * _looked(best)).plans([*best, *starts])
+        if found and is_small(table):
+            found += again.beyond(self._best([*best, *found]), PARTLY)
         stated = self._in_size_of(best, ample)
         if stated is not None:
             found += stated.recomputing(holding)
         return found if holding or found else again.beyond(())
+
+    def lessened(self, judged: Sequence[Plan]) -> list[Plan]:
+        """Judged plans of a small home that are found from those that exceed memory least, where
+        nothing else keeps them from being carried out; none where there is no such plan.
+
+        Parameters
+        ----------
+        judged
+            Without any that holds.
+        """
+        problem, table = self.problem, self.table
+        if self.is_late(0.0) or not is_small(table):
+            return []
+        nearest = sorted((_excess_frac(problem, plan), i) for i, plan in enumerate(judged))
+        starts = [judged[i] for excess, i in nearest[:N_NEAREST] if excess <= NEAR_FRAC]
+        table = table.of(_may_recompute(problem, table))
+        ample = self._ample(table)
+        pool = ample._pool(ample.problem, keeps_joules=True)
+        pool.is_late = lambda: self.is_late(0.0)
+        found = within_memory(pool, starts, MAX_LESSENED)
+        if found is None:
+            return []
+        pool.score(found)
+        for _ in improve(pool, [found], MAX_LESSENED, Places(pool.table).ranked):
+            if pool.is_over():
+                break
+        best = pool.ranking()[:N_NEAREST]
+        return [judge(problem, plan, self.table, self.simulator) for plan in best]
+
+    def _ample(self, table: cost.CostTable) -> "Look":
+        """A look whose closed forms take memory to be no limit; what is simulated has to hold."""
+        free = feasibility.with_more_memory(self.problem, inf)
+        return replace(self, problem=free, table=table.sibling(free), budgets=self.table.budgets)
 
     def _in_size_of(self, best: Sequence[Plan], ample: Sequence[Plan]) -> "Look | None":
         """The same look in the micro-batches of the best plan alone, where none of ample memory has
@@ -313,7 +360,7 @@ def may_hide_plans(problem: Problem, table: cost.CostTable) -> bool:
     return any(prompt <= nbytes < slow for nbytes in table.budgets.values())
 
 
-def _looser(table: cost.CostTable) -> tuple[tuple[float, int | None], ...]:
+def _looser(table: cost.CostTable) -> Looser:
     """How much more than there is memory is taken to be, and how many micro-batches wait."""
     problem = table.problem
     if not isinstance(problem.workload, Training):
@@ -341,6 +388,16 @@ def _looked(best: Sequence[Plan]) -> int:
     long.
     """
     return fewer(LOOK, LEAST_LOOK, best[0].n_micro_batches if best else 1)
+
+
+def _excess_frac(problem: Problem, plan: Plan) -> float:
+    """By which parts of what they may use devices need more memory, added up; infinite where that
+    is not all that keeps the plan from being carried out.
+    """
+    broken = feasibility.breaches(problem, plan)
+    if any(breach.limit != "memory" for breach in broken):
+        return inf
+    return sum(breach.needed / breach.available - 1 for breach in broken)
 
 
 def _counted(budget: WorkBudget, given: float) -> IsLate:

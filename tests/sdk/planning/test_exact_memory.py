@@ -4,7 +4,8 @@ more: that plan is found, or a better one.
 
 import random
 from dataclasses import replace
-from itertools import islice
+from itertools import islice, product
+from math import inf
 
 import pytest
 from tests.sdk.planning.homes import every_plan, later, random_home
@@ -27,6 +28,7 @@ from potluck.records import (
 )
 from potluck.simulate.cost import CostTable
 from potluck.simulate.direct_simulation import Direct
+from potluck.simulate.footprint import memory_bytes
 
 
 @pytest.mark.few(4)
@@ -161,3 +163,50 @@ def _needed(table, problem, stage):
         fit = fits(table, plan_of(problem, stage), (stage,), limits=limits)
         low, high = (low, middle) if fit else (middle + 1, high)
     return low
+
+
+def just_fits(seed):
+    """Two devices that each hold 0.5 to 0.95 of the whole, with links on which a micro-batch waits
+    longer than it is under way.
+    """
+    rng = random.Random(f"partly {seed}")
+    home = random_home(seed, Training(batch=6, micro_batch=1), devices=2, layers=4, capacity=10**7)
+    layers = tuple(
+        replace(layer, activation_bytes=layer.output_bytes * rng.choice([1, 3, 8]))
+        for layer in home.layers
+    )
+    slow = {
+        pair: replace(path, latency_s=10 ** rng.uniform(-2.5, -0.5))
+        for pair, path in home.network.paths.items()
+    }
+    network = Network(media=home.network.media, paths=slow)
+    home = replace(home, layers=layers, network=network)
+    whole = memory_bytes(CostTable(home), 0, len(layers), 1, warm_up=1)
+    devices = (replace(d, memory_bytes=int(whole * rng.uniform(0.5, 0.95))) for d in home.devices)
+    return replace(home, devices=tuple(devices))
+
+
+def two_stages(problem):
+    """Every plan of two stages, each of which computes activations again or not, at every depth
+    from 1 to 4.
+    """
+    n_layers, names = len(problem.layers), [device.name for device in problem.devices]
+    choices = range(1, n_layers), (names, names[::-1]), range(1, 5), *[(False, True)] * 2
+    for cut, (a, b), depth, again, last in product(*choices):
+        first = Stage(start=0, stop=cut, devices=(a,), shares=(1,), warm_up=depth, recompute=again)
+        second = Stage(start=cut, stop=n_layers, devices=(b,), shares=(1,), recompute=last)
+        yield Plan(
+            planner="every",
+            model=problem.model,
+            stages=(first, second),
+            micro_batch=1,
+            n_micro_batches=problem.workload.batch,
+        )
+
+
+@pytest.mark.parametrize("seed", [34, 61, 83, *later(range(34))])
+def test_some_stages_compute_again_and_some_do_not_where_just_that_fits(seed):
+    problem = just_fits(seed)
+    known_s = best_s(problem, Direct(problem), two_stages(problem))
+    if known_s < inf:
+        assert make_plans(problem).best.latency_s <= known_s * 1.01

@@ -1,7 +1,9 @@
 """Limits on joules, of a device or of all, are part of what is searched for."""
 
+import random
 import re
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from tests.sdk.planning.homes import WORKLOADS, later, random_home
@@ -9,9 +11,10 @@ from tests.sdk.planning.homes import WORKLOADS, later, random_home
 import potluck
 from potluck.errors import Infeasible
 from potluck.planning import make_plans
+from potluck.planning.evaluate import judge
 from potluck.planning.feasibility import breaches
 from potluck.planning.registry import BASELINES, ask
-from potluck.records import Inference, QoE, Training
+from potluck.records import Inference, Plan, QoE, Stage, Training
 
 ADVISED = re.compile(r"([\d.e+-]+) (s|J)(?: on (\w+)| in all)?[, ]")
 
@@ -93,3 +96,40 @@ def test_where_several_limits_are_broken_the_advice_names_all_that_must_be_allow
         make_plans(replace(problem, qoe=qoe))
     asked = followed(replace(problem, qoe=qoe), refused.value)
     assert not breaches(asked, make_plans(asked).best)
+
+
+@pytest.mark.parametrize("seed", [*range(3), *later(range(3, 12))])
+def test_a_plan_within_its_joules_that_just_fits_is_kept_though_faster_ones_are_not(seed):
+    """One device may compute; its memory is between what the model takes as one stage, and what it
+    takes with its frozen first layers as a stage of their own.
+    """
+    rng = random.Random(f"frozen {seed}")
+    home = random_home(seed, Training(batch=8, micro_batch=2), devices=2)
+    still, name = rng.randint(1, len(home.layers) - 1), home.devices[-1].name
+    layers = tuple(
+        replace(layer, activation_bytes=20 * layer.output_bytes) for layer in home.layers
+    )
+    frozen = tuple(
+        replace(layer, frozen_bytes=layer.parameter_bytes, gradient_bytes=0)
+        for layer in layers[:still]
+    )
+    home = replace(home, layers=(*frozen, *layers[still:]))
+
+    def peak_bytes(*ends):
+        stages = tuple(
+            Stage(start=start, stop=stop, devices=(name,), shares=(2,))
+            for start, stop in pairwise((0, *ends))
+        )
+        return judge(
+            home,
+            Plan(planner="p", model=home.model, stages=stages, micro_batch=2, n_micro_batches=4),
+        ).peak_bytes[name]
+
+    whole, apart = peak_bytes(len(layers)), peak_bytes(still, len(layers))
+    assert apart < whole
+    home = replace(
+        home,
+        devices=tuple(replace(d, memory_bytes=(whole + apart) // 2) for d in home.devices),
+        qoe=QoE(device_energy_j={d.name: 1e-9 for d in home.devices[:-1]}),
+    )
+    assert make_plans(home).best.devices == (name,)

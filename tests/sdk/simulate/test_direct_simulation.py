@@ -200,7 +200,7 @@ def test_joules_of_a_request_do_not_depend_on_how_many_are_simulated(seed, monke
     plan = replace(random_plan(rng, problem), training=False)
     beyond_idling = []
     for rounds in (5, 40):
-        monkeypatch.setattr("potluck.simulate.direct.STREAM_ROUNDS", rounds)
+        monkeypatch.setattr("potluck.simulate.direct_simulation.STREAM_ROUNDS", rounds)
         outcome = Direct(problem).run(plan)
         idling = outcome.latency_s * len(plan.devices)  # all draw 1 W
         beyond_idling.append(sum(outcome.device_energy_j().values()) - idling)

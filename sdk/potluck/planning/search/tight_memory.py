@@ -10,7 +10,8 @@ from potluck.planning.building_blocks import candidates
 from potluck.planning.building_blocks.row_allocation import proportion
 from potluck.planning.search.candidate_pool import CandidatePool
 from potluck.planning.search.local_search import moved, smaller
-from potluck.records import Plan, Stage, Training
+from potluck.records import Plan, Problem, Stage, Training
+from potluck.simulate import flows
 
 MAX_SHARES = 40  # of rows of one plan
 
@@ -65,9 +66,37 @@ def squeeze(pool: CandidatePool, plan: Plan) -> Iterator[None]:
         pool.score(relieved(pool, plan))
         yield
         recut = (replace(plan, stages=stages) for stages in moved(plan))
-        for other in (*islice(smaller(plan), MAX_SHARES), *recut):
-            pool.score(other)
+        for other in (*parted(pool.problem, plan), *islice(smaller(plan), MAX_SHARES), *recut):
+            for one in (other, _keeping(other)):
+                pool.score(one)
             yield
+
+
+def parted(problem: Problem, plan: Plan) -> Iterator[Plan]:
+    """The plan with its frozen first layers as a stage of their own on the same devices, where they
+    are not yet: of what no gradient reaches nothing is kept.
+
+    Parameters
+    ----------
+    problem
+        What is planned.
+    plan
+        Of a chain.
+    """
+    learns = flows.learning_layers(problem)
+    first = learns.index(True) if plan.training and True in learns else 0
+    for p, stage in enumerate(plan.stages):
+        if stage.start < first < stage.stop:
+            parts = replace(stage, stop=first, recompute=False), replace(stage, start=first)
+            yield replace(plan, stages=(*plan.stages[:p], *parts, *plan.stages[p + 1 :]))
+
+
+def _keeping(plan: Plan) -> Plan:
+    """The plan with activations kept where one micro-batch is under way: to compute them again
+    takes as much memory, or more.
+    """
+    stages = (replace(s, recompute=s.recompute and s.warm_up > 1) for s in plan.stages)
+    return replace(plan, stages=tuple(stages))
 
 
 def relieved(pool: CandidatePool, plan: Plan) -> Plan:
