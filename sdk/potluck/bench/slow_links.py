@@ -285,6 +285,10 @@ class _Stand(Region):
         self.optimizer = torch.optim.AdamW(net.parameters(), lr=RATE)
         self.loss_of = torch.nn.CrossEntropyLoss()
 
+    def rows(self, batch: Any) -> int:
+        """Of a batch."""
+        return len(batch[0])
+
     def fit(self, batches: Sequence[Any]) -> Any:
         """Steps of its own."""
         self.net.train()

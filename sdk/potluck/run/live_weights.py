@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING
 
+from potluck.run.update_source import in_use
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -26,6 +28,13 @@ class LiveWeights:
     def trained(self) -> frozenset[str]:
         """Names of the weights that training changes; the others are buffers, or frozen."""
         return frozenset(parameter.name for parameter in self._engine.model.trained)
+
+    @property
+    def are_averaged(self) -> bool:
+        """Whether devices keep a moving average beside them."""
+        engine = self._engine
+        training = engine.compiled_plan.optimizer is not None
+        return training and in_use(engine).update.average is not None
 
     def pull(self) -> "dict[str, torch.Tensor]":
         """Weights and buffers after the steps handed out."""

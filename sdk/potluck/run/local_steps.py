@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from potluck.errors import UserError
 from potluck.handle import Handle, Task
+from potluck.run.batches import as_tuple
 
 if TYPE_CHECKING:
     import torch
@@ -135,8 +136,8 @@ def local_steps(
     Raises
     ------
     UserError
-        There are fewer than two runs, they share a device or are of other models, or a number is
-        not what it should be.
+        There are fewer than two runs, they share a device or are of other models, one keeps a
+        moving average of its weights, or a number is not what it should be.
     """
     _check(runs, every=every, epochs=epochs)
     if epochs > 1 and iter(data) is data:
@@ -179,6 +180,12 @@ def _check(runs: "Sequence[Run]", *, every: int, epochs: int) -> None:
             f"{', '.join(shared)} has a part in two regions.",
             next_step="Give each region devices of its own.",
         )
+    if any(run.live_weights.are_averaged for run in runs):
+        raise UserError(
+            "a run keeps a moving average of its weights (ema), and outer steps would not be in "
+            "it.",
+            next_step="Take another optimizer, without ema, and local steps then.",
+        )
     still = [", ".join(run.plan.devices) for run in runs if not run.plan.training]
     if still:
         raise UserError(f"the run on {still[0]} is for inference: local steps train.")
@@ -195,6 +202,16 @@ class Region:
 
     def __init__(self, run: "Run") -> None:
         self._run = run
+
+    def rows(self, batch: Any) -> int:
+        """Of a batch, as `fit` takes it.
+
+        Parameters
+        ----------
+        batch
+            Inputs and targets.
+        """
+        return len(as_tuple(batch, self._run.parts.model.arguments)[0])
 
     def fit(self, batches: Sequence[Any]) -> Handle[Any]:
         """Steps of its own."""
@@ -257,7 +274,7 @@ class Together:
             for fit, p in zip(fits, parts, strict=True)
         )
         came = [region.weights() for region, part in self._with(parts) if part]
-        rows = [sum(map(rows_of, part)) for part in parts if part]
+        rows = [sum(map(self.regions[0].rows, part)) for part in parts if part]
         mean = mean_of(came, rows)
         self.before, apart = self.stepped(mean), max(apart_frac(mean, each) for each in came)
         for region in self.regions:
@@ -327,9 +344,3 @@ def apart_frac(mean: "Weights", region: "Weights") -> float:
     far = sum(float((mean[name] - region[name]).double().square().sum()) for name in floats)
     whole = sum(float(mean[name].double().square().sum()) for name in floats)
     return float((far / whole) ** 0.5) if whole else 0.0
-
-
-def rows_of(batch: Any) -> int:
-    """Of a batch, inputs first, or a mapping of them."""
-    first = next(iter(batch.values() if isinstance(batch, Mapping) else batch))
-    return len(first)

@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING, Any
 from potluck.errors import UserError
 from potluck.graph.torch.state_names import device_name
 from potluck.run.optimizers import CLASSES, AdamW, Optimizer, check_steps
-from potluck.run.weight_update import ParameterGroup, Update, changed_settings, with_rates
+from potluck.run.weight_update import (
+    ParameterGroup,
+    Update,
+    changed_settings,
+    keep_alike,
+    with_rates,
+)
 from potluck_wire.optimizers import KINDS
 
 if TYPE_CHECKING:
@@ -22,11 +28,13 @@ if TYPE_CHECKING:
     from potluck.run.engine import Engine
 
 Factor = Callable[[int], float]
+Members = tuple[tuple["torch.Tensor", ...], ...]
 STEP, EPOCH = "step", "epoch"
+_GIVE_AGAIN = "Give the optimizer again: run.fit(data, optimizer=optimizer)."
 # settings of torch's optimizers that decide speed, or what schedulers note
 _WITHOUT_EFFECT = {"foreach", "fused", "capturable", "params", "param_names", "initial_lr"}
 # settings that only one value is supported of
-_FIXED = {"dampening": 0, "initial_accumulator_value": 0, "differentiable": False}
+_ONE_VALUE = {"dampening": 0, "initial_accumulator_value": 0, "differentiable": False}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,12 +61,21 @@ class UpdateSource:
         A scheduler of torch's, or a function from the number of a step to a factor of the rate.
     every
         Whether a scheduler goes on with each step, or with each epoch.
+    members
+        Of each group of the user's optimizer the parameters, as `update` has them; default: those
+        of now.
     """
 
     def __init__(
-        self, update: Update, torchs: Any = None, schedule: Any = None, every: str = STEP
+        self,
+        update: Update,
+        torchs: Any = None,
+        schedule: Any = None,
+        every: str = STEP,
+        members: "Members | None" = None,
     ) -> None:
         self.update, self.torchs = update, torchs
+        self._members = _members_of(torchs) if members is None else members
         self._schedule, self._every = schedule, every
         self._began = 0  # the step or epoch at which a scheduler stood at its beginning
         self._base = update.optimizers
@@ -73,7 +90,55 @@ class UpdateSource:
         update
             With them.
         """
+        return UpdateSource(update, self.torchs, self._schedule, self._every, self._members)
+
+    def with_schedule(self, update: Update, schedule: Any, every: str) -> "UpdateSource":
+        """The same optimizer, with other limits and another schedule.
+
+        Parameters
+        ----------
+        update, schedule, every
+            As for the class.
+        """
+        return UpdateSource(update, self.torchs, schedule, every, self._members)
+
+    def read_again(self, model: Any) -> "UpdateSource":
+        """The user's optimizer as it is now, where its groups, or settings that decide what is
+        computed, are others than those that devices know.
+
+        Parameters
+        ----------
+        model
+            Whose weights it is for.
+
+        Raises
+        ------
+        UserError
+            As for `source_of`; or what was kept for its steps so far is of no use to it now.
+        """
+        if not self.is_regrouped and not _fixed(self.update, self.changed(self._of_torch())):
+            return self
+        groups = groups_of(model, self.torchs)
+        update = replace(self.update, optimizer=groups[0].optimizer, groups=_needed(groups))
+        check_steps(update.optimizers, [parameter.dtype for parameter in model.trained])
+        if not keep_alike(update, self.update):
+            raise UserError(
+                "the optimizer was changed so that it keeps something else of each weight.",
+                next_step="Make a new one, which begins without anything kept.",
+            )
         return UpdateSource(update, self.torchs, self._schedule, self._every)
+
+    @property
+    def is_regrouped(self) -> bool:
+        """Whether the groups of the user's optimizer hold other parameters than they did."""
+        now = _members_of(self.torchs)
+        return len(now) != len(self._members) or any(
+            len(one) != len(other) or any(a is not b for a, b in zip(one, other, strict=True))
+            for one, other in zip(now, self._members, strict=True)
+        )
+
+    def _of_torch(self) -> tuple[Optimizer, ...]:
+        return tuple(optimizer_of(group, self.torchs) for group in self.torchs.param_groups)
 
     @property
     def is_scheduled(self) -> bool:
@@ -94,11 +159,16 @@ class UpdateSource:
             They are not what they can be.
         """
         if self.torchs is not None:
-            found = tuple(optimizer_of(group, self.torchs) for group in self.torchs.param_groups)
+            found = self._of_torch()
             if len(found) != len(self._base):
                 raise UserError(
                     "the optimizer has got another number of parameter groups.",
-                    next_step="Give it again: run.fit(data, optimizer=optimizer).",
+                    next_step=_GIVE_AGAIN,
+                )
+            if self.is_regrouped:
+                raise UserError(
+                    "the groups of the optimizer hold other parameters than they did.",
+                    next_step=_GIVE_AGAIN,
                 )
         else:
             found = self._base
@@ -125,12 +195,9 @@ class UpdateSource:
         UserError
             One of them cannot: it decides what is computed.
         """
-        known = KINDS[self.update.kind].settings
-        fixed = sorted(n for n in names if isinstance(known.get(n), bool | None))
-        if fixed:
+        if fixed := _fixed(self.update, names):
             raise UserError(
-                f"{fixed[0]} of the optimizer was changed while it trains.",
-                next_step="Give the optimizer again: run.fit(data, optimizer=optimizer).",
+                f"{fixed[0]} of the optimizer was changed while it trains.", next_step=_GIVE_AGAIN
             )
         self.update = with_rates(self.update, names)
 
@@ -189,6 +256,8 @@ class UpdateSource:
         """
         if self.torchs is None or self.is_scheduled or update.kind != self.update.kind:
             return update
+        if self.is_regrouped:
+            return update
         return update.with_settings(self.settings(0))
 
     def step_over(self) -> None:
@@ -203,6 +272,17 @@ class UpdateSource:
         if self._every == what and is_scheduler(self._schedule):
             self.torchs._opt_called = True  # as its step does; else torch warns
             self._schedule.step()
+
+
+def _members_of(optimizer: Any) -> "Members":
+    """The parameters of each group of a torch optimizer."""
+    return tuple(tuple(group["params"]) for group in getattr(optimizer, "param_groups", ()))
+
+
+def _fixed(update: Update, names: Collection[str]) -> list[str]:
+    """Those of these settings that cannot change while it trains: they decide what is computed."""
+    known = KINDS[update.kind].settings
+    return sorted(name for name in names if isinstance(known.get(name), bool | None))
 
 
 def _scheduled(schedule: Any, update: Update) -> set[str]:
@@ -340,10 +420,11 @@ class UpdateRequest:
         _check_own(self.schedule, before.torchs)
         if "clip_norm" in given or "clip_value" in given:
             given = {"clip_norm": None, "clip_value": None, **given}
-        update = replace(before.update, **given)
+        source = before if optimizer is None else before.read_again(model)
+        update = replace(source.update, **given)
         if self.schedule is None:
-            return before.with_update(update)
-        return UpdateSource(update, before.torchs, self.schedule, self.schedule_every)
+            return source.with_update(update)
+        return source.with_schedule(update, self.schedule, self.schedule_every)
 
 
 def _check_own(schedule: Any, optimizer: Any) -> None:
@@ -465,7 +546,7 @@ def optimizer_of(group: Mapping[str, Any], optimizer: Any) -> Optimizer:
     """
     made = _ours(optimizer)
     assert made is not None  # it was checked
-    for name, only in _FIXED.items():
+    for name, only in _ONE_VALUE.items():
         if group.get(name, only) != only:
             raise UserError(f"{name}={group[name]!r} of the optimizer is not supported.")
     if made.__name__ == "Adam" and group.get("decoupled_weight_decay"):

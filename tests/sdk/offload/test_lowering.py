@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.sdk.graph.families import FAMILIES, family
 from torch import nn
+from torch.nn import functional
 
 from potluck.errors import ModelError
 from potluck.graph.model import Model
@@ -31,8 +32,8 @@ TOLERANCE = 1e-5  # relative to the largest; kernels for other sizes may sum in 
 class Case:
     """A network, its request and its answer on one machine."""
 
-    def __init__(self, name: str) -> None:
-        self.net, self.x = family(name)
+    def __init__(self, name: str, made: tuple[nn.Module, torch.Tensor] | None = None) -> None:
+        self.net, self.x = made or family(name)
         self.model = Model.from_torch(self.net, self.x)
         self.shareable = Shareable(self.model.traced_line())
         with torch.no_grad():
@@ -147,6 +148,39 @@ def test_the_answer_is_that_of_one_machine_for_any_rows_of_any_operator_on_three
         )
         divisions.append(tuple(pairwise((0, *bounds, operator.count))))
     home.check([*divisions, ((0, 1), NONE, NONE)], data.draw(st.integers(1, 4)))
+
+
+POOLS = {
+    "max_pool2d(2)": lambda h: functional.max_pool2d(h, 2),
+    "max_pool2d((3, 2))": lambda h: functional.max_pool2d(h, (3, 2)),
+    "max_pool2d(3, 2)": lambda h: functional.max_pool2d(h, 3, 2),
+    "max_pool2d(2, ceil)": lambda h: functional.max_pool2d(h, 2, ceil_mode=True),
+    "avg_pool2d(2)": lambda h: functional.avg_pool2d(h, 2),
+    "avg_pool2d(3, padding=1)": lambda h: functional.avg_pool2d(h, 3, padding=1),
+    "avg_pool2d(3, ceil)": lambda h: functional.avg_pool2d(h, 3, ceil_mode=True),
+    "lp_pool2d(2, 2)": lambda h: functional.lp_pool2d(h, 2, 2),
+}
+
+
+class Pooled(nn.Module):
+    def __init__(self, pool):
+        super().__init__()
+        self.before, self.after = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 2, 1)
+        self.pool = pool
+
+    def forward(self, x):
+        return self.after(self.pool(self.before(x)))
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_a_pool_steps_by_its_window_unless_it_is_told_otherwise(pool):
+    torch.manual_seed(0)
+    home = Case(pool, (Pooled(POOLS[pool]).eval(), torch.randn(2, 3, 13, 9)))
+    operators = home.splitter.shares.operators
+    for cut in range(max(operator.count for operator in operators[1:-1])):
+        cuts = [min(cut, op.count) if op.divisible else op.count for op in operators[1:-1]]
+        rows = [((0, n), (n, op.count)) for n, op in zip(cuts, operators[1:-1], strict=True)]
+        home.check([((0, operators[0].count), NONE), *rows, ((0, 1), NONE)], 2)
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -189,3 +189,45 @@ def test_refuses_what_makes_no_sense(home):
     for options in ({"lr": 0}, {"lr": "fast"}, {"momentum": 1}, {"momentum": float("nan")}):
         with pytest.raises(UserError, match="outer step's"):
             potluck.OuterStep(**options)
+
+
+SHAPES_OF_BATCHES = {
+    "pair": lambda x, y: (x, y),
+    "mapping": lambda x, y: {"input": x, "labels": y},
+    "targets first": lambda x, y: {"labels": y, "input": x},
+    "with what is not given": lambda x, y: {"mask": None, "input": x, "labels": y},
+    "inputs in a mapping": lambda x, y: ({"input": x}, y),
+    "two mappings": lambda x, y: ({"input": x}, {"labels": y}),
+    "inputs in a tuple": lambda x, y: ((x,), y),
+    "lists": lambda x, y: [[x], [y]],
+    "arrays": lambda x, y: (x.numpy(), y.numpy()),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES_OF_BATCHES)
+def test_regions_count_by_their_rows_whatever_their_batches_look_like(home, shape):
+    net, sizes = network(), (8, 3, 2, 6)
+    batches = [data(1, seed=n, rows=rows)[0] for n, rows in enumerate(sizes)]
+    one = copy.deepcopy(net)
+    optimizer = torch.optim.SGD(one.parameters(), lr=0.1)
+    for left, right in zip(batches[::2], batches[1::2], strict=True):
+        x, y = (torch.cat(pair) for pair in zip(left, right, strict=True))
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(one(x), y).backward()
+        optimizer.step()
+    runs = deployed(home, net, potluck.SGD(lr=0.1))
+    given = [SHAPES_OF_BATCHES[shape](*batch) for batch in batches]
+    outer = potluck.OuterStep(lr=1.0, momentum=0.0)
+    potluck.local_steps(runs, given, every=1, outer=outer).wait()
+    for run in runs:
+        for name, expected in one.state_dict().items():
+            torch.testing.assert_close(run.state_dict()[name], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_moving_average_that_outer_steps_would_not_be_in_is_refused(home):
+    runs = deployed(home, network(), potluck.SGD(lr=0.1))
+    runs[1].fit(data(1), ema=0.9).wait()
+    with pytest.raises(UserError, match="moving average"):
+        potluck.local_steps(runs, data(2), every=1)
+    runs[1].fit(data(1), optimizer=potluck.SGD(lr=0.1)).wait()
+    potluck.local_steps(runs, data(2), every=1).wait()

@@ -280,7 +280,8 @@ class _Build:
         rest = list(args[1:])
         while len(rest) < place:
             name = _POSITIONS[pool][len(rest) + 1]
-            rest.append(kwargs.pop(name, _DEFAULTS[name]))
+            default = rest[0] if pool and name == "stride" else _DEFAULTS[name]
+            rest.append(kwargs.pop(name, default))
         rest[place - 1] = tuple(keep)
         if not pool:  # torch itself takes one number for all dimensions only from Python
             rest[place - 2] = per_dim(rest[place - 2], n_spatial)
