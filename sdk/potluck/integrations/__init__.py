@@ -1,0 +1,1 @@
+"""Training loops of other libraries, whose steps devices of a home take."""

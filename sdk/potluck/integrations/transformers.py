@@ -1,0 +1,173 @@
+"""`transformers.Trainer`, whose steps devices of a home take."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import Trainer
+from transformers.trainer_utils import get_last_checkpoint
+
+from potluck.errors import UserError
+from potluck.graph.model import Model
+from potluck.integrations.steps import RUN_FILE, Choose, Steps, apart, fastest
+from potluck.records import QoE
+
+if TYPE_CHECKING:
+    from potluck.home import Home
+    from potluck.run.run import Run
+
+
+class HomeTrainer(Trainer):  # type: ignore[misc] # transformers' is not typed
+    """A `Trainer`: with a home, and otherwise as it was.
+
+    The first batch says what the model's inputs are like: it is exported, measured, planned and
+    deployed then. Every batch has the same shapes, but for its rows. The model computes its loss
+    itself (`labels` among its inputs), as a mean over what it counts in all rows of a step. The
+    Trainer may count otherwise: of a causal model whose `loss_type` it does not know, every first
+    token, too. Rates, clipping, accumulation, evaluation, callbacks and
+    checkpoints are the Trainer's. The model here gets the weights when it is evaluated or saved,
+    when training ends, or by `fetch_weights()`. Checkpoints have the moments of the devices, too.
+
+    Parameters
+    ----------
+    home
+        Its devices take the steps.
+    qoe
+        Limits of the plan.
+    choose
+        Takes one of the plans; default: the best.
+    *args, **kwargs
+        Of `transformers.Trainer`.
+
+    Raises
+    ------
+    UserError
+        What the Trainer is to compute itself in a step (a loss of its own, autocast).
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        home: "Home",
+        qoe: QoE | None = None,
+        choose: Choose = fastest,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        self._check()
+        self._steps = Steps(home, qoe, choose)
+        self._batches: list[Any] = []
+        self._resume: Path | None = None
+        self._norm = 0.0
+
+    def _check(self) -> None:
+        refused = {
+            "compute_loss": type(self).compute_loss is not Trainer.compute_loss,
+            "compute_loss_func": self.compute_loss_func is not None,
+            "label_smoothing_factor": bool(self.args.label_smoothing_factor),
+            "fp16": self.args.fp16,
+            "bf16": self.args.bf16,
+        }
+        for name, is_set in refused.items():
+            if is_set:
+                raise UserError(
+                    f"devices take the whole step: the Trainer's {name} is not used.",
+                    next_step="Have the model's forward compute its loss from labels.",
+                )
+
+    @property
+    def home_run(self) -> "Run | None":
+        """The run under way, or of the last training: its cockpit, report and history."""
+        return self._steps.run
+
+    def fetch_weights(self) -> None:
+        """The model here gets the weights of the latest step."""
+        self._steps.fetch(self.model)
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
+        """As `Trainer.train`; the weights are in the model afterwards.
+
+        Parameters
+        ----------
+        resume_from_checkpoint
+            A checkpoint's folder, or True for the latest one.
+        **kwargs
+            Of `Trainer.train`.
+        """
+        found = resume_from_checkpoint
+        if found is True:
+            found = get_last_checkpoint(self.args.output_dir)
+        self._resume = Path(found) / RUN_FILE if found else None
+        self._steps.close()
+        self._batches = []
+        result = super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
+        self.fetch_weights()
+        return result
+
+    def training_step(
+        self, model: Any, inputs: dict[str, Any], num_items_in_batch: Any = None
+    ) -> torch.Tensor:
+        """The last batch of a step takes it, and has the loss of all its batches.
+
+        Parameters
+        ----------
+        model
+            Not used.
+        inputs
+            Tensors by name, batch first.
+        num_items_in_batch
+            What the Trainer would divide by; the loss divides by what the model's own counts.
+        """
+        self._batches.append({name: torch.as_tensor(of).cpu() for name, of in inputs.items()})
+        if not self.accelerator.sync_gradients:
+            return torch.zeros((), device=self.args.device)
+        batches, self._batches = self._batches, []
+        optimizer: Any = getattr(
+            self.optimizer, "optimizer", self.optimizer
+        )  # accelerate's, around torch's
+        if self._steps.run is None:
+            self._deploy(batches, optimizer)
+        if num_items_in_batch is None:
+            self._steps.warn_of_rows([_rows(batch) for batch in batches], len(batches))
+        limit = self.args.max_grad_norm or 0.0
+        history = self._steps.take(
+            batches, optimizer, clip_norm=limit if limit > 0 else float("inf")
+        )
+        self._norm = history.gradient_norms[-1] if history.gradient_norms else 0.0
+        return torch.tensor(history.losses[-1], device=self.args.device)
+
+    def _deploy(self, batches: list[Any], optimizer: torch.optim.Optimizer) -> None:
+        self.model.train()
+        model = Model.from_torch(apart(self.model), batches[0], loss="loss")
+        rows = sum(map(_rows, batches))
+        self._steps.deploy(model, batch=rows, optimizer=optimizer, resume=self._resume)
+
+    def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> float:
+        return self._norm
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
+        """As `Trainer.evaluate`, on this machine."""
+        self.fetch_weights()
+        return super().evaluate(*args, **kwargs)
+
+    def predict(self, *args: Any, **kwargs: Any) -> Any:
+        """As `Trainer.predict`, on this machine."""
+        self.fetch_weights()
+        return super().predict(*args, **kwargs)
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """As `Trainer.save_model`; a checkpoint has what devices keep for its optimizer, too.
+
+        Parameters
+        ----------
+        output_dir
+            Default: the Trainer's.
+        """
+        self.fetch_weights()
+        super().save_model(output_dir, _internal_call)
+        if _internal_call and output_dir is not None:
+            self._steps.save(Path(output_dir) / RUN_FILE)
+
+
+def _rows(batch: dict[str, torch.Tensor]) -> int:
+    return len(next(iter(batch.values())))
