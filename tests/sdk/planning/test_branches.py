@@ -173,7 +173,7 @@ def test_is_near_the_best_of_all_placings_and_none_is_below_the_bound(seed):
     assert lower_bound_s(problem, CostTable(problem), float("inf")) <= optimum_s * (1 + 1e-9)
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("seed", [27, 37, 47, *range(4), *later(range(4, 27))])
 def test_some_layers_are_shared_by_rows_and_others_by_branches(seed):
     problem = two_by_rows_or_branches(seed)

@@ -43,7 +43,7 @@ def with_some_updates(costs, rng):
     }
 
 
-@pytest.mark.few(8)
+@pytest.mark.few(4)
 @pytest.mark.parametrize("workload", [*WORKLOADS, Training(batch=6), Inference(batch=1)], ids=str)
 @pytest.mark.parametrize("seed", range(8))
 def test_no_plan_takes_fewer_joules_than_the_bound(seed, workload):

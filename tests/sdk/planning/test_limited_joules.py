@@ -36,7 +36,7 @@ def solved(problem, name):
         return float("inf")
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("limit", range(2), ids=["of each", "of all"])
 @pytest.mark.parametrize("name", ["dapple", "gpipe"])
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_a_plan_within_the_joules_of_a_baselines_is_as_fast_as_any_baselines(
     assert ours.latency_s <= 1.01 * min(solved(limited, baseline) for baseline in ASKED)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("limit", range(2), ids=["of each", "of all"])
 @pytest.mark.parametrize("seed", range(12))
 def test_in_random_homes_no_baseline_is_faster_within_the_joules_of_its_own_plan(seed, limit):
@@ -84,7 +84,7 @@ def followed(problem, error):
     return replace(problem, qoe=replace(qoe, device_energy_j=joules))
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("slow", [None, 0.97], ids=["joules", "joules and seconds"])
 @pytest.mark.parametrize("seed", [*range(4), *later(range(4, 30))])
 def test_where_several_limits_are_broken_the_advice_names_all_that_must_be_allowed(seed, slow):

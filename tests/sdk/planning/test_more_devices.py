@@ -87,7 +87,7 @@ def test_a_second_device_of_a_kind_that_the_home_has_is_judged_as_the_first():
     assert unused["jetson"] == unused["jetson-orin-nano"]
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize(
     "latency_s", [None, 9.0], ids=["no limit", "a limit without joules to decide"]

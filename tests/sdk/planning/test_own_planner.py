@@ -25,7 +25,7 @@ from potluck.simulate.cost import CostTable
 from potluck.simulate.direct_simulation import Direct
 
 
-@pytest.mark.few(8)
+@pytest.mark.few(4)
 @pytest.mark.parametrize("workload", WORKLOADS, ids=["training", "request", "streaming"])
 @pytest.mark.parametrize("seed", range(12))
 def test_finds_the_optimum_of_small_homes(seed, workload):
@@ -35,7 +35,7 @@ def test_finds_the_optimum_of_small_homes(seed, workload):
     assert best.latency_s <= optimum_s(problem) * 1.01
 
 
-@pytest.mark.few(8)
+@pytest.mark.few(4)
 @pytest.mark.parametrize("workload", WORKLOADS[:2], ids=["training", "request"])
 @pytest.mark.parametrize("seed", range(12))
 def test_no_plan_is_below_the_bound(seed, workload):
@@ -50,7 +50,7 @@ def test_no_plan_is_below_the_bound(seed, workload):
     assert best.latency_s * (1 - best.gap_frac) <= min(latencies) * (1 + 1e-9)
 
 
-@pytest.mark.few(12)
+@pytest.mark.few(6)
 @pytest.mark.parametrize("seed", range(30))
 def test_no_plan_of_any_micro_batch_size_is_below_the_bound_even_where_memory_is_short(seed):
     rng = random.Random(seed)
@@ -75,7 +75,7 @@ def test_no_plan_of_any_micro_batch_size_is_below_the_bound_even_where_memory_is
         assert 0 < lower_bound_s(problem, table, float("inf")) <= least_s * (1 + 1e-9)
 
 
-@pytest.mark.few(8)
+@pytest.mark.few(4)
 @pytest.mark.parametrize("seed", range(24))
 def test_no_plan_is_below_the_bound_on_cables_and_air(seed):
     """Slow links, so that what they carry decides."""

@@ -85,7 +85,7 @@ def returning(problem, first, last):
     return judge(problem, plan)
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     "workload", [Inference(batch=1), Training(batch=2), Inference(batch=4)], ids=str
 )

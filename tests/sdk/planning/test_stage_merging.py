@@ -16,7 +16,7 @@ from .homes import WORKLOADS, later, random_home
 ROUNDING = 1 + 1e-9
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("workload", [Inference(batch=1, streaming=True), *WORKLOADS])
 @pytest.mark.parametrize("seed", [*range(4), *later(range(4, 30))])
 def test_cuts_between_stages_of_the_same_devices_are_there_for_a_reason(seed, workload):
