@@ -116,8 +116,9 @@ def test_four_schedules_learn_the_same_and_show_their_timelines(tmp_path):
     told = "\n".join(text_of(cell) for cell in notebook.cells)
     assert "<-- ERROR HERE" in told
     assert "the same to the last bit: True" in told
-    # each picture as a part of the page, and as an image of its own: two timelines, a cockpit
-    assert told.count("</svg>") == 3 * 2
+    # each picture as a part of the page, and as an image of its own: two timelines, a cockpit;
+    # and that of the devices
+    assert told.count("</svg>") == 3 * 2 + 1
     gain = told.split("taking turns is worth ")[1].split("%")[0]
     assert 0 < float(gain) < 50
     assert "left: []" in text_of(notebook.cells[-1])

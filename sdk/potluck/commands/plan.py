@@ -396,7 +396,7 @@ def _number(limit: str, value: str) -> float:
 
 
 def _show(args: argparse.Namespace, plans: "Plans") -> None:
-    from potluck.display import html, markup, text
+    from potluck.display import headline, html, markup, text
 
     best = plans.best
     if args.json:
@@ -408,6 +408,7 @@ def _show(args: argparse.Namespace, plans: "Plans") -> None:
         }
         print(json.dumps(found, indent=1))
     else:
+        print(f"{headline.of_plan(best)}\n")
         print(text.plans(plans.items, best, html.MOST_PLANS))
         print(f"\n{text.plan(best, best.problem)}", flush=True)
     explanation = None
