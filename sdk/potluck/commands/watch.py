@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from potluck.errors import HomeError
+from potluck.errors import HomeError, UserError
 
 if TYPE_CHECKING:
     from potluck.home import Home
@@ -18,6 +18,12 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Where to listen, what the page may do, and whom to ask."""
     parser.add_argument("--port", type=int, default=0, help="of the page (default: any)")
+    parser.add_argument(
+        "--address",
+        default="",
+        metavar="IP",
+        help="of this machine: a phone on that network may look too (not encrypted)",
+    )
     parser.add_argument("--act", action="store_true", help="let the page switch plans and pair")
     parser.add_argument("--open", action="store_true", help="open it in a browser")
     add_home(parser)
@@ -39,7 +45,9 @@ def add_home(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Serve until Ctrl-C; returns the exit code."""
-    with address(args, may_act=args.act, port=args.port) as (url, process):
+    if args.act and args.address:
+        raise UserError("a page for other devices is only to look at: leave out --act.")
+    with address(args, may_act=args.act, port=args.port, host=args.address) as (url, process):
         where = f" (to look at only, of process {process}, which has this home)" if process else ""
         print(f"{url}{where}", flush=True)
         if args.open:
@@ -51,12 +59,12 @@ def main(args: argparse.Namespace) -> int:
 
 @contextmanager
 def address(
-    args: argparse.Namespace, *, may_act: bool = False, port: int = 0
+    args: argparse.Namespace, *, may_act: bool = False, port: int = 0, host: str = ""
 ) -> Iterator[tuple[str, int]]:
     """The page's address, and which other process serves it; 0: this one does."""
     from potluck.discover.keyring import state_dir
     from potluck.display.cockpit import watch, window
-    from potluck.display.cockpit.server import Server
+    from potluck.display.cockpit.server import HOST, Server
 
     try:
         home = _opened(args)
@@ -68,7 +76,7 @@ def address(
         return
     with home:
         watching = watch(home)
-        server = Server(watching, may_act=may_act, port=port)
+        server = Server(watching, may_act=may_act, port=port, host=host or HOST)
         try:
             yield server.url, 0
         finally:

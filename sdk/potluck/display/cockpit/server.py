@@ -1,5 +1,5 @@
-"""The cockpit's page on loopback, for browsers without Jupyter: a token in its address, frames as
-one stream, clicks as posts. Whoever has no token, or comes by another name than this machine's,
+"""The cockpit's page on loopback (or, to look at, on one network), for browsers without Jupyter: a
+token in its address, frames as one stream, clicks as posts. Whoever has no token, or comes by another name than this machine's,
 gets nothing.
 """
 
@@ -16,7 +16,7 @@ from importlib.resources import files
 from typing import Any
 
 from potluck.display.cockpit.observer import Watching
-from potluck.errors import PotluckError
+from potluck.errors import PotluckError, UserError
 from potluck.sanitized_text import harmless
 
 HOST = "127.0.0.1"
@@ -53,10 +53,21 @@ class Server:
         Whether its clicks may switch and pair; else they look only.
     port
         Default: any that is free.
+    host
+        An address of this machine; on any but the loopback one the page looks only, since what is
+        sent there is not encrypted.
+
+    Raises
+    ------
+    UserError
+        This machine has no such address, or it is that of all networks.
     """
 
-    def __init__(self, watching: Watching, *, may_act: bool = False, port: int = 0) -> None:
-        self.watching, self.may_act = watching, may_act
+    def __init__(
+        self, watching: Watching, *, may_act: bool = False, port: int = 0, host: str = HOST
+    ) -> None:
+        self.watching, self.host = watching, host
+        self.may_act = may_act and host == HOST
         self.token = secrets.token_urlsafe(24)
         self.streams = threading.BoundedSemaphore(MOST_STREAMS)
         self.ended = threading.Event()
@@ -65,7 +76,12 @@ class Server:
         class Browser(_Browser):
             server_of = outer
 
-        self._server = ThreadingHTTPServer((HOST, port), Browser)
+        if host in ("", "0.0.0.0", "::"):  # noqa: S104
+            raise UserError("the page is for one network: say which address of this machine.")
+        try:
+            self._server = ThreadingHTTPServer((host, port), Browser)
+        except OSError as error:
+            raise UserError(f"cannot listen at {host}:{port}: {error.strerror}.") from error
         self._server.daemon_threads = True
         threading.Thread(
             target=self._server.serve_forever, name="potluck page", daemon=True
@@ -79,7 +95,13 @@ class Server:
     @property
     def url(self) -> str:
         """Its address, token and all."""
-        return f"http://{HOST}:{self.port}/{self.token}/"
+        return f"http://{self.host}:{self.port}/{self.token}/"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """By which browsers may ask for it."""
+        known = (HOST, "localhost") if self.host == HOST else (self.host,)
+        return tuple(f"{name}:{self.port}" for name in known)
 
     def close(self) -> None:
         """Serve nobody any more; safe to call twice."""
@@ -112,7 +134,7 @@ class _Browser(BaseHTTPRequestHandler):
     def _answered(self, answers: dict[str, Callable[[], None]]) -> None:
         token, _, what = self.path.removeprefix("/").partition("/")
         its = self.server_of
-        is_ours = self.headers.get("Host", "") in (f"{HOST}:{its.port}", f"localhost:{its.port}")
+        is_ours = self.headers.get("Host", "") in its.names
         if not is_ours or not hmac.compare_digest(token.encode(), its.token.encode()):
             return self._refuse(403)
         if what not in answers:

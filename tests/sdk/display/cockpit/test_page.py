@@ -14,6 +14,7 @@ from potluck.display.cockpit.home_events import News
 from potluck.display.cockpit.machine import Machine, Planned, Seen
 from potluck.display.cockpit.plan_sections import name_of
 from potluck.display.cockpit.server import Server
+from potluck.errors import UserError
 from potluck.records import Event, Trace
 
 HOSTILE = [
@@ -310,3 +311,22 @@ def test_a_page_to_look_at_says_so_to_what_acts(played):
     asked(server, f"/{server.token}/ask", method="POST", body=body)
     server.close()
     assert played.asked == [({"ask": "hello"}, False)]
+
+
+def test_a_page_for_other_devices_is_only_to_look_at_and_for_one_network(played):
+    server = Server(played, may_act=True, host="127.0.0.2")
+    body = json.dumps({"ask": "hello"}).encode()
+    connection = http.client.HTTPConnection("127.0.0.2", server.port, timeout=30)
+    connection.request("POST", f"/{server.token}/ask", body=body)
+    assert connection.getresponse().status == 200
+    connection.close()
+    assert played.asked == [({"ask": "hello"}, False)]
+    assert server.url.startswith("http://127.0.0.2:")
+    connection = http.client.HTTPConnection("127.0.0.2", server.port, timeout=30)
+    connection.request("GET", f"/{server.token}/", headers={"Host": f"localhost:{server.port}"})
+    assert connection.getresponse().status == 403
+    connection.close()
+    server.close()
+    for host in ("0.0.0.0", "203.0.113.1"):
+        with pytest.raises(UserError):
+            Server(played, host=host)
