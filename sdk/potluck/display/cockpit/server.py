@@ -1,6 +1,6 @@
 """The cockpit's page on loopback (or, to look at, on one network), for browsers without Jupyter: a
-token in its address, frames as one stream, clicks as posts. Whoever has no token, or comes by another name than this machine's,
-gets nothing.
+token in its address, frames as one stream, clicks as posts. Whoever has no token, or comes by
+another name than this machine's, gets nothing.
 """
 
 import hmac
