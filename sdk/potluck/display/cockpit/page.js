@@ -499,6 +499,9 @@ class Page {
 
   device(c, d, name, s) {
     const here = d.status === "ready" || d.status === "leaving", away = this.if.without.includes(name);
+    const seen = JSON.stringify([d, away, this.if.on, (s.run || {}).n_layers]);
+    if (c.seen === seen) return;
+    c.seen = seen;
     c.className = `card${d.lit ? " lit" : ""}${here || d.pairs ? "" : " gone"}${away ? " away" : ""}`;
     c.dot.className = d.lit ? "dot on" : "dot";
     say(c.label, d.shown); c.label.title = d.shown;
