@@ -19,6 +19,7 @@ from potluck.offload.accelerated import AcceleratedModel
 from potluck.offload.plan.baselines import WAYS
 from potluck.profile.measure import FLOOR_BYTES
 from potluck.testing.internals import link_of
+from potluck.testing.memory import memory_home
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.usefixtures("nobody_asks")
@@ -249,3 +250,31 @@ def test_an_onnx_file_is_shared_too(home, tmp_path, monkeypatch):
             assert torch.allclose(made.answer(list(fast(x))), expected, atol=1e-4)
         assert fast.stats.fallbacks == 0
         assert len(fast.stats.entries) > 1
+
+
+class SequenceFirst(torch.nn.Module):
+    """Turns the sequence to the front for a while, where rows of the batch are the second
+    dimension.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(8, 12), torch.nn.Linear(12, 8)
+
+    def forward(self, x):
+        turned = self.first(x.transpose(0, 1)).unflatten(2, (2, 6)).cumsum(0).flatten(2)
+        return self.second(torch.relu(turned)).transpose(0, 1).softmax(-1)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3])
+@pytest.mark.parametrize(
+    "make",
+    [SequenceFirst, lambda: torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)],
+    ids=["turned", "encoder"],
+)
+def test_rows_of_the_batch_are_not_what_is_divided(make, rows):
+    torch.manual_seed(0)
+    net, x = make().eval(), torch.randn(rows, 11, 8)
+    paces = {"slow_s": 0.01, "fast_s": 0.004, "bandwidths": (0.0, 1e5, 3e6, 1e9)}
+    with memory_home(3) as home, fast_of(home, net, x, **paces) as fast:
+        check_every_entry(fast, x, net(x).detach())

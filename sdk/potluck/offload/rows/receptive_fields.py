@@ -61,6 +61,8 @@ def localities(line: Linearization) -> tuple[Local, ...]:
             _regular(traced, ref, answer) for ref in _items(traced, value)
         ):
             axis = row_axis(shape) if len(traced.types[value]) == 1 else None
+            if axis is not None and BATCH in str(traced.type_of(Ref(value)).shape[axis]):
+                axis = None  # rows of the batch, of which a request may have others
             local = Local(
                 kind=GLOBAL, axis=axis, count=1 if axis is None else shape[axis], reads={}
             )
