@@ -67,7 +67,8 @@ class Case:
                 part, whole = step.part, have[step.side].get(self.shareable.input_part)
                 sent = have[step.side].get(part)
                 if sent is None and part.value == 0:
-                    sent = whole.narrow(2, part.start, part.stop - part.start)
+                    axis = self.shareable.rows_of(0)[0] or 0
+                    sent = whole.narrow(axis, part.start, part.stop - part.start)
                 have[step.to][part] = sent
         return [have[DEVICE][part] for part in shared.results]
 
