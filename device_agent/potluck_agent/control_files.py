@@ -47,7 +47,7 @@ def refuse_second(state: Path, *, patience_s: float = ENDING_S) -> None:
         )
 
 
-class Claim:
+class DirectoryClaim:
     """This process is the agent of a state directory. Where the system locks files (not on
     Windows), of two that start in the same instant one is.
     """
@@ -66,7 +66,7 @@ class Claim:
             os.close(self._lock)
 
 
-def claim(state: Path, facts: dict[str, Any]) -> Claim:
+def claim(state: Path, facts: dict[str, Any]) -> DirectoryClaim:
     """Say that this process is the agent of this state directory.
 
     Raises
@@ -78,7 +78,7 @@ def claim(state: Path, facts: dict[str, Any]) -> Claim:
     lock = _locked(state)
     pid = os.getpid()
     write_private(state / RUNNING, {**facts, "pid": pid, "identity": identity(pid)})
-    return Claim(state, lock)
+    return DirectoryClaim(state, lock)
 
 
 def _locked(state: Path) -> int | None:

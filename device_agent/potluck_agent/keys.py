@@ -39,7 +39,7 @@ class Identity:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Peer:
+class TrustedPeer:
     """A notebook that this device trusts. `date` is for display."""
 
     name: str
@@ -99,14 +99,14 @@ def _read_identity(path: Path) -> Identity:
     return Identity(public=public, secret=secret)
 
 
-def load_peers(state: Path) -> tuple[Peer, ...]:
+def load_peers(state: Path) -> tuple[TrustedPeer, ...]:
     """Whom this device trusts; nobody, before the first pairing."""
     path = state / PEERS
     if not path.exists():
         return ()
     document = read_private(path)
     try:
-        peers = tuple(Peer(**row) for row in document)
+        peers = tuple(TrustedPeer(**row) for row in document)
         sound = all(
             is_device_name(peer.name)
             and is_key(peer.key)
@@ -124,7 +124,7 @@ def load_peers(state: Path) -> tuple[Peer, ...]:
     return peers
 
 
-def add_peer(state: Path, peer: Peer) -> tuple[Peer, ...]:
+def add_peer(state: Path, peer: TrustedPeer) -> tuple[TrustedPeer, ...]:
     """Trust this peer from now on; it replaces one of the same key.
 
     A second one of a name gets a number behind it.
@@ -143,7 +143,7 @@ def add_peer(state: Path, peer: Peer) -> tuple[Peer, ...]:
         return _write_peers(state, (*others, added))
 
 
-def forget_peer(state: Path, name: str) -> tuple[Peer, ...]:
+def forget_peer(state: Path, name: str) -> tuple[TrustedPeer, ...]:
     """Trust that peer no longer; an error where nobody has this name."""
     with _alone(state):
         peers = load_peers(state)
@@ -176,7 +176,7 @@ def _alone(state: Path) -> Iterator[None]:
         yield
 
 
-def _write_peers(state: Path, peers: tuple[Peer, ...]) -> tuple[Peer, ...]:
+def _write_peers(state: Path, peers: tuple[TrustedPeer, ...]) -> tuple[TrustedPeer, ...]:
     write_private(state / PEERS, [asdict(peer) for peer in peers])
     return peers
 

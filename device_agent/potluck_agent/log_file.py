@@ -31,7 +31,7 @@ _FORMAT = "%(asctime)s %(levelname)-7s %(message)s"
 _DATE = "%Y-%m-%dT%H:%M:%S%z"
 
 
-class Log:
+class LogFile:
     """Lines of several kinds. `failed(text)` is told once that no more can be written."""
 
     def __init__(

@@ -15,7 +15,7 @@ Broken = Mapping[str, str]  # rule -> why it is broken, for people
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rules:
+class OwnerRules:
     """The owner's limits; by default none. `quiet_hours`: from, to, in minutes of the day."""
 
     only_on_mains: bool = False
@@ -38,11 +38,11 @@ class Rules:
         return tuple(told)
 
 
-NO_RULES = Rules()
+NO_RULES = OwnerRules()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Readings:
+class DeviceConditions:
     """How the device is now; None: not known. `minute` of the day, by its own clock."""
 
     on_mains: bool | None = None
@@ -51,7 +51,7 @@ class Readings:
     minute: int = 0
 
 
-def broken(rules: Rules, readings: Readings, before: Broken) -> dict[str, str]:
+def broken(rules: OwnerRules, readings: DeviceConditions, before: Broken) -> dict[str, str]:
     """The rules that are broken now, each with its reason.
 
     Parameters
@@ -81,13 +81,13 @@ def reason(found: Broken) -> str:
 # Each: why the rule is broken; empty: it is not; None: not known.
 
 
-def _mains(rules: Rules, readings: Readings) -> str | None:
+def _mains(rules: OwnerRules, readings: DeviceConditions) -> str | None:
     if not rules.only_on_mains or readings.on_mains:
         return ""
     return None if readings.on_mains is None else "it runs on its battery"
 
 
-def _battery(rules: Rules, readings: Readings, *, was_broken: bool) -> str | None:
+def _battery(rules: OwnerRules, readings: DeviceConditions, *, was_broken: bool) -> str | None:
     least, now = rules.min_battery_frac, readings.battery_frac
     if least is None or now is None:
         return "" if least is None else None
@@ -97,7 +97,7 @@ def _battery(rules: Rules, readings: Readings, *, was_broken: bool) -> str | Non
     return f"its battery is at {now:.0%}, and its owner wants {least:.0%}; back at {back:.0%}"
 
 
-def _temperature(rules: Rules, readings: Readings, *, was_broken: bool) -> str | None:
+def _temperature(rules: OwnerRules, readings: DeviceConditions, *, was_broken: bool) -> str | None:
     most, now = rules.max_temp_c, readings.temp_c
     if most is None or now is None:
         return "" if most is None else None
@@ -107,7 +107,7 @@ def _temperature(rules: Rules, readings: Readings, *, was_broken: bool) -> str |
     return f"it is at {now:.0f} °C, and its owner allows {most:g} °C; back at {back:g} °C"
 
 
-def _quiet(rules: Rules, readings: Readings) -> str:
+def _quiet(rules: OwnerRules, readings: DeviceConditions) -> str:
     if rules.quiet_hours is None:
         return ""
     start, stop = rules.quiet_hours

@@ -22,7 +22,7 @@ from potluck_wire.limits import (
     MAX_WORKER_HEADER_BYTES,
     MAX_WORKER_ITEMS,
 )
-from potluck_wire.messages import Channel, Entry, Message
+from potluck_wire.messages import Channel, Message, MessageEntry
 from potluck_wire.schema import SCHEMA_OF, SCHEMAS
 
 __all__ = ["Buffer", "WireCode", "WireError", "decode", "encode"]
@@ -109,7 +109,7 @@ def decode(frames: Sequence[Any], channel: Channel) -> tuple[Message, tuple[Buff
     return schema.unpack(pairs), _checked_buffers(entry, frames[1:])
 
 
-def _checked_buffers(entry: Entry, buffers: Sequence[Any]) -> tuple[Buffer, ...]:
+def _checked_buffers(entry: MessageEntry, buffers: Sequence[Any]) -> tuple[Buffer, ...]:
     fewest, most = entry.buffers
     if not fewest <= len(buffers) <= most:
         expected = str(fewest) if fewest == most else f"{fewest} to {most}"

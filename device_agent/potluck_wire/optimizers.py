@@ -17,7 +17,7 @@ SCALARS = frozenset({STEP, "mu_product"})  # one number of float32 for a paramet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
+class OptimizerKind:
     """One optimizer: the class of `torch.optim` it is, its settings with torch's defaults, and its
     slots; `when`: slots that are there only where that setting is above zero.
 
@@ -38,9 +38,11 @@ _MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 _FRACTIONS = frozenset(_BETAS)
 _ADAM = {**_BETAS, "eps": 1e-8, "weight_decay": 0.0}
 
-KINDS: dict[str, Kind] = {
-    "sgd": Kind(torch="SGD", settings={"lr": 1e-3, "weight_decay": 0.0, "maximize": False}),
-    "momentum": Kind(
+KINDS: dict[str, OptimizerKind] = {
+    "sgd": OptimizerKind(
+        torch="SGD", settings={"lr": 1e-3, "weight_decay": 0.0, "maximize": False}
+    ),
+    "momentum": OptimizerKind(
         torch="SGD",
         settings={
             "lr": 1e-3,
@@ -52,21 +54,21 @@ KINDS: dict[str, Kind] = {
         slots=("momentum_buffer",),
         when={"momentum_buffer": "momentum"},
     ),
-    "adamw": Kind(
+    "adamw": OptimizerKind(
         torch="AdamW",
         settings={"lr": 1e-3, **_ADAM, "weight_decay": 0.01, "amsgrad": False, "maximize": False},
         slots=(*_MOMENTS, "max_exp_avg_sq"),
         when={"max_exp_avg_sq": "amsgrad"},
         fractions=_FRACTIONS,
     ),
-    "adam": Kind(
+    "adam": OptimizerKind(
         torch="Adam",
         settings={"lr": 1e-3, **_ADAM, "amsgrad": False, "maximize": False},
         slots=(*_MOMENTS, "max_exp_avg_sq"),
         when={"max_exp_avg_sq": "amsgrad"},
         fractions=_FRACTIONS,
     ),
-    "nadam": Kind(
+    "nadam": OptimizerKind(
         torch="NAdam",
         settings={
             "lr": 2e-3,
@@ -78,19 +80,19 @@ KINDS: dict[str, Kind] = {
         slots=("step", "mu_product", "exp_avg", "exp_avg_sq"),
         fractions=_FRACTIONS,
     ),
-    "radam": Kind(
+    "radam": OptimizerKind(
         torch="RAdam",
         settings={"lr": 1e-3, **_ADAM, "decoupled_weight_decay": False, "maximize": False},
         slots=_MOMENTS,
         fractions=_FRACTIONS,
     ),
-    "adamax": Kind(
+    "adamax": OptimizerKind(
         torch="Adamax",
         settings={"lr": 2e-3, **_ADAM, "maximize": False},
         slots=("step", "exp_avg", "exp_inf"),
         fractions=_FRACTIONS,
     ),
-    "adagrad": Kind(
+    "adagrad": OptimizerKind(
         torch="Adagrad",
         settings={
             "lr": 1e-2,
@@ -101,12 +103,12 @@ KINDS: dict[str, Kind] = {
         },
         slots=("step", "sum"),
     ),
-    "adadelta": Kind(
+    "adadelta": OptimizerKind(
         torch="Adadelta",
         settings={"lr": 1.0, "rho": 0.9, "eps": 1e-6, "weight_decay": 0.0, "maximize": False},
         slots=("step", "square_avg", "acc_delta"),
     ),
-    "rmsprop": Kind(
+    "rmsprop": OptimizerKind(
         torch="RMSprop",
         settings={
             "lr": 1e-2,
@@ -120,7 +122,7 @@ KINDS: dict[str, Kind] = {
         slots=("step", "square_avg", "momentum_buffer", "grad_avg"),
         when={"momentum_buffer": "momentum", "grad_avg": "centered"},
     ),
-    "adafactor": Kind(
+    "adafactor": OptimizerKind(
         torch="Adafactor",
         settings={
             "lr": 1e-2,
@@ -136,7 +138,7 @@ KINDS: dict[str, Kind] = {
         factored=True,
     ),
     # Chen et al., "Symbolic discovery of optimization algorithms", 2023, algorithm 2
-    "lion": Kind(
+    "lion": OptimizerKind(
         torch="",
         settings={"lr": 1e-4, "beta1": 0.9, "beta2": 0.99, "weight_decay": 0.0},
         slots=("exp_avg",),
@@ -172,7 +174,7 @@ def check(options: Mapping[str, Any]) -> tuple[str, dict[str, Setting]]:
     return name, {**kind.settings, **given}
 
 
-def _check_setting(name: str, kind: Kind, key: str, value: Any) -> None:
+def _check_setting(name: str, kind: OptimizerKind, key: str, value: Any) -> None:
     if isinstance(kind.settings[key], bool):
         if not isinstance(value, bool | int | float) or value not in (0, 1):
             raise _wrong(f"{name}: {key} is true or false, got {value!r:.40}")

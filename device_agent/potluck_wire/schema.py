@@ -13,7 +13,7 @@ from potluck_wire import checks
 from potluck_wire.checks import Check, Unfit
 from potluck_wire.errors import WireCode, WireError
 from potluck_wire.limits import MAX_ITEMS, MAX_WORKER_ITEMS, clip
-from potluck_wire.messages import MESSAGES, Channel, Entry, Message
+from potluck_wire.messages import MESSAGES, Channel, Message, MessageEntry
 
 Plain = Callable[[Any], Any]
 
@@ -49,7 +49,7 @@ class Schema:
 
     __slots__ = ("checks", "entry", "fields", "get", "number")
 
-    def __init__(self, number: int, entry: Entry) -> None:
+    def __init__(self, number: int, entry: MessageEntry) -> None:
         fields = dataclasses.fields(entry.type)
         self.number, self.entry = number, entry
         self.checks: dict[str, Check] = {

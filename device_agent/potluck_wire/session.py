@@ -2,9 +2,9 @@
 plan epoch in it.
 
 Two tables, (state, message) -> state; whatever they lack is refused. Both sides ask `check` about
-every control message that they hear. `Session` is the whole of it: told every message in order, it
-knows what may come next, epochs included; the tests hold real conversations against it. PROTOCOL.md
-draws the tables from here.
+every control message that they hear. `SessionMachine` is the whole of it: told every message in
+order, it knows what may come next, epochs included; the tests hold real conversations against it.
+PROTOCOL.md draws the tables from here.
 """
 
 from enum import Enum
@@ -33,7 +33,7 @@ from potluck_wire.messages import (
 )
 
 
-class State(Enum):
+class SessionState(Enum):
     """How far the session is."""
 
     CLOSED = "closed"
@@ -56,9 +56,9 @@ class EpochState(Enum):
 CONTROLLER, AGENT = "controller", "agent"  # who speaks
 
 _CONTROL = tuple(entry for entry in MESSAGES.values() if entry.channel is Channel.CONTROL)
-_S, _E = State, EpochState
+_S, _E = SessionState, EpochState
 
-SESSION: dict[tuple[State, type[Message]], State] = {
+SESSION: dict[tuple[SessionState, type[Message]], SessionState] = {
     (_S.CLOSED, Hello): _S.OPENING,
     (_S.CLOSED, Goodbye): _S.CLOSED,  # both said it at once
     (_S.CLOSED, Refused): _S.CLOSED,  # what was said before the Goodbye was heard
@@ -109,7 +109,7 @@ REFUSED: dict[tuple[EpochState, type[Message]], EpochState] = {
 }
 
 
-def check(state: State, message: Message, sender: str) -> State:
+def check(state: SessionState, message: Message, sender: str) -> SessionState:
     """The state of a session after `sender` (CONTROLLER or AGENT) has said this control message.
 
     Parameters
@@ -135,7 +135,7 @@ def check(state: State, message: Message, sender: str) -> State:
     return after
 
 
-class Session:
+class SessionMachine:
     """The state of one session, from either side.
 
     `epochs` lists the epochs that are not absent, by (run, epoch).
@@ -144,7 +144,7 @@ class Session:
     __slots__ = ("epochs", "state")
 
     def __init__(self) -> None:
-        self.state = State.CLOSED
+        self.state = SessionState.CLOSED
         self.epochs: dict[tuple[str, int], EpochState] = {}
 
     def advance(self, message: Message, sender: str) -> None:
@@ -159,8 +159,8 @@ class Session:
         self._advance_epochs(message)
         self.state = after
         if isinstance(message, Refused) and message.about == NUMBER_OF[Hello]:
-            self.state = State.CLOSED
-        if self.state is State.CLOSED:
+            self.state = SessionState.CLOSED
+        if self.state is SessionState.CLOSED:
             self.epochs.clear()
 
     def _advance_epochs(self, message: Message) -> None:

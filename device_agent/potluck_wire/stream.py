@@ -26,7 +26,7 @@ def pack(message: Message, buffers: Sequence[bytes | bytearray | memoryview] = (
     return b"".join([lengths, *frames])
 
 
-class Reader:
+class StreamReader:
     """Bytes in, however they were cut; whole messages out.
 
     After an error nothing more can be told apart: the reader stays broken and the connection is to

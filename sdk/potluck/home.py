@@ -15,7 +15,7 @@ from potluck.handle import Handle, Task
 from potluck.records import Plan
 from potluck.sessions.connections import Keys
 from potluck.sessions.curve_link import CurveLink
-from potluck.sessions.link import Link
+from potluck.sessions.link import SessionLink
 from potluck.sessions.members import Member, Members
 from potluck.sessions.readings import Readings
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from potluck.graph import Model
     from potluck.lab.lab import Playground
     from potluck.lab.scenario import Script
-    from potluck.offload.accelerate import Place
+    from potluck.offload.accelerate import HelperDevice
     from potluck.profile.home_network import HomeNetwork
     from potluck.profile.power_model import Watts
     from potluck.profile.profiles import Profile
@@ -79,7 +79,7 @@ class Home(SharedHome, Shown):
         add_peers(self._members, ring, addresses)
         self._begin_to_hear()
 
-    def _open(self, keys: Keys, link: Link, ring: "Keyring | None") -> None:
+    def _open(self, keys: Keys, link: SessionLink, ring: "Keyring | None") -> None:
         self._keys = keys
         self._link = link
         self._ring = ring
@@ -264,12 +264,12 @@ class Home(SharedHome, Shown):
         """
         return display_hooks.cockpit(self, run, tuple(plans))
 
-    def __getitem__(self, device: str) -> "Place":
+    def __getitem__(self, device: str) -> "HelperDevice":
         """One device of this home by its name: what `potluck.accelerate` takes as its helper."""
-        from potluck.offload.accelerate import Place
+        from potluck.offload.accelerate import HelperDevice
 
         self._members.need([device])
-        return Place(home=self, name=device)
+        return HelperDevice(home=self, name=device)
 
     def pair(self, device: str, code: str) -> Member:
         """Pair with a device: `code` is what `potluck agent pair` shows on it (or its token).
@@ -406,7 +406,7 @@ class Home(SharedHome, Shown):
             `Model`.
         """
         from potluck.lab import profiling
-        from potluck.profile.layer_times_store import Store
+        from potluck.profile.layer_times_store import LayerTimesStore
         from potluck.profile.measure import check_measuring, name_of, need_model, profile
         from potluck.profile.network_file import declared, keep_network
         from potluck.profile.power_file import keep_watts, kept_watts
@@ -415,7 +415,7 @@ class Home(SharedHome, Shown):
         check_measuring(rows, repeats, devices, watts)
         known = declared(network, self._folder)
         self._models[name_of(model)] = model
-        store = Store() if self._ring is not None else None
+        store = LayerTimesStore() if self._ring is not None else None
 
         def work(task: Task) -> "Profile":
             emulation = self._lab.emulation if self._lab is not None else None
@@ -463,7 +463,7 @@ class Home(SharedHome, Shown):
         """What this run showed of layers and links goes into the profile of its model and into
         `home.network`, here and on disk: see `profile.from_runs`.
         """
-        from potluck.profile.layer_times_store import Store
+        from potluck.profile.layer_times_store import LayerTimesStore
         from potluck.profile.measure import keep
         from potluck.profile.network_file import keep_network
 
@@ -472,7 +472,7 @@ class Home(SharedHome, Shown):
             self._network = profile.document
             keep_network(self._network, self._folder)
         if self._ring is not None:
-            keep(Store(), profile, self._members)
+            keep(LayerTimesStore(), profile, self._members)
         return profile
 
     def measure_network(self) -> "Handle[HomeNetwork]":

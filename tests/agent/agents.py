@@ -23,7 +23,7 @@ from potluck_wire.frames import decode, encode
 from potluck_wire.limits import CONTROL_OFFSET, DATA_OFFSET, LINGER_MS, PAIRING_OFFSET, PULSE_OFFSET
 from potluck_wire.messages import MESSAGES, NUMBER_OF, Channel, Message
 from potluck_wire.pairing import ControllerSide
-from potluck_wire.stream import Reader, pack
+from potluck_wire.stream import StreamReader, pack
 
 SILENCE_MS = 300  # how long to listen for what must not come
 OFFSETS = {Channel.CONTROL: CONTROL_OFFSET, Channel.DATA: DATA_OFFSET, Channel.PULSE: PULSE_OFFSET}
@@ -183,7 +183,7 @@ def pair(port: int, code: str, keys: Keys, name: str = "ada") -> ControllerSide:
     side = ControllerSide(secret=code, name=name, key=keys.public)
     with socket.create_connection(("127.0.0.1", port + PAIRING_OFFSET), PATIENCE_S) as connection:
         connection.sendall(pack(side.first()))
-        reader = Reader(Channel.PAIRING)
+        reader = StreamReader(Channel.PAIRING)
         while side.paired is None:
             data = connection.recv(4096)
             assert data, "the agent hung up"

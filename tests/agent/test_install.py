@@ -20,7 +20,7 @@ from tests.agent.agents import Keys, command
 from potluck_agent.cli import arguments, install, options
 from potluck_agent.errors import AgentError
 from potluck_agent.service import launchd, systemd, windows_task
-from potluck_agent.service.install_steps import Service
+from potluck_agent.service.install_steps import AgentService
 
 PLATFORMS = tuple(install.PLATFORMS)
 BOTH = [(platform, system) for platform in PLATFORMS for system in (False, True)]
@@ -93,7 +93,7 @@ class Shell:
 
     def __init__(self, root, platform, *, is_admin=True):
         self.machine, self.said = Machine(root, platform), []
-        self.place = install.Place(
+        self.place = install.InstallTarget(
             platform=platform,
             user="ada",
             uid=os.getuid(),
@@ -292,7 +292,7 @@ def unquoted(text):
 
 @given(st.lists(st.text(st.characters(min_codepoint=32, max_codepoint=126)), min_size=1))
 def test_systemd_reads_each_word_as_it_was(words):
-    service = Service(
+    service = AgentService(
         command=tuple(words),
         user="ada",
         uid=1000,

@@ -11,7 +11,7 @@ import zmq
 from potluck_agent import control_files, keys
 from potluck_agent.cli import arguments, options
 from potluck_agent.errors import AgentError
-from potluck_agent.keys import Peer
+from potluck_agent.keys import TrustedPeer
 from potluck_wire.file_lock import alone
 from potluck_wire.fingerprint import fingerprint
 
@@ -88,7 +88,7 @@ def test_a_corrupt_peers_file_is_an_error_and_stays_as_it_is(tmp_path, content):
     path.write_bytes(content)
     for act in (
         lambda: keys.load_peers(tmp_path),
-        lambda: keys.add_peer(tmp_path, Peer(name="ada", key=KEYS[0])),
+        lambda: keys.add_peer(tmp_path, TrustedPeer(name="ada", key=KEYS[0])),
         lambda: keys.forget_peer(tmp_path, "ada"),
     ):
         with pytest.raises(AgentError, match=keys.PEERS):
@@ -97,8 +97,8 @@ def test_a_corrupt_peers_file_is_an_error_and_stays_as_it_is(tmp_path, content):
 
 
 def test_peers_are_added_and_forgotten(tmp_path):
-    keys.add_peer(tmp_path, Peer(name="ada", key=KEYS[0]))
-    keys.add_peer(tmp_path, Peer(name="bob", key=KEYS[1]))
+    keys.add_peer(tmp_path, TrustedPeer(name="ada", key=KEYS[0]))
+    keys.add_peer(tmp_path, TrustedPeer(name="bob", key=KEYS[1]))
     assert [(peer.name, peer.key, peer.role) for peer in keys.load_peers(tmp_path)] == [
         ("ada", KEYS[0], "owner"),
         ("bob", KEYS[1], "owner"),
@@ -111,7 +111,7 @@ def test_peers_are_added_and_forgotten(tmp_path):
 
 def test_two_notebooks_of_one_name_are_both_kept(tmp_path):
     for key in (KEYS[0], KEYS[1], KEYS[0]):
-        keys.add_peer(tmp_path, Peer(name="laptop", key=key))
+        keys.add_peer(tmp_path, TrustedPeer(name="laptop", key=key))
     assert {peer.key: peer.name for peer in keys.load_peers(tmp_path)} == {
         KEYS[0]: "laptop",
         KEYS[1]: "laptop-2",
@@ -122,7 +122,7 @@ def test_two_notebooks_of_one_name_are_both_kept(tmp_path):
 def test_whoever_holds_the_peers_is_not_waited_for_long(tmp_path, monkeypatch):
     """The agent's loop would stand still as long."""
     monkeypatch.setattr(keys, "PATIENCE_S", 0.0)
-    ada = Peer(name="ada", key=KEYS[0])
+    ada = TrustedPeer(name="ada", key=KEYS[0])
     with alone(tmp_path / keys.PEERS_LOCK, 0.0):
         with pytest.raises(AgentError, match=r"another process holds .*peers\.lock"):
             keys.add_peer(tmp_path, ada)
@@ -262,13 +262,13 @@ def test_refuses_names_that_cannot_be(name):
 
 def test_a_key_may_hold_a_colon():
     key = next(k for k in (zmq.curve_keypair()[0].decode() for _ in range(10_000)) if ":" in k)
-    assert start("--trust", f"{key}:ada").trusted == (Peer(name="ada", key=key),)
+    assert start("--trust", f"{key}:ada").trusted == (TrustedPeer(name="ada", key=key),)
 
 
 @pytest.mark.skipif(os.name == "nt", reason="no system call locks there")
 def test_pairing_and_forgetting_at_once_undo_nothing(tmp_path, monkeypatch):
     """Whoever comes second waits until the first has written."""
-    keys.add_peer(tmp_path, keys.Peer(name="bob", key="b" * 40))
+    keys.add_peer(tmp_path, keys.TrustedPeer(name="bob", key="b" * 40))
     write, others = keys.write_private, []
 
     def write_late(path, document):
@@ -279,6 +279,6 @@ def test_pairing_and_forgetting_at_once_undo_nothing(tmp_path, monkeypatch):
         write(path, document)
 
     monkeypatch.setattr(keys, "write_private", write_late)
-    keys.add_peer(tmp_path, keys.Peer(name="ada", key="a" * 40))
+    keys.add_peer(tmp_path, keys.TrustedPeer(name="ada", key="a" * 40))
     others[0].join()
     assert [peer.name for peer in keys.load_peers(tmp_path)] == ["ada"]

@@ -22,7 +22,7 @@ from potluck_agent.log_file import (
     STRANGER,
     STRANGERS_LINES,
     WINDOW_S,
-    Log,
+    LogFile,
     printable,
 )
 
@@ -53,7 +53,7 @@ def path(tmp_path):
     ("kind", "most"), [(STRANGER, STRANGERS_LINES), (PAIRING, STRANGERS_LINES), ("other", LINES)]
 )
 def test_each_kind_fills_so_many_lines_in_a_time_and_the_rest_are_counted(path, clock, kind, most):
-    log = Log(path, "info", pytest.fail, clock)
+    log = LogFile(path, "info", pytest.fail, clock)
     for number in range(most + 1000):
         log.warning(kind, f"number {number}")
     log.info("another", "is written all the same")
@@ -71,7 +71,7 @@ def test_each_kind_fills_so_many_lines_in_a_time_and_the_rest_are_counted(path, 
 
 def test_all_of_it_stays_small_whatever_is_written(path, clock, monkeypatch):
     monkeypatch.setattr(log_file, "MAX_FILE_BYTES", 20_000)
-    log = Log(path, "debug", pytest.fail, clock)
+    log = LogFile(path, "debug", pytest.fail, clock)
     for number in range(1000):
         clock.now_s = number * WINDOW_S
         log.error("kind", "\n" * 2 * MAX_LINE)
@@ -90,7 +90,7 @@ def test_only_its_owner_may_read_it_also_the_older_ones(path, clock, monkeypatch
     monkeypatch.setattr(log_file, "MAX_FILE_BYTES", 1000)
     before = os.umask(0)
     try:
-        log = Log(path, "info", pytest.fail, clock)
+        log = LogFile(path, "info", pytest.fail, clock)
         for _ in range(LINES):
             log.info("kind", "x" * 100)
         log.close()
@@ -107,7 +107,7 @@ def test_no_text_ends_a_line_or_is_obeyed_by_a_terminal(text):
 
 
 def test_a_text_of_others_begins_no_line_of_its_own(path):
-    log = Log(path, "info", pytest.fail)
+    log = LogFile(path, "info", pytest.fail)
     log.info("kind", "ada\n2026-01-01T00:00:00+0000 INFO    paired with eve \x1b[2J \ud800 \u202e")
     log.close()
     (line,) = lines(path)
@@ -117,7 +117,7 @@ def test_a_text_of_others_begins_no_line_of_its_own(path):
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_less_than_its_level_is_not_kept(path, level):
-    log = Log(path, level, pytest.fail)
+    log = LogFile(path, level, pytest.fail)
     for each in LEVELS:
         getattr(log, each)(each, f"of {each}")
     log.close()
@@ -128,7 +128,7 @@ def test_less_than_its_level_is_not_kept(path, level):
 def test_a_disk_that_is_full_is_told_once_and_stops_nothing(path, clock):
     path.symlink_to("/dev/full")
     told = []
-    log = Log(path, "info", told.append, clock)
+    log = LogFile(path, "info", told.append, clock)
     for _ in range(5):
         log.info("kind", "x")
     log.close()
@@ -138,11 +138,11 @@ def test_a_disk_that_is_full_is_told_once_and_stops_nothing(path, clock):
 
 def test_a_file_that_cannot_be_is_an_error_with_a_way_out(tmp_path):
     with pytest.raises(AgentError, match="--log-file"):
-        Log(tmp_path / "nowhere" / "log", "info", pytest.fail)
+        LogFile(tmp_path / "nowhere" / "log", "info", pytest.fail)
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no such files")
 def test_a_pipe_that_nobody_reads_is_an_error_and_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "log")
     with pytest.raises(AgentError, match="log"):
-        Log(tmp_path / "log", "info", pytest.fail)
+        LogFile(tmp_path / "log", "info", pytest.fail)

@@ -16,19 +16,19 @@ from potluck_agent.owner_rules import (
     BATTERY_MARGIN_FRAC,
     DAY_MINUTES,
     TEMP_MARGIN_C,
-    Readings,
-    Rules,
+    DeviceConditions,
+    OwnerRules,
     broken,
     reason,
 )
 from potluck_agent.service import launchd, systemd
-from potluck_agent.service.install_steps import Service
+from potluck_agent.service.install_steps import AgentService
 
 N_TRIES = 2000
 
 
 def any_readings(rng):
-    return Readings(
+    return DeviceConditions(
         on_mains=rng.choice((True, False, None)),
         battery_frac=rng.choice((None, rng.random())),
         temp_c=rng.choice((None, rng.uniform(20, 110))),
@@ -37,7 +37,7 @@ def any_readings(rng):
 
 
 def any_rules(rng):
-    return Rules(
+    return OwnerRules(
         only_on_mains=rng.choice((True, False)),
         min_battery_frac=rng.choice((None, rng.uniform(0.05, 1))),
         max_temp_c=rng.choice((None, rng.uniform(40, 100))),
@@ -54,7 +54,7 @@ def any_case(seed):
 
 def test_without_rules_nothing_keeps_a_device_away():
     for seed in range(N_TRIES):
-        assert broken(Rules(), any_readings(random.Random(seed)), {}) == {}
+        assert broken(OwnerRules(), any_readings(random.Random(seed)), {}) == {}
 
 
 def test_only_rules_that_were_given_are_broken_and_each_says_why():
@@ -95,21 +95,21 @@ def test_what_cannot_be_read_leaves_everything_as_it_was():
         rules, readings, before = any_case(seed)
         rules = replace(rules, quiet_hours=None)
         before = {rule: why for rule, why in before.items() if rule != "quiet hours"}
-        assert broken(rules, Readings(minute=readings.minute), before) == before
+        assert broken(rules, DeviceConditions(minute=readings.minute), before) == before
 
 
 def test_a_reading_that_wavers_about_its_limit_changes_the_answer_once():
     for seed in range(200):
         rng = random.Random(seed)
-        rules = Rules(min_battery_frac=rng.uniform(0.1, 0.9), max_temp_c=rng.uniform(40, 100))
+        rules = OwnerRules(min_battery_frac=rng.uniform(0.1, 0.9), max_temp_c=rng.uniform(40, 100))
         answers, found = [], {}
         for _ in range(30):
             battery = rules.min_battery_frac + rng.uniform(-1, 0.99) * BATTERY_MARGIN_FRAC
             hot = rules.max_temp_c + rng.uniform(-0.99, 1) * TEMP_MARGIN_C
-            found = broken(rules, Readings(battery_frac=battery, temp_c=hot), found)
+            found = broken(rules, DeviceConditions(battery_frac=battery, temp_c=hot), found)
             answers.append(set(found))
         assert all(a <= b for a, b in pairwise(answers))
-        well = Readings(
+        well = DeviceConditions(
             battery_frac=min(1.0, rules.min_battery_frac + BATTERY_MARGIN_FRAC),
             temp_c=rules.max_temp_c - TEMP_MARGIN_C,
         )
@@ -117,9 +117,9 @@ def test_a_reading_that_wavers_about_its_limit_changes_the_answer_once():
 
 
 def test_a_battery_that_has_to_be_full_is_enough_when_it_is():
-    empty = broken(Rules(min_battery_frac=1.0), Readings(battery_frac=0.5), {})
+    empty = broken(OwnerRules(min_battery_frac=1.0), DeviceConditions(battery_frac=0.5), {})
     assert empty
-    assert broken(Rules(min_battery_frac=1.0), Readings(battery_frac=1.0), empty) == {}
+    assert broken(OwnerRules(min_battery_frac=1.0), DeviceConditions(battery_frac=1.0), empty) == {}
 
 
 @pytest.mark.parametrize("hours", [(22 * 60, 7 * 60), (9 * 60, 17 * 60), (0, 1), (1439, 0)])
@@ -129,9 +129,9 @@ def test_quiet_hours_are_the_minutes_from_the_first_time_up_to_the_second(hours)
     while minute != stop:
         quiet.add(minute)
         minute = (minute + 1) % DAY_MINUTES
-    rules = Rules(quiet_hours=hours)
+    rules = OwnerRules(quiet_hours=hours)
     for minute in range(DAY_MINUTES):
-        assert bool(broken(rules, Readings(minute=minute), {})) == (minute in quiet)
+        assert bool(broken(rules, DeviceConditions(minute=minute), {})) == (minute in quiet)
 
 
 # --- the command line -----------------------------------------------------------------------------
@@ -142,7 +142,7 @@ GIVEN = ["--only-on-mains", "--min-battery", "30%", "--max-temp", "80", "--quiet
 def test_rules_are_read_from_the_command_line():
     given = arguments.read([*GIVEN, "22:00-07:00", "--drain", "20"])
     chosen = start_options(given, 1)
-    assert chosen.rules == Rules(
+    assert chosen.rules == OwnerRules(
         only_on_mains=True, min_battery_frac=0.3, max_temp_c=80.0, quiet_hours=(1320, 420)
     )
     assert chosen.drain_s == 20
@@ -191,7 +191,7 @@ def test_a_service_gets_the_rules_as_they_were_given():
         "--drain=20",
     ]
     given = arguments.read(["install", *GIVEN, "22:00-07:00"])
-    assert start_options(arguments.read(["start", *words]), 1).rules == Rules(
+    assert start_options(arguments.read(["start", *words]), 1).rules == OwnerRules(
         only_on_mains=given.only_on_mains,
         min_battery_frac=given.min_battery,
         max_temp_c=given.max_temp,
@@ -201,7 +201,7 @@ def test_a_service_gets_the_rules_as_they_were_given():
 
 @pytest.mark.parametrize("drain_s", [0.0, 60.0, 300.5])
 def test_a_service_has_the_time_to_move_what_it_runs(drain_s):
-    service = Service(
+    service = AgentService(
         command=("python",),
         user="ada",
         uid=1000,

@@ -24,7 +24,7 @@ from potluck_wire.frames import decode, encode
 from potluck_wire.graph import DTYPE_BYTES, SegmentError
 from potluck_wire.messages import MESSAGES, Channel
 from potluck_wire.segment import loads
-from potluck_wire.stream import Reader
+from potluck_wire.stream import StreamReader
 
 torch = pytest.importorskip("torch")
 
@@ -82,7 +82,7 @@ def test_a1_a_pickle_is_no_message_on_any_channel(channel, data):
         with pytest.raises(WireError):
             decode(frames, channel)
     with pytest.raises(WireError):
-        list(Reader(channel).feed(b"\xff\xff\xff\xff" + data))
+        list(StreamReader(channel).feed(b"\xff\xff\xff\xff" + data))
 
 
 def test_a2_an_array_of_objects_has_no_type_here():

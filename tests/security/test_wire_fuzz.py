@@ -15,7 +15,7 @@ from potluck_wire.frames import decode, encode
 from potluck_wire.graph import SegmentError
 from potluck_wire.messages import MESSAGES, Channel
 from potluck_wire.segment import dumps, loads
-from potluck_wire.stream import Reader, pack
+from potluck_wire.stream import StreamReader, pack
 
 ATOMS = (
     0,
@@ -106,7 +106,7 @@ def check_frames(seed, count):
         if channel is Channel.WORKER or channel is Channel.PAIRING:
             try:
                 list(
-                    Reader(channel).feed(
+                    StreamReader(channel).feed(
                         spoiled_bytes(rng, pack(sample(MESSAGES[number]), frames[1:]))
                     )
                 )

@@ -11,7 +11,7 @@ from typing import Any, get_args, get_origin
 
 from potluck_wire import limits
 from potluck_wire.errors import WireCode
-from potluck_wire.messages import MESSAGES, Channel, Entry, FailureCause, RefusalCode
+from potluck_wire.messages import MESSAGES, Channel, FailureCause, MessageEntry, RefusalCode
 from potluck_wire.program import ARITY, OPERATIONS, OPTIONAL
 from potluck_wire.session import EPOCH, REFUSED, SESSION
 from potluck_wire.statement import FIELDS, REQUIRED
@@ -45,7 +45,7 @@ def _type(annotation: Any) -> str:
     return str(annotation.__name__)
 
 
-def _message(number: int, entry: Entry) -> str:
+def _message(number: int, entry: MessageEntry) -> str:
     fewest, most = entry.buffers
     buffers = {(0, 0): "no buffers", (1, 1): "1 buffer"}.get(
         (fewest, most), f"{fewest} to {most} buffers"

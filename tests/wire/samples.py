@@ -6,12 +6,12 @@ from typing import Any, get_args, get_origin
 from hypothesis import strategies as st
 
 from potluck_wire.limits import MAX_INT
-from potluck_wire.messages import MESSAGES, Entry, Message
+from potluck_wire.messages import MESSAGES, Message, MessageEntry
 
 _BY_TYPE: dict[Any, Any] = {int: 7, float: 0.25, bool: True, str: "word", bytes: b"\x00\xff"}
 
 
-def sample(entry: Entry) -> Message:
+def sample(entry: MessageEntry) -> Message:
     """A message with every field off its default."""
     values = {}
     for field in dataclasses.fields(entry.type):
@@ -22,7 +22,7 @@ def sample(entry: Entry) -> Message:
     return entry.type(**values)
 
 
-def sample_buffers(entry: Entry) -> tuple[bytes, ...]:
+def sample_buffers(entry: MessageEntry) -> tuple[bytes, ...]:
     """As few buffers as the message may have."""
     return tuple(b"buffer %d" % index for index in range(entry.buffers[0]))
 
@@ -37,7 +37,7 @@ _STRATEGY: dict[Any, st.SearchStrategy[Any]] = {
 
 
 @st.composite
-def messages(draw: st.DrawFn) -> tuple[Entry, Message, tuple[bytes, ...]]:
+def messages(draw: st.DrawFn) -> tuple[MessageEntry, Message, tuple[bytes, ...]]:
     """Any message of the table with any fields and buffers that it may have."""
     entry = draw(st.sampled_from(sorted(MESSAGES.values(), key=lambda entry: entry.type.__name__)))
     values = {}

@@ -7,7 +7,7 @@ from tests.wire.golden_frames import LASTING, golden
 from tests.wire.samples import sample, sample_buffers
 
 from potluck_wire.frames import decode, encode
-from potluck_wire.stream import Reader, pack
+from potluck_wire.stream import StreamReader, pack
 from potluck_wire.version import VERSION, parse
 
 ENTRY_OF = {entry.type.__name__: entry for entry in LASTING}
@@ -55,7 +55,7 @@ def test_the_same_bytes_are_written_today(version, name, frames):
 def test_as_a_stream(version, name, frames, way):
     entry = ENTRY_OF[name]
     message = decode([bytes.fromhex(frame) for frame in frames], entry.channel)
-    data, reader = pack(*message), Reader(entry.channel)
+    data, reader = pack(*message), StreamReader(entry.channel)
     if way == "byte by byte":
         heard = [one for at in range(len(data)) for one in reader.feed(data[at : at + 1])]
     else:

@@ -30,7 +30,7 @@ from potluck_wire.messages import (
     Value,
     Welcome,
 )
-from potluck_wire.session import EPOCH, SESSION, EpochState, Session, State
+from potluck_wire.session import EPOCH, SESSION, EpochState, SessionMachine, SessionState
 
 CONTROLLER, AGENT = "controller", "agent"
 
@@ -41,7 +41,7 @@ def one(kind, epoch=0, **fields):
 
 
 def opened(*steps):
-    session = Session()
+    session = SessionMachine()
     session.advance(Hello(), CONTROLLER)
     session.advance(Welcome(), AGENT)
     for message, sender in steps:
@@ -81,12 +81,12 @@ def test_a_whole_session_with_a_switch_of_plans():
     session.advance(*one(Dropped, -1))
     assert session.epochs == {}
     session.advance(Goodbye(), AGENT)
-    assert session.state is State.CLOSED
+    assert session.state is SessionState.CLOSED
 
 
 ILLEGAL = {
-    "anything before Hello": (Session, (Measure(), CONTROLLER)),
-    "Welcome without Hello": (Session, (Welcome(), AGENT)),
+    "anything before Hello": (SessionMachine, (Measure(), CONTROLLER)),
+    "Welcome without Hello": (SessionMachine, (Welcome(), AGENT)),
     "a second Welcome": (opened, (Welcome(), AGENT)),
     "Prepared without Prepare": (opened, one(Prepared)),
     "Committed without Commit": (lambda: opened(*LOADED), one(Committed)),
@@ -96,7 +96,7 @@ ILLEGAL = {
     "Commit of another epoch": (lambda: opened(*RUNNING), one(Commit, 1)),
     "Prepare while dropping": (lambda: opened(*LOADED, one(Drop)), one(Prepare)),
     "Dropped without Drop": (lambda: opened(*LOADED), one(Dropped)),
-    "Welcome from a controller": (Session, (Welcome(), CONTROLLER)),
+    "Welcome from a controller": (SessionMachine, (Welcome(), CONTROLLER)),
     "Execute from an agent": (lambda: opened(*RUNNING), (Execute(run="r"), AGENT)),
     "a value": (opened, (Value(), CONTROLLER)),
     "a ping": (opened, (Ping(), CONTROLLER)),
@@ -132,10 +132,10 @@ def test_a_refusal_takes_back_what_it_is_about(steps, refusal, left):
 
 
 def test_a_refused_hello_closes():
-    session = Session()
+    session = SessionMachine()
     session.advance(Hello(major=9), CONTROLLER)
     session.advance(Refused(about=1, code=RefusalCode.VERSION), AGENT)
-    assert session.state is State.CLOSED
+    assert session.state is SessionState.CLOSED
 
 
 def test_what_was_on_its_way_when_the_other_side_dropped_or_reconnected_is_no_error():
@@ -143,7 +143,7 @@ def test_what_was_on_its_way_when_the_other_side_dropped_or_reconnected_is_no_er
     session.advance(Hello(), CONTROLLER)
     session.advance(Reading(), AGENT)
     session.advance(Welcome(), AGENT)
-    assert session.state is State.OPEN
+    assert session.state is SessionState.OPEN
 
 
 def test_repeats_are_no_error():
@@ -162,7 +162,7 @@ def test_every_control_message_is_in_the_tables():
 
 
 def test_every_state_can_be_left_and_reached():
-    for table, states in ((SESSION, State), (EPOCH, EpochState)):
+    for table, states in ((SESSION, SessionState), (EPOCH, EpochState)):
         assert {state for state, _ in table} == set(states) == set(table.values())
 
 
@@ -175,7 +175,7 @@ SAMPLES = [
 
 @given(st.lists(st.sampled_from(SAMPLES), max_size=40))
 def test_no_conversation_commits_what_was_not_prepared(steps):
-    session, said = Session(), []
+    session, said = SessionMachine(), []
     for message, sender in steps:
         try:
             session.advance(message, sender)

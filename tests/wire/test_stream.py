@@ -12,7 +12,7 @@ from tests.wire.samples import messages
 from potluck_wire.errors import WireCode, WireError
 from potluck_wire.limits import MAX_BUFFER_BYTES, MAX_PAIRING_BYTES, MAX_WORKER_HEADER_BYTES
 from potluck_wire.messages import Channel, Compute, PairHello, PairShare, Put, WorkerReady
-from potluck_wire.stream import Reader, pack
+from potluck_wire.stream import StreamReader, pack
 
 SAID = [
     (Put(value="run/0/p/0/x", nbytes=8, shape=(2,)), ()),
@@ -24,13 +24,13 @@ BYTES = b"".join(pack(*said) for said in SAID)
 
 @pytest.mark.parametrize("step", [1, 2, 7, 100, len(BYTES)])
 def test_messages_come_out_whole_however_the_stream_is_cut(step):
-    reader = Reader(Channel.WORKER)
+    reader = StreamReader(Channel.WORKER)
     assert feed(reader, BYTES, step) == SAID
     assert reader.held_bytes == 0
 
 
 def test_a_tail_stays_until_its_rest_comes():
-    reader = Reader(Channel.WORKER)
+    reader = StreamReader(Channel.WORKER)
     assert reader.feed(BYTES + BYTES[:10]) == SAID
     assert reader.held_bytes == 10
     assert reader.feed(BYTES[10:]) == SAID
@@ -41,7 +41,7 @@ def test_any_messages_of_a_channel_survive_any_cuts(cases, data):
     cases = [case for case in cases if case[0].channel is Channel.CONTROL]
     stream = b"".join(pack(message, buffers) for _, message, buffers in cases)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=5)))
-    reader = Reader(Channel.CONTROL)
+    reader = StreamReader(Channel.CONTROL)
     heard = []
     for start, stop in zip([0, *cuts], [*cuts, len(stream)], strict=True):
         heard += reader.feed(stream[start:stop])
@@ -76,7 +76,7 @@ WRONG = {
 @pytest.mark.parametrize("bytewise", [False, True])
 def test_refuses_at_the_first_length_that_cannot_be(case, bytewise):
     data, channel, code = WRONG[case]
-    reader = Reader(channel)
+    reader = StreamReader(channel)
     with pytest.raises(WireError) as raised:
         feed(reader, data, 1 if bytewise else len(data))
     assert raised.value.code == code
@@ -84,7 +84,7 @@ def test_refuses_at_the_first_length_that_cannot_be(case, bytewise):
 
 
 def test_stays_broken_after_an_error():
-    reader = Reader(Channel.PAIRING)
+    reader = StreamReader(Channel.PAIRING)
     with pytest.raises(WireError):
         reader.feed(lengths(0))
     with pytest.raises(WireError):
@@ -93,15 +93,15 @@ def test_stays_broken_after_an_error():
 
 def test_a_smaller_cap_can_be_asked_for():
     data = pack(WorkerReady(), (bytes(1000),))
-    assert len(Reader(Channel.WORKER, max_bytes=len(data)).feed(data)) == 1
+    assert len(StreamReader(Channel.WORKER, max_bytes=len(data)).feed(data)) == 1
     with pytest.raises(WireError) as raised:
-        Reader(Channel.WORKER, max_bytes=len(data) - 1).feed(data)
+        StreamReader(Channel.WORKER, max_bytes=len(data) - 1).feed(data)
     assert raised.value.code == WireCode.SIZE
 
 
 @given(st.lists(st.binary(max_size=30), max_size=5), st.sampled_from(Channel))
 def test_arbitrary_streams_only_ever_raise_wire_errors(pieces, channel):
-    reader = Reader(channel)
+    reader = StreamReader(channel)
     for piece in pieces:
         try:
             reader.feed(piece)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from potluck_agent.cli.options import Power
-    from potluck_agent.keys import Peer
+    from potluck_agent.keys import TrustedPeer
 
 _SIZES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 1024, "mi": 1024**2, "gi": 1024**3}
 
@@ -436,12 +436,12 @@ def _number(text: str) -> float:
     return number
 
 
-def _trusted(text: str) -> "Peer":
-    from potluck_agent.keys import OWNER, Peer
+def _trusted(text: str) -> "TrustedPeer":
+    from potluck_agent.keys import OWNER, TrustedPeer
 
     key, name = text[:40], text[41:]
     if not is_key(key) or text[40:41] != ":" or not is_device_name(name):
         raise argparse.ArgumentTypeError(
             "KEY:NAME is expected: 40 characters of a CURVE key, a colon, a name"
         )
-    return Peer(name=name, key=key, role=OWNER)
+    return TrustedPeer(name=name, key=key, role=OWNER)

@@ -12,7 +12,7 @@ from typing import Protocol
 from potluck_agent import owner_rules
 from potluck_agent.errors import AgentError
 from potluck_agent.meters import conditions
-from potluck_agent.owner_rules import NO_RULES, Broken, Readings, Rules
+from potluck_agent.owner_rules import NO_RULES, Broken, DeviceConditions, OwnerRules
 
 LOOK_S = 2.0  # some files of /sys, well under a millisecond
 
@@ -29,7 +29,7 @@ class Loop(Protocol):
         """It need not leave any more."""
 
 
-def check(rules: Rules, root: Path) -> None:
+def check(rules: OwnerRules, root: Path) -> None:
     """AgentError where a rule can never be looked at here."""
     if rules.max_temp_c is not None and conditions.temperature_c(root) is None:
         raise AgentError(
@@ -54,7 +54,7 @@ class Availability:
     """
 
     def __init__(
-        self, loop: Loop, rules: Rules, drain_s: float, read: Callable[[], Readings]
+        self, loop: Loop, rules: OwnerRules, drain_s: float, read: Callable[[], DeviceConditions]
     ) -> None:
         self._loop = loop
         self._rules = rules
@@ -93,7 +93,7 @@ class Availability:
             signal.signal(number, lambda *_: self.end())
 
 
-def of(loop: Loop, rules: Rules, drain_s: float, root: Path) -> Availability:
+def of(loop: Loop, rules: OwnerRules, drain_s: float, root: Path) -> Availability:
     """By the sensors of this machine; it is looked at once at the start already."""
     found = Availability(loop, rules, drain_s, lambda: conditions.read(root))
     found.look(time.monotonic())

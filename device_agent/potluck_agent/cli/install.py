@@ -19,7 +19,7 @@ from potluck_agent import control_files
 from potluck_agent.cli import options
 from potluck_agent.errors import AgentError
 from potluck_agent.service import launchd, systemd, windows_task
-from potluck_agent.service.install_steps import Remove, Run, Service, Step, Write
+from potluck_agent.service.install_steps import AgentService, Remove, RunCommand, Step, Write
 
 PLATFORMS: dict[str, ModuleType] = {"linux": systemd, "darwin": launchd, "win32": windows_task}
 NETWORK_S = 60.0  # to wait for an address after the machine has started
@@ -34,7 +34,7 @@ Runner = Callable[[tuple[str, ...]], tuple[int, str]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class InstallTarget:
     """The machine on which it is installed. `root`: below which the files are written."""
 
     platform: str
@@ -54,7 +54,7 @@ class Place:
         return Path(path) if self.root is None else self.root / path.relative_to(path.anchor)
 
 
-def here(say: Callable[[str], None]) -> Place:
+def here(say: Callable[[str], None]) -> InstallTarget:
     """This machine and whoever uses it: behind sudo, the user who asks for it."""
     if sys.platform == "win32":
         domain, user = os.environ.get("USERDOMAIN", ""), os.environ.get("USERNAME", "")
@@ -75,7 +75,7 @@ def here(say: Callable[[str], None]) -> Place:
     python = Path(sys.executable)
     if sys.platform == "win32" and python.with_name("pythonw.exe").exists():
         python = python.with_name("pythonw.exe")  # without a window
-    return Place(
+    return InstallTarget(
         platform="linux" if sys.platform.startswith("linux") else sys.platform,
         user=name,
         uid=uid,
@@ -88,7 +88,7 @@ def here(say: Callable[[str], None]) -> Place:
     )
 
 
-def run(given: Namespace, start_words: list[str], place: Place) -> int:
+def run(given: Namespace, start_words: list[str], place: InstallTarget) -> int:
     """Install or remove; `start_words`: the options of `start` that the service gets.
 
     Raises
@@ -132,21 +132,21 @@ def run(given: Namespace, start_words: list[str], place: Place) -> int:
 _BOMS = (b"\xff\xfe", b"\xfe\xff")
 
 
-def _again(place: Place) -> list[str]:
+def _again(place: InstallTarget) -> list[str]:
     return [str(place.python), "-m", "potluck_agent", *sys.argv[1:]]
 
 
-def _state(given: Namespace, place: Place) -> Path:
+def _state(given: Namespace, place: InstallTarget) -> Path:
     """The state directory of the user whose agent it will be."""
     if given.state is not None or place.uid == getattr(os, "getuid", lambda: 0)():
         return options.state_dir(given).absolute()
     return place.home / ".config" / "potluck" / "agent"  # root installs it for somebody
 
 
-def _service(given: Namespace, start_words: list[str], place: Place) -> Service:
+def _service(given: Namespace, start_words: list[str], place: InstallTarget) -> AgentService:
     state = f"--state={_state(given, place)}"
     command = (str(place.python), "-m", "potluck_agent", "start", state)
-    return Service(
+    return AgentService(
         command=(*command, f"--await-network={NETWORK_S:g}", *start_words),
         user=place.user,
         uid=place.uid,
@@ -157,7 +157,7 @@ def _service(given: Namespace, start_words: list[str], place: Place) -> Service:
     )
 
 
-def _check(given: Namespace, service: Service) -> None:
+def _check(given: Namespace, service: AgentService) -> None:
     """Refuse what `start` would refuse at every start, and words that a unit cannot have."""
     options.device_name(given)
     if not 0 <= given.port <= MAX_PORT:
@@ -170,17 +170,17 @@ def _check(given: Namespace, service: Service) -> None:
             )
 
 
-def _told(step: Step, place: Place) -> str:
+def _told(step: Step, place: InstallTarget) -> str:
     match step:
         case Write(path=path):
             return f"write {place.at(path)}"
         case Remove(path=path):
             return f"remove {place.at(path)}"
-        case Run(line=line):
+        case RunCommand(line=line):
             return f"run {shlex.join(line)}"
 
 
-def _do(step: Step, place: Place) -> None:
+def _do(step: Step, place: InstallTarget) -> None:
     try:
         match step:
             case Write(path=path, data=data):
@@ -188,7 +188,7 @@ def _do(step: Step, place: Place) -> None:
                 place.at(path).write_bytes(data)
             case Remove(path=path):
                 place.at(path).unlink(missing_ok=True)
-            case Run():
+            case RunCommand():
                 _do_run(step, place)
     except OSError as error:
         raise AgentError(
@@ -196,7 +196,7 @@ def _do(step: Step, place: Place) -> None:
         ) from error
 
 
-def _do_run(step: Run, place: Place) -> None:
+def _do_run(step: RunCommand, place: InstallTarget) -> None:
     code, told = place.run(step.line)
     waited_s = 0.0
     while code != 0 and waited_s < step.patience_s:
@@ -215,7 +215,7 @@ def _do_run(step: Run, place: Place) -> None:
     )
 
 
-def _tell_next(state: Path, place: Place) -> None:
+def _tell_next(state: Path, place: InstallTarget) -> None:
     other = control_files.running(state)
     if other is not None:
         place.say(

@@ -67,11 +67,11 @@ def run(given: Namespace) -> int:
 
 def _start(chosen: Options, directory: Path) -> int:
     """Run the agent until it is told to stop, and keep a log of it."""
-    from potluck_agent.log_file import FILE, Log
+    from potluck_agent.log_file import FILE, LogFile
 
     control_files.refuse_second(directory)  # the log is that one's
     path = (chosen.log_file or directory / FILE).absolute()
-    log = Log(path, chosen.log_level, lambda text: _say(sys.stderr, text))
+    log = LogFile(path, chosen.log_level, lambda text: _say(sys.stderr, text))
     try:
         return _run(chosen, directory, log)
     except BaseException as error:
@@ -82,7 +82,7 @@ def _start(chosen: Options, directory: Path) -> int:
 
 
 def _run(chosen: Options, directory: Path, log: Any) -> int:
-    from potluck_agent.net.event_log import Journal
+    from potluck_agent.net.event_log import EventLog
     from potluck_agent.net.event_loop import EventLoop
     from potluck_wire.pairing import new_code
 
@@ -109,7 +109,7 @@ def _run(chosen: Options, directory: Path, log: Any) -> int:
         trusted=chosen.trusted,
         start_worker=lambda: _start_worker(chosen, settings, computes),
         meter=meter,
-        journal=(journal := Journal(log, note)),
+        journal=(journal := EventLog(log, note)),
         may_rest=settings.is_told_times or bool(computes.provider or computes.device),
     )
     announcement: Any = None
@@ -233,13 +233,13 @@ def _memory_bytes(chosen: Options, device_bytes: int = 0) -> int:
 
 def _processors(chosen: Options, note: Callable[[str], None]) -> "Choice":
     """What the worker computes on; trials may take some seconds, and `note` is told so."""
-    from potluck_agent.processors.choice import Asked, choose
+    from potluck_agent.processors.choice import OwnerChoice, choose
     from potluck_agent.processors.cores import cores, cpu_name
     from potluck_agent.processors.torch_choice import kinds_here
     from potluck_agent.processors.trial import attempt
     from potluck_agent.worker.arrays.backends import backends
 
-    asked = Asked(
+    asked = OwnerChoice(
         threads=chosen.threads,
         device=chosen.device,
         backends=chosen.backends,

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from potluck_agent.errors import AgentError
-from potluck_agent.keys import Peer, default_state_dir
-from potluck_agent.owner_rules import NO_RULES, Rules
+from potluck_agent.keys import TrustedPeer, default_state_dir
+from potluck_agent.owner_rules import NO_RULES, OwnerRules
 from potluck_wire.limits import is_device_name
 from potluck_wire.messages import HOME
 
@@ -51,7 +51,7 @@ class Options:
     record: Path | None = None
     log_file: Path | None = None
     log_level: str = "info"
-    trusted: tuple[Peer, ...] = ()
+    trusted: tuple[TrustedPeer, ...] = ()
     parent_pid: int | None = None
     scratch: Path | None = None
     mdns: bool = True
@@ -61,7 +61,7 @@ class Options:
     hang_s: float = 30.0
     grace_s: float = 30.0
     quiet: bool = False
-    rules: Rules = NO_RULES
+    rules: OwnerRules = NO_RULES
     drain_s: float = 0.0
     system_root: Path = Path("/")
 
@@ -99,7 +99,7 @@ def start_options(given: argparse.Namespace, own_parent: int) -> Options:
         await_network_s=given.await_network,
         hang_s=given.hang,
         grace_s=given.grace,
-        rules=Rules(
+        rules=OwnerRules(
             only_on_mains=given.only_on_mains,
             min_battery_frac=given.min_battery,
             max_temp_c=given.max_temp,

@@ -15,7 +15,7 @@ N_IN_A_ROUND = 512  # beside that, for all events of a round together
 Piece = Iterator[None]  # it yields after each step
 
 
-class Backlog:
+class DeferredWork:
     """Pieces of work in the order they came up; what a step leads to comes before the next one."""
 
     def __init__(self) -> None:

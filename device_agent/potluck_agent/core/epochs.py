@@ -40,7 +40,7 @@ CODES = frozenset(value for name, value in vars(RefusalCode).items() if name.isu
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lost:
+class LostRun:
     """A run that went with its worker, until its notebook drops it: what is told to whoever goes on
     with it.
     """
@@ -77,7 +77,7 @@ class EpochTable:
         self._worker = worker
         self._end_epoch = end_epoch
         self.runs: dict[str, LoadedRun] = {}
-        self._lost: dict[str, Lost] = {}
+        self._lost: dict[str, LostRun] = {}
         self.n_old = 0  # messages of an epoch that is over
 
     def prepare(self, key: str, message: Prepare, buffers: Sequence[Buffer], now_s: float) -> None:
@@ -339,7 +339,7 @@ class EpochTable:
                     self._out.refuse(
                         run.owner, Prepare(run=run.name, epoch=epoch.number), code, text
                     )
-            self._lost[run.name] = Lost(
+            self._lost[run.name] = LostRun(
                 owner=run.owner, was_committed=run.committed >= 0, cause=cause, text=text
             )
         for name in list(self._lost)[:-MAX_RUNS]:

@@ -34,7 +34,7 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class PeerDevice:
     """Another device of this home: `address` is HOST:PORT with its base port."""
 
     name: str
@@ -185,7 +185,7 @@ class KillWorker:
 class SetMembers:
     """These devices may send values here and may be sent to; nobody else but the owners."""
 
-    members: tuple[Member, ...]
+    members: tuple[PeerDevice, ...]
 
 
 @dataclass(frozen=True, slots=True)

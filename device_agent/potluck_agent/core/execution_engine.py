@@ -9,10 +9,10 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import partial
 
 from potluck_agent.core.compute_queue import ComputeQueue, QueuedTask
-from potluck_agent.core.deferred_work import Backlog, Piece
+from potluck_agent.core.deferred_work import DeferredWork, Piece
 from potluck_agent.core.early_values import EarlyValues
 from potluck_agent.core.epochs import EpochTable
-from potluck_agent.core.events import Buffer, Member, Span
+from potluck_agent.core.events import Buffer, PeerDevice, Span
 from potluck_agent.core.execution import (
     ONE_WAY,
     Early,
@@ -27,10 +27,10 @@ from potluck_agent.core.execution import (
     transfer_of,
 )
 from potluck_agent.core.outbox import Outbox, Settings
-from potluck_agent.core.receive_buffers import WORKER, Arrival, ReceiveBuffers, Step
+from potluck_agent.core.receive_buffers import WORKER, ChunkOutcome, IncomingValue, ReceiveBuffers
 from potluck_agent.core.run_state import LoadedRun
 from potluck_agent.core.send_queue import SendQueue, Transfer
-from potluck_agent.core.waiting_executions import Ask, Behind, crowded
+from potluck_agent.core.waiting_executions import Behind, ExecutionRequest, crowded
 from potluck_agent.core.work_queue import WorkQueue
 from potluck_agent.core.worker_proxy import WorkerProxy
 from potluck_wire.documents import dump
@@ -64,7 +64,7 @@ class ExecutionEngine:
         worker: WorkerProxy,
         incoming: ReceiveBuffers,
         outgoing: SendQueue,
-        members: Callable[[str], dict[str, Member]],
+        members: Callable[[str], dict[str, PeerDevice]],
     ) -> None:
         self._out = out
         self._worker = worker
@@ -80,9 +80,9 @@ class ExecutionEngine:
         self._behind = Behind()
         self._queue = WorkQueue()
         self._starting = (
-            Backlog()
+            DeferredWork()
         )  # what is ready: nothing leaves before all of that is in its queue
-        self._closing = Backlog()  # what is over: nobody waits for it
+        self._closing = DeferredWork()  # what is over: nobody waits for it
         self._n_executions = 0
 
     @property
@@ -127,7 +127,7 @@ class ExecutionEngine:
         if ahead in self._behind or (
             ahead in self._executions and not self._executions[ahead].only_computing
         ):
-            self._behind.put(Ask(name, key, message, layout.n_instructions), ahead)
+            self._behind.put(ExecutionRequest(name, key, message, layout.n_instructions), ahead)
             return
         self._n_executions += 1
         execution = Execution(name, layout, key, self._n_executions, message.begin_s)
@@ -416,14 +416,14 @@ class ExecutionEngine:
             return False
         return execution.goes_on_after(value.name)
 
-    def apply(self, step: Step, now_s: float) -> None:
+    def apply(self, step: ChunkOutcome, now_s: float) -> None:
         """Carry out what a chunk or a free place has led to."""
         self._out.add(*step.actions)
         for arrival in step.complete:
             if not arrival.sink:
                 self._queue.do(partial(self._arrived, arrival, now_s))
 
-    def _arrived(self, arrival: Arrival, now_s: float) -> None:
+    def _arrived(self, arrival: IncomingValue, now_s: float) -> None:
         """A value is complete: to the worker, if it computes with it.
 
         Kept in place, if it is sent on.

@@ -14,7 +14,7 @@ from potluck_wire.messages import Leaving, Measure, Message, Prepare, RefusalCod
 from potluck_wire.version import LEAVING, VERSION
 
 
-class Departure:
+class GracefulLeave:
     """`reason`: why the device has to leave; empty: it stays. `has_left`: the agent is to end."""
 
     def __init__(self) -> None:

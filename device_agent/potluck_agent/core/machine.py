@@ -23,9 +23,9 @@ from potluck_agent.core.events import (
     KillWorker,
     LinkReset,
     MayStay,
-    Member,
     MemberLost,
     MustLeave,
+    PeerDevice,
     PeerRevoked,
     Report,
     SetMembers,
@@ -38,14 +38,14 @@ from potluck_agent.core.events import (
     WorkerDied,
 )
 from potluck_agent.core.execution_engine import ExecutionEngine
-from potluck_agent.core.graceful_leave import Departure
+from potluck_agent.core.graceful_leave import GracefulLeave
 from potluck_agent.core.measurements import MeasurementQueue
 from potluck_agent.core.members import read_roster
 from potluck_agent.core.outbox import Outbox, Settings
 from potluck_agent.core.receive_buffers import ReceiveBuffers
-from potluck_agent.core.resource_usage import Held, held
+from potluck_agent.core.resource_usage import ResourceUsage, resource_usage
 from potluck_agent.core.send_queue import SendQueue
-from potluck_agent.core.sessions import Session, known_members, state_of, welcomed
+from potluck_agent.core.sessions import NotebookSession, known_members, state_of, welcomed
 from potluck_agent.core.value_exchange import ValueExchange
 from potluck_agent.core.worker_proxy import COMPUTING, READY, WorkerProxy
 from potluck_wire.documents import dump
@@ -99,7 +99,7 @@ class Core:
         self._settings, self._out = settings, Outbox()
         self.n_faults = 0  # events that raised what nothing may raise
         self._last_s: float | None = None
-        self._departure = Departure()
+        self._departure = GracefulLeave()
         self._coordinators = Coordinators(settings.leases)
         # what the report of a fault tells
         self._latest: deque[tuple[float, Event]] = deque(maxlen=fault_log.N_EVENTS)
@@ -108,8 +108,8 @@ class Core:
     def _set_up(self) -> None:
         """Every part as it is when nothing has happened yet."""
         settings, out = self._settings, self._out
-        self._sessions: dict[str, Session] = {}
-        self._told_members: dict[str, Member] = {}
+        self._sessions: dict[str, NotebookSession] = {}
+        self._told_members: dict[str, PeerDevice] = {}
         self._radio_s = 0.0
         self._worker = WorkerProxy(settings, out)
         self._incoming = ReceiveBuffers(settings.inbound_bytes)
@@ -221,9 +221,9 @@ class Core:
         return self._work.plans.n_old
 
     @property
-    def held(self) -> Held:
+    def held(self) -> ResourceUsage:
         """What it holds of others' values and orders now."""
-        return held(self._incoming, self._outgoing, self._work.early, self._worker)
+        return resource_usage(self._incoming, self._outgoing, self._work.early, self._worker)
 
     def _pass_time(self, now_s: float) -> None:
         """Count for how long values have been on a link."""
@@ -231,7 +231,7 @@ class Core:
             self._radio_s += max(0.0, now_s - self._last_s)
         self._last_s = now_s
 
-    def _members(self, owner: str) -> dict[str, Member]:
+    def _members(self, owner: str) -> dict[str, PeerDevice]:
         session = self._sessions.get(owner)
         return session.members if session else {}
 
@@ -305,7 +305,7 @@ class Core:
             self._close_session(key, now_s)
             self._out.refuse(key, message, RefusalCode.VERSION, error.text)
             return
-        self._sessions.setdefault(key, Session(now_s, None)).hello = message
+        self._sessions.setdefault(key, NotebookSession(now_s, None)).hello = message
         self._set_members(now_s)
         self._worker.need(now_s)
         if self._worker.state == READY:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from potluck_agent.core.epochs import refusal_code
-from potluck_agent.core.events import Buffer, Member, ReadMeter, Span
+from potluck_agent.core.events import Buffer, PeerDevice, ReadMeter, Span
 from potluck_agent.core.outbox import Outbox
 from potluck_agent.core.send_queue import SendQueue, Transfer
 from potluck_agent.core.worker_proxy import WorkerProxy
@@ -71,7 +71,7 @@ class MeasurementQueue:
         out: Outbox,
         worker: WorkerProxy,
         outgoing: SendQueue,
-        members: Callable[[str], dict[str, Member]],
+        members: Callable[[str], dict[str, PeerDevice]],
         is_taken: Callable[[str], bool],
     ) -> None:
         self._out = out

@@ -2,7 +2,7 @@
 
 from collections.abc import Container, Iterable
 
-from potluck_agent.core.events import Buffer, Member
+from potluck_agent.core.events import Buffer, PeerDevice
 from potluck_wire.checks import record, rows, shown, which
 from potluck_wire.documents import parse
 from potluck_wire.errors import WireCode, WireError
@@ -12,11 +12,11 @@ from potluck_wire.messages import HOME
 MAX_MEMBERS = 64
 
 
-def read_roster(document: Buffer, notebooks: Container[str] = ()) -> tuple[Member, ...]:
+def read_roster(document: Buffer, notebooks: Container[str] = ()) -> tuple[PeerDevice, ...]:
     """The members of a home; WireError where names, keys or addresses do not hold, two have one
     name or key, or one has a key of these notebooks.
     """
-    members = tuple(Member(**row) for row in parse(document, "the roster", _ROSTER))
+    members = tuple(PeerDevice(**row) for row in parse(document, "the roster", _ROSTER))
     _refuse_twins("name", (member.name for member in members))
     _refuse_twins("key", (member.key for member in members))
     if name := next((member.name for member in members if member.key in notebooks), ""):

@@ -12,7 +12,7 @@ from potluck_wire.errors import WireError
 from potluck_wire.limits import PAIRING_STEP_S, PAIRING_TRIES, PAIRING_WINDOW_S
 from potluck_wire.messages import Channel, Message, PairRefused
 from potluck_wire.pairing import BUSY, CLOSED, EXPIRED, MALFORMED, AgentSide, Paired, PairingFailed
-from potluck_wire.stream import Reader, pack
+from potluck_wire.stream import StreamReader, pack
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class PairingWindow:
         self.n_wrong = 0  # tries that failed since a window was last opened
         self._expired = False
         self._attempt: AgentSide | None = None
-        self._reader = Reader(Channel.PAIRING)
+        self._reader = StreamReader(Channel.PAIRING)
         self._step_ends_s: float | None = None
 
     def open(self, secret: str, now_s: float, *, window_s: float | None = PAIRING_WINDOW_S) -> None:
@@ -74,7 +74,7 @@ class PairingWindow:
         if not self.is_open(now_s):
             return self._refuse_closed()
         self._attempt = AgentSide(secret=self._secret, name=self._name, key=self._key)
-        self._reader = Reader(Channel.PAIRING)
+        self._reader = StreamReader(Channel.PAIRING)
         self._step_ends_s = now_s + PAIRING_STEP_S
         return Reply()
 

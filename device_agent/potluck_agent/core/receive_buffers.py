@@ -65,7 +65,7 @@ class Space:
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Arrival:
+class IncomingValue:
     """One value that is coming in. `offset` None: no room yet; `sink`: only measured, not kept."""
 
     key: str
@@ -92,11 +92,11 @@ class Arrival:
 
 
 @dataclass(slots=True, kw_only=True)
-class Step:
+class ChunkOutcome:
     """What one chunk leads to: actions, and the values that are complete now."""
 
     actions: list[Action] = field(default_factory=list)
-    complete: list[Arrival] = field(default_factory=list)
+    complete: list[IncomingValue] = field(default_factory=list)
 
 
 class ReceiveBuffers:
@@ -104,8 +104,8 @@ class ReceiveBuffers:
 
     def __init__(self, inbound_bytes: int) -> None:
         self.space = Space(inbound_bytes)
-        self._arrivals: OrderedDict[tuple[str, int], Arrival] = OrderedDict()
-        self._queue: deque[Arrival] = deque()  # without a place, oldest first
+        self._arrivals: OrderedDict[tuple[str, int], IncomingValue] = OrderedDict()
+        self._queue: deque[IncomingValue] = deque()  # without a place, oldest first
         self._accounts: defaultdict[str, CreditLedger] = defaultdict(CreditLedger)  # by sender
         self._unsettled: dict[str, float] = {}  # senders whose credit waits -> since when
 
@@ -129,7 +129,7 @@ class ReceiveBuffers:
         sink: bool,
         now_s: float,
         may_wait: bool = False,
-    ) -> Step:
+    ) -> ChunkOutcome:
         """A value's header with its first chunk. WireError where it does not hold.
 
         `may_wait`: more goes to and fro between the two, and credit for this value can go along;
@@ -145,7 +145,7 @@ class ReceiveBuffers:
             text = f"a value of {value.nbytes} bytes, this device takes up to {self.space.nbytes}"
             return self._reject(key, value.transfer, RefusalCode.MEMORY, text)
         may_wait = may_wait and value.nbytes <= value.chunk_bytes
-        arrival = Arrival(
+        arrival = IncomingValue(
             key=key,
             assembly=Reassembler(value),
             about=about,
@@ -160,12 +160,12 @@ class ReceiveBuffers:
         self._arrivals[key, value.transfer] = arrival
         return self._accept(arrival, 0, data)
 
-    def chunk(self, key: str, chunk: Chunk, data: Buffer) -> Step:
+    def chunk(self, key: str, chunk: Chunk, data: Buffer) -> ChunkOutcome:
         """A further chunk. One of a transfer that is not wanted any more is dropped."""
         arrival = self._arrivals.get((key, chunk.transfer))
-        return Step() if arrival is None else self._accept(arrival, chunk.index, data)
+        return ChunkOutcome() if arrival is None else self._accept(arrival, chunk.index, data)
 
-    def _accept(self, arrival: Arrival, index: int, data: Buffer) -> Step:
+    def _accept(self, arrival: IncomingValue, index: int, data: Buffer) -> ChunkOutcome:
         try:
             start, _ = arrival.assembly.accept(index, len(data))
         except WireError as error:
@@ -185,19 +185,19 @@ class ReceiveBuffers:
             self._drop(arrival)
             text = "more bytes than the credit window allows"
             return self._reject(arrival.key, arrival.value.transfer, RefusalCode.MEMORY, text)
-        return Step()
+        return ChunkOutcome()
 
     def _held_bytes(self, key: str) -> int:
         return sum(arrival.held_bytes for arrival in self._queue if arrival.key == key)
 
-    def _acknowledge(self, arrival: Arrival) -> Step:
+    def _acknowledge(self, arrival: IncomingValue) -> ChunkOutcome:
         """Credit where it is due."""
         due = self._accounts[arrival.key].take(arrival.assembly, may_wait=arrival.may_wait)
         if not due and arrival.assembly.complete:
             self._unsettled.setdefault(arrival.key, arrival.start_s)
         elif due and self._unsettled.pop(arrival.key, None) is not None:
             due += self._accounts[arrival.key].settle()
-        step = Step(actions=[ToPeer(arrival.key, credit) for credit in due])
+        step = ChunkOutcome(actions=[ToPeer(arrival.key, credit) for credit in due])
         if arrival.assembly.complete:
             del self._arrivals[arrival.key, arrival.value.transfer]
             step.complete.append(arrival)
@@ -223,12 +223,12 @@ class ReceiveBuffers:
         """When `credit` is to be called again, if no event comes first."""
         return min(self._unsettled.values()) + PATIENCE_S if self._unsettled else None
 
-    def release(self, offset: int, holder: str = AGENT) -> Step:
+    def release(self, offset: int, holder: str = AGENT) -> ChunkOutcome:
         """Somebody lets go of a place; whoever waits for room may get it now."""
-        return self._fill() if self.space.release(offset, holder) else Step()
+        return self._fill() if self.space.release(offset, holder) else ChunkOutcome()
 
-    def _fill(self) -> Step:
-        step = Step()
+    def _fill(self) -> ChunkOutcome:
+        step = ChunkOutcome()
         while self._queue:
             arrival = self._queue[0]
             arrival.offset = self.space.place(arrival.value.nbytes)
@@ -242,7 +242,7 @@ class ReceiveBuffers:
             step.complete += more.complete
         return step
 
-    def reset(self, key: str) -> Step:
+    def reset(self, key: str) -> ChunkOutcome:
         """The connection from this sender is a new one: it begins everything anew."""
         for arrival in [
             arrival for (sender, _), arrival in self._arrivals.items() if sender == key
@@ -252,9 +252,9 @@ class ReceiveBuffers:
         self._unsettled.pop(key, None)
         return self._fill()
 
-    def cancel(self, about: Hashable) -> Step:
+    def cancel(self, about: Hashable) -> ChunkOutcome:
         """What belongs to this is not wanted any more."""
-        step = Step()
+        step = ChunkOutcome()
         for arrival in [arrival for arrival in self._arrivals.values() if arrival.about == about]:
             self._drop(arrival)
             text = "the run has ended"
@@ -264,12 +264,12 @@ class ReceiveBuffers:
         step.actions += self._fill().actions
         return step
 
-    def settle(self, execution: tuple[str, int, str, int]) -> Step:
+    def settle(self, execution: tuple[str, int, str, int]) -> ChunkOutcome:
         """What comes for this execution has nothing more to do here.
 
         Its senders take it as received.
         """
-        step = Step()
+        step = ChunkOutcome()
         for arrival in list(self._arrivals.values()):
             value = arrival.value
             if (value.run, value.epoch, value.program, value.step) == execution:
@@ -279,9 +279,9 @@ class ReceiveBuffers:
         step.actions += self._fill().actions
         return step
 
-    def give_up(self, begun_before_s: float) -> Step:
+    def give_up(self, begun_before_s: float) -> ChunkOutcome:
         """Reject what has waited for room since then."""
-        step = Step()
+        step = ChunkOutcome()
         for arrival in [arrival for arrival in self._queue if arrival.start_s < begun_before_s]:
             self._drop(arrival)
             text = f"no room for {arrival.value.nbytes} bytes"
@@ -290,9 +290,9 @@ class ReceiveBuffers:
             ).actions
         return step
 
-    def clear(self) -> Step:
+    def clear(self) -> ChunkOutcome:
         """The arena is gone; everything that was coming is rejected. Measured values go on."""
-        step = Step()
+        step = ChunkOutcome()
         self.space = Space(self.space.nbytes)
         self._queue.clear()
         for arrival in [arrival for arrival in self._arrivals.values() if not arrival.sink]:
@@ -304,7 +304,7 @@ class ReceiveBuffers:
             ).actions
         return step
 
-    def _drop(self, arrival: Arrival) -> None:
+    def _drop(self, arrival: IncomingValue) -> None:
         del self._arrivals[arrival.key, arrival.value.transfer]
         self._accounts[arrival.key].forget(arrival.assembly)
         if arrival.offset is not None:
@@ -312,5 +312,7 @@ class ReceiveBuffers:
         elif not arrival.sink:
             self._queue.remove(arrival)
 
-    def _reject(self, key: str, transfer: int, code: str, text: str) -> Step:
-        return Step(actions=[ToPeer(key, Rejected(transfer=transfer, code=code, text=text))])
+    def _reject(self, key: str, transfer: int, code: str, text: str) -> ChunkOutcome:
+        return ChunkOutcome(
+            actions=[ToPeer(key, Rejected(transfer=transfer, code=code, text=text))]
+        )

@@ -12,7 +12,7 @@ from potluck_agent.core.worker_proxy import WorkerProxy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class ResourceUsage:
     """`inbound_bytes`: of the inbound arena. `n_arriving`: values that come in.
 
     `n_leaving`: values that wait to be sent, or for their receiver.
@@ -32,11 +32,11 @@ class Held:
     order_bytes: int = 0
 
 
-def held(
+def resource_usage(
     incoming: ReceiveBuffers, outgoing: SendQueue, early: EarlyValues, worker: WorkerProxy
-) -> Held:
+) -> ResourceUsage:
     """What these parts of one core hold."""
-    return Held(
+    return ResourceUsage(
         inbound_bytes=incoming.space.used_bytes,
         n_arriving=incoming.n_arriving,
         n_leaving=outgoing.n_leaving,

@@ -96,7 +96,7 @@ def _bytes_of(answer: Answer | None) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class SegmentSpec:
     """A segment to be loaded. `weights`: the segment whose state it has, as programs name it.
 
     Empty: its own.
@@ -109,10 +109,10 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
+class PrepareRequest:
     """What a `Prepare` asks for: the segments and the programs."""
 
-    segments: tuple[Piece, ...]
+    segments: tuple[SegmentSpec, ...]
     layouts: dict[str, DependencyGraph]
 
 
@@ -130,7 +130,7 @@ _LOAD = record(
 )
 
 
-def read_load(buffers: Sequence[Buffer], run: str, epoch: int) -> Load:
+def read_load(buffers: Sequence[Buffer], run: str, epoch: int) -> PrepareRequest:
     """The documents of a `Prepare` for this epoch of a run; WireError where they do not hold."""
     with _uncollected():
         return _read_load(buffers, run, epoch)
@@ -150,7 +150,7 @@ def _uncollected() -> Iterator[None]:
             gc.enable()
 
 
-def _read_load(buffers: Sequence[Buffer], run: str, epoch: int) -> Load:
+def _read_load(buffers: Sequence[Buffer], run: str, epoch: int) -> PrepareRequest:
     document = parse(buffers[0], "the plan", _LOAD)
     named = document["segments"]
     if len(named) != len(buffers) - 1:
@@ -158,7 +158,7 @@ def _read_load(buffers: Sequence[Buffer], run: str, epoch: int) -> Load:
             WireCode.DOCUMENT, f"{len(named)} segments are named, {len(buffers) - 1} came"
         )
     segments = tuple(
-        Piece(
+        SegmentSpec(
             name=piece["name"], kind=piece["kind"], weights=piece.get("weights", ""), document=data
         )
         for piece, data in zip(named, buffers[1:], strict=True)
@@ -169,4 +169,4 @@ def _read_load(buffers: Sequence[Buffer], run: str, epoch: int) -> Load:
             raise WireError(WireCode.DOCUMENT, "two segments or two programs have one name")
     for layout in layouts:
         check_tellable(run, epoch, layout)
-    return Load(segments=segments, layouts={layout.name: layout for layout in layouts})
+    return PrepareRequest(segments=segments, layouts={layout.name: layout for layout in layouts})

@@ -3,38 +3,38 @@
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from potluck_agent.core.events import Member
+from potluck_agent.core.events import PeerDevice
 from potluck_wire.messages import Hello
-from potluck_wire.session import State
+from potluck_wire.session import SessionState
 
 
 @dataclass(slots=True)
-class Session:
+class NotebookSession:
     """One notebook. `hello` is its greeting while it waits for its welcome."""
 
     heard_s: float
     hello: Hello | None
-    members: dict[str, Member] = field(default_factory=dict)
+    members: dict[str, PeerDevice] = field(default_factory=dict)
 
 
-def state_of(session: Session | None) -> State:
+def state_of(session: NotebookSession | None) -> SessionState:
     """How far a session is."""
     if session is None:
-        return State.CLOSED
-    return State.OPENING if session.hello is not None else State.OPEN
+        return SessionState.CLOSED
+    return SessionState.OPENING if session.hello is not None else SessionState.OPEN
 
 
-def welcomed(sessions: Mapping[str, Session]) -> list[str]:
+def welcomed(sessions: Mapping[str, NotebookSession]) -> list[str]:
     """The keys of those that have been welcomed."""
     return [key for key, session in sessions.items() if session.hello is None]
 
 
 def known_members(
-    sessions: Mapping[str, Session],
+    sessions: Mapping[str, NotebookSession],
     owners: Collection[str],
     askers: Collection[str],
-    told: Mapping[str, Member],
-) -> dict[str, Member]:
+    told: Mapping[str, PeerDevice],
+) -> dict[str, PeerDevice]:
     """By key. A notebook is none, whoever says so.
 
     Where a device is, says the notebook whose run is on (one of `owners`), then who measures (one

@@ -12,7 +12,7 @@ from potluck_wire.messages import Execute
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class ExecutionRequest:
     """What was asked for, and by whom."""
 
     name: Name
@@ -27,7 +27,9 @@ class Behind:
     """
 
     def __init__(self) -> None:
-        self._asks: dict[Name, list[Ask]] = {}  # by the execution ahead, in the order they came
+        self._asks: dict[
+            Name, list[ExecutionRequest]
+        ] = {}  # by the execution ahead, in the order they came
         self._ahead: dict[Name, Name] = {}
 
     def __len__(self) -> int:
@@ -41,19 +43,19 @@ class Behind:
     def __contains__(self, name: Name) -> bool:
         return name in self._ahead
 
-    def put(self, ask: Ask, ahead: Name) -> None:
+    def put(self, ask: ExecutionRequest, ahead: Name) -> None:
         """This one waits from now on."""
         self._ahead[ask.name] = ahead
         self._asks.setdefault(ahead, []).append(ask)
 
-    def take(self, ahead: Name) -> list[Ask]:
+    def take(self, ahead: Name) -> list[ExecutionRequest]:
         """Those that waited for this one, and do so no more."""
         asks = self._asks.pop(ahead, [])
         for ask in asks:
             del self._ahead[ask.name]
         return asks
 
-    def take_all(self, ahead: Name) -> Iterator[tuple[Name, Ask]]:
+    def take_all(self, ahead: Name) -> Iterator[tuple[Name, ExecutionRequest]]:
         """All that cannot begin any more, as this one failed, and those behind them.
 
         Each with the one ahead of it.

@@ -13,16 +13,25 @@ from pathlib import Path
 
 from potluck_agent.meters import battery, ina, nvml, pi5, rapl
 from potluck_agent.meters.battery import charge_frac
-from potluck_agent.meters.power_model import Model
-from potluck_agent.meters.records import Advance, Finding, Found, Gauge, Sample
+from potluck_agent.meters.power_model import PowerModel
+from potluck_agent.meters.records import Advance, FoundMeters, Gauge, MeterFinding, MeterSample
 from potluck_wire.default_power import guessed_w
 
-__all__ = ["Finding", "Gauge", "Meter", "Model", "Sample", "charge_frac", "explain", "open_meter"]
+__all__ = [
+    "MeterFinding",
+    "Gauge",
+    "DeviceMeter",
+    "PowerModel",
+    "MeterSample",
+    "charge_frac",
+    "explain",
+    "open_meter",
+]
 
 Power = tuple[float, float, float]  # (idle_w, max_w, radio_w)
 
 
-class Meter:
+class DeviceMeter:
     """Joules since it was made, from `gauges` where they answer and from `model` where they do not.
 
     `charge_frac()` tells how full the battery is.
@@ -31,7 +40,7 @@ class Meter:
     def __init__(
         self,
         gauges: tuple[Gauge, ...],
-        model: Model,
+        model: PowerModel,
         charge_frac: Callable[[], float | None] = lambda: None,
     ) -> None:
         self._gauges = gauges
@@ -40,7 +49,7 @@ class Meter:
         self._joules = 0.0
         self._partly_modelled = False
 
-    def read(self, now_s: float, busy_s: float, radio_s: float) -> Sample:
+    def read(self, now_s: float, busy_s: float, radio_s: float) -> MeterSample:
         """Power since the last reading. `busy_s` and `radio_s` are the seconds of computing and of
         sending so far.
 
@@ -54,7 +63,7 @@ class Meter:
         self._partly_modelled |= joules is None and modelled[1] > 0
         self._joules += modelled[1] if joules is None else joules
         measured = self._gauges and not self._partly_modelled
-        return Sample(
+        return MeterSample(
             watts=modelled[0] if watts is None else watts,
             joules=self._joules,
             source="measured" if measured else self._model.source,
@@ -85,25 +94,25 @@ def _sum(figures: list[float | None]) -> float | None:
 
 def open_meter(
     *, power: Power | None = None, emulated: bool = False, root: Path = Path("/")
-) -> Meter:
+) -> DeviceMeter:
     """The best meter here. An emulated device has none of its own: its power is simulated."""
     idle_w, max_w, radio_w = power or guessed_w(os.cpu_count() or 1)
-    model = Model(idle_w, max_w, radio_w, source="simulated" if emulated else "estimated")
+    model = PowerModel(idle_w, max_w, radio_w, source="simulated" if emulated else "estimated")
     if emulated:
-        return Meter((), model)
-    return Meter(_best(_find(root)), model, partial(battery.charge_frac, root))
+        return DeviceMeter((), model)
+    return DeviceMeter(_best(_find(root)), model, partial(battery.charge_frac, root))
 
 
-def explain(root: Path = Path("/")) -> tuple[Finding, ...]:
+def explain(root: Path = Path("/")) -> tuple[MeterFinding, ...]:
     """For every family of meters: is it here, why not, and what would help."""
     return tuple(found.finding for found in _find(root))
 
 
-def _find(root: Path) -> tuple[Found, ...]:
+def _find(root: Path) -> tuple[FoundMeters, ...]:
     return ina.find(root), pi5.find(root), battery.find(root), rapl.find(root), nvml.find()
 
 
-def _best(found: tuple[Found, ...]) -> tuple[Gauge, ...]:
+def _best(found: tuple[FoundMeters, ...]) -> tuple[Gauge, ...]:
     """A meter of the whole device; else those of its parts (processor, graphics), added up."""
     *whole, processor, graphics = (one.gauges for one in found)
     return next((gauges for gauges in whole if gauges), processor + graphics)

@@ -7,7 +7,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from potluck_agent.meters.records import Finding, Found, PowerGauge, number, text
+from potluck_agent.meters.records import FoundMeters, MeterFinding, PowerGauge, number, text
 
 RESOLUTION_W = 0.1  # a guess: fuel gauges tell milliwatts but average over seconds
 
@@ -16,29 +16,33 @@ class PluggedIn(OSError):
     """The battery does not drive the device now."""
 
 
-def find(root: Path) -> Found:
+def find(root: Path) -> FoundMeters:
     """All batteries together (some laptops have two and drain one after the other)."""
     batteries = _batteries(root)
     if not batteries:
-        return Found(
-            finding=Finding(meter="battery", present=False, reason="this device has no battery")
+        return FoundMeters(
+            finding=MeterFinding(
+                meter="battery", present=False, reason="this device has no battery"
+            )
         )
     try:
         _power_w(batteries)
     except PluggedIn as error:
         remedy = "unplug the charger while you profile"
-        return Found(
-            finding=Finding(meter="battery", present=False, reason=str(error), remedy=remedy)
+        return FoundMeters(
+            finding=MeterFinding(meter="battery", present=False, reason=str(error), remedy=remedy)
         )
     except OSError as error:
-        return Found(
-            finding=Finding(
+        return FoundMeters(
+            finding=MeterFinding(
                 meter="battery", present=False, reason=f"the battery does not tell: {error}"
             )
         )
     reason = f"measures what {' and '.join(path.name for path in batteries)} give"
     gauge = PowerGauge("battery", RESOLUTION_W, partial(_power_w, batteries))
-    return Found(finding=Finding(meter="battery", present=True, reason=reason), gauges=(gauge,))
+    return FoundMeters(
+        finding=MeterFinding(meter="battery", present=True, reason=reason), gauges=(gauge,)
+    )
 
 
 def charge_frac(root: Path) -> float | None:

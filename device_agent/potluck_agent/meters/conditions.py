@@ -7,13 +7,13 @@ from pathlib import Path
 
 from potluck_agent.meters.battery import charge_frac, is_discharging
 from potluck_agent.meters.records import number, text
-from potluck_agent.owner_rules import Readings
+from potluck_agent.owner_rules import DeviceConditions
 
 # what sensors tell that are broken or asleep lies outside
 SENSIBLE_C = (1.0, 150.0)
 
 
-def read(root: Path) -> Readings:
+def read(root: Path) -> DeviceConditions:
     """How this device is now.
 
     Parameters
@@ -23,7 +23,7 @@ def read(root: Path) -> Readings:
     """
     now = time.localtime()
     on_mains, battery_frac = _power(root)
-    return Readings(
+    return DeviceConditions(
         on_mains=on_mains,
         battery_frac=battery_frac,
         temp_c=temperature_c(root),

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from potluck_agent.meters.records import Finding, Found, PowerGauge, number, text
+from potluck_agent.meters.records import FoundMeters, MeterFinding, PowerGauge, number, text
 
 # how the rail of the whole board is called: VDD_IN, POM_5V_IN, 5V_SYSTEM
 TOTAL_RAIL = ("_in", "system", "total")
@@ -30,7 +30,7 @@ class Rail:
     resolution_w: float
 
 
-def find(root: Path) -> Found:
+def find(root: Path) -> FoundMeters:
     """The rail of the whole board, or all rails."""
     drivers = root / "sys/bus/i2c/drivers"
     rails = [*_old(drivers), *_hwmon(drivers), *_ina238(drivers)]
@@ -40,20 +40,22 @@ def find(root: Path) -> Found:
         for rail in chosen:
             rail.power_w()
     except OSError as error:
-        return Found(
-            finding=Finding(
+        return FoundMeters(
+            finding=MeterFinding(
                 meter="ina", present=False, reason=f"the monitor does not answer: {error}"
             )
         )
     if not chosen:
         reason = "no INA3221 or INA238 power monitor on this board"
-        return Found(finding=Finding(meter="ina", present=False, reason=reason))
+        return FoundMeters(finding=MeterFinding(meter="ina", present=False, reason=reason))
     names = ", ".join(rail.name for rail in chosen)
     reason = f"measures {names}" + ("" if total else " (no rail holds them all)")
     gauges = tuple(
         PowerGauge(f"ina {rail.name}", rail.resolution_w, rail.power_w) for rail in chosen
     )
-    return Found(finding=Finding(meter="ina", present=True, reason=reason), gauges=gauges)
+    return FoundMeters(
+        finding=MeterFinding(meter="ina", present=True, reason=reason), gauges=gauges
+    )
 
 
 def _old(drivers: Path) -> Iterator[Rail]:

@@ -9,21 +9,23 @@ from functools import partial
 from types import ModuleType
 from typing import Any
 
-from potluck_agent.meters.records import CounterGauge, Finding, Found, Gauge, PowerGauge
+from potluck_agent.meters.records import CounterGauge, FoundMeters, Gauge, MeterFinding, PowerGauge
 from potluck_wire.install_hints import install
 
 COUNTER_RESOLUTION_W = 0.01  # millijoules, refreshed every 20-100 ms
 POWER_RESOLUTION_W = 0.001  # milliwatts
 
 
-def find(library: ModuleType | Any | None = None) -> Found:
+def find(library: ModuleType | Any | None = None) -> FoundMeters:
     """All GPUs of this machine."""
     try:
         nvml = library if library is not None else _import()
     except ImportError:
         remedy = install("nvidia")
         reason = "nvidia-ml-py is not installed"
-        return Found(finding=Finding(meter="nvml", present=False, reason=reason, remedy=remedy))
+        return FoundMeters(
+            finding=MeterFinding(meter="nvml", present=False, reason=reason, remedy=remedy)
+        )
     try:
         nvml.nvmlInit()
         handles = [
@@ -31,15 +33,19 @@ def find(library: ModuleType | Any | None = None) -> Found:
         ]
         gauges = tuple(_gauge(nvml, index, handle) for index, handle in enumerate(handles))
     except nvml.NVMLError as error:
-        return Found(
-            finding=Finding(
+        return FoundMeters(
+            finding=MeterFinding(
                 meter="nvml", present=False, reason=f"no NVIDIA driver answers: {error}"
             )
         )
     if not gauges:
-        return Found(finding=Finding(meter="nvml", present=False, reason="the driver shows no GPU"))
+        return FoundMeters(
+            finding=MeterFinding(meter="nvml", present=False, reason="the driver shows no GPU")
+        )
     reason = f"measures {len(gauges)} GPU" + ("s" if len(gauges) > 1 else "")
-    return Found(finding=Finding(meter="nvml", present=True, reason=reason), gauges=gauges)
+    return FoundMeters(
+        finding=MeterFinding(meter="nvml", present=True, reason=reason), gauges=gauges
+    )
 
 
 def _import() -> ModuleType:

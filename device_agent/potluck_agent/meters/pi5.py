@@ -12,7 +12,7 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-from potluck_agent.meters.records import Finding, Found, PowerGauge, text
+from potluck_agent.meters.records import FoundMeters, MeterFinding, PowerGauge, text
 
 # a guess: the currents come in steps of about 1 mA on a dozen rails of 0.8 to 5 V
 RESOLUTION_W = 0.01
@@ -22,14 +22,16 @@ _LINE = re.compile(r"^\s*(\w+)_([AV]) (?:current|volt)\(\d+\)=([0-9.]+)[AV]\s*$"
 Runner = Callable[[], str]
 
 
-def find(root: Path, run: Runner | None = None) -> Found:
+def find(root: Path, run: Runner | None = None) -> FoundMeters:
     """The sum of all rails of the power chip. `run` gives the output of the command."""
     model = text(root / "proc/device-tree/model")
     if not model.startswith("Raspberry Pi"):
-        return Found(finding=Finding(meter="pi5", present=False, reason="this is no Raspberry Pi"))
+        return FoundMeters(
+            finding=MeterFinding(meter="pi5", present=False, reason="this is no Raspberry Pi")
+        )
     if not model.startswith("Raspberry Pi 5"):
-        return Found(
-            finding=Finding(meter="pi5", present=False, reason=f"a {model} has no power meter")
+        return FoundMeters(
+            finding=MeterFinding(meter="pi5", present=False, reason=f"a {model} has no power meter")
         )
     run = run or _vcgencmd
     try:
@@ -39,10 +41,12 @@ def find(root: Path, run: Runner | None = None) -> Found:
             "install vcgencmd (package libraspberrypi-bin or raspi-utils), add the agent's "
             "user to the group video"
         )
-        return Found(finding=Finding(meter="pi5", present=False, reason=str(error), remedy=remedy))
+        return FoundMeters(
+            finding=MeterFinding(meter="pi5", present=False, reason=str(error), remedy=remedy)
+        )
     gauge = PowerGauge("pi5 pmic", RESOLUTION_W, lambda: power_w(run()))
-    return Found(
-        finding=Finding(meter="pi5", present=True, reason="measures the power chip's rails"),
+    return FoundMeters(
+        finding=MeterFinding(meter="pi5", present=True, reason="measures the power chip's rails"),
         gauges=(gauge,),
     )
 

@@ -3,7 +3,7 @@ device's profile.
 """
 
 
-class Model:
+class PowerModel:
     """`source` is "estimated" for a real device without a meter, "simulated" for an emulated
     one.
     """

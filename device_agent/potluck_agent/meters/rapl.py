@@ -7,7 +7,7 @@ Only root may read them since Linux 5.10 (CVE-2020-8694: they leak what other pr
 from functools import partial
 from pathlib import Path
 
-from potluck_agent.meters.records import CounterGauge, Finding, Found, number, text
+from potluck_agent.meters.records import CounterGauge, FoundMeters, MeterFinding, number, text
 
 # Counted in steps of 61 uJ (Intel's usual unit), which is 1 mW at 16 readings a second.
 RESOLUTION_W = 0.001
@@ -20,7 +20,7 @@ REMEDY = (
 )
 
 
-def find(root: Path) -> Found:
+def find(root: Path) -> FoundMeters:
     """The counters of every package and its memory; they do not overlap."""
     zones = [
         zone
@@ -28,8 +28,8 @@ def find(root: Path) -> Found:
         if _counts(zone)
     ]
     if not zones:
-        return Found(
-            finding=Finding(
+        return FoundMeters(
+            finding=MeterFinding(
                 meter="rapl", present=False, reason="this processor shows no energy counters"
             )
         )
@@ -37,16 +37,18 @@ def find(root: Path) -> Found:
         gauges = tuple(_gauge(zone) for zone in zones)
     except PermissionError as error:
         reason = f"{error.filename or 'energy_uj'} may be read by root only"
-        return Found(finding=Finding(meter="rapl", present=False, reason=reason, remedy=REMEDY))
+        return FoundMeters(
+            finding=MeterFinding(meter="rapl", present=False, reason=reason, remedy=REMEDY)
+        )
     except OSError as error:
-        return Found(
-            finding=Finding(
+        return FoundMeters(
+            finding=MeterFinding(
                 meter="rapl", present=False, reason=f"the counters do not answer: {error}"
             )
         )
     names = ", ".join(text(zone / "name") for zone in zones)
-    return Found(
-        finding=Finding(meter="rapl", present=True, reason=f"counts {names}"), gauges=gauges
+    return FoundMeters(
+        finding=MeterFinding(meter="rapl", present=True, reason=f"counts {names}"), gauges=gauges
     )
 
 

@@ -10,7 +10,7 @@ from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
+class MeterSample:
     """Power since the last sample, energy since the meter was opened.
 
     `source`: measured, estimated or simulated. `battery_frac`: charge, 0 to 1; None without a
@@ -26,7 +26,7 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class MeterFinding:
     """Whether a family of meters can be used here.
 
     If not why, and what would help (may be empty).
@@ -61,10 +61,10 @@ class Gauge(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class FoundMeters:
     """The meters of a family, ready to be read, and what to tell about them."""
 
-    finding: Finding
+    finding: MeterFinding
     gauges: tuple[Gauge, ...] = ()
 
 

@@ -12,8 +12,8 @@ from potluck_agent.core.events import (
     Tick,
     WorkerDied,
 )
-from potluck_agent.keys import Peer
-from potluck_agent.log_file import PAIRING, STRANGER, Log
+from potluck_agent.keys import TrustedPeer
+from potluck_agent.log_file import PAIRING, STRANGER, LogFile
 from potluck_wire import __version__
 from potluck_wire.fingerprint import fingerprint
 from potluck_wire.messages import Goodbye
@@ -26,10 +26,10 @@ FAULT = "faults"
 NOTE = "notes"
 
 
-class Journal:
+class EventLog:
     """`note(text)` is read by the owner at once."""
 
-    def __init__(self, log: Log, note: Callable[[str], None]) -> None:
+    def __init__(self, log: LogFile, note: Callable[[str], None]) -> None:
         self._log, self._note = log, note
         self._sessions: dict[str, str] = {}  # key -> how it was called when it came
         self._states: dict[str, str] = {}  # what was said last, by what it is about
@@ -84,7 +84,9 @@ class Journal:
         self._note(text)
         self._log.info(NOTE, text)
 
-    def saw(self, event: Event, sessions: Collection[str], owners: Mapping[str, Peer]) -> None:
+    def saw(
+        self, event: Event, sessions: Collection[str], owners: Mapping[str, TrustedPeer]
+    ) -> None:
         """The core has handled this event, and these notebooks have a session now."""
         if type(event) is WorkerDied:
             self._log.warning(WORKER, f"the worker is gone ({event.cause}): {event.text}")

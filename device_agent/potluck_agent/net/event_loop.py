@@ -25,8 +25,8 @@ from potluck_agent.core.events import (
     KillWorker,
     LinkReset,
     MayStay,
-    Member,
     MustLeave,
+    PeerDevice,
     PeerRevoked,
     ReadMeter,
     Report,
@@ -44,18 +44,18 @@ from potluck_agent.core.events import (
 from potluck_agent.core.machine import Core
 from potluck_agent.core.pairing_window import PairingWindow
 from potluck_agent.errors import AgentError
-from potluck_agent.keys import Identity, Peer
+from potluck_agent.keys import Identity, TrustedPeer
 from potluck_agent.net.emulated_load import loaded
-from potluck_agent.net.event_log import Journal
-from potluck_agent.net.fair_receive import Intake
-from potluck_agent.net.meter_reader import KeptMeter, Meter
+from potluck_agent.net.event_log import EventLog
+from potluck_agent.net.fair_receive import FairReceiver
+from potluck_agent.net.meter_reader import KeptMeter, MeterSource
 from potluck_agent.net.multipart import hand_over
 from potluck_agent.net.owner_status import view
 from potluck_agent.net.pairing_listener import PairingListener
 from potluck_agent.net.peer_connections import PeerConnections
 from potluck_agent.net.poller import Poller
 from potluck_agent.net.server_sockets import ServerSockets, check_library, self_test
-from potluck_agent.net.socket_memory import Inflow, Inlet
+from potluck_agent.net.socket_memory import Inlet, SocketMemory
 from potluck_agent.net.worker_supervisor import WorkerSupervisor
 from potluck_wire.errors import WireError
 from potluck_wire.frames import decode, encode
@@ -93,10 +93,10 @@ class EventLoop:
         name: str,
         host: str,
         port: int,
-        trusted: tuple[Peer, ...],
+        trusted: tuple[TrustedPeer, ...],
         start_worker: Callable[[], Any],
-        meter: Meter,
-        journal: Journal,
+        meter: MeterSource,
+        journal: EventLog,
         may_rest: bool = False,
     ) -> None:
         check_library()
@@ -111,14 +111,14 @@ class EventLoop:
         self.load = 1.0
         self._peers_stamp: object = None
         self._is_heard = False  # whether all sockets are listened to
-        self._owners: dict[str, Peer] = {}
-        self._members: tuple[Member, ...] = ()
+        self._owners: dict[str, TrustedPeer] = {}
+        self._members: tuple[PeerDevice, ...] = ()
         self._routes: dict[tuple[Channel, str], _Route] = {}
         self._sources = Poller()
         self._workplace = WorkerSupervisor(self._sources, start_worker, may_rest=may_rest)
         self._context: Any = zmq.Context()
-        self._inflow = Inflow()
-        self._intake = Intake(self._sources, self._inflow, self._take)
+        self._inflow = SocketMemory()
+        self._intake = FairReceiver(self._sources, self._inflow, self._take)
         self._links = PeerConnections(
             self._context, self._sources, self._inflow, identity, self._feed, self._blame
         )
@@ -317,7 +317,7 @@ class EventLoop:
         self._is_heard = True
 
     def _trust(self, paired: Paired) -> bool:
-        peer = Peer(name=paired.name, key=paired.key)
+        peer = TrustedPeer(name=paired.name, key=paired.key)
         try:
             keys.add_peer(self._state_dir, peer)
             self._load_peers()

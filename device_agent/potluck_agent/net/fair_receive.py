@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from potluck_agent.net.multipart import receive
-from potluck_agent.net.socket_memory import Inflow
+from potluck_agent.net.socket_memory import SocketMemory
 from potluck_wire.bounded_receive import MessageReader
 from potluck_wire.messages import Channel
 
@@ -23,11 +23,14 @@ class Sources(Protocol):
         """Whether a message waits in it."""
 
 
-class Intake:
+class FairReceiver:
     """Reads one ROUTER per channel; whoever sends what is too long to be a message is cut off."""
 
     def __init__(
-        self, sources: Sources, inflow: Inflow, take: Callable[[Channel, bytes, list[Any]], None]
+        self,
+        sources: Sources,
+        inflow: SocketMemory,
+        take: Callable[[Channel, bytes, list[Any]], None],
     ) -> None:
         self._sources = sources
         self._inflow = inflow

@@ -7,7 +7,7 @@ from typing import Protocol
 METER_KEPT_S = 30.0
 
 
-class Sample(Protocol):
+class MeterReading(Protocol):
     """One reading: of power now, and of energy so far."""
 
     @property
@@ -24,10 +24,10 @@ class Sample(Protocol):
     def battery_frac(self) -> float | None: ...
 
 
-class Meter(Protocol):
+class MeterSource(Protocol):
     """Where readings of power come from."""
 
-    def read(self, now_s: float, busy_s: float, radio_s: float) -> Sample:
+    def read(self, now_s: float, busy_s: float, radio_s: float) -> MeterReading:
         """Power and energy; `busy_s` and `radio_s` are seconds of computing and of sending so
         far.
         """
@@ -44,10 +44,10 @@ class KeptMeter:
         When it was made.
     """
 
-    def __init__(self, meter: Meter, now_s: float) -> None:
+    def __init__(self, meter: MeterSource, now_s: float) -> None:
         self._meter, self._read_s = meter, now_s
 
-    def read(self, now_s: float, busy_s: float, radio_s: float) -> Sample:
+    def read(self, now_s: float, busy_s: float, radio_s: float) -> MeterReading:
         """As of the meter itself."""
         self._read_s = now_s
         return self._meter.read(now_s, busy_s, radio_s)

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from potluck_agent.core.machine import Core
-from potluck_agent.keys import Peer
+from potluck_agent.keys import TrustedPeer
 from potluck_wire.fingerprint import fingerprint
 
 
-def view(core: Core, owners: Mapping[str, Peer]) -> dict[str, Any]:
+def view(core: Core, owners: Mapping[str, TrustedPeer]) -> dict[str, Any]:
     """A document of plain values."""
     state = core.state()
     notebooks = [

@@ -13,7 +13,7 @@ from typing import Any
 from potluck_agent import control_files
 from potluck_agent.core.pairing_window import PairingWindow, Reply
 from potluck_agent.errors import AgentError
-from potluck_agent.net.event_log import Journal
+from potluck_agent.net.event_log import EventLog
 from potluck_agent.net.poller import Poller
 from potluck_wire.limits import PAIRING_TRIES
 from potluck_wire.pairing import Paired
@@ -35,7 +35,7 @@ class PairingListener:
         window: PairingWindow,
         trust: Callable[[Paired], bool],
         state_dir: Path,
-        journal: Journal,
+        journal: EventLog,
         fault: Callable[[object, Exception], None],
     ) -> None:
         self._listener = listener

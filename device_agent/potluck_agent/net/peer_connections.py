@@ -18,13 +18,21 @@ from typing import Any
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from potluck_agent.core.events import MEMBER, Event, FromPeer, LinkReset, Member, MemberLost, Sender
+from potluck_agent.core.events import (
+    MEMBER,
+    Event,
+    FromPeer,
+    LinkReset,
+    MemberLost,
+    PeerDevice,
+    Sender,
+)
 from potluck_agent.core.members import read_address
 from potluck_agent.keys import Identity
 from potluck_agent.net.multipart import receive
 from potluck_agent.net.poller import Poller
 from potluck_agent.net.server_sockets import Socket, endpoint
-from potluck_agent.net.socket_memory import WATCHED, Inflow
+from potluck_agent.net.socket_memory import WATCHED, SocketMemory
 from potluck_wire.bounded_receive import MessageReader
 from potluck_wire.dealer_sockets import set_up_dealer
 from potluck_wire.errors import WireError
@@ -58,7 +66,7 @@ class PeerConnection:
     for it again.
     """
 
-    member: Member
+    member: PeerDevice
     down_s: float
     socket: Socket = None
     monitor: Socket = None
@@ -77,7 +85,7 @@ class PeerConnections:
         self,
         context: Any,
         sources: Poller,
-        inflow: Inflow,
+        inflow: SocketMemory,
         identity: Identity,
         feed: Callable[[Event], None],
         blame: Callable[[str, Exception], None],
@@ -105,7 +113,7 @@ class PeerConnections:
         """The link to this member."""
         return self._links.get(key)
 
-    def set(self, members: tuple[Member, ...]) -> None:
+    def set(self, members: tuple[PeerDevice, ...]) -> None:
         """These and no others; a member that moved to another address gets a new link."""
         wanted = {member.key: member for member in members}
         for key, link in tuple(self._links.items()):
@@ -146,7 +154,7 @@ class PeerConnections:
         self._links[link.member.key] = self._open(link.member, link.down_s)
         self._feed(LinkReset(link.member.key, incoming=False))
 
-    def _open(self, member: Member, down_s: float) -> PeerConnection:
+    def _open(self, member: PeerDevice, down_s: float) -> PeerConnection:
         link = PeerConnection(member, down_s)
         self._connect(link, down_s)
         return link

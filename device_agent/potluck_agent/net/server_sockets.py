@@ -297,7 +297,7 @@ def self_test(context: Any, sockets: ServerSockets, identity: Identity) -> None:
     friend, stranger = (tuple(part.decode() for part in zmq.curve_keypair()) for _ in range(2))
     before, sockets.admits = sockets.admits, lambda key: key == friend[0]
     probes = [
-        Probe(context, sockets, identity, channel, who, keys)
+        SelfTestClient(context, sockets, identity, channel, who, keys)
         for channel in OFFSETS
         for who, keys in (("friend", friend), ("stranger", stranger), ("plain", None))
     ]
@@ -327,7 +327,7 @@ def self_test(context: Any, sockets: ServerSockets, identity: Identity) -> None:
 
 
 def _listen_once(
-    sockets: ServerSockets, probes: Sequence["Probe"], heard: set[tuple[Channel, str]]
+    sockets: ServerSockets, probes: Sequence["SelfTestClient"], heard: set[tuple[Channel, str]]
 ) -> None:
     poller = zmq.Poller()
     for source in (sockets.zap, *sockets.routers.values(), *(probe.monitor for probe in probes)):
@@ -343,7 +343,7 @@ def _listen_once(
                 probe.watch()
 
 
-class Probe:
+class SelfTestClient:
     """One client of the self-test, which says who it is as soon as it may."""
 
     def __init__(

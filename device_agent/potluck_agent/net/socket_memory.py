@@ -39,7 +39,7 @@ class Inlet:
     is_known: bool = False  # a message came over it: no stranger
 
 
-class Inflow:
+class SocketMemory:
     """All connections of some sockets, by socket and descriptor."""
 
     def __init__(self) -> None:

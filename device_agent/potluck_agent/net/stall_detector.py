@@ -12,7 +12,7 @@ AWAKE_S = 0.6
 RUNS = ("R", "D")
 
 
-class Stillness:
+class StallDetector:
     """Of one process. `proc`: where the system tells of it."""
 
     def __init__(self, pid: int, proc: Path = Path("/proc")) -> None:

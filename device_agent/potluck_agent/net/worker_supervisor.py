@@ -8,7 +8,7 @@ from typing import Any
 
 from potluck_agent.core.events import FromWorker, WorkerDied
 from potluck_agent.net.poller import READ, WRITE, Poller
-from potluck_agent.net.stall_detector import STILL_S, Stillness
+from potluck_agent.net.stall_detector import STILL_S, StallDetector
 from potluck_wire.errors import WireError
 from potluck_wire.messages import FailureCause, Forget, Message
 
@@ -30,7 +30,7 @@ class WorkerSupervisor:
         self._start = start
         self._may_rest = may_rest
         self._worker: Any = None
-        self._stillness: Stillness | None = None
+        self._stillness: StallDetector | None = None
         self._events = 0
 
     def view(self, arena: str, offset: int, nbytes: int) -> memoryview:
@@ -48,7 +48,7 @@ class WorkerSupervisor:
     def start(self) -> None:
         """Start a worker; OSError or AgentError where that is impossible."""
         self._worker = self._start()
-        self._stillness = None if self._may_rest else Stillness(self._worker.pid)
+        self._stillness = None if self._may_rest else StallDetector(self._worker.pid)
         self._events = READ
         self._sources.register(self._worker.socket.fileno())
 

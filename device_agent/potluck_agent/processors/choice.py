@@ -20,7 +20,7 @@ Attempt = Callable[[TryProcessor], ProcessorTried]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class OwnerChoice:
     """What the owner has said: a count of threads, a device, which backends; None and "" where
     nothing. `is_emulated`: it plays another device, beside others on this machine.
     """
@@ -48,7 +48,7 @@ class Choice:
 
 
 def choose(
-    asked: Asked,
+    asked: OwnerChoice,
     found: Cores,
     name: str,
     *,
@@ -117,7 +117,7 @@ def choose(
     )
 
 
-def _counts(asked: Asked, found: Cores, limit: int | None) -> tuple[int, ...]:
+def _counts(asked: OwnerChoice, found: Cores, limit: int | None) -> tuple[int, ...]:
     """Of threads, to choose from; the first where no trial says more."""
     if asked.threads is not None:
         return (asked.threads,)
@@ -125,7 +125,7 @@ def _counts(asked: Asked, found: Cores, limit: int | None) -> tuple[int, ...]:
 
 
 def _survey(
-    asked: Asked, counts: tuple[int, ...], has_onnxruntime: bool, attempt: Attempt
+    asked: OwnerChoice, counts: tuple[int, ...], has_onnxruntime: bool, attempt: Attempt
 ) -> ProcessorTried:
     """The rates of these counts of threads, and which accelerators onnxruntime offers; nothing
     where nothing is to be chosen.
@@ -137,7 +137,9 @@ def _survey(
     return attempt(_trial(asked, threads=threads, backends=asked.backends))
 
 
-def _reason(asked: Asked, counts: Sequence[int], survey: ProcessorTried, limit: int | None) -> str:
+def _reason(
+    asked: OwnerChoice, counts: Sequence[int], survey: ProcessorTried, limit: int | None
+) -> str:
     """Why so many threads."""
     if asked.threads is not None:
         return "as told"
@@ -151,7 +153,7 @@ def _reason(asked: Asked, counts: Sequence[int], survey: ProcessorTried, limit: 
     return f"fastest of {_listed(counts)}{bound}"
 
 
-def _check_device(device: str, survey: ProcessorTried, fast: "torch_choice.Found") -> None:
+def _check_device(device: str, survey: ProcessorTried, fast: "torch_choice.TorchChoice") -> None:
     """Raise AgentError where neither onnxruntime nor torch has what the owner has named."""
     if device in ("", CPU) or _as_provider(device) in survey.providers:
         return
@@ -168,7 +170,7 @@ def _as_provider(device: str) -> str:
     return device.removesuffix(":0")
 
 
-def _cpu_rate(asked: Asked, threads: int, backend: str, attempt: Attempt) -> float:
+def _cpu_rate(asked: OwnerChoice, threads: int, backend: str, attempt: Attempt) -> float:
     said = attempt(_trial(asked, threads=(threads,), backends=(backend,)))
     return max(said.flops_per_s, default=0.0)
 
@@ -191,7 +193,7 @@ def fastest(counts: Sequence[int], rates: Sequence[float]) -> int:
 
 
 def _accelerators(
-    asked: Asked, providers: Sequence[str], threads: int, attempt: Attempt
+    asked: OwnerChoice, providers: Sequence[str], threads: int, attempt: Attempt
 ) -> tuple[str, list[dict[str, Any]]]:
     """The one that ONNX models are computed on, if any is better than the CPU, and a row for
     each.
@@ -218,7 +220,7 @@ def _accelerators(
 
 
 def _trial(
-    asked: Asked,
+    asked: OwnerChoice,
     *,
     provider: str = "",
     threads: tuple[int, ...] = (),

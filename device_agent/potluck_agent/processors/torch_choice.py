@@ -14,7 +14,7 @@ KINDS_OF = {"darwin": ("mps",), "win32": ("cuda", "xpu")}  # where no file shows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class TorchChoice:
     """`device`: torch's name of what is computed on, empty for the CPU, with `memory_bytes` for
     tensors. `present`: all devices, and `rows` of the statement's `processors`.
     """
@@ -51,7 +51,7 @@ def find(
     trial: TryProcessor,
     cpu_rate: Callable[[], float],
     attempt: Callable[[TryProcessor], ProcessorTried],
-) -> Found:
+) -> TorchChoice:
     """The fastest that works; one that fails is left out with its reason.
 
     Parameters
@@ -68,7 +68,7 @@ def find(
         Called with a trial: its answer.
     """
     if asked == CPU:
-        return Found()
+        return TorchChoice()
     listed = {kind: attempt(replace(trial, device=kind)) for kind in kinds}
     silent = [_left_out(kind, kind, said) for kind, said in listed.items() if said.reason]
     present = tuple(device for said in listed.values() for device in said.devices)
@@ -83,7 +83,9 @@ def find(
         best = ""
     rows = [_row(device, tried.get(device), best, asked) for device in present]
     memory_bytes = tried[best].memory_bytes if best else 0
-    return Found(device=best, memory_bytes=memory_bytes, present=present, rows=(*rows, *silent))
+    return TorchChoice(
+        device=best, memory_bytes=memory_bytes, present=present, rows=(*rows, *silent)
+    )
 
 
 def _row(device: str, said: ProcessorTried | None, best: str, asked: str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ ENDING_S = 10.0  # ports, worker and log are given back
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Service:
+class AgentService:
     """What is to be started, and for whom.
 
     `command`: the agent's command line, with absolute paths. `home`: the user's. `is_system`: it
@@ -45,7 +45,7 @@ class Remove:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class RunCommand:
     """A command. `otherwise`: what follows where it fails, and the rest goes on; None: it must
     succeed. `patience_s`: for so long it is tried again.
     """
@@ -55,5 +55,5 @@ class Run:
     patience_s: float = 0.0
 
 
-Step = Write | Remove | Run
+Step = Write | Remove | RunCommand
 Steps = Sequence[Step]

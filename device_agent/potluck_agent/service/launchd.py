@@ -4,42 +4,46 @@ import math
 import plistlib
 from pathlib import PurePath
 
-from potluck_agent.service.install_steps import Remove, Run, Service, Steps, Write
+from potluck_agent.service.install_steps import AgentService, Remove, RunCommand, Steps, Write
 
 LABEL = "home.potluck.agent"
 ENDING_S = 10.0  # bootout comes back before the older one has ended
 
 
-def path(service: Service) -> PurePath:
+def path(service: AgentService) -> PurePath:
     """Where the list is."""
     if service.is_system:
         return PurePath("/Library/LaunchDaemons") / f"{LABEL}.plist"
     return service.home / "Library" / "LaunchAgents" / f"{LABEL}.plist"
 
 
-def install(service: Service) -> Steps:
+def install(service: AgentService) -> Steps:
     """The list is written and loaded, in place of an older one."""
     return [
         Write(path(service), plist(service)),
-        Run(("launchctl", "bootout", f"{_domain(service)}/{LABEL}"), "there was no older one"),
-        Run(("launchctl", "enable", f"{_domain(service)}/{LABEL}")),
-        Run(("launchctl", "bootstrap", _domain(service), str(path(service))), None, ENDING_S),
+        RunCommand(
+            ("launchctl", "bootout", f"{_domain(service)}/{LABEL}"), "there was no older one"
+        ),
+        RunCommand(("launchctl", "enable", f"{_domain(service)}/{LABEL}")),
+        RunCommand(
+            ("launchctl", "bootstrap", _domain(service), str(path(service))), None, ENDING_S
+        ),
     ]
 
 
-def remove(service: Service) -> Steps:
+def remove(service: AgentService) -> Steps:
     """It is stopped, and the list is gone."""
     return [
-        Run(("launchctl", "bootout", f"{_domain(service)}/{LABEL}"), "it was not there"),
+        RunCommand(("launchctl", "bootout", f"{_domain(service)}/{LABEL}"), "it was not there"),
         Remove(path(service)),
     ]
 
 
-def _domain(service: Service) -> str:
+def _domain(service: AgentService) -> str:
     return "system" if service.is_system else f"gui/{service.uid}"
 
 
-def plist(service: Service) -> bytes:
+def plist(service: AgentService) -> bytes:
     """The property list. What the agent says is in its own log."""
     document = {
         "Label": LABEL,

@@ -8,7 +8,7 @@ and accelerators are devices. So no `RestrictNamespaces`, `SystemCallFilter`,
 
 from pathlib import PurePath
 
-from potluck_agent.service.install_steps import Remove, Run, Service, Step, Steps, Write
+from potluck_agent.service.install_steps import AgentService, Remove, RunCommand, Step, Steps, Write
 
 UNIT = "potluck-agent.service"
 _GUARDS = """\
@@ -32,48 +32,48 @@ AmbientCapabilities=
 """
 
 
-def path(service: Service) -> PurePath:
+def path(service: AgentService) -> PurePath:
     """Where the unit is."""
     if service.is_system:
         return PurePath("/etc/systemd/system") / UNIT
     return service.config / "systemd" / "user" / UNIT
 
 
-def install(service: Service) -> Steps:
+def install(service: AgentService) -> Steps:
     """The unit is written and started, now and from now on."""
     systemctl = _systemctl(service)
     steps: list[Step] = [
         Write(path(service), unit(service).encode()),
-        Run((*systemctl, "daemon-reload")),
-        Run((*systemctl, "enable", UNIT)),
-        Run((*systemctl, "restart", UNIT)),
+        RunCommand((*systemctl, "daemon-reload")),
+        RunCommand((*systemctl, "enable", UNIT)),
+        RunCommand((*systemctl, "restart", UNIT)),
     ]
     if not service.is_system:
         otherwise = (
             "so the agent runs only while you are logged in; an administrator can change that: "
             f"sudo loginctl enable-linger {service.user}"
         )
-        steps.append(Run(("loginctl", "enable-linger", service.user), otherwise))
+        steps.append(RunCommand(("loginctl", "enable-linger", service.user), otherwise))
     return steps
 
 
-def remove(service: Service) -> Steps:
+def remove(service: AgentService) -> Steps:
     """It is stopped, and the unit is gone. That the user's services go on without a login may be
     wanted for others: it stays.
     """
     systemctl = _systemctl(service)
     return [
-        Run((*systemctl, "disable", "--now", UNIT), "it was not there"),
+        RunCommand((*systemctl, "disable", "--now", UNIT), "it was not there"),
         Remove(path(service)),
-        Run((*systemctl, "daemon-reload"), "systemd still knows it until it starts anew"),
+        RunCommand((*systemctl, "daemon-reload"), "systemd still knows it until it starts anew"),
     ]
 
 
-def _systemctl(service: Service) -> tuple[str, ...]:
+def _systemctl(service: AgentService) -> tuple[str, ...]:
     return ("systemctl",) if service.is_system else ("systemctl", "--user")
 
 
-def unit(service: Service) -> str:
+def unit(service: AgentService) -> str:
     """The text of the unit."""
     network = ""
     guards = _GUARDS

@@ -4,38 +4,38 @@ import subprocess
 from pathlib import PurePath
 from xml.etree import ElementTree
 
-from potluck_agent.service.install_steps import Remove, Run, Service, Steps, Write
+from potluck_agent.service.install_steps import AgentService, Remove, RunCommand, Steps, Write
 
 TASK = "potluck-agent"
 NAMESPACE = "http://schemas.microsoft.com/windows/2004/02/mit/task"
 RESTARTS = 255  # the most that it takes
 
 
-def path(service: Service) -> PurePath:
+def path(service: AgentService) -> PurePath:
     """Where the description is, from which the task is made."""
     return service.config / "potluck" / f"{TASK}.xml"
 
 
-def install(service: Service) -> Steps:
+def install(service: AgentService) -> Steps:
     """The task is made, in place of an older one, and started."""
     return [
         Write(path(service), task(service)),
-        Run(("schtasks", "/End", "/TN", TASK), "there was no older one"),
-        Run(("schtasks", "/Create", "/TN", TASK, "/XML", str(path(service)), "/F")),
-        Run(("schtasks", "/Run", "/TN", TASK)),
+        RunCommand(("schtasks", "/End", "/TN", TASK), "there was no older one"),
+        RunCommand(("schtasks", "/Create", "/TN", TASK, "/XML", str(path(service)), "/F")),
+        RunCommand(("schtasks", "/Run", "/TN", TASK)),
     ]
 
 
-def remove(service: Service) -> Steps:
+def remove(service: AgentService) -> Steps:
     """It is stopped, and the task is gone."""
     return [
-        Run(("schtasks", "/End", "/TN", TASK), "it was not running"),
-        Run(("schtasks", "/Delete", "/TN", TASK, "/F"), "it was not there"),
+        RunCommand(("schtasks", "/End", "/TN", TASK), "it was not running"),
+        RunCommand(("schtasks", "/Delete", "/TN", TASK, "/F"), "it was not there"),
         Remove(path(service)),
     ]
 
 
-def task(service: Service) -> bytes:
+def task(service: AgentService) -> bytes:
     """The description, as schtasks reads it. Most elements may stand in any order; those of a
     trigger may not.
     """

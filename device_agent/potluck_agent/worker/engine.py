@@ -22,7 +22,7 @@ from potluck_agent.worker.measure import (
     weight_frac,
 )
 from potluck_agent.worker.pipe import Pipe
-from potluck_agent.worker.tasks import Segment, Task, perform
+from potluck_agent.worker.tasks import LoadedSegment, WorkerTask, perform
 from potluck_agent.worker.values import Exports, Values
 from potluck_wire.messages import (
     Compute,
@@ -43,7 +43,7 @@ from potluck_wire.messages import (
 Buffers = Sequence[bytes | memoryview]
 
 
-class Engine:
+class WorkerEngine:
     """One worker's state; `handle` takes the messages in order and answers through the pipe."""
 
     def __init__(self, configure: Configure, inbound: Arena, outbound: Arena, pipe: Pipe) -> None:
@@ -58,7 +58,7 @@ class Engine:
         self._stretch = Stretch(configure.slowdown)
         self._values = Values(inbound, self._arrays)
         self._exports = Exports(outbound, self._wait_for_release, self._arrays)
-        self._segments: dict[str, Segment] = {}
+        self._segments: dict[str, LoadedSegment] = {}
         self._scope = ""  # of the last task
         self._base_bytes = self._arrays.allocated_bytes() or 0
         self._actions: dict[type[Message], Callable[[Any, Buffers], None]] = {
@@ -134,8 +134,8 @@ class Engine:
             answer, [json.dumps(rows, separators=(",", ":")).encode()], urgent=bool(rows)
         )
 
-    def _task(self, message: Compute, attrs: dict[str, Any]) -> Task:
-        return Task(
+    def _task(self, message: Compute, attrs: dict[str, Any]) -> WorkerTask:
+        return WorkerTask(
             inputs=tuple(self._values[key] for key in message.inputs),
             attrs=attrs,
             segment=self._segment(message.slot),
@@ -146,12 +146,12 @@ class Engine:
             arrays=self._arrays,
         )
 
-    def _segment(self, slot: str) -> Segment | None:
+    def _segment(self, slot: str) -> LoadedSegment | None:
         if slot and slot not in self._segments:
             raise ValueError(f"segment {slot} is not loaded")
         return self._segments.get(slot)
 
-    def _perform(self, message: Compute, task: Task) -> list[list[Any]]:
+    def _perform(self, message: Compute, task: WorkerTask) -> list[list[Any]]:
         """The task and its exports: the rows of `Computed`."""
         outputs = tuple(perform(message.op, task))
         self._arrays.synchronize()
@@ -289,7 +289,7 @@ class Engine:
         self._pipe.send(ComputeFailed(tag=tag, slot=slot, cause=cause, text=text))
 
 
-def _kind(message: Compute, task: Task) -> Kind:
+def _kind(message: Compute, task: WorkerTask) -> Kind:
     """Which tasks take the same time as this one."""
     shapes = tuple(tuple(tensor.shape) for tensor in task.inputs)
     return message.slot, (message.op, bool(task.attrs.get("train")), shapes, len(message.exports))

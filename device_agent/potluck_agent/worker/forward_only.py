@@ -8,7 +8,7 @@ from typing import Any
 from potluck_agent.worker.arrays.backends import Arrays
 from potluck_wire.graph import SegmentError
 
-from .tasks import NOTHING, Beside, Segment, Tensors
+from .tasks import NOTHING, Beside, LoadedSegment, Tensors
 
 
 class ForwardOnly:
@@ -55,7 +55,7 @@ class ForwardOnly:
 
 
 def borrowed(
-    weight_source: Segment, name: str, dtype: str, shape: Sequence[int], arrays: Arrays
+    weight_source: LoadedSegment, name: str, dtype: str, shape: Sequence[int], arrays: Arrays
 ) -> Any:
     """A named state of the weight source, not copied, once it is known to be what is expected."""
     state = weight_source.read(name)

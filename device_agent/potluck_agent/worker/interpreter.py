@@ -42,7 +42,7 @@ Wrap = Callable[[int, Callable[..., Any]], Callable[..., Any]]  # position, func
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class CompiledNode:
     """One compiled node."""
 
     function: Callable[..., Any]
@@ -73,7 +73,7 @@ class Interpreter:
         self._device = device
         self._wrap = wrap
         self._ends = _last_uses(graph)
-        self._bound: dict[Sizes, list[Step]] = {}
+        self._bound: dict[Sizes, list[CompiledNode]] = {}
         self._admitted: set[Sizes] = set()
 
     def symbols(self, inputs: Sequence[torch.Tensor]) -> dict[str, int]:
@@ -147,10 +147,10 @@ class Interpreter:
         self._admitted.add(key)
         return tuple(_fetch(output.ref)(values) for output in self.graph.outputs)
 
-    def _node(self, step: Step) -> Node:
+    def _node(self, step: CompiledNode) -> Node:
         return self.graph.nodes[step.target - self.graph.first_node]
 
-    def _named(self, error: Exception, step: Step | None) -> SegmentError:
+    def _named(self, error: Exception, step: CompiledNode | None) -> SegmentError:
         """The error, naming the node where it happened."""
         node = self._node(step) if step else None
         where = f"node {node.number} ({node.op})" if node else "before the first node"
@@ -163,7 +163,7 @@ class Interpreter:
             cause = "bad-input" if isinstance(error, IndexError | TypeError) else "arithmetic"
         return SegmentError(cause, f"{where}: {text}")
 
-    def _bind(self, train: bool, symbols: Mapping[str, int]) -> tuple[Sizes, list[Step]]:
+    def _bind(self, train: bool, symbols: Mapping[str, int]) -> tuple[Sizes, list[CompiledNode]]:
         """The steps for these sizes, and under what they are kept; made once for each."""
         key = (train, tuple(symbols.values()))
         if key not in self._bound:
@@ -177,7 +177,7 @@ class Interpreter:
             self._bound[key] = [step for step in steps if step is not None]
         return key, self._bound[key]
 
-    def _step(self, position: int, train: bool, symbols: Mapping[str, int]) -> Step | None:
+    def _step(self, position: int, train: bool, symbols: Mapping[str, int]) -> CompiledNode | None:
         node = self.graph.nodes[position]
         if not train:
             if KIND_OF[node.op] == "buffer":
@@ -210,7 +210,7 @@ class Interpreter:
             function = self._wrap(position, function)
         named = {name: _constant(argument, symbols) for name, argument in node.kwargs}
         target = self.graph.first_node + position
-        return Step(
+        return CompiledNode(
             function, template, tuple(holes), tuple(nested), named, target, self._ends[position]
         )
 

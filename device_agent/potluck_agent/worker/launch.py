@@ -19,7 +19,7 @@ from potluck_agent.worker.arena import Arena
 from potluck_agent.worker.process import EXIT_MEMORY
 from potluck_wire.limits import clip
 from potluck_wire.messages import Channel, Configure, FailureCause, Message, TryProcessor
-from potluck_wire.stream import Reader, pack
+from potluck_wire.stream import StreamReader, pack
 
 # what a worker runs
 PROGRAM: tuple[str, ...] = (str(Path(__file__).resolve().with_name("__main__.py")),)
@@ -75,7 +75,7 @@ class WorkerLink:
         self.pid = process.pid
         self.closed = False  # the worker's end of the pipe is gone
         self._process = process
-        self._reader = Reader(Channel.WORKER)
+        self._reader = StreamReader(Channel.WORKER)
         self._unsent = bytearray()
         self._killed = False
         self._last_words = b""

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 
-class Lion(torch.optim.Optimizer):
+class LionOptimizer(torch.optim.Optimizer):
     """As torch's own optimizers; `exp_avg` is the paper's m."""
 
     def __init__(

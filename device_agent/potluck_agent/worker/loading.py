@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from potluck_agent.worker.arrays.backends import Arrays
 from potluck_agent.worker.measure import Measurable
-from potluck_agent.worker.tasks import Segment
+from potluck_agent.worker.tasks import LoadedSegment
 from potluck_wire.graph import Graph, SegmentError
 from potluck_wire.operators import OPERATORS
 from potluck_wire.segment import loads
@@ -57,12 +57,14 @@ class Loader:
 
             graph = loads(document)
             self._check_dtypes(graph)
-            return training.Segment(graph, seed, made_up=made_up, device=self._arrays.device)
+            return training.TrainingSegment(
+                graph, seed, made_up=made_up, device=self._arrays.device
+            )
         from potluck_agent.worker.onnx import segment
 
         return segment.OnnxSegment(document, self._arrays, self._processor())
 
-    def borrow(self, kind: str, document: bytes, weight_source: Segment) -> Segment:
+    def borrow(self, kind: str, document: bytes, weight_source: LoadedSegment) -> LoadedSegment:
         """A segment from its document with the state of `weight_source`. Raises as `load` does."""
         self._check(kind)
         # torch would not see that the memory of an ONNX segment changes under its own tensors
@@ -88,10 +90,10 @@ class Loader:
                 text = f"{name} is {dtype}; this device's accelerator computes with {has}"
                 raise SegmentError("bad-input", text)
 
-    def _processor(self) -> "segment.Processor":
+    def _processor(self) -> "segment.OnnxProcessor":
         from potluck_agent.worker.onnx import segment
 
-        return segment.Processor(self._threads, self._provider)
+        return segment.OnnxProcessor(self._threads, self._provider)
 
     def _check(self, kind: str) -> None:
         needed = BACKEND_OF.get(kind)

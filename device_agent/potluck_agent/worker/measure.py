@@ -11,9 +11,9 @@ from statistics import median
 from typing import Any, Protocol
 
 from potluck_agent.worker.arrays.backends import Arrays
-from potluck_agent.worker.tasks import Segment, Task, Tensors, perform
+from potluck_agent.worker.tasks import LoadedSegment, Tensors, WorkerTask, perform
 from potluck_wire.messages import Channel, Compute, Computed
-from potluck_wire.stream import Reader, pack
+from potluck_wire.stream import StreamReader, pack
 
 OVERHEAD_REPEATS = 30
 MAX_REPEATS = 1000
@@ -53,7 +53,7 @@ class Timing:
     kept_bytes: int = 0
 
 
-class Measurable(Segment, Protocol):
+class Measurable(LoadedSegment, Protocol):
     """A segment that can make up inputs for itself."""
 
     graph: Any
@@ -146,7 +146,7 @@ def weight_frac(
 
 
 def time_updates(
-    segment: Segment, *, repeats: int, slowdown: float, arrays: Arrays
+    segment: LoadedSegment, *, repeats: int, slowdown: float, arrays: Arrays
 ) -> tuple[float, ...]:
     """Seconds of one step of SGD, of SGD with momentum, and of AdamW on the segment's parameters,
     with the gradients that they have now.
@@ -182,11 +182,11 @@ def overhead_s(slowdown: float, arrays: Arrays) -> float:
     )
 
     def instruction() -> None:
-        Reader(Channel.WORKER).feed(request)
+        StreamReader(Channel.WORKER).feed(request)
         attrs = json.loads('{"start":0,"stop":4}')
         perform(
             "slice",
-            Task(inputs=(tiny,), attrs=attrs, segment=None, step=0, scope="", arrays=arrays),
+            WorkerTask(inputs=(tiny,), attrs=attrs, segment=None, step=0, scope="", arrays=arrays),
         )
         arrays.synchronize()
         pack(Computed(), [b"[]"])

@@ -15,14 +15,14 @@ from potluck_wire.errors import WireError
 from potluck_wire.graph import SegmentError
 from potluck_wire.optimizers import AVERAGE, KINDS, SCALARS, SLOTS
 
-from .lion import Lion
+from .lion import LionOptimizer
 
 Group = tuple[Sequence[str], Mapping[str, Any]]  # names of parameters, and their own settings
 
 PIECE_NUMBERS = 1 << 20  # a few MiB, and a multiple of what processors take at once
 
 
-class Optimizer:
+class ParameterOptimizer:
     """One optimizer over named parameters, chosen at each step.
 
     Its state outlives a change of rates and groups.
@@ -238,7 +238,9 @@ def _settings(
 
 def _class(name: str) -> Callable[..., torch.optim.Optimizer]:
     theirs = KINDS[name].torch
-    made: Callable[..., torch.optim.Optimizer] = getattr(torch.optim, theirs) if theirs else Lion
+    made: Callable[..., torch.optim.Optimizer] = (
+        getattr(torch.optim, theirs) if theirs else LionOptimizer
+    )
     return made
 
 

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from potluck_wire.messages import Channel, Message, Release
-from potluck_wire.stream import Reader, pack
+from potluck_wire.stream import StreamReader, pack
 
 READ_BYTES = 1 << 16  # memory for a read of 1 MiB costs more than the read
 # what nobody waits for is said that late at most; half of what the agent lets a worker have ahead
@@ -21,7 +21,7 @@ class Pipe:
     def __init__(self, end: socket.socket) -> None:
         self.outbound_released: deque[int] = deque()
         self._end = end
-        self._reader = Reader(Channel.WORKER)
+        self._reader = StreamReader(Channel.WORKER)
         self._unsent: list[bytes] = []
         self._urgent, self._said_s = False, 0.0
         self._waiting: deque[tuple[Message, tuple[bytes | memoryview, ...]]] = deque()

@@ -46,11 +46,13 @@ def main(arguments: list[str]) -> int:
             raise ValueError(
                 f"the first message is a {type(configure).__name__}, expected Configure"
             )
-        from potluck_agent.worker.engine import Engine  # loads torch, which takes a second or two
+        from potluck_agent.worker.engine import (
+            WorkerEngine,  # loads torch, which takes a second or two
+        )
 
         inbound = Arena(configure.inbound_bytes, inbound_handle)
         outbound = Arena(configure.outbound_bytes, outbound_handle)
-        engine = Engine(configure, inbound, outbound, pipe)
+        engine = WorkerEngine(configure, inbound, outbound, pipe)
         confined = sandbox.confine(
             configure.memory_bytes, folder, configure.threads, uses, bounds["reading"]
         )

@@ -13,7 +13,7 @@ import struct
 import sys
 from collections.abc import Iterable, Sequence
 
-from potluck_agent.worker.system_calls import MACHINES, Machine
+from potluck_agent.worker.system_calls import MACHINES, CpuArchitecture
 
 IN_FORCE = "refused, but to itself"
 ABSENT = "not refused: only Linux filters system calls"
@@ -115,7 +115,7 @@ def refuse(pid: int, *, opens_devices: bool = False) -> str:
     )
 
 
-def program(machine: Machine, pid: int, opens_devices: bool = False) -> list[Step]:
+def program(machine: CpuArchitecture, pid: int, opens_devices: bool = False) -> list[Step]:
     """The filter, as the kernel runs it before every call: the first rule for its number
     decides.
     """

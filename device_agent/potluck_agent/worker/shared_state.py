@@ -13,7 +13,7 @@ from potluck_wire.graph import Graph, SegmentError
 from .arrays.torch_device import CPU
 from .forward_only import ForwardOnly, borrowed
 from .interpreter import Interpreter
-from .tasks import Segment, Tensors
+from .tasks import LoadedSegment, Tensors
 
 
 class BorrowingSegment(ForwardOnly):
@@ -24,7 +24,9 @@ class BorrowingSegment(ForwardOnly):
 
     what = "a segment with the weights of another"
 
-    def __init__(self, graph: Graph, weight_source: Segment, device: torch.device = CPU) -> None:
+    def __init__(
+        self, graph: Graph, weight_source: LoadedSegment, device: torch.device = CPU
+    ) -> None:
         parameters = [
             borrowed(weight_source, p.name, p.dtype, p.shape, torch_arrays)
             for p in graph.parameters

@@ -15,10 +15,10 @@ import torch
 from potluck_wire.graph import Graph, node_refs
 from potluck_wire.weight_gradients import Apart
 
-from .split_operators import Piece, kind_of
+from .split_operators import SplitOperator, kind_of
 
 # of the first part, in its order: a piece, and the gradient of its output
-Waiting = list[tuple[Piece, torch.Tensor]]
+Waiting = list[tuple[SplitOperator, torch.Tensor]]
 
 
 class PieceRecorder:
@@ -54,7 +54,7 @@ class _Cut(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, waiting: Waiting, piece: Piece, token: torch.Tensor, *data: torch.Tensor
+        ctx: Any, waiting: Waiting, piece: SplitOperator, token: torch.Tensor, *data: torch.Tensor
     ) -> torch.Tensor:
         """The operator's output."""
         ctx.waiting, ctx.piece = waiting, piece

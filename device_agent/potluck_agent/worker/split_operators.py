@@ -16,7 +16,7 @@ Named = Mapping[str, Any]
 _CONVOLVED = 4  # dimensions of a batch of images
 
 
-class Piece:
+class SplitOperator:
     """What all pieces have.
 
     Parameters
@@ -60,7 +60,7 @@ class Piece:
         raise NotImplementedError
 
 
-class GraphPiece(Piece):
+class GraphPiece(SplitOperator):
     """Any operator: autograd's graph of it alone."""
 
     def output(self) -> torch.Tensor:
@@ -89,7 +89,7 @@ class GraphPiece(Piece):
         return [*zip(self.weights, found, strict=True)]
 
 
-class LinearPiece(Piece):
+class LinearPiece(SplitOperator):
     """A linear layer on rows, or on sequences that lie as rows: `addmm` and `mm` of torch's
     derivatives.yaml.
     """
@@ -127,7 +127,7 @@ def _rows(x: torch.Tensor) -> torch.Tensor:
     return x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
 
 
-class ConvolutionPiece(Piece):
+class ConvolutionPiece(SplitOperator):
     """A convolution of images: `convolution_backward`, which tells the operands apart."""
 
     _DEFAULTS: ClassVar[tuple[Any, ...]] = (None, [1, 1], [0, 0], [1, 1], 1)
@@ -173,7 +173,7 @@ _KINDS: dict[str, type[LinearPiece] | type[ConvolutionPiece]] = {
 
 def kind_of(
     op: str, args: Sequence[Any], named: Named, flowing: Sequence[int]
-) -> Callable[..., Piece]:
+) -> Callable[..., SplitOperator]:
     """The piece that suits an operator, called like this."""
     kind = _KINDS.get(op)
     return kind if kind is not None and not named and kind.fits(args, flowing) else GraphPiece

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class CpuArchitecture:
     """An architecture: its number in the kernel's audit, and its system calls."""
 
     audit: int
@@ -60,6 +60,6 @@ _AARCH64 = _numbers(
     userfaultfd 282 kexec_file_load 294"""
 )
 MACHINES = {
-    "x86_64": Machine(0xC000003E, _X86_64 | _SHARED),
-    "aarch64": Machine(0xC00000B7, _AARCH64 | _SHARED),
+    "x86_64": CpuArchitecture(0xC000003E, _X86_64 | _SHARED),
+    "aarch64": CpuArchitecture(0xC00000B7, _AARCH64 | _SHARED),
 }

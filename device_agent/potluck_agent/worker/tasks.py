@@ -37,7 +37,7 @@ class Beside:
 NOTHING = Beside()
 
 
-class Segment(Protocol):
+class LoadedSegment(Protocol):
     """A loaded piece of the model: `training.Segment`, or an ONNX model, which only runs
     forward.
     """
@@ -94,7 +94,7 @@ class Segment(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
+class WorkerTask:
     """One instruction as the operations see it.
 
     `scope` names the execution, so that keys of two never meet.
@@ -102,7 +102,7 @@ class Task:
 
     inputs: Tensors
     attrs: Attributes
-    segment: Segment | None
+    segment: LoadedSegment | None
     step: int
     scope: str
     arrays: Arrays
@@ -125,21 +125,21 @@ class Task:
         """Under which key the segment keeps what backward needs."""
         return f"{self.scope}{self.attrs.get('key', '')}"
 
-    def on(self) -> Segment:
+    def on(self) -> LoadedSegment:
         """The segment of this task."""
         if self.segment is None:
             raise ValueError("the segment is not loaded")
         return self.segment
 
 
-def perform(op: str, task: Task) -> Tensors:
+def perform(op: str, task: WorkerTask) -> Tensors:
     """Carry out `op`; an empty op does nothing (its exports and frees are still carried out)."""
     if op not in OPERATIONS:
         raise ValueError(f"the worker has no operation {op!r}")
     return OPERATIONS[op](task)
 
 
-def _run(task: Task) -> Tensors:
+def _run(task: WorkerTask) -> Tensors:
     rows = task.attrs.get("rows")
     if rows is not None and not (
         isinstance(rows, list) and len(rows) == 3 and all(type(n) is int for n in rows)
@@ -171,24 +171,24 @@ def _taken(inputs: Tensors, takes: Any) -> Tensors:
     ]
 
 
-def _backward(task: Task) -> Tensors:
+def _backward(task: WorkerTask) -> Tensors:
     return task.on().backward(task.kept(), task.inputs, float(task.attrs.get("scale", 1.0)))
 
 
-def _backward_input(task: Task) -> Tensors:
+def _backward_input(task: WorkerTask) -> Tensors:
     return task.on().backward_input(task.kept(), task.inputs, float(task.attrs.get("scale", 1.0)))
 
 
-def _backward_weight(task: Task) -> Tensors:
+def _backward_weight(task: WorkerTask) -> Tensors:
     task.on().backward_weight(task.kept())
     return ()
 
 
-def _gradients(task: Task) -> Tensors:
+def _gradients(task: WorkerTask) -> Tensors:
     return (task.on().gradients(float(task.attrs.get("share_frac", 1.0))),)
 
 
-def _step(task: Task) -> Tensors:
+def _step(task: WorkerTask) -> Tensors:
     optimizer = task.attrs.get("optimizer")
     if not isinstance(optimizer, dict):
         raise ValueError(f"attribute optimizer is {optimizer!r:.80}, expected an object")
@@ -207,7 +207,7 @@ def _step(task: Task) -> Tensors:
     return ()
 
 
-def _given(task: Task) -> dict[str, Any]:
+def _given(task: WorkerTask) -> dict[str, Any]:
     """The inputs of a step by what they are."""
     names = task.attrs.get("given", ["gradients"][: len(task.inputs)])
     if len(names) != len(task.inputs):
@@ -226,23 +226,23 @@ def _rated(groups: Sequence[Any], rated: Sequence[str], rates: Any) -> list[Any]
     ]
 
 
-def _norms(task: Task) -> Tensors:
+def _norms(task: WorkerTask) -> Tensors:
     vector = task.inputs[0] if task.inputs else None
     return (task.on().norms(vector, float(task.attrs["order"])),)
 
 
-def _limit(task: Task) -> Tensors:
+def _limit(task: WorkerTask) -> Tensors:
     most, order = float(task.attrs["most"]), float(task.attrs["order"])
     return task.on().limit(task.inputs, task.attrs["places"], most, order)
 
 
-def _state(task: Task) -> Tensors:
+def _state(task: WorkerTask) -> Tensors:
     return [
         task.arrays.clone(task.on().read(name)) for name in task.names()
     ]  # the next step changes the state in place
 
 
-def _assign(task: Task) -> Tensors:
+def _assign(task: WorkerTask) -> Tensors:
     names = task.names()
     if len(names) != len(task.inputs):
         raise ValueError(f"{len(names)} names for {len(task.inputs)} values")
@@ -251,7 +251,7 @@ def _assign(task: Task) -> Tensors:
     return ()
 
 
-def _slice(task: Task) -> Tensors:
+def _slice(task: WorkerTask) -> Tensors:
     (value,) = task.inputs
     return (_part(value, task.integer("dim", 0), task.integer("start"), task.integer("stop")),)
 
@@ -269,7 +269,7 @@ def _along(value: Any, dim: int, start: int, stop: int) -> tuple[slice, ...]:
     return (*[slice(None)] * (dim % len(value.shape)), slice(start, stop))
 
 
-def _pad(task: Task) -> Tensors:
+def _pad(task: WorkerTask) -> Tensors:
     (value,) = task.inputs
     dim = task.integer("dim", 0)
     before = task.integer("before", 0)
@@ -287,12 +287,12 @@ def _pad(task: Task) -> Tensors:
     return (padded,)
 
 
-def _concat(task: Task) -> Tensors:
+def _concat(task: WorkerTask) -> Tensors:
     parts = [value if value.shape else value.reshape(1) for value in task.inputs]  # losses
     return (task.arrays.concat(parts, task.integer("dim", 0)),)
 
 
-def _add(task: Task) -> Tensors:
+def _add(task: WorkerTask) -> Tensors:
     first, *others = task.inputs
     for index, other in enumerate(others):
         if other.shape != first.shape or other.dtype != task.inputs[0].dtype:
@@ -307,7 +307,7 @@ def _add(task: Task) -> Tensors:
     return (first,)
 
 
-OPERATIONS: dict[str, Callable[[Task], Tensors]] = {
+OPERATIONS: dict[str, Callable[[WorkerTask], Tensors]] = {
     "": lambda task: (),
     "run": _run,
     "backward": _backward,

@@ -21,7 +21,7 @@ from .dropout import Masks
 from .failures import is_out_of_memory
 from .interpreter import Interpreter, Observer
 from .operators import DTYPES
-from .optimizers import Optimizer
+from .optimizers import ParameterOptimizer
 from .recomputation import Recomputed, unsaved
 from .split_backward import PieceRecorder, Waiting, read_once, weight_part
 from .tasks import NOTHING, Beside
@@ -33,7 +33,7 @@ _INPUT = "bad-input"
 _Autograd = tuple[list[torch.Tensor], list[torch.Tensor], Waiting | None]
 
 
-class Segment:
+class TrainingSegment:
     """A piece of a model that computes and learns.
 
     With `seed` None, dropout draws from torch's global generator as an unsplit model would; else
@@ -67,7 +67,7 @@ class Segment:
         self._vector_dtype = (
             torch.float64 if any(t.dtype is torch.float64 for t in learned) else torch.float32
         )
-        self._optimizer = Optimizer(self._trainable)
+        self._optimizer = ParameterOptimizer(self._trainable)
         self._updated = {b.name: self._buffers[b.name] for b in graph.buffers if b.updated}
         own = dict(enumerate(self._parameters.values(), start=len(graph.inputs)))
         self._apart = [own[value] for value in sorted(apart.parameters)]

@@ -61,7 +61,7 @@ class Decision:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class StepsSeen:
     """Some steps up to number `step`: seconds of one, measured and predicted (under what the
     adapter knew), and measured by predicted seconds of every device and medium. `steps_left`: None
     where nobody knows.
@@ -102,7 +102,7 @@ class Adapter:
         self._seen_at: dict[Thing, int] = {}
         self._patience: dict[Thing, int] = {}
 
-    def look(self, look: Look, plan: Plan) -> str:
+    def look(self, look: StepsSeen, plan: Plan) -> str:
         """Take in what was measured; says what is to be done: NOTHING, ORDER or PLAN.
 
         Parameters
@@ -158,7 +158,7 @@ class Adapter:
         self.known = self.known.heard(slowness)
         self._seen_at.update(dict.fromkeys(slowness, step))
 
-    def _forget(self, look: Look) -> None:
+    def _forget(self, look: StepsSeen) -> None:
         """What no step has shown for long may have become better; each time for twice as long."""
         for thing in look.ratios:
             self._seen_at[thing] = look.step
@@ -172,7 +172,7 @@ class Adapter:
             self._patience[thing] = 2 * self._patience.get(thing, FORGET_STEPS)
         self.known = self.known.without(old)
 
-    def order(self, look: Look, before_s: float, after_s: float) -> Decision:
+    def order(self, look: StepsSeen, before_s: float, after_s: float) -> Decision:
         """Whether to order the transfers anew.
 
         Parameters
@@ -199,7 +199,9 @@ class Adapter:
             f"{'they are ordered anew' if pays else 'the order stays'}.",
         )
 
-    def choose(self, look: Look, plan: Plan, others: Sequence[Plan], problem: Problem) -> Decision:
+    def choose(
+        self, look: StepsSeen, plan: Plan, others: Sequence[Plan], problem: Problem
+    ) -> Decision:
         """Whether to go over to another plan.
 
         Parameters
@@ -272,7 +274,7 @@ class Adapter:
         self._small = self._looks = 0
         self._since = None
 
-    def _left(self, look: Look) -> int:
+    def _left(self, look: StepsSeen) -> int:
         """Steps to go; where nobody knows, as many again as have been."""
         return look.step - self._first_step if look.steps_left is None else look.steps_left
 

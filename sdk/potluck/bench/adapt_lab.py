@@ -79,7 +79,7 @@ def _played(settings: Mapping[str, float], time_scale: float) -> dict[str, float
         path = Path(folder) / "three-devices.toml"
         path.write_text(HOME_FILE)
         with Home.lab(path, time_scale=time_scale) as home:
-            played = Played(home)
+            played = AdaptedHome(home)
             for number in range(int(settings["lab_evenings"])):
                 evening = played.evening(int(settings["seed"]) + number, settings)
                 for name, value in played.by_all_ways(evening).items():
@@ -99,7 +99,7 @@ class Trained:
     n_switches: int
 
 
-class Played:
+class AdaptedHome:
     """One home, its model and what was profiled of it, with the air as it is at first.
 
     Parameters

@@ -21,7 +21,7 @@ LEARNING_RATE = 1e-3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class TrialOutcome:
     """What became of one architecture; `refused`: why potluck does not take it; empty: it does."""
 
     name: str
@@ -35,7 +35,7 @@ class Outcome:
     seconds: float = 0.0
 
 
-def tried(architecture: "Architecture", home: "Home") -> Outcome:
+def tried(architecture: "Architecture", home: "Home") -> TrialOutcome:
     """One architecture: exported, answered and trained."""
     import torch
 
@@ -53,7 +53,7 @@ def tried(architecture: "Architecture", home: "Home") -> Outcome:
                 untrained = "" if trained else "trains otherwise than one machine"
         except PotluckError as error:
             untrained = f"over two agents: {cause(error)}"
-    return Outcome(
+    return TrialOutcome(
         name=architecture.name,
         exports=model is not None or _torch_exports(net.eval(), inputs),
         refused=refused,

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from potluck.bench.harness import Result
 
 if TYPE_CHECKING:
-    from potluck.display.cockpit.observation import Sight
+    from potluck.display.cockpit.observation import CockpitObservation
     from potluck.home import Home
     from potluck.run.run import Run
 
@@ -191,10 +191,10 @@ def _browser(
     home: "Home", running: "Run", browser: Any, settings: Mapping[str, float]
 ) -> dict[str, float]:
     from potluck.display.cockpit import watch
-    from potluck.display.cockpit.server import Server
+    from potluck.display.cockpit.server import PageServer
 
     watching = watch(home, running)
-    server = Server(watching)
+    server = PageServer(watching)
     page = browser.new_page(viewport={"width": 1280, "height": 1400})
     page.goto(server.url)
     page.locator(".pt").nth(1).wait_for()
@@ -232,12 +232,12 @@ def _crowd(browser: Any, settings: Mapping[str, float]) -> dict[str, float]:
 
     `crowd_longest_ms`: the longest that its main thread was busy at a stretch (50 ms or less: 0).
     """
-    from potluck.display.cockpit.server import Server
+    from potluck.display.cockpit.server import PageServer
 
     if browser is None:
         return {}
-    played, ticks = _Played(CROWD), int(10 * settings["crowd_s"])
-    server = Server(played)  # type: ignore[arg-type]
+    played, ticks = _PlayedObserver(CROWD), int(10 * settings["crowd_s"])
+    server = PageServer(played)  # type: ignore[arg-type]
     page = browser.new_page(viewport={"width": 1280, "height": 1000})
     page.goto(server.url)
     page.locator(".potluck-cockpit").wait_for()
@@ -265,14 +265,14 @@ def _crowd(browser: Any, settings: Mapping[str, float]) -> dict[str, float]:
 # --- an hour --------------------------------------------------------------------------------------
 
 
-class _Played:
+class _PlayedObserver:
     """Stands for what looks at a home: made-up looks, as frames for those who show them."""
 
     def __init__(self, n_devices: int = 4) -> None:
         from potluck.display.cockpit.frames import Frames
-        from potluck.display.cockpit.machine import Machine
+        from potluck.display.cockpit.machine import CockpitMachine
 
-        self._machine = Machine()
+        self._machine = CockpitMachine()
         self._frames = Frames()
         self._number = 0
         self._n_devices = n_devices
@@ -293,10 +293,10 @@ class _Played:
 
     def look(self) -> None:
         """A tenth of a second more."""
-        from potluck.display.cockpit.machine import Seen
+        from potluck.display.cockpit.machine import HomeObserved
 
         state, number = self._machine.state, self._number
-        self._machine.handle(Seen(sight=_sight(number, self._n_devices)), 0.1 * number)
+        self._machine.handle(HomeObserved(sight=_sight(number, self._n_devices)), 0.1 * number)
         frame = self._frames.change(state) if number % 20 else self._frames.whole(state)
         self._number += 1
         self.n_bytes += len(frame or b"")
@@ -309,10 +309,10 @@ def _hour(browser: Any, settings: Mapping[str, float]) -> dict[str, float]:
 
     Growth is that of the second half.
     """
-    from potluck.display.cockpit.server import Server
+    from potluck.display.cockpit.server import PageServer
 
-    played = _Played()
-    server = Server(played)  # type: ignore[arg-type]
+    played = _PlayedObserver()
+    server = PageServer(played)  # type: ignore[arg-type]
     session = None
     if browser is not None:
         page = browser.new_page()
@@ -346,9 +346,9 @@ def _heap_bytes(session: Any) -> float:
     return float(next(m["value"] for m in metrics if m["name"] == "JSHeapUsedSize"))
 
 
-def _sight(number: int, n_devices: int) -> "Sight":
+def _sight(number: int, n_devices: int) -> "CockpitObservation":
     """The devices at the tenth of a second `number`; one comes and goes, steps take a second."""
-    from potluck.display.cockpit.observation import RunSight, Sight
+    from potluck.display.cockpit.observation import CockpitObservation, RunObservation
     from potluck.records import Event, Plan, Stage, Trace
     from potluck.run.history import History
     from potluck.sessions.events import Session
@@ -381,7 +381,7 @@ def _sight(number: int, n_devices: int) -> "Sight":
             for i in range(8)
         ),
     )
-    run = RunSight(
+    run = RunObservation(
         plan=plan,
         n_done=step,
         history=History(losses=losses, step_s=(1.0,) * step),
@@ -391,4 +391,4 @@ def _sight(number: int, n_devices: int) -> "Sight":
         latest_step=step,
         last_s=0.0,
     )
-    return replace(Sight(), members=members, run=run)
+    return replace(CockpitObservation(), members=members, run=run)

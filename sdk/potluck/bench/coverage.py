@@ -17,7 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from potluck.bench.architecture_trials import Outcome, tried
+from potluck.bench.architecture_trials import TrialOutcome, tried
 from potluck.bench.harness import Result
 from potluck.bench.time_limit import OutOfTime, within
 
@@ -39,7 +39,7 @@ def run(settings: Mapping[str, float]) -> Result:
     if not settings["resume"]:
         OUTCOMES.unlink(missing_ok=True)
     before = {outcome.name: outcome for outcome in _kept()}
-    outcomes: list[Outcome] = []
+    outcomes: list[TrialOutcome] = []
     with _quiet(), _Agents() as agents:
         for name in chosen:
             if sum(outcome.made for outcome in outcomes) >= settings["most"]:
@@ -86,7 +86,7 @@ class _Agents:
         self._open.close()
 
 
-def _tried(name: str, agents: _Agents, limit_s: float) -> Outcome:
+def _tried(name: str, agents: _Agents, limit_s: float) -> TrialOutcome:
     from potluck.bench import small_architectures
 
     begun_s = time.perf_counter()
@@ -94,27 +94,27 @@ def _tried(name: str, agents: _Agents, limit_s: float) -> Outcome:
         with within(limit_s):
             architecture = small_architectures.made(name)
             if architecture is None:
-                return Outcome(name=name, made=False)
+                return TrialOutcome(name=name, made=False)
             return tried(architecture, agents.home)
     except OutOfTime:
         agents.end()
-        return Outcome(name=name, in_time=False, seconds=time.perf_counter() - begun_s)
+        return TrialOutcome(name=name, in_time=False, seconds=time.perf_counter() - begun_s)
 
 
-def _keep(outcome: Outcome) -> None:
+def _keep(outcome: TrialOutcome) -> None:
     with OUTCOMES.open("a", encoding="utf-8") as file:
         file.write(json.dumps(asdict(outcome)) + "\n")
 
 
-def _kept() -> list[Outcome]:
+def _kept() -> list[TrialOutcome]:
     """The outcomes that the file holds."""
     if not OUTCOMES.exists():
         return []
     lines = OUTCOMES.read_text(encoding="utf-8").splitlines()
-    return [Outcome(**json.loads(line)) for line in lines]
+    return [TrialOutcome(**json.loads(line)) for line in lines]
 
 
-def figures(outcomes: list[Outcome]) -> dict[str, float]:
+def figures(outcomes: list[TrialOutcome]) -> dict[str, float]:
     """Fractions of those that torch.export exports."""
     exports = [o for o in outcomes if o.exports]
     taken = [o for o in exports if not o.refused]
@@ -130,7 +130,7 @@ def figures(outcomes: list[Outcome]) -> dict[str, float]:
     }
 
 
-def notes(outcomes: list[Outcome]) -> tuple[str, ...]:
+def notes(outcomes: list[TrialOutcome]) -> tuple[str, ...]:
     """The refused ones by cause, the most frequent first."""
     causes: Counter[str] = Counter()
     names: dict[str, list[str]] = {}

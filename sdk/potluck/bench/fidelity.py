@@ -12,7 +12,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from potluck.bench.harness import Result
-from potluck.bench.lab_plans import Case, of_home
+from potluck.bench.lab_plans import LabCase, of_home
 from potluck.sessions.agent_specs import DEMO, Spec
 from potluck.units import parse_rate
 
@@ -55,7 +55,7 @@ HOMES: Mapping[str, tuple[Spec, ...]] = {
 }
 
 
-def cases() -> Iterator[Case]:
+def cases() -> Iterator[LabCase]:
     """All combinations that are tried."""
     fast, old, jetson, phone = (spec.name for spec in DEMO)
     trained = {
@@ -66,26 +66,26 @@ def cases() -> Iterator[Case]:
         "shared, then one": ((fast, old), (jetson,)),
     }
     for name, stages in trained.items():
-        yield Case(name=f"demo cnn train, {name}", home="demo", model="cnn", stages=stages)
+        yield LabCase(name=f"demo cnn train, {name}", home="demo", model="cnn", stages=stages)
     fill = trained["pipeline of 3"]
-    yield Case(
+    yield LabCase(
         name="demo cnn train, fill-drain",
         home="demo",
         model="cnn",
         stages=fill,
         schedule="fill-drain",
     )
-    yield Case(
+    yield LabCase(
         name="demo cnn train, recomputing",
         home="demo",
         model="cnn",
         stages=trained["shared, then one"],
         recompute=True,
     )
-    yield Case(
+    yield LabCase(
         name="demo cnn requests", home="demo", model="cnn", stages=((fast,), (phone,)), at_once=1
     )
-    yield Case(
+    yield LabCase(
         name="demo cnn stream",
         home="demo",
         model="cnn",
@@ -101,7 +101,7 @@ def cases() -> Iterator[Case]:
         ("requests", chain, "", 1),
         ("stream", chain, "", 4),
     ):
-        yield Case(
+        yield LabCase(
             name=f"congested wide {name}",
             home="congested",
             model="wide",

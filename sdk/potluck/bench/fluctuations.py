@@ -16,7 +16,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from math import exp
 
-from potluck.adapt.adapter import PLAN, SWITCH, Adapter, Look, same_sums
+from potluck.adapt.adapter import PLAN, SWITCH, Adapter, StepsSeen, same_sums
 from potluck.adapt.conditions import DEVICE, MEDIUM, Conditions, Thing, under
 from potluck.adapt.switch_cost import SwitchCost
 from potluck.bench.small_homes import random_problem
@@ -35,7 +35,7 @@ RETURNING = 0.3  # of the way back to the profile, per stretch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class AdaptOutcome:
     """Seconds and joules of all steps and switches, and the plans that were used."""
 
     seconds: float
@@ -207,8 +207,8 @@ class _Way:
         adapter.hear(heard, step)
 
     @property
-    def outcome(self) -> Outcome:
-        return Outcome(
+    def outcome(self) -> AdaptOutcome:
+        return AdaptOutcome(
             seconds=self.seconds,
             energy_j=self.energy_j,
             n_switches=self.n_switches,
@@ -216,7 +216,7 @@ class _Way:
         )
 
 
-def static(evening: Evening) -> Outcome:
+def static(evening: Evening) -> AdaptOutcome:
     """The plan of the profile, whatever happens; where a device leaves, the best without it."""
     way = _Way(evening)
     for number in range(len(evening.stretches)):
@@ -226,7 +226,7 @@ def static(evening: Evening) -> Outcome:
     return way.outcome
 
 
-def anew(evening: Evening) -> Outcome:
+def anew(evening: Evening) -> AdaptOutcome:
     """At every change, told of it at once and exactly, over to what is best then."""
     way = _Way(evening)
     for number in range(len(evening.stretches)):
@@ -235,7 +235,7 @@ def anew(evening: Evening) -> Outcome:
     return way.outcome
 
 
-def oracle(evening: Evening, more: Collection[Plan] = ()) -> Outcome:
+def oracle(evening: Evening, more: Collection[Plan] = ()) -> AdaptOutcome:
     """The best way of all over the best plans of all stretches, by one that knows the future:
     shortest path, with the switches between stretches. Its plans are those of the stretches.
 
@@ -250,7 +250,7 @@ def oracle(evening: Evening, more: Collection[Plan] = ()) -> Outcome:
     plans = {plan.stages: plan for number in numbers for plan in evening.plans(number)}
     plans |= {plan.stages: plan for plan in more}
     start = evening.plans(0)[0]
-    best = {start.stages: Outcome(seconds=0.0, energy_j=0.0, n_switches=0, plans=(start,))}
+    best = {start.stages: AdaptOutcome(seconds=0.0, energy_j=0.0, n_switches=0, plans=(start,))}
     for number in numbers:
         best = {
             stages: min(
@@ -264,12 +264,12 @@ def oracle(evening: Evening, more: Collection[Plan] = ()) -> Outcome:
     return replace(found, plans=found.plans[1:])
 
 
-def _longer(evening: Evening, way: Outcome, plan: Plan, number: int) -> Outcome:
+def _longer(evening: Evening, way: AdaptOutcome, plan: Plan, number: int) -> AdaptOutcome:
     """The way and a stretch by this plan."""
     before = way.plans[-1]
     cost_s, cost_j = evening.switching(before, plan, number)
     more_s, more_j = evening.taking(plan, number, evening.n_steps)
-    return Outcome(
+    return AdaptOutcome(
         seconds=way.seconds + cost_s + more_s,
         energy_j=way.energy_j + cost_j + more_j,
         n_switches=way.n_switches + (before.stages != plan.stages),
@@ -277,11 +277,11 @@ def _longer(evening: Evening, way: Outcome, plan: Plan, number: int) -> Outcome:
     )
 
 
-def adapting(evening: Evening) -> Outcome:
+def adapting(evening: Evening) -> AdaptOutcome:
     """Our adapter: it sees what the plan at work shows, with noise, and learns what switches
     cost.
     """
-    ours = _Ours(evening)
+    ours = _AdapterWay(evening)
     for number in range(len(evening.stretches)):
         ours.leave(number)
         for _ in range(evening.n_steps // WINDOW):
@@ -291,7 +291,7 @@ def adapting(evening: Evening) -> Outcome:
     return ours.way.outcome
 
 
-class _Ours:
+class _AdapterWay:
     """The adapter's way, and what a run does beside it where devices leave and come back."""
 
     def __init__(self, evening: Evening) -> None:
@@ -338,7 +338,7 @@ class _Ours:
             self._choose(look, number)
         self._found = [] if adapter.is_settled else self._found
 
-    def _choose(self, look: Look, number: int) -> None:
+    def _choose(self, look: StepsSeen, number: int) -> None:
         adapter, plan = self._adapter, self.way.plan
         home = self._evening.there(self._problem, number)
         devices = [(DEVICE, device.name) for device in home.devices]
@@ -369,7 +369,7 @@ class _Ours:
 
 def _look(
     evening: Evening, plan: Plan, adapter: Adapter, number: int, step: int, left: int
-) -> Look:
+) -> StepsSeen:
     """What some steps of a plan show: its devices and the media between them, with noise."""
 
     def noisy() -> float:
@@ -386,7 +386,7 @@ def _look(
     things: list[Thing] = [(DEVICE, name) for name in plan.devices]
     things += [(MEDIUM, name) for name in sorted(media)]
     predicted = judge(under(evening.problem, adapter.known), plan)
-    return Look(
+    return StepsSeen(
         step=step,
         step_s=(evening.judged(plan, number).latency_s or 0.0) * noisy(),
         predicted_s=predicted.latency_s or 0.0,

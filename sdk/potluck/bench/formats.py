@@ -68,7 +68,7 @@ def printed(plan: Plan) -> str:
     )
 
 
-def _seconds(graph: pipedream.Graph) -> float:
+def _seconds(graph: pipedream.PipeDreamGraph) -> float:
     return sum(operator.forward_s + operator.backward_s for operator in graph.operators)
 
 

@@ -75,10 +75,10 @@ def request(side: str, port: int, width: int) -> bytes:
     return head.encode() + header + raw
 
 
-class Connection:
+class ClientConnection:
     """A client's connection, kept open."""
 
-    async def open(self, port: int) -> "Connection":
+    async def open(self, port: int) -> "ClientConnection":
         """Connect."""
         self._reader, self._writer = await asyncio.open_connection("127.0.0.1", port)
         return self
@@ -100,22 +100,22 @@ async def load(side: str, port: int, width: int, n_clients: int, per_s: float, s
     message = request(side, port, width)
     taken = list[float]()
     rng = random.Random(1)
-    connections = [await Connection().open(port) for _ in range(n_clients)]
-    free: asyncio.Queue[Connection] = asyncio.Queue()
+    connections = [await ClientConnection().open(port) for _ in range(n_clients)]
+    free: asyncio.Queue[ClientConnection] = asyncio.Queue()
     for each in connections:
         await each.ask(message)
         free.put_nowait(each)
     begun_s = time.perf_counter()
     n_bad = 0
 
-    async def one(due_s: float, connection: Connection) -> None:
+    async def one(due_s: float, connection: ClientConnection) -> None:
         nonlocal n_bad
         status = await connection.ask(message)
         taken.append(time.perf_counter() - due_s)
         n_bad += status != 200
         free.put_nowait(connection)
 
-    async def again(connection: Connection) -> None:
+    async def again(connection: ClientConnection) -> None:
         while time.perf_counter() < begun_s + s:
             await one(time.perf_counter(), connection)
 

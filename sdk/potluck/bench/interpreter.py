@@ -90,11 +90,11 @@ def _segment(
     and as traced.
     """
     from potluck.graph.trace import trace
-    from potluck_agent.worker.training import Segment
+    from potluck_agent.worker.training import TrainingSegment
 
     names = ("x", "y")[: 1 + len(targets)]
     traced = trace(network, (x,), input_names=names, loss=loss, targets=targets)
-    segment = Segment(traced.graph, seed=None)
+    segment = TrainingSegment(traced.graph, seed=None)
     for name, tensor in traced.tensors.items():
         segment.write(name, tensor.detach())
     return segment, traced

@@ -14,7 +14,7 @@ WIDTHS = {"wide": 512, "narrow": 128}  # of models of linear layers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class LabCase:
     """Stages of devices with their cut after these parts of the layers; rows are shared evenly.
 
     `at_once` 0: training; else so many requests under way. `recompute`: every stage does.
@@ -61,7 +61,7 @@ def _even(rows: int, n: int) -> tuple[int, ...]:
 
 
 def of_home(
-    home: "Home", some: Sequence[Case], settings: Mapping[str, float]
+    home: "Home", some: Sequence[LabCase], settings: Mapping[str, float]
 ) -> "dict[str, list[Comparison]]":
     """Each of these cases on this home, as often as the settings say."""
     batch, micro_batch = int(settings["batch"]), int(settings["micro_batch"])
@@ -79,7 +79,7 @@ def of_home(
 
 def _tried(
     home: "Home",
-    case: Case,
+    case: LabCase,
     plan: Plan,
     model: Any,
     images: Any,

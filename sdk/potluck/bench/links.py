@@ -8,7 +8,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from potluck.bench.harness import Result
-from potluck.bench.lab_plans import Case, of_home
+from potluck.bench.lab_plans import LabCase, of_home
 
 if TYPE_CHECKING:
     from potluck.run.comparison import Comparison
@@ -23,15 +23,19 @@ HOMES: Mapping[str, tuple[float, str, tuple[str, str, str]]] = {
 }
 
 
-def cases(home: str, model: str, devices: Sequence[str]) -> tuple[Case, ...]:
+def cases(home: str, model: str, devices: Sequence[str]) -> tuple[LabCase, ...]:
     """Training in a row, and with a shared stage; requests that follow each other."""
     a, b, c = devices
     return (
-        Case(
+        LabCase(
             name=f"{home} train, pipeline of 3", home=home, model=model, stages=((a,), (b,), (c,))
         ),
-        Case(name=f"{home} train, one, then shared", home=home, model=model, stages=((a,), (b, c))),
-        Case(name=f"{home} stream", home=home, model=model, stages=((a,), (b,), (c,)), at_once=3),
+        LabCase(
+            name=f"{home} train, one, then shared", home=home, model=model, stages=((a,), (b, c))
+        ),
+        LabCase(
+            name=f"{home} stream", home=home, model=model, stages=((a,), (b,), (c,)), at_once=3
+        ),
     )
 
 

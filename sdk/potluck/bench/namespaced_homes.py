@@ -31,7 +31,7 @@ Flow = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wiring:
+class BenchWiring:
     """A home of the bench: where each of its devices is, as its file says it, and its links."""
 
     name: str
@@ -61,7 +61,7 @@ class Wiring:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class HomeOutcome:
     """Of one home: per shared medium the errors of rates, and seconds of measuring."""
 
     name: str
@@ -72,19 +72,19 @@ class Outcome:
 HERE, FAR = 'site = "here"', 'site = "far"'
 G, H = 'site = "g"', 'site = "h"'
 HOMES = (
-    Wiring(name="wifi", topology="wifi", where=("",) * 5),
-    Wiring(name="switch", topology="switch", where=("",) * 5),
-    Wiring(name="two-channels", topology="wifi", where=(G, G, G, H, H, H)),
-    Wiring(
+    BenchWiring(name="wifi", topology="wifi", where=("",) * 5),
+    BenchWiring(name="switch", topology="switch", where=("",) * 5),
+    BenchWiring(name="two-channels", topology="wifi", where=(G, G, G, H, H, H)),
+    BenchWiring(
         name="wifi-and-cables",
         topology="wifi",
         where=("", "", "", "wired = true", "wired = true"),
         cable_bytes_per_s=2 * RATE,
     ),
-    Wiring(
+    BenchWiring(
         name="far-site", topology="sites", where=(HERE, HERE, HERE, FAR, FAR), link_fracs=(0.1, 0.1)
     ),
-    Wiring(
+    BenchWiring(
         name="slow-uplink",
         topology="sites",
         where=(HERE, HERE, HERE, HERE, FAR, FAR),
@@ -93,7 +93,7 @@ HOMES = (
 )
 
 
-def outcomes(n: int) -> Iterator[Outcome]:
+def outcomes(n: int) -> Iterator[HomeOutcome]:
     """The first `n` of the homes, measured one after another.
 
     Parameters
@@ -114,7 +114,7 @@ def outcomes(n: int) -> Iterator[Outcome]:
                 probe_s = time.perf_counter() - start_s
                 names = document.devices
                 errors = errors_by_medium(names, truth, document.records)
-                yield Outcome(name=wiring.name, errors=tuple(errors), probe_s=probe_s)
+                yield HomeOutcome(name=wiring.name, errors=tuple(errors), probe_s=probe_s)
 
 
 def errors_by_medium(

@@ -55,7 +55,7 @@ SAME = 1 + 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class OptimalityRow:
     """One problem: seconds of the best plan of each, infinite without one. `own_s`: of our search
     without the baselines' plans; `baselines_s`: per baseline. `certified_frac`: the gap that our
     best plan claims at most."""
@@ -93,7 +93,7 @@ def run(settings: Mapping[str, float]) -> Result:
     return Result(name="optimality", figures=figures(rows), settings=dict(settings), goals=GOALS)
 
 
-def measure(kind: str, seed: str, settings: Mapping[str, float]) -> Row:
+def measure(kind: str, seed: str, settings: Mapping[str, float]) -> OptimalityRow:
     """Ask the oracle, every baseline, our search, and our search without the baselines' plans."""
     problem = small_homes.draw(kind, seed, settings)
     table = CostTable(problem)
@@ -106,7 +106,7 @@ def measure(kind: str, seed: str, settings: Mapping[str, float]) -> Row:
         )
         baselines_s[name] = best_s(problem, direct, plans[: int(settings["rejudged"])])
     ours, own = _ours(problem, borrow=True), _ours(problem, borrow=False)
-    return Row(
+    return OptimalityRow(
         kind=kind,
         seed=seed,
         optimum_s=best_s(problem, direct, every, int(settings["judged"])),
@@ -141,7 +141,7 @@ def _estimated_s(plan: Plan) -> float:
     return plan.latency_s or inf
 
 
-def figures(rows: Sequence[Row]) -> dict[str, float]:
+def figures(rows: Sequence[OptimalityRow]) -> dict[str, float]:
     """What is reported: of all kinds together, then by kind."""
     solvable = [row for row in rows if row.known_s < inf]
     found = _gaps("", solvable)
@@ -171,7 +171,7 @@ def figures(rows: Sequence[Row]) -> dict[str, float]:
     return found | {"n_problems": float(len(rows)), "n_solvable": float(len(solvable))}
 
 
-def _gaps(suffix: str, rows: Sequence[Row]) -> dict[str, float]:
+def _gaps(suffix: str, rows: Sequence[OptimalityRow]) -> dict[str, float]:
     """Ours to the oracle, with and without the baselines' plans."""
     ours = [row.ours_s / row.optimum_s - 1 for row in rows if max(row.ours_s, row.optimum_s) < inf]
     own = [row.own_s / row.optimum_s - 1 for row in rows if max(row.own_s, row.optimum_s) < inf]

@@ -16,7 +16,7 @@ ASTEROID_MODELS = ("efficientnet-b1-cifar", "mobilenet-v2-cifar", "resnet50", "b
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class PaperCase:
     """One problem of the benches; `train` or inference, of `group` dora, asteroid or deepcee."""
 
     home: str
@@ -38,19 +38,19 @@ class Case:
         return profile.problem(workload, qoe)
 
 
-def dora() -> Iterator[Case]:
+def dora() -> Iterator[PaperCase]:
     """Dora's four settings and four models, training and inference."""
     for home, model, train in product(DORA_HOMES, DORA_MODELS, (True, False)):
-        yield Case(home=home, model=model, train=train, batch=32 if train else 8, group="dora")
+        yield PaperCase(home=home, model=model, train=train, batch=32 if train else 8, group="dora")
 
 
-def asteroid() -> Iterator[Case]:
+def asteroid() -> Iterator[PaperCase]:
     """Asteroid's eight environments and four models, training."""
     for home, model in product(ASTEROID_HOMES, ASTEROID_MODELS):
-        yield Case(home=home, model=model, train=True, batch=128, group="asteroid")
+        yield PaperCase(home=home, model=model, train=True, batch=128, group="asteroid")
 
 
-def deepcee(batch: int = 128) -> Iterator[Case]:
+def deepcee(batch: int = 128) -> Iterator[PaperCase]:
     """DeepCEE's two settings and four models, training."""
     for home, model in product(DEEPCEE_HOMES, DEEPCEE_MODELS):
-        yield Case(home=home, model=model, train=True, batch=batch, group="deepcee")
+        yield PaperCase(home=home, model=model, train=True, batch=batch, group="deepcee")

@@ -21,7 +21,7 @@ from statistics import median
 
 from potluck.bench import paper_cases, planners
 from potluck.bench.harness import Result
-from potluck.bench.paper_cases import Case
+from potluck.bench.paper_cases import PaperCase
 from potluck.planning import judge, make_plans
 from potluck.planning.baselines.asteroid import plan_hybrid
 from potluck.planning.baselines.data_parallel import plan_data_parallel
@@ -104,7 +104,7 @@ def run(settings: Mapping[str, float]) -> Result:
     return Result(name="papers", figures=figures, settings=dict(settings), goals=GOALS, notes=notes)
 
 
-def dora() -> Iterator[Case]:
+def dora() -> Iterator[PaperCase]:
     """Dora's settings and models; models that write do so token by token."""
     for case in paper_cases.dora():
         if case.train:
@@ -122,7 +122,7 @@ def table_4(row: tuple[str, str], settings: Mapping[str, float]) -> dict[str, fl
     """A row of Asteroid's Table 4: each column as printed, by Asteroid's plan and by ours."""
     model, environment = row
     batch = int(settings.get(f"batch_{model}", settings["batch"]))
-    case = Case(
+    case = PaperCase(
         home=f"asteroid-{environment}", model=model, train=True, batch=batch, group="asteroid"
     )
     problem = _slower(case.problem(), settings["slower"])
@@ -184,12 +184,12 @@ def straight(problem: Problem, table: CostTable) -> Iterator[Plan]:
 # --- Dora -----------------------------------------------------------------------------------------
 
 
-def _name(case: Case) -> str:
+def _name(case: PaperCase) -> str:
     mode = "train" if case.train else "infer"
     return f"{case.home}_{case.model.partition(':')[0]}_{mode}"
 
 
-def _speed(rows: list[planners.Row]) -> dict[str, float]:
+def _speed(rows: list[planners.PlannersRow]) -> dict[str, float]:
     """Figures 8 and 9."""
     found = {f"dora_speedup_{key}_printed": value for key, value in SPEEDUPS.items()}
     for mode, train in (("train", True), ("infer", False)):
@@ -208,7 +208,7 @@ def _speed(rows: list[planners.Row]) -> dict[str, float]:
     return found
 
 
-def _energy(rows: list[planners.Row]) -> dict[str, float]:
+def _energy(rows: list[planners.PlannersRow]) -> dict[str, float]:
     """Figures 10 and 11, at their latency by 0.8."""
     found = {f"dora_energy_saving_{key}_printed": value for key, value in SAVINGS.items()}
     for mode, train in (("train", True), ("infer", False)):
@@ -218,7 +218,7 @@ def _energy(rows: list[planners.Row]) -> dict[str, float]:
     return found
 
 
-def _top(rows: list[planners.Row]) -> dict[str, float]:
+def _top(rows: list[planners.PlannersRow]) -> dict[str, float]:
     """Figure 17: the best of Dora's first K plans, by the best of all that were judged."""
     found: dict[str, float] = {}
     for most in TOP:
@@ -236,7 +236,7 @@ def _top(rows: list[planners.Row]) -> dict[str, float]:
     return found
 
 
-def _planning(rows: list[planners.Row]) -> dict[str, float]:
+def _planning(rows: list[planners.PlannersRow]) -> dict[str, float]:
     """Table 4, in training: seconds of our implementations, and of our planner."""
     found: dict[str, float] = {}
     for row in rows:

@@ -79,7 +79,7 @@ def run(settings: Mapping[str, float]) -> Result:
     return Result(name="pipeline", figures={**whole, **figures}, settings=settings, goals=GOALS)
 
 
-class _Ours:
+class _PotluckPipeline:
     """A network deployed on the first `n` devices of a home."""
 
     def __init__(self, home: "Home", kind: str, n: int, settings: Mapping[str, float]) -> None:
@@ -176,7 +176,7 @@ def first_layer(model: Any, n_layers: int, prefix: str) -> int:
 
 
 def _against_none(home: "Home", kind: str, settings: Mapping[str, float]) -> dict[str, float]:
-    ours, alone = _Ours(home, kind, 1, settings), _None(kind, settings)
+    ours, alone = _PotluckPipeline(home, kind, 1, settings), _None(kind, settings)
     turns = _take_turns(
         {"ours": ours, "alone": alone}, kind, settings, int(settings["alone_rounds"])
     )
@@ -194,7 +194,7 @@ def _against_ranks(
     with ExitStack() as stack:
         m, rows = int(settings["micro_batches"]), int(settings["micro_batch"])
         ranks = stack.enter_context(Ranks(kind, n, n_micro_batches=m, micro_batch=rows))
-        ours = _Ours(home, kind, n, settings)
+        ours = _PotluckPipeline(home, kind, n, settings)
         stack.callback(ours.run.close)
         turns = _take_turns(
             {"ours": ours, **dict.fromkeys(SCHEDULES, ranks)},

@@ -36,7 +36,7 @@ from statistics import median
 
 from potluck.bench import paper_cases
 from potluck.bench.harness import Result
-from potluck.bench.paper_cases import Case
+from potluck.bench.paper_cases import PaperCase
 from potluck.contention.transfer_order import schedule_transfers
 from potluck.errors import Infeasible
 from potluck.planning import make_plans
@@ -84,7 +84,7 @@ OURS = "potluck"
 
 
 @dataclass(slots=True)
-class Row:
+class PlannersRow:
     """One case: per planner its judged plans that fit, those it likes best first, and its planning
     seconds.
 
@@ -93,7 +93,7 @@ class Row:
     of theirs and latency allowed.
     """
 
-    case: Case
+    case: PaperCase
     plans: dict[str, list[Plan]] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     published: list[Plan] = field(default_factory=list)
@@ -130,7 +130,7 @@ def run(settings: Mapping[str, float]) -> Result:
     )
 
 
-def figures(rows: Sequence[Row]) -> dict[str, float]:
+def figures(rows: Sequence[PlannersRow]) -> dict[str, float]:
     """What is reported of all cases."""
     solved = [row for row in rows if OURS in row.plans]
     rivalled = [row for row in solved if row.latency_s(*BASELINES) < inf]
@@ -189,9 +189,9 @@ def _of(key: str, values: Sequence[float]) -> dict[str, float]:
     )
 
 
-def measure(case: Case, settings: Mapping[str, float]) -> Row:
+def measure(case: PaperCase, settings: Mapping[str, float]) -> PlannersRow:
     """Ask every planner."""
-    row, problem = Row(case), case.problem()
+    row, problem = PlannersRow(case), case.problem()
     table = CostTable(problem)
     simulator = Direct(problem, table)
 
@@ -238,7 +238,9 @@ def _turned_s(problem: Problem, plan: Plan) -> float:
     return min(plan.latency_s or inf, turned.step_s[0])
 
 
-def _saving(problem: Problem, row: Row, theirs: Sequence[Plan], part: float) -> float | None:
+def _saving(
+    problem: Problem, row: PlannersRow, theirs: Sequence[Plan], part: float
+) -> float | None:
     """The part of the energy that ours saves at `part` of the latency of the fastest plan of
     `theirs`.
 

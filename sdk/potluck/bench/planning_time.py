@@ -18,7 +18,7 @@ from statistics import median
 
 from potluck.bench import large_homes
 from potluck.bench.harness import Result
-from potluck.bench.paper_cases import Case
+from potluck.bench.paper_cases import PaperCase
 from potluck.planning import make_plans
 from potluck.planning.anytime import plan_anytime
 from potluck.planning.registry import BASELINES
@@ -36,11 +36,13 @@ GOALS = {
 N_JUDGED = 24  # of every other planner's plans
 NEAR = 1.01
 TABLE_4 = [
-    Case(home=home, model=model, train=train, batch=32 if train else 1, group="dora")
+    PaperCase(home=home, model=model, train=train, batch=32 if train else 1, group="dora")
     for home in ("smart-home-2", "traffic-monitor")
     for model, train in (("bert-base", True), ("qwen3-1.7b", True), ("omni-7b", False))
 ]  # the whole Omni cannot be trained in the memory of these homes at 16 bytes per parameter
-B1 = Case(home="asteroid-c-100", model="efficientnet-b1", train=True, batch=32, group="asteroid")
+B1 = PaperCase(
+    home="asteroid-c-100", model="efficientnet-b1", train=True, batch=32, group="asteroid"
+)
 
 
 def run(settings: Mapping[str, float]) -> Result:
@@ -110,7 +112,7 @@ def _is_over(end_s: float) -> bool:
     return time.process_time() >= end_s
 
 
-def _best(case: Case, repeats: int, max_layers: int) -> tuple[float, float, float]:
+def _best(case: PaperCase, repeats: int, max_layers: int) -> tuple[float, float, float]:
     problem = case.problem(max_layers=max_layers)
     best = inf, inf, inf
     for _ in range(repeats):

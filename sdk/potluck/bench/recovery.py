@@ -49,7 +49,7 @@ LEARNING_RATE = 1e-3
 
 
 @dataclass(slots=True)
-class Found:
+class RecoveryTimes:
     """What all kills of all homes have shown."""
 
     seconds: list[float] = field(default_factory=list)
@@ -66,7 +66,7 @@ def run(settings: Mapping[str, float]) -> Result:
     from potluck.home import Home
     from potluck.lab.lab import Lab, open_lab
 
-    found, overhead = Found(), 0.0
+    found, overhead = RecoveryTimes(), 0.0
     names = HOMES[: int(settings["homes"])]
     for number, name in enumerate(names or (DEMO,)):
         lab = open_lab(name, time_scale=settings["time_scale"] if names else 1.0)
@@ -77,7 +77,7 @@ def run(settings: Mapping[str, float]) -> Result:
             )
         with Home.over(lab) as home:
             for kind in ("cnn", "transformer")[: int(settings["models"])]:
-                played = Played(home, lab.agents, kind, settings)
+                played = RecoveryCase(home, lab.agents, kind, settings)
                 played.strike(random.Random(f"{settings['seed']} {name} {kind}"), found)
                 if not number and kind == "cnn":
                     overhead = played.overhead_frac()
@@ -96,7 +96,7 @@ def run(settings: Mapping[str, float]) -> Result:
     return Result(name="recovery", figures=figures, settings=settings, goals=GOALS)
 
 
-class Played:
+class RecoveryCase:
     """One model on one home."""
 
     def __init__(
@@ -123,7 +123,7 @@ class Played:
         optimizer = None if "resume" in options else AdamW(LEARNING_RATE)
         return self.home.deploy(plan, self.model, optimizer=optimizer, **options).wait()
 
-    def strike(self, rng: random.Random, found: Found) -> None:
+    def strike(self, rng: random.Random, found: RecoveryTimes) -> None:
         """Kill, again and again, while one training goes on; then look what was learned."""
         running = self.deploy(self.plan)
         ends = Steps()
@@ -178,7 +178,7 @@ class Played:
             most = max(most, abs(loss - wanted.item()) / abs(wanted.item()))
         return most
 
-    def _without_us(self, running: "Run", found: Found) -> None:
+    def _without_us(self, running: "Run", found: RecoveryTimes) -> None:
         """The heavy way and the restart, both on the devices that one loss would leave. Finding out
         about the loss is not counted; steps since the latest snapshot or file are, as many as ours
         computed again.

@@ -28,7 +28,7 @@ from statistics import median
 
 from potluck.bench import collectives, paper_cases
 from potluck.bench.harness import Result
-from potluck.bench.paper_cases import Case
+from potluck.bench.paper_cases import PaperCase
 from potluck.planning import make_plans
 from potluck.planning.baselines.alpa import plan_alpa
 from potluck.planning.baselines.asteroid import plan_hybrid
@@ -119,7 +119,7 @@ DEEPCEE, OURS = "deepcee", "ours"
 
 
 @dataclass(slots=True)
-class Row:
+class RegionsRow:
     """One case: seconds of a step.
 
     `all_s`: of baselines on all devices; `free_s`: of the best baseline plan, on fewer too;
@@ -127,7 +127,7 @@ class Row:
     without; `search_s`: that each search takes.
     """
 
-    case: Case
+    case: PaperCase
     ours: Plan
     all_s: dict[str, float] = field(default_factory=dict)
     free_s: dict[str, float] = field(default_factory=dict)
@@ -161,7 +161,7 @@ def run(settings: Mapping[str, float]) -> Result:
     return Result(name="regions", figures=found, settings=dict(settings), goals=GOALS, notes=notes)
 
 
-def figures(rows: Sequence[Row]) -> dict[str, float]:
+def figures(rows: Sequence[RegionsRow]) -> dict[str, float]:
     """What is reported of all cases."""
     ratios = [row.ours_s / min(*row.free_s.values(), *row.all_s.values()) for row in rows]
     alone = [row.ours_s / min(row.machine_s.values()) for row in rows]
@@ -197,11 +197,11 @@ def _median(key: str, ratios: Sequence[float]) -> dict[str, float]:
     return {key: median(finite)} if finite else {}
 
 
-def measure(case: Case, settings: Mapping[str, float]) -> Row:
+def measure(case: PaperCase, settings: Mapping[str, float]) -> RegionsRow:
     """Ask everybody."""
     problem = case.problem()
     since = time.process_time()
-    row = Row(case, make_plans(problem, schedules=names_of(ANY)).best)
+    row = RegionsRow(case, make_plans(problem, schedules=names_of(ANY)).best)
     row.search_s[OURS] = time.process_time() - since
     judging = _Judging(problem, int(settings["candidates"]))
     for name, planner in ALL.items():
@@ -274,7 +274,7 @@ class _Judging:
                 yield judged.latency_s or inf
 
 
-def scaling(case: Case, scale: tuple[int, ...]) -> dict[str, float]:
+def scaling(case: PaperCase, scale: tuple[int, ...]) -> dict[str, float]:
     """FSDP's seconds on so many devices of each site by ours and by DeepCEE's there."""
     whole = case.problem()
     names = [device.name for device in whole.devices]

@@ -20,7 +20,7 @@ from dataclasses import replace
 from potluck.bench import serve_lab
 from potluck.bench.harness import Result
 from potluck.serve.baselines.schemes import EPARA, OURS, RIVALS, as_printed
-from potluck.serve.simulate.cases import Case
+from potluck.serve.simulate.cases import SweepCase
 from potluck.serve.simulate.engine import simulate
 from potluck.serve.simulate.epara_services import WORKLOADS
 from potluck.serve.sweep import sweep
@@ -112,9 +112,9 @@ def over(ours: float, theirs: float) -> float:
     return ours / theirs if theirs > ours / 1000 else 1000.0
 
 
-def case(workload: str, settings: Mapping[str, float], load: float | None = None) -> Case:
+def case(workload: str, settings: Mapping[str, float], load: float | None = None) -> SweepCase:
     """One of the five, on the testbed."""
-    return Case(
+    return SweepCase(
         workload=workload,
         n_servers=int(settings["servers"]),
         n_processors=int(settings["processors"]),
@@ -126,7 +126,7 @@ def case(workload: str, settings: Mapping[str, float], load: float | None = None
 
 def served_below(settings: Mapping[str, float]) -> float:
     """The part that is satisfied at half load, on more servers, so that no service has too few."""
-    large = Case(
+    large = SweepCase(
         n_servers=int(settings["large_servers"]),
         load=0.5,
         duration_s=settings["large_duration_s"],

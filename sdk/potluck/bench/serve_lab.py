@@ -24,24 +24,24 @@ from typing import TYPE_CHECKING, Any
 from potluck.records import Device, LayerCost
 from potluck.serve.baselines.schemes import EPARA, INTEREDGE, LEAST_LOADED, OURS, as_printed
 from potluck.serve.runtime.device_placement import Wanted, record
-from potluck.serve.runtime.loaded_model import Asked, Loaded, plan_on
-from potluck.serve.runtime.measure import Measured, padded_times
-from potluck.serve.scheduling.events import Start
+from potluck.serve.runtime.loaded_model import Loaded, RowsInFlight, plan_on
+from potluck.serve.runtime.measure import MeasuredService, padded_times
+from potluck.serve.scheduling.events import ComputeBatch
 from potluck.serve.scheduling.placement import Placement
 from potluck.serve.scheduling.records import (
     BATCHES,
     Frequency,
     Latency,
     Server,
-    Service,
+    ServiceSpec,
     Slo,
     by_name,
 )
 from potluck.serve.simulate import arrivals, epara_services
-from potluck.serve.simulate.arrivals import Load
+from potluck.serve.simulate.arrivals import ArrivalLoad
 from potluck.serve.simulate.cases import equal_parts
 from potluck.serve.simulate.engine import Scenario
-from potluck.serve.simulate.outcome import Outcome
+from potluck.serve.simulate.outcome import ServingOutcome
 from potluck.serve.simulate.scheme import Scheme
 from potluck.serve.simulate.serial_servers import InTurn
 from potluck.sessions.agent_specs import Spec
@@ -85,9 +85,9 @@ def figures(
     """
     from potluck.home import Home
 
-    played: list[Played] = []
+    played: list[PlayedScenario] = []
     with Home.lab([Spec(name=_name(n), emulated=True) for n in range(N_HOLDERS)]) as home:
-        agents = Agents(home)
+        agents = LabServers(home)
         overhead_s = agents.overhead_s()
         for workload in WORKLOADS:
             models = models_of(workload)
@@ -104,13 +104,13 @@ def _name(number: int) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Played:
+class PlayedScenario:
     """One scenario by one scheme: as predicted, and by the agents."""
 
     workload: str
     scheme: str
-    predicted: Outcome
-    measured: Outcome
+    predicted: ServingOutcome
+    measured: ServingOutcome
 
     @property
     def error_frac(self) -> float:
@@ -122,9 +122,9 @@ def play(
     workload: str,
     scheme: Scheme,
     drawn: Scenario,
-    agents: "Agents",
+    agents: "LabServers",
     lasts_s: Mapping[str, Sequence[float]],
-) -> Played:
+) -> PlayedScenario:
     """Predict it, then play it by the clock with the same placement.
 
     Parameters
@@ -141,10 +141,12 @@ def play(
     prediction = InTurn(drawn, scheme)
     predicted = prediction.run()
     measured = OnAgents(drawn, scheme, agents, lasts_s, prediction.placement).run()
-    return Played(workload=workload, scheme=scheme.name, predicted=predicted, measured=measured)
+    return PlayedScenario(
+        workload=workload, scheme=scheme.name, predicted=predicted, measured=measured
+    )
 
 
-def compared(played: Sequence[Played], time_scale: float) -> dict[str, float]:
+def compared(played: Sequence[PlayedScenario], time_scale: float) -> dict[str, float]:
     """The figures of the lab, goodput in requests and frames per second of the testbed.
 
     Parameters
@@ -176,7 +178,7 @@ def compared(played: Sequence[Played], time_scale: float) -> dict[str, float]:
     }
 
 
-def models_of(workload: str) -> tuple[epara_services.Measured, ...]:
+def models_of(workload: str) -> tuple[epara_services.EparaModel, ...]:
     """The models of a workload that fit one processor, without chats.
 
     Parameters
@@ -193,7 +195,9 @@ def models_of(workload: str) -> tuple[epara_services.Measured, ...]:
     )
 
 
-def service_of(model: epara_services.Measured, time_scale: float, overhead_s: float) -> Service:
+def service_of(
+    model: epara_services.EparaModel, time_scale: float, overhead_s: float
+) -> ServiceSpec:
     """A model as an agent serves it: batches one after the other.
 
     Parameters
@@ -206,7 +210,7 @@ def service_of(model: epara_services.Measured, time_scale: float, overhead_s: fl
         What a batch takes beyond what it is played to take.
     """
     alone = padded_times(BATCHES, [overhead_s + s for s in played_s(model, time_scale)])
-    measured = Measured(
+    measured = MeasuredService(
         alone=alone,
         beside=replace(alone, seconds=tuple(2 * seconds for seconds in alone.seconds)),
         memory_bytes=int(model.memory_gib * epara_services.GIB),
@@ -217,7 +221,7 @@ def service_of(model: epara_services.Measured, time_scale: float, overhead_s: fl
     return replace(made, input_bytes=model.input_bytes, output_bytes=model.output_bytes)
 
 
-def played_s(model: epara_services.Measured, time_scale: float) -> list[float]:
+def played_s(model: epara_services.EparaModel, time_scale: float) -> list[float]:
     """Seconds that batches of `BATCHES` rows are played to take.
 
     Parameters
@@ -242,7 +246,7 @@ def slower(slo: Slo, time_scale: float) -> Slo:
 
 
 def scenario(
-    services: Sequence[Service],
+    services: Sequence[ServiceSpec],
     duration_s: float,
     time_scale: float,
     load: float,
@@ -254,7 +258,7 @@ def scenario(
         *epara_services.servers(N_HOLDERS, 1),
         *(Server(name=_name(n), processors=()) for n in range(N_HOLDERS, N_ENTRANCES)),
     )
-    drawn_from = Load(
+    drawn_from = ArrivalLoad(
         per_s={name: load * per_s for name, per_s in equal_parts(services, servers).items()},
         duration_s=duration_s,
         n_functions=N_FUNCTIONS,
@@ -276,7 +280,7 @@ def scenario(
     )
 
 
-class Agents:
+class LabServers:
     """The processors of the lab: what is loaded on them.
 
     Parameters
@@ -372,7 +376,7 @@ class OnAgents(InTurn):
         self,
         scenario: Scenario,
         scheme: Scheme,
-        agents: Agents,
+        agents: LabServers,
         played: Mapping[str, Sequence[float]],
         placement: Placement,
     ) -> None:
@@ -390,7 +394,7 @@ class OnAgents(InTurn):
             for replica in self.placement.replicas
         }
 
-    def run(self) -> Outcome:
+    def run(self) -> ServingOutcome:
         """Play it by the clock, to the end."""
         begun_s = time.monotonic()
         self.begin()
@@ -408,7 +412,7 @@ class OnAgents(InTurn):
     def _is_over(self) -> bool:
         return super()._is_over and not self._n_computing
 
-    def begin_batch(self, index: int, start: Start, now_s: float) -> None:
+    def begin_batch(self, index: int, start: ComputeBatch, now_s: float) -> None:
         """An agent is given a batch."""
         loaded = self._loaded[start.pool[0], self.nodes[index].name]
         n_rows = len(start.requests)
@@ -416,7 +420,9 @@ class OnAgents(InTurn):
         asked = loaded.ask([self._rows[:n_rows]], n_rows)
         asked.on_done(lambda _: self._ended.put(partial(self._answered_by, index, start, asked)))
 
-    def _answered_by(self, index: int, start: Start, asked: Asked, now_s: float) -> None:
+    def _answered_by(
+        self, index: int, start: ComputeBatch, asked: RowsInFlight, now_s: float
+    ) -> None:
         asked.wait()  # raises where the agent failed
         self._n_computing -= 1
         self.batch_done(index, start, now_s)

@@ -24,11 +24,16 @@ from potluck.serve.scheduling.allocate import allocate_all
 from potluck.serve.scheduling.live_placement import LivePlacement
 from potluck.serve.scheduling.placement import place
 from potluck.serve.scheduling.records import Frequency, Request, ServerState, ServiceState, by_name
-from potluck.serve.scheduling.request_handler import Candidate, by_spare_finish, decide
-from potluck.serve.scheduling.state_exchange import Heard, Ring, StateMessage, Tick
+from potluck.serve.scheduling.request_handler import CandidateServer, by_spare_finish, decide
+from potluck.serve.scheduling.state_exchange import (
+    IntervalOver,
+    NeighbourMessage,
+    Ring,
+    StateMessage,
+)
 from potluck.serve.simulate import arrivals, epara_services
-from potluck.serve.simulate.cases import Case, equal_parts
-from potluck.serve.simulate.engine import Simulation
+from potluck.serve.simulate.cases import SweepCase, equal_parts
+from potluck.serve.simulate.engine import ServingSimulation
 
 Answer = TypeVar("Answer")
 SETTINGS: Mapping[str, float] = {
@@ -63,7 +68,7 @@ def run(settings: Mapping[str, float]) -> Result:
 
 def played(n_servers: int, settings: Mapping[str, float]) -> dict[str, float]:
     """A simulation of so many servers with about `requests` requests: handling and events."""
-    case = Case(
+    case = SweepCase(
         n_servers=n_servers,
         n_processors=1,
         duration_s=DURATION_S,
@@ -73,7 +78,7 @@ def played(n_servers: int, settings: Mapping[str, float]) -> dict[str, float]:
     load = min(0.5, settings["requests"] / DURATION_S / requests_per_s(n_servers))
     scheme = replace(OURS, group=int(settings["group"]), alternatives=())
     scenario = replace(case, load=load).scenario()
-    simulation = Simulation(scenario, scheme, clock=time.thread_time)
+    simulation = ServingSimulation(scenario, scheme, clock=time.thread_time)
     began_s = time.process_time()
     outcome = simulation.run()
     seconds = time.process_time() - began_s
@@ -126,7 +131,7 @@ def timed(call: Callable[[], Answer]) -> tuple[float, Answer]:
 def demand_of(n_servers: int, settings: Mapping[str, float]) -> dict[tuple[str, str], float]:
     """What functions call on servers of eight processors, at load 0.6."""
     servers, services = epara_services.servers(n_servers, 8), epara_services.services("mixed")
-    load = arrivals.Load(
+    load = arrivals.ArrivalLoad(
         per_s={name: 0.6 * per_s for name, per_s in equal_parts(services, servers).items()},
         duration_s=1.0,
         n_functions=max(1000, 10 * n_servers),
@@ -144,7 +149,7 @@ def one_ring_ms(n_servers: int) -> float:
     """One decision to hand on with all servers as candidates, the mean of some."""
     rng = Random(0)
     others = [
-        Candidate(f"s{n}", rng.random() * 50, rng.random(), 1.0, 60.0, 0.05, 0.002)
+        CandidateServer(f"s{n}", rng.random() * 50, rng.random(), 1.0, 60.0, 0.05, 0.002)
         for n in range(1, n_servers)
     ]
     request = Request(0, "birds", 0.0, 1.0, ("s0",))
@@ -167,10 +172,10 @@ def sync_bytes(n_servers: int) -> float:
         tells = [
             (name, tell)
             for name, ring in rings.items()
-            for tell in ring.handle(Tick(state), float(round_))
+            for tell in ring.handle(IntervalOver(state), float(round_))
         ]
         for name, tell in tells:
-            rings[tell.server].handle(Heard(name, tell.message), float(round_))
+            rings[tell.server].handle(NeighbourMessage(name, tell.message), float(round_))
         if round_ >= n_servers // 2:
             sent += sum(len(packed(tell.message, services)) for _, tell in tells)
     return sent / N_ROUNDS / n_servers

@@ -31,7 +31,7 @@ from potluck.planning.scenario import only
 from potluck.planning.search.schedules import ANY, names_of
 from potluck.profile import estimate
 from potluck.records import HOME, Problem, Training
-from potluck.run.local_steps import OuterStep, Region, Together
+from potluck.run.local_steps import OuterStep, RegionRun, Together
 
 if TYPE_CHECKING:
     import torch
@@ -275,7 +275,7 @@ def _both(left: tuple[Any, Any], right: tuple[Any, Any]) -> tuple[Any, Any]:
     return torch.cat([left[0], right[0]]), torch.cat([left[1], right[1]])
 
 
-class _Stand(Region):
+class _Stand(RegionRun):
     """A region that is a network in this process."""
 
     def __init__(self, net: "torch.nn.Module") -> None:

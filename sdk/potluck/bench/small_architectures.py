@@ -69,7 +69,7 @@ class Architecture:
     inputs: Mapping[str, torch.Tensor]
 
 
-class Answer(torch.nn.Module):
+class SingleOutput(torch.nn.Module):
     """An architecture that gives one of its outputs alone, so that a loss is taken of it.
 
     `place`: which of those that are tensors of numbers, the last hidden state mostly.
@@ -120,7 +120,9 @@ def made(name: str) -> Architecture | None:
     for inputs in _examples(net, config):
         place = _place(net, inputs)
         if place is not None:
-            return Architecture(name=name, net=Answer(net, tuple(inputs), place), inputs=inputs)
+            return Architecture(
+                name=name, net=SingleOutput(net, tuple(inputs), place), inputs=inputs
+            )
     return None
 
 

@@ -71,7 +71,7 @@ SAME = 1 + 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
+class SplitPoint:
     """One model at one bandwidth: ours, what it took to find, and what others do.
 
     `thrifty`: within the deadline.
@@ -174,13 +174,13 @@ def _rates(step_mb: float, most_mb: float) -> tuple[float, ...]:
     return tuple(1e6 * step_mb * k for k in range(int(most_mb / step_mb) + 1))
 
 
-def _point(splitter: Splitter, bytes_per_s: float) -> Point:
+def _point(splitter: Splitter, bytes_per_s: float) -> SplitPoint:
     begun_s = time.process_time()
     ours = splitter.share(bytes_per_s)
     solve_s = time.process_time() - begun_s
     others = baselines.answers(OTHERS, splitter, bytes_per_s)
     deadline_s = DEADLINE * min(split.latency_s for split in others.values())
-    return Point(
+    return SplitPoint(
         bytes_per_s=bytes_per_s,
         solve_s=solve_s,
         ours=ours,
@@ -190,7 +190,7 @@ def _point(splitter: Splitter, bytes_per_s: float) -> Point:
     )
 
 
-def _figures(points: list[Point]) -> dict[str, float]:
+def _figures(points: list[SplitPoint]) -> dict[str, float]:
     linked = [point for point in points if point.bytes_per_s > 0]
     shared = [point for point in linked if point.ours.sent_bytes]
     ratios = [point.ours.latency_s / point.others["layer cut"].latency_s for point in linked]

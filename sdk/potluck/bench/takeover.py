@@ -52,7 +52,7 @@ def run(settings: Mapping[str, float]) -> Result:
 def _one(steps_before: int) -> tuple[float, float]:
     """Seconds from the kill to the next step that was finished, and to the first new one."""
     from potluck.coordinator.local_coordinator import FOLDER
-    from potluck.discover.keyring import Keyring, Known
+    from potluck.discover.keyring import Keyring, KnownDevice
     from potluck.sessions.agent_specs import local_specs
     from potluck.sessions.local_agents import LocalAgents
 
@@ -64,7 +64,7 @@ def _one(steps_before: int) -> tuple[float, float]:
         agents = LocalAgents(local_specs(3), (NOTEBOOK, keys[NOTEBOOK]), extra=extra)
         stack.callback(agents.close)
         for agent in agents.agents:
-            known = Known(name=agent.name, key=agent.key, addresses=(agent.address,))
+            known = KnownDevice(name=agent.name, key=agent.key, addresses=(agent.address,))
             for ring in rings.values():
                 ring.remember(known)
         trusts = [f"--trust={keys[name]}" for name in (NOTEBOOK, SECOND)]

@@ -103,7 +103,7 @@ def run(settings: Mapping[str, float]) -> Result:
 # --- live -----------------------------------------------------------------------------------------
 
 
-class _Ours:
+class _PotluckBlocks:
     """The blocks divided among the devices of a home, for training and for answers."""
 
     def __init__(self, home: "Home", n: int, settings: Mapping[str, float]) -> None:
@@ -155,7 +155,7 @@ def _live(home: "Home", n: int, settings: Mapping[str, float]) -> dict[str, floa
     """Our steps and answers by theirs, turn by turn."""
     sizes = {key: int(settings[key]) for key in ("blocks", "width", "rows", "length")}
     figures, n_steps = dict[str, float](), int(settings["steps"])
-    ours = _Ours(home, n, settings)
+    ours = _PotluckBlocks(home, n, settings)
     with TensorRanks(n, **sizes) as ranks:
         for mode in (TRAIN, ANSWER):
             ratios, mine_s = list[float](), list[float]()

@@ -139,14 +139,14 @@ def _parts(kind: str, settings: Mapping[str, float]) -> dict[str, float]:
     from torch.nn.functional import cross_entropy
 
     from potluck.graph.trace import trace
-    from potluck_agent.worker.training import Segment
+    from potluck_agent.worker.training import TrainingSegment
 
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     network, x, y = NETWORKS[kind](int(settings["parts_rows"]))
     names = ("x", "y")
     traced = trace(network, (x,), input_names=names, loss=cross_entropy, targets=(y,))
-    segment = Segment(traced.graph, seed=None)
+    segment = TrainingSegment(traced.graph, seed=None)
     for name, tensor in traced.tensors.items():
         segment.write(name, tensor.detach())
     inputs = (x, y, *traced.reductions((x, y)))
@@ -173,7 +173,7 @@ def _parts(kind: str, settings: Mapping[str, float]) -> dict[str, float]:
 # --- a step ---------------------------------------------------------------------------------------
 
 
-class _Ours:
+class _PotluckSchedule:
     """A network on `n` devices of a home, two stages each."""
 
     def __init__(
@@ -241,14 +241,14 @@ def _live(kind: str, settings: Mapping[str, float]) -> dict[str, float]:
                 Ranks(kind, n, n_micro_batches=m, micro_batch=rows, schedules=(schedule,))
             )
             home = stack.enter_context(Home.local(n))
-            ours = _Ours(home, kind, schedule, settings)
+            ours = _PotluckSchedule(home, kind, schedule, settings)
             stack.callback(ours.run.close)
             figures |= _compared(f"{kind}_{schedule}", ours, ranks, schedule, settings)
     return figures
 
 
 def _compared(
-    key: str, ours: _Ours, ranks: Ranks, schedule: str, settings: Mapping[str, float]
+    key: str, ours: _PotluckSchedule, ranks: Ranks, schedule: str, settings: Mapping[str, float]
 ) -> dict[str, float]:
     n_steps = int(settings["steps"])
     ratios = list[float]()

@@ -50,12 +50,12 @@ def main(args: argparse.Namespace) -> int:
     """Train what is handed over until it is interrupted."""
     from potluck.coordinator.coordinator import Coordinator
     from potluck.coordinator.coordinator_group import Seat
-    from potluck.coordinator.endpoint import Place
+    from potluck.coordinator.endpoint import Endpoint
     from potluck.coordinator.group_joining import Joining
     from potluck.coordinator.hand_over import elsewhere
     from potluck.coordinator.local_coordinator import LOCK, folder_of, write_place
-    from potluck.coordinator.server import Server
-    from potluck.coordinator.shared_job import Ask
+    from potluck.coordinator.server import CoordinatorServer
+    from potluck.coordinator.shared_job import CoordinatorCall
     from potluck.discover.key_claim import claim
     from potluck.discover.keyring import Keyring
     from potluck.errors import UserError
@@ -77,14 +77,14 @@ def main(args: argparse.Namespace) -> int:
     allow_connections()
     keys = Keys(public=public, secret=secret)
 
-    def reach(seat: Seat) -> Ask:
-        return Place(host=seat.host, port=seat.port, key=seat.key, keys=keys).ask
+    def reach(seat: Seat) -> CoordinatorCall:
+        return Endpoint(host=seat.host, port=seat.port, key=seat.key, keys=keys).ask
 
     joined = elsewhere(args.join, args.key or "", keys) if args.join else None
     known = frozenset({public, *args.trust})
     coordinator = Coordinator(folder, lambda: Home.discover(state=state), reach, reads=reads)
     coordinator.trusted = known
-    server = Server(coordinator, keys, known, host=args.address, port=args.port)
+    server = CoordinatorServer(coordinator, keys, known, host=args.address, port=args.port)
     ending = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: ending.set())

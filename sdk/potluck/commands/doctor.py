@@ -31,7 +31,7 @@ SLOW_CURVE = (27, 3)  # pyzmq below it brings a libsodium that encrypts 15 times
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class Checkup:
     """One thing looked at: how it is, what to do (empty where all is well), and a drawing."""
 
     level: str
@@ -60,7 +60,7 @@ def main(args: argparse.Namespace) -> int:
     return 1 if BAD in levels else 0
 
 
-def examine(wait_s: float) -> Iterator[Finding]:
+def examine(wait_s: float) -> Iterator[Checkup]:
     """Every check in turn."""
     yield from packages(_version)
     yield from keys()
@@ -70,7 +70,7 @@ def examine(wait_s: float) -> Iterator[Finding]:
     yield network()
 
 
-def show(finding: Finding) -> str:
+def show(finding: Checkup) -> str:
     """One finding as one or two lines, and its drawing."""
     from potluck.sanitized_text import harmless
 
@@ -79,30 +79,30 @@ def show(finding: Finding) -> str:
     return f"{finding.level:<9}{harmless(finding.what)}{lines}"
 
 
-def packages(version: Callable[[str], str | None]) -> Iterator[Finding]:
+def packages(version: Callable[[str], str | None]) -> Iterator[Checkup]:
     """Python, pyzmq with CURVE, and what is optional."""
     import zmq
 
-    yield Finding(level=GOOD, what=f"Python {sys.version.split()[0]}")
+    yield Checkup(level=GOOD, what=f"Python {sys.version.split()[0]}")
     found = version("pyzmq") or "0"
     numbers = tuple(int(part) for part in found.split(".")[:2] if part.isdecimal())
     if not zmq.has("curve"):
-        yield Finding(
+        yield Checkup(
             level=BAD,
             what=f"pyzmq {found} cannot encrypt",
             remedy="pip install --force-reinstall pyzmq",
         )
     elif numbers < SLOW_CURVE:
-        yield Finding(
+        yield Checkup(
             level=HINT,
             what=f"pyzmq {found} encrypts slowly",
             remedy="pip install --upgrade 'pyzmq>=27.3'",
         )
     else:
-        yield Finding(level=GOOD, what=f"pyzmq {found} with CURVE encryption")
+        yield Checkup(level=GOOD, what=f"pyzmq {found} with CURVE encryption")
     for name, use in OPTIONAL.items():
         has = version(name)
-        yield Finding(
+        yield Checkup(
             level=GOOD if has else HINT,
             what=f"{name} {has or 'is not installed'}",
             remedy="" if has else use,
@@ -116,7 +116,7 @@ def _version(name: str) -> str | None:
         return None
 
 
-def keys() -> Iterator[Finding]:
+def keys() -> Iterator[Checkup]:
     """This computer's keys and the devices that it knows."""
     from potluck.discover.keyring import Keyring
     from potluck.errors import PotluckError
@@ -125,16 +125,16 @@ def keys() -> Iterator[Finding]:
     try:
         known = ring.devices()
     except PotluckError as error:
-        yield Finding(level=BAD, what=str(error))
+        yield Checkup(level=BAD, what=str(error))
         return
     names = ", ".join(device.name for device in known) or "nobody yet"
     remedy = "" if known else "Run `potluck agent pair` on a device, then `potluck pair NAME` here."
-    yield Finding(
+    yield Checkup(
         level=GOOD if known else HINT, what=f"paired with {names} ({ring.directory})", remedy=remedy
     )
 
 
-def interfaces() -> Iterator[Finding]:
+def interfaces() -> Iterator[Checkup]:
     """Addresses of this computer in its networks; tunnels and containers mislead discovery."""
     import psutil
 
@@ -150,9 +150,9 @@ def interfaces() -> Iterator[Finding]:
     inside = sorted(name for name in real if name.startswith(VIRTUAL))
     shown = ", ".join(f"{name} {found[0]}" for name, found in real.items() if name not in inside)
     if shown:
-        yield Finding(level=GOOD, what=f"networks: {shown}")
+        yield Checkup(level=GOOD, what=f"networks: {shown}")
     else:
-        yield Finding(
+        yield Checkup(
             level=HINT,
             what="no network but this computer itself",
             remedy="Home.local() works all the same.",
@@ -162,10 +162,10 @@ def interfaces() -> Iterator[Finding]:
             "Devices may be looked for there; give addresses with Home(peers=[...]) if none "
             "are found."
         )
-        yield Finding(level=HINT, what=f"tunnels or containers: {', '.join(inside)}", remedy=remedy)
+        yield Checkup(level=HINT, what=f"tunnels or containers: {', '.join(inside)}", remedy=remedy)
 
 
-def multicast() -> Finding:
+def multicast() -> Checkup:
     """Whether this process may send and hear multicast, which mDNS is."""
     ours = b"potluck doctor " + socket.gethostname().encode()[:40]
     try:
@@ -184,13 +184,13 @@ def multicast() -> Finding:
             "Allow local network access (macOS: System Settings, Privacy; a firewall elsewhere), "
             "or add a route for 224.0.0.0/4. Until then, give addresses: potluck devices ADDRESS."
         )
-        return Finding(
+        return Checkup(
             level=HINT, what=f"multicast does not work here ({error or 'timeout'})", remedy=remedy
         )
-    return Finding(level=GOOD, what="multicast works on this computer")
+    return Checkup(level=GOOD, what="multicast works on this computer")
 
 
-def devices(wait_s: float) -> Iterator[Finding]:
+def devices(wait_s: float) -> Iterator[Checkup]:
     """Everybody who is found or known, and whether its ports can be reached."""
     from potluck.discover.keyring import Keyring
     from potluck.discover.mdns import browse
@@ -207,7 +207,7 @@ def devices(wait_s: float) -> Iterator[Finding]:
             "Is `potluck agent` running on the devices, in this same network? Access points often "
             "keep guests apart. Addresses always work: potluck devices ADDRESS."
         )
-        yield Finding(
+        yield Checkup(
             level=HINT, what=f"nobody announced itself within {wait_s:g} s", remedy=remedy
         )
     for name, addresses in sorted({**known, **found}.items()):
@@ -220,7 +220,7 @@ def devices(wait_s: float) -> Iterator[Finding]:
     yield from sessions(paired)
 
 
-def sessions(places: Sequence[str]) -> Iterator[Finding]:
+def sessions(places: Sequence[str]) -> Iterator[Checkup]:
     """What the paired devices at these addresses say of themselves: whether they can compute, and
     measure power.
     """
@@ -232,7 +232,7 @@ def sessions(places: Sequence[str]) -> Iterator[Finding]:
     try:
         home = Home(peers=places)
     except HomeError as error:
-        yield Finding(
+        yield Checkup(
             level=HINT, what="the devices were not asked what they can do", remedy=str(error)
         )
         return
@@ -244,14 +244,14 @@ def sessions(places: Sequence[str]) -> Iterator[Finding]:
                 yield bounded(member.name, member.capability)
                 yield from available(member.name, member.capability)
             elif member.status == "computes nothing" and member.error is not None:
-                yield Finding(
+                yield Checkup(
                     level=BAD,
                     what=str(member.error).partition(". ")[0],
                     remedy=member.error.next_step,
                 )
 
 
-def network() -> Finding:
+def network() -> Checkup:
     """How the devices are connected, as the latest profile left it beside the keys."""
     from potluck.discover.keyring import Keyring
     from potluck.display.network_views import drawing
@@ -261,43 +261,43 @@ def network() -> Finding:
     try:
         kept = kept_network(Keyring().directory)
     except FileError as error:
-        return Finding(level=BAD, what=str(error))
+        return Checkup(level=BAD, what=str(error))
     if kept is None:
-        return Finding(
+        return Checkup(
             level=HINT,
             what="how the devices are connected is not known yet",
             remedy="home.profile(model) measures it",
         )
-    return Finding(
+    return Checkup(
         level=GOOD, what=f"how the devices are connected ({FILE})", drawing=drawing(kept)
     )
 
 
-def computing(name: str, capability: Mapping[str, Any]) -> Iterator[Finding]:
+def computing(name: str, capability: Mapping[str, Any]) -> Iterator[Checkup]:
     """What a device computes on, and what it has left out and why; an older agent says nothing."""
     lines = list(words(capability.get("processors", ()), capability.get("cores")))
     if lines:
-        yield Finding(
+        yield Checkup(
             level=GOOD, what=f"{name} computes on {lines[0]}", drawing="\n".join(lines[1:])
         )
 
 
-def metered(name: str, capability: Mapping[str, Any]) -> Finding:
+def metered(name: str, capability: Mapping[str, Any]) -> Checkup:
     """How a device knows its power, from its own statement; where nothing measures it, why."""
     rows: Sequence[Mapping[str, str]] = capability.get("meters", ())
     measuring = [row["name"] for row in rows if row.get("source") == "measured"]
     if measuring:
-        return Finding(level=GOOD, what=f"{name} measures its power: {', '.join(measuring)}")
+        return Checkup(level=GOOD, what=f"{name} measures its power: {', '.join(measuring)}")
     reasons = [f"{row['name']}: {row['reason']}{_help(row)}" for row in rows if row.get("reason")]
     if capability.get("power"):
         what = f"{name} has no power meter, its energy is modelled from the watts that it was given"
     else:
         what = f"{name} has no power meter, so plans do not know its energy"
         reasons.append("or give its watts: potluck agent start --power IDLE,BUSY,RADIO")
-    return Finding(level=HINT, what=what, remedy="; ".join(reasons))
+    return Checkup(level=HINT, what=what, remedy="; ".join(reasons))
 
 
-def bounded(name: str, capability: Mapping[str, Any]) -> Finding:
+def bounded(name: str, capability: Mapping[str, Any]) -> Checkup:
     """What keeps a device's worker in its bounds, in its own words; a note where a bound is
     missing.
     """
@@ -305,33 +305,33 @@ def bounded(name: str, capability: Mapping[str, Any]) -> Finding:
     missing = [f"{bound} {said}" for bound, said in bounds.items() if said.startswith("not ")]
     if not bounds or missing:
         what = f"{name} computes with fewer bounds: {'; '.join(missing) or 'it names none'}"
-        return Finding(
+        return Checkup(
             level=HINT,
             what=what,
             remedy="a newer Linux has them; bugs of libraries can do more here",
         )
     told = "; ".join(f"{bound} {said}" for bound, said in bounds.items())
-    return Finding(level=GOOD, what=f"{name} computes within bounds: {told}")
+    return Checkup(level=GOOD, what=f"{name} computes within bounds: {told}")
 
 
-def available(name: str, capability: Mapping[str, Any]) -> Iterator[Finding]:
+def available(name: str, capability: Mapping[str, Any]) -> Iterator[Checkup]:
     """When a device takes part by its owner's rules, and whether it does not now."""
     rules = ", ".join(capability.get("rules", ()))
     if why := capability.get("leaving"):
-        yield Finding(
+        yield Checkup(
             level=HINT,
             what=f"{name} takes nothing new: {why}",
             remedy=f"its agent was started with rules ({rules})" if rules else "",
         )
     elif rules:
-        yield Finding(level=GOOD, what=f"{name} takes part by its owner's rules: {rules}")
+        yield Checkup(level=GOOD, what=f"{name} takes part by its owner's rules: {rules}")
 
 
 def _help(row: Mapping[str, str]) -> str:
     return f" (to mend it, {row['remedy']})" if row.get("remedy") else ""
 
 
-def reach(name: str, places: tuple[tuple[str, int], ...], *, announced: bool) -> Finding:
+def reach(name: str, places: tuple[tuple[str, int], ...], *, announced: bool) -> Checkup:
     """Whether any address of this device takes a connection."""
     seen = "announces itself" if announced else "was paired, is not announced now"
     reason, ports = (
@@ -341,11 +341,11 @@ def reach(name: str, places: tuple[tuple[str, int], ...], *, announced: bool) ->
     for host, port in places:
         try:
             with socket.create_connection((host, port), timeout=1.0):
-                return Finding(level=GOOD, what=f"{name} {seen}; {host}:{port} answers")
+                return Checkup(level=GOOD, what=f"{name} {seen}; {host}:{port} answers")
         except OSError as error:
             reason, ports = (
                 f"{host}:{port} does not answer ({error.strerror or error})",
                 f"ports {port} to {port + 3}",
             )
     remedy = f"Is its agent running, and does its firewall let {ports} through?"
-    return Finding(level=BAD if announced else HINT, what=f"{name} {seen}; {reason}", remedy=remedy)
+    return Checkup(level=BAD if announced else HINT, what=f"{name} {seen}; {reason}", remedy=remedy)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from potluck.lab.registry import Entry
+    from potluck.lab.registry import RunningLab
     from potluck.lab.runner import Happened
 
 WAIT_S = 15.0
@@ -70,7 +70,7 @@ def _up(args: argparse.Namespace) -> None:
         extra=["--pair"],
     )
     home = args.name if name == args.name else str(Path(args.name).resolve())
-    entry = registry.Entry(
+    entry = registry.RunningLab(
         name=name,
         home=home,
         time_scale=args.time_scale,
@@ -98,7 +98,7 @@ def _tell(happened: "Happened") -> None:
         print(f"{happened.passed_s:.1f} s after the start: {happened}", flush=True)
 
 
-def _show(entry: "Entry") -> None:
+def _show(entry: "RunningLab") -> None:
     for agent in entry.agents:
         print(f"{agent.name}  {agent.address}  pairing code {agent.code}")
     print(

@@ -12,7 +12,7 @@ from typing import Any
 
 from potluck.contention.list_scheduler import alone_s, topological
 from potluck.errors import UserError
-from potluck.simulate.engine import COMPUTE, TaskGraph, Times
+from potluck.simulate.engine import COMPUTE, TaskGraph, TaskTimes
 
 UNITS = 20_000
 
@@ -34,7 +34,7 @@ class Exact:
 
 
 def solve(
-    graph: TaskGraph, hint: Times, *, limit_s: float = 1.0, n_workers: int = 2, seed: int = 0
+    graph: TaskGraph, hint: TaskTimes, *, limit_s: float = 1.0, n_workers: int = 2, seed: int = 0
 ) -> Exact:
     """Start times for all tasks of which no two share a resource or a medium.
 

@@ -12,10 +12,10 @@ from dataclasses import replace
 from heapq import heapify, heappop, heappush
 
 from potluck.simulate import engine
-from potluck.simulate.engine import COMPUTE, SimulationState, TaskGraph, Times
+from potluck.simulate.engine import COMPUTE, SimulationState, TaskGraph, TaskTimes
 
 
-def run(graph: TaskGraph, urgency: Sequence[float] | None = None) -> Times:
+def run(graph: TaskGraph, urgency: Sequence[float] | None = None) -> TaskTimes:
     """Carry out all tasks; of the transfers whose media are free, those of the greatest `urgency`
     go first.
 
@@ -156,7 +156,7 @@ def chunked(graph: TaskGraph, chunk_bytes: float) -> tuple[TaskGraph, list[tuple
     return cut, parts
 
 
-def insert(graph: TaskGraph, urgency: Sequence[float]) -> Times:
+def insert(graph: TaskGraph, urgency: Sequence[float]) -> TaskTimes:
     """Place one task after the other, the most urgent first, each as early as its resource and
     media have room for it.
 
@@ -187,7 +187,7 @@ def insert(graph: TaskGraph, urgency: Sequence[float]) -> Times:
                 insort(row, (at_s, at_s + length_s))
         for follower in graph.followers[task]:
             ready_s[follower] = max(ready_s[follower], stop_s[task])
-    return Times(start_s, free_s, stop_s)
+    return TaskTimes(start_s, free_s, stop_s)
 
 
 def _by_urgency(graph: TaskGraph, urgency: Sequence[float]) -> list[int]:

@@ -19,9 +19,9 @@ from potluck.contention import cp_sat, list_scheduler
 from potluck.records import Problem, Training
 from potluck.schedule.program_builder import Compiled
 from potluck.simulate.cost import CostTable
-from potluck.simulate.engine import COMPUTE, TaskGraph, Times
+from potluck.simulate.engine import COMPUTE, TaskGraph, TaskTimes
 from potluck.simulate.predict import predict_steps
-from potluck.simulate.programs import Simulation
+from potluck.simulate.programs import ProgramSimulation
 
 # of what the path was measured to carry: never the brake, and yet at most a fifth too much in
 # buffers
@@ -47,7 +47,7 @@ class Expanded:
     tasks: dict[tuple[str, int], int]
 
     @property
-    def order(self) -> Times:
+    def order(self) -> TaskTimes:
         """Turns: the soonest of three rules.
 
         Together they were 0 to 1.5 % from the optimum, each alone up to 15 %.
@@ -77,7 +77,7 @@ def expand(compiled: Compiled, problem: Problem, table: CostTable | None = None)
     table
         Of the problem, if there is one already.
     """
-    simulation = Simulation(compiled, problem, 1, 1, table)
+    simulation = ProgramSimulation(compiled, problem, 1, 1, table)
     if isinstance(problem.workload, Training):
         for device, program in compiled.programs.items():
             for item in program.instructions:

@@ -20,7 +20,7 @@ MAX_FILE_BYTES = 1 << 50
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class JobProgress:
     """How far a job is. `losses`: those from the step on that was asked for. `seats`: who shares
     it; `copies`: those of them that could take over, beside the one that acts.
     """
@@ -44,7 +44,7 @@ class Told:
         return self.step - self.first_step
 
 
-def told(answer: Mapping[str, Any], since: int) -> Told:
+def told(answer: Mapping[str, Any], since: int) -> JobProgress:
     """The answer to "status".
 
     Parameters
@@ -80,7 +80,7 @@ def told(answer: Mapping[str, Any], since: int) -> Told:
             and all(type(note) is str for note in notes)
             and all(map(_is_pair, names))
         ):
-            return Told(
+            return JobProgress(
                 first_step=first,
                 n_batches=n_batches,
                 step=step,

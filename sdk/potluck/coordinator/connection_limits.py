@@ -5,7 +5,7 @@ from typing import Any
 
 import zmq
 
-from potluck.sessions.socket_memory import Inflow
+from potluck.sessions.socket_memory import ConnectionMemory
 
 WATCHED = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED
 MAX_STRANGERS = 256  # connections over which nothing has come
@@ -14,13 +14,13 @@ MAX_UNREAD_BYTES = 32 << 20  # of all together
 SOURCE = int(zmq.SRCFD)  # of a frame: which connection it came over
 
 
-class Guests:
+class ConnectionLimits:
     """All of one socket, by descriptor."""
 
     def __init__(self) -> None:
-        self._inflows: dict[int, Inflow] = {}
+        self._inflows: dict[int, ConnectionMemory] = {}
         self._strangers: dict[int, None] = {}  # the oldest first
-        self._of_key: dict[str, deque[Inflow]] = {}
+        self._of_key: dict[str, deque[ConnectionMemory]] = {}
 
     def watch(self, event: dict[str, Any]) -> None:
         """What the monitor of the socket says: one is there, or gone."""
@@ -31,7 +31,7 @@ class Guests:
             if gone is not None and gone in inlets:
                 inlets.remove(gone)
         if event["event"] == zmq.EVENT_ACCEPTED:
-            self._inflows[number] = inflow = Inflow()
+            self._inflows[number] = inflow = ConnectionMemory()
             inflow.opened(number)
             self._strangers[number] = None
         while len(self._strangers) > MAX_STRANGERS:

@@ -5,7 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from potluck.coordinator.coordinator_group import Group, Seat, is_anywhere
+from potluck.coordinator.coordinator_group import CoordinatorGroup, Seat, is_anywhere
 from potluck.coordinator.job import JOURNAL
 from potluck.coordinator.job_files import (
     begin_journal,
@@ -14,11 +14,11 @@ from potluck.coordinator.job_files import (
     jobs_in,
     progress_in,
 )
-from potluck.coordinator.job_training import Training
+from potluck.coordinator.job_training import JobTraining
 from potluck.coordinator.journal import ENDED, FAILED, TRAINING, WAITING, Journal, Progress
 from potluck.coordinator.open_home import OpenHome
 from potluck.coordinator.periodic_task import THREADS, Pace
-from potluck.coordinator.shared_job import Ask, SharedJob
+from potluck.coordinator.shared_job import CoordinatorCall, SharedJob
 from potluck.errors import FileError, HomeError, PotluckError, UserError
 from potluck_wire.version import LEASE
 
@@ -50,7 +50,7 @@ class Coordinator:
         self,
         folder: Path,
         open_home: "Callable[[], Home]",
-        reach: Callable[[Seat], Ask] | None = None,
+        reach: Callable[[Seat], CoordinatorCall] | None = None,
         pace: Pace = THREADS,
         reads: Path | None = None,
     ) -> None:
@@ -63,7 +63,7 @@ class Coordinator:
         self._pace = pace
         self._shared: SharedJob | None = None
         self._guests: frozenset[str] = frozenset()
-        self._training: Training | None = None  # the latest
+        self._training: JobTraining | None = None  # the latest
         self._ended: dict[str, str] = {}  # why jobs have failed, where no disk had room for that
 
     # --- what there is ----------------------------------------------------------------------------
@@ -95,7 +95,7 @@ class Coordinator:
             progress.state, progress.why = FAILED, self._ended[job]
         return progress
 
-    def _at_work(self) -> Training | None:
+    def _at_work(self) -> JobTraining | None:
         training = self._training  # another thread ends it
         return None if training is None or training.is_over else training
 
@@ -234,7 +234,7 @@ class Coordinator:
             if why:
                 self._ended[job] = why
 
-        training = Training(
+        training = JobTraining(
             self.folder / job, journal, self._homes, lambda: self._shared, ended, reads=self.reads
         )
         self._training = training
@@ -313,7 +313,7 @@ class Coordinator:
             self._stand(job, lambda home: {"group": self._founded(home), "founds": True})
         return self._shared
 
-    def _founded(self, home: "Home") -> Group:
+    def _founded(self, home: "Home") -> CoordinatorGroup:
         if self.seat is None or is_anywhere(self.seat.host):
             raise HomeError(
                 "this coordinator does not say where it is.",
@@ -324,11 +324,13 @@ class Coordinator:
             raise HomeError(
                 "no device here can vote on who coordinates.", next_step="Update potluck on them."
             )
-        return Group(
+        return CoordinatorGroup(
             seats=(self.seat,), voters=tuple(sorted(voters)), notebooks=tuple(sorted(self.trusted))
         )
 
-    def follow(self, job: str, *, group: Group | None = None, wanted: bool = False) -> None:
+    def follow(
+        self, job: str, *, group: CoordinatorGroup | None = None, wanted: bool = False
+    ) -> None:
         """Stand in line for a job that is shared, and all of whose files are here.
 
         Parameters

@@ -38,7 +38,7 @@ class Seat:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class CoordinatorGroup:
     """Of one job. The first in line founded it; voters, the keys of devices, never change.
 
     `notebooks`: the keys of those that may ask any of them.
@@ -102,13 +102,13 @@ def read_seats(rows: Any) -> tuple[Seat, ...]:
         raise ValueError("those are no coordinators") from error
 
 
-def read_group(row: Mapping[str, Any]) -> Group:
+def read_group(row: Mapping[str, Any]) -> CoordinatorGroup:
     """A group as a journal holds it.
 
     Parameters
     ----------
     row
-        Of `Group.row`.
+        Of `CoordinatorGroup.row`.
 
     Raises
     ------
@@ -117,7 +117,9 @@ def read_group(row: Mapping[str, Any]) -> Group:
     """
     match row:
         case {"seats": list(seats), "voters": list(voters), "notebooks": list(notebooks)}:
-            return Group(seats=read_seats(seats), voters=tuple(voters), notebooks=tuple(notebooks))
+            return CoordinatorGroup(
+                seats=read_seats(seats), voters=tuple(voters), notebooks=tuple(notebooks)
+            )
     raise ValueError("that is no group of coordinators")
 
 

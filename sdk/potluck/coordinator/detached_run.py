@@ -7,8 +7,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from potluck.coordinator.checked_replies import Told, part, told
-from potluck.coordinator.endpoint import Place
+from potluck.coordinator.checked_replies import JobProgress, part, told
+from potluck.coordinator.endpoint import Endpoint
 from potluck.coordinator.journal import FAILED, TRAINING, WAITING
 from potluck.coordinator.leader_client import WhoeverActs
 from potluck.coordinator.state_size import check_size
@@ -38,13 +38,15 @@ class DetachedRun(Shown):
         That its state may have; None: nobody here knows.
     """
 
-    def __init__(self, place: Place | WhoeverActs, job: str, most_bytes: int | None = None) -> None:
+    def __init__(
+        self, place: Endpoint | WhoeverActs, job: str, most_bytes: int | None = None
+    ) -> None:
         self._who = place if isinstance(place, WhoeverActs) else WhoeverActs(place)
         self.job, self._most_bytes = job, most_bytes
         self._losses: list[float] = []
         self._told = self._look()
 
-    def _look(self) -> Told:
+    def _look(self) -> JobProgress:
         """Ask how far it is."""
         while True:
             since = len(self._losses)
@@ -262,5 +264,5 @@ class DetachedRun(Shown):
             )
 
 
-def _addresses(told: Told) -> tuple[str, ...]:
+def _addresses(told: JobProgress) -> tuple[str, ...]:
     return tuple(harmless(str(seat)) for seat in told.copies)

@@ -29,7 +29,7 @@ _HANDSHAKE = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class Endpoint:
     """Where a coordinator listens, its key, and those that this notebook is known by."""
 
     host: str

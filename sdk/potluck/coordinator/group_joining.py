@@ -8,7 +8,7 @@ from potluck.coordinator.coordinator import Coordinator
 from potluck.coordinator.coordinator_group import read_group
 from potluck.coordinator.job import JOURNAL, is_job_name
 from potluck.coordinator.job_files import check_files
-from potluck.coordinator.shared_job import Ask, fetch
+from potluck.coordinator.shared_job import CoordinatorCall, fetch
 from potluck.errors import HomeError, PotluckError
 
 LOOK_S = 1.0
@@ -28,7 +28,10 @@ class Joining:
     """
 
     def __init__(
-        self, coordinator: Coordinator, ask: Ask, told: Callable[[str], None] = lambda text: None
+        self,
+        coordinator: Coordinator,
+        ask: CoordinatorCall,
+        told: Callable[[str], None] = lambda text: None,
     ) -> None:
         self._coordinator = coordinator
         self._ask = ask

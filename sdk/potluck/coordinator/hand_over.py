@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from potluck.coordinator.checked_replies import jobs
 from potluck.coordinator.detached_run import DetachedRun
-from potluck.coordinator.endpoint import Place
+from potluck.coordinator.endpoint import Endpoint
 from potluck.coordinator.job_writer import pack
 from potluck.coordinator.leader_client import WhoeverActs, find_any, kept_seats
 from potluck.coordinator.local_coordinator import find, find_or_start, folder_of
@@ -124,7 +124,7 @@ def attach(job: str, *, state: Path, keys: Keys, at: str = "", key: str = "") ->
     return DetachedRun(WhoeverActs(place, others, state), job, remembered(state, job))
 
 
-def elsewhere(address: str, key: str, keys: Keys) -> Place:
+def elsewhere(address: str, key: str, keys: Keys) -> Endpoint:
     """A coordinator at this address.
 
     Parameters
@@ -152,4 +152,4 @@ def elsewhere(address: str, key: str, keys: Keys) -> Place:
             next_step="`potluck coordinate` prints address and port as it starts.",
         )
     place = parse_address(address)
-    return Place(host=place.host, port=place.port, key=key, keys=keys)
+    return Endpoint(host=place.host, port=place.port, key=key, keys=keys)

@@ -38,7 +38,7 @@ LOOK_S = 0.1
 JOIN_S = 2.0  # between two looks for devices that are not there yet
 
 
-class Training:
+class JobTraining:
     """Begins with `start`. `plan`: the one in force, as text; empty while there is none.
 
     Parameters

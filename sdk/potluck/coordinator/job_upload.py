@@ -15,7 +15,7 @@ from potluck.errors import FileError, UserError
 MAX_FILES = 10_000
 
 
-class Arrival:
+class JobUpload:
     """What comes into a folder, which is made.
 
     Parameters

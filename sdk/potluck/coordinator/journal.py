@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from potluck.coordinator.coordinator_group import Group, read_group
+from potluck.coordinator.coordinator_group import CoordinatorGroup, read_group
 from potluck.documents import read_json
 from potluck.errors import FileError
 
@@ -47,7 +47,7 @@ class Progress:
     state: str = WAITING
     why: str = ""
     notes: list[str] = field(default_factory=list)
-    group: Group | None = None
+    group: CoordinatorGroup | None = None
     acts: str = ""
     term: int = 0
 

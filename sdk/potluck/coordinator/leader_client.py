@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from potluck.coordinator.coordinator_group import Seat, read_seats
-from potluck.coordinator.endpoint import ANSWER_S, Place
+from potluck.coordinator.endpoint import ANSWER_S, Endpoint
 from potluck.documents import read_json, write_whole
 from potluck.errors import FileError, HomeError
 from potluck.sessions.connections import Keys
@@ -33,7 +33,7 @@ class WhoeverActs:
     """
 
     def __init__(
-        self, place: Place, others: Sequence[Seat] = (), state: Path | None = None
+        self, place: Endpoint, others: Sequence[Seat] = (), state: Path | None = None
     ) -> None:
         self.place = place
         self._others = tuple(others)
@@ -42,12 +42,12 @@ class WhoeverActs:
     def ask(
         self, what: str, data: bytes = b"", *, within_s: float = ANSWER_S, **about: Any
     ) -> tuple[dict[str, Any], bytes]:
-        """As `Place.ask`; where that one does not answer, the others are asked.
+        """As `Endpoint.ask`; where that one does not answer, the others are asked.
 
         Parameters
         ----------
         what, data, within_s, **about
-            As for `Place.ask`.
+            As for `Endpoint.ask`.
 
         Raises
         ------
@@ -136,7 +136,7 @@ def kept_seats(state: Path) -> tuple[Seat, ...]:
         return ()
 
 
-def find_any(seats: Sequence[Seat], keys: Keys) -> Place | None:
+def find_any(seats: Sequence[Seat], keys: Keys) -> Endpoint | None:
     """The first of them that answers.
 
     Parameters
@@ -147,7 +147,7 @@ def find_any(seats: Sequence[Seat], keys: Keys) -> Place | None:
         Of the notebook.
     """
     for seat in seats:
-        place = Place(host=seat.host, port=seat.port, key=seat.key, keys=keys)
+        place = Endpoint(host=seat.host, port=seat.port, key=seat.key, keys=keys)
         with suppress(HomeError):
             place.ask("jobs")
             return place

@@ -10,7 +10,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from potluck.coordinator.endpoint import Place
+from potluck.coordinator.endpoint import Endpoint
 from potluck.coordinator.job import OWN_FILES
 from potluck.documents import read_json, write_whole
 from potluck.errors import FileError, HomeError, PotluckError
@@ -76,7 +76,7 @@ def claimed(state: Path, error: HomeError) -> HomeError:
     return error
 
 
-def find(state: Path, keys: Keys) -> Place | None:
+def find(state: Path, keys: Keys) -> Endpoint | None:
     """Where the coordinator of these keys listens; None where none does.
 
     Parameters
@@ -93,7 +93,7 @@ def find(state: Path, keys: Keys) -> Place | None:
         return None
     match told:
         case {"host": str(host), "port": int(port)}:
-            place = Place(host=host, port=port, key=keys.public, keys=keys)
+            place = Endpoint(host=host, port=port, key=keys.public, keys=keys)
         case _:
             return None
     with suppress(PotluckError):
@@ -102,7 +102,7 @@ def find(state: Path, keys: Keys) -> Place | None:
     return None
 
 
-def find_or_start(state: Path, keys: Keys) -> Place:
+def find_or_start(state: Path, keys: Keys) -> Endpoint:
     """The same; where none listens, one is started.
 
     Parameters

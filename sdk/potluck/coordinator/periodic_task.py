@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 
-class Beat(Protocol):
+class PeriodicTask(Protocol):
     """It has begun."""
 
     def wake(self) -> None:
@@ -17,12 +17,12 @@ class Beat(Protocol):
         """Wait until it is over."""
 
 
-class Beats(Protocol):
+class PeriodicTasks(Protocol):
     """How something is done again and again: in threads, or in a test's own time."""
 
     def __call__(
         self, name: str, every_s: float, work: Callable[[], bool], at_end: Callable[[], None]
-    ) -> Beat:
+    ) -> PeriodicTask:
         """Begin.
 
         Parameters
@@ -38,8 +38,8 @@ class Beats(Protocol):
         """
 
 
-class ThreadBeat:
-    """In a thread of its own; parameters as for `Beats`.
+class ThreadedTask:
+    """In a thread of its own; parameters as for `PeriodicTasks`.
 
     Parameters
     ----------
@@ -95,8 +95,8 @@ def seconds() -> float:
 class Pace:
     """How things are done again and again, and by which clock."""
 
-    beats: Beats
+    beats: PeriodicTasks
     clock: Callable[[], float]
 
 
-THREADS = Pace(beats=ThreadBeat, clock=seconds)
+THREADS = Pace(beats=ThreadedTask, clock=seconds)

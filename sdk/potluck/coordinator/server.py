@@ -26,8 +26,8 @@ from potluck.coordinator.job import (
     is_job_name,
     read_job,
 )
-from potluck.coordinator.job_upload import Arrival
-from potluck.coordinator.server_socket import Entrance
+from potluck.coordinator.job_upload import JobUpload
+from potluck.coordinator.server_socket import ServerSocket
 from potluck.coordinator.shared_job import SharedJob
 from potluck.documents import read_json
 from potluck.errors import HomeError, PotluckError, UserError
@@ -46,7 +46,7 @@ Answer = tuple[dict[str, Any], bytes]
 T = TypeVar("T")
 
 
-class Server:
+class CoordinatorServer:
     """Listens from the start on; `serve` answers.
 
     Parameters
@@ -77,9 +77,9 @@ class Server:
     ) -> None:
         self._coordinator = coordinator
         self._known, self._own = known, keys.public
-        self._entrance = Entrance(keys, self._knows, host, port)
+        self._entrance = ServerSocket(keys, self._knows, host, port)
         self.port = self._entrance.port
-        self._arrivals: dict[str, Arrival] = {}
+        self._arrivals: dict[str, JobUpload] = {}
         # a large job takes a while to look through, and others want to be heard
         self._admissions = ThreadPoolExecutor(1)
         self._admitting: list[tuple[bytes, Future[Answer]]] = []
@@ -202,7 +202,7 @@ class Server:
             self._give_up(next(iter(self._arrivals)))
         self._coordinator.folder.mkdir(parents=True, exist_ok=True)
         folder = self._coordinator.folder / f"{job}{COMING}"
-        arrival, reads = Arrival(folder, request.get("files")), request.get("reads")
+        arrival, reads = JobUpload(folder, request.get("files")), request.get("reads")
         if type(reads) is str and reads and request["key"] == self._own:
             let_read(arrival.folder, reads)
         self._arrivals[job] = arrival

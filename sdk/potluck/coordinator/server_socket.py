@@ -10,7 +10,7 @@ import zmq
 from zmq.auth.thread import ThreadAuthenticator
 from zmq.utils.monitor import recv_monitor_message
 
-from potluck.coordinator.connection_limits import WATCHED, Guests
+from potluck.coordinator.connection_limits import WATCHED, ConnectionLimits
 from potluck.errors import HomeError
 from potluck.sessions.connections import Keys
 from potluck_wire.limits import HANDSHAKE_S, LINGER_MS, ZAP_DOMAIN
@@ -33,7 +33,7 @@ class _Known:
         return self._knows(key.decode(errors="replace"))
 
 
-class Entrance:
+class ServerSocket:
     """Listens from the start on.
 
     Parameters
@@ -73,7 +73,7 @@ class Entrance:
         self._socket.curve_publickey = keys.public.encode()
         self._socket.curve_secretkey = keys.secret.encode()
         self._monitor: Any = self._socket.get_monitor_socket(WATCHED)
-        self._guests, self._checked_s = Guests(), 0.0
+        self._guests, self._checked_s = ConnectionLimits(), 0.0
         place = f"[{host}]" if ":" in host else host
         try:
             self.port = self._bound(place, port)

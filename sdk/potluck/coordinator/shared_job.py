@@ -10,16 +10,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from potluck.coordinator.coordinator_group import Group, Seat, lease_of
+from potluck.coordinator.coordinator_group import CoordinatorGroup, Seat, lease_of
 from potluck.coordinator.job import COMING, JOURNAL, SAVED, START, digest
 from potluck.coordinator.job_files import make_latest
-from potluck.coordinator.job_upload import Arrival
+from potluck.coordinator.job_upload import JobUpload
 from potluck.coordinator.journal import Journal, Prefix, Progress
 from potluck.coordinator.journal_copy import JournalCopy
 from potluck.coordinator.periodic_task import THREADS, Pace
 from potluck.coordinator.state_size import check_size, most_state_bytes
 from potluck.coordinator.succession import Pulled, Resign, Succession
-from potluck.coordinator.succession_driver import AskDevice, Line
+from potluck.coordinator.succession_driver import AskDevice, SuccessionDriver
 from potluck.errors import FileError, HomeError, PotluckError
 from potluck.run.checkpoint import step_of
 
@@ -34,14 +34,14 @@ COMING_JOURNAL, COMING_STATE = f"{JOURNAL}{COMING}", f"state{COMING}"
 Answer = tuple[dict[str, Any], bytes]
 
 
-class Ask(Protocol):
+class CoordinatorCall(Protocol):
     """How another coordinator is asked."""
 
     def __call__(self, what: str, data: bytes = b"", **about: Any) -> Answer:
         """Its answer, and the bytes that came with it."""
 
 
-class Work(Protocol):
+class LocalTraining(Protocol):
     """Who trains it here."""
 
     def journal(self, job: str) -> Journal | None:
@@ -89,7 +89,7 @@ class SharedJob:
     wanted
         It is to go on although it has ended.
     pace
-        As for `Line`.
+        As for `SuccessionDriver`.
 
     Raises
     ------
@@ -101,11 +101,11 @@ class SharedJob:
         self,
         folder: Path,
         me: Seat,
-        work: Work,
+        work: LocalTraining,
         home: "Home",
-        reach: Callable[[Seat], Ask],
+        reach: Callable[[Seat], CoordinatorCall],
         *,
-        group: Group | None = None,
+        group: CoordinatorGroup | None = None,
         founds: bool = False,
         wanted: bool = False,
         pace: Pace = THREADS,
@@ -144,7 +144,7 @@ class SharedJob:
             founds=founds,
         )
         machine.leader = progress.acts or group.seats[0].key
-        self.line = Line(machine, self.lease, self._ask_device, self, pace)
+        self.line = SuccessionDriver(machine, self.lease, self._ask_device, self, pace)
 
     @property
     def _ask_device(self) -> AskDevice:
@@ -299,7 +299,7 @@ class SharedJob:
                     break
         return pulled
 
-    def _take_in(self, into: JournalCopy, data: bytes, told: "_Told") -> bool:
+    def _take_in(self, into: JournalCopy, data: bytes, told: "_JournalStatus") -> bool:
         """What has come of the journal; whether that was all of it."""
         if told.nbytes > MAX_JOURNAL_BYTES:
             raise HomeError(
@@ -400,7 +400,7 @@ class SharedJob:
         is_told = machine.reported >= self._path.stat().st_size
         return is_told and all(self._has.get(key, -1) >= step for key in others)
 
-    def add_seat(self, seat: Seat) -> Group:
+    def add_seat(self, seat: Seat) -> CoordinatorGroup:
         """Another coordinator takes its place at the end of the line.
 
         Parameters
@@ -421,7 +421,9 @@ class SharedJob:
                 return group
             seats = [each for each in group.seats if each.key != seat.key]
             try:
-                group = Group(seats=(*seats, seat), voters=group.voters, notebooks=group.notebooks)
+                group = CoordinatorGroup(
+                    seats=(*seats, seat), voters=group.voters, notebooks=group.notebooks
+                )
             except ValueError as error:
                 raise HomeError(f"no more coordinators fit in: {error}.") from error
             journal.add(group=group.row(), durable=True)
@@ -429,7 +431,7 @@ class SharedJob:
             return group
 
 
-class _Told:
+class _JournalStatus:
     """What a coordinator that acts says about its journal."""
 
     def __init__(self, answer: Mapping[str, Any]) -> None:
@@ -443,11 +445,11 @@ class _Told:
         self.state = name, step, sha256, nbytes
 
 
-def _told(answer: Mapping[str, Any]) -> _Told | None:
+def _told(answer: Mapping[str, Any]) -> _JournalStatus | None:
     if answer.get("acts") is not True:
         return None
     try:
-        return _Told(answer)
+        return _JournalStatus(answer)
     except (KeyError, TypeError, ValueError) as error:
         raise HomeError(f"a coordinator's answer is none: {error}.") from error
 
@@ -460,7 +462,7 @@ def _lines(path: Path, at: int) -> bytes:
     return data[: data.rfind(b"\n") + 1]
 
 
-def fetch(folder: Path, job: str, ask: Ask) -> None:
+def fetch(folder: Path, job: str, ask: CoordinatorCall) -> None:
     """Copy the files of a job from who has it, and see that they hold.
 
     Parameters
@@ -478,7 +480,7 @@ def fetch(folder: Path, job: str, ask: Ask) -> None:
         It does not give them, there is no room for them, or they do not hold.
     """
     files = ask("files", job=job)[0].get("files")
-    arrival = Arrival(folder / f"{job}{COMING}", files)
+    arrival = JobUpload(folder / f"{job}{COMING}", files)
     assert isinstance(files, dict)
     for name, (nbytes, _) in files.items():
         at = 0

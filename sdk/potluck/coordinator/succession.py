@@ -74,7 +74,7 @@ class Voted:
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class LeaderAnswered:
     """The coordinator that acts in this term has answered: this copy is as new as it says."""
 
     leader: str
@@ -101,7 +101,7 @@ class Resign:
     """We act no longer, and whoever is next need not wait for the lease to end."""
 
 
-Event = Tick | Voted | Heard | Pulled | Grew | Resign
+Event = Tick | Voted | LeaderAnswered | Pulled | Grew | Resign
 
 # --- actions --------------------------------------------------------------------------------------
 
@@ -132,7 +132,7 @@ class End:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class JournalReport:
     """The journal may be told up to this position: nobody takes over without it."""
 
     position: int
@@ -145,7 +145,7 @@ class Follow:
     leader: str
 
 
-Action = AskVoters | Begin | End | Report | Follow
+Action = AskVoters | Begin | End | JournalReport | Follow
 
 
 class Succession:
@@ -234,7 +234,7 @@ class Succession:
                 self._tick(now_s)
             case Voted():
                 self._voted(event, now_s)
-            case Heard():
+            case LeaderAnswered():
                 self._heard(event, now_s)
             case Pulled() if self.role == ACTING:
                 self._pulled(event, now_s)
@@ -248,7 +248,7 @@ class Succession:
 
     # --- following --------------------------------------------------------------------------------
 
-    def _heard(self, event: Heard, now_s: float) -> None:
+    def _heard(self, event: LeaderAnswered, now_s: float) -> None:
         is_at_it = self.role != FOLLOWING
         if event.leader == self.me or event.term < (self.term if is_at_it else self._followed):
             return
@@ -405,7 +405,7 @@ class Succession:
         position = min([self.reached, *copies])
         if position > self.reported:
             self.reported = position
-            self._actions.append(Report(position))
+            self._actions.append(JournalReport(position))
 
     def _end(self, why: str, now_s: float) -> None:
         if self.role == ACTING:

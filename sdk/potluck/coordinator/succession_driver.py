@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, Protocol
 
-from potluck.coordinator.periodic_task import THREADS, Beat, Pace
+from potluck.coordinator.periodic_task import THREADS, Pace, PeriodicTask
 from potluck.coordinator.succession import (
     ACTING,
     FOLLOWING,
@@ -17,9 +17,9 @@ from potluck.coordinator.succession import (
     End,
     Event,
     Grew,
-    Heard,
+    JournalReport,
+    LeaderAnswered,
     Record,
-    Report,
     Resign,
     Succession,
     Tick,
@@ -37,7 +37,7 @@ GONE_S = 1.0  # for devices to hear that the lease is given back
 AskDevice = Callable[[str, Lease], "Future[Leased] | None"]
 
 
-class Part(Protocol):
+class CoordinatorRole(Protocol):
     """What a coordinator does about a job that it shares; each is quick but for the pulls."""
 
     def begin(self, term: int) -> None:
@@ -65,7 +65,7 @@ class Part(Protocol):
         """The line is left."""
 
 
-class Line:
+class SuccessionDriver:
     """The place of one coordinator in the line of a job, until it is left.
 
     Parameters
@@ -83,7 +83,12 @@ class Line:
     """
 
     def __init__(
-        self, machine: Succession, lease: str, ask: AskDevice, part: Part, pace: Pace = THREADS
+        self,
+        machine: Succession,
+        lease: str,
+        ask: AskDevice,
+        part: CoordinatorRole,
+        pace: Pace = THREADS,
     ) -> None:
         self.machine = machine
         self._lease = lease
@@ -92,7 +97,7 @@ class Line:
         self._clock, self._begin = pace.clock, pace.beats
         self._events: deque[Event] = deque()
         self._leaving, self._synced = False, -1
-        self._beats: list[Beat] = []
+        self._beats: list[PeriodicTask] = []
 
     def start(self) -> None:
         """Stand in line from now on."""
@@ -165,7 +170,7 @@ class Line:
                 return True
             if copied is not None:
                 self.tell(Grew(copied[0]))
-                self.tell(Heard(leader, copied[1]))
+                self.tell(LeaderAnswered(leader, copied[1]))
         return not self._leaving
 
     def _pull_state(self) -> bool:
@@ -187,7 +192,7 @@ class Line:
                     self._part.begin(term)
                 case End(why) if why:
                     self._part.end(why)
-                case Report(position):
+                case JournalReport(position):
                     self._part.report(position)
 
     def _ask_voters(self, asked: AskVoters) -> None:

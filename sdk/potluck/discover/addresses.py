@@ -10,7 +10,7 @@ from potluck.sessions.events import Address
 from potluck_wire.limits import PORT
 
 if TYPE_CHECKING:
-    from potluck.discover.keyring import Known
+    from potluck.discover.keyring import KnownDevice
 
 
 def parse_addresses(peers: Iterable[str]) -> list[Address]:
@@ -47,7 +47,9 @@ def parse_address(text: str) -> Address:
     return Address(host=host, port=int(port))
 
 
-def candidates(known: "Known", found: "Mapping[str, tuple[Address, ...]]") -> tuple[Address, ...]:
+def candidates(
+    known: "KnownDevice", found: "Mapping[str, tuple[Address, ...]]"
+) -> tuple[Address, ...]:
     """Where a paired device may be: as it is announced, where it was, and as devices of a like name
     are announced.
 

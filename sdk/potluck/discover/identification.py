@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from potluck.discover.addresses import as_name, parse_address
-from potluck.discover.keyring import Keyring, Known, free_name
+from potluck.discover.keyring import Keyring, KnownDevice, free_name
 from potluck.discover.pairing import pair_and_remember, unreached
 from potluck.errors import NotPaired, UserError
 from potluck.sanitized_text import who_is_here
@@ -110,11 +110,11 @@ def trusted(
     if not is_key(key):
         raise UserError("that is not a key: 40 characters of Z85 are expected.", device=device)
     member, addresses = whom(members, device)
-    known = Known(name=name or as_name(device), key=key, addresses=addresses)
+    known = KnownDevice(name=name or as_name(device), key=key, addresses=addresses)
     return _in_place_of(member, members, ring_of().remember(known))
 
 
-def _in_place_of(member: Member | None, members: Members, known: Known) -> str:
+def _in_place_of(member: Member | None, members: Members, known: KnownDevice) -> str:
     if member is not None:
         members.remove(member.name)
     members.add(Member(name=known.name, key=known.key, addresses=known.addresses))

@@ -19,7 +19,7 @@ LOCK = "home.lock"
 KEYS = ", or give this one keys of its own, Home(state=FOLDER), and pair it too"
 
 
-class Claim:
+class KeyClaim:
     """What one home alone has, until it is closed or this process ends.
 
     `give_way()` is asked when another home of this program wants it: whether it is free by now.
@@ -38,10 +38,12 @@ class Claim:
             self._file.close()
 
 
-_held: "weakref.WeakValueDictionary[Path, Claim]" = weakref.WeakValueDictionary()  # by this program
+_held: "weakref.WeakValueDictionary[Path, KeyClaim]" = (
+    weakref.WeakValueDictionary()
+)  # by this program
 
 
-def claim(folder: Path, name: str = LOCK, *, otherwise: str = KEYS) -> Claim:
+def claim(folder: Path, name: str = LOCK, *, otherwise: str = KEYS) -> KeyClaim:
     """The claim to what `folder / name` stands for.
 
     Where no system call locks (Windows), only this program looks.
@@ -55,7 +57,7 @@ def claim(folder: Path, name: str = LOCK, *, otherwise: str = KEYS) -> Claim:
     held = _held.get(path)
     if held is not None and not held.give_way():
         raise _taken(os.getpid(), otherwise)
-    return Claim(path, _locked(path, otherwise))
+    return KeyClaim(path, _locked(path, otherwise))
 
 
 def holder_of(folder: Path, name: str = LOCK) -> int | None:

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from potluck.discover.key_claim import Claim, claim
+from potluck.discover.key_claim import KeyClaim, claim
 from potluck.documents import read_json, write_whole
 from potluck.errors import FileError, UserError
 from potluck.sessions.events import Address
@@ -32,7 +32,7 @@ KEPT_ADDRESSES = 4  # a phone comes back at home, at work, on the hotspot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Known:
+class KnownDevice:
     """A device that was paired: its name here, its CURVE key, and where it was seen, the latest
     first.
     """
@@ -72,7 +72,7 @@ class Keyring:
 
     def __init__(self, directory: Path | None = None) -> None:
         self.directory = directory or state_dir()
-        self._claim: Claim | None = None
+        self._claim: KeyClaim | None = None
 
     def claim(self, give_way: Callable[[], bool]) -> None:
         """Have these keys alone, until `close`; HomeError where another home has them.
@@ -114,16 +114,16 @@ class Keyring:
         public, secret = (part.decode() for part in zmq.curve_keypair())
         _write(path, {"public": public, "secret": secret})
 
-    def devices(self) -> tuple[Known, ...]:
+    def devices(self) -> tuple[KnownDevice, ...]:
         """All known devices."""
         path = self.directory / DEVICES
         return _known(path, _read(path)) if _exists(path) else ()
 
-    def get(self, name: str) -> Known | None:
+    def get(self, name: str) -> KnownDevice | None:
         """The device of that name."""
         return next((known for known in self.devices() if known.name == name), None)
 
-    def remember(self, known: Known) -> Known:
+    def remember(self, known: KnownDevice) -> KnownDevice:
         """Add a device, or renew what is known of it.
 
         The same name with another key gets a number: `phone-2`.
@@ -175,7 +175,7 @@ class Keyring:
         with held:
             yield
 
-    def _write_devices(self, devices: list[Known]) -> None:
+    def _write_devices(self, devices: list[KnownDevice]) -> None:
         _write(self.directory / DEVICES, [asdict(known) for known in devices])
 
 
@@ -190,10 +190,10 @@ def free_name(name: str, taken: Callable[[str], bool]) -> str:
     return free
 
 
-def _known(path: Path, document: Any) -> tuple[Known, ...]:
+def _known(path: Path, document: Any) -> tuple[KnownDevice, ...]:
     try:
         devices = tuple(
-            Known(
+            KnownDevice(
                 name=row["name"],
                 key=row["key"],
                 addresses=tuple(Address(**place) for place in row["addresses"]),
@@ -213,7 +213,7 @@ def _known(path: Path, document: Any) -> tuple[Known, ...]:
     return devices
 
 
-def _may_be(known: Known) -> bool:
+def _may_be(known: KnownDevice) -> bool:
     return (
         is_device_name(known.name)
         and is_key(known.key)

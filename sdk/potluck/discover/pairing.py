@@ -5,7 +5,7 @@ key.
 import socket
 from collections.abc import Sequence
 
-from potluck.discover.keyring import Keyring, Known, controller_name
+from potluck.discover.keyring import Keyring, KnownDevice, controller_name
 from potluck.errors import DeviceGone, PairingError, ProtocolError, UserError
 from potluck.sessions.events import Address
 from potluck.sessions.failures import clean, unreachable, unresolved
@@ -23,7 +23,7 @@ from potluck_wire.pairing import (
     PairingFailed,
     read_secret,
 )
-from potluck_wire.stream import Reader, pack
+from potluck_wire.stream import StreamReader, pack
 
 CONNECT_S = 5.0
 _NEXT_STEP = {
@@ -81,7 +81,7 @@ def pair(address: Address, code: str, *, name: str, key: str, device: str = "") 
 
 def pair_and_remember(
     ring: Keyring, addresses: Sequence[Address], code: str, *, device: str = ""
-) -> Known:
+) -> KnownDevice:
     """Pair with the device at the first of these addresses, and keep it in `ring`.
 
     Errors are those of `pair`.
@@ -97,7 +97,7 @@ def pair_and_remember(
         if known is not None and error.facts.get("code") in (CLOSED, EXPIRED):
             raise _paired_before(known, device or str(addresses[0]), error) from error
         raise
-    return ring.remember(Known(name=paired.name, key=paired.key, addresses=tuple(addresses)))
+    return ring.remember(KnownDevice(name=paired.name, key=paired.key, addresses=tuple(addresses)))
 
 
 def unreached(address: Address) -> DeviceGone | None:
@@ -124,7 +124,7 @@ def _nobody(device: str, address: Address, error: OSError) -> DeviceGone:
     )
 
 
-def _paired_before(known: Known, label: str, error: PairingError) -> PairingError:
+def _paired_before(known: KnownDevice, label: str, error: PairingError) -> PairingError:
     name = "" if known.name == label else f" as {known.name}"
     return PairingError(
         f"it has been paired with this computer{name}, and is not open to be paired again "
@@ -137,7 +137,7 @@ def _paired_before(known: Known, label: str, error: PairingError) -> PairingErro
 
 
 def _converse(connection: socket.socket, side: ControllerSide, label: str) -> Paired:
-    reader = Reader(Channel.PAIRING)
+    reader = StreamReader(Channel.PAIRING)
     connection.sendall(pack(side.first()))
     while side.paired is None:
         data = connection.recv(4096)

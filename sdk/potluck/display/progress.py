@@ -46,7 +46,7 @@ def attach(handle: Working) -> None:
         elif sys.stderr is not None and sys.stderr.isatty():
             terminal().follow(handle)
         elif sys.stderr is not None:
-            handle.listen(_Line(handle.title))
+            handle.listen(_ProgressLine(handle.title))
 
 
 def show(handle: Any) -> None:
@@ -98,7 +98,7 @@ class _Paced:
             self._draw()
 
 
-class _Line:
+class _ProgressLine:
     """Writes one line, when the work has lasted a while and is not done."""
 
     def __init__(self, title: str) -> None:

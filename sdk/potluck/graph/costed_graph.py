@@ -10,7 +10,7 @@ for backward counts once.
 import math
 from dataclasses import replace
 
-from potluck.graph.modelgraph import Input, ModelGraph, Node
+from potluck.graph.modelgraph import ModelGraph, ModelInput, OperatorNode
 from potluck.graph.operator_costs import backward_flop, base, forward_flop, kept, kept_beside, kind
 from potluck.graph.partition.cuts import Linearization, line
 from potluck.graph.traced import SEQUENCE, Traced
@@ -42,7 +42,7 @@ def priced(
         title=title,
         source=source,
         inputs=tuple(
-            Input(name=port.name, row_bytes=_row_bytes(made, Ref(i)))
+            ModelInput(name=port.name, row_bytes=_row_bytes(made, Ref(i)))
             for i, port in enumerate(graph.inputs)
         ),
         nodes=tuple(nodes_of(made).values()),
@@ -59,7 +59,7 @@ def _tied(made: Linearization) -> set[str]:
     return {name for _, _, name in made.tied} | {*made.shared_names}
 
 
-def nodes_of(made: Linearization) -> dict[int, Node]:
+def nodes_of(made: Linearization) -> dict[int, OperatorNode]:
     """The operators of a line by their place in it, per row of the batch."""
     traced = made.traced
     graph = made.traced.graph
@@ -86,7 +86,7 @@ def nodes_of(made: Linearization) -> dict[int, Node]:
         what = kind(traced, position)
         # a gather reads as much as it writes
         read_bytes = output_bytes if what == "embedding" else 0
-        found[i] = Node(
+        found[i] = OperatorNode(
             name=names[first + position],
             kind=what,
             inputs=tuple(dict.fromkeys(names[ref.value] for ref in taken)),

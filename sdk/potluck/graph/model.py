@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from potluck.graph.tensor.model import DividedModel
     from potluck.graph.torch.value_marks import Marks
 
-    from .modelgraph import ModelGraph, Node
+    from .modelgraph import ModelGraph, OperatorNode
 
 # enough for 8 devices to choose from; measuring a layer costs each of them some seconds
 MAX_LAYERS = 24
@@ -619,7 +619,7 @@ class Model(Shown):
 
         return priced(self._inference.line.traced, name=self.name, source=repr(self))
 
-    def operators(self, train: bool = False) -> "tuple[tuple[Node, ...], ...]":
+    def operators(self, train: bool = False) -> "tuple[tuple[OperatorNode, ...], ...]":
         """The operators of each layer with their costs."""
         from potluck.graph.costed_graph import nodes_of
 

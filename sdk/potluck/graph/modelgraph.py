@@ -47,7 +47,7 @@ _COUNTS = (*COLUMNS[3:], FROZEN)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Input:
+class ModelInput:
     """A tensor that the model is fed, `row_bytes` per row."""
 
     name: str
@@ -55,7 +55,7 @@ class Input:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
+class OperatorNode:
     """One operator. `inputs`: names of nodes or of model inputs.
 
     Per row: flop, `output_bytes`, `activation_bytes` (kept from forward to backward),
@@ -94,17 +94,17 @@ class Node:
             )
 
 
-def _has_waiting(node: Node) -> bool:
+def _has_waiting(node: OperatorNode) -> bool:
     """Whether its weights are trained, and their gradient is a computation of its own."""
     is_product = node.kind in ("conv", "depthwise", "matmul", "embedding")
     return is_product and node.parameter_bytes > node.frozen_bytes
 
 
-def _weight_flop(node: Node) -> int:
+def _weight_flop(node: OperatorNode) -> int:
     return min(node.forward_flop, node.backward_flop) if _has_waiting(node) else 0
 
 
-def still_nodes(nodes: Sequence[Node]) -> frozenset[str]:
+def still_nodes(nodes: Sequence[OperatorNode]) -> frozenset[str]:
     """The nodes through which no gradient flows: their weights are frozen, and so are those of all
     that lead to them. None where nothing is frozen.
 
@@ -131,8 +131,8 @@ class ModelGraph:
     """
 
     name: str
-    inputs: tuple[Input, ...]
-    nodes: tuple[Node, ...]
+    inputs: tuple[ModelInput, ...]
+    nodes: tuple[OperatorNode, ...]
     outputs: tuple[str, ...]
     title: str = ""
     source: str = ""
@@ -405,14 +405,16 @@ def _build(document: Mapping[str, Any], file: str) -> ModelGraph:
         raise FileError(f"{file}: {error}", file=file) from error
 
 
-def _input(cells: object, index: int, file: str) -> Input:
+def _input(cells: object, index: int, file: str) -> ModelInput:
     match cells:
         case [str(name), int(row_bytes)] if row_bytes >= 0:
-            return Input(name=name, row_bytes=row_bytes)
+            return ModelInput(name=name, row_bytes=row_bytes)
     raise _wrong(file, f"inputs[{index}]", "[name, bytes per row]", cells)
 
 
-def _node(cells: object, columns: Sequence[str], names: list[str], field: str, file: str) -> Node:
+def _node(
+    cells: object, columns: Sequence[str], names: list[str], field: str, file: str
+) -> OperatorNode:
     if not isinstance(cells, list) or len(cells) != len(columns):
         raise _wrong(file, field, f"{len(columns)} cells", cells)
     name, kind, sources, *counts = cells
@@ -429,7 +431,7 @@ def _node(cells: object, columns: Sequence[str], names: list[str], field: str, f
         )
     if any(isinstance(count, float) and not isfinite(count) for count in counts):
         raise _wrong(file, field, "finite numbers", cells)
-    return Node(
+    return OperatorNode(
         name=name,
         kind=kind,
         inputs=tuple(names[s] for s in sources),

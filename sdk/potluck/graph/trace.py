@@ -11,7 +11,7 @@ import torch
 
 from potluck.errors import ModelError
 from potluck.graph.gradient_flow import learning
-from potluck.graph.loss.batch_reductions import BatchReductions, Divided, extract
+from potluck.graph.loss.batch_reductions import BatchReductions, WrittenOutLosses, extract
 from potluck.graph.loss.row_mean import NEXT_STEP, check_apart, check_loss, follow
 from potluck.graph.loss.trials import apart, difference
 from potluck.graph.partition.cuts import multiple
@@ -38,7 +38,7 @@ from potluck.graph.torch.placeholders import (
     symbols_of,
 )
 from potluck.graph.torch.refusals import together
-from potluck.graph.torch.single_row_checks import Pair, check_same, check_single
+from potluck.graph.torch.single_row_checks import ModuleAndProgram, check_same, check_single
 from potluck.graph.torch.squeezes import as_written, keep_rows
 from potluck.graph.torch.statefulness import check_forgets
 from potluck.graph.torch.trainability import check_learning, check_norms
@@ -84,7 +84,7 @@ class _WithLoss(torch.nn.Module):
         self._keywords = tuple(keywords)
 
     def forward(self, *tensors: torch.Tensor) -> torch.Tensor:
-        with Divided():
+        with WrittenOutLosses():
             if isinstance(self.loss, OwnLoss):
                 names = names_of(self.loss, self._n_inputs, self._keywords)
                 own: torch.Tensor = self.loss.of(_called(self.net, tensors, names))
@@ -238,7 +238,7 @@ def _traced(
     dims: list[Any],
     train: bool,
     compares_rows: bool,
-) -> tuple[Traced, Pair]:
+) -> tuple[Traced, ModuleAndProgram]:
     holders = holders_of(program)
     symbols, state = symbol_names(holders.inputs, dims), state_of(program, module, holders.targets)
     # shapes alone: nothing can be run, nothing will be cut
@@ -303,7 +303,9 @@ def _traced(
     )
     if train:
         traced = replace(traced, graph=learning(traced))
-    pair = Pair(module=module, program=program, state=own, complete=complete, train=train)
+    pair = ModuleAndProgram(
+        module=module, program=program, state=own, complete=complete, train=train
+    )
     if meta:
         return traced, pair
     if not train:

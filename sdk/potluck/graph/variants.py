@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 from potluck.errors import UserError
-from potluck.graph.modelgraph import ModelGraph, Node
+from potluck.graph.modelgraph import ModelGraph, OperatorNode
 
 ID_BYTES = 8  # a token on its way in is an int64
 ITEM_BYTES = {"float32": 4, "float16": 2}
@@ -97,7 +97,7 @@ def decoding(graph: ModelGraph, rows: int) -> ModelGraph:
     by_name = {node.name: node for node in graph.nodes}
     text_bytes = ID_BYTES * (graph.sequence or 0)
     text = {item.name for item in graph.inputs if item.row_bytes == text_bytes}
-    nodes: list[Node] = []
+    nodes: list[OperatorNode] = []
     idle_bytes = 0
     for node in graph.nodes:
         if text.isdisjoint(node.inputs):
@@ -127,7 +127,9 @@ def _tokens(graph: ModelGraph) -> int | None:
     return head.forward_flop // (2 * weights) if weights else graph.sequence
 
 
-def _next(node: Node, text: Collection[str], tokens: int, kept_bytes: int, rows: int) -> Node:
+def _next(
+    node: OperatorNode, text: Collection[str], tokens: int, kept_bytes: int, rows: int
+) -> OperatorNode:
     """The operator on one token more, of the inputs that follow from the text."""
     return replace(
         node,
@@ -141,7 +143,7 @@ def _next(node: Node, text: Collection[str], tokens: int, kept_bytes: int, rows:
     )
 
 
-def _kept_bytes(node: Node, by_name: Mapping[str, Node]) -> int:
+def _kept_bytes(node: OperatorNode, by_name: Mapping[str, OperatorNode]) -> int:
     """Keys and values of a whole text, where this is an attention: all that it reads but the
     queries.
     """
@@ -153,7 +155,7 @@ def _kept_bytes(node: Node, by_name: Mapping[str, Node]) -> int:
     return sum(_source(one, by_name).output_bytes for one in read[1:3])
 
 
-def _source(node: Node, by_name: Mapping[str, Node]) -> Node:
+def _source(node: OperatorNode, by_name: Mapping[str, OperatorNode]) -> OperatorNode:
     """What was computed, before it was copied for several heads."""
     while node.forward_flop == 0 and len(node.inputs) == 1 and node.inputs[0] in by_name:
         node = by_name[node.inputs[0]]

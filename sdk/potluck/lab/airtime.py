@@ -34,7 +34,7 @@ def timeouts(loss_frac: float) -> float:
 
 
 @dataclass(slots=True)
-class _Flow:
+class _SharedFlow:
     route: Route
     loss: tuple[tuple[str, int], ...]
     pieces: deque[int] = field(default_factory=deque)
@@ -53,7 +53,7 @@ class Airtime:
         self._index = {medium.name: index for index, medium in enumerate(network.media)}
         self._capacity = [medium.capacity_bytes_per_s for medium in network.media]
         self._loss = dict.fromkeys(self._index, 0.0)
-        self._flows: dict[int, _Flow] = {}
+        self._flows: dict[int, _SharedFlow] = {}
         self._numbers = count()
         self._now_s = 0.0
         # of those that send; None where that has changed
@@ -77,7 +77,7 @@ class Airtime:
     def open(self, source: str, target: str) -> int:
         """A new flow; returns its number."""
         path, number = self._paths[source, target], next(self._numbers)
-        self._flows[number] = _Flow(
+        self._flows[number] = _SharedFlow(
             route=tuple((self._index[name], times) for name, times in path.media), loss=path.media
         )
         return number
@@ -170,7 +170,7 @@ class Airtime:
                 flow = self._flows[number]
                 flow.left_bytes = max(0.0, flow.left_bytes - rate * passed_s)
 
-    def _end_piece(self, number: int, flow: _Flow) -> None:
+    def _end_piece(self, number: int, flow: _SharedFlow) -> None:
         nbytes = flow.pieces.popleft()
         if flow.endless:
             flow.pieces.append(nbytes)
@@ -205,7 +205,7 @@ class Airtime:
             self._rates = max_min_rates(routes, carried)
         return self._rates
 
-    def _stall_s(self, flow: _Flow) -> float:
+    def _stall_s(self, flow: _SharedFlow) -> float:
         """The time-outs behind a piece; where nothing follows it, its last packet is missed by none
         that come later.
         """

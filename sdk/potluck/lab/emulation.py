@@ -103,7 +103,7 @@ class Emulation:
         """Times of the home as times of the lab."""
         return tuple(_slowed(cost, self.time_scale) for cost in costs)
 
-    def check_fit(self, works: "Sequence[Work]", cores: int) -> None:
+    def check_fit(self, works: "Sequence[LayerWork]", cores: int) -> None:
         """Refuse where this machine is too slow to play these devices, with one time scale at which
         all of it fits.
 
@@ -129,7 +129,7 @@ class Emulation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class LayerWork:
     """Layers as this machine really computes them, and as each device is played: one cost per layer
     and name.
     """

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Protocol
 
 import zmq
 
-from potluck.discover.key_claim import Claim, claim
+from potluck.discover.key_claim import KeyClaim, claim
 from potluck.errors import HomeError, UserError
 from potluck.lab.emulation import Emulation, emulation
 from potluck.lab.namespaces import Namespaces, missing
-from potluck.lab.registry import Entry, find, lock
-from potluck.lab.relay_client import Relayed
+from potluck.lab.registry import RunningLab, find, lock
+from potluck.lab.relay_client import RelayClient
 from potluck.lab.runner import Happened, ScenarioRunner, log
 from potluck.lab.scenario import (
     Bandwidth,
@@ -27,7 +27,7 @@ from potluck.lab.scenario import (
 from potluck.sessions.agent_specs import NAMED, Spec, specs_of
 from potluck.sessions.connections import Keys
 from potluck.sessions.curve_link import CurveLink
-from potluck.sessions.link import Link
+from potluck.sessions.link import SessionLink
 from potluck.sessions.local_agents import LocalAgents, Started
 from potluck.units import parse_rate
 
@@ -56,7 +56,7 @@ class Playground(Protocol):
     def started(self) -> tuple[Started, ...]:
         """The agents that are up."""
 
-    def link(self) -> Link:
+    def link(self) -> SessionLink:
         """A new connection to them."""
 
     def claim(self, give_way: Callable[[], bool]) -> None:
@@ -109,7 +109,7 @@ class Lab:
         self.keys = Keys(public=public, secret=secret)
         self.scenario: ScenarioRunner | None = None
         self.emulation: Emulation | None = None
-        self.links: Namespaces | Relayed | None = None
+        self.links: Namespaces | RelayClient | None = None
         if isinstance(devices, str | Path) and devices not in NAMED:
             self.emulation = emulation(devices, time_scale)
             specs = self.emulation.specs()
@@ -141,7 +141,7 @@ class Lab:
         )
         try:
             if self.emulation is not None and inside is None:
-                self.links = Relayed(self.emulation.network, self.agents.agents)
+                self.links = RelayClient(self.emulation.network, self.agents.agents)
             if happenings:
                 self.play(happenings)
         except BaseException:
@@ -151,14 +151,14 @@ class Lab:
     @property
     def started(self) -> tuple[Started, ...]:
         """The agents that are up."""
-        return self.links.agents if isinstance(self.links, Relayed) else self.agents.agents
+        return self.links.agents if isinstance(self.links, RelayClient) else self.agents.agents
 
     @property
     def network(self) -> "Network | None":
         """The network that is played."""
         return self.emulation.network if self.emulation is not None else None
 
-    def link(self) -> Link:
+    def link(self) -> SessionLink:
         """A new connection of the notebook's."""
         return CurveLink(self.keys)
 
@@ -219,9 +219,9 @@ class JoinedLab:
     ended there.
     """
 
-    def __init__(self, entry: Entry) -> None:
+    def __init__(self, entry: RunningLab) -> None:
         self._lock = lock(entry.name)
-        self._claim: Claim | None = claim(
+        self._claim: KeyClaim | None = claim(
             self._lock.parent, self._lock.name, otherwise=", or play another lab"
         )
         self.keys = Keys(public=entry.public, secret=entry.secret)
@@ -229,7 +229,7 @@ class JoinedLab:
         self.started = entry.agents
         self.network = self.emulation.network if self.emulation is not None else None
 
-    def link(self) -> Link:
+    def link(self) -> SessionLink:
         """A new connection of the notebook's."""
         return CurveLink(self.keys)
 

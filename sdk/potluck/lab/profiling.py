@@ -12,18 +12,18 @@ from typing import Any
 
 from potluck.graph.modelgraph import still_nodes
 from potluck.handle import Task
-from potluck.lab.emulation import Emulation, Work
+from potluck.lab.emulation import Emulation, LayerWork
 from potluck.profile.home_network import HomeNetwork
 from potluck.profile.measure import Bench, device_of, measurements_of, name_of, weight_copies
 from potluck.profile.profiles import Profile, can_train
 from potluck.profile.roofline import layer_cost
 from potluck.records import HOME, Device, LayerCost, Network
-from potluck.sessions.link import Link
+from potluck.sessions.link import SessionLink
 from potluck.sessions.members import Members
 
 
 def profile(
-    link: Link,
+    link: SessionLink,
     members: Members,
     model: Any,
     task: Task,
@@ -70,7 +70,9 @@ def profile(
         }
         if able:
             real = _really(bench, model, able[0], mode, rows, repeats)
-            works.append(Work(layers=[layer.name for layer in layers], real=real, played=costs))
+            works.append(
+                LayerWork(layers=[layer.name for layer in layers], real=real, played=costs)
+            )
         measured[mode] = measurements_of(model, mode, costs, weight_copies(model, names, members))
     emulation.check_fit(works, os.cpu_count() or 1)
     if document is None:

@@ -20,7 +20,7 @@ from potluck_wire.process_identity import identity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class RunningLab:
     """A lab that is up: its home, its process, its agents, and the keys of the notebook that they
     trust.
     """
@@ -57,17 +57,17 @@ def folder() -> Path:
     return path
 
 
-def entries() -> tuple[Entry, ...]:
+def entries() -> tuple[RunningLab, ...]:
     """The labs that are up. What those that are gone have left is removed."""
     return tuple(entry for _, entry in _alive())
 
 
-def find(name: str) -> Entry | None:
+def find(name: str) -> RunningLab | None:
     """The lab of that name, where it is up."""
     return next((entry for entry in entries() if entry.name == name), None)
 
 
-def add(entry: Entry) -> None:
+def add(entry: RunningLab) -> None:
     """Say that this lab is up. UserError where one of that name is."""
     if find(entry.name) is not None:
         raise _up_already(entry.name)
@@ -83,7 +83,7 @@ def add(entry: Entry) -> None:
         os.unlink(made)
 
 
-def remove(entry: Entry) -> None:
+def remove(entry: RunningLab) -> None:
     """This lab is not up any more; another one of its name, of another process, stays."""
     path = _file(entry.name)
     if (found := _read(path)) is not None and found.pid == entry.pid:
@@ -104,7 +104,7 @@ def _file(name: str) -> Path:
     return folder() / f"{name}.json"
 
 
-def _alive() -> Iterator[tuple[Path, Entry]]:
+def _alive() -> Iterator[tuple[Path, RunningLab]]:
     for path in sorted(folder().glob("*.json")):
         entry = _read(path)
         if entry is not None and entry.identity and identity(entry.pid) == entry.identity:
@@ -114,13 +114,13 @@ def _alive() -> Iterator[tuple[Path, Entry]]:
                 path.unlink()
 
 
-def _read(path: Path) -> Entry | None:
+def _read(path: Path) -> RunningLab | None:
     try:
         document = read_json(path.read_bytes(), str(path))
         agents = tuple(
             Started(**{**row, "address": Address(**row["address"])})
             for row in document.pop("agents")
         )
-        return Entry(**document, agents=agents)
+        return RunningLab(**document, agents=agents)
     except (OSError, FileError, TypeError, KeyError, AttributeError):
         return None

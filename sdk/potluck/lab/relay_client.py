@@ -16,7 +16,7 @@ from potluck.sessions.local_agents import Started
 STOP_S = 5.0
 
 
-class Relayed:
+class RelayClient:
     """The agents as they are reached through the relay (`agents`); `close` ends it."""
 
     def __init__(self, network: Network, agents: Iterable[Started]) -> None:

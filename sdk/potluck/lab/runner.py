@@ -39,7 +39,7 @@ class Devices(Protocol):
 
 class Links(Protocol):
     """What can be done to the links; `potluck.lab.namespaces.Namespaces` and
-    `potluck.lab.relay_client.Relayed` can.
+    `potluck.lab.relay_client.RelayClient` can.
     """
 
     def shape(self, medium: str, bytes_per_s: float) -> None: ...
@@ -68,7 +68,7 @@ def log(happened: Happened) -> None:
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class _Entry:
+class _ScheduledEvent:
     at_s: float
     number: int
     item: ScenarioEvent = field(compare=False)
@@ -100,7 +100,7 @@ class ScenarioRunner:
         self._tell = tell
         self._numbers = count()
         self._queue = [
-            _Entry(
+            _ScheduledEvent(
                 item.at_s * time_scale,
                 next(self._numbers),
                 item,
@@ -137,7 +137,7 @@ class ScenarioRunner:
                 return
             self._let_happen(heapq.heappop(self._queue))
 
-    def _let_happen(self, entry: _Entry) -> None:
+    def _let_happen(self, entry: _ScheduledEvent) -> None:
         failure: PotluckError | None = None
         try:
             entry.act()
@@ -190,7 +190,8 @@ class ScenarioRunner:
     ) -> None:
         begin()
         heapq.heappush(
-            self._queue, _Entry(slow.at_s + slow.lasts_s, next(self._numbers), item, end, ends=True)
+            self._queue,
+            _ScheduledEvent(slow.at_s + slow.lasts_s, next(self._numbers), item, end, ends=True),
         )
 
     def _need_links(self) -> Links:

@@ -49,7 +49,7 @@ _starting = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class HelperDevice:
     """One device of a home: `home["desktop"]`."""
 
     home: "Home"
@@ -71,8 +71,8 @@ def accelerate(
     model: "torch.nn.Module | Model | Handle[Model] | str | Path",
     example: "torch.Tensor | Mapping[str, torch.Tensor] | None" = None,
     *,
-    helper: Place | Sequence[Place],
-    device: Place | None = None,
+    helper: HelperDevice | Sequence[HelperDevice],
+    device: HelperDevice | None = None,
     objective: str = "latency",
     deadline_s: float | None = None,
     bandwidths: Sequence[float] | None = None,
@@ -121,7 +121,7 @@ def accelerate(
     helpers = tuple(helper) if isinstance(helper, list | tuple) else (helper,)
     places = (*helpers, *([] if device is None else [device]))
     for place in places if helpers else (helper,):
-        if not isinstance(place, Place):
+        if not isinstance(place, HelperDevice):
             raise UserError(
                 f"a device of a home is expected, got {place!r:.60}.",
                 next_step='Write home["NAME"].',

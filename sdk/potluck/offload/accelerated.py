@@ -28,7 +28,7 @@ from potluck.offload.drift import DriftMonitor
 from potluck.offload.explanation import RequestExplanation
 from potluck.offload.link_bandwidth import LinkBandwidth
 from potluck.offload.maintenance import Maintenance
-from potluck.offload.split_table import Entry, SplitCase, SplitTable
+from potluck.offload.split_table import SplitCase, SplitEntry, SplitTable
 from potluck.offload.stats import ALONE, Answer, Stats
 from potluck.offload.table_search import TableSearch
 from potluck.records import Trace
@@ -36,8 +36,8 @@ from potluck.run.batches import as_tuple
 from potluck.run.device_group import outputs_of
 from potluck.run.history import measured_trace
 from potluck.schedule import Compiled
-from potluck.sessions.events import Execution
-from potluck.sessions.link import Link
+from potluck.sessions.events import ExecutionResult
+from potluck.sessions.link import SessionLink
 from potluck.sessions.local_agents import LocalAgents
 from potluck.sessions.members import Members
 from potluck.simulate.cost import energy_j
@@ -74,7 +74,7 @@ class AcceleratedModel(Tabular):
 
     def __init__(
         self,
-        link: Link,
+        link: SessionLink,
         members: Members,
         case: SplitCase,
         rebuild: Callable[[list[Any]], Any],
@@ -93,13 +93,13 @@ class AcceleratedModel(Tabular):
         table = self._tables.first(case, self.bytes_per_s, _told(task, case))
         task.update(0.8, "loading")
         self._loaded = OffloadDeployment(link, members, case, table, self.bytes_per_s)
-        self._late: tuple[Future[Execution], Compiled] | None = None
+        self._late: tuple[Future[ExecutionResult], Compiled] | None = None
         # what the device still computes alone, and nobody needs
-        self._lost_race: Future[Execution] | None = None
+        self._lost_race: Future[ExecutionResult] | None = None
         self._answers: list[Answer] = []
         self._changed: ModelError | None = None  # found while the latest request was under way
         self._speeds = DriftMonitor(case.names)
-        self.kept: deque[tuple[Execution, Compiled]] = deque(maxlen=64)
+        self.kept: deque[tuple[ExecutionResult, Compiled]] = deque(maxlen=64)
         self._closed = threading.Event()
         self._maintenance = Maintenance(
             link,
@@ -221,11 +221,11 @@ class AcceleratedModel(Tabular):
 
     def _note(
         self,
-        execution: Execution,
+        execution: ExecutionResult,
         compiled: Compiled,
         at_s: float,
         bytes_per_s: float,
-        entry: Entry,
+        entry: SplitEntry,
     ) -> None:
         """One more answer for the records."""
         self.kept.append((execution, compiled))
@@ -243,15 +243,15 @@ class AcceleratedModel(Tabular):
         )
         self._answers.append(answer)
 
-    def _entry(self) -> Entry:
+    def _entry(self) -> SplitEntry:
         """What to do with the next request."""
         self._harvest()
         helped = self.is_helped and self._late is None
-        return self.table.at(self.bytes_per_s) if helped else Entry(bytes_per_s=0.0)
+        return self.table.at(self.bytes_per_s) if helped else SplitEntry(bytes_per_s=0.0)
 
     def _shared(
         self, named: "dict[str, torch.Tensor]", compiled: Compiled
-    ) -> tuple[Execution, Compiled] | None:
+    ) -> tuple[ExecutionResult, Compiled] | None:
         """The answer of all sides; None where a helper has failed."""
         future = self._start(compiled, named)
         try:
@@ -272,7 +272,7 @@ class AcceleratedModel(Tabular):
         self._learn(execution, compiled)
         return execution, compiled
 
-    def _await_device(self, future: "Future[Execution]") -> None:
+    def _await_device(self, future: "Future[ExecutionResult]") -> None:
         """Until this request is answered, or the device has come to it: a race that it lost may
         keep it busy.
 
@@ -283,8 +283,8 @@ class AcceleratedModel(Tabular):
             self._lost_race = None if self._lost_race.done() else self._lost_race
 
     def _race(
-        self, late: "Future[Execution]", compiled: Compiled, named: "dict[str, torch.Tensor]"
-    ) -> tuple[Execution, Compiled] | None:
+        self, late: "Future[ExecutionResult]", compiled: Compiled, named: "dict[str, torch.Tensor]"
+    ) -> tuple[ExecutionResult, Compiled] | None:
         """A helper is late: the device begins to answer alone, and whoever is done first counts."""
         alone = self._loaded.start(self.alone, named)
         wait((late, alone), return_when=FIRST_COMPLETED)
@@ -306,7 +306,7 @@ class AcceleratedModel(Tabular):
         elif error is None:
             self._learn(future.result(), compiled)
 
-    def _by_itself(self, named: "dict[str, torch.Tensor]") -> tuple[Execution, Compiled]:
+    def _by_itself(self, named: "dict[str, torch.Tensor]") -> tuple[ExecutionResult, Compiled]:
         try:
             execution = self._start(self.alone, named).result()
         except RequestFailed:
@@ -319,7 +319,7 @@ class AcceleratedModel(Tabular):
         self._learn(execution, self.alone)
         return execution, self.alone
 
-    def _learn(self, execution: Execution, compiled: Compiled) -> None:
+    def _learn(self, execution: ExecutionResult, compiled: Compiled) -> None:
         """What a request shows of the link, and of how fast both really are."""
         for nbytes, seconds in transfers(execution, compiled, self.device):
             self._air.heard(nbytes, seconds)

@@ -14,15 +14,15 @@ from potluck.offload.plan.lowering import DEVICE, Sent, Shareable, Shared, Share
 from potluck.offload.plan.problem import OffloadProblem
 from potluck.offload.rows.tiles import Interval, TensorSlice, part_type
 from potluck.records import HOME, Segment
-from potluck.run.compiled_plan import Piece, Request, request
+from potluck.run.compiled_plan import Request, StagePiece, request
 from potluck.schedule.program_builder import (
     Annotation,
     Compiled,
     InputBinding,
     ProgramBuilder,
-    Result,
+    ReceivedValue,
 )
-from potluck.sessions.events import Execution
+from potluck.sessions.events import ExecutionResult
 from potluck.simulate.time_spans import union_s
 from potluck_wire.graph import BATCH
 from potluck_wire.messages import Prepare
@@ -63,7 +63,7 @@ class SharedProgram:
     """
 
     compiled: Compiled
-    pieces: Mapping[str, tuple[Piece, ...]]  # by device
+    pieces: Mapping[str, tuple[StagePiece, ...]]  # by device
     rows: Mapping[str, Mapping[int, Interval]]
 
     @property
@@ -95,9 +95,9 @@ def compile_shared(
     """
     part = {DEVICE, *(step.side for step in shared.steps)}  # a helper without rows has no program
     there = tuple(device for side, device in enumerate(sides.names) if side in part)
-    build = _Build(shareable, sides, ProgramBuilder(name, there, HOME))
+    build = _ProgramCompilation(shareable, sides, ProgramBuilder(name, there, HOME))
     build.feed(shareable.line.traced.graph.inputs[0].name)
-    pieces: dict[str, dict[str, Piece]] = {device: {} for device in sides.names}
+    pieces: dict[str, dict[str, StagePiece]] = {device: {} for device in sides.names}
     rows: dict[str, dict[int, Interval]] = {device: {} for device in sides.names}
     for turn, step in enumerate(shared.steps):
         if isinstance(step, SharedPiece):
@@ -150,7 +150,9 @@ def shared_requests(
     return requests
 
 
-def transfers(execution: Execution, compiled: Compiled, device: str) -> list[tuple[int, float]]:
+def transfers(
+    execution: ExecutionResult, compiled: Compiled, device: str
+) -> list[tuple[int, float]]:
     """Bytes that a device sent in one request, and got of its helpers, and the seconds in which any
     were under way.
 
@@ -185,7 +187,7 @@ def transfers(execution: Execution, compiled: Compiled, device: str) -> list[tup
     return found
 
 
-def computed_s(execution: Execution, compiled: Compiled, device: str) -> float:
+def computed_s(execution: ExecutionResult, compiled: Compiled, device: str) -> float:
     """Seconds in which a device ran anything of one request.
 
     Parameters
@@ -213,18 +215,18 @@ def computing(compiled: Compiled) -> tuple[str, ...]:
     )
 
 
-def _piece(step: SharedPiece, model: Any, weight_source: str, kind: str) -> Piece:
+def _piece(step: SharedPiece, model: Any, weight_source: str, kind: str) -> StagePiece:
     """Called by what is in it, so that a piece that several programs run is loaded once."""
     document = model.document_of(step.graph, kind)
     name = f"rows-{hashlib.sha256(document).hexdigest()[:16]}"
-    return Piece(
+    return StagePiece(
         segment=Segment(name=name, start=0, stop=1),
         documents={kind: document},
         weight_source=weight_source,
     )
 
 
-class _Build:
+class _ProgramCompilation:
     def __init__(self, shareable: Shareable, sides: Sides, programs: ProgramBuilder) -> None:
         self.model = shareable
         self.sides = sides
@@ -297,7 +299,7 @@ class _Build:
         for ref in dict.fromkeys(output.ref for output in graph.outputs):
             part = by_ref[ref]
             name = next(output.name for output in graph.outputs if output.ref == ref)
-            result = Result(
+            result = ReceivedValue(
                 device=self.sides.names[DEVICE],
                 value=part.name,
                 tensor=name,

@@ -7,7 +7,7 @@ from statistics import median
 from potluck.offload.compile import computed_s
 from potluck.offload.split_table import SplitCase
 from potluck.schedule import Compiled
-from potluck.sessions.events import Execution
+from potluck.sessions.events import ExecutionResult
 
 SHOWN = 5  # requests that show how fast a side is
 WRONG = 1.5  # times as long, or as short, as was thought: then all is planned anew
@@ -19,7 +19,7 @@ class DriftMonitor:
     def __init__(self, names: Iterable[str]) -> None:
         self._times: dict[str, deque[float]] = {name: deque(maxlen=SHOWN) for name in names}
 
-    def learn(self, case: SplitCase, execution: Execution, compiled: Compiled) -> None:
+    def learn(self, case: SplitCase, execution: ExecutionResult, compiled: Compiled) -> None:
         """What one request shows; emulated devices take what they were told to take.
 
         Parameters

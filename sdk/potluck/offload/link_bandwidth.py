@@ -6,7 +6,7 @@ import time
 
 from potluck.offload.bandwidth_filter import Asking, Estimator
 from potluck.sessions.events import RequestAll
-from potluck.sessions.link import Link
+from potluck.sessions.link import SessionLink
 from potluck_wire.messages import Probe
 
 PROBE_BYTES = 32 * 1024
@@ -41,7 +41,7 @@ class LinkBandwidth:
         """Whether to ask now. `alone`: requests show nothing, as the device answers them alone."""
         return self._asking.is_due(now_s, alone=alone)
 
-    def ask(self, link: Link, task: str, device: str, peer: str) -> None:
+    def ask(self, link: SessionLink, task: str, device: str, peer: str) -> None:
         """Let the device send its helper something.
 
         Parameters

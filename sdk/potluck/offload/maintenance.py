@@ -14,7 +14,7 @@ from potluck.offload.link_bandwidth import LinkBandwidth
 from potluck.offload.plan.lowering import HELPER
 from potluck.offload.split_table import SplitCase, SplitTable
 from potluck.offload.table_search import TableSearch
-from potluck.sessions.link import Link
+from potluck.sessions.link import SessionLink
 
 LOOK_S = 0.25  # between two looks
 RETRY_S = 2.0  # after a failed attempt to reach a helper
@@ -41,7 +41,7 @@ class Maintenance:
 
     def __init__(
         self,
-        link: Link,
+        link: SessionLink,
         loaded: OffloadDeployment,
         tables: TableSearch,
         air: LinkBandwidth,

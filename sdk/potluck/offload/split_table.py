@@ -45,7 +45,7 @@ FIRST_LEVELS = 6  # half as long as 11, and as good within 1 % on six networks o
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class SplitEntry:
     """What to do at `bytes_per_s` and above. `program` None: the device answers alone."""
 
     bytes_per_s: float
@@ -57,9 +57,9 @@ class Entry:
 class SplitTable:
     """The entries by ascending bandwidth, the first from 0 on."""
 
-    entries: tuple[Entry, ...]
+    entries: tuple[SplitEntry, ...]
 
-    def at(self, bytes_per_s: float) -> Entry:
+    def at(self, bytes_per_s: float) -> SplitEntry:
         """What to do at that bandwidth."""
         index = bisect_right([entry.bytes_per_s for entry in self.entries], bytes_per_s) - 1
         return self.entries[max(index, 0)]
@@ -184,7 +184,9 @@ class SplitCase:
     def table(self, found: Found) -> SplitTable:
         """A program for each split that was found."""
         return SplitTable(
-            entries=tuple(Entry(bytes_per_s=b, split=s, program=self._program(s)) for b, s in found)
+            entries=tuple(
+                SplitEntry(bytes_per_s=b, split=s, program=self._program(s)) for b, s in found
+            )
         )
 
     def corrected(self, times: Mapping[str, float]) -> "SplitCase":
@@ -256,7 +258,7 @@ class SplitCase:
             compiled, self.at(bytes_per_s) if len(compiled.programs) > 1 else self.problem
         )
 
-    def account(self, entry: Entry, alone: Compiled, bytes_per_s: float) -> RequestExplanation:
+    def account(self, entry: SplitEntry, alone: Compiled, bytes_per_s: float) -> RequestExplanation:
         """Who computes which rows when, at this bandwidth.
 
         Parameters

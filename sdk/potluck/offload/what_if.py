@@ -26,7 +26,7 @@ OTHERS = ("device", "helper", "layer cut")  # of `baselines.WAYS`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
+class BandwidthPoint:
     """One bandwidth: the best split, and what each of `OTHERS` comes to."""
 
     bytes_per_s: float
@@ -45,7 +45,7 @@ class OffloadWhatIf(Pictured):
     device: str
     helpers: tuple[str, ...]
     splitter: Splitter
-    points: tuple[Point, ...]
+    points: tuple[BandwidthPoint, ...]
 
     def front(self, bytes_per_s: float, n: int = 8) -> tuple[Split, ...]:
         """From the fastest split at this bandwidth to the one with the fewest joules of the
@@ -172,8 +172,8 @@ def _line(model: "str | Model") -> "Linearization":
     return (model.as_torch() if hasattr(model, "as_torch") else model).traced_line()
 
 
-def _point(splitter: Splitter, bytes_per_s: float) -> Point:
-    return Point(
+def _point(splitter: Splitter, bytes_per_s: float) -> BandwidthPoint:
+    return BandwidthPoint(
         bytes_per_s=bytes_per_s,
         split=splitter.share(bytes_per_s),
         others=baselines.answers(OTHERS, splitter, bytes_per_s),

@@ -78,7 +78,7 @@ def predict(problem: Problem, plan: Plan, table: cost.CostTable | None = None) -
     streaming = not isinstance(problem.workload, Training) and problem.workload.streaming
     in_flight = direct_simulation.in_flight(plan) if streaming else 1
     steps = direct_simulation.STREAM_ROUNDS * in_flight if streaming else 1
-    return simulation.Simulation(compiled, problem, steps, in_flight, table).trace()
+    return simulation.ProgramSimulation(compiled, problem, steps, in_flight, table).trace()
 
 
 def compile_plan(problem: Problem, plan: Plan) -> Compiled:

@@ -24,7 +24,7 @@ from potluck.simulate.time_spans import union_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class DeviceTime:
     """How a device of the plan spends the step: computing, only sending or receiving, waiting.
 
     They add up to 1.
@@ -58,7 +58,7 @@ class Explanation(Tabular):
     """
 
     plan: Plan
-    parts: tuple[Part, ...]
+    parts: tuple[DeviceTime, ...]
     media_frac: Mapping[str, float]
     bottleneck: str
     bottleneck_frac: float
@@ -102,7 +102,7 @@ def explain(plan: Plan, *, improvements: bool = True) -> Explanation:
     )
 
 
-def _part(trace: Trace, device: str) -> Part:
+def _part(trace: Trace, device: str) -> DeviceTime:
     def taken(lanes: Iterable[str]) -> float:
         return union_s(
             [(e.start_s, e.stop_s) for e in trace.events if e.device == device and e.lane in lanes]
@@ -110,7 +110,7 @@ def _part(trace: Trace, device: str) -> Part:
 
     whole_s = trace.stop_s or 1.0
     compute_s, busy_s = taken(("compute",)), taken(("compute", "send", "receive"))
-    return Part(
+    return DeviceTime(
         device=device,
         compute_frac=compute_s / whole_s,
         link_frac=(busy_s - compute_s) / whole_s,
@@ -140,7 +140,7 @@ def _crossed(network: Network, event: Event) -> Iterator[tuple[str, int]]:
 
 
 def _changes(
-    problem: Problem, parts: tuple[Part, ...], media: Mapping[str, float]
+    problem: Problem, parts: tuple[DeviceTime, ...], media: Mapping[str, float]
 ) -> Iterator[tuple[str, Problem]]:
     """What one would try first: the busiest medium twice as fast, and another device like the
     busiest.

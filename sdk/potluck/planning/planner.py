@@ -21,11 +21,11 @@ from potluck.planning.rerank import rerank
 from potluck.planning.search.device_order import in_one_order
 from potluck.planning.search.schedules import best_s, promising, scheduled
 from potluck.planning.search.work_budget import WorkBudget, given_s, is_many
-from potluck.planning.search_passes import Look, may_hide_plans
+from potluck.planning.search_passes import SearchPass, may_hide_plans
 from potluck.planning.tensor_parallel import has_lanes, plan_lanes
 from potluck.records import Plan, Problem, Training
 from potluck.simulate import cost
-from potluck.simulate.simulator_cache import Remembering
+from potluck.simulate.simulator_cache import SimulatorCache
 
 N_REGIONAL = 12  # plans of DeepCEE's search, where schedules are chosen
 
@@ -96,7 +96,7 @@ def _by_lanes(problem: Problem) -> Plans:
     """Plans of a model that is divided by tensor: by its lanes, or by a device alone."""
     table = cost.CostTable(problem)
     refuse_impossible(problem, table)
-    simulator = Remembering(problem, table)
+    simulator = SimulatorCache(problem, table)
     found = [*plan_lanes(problem, table), *plan_single(problem, table)]
     judged = [judge(problem, plan, table, simulator) for plan in found]
     holding = [plan for plan in judged if not feasibility.breaches(problem, plan)]
@@ -162,10 +162,10 @@ def _made(
 
     # Searches keep to closed forms of memory, which take links to be as slow as they may be; of
     # what is near them the simulator has the last word.
-    look = Look(
+    look = SearchPass(
         problem=problem,
         table=table,
-        simulator=Remembering(problem, table),
+        simulator=SimulatorCache(problem, table),
         is_late=is_late,
         budget=budget,
         borrow=borrow,

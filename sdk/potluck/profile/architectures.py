@@ -112,7 +112,7 @@ class Gated(nn.Module):
         return self.down(functional.silu(self.gate(x)) * self.up(x))
 
 
-class Block(nn.Module):
+class TransformerBlock(nn.Module):
     """A transformer block, norms first."""
 
     def __init__(
@@ -139,7 +139,7 @@ class Vision(nn.Module):
         self.patches = nn.Conv2d(3, 1280, 14, stride=14, bias=False)
         self.blocks = nn.Sequential(
             *(
-                Block(
+                TransformerBlock(
                     Attention(1280, 16, 16, causal=False),
                     Gated(1280, 3420, bias=True),
                     nn.RMSNorm,
@@ -170,7 +170,10 @@ class Audio(nn.Module):
             for _ in range(32)
         )
         self.blocks = nn.Sequential(
-            *(Block(Attention(1280, 20, 20, causal=False), mlp, nn.LayerNorm, 1280) for mlp in mlps)
+            *(
+                TransformerBlock(Attention(1280, 20, 20, causal=False), mlp, nn.LayerNorm, 1280)
+                for mlp in mlps
+            )
         )
         self.norm, self.project = nn.LayerNorm(1280), nn.Linear(1280, out)
 
@@ -194,7 +197,7 @@ class Omni(nn.Module):
         self.words = nn.Embedding(words, width)
         self.blocks = nn.Sequential(
             *(
-                Block(
+                TransformerBlock(
                     Attention(width, 28, 4, causal=True),
                     Gated(width, inner, bias=False),
                     nn.RMSNorm,

@@ -26,7 +26,7 @@ ROWS = 2  # of the example: one would be taken for a constant
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class CatalogEntry:
     """One model of the catalog: how to build it and one row of its inputs (shapes; `int` for token
     numbers).
     """
@@ -51,30 +51,30 @@ def _hf(model: str, config: str, **settings: Any) -> Callable[[], nn.Module]:
     return build
 
 
-def _image(title: str, family: str, pixels: int, **settings: Any) -> Entry:
+def _image(title: str, family: str, pixels: int, **settings: Any) -> CatalogEntry:
     settings.setdefault("num_labels", 1000)
     build = _hf(f"{family}ForImageClassification", f"{family}Config", **settings)
-    return Entry(
+    return CatalogEntry(
         title=f"{title}, one image of {pixels} x {pixels} pixels",
         build=build,
         shapes=((3, pixels, pixels),),
     )
 
 
-def _text(title: str, model: str, config: str, tokens: int = 512, **settings: Any) -> Entry:
+def _text(title: str, model: str, config: str, tokens: int = 512, **settings: Any) -> CatalogEntry:
     build = _hf(model, config, attn_implementation="sdpa", use_cache=False, **settings)
-    return Entry(title=f"{title}, {tokens} tokens", build=build, shapes=((),), tokens=tokens)
+    return CatalogEntry(title=f"{title}, {tokens} tokens", build=build, shapes=((),), tokens=tokens)
 
 
-def _bert(title: str, tokens: int = 512, **settings: Any) -> Entry:
+def _bert(title: str, tokens: int = 512, **settings: Any) -> CatalogEntry:
     build = _hf(
         "BertForSequenceClassification", "BertConfig", attn_implementation="sdpa", **settings
     )
-    return Entry(title=f"{title}, {tokens} tokens", build=build, shapes=((),), tokens=tokens)
+    return CatalogEntry(title=f"{title}, {tokens} tokens", build=build, shapes=((),), tokens=tokens)
 
 
-def _plain(title: str, build: Callable[[], nn.Module]) -> Entry:
-    return Entry(
+def _plain(title: str, build: Callable[[], nn.Module]) -> CatalogEntry:
+    return CatalogEntry(
         title=f"{title}, one image of 224 x 224 pixels", build=build, shapes=((3, 224, 224),)
     )
 
@@ -102,7 +102,7 @@ _SMALL = {
 }
 _R101 = {"depths": [3, 4, 23, 3]}
 
-CATALOG: dict[str, Entry] = {
+CATALOG: dict[str, CatalogEntry] = {
     "efficientnet-b1": _image("EfficientNet-B1", "EfficientNet", 240, image_size=240, **_B1),
     "efficientnet-b1-cifar": _image(
         "EfficientNet-B1", "EfficientNet", 32, image_size=32, num_labels=10, **_B1
@@ -137,7 +137,7 @@ CATALOG: dict[str, Entry] = {
         **_QWEN3,
     ),
     "smollm2-135m": _text("SmolLM2-135M", "LlamaForCausalLM", "LlamaConfig", **_SMOL),
-    "omni-7b": Entry(
+    "omni-7b": CatalogEntry(
         title="In the shape of Qwen2.5-Omni-7B's thinker: an image of 448 x 448 (256 tokens), 10 s "
         "of sound "
         "(250 tokens), 256 words, encoded side by side",

@@ -30,7 +30,7 @@ def cache_dir() -> Path:
     return Path(base or Path.home() / ".cache") / "potluck" / "profiles"
 
 
-class Store:
+class LayerTimesStore:
     """The cache. What a device's times depend on goes into `about`: key, backends, slowdown,
     threads.
     """

@@ -18,7 +18,7 @@ from potluck.documents import read_toml
 from potluck.errors import FileError, UserError
 from potluck.graph.modelgraph import ModelGraph
 from potluck.profile.roofline import copy_bytes_per_s
-from potluck.profile.topology import TOPOLOGIES, Attachment, HomeWiring, Link, build
+from potluck.profile.topology import TOPOLOGIES, Attachment, Cable, HomeWiring, build
 from potluck.records import HOME, Device, Network
 from potluck_wire.statement import BACKEND_OF
 
@@ -287,7 +287,7 @@ def _wiring(table: "_Table") -> HomeWiring:
     return HomeWiring(topology=topology, links=links, **values)
 
 
-def _link(entry: "_Table") -> Link:
+def _link(entry: "_Table") -> Cable:
     sites = entry.texts("sites")
     if len(sites) != 2:
         raise _wrong(entry.file, f"{entry.prefix}sites", "two sites", sites)
@@ -296,7 +296,7 @@ def _link(entry: "_Table") -> Link:
         if field not in numbers:
             raise _wrong(entry.file, f"{entry.prefix}{field}", "a number", "nothing")
     entry.done()
-    return Link(
+    return Cable(
         sites=(sites[0], sites[1]), **{field: number.value for field, number in numbers.items()}
     )
 

@@ -9,7 +9,7 @@ from potluck.profile.connection_hints import Hint
 from potluck.profile.tomography import Observation, Tomography
 from potluck.records import HOME
 from potluck.sessions.events import RequestAll, UplinkProbe
-from potluck.sessions.link import Link
+from potluck.sessions.link import SessionLink
 from potluck_wire.messages import Probe
 
 LASTS_S = 0.2  # of one flow alone
@@ -114,7 +114,7 @@ class LinkProber:
         Is asked between probes whether it was cancelled.
     """
 
-    def __init__(self, link: Link, task: Task) -> None:
+    def __init__(self, link: SessionLink, task: Task) -> None:
         self._link = link
         self._task = task
         self._n_probes = 0

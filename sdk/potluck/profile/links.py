@@ -11,14 +11,14 @@ MAX_BYTES_PER_S = 1e11
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class LinkLine:
     """One direction between two devices."""
 
     latency_s: float
     bytes_per_s: float
 
 
-def fit_line(nbytes: Sequence[int], seconds: Sequence[float]) -> Line:
+def fit_line(nbytes: Sequence[int], seconds: Sequence[float]) -> LinkLine:
     """Least squares of seconds over bytes, of the errors as parts of the seconds: a long probe is
     off by more.
 
@@ -40,7 +40,7 @@ def fit_line(nbytes: Sequence[int], seconds: Sequence[float]) -> Line:
         / spread
     )
     slope = max(slope, 1 / MAX_BYTES_PER_S)
-    return Line(latency_s=max(mean_s - slope * mean_n, 0.0), bytes_per_s=1 / slope)
+    return LinkLine(latency_s=max(mean_s - slope * mean_n, 0.0), bytes_per_s=1 / slope)
 
 
 def _mean(values: Sequence[float], weights: Sequence[float]) -> float:

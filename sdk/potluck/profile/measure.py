@@ -16,9 +16,9 @@ from potluck.graph.backends import WEIGHT_COPIES, document_for, kind_on
 from potluck.handle import Task
 from potluck.profile.assumed_power import assumed_watts
 from potluck.profile.home_network import HomeNetwork
-from potluck.profile.layer_times_store import Store
+from potluck.profile.layer_times_store import LayerTimesStore
 from potluck.profile.link_probes import WAIT_BYTES
-from potluck.profile.links import Line, fit_line
+from potluck.profile.links import LinkLine, fit_line
 from potluck.profile.measure_network import measure_network, pairs_to_probe
 from potluck.profile.measure_power import NotMeasured, has_meter, measure_watts, shared
 from potluck.profile.network import is_itself
@@ -26,7 +26,7 @@ from potluck.profile.power_model import Watts
 from potluck.profile.profiles import Measurements, Profile, can_train
 from potluck.records import HOME, Device, Layer, LayerCost
 from potluck.sessions.events import RequestAll, UplinkProbe
-from potluck.sessions.link import Link
+from potluck.sessions.link import SessionLink
 from potluck.sessions.members import Member, Members
 from potluck_wire.messages import Measure, Probe
 from potluck_wire.processors import CPU
@@ -58,7 +58,7 @@ class Bench:
         How many measurements there will be.
     """
 
-    def __init__(self, link: Link, members: Members, task: Task, n_tasks: int) -> None:
+    def __init__(self, link: SessionLink, members: Members, task: Task, n_tasks: int) -> None:
         self._link = link
         self._members = members
         self._task = task
@@ -148,7 +148,7 @@ class Bench:
         ]
         return mean(seconds)
 
-    def line(self, source: str, target: str, rate: float | None = None) -> Line:
+    def line(self, source: str, target: str, rate: float | None = None) -> LinkLine:
         """Latency and rate from one device to another, or from home.
 
         `rate` where an emulated uplink states it.
@@ -161,7 +161,7 @@ class Bench:
             Bytes per second, where they are stated.
         """
         if rate:
-            return Line(latency_s=self.latency_s(source, target, rate), bytes_per_s=rate)
+            return LinkLine(latency_s=self.latency_s(source, target, rate), bytes_per_s=rate)
         seconds = []
         for nbytes in PROBE_BYTES:
             self._task.check()
@@ -251,7 +251,7 @@ def check_measuring(rows: Any, repeats: Any, devices: Any, watts: Any = None) ->
 
 
 def profile(
-    link: Link,
+    link: SessionLink,
     members: Members,
     model: Any,
     task: Task,
@@ -259,8 +259,8 @@ def profile(
     train: bool,
     rows: Sequence[int],
     repeats: int,
-    store: Store | None,
-    save: Store | None,
+    store: LayerTimesStore | None,
+    save: LayerTimesStore | None,
     devices: Iterable[str] | None = None,
     known: HomeNetwork | None = None,
     watts: bool | None = False,
@@ -384,7 +384,7 @@ def _of_all_that_can(
 
 
 def _measure_watts(
-    link: Link,
+    link: SessionLink,
     members: Members,
     task: Task,
     model: Any,
@@ -450,8 +450,8 @@ def _costs(
     train: bool,
     rows: Sequence[int],
     repeats: int,
-    store: Store | None,
-    save: Store | None,
+    store: LayerTimesStore | None,
+    save: LayerTimesStore | None,
     notes: list[str],
 ) -> tuple[LayerCost, ...]:
     layers = model.layers(train)
@@ -487,7 +487,7 @@ def _possible(rows: Sequence[int], layers: Sequence[Layer], train: bool) -> tupl
     return tuple(dict.fromkeys(max(fewest, n) for n in rows))
 
 
-def keep(store: Store, profile: Profile, members: Members) -> None:
+def keep(store: LayerTimesStore, profile: Profile, members: Members) -> None:
     """Write the layer times of a profile into the cache, but for emulated devices.
 
     Parameters

@@ -11,18 +11,18 @@ from potluck.profile import access_tree, declared_network
 from potluck.profile.connection_hints import hints_of
 from potluck.profile.home_network import HomeNetwork
 from potluck.profile.link_probes import LinkProber, latency, measure_links
-from potluck.profile.links import Line
+from potluck.profile.links import LinkLine
 from potluck.profile.network import machines, network_of, stated_rate
 from potluck.profile.network_rows import document_of
 from potluck.records import HOME, Network
-from potluck.sessions.link import Link
+from potluck.sessions.link import SessionLink
 
 if TYPE_CHECKING:
     from potluck.profile.measure import Bench
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class MeasuredNetwork:
     """What was found. `notes`: what to say of it; `contradictions`: those about which the owner
     should do something.
     """
@@ -35,12 +35,12 @@ class Measured:
 
 def measure_network(
     bench: "Bench",
-    link: Link,
+    link: SessionLink,
     task: Task,
     capabilities: Mapping[str, Mapping[str, Any]],
     known: HomeNetwork | None = None,
     home_host: str = "",
-) -> Measured:
+) -> MeasuredNetwork:
     """The network of these devices and home: within a machine, and where an uplink is paced, pair
     by pair; between machines as the media that they share.
 
@@ -62,7 +62,7 @@ def measure_network(
     home_host = home_host or platform.node()
     here = machines(capabilities, home_host)
     speakers = {name: speaker for speaker, names in here.items() for name in names}
-    lines: dict[tuple[str, str], Line] = {}
+    lines: dict[tuple[str, str], LinkLine] = {}
     waits_s: dict[tuple[str, str], tuple[float, ...]] = {}
     for pair in pairs_to_probe(tuple(capabilities)):
         source, target = (speakers.get(name, name) for name in pair)
@@ -73,7 +73,7 @@ def measure_network(
             waits_s[source, target] = bench.waits_s(source, target)
     if len(here) == 1:
         beside = network_of(capabilities, lines, home_host)
-        return Measured(document=HomeNetwork(beside=beside), network=beside)
+        return MeasuredNetwork(document=HomeNetwork(beside=beside), network=beside)
     medians_s = {pair: median(seconds) for pair, seconds in waits_s.items()}
     hints = hints_of(capabilities, here)
     tomography = measure_links([*here], LinkProber(link, task).send, medians_s, bench.done, hints)
@@ -98,7 +98,7 @@ def measure_network(
             )
         notes = wrong
     network = network_of(capabilities, lines, home_host, document.records)
-    return Measured(
+    return MeasuredNetwork(
         document=replace(document, beside=network),
         network=network,
         notes=tuple(notes),

@@ -18,7 +18,7 @@ from potluck.profile.power_model import Watts
 from potluck.provenance import MEASURED
 from potluck.records import HOME, LayerCost
 from potluck.sessions.events import RequestAll
-from potluck.sessions.link import Link
+from potluck.sessions.link import SessionLink
 from potluck.sessions.members import Members
 from potluck.sessions.power_reading import PowerReading
 from potluck.sessions.readings import Stream
@@ -56,7 +56,7 @@ def has_meter(capability: Mapping[str, Any]) -> bool:
 
 
 def measure_watts(
-    link: Link,
+    link: SessionLink,
     members: Members,
     task: Task,
     model: Any,

@@ -5,7 +5,7 @@ Pure.
 from collections.abc import Mapping
 from typing import Any
 
-from potluck.profile.links import Line
+from potluck.profile.links import LinkLine
 from potluck.records import HOME, Medium, Network, Path
 
 # inside one machine, where nothing was measured: loopback with encryption moves about as much
@@ -14,7 +14,7 @@ FAST_BYTES_PER_S = 1e9
 
 def network_of(
     capabilities: Mapping[str, Mapping[str, Any]],
-    lines: Mapping[tuple[str, str], Line],
+    lines: Mapping[tuple[str, str], LinkLine],
     home_host: str = "",
     between: Network | None = None,
 ) -> Network:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Protocol
 
-from potluck.graph.modelgraph import ModelGraph, Node, still_nodes
+from potluck.graph.modelgraph import ModelGraph, OperatorNode, still_nodes
 from potluck.records import LayerCost
 from potluck.simulate.cost import ADAMW, ADD_PASSES, UPDATE_PASSES
 
@@ -115,7 +115,9 @@ BACKWARD_LAUNCHES = 2
 BACKWARD_TRAFFIC = 2
 
 
-def node_s(device: Numbers, node: Node, rows: int, dtype: str = "float32") -> tuple[float, float]:
+def node_s(
+    device: Numbers, node: OperatorNode, rows: int, dtype: str = "float32"
+) -> tuple[float, float]:
     """Seconds of one operator forward and backward over `rows` rows.
 
     By hand: 1e9 flop a row as a matmul at a peak of 1e12 flop/s is 1e9 / 0.7e12 = 1.43 ms a row,
@@ -171,7 +173,7 @@ def adamw_s(device: Numbers, parameter_bytes: int) -> float:
 
 def layer_cost(
     device: Numbers,
-    nodes: Iterable[Node],
+    nodes: Iterable[OperatorNode],
     rows: Sequence[int],
     *,
     train: bool = True,

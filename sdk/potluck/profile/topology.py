@@ -29,7 +29,7 @@ class Attachment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Link:
+class Cable:
     """A line between two sites: bytes per second there and back, seconds one way."""
 
     sites: tuple[str, str]
@@ -52,7 +52,7 @@ class HomeWiring:
     cable_bytes_per_s: float | None = None
     bus_bytes_per_s: float | None = None
     latency_s: float = 0.0
-    links: tuple[Link, ...] = field(default=())
+    links: tuple[Cable, ...] = field(default=())
 
 
 Route = tuple[list[tuple[str, int]], float]  # media and how often, latency

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from potluck.errors import UserError
-from potluck.graph.modelgraph import Node
+from potluck.graph.modelgraph import OperatorNode
 from potluck.planning.scenario import free_name, joined, known
 from potluck.profile import library
 from potluck.profile.library import DEVICE_NUMBERS, DeviceSpec, Number
@@ -171,7 +171,7 @@ def costs(spec: DeviceSpec, profile: Profile, measured: Measurements) -> tuple[L
 
 
 def _of_layer(spec: DeviceSpec, layer: Layer, input_bytes: int, rows: Sequence[int]) -> LayerCost:
-    node = Node(
+    node = OperatorNode(
         name=layer.name,
         kind="matmul",
         forward_flop=int(layer.forward_flop),

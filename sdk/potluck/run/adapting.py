@@ -20,7 +20,7 @@ from potluck.adapt.adapter import (
     WAIT,
     Adapter,
     Decision,
-    Look,
+    StepsSeen,
     same_sums,
 )
 from potluck.adapt.conditions import DEVICE, Thing, ratios, under
@@ -34,19 +34,19 @@ from potluck.run.comparison import compare
 from potluck.run.compiled_plan import INFER, train_name
 from potluck.run.probing import Prober
 from potluck.schedule import Compiled
-from potluck.sessions.events import Execution
+from potluck.sessions.events import ExecutionResult
 from potluck.simulate.predict import IN_FLIGHT, predict_steps
 from potluck.simulate.time_spans import most_at_once
 
 if TYPE_CHECKING:
-    from potluck.run.engine import Engine
+    from potluck.run.engine import RunEngine
 
 WINDOW = 8  # steps of a look
 BUDGET_S = 0.5  # of a planning
 FEW = 4  # of the plans that were found, those that the next looks judge again
 LOOK_S = 0.1  # between two looks whether requests are to be looked at
 LOOKING_FRAC = 0.02  # of the time of a run, at most, goes into looking and planning
-Steps = Sequence[tuple[Execution, Compiled]]
+Steps = Sequence[tuple[ExecutionResult, Compiled]]
 
 
 class Adapting:
@@ -66,7 +66,7 @@ class Adapting:
 
     def __init__(
         self,
-        engine: "Engine",
+        engine: "RunEngine",
         last_step: int | None,
         traced: Callable[[Steps], Trace],
         go_over: Callable[[Plan, Task], None],
@@ -171,7 +171,9 @@ class Adapting:
 
     # --- looking ----------------------------------------------------------------------------------
 
-    def _decide(self, plan: Plan, steps: Steps, step: int) -> tuple[Look, Decision | None] | None:
+    def _decide(
+        self, plan: Plan, steps: Steps, step: int
+    ) -> tuple[StepsSeen, Decision | None] | None:
         engine, adapter = self._engine, self._adapter
         profiled = engine.compiler.problem(engine.compiled_plan)
         if profiled is None:
@@ -191,7 +193,7 @@ class Adapting:
             return look, self._ordering(look, compiled, problem) if self._trains else None
         return look, self._planning(look, plan, problem)
 
-    def _ask(self, things: Iterable[Thing], look: Look, plan: Plan, profiled: Problem) -> None:
+    def _ask(self, things: Iterable[Thing], look: StepsSeen, plan: Plan, profiled: Problem) -> None:
         """Those that no step shows, for a small part of the run's time."""
         if look.step < self._asked or not (asked := tuple(things)):
             return
@@ -199,14 +201,14 @@ class Adapting:
         adapter.hear(prober.slowness(asked, plan, profiled, adapter.known), look.step)
         self._asked = look.step + ceil(prober.spent_s / LOOKING_FRAC / look.step_s)
 
-    def _seen(self, steps: Steps, compiled: Compiled, problem: Problem, step: int) -> Look:
+    def _seen(self, steps: Steps, compiled: Compiled, problem: Problem, step: int) -> StepsSeen:
         spans = [(execution.start_s, execution.stop_s) for execution, _ in steps]
         in_flight = IN_FLIGHT if self._trains else most_at_once(spans)
         predicted = predict_steps(compiled, problem, in_flight)
         measured = self._traced(steps)
         compared = compare(predicted, measured, compiled.programs, problem.network)
         flows = {(each.source, each.target): each.median_s for each in compared.transfers}
-        return Look(
+        return StepsSeen(
             step=step,
             step_s=compared.measured_step_s,
             predicted_s=compared.predicted_step_s,
@@ -214,7 +216,7 @@ class Adapting:
             steps_left=None if self._last_step is None else max(0, self._last_step - step),
         )
 
-    def _ordering(self, look: Look, compiled: Compiled, problem: Problem) -> Decision:
+    def _ordering(self, look: StepsSeen, compiled: Compiled, problem: Problem) -> Decision:
         if self._engine.compiled_plan.order_transfers is False:
             return self._adapter.order(look, 1.0, 1.0)
         new = with_ordered_transfers(one_at_a_time(compiled, problem), problem)
@@ -223,7 +225,7 @@ class Adapting:
         )
         return self._adapter.order(look, before_s, after_s)
 
-    def _planning(self, look: Look, plan: Plan, problem: Problem) -> Decision:
+    def _planning(self, look: StepsSeen, plan: Plan, problem: Problem) -> Decision:
         problem = problem_now(self._engine, plan, problem)
         if self._waiting:  # does what was found still look good?
             found: Sequence[Plan] = [judge(problem, other) for other in self._found]
@@ -238,7 +240,7 @@ class Adapting:
 
     # --- acting -----------------------------------------------------------------------------------
 
-    def _act(self, plan: Plan, look: Look, decision: Decision | None) -> None:
+    def _act(self, plan: Plan, look: StepsSeen, decision: Decision | None) -> None:
         engine = self._engine
         if decision is None:
             return
@@ -279,7 +281,7 @@ class Adapting:
         self._adapter.cost = self._adapter.cost.learned(decision.cost_s, lost_s)
 
 
-def problem_now(engine: "Engine", plan: Plan, problem: Problem) -> Problem:
+def problem_now(engine: "RunEngine", plan: Plan, problem: Problem) -> Problem:
     """What a run may be planned for now: with the devices that stay, of those that the user has
     planned for, and its plan's limits.
 
@@ -300,7 +302,7 @@ def problem_now(engine: "Engine", plan: Plan, problem: Problem) -> Problem:
     return problem if plan.problem is None else replace(problem, qoe=plan.problem.qoe)
 
 
-def tell(engine: "Engine", decision: Decision) -> None:
+def tell(engine: "RunEngine", decision: Decision) -> None:
     """Put a decision into the history, where it is not what was said before.
 
     Parameters

@@ -21,13 +21,13 @@ from potluck_wire.messages import Prepare
 if TYPE_CHECKING:
     import torch
 
-    from potluck.run.engine import Engine
-    from potluck.sessions.events import Execution
+    from potluck.run.engine import RunEngine
+    from potluck.sessions.events import ExecutionResult
 
 STREAM = "snapshot"
 
 
-def keep_protected(engine: "Engine") -> None:
+def keep_protected(engine: "RunEngine") -> None:
     """Begin a snapshot where one is due, and take in what has come home.
 
     Training waits for the whole of it where the user has said how often, where a device lacks the
@@ -53,7 +53,7 @@ def keep_protected(engine: "Engine") -> None:
         engine.protect()
 
 
-def _has_begun(engine: "Engine") -> bool:
+def _has_begun(engine: "RunEngine") -> bool:
     """Begin a snapshot in the background; False where there is no room for it."""
     if engine.background is None and engine.has_room_for_copies:
         background = BackgroundSnapshot(engine)
@@ -82,7 +82,7 @@ class BackgroundSnapshot:
         Of the run; the caller holds its boundary, here and in every call.
     """
 
-    def __init__(self, engine: "Engine") -> None:
+    def __init__(self, engine: "RunEngine") -> None:
         self._engine, self._compiled_plan = engine, engine.compiled_plan
         self.epoch, self.step = engine.take_epoch(), 0
         self.is_home = False  # whether the copies are those of the latest snapshot
@@ -92,7 +92,7 @@ class BackgroundSnapshot:
         self._bring = compile_pull(
             compiled_plan.plan, compiled_plan.segments, self._states, in_background=True
         )
-        self._arriving: Future[Execution] | None = None
+        self._arriving: Future[ExecutionResult] | None = None
         self._begun_s = 0.0
 
     def _targets(self) -> list[Target]:
@@ -192,7 +192,7 @@ class BackgroundSnapshot:
         engine.protection.arrived(snapshot, time.monotonic() - self._begun_s)
         self.is_home = True
 
-    def _states_of(self, execution: "Execution") -> "dict[str, torch.Tensor]":
+    def _states_of(self, execution: "ExecutionResult") -> "dict[str, torch.Tensor]":
         engine = self._engine
         weights = state_types(engine.model, None)
         moments = state_types(engine.model, self._compiled_plan.optimizer)

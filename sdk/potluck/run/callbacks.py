@@ -17,7 +17,7 @@ OnEpoch = Callable[[int, History], Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Watching:
+class FitCallbacks:
     """What is called while a `fit` goes on; see `Run.fit`.
 
     Raises
@@ -79,7 +79,7 @@ class Watchers:
         Writes the run to a file.
     """
 
-    def __init__(self, watching: Watching, save: Callable[[Path], Any]) -> None:
+    def __init__(self, watching: FitCallbacks, save: Callable[[Path], Any]) -> None:
         self._watching, self._save = watching, save
         self._saved_step, self._saved_s = 0, 0.0
         self.stopped = False  # somebody has had enough

@@ -18,8 +18,8 @@ from potluck.run.weight_update import Update
 from potluck.schedule import (
     FOLLOW,
     Compiled,
+    NamedState,
     Standby,
-    State,
     compile_inference,
     compile_pull,
     compile_push,
@@ -61,7 +61,7 @@ _ITEM_BYTES = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class StagePiece:
     """One stage's piece of the model: the segment, its documents by kind, and its state (`weights`
     by name).
 
@@ -94,7 +94,7 @@ def check_layers(model: Any, plan: Plan) -> None:
         )
 
 
-def cut(model: Any, plan: Plan, kinds: Mapping[str, str]) -> tuple[Piece, ...]:
+def cut(model: Any, plan: Plan, kinds: Mapping[str, str]) -> tuple[StagePiece, ...]:
     """The pieces of `model` for the stages of `plan`, of the `kinds` that its devices take.
 
     Parameters
@@ -109,7 +109,7 @@ def cut(model: Any, plan: Plan, kinds: Mapping[str, str]) -> tuple[Piece, ...]:
     return tuple(_piece(model, stage, plan.training, kinds) for stage in plan.stages)
 
 
-def _piece(model: Any, stage: Stage, training: bool, kinds: Mapping[str, str]) -> Piece:
+def _piece(model: Any, stage: Stage, training: bool, kinds: Mapping[str, str]) -> StagePiece:
     segment, graph = model.segment(stage.start, stage.stop, train=training)
     documents = {}
     for kind, device in {kinds[device]: device for device in stage.devices}.items():
@@ -123,7 +123,7 @@ def _piece(model: Any, stage: Stage, training: bool, kinds: Mapping[str, str]) -
                 next_step="Cut the model into more stages.",
             )
     sizes = {item.name: _nbytes(item) for item in (*graph.parameters, *graph.buffers)}
-    return Piece(
+    return StagePiece(
         segment=segment,
         documents=documents,
         weights=sizes,
@@ -159,7 +159,7 @@ class CompiledPlan:
     run: str
     epoch: int
     plan: Plan
-    pieces: tuple[Piece, ...]
+    pieces: tuple[StagePiece, ...]
     kinds: Mapping[str, str]
     optimizer: Update | None
     compiled: Mapping[str, Compiled]
@@ -190,7 +190,7 @@ class CompiledPlan:
 
     def states(
         self, *, optimizer: bool, weights: bool = True, slots: Collection[str] | None = None
-    ) -> dict[str, list[State]]:
+    ) -> dict[str, list[NamedState]]:
         """The named state of every segment: weights, and the optimizer's if it is there yet.
 
         Parameters
@@ -202,16 +202,16 @@ class CompiledPlan:
         slots
             Of what the optimizer keeps these alone; default: all.
         """
-        found: dict[str, list[State]] = {}
+        found: dict[str, list[NamedState]] = {}
         for piece in self.pieces:
             held = piece.weights.items() if weights else ()
             rows = [
-                State(name=name, nbytes=nbytes, counts=name in piece.counters)
+                NamedState(name=name, nbytes=nbytes, counts=name in piece.counters)
                 for name, nbytes in held
             ]
             if optimizer and self.optimizer is not None:
                 rows += [
-                    State(name=name, nbytes=kind.nbytes({}))
+                    NamedState(name=name, nbytes=kind.nbytes({}))
                     for parameter, of in piece.trained.items()
                     for name, kind in kept_types(self.optimizer, parameter, of).items()
                     if slots is None or name.partition(":")[0] in slots
@@ -292,7 +292,7 @@ class CompiledPlan:
         return requests
 
 
-def held_bytes(piece: Piece, optimizer: Update | None) -> int:
+def held_bytes(piece: StagePiece, optimizer: Update | None) -> int:
     """Bytes of a piece that stay on a device: weights, and where it is trained gradients and
     moments.
     """
@@ -346,7 +346,7 @@ def kept_types(update: Update, parameter: str, kind: Type) -> dict[str, Type]:
 
 
 def request(
-    device: str, order: Prepare, pieces: Sequence[Piece], every: Iterable[Compiled], kind: str
+    device: str, order: Prepare, pieces: Sequence[StagePiece], every: Iterable[Compiled], kind: str
 ) -> Request:
     """`order` for a device, with these pieces (of that `kind`) and its programs among `every`.
 

@@ -13,14 +13,14 @@ from potluck.run import checkpoint
 from potluck.run.checkpoint import MAX_SEED
 from potluck.run.compiled_plan import CompiledPlan
 from potluck.run.device_wait import PATIENCE_S
-from potluck.run.engine import Engine
+from potluck.run.engine import RunEngine
 from potluck.run.run import Run
 from potluck.run.snapshots import Protection, Snapshot, check_protect
 from potluck.run.tensors import kept
 from potluck.run.update_source import source_of
 from potluck.run.weight_update import PLAIN, Update, is_average, keep_alike
 from potluck.schedule.policies import Policy
-from potluck.sessions.link import Link
+from potluck.sessions.link import SessionLink
 from potluck.sessions.members import Members
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ COPY_BYTES_PER_S = 1e9  # within the memory of a small device, until it is measu
 
 
 def deploy(
-    link: Link,
+    link: SessionLink,
     members: Members,
     model: Any,
     plan: Plan,
@@ -109,7 +109,7 @@ def deploy(
     task.update(0.1, "loading the plan")
     usual = replace(saved.optimizer, rated=()) if saved is not None else PLAIN
     chosen = (source.update if source is not None else usual) if plan.training else None
-    engine = Engine(
+    engine = RunEngine(
         link,
         members,
         model,
@@ -175,7 +175,7 @@ def completed(
 
 
 def _protection(
-    engine: Engine,
+    engine: RunEngine,
     optimizer: Update,
     weights: "Mapping[str, torch.Tensor]",
     moments: "Mapping[str, torch.Tensor]",

@@ -13,10 +13,10 @@ from potluck.graph.traced import Type
 from potluck.run.compiled_plan import Requests, kept_types
 from potluck.run.tensors import to_raw, to_tensor
 from potluck.run.weight_update import Update
-from potluck.schedule import Compiled, InputBinding, Result
-from potluck.sessions.events import Execution, RequestAll, StartExecution
+from potluck.schedule import Compiled, InputBinding, ReceivedValue
+from potluck.sessions.events import ExecutionResult, RequestAll, StartExecution
 from potluck.sessions.failures import sizes
-from potluck.sessions.link import Link
+from potluck.sessions.link import SessionLink
 from potluck.sessions.members import Members
 from potluck.sessions.traffic import Raw
 from potluck_wire.messages import Commit, Drop
@@ -41,7 +41,7 @@ class DeviceGroup:
         Its name.
     """
 
-    def __init__(self, link: Link, members: Members, run: str) -> None:
+    def __init__(self, link: SessionLink, members: Members, run: str) -> None:
         self.link = link
         self._members = members
         self.run = run
@@ -152,7 +152,7 @@ class DeviceGroup:
         output_bytes: Mapping[str, int] | None = None,
         stream: str = "",
         request: bool = False,
-    ) -> "Future[Execution]":
+    ) -> "Future[ExecutionResult]":
         """Execute the programs of `compiled` once, with the rows of `batch` and the `states` that
         they ask for. Done at once where they have nothing to do.
 
@@ -210,11 +210,11 @@ class DeviceGroup:
             )
         )
 
-    def _done(self, epoch: int, program: str, step: int) -> "Future[Execution]":
+    def _done(self, epoch: int, program: str, step: int) -> "Future[ExecutionResult]":
         """Nobody has anything to do."""
-        future: Future[Execution] = Future()
+        future: Future[ExecutionResult] = Future()
         future.set_result(
-            Execution(
+            ExecutionResult(
                 run=self.run,
                 epoch=epoch,
                 program=program,
@@ -241,7 +241,7 @@ def _raw(
     return to_raw(tensor if feed.whole else tensor[feed.start : feed.stop])
 
 
-def _most_bytes(result: Result, output_bytes: Mapping[str, int]) -> int:
+def _most_bytes(result: ReceivedValue, output_bytes: Mapping[str, int]) -> int:
     """What a result can have at most. Losses and norms are predicted as float32, and of a float64
     model are as long as two.
     """
@@ -250,7 +250,7 @@ def _most_bytes(result: Result, output_bytes: Mapping[str, int]) -> int:
     return max(result.nbytes, output_bytes.get(result.tensor, 0))
 
 
-def loss_of(execution: Execution, compiled: Compiled) -> float:
+def loss_of(execution: ExecutionResult, compiled: Compiled) -> float:
     """The loss of the batch: the mean over its rows, or their sum."""
     total = 0.0
     rows = 0
@@ -264,7 +264,7 @@ def loss_of(execution: Execution, compiled: Compiled) -> float:
     return total if sums else total / rows
 
 
-def norm_of(execution: Execution, compiled: Compiled) -> float:
+def norm_of(execution: ExecutionResult, compiled: Compiled) -> float:
     """The norm of all gradients of a step; NaN where it is not limited.
 
     Raises
@@ -285,7 +285,7 @@ def norm_of(execution: Execution, compiled: Compiled) -> float:
     return math.nan
 
 
-def _losses(execution: Execution, result: Result) -> list[float]:
+def _losses(execution: ExecutionResult, result: ReceivedValue) -> list[float]:
     """The mean loss of each micro-batch, as this device says."""
     raw = execution.outputs[result.device, result.value]
     if raw.dtype not in LOSS_TYPES or math.prod(raw.shape) != len(result.rows):
@@ -300,7 +300,7 @@ def _losses(execution: Execution, result: Result) -> list[float]:
 
 
 def outputs_of(
-    execution: Execution, compiled: Compiled, types: Mapping[str, Type]
+    execution: ExecutionResult, compiled: Compiled, types: Mapping[str, Type]
 ) -> "dict[str, torch.Tensor]":
     """The outputs of a request, their pieces put together in row order.
 
@@ -318,7 +318,7 @@ def outputs_of(
     """
     import torch
 
-    pieces: dict[str, list[Result]] = {}
+    pieces: dict[str, list[ReceivedValue]] = {}
     for result in compiled.results:
         pieces.setdefault(result.tensor, []).append(result)
     whole = {}
@@ -346,7 +346,7 @@ def _squeezed(kind: Type, sent: tuple[int, ...]) -> Type:
 
 
 def states_of(
-    execution: Execution, compiled: Compiled, types: Mapping[str, Type]
+    execution: ExecutionResult, compiled: Compiled, types: Mapping[str, Type]
 ) -> "dict[str, torch.Tensor]":
     """The states that a pull brought home, by name.
 
@@ -381,7 +381,9 @@ def state_types(model: Any, optimizer: Update | None) -> dict[str, Type]:
     }
 
 
-def _believed(execution: Execution, result: Result, expected: Type, what: str) -> "torch.Tensor":
+def _believed(
+    execution: ExecutionResult, result: ReceivedValue, expected: Type, what: str
+) -> "torch.Tensor":
     """The tensor that a device sent, if it is of the type that was asked for."""
     raw = execution.outputs[result.device, result.value]
     if (raw.dtype, raw.shape, len(raw.data)) != (

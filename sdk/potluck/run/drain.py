@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING
 from potluck.errors import DeviceGone, PotluckError
 from potluck.handle import Task
 from potluck.records import Plan
-from potluck.run.history import Departure
+from potluck.run.history import DevicesLeft
 from potluck.run.migration import cross
 from potluck.run.recovery import plans_with, recover, surviving
 
 if TYPE_CHECKING:
-    from potluck.run.engine import Engine
+    from potluck.run.engine import RunEngine
 
 TRIES = 4  # others may be lost, or want to leave, meanwhile
 
@@ -37,7 +37,7 @@ class Drain:
         Called once the run has another plan.
     """
 
-    def __init__(self, engine: "Engine", moved: Callable[[], None]) -> None:
+    def __init__(self, engine: "RunEngine", moved: Callable[[], None]) -> None:
         self._engine, self._moved = engine, moved
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -80,7 +80,7 @@ class Drain:
                 self._moved()
 
 
-def leaving(engine: "Engine") -> tuple[str, ...]:
+def leaving(engine: "RunEngine") -> tuple[str, ...]:
     """Devices of the plan that want to leave."""
     members = engine.members
     return tuple(
@@ -88,7 +88,7 @@ def leaving(engine: "Engine") -> tuple[str, ...]:
     )
 
 
-def drain(engine: "Engine") -> None:
+def drain(engine: "RunEngine") -> None:
     """Move the run off its devices that want to leave, to those that stay.
 
     Parameters
@@ -126,13 +126,13 @@ def drain(engine: "Engine") -> None:
         raise failure
 
 
-def _why(engine: "Engine", devices: Sequence[str]) -> str:
+def _why(engine: "RunEngine", devices: Sequence[str]) -> str:
     """In one sentence for each device."""
     members = engine.members
     return " ".join(f"{name} wants to leave: {members[name].leaving}." for name in devices)
 
 
-def _switched(engine: "Engine", plan: Plan) -> bool:
+def _switched(engine: "RunEngine", plan: Plan) -> bool:
     """Go over to this plan by a live switch; whether that went well.
 
     Else as after a loss, which is told as a recovery: training by way of a snapshot of now.
@@ -155,7 +155,7 @@ def _switched(engine: "Engine", plan: Plan) -> bool:
     return False
 
 
-def _keep(engine: "Engine", note: str) -> None:
+def _keep(engine: "RunEngine", note: str) -> None:
     """The run stays where it is: all that it has learned is here, should its devices go."""
     with engine.boundary():
         if note not in engine.history.notes:  # they may say so again and again
@@ -164,10 +164,10 @@ def _keep(engine: "Engine", note: str) -> None:
             surviving(engine, engine.protect)
 
 
-def _tell(engine: "Engine", devices: Sequence[str], why: str, seconds: float) -> None:
+def _tell(engine: "RunEngine", devices: Sequence[str], why: str, seconds: float) -> None:
     with engine.boundary():
         plan = engine.compiled_plan.plan
-        told = Departure(
+        told = DevicesLeft(
             step=engine.step,
             left=tuple(devices),
             reason=why,

@@ -22,7 +22,7 @@ from potluck.records import Plan
 from potluck.run.compiled_plan import INFER, MOVE, TRAIN, CompiledPlan, train_name
 from potluck.run.device_group import DeviceGroup, loss_of, norm_of
 from potluck.run.history import History, latest_alike
-from potluck.run.in_flight import Request, RequestsUnderWay
+from potluck.run.in_flight import RequestsInFlight, RunRequest
 from potluck.run.plan_compiler import PlanCompiler
 from potluck.run.snapshots import Protection, is_loss
 from potluck.run.state_transfer import RunState
@@ -33,8 +33,8 @@ from potluck.schedule import Compiled, compile_move, holding, targets
 from potluck.schedule.policies import Policy
 from potluck.schedule.step_update import RATES
 from potluck.sessions import failures
-from potluck.sessions.events import Execution, Session
-from potluck.sessions.link import Link
+from potluck.sessions.events import ExecutionResult, Session
+from potluck.sessions.link import SessionLink
 from potluck.sessions.members import Members
 from potluck.simulate.predict import IN_FLIGHT
 
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 KEPT_STEPS = 64
 
 
-class Engine:
+class RunEngine:
     """One run on its devices. Any thread may hand out requests.
 
     Steps and compiled plans are for who holds the boundary.
@@ -80,7 +80,7 @@ class Engine:
 
     def __init__(
         self,
-        link: Link,
+        link: SessionLink,
         members: Members,
         model: Any,
         plan: Plan,
@@ -113,7 +113,7 @@ class Engine:
         self.patience_s = 0.0  # to wait for a lost device where nobody else can go on
         # whoever works hears of it, and may end it
         self.say: Callable[[str], None] = lambda text: None
-        self.kept: deque[tuple[Execution, Compiled]] = deque(maxlen=KEPT_STEPS)
+        self.kept: deque[tuple[ExecutionResult, Compiled]] = deque(maxlen=KEPT_STEPS)
         self._stopped_s = float("-inf")  # when the step before ended: two are in flight
         self.failed: PotluckError | None = None
         # of the model's loss, from when devices got their weights on
@@ -127,10 +127,10 @@ class Engine:
         self.resumed_schedule: SchedulePlace | None = None  # of a saved run
         self.migration: PlanMigration | None = None  # on the way to another plan
         self.one_migration = threading.Lock()
-        self.requests = RequestsUnderWay()
+        self.requests = RequestsInFlight()
         self.boundary = Boundary()  # between two steps
         self._requesting = threading.Lock()
-        self._in_flight: deque[tuple[Future[Execution], Compiled, int]] = deque()
+        self._in_flight: deque[tuple[Future[ExecutionResult], Compiled, int]] = deque()
         self._n_epochs = 1
         # In which sessions the devices got the compiled plan in force:
         self._sessions: dict[str, Session | None] = {}
@@ -316,7 +316,7 @@ class Engine:
         while self._in_flight:
             self.collect()
 
-    def result(self, future: "Future[Execution]") -> Execution:
+    def result(self, future: "Future[ExecutionResult]") -> ExecutionResult:
         """Wait for an execution. Its failure ends the run on every device, but where it is only
         about a request.
 
@@ -345,7 +345,7 @@ class Engine:
         self.failed = self.failed or error
         self.group.drop()
 
-    def request(self, inputs: "Sequence[torch.Tensor]", start: int, stop: int) -> "Request":
+    def request(self, inputs: "Sequence[torch.Tensor]", start: int, stop: int) -> "RunRequest":
         """Hand out one request: rows from `start` on, as many as the plan in force takes at once.
 
         Parameters
@@ -372,7 +372,7 @@ class Engine:
             )
             self.n_requests += 1
             self.requests.add(current.epoch, future)
-            return Request(
+            return RunRequest(
                 future, self.group, compiled, start, batch, wanted, traced.output_types(rows)
             )
 
@@ -387,7 +387,7 @@ class Engine:
         )
 
     @property
-    def alike(self) -> "tuple[tuple[Execution, Compiled], ...]":
+    def alike(self) -> "tuple[tuple[ExecutionResult, Compiled], ...]":
         """The latest steps (or requests) in a row of one number of rows: the plan's own, if any
         were.
         """

@@ -13,7 +13,7 @@ from potluck.run.adapting import Adapting
 from potluck.run.background_snapshot import keep_protected
 from potluck.run.batch_stream import BatchStream, Position
 from potluck.run.callbacks import Watchers, metrics_of
-from potluck.run.engine import Engine
+from potluck.run.engine import RunEngine
 from potluck.run.history import History
 from potluck.run.optimizers import Optimizer
 from potluck.run.pacing import Pacing
@@ -21,17 +21,17 @@ from potluck.run.recovery import surviving
 from potluck.run.rejoin import Rejoin
 from potluck.run.update_source import UpdateRequest, UpdateSource, in_use
 from potluck.schedule import Compiled
-from potluck.sessions.events import Execution
+from potluck.sessions.events import ExecutionResult
 from potluck.simulate.predict import IN_FLIGHT
 
 if TYPE_CHECKING:
     import torch
 
 GoOver = Callable[[Plan, Task], None]
-Traced = Callable[[Sequence[tuple[Execution, Compiled]]], Trace]
+Traced = Callable[[Sequence[tuple[ExecutionResult, Compiled]]], Trace]
 
 
-class Fitting:
+class FitCall:
     """It waits for its turn, trains, and may be ended before all is done.
 
     Parameters
@@ -50,7 +50,7 @@ class Fitting:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: RunEngine,
         data: Any,
         epochs: int,
         *,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from potluck.errors import UserError
 from potluck.handle import Handle
-from potluck.run.fit_call import Fitting
+from potluck.run.fit_call import FitCall
 from potluck.run.history import History
 from potluck.run.update_source import UpdateRequest
 
@@ -23,10 +23,10 @@ class Fits:
     """Those under way, in their order, and the latest."""
 
     def __init__(self) -> None:
-        self._all: list[tuple[Handle[History], Fitting]] = []
+        self._all: list[tuple[Handle[History], FitCall]] = []
         self._queueing = threading.Lock()  # what one calls comes behind it
 
-    def add(self, fitting: Fitting, begin: Begin) -> Handle[History]:
+    def add(self, fitting: FitCall, begin: Begin) -> Handle[History]:
         """One more, behind those under way.
 
         Parameters
@@ -42,7 +42,7 @@ class Fits:
             return self._all[-1][0]
 
     @property
-    def under_way(self) -> list[tuple[Handle[History], Fitting]]:
+    def under_way(self) -> list[tuple[Handle[History], FitCall]]:
         """Those that have not ended."""
         return [(handle, its) for handle, its in self._all if not handle.done]
 
@@ -51,7 +51,7 @@ class Fits:
         """The one that began last, whether it has ended or not."""
         return self._all[-1][0] if self._all else None
 
-    def stop(self, within_s: float | None = None) -> list[Fitting]:
+    def stop(self, within_s: float | None = None) -> list[FitCall]:
         """End all of them, between two steps; those that were cut short.
 
         Parameters
@@ -87,8 +87,8 @@ class Fits:
 
 
 def _stopped(
-    under_way: list[tuple[Handle[History], Fitting]], within_s: float | None
-) -> list[Fitting]:
+    under_way: list[tuple[Handle[History], FitCall]], within_s: float | None
+) -> list[FitCall]:
     for handle, _ in reversed(under_way):
         handle.cancel()
     cut_short = []

@@ -12,7 +12,7 @@ from potluck.display_hooks import Shown
 from potluck.provenance import MEASURED, reckoned
 from potluck.records import Device, Event, Trace
 from potluck.schedule import Compiled
-from potluck.sessions.events import Execution
+from potluck.sessions.events import ExecutionResult
 from potluck.simulate.time_spans import in_turn_s, union_s
 from potluck_wire.program import NETWORK
 
@@ -52,7 +52,7 @@ class Recovery:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Departure:
+class DevicesLeft:
     """Devices wanted to leave and the run went on without them, by a live switch.
 
     After `step` steps it was on `devices` instead of those of `left`, for this `reason`, `seconds`
@@ -76,7 +76,7 @@ class Departure:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Arrival:
+class DevicesReturned:
     """Devices that were lost, or wanted to leave, are used again, by a live switch.
 
     After `step` steps the run was on `devices`, those of `back` among them, `seconds` after that
@@ -114,8 +114,8 @@ class History(Shown):
     gradient_norms: tuple[float, ...] = ()
     notes: tuple[str, ...] = ()
     recoveries: tuple[Recovery, ...] = ()
-    departures: tuple[Departure, ...] = ()
-    arrivals: tuple[Arrival, ...] = ()
+    departures: tuple[DevicesLeft, ...] = ()
+    arrivals: tuple[DevicesReturned, ...] = ()
     decisions: tuple[Decision, ...] = ()
 
     def since(self, before: "History", n_steps: int) -> "History":
@@ -148,7 +148,7 @@ class History(Shown):
 
 
 def measured_trace(
-    steps: Sequence[tuple[Execution, Compiled]],
+    steps: Sequence[tuple[ExecutionResult, Compiled]],
     devices: Mapping[str, Device],
     energy_j: Callable[[Device, float, float, float], float | None],
     metered: Mapping[str, Sequence[tuple[float, float]]] | None = None,
@@ -234,7 +234,9 @@ def metered_j(
     return (inside[-1][1] - inside[0][1]) / covered_s * (stop_s - start_s)
 
 
-def _events(execution: Execution, compiled: Compiled, step: int, zero_s: float) -> list[Event]:
+def _events(
+    execution: ExecutionResult, compiled: Compiled, step: int, zero_s: float
+) -> list[Event]:
     events = []
     there_s = _arrivals(execution, compiled)
     for device, timeline in execution.timelines.items():
@@ -267,7 +269,7 @@ def _events(execution: Execution, compiled: Compiled, step: int, zero_s: float) 
     return events
 
 
-def _arrivals(execution: Execution, compiled: Compiled) -> dict[tuple[str, str], float]:
+def _arrivals(execution: ExecutionResult, compiled: Compiled) -> dict[tuple[str, str], float]:
     """When each value was there: (device, value) -> seconds on our clock."""
     found = {}
     for device, timeline in execution.timelines.items():
@@ -279,8 +281,8 @@ def _arrivals(execution: Execution, compiled: Compiled) -> dict[tuple[str, str],
 
 
 def latest_alike(
-    kept: Sequence[tuple[Execution, Compiled]], program: str
-) -> tuple[tuple[Execution, Compiled], ...]:
+    kept: Sequence[tuple[ExecutionResult, Compiled]], program: str
+) -> tuple[tuple[ExecutionResult, Compiled], ...]:
     """The latest executions in a row of one program: of this one, if there are any.
 
     Parameters

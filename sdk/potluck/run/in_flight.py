@@ -14,15 +14,15 @@ if TYPE_CHECKING:
     from potluck.graph.traced import Type
     from potluck.run.device_group import DeviceGroup
     from potluck.schedule import Compiled
-    from potluck.sessions.events import Execution
+    from potluck.sessions.events import ExecutionResult
 
 
-class Request(NamedTuple):
+class RunRequest(NamedTuple):
     """One that was handed out: to whom, what was compiled for it, its first row, the rows that it
     takes, how many of them are wanted, and the types of what it must answer.
     """
 
-    future: "Future[Execution]"
+    future: "Future[ExecutionResult]"
     group: "DeviceGroup"
     compiled: "Compiled"
     start: int
@@ -31,14 +31,14 @@ class Request(NamedTuple):
     types: "Mapping[str, Type]"
 
 
-class RequestsUnderWay:
+class RequestsInFlight:
     """Of one run, by epoch. For any thread."""
 
     def __init__(self) -> None:
-        self._futures: dict[int, set[Future[Execution]]] = {}
+        self._futures: dict[int, set[Future[ExecutionResult]]] = {}
         self._lock = threading.Lock()
 
-    def add(self, epoch: int, future: "Future[Execution]") -> None:
+    def add(self, epoch: int, future: "Future[ExecutionResult]") -> None:
         """One was handed out.
 
         Parameters
@@ -74,7 +74,7 @@ class RequestsUnderWay:
             future.cancel()
 
 
-def _is_over(future: "Future[Execution]") -> bool:
+def _is_over(future: "Future[ExecutionResult]") -> bool:
     """Whether a request needs no other answer: it has one, or its values have none."""
     if not future.done() or future.cancelled():
         return False

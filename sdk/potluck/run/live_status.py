@@ -11,19 +11,19 @@ from potluck.display_hooks import Shown
 from potluck.errors import PotluckError, UserError
 from potluck.records import Trace
 from potluck.schedule import Compiled
-from potluck.sessions.events import Execution
+from potluck.sessions.events import ExecutionResult
 from potluck.simulate.time_spans import in_turn_s
 
 if TYPE_CHECKING:
     from potluck.profile.profiles import Profile
-    from potluck.run.engine import Engine
+    from potluck.run.engine import RunEngine
 
 NUMBERS = itertools.count()  # of the runs of this process, in order
-Traced = Callable[[Sequence[tuple[Execution, Compiled]]], Trace]
+Traced = Callable[[Sequence[tuple[ExecutionResult, Compiled]]], Trace]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Glance:
+class LiveStatus:
     """`n_done`: steps, or requests that were handed out. `recent_s`: seconds of each of the last
     ones, oldest first, as `Trace.step_s`. `ended`: why, if it has. `is_training`: a fit is under
     way. `profile`: what it is predicted by. `latest()`: the trace of the newest one, or None.
@@ -37,7 +37,7 @@ class Glance:
     latest: Callable[[], Trace | None]
 
 
-def glance(engine: "Engine", traced: Traced, is_training: bool) -> Glance:
+def glance(engine: "RunEngine", traced: Traced, is_training: bool) -> LiveStatus:
     """What there is to see now.
 
     Parameters
@@ -50,7 +50,7 @@ def glance(engine: "Engine", traced: Traced, is_training: bool) -> Glance:
         Whether a fit goes on.
     """
     kept = tuple(engine.kept)
-    return Glance(
+    return LiveStatus(
         n_done=engine.step if engine.compiled_plan.plan.training else engine.n_requests,
         recent_s=in_turn_s([(execution.start_s, execution.stop_s) for execution, _ in kept]),
         ended=engine.failed,

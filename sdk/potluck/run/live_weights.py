@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from potluck.run.engine import Engine
+    from potluck.run.engine import RunEngine
 
 
 class LiveWeights:
@@ -21,7 +21,7 @@ class LiveWeights:
         Of the run.
     """
 
-    def __init__(self, engine: "Engine") -> None:
+    def __init__(self, engine: "RunEngine") -> None:
         self._engine = engine
 
     @property

@@ -142,7 +142,7 @@ def local_steps(
     _check(runs, every=every, epochs=epochs)
     if epochs > 1 and iter(data) is data:
         raise UserError("data that can be read once is for one epoch.", next_step="Give a list.")
-    regions = [Region(run) for run in runs]
+    regions = [RegionRun(run) for run in runs]
     together = Together(regions, outer or OuterStep())
 
     def work(task: Task) -> LocalHistory:
@@ -191,7 +191,7 @@ def _check(runs: "Sequence[Run]", *, every: int, epochs: int) -> None:
         raise UserError(f"the run on {still[0]} is for inference: local steps train.")
 
 
-class Region:
+class RegionRun:
     """A run as one of several.
 
     Parameters
@@ -247,7 +247,7 @@ class Together:
         Rate and momentum.
     """
 
-    def __init__(self, regions: Sequence[Region], outer: OuterStep) -> None:
+    def __init__(self, regions: Sequence[RegionRun], outer: OuterStep) -> None:
         self.regions, self.outer = regions, outer
         self.before: Weights = {}
         self.velocity: dict[str, torch.Tensor] = {}
@@ -287,7 +287,7 @@ class Together:
             exchanged_bytes=nbytes * (len(came) + n),
         )
 
-    def _with(self, parts: Sequence[Any]) -> Iterator[tuple[Region, Any]]:
+    def _with(self, parts: Sequence[Any]) -> Iterator[tuple[RegionRun, Any]]:
         return zip(self.regions, parts, strict=True)
 
     def stepped(self, mean: "Weights") -> "dict[str, torch.Tensor]":

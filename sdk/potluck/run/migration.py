@@ -41,13 +41,13 @@ from potluck.schedule import (
 )
 from potluck.schedule.micro_batches import divide
 from potluck.schedule.standby import COPY
-from potluck.sessions.events import Execution
+from potluck.sessions.events import ExecutionResult
 from potluck_wire.messages import Prepare
 
 if TYPE_CHECKING:
     import torch
 
-    from potluck.run.engine import Engine
+    from potluck.run.engine import RunEngine
 
 FETCH = "fetch"
 LOOK_S = 0.02  # between two looks at how far it is
@@ -64,7 +64,7 @@ class Gone(Exception):
     """
 
 
-def cross(engine: "Engine", plan: Plan, task: Task) -> None:
+def cross(engine: "RunEngine", plan: Plan, task: Task) -> None:
     """Bring the run over to `plan`. Whatever goes wrong, the old plan stands, or the run has ended
     with its cause.
 
@@ -98,7 +98,7 @@ def cross(engine: "Engine", plan: Plan, task: Task) -> None:
                     surviving(engine, lambda: see_all(engine))
 
 
-def _await(pending: "list[Future[Execution]]", look: Callable[[], None]) -> None:
+def _await(pending: "list[Future[ExecutionResult]]", look: Callable[[], None]) -> None:
     """Wait for all of them; `look` raises where that makes no sense any more."""
     while pending:
         look()
@@ -112,7 +112,7 @@ def _await(pending: "list[Future[Execution]]", look: Callable[[], None]) -> None
 # --- requests -------------------------------------------------------------------------------------
 
 
-def _cross_requests(engine: "Engine", plan: Plan, task: Task) -> None:
+def _cross_requests(engine: "RunEngine", plan: Plan, task: Task) -> None:
     def look() -> None:
         task.check()
         engine.check()
@@ -146,7 +146,7 @@ def _cross_requests(engine: "Engine", plan: Plan, task: Task) -> None:
         raise
 
 
-def _commit(engine: "Engine", new: CompiledPlan) -> None:
+def _commit(engine: "RunEngine", new: CompiledPlan) -> None:
     """Put it into force; where only some devices have it by a loss, go on with those that are left.
 
     Raises
@@ -178,7 +178,7 @@ def _work_bytes(device: str, *compiler: CompiledPlan) -> int:
 # --- training -------------------------------------------------------------------------------------
 
 
-def _cross_training(engine: "Engine", plan: Plan, task: Task) -> None:
+def _cross_training(engine: "RunEngine", plan: Plan, task: Task) -> None:
     if engine.migration is not None:  # left behind by one that failed, and could not even turn back
         with engine.boundary():
             engine.renew(engine.compiled_plan.plan, engine.compiled_plan.optimizer, engine.sizes)
@@ -213,7 +213,7 @@ def _cross_training(engine: "Engine", plan: Plan, task: Task) -> None:
 class PlanMigration:
     """A training run on its way to `plan`."""
 
-    def __init__(self, engine: "Engine", plan: Plan) -> None:
+    def __init__(self, engine: "RunEngine", plan: Plan) -> None:
         self._engine, self._old = engine, engine.compiled_plan
         old, self._plan = self._old, plan
         epoch = engine.take_epoch()
@@ -254,8 +254,8 @@ class PlanMigration:
         rows = dict.fromkeys((old.plan.batch, *engine.sizes))
         self._follow = {train_name(n, old.plan): self._follow_of(n) for n in rows}
         # who holds the boundary changes it; all others only look
-        self._behind: list[Future[Execution]] = []
-        self._fetching: list[Future[Execution]] = []
+        self._behind: list[Future[ExecutionResult]] = []
+        self._fetching: list[Future[ExecutionResult]] = []
         self._given_up = False
 
     @property
@@ -415,7 +415,7 @@ class PlanMigration:
         """Steps that the standbys have not taken yet."""
         return len(self._not_taken())
 
-    def _not_taken(self) -> "list[Future[Execution]]":
+    def _not_taken(self) -> "list[Future[ExecutionResult]]":
         """Steps that the standbys have not taken yet.
 
         One that failed counts, until the migration has noticed.

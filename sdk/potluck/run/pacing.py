@@ -22,7 +22,7 @@ from potluck.records import Plan, Problem
 from potluck.run.adapting import problem_now, tell
 
 if TYPE_CHECKING:
-    from potluck.run.engine import Engine
+    from potluck.run.engine import RunEngine
 
 WINDOW = 8  # steps between two looks
 FILLING = 2  # steps after a switch that are longer than those to come
@@ -58,7 +58,7 @@ class Pacing:
 
     def __init__(
         self,
-        engine: "Engine",
+        engine: "RunEngine",
         last_step: int | None,
         deadline_s: float,
         go_over: Callable[[Plan, Task], None],

@@ -15,7 +15,7 @@ from potluck.provenance import MEASURED
 from potluck.records import LayerCost, Network, Plan, Problem
 
 if TYPE_CHECKING:
-    from potluck.run.engine import Engine
+    from potluck.run.engine import RunEngine
 
 REPEATS = 5
 LASTS_S = 0.1  # at most, of the layer that a device is asked for, where there is one so short
@@ -37,7 +37,7 @@ class Prober:
         Is asked between probes whether it was cancelled.
     """
 
-    def __init__(self, engine: "Engine", task: Task) -> None:
+    def __init__(self, engine: "RunEngine", task: Task) -> None:
         self._engine, self._task = engine, task
         self._bench = Bench(engine.link, engine.members, task, 1)
         self._links = LinkProber(engine.link, task)

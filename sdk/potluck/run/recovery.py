@@ -22,7 +22,7 @@ from potluck.run.history import Recovery
 from potluck.run.surviving_copies import SurvivingCopies, go_on_from, surviving_copies
 
 if TYPE_CHECKING:
-    from potluck.run.engine import Engine
+    from potluck.run.engine import RunEngine
 
 T = TypeVar("T")
 # planning takes this part of what is left of the training, within these bounds
@@ -32,7 +32,7 @@ MOST_PLANNING_S = 1.0
 TRIES = 2  # of a device that is there, without a step in between
 
 
-def surviving(engine: "Engine", work: Callable[[], T]) -> T:
+def surviving(engine: "RunEngine", work: Callable[[], T]) -> T:
     """Do this at a boundary; where a device is lost meanwhile, recover and do it again.
 
     Parameters
@@ -51,7 +51,7 @@ def surviving(engine: "Engine", work: Callable[[], T]) -> T:
             recover(engine, error)
 
 
-def see_all(engine: "Engine") -> None:
+def see_all(engine: "RunEngine") -> None:
     """See that all devices of the plan still know the run: they finish what is under way, and tell
     their weights.
     """
@@ -59,7 +59,7 @@ def see_all(engine: "Engine") -> None:
     engine.state.weights()
 
 
-def recover(engine: "Engine", error: PotluckError) -> None:
+def recover(engine: "RunEngine", error: PotluckError) -> None:
     """Go on after this loss, or end the run with its cause.
 
     Parameters
@@ -117,7 +117,7 @@ def recover(engine: "Engine", error: PotluckError) -> None:
     )
 
 
-def _stand_at(engine: "Engine", step: int) -> None:
+def _stand_at(engine: "RunEngine", step: int) -> None:
     """No device knows the run; steps beyond this one, which were under way, are not taken."""
     engine.forget_all()
     if engine.protection is not None:
@@ -132,7 +132,7 @@ class _Way(NamedTuple):
     holders: list[list[str]]
 
 
-def _go_on(engine: "Engine", cause: PotluckError, copies: SurvivingCopies | None) -> _Way:
+def _go_on(engine: "RunEngine", cause: PotluckError, copies: SurvivingCopies | None) -> _Way:
     """With the first plan that holds, or end the run."""
     failures = engine.failures
     while True:
@@ -157,7 +157,7 @@ def _go_on(engine: "Engine", cause: PotluckError, copies: SurvivingCopies | None
             raise again
 
 
-def _begun_from_copies(engine: "Engine", plan: Plan, copies: SurvivingCopies) -> bool:
+def _begun_from_copies(engine: "RunEngine", plan: Plan, copies: SurvivingCopies) -> bool:
     """Go on from what devices still have; where that fails, none knows the run any more."""
     try:
         go_on_from(engine, copies, plan)
@@ -167,7 +167,7 @@ def _begun_from_copies(engine: "Engine", plan: Plan, copies: SurvivingCopies) ->
     return True
 
 
-def _is_one_back(engine: "Engine", failures: Counter[str]) -> bool:
+def _is_one_back(engine: "RunEngine", failures: Counter[str]) -> bool:
     """Wait for those that were lost; one that is back begins with a clean slate."""
     back = wait_for_one(
         engine.members, _known(engine), engine.patience_s, lambda text: engine.say(text)
@@ -177,7 +177,7 @@ def _is_one_back(engine: "Engine", failures: Counter[str]) -> bool:
     return bool(back)
 
 
-def _known(engine: "Engine") -> Sequence[str]:
+def _known(engine: "RunEngine") -> Sequence[str]:
     """The devices that a plan may use: those of the profile, or all that are there."""
     problem = engine.compiler.problem(engine.compiled_plan)
     if problem is None:
@@ -185,7 +185,7 @@ def _known(engine: "Engine") -> Sequence[str]:
     return tuple(device.name for device in problem.devices)
 
 
-def _begun(engine: "Engine", plans: list[Plan]) -> PotluckError | None:
+def _begun(engine: "RunEngine", plans: list[Plan]) -> PotluckError | None:
     """Go on with the first of these plans that holds; what was lost meanwhile."""
     for number, plan in enumerate(plans):
         try:
@@ -200,7 +200,7 @@ def _begun(engine: "Engine", plans: list[Plan]) -> PotluckError | None:
 
 
 def _plans(
-    engine: "Engine", failures: Counter[str], holders: Sequence[Collection[str]]
+    engine: "RunEngine", failures: Counter[str], holders: Sequence[Collection[str]]
 ) -> list[Plan]:
     """What the run can go on with, the best first."""
     names = [n for n in engine.members.staying if failures[n] < TRIES]
@@ -208,7 +208,7 @@ def _plans(
 
 
 def plans_with(
-    engine: "Engine",
+    engine: "RunEngine",
     names: Collection[str],
     holders: Sequence[Collection[str]] = (),
     base: Plan | None = None,

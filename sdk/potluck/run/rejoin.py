@@ -15,11 +15,11 @@ from potluck.errors import PotluckError
 from potluck.handle import Task
 from potluck.planning import judge
 from potluck.records import Plan, Problem
-from potluck.run.history import Arrival
+from potluck.run.history import DevicesReturned
 from potluck.run.recovery import plans_with
 
 if TYPE_CHECKING:
-    from potluck.run.engine import Engine
+    from potluck.run.engine import RunEngine
 
 BACK_S = (
     10.0  # how long a device is there again before it is relied upon; twice that after each loss
@@ -39,7 +39,7 @@ class Rejoin:
         Switches the run to a plan; returns when it is in force.
     """
 
-    def __init__(self, engine: "Engine", go_over: Callable[[Plan, Task], None]) -> None:
+    def __init__(self, engine: "RunEngine", go_over: Callable[[Plan, Task], None]) -> None:
         self._engine, self._go_over = engine, go_over
         self._since_s: dict[str, float] = {}  # when devices were first seen to be back
         self._considered: tuple[Plan, frozenset[str]] | None = None
@@ -83,7 +83,7 @@ class Rejoin:
                 return
             self._go_over(chosen, self._task)
             with engine.boundary():
-                arrival = Arrival(
+                arrival = DevicesReturned(
                     step=engine.step,
                     back=tuple(name for name in chosen.devices if name in back),
                     devices=chosen.devices,

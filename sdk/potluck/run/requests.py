@@ -12,19 +12,19 @@ from potluck.graph.values import check_values
 from potluck.run.device_group import outputs_of
 from potluck.run.recovery import TRIES, recover
 from potluck.run.tensors import first_rows
-from potluck.sessions.events import Execution
+from potluck.sessions.events import ExecutionResult
 
 if TYPE_CHECKING:
     import torch
 
-    from potluck.run.engine import Engine
-    from potluck.run.in_flight import Request
+    from potluck.run.engine import RunEngine
+    from potluck.run.in_flight import RunRequest
 
 REQUESTS_IN_FLIGHT = 4
 
 
 def answers(
-    engine: "Engine", given: "Sequence[torch.Tensor]", rows: int
+    engine: "RunEngine", given: "Sequence[torch.Tensor]", rows: int
 ) -> "Iterator[dict[str, torch.Tensor]]":
     """The outputs for these rows, as many at a time as the plan takes, in order.
 
@@ -44,7 +44,7 @@ def answers(
     PotluckError
         The run has ended, or what is asked has cost more devices than there are.
     """
-    waiting: deque[Request] = deque()
+    waiting: deque[RunRequest] = deque()
     start = n_lost = 0
     while start < rows or waiting:
         if start < rows and len(waiting) < REQUESTS_IN_FLIGHT:
@@ -63,7 +63,7 @@ def answers(
         yield {name: first_rows(t, asked.wanted, asked.batch) for name, t in outputs.items()}
 
 
-def _execution_of(engine: "Engine", asked: "Request", n_lost: int) -> Execution | None:
+def _execution_of(engine: "RunEngine", asked: "RunRequest", n_lost: int) -> ExecutionResult | None:
     """What came of it; None where it is to be asked again, as the run has recovered."""
     wait((asked.future,))
     if not asked.future.cancelled() and asked.future.exception() is None:

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
+class ResumeParts:
     """Of a run.
 
     Parameters

@@ -23,28 +23,28 @@ from potluck.run import batches, checkpoint, tensors
 from potluck.run.adapting import Adapting
 from potluck.run.array_files import ArrayFiles
 from potluck.run.batch_stream import BatchStream, check_accumulate, check_iterable
-from potluck.run.callbacks import OnEpoch, OnStep, Watchers, Watching
+from potluck.run.callbacks import FitCallbacks, OnEpoch, OnStep, Watchers
 from potluck.run.comparison import Comparison, compare
 from potluck.run.compiled_plan import INFER, evaluation_plan, train_name
 from potluck.run.drain import Drain
-from potluck.run.engine import Engine
+from potluck.run.engine import RunEngine
 from potluck.run.evaluation import Evaluation
-from potluck.run.fit_call import Fitting, adapts
+from potluck.run.fit_call import FitCall, adapts
 from potluck.run.fits import Fits
 from potluck.run.history import History, measured_trace
-from potluck.run.live_status import Glance, Watched, glance
+from potluck.run.live_status import LiveStatus, Watched, glance
 from potluck.run.live_weights import LiveWeights
 from potluck.run.migration import cross
 from potluck.run.recovery import see_all, surviving
 from potluck.run.requests import REQUESTS_IN_FLIGHT, answers
-from potluck.run.resume_parts import Parts
+from potluck.run.resume_parts import ResumeParts
 from potluck.run.run_file import all_state, checkpoint_of, position_of
 from potluck.run.scoring import arguments_of, evaluated
 from potluck.run.snapshots import Protection
 from potluck.run.update_source import STEP, UpdateRequest, in_use
 from potluck.schedule import Compiled
-from potluck.sessions.events import Execution
-from potluck.sessions.link import Link
+from potluck.sessions.events import ExecutionResult
+from potluck.sessions.link import SessionLink
 from potluck.simulate.cost import energy_j
 from potluck.simulate.predict import predict_steps
 from potluck.simulate.time_spans import most_at_once
@@ -61,7 +61,7 @@ EVALUATION_ROWS = 32
 class Run(Watched):
     """A plan at work on its devices; made by `home.deploy`."""
 
-    def __init__(self, engine: Engine, link: Link) -> None:
+    def __init__(self, engine: RunEngine, link: SessionLink) -> None:
         super().__init__()
         self._engine, self._link = engine, link
         self.live_weights = LiveWeights(engine)  # read and replaced between two steps
@@ -104,11 +104,11 @@ class Run(Watched):
         return self.history.decisions
 
     @property
-    def parts(self) -> Parts:
+    def parts(self) -> ResumeParts:
         """What somebody else needs to go on with it, beside its state."""
         engine = self._engine
         kept = engine.protection
-        return Parts(
+        return ResumeParts(
             model=engine.model,
             profile=engine.compiler.profile,
             constants=engine.loss_constants,
@@ -132,7 +132,7 @@ class Run(Watched):
         return {name: reading for name, reading in found.items() if reading is not None}
 
     @property
-    def glance(self) -> Glance:
+    def glance(self) -> LiveStatus:
         """What whoever watches it sees of it now."""
         return glance(self._engine, self._traced, bool(self._fits.under_way))
 
@@ -149,7 +149,7 @@ class Run(Watched):
         """
         return self._traced(tuple(self._engine.kept))
 
-    def _traced(self, steps: "Sequence[tuple[Execution, Compiled]]") -> Trace:
+    def _traced(self, steps: "Sequence[tuple[ExecutionResult, Compiled]]") -> Trace:
         profile, members = self._engine.compiler.profile, self._engine.members
         known = {device.name: device for device in profile.devices} if profile else {}
         metered = {name: members[name].metered for name in self.plan.devices if name in members}
@@ -346,10 +346,10 @@ class Run(Watched):
         )
         # what is wrong with them is told here
         request.over(engine.model, in_use(engine))
-        watching = Watching(
+        watching = FitCallbacks(
             on_step=on_step, on_epoch=on_epoch, log=log, save_to=save_to, save_every=save_every
         )
-        fitting = Fitting(
+        fitting = FitCall(
             engine,
             data,
             epochs,
@@ -546,7 +546,7 @@ class Run(Watched):
                 plan = evaluation_plan(self._engine.model, self.plan, EVALUATION_ROWS)
                 engine = self._engine
                 inner = Run(
-                    Engine(
+                    RunEngine(
                         self._link,
                         engine.members,
                         engine.model,

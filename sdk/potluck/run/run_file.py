@@ -13,10 +13,10 @@ from potluck.run.weight_update import is_average
 if TYPE_CHECKING:
     import torch
 
-    from potluck.run.engine import Engine
+    from potluck.run.engine import RunEngine
 
 
-def checkpoint_of(engine: "Engine", *, latest: bool) -> Checkpoint:
+def checkpoint_of(engine: "RunEngine", *, latest: bool) -> Checkpoint:
     """The state of now; where the run has ended, or the `latest` is not asked for, that which it
     goes back to where a device is lost.
 
@@ -49,7 +49,7 @@ def checkpoint_of(engine: "Engine", *, latest: bool) -> Checkpoint:
     )
 
 
-def position_of(engine: "Engine", *, under_way: bool) -> Position:
+def position_of(engine: "RunEngine", *, under_way: bool) -> Position:
     """Where the latest training of a run, or of the one that it goes on with, stood in its data.
 
     Parameters
@@ -75,7 +75,7 @@ def position_of(engine: "Engine", *, under_way: bool) -> Position:
     return found
 
 
-def all_state(engine: "Engine", *, ema: bool = False) -> "dict[str, torch.Tensor]":
+def all_state(engine: "RunEngine", *, ema: bool = False) -> "dict[str, torch.Tensor]":
     """All that devices keep, as it is on them now: what belongs to the loss, too.
 
     Parameters

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
     import torch
 
-    from potluck.run.engine import Engine
+    from potluck.run.engine import RunEngine
     from potluck.schedule import Compiled
-    from potluck.sessions.events import Execution
+    from potluck.sessions.events import ExecutionResult
 
 
 class RunState:
@@ -27,7 +27,7 @@ class RunState:
         Of the run.
     """
 
-    def __init__(self, engine: "Engine") -> None:
+    def __init__(self, engine: "RunEngine") -> None:
         self._engine = engine
         self._n_moves = 0
         self.moved_s = 0.0  # that pulling and pushing have taken so far
@@ -66,7 +66,7 @@ class RunState:
 
     def _move(
         self, compiled: "Compiled", states: "Mapping[str, torch.Tensor] | None" = None
-    ) -> "Execution":
+    ) -> "ExecutionResult":
         engine = self._engine
         self._n_moves += 1
         execution = engine.result(

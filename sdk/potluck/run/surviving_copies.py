@@ -12,7 +12,7 @@ from potluck.schedule import compile_move, targets
 
 if TYPE_CHECKING:
     from potluck.records import Plan
-    from potluck.run.engine import Engine
+    from potluck.run.engine import RunEngine
 
 Holders = Mapping[str, Mapping[str, str]]
 
@@ -41,7 +41,7 @@ class SurvivingCopies:
         ]
 
 
-def surviving_copies(engine: "Engine", error: PotluckError) -> SurvivingCopies | None:
+def surviving_copies(engine: "RunEngine", error: PotluckError) -> SurvivingCopies | None:
     """What is left of the copies after this loss; None where devices cannot go on from them.
 
     A device whose worker ended knows the run no more, and where copies are newer than what has come
@@ -74,7 +74,7 @@ def surviving_copies(engine: "Engine", error: PotluckError) -> SurvivingCopies |
     )
 
 
-def go_on_from(engine: "Engine", copies: SurvivingCopies, plan: "Plan") -> None:
+def go_on_from(engine: "RunEngine", copies: SurvivingCopies, plan: "Plan") -> None:
     """Go on with this plan in the same run, and compute the steps since the snapshot again.
 
     Parameters

@@ -25,7 +25,7 @@ from potluck_wire.optimizers import KINDS
 if TYPE_CHECKING:
     import torch
 
-    from potluck.run.engine import Engine
+    from potluck.run.engine import RunEngine
 
 Factor = Callable[[int], float]
 Members = tuple[tuple["torch.Tensor", ...], ...]
@@ -359,7 +359,7 @@ def source_of(
     return UpdateSource(update, theirs, schedule, every)
 
 
-def in_use(engine: "Engine") -> UpdateSource:
+def in_use(engine: "RunEngine") -> UpdateSource:
     """The source of the latest steps of a run; where none were taken yet, its rule alone.
 
     Parameters

@@ -1,7 +1,7 @@
 """In which order each device acts, and the programs that make it so. Pure."""
 
 from potluck.schedule.pipeline import compile_inference, compile_training
-from potluck.schedule.program_builder import Annotation, Compiled, InputBinding, Result
+from potluck.schedule.program_builder import Annotation, Compiled, InputBinding, ReceivedValue
 from potluck.schedule.standby import (
     FOLLOW,
     Standby,
@@ -11,7 +11,7 @@ from potluck.schedule.standby import (
     standbys,
 )
 from potluck.schedule.weights import (
-    State,
+    NamedState,
     Target,
     compile_move,
     compile_pull,
@@ -25,9 +25,9 @@ __all__ = [
     "Compiled",
     "InputBinding",
     "Annotation",
-    "Result",
+    "ReceivedValue",
     "Standby",
-    "State",
+    "NamedState",
     "Target",
     "compile_follow",
     "compile_inference",

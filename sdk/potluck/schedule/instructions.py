@@ -10,7 +10,7 @@ from typing import Any
 
 from potluck.records import Tensor
 from potluck.schedule.ir import FORWARD, INPUT_GRADIENT, Action
-from potluck.schedule.program_builder import Annotation, InputBinding, Result
+from potluck.schedule.program_builder import Annotation, InputBinding, ReceivedValue
 from potluck.schedule.stage_graph import returning
 from potluck.schedule.standby import REPLAY, loss_scale, standby_value
 from potluck.schedule.step import LOSS_BYTES, HandedRows
@@ -117,7 +117,7 @@ class StepInstructions(UpdateInstructions):
         first = self.division[action.micro_batch].start
         start, stop = self._rows(action, index)
         for name, tensor in zip(outputs, self.segments[-1].outputs, strict=True):
-            result = Result(
+            result = ReceivedValue(
                 device=self._device(action, index),
                 value=name,
                 tensor=tensor.name,
@@ -139,7 +139,7 @@ class StepInstructions(UpdateInstructions):
             self.programs.compute(
                 device, "concat", losses, {value: nbytes}, note=note, priority=priority, dim=0
             )
-        result = Result(
+        result = ReceivedValue(
             device=device,
             value=value,
             tensor=self.segments[p].outputs[0].name,

@@ -36,7 +36,7 @@ class InputBinding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
+class ReceivedValue:
     """A value that home receives from `device` under the name `value`.
 
     kind "loss": the mean losses of so many `rows` each, one micro-batch after the other, or where
@@ -86,7 +86,7 @@ class Compiled:
 
     programs: Mapping[str, Program]
     feeds: tuple[InputBinding, ...] = ()
-    results: tuple[Result, ...] = ()
+    results: tuple[ReceivedValue, ...] = ()
     notes: Mapping[str, tuple[Annotation, ...]] = field(default_factory=dict)
     value_bytes: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     home: str = HOME
@@ -150,7 +150,7 @@ class ProgramBuilder:
         self._bytes: dict[str, dict[str, int]] = {device: {} for device in devices}
         self._last: dict[str, int] = {}
         self.feeds: list[InputBinding] = []
-        self.results: list[Result] = []
+        self.results: list[ReceivedValue] = []
 
     def compute(
         self,
@@ -298,7 +298,7 @@ class ProgramBuilder:
         self.feeds.append(feed)
         return feed.value
 
-    def result(self, result: Result, *, label: str, priority: int = 0) -> int:
+    def result(self, result: ReceivedValue, *, label: str, priority: int = 0) -> int:
         """Send a value home; it has the same name there.
 
         Parameters

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from potluck.records import Plan, Segment, Tensor
 from potluck.schedule.all_reduce import STILL, bounds
 from potluck.schedule.micro_batches import Division
-from potluck.schedule.program_builder import Annotation, ProgramBuilder, Result
+from potluck.schedule.program_builder import Annotation, ProgramBuilder, ReceivedValue
 from potluck.schedule.rows import intervals
 from potluck.schedule.shared_weights import holders_of
 from potluck.schedule.standby import (
@@ -191,7 +191,7 @@ class UpdateInstructions:
             most=limit.most,
             places=limit.places(stages),
         )
-        result = Result(
+        result = ReceivedValue(
             device=device, value=NORM, tensor=NORM, kind="norm", whole=True, nbytes=nbytes
         )
         self.programs.result(result, label=f"norm>{self.programs.home}", priority=priority)

@@ -14,13 +14,13 @@ from potluck.schedule.program_builder import (
     Compiled,
     InputBinding,
     ProgramBuilder,
-    Result,
+    ReceivedValue,
 )
 from potluck_wire.program import SURELY_TOLD
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class State:
+class NamedState:
     """One named tensor of a segment's state: a parameter or buffer, or optimizer state such as
     `exp_avg:NAME`.
 
@@ -33,7 +33,7 @@ class State:
     counts: bool = False
 
 
-States = Mapping[str, Sequence[State]]  # segment name -> its state
+States = Mapping[str, Sequence[NamedState]]  # segment name -> its state
 # state name -> device -> the segment that holds it there, as EPOCH/NAME
 Holders = Mapping[str, Mapping[str, str]]
 
@@ -43,7 +43,7 @@ class Target(NamedTuple):
 
     segment: str
     devices: tuple[str, ...]
-    states: Sequence[State]
+    states: Sequence[NamedState]
 
 
 AHEAD_BYTES = 8 * 2**20  # read but not arrived yet: one credit window keeps the link busy
@@ -115,7 +115,7 @@ def compile_pull(
             if state.name in seen:
                 continue
             seen.add(state.name)
-            result = Result(
+            result = ReceivedValue(
                 device=device,
                 value=_value(segment.name, state.name),
                 tensor=state.name,
@@ -217,7 +217,7 @@ def compile_move(
     )
     for target in wanted:
         for device in target.devices:
-            own: dict[str, list[State]] = {}
+            own: dict[str, list[NamedState]] = {}
             for state in target.states:
                 slots = holders.get(state.name, {})
                 if not slots and home_has_all:
@@ -246,7 +246,7 @@ class _Move:
         self._load = dict.fromkeys(devices, 0)
         self._windows = {device: _Window() for device in devices}
 
-    def within(self, device: str, source: str, target: str, rows: Sequence[State]) -> None:
+    def within(self, device: str, source: str, target: str, rows: Sequence[NamedState]) -> None:
         """From one segment to another of the same device, all in one go."""
         names = [state.name for state in rows]
         values = {f"{target}:{state.name}>{device}": state.nbytes for state in rows}
@@ -258,7 +258,7 @@ class _Move:
             device, "assign", [*values], {}, note=note, priority=LATE, segment=target, names=names
         )
 
-    def over(self, slots: Mapping[str, str], device: str, target: str, state: State) -> None:
+    def over(self, slots: Mapping[str, str], device: str, target: str, state: NamedState) -> None:
         """From one of those who hold it to one who does not."""
         giver = min(slots, key=lambda name: (self._load[name], name))
         self._load[giver] += state.nbytes
@@ -271,7 +271,7 @@ class _Move:
         self._windows[giver].sent(sent, state.nbytes)
         _assign(self.programs, device, target, state, value, priority=LATE)
 
-    def from_home(self, device: str, target: str, state: State) -> None:
+    def from_home(self, device: str, target: str, state: NamedState) -> None:
         """To one who needs it, where no device holds it."""
         feed = InputBinding(
             device=device,
@@ -314,7 +314,7 @@ def _read(
     programs: ProgramBuilder,
     device: str,
     segment: str,
-    state: State,
+    state: NamedState,
     value: str,
     *,
     priority: int = 0,
@@ -338,7 +338,7 @@ def _assign(
     programs: ProgramBuilder,
     device: str,
     segment: str,
-    state: State,
+    state: NamedState,
     value: str,
     *,
     priority: int = 0,

@@ -27,7 +27,7 @@ ROUNDED = 1 + 1e-12  # sums in another order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rules:
+class FillRules:
     """How rows choose. `most_flying` and `most_kept`, per row: forwards whose input gradients, and
     whose weight gradients, are not done yet.
     """
@@ -79,7 +79,7 @@ class _Row:
         self.actions.append(action)
 
 
-def list_schedule(times: StageTimes, n_micro_batches: int, rules: Rules) -> Schedule:
+def list_schedule(times: StageTimes, n_micro_batches: int, rules: FillRules) -> Schedule:
     """Rows of actions, each taken as soon as its row is free and it is ready, by these rules.
 
     Micro-batches keep their order in every stage and kind, so that sums of gradients do, too.
@@ -102,7 +102,7 @@ def list_schedule(times: StageTimes, n_micro_batches: int, rules: Rules) -> Sche
 
 
 def _listed(
-    times: StageTimes, n_micro_batches: int, rules: Rules, most_s: float = inf
+    times: StageTimes, n_micro_batches: int, rules: FillRules, most_s: float = inf
 ) -> list[_Row] | None:
     """None where it would take `most_s` or longer."""
     _check_room(times, rules)
@@ -128,7 +128,7 @@ def _listed(
 
 
 def _choose(
-    row: _Row, r: int, now_s: float, times: StageTimes, arrivals: Arrivals, rules: Rules
+    row: _Row, r: int, now_s: float, times: StageTimes, arrivals: Arrivals, rules: FillRules
 ) -> Action | None:
     """What a row takes now."""
     wake_s = inf  # when the next that is on its way arrives
@@ -150,7 +150,7 @@ def _choose(
     return None
 
 
-def _check_room(times: StageTimes, rules: Rules) -> None:
+def _check_room(times: StageTimes, rules: FillRules) -> None:
     for stages, flying, kept in zip(times.rows, rules.most_flying, rules.most_kept, strict=True):
         if min(flying, kept) < len(stages):
             raise PlanError(
@@ -159,7 +159,7 @@ def _check_room(times: StageTimes, rules: Rules) -> None:
             )
 
 
-def _best(times: StageTimes, n_micro_batches: int, tried: Sequence[Rules]) -> Schedule:
+def _best(times: StageTimes, n_micro_batches: int, tried: Sequence[FillRules]) -> Schedule:
     """The soonest by these times of what the rules make; of equals the first."""
     best, best_s = list[_Row](), inf
     enough_s = lower_bound_s(times, n_micro_batches) * ROUNDED
@@ -174,7 +174,7 @@ def _best(times: StageTimes, n_micro_batches: int, tried: Sequence[Rules]) -> Sc
 
 def _rules(
     times: StageTimes, n_micro_batches: int, flying: Sequence[int], kept: int
-) -> list[Rules]:
+) -> list[FillRules]:
     """Rules of both orders and every patience, within memory. `flying` and `kept` count
     micro-batches of the whole row.
     """
@@ -187,7 +187,7 @@ def _rules(
         for stages, n, most in zip(times.rows, flying, most_kept, strict=True)
     )
     return [
-        Rules(order=order, most_flying=most_flying, most_kept=most_kept, patience=patience)
+        FillRules(order=order, most_flying=most_flying, most_kept=most_kept, patience=patience)
         for order in (FORWARD_FIRST, BACKWARD_FIRST)
         for patience in _PATIENCE
     ]
@@ -326,7 +326,7 @@ def zb_interleaved(times: StageTimes, n_micro_batches: int) -> Schedule:
     return _best(times, n_micro_batches, _chunked(times, n_micro_batches, most))
 
 
-def _chunked(times: StageTimes, n_micro_batches: int, most: int) -> list[Rules]:
+def _chunked(times: StageTimes, n_micro_batches: int, most: int) -> list[FillRules]:
     return _rules(times, n_micro_batches, [most] * len(times.rows), most)
 
 

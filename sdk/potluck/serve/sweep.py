@@ -11,14 +11,14 @@ from collections.abc import Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from itertools import product
 
-from potluck.serve.simulate.cases import Case, play
-from potluck.serve.simulate.outcome import Outcome
+from potluck.serve.simulate.cases import SweepCase, play
+from potluck.serve.simulate.outcome import ServingOutcome
 from potluck.serve.simulate.scheme import Scheme
 
 
 def sweep(
-    cases: Sequence[Case], schemes: Sequence[Scheme], executor: Executor | None = None
-) -> dict[tuple[Case, str], Outcome]:
+    cases: Sequence[SweepCase], schemes: Sequence[Scheme], executor: Executor | None = None
+) -> dict[tuple[SweepCase, str], ServingOutcome]:
     """The outcome of every case by every scheme; the same whatever executor plays them.
 
     Parameters
@@ -38,8 +38,8 @@ def sweep(
 
 
 def _play_all(
-    pairs: Sequence[tuple[Case, Scheme]], executor: Executor
-) -> dict[tuple[Case, str], Outcome]:
+    pairs: Sequence[tuple[SweepCase, Scheme]], executor: Executor
+) -> dict[tuple[SweepCase, str], ServingOutcome]:
     futures = [executor.submit(play, case, scheme) for case, scheme in pairs]
     return {
         (case, scheme.name): future.result()

@@ -10,7 +10,7 @@ from typing import Any
 import zmq
 
 from potluck.sessions.events import Connect
-from potluck.sessions.socket_memory import Inflow
+from potluck.sessions.socket_memory import ConnectionMemory
 from potluck_wire.bounded_receive import MessageReader
 from potluck_wire.dealer_sockets import set_up_dealer
 from potluck_wire.limits import (
@@ -51,7 +51,7 @@ class Keys:
 
 
 @dataclass(slots=True)
-class Connection:
+class AgentConnection:
     """All three. Without sockets while the address is not known."""
 
     wanted: Connect
@@ -61,7 +61,7 @@ class Connection:
     trusted: bool = False  # a handshake has succeeded
     failed: Counter[Channel] = field(default_factory=Counter)  # handshakes before that
     readers: dict[Channel, MessageReader] = field(default_factory=dict)
-    inflows: dict[Channel, Inflow] = field(default_factory=dict)
+    inflows: dict[Channel, ConnectionMemory] = field(default_factory=dict)
 
     def open(self, context: "zmq.Context[Any]", channel: Channel, host: str, keys: Keys) -> None:
         """Connect one channel to the agent at that address."""
@@ -70,7 +70,7 @@ class Connection:
         socket.maxmsgsize = LONGEST_BYTES[channel]
         # a greeting, so that the agent can send values home
         socket.probe_router = channel is Channel.DATA
-        self.readers[channel], self.inflows[channel] = MessageReader(channel), Inflow()
+        self.readers[channel], self.inflows[channel] = MessageReader(channel), ConnectionMemory()
         self.sockets[channel], self.monitors[channel] = socket, socket.get_monitor_socket(WATCHED)
         port = self.wanted.address.port + OFFSETS[channel]
         socket.connect(f"tcp://{f'[{host}]' if ':' in host else host}:{port}")

@@ -17,13 +17,13 @@ from potluck.sessions.events import (
     Action,
     ActUnder,
     CancelExecution,
+    CloseSession,
     Connect,
+    ConnectionLost,
     Disconnect,
     Event,
-    Join,
-    Leave,
-    Lost,
     Notification,
+    OpenSession,
     Received,
     Reject,
     RequestAll,
@@ -35,9 +35,9 @@ from potluck.sessions.events import (
     UplinkProbe,
 )
 from potluck.sessions.executions import Executions
-from potluck.sessions.expected_values import Permits
+from potluck.sessions.expected_values import ExpectedValues
 from potluck.sessions.heartbeat import Heartbeat
-from potluck.sessions.indirect_probes import DOUBT_S, UNREACHED_S, Doubts
+from potluck.sessions.indirect_probes import DOUBT_S, UNREACHED_S, Suspicions
 from potluck.sessions.peer_texts import legible, read_statement
 from potluck.sessions.pending_records import Launched, Peer, is_over, read_timeline
 from potluck.sessions.pending_requests import PendingRequests
@@ -73,7 +73,7 @@ from potluck_wire.messages import (
 )
 from potluck_wire.program import MAX_INSTRUCTIONS
 from potluck_wire.replies import check_clock
-from potluck_wire.session import AGENT, State, check
+from potluck_wire.session import AGENT, SessionState, check
 from potluck_wire.version import VERSION
 
 JOIN_S = 5.0  # to the first pong; the welcome may take longer, as the agent first starts its worker
@@ -99,7 +99,7 @@ class Controller:
         self._peers: dict[str, Peer] = {}
         self._pending = PendingRequests()
         self._executions = Executions(self._peers)
-        self._doubts = Doubts()
+        self._doubts = Suspicions()
         self._met: set[str] = set()  # the keys of devices that have heard of it
         self._gone: dict[str, PotluckError] = {}  # why a device's last session ended
         self._now_s = self._ticked_s = 0.0
@@ -136,13 +136,13 @@ class Controller:
                 self._request_all(event)
             case UplinkProbe():
                 self._probe_uplink(event)
-            case Join():
+            case OpenSession():
                 self._join(event)
-            case Leave():
+            case CloseSession():
                 self._leave(event.device)
             case CancelExecution():
                 self._cancel(event.ticket)
-            case Lost():
+            case ConnectionLost():
                 self._lose(event.device, event.error)
             case ActUnder():
                 self._under = event
@@ -163,7 +163,7 @@ class Controller:
             f"what it led to could not be handled ({type(error).__name__}); this is a fault of "
             "potluck's."
         )
-        if isinstance(event, Join | RequestAll | UplinkProbe | StartExecution):
+        if isinstance(event, OpenSession | RequestAll | UplinkProbe | StartExecution):
             self._actions.append(Reject(ticket=event.ticket, error=ProtocolError(text)))
             self._cancel(event.ticket)
         device = getattr(event, "device", "")
@@ -171,13 +171,13 @@ class Controller:
             self._lose(lost, ProtocolError(text, device=lost))
         return self._taken()
 
-    def _join(self, event: Join) -> None:
+    def _join(self, event: OpenSession) -> None:
         if event.device in self._peers:
             self._lose(
                 event.device, DeviceGone("the connection was made anew.", device=event.device)
             )
         self._gone.pop(event.device, None)
-        permits = Permits()
+        permits = ExpectedValues()
         self._peers[event.device] = Peer(
             address=event.address,
             key=event.key,
@@ -279,7 +279,7 @@ class Controller:
                 self._receive_control(event, peer, message)
 
     def _receive_control(self, event: Received, peer: Peer, message: Message) -> None:
-        check(State.OPENING if peer.session is None else State.OPEN, message, AGENT)
+        check(SessionState.OPENING if peer.session is None else SessionState.OPEN, message, AGENT)
         match message:
             case Done():
                 self._done(event.device, message, event.buffers)

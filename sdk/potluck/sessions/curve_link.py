@@ -17,9 +17,9 @@ from zmq.utils.monitor import recv_monitor_message
 
 from potluck.errors import HomeError, PotluckError
 from potluck.sessions import failures
-from potluck.sessions.connections import AT_ONCE, OFFSETS, Connection, Keys
-from potluck.sessions.events import Connect, Lost, Tick
-from potluck.sessions.link import Link
+from potluck.sessions.connections import AT_ONCE, OFFSETS, AgentConnection, Keys
+from potluck.sessions.events import Connect, ConnectionLost, Tick
+from potluck.sessions.link import SessionLink
 from potluck_wire.errors import WireCode, WireError
 from potluck_wire.frames import encode
 from potluck_wire.limits import MAX_QUEUED, MAX_UNREAD_BYTES
@@ -34,7 +34,7 @@ _NOT_CURVE = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_P
 _FAILED_OFTEN = 3
 
 
-class CurveLink(Link):
+class CurveLink(SessionLink):
     """The background thread; make one per home and `close` it.
 
     Parameters
@@ -55,7 +55,7 @@ class CurveLink(Link):
         self._keys = keys
         self._resolver = resolver or Resolver(partial(resolve, getaddrinfo), threading.Thread)
         self._context: zmq.Context[Any] = zmq.Context()
-        self._connections: dict[str, Connection] = {}
+        self._connections: dict[str, AgentConnection] = {}
         self._wake_read, self._wake_write = os.pipe()
         self._waking = threading.Lock()  # nobody writes to a number that is somebody else's by then
         os.set_blocking(self._wake_write, False)
@@ -128,7 +128,7 @@ class CurveLink(Link):
             else:
                 continue
             error = WireError(WireCode.SIZE, text)
-            self._feed(Lost(device=device, error=failures.broke(device, error)))
+            self._feed(ConnectionLost(device=device, error=failures.broke(device, error)))
 
     def _watch_socket(self, device: str, channel: Channel, seen: dict[str, Any]) -> None:
         connection, happened = self._connections[device], seen["event"]
@@ -150,7 +150,7 @@ class CurveLink(Link):
         elif happened == zmq.EVENT_CLOSED and not connection.trusted:
             error = failures.unreachable(device, address)
         if error is not None:
-            self._feed(Lost(device=device, error=error))
+            self._feed(ConnectionLost(device=device, error=error))
 
     # --- sockets ----------------------------------------------------------------------------------
 
@@ -162,11 +162,11 @@ class CurveLink(Link):
 
         Until then what is for the device waits in its backlog.
         """
-        connection = self._connections.setdefault(action.device, Connection(action))
+        connection = self._connections.setdefault(action.device, AgentConnection(action))
         host = self._resolver.address(action.address.host)
         if host == UNKNOWN:
             error = failures.unreachable(action.device, str(action.address))
-            self._following.append(Lost(device=action.device, error=error))
+            self._following.append(ConnectionLost(device=action.device, error=error))
         elif host is not None:
             self._open(connection, host)
 
@@ -175,7 +175,7 @@ class CurveLink(Link):
             if not connection.sockets:
                 self._carry_out(connection.wanted)
 
-    def _open(self, connection: Connection, host: str) -> None:
+    def _open(self, connection: AgentConnection, host: str) -> None:
         for channel in OFFSETS:
             connection.open(self._context, channel, host, self._keys)
             self._register(connection.sockets[channel], connection.wanted.device, channel, False)

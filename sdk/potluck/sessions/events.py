@@ -26,7 +26,7 @@ class Address:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Join:
+class OpenSession:
     """Open a session with a device. Resolves with its `Session`."""
 
     ticket: int = 0
@@ -36,7 +36,7 @@ class Join:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Leave:
+class CloseSession:
     """Close the session with a device in good order."""
 
     device: str
@@ -75,7 +75,7 @@ class UplinkProbe:
 class StartExecution:
     """Execute a program of that name once on each device, with these values from here.
 
-    Resolves with an `Execution`.
+    Resolves with an `ExecutionResult`.
 
     `expects[device]` names the values that come back, each with its most bytes;
     `instructions[device]` is how many its program has. `stream`: where it is not empty, a device
@@ -116,7 +116,7 @@ class Received:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lost:
+class ConnectionLost:
     """The connection to a device is broken, or was refused: `error` says how."""
 
     device: str
@@ -129,15 +129,15 @@ class Tick:
 
 
 Event = (
-    Join
-    | Leave
+    OpenSession
+    | CloseSession
     | ActUnder
     | RequestAll
     | UplinkProbe
     | StartExecution
     | CancelExecution
     | Received
-    | Lost
+    | ConnectionLost
     | Tick
 )
 
@@ -223,7 +223,7 @@ class Timeline:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Execution:
+class ExecutionResult:
     """One execution that went well: the values that came home and what each device did when."""
 
     run: str

@@ -25,7 +25,7 @@ class _Series:
     left: int
 
 
-class Permits:
+class ExpectedValues:
     """What one device may send in one session."""
 
     def __init__(self) -> None:

@@ -16,7 +16,7 @@ N_ASKED = 2
 
 
 @dataclass(slots=True)
-class Doubt:
+class Suspicion:
     """One silent device: who was asked in which task, and who reached it last, and when."""
 
     asked: dict[str, str] = field(default_factory=dict)
@@ -25,11 +25,11 @@ class Doubt:
     seen_s: float = float("-inf")
 
 
-class Doubts:
+class Suspicions:
     """The silent devices of a home."""
 
     def __init__(self) -> None:
-        self._doubts: dict[str, Doubt] = {}
+        self._doubts: dict[str, Suspicion] = {}
         self._n_asked = 0
 
     def ask(self, device: str, heard: Sequence[str], now_s: float) -> list[tuple[str, Probe]]:
@@ -44,7 +44,7 @@ class Doubts:
         now_s
             The time.
         """
-        doubt = self._doubts.setdefault(device, Doubt())
+        doubt = self._doubts.setdefault(device, Suspicion())
         if now_s < doubt.asked_s + ASK_AGAIN_S:
             return []
         doubt.asked_s = now_s
@@ -68,10 +68,10 @@ class Doubts:
 
     def is_lost(self, device: str, silent_s: float, now_s: float) -> bool:
         """Whether nobody has reached it for too long, or this notebook has not for much longer."""
-        doubt = self._doubts.get(device, Doubt())
+        doubt = self._doubts.get(device, Suspicion())
         seen_s = min(silent_s, now_s - doubt.seen_s)
         return seen_s > PULSE_LOST_S or silent_s > UNREACHED_S
 
     def seen_by(self, device: str) -> str:
         """Who has reached it since it is silent; empty where nobody has."""
-        return self._doubts.get(device, Doubt()).seen_by
+        return self._doubts.get(device, Suspicion()).seen_by

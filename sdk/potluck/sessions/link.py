@@ -25,11 +25,11 @@ from potluck.sessions.events import (
     Action,
     CancelExecution,
     Connect,
+    ConnectionLost,
     Disconnect,
     Event,
-    Join,
-    Lost,
     Notification,
+    OpenSession,
     Received,
     Reject,
     RequestAll,
@@ -47,7 +47,7 @@ CLOSE_S = 2.0
 FAULTS = logging.getLogger("potluck.faults")
 
 
-class Link(ABC):
+class SessionLink(ABC):
     """The controller, the futures of its tickets, and one thread that feeds it.
 
     Parameters
@@ -75,7 +75,7 @@ class Link(ABC):
 
     # --- for any thread ---------------------------------------------------------------------------
 
-    def ask(self, event: Join | RequestAll | UplinkProbe | StartExecution) -> "Future[Any]":
+    def ask(self, event: OpenSession | RequestAll | UplinkProbe | StartExecution) -> "Future[Any]":
         """Submit an event that has a result."""
         self._check()
         future: Future[Any] = Future()
@@ -176,7 +176,7 @@ class Link(ABC):
             if device := getattr(action, "device", ""):
                 text = f"it could not be told or reached ({type(error).__name__}: {error})."
                 self._following.append(
-                    Lost(device=device, error=ProtocolError(text, device=device))
+                    ConnectionLost(device=device, error=ProtocolError(text, device=device))
                 )
 
     def _survive(self, event: Event, error: Exception, now_s: float) -> list[Action]:
@@ -236,7 +236,7 @@ class Link(ABC):
             error_here = ProtocolError(
                 f"a {what} for it cannot be sent ({error}).", device=action.device
             )
-            self._following.append(Lost(device=action.device, error=error_here))
+            self._following.append(ConnectionLost(device=action.device, error=error_here))
             return
         self._send(action.device, action.channel, frames)
 
@@ -245,12 +245,12 @@ class Link(ABC):
         try:
             message, buffers = decode(frames, channel)
         except WireError as error:
-            self._feed(Lost(device=device, error=failures.broke(device, error)))
+            self._feed(ConnectionLost(device=device, error=failures.broke(device, error)))
             return False
         except Exception as error:
             FAULTS.exception("a fault in the link while reading from %s", device)
             text = f"what it says cannot be read ({type(error).__name__})."
-            self._feed(Lost(device=device, error=ProtocolError(text, device=device)))
+            self._feed(ConnectionLost(device=device, error=ProtocolError(text, device=device)))
             return False
         self._feed(Received(device=device, message=message, buffers=buffers))
         return True
@@ -285,7 +285,7 @@ class Link(ABC):
         """Send a message, where there is a connection."""
 
 
-_open_links: "weakref.WeakSet[Link]" = weakref.WeakSet()
+_open_links: "weakref.WeakSet[SessionLink]" = weakref.WeakSet()
 
 
 @atexit.register

@@ -17,8 +17,16 @@ from potluck.display_hooks import Shown
 from potluck.errors import DeviceGone, EmptyHome, IdentityChanged, NotPaired, PotluckError
 from potluck.sanitized_text import who_is_here
 from potluck.sessions import failures
-from potluck.sessions.events import ActUnder, Address, Join, Leave, Payload, RequestAll, Session
-from potluck.sessions.link import Link
+from potluck.sessions.events import (
+    ActUnder,
+    Address,
+    CloseSession,
+    OpenSession,
+    Payload,
+    RequestAll,
+    Session,
+)
+from potluck.sessions.link import SessionLink
 from potluck.sessions.metering import Metering
 from potluck.sessions.readings import Readings
 from potluck_wire.messages import Lease, Leased, Leaving, Reading, RefusalCode, Roster, Staying
@@ -98,7 +106,7 @@ class Members(Shown, Mapping[str, Member]):
     A device that was lost is looked for until it is back, or until `close`.
     """
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: SessionLink) -> None:
         self._link, self._lock = link, threading.RLock()
         self._joining = threading.Lock()
         self._members: dict[str, Member] = {}
@@ -144,7 +152,7 @@ class Members(Shown, Mapping[str, Member]):
         with self._lock:
             member = self._members.pop(name, None)
         if member is not None and member.session is not None:
-            self._link.tell(Leave(device=name))
+            self._link.tell(CloseSession(device=name))
 
     def watch(self, watcher: Watcher) -> None:
         """Tell it of every device that wants to leave, as long as it lives."""
@@ -217,7 +225,7 @@ class Members(Shown, Mapping[str, Member]):
                 if not addresses:
                     del attempts[name]
                     continue
-                event = Join(device=name, address=addresses.pop(0), key=self[name].key)
+                event = OpenSession(device=name, address=addresses.pop(0), key=self[name].key)
                 futures[name] = self._link.ask(event), event.address
             wait_for([future for future, _ in futures.values()])
             for name, (future, address) in futures.items():

@@ -9,7 +9,7 @@ from itertools import count
 
 from potluck.errors import PotluckError
 from potluck.sessions.events import RequestAll
-from potluck.sessions.link import Link
+from potluck.sessions.link import SessionLink
 from potluck_wire.messages import Meter
 
 
@@ -25,7 +25,7 @@ class Metering:
         Tells which devices have a session.
     """
 
-    def __init__(self, link: Link, ready: Callable[[], Iterable[str]]) -> None:
+    def __init__(self, link: SessionLink, ready: Callable[[], Iterable[str]]) -> None:
         self._link, self._ready = link, ready
         self._wanted: dict[int, tuple[frozenset[str] | None, float]] = {}
         self._asked: dict[str, float] = {}

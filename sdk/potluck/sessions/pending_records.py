@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from potluck.errors import PotluckError
-from potluck.sessions.events import Address, Execution, Session, StartExecution, Timeline
-from potluck.sessions.expected_values import Permits
+from potluck.sessions.events import Address, ExecutionResult, Session, StartExecution, Timeline
+from potluck.sessions.expected_values import ExpectedValues
 from potluck.sessions.heartbeat import Heartbeat
 from potluck.sessions.traffic import Place, Raw, Traffic
 from potluck_wire import replies
@@ -51,7 +51,7 @@ class Peer:
     key: str
     join_ticket: int
     deadline_s: float
-    permits: Permits
+    permits: ExpectedValues
     traffic: Traffic
     pulse: Heartbeat
     session: Session | None = None
@@ -128,10 +128,10 @@ class Launched:
         run, epoch, program, step = self.place
         return Abort(run=run, epoch=epoch, program=program, step=step)
 
-    def execution(self, now_s: float) -> Execution:
+    def execution(self, now_s: float) -> ExecutionResult:
         """What it has brought, now that it is over."""
         run, epoch, program, step = self.place
-        return Execution(
+        return ExecutionResult(
             run=run,
             epoch=epoch,
             program=program,

@@ -15,7 +15,7 @@ from potluck_wire.bounded_receive import TCP_INFO_BYTES, Unread, received_bytes
 _TCP_INFO = getattr(socket, "TCP_INFO", None) if sys.platform.startswith("linux") else None
 
 
-class Inflow:
+class ConnectionMemory:
     """The connection of one socket, as it comes and goes."""
 
     def __init__(self) -> None:

@@ -15,7 +15,7 @@ from potluck.schedule.ir import Schedule
 from potluck.schedule.policies import policy
 from potluck.schedule.step import LOSS_BYTES
 from potluck.simulate import cost, flows
-from potluck.simulate.engine import COMPUTE, TaskGraph, Times, run
+from potluck.simulate.engine import COMPUTE, TaskGraph, TaskTimes, run
 from potluck.simulate.layout import (
     COPY,
     HOME_PRIORITY,
@@ -62,7 +62,7 @@ def in_flight(plan: Plan) -> int:
     return 2 + 2 * sum(left.devices != right.devices for left, right in pairwise(plan.stages))
 
 
-class Outcome:
+class StepOutcome:
     """What one step (or request of a stream) of a plan would take.
 
     Energy and memory are worked out when asked for.
@@ -87,7 +87,7 @@ class Outcome:
         plan: Plan,
         laid: _Graph,
         items: list[tuple[float, int]],
-        times: Times,
+        times: TaskTimes,
     ) -> None:
         self._direct, self._plan = direct, plan
         self._laid, self._items = laid, items
@@ -253,13 +253,13 @@ class Direct:
         """How many layouts are kept."""
         return len(self._graphs)
 
-    def run(self, plan: Plan) -> Outcome:
+    def run(self, plan: Plan) -> StepOutcome:
         """Simulate one step of `plan`, or some requests in flight when they stream.
 
         The plan must suit the problem.
         """
         laid, items = self._filled(plan)
-        outcome = Outcome(self, plan, laid, items, run(laid.graph))
+        outcome = StepOutcome(self, plan, laid, items, run(laid.graph))
         self.n_simulated += outcome.n_tasks
         return outcome
 

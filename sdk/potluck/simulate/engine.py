@@ -119,7 +119,7 @@ class TaskGraph:
 
 
 @dataclass(slots=True)
-class Times:
+class TaskTimes:
     """Per task: when it started, when it gave its resource free, when it was done (for a transfer,
     a latency later).
     """
@@ -144,7 +144,7 @@ class SimulationState:
         """The tasks that wait for nothing."""
         return [task for task, count in enumerate(self.n_waits) if not count]
 
-    def times(self) -> Times:
+    def times(self) -> TaskTimes:
         """When everything took place.
 
         Raises
@@ -158,7 +158,7 @@ class SimulationState:
             raise PlanError(
                 f"{len(left)} of {n} tasks wait for each other for ever, task {left[0]} among them."
             )
-        return Times(self.start_s, self.free_s, self.stop_s)
+        return TaskTimes(self.start_s, self.free_s, self.stop_s)
 
 
 class TransferQueue(Protocol):
@@ -186,7 +186,7 @@ class TransferQueue(Protocol):
         """The last byte of a transfer on this route has left."""
 
 
-def run(graph: TaskGraph, queue: TransferQueue | None = None) -> Times:
+def run(graph: TaskGraph, queue: TransferQueue | None = None) -> TaskTimes:
     """Carry out all tasks. Transfers share their media fairly, or take turns as `queue` says.
 
     It is the one loop of virtual time, and one function for speed: with a call for what starts at

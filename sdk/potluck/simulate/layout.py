@@ -75,7 +75,7 @@ class Item(NamedTuple):
     group: int = 0
 
 
-class Tensor(NamedTuple):
+class LayoutTensor(NamedTuple):
     """The tensor "y" or "z" of output group `group` of stage `stage`."""
 
     stage: int
@@ -122,11 +122,11 @@ def lay_out(shape: Shape) -> StepLayout:
     return sink.tasks.layout
 
 
-def _spec(shape: Shape) -> StepSpec[Tensor]:
+def _spec(shape: Shape) -> StepSpec[LayoutTensor]:
     n_stages, n_micro_batches = len(shape.slots), shape.n_micro_batches
     outputs = [
         [
-            StageOutput(Tensor(p, k, name), group.to, gradient=name == "y")
+            StageOutput(LayoutTensor(p, k, name), group.to, gradient=name == "y")
             for k, group in enumerate(given)
             for name in ["y"] * group.differentiable + ["z"] * group.non_differentiable
         ]
@@ -212,7 +212,7 @@ class _TaskBuilder:
 class _Tasks:
     """Takes a step down as tasks."""
 
-    def __init__(self, shape: Shape, spec: StepSpec[Tensor]) -> None:
+    def __init__(self, shape: Shape, spec: StepSpec[LayoutTensor]) -> None:
         self.shape, self.spec = shape, spec
         self.last = len(shape.slots) - 1
         self.home = 1 + max(max(slots) for slots in shape.slots)
@@ -301,12 +301,16 @@ class _Tasks:
 
     # --- over a cut -------------------------------------------------------------------------------
 
-    def cut(self, rows: HandedRows[Tensor], value: LaidOutValue, priority: int) -> LaidOutValue:
+    def cut(
+        self, rows: HandedRows[LayoutTensor], value: LaidOutValue, priority: int
+    ) -> LaidOutValue:
         """A copy of a part."""
         item = _copied(value.slot, rows.tensor, rows.stop - rows.start)
         return self.tasks.copy(item, (value,), priority)
 
-    def send(self, rows: HandedRows[Tensor], value: LaidOutValue, priority: int) -> LaidOutValue:
+    def send(
+        self, rows: HandedRows[LayoutTensor], value: LaidOutValue, priority: int
+    ) -> LaidOutValue:
         """A transfer."""
         tensor, to = rows.tensor, self.shape.slots[rows.target.stage][rows.right]
         n_rows = rows.stop - rows.start
@@ -317,7 +321,7 @@ class _Tasks:
         self,
         action: Action,
         index: int,
-        tensor: Tensor,
+        tensor: LayoutTensor,
         source: int,
         pieces: list[LaidOutValue],
         priority: int,
@@ -326,7 +330,12 @@ class _Tasks:
         return self.add(action, index, tensor, pieces, priority)
 
     def add(
-        self, action: Action, index: int, tensor: Tensor, parts: list[LaidOutValue], priority: int
+        self,
+        action: Action,
+        index: int,
+        tensor: LayoutTensor,
+        parts: list[LaidOutValue],
+        priority: int,
     ) -> LaidOutValue:
         """It takes as long as a copy."""
         p = action.stage
@@ -465,5 +474,5 @@ class _RingTasks:
 
 
 @lru_cache(maxsize=4096)
-def _copied(slot: int, tensor: Tensor, rows: int) -> Item:
+def _copied(slot: int, tensor: LayoutTensor, rows: int) -> Item:
     return Item(COPY, slot, tensor.stage, rows, tensor.name, group=tensor.group)

@@ -12,7 +12,7 @@ from potluck.records import Event, Problem, Trace
 from potluck.schedule.program_builder import Compiled
 from potluck.simulate import cost
 from potluck.simulate.duration import instruction_s
-from potluck.simulate.engine import Times, run
+from potluck.simulate.engine import TaskTimes, run
 from potluck.simulate.layout import HOME_PRIORITY
 from potluck.simulate.memory import peak_bytes
 from potluck.simulate.paths import Paths
@@ -49,10 +49,10 @@ def simulate(
     serial
         A device ends a step before it begins the next, as in training.
     """
-    return Simulation(compiled, problem, steps, in_flight, serial=serial).trace()
+    return ProgramSimulation(compiled, problem, steps, in_flight, serial=serial).trace()
 
 
-class Simulation:
+class ProgramSimulation:
     """One simulation: the task graph of all steps, and the trace read off its times once they are
     wanted.
 
@@ -100,7 +100,7 @@ class Simulation:
             self._add_step(step, in_flight, serial)
 
     @cached_property
-    def times(self) -> Times:
+    def times(self) -> TaskTimes:
         """When each task takes place, media shared fairly."""
         return run(self.graph)
 
@@ -216,7 +216,7 @@ class Simulation:
             },
         )
 
-    def _spans(self, device: str, times: Times) -> list[Mapping[int, Span]]:
+    def _spans(self, device: str, times: TaskTimes) -> list[Mapping[int, Span]]:
         """Per step, when each instruction of `device` took place."""
         spans: list[Mapping[int, Span]] = []
         for tasks in self.tasks:

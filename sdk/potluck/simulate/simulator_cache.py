@@ -6,14 +6,14 @@ from collections import OrderedDict
 
 from potluck.records import Plan, Problem, Stage
 from potluck.simulate import cost
-from potluck.simulate.direct_simulation import Direct, Outcome
+from potluck.simulate.direct_simulation import Direct, StepOutcome
 
 MOST_TASKS = 400_000  # of the outcomes kept: some 40 MB
 
 _Key = tuple[tuple[Stage, ...], int, str]
 
 
-class Remembering(Direct):
+class SimulatorCache(Direct):
     """Simulates plans of one problem, each once as long as its outcome is kept.
 
     Limits on memory, latency and energy change no outcome: the same object serves problems that
@@ -33,11 +33,11 @@ class Remembering(Direct):
         self, problem: Problem, table: cost.CostTable | None = None, *, most_tasks: int = MOST_TASKS
     ) -> None:
         super().__init__(problem, table)
-        self._outcomes = OrderedDict[_Key, Outcome]()
+        self._outcomes = OrderedDict[_Key, StepOutcome]()
         self._most_tasks = most_tasks
         self._n_kept = 0
 
-    def run(self, plan: Plan) -> Outcome:
+    def run(self, plan: Plan) -> StepOutcome:
         """As of any simulator; of a plan that is remembered at once."""
         key = plan.stages, plan.micro_batch, plan.schedule
         found = self._outcomes.get(key)

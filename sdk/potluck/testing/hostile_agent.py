@@ -69,7 +69,7 @@ Said = tuple[Channel, Frames]
 
 
 @dataclass(frozen=True, slots=True)
-class Does:
+class AgentMisbehaviour:
     """Instead of answering a message of the type `at`, these frames."""
 
     at: type[Message]
@@ -84,19 +84,21 @@ def _data(message: Message, *buffers: bytes) -> Said:
     return Channel.DATA, list(encode(message, buffers))
 
 
-def _pong(clock_s: float) -> Does:
-    return Does(
+def _pong(clock_s: float) -> AgentMisbehaviour:
+    return AgentMisbehaviour(
         Ping,
         lambda ping: [(Channel.PULSE, [header(NUMBER_OF[Pong], seq=ping.seq, clock_s=clock_s)])],
     )
 
 
-def _timeline(document: bytes) -> Does:
-    return Does(Execute, lambda order: _control(*encode(Done(**_place(order)), [document])))
+def _timeline(document: bytes) -> AgentMisbehaviour:
+    return AgentMisbehaviour(
+        Execute, lambda order: _control(*encode(Done(**_place(order)), [document]))
+    )
 
 
-def _statement(document: bytes) -> Does:
-    return Does(
+def _statement(document: bytes) -> AgentMisbehaviour:
+    return AgentMisbehaviour(
         Hello, lambda _: _control(*encode(Welcome(major=VERSION[0], minor=VERSION[1]), [document]))
     )
 
@@ -110,11 +112,13 @@ def _value(order: Execute, **changes: Any) -> Value:
     return Value(**(_place(order) | known | changes))
 
 
-def _measured(**fields: Any) -> Does:
-    return Does(Measure, lambda order: _control(*encode(Measured(task=order.task, **fields))))
+def _measured(**fields: Any) -> AgentMisbehaviour:
+    return AgentMisbehaviour(
+        Measure, lambda order: _control(*encode(Measured(task=order.task, **fields)))
+    )
 
 
-DOES: dict[str, Does] = {
+DOES: dict[str, AgentMisbehaviour] = {
     **{f"statement: {name}": _statement(document) for name, document in DOCUMENTS.items()},
     "statement: a million operators": _statement(
         json.dumps(_STATEMENT | {"operators": ["x"] * 10**6}).encode()
@@ -127,18 +131,20 @@ DOES: dict[str, Does] = {
     "clock: infinite": _pong(float("inf")),
     "clock: at the end of time": _pong(2.0**53),
     "timeline: eight megabytes of lists": _timeline(b"[" + b"[]," * 2_600_000 + b"[]]"),
-    "failed in hidden words": Does(
+    "failed in hidden words": AgentMisbehaviour(
         Execute,
         lambda o: _control(
             *encode(Failed(**_place(o), cause="\u202e", text="\u202e\u2066\u200b" * 20))
         ),
     ),
-    "header: nested": Does(
+    "header: nested": AgentMisbehaviour(
         Prepare, lambda _: _control(nested_header(NUMBER_OF[Prepared], "epoch"))
     ),
-    "header: no msgpack": Does(Prepare, lambda _: _control(b"\xc1" * 100)),
-    "a message of the notebook's": Does(Prepare, lambda _: _control(*encode(Commit(run="r")))),
-    "refused in a terminal's words": Does(
+    "header: no msgpack": AgentMisbehaviour(Prepare, lambda _: _control(b"\xc1" * 100)),
+    "a message of the notebook's": AgentMisbehaviour(
+        Prepare, lambda _: _control(*encode(Commit(run="r")))
+    ),
+    "refused in a terminal's words": AgentMisbehaviour(
         Prepare,
         lambda o: _control(
             *encode(
@@ -152,21 +158,21 @@ DOES: dict[str, Does] = {
             )
         ),
     ),
-    "goodbye in a terminal's words": Does(
+    "goodbye in a terminal's words": AgentMisbehaviour(
         Prepare, lambda _: _control(*encode(Goodbye(reason="\x1b[2J")))
     ),
     "measured: other batch sizes": _measured(rows=(7, 8)),
     "measured: nothing": _measured(),
-    "probed: nothing": Does(
+    "probed: nothing": AgentMisbehaviour(
         Probe, lambda order: _control(*encode(Probed(task=order.task, peer=order.peer)))
     ),
-    "value: other bytes than its shape": Does(
+    "value: other bytes than its shape": AgentMisbehaviour(
         Execute, lambda o: [_data(_value(o, shape=(3,)), bytes(8))]
     ),
-    "value: of four gigabytes": Does(
+    "value: of four gigabytes": AgentMisbehaviour(
         Execute, lambda o: [_data(_value(o, shape=(2**30,), nbytes=2**32), bytes(8))]
     ),
-    "value: begun twice, and a chunk too many": Does(
+    "value: begun twice, and a chunk too many": AgentMisbehaviour(
         Execute,
         lambda o: [
             _data(_value(o, chunk_bytes=4), bytes(4)),
@@ -176,7 +182,7 @@ DOES: dict[str, Does] = {
             _data(_value(o, chunk_bytes=0), bytes(8)),
         ],
     ),
-    "value: of no run, a hundred of four gigabytes": Does(
+    "value: of no run, a hundred of four gigabytes": AgentMisbehaviour(
         Execute,
         lambda o: [
             _data(
@@ -186,26 +192,26 @@ DOES: dict[str, Does] = {
             for t in range(100)
         ],
     ),
-    "value: of no run, more than anybody waits for": Does(
+    "value: of no run, more than anybody waits for": AgentMisbehaviour(
         Execute, lambda o: [_data(_value(o, **_NO_RUN, transfer=t), bytes(8)) for t in range(2000)]
     ),
-    "value: of a run that nobody has": Does(
+    "value: of a run that nobody has": AgentMisbehaviour(
         Execute, lambda o: [_data(_value(o, run="another"), bytes(8))]
     ),
-    "value: larger than was predicted": Does(
+    "value: larger than was predicted": AgentMisbehaviour(
         Execute,
         lambda o: [_data(_value(o, shape=(2**20,), nbytes=2**22, chunk_bytes=2**21), bytes(2**21))],
     ),
-    "value: nobody asked for it": Does(
+    "value: nobody asked for it": AgentMisbehaviour(
         Execute, lambda o: [_data(_value(o, name="z"), bytes(8)), _data(Chunk(), bytes(8))]
     ),
-    "credit: more than was sent": Does(
+    "credit: more than was sent": AgentMisbehaviour(
         Value, lambda v: [_data(Credit(transfer=v.transfer, received_bytes=2**53))]
     ),
-    "credit: done without anything": Does(
+    "credit: done without anything": AgentMisbehaviour(
         Value, lambda v: [_data(Credit(transfer=v.transfer, done=True))]
     ),
-    "rejected: what it may not reject": Does(
+    "rejected: what it may not reject": AgentMisbehaviour(
         Value, lambda v: [_data(Rejected(transfer=v.transfer, code="\x1b", text="no"))]
     ),
 }

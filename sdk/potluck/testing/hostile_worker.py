@@ -33,14 +33,14 @@ from potluck_wire.messages import (
     SegmentLoaded,
     WorkerReady,
 )
-from potluck_wire.stream import Reader, pack
+from potluck_wire.stream import StreamReader, pack
 
 FACTS = json.dumps({"backends": {"torch": "2"}, "dtypes": ["float32"], "operators": []}).encode()
 HONEST = "honest"
 
 
 @dataclass(frozen=True, slots=True)
-class Does:
+class WorkerMisbehaviour:
     """Instead of answering a message of the type `at`, these bytes."""
 
     at: type[Message]
@@ -52,8 +52,10 @@ def _frames(*frames: bytes) -> bytes:
     return struct.pack(f">{1 + len(frames)}I", len(frames), *map(len, frames)) + b"".join(frames)
 
 
-def _facts(document: bytes) -> Does:
-    return Does(Configure, lambda _: _frames(header(NUMBER_OF[WorkerReady]), document))
+def _facts(document: bytes) -> WorkerMisbehaviour:
+    return WorkerMisbehaviour(
+        Configure, lambda _: _frames(header(NUMBER_OF[WorkerReady]), document)
+    )
 
 
 def _done(order: Message, document: bytes = b"[]", **fields: object) -> bytes:
@@ -63,7 +65,7 @@ def _done(order: Message, document: bytes = b"[]", **fields: object) -> bytes:
 
 def _export(
     offset: object = 0, nbytes: object = 8, dtype: object = "float32", shape: object = (2,)
-) -> Does:
+) -> WorkerMisbehaviour:
     """A row of exports with one thing wrong."""
 
     def says(order: Message) -> bytes:
@@ -72,26 +74,26 @@ def _export(
             order, json.dumps([[key, offset, nbytes, dtype, shape] for key in keys]).encode()
         )
 
-    return Does(Compute, says)
+    return WorkerMisbehaviour(Compute, says)
 
 
-def _exports(document: bytes) -> Does:
-    return Does(Compute, lambda order: _done(order, document))
+def _exports(document: bytes) -> WorkerMisbehaviour:
+    return WorkerMisbehaviour(Compute, lambda order: _done(order, document))
 
 
-def _times(start_s: object, stop_s: object) -> Does:
-    return Does(Compute, lambda order: _done(order, start_s=start_s, stop_s=stop_s))
+def _times(start_s: object, stop_s: object) -> WorkerMisbehaviour:
+    return WorkerMisbehaviour(Compute, lambda order: _done(order, start_s=start_s, stop_s=stop_s))
 
 
-def _measured(**fields: object) -> Does:
+def _measured(**fields: object) -> WorkerMisbehaviour:
     number = NUMBER_OF[MeasuredTask]
-    return Does(
+    return WorkerMisbehaviour(
         MeasureTask,
         lambda order: _frames(header(number, task=getattr(order, "task", ""), **fields)),
     )
 
 
-DOES: dict[str, Does] = {
+DOES: dict[str, WorkerMisbehaviour] = {
     **{f"facts: {name}": _facts(document) for name, document in DOCUMENTS.items()},
     "facts: too many operators": _facts(json.dumps({"operators": ["x"] * 5000}).encode()),
     **{f"exports: {name}": _exports(document) for name, document in DOCUMENTS.items()},
@@ -101,7 +103,7 @@ DOES: dict[str, Does] = {
     "exports: other bytes than its shape": _export(nbytes=4096),
     "exports: an unknown type": _export(dtype="object"),
     "exports: a shape of a thousand": _export(shape=(1,) * 1000),
-    "exports: nobody asked for it": Does(
+    "exports: nobody asked for it": WorkerMisbehaviour(
         Compute, lambda o: _done(o, b'[["a/b/c/d/e",0,8,"float32",[2]]]')
     ),
     "times: infinite": _times(0.0, float("inf")),
@@ -111,21 +113,27 @@ DOES: dict[str, Does] = {
     "measured: other batch sizes": _measured(rows=[7] * 100, forward_s=[0.1] * 100),
     "measured: nothing": _measured(),
     "measured: time runs backwards": _measured(rows=[1], forward_s=[-1.0], memory_bytes=[1]),
-    "frees what it never had": Does(
+    "frees what it never had": WorkerMisbehaviour(
         Compute, lambda o: _done(o, freed=[0, 0, 64, 2**53]) + pack(Freed(offset=1))
     ),
-    "answers what nobody asked": Does(
+    "answers what nobody asked": WorkerMisbehaviour(
         Compute, lambda o: pack(ComputeFailed(tag=2**53)) + pack(SegmentLoaded(slot="x"))
     ),
-    "a header that is nested": Does(
+    "a header that is nested": WorkerMisbehaviour(
         Compute, lambda _: _frames(nested_header(NUMBER_OF[Computed], "tag"), b"[]")
     ),
-    "a message of the agent's": Does(Compute, lambda _: pack(Configure())),
-    "a message of the network's": Does(LoadSegment, lambda _: _frames(header(1, major=1))),
-    "a frame of four gigabytes": Does(LoadSegment, lambda _: struct.pack(">II", 1, 2**32 - 1)),
-    "no frames": Does(LoadSegment, lambda _: struct.pack(">I", 0)),
-    "half a message": Does(LoadSegment, lambda _: pack(SegmentLoaded(slot="x"))[:-1]),
-    "ready twice": Does(LoadSegment, lambda _: _frames(header(NUMBER_OF[WorkerReady]), FACTS) * 2),
+    "a message of the agent's": WorkerMisbehaviour(Compute, lambda _: pack(Configure())),
+    "a message of the network's": WorkerMisbehaviour(
+        LoadSegment, lambda _: _frames(header(1, major=1))
+    ),
+    "a frame of four gigabytes": WorkerMisbehaviour(
+        LoadSegment, lambda _: struct.pack(">II", 1, 2**32 - 1)
+    ),
+    "no frames": WorkerMisbehaviour(LoadSegment, lambda _: struct.pack(">I", 0)),
+    "half a message": WorkerMisbehaviour(LoadSegment, lambda _: pack(SegmentLoaded(slot="x"))[:-1]),
+    "ready twice": WorkerMisbehaviour(
+        LoadSegment, lambda _: _frames(header(NUMBER_OF[WorkerReady]), FACTS) * 2
+    ),
 }
 
 
@@ -156,9 +164,9 @@ def honest(order: Message) -> bytes:
     return b""
 
 
-def serve(pipe: socket.socket, does: Does | None) -> None:
+def serve(pipe: socket.socket, does: WorkerMisbehaviour | None) -> None:
     """Answer the agent until it is gone."""
-    reader = Reader(Channel.WORKER)
+    reader = StreamReader(Channel.WORKER)
     while data := pipe.recv(65536):
         for order, _ in reader.feed(data):
             wrong = does is not None and isinstance(order, does.at)

@@ -6,13 +6,13 @@ What they are is in `sdk/ARCHITECTURE.md`; they may change with any version.
 from potluck.errors import HomeError
 from potluck.home import Home
 from potluck.lab.lab import Playground
-from potluck.run.engine import Engine
+from potluck.run.engine import RunEngine
 from potluck.run.evaluation import Evaluation
 from potluck.run.run import Run
-from potluck.sessions.link import Link
+from potluck.sessions.link import SessionLink
 
 
-def link_of(home: Home) -> Link:
+def link_of(home: Home) -> SessionLink:
     """What a home asks its devices through."""
     return home._link
 
@@ -53,6 +53,6 @@ def drained(run: Run) -> None:
         run._drain.wait()
 
 
-def engine_of(run: Run) -> Engine:
+def engine_of(run: Run) -> RunEngine:
     """What carries out the steps of a run."""
     return run._engine

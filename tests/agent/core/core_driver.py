@@ -42,7 +42,7 @@ from potluck_wire.messages import (
     Value,
     WorkerReady,
 )
-from potluck_wire.session import AGENT, CONTROLLER, Session
+from potluck_wire.session import AGENT, CONTROLLER, SessionMachine
 from potluck_wire.version import VERSION
 
 OWNER_KEY = "A" * 40
@@ -76,7 +76,7 @@ class Talk:
     def __init__(self, **changes: Any) -> None:
         self.core = Core(settings(**changes))
         self.now_s = 10.0
-        self._sessions = {sender.key: Session() for sender in (OWNER_SENDER, OTHER_SENDER)}
+        self._sessions = {sender.key: SessionMachine() for sender in (OWNER_SENDER, OTHER_SENDER)}
 
     def _handle(self, event: Event) -> list[Action]:
         actions = self.core.handle(event, self.now_s)

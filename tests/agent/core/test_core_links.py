@@ -22,7 +22,7 @@ from potluck_agent.core.events import (
     ToPeer,
 )
 from potluck_agent.core.machine import Core
-from potluck_agent.core.resource_usage import Held
+from potluck_agent.core.resource_usage import ResourceUsage
 from potluck_wire.documents import dump
 from potluck_wire.frames import decode, encode
 from potluck_wire.messages import (
@@ -176,7 +176,7 @@ def test_every_value_arrives_once_and_whole_however_often_a_link_breaks(seed, nb
     assert world.home == world.data
     assert world.done == {(key, step): 1 for key in (LEFT, RIGHT) for step in range(N_STEPS)}
     for core in world.cores.values():
-        assert core.held == Held()
+        assert core.held == ResourceUsage()
 
 
 @pytest.mark.parametrize("link_bytes_per_s", [1e5, 1e6, 1e8])

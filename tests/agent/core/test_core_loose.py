@@ -18,7 +18,7 @@ from tests.agent.core.core_driver import (
 from tests.agent.core.test_core_work import EIGHT, RUN, credit, value
 
 from potluck_agent.core.events import MemberLost, PeerRevoked, Span, ToPeer, WorkerDied
-from potluck_agent.core.resource_usage import Held
+from potluck_agent.core.resource_usage import ResourceUsage
 from potluck_wire.limits import CHUNK_BYTES
 from potluck_wire.messages import Abort, Done, Drop, Execute, Hello, Rejected, Roster, Value
 
@@ -123,5 +123,5 @@ def test_every_place_is_free_in_the_end_whatever_happens_in_whatever_order(seed)
     talk.core.handle(PeerRevoked(OWNER_KEY), talk.now_s)
     talk.rounds([])
     assert len(talk.core.sessions) == 1
-    assert talk.core.held == Held()
+    assert talk.core.held == ResourceUsage()
     assert talk.core.wake_s() is None

@@ -21,7 +21,7 @@ from tests.agent.core.core_driver import (
 
 from potluck_agent.core.events import (
     KillWorker,
-    Member,
+    PeerDevice,
     PeerRevoked,
     SetMembers,
     StartWorker,
@@ -140,7 +140,7 @@ def test_roster_sets_the_members_but_not_this_device():
         {"name": "jetson", "key": OWN_KEY, "address": "10.0.0.3:47600"},
     ]
     assert talk.hear(Roster(home="h"), json.dumps(rows).encode()) == [
-        SetMembers((Member("phone", MEMBER_KEY, "10.0.0.2:47600"),)),
+        SetMembers((PeerDevice("phone", MEMBER_KEY, "10.0.0.2:47600"),)),
         ToPeer(OWNER_KEY, RosterSet(home="h")),
     ]
 
@@ -159,7 +159,7 @@ def test_a_notebook_whose_run_begins_is_heard_from_then_on():
     talk.hear(Roster(home="o"), json.dumps(there).encode(), sender=OTHER_SENDER)
     talk.roster()
     said = talk.hear(Prepare(run="r", epoch=1), *plan(recv("x")))
-    assert SetMembers((Member("phone", MEMBER_KEY, "127.0.0.1:47600"),)) in said
+    assert SetMembers((PeerDevice("phone", MEMBER_KEY, "127.0.0.1:47600"),)) in said
 
 
 ROW = {"name": "phone", "key": MEMBER_KEY, "address": "10.0.0.2:47600"}
@@ -419,7 +419,7 @@ def test_a_probe_goes_where_its_notebook_says():
     talk.hear(Roster(home="o"), json.dumps(THERE).encode(), sender=OTHER_SENDER)
     probe = Probe(task="t", peer="phone", nbytes=100, repeats=2)
     said = talk.hear(probe, sender=OTHER_SENDER)
-    assert said[0] == SetMembers((Member("phone", MEMBER_KEY, "10.9.9.9:9"),))
+    assert said[0] == SetMembers((PeerDevice("phone", MEMBER_KEY, "10.9.9.9:9"),))
 
 
 def test_a_notebook_that_leaves_hears_no_more_of_what_it_ran():

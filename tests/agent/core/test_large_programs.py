@@ -7,9 +7,9 @@ from collections import Counter
 import pytest
 from tests.agent.core.core_driver import OWNER_KEY, Talk, add, cut, recv, send, value
 
-from potluck_agent.core.deferred_work import N_IN_A_ROUND, N_ON_THE_SPOT, Backlog
+from potluck_agent.core.deferred_work import N_IN_A_ROUND, N_ON_THE_SPOT, DeferredWork
 from potluck_agent.core.events import PeerRevoked, Store, ToPeer, ToWorker
-from potluck_agent.core.resource_usage import Held
+from potluck_agent.core.resource_usage import ResourceUsage
 from potluck_agent.core.send_queue import MAX_AT_ONCE
 from potluck_wire.messages import (
     Abort,
@@ -134,7 +134,7 @@ def test_what_is_aborted_in_the_midst_goes_on_no_more_and_gives_back_its_places(
     assert [failed.text for failed in told(actions, Failed)] == ["it was aborted"]
     later = talk.rounds([])
     assert not told(later, Value)
-    assert talk.core.held == Held()
+    assert talk.core.held == ResourceUsage()
 
 
 def test_a_value_that_came_early_and_is_not_used_yet_is_known_when_it_comes_again():
@@ -154,7 +154,7 @@ def test_a_value_that_came_early_and_is_not_used_yet_is_known_when_it_comes_agai
 
 
 def test_what_a_step_leads_to_comes_before_the_next_step_in_the_order_it_came_up():
-    backlog, done = Backlog(), []
+    backlog, done = DeferredWork(), []
 
     def piece(name, n_steps, leads_to=()):
         for step in range(n_steps):
@@ -171,7 +171,7 @@ def test_what_a_step_leads_to_comes_before_the_next_step_in_the_order_it_came_up
 
 @pytest.mark.parametrize("n_steps", [1, N_ON_THE_SPOT, N_IN_A_ROUND, 5 * N_IN_A_ROUND])
 def test_no_event_and_no_round_does_more_than_its_share(n_steps):
-    backlog, done = Backlog(), Counter()
+    backlog, done = DeferredWork(), Counter()
 
     def piece(name):
         for _ in range(n_steps):
@@ -232,4 +232,4 @@ def test_nothing_is_left_of_early_values_when_they_are_taken_or_dropped():
     held = talk.core.held
     assert (held.n_early, held.n_early_instructions, held.early_bytes) == (3, 3 * 2, 0)
     talk.core.handle(PeerRevoked(OWNER_KEY), talk.now_s)
-    assert talk.core.held == Held()
+    assert talk.core.held == ResourceUsage()

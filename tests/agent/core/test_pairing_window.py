@@ -18,7 +18,7 @@ from potluck_wire.pairing import (
     read_secret,
     show_secret,
 )
-from potluck_wire.stream import Reader, pack
+from potluck_wire.stream import StreamReader, pack
 from potluck_wire.version import VERSION, show
 
 NOTEBOOK, DEVICE, MALLORY = (zmq.curve_keypair()[0].decode() for _ in range(3))
@@ -171,7 +171,7 @@ def visit(made, now_s, code=CODE):
     message = controller.first()
     while not reply.close:
         reply = made.receive(pack(message), now_s)
-        for answer, _ in Reader(Channel.PAIRING).feed(reply.data):
+        for answer, _ in StreamReader(Channel.PAIRING).feed(reply.data):
             if isinstance(answer, PairRefused):
                 break
             message = controller.receive(answer)
@@ -180,7 +180,7 @@ def visit(made, now_s, code=CODE):
 
 
 def refusal(reply):
-    ((message, _),) = Reader(Channel.PAIRING).feed(reply.data)
+    ((message, _),) = StreamReader(Channel.PAIRING).feed(reply.data)
     return message.code, message.tries_left
 
 
@@ -263,5 +263,5 @@ def test_a_message_may_come_byte_by_byte():
     made = window()
     made.arrive(0.0)
     replies = [made.receive(bytes([byte]), 1.0) for byte in pack(HELLO)]
-    ((answer, _),) = Reader(Channel.PAIRING).feed(b"".join(reply.data for reply in replies))
+    ((answer, _),) = StreamReader(Channel.PAIRING).feed(b"".join(reply.data for reply in replies))
     assert answer == PairHello(major=VERSION[0], minor=VERSION[1], name="jetson", key=DEVICE)

@@ -6,7 +6,7 @@ from tests.agent.meters.test_meters import plant
 from potluck_agent.cli.availability import check
 from potluck_agent.errors import AgentError
 from potluck_agent.meters import conditions
-from potluck_agent.owner_rules import Rules
+from potluck_agent.owner_rules import OwnerRules
 
 SUPPLY = "sys/class/power_supply"
 ZONE = "sys/class/thermal/thermal_zone"
@@ -56,7 +56,7 @@ def test_the_hottest_sensor_counts_and_one_that_is_broken_does_not(tmp_path):
 
 
 def test_a_rule_that_nothing_can_be_told_of_is_refused(tmp_path):
-    check(Rules(only_on_mains=True, min_battery_frac=0.5, quiet_hours=(0, 1)), tmp_path)
+    check(OwnerRules(only_on_mains=True, min_battery_frac=0.5, quiet_hours=(0, 1)), tmp_path)
     with pytest.raises(AgentError, match="--max-temp: this machine tells no temperature"):
-        check(Rules(max_temp_c=80), tmp_path)
-    check(Rules(max_temp_c=80), plant(tmp_path, {f"{ZONE}0/temp": 45000}))
+        check(OwnerRules(max_temp_c=80), tmp_path)
+    check(OwnerRules(max_temp_c=80), plant(tmp_path, {f"{ZONE}0/temp": 45000}))

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from tests.agent.meters.test_meters import BATTERY, plant
 
 from potluck_agent import meters
-from potluck_agent.meters.power_model import Model
+from potluck_agent.meters.power_model import PowerModel
 from potluck_agent.meters.records import MOST_W, REFRESH_S, CounterGauge, PowerGauge
 
 MOMENTS = st.floats(allow_nan=True, allow_infinity=True)
@@ -18,7 +18,7 @@ ODD = st.lists(
 def played(open_gauge, steps):
     """The samples of a meter that reads these values, so many seconds after one another."""
     values = iter([value for _, value in steps])
-    meter = meters.Meter((open_gauge(lambda: next(values)),), Model(1.0, 5.0, 0.0))
+    meter = meters.DeviceMeter((open_gauge(lambda: next(values)),), PowerModel(1.0, 5.0, 0.0))
     now_s = 1000.0
     samples = []
     moments = []
@@ -89,8 +89,8 @@ def test_a_counter_that_wraps_counts_all_there_was(range_j, start_frac, powers_w
 )
 def test_a_counter_that_was_reset_or_jumps_is_not_taken_for_energy(count_j):
     counts = iter([40_000.0, 40_050.0, count_j, count_j, count_j])
-    meter = meters.Meter(
-        (CounterGauge("g", 0.1, lambda: next(counts), 65_536.0),), Model(2.0, 4.0, 0.0)
+    meter = meters.DeviceMeter(
+        (CounterGauge("g", 0.1, lambda: next(counts), 65_536.0),), PowerModel(2.0, 4.0, 0.0)
     )
     samples = [meter.read(float(now_s), 0.0, 0.0) for now_s in range(4)]
     assert [sample.source for sample in samples[:2]] == ["measured", "measured"]
@@ -100,7 +100,7 @@ def test_a_counter_that_was_reset_or_jumps_is_not_taken_for_energy(count_j):
 
 def test_a_clock_that_goes_back_makes_no_negative_joules():
     for gauge in (PowerGauge("g", 0.1, lambda: 5.0), CounterGauge("g", 0.1, lambda: 100.0, 1000.0)):
-        meter = meters.Meter((gauge,), Model(2.0, 4.0, 0.0))
+        meter = meters.DeviceMeter((gauge,), PowerModel(2.0, 4.0, 0.0))
         joules = [meter.read(now_s, 0.0, 0.0).joules for now_s in (10.0, 12.0, 3.0, 4.0)]
         assert joules == sorted(joules)
 

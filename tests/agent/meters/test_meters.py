@@ -9,7 +9,7 @@ import pytest
 
 from potluck_agent import meters
 from potluck_agent.meters import battery, ina, nvml, pi5, rapl
-from potluck_agent.meters.power_model import Model
+from potluck_agent.meters.power_model import PowerModel
 from potluck_agent.meters.records import CounterGauge, PowerGauge
 
 RAPL = "sys/class/powercap/intel-rapl:0"
@@ -84,7 +84,7 @@ def test_the_same_moment_twice_divides_by_nothing():
     [(0.0, 0.0, 2.0), (10.0, 0.0, 10.0), (5.0, 0.0, 6.0), (5.0, 10.0, 7.0), (99.0, 99.0, 11.0)],
 )
 def test_the_model_adds_idle_busy_and_radio(busy_s, radio_s, watts):
-    model = Model(2.0, 10.0, 1.0)
+    model = PowerModel(2.0, 10.0, 1.0)
     assert model.advance(100.0, 0.0, 0.0) == (2.0, 0.0)
     assert model.advance(110.0, busy_s, radio_s) == (watts, 10 * watts)
 
@@ -94,7 +94,7 @@ def test_the_model_adds_idle_busy_and_radio(busy_s, radio_s, watts):
 )
 def test_impossible_powers_are_refused(power):
     with pytest.raises(ValueError, match="expected 0 <= idle <= max"):
-        Model(*power)
+        PowerModel(*power)
 
 
 def test_an_emulated_device_is_simulated_even_where_a_meter_is(tmp_path):
@@ -109,7 +109,7 @@ def test_an_emulated_device_is_simulated_even_where_a_meter_is(tmp_path):
         "meter": "model",
         "resolution_w": 0.0,
     }
-    assert sample == meters.Sample(**expected)
+    assert sample == meters.MeterSample(**expected)
 
 
 def test_a_real_device_without_a_meter_is_estimated(tmp_path):

@@ -9,8 +9,8 @@ import pytest
 from tests.agent.core.core_driver import recv
 
 from potluck_agent.core.run_state import read_load
-from potluck_agent.net.fair_receive import AT_ONCE, BYTES_AT_ONCE, Intake
-from potluck_agent.net.socket_memory import SOURCE, Inflow, Inlet
+from potluck_agent.net.fair_receive import AT_ONCE, BYTES_AT_ONCE, FairReceiver
+from potluck_agent.net.socket_memory import SOURCE, Inlet, SocketMemory
 from potluck_wire.bounded_receive import SKIPPED_AT_ONCE, most_frames
 from potluck_wire.limits import KIB, MAX_BUFFER_BYTES, MIB
 from potluck_wire.messages import Channel
@@ -54,7 +54,7 @@ class Sources:
         return socket.n_left > 0
 
 
-class Cuts(Inflow):
+class Cuts(SocketMemory):
     """Notes who is cut off."""
 
     def __init__(self):
@@ -70,7 +70,7 @@ class Cuts(Inflow):
 
 def taken_in_one_round(channel, n_messages, nbytes):
     router = Router(n_messages, nbytes)
-    Intake(Sources(), Cuts(), lambda *_: None).read(channel, {channel: router})
+    FairReceiver(Sources(), Cuts(), lambda *_: None).read(channel, {channel: router})
     return n_messages - router.n_left
 
 
@@ -82,7 +82,7 @@ def test_a_message_of_any_length_takes_a_few_frames_of_a_round_and_its_sender_is
     """Over a million empty frames took ten seconds, and nobody's pulse was answered meanwhile."""
     router = Router(3, nbytes, n_frames=100_000)
     cuts, taken = Cuts(), []
-    intake = Intake(Sources(), cuts, lambda channel, route, frames: taken.append(len(frames)))
+    intake = FairReceiver(Sources(), cuts, lambda channel, route, frames: taken.append(len(frames)))
     while router.n_left:
         before = router.n_given
         intake.read(channel, {channel: router})

@@ -13,21 +13,21 @@ from potluck_agent.core.events import PeerRevoked
 from potluck_agent.core.machine import Core
 from potluck_agent.errors import AgentError
 from potluck_agent.keys import Identity
-from potluck_agent.log_file import Log
-from potluck_agent.net.event_log import Journal
+from potluck_agent.log_file import LogFile
+from potluck_agent.net.event_log import EventLog
 from potluck_agent.net.event_loop import EventLoop
 from potluck_agent.net.meter_reader import KeptMeter
 from potluck_agent.net.pairing_listener import PairingListener
 from potluck_agent.net.peer_connections import PeerConnections
 from potluck_agent.net.server_sockets import ServerSockets
-from potluck_agent.net.socket_memory import Inflow
+from potluck_agent.net.socket_memory import SocketMemory
 from potluck_agent.net.worker_supervisor import WorkerSupervisor
 from potluck_wire.messages import Channel, Ping, Pong
 
 STEPS = {
     PairingListener: "tick",
     PeerConnections: "tick",
-    Inflow: "check",
+    SocketMemory: "check",
     WorkerSupervisor: "listen",
     Core: "handle",
 }
@@ -72,7 +72,7 @@ def loop(tmp_path, noted, identity):
         trusted=(),
         start_worker=lambda: pytest.fail("nobody needs one"),
         meter=None,
-        journal=Journal(Log(tmp_path / "log", "info", pytest.fail), noted.append),
+        journal=EventLog(LogFile(tmp_path / "log", "info", pytest.fail), noted.append),
     )
     yield made
     made.close()
@@ -98,7 +98,9 @@ def test_who_was_forgotten_while_the_file_could_not_be_read_is_cut_off_once_it_c
     loop, noted, tmp_path, monkeypatch
 ):
     """A lack of descriptors passes; the file does not change again after that."""
-    ada, bob = (keys.Peer(name=name, key=name[0] * 40, role="owner") for name in ("ada", "bob"))
+    ada, bob = (
+        keys.TrustedPeer(name=name, key=name[0] * 40, role="owner") for name in ("ada", "bob")
+    )
     for peer in (ada, bob):
         keys.add_peer(tmp_path, peer)
     revoked = []
@@ -135,7 +137,7 @@ def test_a_port_that_somebody_took_while_connections_were_cut_is_tried_on(
 ):
     ada, bob = Keys(), Keys()
     for name, key in (("ada", ada.public), ("bob", bob.public)):
-        keys.add_peer(tmp_path, keys.Peer(name=name, key=key))
+        keys.add_peer(tmp_path, keys.TrustedPeer(name=name, key=key))
     again, fails = ServerSockets.reopen, iter(range(3))
 
     def reopen(sockets):

@@ -6,8 +6,8 @@ import pytest
 
 from potluck_agent import control_files
 from potluck_agent.core.pairing_window import PairingWindow
-from potluck_agent.log_file import Log
-from potluck_agent.net.event_log import Journal
+from potluck_agent.log_file import LogFile
+from potluck_agent.net.event_log import EventLog
 from potluck_agent.net.pairing_listener import PairingListener
 from potluck_agent.net.poller import Poller
 from potluck_wire.limits import PAIRING_TRIES
@@ -22,7 +22,7 @@ def test_a_disk_that_is_full_closes_no_pairing_port(tmp_path):
             window,
             lambda _: True,
             tmp_path / "gone",
-            Journal(Log(tmp_path / "log", "info", pytest.fail), noted.append),
+            EventLog(LogFile(tmp_path / "log", "info", pytest.fail), noted.append),
             pytest.fail,
         )
         window.open("12345678", 0.0)
@@ -48,7 +48,7 @@ def test_each_wrong_try_is_told_once_and_none_when_the_window_is_closed(tmp_path
             window,
             lambda _: True,
             tmp_path,
-            Journal(Log(tmp_path / "log", "info", pytest.fail), noted.append),
+            EventLog(LogFile(tmp_path / "log", "info", pytest.fail), noted.append),
             lambda *_: None,
         )
         control_files.ask_window(tmp_path, "12345678", 180.0)

@@ -91,7 +91,7 @@ def test_without_any_authenticator_nobody_comes_in(channel):
     made = server_sockets.ServerSockets(context, identity, lambda key: True, "127.0.0.1", 0)
     made.zap.unbind("inproc://zeromq.zap.01")
     keys = tuple(part.decode() for part in zmq.curve_keypair())
-    probe = server_sockets.Probe(context, made, identity, channel, "stranger", keys)
+    probe = server_sockets.SelfTestClient(context, made, identity, channel, "stranger", keys)
     try:
         assert probe.monitor.poll(PATIENCE_S * 1000)
         probe.watch()

@@ -14,7 +14,7 @@ from tests.timeouts import PATIENCE_S
 from zmq.utils.monitor import recv_monitor_message
 
 from potluck_agent.net import socket_memory
-from potluck_agent.net.socket_memory import MAX_STRANGERS, Inflow, Inlet
+from potluck_agent.net.socket_memory import MAX_STRANGERS, Inlet, SocketMemory
 from potluck_wire.limits import LINGER_MS, MIB
 
 pytestmark = pytest.mark.skipif(
@@ -28,7 +28,7 @@ class Served:
     """A ROUTER with encryption, its clients, and what flows in."""
 
     def __init__(self) -> None:
-        self.context, self.inflow = zmq.Context(), Inflow()
+        self.context, self.inflow = zmq.Context(), SocketMemory()
         self.key, secret = zmq.curve_keypair()
         self.router: Any = self.context.socket(zmq.ROUTER)
         self.router.linger, self.router.curve_server = LINGER_MS, True
@@ -195,7 +195,7 @@ def test_strangers_are_so_many_and_the_oldest_goes_first(served):
 
 def test_a_number_that_is_no_connection_any_more_keeps_no_descriptor():
     """Another thread of ZeroMQ may have closed it meanwhile, and opened something else."""
-    kept, (read, write) = Inflow(), os.pipe()
+    kept, (read, write) = SocketMemory(), os.pipe()
     before = sorted(os.listdir("/proc/self/fd"))
     for _ in range(5):
         kept.watch(object(), {"event": zmq.EVENT_CONNECTED, "value": read})

@@ -9,7 +9,7 @@ import pytest
 from tests.agent.worker.worker_driver import begin, numbers
 
 from potluck_agent.net.poller import Poller
-from potluck_agent.net.stall_detector import AWAKE_S, STILL_S, Stillness
+from potluck_agent.net.stall_detector import AWAKE_S, STILL_S, StallDetector
 from potluck_agent.net.worker_supervisor import WorkerSupervisor
 from potluck_wire.messages import Computed, FailureCause
 
@@ -37,7 +37,7 @@ def proc(tmp_path):
 
 @pytest.fixture
 def stillness(proc):
-    return Stillness(7, proc.folder)
+    return StallDetector(7, proc.folder)
 
 
 def looks(stillness, n, has_work=True, begun_s=100.0):
@@ -62,7 +62,7 @@ def test_whoever_computes_or_is_kept_waiting_by_the_system_is_not(proc, stillnes
 
 def test_nor_is_one_without_work_or_that_is_gone(proc, stillness):
     assert looks(stillness, 6, has_work=False) == [0.0] * 6
-    assert looks(Stillness(8, proc.folder), 6) == [0.0] * 6
+    assert looks(StallDetector(8, proc.folder), 6) == [0.0] * 6
 
 
 def test_what_was_while_the_agent_itself_slept_says_nothing(stillness):

@@ -3,7 +3,7 @@
 import pytest
 
 from potluck_agent.errors import AgentError
-from potluck_agent.processors.choice import Asked, choose, fastest
+from potluck_agent.processors.choice import OwnerChoice, choose, fastest
 from potluck_agent.processors.cores import Cores
 from potluck_wire.documents import dump
 from potluck_wire.messages import ProcessorTried
@@ -38,7 +38,7 @@ class Machine:
 
 def choice(machine, found=EIGHT, environment=(), backends=("torch", "onnxruntime"), **asked):
     chosen = choose(
-        Asked(memory_bytes=2**30, **asked),
+        OwnerChoice(memory_bytes=2**30, **asked),
         found,
         "i5",
         backends=backends,

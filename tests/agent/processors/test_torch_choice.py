@@ -7,7 +7,7 @@ from tests.agent.processors.test_choice import EIGHT, GOOD, RATES, Machine
 from tests.agent.processors.test_trial import SAYS, taken_over
 
 from potluck_agent.errors import AgentError
-from potluck_agent.processors.choice import Asked, choose
+from potluck_agent.processors.choice import OwnerChoice, choose
 from potluck_agent.processors.torch_choice import kinds_here
 from potluck_agent.processors.trial import attempt
 from potluck_wire.documents import dump
@@ -46,7 +46,7 @@ class Accelerated(Machine):
 
 def choice(machine, backends=("torch",), **asked):
     chosen = choose(
-        Asked(memory_bytes=GIB, **asked),
+        OwnerChoice(memory_bytes=GIB, **asked),
         EIGHT,
         "i5",
         backends=backends,

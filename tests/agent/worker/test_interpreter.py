@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from potluck_agent.worker import optimizers
 from potluck_agent.worker.interpreter import Interpreter
 from potluck_agent.worker.operators import OVERLOADS
-from potluck_agent.worker.training import Segment
+from potluck_agent.worker.training import TrainingSegment
 from potluck_wire.graph import (
     Argument,
     Buffer,
@@ -108,7 +108,7 @@ def test_refuses_to_make_what_no_memory_holds(bomb):
     parameters = tuple(
         Parameter(name=name, dtype="float32", shape=shape) for name, shape in shapes.items()
     )
-    segment = Segment(graph(bomb, parameters=parameters))
+    segment = TrainingSegment(graph(bomb, parameters=parameters))
     with pytest.raises(SegmentError) as caught:
         segment.forward((torch.zeros(2, 4),))
     assert caught.value.cause == "out-of-memory"
@@ -119,7 +119,7 @@ def test_refuses_to_make_what_no_memory_holds(bomb):
 @pytest.mark.parametrize("shape", [(2**50,), (2**41, 2), (0, 2**31, 2**31)])
 def test_refuses_parameters_that_no_memory_holds(shape):
     with pytest.raises(SegmentError) as caught:
-        Segment(
+        TrainingSegment(
             graph(
                 node("relu", Ref(0)),
                 parameters=(Parameter(name="w", dtype="float32", shape=shape),),
@@ -147,14 +147,14 @@ INPUTS = {
 @pytest.mark.parametrize("train", [False, True])
 def test_wrong_inputs_are_named(inputs, train):
     with pytest.raises(SegmentError) as caught:
-        Segment(LINEAR).forward(inputs, train=train)
+        TrainingSegment(LINEAR).forward(inputs, train=train)
     assert caught.value.cause == "bad-input"
 
 
 def test_an_error_names_its_node():
     broken = graph(node("relu", Ref(0)), node("matmul", Ref(1), Ref(1), number=17))
     with pytest.raises(SegmentError, match=r"node 17 \(aten.matmul.default\)"):
-        Segment(broken).forward((torch.zeros(2, 4),))
+        TrainingSegment(broken).forward((torch.zeros(2, 4),))
 
 
 def test_an_index_out_of_range_is_bad_input():
@@ -164,12 +164,12 @@ def test_an_index_out_of_range_is_bad_input():
         parameters=(Parameter(name="w", dtype="float32", shape=(3, 4)),),
     )
     with pytest.raises(SegmentError) as caught:
-        Segment(embedding).forward((torch.tensor([0, 3]),))
+        TrainingSegment(embedding).forward((torch.tensor([0, 3]),))
     assert caught.value.cause == "bad-input"
 
 
 def test_the_worker_goes_on_after_an_error():
-    segment = Segment(LINEAR)
+    segment = TrainingSegment(LINEAR)
     with pytest.raises(SegmentError):
         segment.forward((torch.zeros(2, 5),), train=True, key="a")
     (y,) = segment.forward((torch.ones(2, 4),), train=True, key="a")
@@ -216,7 +216,7 @@ def test_any_operator_with_any_arguments_runs_or_refuses(op, args, train):
     )
     inputs = (torch.randn(2, 2, 4, 4), torch.zeros(2, 2, dtype=torch.int64))
     try:
-        Segment(odd).forward(inputs, train=train)
+        TrainingSegment(odd).forward(inputs, train=train)
         cause = ""
     except SegmentError as error:
         cause = error.cause
@@ -227,7 +227,7 @@ def test_any_operator_with_any_arguments_runs_or_refuses(op, args, train):
 
 
 def test_state_is_written_and_read_by_name():
-    segment = Segment(LINEAR)
+    segment = TrainingSegment(LINEAR)
     value = torch.randn(4, 4)
     segment.write("w", value)
     assert segment.names() == ("w", "b")
@@ -245,7 +245,7 @@ def test_state_is_written_and_read_by_name():
 )
 def test_refuses_to_write_what_does_not_fit(name, value):
     with pytest.raises(SegmentError) as caught:
-        Segment(LINEAR).write(name, value)
+        TrainingSegment(LINEAR).write(name, value)
     assert caught.value.cause == "bad-input"
 
 
@@ -264,7 +264,7 @@ def test_refuses_to_write_what_does_not_fit(name, value):
 )
 def test_refuses_unknown_optimizers_and_settings(options):
     with pytest.raises(SegmentError):
-        Segment(LINEAR).step(None, options)
+        TrainingSegment(LINEAR).step(None, options)
 
 
 OPTIMIZERS = {
@@ -287,8 +287,8 @@ def test_optimizers_are_torchs_own_and_their_state_moves(options, make, piece_nu
     optimizer.
     """
     monkeypatch.setattr(optimizers, "PIECE_NUMBERS", piece_numbers)
-    first = Segment(LINEAR)
-    second = Segment(LINEAR)
+    first = TrainingSegment(LINEAR)
+    second = TrainingSegment(LINEAR)
     net = torch.nn.Linear(4, 4)
     first.write("w", net.weight.detach())
     first.write("b", net.bias.detach())
@@ -319,7 +319,7 @@ def test_a_vector_replaces_gradients_and_running_statistics():
             Buffer(name="var", dtype="float32", shape=(4,), updated=True),
         ),
     )
-    shares = [Segment(normed), Segment(normed)]
+    shares = [TrainingSegment(normed), TrainingSegment(normed)]
     x = torch.randn(8, 4)
     for segment, rows in zip(shares, (slice(0, 3), slice(3, 8)), strict=True):
         for name in ("mean", "var", "b"):
@@ -337,7 +337,7 @@ def test_a_vector_replaces_gradients_and_running_statistics():
 
 
 def test_backward_needs_its_forward_and_fitting_gradients():
-    segment = Segment(LINEAR)
+    segment = TrainingSegment(LINEAR)
     with pytest.raises(SegmentError, match="no forward"):
         segment.backward("k")
     segment.forward((torch.ones(2, 4),), key="k", train=True)
@@ -362,7 +362,7 @@ def test_a_skip_over_the_segment_gets_its_gradient():
             Output(name="x", ref=Ref(0), dtype="float32", shape=SHAPE, gradient=True),
         ),
     )
-    segment = Segment(both)
+    segment = TrainingSegment(both)
     segment.forward((torch.ones(2, 4),), key="k", train=True)
     (back,) = segment.backward("k", (torch.ones(2, 4), torch.full((2, 4), 10.0)))
     assert torch.equal(back, torch.full((2, 4), 13.0))
@@ -389,11 +389,11 @@ DROPOUTS = {
 @pytest.mark.parametrize("dropping", DROPOUTS.values(), ids=DROPOUTS)
 def test_dropout_does_not_depend_on_the_split(dropping):
     x = torch.randn(8, 4)
-    whole = Segment(dropping, seed=3).forward(
+    whole = TrainingSegment(dropping, seed=3).forward(
         (x,), train=True, rows=(0, 8, 8), step=2, micro_batch=1
     )[0]
     parts = [
-        Segment(dropping, seed=3).forward(
+        TrainingSegment(dropping, seed=3).forward(
             (x[a:b],), train=True, rows=(a, b, 8), step=2, micro_batch=1
         )[0]
         for a, b in ((0, 3), (3, 8))
@@ -401,12 +401,13 @@ def test_dropout_does_not_depend_on_the_split(dropping):
     assert torch.equal(torch.cat(parts), whole)
     for other in ({"step": 3, "micro_batch": 1}, {"step": 2, "micro_batch": 0}):
         assert not torch.equal(
-            Segment(dropping, seed=3).forward((x,), train=True, rows=(0, 8, 8), **other)[0], whole
+            TrainingSegment(dropping, seed=3).forward((x,), train=True, rows=(0, 8, 8), **other)[0],
+            whole,
         )
 
 
 def test_dropout_keeps_the_mean_and_is_off_in_inference():
-    segment = Segment(DROPOUTS["dropout"], seed=1)
+    segment = TrainingSegment(DROPOUTS["dropout"], seed=1)
     x = torch.ones(4000, 4)
     (y,) = segment.forward((x,), train=True, rows=(0, 4000, 4000))
     assert set(y.unique().tolist()) == {0.0, 2.0}
@@ -416,14 +417,14 @@ def test_dropout_keeps_the_mean_and_is_off_in_inference():
 
 def test_refuses_rows_that_are_none():
     with pytest.raises(SegmentError, match="rows"):
-        Segment(LINEAR).forward((torch.ones(2, 4),), rows=(3, 1, 8))
+        TrainingSegment(LINEAR).forward((torch.ones(2, 4),), rows=(3, 1, 8))
 
 
 # --- measuring ------------------------------------------------------------------------------------
 
 
 def test_made_up_inputs_fit_and_kept_bytes_grow_with_rows():
-    segment = Segment(LINEAR)
+    segment = TrainingSegment(LINEAR)
     few, many = segment.example(2), segment.example(20)
     assert [list(x.shape) for x in many] == [[20, 4]]
     assert segment.kept_bytes(few) == 2 * 4 * 4  # the input, for the gradient of the weight

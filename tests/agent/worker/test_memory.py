@@ -16,9 +16,9 @@ import potluck
 from potluck_agent.worker import memory
 from potluck_agent.worker.arena import Arena
 from potluck_agent.worker.arrays import torch_arrays
-from potluck_agent.worker.engine import Engine
+from potluck_agent.worker.engine import WorkerEngine
 from potluck_agent.worker.measure import time_segment, time_updates
-from potluck_agent.worker.training import Segment
+from potluck_agent.worker.training import TrainingSegment
 from potluck_wire import segment
 from potluck_wire.graph import Graph, Input, Node, Output, Parameter, Ref, Symbol
 from potluck_wire.messages import (
@@ -78,14 +78,14 @@ def graph_of(case):
 
 def profiled(graph):
     """What `MeasureTask` does with a segment."""
-    made = Segment(graph)
+    made = TrainingSegment(graph)
     time_segment(made, (ROWS // 2, ROWS), train=True, repeats=1, slowdown=1.0, arrays=torch_arrays)
     time_updates(made, repeats=1, slowdown=1.0, arrays=torch_arrays)
 
 
 def trained(graph):
     """What a run does with one, and then goes before the last backward."""
-    made = Segment(graph)
+    made = TrainingSegment(graph)
     for step in range(2):
         made.forward(made.example(ROWS), key="k", train=True, rows=(0, ROWS, ROWS), step=step)
         made.backward("k")
@@ -95,7 +95,7 @@ def trained(graph):
 
 def trained_in_parts(graph):
     """A step of which each backward came in two parts."""
-    made = Segment(graph)
+    made = TrainingSegment(graph)
     for micro_batch in range(2):
         inputs = made.example(ROWS)
         made.forward(inputs, key="k", train=True, micro_batch=micro_batch, split=True)
@@ -123,7 +123,7 @@ def test_a_segment_that_is_gone_leaves_no_tensor_even_before_garbage_is_looked_f
 @pytest.mark.few(3)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_kept_bytes_are_those_that_autograd_keeps(name):
-    made = Segment(graph_of(NETWORKS[name]))
+    made = TrainingSegment(graph_of(NETWORKS[name]))
     inputs = made.example(ROWS)
     gc.collect()
     before_bytes = memory.allocated_bytes()
@@ -247,7 +247,7 @@ class Silent:
 def test_a_leak_shows_as_memory_held_until_it_is_mended(monkeypatch):
     """A tensor is not taken for what libraries keep, though there is no segment and no value."""
     pipe = Silent()
-    engine = Engine(Configure(backends=("torch",), threads=1), Arena(MIB), Arena(MIB), pipe)
+    engine = WorkerEngine(Configure(backends=("torch",), threads=1), Arena(MIB), Arena(MIB), pipe)
     document = segment.dumps(graph_of(WIDE))
 
     def rest_bytes():
@@ -256,9 +256,11 @@ def test_a_leak_shows_as_memory_held_until_it_is_mended(monkeypatch):
 
     engine.handle(*measure(document))
     before_bytes = rest_bytes()
-    leaked, count = [], Segment.kept_bytes
+    leaked, count = [], TrainingSegment.kept_bytes
     monkeypatch.setattr(
-        Segment, "kept_bytes", lambda *these: leaked.append(torch.ones(MIB)) or count(*these)
+        TrainingSegment,
+        "kept_bytes",
+        lambda *these: leaked.append(torch.ones(MIB)) or count(*these),
     )
     engine.handle(*measure(document))
     assert rest_bytes() - before_bytes == pytest.approx(leaked[0].nbytes, abs=SLACK_BYTES)

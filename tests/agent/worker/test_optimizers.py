@@ -10,7 +10,7 @@ from potluck_wire.graph import SegmentError
 from potluck_wire.optimizers import KINDS
 
 torch = pytest.importorskip("torch")
-from potluck_agent.worker.optimizers import PIECE_NUMBERS, Optimizer  # noqa: E402
+from potluck_agent.worker.optimizers import PIECE_NUMBERS, ParameterOptimizer  # noqa: E402
 
 TORCHS = {name: kind for name, kind in KINDS.items() if kind.torch}
 MORE = {
@@ -51,12 +51,12 @@ def test_steps_are_those_of_torch_and_go_on_elsewhere(name, large):
     """After two steps the state is read by name and written into a new one, as a switch does."""
     own, other = parameters(large), parameters(large)
     settings = MORE.get(name, {})
-    reference, here = theirs(name, other, settings), Optimizer(own)
+    reference, here = theirs(name, other, settings), ParameterOptimizer(own)
     for seed in range(4):
         if seed == 2:
             state = {key: here.read(key).clone() for key in here.names()}
             own = {key: torch.nn.Parameter(p.detach().clone()) for key, p in own.items()}
-            here = Optimizer(own)
+            here = ParameterOptimizer(own)
             for key, tensor in state.items():
                 here.write(key, tensor)
         for each in (own, other):
@@ -70,7 +70,7 @@ def test_steps_are_those_of_torch_and_go_on_elsewhere(name, large):
 def test_lion_is_the_papers_algorithm():
     own, average = parameters(), None
     expected = copy.deepcopy(own)
-    here = Optimizer(own)
+    here = ParameterOptimizer(own)
     average = {key: torch.zeros_like(p) for key, p in own.items()}
     for seed in range(3):
         given(own, seed)
@@ -85,7 +85,7 @@ def test_lion_is_the_papers_algorithm():
 
 def test_groups_have_their_own_settings_and_may_change():
     own, other = parameters(), parameters()
-    here = Optimizer(own)
+    here = ParameterOptimizer(own)
     reference = torch.optim.AdamW(
         [{"params": [other["matrix"]], "weight_decay": 0.3}, {"params": [other["bias"]]}],
         lr=0.1,
@@ -122,13 +122,13 @@ def test_what_no_optimizer_does_is_refused_and_changes_nothing(options, groups, 
     before = {key: p.detach().clone() for key, p in own.items()}
     given(own, 0)
     with pytest.raises(SegmentError, match=says):
-        Optimizer(own).step(options, groups)
+        ParameterOptimizer(own).step(options, groups)
     assert all(torch.equal(own[key], before[key]) for key in own)
 
 
 def test_an_average_begins_at_the_weights_and_is_read_before_it():
     own = parameters()
-    here = Optimizer(own)
+    here = ParameterOptimizer(own)
     first = own["bias"].detach().clone()
     assert torch.equal(here.read("average:bias"), first)
     given(own, 0)

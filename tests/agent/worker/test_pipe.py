@@ -7,7 +7,7 @@ import pytest
 from potluck_agent.worker import pipe
 from potluck_agent.worker.pipe import LATE_S, Pipe
 from potluck_wire.messages import Channel, Compute, Computed
-from potluck_wire.stream import Reader, pack
+from potluck_wire.stream import StreamReader, pack
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def ends():
 
 def heard(end):
     try:
-        return [message.tag for message, _ in Reader(Channel.WORKER).feed(end.recv(1 << 16))]
+        return [message.tag for message, _ in StreamReader(Channel.WORKER).feed(end.recv(1 << 16))]
     except BlockingIOError:
         return []
 

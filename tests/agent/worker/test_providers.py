@@ -10,7 +10,7 @@ from tests.agent.worker.worker_driver import numbers
 from potluck_agent.worker import landlock
 from potluck_agent.worker.arrays import torch_arrays
 from potluck_agent.worker.onnx import segment
-from potluck_agent.worker.onnx.segment import OnnxSegment, Processor
+from potluck_agent.worker.onnx.segment import OnnxProcessor, OnnxSegment
 from potluck_wire.graph import SegmentError
 from potluck_wire.processors import PROVIDERS, TORCH_KINDS
 
@@ -24,7 +24,7 @@ def cuda(monkeypatch):
     if STAND_IN not in onnxruntime.get_available_providers():
         pytest.skip(f"this onnxruntime has no {STAND_IN}")
     monkeypatch.setitem(PROVIDERS, "cuda", STAND_IN)
-    return Processor(provider="cuda")
+    return OnnxProcessor(provider="cuda")
 
 
 def test_a_segment_computes_on_the_accelerator_first_and_has_the_cpu_beside_it(cuda):

@@ -9,7 +9,7 @@ from tests.sdk.graph.models import Case
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from potluck_agent.worker.training import Segment
+from potluck_agent.worker.training import TrainingSegment
 
 STEPS = 2
 SIZES = (3, 5)  # micro-batches, both under way at once
@@ -49,7 +49,7 @@ def trained(graph, recomputing, seed=7):
     them.
     """
     torch.manual_seed(3)
-    made, seen = Segment(graph, seed), []
+    made, seen = TrainingSegment(graph, seed), []
     for step in range(STEPS):
         for m, rows in enumerate(SIZES):
             inputs = made.example(rows)
@@ -85,7 +85,7 @@ def test_recomputing_changes_no_bit_of_what_is_learned(name, seed):
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_forward_that_is_to_be_computed_again_keeps_its_inputs_alone(name):
-    made = Segment(graph_of(NETWORKS[name]))
+    made = TrainingSegment(graph_of(NETWORKS[name]))
     inputs = made.example(ROWS)
     seen = []
 

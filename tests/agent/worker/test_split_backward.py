@@ -13,7 +13,7 @@ from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
 import potluck
-from potluck_agent.worker.training import Segment
+from potluck_agent.worker.training import TrainingSegment
 from potluck_wire.graph import SegmentError
 from potluck_wire.weight_gradients import weights_apart
 
@@ -121,7 +121,7 @@ def graph_doing(name):
 def trained(graph, way, inputs_of=None, seed=7):
     """Losses, gradients and state after two steps; the second parts come late, in order."""
     torch.manual_seed(3)
-    made, seen = Segment(graph, seed), []
+    made, seen = TrainingSegment(graph, seed), []
     for step in range(2):
         for m, rows in enumerate(SIZES):
             seen += made.forward(
@@ -179,7 +179,7 @@ def test_nothing_is_computed_twice(name):
     graph = graph_doing(name)
 
     def flop(*parts):
-        made = Segment(graph)
+        made = TrainingSegment(graph)
         made.forward(made.example(ROWS), key="k", train=True, split=len(parts) > 1)
         return sum(counted(lambda part=part: getattr(made, part)("k")) for part in parts)
 
@@ -194,7 +194,7 @@ def test_a_stage_in_the_middle_hands_the_gradient_out_first():
         net, x, loss=nn.CrossEntropyLoss(), example_targets=torch.zeros(ROWS, dtype=torch.long)
     )
     n = len(model.layers(True))
-    made = Segment(model.segment(1, n - 1 if n > 2 else n, train=True)[1])
+    made = TrainingSegment(model.segment(1, n - 1 if n > 2 else n, train=True)[1])
     (inputs,) = made.example(ROWS)
     outputs = made.forward([inputs], key="k", train=True, split=True)
     gradients = [torch.ones_like(y) for y in outputs]
@@ -207,7 +207,7 @@ def test_a_stage_in_the_middle_hands_the_gradient_out_first():
 
 def test_a_whole_backward_of_a_forward_for_two_parts_is_whole():
     graph = graph_of(NETWORKS["cnn"])
-    whole, split = Segment(graph), Segment(graph)
+    whole, split = TrainingSegment(graph), TrainingSegment(graph)
     for made, is_split in ((whole, False), (split, True)):
         made.forward(made.example(4), key="k", train=True, rows=(0, 4, 4), split=is_split)
         made.backward("k")
@@ -215,7 +215,7 @@ def test_a_whole_backward_of_a_forward_for_two_parts_is_whole():
 
 
 def test_parts_of_a_forward_that_was_not_split_are_whole_at_the_first():
-    made = Segment(graph_of(NETWORKS["cnn"]))
+    made = TrainingSegment(graph_of(NETWORKS["cnn"]))
     made.forward(made.example(4), key="k", train=True, rows=(0, 4, 4))
     made.backward_input("k")
     first = made.gradients().clone()
@@ -225,7 +225,7 @@ def test_parts_of_a_forward_that_was_not_split_are_whole_at_the_first():
 
 
 def test_the_second_part_comes_once_and_after_the_first():
-    made = Segment(graph_of(NETWORKS["cnn"]))
+    made = TrainingSegment(graph_of(NETWORKS["cnn"]))
     made.forward(made.example(4), key="k", train=True, rows=(0, 4, 4), split=True)
     with pytest.raises(SegmentError, match="no gradients of weights wait under 'k'"):
         made.backward_weight("k")
@@ -237,7 +237,7 @@ def test_the_second_part_comes_once_and_after_the_first():
 
 
 def test_what_waits_is_forgotten_with_its_execution():
-    made = Segment(graph_of(NETWORKS["cnn"]))
+    made = TrainingSegment(graph_of(NETWORKS["cnn"]))
     made.forward(made.example(4), key="run/k", train=True, rows=(0, 4, 4), split=True)
     made.backward_input("run/k")
     made.forget("run/")

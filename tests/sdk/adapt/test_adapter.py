@@ -18,7 +18,7 @@ from potluck.adapt.adapter import (
     WAIT,
     WORTH_FRAC,
     Adapter,
-    Look,
+    StepsSeen,
     same_sums,
 )
 from potluck.adapt.conditions import DEVICE, MEDIUM, Conditions, under
@@ -77,7 +77,7 @@ ON_B = plan((0, 4, "b"))
 
 def look(step, *, left=1000, step_s=1.0, predicted_s=1.0, **ratios):
     things = {"a": A, "b": B, "air": AIR}
-    return Look(
+    return StepsSeen(
         step=step,
         step_s=step_s,
         predicted_s=predicted_s,

@@ -35,7 +35,7 @@ def test_agents_answer_each_request_once_and_share_placement_and_arrivals():
     requests, lasts_s = drawn(WORKLOAD, 0.3, 1.0)
     names = [f"s{n}" for n in range(serve_lab.N_HOLDERS)]
     with memory_home([Spec(name=name, emulated=True) for name in names]) as home:
-        agents = serve_lab.Agents(home)
+        agents = serve_lab.LabServers(home)
         played = serve_lab.play(WORKLOAD, OURS, requests, agents, lasts_s)
         agents.forget()
     for outcome in (played.predicted, played.measured):

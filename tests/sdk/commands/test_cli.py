@@ -8,7 +8,7 @@ import types
 import pytest
 
 from potluck import cli, errors
-from potluck.discover.keyring import Keyring, Known
+from potluck.discover.keyring import Keyring, KnownDevice
 
 HEAVY = (
     "torch",
@@ -156,7 +156,7 @@ def test_a_key_that_begins_like_an_option_is_a_key(monkeypatch, key):
     ],
 )
 def test_a_terminal_without_our_letters_shows_the_others(tmp_path, arguments, encoding):
-    Keyring(tmp_path).remember(Known(name="phone", key="k" * 40))
+    Keyring(tmp_path).remember(KnownDevice(name="phone", key="k" * 40))
     ran = subprocess.run(
         [sys.executable, "-m", "potluck.cli", *arguments],
         env={**os.environ, "PYTHONIOENCODING": encoding, "POTLUCK_HOME": str(tmp_path)},

@@ -109,7 +109,7 @@ def test_a_paired_device_is_known_by_its_key_at_any_of_its_addresses(tablet, sta
     place, other = (f"{host}:{tablet['port']}" for host in ("127.0.0.1", "localhost"))
     assert cli.main(["pair", place, "--code", tablet["code"]]) == 0
     keyring.Keyring().remember(
-        keyring.Known(name="phone", key=KEY, addresses=(Address(host="127.0.0.1", port=1),))
+        keyring.KnownDevice(name="phone", key=KEY, addresses=(Address(host="127.0.0.1", port=1),))
     )
     capsys.readouterr()
     assert cli.main(["devices", other]) == 0
@@ -168,7 +168,9 @@ def test_devices_and_pair_work_beside_an_open_notebook(tablet, state, capsys):
 
 def test_peers_shows_fingerprints_and_forget_removes(capsys):
     keyring.Keyring().remember(
-        keyring.Known(name="phone", key=KEY, addresses=(Address(host="192.168.1.7", port=47600),))
+        keyring.KnownDevice(
+            name="phone", key=KEY, addresses=(Address(host="192.168.1.7", port=47600),)
+        )
     )
     assert cli.main(["peers"]) == 0
     shown = capsys.readouterr().out
@@ -219,7 +221,7 @@ def test_doctor_names_a_corrupt_file_as_a_problem(state):
 
 def test_doctor_prints_no_control_characters():
     assert "\x1b" not in doctor.show(
-        doctor.Finding(level=doctor.BAD, what="pho\x1b[2Jne", remedy="\x1b")
+        doctor.Checkup(level=doctor.BAD, what="pho\x1b[2Jne", remedy="\x1b")
     )
 
 

@@ -18,13 +18,13 @@ import zmq
 from potluck.coordinator.coordinator import Coordinator
 from potluck.coordinator.coordinator_group import Seat
 from potluck.coordinator.detached_run import DetachedRun
-from potluck.coordinator.endpoint import Place
+from potluck.coordinator.endpoint import Endpoint
 from potluck.coordinator.group_joining import Joining
 from potluck.coordinator.job import JOURNAL
 from potluck.coordinator.journal import Progress, progress_of
 from potluck.coordinator.leader_client import WhoeverActs
 from potluck.coordinator.periodic_task import Pace
-from potluck.coordinator.server import VERSION, Server
+from potluck.coordinator.server import VERSION, CoordinatorServer
 from potluck.errors import HomeError, PotluckError
 from potluck.handle import Task
 from potluck.home import Home
@@ -32,7 +32,7 @@ from potluck.sessions.agent_specs import local_specs
 from potluck.sessions.connections import Keys
 from potluck.testing.memory import MemoryLab
 from potluck.testing.memory.notebook import MemoryNotebook
-from potluck.testing.memory.periodic_task import Life, MemoryBeat
+from potluck.testing.memory.periodic_task import Life, MemoryTask
 
 JOB = "job"
 WAIT_S = 60.0
@@ -50,8 +50,8 @@ class Killed(HomeError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryPlace(Place):
-    """As for `Place`; `home` carries what is asked."""
+class MemoryPlace(Endpoint):
+    """As for `Endpoint`; `home` carries what is asked."""
 
     home: Any = field(repr=False)
     asker: Any = field(default=None, repr=False)
@@ -87,7 +87,7 @@ class Process:
         lab.notebook(name, keys)
         notebook = LivingNotebook(home, name, life)
         pace = Pace(
-            beats=lambda _, every_s, work, at_end: MemoryBeat(lab, life, every_s, work, at_end),
+            beats=lambda _, every_s, work, at_end: MemoryTask(lab, life, every_s, work, at_end),
             clock=lambda: lab.clock.now_s,
         )
         self.coordinator = Coordinator(
@@ -95,7 +95,7 @@ class Process:
         )
         known = frozenset({keys.public, *(each.public for each in home.keys.values())})
         self.coordinator.trusted = frozenset({home.keys["notebook"].public})
-        self.server = Server(self.coordinator, keys, known)
+        self.server = CoordinatorServer(self.coordinator, keys, known)
         self.coordinator.seat = Seat(key=keys.public, host=name, port=1)
 
 

@@ -20,10 +20,10 @@ from potluck.coordinator.succession import (
     Begin,
     Follow,
     Grew,
-    Heard,
+    JournalReport,
+    LeaderAnswered,
     Pulled,
     Record,
-    Report,
     Succession,
     Tick,
     Voted,
@@ -166,7 +166,7 @@ def _perform(w: World, name: str, action: Any) -> World:
             if each.log[: len(w.told)] != w.told:
                 raise Broken(f"{name} takes over with {each.log}, and {w.told} was told")
             w.coordinators[name] = replace(each, log=(*each.log, (term, 0)))
-        case Report(position):
+        case JournalReport(position):
             told = each.log[:position]
             n_common = min(len(told), len(w.told))
             if told[:n_common] != w.told[:n_common]:
@@ -258,7 +258,7 @@ def _copied(w: World, message: Message) -> World:
         return w
     w.coordinators[message.target] = replace(each, log=log, n_synced=len(log))
     w = _handle(w, message.target, Grew(len(log)))
-    return _handle(w, message.target, Heard(message.source, term))
+    return _handle(w, message.target, LeaderAnswered(message.source, term))
 
 
 def _grow(w: World, name: str) -> World:

@@ -9,7 +9,7 @@ import pytest
 from potluck.coordinator import detached_run
 from potluck.coordinator.checked_replies import MAX_LOSSES
 from potluck.coordinator.detached_run import DetachedRun
-from potluck.coordinator.endpoint import Place
+from potluck.coordinator.endpoint import Endpoint
 from potluck.coordinator.state_size import MAX_KNOWN, check_size, remember, remembered
 from potluck.errors import HomeError, PotluckError, UserError
 from potluck.sessions.connections import Keys
@@ -59,13 +59,13 @@ def answers(monkeypatch):
             answer = {**answer, "losses": answer["losses"][since:]}
         return answer, data
 
-    monkeypatch.setattr(Place, "ask", ask)
+    monkeypatch.setattr(Endpoint, "ask", ask)
     return said
 
 
 @pytest.fixture
 def place():
-    return Place(host="127.0.0.1", port=1, key="k" * 40, keys=Keys(public="", secret=""))
+    return Endpoint(host="127.0.0.1", port=1, key="k" * 40, keys=Keys(public="", secret=""))
 
 
 @pytest.mark.parametrize("lie", LIES.values(), ids=LIES)
@@ -101,7 +101,7 @@ def test_one_that_goes_back_is_followed(answers, place, monkeypatch):
         done = honest[: now["step"] - 3]
         return {**HONEST, "step": now["step"], "losses": done[since:]}, b""
 
-    monkeypatch.setattr(Place, "ask", ask)
+    monkeypatch.setattr(Endpoint, "ask", ask)
     run = DetachedRun(place, "job")
     assert run.losses == (0.5, 0.25, 0.125)
     now["step"], honest[1] = 4, 9.0
@@ -151,7 +151,7 @@ def test_no_more_is_fetched_than_a_state_may_have(
         asked.append(what)
         return answers[what]
 
-    monkeypatch.setattr(Place, "ask", ask)
+    monkeypatch.setattr(Endpoint, "ask", ask)
     answers["status"] = ({**HONEST, "step": 3, "losses": []}, b"")
     answers["read"] = ({"file": "saved-0.safetensors", "nbytes": nbytes}, bytes(100))
     run = DetachedRun(place, "job", most)

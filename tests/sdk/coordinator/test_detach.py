@@ -15,7 +15,7 @@ from tests.sdk.run.conftest import make_plan
 
 import potluck
 from potluck.coordinator.local_coordinator import FOLDER, WHERE
-from potluck.discover.keyring import Keyring, Known
+from potluck.discover.keyring import Keyring, KnownDevice
 from potluck.documents import read_json
 from potluck.errors import HomeError, UserError
 from potluck.sessions.agent_specs import local_specs
@@ -95,7 +95,7 @@ def rings(tmp_path_factory):
     trust = f"--trust={its_key}:coordinator"
     agents = LocalAgents(local_specs(2), ("notebook", my_key), extra=(trust,))
     for agent in agents.agents:
-        known = Known(name=agent.name, key=agent.key, addresses=(agent.address,))
+        known = KnownDevice(name=agent.name, key=agent.key, addresses=(agent.address,))
         mine.remember(known)
         others.remember(known)
     yield mine, others

@@ -12,9 +12,9 @@ from tests.sdk.coordinator.test_coordinator import case, check, handed_over, unt
 
 from potluck.coordinator.coordinator import Coordinator
 from potluck.coordinator.detached_run import DetachedRun
-from potluck.coordinator.endpoint import Place
+from potluck.coordinator.endpoint import Endpoint
 from potluck.coordinator.job import JOB, MAX_JOB_BYTES, ORDER, OWN_FILES, PROFILE, files_of
-from potluck.coordinator.server import CHUNK_BYTES, COMING, VERSION, Server
+from potluck.coordinator.server import CHUNK_BYTES, COMING, VERSION, CoordinatorServer
 from potluck.errors import HomeError
 from potluck.handle import Task
 from potluck.sessions.connections import Keys
@@ -40,11 +40,11 @@ def mine():
 def serving(tmp_path, mine):
     """A coordinator with its server at work, and its place as seen by who has its keys."""
     coordinator = Coordinator(tmp_path / "jobs", lambda: memory_home(2))
-    server = Server(coordinator, mine, frozenset({mine.public}))
+    server = CoordinatorServer(coordinator, mine, frozenset({mine.public}))
     ending = threading.Event()
     thread = threading.Thread(target=server.serve, args=(lambda _: not ending.is_set(),))
     thread.start()
-    yield Place(host="127.0.0.1", port=server.port, key=mine.public, keys=mine), coordinator
+    yield Endpoint(host="127.0.0.1", port=server.port, key=mine.public, keys=mine), coordinator
     ending.set()
     thread.join()
     server.close()
@@ -75,12 +75,12 @@ def test_a_job_is_handed_over_trained_and_fetched(tmp_path, case, serving):
 
 def test_who_is_not_known_is_refused_by_name_and_the_wrong_key_too(serving):
     place, _ = serving
-    stranger = Place(host=place.host, port=place.port, key=place.key, keys=new_keys())
+    stranger = Endpoint(host=place.host, port=place.port, key=place.key, keys=new_keys())
     with pytest.raises(HomeError, match="does not know this notebook") as caught:
         stranger.ask("jobs", within_s=20.0)
     assert stranger.keys.public in str(caught.value)
     assert stranger.keys.secret not in str(caught.value)
-    other = Place(host=place.host, port=place.port, key=new_keys().public, keys=place.keys)
+    other = Endpoint(host=place.host, port=place.port, key=new_keys().public, keys=place.keys)
     with pytest.raises(HomeError, match=r"another key|no coordinator answers"):
         other.ask("jobs", within_s=1.0)
     assert place.ask("jobs")[0] == {"jobs": []}
@@ -91,13 +91,13 @@ def test_where_nobody_checks_keys_nobody_comes_in(tmp_path, mine, monkeypatch):
     monkeypatch.setattr(
         "zmq.auth.thread.ThreadAuthenticator.configure_curve_callback", lambda *_: None
     )
-    server = Server(Coordinator(tmp_path, list), mine, frozenset({mine.public}))
+    server = CoordinatorServer(Coordinator(tmp_path, list), mine, frozenset({mine.public}))
     ending = threading.Event()
     thread = threading.Thread(target=server.serve, args=(lambda _: not ending.is_set(),))
     thread.start()
     try:
         with pytest.raises(HomeError, match=r"does not know this notebook|no coordinator answers"):
-            Place(host="127.0.0.1", port=server.port, key=mine.public, keys=mine).ask("jobs")
+            Endpoint(host="127.0.0.1", port=server.port, key=mine.public, keys=mine).ask("jobs")
     finally:
         ending.set()
         thread.join()
@@ -152,7 +152,7 @@ ODD = [
 
 @pytest.mark.parametrize("request_", ODD, ids=str)
 def test_what_cannot_be_asked_is_refused_and_leaves_nothing(tmp_path, mine, request_):
-    server = Server(Coordinator(tmp_path / "jobs", list), mine, frozenset())
+    server = CoordinatorServer(Coordinator(tmp_path / "jobs", list), mine, frozenset())
     try:
         text = json.dumps({"version": VERSION, **request_}).encode()
         answer, data = server.answer([b"", text, b"abc"])
@@ -167,7 +167,7 @@ def test_what_cannot_be_asked_is_refused_and_leaves_nothing(tmp_path, mine, requ
 def test_no_request_of_any_form_is_anything_but_answered(tmp_path, mine, record_property):
     record_property("inputs", N_REQUESTS)
     rng = random.Random(0)
-    server = Server(Coordinator(tmp_path / "jobs", list), mine, frozenset())
+    server = CoordinatorServer(Coordinator(tmp_path / "jobs", list), mine, frozenset())
     values = [
         None,
         True,
@@ -206,7 +206,7 @@ def test_no_request_of_any_form_is_anything_but_answered(tmp_path, mine, record_
 
 @pytest.mark.faults
 def test_a_fault_of_ours_is_told_and_the_next_is_answered(tmp_path, mine, monkeypatch):
-    server = Server(Coordinator(tmp_path / "jobs", None), mine, frozenset())
+    server = CoordinatorServer(Coordinator(tmp_path / "jobs", None), mine, frozenset())
     request = [b"", json.dumps({"version": VERSION, "ask": "jobs"}).encode(), b""]
     with monkeypatch.context() as patch:
         patch.setattr(Coordinator, "jobs", lambda self: 1 / 0)
@@ -216,7 +216,7 @@ def test_a_fault_of_ours_is_told_and_the_next_is_answered(tmp_path, mine, monkey
 
 
 def test_more_than_the_disk_has_is_refused_before_it_is_sent(tmp_path, mine):
-    server = Server(Coordinator(tmp_path / "jobs", list), mine, frozenset())
+    server = CoordinatorServer(Coordinator(tmp_path / "jobs", list), mine, frozenset())
     try:
         files = {name: [2**58, ""] for name in ("model.safetensors", "start.safetensors")} | {
             "job.json": [9, ""],
@@ -245,7 +245,7 @@ def test_what_takes_more_memory_than_it_may_is_refused_before_it_is_sent(
     tmp_path, mine, monkeypatch, name, nbytes, why
 ):
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1 << 60))
-    server = Server(Coordinator(tmp_path / "jobs", list), mine, frozenset())
+    server = CoordinatorServer(Coordinator(tmp_path / "jobs", list), mine, frozenset())
     try:
         files = {each: [9, ""] for each in FILES} | {name: [nbytes, ""]}
         request = {"version": VERSION, "ask": "begin", "job": "x", "files": files}

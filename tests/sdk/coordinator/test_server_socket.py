@@ -16,9 +16,9 @@ from tests.sdk.coordinator.test_server import mine, new_keys, serving
 from potluck.coordinator import connection_limits
 from potluck.coordinator.connection_limits import MAX_OF_A_KEY, MAX_STRANGERS
 from potluck.coordinator.job import files_of
-from potluck.coordinator.job_upload import Arrival
+from potluck.coordinator.job_upload import JobUpload
 from potluck.coordinator.server import CHUNK_BYTES, VERSION
-from potluck.coordinator.server_socket import MAX_QUEUED, Entrance
+from potluck.coordinator.server_socket import MAX_QUEUED, ServerSocket
 from potluck.errors import FileError, HomeError, UserError
 from potluck.handle import Task
 
@@ -148,7 +148,9 @@ def test_others_are_answered_while_a_job_is_looked_through(tmp_path, case, servi
 @pytest.fixture
 def arrival(tmp_path, case):
     handed_over(tmp_path / "packed", case)
-    return Arrival(tmp_path / "coming", {k: [*v] for k, v in files_of(tmp_path / "packed").items()})
+    return JobUpload(
+        tmp_path / "coming", {k: [*v] for k, v in files_of(tmp_path / "packed").items()}
+    )
 
 
 @pytest.mark.parametrize("at", [1, 10**9])
@@ -163,13 +165,13 @@ def test_a_state_beyond_the_memory_here_is_refused_before_it_is_sent(tmp_path, m
     monkeypatch.setattr("psutil.virtual_memory", lambda: type("Memory", (), {"available": 100}))
     files = {name: [60, ""] for name in ("model.safetensors", "start.safetensors", "job.json")}
     with pytest.raises(UserError, match="100 B of memory are free where the coordinator is"):
-        Arrival(tmp_path / "coming", {**files, "batches/order.safetensors": [1, ""]})
+        JobUpload(tmp_path / "coming", {**files, "batches/order.safetensors": [1, ""]})
     assert [*tmp_path.iterdir()] == []
 
 
 def test_where_a_port_is_taken_it_says_so():
     keys = new_keys()
-    first = Entrance(keys, lambda key: False, "127.0.0.1", 0)
+    first = ServerSocket(keys, lambda key: False, "127.0.0.1", 0)
     with pytest.raises(HomeError, match=r"cannot listen at 127"):
-        Entrance(keys, lambda key: False, "127.0.0.1", first.port)
+        ServerSocket(keys, lambda key: False, "127.0.0.1", first.port)
     first.close()

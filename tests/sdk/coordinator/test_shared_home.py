@@ -16,7 +16,7 @@ from tests.sdk.coordinator.test_detach import alone, begun, make_net
 import potluck
 from potluck.coordinator import asking
 from potluck.discover.key_claim import holder_of
-from potluck.discover.keyring import Keyring, Known
+from potluck.discover.keyring import Keyring, KnownDevice
 from potluck.display.cockpit import window
 from potluck.display.cockpit.terminal import follow
 from potluck.errors import HomeError, UserError
@@ -61,7 +61,7 @@ def ring(tmp_path_factory):
     mine = Keyring(tmp_path_factory.mktemp("ring"))
     agents = LocalAgents(local_specs(2), ("notebook", mine.identity()[0]))
     for agent in agents.agents:
-        mine.remember(Known(name=agent.name, key=agent.key, addresses=(agent.address,)))
+        mine.remember(KnownDevice(name=agent.name, key=agent.key, addresses=(agent.address,)))
     yield mine
     agents.close()
 

@@ -30,10 +30,10 @@ from potluck.coordinator.succession import (
     End,
     Follow,
     Grew,
-    Heard,
+    JournalReport,
+    LeaderAnswered,
     Pulled,
     Record,
-    Report,
     Resign,
     Succession,
     Tick,
@@ -71,7 +71,7 @@ def leads(*others, n_voters=3, position=100):
 
 def test_it_asks_once_it_has_not_heard_of_who_acts_for_as_long_as_the_lease():
     machine = Succession("B", 1, VOTERS)
-    assert machine.handle(Heard("A", 3), 10.0) == []
+    assert machine.handle(LeaderAnswered("A", 3), 10.0) == []
     waits_s = LEASE_S + STAGGER_S
     assert machine.handle(Tick(), 10.0 + waits_s - 0.1) == []
     assert machine.handle(Tick(), 10.0 + waits_s) == [AskVoters(1, 4, 0, PROMISE_S, None)]
@@ -141,7 +141,7 @@ LIES = {
     "while it acts": (lambda: leads(n_voters=2), no("d0", 2, LAST_TERM)),
     "as one that acts": (
         lambda: Succession("A", 0, VOTERS[:2], founds=True),
-        Heard("B", LAST_TERM),
+        LeaderAnswered("B", LAST_TERM),
     ),
 }
 
@@ -204,9 +204,9 @@ def test_a_newer_term_ends_it():
 def test_what_every_copy_that_counts_has_may_be_told():
     machine = leads("B", "C")
     assert machine.handle(Pulled("B", 90), 0.1) == []
-    assert machine.handle(Pulled("C", 80), 0.1) == [Report(80)]
+    assert machine.handle(Pulled("C", 80), 0.1) == [JournalReport(80)]
     assert machine.handle(Grew(120), 0.2) == []
-    assert machine.handle(Pulled("C", 120), 0.3) == [Report(90)]
+    assert machine.handle(Pulled("C", 120), 0.3) == [JournalReport(90)]
 
 
 def test_a_copy_that_lags_counts_until_devices_know_that_it_does_not():
@@ -218,29 +218,29 @@ def test_a_copy_that_lags_counts_until_devices_know_that_it_does_not():
     without = AskVoters(4, 1, 2, LEASE_S, Record("A", ("A", "B")))
     assert machine.handle(Tick(), LAG_S + 0.1) == [without]
     assert machine.handle(yes("d0", 4, 1), LAG_S + 0.1) == []
-    assert machine.handle(yes("d1", 4, 1), LAG_S + 0.1) == [Report(100)]
+    assert machine.handle(yes("d1", 4, 1), LAG_S + 0.1) == [JournalReport(100)]
 
 
 def test_a_copy_that_has_caught_up_counts_from_now_on():
     machine = leads()
-    assert machine.handle(Grew(110), 0.1) == [Report(110)]
+    assert machine.handle(Grew(110), 0.1) == [JournalReport(110)]
     assert machine.handle(Pulled("B", 100), 0.2) == []
     counts = AskVoters(3, 1, 2, LEASE_S, Record("A", ("A", "B")))
     assert machine.handle(Pulled("B", 110), 0.3) == [counts]
     assert machine.handle(Grew(120), 0.4) == []  # its copy is needed before devices know it
-    assert machine.handle(Pulled("B", 120), 0.5) == [Report(120)]
+    assert machine.handle(Pulled("B", 120), 0.5) == [JournalReport(120)]
 
 
 def test_one_that_keeps_up_with_a_journal_that_grows_comes_to_count():
     machine = leads()
     machine.handle(Grew(110), 0.1)
     assert machine.handle(Pulled("B", 0), 0.2) == []
-    assert machine.handle(Grew(120), 0.3) == [Report(120)]
+    assert machine.handle(Grew(120), 0.3) == [JournalReport(120)]
     assert machine.handle(Pulled("B", 110), 0.4) == []  # all that there was when it asked before
     assert machine.handle(Grew(130), 0.5) == []  # waits for it
     counts = AskVoters(3, 1, 2, LEASE_S, Record("A", ("A", "B")))
     assert machine.handle(Pulled("B", 120), 0.6) == [counts]
-    assert machine.handle(Pulled("B", 130), 0.8) == [Report(130)]
+    assert machine.handle(Pulled("B", 130), 0.8) == [JournalReport(130)]
 
 
 def test_one_that_was_to_count_and_lags_is_not_waited_for():
@@ -253,7 +253,7 @@ def test_one_that_was_to_count_and_lags_is_not_waited_for():
         machine.handle(Tick(), float(second))
         told = machine.handle(yes("d0", number_in(second), 1), float(second))
         told += machine.handle(yes("d1", number_in(second), 1), float(second))
-        assert told == [Report(120)] * (second == 5)
+        assert told == [JournalReport(120)] * (second == 5)
 
 
 def number_in(second):
@@ -268,8 +268,8 @@ def test_who_resigns_gives_the_lease_back():
 
 def test_an_older_coordinator_that_is_back_is_not_followed():
     machine = Succession("C", 2, VOTERS)
-    machine.handle(Heard("B", 5), 0.0)
-    machine.handle(Heard("A", 4), 1.0)
+    machine.handle(LeaderAnswered("B", 5), 0.0)
+    machine.handle(LeaderAnswered("A", 4), 1.0)
     assert machine.leader == "B"
 
 

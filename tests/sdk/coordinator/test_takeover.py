@@ -14,7 +14,7 @@ import potluck
 from potluck.coordinator.job import SAVED
 from potluck.coordinator.journal import progress_of
 from potluck.coordinator.local_coordinator import FOLDER
-from potluck.discover.keyring import Keyring, Known
+from potluck.discover.keyring import Keyring, KnownDevice
 from potluck.sessions.agent_specs import local_specs
 from potluck.sessions.local_agents import LocalAgents
 
@@ -37,7 +37,7 @@ class Home:
             local_specs(3), ("notebook", self.keys["notebook"]), extra=extra[1:]
         )
         for agent in self.agents.agents:
-            known = Known(name=agent.name, key=agent.key, addresses=(agent.address,))
+            known = KnownDevice(name=agent.name, key=agent.key, addresses=(agent.address,))
             for ring in self.rings.values():
                 ring.remember(known)
         self.processes, self.places = {}, {}

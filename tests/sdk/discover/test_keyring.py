@@ -8,7 +8,14 @@ from threading import Barrier
 import pytest
 
 from potluck.discover import keyring
-from potluck.discover.keyring import DEVICES, IDENTITY, KEPT_ADDRESSES, Keyring, Known, free_name
+from potluck.discover.keyring import (
+    DEVICES,
+    IDENTITY,
+    KEPT_ADDRESSES,
+    Keyring,
+    KnownDevice,
+    free_name,
+)
 from potluck.errors import FileError, UserError
 from potluck.sessions.events import Address
 from potluck_wire.file_lock import alone
@@ -32,7 +39,7 @@ def test_devices_are_remembered_with_their_latest_addresses(tmp_path):
     for i in range(6):
         known = ring.get("phone")
         older = known.addresses if known else ()
-        ring.remember(Known(name="phone", key=KEYS[0], addresses=(at(f"10.0.0.{i}"), *older)))
+        ring.remember(KnownDevice(name="phone", key=KEYS[0], addresses=(at(f"10.0.0.{i}"), *older)))
     (phone,) = Keyring(tmp_path).devices()
     assert [place.host for place in phone.addresses] == [f"10.0.0.{i}" for i in (5, 4, 3, 2)][
         :KEPT_ADDRESSES
@@ -41,9 +48,9 @@ def test_devices_are_remembered_with_their_latest_addresses(tmp_path):
 
 def test_two_devices_of_one_name_get_two_names(tmp_path):
     ring = Keyring(tmp_path)
-    names = [ring.remember(Known(name="phone", key=key)).name for key in KEYS]
+    names = [ring.remember(KnownDevice(name="phone", key=key)).name for key in KEYS]
     assert names == ["phone", "phone-2", "phone-3"]
-    assert ring.remember(Known(name="phone", key=KEYS[0])).name == "phone"
+    assert ring.remember(KnownDevice(name="phone", key=KEYS[0])).name == "phone"
 
 
 @pytest.mark.parametrize(
@@ -56,7 +63,7 @@ def test_names_are_valid_and_free(name, free):
 
 def test_forgetting(tmp_path):
     ring = Keyring(tmp_path)
-    ring.remember(Known(name="phone", key=KEYS[0]))
+    ring.remember(KnownDevice(name="phone", key=KEYS[0]))
     ring.forget("phone")
     assert ring.devices() == ()
     with pytest.raises(UserError, match="no device is called 'phone'"):
@@ -80,7 +87,7 @@ def test_a_corrupt_file_is_an_error_and_stays(tmp_path, text):
     with pytest.raises(FileError, match=DEVICES):
         Keyring(tmp_path).devices()
     with pytest.raises(FileError):
-        Keyring(tmp_path).remember(Known(name="phone", key=KEYS[0]))
+        Keyring(tmp_path).remember(KnownDevice(name="phone", key=KEYS[0]))
     assert path.read_text() == text
 
 
@@ -119,8 +126,8 @@ def at_once(*acts):
 def test_programs_that_change_the_devices_at_once_undo_nothing(tmp_path, round_):
     ring = Keyring(tmp_path)
     for name, key in zip(("ada", "bob"), KEYS, strict=False):
-        ring.remember(Known(name=name, key=key))
-    new = [Known(name=f"new-{letter}", key=letter * 40) for letter in "efghij"]
+        ring.remember(KnownDevice(name=name, key=key))
+    new = [KnownDevice(name=f"new-{letter}", key=letter * 40) for letter in "efghij"]
     acts = [lambda known=known: Keyring(tmp_path).remember(known) for known in new]
     at_once(*acts, *(lambda name=name: Keyring(tmp_path).forget(name) for name in ("ada", "bob")))
     assert {known.name for known in ring.devices()} == {known.name for known in new}
@@ -137,7 +144,7 @@ def test_a_program_that_was_stopped_is_named_and_not_waited_for(tmp_path, monkey
     monkeypatch.setattr(keyring, "PATIENCE_S", 0.0)
     ring = Keyring(tmp_path)
     with alone(tmp_path / keyring.LOCK, 0.0):
-        for act in (ring.identity, lambda: ring.remember(Known(name="phone", key=KEYS[0]))):
+        for act in (ring.identity, lambda: ring.remember(KnownDevice(name="phone", key=KEYS[0]))):
             with pytest.raises(FileError, match="another program holds"):
                 act()
-    ring.remember(Known(name="phone", key=KEYS[0]))
+    ring.remember(KnownDevice(name="phone", key=KEYS[0]))

@@ -11,7 +11,7 @@ from torch.nn import functional  # noqa: E402
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 from potluck.graph.model import Model  # noqa: E402
-from potluck.profile.architectures import Attention, Block, DenseLayer, Gated  # noqa: E402
+from potluck.profile.architectures import Attention, DenseLayer, Gated, TransformerBlock  # noqa: E402
 
 
 class Residual(nn.Module):
@@ -37,7 +37,7 @@ class Words(nn.Module):
     def __init__(self):
         super().__init__()
         self.words, self.places = nn.Embedding(50, 32), nn.Embedding(16, 32)
-        self.block = Block(
+        self.block = TransformerBlock(
             Attention(32, 4, 4, causal=True), Gated(32, 64, bias=False), nn.LayerNorm, 32
         )
         self.norm = nn.LayerNorm(32)

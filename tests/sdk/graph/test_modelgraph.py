@@ -7,19 +7,19 @@ import json
 import pytest
 
 from potluck.errors import FileError, ModelError
-from potluck.graph.modelgraph import Input, ModelGraph, Node
+from potluck.graph.modelgraph import ModelGraph, ModelInput, OperatorNode
 from potluck.profile.estimate import merged
 from potluck.profile.library import load_model
 
 
 def node(name, *inputs, out=1, **costs):
-    return Node(name=name, kind="matmul", inputs=inputs, output_bytes=out, **costs)
+    return OperatorNode(name=name, kind="matmul", inputs=inputs, output_bytes=out, **costs)
 
 
 DIAMOND = ModelGraph(
     name="diamond",
     title="x splits, and joins again",
-    inputs=(Input(name="x", row_bytes=100),),
+    inputs=(ModelInput(name="x", row_bytes=100),),
     nodes=(
         node(
             "a",
@@ -49,7 +49,7 @@ def test_live_bytes_count_every_tensor_needed_behind_a_node():
 def test_an_output_in_the_middle_stays_alive():
     graph = ModelGraph(
         name="g",
-        inputs=(Input(name="x", row_bytes=5),),
+        inputs=(ModelInput(name="x", row_bytes=5),),
         nodes=(node("a", "x"), node("b")),
         outputs=("a",),
     )
@@ -164,20 +164,22 @@ def test_the_layers_of_a_chain_have_no_edges():
 
 def inception(n_branches):
     """A stem, branches of three nodes each, a join that reads all."""
-    nodes = [Node(name="stem", kind="conv", inputs=("x",), forward_flop=10, output_bytes=8)]
+    nodes = [OperatorNode(name="stem", kind="conv", inputs=("x",), forward_flop=10, output_bytes=8)]
     for k in range(3):  # written in turns
         for b in range(n_branches):
             source = f"b{b}.{k - 1}" if k else "stem"
             nodes.append(
-                Node(
+                OperatorNode(
                     name=f"b{b}.{k}", kind="conv", inputs=(source,), forward_flop=10, output_bytes=4
                 )
             )
     ends = tuple(f"b{b}.2" for b in range(n_branches))
-    nodes.append(Node(name="cat", kind="elementwise", inputs=ends, forward_flop=1, output_bytes=16))
+    nodes.append(
+        OperatorNode(name="cat", kind="elementwise", inputs=ends, forward_flop=1, output_bytes=16)
+    )
     return ModelGraph(
         name="inception",
-        inputs=(Input(name="x", row_bytes=8),),
+        inputs=(ModelInput(name="x", row_bytes=8),),
         nodes=tuple(nodes),
         outputs=("cat",),
     )

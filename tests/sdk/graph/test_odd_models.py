@@ -8,7 +8,7 @@ from torch import nn
 
 from potluck.errors import ModelError
 from potluck.graph import Model
-from potluck_agent.worker.training import Segment
+from potluck_agent.worker.training import TrainingSegment
 from potluck_wire.segment import loads
 
 
@@ -104,7 +104,7 @@ def check(net, x, plain):
     """It gives what `plain` does on one machine."""
     net.eval()
     model = Model.from_torch(net, (tensor for tensor in [x]))
-    part = Segment(loads(model.document(0, len(model.layers()))))
+    part = TrainingSegment(loads(model.document(0, len(model.layers()))))
     for name in part.names():
         part.write(name, model.state()[name])
     expected = plain(x)
@@ -243,7 +243,7 @@ LEARNING = {
 def test_gradients_are_those_of_one_machine(net, x):
     targets = torch.ones_like(net(x)).detach()
     model = Model.from_torch(net, x, loss=nn.MSELoss(), example_targets=targets)
-    part = Segment(loads(model.document(0, len(model.layers(True)), train=True)))
+    part = TrainingSegment(loads(model.document(0, len(model.layers(True)), train=True)))
     for name in part.names():
         part.write(name, model.state()[name])
     part.forward((x, targets), key="k", train=True)

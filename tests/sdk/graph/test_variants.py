@@ -7,7 +7,7 @@ import pytest
 import potluck
 from potluck.errors import PlanError, UserError
 from potluck.graph import variants
-from potluck.graph.modelgraph import Input, ModelGraph, Node
+from potluck.graph.modelgraph import ModelGraph, ModelInput, OperatorNode
 from potluck.profile import library
 from potluck.profile.roofline import node_s
 
@@ -25,9 +25,9 @@ def by_hand(tied=False):
     """Ten tokens: a table, queries with keys and values in one, attention, and a product."""
     return ModelGraph(
         name="small",
-        inputs=(Input(name="ids", row_bytes=80), Input(name="picture", row_bytes=400)),
+        inputs=(ModelInput(name="ids", row_bytes=80), ModelInput(name="picture", row_bytes=400)),
         nodes=(
-            Node(
+            OperatorNode(
                 name="eye",
                 kind="conv",
                 inputs=("picture",),
@@ -35,11 +35,13 @@ def by_hand(tied=False):
                 output_bytes=40,
                 parameter_bytes=90,
             ),
-            Node(name="table", kind="embedding", inputs=("ids",), parameter_bytes=320)
+            OperatorNode(name="table", kind="embedding", inputs=("ids",), parameter_bytes=320)
             if not tied
-            else Node(name="table", kind="embedding", inputs=("ids",)),
-            Node(name="qkv", kind="matmul", inputs=("table",), output_bytes=480, forward_flop=960),
-            Node(
+            else OperatorNode(name="table", kind="embedding", inputs=("ids",)),
+            OperatorNode(
+                name="qkv", kind="matmul", inputs=("table",), output_bytes=480, forward_flop=960
+            ),
+            OperatorNode(
                 name="mixed",
                 kind="attention",
                 inputs=("qkv",),
@@ -47,8 +49,10 @@ def by_hand(tied=False):
                 forward_flop=800,
                 traffic_bytes=640,
             ),
-            Node(name="joined", kind="elementwise", inputs=("mixed", "eye"), output_bytes=160),
-            Node(
+            OperatorNode(
+                name="joined", kind="elementwise", inputs=("mixed", "eye"), output_bytes=160
+            ),
+            OperatorNode(
                 name="head",
                 kind="matmul",
                 inputs=("joined",),
@@ -67,7 +71,7 @@ def by_hand(tied=False):
 def test_a_token_by_hand():
     made = variants.decoding(by_hand(), rows=3)
     nodes = {node.name: node for node in made.nodes}
-    assert (made.sequence, made.inputs) == (1, (Input(name="ids", row_bytes=8),))
+    assert (made.sequence, made.inputs) == (1, (ModelInput(name="ids", row_bytes=8),))
     assert "eye" not in nodes  # it has seen the picture before
     assert nodes["joined"].inputs == ("mixed",)
     assert nodes["table"].buffer_bytes == 90  # its weights stay
@@ -115,7 +119,7 @@ def test_half_is_half_and_only_once():
 
 
 def test_half_precision_computes_at_its_own_rate_where_that_is_known():
-    node = Node(name="a", kind="matmul", forward_flop=10**12)
+    node = OperatorNode(name="a", kind="matmul", forward_flop=10**12)
     v100, phone = (library.load_device(name) for name in ("v100", "raspberry-pi-5"))
     known = v100.need("peak_fp16_flop_per_s") / v100.need("peak_fp32_flop_per_s")
     assert node_s(v100, node, 1)[0] == pytest.approx(

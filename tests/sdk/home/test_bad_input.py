@@ -16,7 +16,7 @@ from tests.sdk.run.conftest import make_data, make_model, make_plan
 import potluck
 from potluck.commands import doctor
 from potluck.discover.addresses import candidates
-from potluck.discover.keyring import Known
+from potluck.discover.keyring import KnownDevice
 from potluck.display import tables
 from potluck.errors import (
     FileError,
@@ -200,7 +200,7 @@ def test_two_devices_of_one_name_get_two_names_and_work_together(tmp_path, monke
 
 def test_a_known_device_is_looked_for_under_every_like_name():
     old, own, like, other = (Address(host=f"192.168.1.{i}", port=47600) for i in range(4))
-    known = Known(name="phone-2", key="k", addresses=(old,))
+    known = KnownDevice(name="phone-2", key="k", addresses=(old,))
     assert candidates(known, {"phone": (like,), "phone-2": (own,), "tv": (other,)}) == (
         own,
         old,

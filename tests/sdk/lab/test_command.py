@@ -37,7 +37,7 @@ def entry(name="tiny", pid=None):
     agent = Started(
         name="one", address=Address(host="198.18.0.10", port=47600), key="k" * 40, pid=pid
     )
-    return registry.Entry(
+    return registry.RunningLab(
         name=name,
         home=name,
         time_scale=2.0,

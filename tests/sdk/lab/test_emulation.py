@@ -6,7 +6,7 @@ import pytest
 from tests.sdk.lab.homes import write_home
 
 from potluck.errors import UserError
-from potluck.lab.emulation import Work, emulation, in_home_time
+from potluck.lab.emulation import LayerWork, emulation, in_home_time
 from potluck.records import Event, LayerCost, Plan, Stage, Trace
 
 
@@ -67,12 +67,14 @@ def test_work_that_does_not_fit_is_refused_with_a_time_scale_that_does(tiny):
     real = [cost(1e-3), cost(4e-3)]
     played = {"one": [cost(1.0), cost(1.0)], "two": [cost(1e-2), cost(1e-3)]}
     with pytest.raises(UserError, match=r"of second, two would need 0\.25 of the time") as caught:
-        emulation(tiny).check_fit([Work(layers=["first", "second"], real=real, played=played)], 8)
+        emulation(tiny).check_fit(
+            [LayerWork(layers=["first", "second"], real=real, played=played)], 8
+        )
     scale = caught.value.facts["time_scale"]
     assert 4 < scale < 12
     slower = emulation(tiny, scale)
     played = {name: slower.slowed(costs) for name, costs in played.items()}
-    slower.check_fit([Work(layers=["first", "second"], real=real, played=played)], 8)
+    slower.check_fit([LayerWork(layers=["first", "second"], real=real, played=played)], 8)
 
 
 def test_whoever_takes_the_time_scale_that_is_offered_is_not_refused_again(tiny):
@@ -85,7 +87,7 @@ def test_whoever_takes_the_time_scale_that_is_offered_is_not_refused_again(tiny)
     def works(scale, longer=1.0):
         slow = {name: emulation(tiny, scale).slowed(costs) for name, costs in played.items()}
         return [
-            Work(layers=["a"], real=[cost(seconds * longer)], played=slow)
+            LayerWork(layers=["a"], real=[cost(seconds * longer)], played=slow)
             for seconds in (4e-3, 9e-3)
         ]
 
@@ -97,7 +99,7 @@ def test_whoever_takes_the_time_scale_that_is_offered_is_not_refused_again(tiny)
 
 def test_devices_that_fit_alone_may_not_fit_together(tiny):
     played = {name: [cost(2e-3)] for name in ("one", "two", "three")}  # each takes half a core
-    work = Work(layers=["layer"], real=[cost(1e-3)], played=played)
+    work = LayerWork(layers=["layer"], real=[cost(1e-3)], played=played)
     emulation(tiny).check_fit([work], 2)
     with pytest.raises(UserError, match="3 devices share 1 cores"):
         emulation(tiny).check_fit([work], 1)

@@ -18,7 +18,7 @@ from potluck.errors import UserError
 from potluck.lab.airtime import Airtime
 from potluck.lab.relay import Relay
 from potluck.lab.scenario import Bandwidth, Flow, Loss
-from potluck.profile.topology import Attachment, HomeWiring, Link, build
+from potluck.profile.topology import Attachment, Cable, HomeWiring, build
 from potluck.records import HOME, Stage
 from potluck.simulate.fairness import max_min_rates
 from potluck.testing.internals import lab_of
@@ -96,7 +96,7 @@ def test_small_media_take_small_pieces():
     assert air.pieces_in("a", "b", 0.02) == 2
 
 
-SITES = {"links": (Link(sites=("x", "y"), there_bytes_per_s=2.5e3, back_bytes_per_s=1e3),)}
+SITES = {"links": (Cable(sites=("x", "y"), there_bytes_per_s=2.5e3, back_bytes_per_s=1e3),)}
 
 
 @pytest.mark.parametrize(

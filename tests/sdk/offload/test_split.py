@@ -24,7 +24,7 @@ from potluck.offload.plan.problem import (
     Shares,
     without,
 )
-from potluck.offload.plan.split import Rules, Splitter, share
+from potluck.offload.plan.split import SplitRules, Splitter, share
 from potluck.offload.plan.steps import steps, useful
 from potluck.offload.plan.times import times
 
@@ -352,7 +352,7 @@ def test_the_papers_rules_are_kept_where_they_are_asked_for():
     sharing = chain(4, reach=1, helper_s=0.1, bytes_per_s=2e3)
     wide = replace(sharing.operators[2], row_bytes=150)  # larger than the raw input
     sharing = replace(sharing, operators=(*sharing.operators[:2], wide, *sharing.operators[3:]))
-    strict = Splitter(sharing, rules=Rules(raw_bound=True, replicate=False))
+    strict = Splitter(sharing, rules=SplitRules(raw_bound=True, replicate=False))
     for rate in (1e2, 1e3, 2e3, 1e4, 1e6):
         split = strict.share(rate)
         own, lacking = useful(strict.shares, split.divisions)

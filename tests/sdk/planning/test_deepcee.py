@@ -7,7 +7,7 @@ import pytest
 import potluck
 from potluck.planning.baselines.deepcee import (
     BeamSearch,
-    Candidate,
+    GroupedPipeline,
     StageTerms,
     chosen_grouping,
     equation_1_s,
@@ -50,7 +50,7 @@ def test_the_beam_finds_the_best_of_all_candidates(problem):
     regions = tuple((device.name,) for device in problem.devices[:3])
     search = BeamSearch(table, places, 4, {})
     every = [
-        Candidate(order, (places[0], *cuts, places[-1]))
+        GroupedPipeline(order, (places[0], *cuts, places[-1]))
         for order in permutations(regions)
         for cuts in combinations(places[1:-1], 2)
     ]

@@ -14,7 +14,7 @@ from potluck.planning import check_plan, judge, make_plans
 from potluck.planning.anytime import plan_anytime
 from potluck.planning.baselines.asteroid import plan_hybrid
 from potluck.planning.building_blocks.candidates import cuts, micro_batches
-from potluck.planning.building_blocks.closed_form import Step, period_s, request_s, round_s
+from potluck.planning.building_blocks.closed_form import PipelineStep, period_s, request_s, round_s
 from potluck.planning.building_blocks.row_allocation import allocate, balance, offload, proportion
 from potluck.planning.exhaustive import groupings, plan_exhaustive
 from potluck.records import (
@@ -105,14 +105,14 @@ def test_a_time_is_never_below_proportion_nor_falling():
 
 
 def test_round_by_hand():
-    assert round_s([Step(1, 2)], 3) == 9
+    assert round_s([PipelineStep(1, 2)], 3) == 9
     # The last step is dominant: waits 1.5, then 4 x 6; the first starts at once and ends its last
     # backward after it.
-    assert round_s([Step(1, 2), Step(0.5, 0.5), Step(2, 4, 1)], 4) == 28
+    assert round_s([PipelineStep(1, 2), PipelineStep(0.5, 0.5), PipelineStep(2, 4, 1)], 4) == 28
     # A slow link is dominant: 1 + 4 x 10 + 2 behind... the first step waits for its last gradient.
-    assert round_s([Step(1, 2), Step(5, 5), Step(2, 4)], 4) == 43
-    assert request_s([Step(1), Step(5), Step(2)], 3) == 18
-    assert period_s([Step(1), Step(5), Step(2)], 3) == 15
+    assert round_s([PipelineStep(1, 2), PipelineStep(5, 5), PipelineStep(2, 4)], 4) == 43
+    assert request_s([PipelineStep(1), PipelineStep(5), PipelineStep(2)], 3) == 18
+    assert period_s([PipelineStep(1), PipelineStep(5), PipelineStep(2)], 3) == 15
 
 
 def test_transfers_and_all_reduce_by_hand():

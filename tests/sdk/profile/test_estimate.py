@@ -3,7 +3,7 @@
 import pytest
 
 from potluck.errors import UserError
-from potluck.graph.modelgraph import Input, ModelGraph, Node
+from potluck.graph.modelgraph import ModelGraph, ModelInput, OperatorNode
 from potluck.profile import library, roofline
 from potluck.profile.estimate import estimate, merged, problem
 from potluck.records import Inference, QoE, Training
@@ -15,7 +15,7 @@ def chain(cuts, flop=(1,) * 100):
     for index, nbytes in enumerate(cuts):
         source = nodes[-1].name if nodes else "x"
         nodes.append(
-            Node(
+            OperatorNode(
                 name=f"n{index}",
                 kind="matmul",
                 inputs=(source,),
@@ -25,7 +25,7 @@ def chain(cuts, flop=(1,) * 100):
         )
     return ModelGraph(
         name="chain",
-        inputs=(Input(name="x", row_bytes=1),),
+        inputs=(ModelInput(name="x", row_bytes=1),),
         nodes=tuple(nodes),
         outputs=(nodes[-1].name,),
     )

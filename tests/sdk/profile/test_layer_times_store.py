@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from potluck.errors import FileError
-from potluck.profile.layer_times_store import Store
+from potluck.profile.layer_times_store import LayerTimesStore
 from potluck.records import LayerCost
 
 ABOUT = {"who": "key", "slowdown": None, "threads": 1, "backends": {"torch": "2"}}
@@ -26,10 +26,10 @@ def load(store, about=ABOUT, *, signature="m", train=True, rows=(1, 8), n_layers
 
 
 def test_what_was_saved_is_found(tmp_path):
-    store = Store(tmp_path)
+    store = LayerTimesStore(tmp_path)
     assert load(store) is None
     store.save("m", ABOUT, COSTS, train=True)
-    assert load(Store(tmp_path)) == COSTS
+    assert load(LayerTimesStore(tmp_path)) == COSTS
     assert load(store, rows=(8,)) == COSTS
 
 
@@ -44,13 +44,13 @@ def test_what_was_saved_is_found(tmp_path):
     ],
 )
 def test_other_models_modes_sizes_and_devices_are_measured(tmp_path, other):
-    store = Store(tmp_path)
+    store = LayerTimesStore(tmp_path)
     store.save("m", ABOUT, COSTS, train=True)
     assert load(store, **other) is None
 
 
 def test_a_file_from_before_sgd_was_timed_is_read(tmp_path):
-    store = Store(tmp_path)
+    store = LayerTimesStore(tmp_path)
     store.save("m", ABOUT, COSTS, train=True)
     (path,) = tmp_path.iterdir()
     document = json.loads(path.read_text())
@@ -61,7 +61,7 @@ def test_a_file_from_before_sgd_was_timed_is_read(tmp_path):
 
 
 def test_both_modes_live_in_one_file(tmp_path):
-    store = Store(tmp_path)
+    store = LayerTimesStore(tmp_path)
     store.save("m", ABOUT, COSTS, train=True)
     store.save("m", ABOUT, COSTS[:1], train=False)
     assert load(store) == COSTS
@@ -83,7 +83,7 @@ def test_both_modes_live_in_one_file(tmp_path):
     ],
 )
 def test_a_file_that_cannot_be_used_is_named_and_others_stay(tmp_path, text):
-    store = Store(tmp_path)
+    store = LayerTimesStore(tmp_path)
     store.save("m", ABOUT, COSTS, train=True)
     store.save("other", ABOUT, COSTS, train=True)
     path = store.path("m", ABOUT)

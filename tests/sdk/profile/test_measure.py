@@ -6,7 +6,7 @@ import pytest
 from tests.sdk.run.conftest import make_model
 
 import potluck
-from potluck.profile.layer_times_store import Store
+from potluck.profile.layer_times_store import LayerTimesStore
 from potluck.profile.measure import by_host, profile
 from potluck.testing.internals import link_of
 
@@ -55,7 +55,7 @@ def test_some_devices_alone_are_measured_and_that_is_not_the_homes_profile(home)
 
 def test_the_second_time_nothing_is_measured(home, tmp_path):
     _, model = make_model("mlp")
-    store = Store(tmp_path)
+    store = LayerTimesStore(tmp_path)
 
     class Counted(potluck.handle.Task):
         texts = ()

@@ -3,7 +3,7 @@
 import pytest
 
 from potluck.errors import UserError
-from potluck.profile.links import Line, fit_line
+from potluck.profile.links import LinkLine, fit_line
 from potluck.profile.measure import effective_cores, sharing_hosts
 from potluck.profile.network import machines, network_of
 from potluck.records import Medium, Network, Path
@@ -39,9 +39,9 @@ def test_a_paced_uplink_is_one_medium_for_all_that_it_sends():
 
 def test_measured_pairs_are_media_of_their_own():
     lines = {
-        ("a", "b"): Line(latency_s=0.1, bytes_per_s=5e6),
-        ("a", "home"): Line(latency_s=0.2, bytes_per_s=3e6),
-        ("home", "a"): Line(latency_s=0.03, bytes_per_s=4e6),
+        ("a", "b"): LinkLine(latency_s=0.1, bytes_per_s=5e6),
+        ("a", "home"): LinkLine(latency_s=0.2, bytes_per_s=3e6),
+        ("home", "a"): LinkLine(latency_s=0.03, bytes_per_s=4e6),
     }
     network = network_of({"a": {}, "b": {}}, lines)
     assert network.bandwidth("a", "b") == 5e6
@@ -102,7 +102,9 @@ def test_what_is_between_machines_is_shared_by_all_that_are_on_them():
         media=(Medium(name="air", capacity_bytes_per_s=8e6),),
         paths={(s, t): over_air for s in speakers for t in speakers if s != t},
     )
-    network = network_of(said, {("a", "b"): Line(latency_s=0.0, bytes_per_s=5e8)}, "here", between)
+    network = network_of(
+        said, {("a", "b"): LinkLine(latency_s=0.0, bytes_per_s=5e8)}, "here", between
+    )
     assert network.path("b", "c") == network.path("home", "b") == over_air
     assert network.bandwidth("a", "b") == 5e8
     assert network.path("a", "b").host == "x"

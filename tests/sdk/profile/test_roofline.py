@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from potluck.errors import FileError, UserError
-from potluck.graph.modelgraph import KINDS, Input, ModelGraph, Node
+from potluck.graph.modelgraph import KINDS, ModelGraph, ModelInput, OperatorNode
 from potluck.profile import library, roofline
 from potluck.profile.library import DeviceSpec, Number
 
@@ -26,7 +26,7 @@ GPU = device(peak_fp32_flop_per_s=1e12, memory_bytes_per_s=1e10, launch_s=1e-5)
 
 
 def test_arithmetic_decides_by_hand():
-    node = Node(
+    node = OperatorNode(
         name="n",
         kind="matmul",
         forward_flop=7 * 10**8,
@@ -39,7 +39,7 @@ def test_arithmetic_decides_by_hand():
 
 
 def test_memory_decides_by_hand_and_weights_do_not_grow_with_the_batch():
-    node = Node(
+    node = OperatorNode(
         name="n", kind="matmul", forward_flop=1, parameter_bytes=15_000_000, traffic_bytes=750_000
     )
     # 7.5e9 bytes/s: weights 2 ms, 0.1 ms a row.
@@ -49,7 +49,7 @@ def test_memory_decides_by_hand_and_weights_do_not_grow_with_the_batch():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_has_its_efficiency_and_a_row_gets_cheaper_in_a_batch(kind):
-    node = Node(
+    node = OperatorNode(
         name="n",
         kind=kind,
         forward_flop=10**6,
@@ -71,11 +71,11 @@ def test_every_kind_of_device_has_efficiencies_and_a_launch():
 
 def test_tables_follow_the_layers_and_say_that_they_are_estimates():
     nodes = (
-        Node(name="a", kind="conv", inputs=("x",), forward_flop=10),
-        Node(name="b", kind="norm", inputs=("a",)),
+        OperatorNode(name="a", kind="conv", inputs=("x",), forward_flop=10),
+        OperatorNode(name="b", kind="norm", inputs=("a",)),
     )
     graph = ModelGraph(
-        name="g", inputs=(Input(name="x", row_bytes=4),), nodes=nodes, outputs=("b",)
+        name="g", inputs=(ModelInput(name="x", row_bytes=4),), nodes=nodes, outputs=("b",)
     )
     tables = roofline.estimate(GPU, graph, rows=(1, 8))
     assert [table.rows for table in tables] == [(1, 8), (1, 8)]
@@ -92,7 +92,7 @@ def test_an_unknown_rate_is_an_error_that_names_field_and_file(field):
     values = {"peak_fp32_flop_per_s": 1.0, "memory_bytes_per_s": 1.0}
     del values[field]
     with pytest.raises(FileError, match=rf"d\.toml: {field} of d is not known"):
-        roofline.node_s(device(**values), Node(name="n", kind="conv"), 1)
+        roofline.node_s(device(**values), OperatorNode(name="n", kind="conv"), 1)
 
 
 def step_s(name, model, rows=32):

@@ -3,7 +3,7 @@
 import pytest
 
 from potluck.errors import UserError
-from potluck.profile.topology import Attachment, HomeWiring, Link, build
+from potluck.profile.topology import Attachment, Cable, HomeWiring, build
 from potluck.records import HOME
 
 
@@ -69,7 +69,7 @@ def test_ring_goes_the_shorter_way_round(n, pair, cables):
 
 def test_sites_share_the_line_between_them_each_way():
     here, there = members(2, site="home"), [Attachment(name="x", port="x", site="cloud")]
-    link = Link(sites=("home", "cloud"), there_bytes_per_s=2, back_bytes_per_s=5, latency_s=0.02)
+    link = Cable(sites=("home", "cloud"), there_bytes_per_s=2, back_bytes_per_s=5, latency_s=0.02)
     network = build(
         HomeWiring(topology="sites", capacity_bytes_per_s=100, links=(link,)), here + there, "a"
     )

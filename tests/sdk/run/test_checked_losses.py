@@ -6,10 +6,10 @@ import pytest
 
 from potluck.errors import ProtocolError
 from potluck.run.device_group import loss_of
-from potluck.schedule import Result
+from potluck.schedule import ReceivedValue
 from potluck.sessions.traffic import Raw
 
-ASKED = Result(device="tv", value="losses", tensor="", kind="loss", rows=(2, 2))
+ASKED = ReceivedValue(device="tv", value="losses", tensor="", kind="loss", rows=(2, 2))
 
 
 def told(dtype: str, shape: tuple[int, ...], n_bytes: int) -> float:

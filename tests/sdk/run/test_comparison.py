@@ -10,7 +10,7 @@ from potluck.records import Device, Event, Medium, Network, Path, Trace
 from potluck.run.comparison import compare
 from potluck.run.history import measured_trace, metered_j
 from potluck.schedule import Compiled
-from potluck.sessions.events import Execution, Timeline
+from potluck.sessions.events import ExecutionResult, Timeline
 from potluck.simulate.cost import energy_j
 from potluck.simulate.time_spans import in_turn_s, most_at_once
 from potluck_wire.program import Instruction, Program
@@ -180,7 +180,7 @@ def test_joules_of_a_meter_count_where_it_read_for_half_the_time(readings, expec
 
 
 def test_a_measured_trace_says_which_energy_was_metered():
-    done = Execution(
+    done = ExecutionResult(
         run="r",
         epoch=0,
         program="p",

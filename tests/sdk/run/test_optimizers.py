@@ -14,7 +14,7 @@ import pytest
 import potluck
 from potluck.errors import UserError
 from potluck.run.optimizers import CLASSES, check_steps, read_optimizer
-from potluck_agent.worker.optimizers import Optimizer as OnDevice
+from potluck_agent.worker.optimizers import ParameterOptimizer as OnDevice
 
 np, torch = pytest.importorskip("numpy"), pytest.importorskip("torch")
 

@@ -245,7 +245,7 @@ def a_step(model, plan, rows):
     """One step of SGD on `rows` rows in this process: (loss, every device's state, the
     division).
     """
-    from potluck_agent.worker.training import Segment
+    from potluck_agent.worker.training import TrainingSegment
     from potluck_wire.segment import dumps, loads
 
     pieces = [model.segment(stage.start, stage.stop, train=True) for stage in plan.stages]
@@ -260,7 +260,7 @@ def a_step(model, plan, rows):
     loaded = {}
     for stage, (record, graph) in zip(plan.stages, pieces, strict=True):
         for device in stage.devices:
-            segment = loaded[device, record.name] = Segment(loads(dumps(graph)))
+            segment = loaded[device, record.name] = TrainingSegment(loads(dumps(graph)))
             for name in segment.names():
                 segment.write(name, model.state()[name])
 

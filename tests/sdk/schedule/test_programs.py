@@ -15,7 +15,7 @@ from potluck.schedule.pipeline import compile_inference, compile_training
 from potluck.schedule.rows import intervals
 from potluck.schedule.weights import (
     AHEAD_BYTES,
-    State,
+    NamedState,
     compile_move,
     compile_pull,
     compile_push,
@@ -344,7 +344,9 @@ def test_refuses_segments_of_another_plan():
 
 def test_push_and_pull_move_every_state_once():
     plan, segments = make(SPLITS["shares on both sides"])
-    states = {s.name: [State(name=f"{s.name}.{k}", nbytes=4) for k in range(2)] for s in segments}
+    states = {
+        s.name: [NamedState(name=f"{s.name}.{k}", nbytes=4) for k in range(2)] for s in segments
+    }
     push, pull = compile_push(plan, segments, states), compile_pull(plan, segments, states)
     assert Counter(feed.device for feed in push.feeds) == {"a": 2, "b": 2, "c": 2, "d": 2}
     assert {result.device for result in pull.results} == {"a", "d"}  # who has most rows of a stage
@@ -358,8 +360,8 @@ def test_move_takes_from_itself_first_and_spreads_what_must_travel():
     old, old_segments = make([(("a", "b"), (4, 4)), (("c",), (8,))])
     new, new_segments = make([(("a",), (8,)), (("d", "c"), (4, 4))])
     states = {
-        "s0": [State(name="w0", nbytes=8)],
-        "s1": [State(name="w1", nbytes=8), State(name="exp_avg:w1", nbytes=8)],
+        "s0": [NamedState(name="w0", nbytes=8)],
+        "s1": [NamedState(name="w1", nbytes=8), NamedState(name="exp_avg:w1", nbytes=8)],
     }
     holders = holding(old, old_segments, states, 3)
     move = compile_move("move", holders, targets(new, new_segments, states))
@@ -380,14 +382,14 @@ def test_move_takes_from_itself_first_and_spreads_what_must_travel():
     }
     with pytest.raises(PlanError, match="No device of the old plan holds w9"):
         compile_move(
-            "move", holders, targets(new, new_segments, {"s0": [State(name="w9", nbytes=1)]})
+            "move", holders, targets(new, new_segments, {"s0": [NamedState(name="w9", nbytes=1)]})
         )
 
 
 def test_a_giver_reads_no_further_ahead_than_its_agent_can_hold():
     plan, segments = make([(("a",), (8,))])
     other = replace(plan, stages=(replace(plan.stages[0], devices=("b",)),))
-    states = {"s0": [State(name=f"w{i}", nbytes=AHEAD_BYTES // 2) for i in range(4)]}
+    states = {"s0": [NamedState(name=f"w{i}", nbytes=AHEAD_BYTES // 2) for i in range(4)]}
     move = compile_move(
         "move", holding(plan, segments, states, 0), targets(other, segments, states)
     )
@@ -400,7 +402,7 @@ def test_a_giver_reads_no_further_ahead_than_its_agent_can_hold():
 @pytest.mark.parametrize("split", SPLITS)
 def test_what_is_compiled_is_what_a_device_accepts(split):
     plan, segments = make(SPLITS[split])
-    states = {segment.name: [State(name="layer.weight", nbytes=8)] for segment in segments}
+    states = {segment.name: [NamedState(name="layer.weight", nbytes=8)] for segment in segments}
     for compiled in (
         compile_training(plan, segments, {"name": "adamw", "lr": 0.01}),
         compile_inference(plan, segments),

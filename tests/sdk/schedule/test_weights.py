@@ -9,7 +9,7 @@ from tests.agent.core.core_driver import Talk, recv
 
 from potluck.records import Plan, Segment, Stage
 from potluck.schedule.program_builder import LATE
-from potluck.schedule.weights import AHEAD_BYTES, State, Target, compile_move, compile_pull
+from potluck.schedule.weights import AHEAD_BYTES, NamedState, Target, compile_move, compile_pull
 from potluck_wire.messages import Prepare, Prepared
 
 
@@ -17,7 +17,7 @@ from potluck_wire.messages import Prepare, Prepared
 def test_states_that_stay_on_their_device_are_moved_in_portions_that_its_agent_takes(
     n_states, length
 ):
-    states = [State(name=f"{index:0{length}}", nbytes=4) for index in range(n_states)]
+    states = [NamedState(name=f"{index:0{length}}", nbytes=4) for index in range(n_states)]
     holders = {state.name: {"a": "1/s0"} for state in states}
     program = compile_move("move", holders, [Target("s1", ("a",), states)]).programs["a"]
     moved = [name for i in program.instructions if i.op == "assign" for name in i.attrs["names"]]
@@ -39,7 +39,7 @@ def pull(sizes, *, in_background):
         n_micro_batches=1,
         training=True,
     )
-    states = [State(name=f"s{index}", nbytes=size) for index, size in enumerate(sizes)]
+    states = [NamedState(name=f"s{index}", nbytes=size) for index, size in enumerate(sizes)]
     segment = Segment(name="all", start=0, stop=1)
     compiled = compile_pull(plan, [segment], {"all": states}, in_background=in_background)
     return compiled.programs["a"].instructions

@@ -8,7 +8,7 @@ from potluck.serve.scheduling.records import (
     Processor,
     Request,
     Server,
-    Service,
+    ServiceSpec,
     Variant,
 )
 
@@ -31,7 +31,7 @@ def service(name="birds", slo=None, *, fixed_s=0.01, item_s=0.01, degrees=(1,), 
         across=changes.pop("across", False),
         times={n: times(fixed_s * n, item_s * n) for n in degrees},
     )
-    return Service(name=name, slo=slo or Latency(1.0), variants=(variant,), **changes)
+    return ServiceSpec(name=name, slo=slo or Latency(1.0), variants=(variant,), **changes)
 
 
 def allocation(each=None, processor=GPU):

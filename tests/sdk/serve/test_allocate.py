@@ -23,7 +23,7 @@ from potluck.serve.scheduling.records import (
     Latency,
     Processor,
     Server,
-    Service,
+    ServiceSpec,
     Variant,
 )
 
@@ -64,7 +64,7 @@ def test_replicas_are_used_where_they_gain():
         memory_bytes=100,
         times={1: times(0.1, 0.01, 8), 2: times(0.15, 0.015, 8), 16: times(4.0, 1.0, 8)},
     )
-    found = allocate(Service(name="s", slo=Latency(1.0), variants=(variant,)), GPU)
+    found = allocate(ServiceSpec(name="s", slo=Latency(1.0), variants=(variant,)), GPU)
     assert (found.replicas, found.share_frac) == (2, 0.5)
 
 
@@ -76,8 +76,8 @@ def test_memory_bounds_the_batch():
 def test_one_processor_is_preferred_to_several():
     one = Variant(kind="gpu", memory_bytes=100, times={1: times(0.2, 0.0)})
     two = Variant(kind="gpu", memory_bytes=50, n_processors=2, times={1: times(0.01, 0.0)})
-    loose = Service(name="s", slo=Latency(1.0), variants=(two, one))
-    tight = Service(name="s", slo=Latency(0.1), variants=(two, one))
+    loose = ServiceSpec(name="s", slo=Latency(1.0), variants=(two, one))
+    tight = ServiceSpec(name="s", slo=Latency(0.1), variants=(two, one))
     assert allocate(loose, GPU).category is Category.LATENCY_ONE
     assert allocate(tight, GPU).category is Category.LATENCY_SEVERAL
     with pytest.raises(Infeasible):
@@ -125,7 +125,7 @@ def test_no_setting_that_holds_the_limit_serves_much_more(seed):
         kind="gpu", memory_bytes=rng.randint(1, 400), item_bytes=rng.randint(0, 9), times=measured
     )
     slo = Latency(rng.uniform(0.01, 1.5))
-    each = Service(name="s", slo=slo, variants=(variant,))
+    each = ServiceSpec(name="s", slo=slo, variants=(variant,))
     rates = [
         (2 * measured[n].at(b) <= slo.limit_s, n * b / measured[n].at(b))
         for n in degrees

@@ -9,7 +9,7 @@ from tests.sdk.serve.serving import service, stream_service
 
 from potluck.errors import FileError, UserError
 from potluck.serve.scheduling.records import Latency
-from potluck.serve.simulate.arrivals import ANSWER, PROMPT, Load, demand, draw, functions
+from potluck.serve.simulate.arrivals import ANSWER, PROMPT, ArrivalLoad, demand, draw, functions
 from potluck.serve.simulate.traces import function_arrivals, llm_arrivals
 
 CHAT = service("small chat", Latency(2.0))
@@ -19,7 +19,7 @@ SERVERS = ("a", "b", "c")
 
 def drawn(seed=0, **changes):
     per_s = {"birds": 50.0, "cameras": 600.0, "small chat": 5.0}
-    load = Load(**{"per_s": per_s, "duration_s": 100.0, **changes})
+    load = ArrivalLoad(**{"per_s": per_s, "duration_s": 100.0, **changes})
     rng = Random(seed)
     called = functions([*SERVICES.values()], SERVERS, load, rng)
     return draw(called, SERVICES, load, rng)
@@ -56,7 +56,7 @@ def test_gaps_of_one_function_vary_as_asked(cv):
 
 def test_a_few_functions_and_servers_have_most_of_the_calls():
     rng = Random(1)
-    load = Load(per_s={"birds": 100.0}, duration_s=1.0, n_functions=1000)
+    load = ArrivalLoad(per_s={"birds": 100.0}, duration_s=1.0, n_functions=1000)
     rates = sorted(each.per_s for each in functions([SERVICES["birds"]], SERVERS, load, rng))
     assert sum(rates) == pytest.approx(100.0)
     assert sum(rates[-100:]) > 0.4 * sum(rates)
@@ -91,7 +91,7 @@ def test_demand_counts_the_requests_of_the_period():
 )
 def test_refuses_a_load_that_cannot_be_drawn(wrong):
     with pytest.raises(UserError):
-        Load(**{"per_s": {}, "duration_s": 1.0, **wrong})
+        ArrivalLoad(**{"per_s": {}, "duration_s": 1.0, **wrong})
 
 
 FUNCTIONS = [

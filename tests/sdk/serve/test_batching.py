@@ -9,14 +9,14 @@ from potluck.serve.scheduling.batching import (
     CANNOT_MEET,
     QUEUE_FULL,
     TIMED_OUT,
-    Arrived,
     Batcher,
-    Done,
     GiveBack,
+    QueueTick,
+    ReplicaFree,
+    RequestQueued,
     Resized,
-    Start,
-    Tick,
-    WakeAt,
+    StartBatch,
+    WakeQueueAt,
 )
 
 BATCH_S = (0.0, 0.1, 0.15, 0.2, 0.25)  # of 1 to 4 requests
@@ -26,7 +26,7 @@ def numbers(actions):
     """What was started, as request numbers; what was given back, with its reason."""
     found = []
     for action in actions:
-        if isinstance(action, Start):
+        if isinstance(action, StartBatch):
             found.append((action.replica, [each.id for each in action.requests]))
         elif isinstance(action, GiveBack):
             found.append((action.request.id, action.reason))
@@ -37,89 +37,89 @@ def numbers(actions):
 
 def test_starts_at_once_when_it_may_not_wait():
     queue = Batcher(BATCH_S)
-    assert queue.handle(Arrived(request(1)), 0.0) == [Start(0, (request(1),), 0.1)]
+    assert queue.handle(RequestQueued(request(1)), 0.0) == [StartBatch(0, (request(1),), 0.1)]
 
 
 def test_what_comes_meanwhile_goes_together():
     queue = Batcher(BATCH_S)
-    queue.handle(Arrived(request(1)), 0.0)
+    queue.handle(RequestQueued(request(1)), 0.0)
     for number in (2, 3):
-        assert queue.handle(Arrived(request(number, 0.01)), 0.01) == []
-    assert numbers(queue.handle(Done(0), 0.1)) == [(0, [2, 3])]
+        assert queue.handle(RequestQueued(request(number, 0.01)), 0.01) == []
+    assert numbers(queue.handle(ReplicaFree(0), 0.1)) == [(0, [2, 3])]
 
 
 def test_waits_for_a_full_batch_as_long_as_the_limit_allows():
     queue = Batcher(BATCH_S, wait_frac=1.0)
     # alone it must start at 1.0 - 0.1; with a second one at 1.0 - 0.15
-    assert queue.handle(Arrived(request(1)), 0.0) == [WakeAt(0.9)]
-    assert numbers(queue.handle(Arrived(request(2, 0.5)), 0.5)) == [0.85]
-    assert queue.handle(Tick(), 0.6) == [WakeAt(0.85)]
-    assert numbers(queue.handle(Tick(), 0.85)) == [(0, [1, 2])]
+    assert queue.handle(RequestQueued(request(1)), 0.0) == [WakeQueueAt(0.9)]
+    assert numbers(queue.handle(RequestQueued(request(2, 0.5)), 0.5)) == [0.85]
+    assert queue.handle(QueueTick(), 0.6) == [WakeQueueAt(0.85)]
+    assert numbers(queue.handle(QueueTick(), 0.85)) == [(0, [1, 2])]
 
 
 def test_a_full_batch_waits_for_nothing():
     queue = Batcher(BATCH_S, wait_frac=1.0)
     for number in range(3):
-        queue.handle(Arrived(request(number)), 0.0)
-    assert numbers(queue.handle(Arrived(request(3)), 0.0)) == [(0, [0, 1, 2, 3])]
+        queue.handle(RequestQueued(request(number)), 0.0)
+    assert numbers(queue.handle(RequestQueued(request(3)), 0.0)) == [(0, [0, 1, 2, 3])]
 
 
 def test_the_most_urgent_goes_first_and_priority_before_it():
     queue = Batcher(BATCH_S[:2])
-    queue.handle(Arrived(request(0, limit_s=9.0)), 0.0)
-    queue.handle(Arrived(request(1, limit_s=3.0)), 0.0)
-    queue.handle(Arrived(request(2, limit_s=2.0)), 0.0)
-    queue.handle(Arrived(request(3, limit_s=5.0, priority=1)), 0.0)
-    order = [numbers(queue.handle(Done(0), 0.1 * n))[0][1] for n in (1, 2, 3)]
+    queue.handle(RequestQueued(request(0, limit_s=9.0)), 0.0)
+    queue.handle(RequestQueued(request(1, limit_s=3.0)), 0.0)
+    queue.handle(RequestQueued(request(2, limit_s=2.0)), 0.0)
+    queue.handle(RequestQueued(request(3, limit_s=5.0, priority=1)), 0.0)
+    order = [numbers(queue.handle(ReplicaFree(0), 0.1 * n))[0][1] for n in (1, 2, 3)]
     assert order == [[3], [2], [1]]
 
 
 def test_gives_back_what_can_no_longer_be_met():
     queue = Batcher(BATCH_S)
-    queue.handle(Arrived(request(0)), 0.0)
-    queue.handle(Arrived(request(1, limit_s=0.15)), 0.0)
-    assert numbers(queue.handle(Done(0), 0.1)) == [(1, CANNOT_MEET)]
+    queue.handle(RequestQueued(request(0)), 0.0)
+    queue.handle(RequestQueued(request(1, limit_s=0.15)), 0.0)
+    assert numbers(queue.handle(ReplicaFree(0), 0.1)) == [(1, CANNOT_MEET)]
 
 
 def test_without_early_drop_only_what_has_timed_out():
     queue = Batcher(BATCH_S, early_drop=False)
-    queue.handle(Arrived(request(0)), 0.0)
-    queue.handle(Arrived(request(1, limit_s=0.15)), 0.0)
-    queue.handle(Arrived(request(2, limit_s=0.05)), 0.0)
-    assert numbers(queue.handle(Done(0), 0.1)) == [(2, TIMED_OUT), (0, [1])]
+    queue.handle(RequestQueued(request(0)), 0.0)
+    queue.handle(RequestQueued(request(1, limit_s=0.15)), 0.0)
+    queue.handle(RequestQueued(request(2, limit_s=0.05)), 0.0)
+    assert numbers(queue.handle(ReplicaFree(0), 0.1)) == [(2, TIMED_OUT), (0, [1])]
 
 
 def test_a_batch_stays_small_enough_for_its_most_urgent():
     queue = Batcher(BATCH_S)
-    queue.handle(Arrived(request(0)), 0.0)
-    queue.handle(Arrived(request(1, limit_s=0.26)), 0.0)  # in a batch of two, not of three
-    queue.handle(Arrived(request(2)), 0.0)
-    queue.handle(Arrived(request(3)), 0.0)
-    assert numbers(queue.handle(Done(0), 0.1)) == [(0, [1, 2])]
+    queue.handle(RequestQueued(request(0)), 0.0)
+    queue.handle(RequestQueued(request(1, limit_s=0.26)), 0.0)  # in a batch of two, not of three
+    queue.handle(RequestQueued(request(2)), 0.0)
+    queue.handle(RequestQueued(request(3)), 0.0)
+    assert numbers(queue.handle(ReplicaFree(0), 0.1)) == [(0, [1, 2])]
 
 
 def test_a_bounded_queue_refuses_at_once():
     queue = Batcher(BATCH_S, max_queue=1)
-    queue.handle(Arrived(request(0)), 0.0)
-    queue.handle(Arrived(request(1)), 0.0)
-    assert numbers(queue.handle(Arrived(request(2)), 0.0)) == [(2, QUEUE_FULL)]
+    queue.handle(RequestQueued(request(0)), 0.0)
+    queue.handle(RequestQueued(request(1)), 0.0)
+    assert numbers(queue.handle(RequestQueued(request(2)), 0.0)) == [(2, QUEUE_FULL)]
 
 
 def test_a_batch_takes_as_long_as_its_longest_request():
     queue = Batcher(BATCH_S)
-    queue.handle(Arrived(request(0)), 0.0)
-    queue.handle(Arrived(request(1, work=2.0)), 0.0)
-    queue.handle(Arrived(request(2)), 0.0)
-    (start,) = queue.handle(Done(0), 0.1)
+    queue.handle(RequestQueued(request(0)), 0.0)
+    queue.handle(RequestQueued(request(1, work=2.0)), 0.0)
+    queue.handle(RequestQueued(request(2)), 0.0)
+    (start,) = queue.handle(ReplicaFree(0), 0.1)
     assert start.seconds == pytest.approx(0.3)
 
 
 def test_expects_the_latest_that_can_happen():
     queue = Batcher(BATCH_S)
-    queue.handle(Arrived(request(0)), 0.0)
+    queue.handle(RequestQueued(request(0)), 0.0)
     assert queue.finish_s(0.0) == pytest.approx(0.35)  # after the first, in a full batch
     for number in range(1, 5):
-        queue.handle(Arrived(request(number)), 0.0)
+        queue.handle(RequestQueued(request(number)), 0.0)
     # the first ends at 0.1, four at 0.35, then the next one
     assert queue.finish_s(0.0) == pytest.approx(0.6)
     assert queue.queue_s(0.05) == pytest.approx(0.3)
@@ -127,12 +127,12 @@ def test_expects_the_latest_that_can_happen():
 
 def test_fewer_replicas_end_what_they_compute_and_start_nothing():
     queue = Batcher(BATCH_S[:2], n_replicas=2)
-    queue.handle(Arrived(request(0)), 0.0)
-    queue.handle(Arrived(request(1)), 0.0)
-    queue.handle(Arrived(request(2)), 0.0)
+    queue.handle(RequestQueued(request(0)), 0.0)
+    queue.handle(RequestQueued(request(1)), 0.0)
+    queue.handle(RequestQueued(request(2)), 0.0)
     queue.handle(Resized(1), 0.0)
-    assert queue.handle(Done(1), 0.1) == []
-    assert numbers(queue.handle(Done(0), 0.1)) == [(0, [2])]
+    assert queue.handle(ReplicaFree(1), 0.1) == []
+    assert numbers(queue.handle(ReplicaFree(0), 0.1)) == [(0, [2])]
     queue.handle(Resized(0), 0.1)
     assert queue.finish_s(0.1) == float("inf")
 
@@ -140,7 +140,7 @@ def test_fewer_replicas_end_what_they_compute_and_start_nothing():
 def test_everything_that_waits_can_be_taken_away():
     queue = Batcher(BATCH_S[:2])
     for number, limit_s in enumerate((1.0, 3.0, 2.0)):
-        queue.handle(Arrived(request(number, limit_s=limit_s)), 0.0)
+        queue.handle(RequestQueued(request(number, limit_s=limit_s)), 0.0)
     assert [each.id for each in queue.take_all()] == [2, 1]
     assert queue.n_queued == 0
 
@@ -163,24 +163,26 @@ def test_every_request_leaves_once_and_none_is_started_that_cannot_be_met(seed):
         for replica, end_s in sorted(ends.items(), key=lambda pair: pair[1]):
             if end_s <= now_s:
                 del ends[replica]
-                take(queue.handle(Done(replica), end_s), end_s, ends, left, due)
-        event = Arrived(request(number, now_s, rng.uniform(0.01, 1.0), priority=rng.randint(0, 1)))
+                take(queue.handle(ReplicaFree(replica), end_s), end_s, ends, left, due)
+        event = RequestQueued(
+            request(number, now_s, rng.uniform(0.01, 1.0), priority=rng.randint(0, 1))
+        )
         take(queue.handle(event, now_s), now_s, ends, left, due)
     while ends or queue.n_queued:
         if ends:
             replica, now_s = min(ends.items(), key=lambda pair: pair[1])
             del ends[replica]
-            take(queue.handle(Done(replica), now_s), now_s, ends, left, due)
+            take(queue.handle(ReplicaFree(replica), now_s), now_s, ends, left, due)
         else:
             now_s = max(now_s, due[-1])
-            take(queue.handle(Tick(), now_s), now_s, ends, left, due)
+            take(queue.handle(QueueTick(), now_s), now_s, ends, left, due)
     assert sorted(left) == [*range(200)]
 
 
 def take(actions, now_s, ends, left, due):
     """Follow the actions; what was started must hold its deadline as predicted."""
     for action in actions:
-        if isinstance(action, Start):
+        if isinstance(action, StartBatch):
             assert action.replica not in ends
             for each in action.requests:
                 assert now_s + action.seconds <= each.deadline_s + 1e-6
@@ -198,10 +200,10 @@ def test_a_batch_shrinks_only_where_it_would_be_too_late_with_nothing_beside_it(
 
     def started(**alone):
         queue = Batcher(BATCH_S, **alone)
-        queue.handle(Arrived(request(0, limit_s=9.0)), 0.0)
+        queue.handle(RequestQueued(request(0, limit_s=9.0)), 0.0)
         for each in urgent:
-            queue.handle(Arrived(each), 0.1)
-        return numbers(queue.handle(Done(0), 0.5))
+            queue.handle(RequestQueued(each), 0.1)
+        return numbers(queue.handle(ReplicaFree(0), 0.5))
 
     assert started() == [(0, [1, 2])]
     assert started(alone_s=(0.0, 0.1, 0.11, 0.12, 0.13)) == [(0, [1, 2, 3])]

@@ -1,6 +1,6 @@
 """Who computes next on a device that services share."""
 
-from potluck.serve.scheduling.fair_queueing import Turns
+from potluck.serve.scheduling.fair_queueing import FairQueue
 
 
 def order(turns, n):
@@ -14,7 +14,7 @@ def order(turns, n):
 
 
 def test_services_get_the_same_time_however_much_they_ask():
-    turns = Turns[str](at_once=1)
+    turns = FairQueue[str](at_once=1)
     for _ in range(6):
         turns.offer("a", "a")
     turns.offer("b", "b")
@@ -23,7 +23,7 @@ def test_services_get_the_same_time_however_much_they_ask():
 
 
 def test_who_comes_back_has_saved_nothing():
-    turns = Turns[str](at_once=1)
+    turns = FairQueue[str](at_once=1)
     for _ in range(4):
         turns.offer("a", "a")
     assert order(turns, 3) == "aaa"
@@ -34,14 +34,14 @@ def test_who_comes_back_has_saved_nothing():
 
 
 def test_the_more_urgent_goes_first():
-    turns = Turns[str](at_once=1)
+    turns = FairQueue[str](at_once=1)
     turns.offer("a", "a", priority=0)
     turns.offer("b", "b", priority=1)
     assert turns.next() == "b"
 
 
 def test_no_more_than_some_are_on_a_device():
-    turns = Turns[str](at_once=2)
+    turns = FairQueue[str](at_once=2)
     for _ in range(3):
         turns.offer("a", "a")
     assert [turns.next() for _ in range(3)] == ["a", "a", None]
@@ -51,7 +51,7 @@ def test_no_more_than_some_are_on_a_device():
 
 
 def test_all_that_wait_are_given_back():
-    turns = Turns[str](at_once=1)
+    turns = FairQueue[str](at_once=1)
     for name in "aab":
         turns.offer(name, name)
     turns.next()

@@ -9,27 +9,27 @@ from tests.sdk.serve.serving import allocation, request, server, service, stream
 
 from potluck.serve.scheduling.allocate import allocate_all
 from potluck.serve.scheduling.events import (
-    Arrived,
-    Done,
-    Failed,
+    BatchDone,
+    BatchFailed,
+    ComputeBatch,
+    HandOn,
     Open,
     Placed,
-    Refused,
-    Send,
+    RefuseRequest,
+    RequestArrived,
     ServerGone,
     Settled,
-    Start,
     StreamEnded,
     Tick,
     WakeAt,
 )
 from potluck.serve.scheduling.known_servers import NoView, RingView
-from potluck.serve.scheduling.node import EPARA, OURS, Node
+from potluck.serve.scheduling.node import EPARA, OURS, ServerNode
 from potluck.serve.scheduling.placement import place
 from potluck.serve.scheduling.replica_pools import Pool, pools_by_server
-from potluck.serve.scheduling.request_handler import Candidate, Reason, Way
-from potluck.serve.scheduling.state_exchange import Heard, Ring
-from potluck.serve.scheduling.state_exchange import Tick as RingTick
+from potluck.serve.scheduling.request_handler import CandidateServer, ServeRefusal, Way
+from potluck.serve.scheduling.state_exchange import IntervalOver as RingTick
+from potluck.serve.scheduling.state_exchange import NeighbourMessage, Ring
 
 BIRDS = service("birds")
 CAMERAS = stream_service("cameras", fps=60, tolerance_s=0.2, fixed_s=0.005, item_s=0.005)
@@ -47,14 +47,16 @@ class Others:
         self.noted = []
 
     def candidates(self, service, now_s):
-        return [Candidate(name, self.idle_per_s, 0.0, 0.1, 100.0, 0.02) for name in self.names]
+        return [
+            CandidateServer(name, self.idle_per_s, 0.0, 0.1, 100.0, 0.02) for name in self.names
+        ]
 
     def sent(self, service, server, amount, now_s):
         self.noted.append((service, server, amount))
 
 
 def node(view=None, pools=(BIRD_POOL, CAMERA_POOL), policy=OURS, **changes):
-    made = Node("a", SERVICES, view or NoView(), Random(0), policy, **changes)
+    made = ServerNode("a", SERVICES, view or NoView(), Random(0), policy, **changes)
     made.handle(Placed(tuple(pools)), 0.0)
     return made
 
@@ -65,96 +67,102 @@ def kinds(actions):
 
 def test_a_request_is_computed_here():
     here = node()
-    (start,) = here.handle(Arrived(request(1)), 0.0)
-    assert start == Start(BIRD_POOL.key, 0, (request(1, path=("a",)),), 0.02)
-    assert here.handle(Done(BIRD_POOL.key, 0), 0.02) == []
+    (start,) = here.handle(RequestArrived(request(1)), 0.0)
+    assert start == ComputeBatch(BIRD_POOL.key, 0, (request(1, path=("a",)),), 0.02)
+    assert here.handle(BatchDone(BIRD_POOL.key, 0), 0.02) == []
     assert here.n_computing() == 0
 
 
 def test_what_nobody_knows_is_refused():
-    (told,) = node().handle(Arrived(request(1, name="cats")), 0.0)
-    assert told.reason is Reason.UNKNOWN_SERVICE
+    (told,) = node().handle(RequestArrived(request(1, name="cats")), 0.0)
+    assert told.reason is ServeRefusal.UNKNOWN_SERVICE
 
 
 def test_a_full_queue_hands_on_and_a_view_is_told():
     others = Others("b")
     here = node(others, pools=[CAMERA_POOL])
-    (sent,) = here.handle(Arrived(request(1)), 0.0)
+    (sent,) = here.handle(RequestArrived(request(1)), 0.0)
     assert (sent.server, sent.request.path) == ("b", ("a",))
     assert others.noted == [("birds", "b", 1.0)]
 
 
 def test_the_way_back_makes_a_deadline_earlier():
     here = node(Others("b"), pools=[], reply_s={"birds": 0.25})
-    (sent,) = here.handle(Arrived(request(1)), 0.0)
+    (sent,) = here.handle(RequestArrived(request(1)), 0.0)
     assert sent.request.deadline_s == 0.75
 
 
 def test_a_stream_is_admitted_and_its_frames_computed():
     here = node()
-    (opened,) = here.handle(Arrived(request(7, name="cameras", fps=60.0, limit_s=9.0)), 0.0)
+    (opened,) = here.handle(RequestArrived(request(7, name="cameras", fps=60.0, limit_s=9.0)), 0.0)
     assert isinstance(opened, Open)
     assert opened.grant.total_fps == pytest.approx(60.0)
     frame = request(8, name="cameras", limit_s=0.2, stream=7, frame=0)
-    assert kinds(here.handle(Arrived(frame), 0.0)) == ["Start"]
+    assert kinds(here.handle(RequestArrived(frame), 0.0)) == ["ComputeBatch"]
     here.handle(StreamEnded("cameras", 7), 1.0)
     late = request(9, name="cameras", limit_s=0.2, stream=7, frame=1)
-    assert kinds(here.handle(Arrived(late), 1.0)) == ["Refused"]
+    assert kinds(here.handle(RequestArrived(late), 1.0)) == ["RefuseRequest"]
 
 
 def test_a_stream_that_does_not_fit_is_split_and_its_frames_too():
     here = node(Others("b"))
-    opened, sent = here.handle(Arrived(request(7, name="cameras", fps=200.0, limit_s=9)), 0.0)
+    opened, sent = here.handle(
+        RequestArrived(request(7, name="cameras", fps=200.0, limit_s=9)), 0.0
+    )
     granted = opened.grant.total_fps
     assert sent.request.fps == pytest.approx(200.0 - granted)
     went = Counter()
     for frame in range(300):
         each = request(100 + frame, frame * 0.005, 0.2, "cameras", stream=7, frame=frame)
-        for action in here.handle(Arrived(each), frame * 0.005):
+        for action in here.handle(RequestArrived(each), frame * 0.005):
             went[type(action).__name__] += 1
-        here.handle(Done(CAMERA_POOL.key, 0), frame * 0.005 + 0.001)
-    assert went["Send"] == pytest.approx(300 * (1 - granted / 200), abs=2)
+        here.handle(BatchDone(CAMERA_POOL.key, 0), frame * 0.005 + 0.001)
+    assert went["HandOn"] == pytest.approx(300 * (1 - granted / 200), abs=2)
     # the other server refuses its part: those frames are refused here, the others go on
     here.handle(Settled(7, refused=True), 2.0)
     late = [
-        here.handle(Arrived(request(900 + n, 2.0, 0.2, "cameras", stream=7, frame=300 + n)), 2.0)
+        here.handle(
+            RequestArrived(request(900 + n, 2.0, 0.2, "cameras", stream=7, frame=300 + n)), 2.0
+        )
         for n in range(10)
     ]
-    assert any(isinstance(a, Refused) for actions in late for a in actions)
-    assert not any(isinstance(a, Send) for actions in late for a in actions)
+    assert any(isinstance(a, RefuseRequest) for actions in late for a in actions)
+    assert not any(isinstance(a, HandOn) for actions in late for a in actions)
 
 
 def test_a_failed_batch_is_decided_anew():
     here = node()
-    here.handle(Arrived(request(1)), 0.0)
-    (again,) = here.handle(Failed(BIRD_POOL.key, 0), 0.1)
+    here.handle(RequestArrived(request(1)), 0.0)
+    (again,) = here.handle(BatchFailed(BIRD_POOL.key, 0), 0.1)
     assert [each.id for each in again.requests] == [1]
-    (told,) = here.handle(Failed(BIRD_POOL.key, 0), 0.99)
-    assert told.reason in (Reason.INSUFFICIENT, Reason.CANNOT_MEET)
+    (told,) = here.handle(BatchFailed(BIRD_POOL.key, 0), 0.99)
+    assert told.reason in (ServeRefusal.INSUFFICIENT, ServeRefusal.CANNOT_MEET)
 
 
 def test_what_was_handed_to_a_server_that_is_gone_goes_elsewhere():
     here = node(Others("b", "c"), pools=[])
-    (first,) = here.handle(Arrived(request(1)), 0.0)
+    (first,) = here.handle(RequestArrived(request(1)), 0.0)
     (again,) = here.handle(ServerGone(first.server), 0.1)
     assert {first.server, again.server} == {"b", "c"}
     (told,) = here.handle(ServerGone(again.server), 0.2)
-    assert told.reason is Reason.INSUFFICIENT
+    assert told.reason is ServeRefusal.INSUFFICIENT
     assert here.handle(ServerGone(again.server), 0.3) == []
 
 
 def test_what_is_settled_is_not_sent_twice():
     here = node(Others("b"), pools=[])
-    here.handle(Arrived(request(1)), 0.0)
+    here.handle(RequestArrived(request(1)), 0.0)
     here.handle(Settled(1), 0.1)
     assert here.handle(ServerGone("b"), 0.2) == []
 
 
 def test_a_stream_whose_other_half_is_gone_is_decided_whole():
     here = node(Others("b", "c"))
-    opened, sent = here.handle(Arrived(request(7, name="cameras", fps=200.0, limit_s=9)), 0.0)
+    opened, sent = here.handle(
+        RequestArrived(request(7, name="cameras", fps=200.0, limit_s=9)), 0.0
+    )
     again = here.handle(ServerGone(sent.server), 0.1)
-    assert kinds(again) == ["Open", "Send"]
+    assert kinds(again) == ["Open", "HandOn"]
     assert again[0].grant.total_fps == pytest.approx(opened.grant.total_fps)
     assert {sent.server, again[1].server} == {"b", "c"}
 
@@ -163,38 +171,38 @@ def test_a_new_placement_drops_no_request():
     """Live switch: what waits is served by the new pools or handed on, what is computed ends."""
     here = node(Others("b"))
     for number in range(3):
-        here.handle(Arrived(request(number)), 0.0)
+        here.handle(RequestArrived(request(number)), 0.0)
     assert (here.n_computing(), here.n_waiting()) == (1, 2)
     actions = here.handle(Placed((CAMERA_POOL,)), 0.01)
     assert sorted(action.request.id for action in actions) == [1, 2]
-    assert here.handle(Arrived(request(3, 0.01)), 0.01)[0].server == "b"
+    assert here.handle(RequestArrived(request(3, 0.01)), 0.01)[0].server == "b"
     assert here.n_computing() == 1
-    here.handle(Done(BIRD_POOL.key, 0), 0.02)
+    here.handle(BatchDone(BIRD_POOL.key, 0), 0.02)
     assert here.n_computing() == 0
 
 
 def test_more_replicas_start_what_waits():
     here = node()
     for number in range(3):
-        here.handle(Arrived(request(number)), 0.0)
+        here.handle(RequestArrived(request(number)), 0.0)
     actions = here.handle(Placed((Pool(BIRD_POOL.allocation, 2), CAMERA_POOL)), 0.01)
     assert [(a.replica, [each.id for each in a.requests]) for a in actions] == [(1, [1, 2])]
 
 
 def test_other_settings_wait_for_the_batch_that_is_computed():
     here = node()
-    here.handle(Arrived(request(0)), 0.0)
-    here.handle(Arrived(request(1)), 0.0)
+    here.handle(RequestArrived(request(0)), 0.0)
+    here.handle(RequestArrived(request(1)), 0.0)
     slower = Pool(allocation(service("birds", fixed_s=0.02)), 1)
     assert here.handle(Placed((slower,)), 0.01) == []
     assert here.n_waiting() == 1
-    (start,) = here.handle(Done(BIRD_POOL.key, 0), 0.02)
+    (start,) = here.handle(BatchDone(BIRD_POOL.key, 0), 0.02)
     assert start.seconds == pytest.approx(0.03)
 
 
 def test_streams_move_when_their_pool_goes():
     here = node(Others("b"))
-    here.handle(Arrived(request(7, name="cameras", fps=60.0, limit_s=9.0)), 0.0)
+    here.handle(RequestArrived(request(7, name="cameras", fps=60.0, limit_s=9.0)), 0.0)
     (sent,) = here.handle(Placed((BIRD_POOL,)), 1.0)
     assert (sent.request.id, sent.request.fps, sent.server) == (7, 60.0, "b")
 
@@ -203,19 +211,19 @@ def test_an_edge_device_is_the_last_way_and_may_leave():
     edge = Pool(BIRD_POOL.allocation, 1, Way.EDGE_DEVICE)
     here = node(Others("b"), pools=[BIRD_POOL, edge])
     limit_s = 0.03  # one alone takes 0.02 s, a second one ends at 0.04 s
-    first = here.handle(Arrived(request(0, limit_s=limit_s)), 0.0)
-    second = here.handle(Arrived(request(1, limit_s=limit_s)), 0.0)
+    first = here.handle(RequestArrived(request(0, limit_s=limit_s)), 0.0)
+    second = here.handle(RequestArrived(request(1, limit_s=limit_s)), 0.0)
     assert [each[0].pool[2] for each in (first, second)] == [Way.ALONE, Way.EDGE_DEVICE]
     here.handle(Placed((BIRD_POOL,)), 0.001)
-    assert here.handle(Failed(edge.key, 0), 0.001)[0].server == "b"
+    assert here.handle(BatchFailed(edge.key, 0), 0.001)[0].server == "b"
 
 
 def test_tells_its_idle_goodput_by_the_last_whole_interval():
     here = node()
     here.state(0.0)
     for number in range(10):
-        here.handle(Arrived(request(number, number * 0.1)), number * 0.1)
-        here.handle(Done(BIRD_POOL.key, 0), number * 0.1 + 0.02)
+        here.handle(RequestArrived(request(number, number * 0.1)), number * 0.1)
+        here.handle(BatchDone(BIRD_POOL.key, 0), number * 0.1 + 0.02)
     told = here.state(1.0).services["birds"]
     assert told.capacity_per_s == pytest.approx(BIRD_POOL.allocation.rate_per_s)
     assert told.idle_per_s == pytest.approx(told.capacity_per_s - 10)
@@ -225,9 +233,9 @@ def test_tells_its_idle_goodput_by_the_last_whole_interval():
 def test_wakes_up_when_a_batch_has_waited_long_enough():
     policy = type(OURS)(wait_frac=0.5)
     here = node(policy=policy)
-    (wake,) = here.handle(Arrived(request(0)), 0.0)
+    (wake,) = here.handle(RequestArrived(request(0)), 0.0)
     assert wake == WakeAt(pytest.approx(0.49))
-    assert kinds(here.handle(Tick(), 0.49)) == ["Start"]
+    assert kinds(here.handle(Tick(), 0.49)) == ["ComputeBatch"]
 
 
 def test_pools_come_from_a_placement():
@@ -250,7 +258,7 @@ class Home:
         self.nodes = {}
         for name in self.names:
             view = RingView(self.rings[name], lambda server, service: 0.01)
-            self.nodes[name] = Node(name, SERVICES, view, Random(f"{seed}{name}"), policy)
+            self.nodes[name] = ServerNode(name, SERVICES, view, Random(f"{seed}{name}"), policy)
             pool = Pool(allocations["birds", "gpu"], 1)
             self.nodes[name].handle(Placed((pool,) if self.rng.random() < 0.7 else ()), 0.0)
         self.heap = []
@@ -266,12 +274,12 @@ class Home:
     def follow(self, name, actions, now_s):
         for action in actions:
             match action:
-                case Start(pool, replica, requests, seconds):
+                case ComputeBatch(pool, replica, requests, seconds):
                     self.at(now_s + seconds, "done", name, pool, replica, requests)
-                case Send(each, to):
+                case HandOn(each, to):
                     self.asked[each.id] = [*self.asked.get(each.id, []), name]
                     self.at(now_s + 0.01, "request", to, each)
-                case Refused(each, _):
+                case RefuseRequest(each, _):
                     self.answer(name, each, now_s)
                 case WakeAt(at_s):
                     self.at(at_s, "tick", name)
@@ -293,12 +301,12 @@ class Home:
             here = self.nodes[name]
             match what:
                 case "request":
-                    self.follow(name, here.handle(Arrived(rest[0]), now_s), now_s)
+                    self.follow(name, here.handle(RequestArrived(rest[0]), now_s), now_s)
                 case "done":
                     pool, replica, requests = rest
                     for each in requests:
                         self.answer(name, each, now_s)
-                    self.follow(name, here.handle(Done(pool, replica), now_s), now_s)
+                    self.follow(name, here.handle(BatchDone(pool, replica), now_s), now_s)
                 case "answer":
                     here.handle(Settled(rest[0].id), now_s)
                     self.ends[rest[0].id] += 1
@@ -309,7 +317,7 @@ class Home:
                         self.at(now_s + 0.002, "state", tell.server, name, tell.message)
                     self.at(now_s + 0.1, "exchange", name)
                 case "state":
-                    self.rings[name].handle(Heard(rest[0], rest[1]), now_s)
+                    self.rings[name].handle(NeighbourMessage(rest[0], rest[1]), now_s)
 
 
 @pytest.mark.parametrize("policy", [OURS, EPARA], ids=["ours", "epara"])

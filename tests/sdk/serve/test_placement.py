@@ -14,7 +14,7 @@ from potluck.serve.scheduling.records import (
     Latency,
     Processor,
     Replica,
-    Service,
+    ServiceSpec,
     Variant,
 )
 
@@ -24,7 +24,7 @@ def simple(name, share_degree, rate_per_s, memory_bytes=1):
     seconds = BatchTimes(items=(1,), seconds=(1 / rate_per_s,))
     slow = BatchTimes(items=(1,), seconds=(1e9,))
     variant = Variant(kind="gpu", memory_bytes=memory_bytes, times={1: slow, share_degree: seconds})
-    return Service(name=name, slo=Latency(2.1 / rate_per_s), variants=(variant,))
+    return ServiceSpec(name=name, slo=Latency(2.1 / rate_per_s), variants=(variant,))
 
 
 def satisfied(demand, replicas, allocations, remote_frac):
@@ -195,8 +195,8 @@ def test_split_services_take_processors_of_one_server_before_those_of_several():
         times = {1: BatchTimes(items=(1,), seconds=(0.5,))}
         return Variant(kind="gpu", memory_bytes=900, n_processors=2, across=across, times=times)
 
-    large = Service(name="large", slo=Latency(1.0), variants=(split(False),))
-    wide = Service(name="large", slo=Latency(1.0), variants=(split(True),))
+    large = ServiceSpec(name="large", slo=Latency(1.0), variants=(split(False),))
+    wide = ServiceSpec(name="large", slo=Latency(1.0), variants=(split(True),))
     homes = [server("a"), server("b", 2), server("c")]
     within = place(homes, allocate_all([large], [server("any", 9)]), {("large", "a"): 1.0})
     assert [each.processors for each in within.replicas] == [(("b", 0), ("b", 1))]

@@ -7,13 +7,13 @@ import pytest
 from tests.sdk.serve.serving import request
 
 from potluck.serve.scheduling.request_handler import (
-    Candidate,
-    Local,
+    CandidateServer,
+    HandlerRules,
+    LocalOption,
     Offload,
-    Reason,
     Refuse,
-    Rules,
     Serve,
+    ServeRefusal,
     Way,
     by_idle_goodput,
     by_spare_finish,
@@ -22,7 +22,7 @@ from potluck.serve.scheduling.request_handler import (
 
 
 def candidate(name, idle_per_s=1.0, queue_s=0.0, delay_s=0.1, **changes):
-    return Candidate(
+    return CandidateServer(
         server=name,
         idle_per_s=idle_per_s,
         queue_s=queue_s,
@@ -32,17 +32,17 @@ def candidate(name, idle_per_s=1.0, queue_s=0.0, delay_s=0.1, **changes):
 
 
 def asked(each, local=(), others=(), now_s=0.0, choose=by_idle_goodput, rules=None, seed=0):
-    return decide(each, local, lambda: others, now_s, Random(seed), choose, rules or Rules())
+    return decide(each, local, lambda: others, now_s, Random(seed), choose, rules or HandlerRules())
 
 
-ENOUGH = Local(Way.ALONE, 0.5)
-LATE = Local(Way.ALONE, 1.5)
+ENOUGH = LocalOption(Way.ALONE, 0.5)
+LATE = LocalOption(Way.ALONE, 1.5)
 FAR = request(path=("a", "b", "c", "d", "e", "f"))
 
 STEPS = {
     "timed out comes before all else": (
         {"each": request(), "local": [ENOUGH], "now_s": 1.1},
-        Refuse(Reason.TIMED_OUT),
+        Refuse(ServeRefusal.TIMED_OUT),
     ),
     "what is here comes before the others": (
         {"each": request(path=("a",)), "local": [ENOUGH], "others": [candidate("b")]},
@@ -51,7 +51,7 @@ STEPS = {
     "here counts even after five hops": ({"each": FAR, "local": [ENOUGH]}, Serve(Way.ALONE)),
     "five hops are the most": (
         {"each": FAR, "local": [LATE], "others": [candidate("z")]},
-        Refuse(Reason.OFFLOADED_TOO_OFTEN),
+        Refuse(ServeRefusal.OFFLOADED_TOO_OFTEN),
     ),
     "four are not": (
         {"each": request(path=("a", "b", "c", "d", "e")), "others": [candidate("z")]},
@@ -63,11 +63,11 @@ STEPS = {
     ),
     "never to a server on its path": (
         {"each": request(path=("b", "a")), "others": [candidate("a"), candidate("b")]},
-        Refuse(Reason.INSUFFICIENT),
+        Refuse(ServeRefusal.INSUFFICIENT),
     ),
     "never where the queue is longer than delay and limit": (
         {"each": request(path=("a",)), "others": [candidate("b", queue_s=1.11)]},
-        Refuse(Reason.INSUFFICIENT),
+        Refuse(ServeRefusal.INSUFFICIENT),
     ),
     "but where it just is not": (
         {"each": request(path=("a",)), "others": [candidate("b", queue_s=1.09)]},
@@ -75,16 +75,16 @@ STEPS = {
     ),
     "never where nothing is idle": (
         {"each": request(path=("a",)), "others": [candidate("b", idle_per_s=0.0)]},
-        Refuse(Reason.INSUFFICIENT),
+        Refuse(ServeRefusal.INSUFFICIENT),
     ),
     "alone, then across servers, then edge devices": (
         {
             "each": request(path=("a",)),
-            "local": [LATE, Local(Way.ACROSS, 0.9), Local(Way.EDGE_DEVICE, 0.1)],
+            "local": [LATE, LocalOption(Way.ACROSS, 0.9), LocalOption(Way.EDGE_DEVICE, 0.1)],
         },
         Serve(Way.ACROSS),
     ),
-    "nobody has it": ({"each": request(path=("a",))}, Refuse(Reason.INSUFFICIENT)),
+    "nobody has it": ({"each": request(path=("a",))}, Refuse(ServeRefusal.INSUFFICIENT)),
 }
 
 
@@ -98,19 +98,19 @@ STREAM = request(fps=30.0, path=("a",))
 
 
 def test_a_stream_is_served_whole_where_it_can_be():
-    assert asked(STREAM, [Local(Way.ALONE, 0.0, 45.0)]) == Serve(Way.ALONE, 30.0)
-    ways = [Local(Way.ALONE, 0.0, 20.0), Local(Way.EDGE_DEVICE, 0.0, 30.0)]
+    assert asked(STREAM, [LocalOption(Way.ALONE, 0.0, 45.0)]) == Serve(Way.ALONE, 30.0)
+    ways = [LocalOption(Way.ALONE, 0.0, 20.0), LocalOption(Way.EDGE_DEVICE, 0.0, 30.0)]
     assert asked(STREAM, ways) == Serve(Way.EDGE_DEVICE, 30.0)
 
 
 def test_a_stream_gets_a_part_here_and_the_rest_elsewhere():
-    part = [Local(Way.ALONE, 0.0, 12.0)]
+    part = [LocalOption(Way.ALONE, 0.0, 12.0)]
     assert asked(STREAM, part, [candidate("b")]) == Offload("b", 12.0)
     assert asked(STREAM, part) == Serve(Way.ALONE, 12.0)
 
 
 def test_a_stream_that_may_not_be_divided_goes_where_it_gets_more():
-    part, whole = [Local(Way.ALONE, 0.0, 12.0)], Rules(splits=False)
+    part, whole = [LocalOption(Way.ALONE, 0.0, 12.0)], HandlerRules(splits=False)
     assert asked(STREAM, part, [candidate("b", 20.0)], rules=whole) == Offload("b")
     assert asked(STREAM, part, [candidate("b", 5.0)], rules=whole) == Serve(Way.ALONE, 12.0)
 
@@ -150,7 +150,7 @@ def test_ours_asks_nobody_who_would_be_late():
     }
     assert drawn == {Offload("c")}
     assert asked(request(path=("a",)), (), [slow], choose=by_spare_finish) == Refuse(
-        Reason.INSUFFICIENT
+        ServeRefusal.INSUFFICIENT
     )
 
 
@@ -195,7 +195,11 @@ def test_whatever_the_numbers_a_request_goes_only_where_it_may(choose, seed):
         for name in names
     ]
     each = request(path=path, fps=rng.choice((0.0, 25.0)))
-    local = [Local(Way.ALONE, rng.uniform(0, 2), rng.uniform(0, 30))] if rng.random() < 0.7 else []
+    local = (
+        [LocalOption(Way.ALONE, rng.uniform(0, 2), rng.uniform(0, 30))]
+        if rng.random() < 0.7
+        else []
+    )
     decision = asked(each, local, others, rng.uniform(0, 1.2), choose, seed=seed)
     if isinstance(decision, Offload):
         there = next(one for one in others if one.server == decision.server)

@@ -11,19 +11,19 @@ from tests.sdk.serve.serving import server, service, stream_service
 from potluck.errors import UserError
 from potluck.serve.baselines.schemes import EPARA, OURS, SCHEMES, as_printed
 from potluck.serve.scheduling.allocate import allocate_all
-from potluck.serve.scheduling.events import Arrived, Done, Open, Placed, Start
+from potluck.serve.scheduling.events import BatchDone, ComputeBatch, Open, Placed, RequestArrived
 from potluck.serve.scheduling.events import Tick as Wake
 from potluck.serve.scheduling.known_servers import NoView, RingView
-from potluck.serve.scheduling.node import Node
+from potluck.serve.scheduling.node import ServerNode
 from potluck.serve.scheduling.placement import Placement, place
 from potluck.serve.scheduling.records import Latency, Replica, Request, ServerState
 from potluck.serve.scheduling.replica_pools import Pool
-from potluck.serve.scheduling.state_exchange import Heard, Ring, Tick
+from potluck.serve.scheduling.state_exchange import IntervalOver, NeighbourMessage, Ring
 from potluck.serve.simulate.arrivals import Arrival
-from potluck.serve.simulate.cases import Case, play
-from potluck.serve.simulate.engine import Scenario, Simulation, simulate
+from potluck.serve.simulate.cases import SweepCase, play
+from potluck.serve.simulate.engine import Scenario, ServingSimulation, simulate
 from potluck.serve.simulate.epara_services import WORKLOADS
-from potluck.serve.simulate.state_snapshots import Group, RingSnapshots
+from potluck.serve.simulate.state_snapshots import ExchangeGroup, RingSnapshots
 from potluck.serve.sweep import sweep
 
 
@@ -92,7 +92,7 @@ def test_two_servers_share_a_stream_that_is_too_fast_for_one():
 @pytest.mark.parametrize("printed", [False, True])
 def test_every_request_is_satisfied_late_or_refused(name, printed):
     scheme = as_printed(SCHEMES[name]) if printed else SCHEMES[name]
-    case = Case(workload="latency, one processor", n_servers=3, n_processors=2, duration_s=3.0)
+    case = SweepCase(workload="latency, one processor", n_servers=3, n_processors=2, duration_s=3.0)
     found = play(case, scheme)
     late = sum(tally.late for tally in found.tallies.values())
     assert found.n_requests > 500
@@ -103,13 +103,13 @@ def test_every_request_is_satisfied_late_or_refused(name, printed):
 
 @pytest.mark.parametrize("workload", ["mixed", "frequency, several processors"])
 def test_the_same_case_has_the_same_outcome(workload):
-    case = Case(workload=workload, n_servers=2, n_processors=4, duration_s=5.0)
+    case = SweepCase(workload=workload, n_servers=2, n_processors=4, duration_s=5.0)
     assert play(case, OURS) == play(case, OURS)
 
 
 def test_a_workload_that_there_is_not_is_refused_with_those_that_are():
     with pytest.raises(UserError, match="mixed"):
-        Case(workload="all")
+        SweepCase(workload="all")
 
 
 @pytest.mark.parametrize("n_servers", [2, 3, 6, 7])
@@ -118,27 +118,29 @@ def test_snapshots_are_what_the_ring_brings(n_servers):
     names = [f"s{n}" for n in range(n_servers)]
     birds = {"birds": service()}
     pool = Pool(allocate_all([service()], [server("any")])["birds", "gpu"], 1)
-    nodes = [Node(name, birds, NoView(), Random(0)) for name in names]
+    nodes = [ServerNode(name, birds, NoView(), Random(0)) for name in names]
     for node in nodes:
         node.handle(Placed((pool,)), 0.0)
     rings = {name: Ring(name, names, 1.0) for name in names}
-    group = Group(nodes, 1.0)
+    group = ExchangeGroup(nodes, 1.0)
     group.settle()
     number = 0
     for now_s in range(1, 12):
         for index, node in enumerate(nodes):
             for _ in range((index * 7 + now_s) % 4):
                 number += 1
-                node.handle(Arrived(Request(number, "birds", now_s, now_s + 9.0)), float(now_s))
+                node.handle(
+                    RequestArrived(Request(number, "birds", now_s, now_s + 9.0)), float(now_s)
+                )
         sent = []
         group.exchange(float(now_s))
         states = group.rounds[-1][1]["birds"]
         for name in names:
             row = states[names.index(name)]
             told = ServerState(server=name, version=0, services={"birds": row})
-            sent += [(name, tell) for tell in rings[name].handle(Tick(told), float(now_s))]
+            sent += [(name, tell) for tell in rings[name].handle(IntervalOver(told), float(now_s))]
         for name, tell in sent:
-            rings[tell.server].handle(Heard(name, tell.message), float(now_s))
+            rings[tell.server].handle(NeighbourMessage(name, tell.message), float(now_s))
     for index, name in enumerate(names):
         by_ring = RingView(rings[name], lambda server, service: 0.5).candidates("birds", 11.0)
         by_snapshot = RingSnapshots(group, index, {"birds": 0.5}).candidates("birds", 11.0)
@@ -150,7 +152,7 @@ class Frames:
 
     def __init__(self, cameras, n_replicas, policy):
         pool = Pool(allocate_all([cameras], [server("a")])["cameras", "gpu"], n_replicas)
-        self.node = Node("a", {"cameras": cameras}, NoView(), Random(0), policy)
+        self.node = ServerNode("a", {"cameras": cameras}, NoView(), Random(0), policy)
         self.node.handle(Placed((pool,)), 0.0)
         self.tolerance_s = cameras.slo.tolerance_s
         self.heap, self.n = [], 0
@@ -163,7 +165,7 @@ class Frames:
     def follow(self, actions, now_s):
         for action in actions:
             match action:
-                case Start():
+                case ComputeBatch():
                     self.at(now_s + action.seconds, action)
                 case Open(_, request, grant):
                     self.granted[request.id] = grant.total_fps
@@ -174,7 +176,7 @@ class Frames:
         number = 1000
         for stream, (fps, offset_s) in streams.items():
             request = Request(stream, "cameras", 0.0, 1e9, fps=fps, n_frames=1)
-            self.follow(self.node.handle(Arrived(request), 0.0), 0.0)
+            self.follow(self.node.handle(RequestArrived(request), 0.0), 0.0)
             for frame in range(int(seconds * fps)):
                 number += 1
                 due_s = offset_s + frame / fps
@@ -184,12 +186,12 @@ class Frames:
                 )
         while self.heap:
             now_s, _, what = heappop(self.heap)
-            if isinstance(what, Start):
+            if isinstance(what, ComputeBatch):
                 for each in what.requests:
                     self.in_time[each.stream] += now_s <= each.deadline_s + 1e-9
-                self.follow(self.node.handle(Done(what.pool, what.replica), now_s), now_s)
+                self.follow(self.node.handle(BatchDone(what.pool, what.replica), now_s), now_s)
             else:
-                event = what if isinstance(what, Wake) else Arrived(what)
+                event = what if isinstance(what, Wake) else RequestArrived(what)
                 self.follow(self.node.handle(event, now_s), now_s)
 
 
@@ -212,7 +214,7 @@ def test_streams_that_are_granted_whole_have_their_frames_answered_in_time(seed)
 
 
 def test_a_sweep_has_the_same_outcomes_in_any_executor():
-    cases = [Case(n_servers=1, n_processors=4, duration_s=2.0, seed=seed) for seed in (1, 2)]
+    cases = [SweepCase(n_servers=1, n_processors=4, duration_s=2.0, seed=seed) for seed in (1, 2)]
     alone = {(case, s.name): play(case, s) for case in cases for s in (EPARA, OURS)}
     with ThreadPoolExecutor(2) as threads:
         assert sweep(cases, [EPARA, OURS], executor=threads) == alone
@@ -222,7 +224,7 @@ def test_a_sweep_has_the_same_outcomes_in_any_executor():
 @pytest.mark.slow
 def test_a_sweep_runs_on_a_dask_cluster():
     distributed = pytest.importorskip("distributed")
-    case = Case(n_servers=1, n_processors=4, duration_s=2.0)
+    case = SweepCase(n_servers=1, n_processors=4, duration_s=2.0)
     with (
         distributed.LocalCluster(
             n_workers=1, threads_per_worker=1, dashboard_address=None, host="127.0.0.1"
@@ -235,16 +237,16 @@ def test_a_sweep_runs_on_a_dask_cluster():
 
 def test_a_clock_times_every_decision():
     ticks = iter(range(1_000_000))
-    case = Case(n_servers=1, n_processors=4, duration_s=1.0)
-    simulation = Simulation(case.scenario(), OURS, clock=lambda: float(next(ticks)))
+    case = SweepCase(n_servers=1, n_processors=4, duration_s=1.0)
+    simulation = ServingSimulation(case.scenario(), OURS, clock=lambda: float(next(ticks)))
     found = simulation.run()
     assert simulation.handling_s == [1.0] * found.n_requests
 
 
 def test_what_is_placed_is_what_the_scheme_places():
-    case = Case(n_servers=2, n_processors=4, duration_s=2.0)
+    case = SweepCase(n_servers=2, n_processors=4, duration_s=2.0)
     each = case.scenario()
-    simulation = Simulation(each, EPARA)
+    simulation = ServingSimulation(each, EPARA)
     assert simulation.placement == place(each.servers, simulation.allocations, each.demand)
 
 
@@ -254,7 +256,7 @@ def test_ours_is_never_clearly_worse_than_epara():
     ours, papers = [], []
     for workload in WORKLOADS:
         for load, n_servers in ((0.6, 6), (1.4, 4)):
-            case = Case(
+            case = SweepCase(
                 workload=workload, n_servers=n_servers, n_processors=2, load=load, duration_s=3.0
             )
             each = case.scenario()

@@ -9,11 +9,11 @@ from potluck.errors import UserError
 from potluck.serve.scheduling.records import ServerState, ServiceState
 from potluck.serve.scheduling.state_exchange import (
     SILENT_INTERVALS,
-    Heard,
-    Members,
+    IntervalOver,
+    MembershipChanged,
+    NeighbourMessage,
     Ring,
     StateMessage,
-    Tick,
 )
 
 
@@ -36,12 +36,12 @@ class Exchange:
             sent = []
             for name, ring in self.rings.items():
                 if name not in self.dead:
-                    for tell in ring.handle(Tick(own(name, self.value)), self.now_s):
+                    for tell in ring.handle(IntervalOver(own(name, self.value)), self.now_s):
                         sent.append((name, tell))
             for name, tell in sent:
                 self.n_states += len(tell.message.states)
                 if tell.server not in self.dead and self.rng.random() >= self.loss_frac:
-                    self.rings[tell.server].handle(Heard(name, tell.message), self.now_s)
+                    self.rings[tell.server].handle(NeighbourMessage(name, tell.message), self.now_s)
 
     def seen(self, of, by):
         state, age_s = self.rings[by].states(self.now_s)[of]
@@ -77,7 +77,7 @@ def test_each_server_tells_of_each_other_once_a_round():
 
 def test_a_lone_server_tells_nobody():
     ring = Ring("a", ["a"], 1.0)
-    assert ring.handle(Tick(own("a", 1.0)), 0.0) == []
+    assert ring.handle(IntervalOver(own("a", 1.0)), 0.0) == []
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -114,11 +114,13 @@ def test_two_halves_of_a_cut_ring_go_on_by_themselves_and_heal():
         sent = [
             (name, tell)
             for name, ring in exchange.rings.items()
-            for tell in ring.handle(Tick(own(name, exchange.value)), exchange.now_s)
+            for tell in ring.handle(IntervalOver(own(name, exchange.value)), exchange.now_s)
         ]
         for name, tell in sent:
             if halves[name] == halves[tell.server]:
-                exchange.rings[tell.server].handle(Heard(name, tell.message), exchange.now_s)
+                exchange.rings[tell.server].handle(
+                    NeighbourMessage(name, tell.message), exchange.now_s
+                )
 
     for _ in range(60):
         cut_round()
@@ -143,7 +145,9 @@ def test_wrong_data_heals_in_one_round(version):
     exchange.round(10)
     known = exchange.rings["s4"].states(exchange.now_s)["s5"][0].version
     lie = ServerState(server="s5", version=known + version, services=own("s5", 9999.0).services)
-    exchange.rings["s4"].handle(Heard("s3", StateMessage((lie,), (0.0,))), exchange.now_s)
+    exchange.rings["s4"].handle(
+        NeighbourMessage("s3", StateMessage((lie,), (0.0,))), exchange.now_s
+    )
     exchange.round(len(exchange.names))
     for by in exchange.names:
         if by != "s5":
@@ -165,16 +169,16 @@ def test_membership_is_the_roster():
     exchange.round(5)
     roster = ("s0", "s1", "s3")
     for name in roster:
-        exchange.rings[name].handle(Members(roster), exchange.now_s)
+        exchange.rings[name].handle(MembershipChanged(roster), exchange.now_s)
     exchange.dead.add("s2")
     exchange.round(3)
     assert {*exchange.rings["s1"].states(exchange.now_s)} == {"s0", "s3"}
     with pytest.raises(UserError, match="not in its own ring"):
-        exchange.rings["s0"].handle(Members(("s1",)), exchange.now_s)
+        exchange.rings["s0"].handle(MembershipChanged(("s1",)), exchange.now_s)
 
 
 def test_strangers_are_not_believed():
     ring = Ring("a", ["a", "b"], 1.0)
-    ring.handle(Heard("x", StateMessage((own("b", 1.0),), (0.0,))), 0.0)
-    ring.handle(Heard("b", StateMessage((own("x", 1.0),), (0.0,))), 0.0)
+    ring.handle(NeighbourMessage("x", StateMessage((own("b", 1.0),), (0.0,))), 0.0)
+    ring.handle(NeighbourMessage("b", StateMessage((own("x", 1.0),), (0.0,))), 0.0)
     assert ring.states(0.0) == {}

@@ -17,9 +17,9 @@ from potluck.sessions.controller import Controller
 from potluck.sessions.events import (
     Address,
     CancelExecution,
-    Join,
-    Leave,
-    Lost,
+    CloseSession,
+    ConnectionLost,
+    OpenSession,
     Received,
     RequestAll,
     Resolve,
@@ -84,7 +84,11 @@ class ControllerPlay:
         return self._ticket
 
     def _join(self, device: str) -> None:
-        self.do(Join(ticket=self._new(), device=device, address=Address(host="h", port=1), key="k"))
+        self.do(
+            OpenSession(
+                ticket=self._new(), device=device, address=Address(host="h", port=1), key="k"
+            )
+        )
 
     # --- moves ------------------------------------------------------------------------------------
 
@@ -115,10 +119,10 @@ class ControllerPlay:
         device, ticket = rng.choice(DEVICES), rng.randint(1, self._new())
         return rng.choice(
             (
-                Leave(device=device),
+                CloseSession(device=device),
                 CancelExecution(ticket=ticket),
                 CancelExecution(ticket=ticket),
-                Lost(device=device, error=DeviceGone("why", device=device)),
+                ConnectionLost(device=device, error=DeviceGone("why", device=device)),
                 UplinkProbe(ticket=self._new(), device=device, nbytes=rng.choice((0, 1, 300_000))),
                 UplinkProbe(ticket=self._new(), device=device, nbytes=8),
             )

@@ -7,7 +7,7 @@ import json
 from potluck.sessions.controller import Controller
 from potluck.sessions.events import (
     Address,
-    Join,
+    OpenSession,
     Received,
     Reject,
     Resolve,
@@ -41,7 +41,11 @@ class Play:
         self.now_s = 100.0
         self.actions = []
         for ticket, device in enumerate(devices, 900):
-            self.do(Join(ticket=ticket, device=device, address=Address(host="h", port=1), key="k"))
+            self.do(
+                OpenSession(
+                    ticket=ticket, device=device, address=Address(host="h", port=1), key="k"
+                )
+            )
             self.hear(device, m.Welcome(major=VERSION[0], minor=VERSION[1], name=device), STATEMENT)
 
     def do(self, event):
@@ -115,6 +119,6 @@ def join(*devices, minor):
     """Devices of a minor version."""
     play = Play()
     for device in devices:
-        play.do(Join(ticket=1, device=device, address=Address(host="h", port=1), key="k"))
+        play.do(OpenSession(ticket=1, device=device, address=Address(host="h", port=1), key="k"))
         play.hear(device, m.Welcome(major=1, minor=minor, name=device), STATEMENT)
     return play

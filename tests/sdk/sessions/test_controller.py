@@ -11,12 +11,12 @@ from potluck.errors import DeviceGone, OutOfMemory, PlanError, ProtocolError, Re
 from potluck.sessions.controller import JOIN_S
 from potluck.sessions.events import (
     Address,
+    CloseSession,
     Connect,
+    ConnectionLost,
     Disconnect,
-    Join,
-    Leave,
-    Lost,
     Notification,
+    OpenSession,
     RequestAll,
     Tick,
     UplinkProbe,
@@ -31,7 +31,7 @@ from potluck_wire.version import VERSION
 
 def test_joining_says_hello_and_resolves_with_what_the_device_says():
     play = Play()
-    play.do(Join(ticket=1, device="a", address=Address(host="h", port=1), key="k"))
+    play.do(OpenSession(ticket=1, device="a", address=Address(host="h", port=1), key="k"))
     assert isinstance(play.actions[0], Connect)
     assert play.sent(m.Hello) == [
         ("a", m.Hello(major=VERSION[0], minor=VERSION[1], name="notebook"))
@@ -55,7 +55,7 @@ def test_joining_says_hello_and_resolves_with_what_the_device_says():
 )
 def test_a_session_that_is_refused(message, buffers, error):
     play = Play()
-    play.do(Join(ticket=1, device="a", address=Address(host="h", port=1), key="k"))
+    play.do(OpenSession(ticket=1, device="a", address=Address(host="h", port=1), key="k"))
     play.hear("a", message, *buffers)
     assert isinstance(play.ended()[1].error, error)
     assert any(isinstance(action, Disconnect) for action in play.actions)
@@ -64,8 +64,8 @@ def test_a_session_that_is_refused(message, buffers, error):
 
 def test_nobody_answering_ends_the_wait_and_a_slow_worker_does_not():
     play = Play()
-    play.do(Join(ticket=1, device="a", address=Address(host="h", port=1), key="k"))
-    play.do(Join(ticket=2, device="b", address=Address(host="h", port=2), key="k"))
+    play.do(OpenSession(ticket=1, device="a", address=Address(host="h", port=1), key="k"))
+    play.do(OpenSession(ticket=2, device="b", address=Address(host="h", port=2), key="k"))
     ended = play.ended(play.tick(JOIN_S + 1, answer=("b",)))
     assert isinstance(ended[1].error, DeviceGone)
     assert 2 not in ended
@@ -75,7 +75,7 @@ def test_nobody_answering_ends_the_wait_and_a_slow_worker_does_not():
 
 def test_runs_of_a_process_before_end_at_the_first_meeting_and_at_no_later_one():
     play = Play()
-    join = Join(ticket=1, device="a", address=Address(host="h", port=1), key="k")
+    join = OpenSession(ticket=1, device="a", address=Address(host="h", port=1), key="k")
     said = []
     for _ in range(2):  # the second time its connection broke
         said += [type(message) for _, message in play.sent(m.Goodbye | m.Hello, play.do(join))]
@@ -85,7 +85,7 @@ def test_runs_of_a_process_before_end_at_the_first_meeting_and_at_no_later_one()
 
 def test_leaving_says_goodbye():
     play = Play("a")
-    play.do(Leave(device="a"))
+    play.do(CloseSession(device="a"))
     assert play.sent(m.Goodbye)[-1] == ("a", m.Goodbye(reason="closed"))
     assert play.controller.session("a") is None
 
@@ -159,7 +159,7 @@ def test_asking_a_device_without_a_session_fails_at_once():
 
 def test_asking_a_device_that_went_says_why_it_went():
     play = Play("a")
-    play.do(Lost(device="a", error=DeviceGone("the connection broke.", device="a")))
+    play.do(ConnectionLost(device="a", error=DeviceGone("the connection broke.", device="a")))
     play.do(RequestAll(ticket=1, requests={"a": (m.Commit(), ())}))
     assert str(play.ended()[1].error) == "a: the connection broke."
 
@@ -192,7 +192,7 @@ def test_bytes_for_measuring_resolve_with_the_seconds_until_all_are_there():
 def test_bytes_for_a_device_that_goes_or_is_not_there_fail():
     play = Play("a")
     play.do(UplinkProbe(ticket=7, device="a", nbytes=10))
-    play.do(Lost(device="a", error=DeviceGone("gone", device="a")))
+    play.do(ConnectionLost(device="a", error=DeviceGone("gone", device="a")))
     assert isinstance(play.ended()[7].error, DeviceGone)
     play.do(UplinkProbe(ticket=8, device="a", nbytes=10))
     assert isinstance(play.ended()[8].error, DeviceGone)
@@ -375,7 +375,7 @@ def test_what_ends_with_a_narrower_execution_ends_on_all_its_devices(is_narrow_f
         chunk_bytes=nbytes // 4,
     )
     play.hear("b", half, bytes(nbytes // 4))
-    play.do(Lost(device="a", error=DeviceGone("gone", device="a")))
+    play.do(ConnectionLost(device="a", error=DeviceGone("gone", device="a")))
     assert sorted(play.ended()) == [1, 2]
     assert [device for device, _ in play.sent(m.Drop)] == ["b"]
     assert play.controller.held()["b"].here_bytes == 0

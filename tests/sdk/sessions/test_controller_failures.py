@@ -16,7 +16,7 @@ from potluck.errors import (
 from potluck.sessions.controller import OWED_S, PEER_LOST_GRACE_S
 from potluck.sessions.events import (
     CancelExecution,
-    Lost,
+    ConnectionLost,
     Notification,
     RequestAll,
     Resolve,
@@ -126,7 +126,9 @@ def test_one_that_a_device_has_cancelled_is_waited_for_no_more_and_a_better_caus
             play.hear("a", m.Failed(**place(), cause="cancelled", text="its plan was dropped"))
         )
         if told:
-            play.do(Lost(device="b", error=DeviceGone("the connection broke.", device="b")))
+            play.do(
+                ConnectionLost(device="b", error=DeviceGone("the connection broke.", device="b"))
+            )
         ended = (
             play.ended()
             if told
@@ -153,7 +155,7 @@ def test_a_lost_device_fails_its_executions_and_the_others_drop_them():
     play = Play("a", "b", "c")
     play.launch(ticket=1)
     play.do(StartExecution(ticket=2, run="other", epoch=0, program="p", step=0, devices=("c",)))
-    play.do(Lost(device="b", error=DeviceGone("the connection broke.", device="b")))
+    play.do(ConnectionLost(device="b", error=DeviceGone("the connection broke.", device="b")))
     assert set(play.ended()) == {1}
     assert {device for device, _ in play.sent(m.Drop)} == {"a"}
     assert any(isinstance(action, Notification) and action.device == "b" for action in play.actions)
@@ -163,7 +165,7 @@ def test_a_device_that_misses_its_neighbour_is_not_blamed_where_the_neighbour_is
     play = Play("a", "b")
     play.launch(ticket=1)
     assert not play.ended(play.hear("a", m.Failed(**place(), cause="peer-lost", text="b is gone")))
-    play.do(Lost(device="b", error=DeviceGone("the connection broke.", device="b")))
+    play.do(ConnectionLost(device="b", error=DeviceGone("the connection broke.", device="b")))
     assert play.ended()[1].error.device == "b"
 
 

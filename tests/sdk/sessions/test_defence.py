@@ -8,10 +8,10 @@ from tests.sdk.sessions.controller_driver import Play
 from tests.timeouts import PATIENCE_S
 
 from potluck.errors import ProtocolError
-from potluck.sessions.connections import Connection, Keys
+from potluck.sessions.connections import AgentConnection, Keys
 from potluck.sessions.controller import Controller
 from potluck.sessions.curve_link import CurveLink
-from potluck.sessions.events import Join, Received, Reject, RequestAll, Tick
+from potluck.sessions.events import OpenSession, Received, Reject, RequestAll, Tick
 from potluck.testing.hostile_agent import HONEST, TakenOver
 from potluck_wire import messages as m
 
@@ -57,7 +57,7 @@ def link():
 
 
 def join(link, agent, device="a"):
-    return link.ask(Join(device=device, address=agent.address, key=agent.key))
+    return link.ask(OpenSession(device=device, address=agent.address, key=agent.key))
 
 
 def raises(*_):
@@ -87,7 +87,7 @@ def test_a_real_link_lives_on(link, monkeypatch, what):
 def test_an_action_that_cannot_be_done_costs_its_device(link, monkeypatch):
     with TakenOver(HONEST) as agent:
         with monkeypatch.context() as broken:
-            broken.setattr(Connection, "open", raises)
+            broken.setattr(AgentConnection, "open", raises)
             error = join(link, agent).exception(PATIENCE_S)
         assert isinstance(error, ProtocolError)
         assert "could not be told or reached" in str(error)

@@ -10,7 +10,7 @@ from potluck.errors import PotluckError
 from potluck.sanitized_text import harmless
 from potluck.sessions.connections import Keys
 from potluck.sessions.curve_link import CurveLink
-from potluck.sessions.events import Join, Leave, RequestAll, StartExecution
+from potluck.sessions.events import CloseSession, OpenSession, RequestAll, StartExecution
 from potluck.sessions.traffic import Raw
 from potluck.testing.hostile_agent import DOES, HONEST, TakenOver
 from potluck_wire.messages import Measure, Prepare, Probe
@@ -30,7 +30,9 @@ def link():
 @pytest.fixture(scope="module")
 def friend(link):
     with TakenOver(HONEST) as agent:
-        link.ask(Join(device="friend", address=agent.address, key=agent.key)).result(PATIENCE_S)
+        link.ask(OpenSession(device="friend", address=agent.address, key=agent.key)).result(
+            PATIENCE_S
+        )
         yield "friend"
 
 
@@ -61,12 +63,12 @@ def errors_of(futures):
 @pytest.mark.parametrize("row", DOES)
 def test_the_link_outlives_an_agent(link, friend, row):
     with TakenOver(row) as agent:
-        futures = [link.ask(Join(device="foe", address=agent.address, key=agent.key))]
+        futures = [link.ask(OpenSession(device="foe", address=agent.address, key=agent.key))]
         if futures[0].exception(PATIENCE_S) is None:
             futures += ask_all(link, "foe")
         assert agent.did.wait(PATIENCE_S)
         assert errors_of(ask_all(link, friend)) == [None] * 4
-        link.tell(Leave(device="foe"))
+        link.tell(CloseSession(device="foe"))
         errors = [error for error in errors_of(futures) if error is not None]
     assert all(isinstance(error, PotluckError) for error in errors)
     assert all(harmless(str(error)) == str(error) for error in errors)

@@ -11,11 +11,17 @@ from tests.timeouts import PATIENCE_S
 
 from potluck.errors import DeviceGone, ProtocolError
 from potluck.sessions import pending_records
-from potluck.sessions.connections import AT_ONCE, BYTES_AT_ONCE, LONGEST_BYTES, Connection, Keys
+from potluck.sessions.connections import (
+    AT_ONCE,
+    BYTES_AT_ONCE,
+    LONGEST_BYTES,
+    AgentConnection,
+    Keys,
+)
 from potluck.sessions.curve_link import CurveLink
-from potluck.sessions.events import Address, Connect, Disconnect, Join, Lost, Send
+from potluck.sessions.events import Address, Connect, ConnectionLost, Disconnect, OpenSession, Send
 from potluck.sessions.peer_texts import MAX_STATEMENT_BYTES
-from potluck.sessions.socket_memory import Inflow
+from potluck.sessions.socket_memory import ConnectionMemory
 from potluck_wire import messages as m
 from potluck_wire import statement
 from potluck_wire.bounded_receive import SKIPPED_AT_ONCE, MessageReader, most_frames
@@ -73,7 +79,7 @@ class Chain:
         self.over = threading.Event()
 
     def handle(self, event, now_s):
-        if not isinstance(event, Lost):
+        if not isinstance(event, ConnectionLost):
             return []
         number = int(event.device)
         self.seen.append(number)
@@ -97,7 +103,7 @@ ORDERS = {
 @pytest.mark.parametrize("order", ORDERS)
 def test_events_that_follow_from_one_another_are_handled_one_after_the_other(link_of, order):
     chain = Chain(ORDERS[order])
-    link_of(chain, UNKNOWN).tell(Lost(device="0", error=DeviceGone("why", device="0")))
+    link_of(chain, UNKNOWN).tell(ConnectionLost(device="0", error=DeviceGone("why", device="0")))
     assert chain.over.wait(PATIENCE_S)
     assert chain.seen == list(range(DEVICES))
 
@@ -143,11 +149,11 @@ WANTED = Connect(device="foe", address=Address(host="h", port=1), key="k")
 
 def connection_of(channel, socket):
     """A connection with this socket."""
-    return Connection(
+    return AgentConnection(
         WANTED,
         sockets={channel: socket},
         readers={channel: MessageReader(channel)},
-        inflows={channel: Inflow()},
+        inflows={channel: ConnectionMemory()},
     )
 
 
@@ -187,10 +193,10 @@ class Parting:
         self.ticked = threading.Event()
 
     def handle(self, event, now_s):
-        if isinstance(event, Join):
+        if isinstance(event, OpenSession):
             self.is_joined = True
             return [WANTED]
-        if isinstance(event, Lost):
+        if isinstance(event, ConnectionLost):
             self.lost.append((event.device, type(event.error)))
             return [Disconnect(device=event.device)]
         if self.is_joined:
@@ -200,9 +206,9 @@ class Parting:
 
 @pytest.mark.parametrize("over_bytes", [0, 1])
 def test_a_device_of_whom_too_much_is_unread_is_parted_from(link_of, monkeypatch, over_bytes):
-    monkeypatch.setattr(Connection, "unread_bytes", lambda self: MAX_UNREAD_BYTES + over_bytes)
+    monkeypatch.setattr(AgentConnection, "unread_bytes", lambda self: MAX_UNREAD_BYTES + over_bytes)
     controller = Parting()
-    link_of(controller, None).tell(Join(device="foe", address=WANTED.address, key="k"))
+    link_of(controller, None).tell(OpenSession(device="foe", address=WANTED.address, key="k"))
     assert controller.ticked.wait(PATIENCE_S)
     assert controller.lost == [("foe", ProtocolError)] * over_bytes
 
@@ -259,7 +265,7 @@ def test_a_statement_that_would_take_long_to_read_is_not(monkeypatch):
     read = []
     monkeypatch.setattr(statement, "read", read.append)
     play = Play()
-    play.do(Join(ticket=1, device="a", address=Address(host="h", port=1), key="k"))
+    play.do(OpenSession(ticket=1, device="a", address=Address(host="h", port=1), key="k"))
     play.hear("a", m.Welcome(major=1), b'{"x":[' + b"[]," * (MAX_STATEMENT_BYTES // 3) + b"[]]}")
     assert isinstance(play.ended()[1].error, ProtocolError)
     assert read == []

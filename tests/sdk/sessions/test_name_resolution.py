@@ -13,7 +13,7 @@ from potluck.errors import DeviceGone, ProtocolError
 from potluck.sessions import controller
 from potluck.sessions.connections import Keys
 from potluck.sessions.curve_link import CurveLink
-from potluck.sessions.events import Join, Leave, RequestAll
+from potluck.sessions.events import CloseSession, OpenSession, RequestAll
 from potluck.testing.hostile_agent import HONEST, TakenOver
 from potluck_wire.messages import Measure
 from potluck_wire.name_resolution import UNKNOWN, Resolver
@@ -58,7 +58,9 @@ def link(names):
 
 
 def join(link, agent, device, **where):
-    return link.ask(Join(device=device, address=replace(agent.address, **where), key=agent.key))
+    return link.ask(
+        OpenSession(device=device, address=replace(agent.address, **where), key=agent.key)
+    )
 
 
 def test_a_name_that_takes_long_keeps_nobody_waiting_and_is_connected_then(
@@ -97,7 +99,9 @@ def test_a_name_that_nobody_knows_is_told_at_once(link, names, monkeypatch):
 @pytest.mark.parametrize("host", ["jetson.local", "127.0.0.1"])
 def test_a_key_that_cannot_be_costs_that_device_and_never_the_link(link, names, host):
     with TakenOver(HONEST) as agent:
-        joining = link.ask(Join(device="a", address=replace(agent.address, host=host), key="x"))
+        joining = link.ask(
+            OpenSession(device="a", address=replace(agent.address, host=host), key="x")
+        )
         join(link, agent, "b").result(PATIENCE_S)
         names.answer()
         error = joining.exception(PATIENCE_S)
@@ -108,7 +112,7 @@ def test_a_key_that_cannot_be_costs_that_device_and_never_the_link(link, names, 
 def test_who_left_before_its_name_was_known_is_not_connected(link, names):
     with TakenOver(HONEST) as agent:
         joining = join(link, agent, "a", host="jetson.local")
-        link.tell(Leave(device="a"))
+        link.tell(CloseSession(device="a"))
         assert isinstance(joining.exception(PATIENCE_S), DeviceGone)
         names.answer()
         join(link, agent, "a").result(PATIENCE_S)  # and later it is

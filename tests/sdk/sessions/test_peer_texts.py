@@ -16,7 +16,7 @@ from potluck.discover import pairing
 from potluck.display import html
 from potluck.errors import PotluckError
 from potluck.sanitized_text import harmless
-from potluck.sessions.events import Address, Join, Notification, Received, Reject, RequestAll
+from potluck.sessions.events import Address, Notification, OpenSession, Received, Reject, RequestAll
 from potluck.sessions.members import Member
 from potluck_wire import messages as m
 from potluck_wire.pairing import PairingFailed
@@ -156,7 +156,7 @@ def test_what_it_says_is_told_all_the_same(kind, name):
 
 def joined(statement):
     play = Play()
-    play.do(Join(ticket=1, device="a", address=Address(host="h", port=1), key="k"))
+    play.do(OpenSession(ticket=1, device="a", address=Address(host="h", port=1), key="k"))
     play.do(
         Received(
             device="a",

@@ -8,9 +8,9 @@ import zmq
 from tests.timeouts import PATIENCE_S
 from zmq.utils.monitor import recv_monitor_message
 
-from potluck.sessions.connections import Connection, Keys
+from potluck.sessions.connections import AgentConnection, Keys
 from potluck.sessions.events import Address, Connect
-from potluck.sessions.socket_memory import Inflow
+from potluck.sessions.socket_memory import ConnectionMemory
 from potluck_wire.frames import encode
 from potluck_wire.limits import DATA_OFFSET, LINGER_MS, MAX_QUEUED, MIB
 from potluck_wire.messages import Channel, Credit
@@ -35,7 +35,7 @@ def connected(context):
     agent.curve_secretkey = secret
     address = Address(host="h", port=agent.bind_to_random_port("tcp://127.0.0.1") - DATA_OFFSET)
     public, secret = (part.decode() for part in zmq.curve_keypair())
-    connection = Connection(Connect(device="d", address=address, key=key.decode()))
+    connection = AgentConnection(Connect(device="d", address=address, key=key.decode()))
     connection.open(context, DATA, "127.0.0.1", Keys(public=public, secret=secret))
     assert agent.poll(PATIENCE_S * 1000)
     route, _ = agent.recv_multipart()  # the greeting
@@ -47,7 +47,9 @@ def connected(context):
 
 
 def test_what_a_device_does_not_read_waits_and_is_counted(context):
-    connection = Connection(Connect(device="d", address=Address(host="h", port=1), key="k" * 40))
+    connection = AgentConnection(
+        Connect(device="d", address=Address(host="h", port=1), key="k" * 40)
+    )
     public, secret = (part.decode() for part in zmq.curve_keypair())
     connection.open(context, DATA, "127.0.0.1", Keys(public=public, secret=secret))  # nobody there
     frames = encode(Credit(transfer=1))
@@ -78,7 +80,7 @@ def test_a_message_that_is_not_whole_is_counted(context):
 
 
 def test_a_number_that_is_no_connection_any_more_keeps_no_descriptor():
-    inflow, (read, write) = Inflow(), os.pipe()
+    inflow, (read, write) = ConnectionMemory(), os.pipe()
     before = sorted(os.listdir("/proc/self/fd"))
     for _ in range(5):
         inflow.opened(read)

@@ -5,7 +5,7 @@ The oracle of the fast one.
 
 from heapq import heappop, heappush
 
-from potluck.simulate.engine import COMPUTE, Times
+from potluck.simulate.engine import COMPUTE, TaskTimes
 from potluck.simulate.fairness import max_min_rates, processor_rate
 
 
@@ -17,7 +17,7 @@ def run(graph):
     ready = [[] for _ in range(n_resources)]
     doing = [-1] * n_resources  # the task that has the resource
     left = [_amount(graph, task) for task in range(n_tasks)]  # of what has given way
-    times = Times([-1.0] * n_tasks, [0.0] * n_tasks, [0.0] * n_tasks)
+    times = TaskTimes([-1.0] * n_tasks, [0.0] * n_tasks, [0.0] * n_tasks)
     ends = []  # (time, task, 1 when its resource is already free)
     rest = {}  # flows under way -> bytes left at `flows_s`
     rates = {}

@@ -22,7 +22,7 @@ import onnxruntime
 from potluck_agent.worker.arrays.backends import Arrays
 from potluck_agent.worker.forward_only import ForwardOnly, borrowed
 from potluck_agent.worker.onnx.validator import validate
-from potluck_agent.worker.tasks import Segment
+from potluck_agent.worker.tasks import LoadedSegment
 from potluck_wire.graph import (
     BATCH,
     FLOATS,
@@ -54,7 +54,7 @@ _BATCH = re.compile(r"batch(?:\*([1-9][0-9]{0,8}))?")
 
 
 @dataclass(frozen=True, slots=True)
-class Processor:
+class OnnxProcessor:
     """What sessions compute on: an accelerator, by its short name, or the CPU with so many
     threads.
     """
@@ -64,7 +64,7 @@ class Processor:
 
 
 @cache
-def prepare(on: Processor) -> onnxruntime.InferenceSession:
+def prepare(on: OnnxProcessor) -> onnxruntime.InferenceSession:
     """Let onnxruntime set up what all its sessions share, once: its threads too, as later none may
     be started, and an accelerator's driver, which stays open with this session.
 
@@ -86,7 +86,7 @@ def prepare(on: Processor) -> onnxruntime.InferenceSession:
 
 
 def _session(
-    model: onnx.ModelProto, on: Processor, state: Mapping[str, Array] = MappingProxyType({})
+    model: onnx.ModelProto, on: OnnxProcessor, state: Mapping[str, Array] = MappingProxyType({})
 ) -> onnxruntime.InferenceSession:
     """A session over `state` as it lies, without a copy of its own.
 
@@ -106,7 +106,7 @@ def _session(
     )
 
 
-CPU = Processor()
+CPU = OnnxProcessor()
 
 
 class OnnxSegment(ForwardOnly):
@@ -122,8 +122,8 @@ class OnnxSegment(ForwardOnly):
         self,
         document: bytes,
         arrays: Arrays,
-        on: Processor = CPU,
-        weight_source: Segment | None = None,
+        on: OnnxProcessor = CPU,
+        weight_source: LoadedSegment | None = None,
     ) -> None:
         self._model = validate(document)
         self._arrays, self._on = arrays, on

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from potluck.display.cockpit.looking import Looking
-    from potluck.display.cockpit.observer import Watching
+    from potluck.display.cockpit.observer import HomeObserver
     from potluck.display.cockpit.widget import Cockpit
     from potluck.display.cockpit.window import Window
     from potluck.home import Home
@@ -66,8 +66,8 @@ def looked_at(folder: "Path") -> "Looking":
     return Looking(url, process)
 
 
-def watch(home: "Home", run: "Run | None" = None, plans: "tuple[Plan, ...]" = ()) -> "Watching":
+def watch(home: "Home", run: "Run | None" = None, plans: "tuple[Plan, ...]" = ()) -> "HomeObserver":
     """What looks at a home for pages and terminals."""
-    from potluck.display.cockpit.observer import Watching
+    from potluck.display.cockpit.observer import HomeObserver
 
-    return Watching(home, run, plans)
+    return HomeObserver(home, run, plans)

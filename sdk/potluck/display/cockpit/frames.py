@@ -17,7 +17,7 @@ from array import array
 from collections.abc import Mapping
 from typing import Any
 
-from potluck.display.cockpit.state import WIDTHS, Sections, State
+from potluck.display.cockpit.state import WIDTHS, CockpitState, Sections
 
 HEAD = struct.Struct("<I")
 
@@ -30,22 +30,22 @@ class Frames:
         self._sections: Sections = {}
         self._ends: dict[str, int] = {}
 
-    def whole(self, state: State) -> bytes:
+    def whole(self, state: CockpitState) -> bytes:
         """All of it; the frames after it change it."""
         self._sections, self._ends = {}, {}
         return self._frame(state, on=0)
 
-    def change(self, state: State) -> bytes | None:
+    def change(self, state: CockpitState) -> bytes | None:
         """What is new since the frame before; None where nothing is."""
         return self._frame(state, on=self._n) if self._has_news(state) else None
 
-    def _has_news(self, state: State) -> bool:
+    def _has_news(self, state: CockpitState) -> bool:
         logs = {**state.texts, **state.rows}
         return self._sections != state.sections or any(
             self._ends.get(name, 0) != log.end for name, log in logs.items()
         )
 
-    def _frame(self, state: State, on: int) -> bytes:
+    def _frame(self, state: CockpitState, on: int) -> bytes:
         patch = difference(self._sections, state.sections)
         texts = {}
         rows = []
@@ -89,7 +89,7 @@ def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]
     return patch
 
 
-class Reader:
+class FrameReader:
     """A state as a page has it: made again from frames."""
 
     def __init__(self) -> None:

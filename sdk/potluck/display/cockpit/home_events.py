@@ -5,7 +5,7 @@ decided. Pure.
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from potluck.display.cockpit.observation import RunSight, Sight
+from potluck.display.cockpit.observation import CockpitObservation, RunObservation
 from potluck.run.history import History
 from potluck.sessions.members import Member
 
@@ -20,7 +20,7 @@ class News:
     words: str
 
 
-class Chronicle:
+class HomeEvents:
     """Compares each look with the one before."""
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class Chronicle:
         self._history = History()
         self._given = ""
 
-    def look(self, sight: Sight) -> list[News]:
+    def look(self, sight: CockpitObservation) -> list[News]:
         """What is new."""
         given = [News(kind="left", words=sight.given)] if sight.given != self._given else []
         self._given = sight.given
@@ -50,7 +50,7 @@ class Chronicle:
         self._status = {name: member.status for name, member in now.items()}
         return news
 
-    def _of_run(self, run: RunSight | None) -> list[News]:
+    def _of_run(self, run: RunObservation | None) -> list[News]:
         if run is None:
             self._run, self._history = None, History()
             return []

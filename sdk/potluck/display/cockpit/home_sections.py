@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from potluck.display.cockpit.media import Wiring
-from potluck.display.cockpit.observation import RunSight, Sight
+from potluck.display.cockpit.media import MediaWiring
+from potluck.display.cockpit.observation import CockpitObservation, RunObservation
 from potluck.records import Plan
 from potluck.sanitized_text import harmless
 from potluck.sessions.members import Member
@@ -13,7 +13,9 @@ LIT_S = 1.5  # after its last step a device is still seen at work, or as long as
 LIT_FRAC = 0.05  # of its time that it computes, by its own word
 
 
-def devices(sight: Sight, wires: Wiring, load: Mapping[str, float]) -> dict[str, Any]:
+def devices(
+    sight: CockpitObservation, wires: MediaWiring, load: Mapping[str, float]
+) -> dict[str, Any]:
     """By name: status, layers, memory, power, battery, and the load of its own port."""
     return {
         member.name: _device(member, place, sight, wires, load)
@@ -22,7 +24,11 @@ def devices(sight: Sight, wires: Wiring, load: Mapping[str, float]) -> dict[str,
 
 
 def _device(
-    member: Member, place: int, sight: Sight, wires: Wiring, load: Mapping[str, float]
+    member: Member,
+    place: int,
+    sight: CockpitObservation,
+    wires: MediaWiring,
+    load: Mapping[str, float],
 ) -> dict[str, Any]:
     name = member.name
     run = sight.run
@@ -59,7 +65,7 @@ def layers(plan: Plan, device: str) -> list[list[int]]:
     return [[stage.start, stage.stop] for stage in plan.stages if device in stage.devices]
 
 
-def _is_lit(name: str, run: RunSight | None, busy_frac: float) -> bool:
+def _is_lit(name: str, run: RunObservation | None, busy_frac: float) -> bool:
     """Whether it is at work."""
     if run is not None and not run.ended and name in run.plan.devices:
         typical_s = max(run.step_s[-4:], default=0.0)
@@ -68,7 +74,9 @@ def _is_lit(name: str, run: RunSight | None, busy_frac: float) -> bool:
     return busy_frac >= LIT_FRAC
 
 
-def media(sight: Sight, wires: Wiring, load: Mapping[str, float]) -> dict[str, Any]:
+def media(
+    sight: CockpitObservation, wires: MediaWiring, load: Mapping[str, float]
+) -> dict[str, Any]:
     """By name: the capacity, the load and the devices of each shared medium."""
     if sight.network is None:
         return {}
@@ -90,7 +98,7 @@ def _most_first(item: tuple[str, tuple[str, ...]]) -> tuple[int, str]:
     return -len(item[1]), item[0]
 
 
-def ports(sight: Sight, wires: Wiring) -> dict[str, Any]:
+def ports(sight: CockpitObservation, wires: MediaWiring) -> dict[str, Any]:
     """By name: whose port each other medium is, and its capacity."""
     if sight.network is None:
         return {}

@@ -11,22 +11,22 @@ from dataclasses import dataclass
 from typing import Any
 
 from potluck.display.cockpit import home_sections, plan_sections, run_sections
-from potluck.display.cockpit.home_events import Chronicle, News
-from potluck.display.cockpit.media import Wiring, loads, wiring
-from potluck.display.cockpit.observation import RunSight, Sight
+from potluck.display.cockpit.home_events import HomeEvents, News
+from potluck.display.cockpit.media import MediaWiring, loads, wiring
+from potluck.display.cockpit.observation import CockpitObservation, RunObservation
 from potluck.display.cockpit.page_messages import (
     Click,
     Go,
-    Hello,
     Imagine,
     Imagined,
     Limits,
+    PageOpened,
     PairWith,
     Preview,
     SetLimits,
 )
-from potluck.display.cockpit.state import MOST_LOSSES, State
-from potluck.display.cockpit.switch_effects import Effects
+from potluck.display.cockpit.state import MOST_LOSSES, CockpitState
+from potluck.display.cockpit.switch_effects import SwitchEffects
 from potluck.records import Network, Plan, Trace
 from potluck.sanitized_text import harmless
 
@@ -37,10 +37,10 @@ WATTS_S = 190.0  # of power that it shows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class HomeObserved:
     """The home and its run were looked at."""
 
-    sight: Sight
+    sight: CockpitObservation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,14 +69,14 @@ class Advanced:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Done:
+class OrderDone:
     """An order to switch or pair has ended; `words` say why it failed."""
 
     order: int
     words: str = ""
 
 
-Event = Click | Seen | Given | Planned | Advanced | Done
+Event = Click | HomeObserved | Given | Planned | Advanced | OrderDone
 
 
 # --- orders ---------------------------------------------------------------------------------------
@@ -100,7 +100,7 @@ class SwitchTo:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pair:
+class PairDevice:
     """Pair with a device."""
 
     order: int
@@ -113,16 +113,16 @@ class ShowAll:
     """Whoever looks needs a whole frame."""
 
 
-Order = MakePlans | SwitchTo | Pair | ShowAll
+Order = MakePlans | SwitchTo | PairDevice | ShowAll
 
 
-class Machine:
+class CockpitMachine:
     """The state of one cockpit."""
 
     def __init__(self, kinds: Sequence[str] = ()) -> None:
-        self.state = State()
-        self.sight = Sight()
-        self._chronicle, self._effects = Chronicle(), Effects()
+        self.state = CockpitState()
+        self.sight = CockpitObservation()
+        self._chronicle, self._effects = HomeEvents(), SwitchEffects()
         self._limits, self._imagined = Limits(), Imagined()
         self._plans: tuple[Plan, ...] = ()
         self._imagined_plans: tuple[Plan, ...] = ()
@@ -131,7 +131,7 @@ class Machine:
         self._switching: tuple[int, Plan] | None = None
         self._pairing: tuple[int, str] | None = None
         self._planned_for: object = None
-        self._wired: tuple[Network | None, Wiring] = None, Wiring(shared={}, ports={})
+        self._wired: tuple[Network | None, MediaWiring] = None, MediaWiring(shared={}, ports={})
         self._load: dict[str, float] = {}
         self._watts_s: dict[str, float] = {}
         self.latest: Trace | None = None  # of the newest step that was shown
@@ -150,7 +150,7 @@ class Machine:
     def handle(self, event: Event, now_s: float) -> list[Order]:
         """Take one event in; returns what is to be done."""
         match event:
-            case Seen(sight=sight):
+            case HomeObserved(sight=sight):
                 return self._seen(sight, now_s)
             case Given(plans=plans):
                 self._plans = plans
@@ -162,9 +162,9 @@ class Machine:
                 if self._switching is not None and self._switching[0] == order:
                     self._work("switch", words or "switching", round(frac, 2))
                 return []
-            case Done():
+            case OrderDone():
                 return self._done(event, now_s)
-            case Hello():
+            case PageOpened():
                 return [ShowAll()]
             case SetLimits(limits=limits):
                 self._limits = limits
@@ -181,10 +181,10 @@ class Machine:
 
     # --- seeing -----------------------------------------------------------------------------------
 
-    def _seen(self, sight: Sight, now_s: float) -> list[Order]:
+    def _seen(self, sight: CockpitObservation, now_s: float) -> list[Order]:
         self.sight, run = sight, sight.run
         if sight.network is not self._wired[0]:
-            empty = Wiring(shared={}, ports={})
+            empty = MediaWiring(shared={}, ports={})
             self._wired = sight.network, wiring(sight.network) if sight.network else empty
         if run is not None and run.number != self._run_number:  # another one begins anew
             self._run_number, self._n_losses = run.number, 0
@@ -218,7 +218,7 @@ class Machine:
             return self._plan_anew()
         return []
 
-    def _step(self, run: RunSight, network: Network | None) -> None:
+    def _step(self, run: RunObservation, network: Network | None) -> None:
         assert run.latest is not None
         self.latest = run.latest
         self._steps_began = [*self._steps_began, self.state.tasks.end][-STEPS:]
@@ -230,7 +230,7 @@ class Machine:
             seconds = run.latest.step_s[-1] if run.latest.step_s else spans[-1][1] - spans[-1][0]
             self._load = loads(run.latest.events, network, seconds)
 
-    def _predict(self, run: RunSight) -> None:
+    def _predict(self, run: RunObservation) -> None:
         """The outlines behind the task stream, anew where another plan is in force."""
         if run.predicted is None or run.predicted is self.predicted:
             return
@@ -241,7 +241,7 @@ class Machine:
             self.state.predicted.add(row)
         self._show(outline={"step": number, "from": self._plan_began})
 
-    def _losses(self, run: RunSight) -> None:
+    def _losses(self, run: RunObservation) -> None:
         history, log = run.history, self.state.losses
         for index in range(
             max(self._n_losses, len(history.losses) - MOST_LOSSES), len(history.losses)
@@ -374,7 +374,7 @@ class Machine:
         self._show(preview={})
         return [SwitchTo(order=self._switching[0], plan=plan)]
 
-    def _done(self, event: Done, now_s: float) -> list[Order]:
+    def _done(self, event: OrderDone, now_s: float) -> list[Order]:
         if self._switching is not None and self._switching[0] == event.order:
             plan, self._switching = self._switching[1], None
             self._work("switch", "")
@@ -403,7 +403,7 @@ class Machine:
             return []
         self._pairing = self._next(), device
         self._work("pair", f"pairing with {device}")
-        return [Pair(order=self._pairing[0], device=device, code=code)]
+        return [PairDevice(order=self._pairing[0], device=device, code=code)]
 
     # --- the state --------------------------------------------------------------------------------
 

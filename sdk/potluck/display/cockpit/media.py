@@ -9,7 +9,7 @@ from potluck.records import HOME, Event, Network
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wiring:
+class MediaWiring:
     """`shared`: per medium, the devices on it. `ports`: per medium that is one device's own, that
     device, and whether it is its way "up", "down", or "both".
     """
@@ -18,7 +18,7 @@ class Wiring:
     ports: Mapping[str, tuple[str, str]]
 
 
-def wiring(network: Network) -> Wiring:
+def wiring(network: Network) -> MediaWiring:
     """Sort the media of this network."""
     host = next((b for (a, b), path in network.paths.items() if a == HOME and not path.media), HOME)
     crossed: dict[str, dict[tuple[str, str], None]] = {}
@@ -35,7 +35,7 @@ def wiring(network: Network) -> Wiring:
         else:
             names = dict.fromkeys(name for pair in pairs for name in pair)
             shared[medium] = tuple(name for name in names if name != HOME)
-    return Wiring(shared=shared, ports=ports)
+    return MediaWiring(shared=shared, ports=ports)
 
 
 def _owner(medium: str, pairs: list[tuple[str, str]]) -> tuple[str, str] | None:

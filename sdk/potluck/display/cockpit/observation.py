@@ -10,7 +10,7 @@ from potluck.sessions.members import Member
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunSight:
+class RunObservation:
     """A run. `n_done`: steps, or requests. `latest`: its newest step, where that is not the one
     that was seen before. `last_s`: seconds since a step ended. `number` tells runs apart.
     """
@@ -36,14 +36,14 @@ class RunSight:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sight:
+class CockpitObservation:
     """A home. `can_pair`: its agents are not paired already, as those of a lab are. `given`: who
     asked for it, or took it over.
     """
 
     members: tuple[Member, ...] = ()
     network: Network | None = None
-    run: RunSight | None = None
+    run: RunObservation | None = None
     is_closed: bool = False
     given: str = ""
     can_pair: bool = False

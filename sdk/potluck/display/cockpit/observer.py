@@ -16,19 +16,19 @@ from typing import TYPE_CHECKING, Any
 from potluck.display.cockpit.frames import Frames
 from potluck.display.cockpit.machine import (
     Advanced,
-    Done,
+    CockpitMachine,
     Event,
     Given,
-    Machine,
+    HomeObserved,
     MakePlans,
     Order,
-    Pair,
+    OrderDone,
+    PairDevice,
     Planned,
-    Seen,
     ShowAll,
     SwitchTo,
 )
-from potluck.display.cockpit.observation import RunSight, Sight
+from potluck.display.cockpit.observation import CockpitObservation, RunObservation
 from potluck.display.cockpit.page_messages import Limits, click_of
 from potluck.errors import PotluckError, UserError
 from potluck.handle import Handle, quietly
@@ -53,7 +53,7 @@ Show = Callable[[bytes], None]
 _FAULTS = logging.getLogger("potluck.faults")
 
 
-class Watching:
+class HomeObserver:
     """The cockpit of one home, and of one run of it (default: the newest that is open).
 
     Parameters
@@ -71,7 +71,7 @@ class Watching:
     ) -> None:
         self._home, self._chosen = home, run
         self._followed: Run | None = None  # the newest, also when it has ended
-        self.machine = Machine(names("devices"))
+        self.machine = CockpitMachine(names("devices"))
         self._frames = Frames()
         self._views: list[Show] = []
         self._stills: list[Callable[[], None]] = []
@@ -156,7 +156,7 @@ class Watching:
         """One look now, and its frame to all views."""
         # it changed while it was looked at: the next look sees it
         with suppress(PotluckError, KeyError, RuntimeError):
-            self._handle(Seen(sight=self._sight()))
+            self._handle(HomeObserved(sight=self._sight()))
         self._send()
 
     def clicked(self, content: Any, *, may_act: bool = True) -> None:
@@ -206,7 +206,7 @@ class Watching:
 
     # --- looking ----------------------------------------------------------------------------------
 
-    def _sight(self) -> Sight:
+    def _sight(self) -> CockpitObservation:
         home = self._home
         run = self._run()
         network = None
@@ -215,7 +215,7 @@ class Watching:
         elif not home.closed:
             with suppress(PotluckError):
                 network = self._known_network()
-        return Sight(
+        return CockpitObservation(
             members=tuple(home.devices.values()),
             network=network,
             run=self._of_run(run) if run is not None else None,
@@ -238,14 +238,14 @@ class Watching:
             self._followed = runs[-1]
         return self._followed
 
-    def _of_run(self, run: "Run") -> RunSight:
+    def _of_run(self, run: "Run") -> RunObservation:
         glance, now_s = run.glance, time.monotonic()
         problem, latest = self._problem_of(run), None
         new = (run.plan, glance.n_done)
         if new != self._n_shown and now_s - self._step_s >= STEPS_S:
             self._n_shown, self._step_s = new, now_s
             latest = glance.latest()
-        return RunSight(
+        return RunObservation(
             number=run.number,
             plan=run.plan,
             n_done=glance.n_done,
@@ -300,7 +300,7 @@ class Watching:
                 self._begin(lambda: self._plan(order, kind))
             case SwitchTo():
                 self._begin(lambda: self._switch(order))
-            case Pair():
+            case PairDevice():
                 self._begin(lambda: self._pair(order))
 
     def _begin(self, work: Callable[[], None]) -> None:
@@ -366,9 +366,9 @@ class Watching:
             words = str(error) or "it was cancelled"
         except Exception as error:  # whatever it was, the page has to hear that it is over
             words = f"{type(error).__name__}: {error}"
-        self._answer(Done(order=order.order, words=words))
+        self._answer(OrderDone(order=order.order, words=words))
 
-    def _pair(self, order: Pair) -> None:
+    def _pair(self, order: PairDevice) -> None:
         words = ""
         try:
             self._home.pair(order.device, order.code)
@@ -376,7 +376,7 @@ class Watching:
             words = str(error)
         except Exception as error:
             words = f"{type(error).__name__}: {error}"
-        self._answer(Done(order=order.order, words=words))
+        self._answer(OrderDone(order=order.order, words=words))
 
 
 def _workload(plan: Plan) -> Training | Inference:

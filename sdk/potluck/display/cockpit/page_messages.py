@@ -36,7 +36,7 @@ class Imagined:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Hello:
+class PageOpened:
     """A page is there, and knows nothing yet."""
 
 
@@ -76,7 +76,7 @@ class PairWith:
     code: str
 
 
-Click = Hello | SetLimits | Imagine | Preview | Go | PairWith
+Click = PageOpened | SetLimits | Imagine | Preview | Go | PairWith
 
 
 def click_of(content: Any) -> Click:
@@ -91,7 +91,7 @@ def click_of(content: Any) -> Click:
         raise UserError(f"a page asks with a mapping, got {type(content).__name__}.")
     match content.get("ask"):
         case "hello":
-            return Hello()
+            return PageOpened()
         case "limits":
             names = ("latency_s", "energy_j", "memory_bytes")
             return SetLimits(limits=Limits(**{name: _above_zero(content, name) for name in names}))

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from statistics import median
 from typing import Any
 
-from potluck.display.cockpit.observation import RunSight
+from potluck.display.cockpit.observation import RunObservation
 from potluck.display.cockpit.state import Row, Words
 from potluck.display.timeline import KINDS, kind
 from potluck.records import Trace
@@ -15,7 +15,7 @@ USUAL = 16  # steps whose median is the usual one
 MOST_ROWS = 1500  # of one step: what is beyond is left out, and said
 
 
-def run(seen: RunSight) -> dict[str, Any]:
+def run(seen: RunObservation) -> dict[str, Any]:
     """What it is, how fast, and how far."""
     plan, steps = seen.plan, [s for s in seen.step_s[-USUAL:] if s > 0]
     found: dict[str, Any] = {

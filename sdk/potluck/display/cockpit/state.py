@@ -22,7 +22,7 @@ Row = tuple[float, ...]
 Sections = dict[str, dict[str, Any]]
 
 
-class Log(Generic[T]):
+class RecentItems(Generic[T]):
     """The latest items of a stream, and how many there were before."""
 
     def __init__(self, most: int) -> None:
@@ -68,7 +68,7 @@ class Words:
     """Texts by number, so that a row of figures can name one. Those long unused may go."""
 
     def __init__(self, most: int = MOST_LABELS) -> None:
-        self.log: Log[str] = Log(most)
+        self.log: RecentItems[str] = RecentItems(most)
         self._numbers: dict[str, int] = {}
 
     def number(self, text: str) -> int:
@@ -83,7 +83,7 @@ class Words:
 
 
 @dataclass(slots=True, kw_only=True)
-class State:
+class CockpitState:
     """All of it.
 
     Rows of `tasks`: step, device, kind, start_s, stop_s, bytes, instruction, peer, label (numbers
@@ -94,19 +94,19 @@ class State:
 
     sections: Sections = field(default_factory=dict)
     words: Words = field(default_factory=Words)
-    events: Log[Mapping[str, Any]] = field(default_factory=lambda: Log(MOST_EVENTS))
-    tasks: Log[Row] = field(default_factory=lambda: Log(MOST_TASKS))
-    predicted: Log[Row] = field(default_factory=lambda: Log(MOST_TASKS))
-    losses: Log[Row] = field(default_factory=lambda: Log(MOST_LOSSES))
-    watts: Log[Row] = field(default_factory=lambda: Log(MOST_WATTS))
+    events: RecentItems[Mapping[str, Any]] = field(default_factory=lambda: RecentItems(MOST_EVENTS))
+    tasks: RecentItems[Row] = field(default_factory=lambda: RecentItems(MOST_TASKS))
+    predicted: RecentItems[Row] = field(default_factory=lambda: RecentItems(MOST_TASKS))
+    losses: RecentItems[Row] = field(default_factory=lambda: RecentItems(MOST_LOSSES))
+    watts: RecentItems[Row] = field(default_factory=lambda: RecentItems(MOST_WATTS))
 
     @property
-    def texts(self) -> dict[str, Log[Any]]:
+    def texts(self) -> dict[str, RecentItems[Any]]:
         """The logs that travel as JSON."""
         return {"words": self.words.log, "events": self.events}
 
     @property
-    def rows(self) -> dict[str, Log[Row]]:
+    def rows(self) -> dict[str, RecentItems[Row]]:
         """The logs that travel as numbers."""
         return {
             "tasks": self.tasks,

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from potluck import units
 from potluck.display import chart, timeline
-from potluck.display.cockpit.machine import Machine
+from potluck.display.cockpit.machine import CockpitMachine
 from potluck.display.scene import Dot, Item, Line, Rect, Scene, Text, fitting
 from potluck.records import Plan
 from potluck.run.history import History
@@ -22,7 +22,7 @@ MOST_EVENTS = 6
 SHARE = 0.715  # of its size that a chart is drawn at, so that two stand side by side
 
 
-def still(machine: Machine) -> Scene:
+def still(machine: CockpitMachine) -> Scene:
     """The state of now: who is there, the latest step, plans, losses and events."""
     items: list[Item] = [*_header(machine)]
     y = 58.0
@@ -45,7 +45,7 @@ def still(machine: Machine) -> Scene:
     return Scene(width=WIDTH, height=y + 12, title=words(machine), items=tuple(items))
 
 
-def words(machine: Machine) -> str:
+def words(machine: CockpitMachine) -> str:
     """The state in a sentence."""
     sight, run = machine.sight, machine.sight.run
     there = units.number(len(sight.members), "device")
@@ -60,7 +60,7 @@ def words(machine: Machine) -> str:
     )
 
 
-def _header(machine: Machine) -> Iterable[Item]:
+def _header(machine: CockpitMachine) -> Iterable[Item]:
     yield Text(x=MARGIN, y=24, text=fitting(words(machine), WIDTH - 32, 15), size=15, bold=True)
     watts = [m.reading.watts for m in machine.sight.members if m.reading and m.session]
     told = [f"{units.power(sum(watts))} in all"] if watts else []
@@ -69,7 +69,7 @@ def _header(machine: Machine) -> Iterable[Item]:
     yield Text(x=MARGIN, y=44, text=", ".join(told), size=12, fill="muted")
 
 
-def _cards(machine: Machine, top: float) -> Iterable[Item]:
+def _cards(machine: CockpitMachine, top: float) -> Iterable[Item]:
     members = machine.sight.members
     for place, member in enumerate(members[:MOST_CARDS]):
         x = MARGIN + place % PER_ROW * (CARD_WIDTH + 8)
@@ -80,7 +80,7 @@ def _cards(machine: Machine, top: float) -> Iterable[Item]:
         yield Text(x=WIDTH - 16, y=top - 8, text=more, size=11, fill="muted", anchor="end")
 
 
-def _card(machine: Machine, member: Member, x: float, y: float) -> Iterable[Item]:
+def _card(machine: CockpitMachine, member: Member, x: float, y: float) -> Iterable[Item]:
     seen = machine.state.sections.get("devices", {}).get(member.name, {})
     n_layers = machine.sight.run.plan.stages[-1].stop if machine.sight.run else 0
     yield Rect(x=x, y=y, width=CARD_WIDTH, height=CARD_HEIGHT, fill="faint", radius=7)
@@ -104,7 +104,7 @@ def _card(machine: Machine, member: Member, x: float, y: float) -> Iterable[Item
         yield Text(x=x + 10, y=y + 64, text=said, size=10, fill="muted")
 
 
-def _charts(machine: Machine) -> Iterable[Scene]:
+def _charts(machine: CockpitMachine) -> Iterable[Scene]:
     known = [p for p in machine.plans if p.latency_s is not None and p.energy_j is not None]
     here: Plan | None = machine.sight.run.plan if machine.sight.run else None
     if len(known) > 1:
@@ -119,7 +119,7 @@ def thinned(losses: tuple[float, ...], most: int = 400) -> tuple[float, ...]:
     return losses[:: max(1, len(losses) // most)]
 
 
-def _events(machine: Machine, y: float) -> Iterable[Item]:
+def _events(machine: CockpitMachine, y: float) -> Iterable[Item]:
     _, events = machine.state.events.since(machine.state.events.end - MOST_EVENTS)
     for place, event in enumerate(reversed(events)):
         at_y = y + 8 + 18 * place

@@ -7,7 +7,7 @@ from statistics import median
 from typing import Any
 
 from potluck import units
-from potluck.display.cockpit.observation import RunSight
+from potluck.display.cockpit.observation import RunObservation
 from potluck.records import Plan
 from potluck.sanitized_text import harmless
 
@@ -25,14 +25,14 @@ class _Switch:
     crossed: int | None = None
 
 
-class Effects:
+class SwitchEffects:
     """Of the switches of one run, the latest last."""
 
     def __init__(self) -> None:
         self._open: _Switch | None = None
         self.shown: list[dict[str, Any]] = []
 
-    def begin(self, run: RunSight, plan: Plan, costs_s: float | None) -> None:
+    def begin(self, run: RunObservation, plan: Plan, costs_s: float | None) -> None:
         """A switch has begun."""
         usual = [*run.step_s[-LOOKED_AT:]]
         before_s = median(usual) if usual else None
@@ -49,7 +49,7 @@ class Effects:
         if self._open is not None:
             self._open = replace(self._open, crossed=n_done)
 
-    def look(self, run: RunSight) -> list[str]:
+    def look(self, run: RunObservation) -> list[str]:
         """The effect in words, once enough steps have shown it."""
         its = self._open
         if its is None or its.crossed is None:

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from potluck import units
-from potluck.display.cockpit.frames import Reader
+from potluck.display.cockpit.frames import FrameReader
 from potluck.errors import HomeError
 from potluck.sanitized_text import harmless
 
@@ -23,7 +23,7 @@ SILENCE_S = 30.0
 BAR = 12  # letters
 
 
-def screen(reader: Reader) -> RenderableType:
+def screen(reader: FrameReader) -> RenderableType:
     """All that fits a terminal: the run, the devices, the media, plans and the latest events."""
     sections = reader.sections
     parts: list[RenderableType] = [_headline(sections), _devices(sections)]
@@ -96,7 +96,7 @@ def _plans(plans: Mapping[str, Any]) -> Table:
     return table
 
 
-def _events(reader: Reader) -> list[Text]:
+def _events(reader: FrameReader) -> list[Text]:
     latest = [*reader.texts.get("events", {}).values()][-MOST_EVENTS:]
     return [
         Text(f"{units.duration(event['at']):>8}  {harmless(event['words'])}", style="dim")
@@ -104,7 +104,7 @@ def _events(reader: Reader) -> list[Text]:
     ]
 
 
-def follow(url: str) -> Iterator[Reader]:
+def follow(url: str) -> Iterator[FrameReader]:
     """The state after every frame that the page at `url` gets.
 
     Raises
@@ -112,7 +112,7 @@ def follow(url: str) -> Iterator[Reader]:
     HomeError
         Nobody answers there.
     """
-    reader = Reader()
+    reader = FrameReader()
     with closing(frames(url)) as coming:
         try:
             yield from (reader for frame in coming if reader.take(frame))

@@ -13,7 +13,7 @@ import anywidget
 import traitlets
 
 from potluck.display import markup
-from potluck.display.cockpit.observer import Watching
+from potluck.display.cockpit.observer import HomeObserver
 from potluck.display.cockpit.static_picture import still
 from potluck.errors import PotluckError
 from potluck.sanitized_text import harmless
@@ -27,7 +27,7 @@ class Cockpit(anywidget.AnyWidget):
     _esm = PAGE
     name = traitlets.Unicode().tag(sync=True)
 
-    def __init__(self, watching: Watching) -> None:
+    def __init__(self, watching: HomeObserver) -> None:
         super().__init__(name=f"potluck-{uuid.uuid4().hex[:8]}")
         self.watching = watching
         self._place: Any = None  # of the picture that lasts

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from potluck.coordinator.asking import SHOW, SIGN_S, ask, is_alive
 from potluck.discover.key_claim import holder_of
-from potluck.display.cockpit.observer import Watching
-from potluck.display.cockpit.server import Server
+from potluck.display.cockpit.observer import HomeObserver
+from potluck.display.cockpit.server import PageServer
 from potluck.documents import write_whole
 from potluck.errors import HomeError
 
@@ -40,12 +40,12 @@ class Window:
     """
 
     def __init__(self, home: "Home", folder: Path | None, may_act: bool) -> None:
-        self._watching = Watching(home)
+        self._watching = HomeObserver(home)
         self._folder = folder
         self.may_act = may_act
         with ExitStack() as undo:  # where nobody can be told of the page, there is none
             undo.callback(self._watching.close)
-            self._server = Server(self._watching, may_act=may_act)
+            self._server = PageServer(self._watching, may_act=may_act)
             undo.callback(self._server.close)
             if folder is not None:
                 leave(folder, self._server)
@@ -64,7 +64,7 @@ class Window:
         self._watching.close()
 
 
-def leave(folder: Path, server: Server) -> None:
+def leave(folder: Path, server: PageServer) -> None:
     """Tell others of this user where the page is.
 
     Raises

@@ -30,7 +30,7 @@ from potluck_wire.operators import KIND_OF
 _ATEN = torch.ops.aten
 
 
-class Divided(TorchFunctionMode):
+class WrittenOutLosses(TorchFunctionMode):
     """Torch's losses in operators that devices have.
 
     Weighted means as a sum, divided by a sum of weights.
@@ -84,7 +84,7 @@ class BatchReductions:
     for each.
     """
 
-    def __init__(self, part: "_Part", reductions: Sequence[_Reduction]) -> None:
+    def __init__(self, part: "_ReductionPart", reductions: Sequence[_Reduction]) -> None:
         self._part, self._reductions = part, tuple(reductions)
 
     def __len__(self) -> int:
@@ -125,7 +125,7 @@ class BatchReductions:
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _ReductionPart:
     """A part of a program: its own graph, and the constants that it takes before the inputs."""
 
     owner: torch.nn.Module
@@ -270,7 +270,7 @@ def _part(
     closure: set[torch.fx.Node],
     inputs: Sequence[torch.fx.Node],
     constants: Mapping[torch.fx.Node, tuple[str, torch.Tensor]],
-) -> _Part:
+) -> _ReductionPart:
     """The part of the program that makes these nodes."""
     graph, copies = torch.fx.Graph(), dict[torch.fx.Node, torch.fx.Node]()
     kept = [holder for holder in constants if holder in closure]
@@ -279,7 +279,7 @@ def _part(
         copies[node] = graph.node_copy(node, copies.__getitem__)
     graph.output(tuple(copies[node] for node in nodes))
     own = dict(constants[holder] for holder in kept)
-    return _Part(program.graph_module, graph, own)
+    return _ReductionPart(program.graph_module, graph, own)
 
 
 def _spread(

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 
 
-class Kind(IntEnum):
+class DependenceKind(IntEnum):
     """The kinds of dependence; in a sum of values, the greatest of those with (or without) an axis
     of rows holds.
     """
@@ -51,7 +51,7 @@ class Dependence:
     each row.
     """
 
-    kind: Kind
+    kind: DependenceKind
     degree: int = 0
     outer: int = 1
     why: str = ""
@@ -61,14 +61,18 @@ class Dependence:
         return replace(self, degree=self.degree + degree)
 
 
-FREE = Dependence(Kind.FREE)
-ROWS = Dependence(Kind.ROWS)
-MEAN = Dependence(Kind.SUM, -1)
+FREE = Dependence(DependenceKind.FREE)
+ROWS = Dependence(DependenceKind.ROWS)
+MEAN = Dependence(DependenceKind.SUM, -1)
 
 
 def over_rows(value: Dependence) -> Dependence:
     """A value without an axis of rows, given to each row."""
-    return Dependence(Kind.LINEAR, value.degree + 1) if value.kind == Kind.SUM else value
+    return (
+        Dependence(DependenceKind.LINEAR, value.degree + 1)
+        if value.kind == DependenceKind.SUM
+        else value
+    )
 
 
 def together(values: Iterable[Dependence]) -> Dependence:
@@ -77,45 +81,45 @@ def together(values: Iterable[Dependence]) -> Dependence:
     Or these, side by side.
     """
     # as constants count
-    found = [replace(v, degree=v.degree + 1) if v.kind == Kind.SUM else v for v in values]
+    found = [replace(v, degree=v.degree + 1) if v.kind == DependenceKind.SUM else v for v in values]
     kinds = {value.kind for value in found}
-    if Kind.COUNT in kinds:
+    if DependenceKind.COUNT in kinds:
         raise Mixes(NUMBERS)
     if len({value.degree for value in found}) > 1:
         raise Mixes("adds what grows with the number of rows to what does not")
-    if Kind.SUM in kinds:
-        return Dependence(Kind.SUM, found[0].degree - 1)
+    if DependenceKind.SUM in kinds:
+        return Dependence(DependenceKind.SUM, found[0].degree - 1)
     return Dependence(max(kinds), found[0].degree)
 
 
 def product(a: Dependence, b: Dependence) -> Dependence:
     """The product of two values, of which both have an axis of rows, or none."""
     kinds = {a.kind, b.kind}
-    if Kind.COUNT in kinds:
+    if DependenceKind.COUNT in kinds:
         raise Mixes(NUMBERS)
-    if Kind.FREE in kinds:
+    if DependenceKind.FREE in kinds:
         return Dependence(max(kinds), a.degree + b.degree)
-    if kinds == {Kind.ROWS}:
-        return Dependence(Kind.ROWS, a.degree + b.degree)
+    if kinds == {DependenceKind.ROWS}:
+        return Dependence(DependenceKind.ROWS, a.degree + b.degree)
     raise Mixes(NOT_LINEAR)
 
 
 def inverse(value: Dependence) -> Dependence:
     """One by a value."""
-    if value.kind in (Kind.FREE, Kind.ROWS):
+    if value.kind in (DependenceKind.FREE, DependenceKind.ROWS):
         return replace(value, degree=-value.degree)
     raise Mixes(NOT_LINEAR)
 
 
 def function(values: Iterable[Dependence]) -> Dependence:
     """Any function of such values, entry by entry, which need not be linear."""
-    kinds, degrees = {Kind.FREE}, set[int]()
+    kinds, degrees = {DependenceKind.FREE}, set[int]()
     for value in values:
         kinds.add(value.kind)
         degrees.add(value.degree)
-    if Kind.COUNT in kinds:
+    if DependenceKind.COUNT in kinds:
         raise Mixes(NUMBERS)
-    if kinds & {Kind.SUM, Kind.LINEAR}:
+    if kinds & {DependenceKind.SUM, DependenceKind.LINEAR}:
         raise Mixes(NOT_LINEAR)
     if degrees - {0}:
         raise Mixes(NUMBER)
@@ -124,8 +128,8 @@ def function(values: Iterable[Dependence]) -> Dependence:
 
 def summed(value: Dependence) -> Dependence:
     """The sum over the axis of rows."""
-    if value.kind == Kind.COUNT:
+    if value.kind == DependenceKind.COUNT:
         raise Mixes(NUMBERS)
-    if value.kind == Kind.FREE:
-        return Dependence(Kind.FREE, value.degree + 1)
-    return Dependence(Kind.SUM, value.degree)
+    if value.kind == DependenceKind.FREE:
+        return Dependence(DependenceKind.FREE, value.degree + 1)
+    return Dependence(DependenceKind.SUM, value.degree)

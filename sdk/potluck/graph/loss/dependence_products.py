@@ -16,11 +16,11 @@ from potluck.graph.loss.dependence import (
     summed,
     together,
 )
-from potluck.graph.loss.node_view import Look
+from potluck.graph.loss.node_view import NodeView
 from potluck_wire.graph import Ref
 
 
-def _contracted(look: Look, operands: list[tuple[Ref, str]], result: str) -> Dependence | None:
+def _contracted(look: NodeView, operands: list[tuple[Ref, str]], result: str) -> Dependence | None:
     """A product of values whose dimensions have letters, summed over those that the result has
     not.
     """
@@ -46,7 +46,7 @@ def _contracted(look: Look, operands: list[tuple[Ref, str]], result: str) -> Dep
     return look.laid_out_as(refs, found)
 
 
-def _plus(look: Look, found: Dependence | None, other: Ref) -> Dependence | None:
+def _plus(look: NodeView, found: Dependence | None, other: Ref) -> Dependence | None:
     """With a bias or an addend."""
     if found is None or look.axis_of(other) not in (None, look.axis):
         return None
@@ -60,7 +60,7 @@ _LETTERS = "abcdefghijklmnopqrstuvwx"
 _REST = "0123456789"
 
 
-def linear(look: Look) -> Dependence | None:
+def linear(look: NodeView) -> Dependence | None:
     x, weight = look.first, look.argument(1)
     letters = _LETTERS[: look.rank(x)]
     out = "y" if look.rank(weight) == 2 else ""
@@ -69,7 +69,7 @@ def linear(look: Look) -> Dependence | None:
     return _plus(look, found, bias) if isinstance(bias, Ref) else found
 
 
-def matmul(look: Look, place: int = 0) -> Dependence | None:
+def matmul(look: NodeView, place: int = 0) -> Dependence | None:
     a, b = look.argument(place), look.argument(place + 1)
     rank_a, rank_b = look.rank(a), look.rank(b)
     batch = _LETTERS[: max(rank_a, rank_b, 2) - 2]
@@ -78,11 +78,11 @@ def matmul(look: Look, place: int = 0) -> Dependence | None:
     return _contracted(look, [(a, of_a), (b, of_b)], batch + "yx")
 
 
-def added_matmul(look: Look) -> Dependence | None:
+def added_matmul(look: NodeView) -> Dependence | None:
     return _plus(look, matmul(look, 1), look.first)
 
 
-def einsum(look: Look) -> Dependence | None:
+def einsum(look: NodeView) -> Dependence | None:
     equation, refs = str(look.argument(0)).replace(" ", ""), look.argument(1)
     inputs, arrow, result = equation.partition("->")
     if not arrow:  # what is there once, in the order of the alphabet
@@ -101,7 +101,7 @@ def _rest(n: int) -> str:
     return _REST[len(_REST) - n :]
 
 
-def attention(look: Look) -> Dependence | None:
+def attention(look: NodeView) -> Dependence | None:
     """Queries, keys and values, and perhaps a mask, of each row."""
     axis = look.axis
     if axis is None:
@@ -112,7 +112,7 @@ def attention(look: Look) -> Dependence | None:
     return None if values is None else look.laid_out_as(look.refs, function(values))
 
 
-def recurrent(look: Look) -> Dependence | None:
+def recurrent(look: NodeView) -> Dependence | None:
     """The rows lie in the first dimension or the second, as the operator is told.
 
     The states' in the second.

@@ -15,7 +15,7 @@ from potluck.graph.loss.dependence import (
     FREE,
     NUMBER,
     Dependence,
-    Kind,
+    DependenceKind,
     Mixes,
     function,
     inverse,
@@ -23,11 +23,11 @@ from potluck.graph.loss.dependence import (
     summed,
     together,
 )
-from potluck.graph.loss.node_view import Look
+from potluck.graph.loss.node_view import NodeView
 from potluck_wire.graph import FLOATS, Dtype, Ref
 from potluck_wire.operators import KINDS
 
-_Rule = Callable[[Look], "Dependence | list[Dependence] | None"]
+_Rule = Callable[[NodeView], "Dependence | list[Dependence] | None"]
 # as many equal values as there may be make no difference
 _OF_EQUALS = ("amax", "amin", "max", "min", "any", "all")
 _PRELU = "aten.prelu.default"  # entry by entry, wherever the rows are
@@ -44,14 +44,14 @@ _LAST = {
 # --- entry by entry ---
 
 
-def _entries(look: Look) -> Dependence | None:
+def _entries(look: NodeView) -> Dependence | None:
     """Any function of the entries of its operands."""
     values = look.aligned(look.refs)
     numbers = [look.number(a) for a in look.numbers]
     return None if values is None else look.laid_out_as(look.refs, function([*values, *numbers]))
 
 
-def _operands(look: Look, *positions: int) -> list[Dependence] | None:
+def _operands(look: NodeView, *positions: int) -> list[Dependence] | None:
     """The arguments at these positions as values that meet; numbers, too."""
     arguments = [look.argument(i) for i in positions]
     refs = [a for a in arguments if isinstance(a, Ref)]
@@ -62,7 +62,7 @@ def _operands(look: Look, *positions: int) -> list[Dependence] | None:
     return [by_ref[a] if isinstance(a, Ref) else look.number(a) for a in arguments]
 
 
-def _sum(look: Look) -> Dependence | None:
+def _sum(look: NodeView) -> Dependence | None:
     values = _operands(look, 0, 1)
     if values is None:
         return None
@@ -73,14 +73,14 @@ def _sum(look: Look) -> Dependence | None:
     return look.laid_out_as(look.refs, together(values))
 
 
-def _times(look: Look) -> Dependence | None:
+def _times(look: NodeView) -> Dependence | None:
     if look.axis is None and not isinstance(look.argument(1), Ref) and look.argument(1) == 0:
         return FREE  # however it grows with the rows
     values = _operands(look, 0, 1)
     return None if values is None else look.laid_out_as(look.refs, product(*values))
 
 
-def _by(look: Look) -> Dependence | None:
+def _by(look: NodeView) -> Dependence | None:
     values = _operands(look, 0, 1)
     return (
         None
@@ -89,18 +89,18 @@ def _by(look: Look) -> Dependence | None:
     )
 
 
-def _reciprocal(look: Look) -> Dependence | None:
+def _reciprocal(look: NodeView) -> Dependence | None:
     return look.laid_out_as(look.refs, inverse(look.known[look.first]))
 
 
-def _plus_product(look: Look) -> Dependence | None:
+def _plus_product(look: NodeView) -> Dependence | None:
     values = _operands(look, 0, 1, 2)
     if values is None:
         return None
     return look.laid_out_as(look.refs, together([values[0], product(values[1], values[2])]))
 
 
-def _chosen(look: Look) -> Dependence | None:
+def _chosen(look: NodeView) -> Dependence | None:
     """One of two values, or (a fill) a value and what stands in its place, by a condition."""
     condition, a, b = (0, 1, 2) if "where" in look.node.op else (1, 0, 2)
     values = _operands(look, condition, a, b)
@@ -115,7 +115,7 @@ def _chosen(look: Look) -> Dependence | None:
     return look.laid_out_as(look.refs, together([product(by, part) for part in parts]))
 
 
-def _put_into(look: Look) -> Dependence | None:
+def _put_into(look: NodeView) -> Dependence | None:
     """A part of each row put into another value of the same rows."""
     whole, part = look.first, look.argument(1)
     dim = look.argument(2, "dim", 0) % look.rank(whole)
@@ -126,16 +126,16 @@ def _put_into(look: Look) -> Dependence | None:
     return together(values) if look.axis_of(part) == own else None
 
 
-def _cast(look: Look) -> Dependence | None:
+def _cast(look: NodeView) -> Dependence | None:
     target = look.argument(1)
     to = target.name if isinstance(target, Dtype) else look.traced.type_of(target).dtype
     value = look.known[look.first]
-    if to in FLOATS or value.kind == Kind.COUNT:
+    if to in FLOATS or value.kind == DependenceKind.COUNT:
         return value
     return look.laid_out_as([look.first], function([value]))
 
 
-def _side_by_side(look: Look) -> Dependence | None:
+def _side_by_side(look: NodeView) -> Dependence | None:
     """Entries that pair one of each operand, linear in all of them."""
     values = look.aligned(look.refs)
     return None if values is None else look.laid_out_as(look.refs, together(values))
@@ -144,12 +144,12 @@ def _side_by_side(look: Look) -> Dependence | None:
 # --- along dimensions ---
 
 
-def _linear_in(look: Look) -> Dependence | None:
+def _linear_in(look: NodeView) -> Dependence | None:
     """Something linear that leaves the axis of rows where, or at least as, it is."""
     return look.known[look.first]
 
 
-def _dims(look: Look, position: int, name: str = "dim") -> list[int] | None:
+def _dims(look: NodeView, position: int, name: str = "dim") -> list[int] | None:
     """The dimensions given, from the first on; None for all."""
     given, rank = look.argument(position, name, _LAST.get(look.node.op)), look.rank(look.first)
     if given is None or given == ():
@@ -157,12 +157,12 @@ def _dims(look: Look, position: int, name: str = "dim") -> list[int] | None:
     return [dim % rank if rank else 0 for dim in (given if isinstance(given, tuple) else (given,))]
 
 
-def _reduces_rows(look: Look, position: int, name: str = "dim") -> bool:
+def _reduces_rows(look: NodeView, position: int, name: str = "dim") -> bool:
     dims, axis = _dims(look, position, name), look.axis_of(look.first)
     return axis is not None and (dims is None or axis in dims)
 
 
-def _total(look: Look) -> Dependence | None:
+def _total(look: NodeView) -> Dependence | None:
     value = look.known[look.first]
     everything = look.node.op.endswith(".default")
     if look.axis_of(look.first) is None or not (everything or _reduces_rows(look, 1)):
@@ -174,11 +174,11 @@ def _total(look: Look) -> Dependence | None:
 def _reduced(position: int, name: str = "dim") -> _Rule:
     """A reduction that is not linear: of each row by itself, or of what is the same in all rows."""
 
-    def rule(look: Look) -> Dependence | None:
+    def rule(look: NodeView) -> Dependence | None:
         value = look.known[look.first]
         if not _reduces_rows(look, position, name):
             return look.laid_out_as([look.first], function([value]))
-        if value.kind == Kind.FREE and look.node.op.split(".")[1] in _OF_EQUALS:
+        if value.kind == DependenceKind.FREE and look.node.op.split(".")[1] in _OF_EQUALS:
             return value
         raise Mixes(ACROSS)
 
@@ -188,7 +188,7 @@ def _reduced(position: int, name: str = "dim") -> _Rule:
 def _along(position: int, *, linear: bool = False) -> _Rule:
     """Something along one dimension, or some."""
 
-    def rule(look: Look) -> Dependence | None:
+    def rule(look: NodeView) -> Dependence | None:
         if _reduces_rows(look, position):
             raise Mixes(ACROSS)
         value = look.known[look.first]
@@ -197,12 +197,12 @@ def _along(position: int, *, linear: bool = False) -> _Rule:
     return rule
 
 
-def _last_dims(count: Callable[[Look], int], *, linear: bool = False) -> _Rule:
+def _last_dims(count: Callable[[NodeView], int], *, linear: bool = False) -> _Rule:
     """Something over so many of the last dimensions, on which all that it reads is from each row
     itself.
     """
 
-    def rule(look: Look) -> Dependence | None:
+    def rule(look: NodeView) -> Dependence | None:
         axis = look.axis_of(look.first)
         others = [look.known[ref] for ref in look.refs[1:]]
         if axis is not None and axis >= look.rank(look.first) - count(look):
@@ -219,7 +219,7 @@ def _last_dims(count: Callable[[Look], int], *, linear: bool = False) -> _Rule:
     return rule
 
 
-def _batch_first(look: Look) -> Dependence | None:
+def _batch_first(look: NodeView) -> Dependence | None:
     """Each entry of the first dimension by itself: what has weights of its own, or normalises
     within a row.
     """
@@ -231,7 +231,7 @@ def _batch_first(look: Look) -> Dependence | None:
     return look.laid_out_as([look.first], function([look.known[ref] for ref in look.refs]))
 
 
-def _batch_norm(look: Look) -> Dependence | None:
+def _batch_norm(look: NodeView) -> Dependence | None:
     """As in evaluation: in training each micro-batch is normalised by itself, as potluck says."""
     if look.argument(3) is None:
         raise Mixes("keeps no statistics, and normalises over the rows")
@@ -241,7 +241,7 @@ def _batch_norm(look: Look) -> Dependence | None:
 # --- losses ---
 
 
-def _reduction(look: Look, value: Dependence, has_rows: bool, position: int) -> Dependence:
+def _reduction(look: NodeView, value: Dependence, has_rows: bool, position: int) -> Dependence:
     kind = look.argument(position, "reduction", 1)
     if kind == 0 or not has_rows:
         return value
@@ -251,7 +251,7 @@ def _reduction(look: Look, value: Dependence, has_rows: bool, position: int) -> 
 def _compared(position: int) -> _Rule:
     """A loss entry by entry; then its sum or mean."""
 
-    def rule(look: Look) -> Dependence | None:
+    def rule(look: NodeView) -> Dependence | None:
         values = look.aligned(look.refs)
         if values is None:
             return None
@@ -261,7 +261,7 @@ def _compared(position: int) -> _Rule:
     return rule
 
 
-def _classified(look: Look) -> Dependence | None:
+def _classified(look: NodeView) -> Dependence | None:
     """Scores against classes; a mean over classes by number divides by what all of them weigh."""
     x, target = look.first, look.argument(1)
     if look.axis_of(x) != 0 or look.axis_of(target) != 0 or look.rank(x) < 2:
@@ -278,7 +278,7 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(f"aten.{word}" if "." in word else f"aten.{word}.default" for word in text.split())
 
 
-def _spatial(look: Look) -> int:
+def _spatial(look: NodeView) -> int:
     return next((n for n in (1, 3) if f"{n}d" in look.node.op), 2)
 
 
@@ -418,7 +418,7 @@ _SIZED = frozenset(
 def _unsized(rule: _Rule) -> _Rule:
     """The rule of an operator whose numbers must be the same for any number of rows."""
 
-    def of_any_batch(look: Look) -> Dependence | list[Dependence] | None:
+    def of_any_batch(look: NodeView) -> Dependence | list[Dependence] | None:
         if look.is_sized:
             raise Mixes(NUMBER)
         return rule(look)

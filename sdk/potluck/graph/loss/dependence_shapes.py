@@ -12,21 +12,21 @@ from potluck.graph.loss.dependence import (
     NUMBERS,
     PAIRS,
     Dependence,
-    Kind,
+    DependenceKind,
     Mixes,
     function,
     over_rows,
     product,
     together,
 )
-from potluck.graph.loss.node_view import N_ROWS, Look, outer_of, shape_at
+from potluck.graph.loss.node_view import N_ROWS, NodeView, outer_of, shape_at
 from potluck_wire.graph import Ref, Sym
 
 _SOME = "takes some of the rows"
 _NOTHING = (0,)  # what joins anything, as a cache of keys begins
 
 
-def viewed(look: Look) -> Dependence | None:
+def viewed(look: NodeView) -> Dependence | None:
     """A reshape: the groups that come before the rows stay before them."""
     value = look.known[look.first]
     axis = look.axis_of(look.first)
@@ -40,12 +40,12 @@ def viewed(look: Look) -> Dependence | None:
     return replace(value, outer=outer)
 
 
-def moved(look: Look) -> Dependence | None:
+def moved(look: NodeView) -> Dependence | None:
     """Dimensions in another order, or new ones, of one entry."""
     return look.known[look.first]
 
 
-def given_to_rows(look: Look) -> Dependence | None:
+def given_to_rows(look: NodeView) -> Dependence | None:
     """Broadcast to another shape, perhaps to the rows."""
     value = look.known[look.first]
     if look.axis is None or look.axis_of(look.first) is not None:
@@ -53,12 +53,12 @@ def given_to_rows(look: Look) -> Dependence | None:
     return over_rows(value)
 
 
-def broadcast_together(look: Look) -> list[Dependence] | None:
+def broadcast_together(look: NodeView) -> list[Dependence] | None:
     values = look.aligned(look.refs)
     return None if values is None else [replace(v, outer=look.outer(look.refs)) for v in values]
 
 
-def repeated(look: Look) -> Dependence | None:
+def repeated(look: NodeView) -> Dependence | None:
     axis, value = look.axis_of(look.first), look.known[look.first]
     if axis is None or look.axis is None:
         return given_to_rows(look)
@@ -66,16 +66,16 @@ def repeated(look: Look) -> Dependence | None:
     return replace(value, outer=value.outer * times)
 
 
-def each_repeated(look: Look) -> Dependence | None:
+def each_repeated(look: NodeView) -> Dependence | None:
     return None if look.argument(2, "dim") is None else moved(look)
 
 
-def squeezed(look: Look) -> Dependence | None:
+def squeezed(look: NodeView) -> Dependence | None:
     # a batch of one row would go, too
     return None if look.axis_of(look.first) is not None else look.known[look.first]
 
 
-def part(look: Look) -> Dependence | None:
+def part(look: NodeView) -> Dependence | None:
     """A part along one dimension, or parts."""
     split = any(word in look.node.op for word in ("split", "chunk"))
     dim = look.argument(2 if split else 1, "dim", 0)
@@ -97,14 +97,14 @@ def part(look: Look) -> Dependence | None:
         n_parts, uneven = divmod(look.shape_of(look.first)[axis], look.shape[axis])
         if not uneven and len(look.shapes) == n_parts and value.outer % n_parts == 0:
             return replace(value, outer=value.outer // n_parts)
-    if value.kind == Kind.FREE and look.axis is None and look.per_row(look.first) == 1:
+    if value.kind == DependenceKind.FREE and look.axis is None and look.per_row(look.first) == 1:
         return value  # every row is like any other
     if look.per_row(look.first) == 1:
         raise Mixes(_SOME)
     return None
 
 
-def _is_whole(look: Look) -> bool:
+def _is_whole(look: NodeView) -> bool:
     """Whether the part is all there is."""
     return (
         look.axis is not None
@@ -117,7 +117,7 @@ def _is_whole(look: Look) -> bool:
     )
 
 
-def _is_by_groups(look: Look) -> bool:
+def _is_by_groups(look: NodeView) -> bool:
     """Whether a part begins, and ends, at a multiple of the number of rows."""
     size = shape_at((look.traced.type_of(look.first).shape[look.axis_of(look.first) or 0],))[0]
     bounds = [look.argument(place) for place in (2, 3)]
@@ -129,16 +129,16 @@ def _is_by_groups(look: Look) -> bool:
     return all(bound >= size or bound % N_ROWS == 0 for bound in found)
 
 
-def _chosen(look: Look, value: Dependence, indices: list[Dependence]) -> Dependence:
+def _chosen(look: NodeView, value: Dependence, indices: list[Dependence]) -> Dependence:
     """Entries of a value, chosen by indices: linear in the value."""
     given = over_rows(value) if look.axis is not None else value
     return product(given, function(indices))
 
 
-def taken(position: int) -> Callable[[Look], Dependence | None]:
+def taken(position: int) -> Callable[[NodeView], Dependence | None]:
     """Entries along a dimension, by an index that may be of each row."""
 
-    def rule(look: Look) -> Dependence | None:
+    def rule(look: NodeView) -> Dependence | None:
         index, axis = look.argument(2, "index"), look.axis_of(look.first)
         dim = look.argument(position, "dim") % max(look.rank(look.first), 1)
         if axis == dim:
@@ -166,7 +166,7 @@ def taken(position: int) -> Callable[[Look], Dependence | None]:
     return rule
 
 
-def indexed(look: Look) -> Dependence | None:
+def indexed(look: NodeView) -> Dependence | None:
     """x[i, j, ...]: rows numbered by `arange`, tables looked up for each row, and entries within a
     row.
     """
@@ -175,7 +175,7 @@ def indexed(look: Look) -> Dependence | None:
     axis, value = look.axis_of(x), look.known[x]
     if len({look.rank(ref) for ref in given if look.axis_of(ref) is not None}) > 1:
         return None
-    numbers = [ref for ref in given if look.known[ref].kind == Kind.COUNT]
+    numbers = [ref for ref in given if look.known[ref].kind == DependenceKind.COUNT]
     places = {look.from_last(ref) for ref in given} - {None}
     others = look.aligned([ref for ref in given if ref not in numbers])
     if others is None:
@@ -197,7 +197,7 @@ def indexed(look: Look) -> Dependence | None:
     return look.laid_out_as([x], _chosen(look, value, others))
 
 
-def joined(look: Look) -> Dependence | None:
+def joined(look: NodeView) -> Dependence | None:
     """Side by side along a dimension; along the rows, each part is a group."""
     parts = [ref for ref in look.argument(0) if look.traced.type_of(ref).shape != _NOTHING]
     if not parts:
@@ -216,7 +216,7 @@ def joined(look: Look) -> Dependence | None:
     return replace(together(values), outer=values[0].outer * (len(parts) if along else 1))
 
 
-def padded(look: Look) -> Dependence | None:
+def padded(look: NodeView) -> Dependence | None:
     """More entries along the last dimensions, of a value."""
     axis, amounts = look.axis_of(look.first), look.argument(1)
     place = None if axis is None else 2 * (look.rank(look.first) - 1 - axis)
@@ -233,14 +233,14 @@ def padded(look: Look) -> Dependence | None:
     )
 
 
-def looked_up(look: Look) -> Dependence | None:
+def looked_up(look: NodeView) -> Dependence | None:
     table, index = look.first, look.argument(1)
     if look.axis_of(table) is not None:
         return None
     return look.laid_out_as([index], _chosen(look, look.known[table], [look.known[index]]))
 
 
-def diagonal(look: Look) -> Dependence | None:
+def diagonal(look: NodeView) -> Dependence | None:
     rank = look.rank(look.first)
     dims = {look.argument(2, "dim1", 0) % rank, look.argument(3, "dim2", 1) % rank}
     if look.axis_of(look.first) in dims:
@@ -251,7 +251,7 @@ def diagonal(look: Look) -> Dependence | None:
 # --- made from sizes ---
 
 
-def made(look: Look) -> Dependence | None:
+def made(look: NodeView) -> Dependence | None:
     """The same number everywhere."""
     fill = next(
         (
@@ -269,13 +269,13 @@ def made(look: Look) -> Dependence | None:
 _FILLS = {"new_full": 2, "full": 1, "scalar_tensor": 0, "fill.Scalar": 1}
 
 
-def filled(look: Look) -> Dependence | None:
+def filled(look: NodeView) -> Dependence | None:
     """One value everywhere, in the shape of another."""
     value = look.known[look.argument(1)]
     return over_rows(value) if look.axis is not None else value
 
 
-def numbered(look: Look) -> Dependence | None:
+def numbered(look: NodeView) -> Dependence | None:
     """0, 1, 2, ... : of as many as there are rows, their numbers."""
     start = look.argument(0) if "start" in look.node.op else 0
     if look.axis is None:
@@ -285,4 +285,4 @@ def numbered(look: Look) -> Dependence | None:
     whole = start == 0 and look.argument(2, "step", 1) == 1 and outer_of(look.shape, 0, 1) > 0
     if not whole:
         raise Mixes(NUMBERS)
-    return Dependence(Kind.COUNT)
+    return Dependence(DependenceKind.COUNT)

@@ -6,7 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from potluck.graph.loss.dependence import FREE, NUMBER, PAIRS, Dependence, Kind, Mixes, over_rows
+from potluck.graph.loss.dependence import (
+    FREE,
+    NUMBER,
+    PAIRS,
+    Dependence,
+    DependenceKind,
+    Mixes,
+    over_rows,
+)
 from potluck.graph.traced import SEQUENCE, Traced
 from potluck_wire.graph import (
     BATCH,
@@ -72,7 +80,7 @@ def _bounds(expression: Expression) -> list[int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class NodeView:
     """A node, the shapes of its results, and how each value made before it depends on the rows."""
 
     traced: Traced
@@ -179,4 +187,4 @@ class Look:
 
     def number(self, value: Any) -> Dependence:
         """A number among the arguments, as a value."""
-        return Dependence(Kind.FREE, degree(value))
+        return Dependence(DependenceKind.FREE, degree(value))

@@ -8,9 +8,18 @@ followed from the inputs to the loss.
 from dataclasses import dataclass, field
 
 from potluck.errors import ModelError
-from potluck.graph.loss.dependence import FREE, MEAN, NUMBER, PAIRS, ROWS, Dependence, Kind, Mixes
+from potluck.graph.loss.dependence import (
+    FREE,
+    MEAN,
+    NUMBER,
+    PAIRS,
+    ROWS,
+    Dependence,
+    DependenceKind,
+    Mixes,
+)
 from potluck.graph.loss.dependence_rules import RULES
-from potluck.graph.loss.node_view import Look, degree, outer_of, row_axes, shape_at
+from potluck.graph.loss.node_view import NodeView, degree, outer_of, row_axes, shape_at
 from potluck.graph.partition.outputs import APART
 from potluck.graph.traced import Traced
 from potluck_wire.graph import Node, Ref, Shape, Sym, node_refs
@@ -56,7 +65,7 @@ class Followed:
         return frozenset(
             ref
             for ref, value in found.items()
-            if value.kind == Kind.MIXED or (value.degree, value.outer) == (0, 1)
+            if value.kind == DependenceKind.MIXED or (value.degree, value.outer) == (0, 1)
         )
 
 
@@ -77,7 +86,7 @@ def follow(traced: Traced) -> Followed:
         found = _results(traced, node, refs, followed.known, where)
         for ref, dependence in zip(refs, found, strict=True):
             if (
-                dependence.kind == Kind.UNKNOWN
+                dependence.kind == DependenceKind.UNKNOWN
                 and ref in traced.by_rows
                 and not _reads_sums(node, followed.known)
             ):
@@ -89,7 +98,9 @@ def follow(traced: Traced) -> Followed:
 
 
 def _reads_sums(node: Node, known: dict[Ref, Dependence]) -> bool:
-    return any(known[ref].kind in (Kind.SUM, Kind.LINEAR) for ref in _read(node))
+    return any(
+        known[ref].kind in (DependenceKind.SUM, DependenceKind.LINEAR) for ref in _read(node)
+    )
 
 
 def _read(node: Node) -> list[Ref]:
@@ -107,12 +118,12 @@ def _results(
 ) -> list[Dependence]:
     """How the results of one node depend on the rows."""
     read = [known[ref] for ref in _read(node)]
-    for kind in (Kind.MIXED, Kind.UNKNOWN):
+    for kind in (DependenceKind.MIXED, DependenceKind.UNKNOWN):
         for value in read:
             if value.kind == kind:
                 return [value] * len(refs)
-    look = Look(traced, node, tuple(traced.type_of(ref).shape for ref in refs), known)
-    unknown, rule = Dependence(Kind.UNKNOWN, why=where), RULES.get(node.op)
+    look = NodeView(traced, node, tuple(traced.type_of(ref).shape for ref in refs), known)
+    unknown, rule = Dependence(DependenceKind.UNKNOWN, why=where), RULES.get(node.op)
     try:
         found = rule(look) if rule else None
         if found is None and look.without_rows:
@@ -122,20 +133,20 @@ def _results(
             _checked(value, shape, unknown) for value, shape in zip(each, look.shapes, strict=True)
         ]
     except Mixes as mixes:
-        return [Dependence(Kind.MIXED, why=f"{where} {mixes}")] * len(refs)
+        return [Dependence(DependenceKind.MIXED, why=f"{where} {mixes}")] * len(refs)
 
 
 def _checked(value: Dependence, shape: Shape, unknown: Dependence) -> Dependence:
     """The dependence found, if a value of such a shape can have it."""
     axes = row_axes(shape)
-    if value.kind == Kind.UNKNOWN:
+    if value.kind == DependenceKind.UNKNOWN:
         return value
     if not axes:
-        return value if value.kind in (Kind.FREE, Kind.SUM) else unknown
+        return value if value.kind in (DependenceKind.FREE, DependenceKind.SUM) else unknown
     if len(axes) > 1:
         raise Mixes(PAIRS)
-    fits = value.kind != Kind.SUM and outer_of(shape_at(shape), axes[0], value.outer)
-    if (fits or value.kind == Kind.FREE) and degree(Sym(shape[axes[0]])) != 1:
+    fits = value.kind != DependenceKind.SUM and outer_of(shape_at(shape), axes[0], value.outer)
+    if (fits or value.kind == DependenceKind.FREE) and degree(Sym(shape[axes[0]])) != 1:
         raise Mixes(NUMBER)
     return value if fits else unknown
 
@@ -150,9 +161,9 @@ def check_loss(traced: Traced) -> tuple[str, bool]:
     """
     followed = follow(traced)
     loss = followed.known[traced.graph.outputs[0].ref]
-    if loss.kind == Kind.UNKNOWN:
+    if loss.kind == DependenceKind.UNKNOWN:
         return loss.why, False
-    if loss.kind == Kind.MIXED:
+    if loss.kind == DependenceKind.MIXED:
         text = loss.why
     elif loss in (FREE, MEAN):
         return followed.first_assumed, False
@@ -174,7 +185,7 @@ def check_apart(traced: Traced) -> str:
     followed = follow(traced)
     for output in traced.graph.outputs:
         found = followed.known[output.ref]
-        if found.kind in (Kind.MIXED, Kind.LINEAR):
+        if found.kind in (DependenceKind.MIXED, DependenceKind.LINEAR):
             since = found.why or "a sum over all rows is added to each"
             raise ModelError(
                 f"{output.name} does not hold one result for each row of the batch: {since}.",

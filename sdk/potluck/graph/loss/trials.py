@@ -15,8 +15,8 @@ import torch
 from potluck.graph.torch.batch_axis import (
     Complete,
     OperatorFailed,
+    RowCounter,
     Runner,
-    Watcher,
     arguments,
     largest,
     made_up,
@@ -54,7 +54,7 @@ class _Doubled(Runner):
         return super().call_function(target, *torch.fx.node.map_aggregate((args, kwargs), _doubled))
 
 
-class _DoubledWatcher(Watcher):
+class _DoubledWatcher(RowCounter):
     """The numbers of rows of every value, in double precision."""
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

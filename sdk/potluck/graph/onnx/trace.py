@@ -16,7 +16,7 @@ from onnx import numpy_helper
 
 from potluck.errors import ModelError
 from potluck.graph.onnx.checks import array, called, check, given
-from potluck.graph.onnx.trial_run import ROWS, Seen, TrialRun, run_apart
+from potluck.graph.onnx.trial_run import ROWS, TrialRun, TrialValue, run_apart
 from potluck.graph.partition.outputs import check_outputs
 from potluck.graph.traced import Traced, Type
 from potluck.sanitized_text import quoted
@@ -221,7 +221,7 @@ def _sized(value: onnx.ValueInfoProto) -> tuple[str, str, tuple[int, ...]]:
     return value.name, dtype.name, tuple(dim.dim_value for dim in kind.shape.dim[1:])
 
 
-def _type(seen: Seen) -> Type:
+def _type(seen: TrialValue) -> Type:
     shape: list[Expression] = []
     for many, single in zip(*seen.shapes[:2], strict=True):
         if many == single:

@@ -39,7 +39,7 @@ _NUMBERS = "biuf"
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class TrialValue:
     """One value of the model: its type, its shape at `ROWS`, `PART` and the other rows, and whether
     these parts make up the whole.
     """
@@ -55,7 +55,7 @@ class TrialRun:
     and of those that were asked for, at `ROWS`.
     """
 
-    values: Mapping[str, Seen]
+    values: Mapping[str, TrialValue]
     still: Mapping[str, "Array"]
     wanted: Mapping[str, "Array"]
 
@@ -129,7 +129,7 @@ def _read(told: IO[bytes], file: str) -> TrialRun:
         if "error" in said:
             raise ModelError(f"onnxruntime cannot run it: {quoted(said['error'], 240)}")
         values = {
-            name: Seen(dtype, tuple(map(tuple, shapes)), is_by_rows)
+            name: TrialValue(dtype, tuple(map(tuple, shapes)), is_by_rows)
             for name, dtype, shapes, is_by_rows in said["values"]
         }
         arrays = (_array(told, dtype, shape) for dtype, shape in said["arrays"])

@@ -8,39 +8,48 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from potluck.graph.tensor import shape_rules
-from potluck.graph.tensor.layouts import PARTIAL, Arguments, Cut, Effect, Partial, Rule, View, same
+from potluck.graph.tensor.layouts import (
+    PARTIAL,
+    Arguments,
+    Cut,
+    Effect,
+    LayoutView,
+    Partial,
+    Rule,
+    same,
+)
 from potluck_wire.graph import Ref, node_refs
 from potluck_wire.operators import KINDS
 
 # --- where a division begins ---------------------------------------------------------------------
 
 
-def columns(view: View, outer: int) -> Effect | None:
+def columns(view: LayoutView, outer: int) -> Effect | None:
     """A product with a weight of which each device has some columns, or channels."""
     rule = _SOURCES.get(view.node.op)
     return rule(view, outer) if rule and not view.layouts else None
 
 
-def _linear_columns(view: View, outer: int) -> Effect | None:
+def _linear_columns(view: LayoutView, outer: int) -> Effect | None:
     weight, bias = view.argument(1), view.argument(2, "bias")
     return _columns(view, len(view.shape) - 1, {weight: 0, bias: 0}, outer)
 
 
-def _addmm_columns(view: View, outer: int) -> Effect | None:
+def _addmm_columns(view: LayoutView, outer: int) -> Effect | None:
     bias, weight = view.argument(0), view.argument(2)
     if view.node.kwargs or not isinstance(bias, Ref) or len(view.shape_of(bias)) != 1:
         return None
     return _columns(view, 1, {weight: 1, bias: 0}, outer)
 
 
-def _channels(view: View, outer: int) -> Effect | None:
+def _channels(view: LayoutView, outer: int) -> Effect | None:
     weight, bias = view.argument(1), view.argument(2, "bias")
     if view.argument(6, "groups", 1) != 1:
         return None
     return _columns(view, 1, {weight: 0, bias: 0}, outer)
 
 
-def _columns(view: View, axis: int, states: Mapping[Any, int], outer: int) -> Effect | None:
+def _columns(view: LayoutView, axis: int, states: Mapping[Any, int], outer: int) -> Effect | None:
     found = view.pattern(view.shape[axis], outer)
     given = {ref: dim for ref, dim in states.items() if ref is not None}
     if found is None or not all(map(view.is_state, given)):
@@ -52,7 +61,7 @@ def _columns(view: View, axis: int, states: Mapping[Any, int], outer: int) -> Ef
 # --- operators on cut operands -------------------------------------------------------------------
 
 
-def _element_wise(view: View) -> Effect | None:
+def _element_wise(view: LayoutView) -> Effect | None:
     """Operands are aligned at their last dimensions, as broadcasting does."""
     rank = len(view.shape)
     operands = {ref: view.shape_of(ref) for ref in dict.fromkeys(node_refs(view.node))}
@@ -76,14 +85,14 @@ def _element_wise(view: View) -> Effect | None:
     return Effect(results=(cut,), states=states, slices=slices)
 
 
-def _inert(view: View) -> Effect | None:
+def _inert(view: LayoutView) -> Effect | None:
     """Dropout that drops nothing."""
     drops = view.argument(2, "train", True) and view.argument(1, "p", 0.5) != 0
     layout = view.layout(view.argument(0))
     return None if drops or layout is None else Effect(results=(layout,))
 
 
-def _linear(view: View) -> Effect | None:
+def _linear(view: LayoutView) -> Effect | None:
     """Along the cut axis a sum of products; along another one a product as ever."""
     x = view.argument(0)
     weight = view.argument(1)
@@ -96,20 +105,20 @@ def _linear(view: View) -> Effect | None:
     return _summed(view, weight, Cut(1, cut.outer, cut.inner), None if bias is None else 2)
 
 
-def _addmm(view: View) -> Effect | None:
+def _addmm(view: LayoutView) -> Effect | None:
     cut, weight = view.cut(view.argument(1)), view.argument(2)
     if cut is None or cut.axis != 1 or view.node.kwargs or view.layout(view.argument(0)):
         return None
     return _summed(view, weight, Cut(0, cut.outer, cut.inner), 0)
 
 
-def _summed(view: View, weight: Any, cut: Cut, once: int | None) -> Effect | None:
+def _summed(view: LayoutView, weight: Any, cut: Cut, once: int | None) -> Effect | None:
     if not view.is_state(weight):
         return None
     return Effect(results=(PARTIAL,), states={weight.value: cut}, once=once)
 
 
-def _convolution(view: View) -> Effect | None:
+def _convolution(view: LayoutView) -> Effect | None:
     """Of cut channels a sum; where each group is a channel, its own filters."""
     x = view.argument(0)
     weight = view.argument(1)
@@ -134,7 +143,7 @@ def _convolution(view: View) -> Effect | None:
     return Effect(results=(out,), states=states, arguments=arguments)
 
 
-def _by_channel(view: View) -> Effect | None:
+def _by_channel(view: LayoutView) -> Effect | None:
     """Batch normalisation and prelu, which keep numbers per channel."""
     cut = view.cut(view.argument(0))
     refs = node_refs(view.node)[1:]
@@ -146,24 +155,24 @@ def _by_channel(view: View) -> Effect | None:
     )
 
 
-def _normalised(view: View) -> Effect | None:
+def _normalised(view: LayoutView) -> Effect | None:
     """Over the last dimensions; its weights are whole."""
     cut = view.cut(view.argument(0))
     return same(cut) if cut and cut.axis < len(view.shape) - len(view.argument(1)) else None
 
 
-def _pooled(view: View) -> Effect | None:
+def _pooled(view: LayoutView) -> Effect | None:
     cut = view.cut(view.argument(0))
     return same(cut) if cut and cut.axis == 1 else None
 
 
-def _padded(view: View) -> Effect | None:
+def _padded(view: LayoutView) -> Effect | None:
     cut = view.cut(view.argument(0))
     padded = len(view.argument(1)) // 2
     return same(cut) if cut and cut.axis < len(view.shape) - padded else None
 
 
-def _matmul(view: View) -> Effect | None:
+def _matmul(view: LayoutView) -> Effect | None:
     """Both cut along the same batch dimension, along what is summed, or one along the result."""
     a, b = view.argument(0), view.argument(1)
     left, right = view.cut(a), view.cut(b)
@@ -183,14 +192,14 @@ def _matmul(view: View) -> Effect | None:
     return None
 
 
-def _fit(view: View, queries: Cut, keys: Cut) -> bool:
+def _fit(view: LayoutView, queries: Cut, keys: Cut) -> bool:
     """Whether the heads of keys are cut as those of the queries that read them."""
     same = (queries.axis, queries.outer) == (keys.axis, keys.outer)
     grouped = bool(view.argument(7, "enable_gqa", False))
     return same and (grouped or keys.inner == queries.inner)
 
 
-def _attention(view: View) -> Effect | None:
+def _attention(view: LayoutView) -> Effect | None:
     """By heads; several of the queries may share one of the keys and values."""
     query, key, value, mask = (view.argument(i) for i in range(4))
     cut, axis = view.cut(query), len(view.shape) - 3
@@ -218,7 +227,7 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(f"aten.{word}" if "." in word else f"aten.{word}.default" for word in text.split())
 
 
-_SOURCES: dict[str, Callable[[View, int], Effect | None]] = {
+_SOURCES: dict[str, Callable[[LayoutView, int], Effect | None]] = {
     "aten.linear.default": _linear_columns,
     "aten.addmm.default": _addmm_columns,
     "aten.conv1d.default": _channels,

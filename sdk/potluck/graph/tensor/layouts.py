@@ -52,7 +52,7 @@ class Effect:
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class LayoutView:
     """A node as its rule sees it. `layouts`: of the values it reads that are not whole."""
 
     traced: Traced
@@ -101,7 +101,7 @@ class View:
         return None if rest else Cut(0, outer, whole)
 
 
-Rule = Callable[[View], Effect | None]
+Rule = Callable[[LayoutView], Effect | None]
 
 
 def local(size: Expression, units: int, n: int) -> "Expression | None":

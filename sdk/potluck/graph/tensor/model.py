@@ -12,7 +12,7 @@ from potluck.graph.partition.cuts import line
 from potluck.graph.partition.layers import Layers, layers_at
 from potluck.graph.tensor.allotment import TOLERANCE_FRAC, check, excess_frac
 from potluck.graph.tensor.regions import Finder, Region
-from potluck.graph.tensor.rewrite import Divided, Piece, divided
+from potluck.graph.tensor.rewrite import DividedGraph, StateSlice, divided
 from potluck.graph.traced import Traced
 
 if TYPE_CHECKING:
@@ -47,7 +47,9 @@ class DividedModel(Model):
             )
         ]
         # of each state that is cut
-        self.pieces: Mapping[str, Piece] = {k: v for part in parts for k, v in part.pieces.items()}
+        self.pieces: Mapping[str, StateSlice] = {
+            k: v for part in parts for k, v in part.pieces.items()
+        }
         laid = [_laid_out(part, len(whole.laid_out(False).line.traced.given)) for part in parts]
         super().__init__(
             inference=laid[0],
@@ -99,7 +101,7 @@ class DividedModel(Model):
         state
             By the names of devices; all pieces of a tensor, or none of them.
         """
-        found, parts = {}, dict[str, list[tuple[Piece, Any]]]()
+        found, parts = {}, dict[str, list[tuple[StateSlice, Any]]]()
         for name, tensor in state.items():
             if name in self.pieces:
                 piece = self.pieces[name]
@@ -197,13 +199,13 @@ def _names(traced: Traced, region: Region) -> list[str]:
     return [names[value - len(traced.graph.inputs)] for value in sorted(region.states)]
 
 
-def _laid_out(part: Divided, n_inputs: int) -> Layers:
+def _laid_out(part: DividedGraph, n_inputs: int) -> Layers:
     bounds = tuple(accumulate((n for _, n in part.groups), initial=0))
     lanes = [lane for lane, _ in part.groups]
     return layers_at(line(part.traced), bounds, n_inputs=n_inputs, lanes=lanes)
 
 
-def piece_of(whole: "torch.Tensor", piece: Piece) -> "torch.Tensor":
+def piece_of(whole: "torch.Tensor", piece: StateSlice) -> "torch.Tensor":
     """A lane's part of a tensor.
 
     Parameters
@@ -218,7 +220,7 @@ def piece_of(whole: "torch.Tensor", piece: Piece) -> "torch.Tensor":
     return wide.narrow(axis + 1, piece.start, piece.stop - piece.start).flatten(axis, axis + 2)
 
 
-def joined_of(parts: "Sequence[tuple[Piece, torch.Tensor]]") -> "torch.Tensor":
+def joined_of(parts: "Sequence[tuple[StateSlice, torch.Tensor]]") -> "torch.Tensor":
     """The tensor of all its pieces.
 
     Parameters
@@ -234,7 +236,7 @@ def joined_of(parts: "Sequence[tuple[Piece, torch.Tensor]]") -> "torch.Tensor":
     return torch.cat(wide, dim=axis + 1).flatten(axis, axis + 2)
 
 
-def _by_units(tensor: "torch.Tensor", piece: Piece, units: int) -> "torch.Tensor":
+def _by_units(tensor: "torch.Tensor", piece: StateSlice, units: int) -> "torch.Tensor":
     """With three axes in the place of the cut one: outer parts, units, entries of each."""
     axis, shape = piece.cut.axis, tensor.shape
     return tensor.reshape(

@@ -14,7 +14,7 @@ from math import prod
 
 from potluck.graph.partition.cuts import multiple
 from potluck.graph.tensor.axis_rules import RULES, columns
-from potluck.graph.tensor.layouts import PARTIAL, Cut, Effect, Layout, Partial, View
+from potluck.graph.tensor.layouts import PARTIAL, Cut, Effect, Layout, LayoutView, Partial
 from potluck.graph.traced import Traced
 from potluck_wire.graph import Buffer, Parameter, Ref, node_refs
 
@@ -235,7 +235,7 @@ class Finder:
             optional=optional,
         )
 
-    def _view(self, value: int, units: int, layouts: Mapping[Ref, Layout]) -> View:
+    def _view(self, value: int, units: int, layouts: Mapping[Ref, Layout]) -> LayoutView:
         node = self._graph.nodes[value - self._graph.first_node]
         mine = {ref: layouts[ref] for ref in node_refs(node) if ref in layouts}
-        return View(self._traced, value, units, mine, self._sizes)
+        return LayoutView(self._traced, value, units, mine, self._sizes)

@@ -29,7 +29,7 @@ Key = tuple[str, int]  # a kind of value, and its number among those of the kind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class StateSlice:
     """A state of a lane: units [start, stop) of so many of the state `whole`, along a cut axis."""
 
     whole: str
@@ -40,7 +40,7 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Divided:
+class DividedGraph:
     """What a graph was divided into.
 
     `groups`: runs of nodes of one lane, in running order: (lane, number of nodes that depend on
@@ -49,7 +49,7 @@ class Divided:
 
     traced: Traced
     groups: tuple[tuple[int, int], ...]
-    pieces: Mapping[str, Piece]
+    pieces: Mapping[str, StateSlice]
 
 
 @dataclass(slots=True)
@@ -64,7 +64,7 @@ class _Made:
     phase: int = 0
 
 
-def divided(traced: Traced, regions: Sequence[Region], shares: Sequence[int]) -> Divided:
+def divided(traced: Traced, regions: Sequence[Region], shares: Sequence[int]) -> DividedGraph:
     """The graph with these regions divided in this proportion.
 
     Raises
@@ -85,7 +85,7 @@ class _Rewriting:
         self.n_lanes = len(shares)
         self.whole_states: list[Parameter | Buffer] = [*self.graph.parameters, *self.graph.buffers]
         self.made: dict[int, _Made] = {}
-        self.states: dict[int, tuple[Parameter | Buffer, Piece | None]] = {}
+        self.states: dict[int, tuple[Parameter | Buffer, StateSlice | None]] = {}
         self.number: dict[tuple[str, int, int], int] = {}  # (kind, value, lane) -> provisional
         self.next = len(self.graph.inputs)
         self.floating = self._floating()
@@ -101,7 +101,7 @@ class _Rewriting:
 
     # --- values of lanes --------------------------------------------------------------------------
 
-    def done(self) -> Divided:
+    def done(self) -> DividedGraph:
         """All nodes of all lanes, without what nobody needs, lane by lane."""
         for value, node in enumerate(self.graph.nodes, start=self.graph.first_node):
             region = self.region_of.get(value)
@@ -157,7 +157,7 @@ class _Rewriting:
             self.number[key] = self._new_state(self._state(value), None)
         return self.number[key]
 
-    def _new_state(self, state: Any, piece: Piece | None) -> int:
+    def _new_state(self, state: Any, piece: StateSlice | None) -> int:
         number, self.next = self.next, self.next + 1
         self.states[number] = (state, piece)
         return number
@@ -220,7 +220,9 @@ class _Rewriting:
             start, stop = self.spans[id(region)][lane]
             size = cut.outer * (stop - start) * cut.inner
             shape = (*state.shape[: cut.axis], size, *state.shape[cut.axis + 1 :])
-            piece = Piece(whole=state.name, cut=cut, units=region.units, start=start, stop=stop)
+            piece = StateSlice(
+                whole=state.name, cut=cut, units=region.units, start=start, stop=stop
+            )
             name = f"{state.name}:{lane}"
             self.number[key] = self._new_state(replace(state, name=name, shape=shape), piece)
         return self.number[key]
@@ -361,7 +363,7 @@ class _Rewriting:
             for ref in node_refs(made.node):
                 users.setdefault(ref.value, []).append(made)
 
-    def _written(self, order: list[int]) -> Divided:
+    def _written(self, order: list[int]) -> DividedGraph:
         """The graph, its values numbered anew."""
         read = {ref.value for number in order for ref in node_refs(self.made[number].node)}
         states = sorted(
@@ -410,7 +412,7 @@ class _Rewriting:
             for state, piece in (self.states[number] for number in states)
             if piece is not None
         }
-        found = Divided(traced=traced, groups=self._groups(order), pieces=pieces)
+        found = DividedGraph(traced=traced, groups=self._groups(order), pieces=pieces)
         _check_crossing(found)
         return found
 
@@ -445,7 +447,7 @@ def _without(node: Node, place: int) -> Node:
     return replace(node, kwargs=tuple(pair for pair in node.kwargs if pair[0] != "bias"))
 
 
-def _check_crossing(found: Divided) -> None:
+def _check_crossing(found: DividedGraph) -> None:
     """Whether every value that crosses between groups has rows to cut, as segments need."""
     traced, graph = found.traced, found.traced.graph
     group_of = dict[int, int]()

@@ -10,9 +10,9 @@ from potluck.graph.tensor.layouts import (
     Arguments,
     Cut,
     Effect,
+    LayoutView,
     Partial,
     Rule,
-    View,
     local,
     same,
 )
@@ -31,7 +31,7 @@ def _can(argument: Any, units: int) -> bool:
     return size == -1 or local(size, units, 1) is not None
 
 
-def _reshaped(view: View, sizes_at: int | None, before: int = 0) -> Effect | None:
+def _reshaped(view: LayoutView, sizes_at: int | None, before: int = 0) -> Effect | None:
     """The cut axis is a part of one of the result's: the entries before and after it are whole.
 
     The sizes are those of the axes from `before` on.
@@ -50,7 +50,7 @@ def _reshaped(view: View, sizes_at: int | None, before: int = 0) -> Effect | Non
     return None
 
 
-def _at(view: View, cut: Cut, sizes_at: int | None, place: int) -> Effect | None:
+def _at(view: LayoutView, cut: Cut, sizes_at: int | None, place: int) -> Effect | None:
     """A result with this cut, whose size is one of the arguments."""
     if local(view.traced.type_of(Ref(view.value, 0)).shape[cut.axis], view.units, 1) is None:
         return None
@@ -67,29 +67,29 @@ def _at(view: View, cut: Cut, sizes_at: int | None, place: int) -> Effect | None
     return Effect(results=(cut,), arguments=arguments)
 
 
-def viewed(view: View) -> Effect | None:
+def viewed(view: LayoutView) -> Effect | None:
     """A view or reshape, whose sizes are its second argument."""
     return partial(view) or _reshaped(view, 1)
 
 
-def unflattened(view: View) -> Effect | None:
+def unflattened(view: LayoutView) -> Effect | None:
     """One axis as several."""
     dim = view.argument(1) % len(view.shape_of(view.argument(0)))
     return partial(view) or _reshaped(view, 2, dim)
 
 
-def squeezed(view: View) -> Effect | None:
+def squeezed(view: LayoutView) -> Effect | None:
     """What is told no sizes: flatten, squeeze and unsqueeze."""
     return partial(view) or _reshaped(view, None)
 
 
-def partial(view: View) -> Effect | None:
+def partial(view: LayoutView) -> Effect | None:
     """A sum may wait behind what only moves entries."""
     is_sum = isinstance(view.layout(view.argument(0)), Partial)
     return Effect(results=(PARTIAL,)) if is_sum else None
 
 
-def expanded(view: View) -> Effect | None:
+def expanded(view: LayoutView) -> Effect | None:
     """Other axes repeated, or more of them in front."""
     x, sizes = view.argument(0), view.argument(1)
     cut = view.cut(x)
@@ -99,7 +99,7 @@ def expanded(view: View) -> Effect | None:
     return _at(view, Cut(axis, cut.outer, cut.inner), 1, axis) if sizes is not None else None
 
 
-def moved(view: View) -> Effect | None:
+def moved(view: LayoutView) -> Effect | None:
     """A permutation of the dimensions."""
     if partial(view):
         return partial(view)
@@ -116,7 +116,7 @@ def moved(view: View) -> Effect | None:
     return same(Cut(order.index(cut.axis), cut.outer, cut.inner))
 
 
-def repeated(view: View) -> Effect | None:
+def repeated(view: LayoutView) -> Effect | None:
     """Each entry so many times in a row: heads that share keys and values."""
     cut, times = view.cut(view.argument(0)), view.argument(1)
     dim = view.argument(2, "dim")
@@ -127,7 +127,7 @@ def repeated(view: View) -> Effect | None:
     return same(Cut(cut.axis, cut.outer, cut.inner * times))
 
 
-def parted(view: View) -> Effect | None:
+def parted(view: LayoutView) -> Effect | None:
     """Along another dimension as ever; along the cut one only between its outer parts."""
     x = view.argument(0)
     cut, types = view.cut(x), view.traced.types[view.value]
@@ -163,7 +163,7 @@ def parted(view: View) -> Effect | None:
 def along(position: int, default: int | None = None) -> Rule:
     """Something along another dimension, which keeps all dimensions."""
 
-    def rule(view: View) -> Effect | None:
+    def rule(view: LayoutView) -> Effect | None:
         cut = view.cut(view.argument(0))
         dim = view.argument(position, "dim", default)
         if cut is None or not isinstance(dim, int) or dim % len(view.shape) == cut.axis:
@@ -173,7 +173,7 @@ def along(position: int, default: int | None = None) -> Rule:
     return rule
 
 
-def taken(view: View) -> Effect | None:
+def taken(view: LayoutView) -> Effect | None:
     """One entry, or each, of another dimension, which goes away."""
     x = view.argument(0)
     cut = view.cut(x)
@@ -184,7 +184,7 @@ def taken(view: View) -> Effect | None:
     return None if dim == cut.axis else Effect(results=(mine,) * len(view.traced.types[view.value]))
 
 
-def joined(view: View) -> Effect | None:
+def joined(view: LayoutView) -> Effect | None:
     """Concatenation along another dimension."""
     parts, dim = view.argument(0), view.argument(1, "dim", 0) % len(view.shape)
     cuts = {view.cut(ref) for ref in parts}
@@ -194,7 +194,7 @@ def joined(view: View) -> Effect | None:
     return None if cut is None or cut.axis == dim else same(cut)
 
 
-def reduced(view: View) -> Effect | None:
+def reduced(view: LayoutView) -> Effect | None:
     """Sums, means and extremes over other dimensions."""
     x, dims = view.argument(0), view.argument(1, "dim")
     cut = view.cut(x)

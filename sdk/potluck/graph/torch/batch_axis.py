@@ -46,7 +46,7 @@ class Runner(torch.fx.Interpreter):
             raise OperatorFailed(node, error) from error
 
 
-class Watcher(Runner):
+class RowCounter(Runner):
     """Runs an exported graph in evaluation and keeps one number per row of every value that may
     count rows.
     """
@@ -113,7 +113,7 @@ def by_rows(
         inputs: Sequence[torch.Tensor], weights: Mapping[torch.fx.Node, torch.Tensor]
     ) -> frozenset[Ref]:
         def digests(part: slice) -> dict[Ref, torch.Tensor]:
-            watcher = Watcher(program.graph_module, values, types, part.stop - part.start)
+            watcher = RowCounter(program.graph_module, values, types, part.stop - part.start)
             _run(watcher, program, weights, [x[part].clone() for x in inputs])
             return watcher.found
 
@@ -145,7 +145,7 @@ def by_rows(
 
 
 def _run(
-    watcher: Watcher,
+    watcher: RowCounter,
     program: Any,
     state: Mapping[torch.fx.Node, torch.Tensor],
     inputs: Sequence[torch.Tensor],

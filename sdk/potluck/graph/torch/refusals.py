@@ -13,39 +13,41 @@ from potluck.errors import ModelError
 
 
 @dataclass(frozen=True, slots=True)
-class Reason:
+class OperatorRefusal:
     """`text` goes on after "the operator x"; `next_step`: what would do."""
 
     text: str
     next_step: str
 
 
-RANDOM = Reason(
+RANDOM = OperatorRefusal(
     "draws random numbers, which a split would change",
     "Draw them outside the model and pass them as an input; torch.nn.Dropout is known.",
 )
-DATA = Reason(
+DATA = OperatorRefusal(
     "makes a size, or a number, of the data",
     "Keep the shape, with torch.where or a mask that is multiplied; or compute it outside. "
     '(Experts of transformers: experts_implementation="batched_mm".)',
 )
-IN_PLACE = Reason("changes memory that others may see", "Use the form that returns a new tensor.")
-MEMORY = Reason(
+IN_PLACE = OperatorRefusal(
+    "changes memory that others may see", "Use the form that returns a new tensor."
+)
+MEMORY = OperatorRefusal(
     "reads memory as it lies", "Use view, reshape, unfold or indexing, which say what is meant."
 )
-BACKWARD = Reason(
+BACKWARD = OperatorRefusal(
     "is a backward pass of its own", "Devices derive what they compute; write the forward pass."
 )
-VALUES = Reason(
+VALUES = OperatorRefusal(
     "fails for some values (as for a matrix that has no inverse), which devices do not tell",
     "Compute it outside the model, and pass it as an input.",
 )
-ACROSS = Reason(
+ACROSS = OperatorRefusal(
     "works across the rows of a batch, which are divided among devices",
     "Compute it within each row; of embedding_bag, give indices [rows, n] and no offsets.",
 )
-SIZES = Reason("is about sizes, which are known before a device computes", "Use x.shape.")
-UNKNOWN = Reason(
+SIZES = OperatorRefusal("is about sizes, which are known before a device computes", "Use x.shape.")
+UNKNOWN = OperatorRefusal(
     "is not on the devices' list, and torch does not write it out in operators that are",
     "Write this part with other operators, or leave it outside the model.",
 )
@@ -63,7 +65,7 @@ _OF_VALUES = frozenset(
 )
 
 
-def reason(target: Any) -> Reason:
+def reason(target: Any) -> OperatorRefusal:
     """Why an operator (torch's own, an OpOverload) is none for devices."""
     packet = str(target).split(".")[1]
     tags, schema = target.tags, target._schema

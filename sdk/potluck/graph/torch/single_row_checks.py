@@ -32,7 +32,7 @@ class _ModuleFailed(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pair:
+class ModuleAndProgram:
     """A module and its exported program, which takes what `complete` adds to some rows.
 
     `train`: what they give is a loss, and its gradients count, too.
@@ -90,7 +90,9 @@ class Pair:
         return [found[0].detach(), *dense]
 
 
-def check_single(pair: Pair, tensors: Sequence[torch.Tensor], dims: Sequence[int | None]) -> None:
+def check_single(
+    pair: ModuleAndProgram, tensors: Sequence[torch.Tensor], dims: Sequence[int | None]
+) -> None:
     """Raise ModelError for a module that does something else for one row, or for a sequence of one,
     which is dimension `dims[i]`, than its graph does.
 
@@ -110,7 +112,7 @@ def check_single(pair: Pair, tensors: Sequence[torch.Tensor], dims: Sequence[int
         return
 
 
-def check_same(pair: Pair, tensors: Sequence[torch.Tensor]) -> None:
+def check_same(pair: ModuleAndProgram, tensors: Sequence[torch.Tensor]) -> None:
     """Raise ModelError for a module whose answers, loss or gradients are not those of its graph.
 
     Where the module does not run on made-up values, its own example speaks alone.

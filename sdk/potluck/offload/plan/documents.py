@@ -18,7 +18,7 @@ Document = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class RowWindow:
     """Of each row: the first row that it reads, and the end of those."""
 
     firsts: tuple[int, ...]
@@ -30,7 +30,7 @@ class Window:
 
 def problem_document(sharing: OffloadProblem, spec: SearchSpec) -> Document:
     """A problem and what is wanted; each window is written once."""
-    windows: dict[Window, int] = {}
+    windows: dict[RowWindow, int] = {}
     read: dict[tuple[Reads, int], int] = {}
 
     def number(reads: Reads | None, count: int) -> int | None:
@@ -38,7 +38,7 @@ def problem_document(sharing: OffloadProblem, spec: SearchSpec) -> Document:
             return None
         if (reads, count) not in read:
             firsts, ends = zip(*(reads.rows(row, row + 1) for row in range(count)), strict=True)
-            read[reads, count] = windows.setdefault(Window(firsts, ends), len(windows))
+            read[reads, count] = windows.setdefault(RowWindow(firsts, ends), len(windows))
         return read[reads, count]
 
     operators = [
@@ -65,7 +65,7 @@ def problem_document(sharing: OffloadProblem, spec: SearchSpec) -> Document:
 
 def read_problem(document: Document) -> tuple[OffloadProblem, SearchSpec]:
     """What `problem_document` has written."""
-    windows = [Window(tuple(firsts), tuple(ends)) for firsts, ends in document["windows"]]
+    windows = [RowWindow(tuple(firsts), tuple(ends)) for firsts, ends in document["windows"]]
     known = document["sharing"]
     operators = tuple(_operator(row, windows) for row in known["operators"])
     lines = {
@@ -80,7 +80,7 @@ def read_problem(document: Document) -> tuple[OffloadProblem, SearchSpec]:
     return sharing, SearchSpec(**(spec | {"bandwidths": tuple(spec["bandwidths"])}))
 
 
-def _operator(row: Document, windows: list[Window]) -> Operator:
+def _operator(row: Document, windows: list[RowWindow]) -> Operator:
     inputs = tuple(
         (source, windows[which] if which is not None else None) for source, which in row["inputs"]
     )

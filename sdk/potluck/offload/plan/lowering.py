@@ -21,9 +21,9 @@ from potluck.offload.plan.problem import (
     Shares,
     without,
 )
-from potluck.offload.plan.steps import TILES, Step, steps
+from potluck.offload.plan.steps import TILES, OffloadStep, steps
 from potluck.offload.rows.operator_times import OperatorTimes
-from potluck.offload.rows.receptive_fields import Local, localities
+from potluck.offload.rows.receptive_fields import OperatorLocality, localities
 from potluck.offload.rows.row_rules import AccessPattern
 from potluck.offload.rows.tiles import TensorSlice, piece, rows_of
 from potluck_wire.graph import BATCH, Graph, Ref, node_refs
@@ -115,7 +115,7 @@ class Shareable:
         graph = self.line.traced.graph
         if value < graph.first_node:
             return {}
-        local: Local = self.localities[value - graph.first_node]
+        local: OperatorLocality = self.localities[value - graph.first_node]
         found: dict[Ref, AccessPattern | None] = {}
         for ref in node_refs(graph.nodes[value - graph.first_node]):
             if ref.value in self._bound:
@@ -236,7 +236,7 @@ def lower(shareable: Shareable, divisions: Sequence[Division], tiles: int = TILE
 
 
 @dataclass(slots=True)
-class _Draft:
+class _TileDraft:
     """A piece before it is known what later ones need of it."""
 
     side: int
@@ -250,9 +250,9 @@ class _Lowering:
     model: Shareable
     n_sides: int
     parts: list[dict[Ref, list[TensorSlice]]] = field(default_factory=list)
-    drafts: list[_Draft | Sent] = field(default_factory=list)
+    drafts: list[_TileDraft | Sent] = field(default_factory=list)
 
-    def through(self, todo: Sequence[Step]) -> Shared:
+    def through(self, todo: Sequence[OffloadStep]) -> Shared:
         self.parts = [{} for _ in range(self.n_sides)]
         self.parts[DEVICE][Ref(0)] = [self.model.input_part]
         for step in todo:
@@ -294,7 +294,7 @@ class _Lowering:
         made = [part for value, rows in computes.items() for part in self._items(value, rows)]
         for part in made:
             mine.setdefault(part.ref, []).append(part)
-        self.drafts.append(_Draft(side, computes, list(takes), made))
+        self.drafts.append(_TileDraft(side, computes, list(takes), made))
 
     def _result(self, ref: Ref) -> TensorSlice:
         """All rows of an output as one part on the device.
@@ -305,7 +305,7 @@ class _Lowering:
         found = _covering(self.parts[DEVICE].get(ref, []), (0, count))
         if len(found) > 1:
             whole = TensorSlice(ref.value, 0, count, ref.item)
-            self.drafts.append(_Draft(DEVICE, {}, found, [whole]))
+            self.drafts.append(_TileDraft(DEVICE, {}, found, [whole]))
             return whole
         return found[0]
 
@@ -315,12 +315,12 @@ class _Lowering:
         wanted[DEVICE] = dict.fromkeys(results)
         for draft in self.drafts:
             wanted[draft.side] |= dict.fromkeys(
-                draft.takes if isinstance(draft, _Draft) else (draft.part,)
+                draft.takes if isinstance(draft, _TileDraft) else (draft.part,)
             )
         found: list[SharedPiece | Sent] = []
         count = [0] * self.n_sides
         for draft in self.drafts:
-            if not isinstance(draft, _Draft):
+            if not isinstance(draft, _TileDraft):
                 found.append(draft)
                 continue
             made = [

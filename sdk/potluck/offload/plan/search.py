@@ -155,7 +155,7 @@ def cuts(shares: Shares) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Block:
+class _CutBlock:
     """What one side does between two cuts: the rows it takes, its seconds, and those it can spend
     on the first rows.
     """
@@ -177,8 +177,8 @@ class _PathSegment:
     """
 
     to: PartitionPoint
-    device: _Block
-    helper: _Block
+    device: _CutBlock
+    helper: _CutBlock
     up_bytes: int
     down_bytes: int
     device_first_s: float
@@ -215,7 +215,7 @@ class Blocks:
 
     shares: Shares
     places: tuple[int, ...]
-    blocks: dict[tuple[PartitionPoint, int], dict[int, _Block]] = field(default_factory=dict)
+    blocks: dict[tuple[PartitionPoint, int], dict[int, _CutBlock]] = field(default_factory=dict)
     holds: dict[tuple[PartitionPoint, int], dict[int, Interval]] = field(default_factory=dict)
     segments: dict[tuple[PartitionPoint, int], list[_PathSegment]] = field(default_factory=dict)
     left: list[tuple[float, float]] = field(default_factory=list)
@@ -274,7 +274,7 @@ class Blocks:
         down = _lacking(self.shares.operators, device.takes, self.held(at, DEVICE))
         return _PathSegment(to, device, helper, up, down, device.first_s, helper.first_s)
 
-    def block(self, before: PartitionPoint, after: PartitionPoint, side: int) -> _Block:
+    def block(self, before: PartitionPoint, after: PartitionPoint, side: int) -> _CutBlock:
         """What a side computes between two cuts.
 
         Parameters
@@ -295,10 +295,10 @@ class Blocks:
             self.holds[key] = held(self.shares, at, side)
         return self.holds[key]
 
-    def _sweep(self, after: PartitionPoint, side: int) -> dict[int, _Block]:
+    def _sweep(self, after: PartitionPoint, side: int) -> dict[int, _CutBlock]:
         shares, wanted = self.shares, set(self.places)
         needed = shares.needed(after.place, self.held(after, side))
-        found: dict[int, _Block] = {}
+        found: dict[int, _CutBlock] = {}
         done: list[tuple[int, float]] = []  # (barrier, seconds) of every operator that runs
         for place in range(after.place, -1, -1):
             if place in wanted and place < after.place:
@@ -313,7 +313,7 @@ class Blocks:
                             a, b = takes.get(source, NONE)
                             takes[source] = read if a >= b else (min(a, read[0]), max(b, read[1]))
                 streamed_s = sum(seconds for barrier, seconds in done if barrier <= place)
-                found[place] = _Block(takes, sum(seconds for _, seconds in done), streamed_s)
+                found[place] = _CutBlock(takes, sum(seconds for _, seconds in done), streamed_s)
             start, stop = needed.get(place, NONE)
             if start < stop and place:
                 done.append(
@@ -434,7 +434,7 @@ def _step(
 
 
 def _ends(
-    block: _Block,
+    block: _CutBlock,
     own: tuple[float, float],
     given: tuple[float, float, float],
     nbytes: int,

@@ -42,7 +42,7 @@ STEPS_KEPT = 512  # of divisions, which are tried again at other bandwidths; som
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rules:
+class SplitRules:
     """The paper's constraints (IV-C4), for who wants them. Intervals are contiguous always.
 
     `raw_bound`: no rows go over of a value that is larger than the raw input. `replicate`: both
@@ -95,10 +95,10 @@ class Splitter:
     """
 
     def __init__(
-        self, sharing: OffloadProblem, *, rules: Rules | None = None, levels: int = LEVELS
+        self, sharing: OffloadProblem, *, rules: SplitRules | None = None, levels: int = LEVELS
     ) -> None:
         self.shares = Shares(sharing)
-        self.rules = rules or Rules()
+        self.rules = rules or SplitRules()
         self.levels = levels
         one_helper, sides = self.shares, tuple(sharing.sides)
         # the sides that are left, and what they can do
@@ -321,7 +321,7 @@ class Splitter:
         return self.tried(divisions, bytes_per_s, tiles) if self._allowed(divisions) else None
 
     def _allowed(self, divisions: Sequence[Division]) -> bool:
-        if self.rules == Rules():
+        if self.rules == SplitRules():
             return True
         own, lacking = useful(self.shares, divisions)
         operators = self.shares.operators

@@ -30,7 +30,7 @@ TILES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class OffloadStep:
     """One side computes rows of operators or, where there is somebody `to` have them, hands over
     rows of one operator.
 
@@ -48,7 +48,9 @@ class Step:
         return self.to is not None
 
 
-def steps(shares: Shares, divisions: Sequence[Division], tiles: int = TILES) -> tuple[Step, ...]:
+def steps(
+    shares: Shares, divisions: Sequence[Division], tiles: int = TILES
+) -> tuple[OffloadStep, ...]:
     """Everything to be done, in an order in which all is there before it is used.
 
     Rows of no use are left out.
@@ -67,11 +69,11 @@ def steps(shares: Shares, divisions: Sequence[Division], tiles: int = TILES) -> 
     PlanError
         Rows are needed that no side computes.
     """
-    return _Drafts(shares, divisions, tiles).ordered()
+    return _StepDrafts(shares, divisions, tiles).ordered()
 
 
 @dataclass(slots=True)
-class _Run:
+class _RowRun:
     """Rows of one operator that a side has at once: made by a step (-1: there from the beginning)
     at some level.
     """
@@ -83,7 +85,7 @@ class _Run:
 
 
 @dataclass(slots=True)
-class _Draft:
+class _StepDraft:
     side: int
     rows: dict[int, Interval]
     to: int | None
@@ -98,7 +100,7 @@ class Lack(NamedTuple):
     source: int
 
 
-class _Drafts:
+class _StepDrafts:
     """The steps in the making: rows are traced back from the result, given goals, then arranged
     from the input on.
     """
@@ -106,8 +108,10 @@ class _Drafts:
     def __init__(self, shares: Shares, divisions: Sequence[Division], tiles: int) -> None:
         self.shares, self.tiles = shares, tiles
         self.own, self.lacking = useful(shares, divisions)
-        self.drafts: list[_Draft] = []
-        self.runs: list[list[list[_Run]]] = [[[] for _ in shares.operators] for _ in shares.sides]
+        self.drafts: list[_StepDraft] = []
+        self.runs: list[list[list[_RowRun]]] = [
+            [[] for _ in shares.operators] for _ in shares.sides
+        ]
         self.goals: list[list[list[tuple[Interval, int]]]] = [
             [[] for _ in shares.operators] for _ in shares.sides
         ]
@@ -127,7 +131,7 @@ class _Drafts:
         """Tiles of the rows that each side lacks are the goals of who has them, in the order of the
         operators.
         """
-        self.runs[DEVICE][0].append(_Run(0, self.shares.operators[0].count, 0, -1))
+        self.runs[DEVICE][0].append(_RowRun(0, self.shares.operators[0].count, 0, -1))
         # by source
         tiles: list[list[tuple[int, Interval, int, int]]] = [[] for _ in self.shares.sides]
         for side, places in enumerate(self.lacking):
@@ -140,8 +144,8 @@ class _Drafts:
         for source, given in enumerate(tiles):
             given.sort(key=lambda row: row[0])
             for goal, (place, tile, side, arrival) in enumerate(given):
-                self.runs[side][place].append(_Run(*tile, arrival << 16, len(self.drafts)))
-                self.drafts.append(_Draft(source, {place: tile}, side, set(), (goal, 0)))
+                self.runs[side][place].append(_RowRun(*tile, arrival << 16, len(self.drafts)))
+                self.drafts.append(_StepDraft(source, {place: tile}, side, set(), (goal, 0)))
                 self._aim(source, place, tile, goal)
         self._aim(DEVICE, self.shares.last, (0, 1), 1 << 30)
 
@@ -175,7 +179,7 @@ class _Drafts:
                 while True:  # a piece has one interval of each operator
                     number = pieces.setdefault((goal, level), len(self.drafts))
                     if number == len(self.drafts):
-                        self.drafts.append(_Draft(side, {}, None, set(), (goal, level)))
+                        self.drafts.append(_StepDraft(side, {}, None, set(), (goal, level)))
                     draft = self.drafts[number]
                     have = draft.rows.get(place)
                     if have is None or have[1] == part[0]:
@@ -190,7 +194,7 @@ class _Drafts:
                 ):
                     runs[place][-1].stop = part[1]
                 else:
-                    runs[place].append(_Run(*part, level, number))
+                    runs[place].append(_RowRun(*part, level, number))
             runs[place].sort(key=_start)
 
     def _parts(self, side: int, place: int) -> Iterator[tuple[int, Interval]]:
@@ -217,7 +221,7 @@ class _Drafts:
                 at += 1
             yield goal, (start, stop)
 
-    def ordered(self) -> tuple[Step, ...]:
+    def ordered(self) -> tuple[OffloadStep, ...]:
         """The drafts in an order in which they can be done, the most urgent first."""
         missing = [len(draft.after) for draft in self.drafts]
         users: list[list[int]] = [[] for _ in self.drafts]
@@ -227,13 +231,15 @@ class _Drafts:
         ready = [(draft.rank, n) for n, draft in enumerate(self.drafts) if not missing[n]]
         heapq.heapify(ready)
         place: dict[int, int] = {}
-        found: list[Step] = []
+        found: list[OffloadStep] = []
         while ready:
             _, number = heapq.heappop(ready)
             draft, place[number] = self.drafts[number], len(found)
             after = tuple(sorted(place[before] for before in draft.after))
             found.append(
-                Step(side=draft.side, rows=tuple(draft.rows.items()), to=draft.to, after=after)
+                OffloadStep(
+                    side=draft.side, rows=tuple(draft.rows.items()), to=draft.to, after=after
+                )
             )
             for user in users[number]:
                 missing[user] -= 1
@@ -293,11 +299,11 @@ def _sources(name: str, rows: Interval, side: int, have: Sequence[Interval]) -> 
         start = end
 
 
-def _start(run: _Run) -> int:
+def _start(run: _RowRun) -> int:
     return run.start
 
 
-def _overlapping(runs: Sequence[_Run], rows: Interval) -> list[_Run]:
+def _overlapping(runs: Sequence[_RowRun], rows: Interval) -> list[_RowRun]:
     return [run for run in runs if run.start < rows[1] and rows[0] < run.stop]
 
 

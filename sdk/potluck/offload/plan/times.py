@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from math import inf
 
 from potluck.offload.plan.problem import DEVICE, OffloadProblem
-from potluck.offload.plan.steps import Step
+from potluck.offload.plan.steps import OffloadStep
 from potluck.simulate import engine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Times:
+class StepTimes:
     """Per step its start and end (a transfer's rows are there its latency later).
 
     Seconds and bytes of each kind.
@@ -30,7 +30,9 @@ class Times:
     received_bytes: int
 
 
-def times(sharing: OffloadProblem, steps: Sequence[Step], bytes_per_s: float) -> Times | None:
+def times(
+    sharing: OffloadProblem, steps: Sequence[OffloadStep], bytes_per_s: float
+) -> StepTimes | None:
     """How the steps take place at that bandwidth.
 
     None where something has to go over a link that carries nothing.
@@ -62,7 +64,7 @@ def times(sharing: OffloadProblem, steps: Sequence[Step], bytes_per_s: float) ->
     if bytes_per_s <= 0 and any(step.sends for step in steps):
         return None
     start, stop, radio_s = _run(sharing, steps, work, resources, bytes_per_s)
-    return Times(
+    return StepTimes(
         start_s=tuple(start),
         stop_s=tuple(stop),
         latency_s=max((stop[i] for i in range(len(steps)) if resources[i] == DEVICE), default=0.0),
@@ -77,7 +79,7 @@ def times(sharing: OffloadProblem, steps: Sequence[Step], bytes_per_s: float) ->
 
 def _run(
     sharing: OffloadProblem,
-    steps: Sequence[Step],
+    steps: Sequence[OffloadStep],
     work: list[float],
     resources: list[int],
     bytes_per_s: float,

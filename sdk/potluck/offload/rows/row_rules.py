@@ -53,7 +53,7 @@ class AccessPattern:
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class OperatorView:
     """A node as its rule sees it: arguments by position, sizes of the example, and the axis of each
     value read.
     """
@@ -93,7 +93,7 @@ class View:
 
 
 Found = tuple[str, int, dict[Ref, AccessPattern]]  # kind, axis of the output, reads
-_Rule = Callable[[View], Found | None]
+_Rule = Callable[[OperatorView], Found | None]
 
 
 def shape_of(traced: Traced, ref: Ref) -> tuple[int, ...]:
@@ -102,7 +102,7 @@ def shape_of(traced: Traced, ref: Ref) -> tuple[int, ...]:
     return tuple(evaluate(size, traced.hints) for size in traced.type_of(ref).shape)
 
 
-def _element_wise(view: View) -> Found | None:
+def _element_wise(view: OperatorView) -> Found | None:
     """Operands are aligned at their last dimensions, as broadcasting does.
 
     Those with rows must agree on the axis.
@@ -124,7 +124,7 @@ def _element_wise(view: View) -> Found | None:
     return ELEMENT_WISE, axis, reads
 
 
-def _by_channel(view: View) -> Found | None:
+def _by_channel(view: OperatorView) -> Found | None:
     """Element-wise with a number per channel (dimension 1): batch normalisation in evaluation,
     prelu.
     """
@@ -135,7 +135,7 @@ def _by_channel(view: View) -> Found | None:
     return ELEMENT_WISE, axis, {ref: AccessPattern(axis=axis, count=shape[axis])}
 
 
-def _window(view: View, kernel: int, stride: int, padding: int, dilation: int) -> Found:
+def _window(view: OperatorView, kernel: int, stride: int, padding: int, dilation: int) -> Found:
     ref, shape, axis = view.first() or (Ref(0), (), 0)
     reads = AccessPattern(
         axis=axis,
@@ -147,7 +147,7 @@ def _window(view: View, kernel: int, stride: int, padding: int, dilation: int) -
     return BLOCK_WISE, axis, {ref: reads}
 
 
-def _convolution(view: View) -> Found | None:
+def _convolution(view: OperatorView) -> Found | None:
     """A window of rows per row; numbers per spatial dimension are (input, weight, bias, stride,
     padding, dilation).
     """
@@ -166,7 +166,7 @@ def _convolution(view: View) -> Found | None:
     return _window(view, weight[2 + dim], stride, per_dim(padding, n_spatial)[dim], dilation)
 
 
-def _transposed(view: View) -> Found | None:
+def _transposed(view: OperatorView) -> Found | None:
     """Output row o hears input rows i with o = i stride - padding + k dilation for a row k of the
     kernel.
 
@@ -192,7 +192,7 @@ def _transposed(view: View) -> Found | None:
     return BLOCK_WISE, axis, {ref: reads}
 
 
-def _pooling(view: View) -> Found | None:
+def _pooling(view: OperatorView) -> Found | None:
     """Maximum: kernel, stride, padding, dilation, ceil_mode.
 
     Average: ..., ceil_mode, count_include_pad, divisor.
@@ -219,7 +219,7 @@ def _pooling(view: View) -> Found | None:
     )
 
 
-def _nearest(view: View) -> Found | None:
+def _nearest(view: OperatorView) -> Found | None:
     """Each row is repeated a whole number of times."""
     first = view.first()
     if first is None or first[2] != 2 or view.shape[2] % first[1][2]:
@@ -232,7 +232,7 @@ def _nearest(view: View) -> Found | None:
     )
 
 
-def _bilinear(view: View) -> Found | None:
+def _bilinear(view: OperatorView) -> Found | None:
     """A row between two rows, at a whole multiple of their number: row o looks at (o + 1/2) / n -
     1/2.
     """
@@ -259,7 +259,7 @@ def _bilinear(view: View) -> Found | None:
     )
 
 
-def _padded(view: View) -> Found | None:
+def _padded(view: OperatorView) -> Found | None:
     """Constant padding; (left, right) from the last dimension on."""
     first = view.first()
     if first is None:
@@ -293,7 +293,7 @@ def padding_of(amounts: Any, rank: int, axis: int) -> tuple[int, int]:
     return (amounts[place], amounts[place + 1]) if place + 1 < len(amounts) else (0, 0)
 
 
-def _shuffled(view: View) -> Found | None:
+def _shuffled(view: OperatorView) -> Found | None:
     first = view.first()
     factor = view.argument(1)
     if first is None or first[2] != len(first[1]) - 2 or not isinstance(factor, int):
@@ -308,7 +308,7 @@ def _shuffled(view: View) -> Found | None:
     return BLOCK_WISE, axis, {ref: AccessPattern(axis=axis, count=shape[axis], div=factor)}
 
 
-def _linear(view: View) -> Found | None:
+def _linear(view: OperatorView) -> Found | None:
     first = view.first()
     if first is None or first[2] == len(first[1]) - 1 or view.axis_of(view.argument(1)) is not None:
         return None
@@ -316,7 +316,7 @@ def _linear(view: View) -> Found | None:
     return ROW_WISE, axis, {ref: AccessPattern(axis=axis, count=shape[axis])}
 
 
-def _matmul(view: View) -> Found | None:
+def _matmul(view: OperatorView) -> Found | None:
     """Rows of the left factor, with all of the right one."""
     first, other = view.first(), view.argument(1)
     if (
@@ -332,7 +332,7 @@ def _matmul(view: View) -> Found | None:
     return ROW_WISE, axis, {ref: AccessPattern(axis=axis, count=shape[axis])}
 
 
-def _attention(view: View) -> Found | None:
+def _attention(view: OperatorView) -> Found | None:
     """Rows of the queries, all keys and values.
 
     A mask with a row per query is cut like the queries.
@@ -355,7 +355,7 @@ def _attention(view: View) -> Found | None:
     return ROW_WISE, axis, reads
 
 
-def _normalised(view: View) -> Found | None:
+def _normalised(view: OperatorView) -> Found | None:
     """Normalisation over the last dimensions."""
     first, over = view.first(), view.argument(1)
     if first is None or first[2] >= len(first[1]) - len(over):
@@ -369,7 +369,7 @@ def _along(position: int) -> _Rule:
     dimensions.
     """
 
-    def rule(view: View) -> Found | None:
+    def rule(view: OperatorView) -> Found | None:
         first = view.first()
         dim = view.argument(position, "dim", 0)
         if first is None or not isinstance(dim, int) or dim % len(first[1]) == first[2]:
@@ -380,7 +380,7 @@ def _along(position: int) -> _Rule:
     return rule
 
 
-def _joined(view: View) -> Found | None:
+def _joined(view: OperatorView) -> Found | None:
     """Concatenation along another dimension than the rows."""
     parts, dim = view.argument(0), view.argument(1, "dim", 0) % len(view.shape)
     axes = {view.axis_of(ref) for ref in parts}
@@ -396,7 +396,7 @@ def _joined(view: View) -> Found | None:
     )
 
 
-def _reduced(view: View) -> Found | None:
+def _reduced(view: OperatorView) -> Found | None:
     """Sums, means and extremes over other dimensions than the rows."""
     first = view.first()
     dims = view.argument(1, "dim")
@@ -411,7 +411,7 @@ def _reduced(view: View) -> Found | None:
     return ROW_WISE, own, {ref: AccessPattern(axis=axis, count=shape[axis])}
 
 
-def _taken(view: View) -> Found | None:
+def _taken(view: OperatorView) -> Found | None:
     """One entry, or each, of another dimension, which goes away."""
     first = view.first()
     if first is None:
@@ -425,7 +425,7 @@ def _taken(view: View) -> Found | None:
     )
 
 
-def _viewed(view: View) -> Found | None:
+def _viewed(view: OperatorView) -> Found | None:
     """A reshape that keeps rows whole: one output row is a part of an input row, or several of
     them.
     """
@@ -454,7 +454,7 @@ def _viewed(view: View) -> Found | None:
     return None
 
 
-def _moved(view: View) -> Found | None:
+def _moved(view: OperatorView) -> Found | None:
     """A permutation of the dimensions."""
     first = view.first()
     if first is None:
@@ -472,7 +472,7 @@ def _moved(view: View) -> Found | None:
     return ROW_WISE, order.index(axis), {ref: AccessPattern(axis=axis, count=shape[axis])}
 
 
-def _embedded(view: View) -> Found | None:
+def _embedded(view: OperatorView) -> Found | None:
     indices = view.argument(1)
     axis = view.axis_of(indices)
     if axis is None:

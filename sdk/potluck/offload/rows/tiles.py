@@ -15,7 +15,7 @@ from typing import Any
 from potluck.errors import PlanError
 from potluck.graph.partition.cuts import Linearization, symbols_read
 from potluck.graph.traced import Type
-from potluck.offload.rows.receptive_fields import Local, row_axis
+from potluck.offload.rows.receptive_fields import OperatorLocality, row_axis
 from potluck.offload.rows.row_rules import AccessPattern, padding_of, per_dim, shape_of
 from potluck_wire.graph import Argument, Graph, Input, Node, Output, Ref, Sym, evaluate, node_refs
 from potluck_wire.operators import KINDS
@@ -60,7 +60,9 @@ class TensorSlice:
         return f"v{self.value}{item}-{self.start}-{self.stop}"
 
 
-def part_type(line: Linearization, localities: Sequence[Local], part: TensorSlice) -> Type:
+def part_type(
+    line: Linearization, localities: Sequence[OperatorLocality], part: TensorSlice
+) -> Type:
     """Data type and shape of a part.
 
     Parameters
@@ -82,7 +84,9 @@ def part_type(line: Linearization, localities: Sequence[Local], part: TensorSlic
     )
 
 
-def rows_of(line: Linearization, localities: Sequence[Local], value: int) -> tuple[int | None, int]:
+def rows_of(
+    line: Linearization, localities: Sequence[OperatorLocality], value: int
+) -> tuple[int | None, int]:
     """The axis of a value's rows and how many there are; (None, 1) where it is one piece.
 
     Parameters
@@ -107,7 +111,7 @@ def rows_of(line: Linearization, localities: Sequence[Local], value: int) -> tup
 
 def piece(
     line: Linearization,
-    localities: Sequence[Local],
+    localities: Sequence[OperatorLocality],
     *,
     takes: Sequence[TensorSlice],
     computes: Mapping[int, Interval],
@@ -139,7 +143,7 @@ def piece(
     PlanError
         Rows that a node needs are neither taken nor computed.
     """
-    build = _Build(line, localities, takes)
+    build = _TileBuilder(line, localities, takes)
     first = line.traced.graph.first_node
     for value in sorted(computes):
         if computes[value][0] < computes[value][1]:
@@ -155,13 +159,16 @@ class _Made:
     item: int | None = None
 
 
-class _Build:
+class _TileBuilder:
     """One graph in the making. Until it is finished, arguments are parts taken, states (Ref) or
     nodes (_Made).
     """
 
     def __init__(
-        self, line: Linearization, localities: Sequence[Local], takes: Sequence[TensorSlice]
+        self,
+        line: Linearization,
+        localities: Sequence[OperatorLocality],
+        takes: Sequence[TensorSlice],
     ) -> None:
         self.line = line
         self.localities = localities
@@ -202,7 +209,7 @@ class _Build:
             ref = Ref(value, item) if several else Ref(value)
             self.at.setdefault(ref, []).append((rows, _Made(made.place, item) if several else made))
 
-    def _some(self, node: Node, local: Local, value: int, rows: Interval) -> Any:
+    def _some(self, node: Node, local: OperatorLocality, value: int, rows: Interval) -> Any:
         values: dict[Ref, Any] = {}
         padded = (0, 0)
         first = 0
@@ -250,7 +257,13 @@ class _Build:
         return self.trimmed(made, axis, (begins, begins + n_made), rows, node.number)
 
     def _windowed(
-        self, node: Node, local: Local, args: Any, kwargs: Any, padded: Interval, n_read: int
+        self,
+        node: Node,
+        local: OperatorLocality,
+        args: Any,
+        kwargs: Any,
+        padded: Interval,
+        n_read: int,
     ) -> _Made:
         """A convolution or pooling without padding along the rows, over rows that were padded where
         they need it.
@@ -298,7 +311,9 @@ class _Build:
             made, axis, (0, before + n_rows + behind), (before, before + n_rows), number
         )
 
-    def _transposed(self, node: Node, local: Local, args: Any, rows: Interval, first: int) -> Any:
+    def _transposed(
+        self, node: Node, local: OperatorLocality, args: Any, rows: Interval, first: int
+    ) -> Any:
         """A transposed convolution of the input rows from `first` on, unpadded along the rows, then
         trimmed.
         """
@@ -477,7 +492,7 @@ _POSITIONS = {
 _DEFAULTS: dict[str, Any] = {"bias": None, "stride": 1, "padding": 0, "dilation": 1, "groups": 1}
 
 
-def _same(build: _Build, node: Node, dim: int) -> Interval:
+def _same(build: _TileBuilder, node: Node, dim: int) -> Interval:
     weight = build.line.traced.type_of(_refs_of(node)[1]).shape
     dilations = next((a for a in node.args[5:6]), dict(node.kwargs).get("dilation", 1))
     size = evaluate(weight[2 + dim], build.line.traced.hints)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from potluck.planning.building_blocks import candidates
-from potluck.planning.building_blocks.closed_form import Step, period_s
+from potluck.planning.building_blocks.closed_form import PipelineStep, period_s
 from potluck.planning.building_blocks.stages import communication, estimate_of, make_stage
 from potluck.records import Plan, Problem, Stage, Training
 from potluck.simulate import cost, footprint
@@ -24,14 +24,14 @@ ROUNDED = 1 - 1e-9  # what rounding may take from a bound
 
 
 @dataclass(frozen=True, slots=True)
-class Partial:
+class PartialPipeline:
     """The best pipeline found for some last layers: Q, its stages from first to last, and their
     steps.
     """
 
     seconds: float
     stages: tuple[Stage, ...] = ()
-    steps: tuple[Step, ...] = ()
+    steps: tuple[PipelineStep, ...] = ()
 
 
 def plan_hybrid(
@@ -116,7 +116,9 @@ class Search:
         self.cuts = candidates.cuts(self.problem, most_cuts)
         self.budgets = {d.name: cost.budget_bytes(self.problem, d) for d in self.problem.devices}
         self.limit_s = table.limit_s
-        self._heads: dict[tuple[int, int, tuple[str, ...], int], tuple[Stage, Step] | None] = {}
+        self._heads: dict[
+            tuple[int, int, tuple[str, ...], int], tuple[Stage, PipelineStep] | None
+        ] = {}
         self._depths: dict[tuple[int, int, tuple[str, ...], tuple[int, ...]], int] = {}
         # by cuts: how often in a second all devices before each of the order compute a batch
         self._speeds: dict[tuple[int, int], list[float]] = {}
@@ -146,13 +148,13 @@ class Search:
         each = (table.compute_s(name, start, stop, n) / n for n in sizes)
         return 1 / max(min(each) * self.problem.workload.batch, 1e-30)
 
-    def run(self) -> Iterator[Partial]:
+    def run(self) -> Iterator[PartialPipeline]:
         """Q(all layers, n, p) for every n and p that has one."""
         n_devices, n_cuts = len(self.names), len(self.cuts)
-        nothing, unused = Partial(0.0), range(n_devices + 1 if self.leave_out else 1)
-        behind: dict[tuple[int, int], Partial] = {(n_cuts - 1, n): nothing for n in unused}
+        nothing, unused = PartialPipeline(0.0), range(n_devices + 1 if self.leave_out else 1)
+        behind: dict[tuple[int, int], PartialPipeline] = {(n_cuts - 1, n): nothing for n in unused}
         for p in range(1, min(n_devices, n_cuts - 1) + 1):
-            layer: dict[tuple[int, int], Partial] = {}
+            layer: dict[tuple[int, int], PartialPipeline] = {}
             for i in range(n_cuts - 2, -1, -1):
                 for n in range(p, n_devices + 1):
                     best = self._best(
@@ -170,9 +172,9 @@ class Search:
         i: int,
         n: int,
         p: int,
-        behind: dict[tuple[int, int], Partial],
-        skipped: Partial | None,
-    ) -> Partial | None:
+        behind: dict[tuple[int, int], PartialPipeline],
+        skipped: PartialPipeline | None,
+    ) -> PartialPipeline | None:
         """eq. (10): the best head stage from cut i on the next devices, before the best pipeline of
         what is left.
         """
@@ -203,12 +205,12 @@ class Search:
                 steps = (step, *self.communication(stage, rest), *rest.steps)
                 seconds = self.estimate(steps, self.n_micro_batches)
                 if best is None or seconds < best.seconds:
-                    best = Partial(seconds, (stage, *rest.stages), steps)
+                    best = PartialPipeline(seconds, (stage, *rest.stages), steps)
         return best
 
     def head(
         self, start: int, stop: int, group: tuple[str, ...], p: int
-    ) -> tuple[Stage, Step] | None:
+    ) -> tuple[Stage, PipelineStep] | None:
         """Layers [start, stop) on `group` as the p-th stage from the end, its rows by Algorithm 1.
 
         Parameters
@@ -252,7 +254,7 @@ class Search:
             )
         return self._depths[key]
 
-    def communication(self, stage: Stage, rest: Partial) -> tuple[Step, ...]:
+    def communication(self, stage: Stage, rest: PartialPipeline) -> tuple[PipelineStep, ...]:
         """The communication step between `stage` and the stages behind it."""
         if not rest.stages:
             return ()

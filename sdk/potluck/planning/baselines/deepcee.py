@@ -38,7 +38,7 @@ StageKey = tuple[tuple[str, ...], int, int]  # group, layers [start, stop)
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class GroupedPipeline:
     """Groups in the order of the pipeline, and the cuts between them."""
 
     order: Order
@@ -64,7 +64,7 @@ def grouped_plans(problem: Problem, table: cost.CostTable) -> Iterator[tuple[Gro
         Of this problem.
     """
     known, places = dict[tuple[str, int], list[float]](), candidates.cuts(problem)
-    searched = dict[tuple[Order, int], tuple[BeamSearch, list[Candidate]]]()
+    searched = dict[tuple[Order, int], tuple[BeamSearch, list[GroupedPipeline]]]()
     for grouping in groupings(problem):
         if len(grouping.regions) >= min(len(places), MAX_REGIONS + 1):
             continue
@@ -129,11 +129,11 @@ class BeamSearch:
         self.places = places
         self.micro_batch = micro_batch
         self.known = known
-        self._costs: dict[Candidate, float] = {}
+        self._costs: dict[GroupedPipeline, float] = {}
         self._stages: dict[StageKey, StageTerms] = {}
         self._crossings: dict[tuple[StageKey, StageKey], float] = {}
 
-    def run(self, regions: Order) -> list[Candidate]:
+    def run(self, regions: Order) -> list[GroupedPipeline]:
         """The best candidates first: swap groups, shift layers, keep l (lines 3 to 11)."""
         beam = self._started(regions)
         for _ in range(MAX_ITERATIONS):
@@ -144,7 +144,7 @@ class BeamSearch:
             beam = best
         return beam
 
-    def cost_s(self, candidate: Candidate) -> float:
+    def cost_s(self, candidate: GroupedPipeline) -> float:
         """T of eq. (1)."""
         if candidate not in self._costs:
             ends = pairwise(candidate.bounds)
@@ -170,7 +170,7 @@ class BeamSearch:
             )
         return self._crossings[left, right]
 
-    def _started(self, regions: Order) -> list[Candidate]:
+    def _started(self, regions: Order) -> list[GroupedPipeline]:
         """Candidates of l orders, layers in proportion to compute (line 3)."""
         if len(regions) <= FEW:
             orders = list(permutations(regions))
@@ -181,12 +181,12 @@ class BeamSearch:
         found = filter(None, map(self._balanced, orders))
         return sorted(found, key=self.cost_s)[:BEAM]
 
-    def _balanced(self, order: Order) -> Candidate | None:
+    def _balanced(self, order: Order) -> GroupedPipeline | None:
         stage_s = shared_s(self.table, order, self.micro_batch, self.known)
         bounds = balanced(self.places, len(order), stage_s)
-        return None if bounds is None else Candidate(order, tuple(bounds))
+        return None if bounds is None else GroupedPipeline(order, tuple(bounds))
 
-    def _expanded(self, candidate: Candidate) -> Iterator[Candidate]:
+    def _expanded(self, candidate: GroupedPipeline) -> Iterator[GroupedPipeline]:
         """Two groups swapped, each with as many layers as before; a cut shifted (line 6)."""
         order, places = candidate.order, self.places
         at = [places.index(bound) for bound in candidate.bounds]
@@ -195,12 +195,12 @@ class BeamSearch:
             swapped[i], swapped[j] = order[j], order[i]
             widths[i], widths[j] = widths[j], widths[i]
             bounds = tuple(places[k] for k in accumulate(widths, initial=0))
-            yield Candidate(tuple(swapped), bounds)
+            yield GroupedPipeline(tuple(swapped), bounds)
         for p in range(1, len(order)):
             for k in (at[p] - 1, at[p] + 1):
                 if at[p - 1] < k < at[p + 1]:
                     bounds = (*candidate.bounds[:p], places[k], *candidate.bounds[p + 1 :])
-                    yield Candidate(order, bounds)
+                    yield GroupedPipeline(order, bounds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,7 +283,7 @@ def _shares(
 def _built(
     table: cost.CostTable,
     grouping: Grouping,
-    found: Candidate,
+    found: GroupedPipeline,
     micro_batch: int,
     search: BeamSearch,
 ) -> Iterator[Plan]:
@@ -307,8 +307,8 @@ def _built(
 
 
 def _stages(
-    search: BeamSearch, found: Candidate, way: Callable[[tuple[str, ...]], Order]
-) -> Candidate | None:
+    search: BeamSearch, found: GroupedPipeline, way: Callable[[tuple[str, ...]], Order]
+) -> GroupedPipeline | None:
     """The layers of every group divided over its parts in proportion to their speed; None where
     they are too few.
     """
@@ -322,4 +322,4 @@ def _stages(
             return None
         order += inner
         bounds += ends[1:]
-    return Candidate(tuple(order), tuple(bounds))
+    return GroupedPipeline(tuple(order), tuple(bounds))

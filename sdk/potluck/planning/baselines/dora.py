@@ -23,7 +23,7 @@ from itertools import pairwise
 from potluck.planning.baselines.asteroid import Search
 from potluck.planning.building_blocks import candidates
 from potluck.planning.building_blocks.build import orders
-from potluck.planning.building_blocks.closed_form import Step
+from potluck.planning.building_blocks.closed_form import PipelineStep
 from potluck.planning.plans import is_thrifty
 from potluck.planning.search.local_search import with_depths
 from potluck.planning.search.subset_dp import objective
@@ -42,8 +42,8 @@ class Suffix:
 
     seconds: float = 0.0
     stages: tuple[Stage, ...] = ()
-    steps: tuple[Step, ...] = ()
-    links: tuple[tuple[tuple[int, Step], ...], ...] = ()
+    steps: tuple[PipelineStep, ...] = ()
+    links: tuple[tuple[tuple[int, PipelineStep], ...], ...] = ()
 
 
 def plan_dora(problem: Problem, table: cost.CostTable | None = None) -> Iterator[Plan]:
@@ -145,20 +145,20 @@ def _totals(handed: Sequence[flows.OutputGroup]) -> list[tuple[int, int, int]]:
 
 def _link(
     problem: Problem, left: Stage, right: Stage, output_bytes: int, gradient_bytes: int
-) -> Step:
+) -> PipelineStep:
     network = problem.network
     forward = cost.cut_s(
         network, output_bytes, left.devices, left.shares, right.devices, right.shares
     )
     if not isinstance(problem.workload, Training):
-        return Step(forward)
-    return Step(
+        return PipelineStep(forward)
+    return PipelineStep(
         forward,
         cost.cut_s(network, gradient_bytes, right.devices, right.shares, left.devices, left.shares),
     )
 
 
-def _heights(links: Sequence[Sequence[tuple[int, Step]]]) -> list[int]:
+def _heights(links: Sequence[Sequence[tuple[int, PipelineStep]]]) -> list[int]:
     """Per stage from the end, the stages on the longest way to the end."""
     found: list[int] = []
     for ways in reversed(links):
@@ -167,7 +167,9 @@ def _heights(links: Sequence[Sequence[tuple[int, Step]]]) -> list[int]:
 
 
 def _seconds(
-    search: Search, steps: Sequence[Step], links: Sequence[Sequence[tuple[int, Step]]]
+    search: Search,
+    steps: Sequence[PipelineStep],
+    links: Sequence[Sequence[tuple[int, PipelineStep]]],
 ) -> float:
     """The closed form of `pipeline` along the longest ways: eqs. (4)-(6) of Asteroid where stages
     are no chain.

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 
-class Step(NamedTuple):
+class PipelineStep(NamedTuple):
     """One execution or communication step: seconds of one micro-batch, and of the all-reduce at the
     end.
     """
@@ -19,7 +19,7 @@ class Step(NamedTuple):
     all_reduce_s: float = 0.0
 
 
-def round_s(steps: Sequence[Step], n_micro_batches: int) -> float:
+def round_s(steps: Sequence[PipelineStep], n_micro_batches: int) -> float:
     """Seconds of one training round, eq. (4): the step whose waiting, execution and all-reduce end
     last.
 
@@ -40,13 +40,13 @@ def round_s(steps: Sequence[Step], n_micro_batches: int) -> float:
     return max(waits[s] + (aligned - shifts[s]) + step.all_reduce_s for s, step in enumerate(steps))
 
 
-def request_s(steps: Sequence[Step], n_micro_batches: int) -> float:
+def request_s(steps: Sequence[PipelineStep], n_micro_batches: int) -> float:
     """Seconds of one request alone: through every step once, then the slowest step for each further
     micro-batch.
     """
     return sum(s.forward_s for s in steps) + (n_micro_batches - 1) * max(s.forward_s for s in steps)
 
 
-def period_s(steps: Sequence[Step], n_micro_batches: int) -> float:
+def period_s(steps: Sequence[PipelineStep], n_micro_batches: int) -> float:
     """Seconds from one streamed request to the next: the slowest step decides."""
     return n_micro_batches * max(s.forward_s for s in steps)

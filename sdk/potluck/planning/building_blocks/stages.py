@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Sequence
 
-from potluck.planning.building_blocks.closed_form import Step, period_s, request_s, round_s
+from potluck.planning.building_blocks.closed_form import PipelineStep, period_s, request_s, round_s
 from potluck.planning.building_blocks.row_allocation import allocate
 from potluck.records import Problem, Stage, Training
 from potluck.simulate import cost
 
-Estimate = Callable[[Sequence[Step], int], float]
+Estimate = Callable[[Sequence[PipelineStep], int], float]
 
 
 def estimate_of(problem: Problem) -> Estimate:
@@ -25,7 +25,7 @@ def make_stage(
     micro_batch: int,
     warm_up: int,
     share: Callable[..., tuple[int, ...] | None] = allocate,
-) -> tuple[Stage, Step] | None:
+) -> tuple[Stage, PipelineStep] | None:
     """A stage with its rows by Algorithm 1 and its execution step, eqs. (7) and (8).
 
     None when it does not fit.
@@ -66,7 +66,7 @@ def make_stage(
     return stage, execution(table, stage)
 
 
-def execution(table: cost.CostTable, stage: Stage) -> Step:
+def execution(table: cost.CostTable, stage: Stage) -> PipelineStep:
     """eq. (8): the slowest device's forward, backward and all-reduce with optimizer step."""
     problem = table.problem
     start = stage.start
@@ -75,16 +75,16 @@ def execution(table: cost.CostTable, stage: Stage) -> Step:
     pairs = list(zip(devices, stage.shares, strict=True))
     forward = max(table.forward_s(d.name, start, stop, rows) + d.overhead_s for d, rows in pairs)
     if not isinstance(problem.workload, Training):
-        return Step(forward)
+        return PipelineStep(forward)
     backward = max(table.backward_s(d.name, start, stop, rows) + d.overhead_s for d, rows in pairs)
     nbytes = table.summed_bytes(start, stop) + table.averaged_bytes(start, stop)
     update = max(cost.update_s(table, device, start, stop) for device in devices)
-    return Step(
+    return PipelineStep(
         forward, backward, cost.all_reduce_s(problem.network, stage.devices, nbytes) + update
     )
 
 
-def communication(problem: Problem, left: Stage, right: Stage) -> Step:
+def communication(problem: Problem, left: Stage, right: Stage) -> PipelineStep:
     """The communication step over the cut between two stages: activations forward, gradients back.
 
     Parameters
@@ -99,8 +99,8 @@ def communication(problem: Problem, left: Stage, right: Stage) -> Step:
         network, layer.output_bytes, left.devices, left.shares, right.devices, right.shares
     )
     if not isinstance(problem.workload, Training):
-        return Step(forward)
+        return PipelineStep(forward)
     back = cost.cut_s(
         network, layer.gradient_bytes, right.devices, right.shares, left.devices, left.shares
     )
-    return Step(forward, back)
+    return PipelineStep(forward, back)

@@ -17,7 +17,7 @@ from itertools import islice, pairwise, permutations
 from math import isfinite
 
 from potluck.errors import FileError, PlanError, UserError
-from potluck.graph.modelgraph import Input, ModelGraph, Node
+from potluck.graph.modelgraph import ModelGraph, ModelInput, OperatorNode
 from potluck.planning.building_blocks import candidates
 from potluck.planning.building_blocks.build import build
 from potluck.records import LayerCost, Plan, Problem
@@ -32,7 +32,7 @@ _STAGED = re.compile(r" -- stage_id=\d+\s*$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Operator:
+class PipeDreamOperator:
     """One node; seconds and `activation_bytes` are those of a whole minibatch."""
 
     name: str
@@ -50,14 +50,14 @@ class Operator:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Graph:
+class PipeDreamGraph:
     """Operators in an order in which they can run, and who feeds whom."""
 
-    operators: tuple[Operator, ...]
+    operators: tuple[PipeDreamOperator, ...]
     edges: tuple[tuple[str, str], ...]
 
 
-def read(text: str, file: str = "a graph.txt") -> Graph:
+def read(text: str, file: str = "a graph.txt") -> PipeDreamGraph:
     """The graph of a text.
 
     Raises
@@ -65,7 +65,7 @@ def read(text: str, file: str = "a graph.txt") -> Graph:
     FileError
         Names the line that is wrong, or the cycle.
     """
-    found: dict[str, Operator] = {}
+    found: dict[str, PipeDreamOperator] = {}
     edges: list[tuple[str, str]] = []
     for number, line in enumerate(text.splitlines(), start=1):
         parts = line.strip().split(" -- ")
@@ -86,12 +86,12 @@ def read(text: str, file: str = "a graph.txt") -> Graph:
                 raise FileError(
                     f"{file}: an edge joins {end}, and there is no such node.", file=file
                 )
-    return Graph(
+    return PipeDreamGraph(
         operators=tuple(found[name] for name in _in_order(found, edges, file)), edges=tuple(edges)
     )
 
 
-def write(graph: Graph) -> str:
+def write(graph: PipeDreamGraph) -> str:
     """The text of a graph; `read` gives the same graph back, to the microsecond."""
     lines = [_line(operator) for operator in graph.operators]
     return (
@@ -99,7 +99,7 @@ def write(graph: Graph) -> str:
     )
 
 
-def _line(operator: Operator) -> str:
+def _line(operator: PipeDreamOperator) -> str:
     values = (
         operator.forward_s / MS,
         operator.backward_s / MS,
@@ -111,7 +111,7 @@ def _line(operator: Operator) -> str:
     return f"{operator.name} -- {operator.description} -- {facts}{stage}"
 
 
-def _operator(parts: Sequence[str], where: str) -> Operator:
+def _operator(parts: Sequence[str], where: str) -> PipeDreamOperator:
     if len(parts) not in (3, 4):
         raise FileError(
             f"{where}: expected `name -- description -- facts`, got {' -- '.join(parts)[:80]!r}."
@@ -125,7 +125,7 @@ def _operator(parts: Sequence[str], where: str) -> Operator:
     stage = re.fullmatch(r"stage_id=(\d+)", parts[3]) if len(parts) == 4 else None
     if len(parts) == 4 and stage is None:
         raise FileError(f"{where}: expected stage_id=NUMBER, got {parts[3][:40]!r}.")
-    return Operator(
+    return PipeDreamOperator(
         name=parts[0],
         description=parts[1],
         forward_s=forward * MS,
@@ -148,7 +148,7 @@ def _number(text: str, where: str) -> float:
 
 
 def _in_order(
-    found: Mapping[str, Operator], edges: Sequence[tuple[str, str]], file: str
+    found: Mapping[str, PipeDreamOperator], edges: Sequence[tuple[str, str]], file: str
 ) -> list[str]:
     """Names so that each comes after what feeds it.
 
@@ -178,7 +178,7 @@ def _by_number(name: str) -> tuple[int, str]:
 # --- our problems for PipeDream, its profiles for us ----------------------------------------------
 
 
-def of_problem(problem: Problem, rows: int, device: str = "") -> Graph:
+def of_problem(problem: Problem, rows: int, device: str = "") -> PipeDreamGraph:
     """The problem as PipeDream takes it: minibatches of `rows`, times the mean over the devices, or
     one device's.
 
@@ -193,14 +193,16 @@ def of_problem(problem: Problem, rows: int, device: str = "") -> Graph:
     """
     table = cost.CostTable(problem)
     names = [problem.device(device).name] if device else [item.name for item in problem.devices]
-    fed = Operator(name="node1", description="Input0", activation_bytes=problem.input_bytes * rows)
+    fed = PipeDreamOperator(
+        name="node1", description="Input0", activation_bytes=problem.input_bytes * rows
+    )
     operators = [fed]
     for i, layer in enumerate(problem.layers):
         forward = [table.forward_s(name, i, i + 1, rows) for name in names]
         training = any(costs[i].backward_s for costs in problem.costs.values())
         backward = [table.backward_s(name, i, i + 1, rows) for name in names] if training else [0.0]
         operators.append(
-            Operator(
+            PipeDreamOperator(
                 name=f"node{i + 2}",
                 description=layer.name.replace(" -- ", " - ").replace("\n", " "),
                 forward_s=sum(forward) / len(forward),
@@ -210,10 +212,10 @@ def of_problem(problem: Problem, rows: int, device: str = "") -> Graph:
             )
         )
     edges = tuple((a.name, b.name) for a, b in pairwise(operators))
-    return Graph(operators=tuple(operators), edges=edges)
+    return PipeDreamGraph(operators=tuple(operators), edges=edges)
 
 
-def model_of(graph: Graph, rows: int, name: str = "graph") -> ModelGraph:
+def model_of(graph: PipeDreamGraph, rows: int, name: str = "graph") -> ModelGraph:
     """The operators as a model graph, sizes per row of a minibatch of `rows`.
 
     Parameters
@@ -235,12 +237,12 @@ def model_of(graph: Graph, rows: int, name: str = "graph") -> ModelGraph:
     if rows < 1:
         raise UserError(f"a minibatch has at least one row, got rows={rows}.")
     inputs = tuple(
-        Input(name=item.name, row_bytes=round(item.activation_bytes / rows))
+        ModelInput(name=item.name, row_bytes=round(item.activation_bytes / rows))
         for item in graph.operators
         if item.is_input
     )
     nodes = tuple(
-        Node(
+        OperatorNode(
             name=item.name,
             kind="elementwise",
             inputs=tuple(a for a, b in graph.edges if b == item.name),
@@ -256,7 +258,7 @@ def model_of(graph: Graph, rows: int, name: str = "graph") -> ModelGraph:
     return ModelGraph(name=name, inputs=inputs, nodes=nodes, outputs=(nodes[-1].name,))
 
 
-def costs_of(graph: Graph, rows: int) -> tuple[LayerCost, ...]:
+def costs_of(graph: PipeDreamGraph, rows: int) -> tuple[LayerCost, ...]:
     """The measured times of the operators, in the order of `model_of`'s nodes."""
     return tuple(
         LayerCost(rows=(rows,), forward_s=(item.forward_s,), backward_s=(item.backward_s,))

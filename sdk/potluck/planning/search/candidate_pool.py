@@ -106,7 +106,7 @@ class CandidatePool:
         told = is_many(self.problem) or frozenset(plan.devices) in self.sets
         return told and least_s(self.table, plan) >= limit_s
 
-    def simulate(self, plan: Plan) -> direct_simulation.Outcome:
+    def simulate(self, plan: Plan) -> direct_simulation.StepOutcome:
         """What would become of the plan; counted, unless the simulator remembers it."""
         before = self.simulator.n_simulated
         outcome = self.simulator.run(plan)
@@ -127,7 +127,7 @@ class CandidatePool:
         late = LATE_J * lateness if lateness > 1 else 0.0
         return objective(qoe, latency_s, sum(joules.values())) + late + excess, latency_s
 
-    def _holds(self, plan: Plan, outcome: direct_simulation.Outcome) -> bool:
+    def _holds(self, plan: Plan, outcome: direct_simulation.StepOutcome) -> bool:
         """Whether every device has memory for what it has at once; not looked at where by the
         closed form, which knows of one request at a time, there is plenty.
         """

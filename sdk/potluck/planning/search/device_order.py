@@ -4,11 +4,11 @@ and the plan must not depend on who was found first.
 
 from dataclasses import replace
 
-from potluck.planning.search.link_costs import Link, links_of
+from potluck.planning.search.link_costs import LinkCost, links_of
 from potluck.records import Device, Problem
 from potluck.simulate import cost
 
-_Rank = tuple[float, float, int, float, list[Link], list[Link]]
+_Rank = tuple[float, float, int, float, list[LinkCost], list[LinkCost]]
 
 
 def in_one_order(table: cost.CostTable) -> Problem:

@@ -8,7 +8,7 @@ from potluck.records import HOME, Problem
 from potluck.simulate import cost
 
 
-class Link(NamedTuple):
+class LinkCost(NamedTuple):
     """From one device to another: seconds per byte and latency; seconds per byte for which the
     busiest medium of the home is taken.
     """
@@ -19,7 +19,7 @@ class Link(NamedTuple):
 
 
 @lru_cache(maxsize=8)  # a search has one table, or two
-def links_of(table: cost.CostTable) -> Mapping[tuple[int, int], Link]:
+def links_of(table: cost.CostTable) -> Mapping[tuple[int, int], LinkCost]:
     """The links between the devices, by their numbers."""
     problem = table.problem
     air = busiest_medium(table.problem)
@@ -31,7 +31,7 @@ def links_of(table: cost.CostTable) -> Mapping[tuple[int, int], Link]:
             continue
         byte_s = max((times / capacity[name] for name, times in path.media), default=0.0)
         air_s = sum(times / capacity[name] for name, times in path.media if name == air)
-        found[numbers[source], numbers[target]] = Link(byte_s, path.latency_s, air_s)
+        found[numbers[source], numbers[target]] = LinkCost(byte_s, path.latency_s, air_s)
     return found
 
 

@@ -16,7 +16,7 @@ from potluck.planning.building_blocks import candidates
 from potluck.planning.building_blocks.device_classes import Pattern, members
 from potluck.planning.building_blocks.row_allocation import offload, proportion
 from potluck.planning.building_blocks.row_levels import allocate_by_level, levelled
-from potluck.planning.search.link_costs import Link, busiest_medium, links_of, media_of
+from potluck.planning.search.link_costs import LinkCost, busiest_medium, links_of, media_of
 from potluck.planning.search.row_choices import block_rows, in_blocks
 from potluck.records import HOME, Training
 from potluck.schedule.rows import overlaps
@@ -63,7 +63,7 @@ class _Way:
         self._carrying = defaultdict[str, float](float)
 
     def add(
-        self, source: int, rows: int, link: Link, media: Sequence[tuple[str, float]] = ()
+        self, source: int, rows: int, link: LinkCost, media: Sequence[tuple[str, float]] = ()
     ) -> None:
         """So many rows go from one device to another, over media of so many seconds per byte."""
         self._sending[source] += rows * link.byte_s

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from random import Random
 
 from potluck.serve.scheduling.records import Request
-from potluck.serve.scheduling.request_handler import Candidate
+from potluck.serve.scheduling.request_handler import CandidateServer
 
 
 class RoundRobin:
@@ -16,8 +16,8 @@ class RoundRobin:
         self._turn: dict[str, int] = {}
 
     def __call__(
-        self, request: Request, candidates: Sequence[Candidate], now_s: float, rng: Random
-    ) -> Candidate | None:
+        self, request: Request, candidates: Sequence[CandidateServer], now_s: float, rng: Random
+    ) -> CandidateServer | None:
         """The next one.
 
         Parameters
@@ -30,7 +30,7 @@ class RoundRobin:
         return candidates[turn % len(candidates)]
 
 
-def load_of(request: Request, candidate: Candidate) -> float:
+def load_of(request: Request, candidate: CandidateServer) -> float:
     """Seconds that wait there; for a stream, the part of its frames that is in use."""
     if request.fps:
         return 1 - candidate.idle_per_s / max(candidate.capacity_per_s, 1e-9)
@@ -38,8 +38,8 @@ def load_of(request: Request, candidate: Candidate) -> float:
 
 
 def least_loaded(
-    request: Request, candidates: Sequence[Candidate], now_s: float, rng: Random
-) -> Candidate | None:
+    request: Request, candidates: Sequence[CandidateServer], now_s: float, rng: Random
+) -> CandidateServer | None:
     """The one with the least load as last heard; one of them by chance where several are equal.
 
     Parameters
@@ -52,8 +52,8 @@ def least_loaded(
 
 
 def two_choices(
-    request: Request, candidates: Sequence[Candidate], now_s: float, rng: Random
-) -> Candidate | None:
+    request: Request, candidates: Sequence[CandidateServer], now_s: float, rng: Random
+) -> CandidateServer | None:
     """The less loaded of two by chance (Mitzenmacher, TPDS 2001).
 
     Parameters
@@ -66,8 +66,8 @@ def two_choices(
 
 
 def soonest(
-    request: Request, candidates: Sequence[Candidate], now_s: float, rng: Random
-) -> Candidate | None:
+    request: Request, candidates: Sequence[CandidateServer], now_s: float, rng: Random
+) -> CandidateServer | None:
     """The one that is expected to finish it first, if in time: with exact states, a central
     scheduler's best single decision.
 

@@ -15,15 +15,22 @@ from potluck.serve.scheduling.allocate import Operators
 from potluck.serve.scheduling.node import Policy
 from potluck.serve.scheduling.placement import Allocations, Demand, Placement, place, place_best
 from potluck.serve.scheduling.records import Server
-from potluck.serve.scheduling.request_handler import Choose, Rules, by_idle_goodput, by_spare_finish
+from potluck.serve.scheduling.request_handler import (
+    Choose,
+    HandlerRules,
+    by_idle_goodput,
+    by_spare_finish,
+)
 from potluck.serve.simulate.scheme import Knows, Scheme
 
 SPLIT_ONLY = Operators(batching=False, multi_task=False)
-WHOLE_STREAMS = Rules(splits=False)
-ALONE = Rules(max_offloads=0, splits=False)
+WHOLE_STREAMS = HandlerRules(splits=False)
+ALONE = HandlerRules(max_offloads=0, splits=False)
 
 
-def _policy(choose: Choose, rules: Rules = WHOLE_STREAMS, *, early_drop: bool = False) -> Policy:
+def _policy(
+    choose: Choose, rules: HandlerRules = WHOLE_STREAMS, *, early_drop: bool = False
+) -> Policy:
     return Policy(choose=choose, rules=rules, early_drop=early_drop)
 
 
@@ -38,14 +45,14 @@ def _place_alone(servers: Sequence[Server], allocations: Allocations, demand: De
 
 EPARA = Scheme(
     name="epara",
-    policy=partial(_policy, by_idle_goodput, Rules()),
+    policy=partial(_policy, by_idle_goodput, HandlerRules()),
     place=place,
     source="Wang et al., EPARA",
     differs="placement solves eq. (2) in closed form instead of playing the handler",
 )
 OURS = Scheme(
     name="potluck",
-    policy=partial(_policy, by_spare_finish, Rules(), early_drop=True),
+    policy=partial(_policy, by_spare_finish, HandlerRules(), early_drop=True),
     place=place,
     alternatives=(partial(place, per_share=True),),
     source="this project",

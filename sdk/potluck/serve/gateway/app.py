@@ -49,7 +49,7 @@ def application(
     max_body_bytes
         Of one request; longer ones are refused before they are read.
     """
-    entrance = Entrance(services, token=token, max_body_bytes=max_body_bytes)
+    entrance = GatewayRoutes(services, token=token, max_body_bytes=max_body_bytes)
     one = "/v2/models/{name}"
     routes = [
         ("/v2", entrance.server, "GET"),
@@ -73,7 +73,7 @@ _Read = TypeVar("_Read")
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
-class Entrance:
+class GatewayRoutes:
     """What each route answers.
 
     Parameters

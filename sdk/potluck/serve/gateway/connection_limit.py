@@ -9,7 +9,7 @@ HEAD_S = 10.0  # for the whole head of a request, from coming in or from the ans
 Who = tuple[str, int]  # address and port of the other end
 
 
-class Door:
+class ConnectionLimit:
     """Counts connections; each of them has asked something, or waits without a request.
 
     Parameters

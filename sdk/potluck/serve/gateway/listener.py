@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 
-from potluck.serve.gateway.connection_limit import Door, Who
+from potluck.serve.gateway.connection_limit import ConnectionLimit, Who
 
 NONE_LEFT = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 MAX_TURNED_AWAY = 64  # at one go; then others of this thread have their turn
@@ -48,7 +48,7 @@ class Listener(socket.socket):
         Who is let in.
     """
 
-    def __init__(self, bound: socket.socket, door: Door) -> None:
+    def __init__(self, bound: socket.socket, door: ConnectionLimit) -> None:
         super().__init__(bound.family, bound.type, bound.proto, fileno=bound.detach())
         self._door = door
         self._guests: dict[Who, Guest] = {}

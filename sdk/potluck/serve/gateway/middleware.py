@@ -23,7 +23,7 @@ Send = Callable[[Message], Awaitable[None]]
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
-class Doorkeeper(Protocol):
+class ConnectionGate(Protocol):
     """Whom the guard tells what becomes of a connection."""
 
     def asked(self, who: Who) -> None:
@@ -36,7 +36,7 @@ class Doorkeeper(Protocol):
         """It has to leave."""
 
 
-class Room:
+class BodyBudget:
     """Bytes that all bodies may have together.
 
     Parameters
@@ -48,15 +48,15 @@ class Room:
     def __init__(self, most_bytes: int) -> None:
         self.most_bytes, self.used_bytes = most_bytes, 0
 
-    def share(self) -> "Share":
+    def share(self) -> "BodyShare":
         """One for a request, still empty."""
-        return Share(self)
+        return BodyShare(self)
 
 
-class Share:
+class BodyShare:
     """What one request has of the room."""
 
-    def __init__(self, room: Room) -> None:
+    def __init__(self, room: BodyBudget) -> None:
         self._room, self._taken_bytes = room, 0
 
     def take(self, n_bytes: int) -> bool:
@@ -73,7 +73,7 @@ class Share:
         self._taken_bytes = 0
 
 
-class Guard:
+class RequestGuard:
     """An application within bounds.
 
     Parameters
@@ -91,8 +91,8 @@ class Guard:
     def __init__(
         self,
         application: Application,
-        keeper: Doorkeeper,
-        room: Room,
+        keeper: ConnectionGate,
+        room: BodyBudget,
         names: tuple[str, ...] | None,
     ) -> None:
         self._application = application

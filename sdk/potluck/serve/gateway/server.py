@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from potluck.errors import FileError, HomeError, UserError
 from potluck.optional_packages import needed
-from potluck.serve.gateway.connection_limit import Door, Who
+from potluck.serve.gateway.connection_limit import ConnectionLimit, Who
 from potluck.serve.gateway.listener import Listener
 from potluck_wire.descriptors import allow_connections
 
@@ -23,7 +23,7 @@ with needed():
     import uvicorn
 
     from potluck.serve.gateway.app import MAX_BODY_BYTES, Services, application
-    from potluck.serve.gateway.middleware import OWN_NAMES, Guard, Room
+    from potluck.serve.gateway.middleware import OWN_NAMES, BodyBudget, RequestGuard
 
 LOG = logging.getLogger(__name__)
 START_S = 30.0
@@ -71,18 +71,18 @@ class Gateway:
         certificate: str | Path | None = None,
         key: str | Path | None = None,
         max_body_bytes: int = MAX_BODY_BYTES,
-        door: Door | None = None,
+        door: ConnectionLimit | None = None,
     ) -> None:
         check_entrance(host, token)
         self._services = services
         self.token, self._is_tls = token, certificate is not None
-        self._door = door or Door()
+        self._door = door or ConnectionLimit()
         self._door.most = min(self._door.most, allow_connections() // 2)
         names = None if token else (host, *OWN_NAMES)
-        within = Guard(
+        within = RequestGuard(
             application(services, token=token, max_body_bytes=max_body_bytes),
             self,
-            Room(N_BODIES * max_body_bytes),
+            BodyBudget(N_BODIES * max_body_bytes),
             names,
         )
         config = uvicorn.Config(
@@ -113,7 +113,7 @@ class Gateway:
             ) from None
         self.host, self.port = host, int(sock.getsockname()[1])
         self._listener = Listener(sock, self._door)
-        self._server = _Server(config, self._listener)
+        self._server = _GatewayServer(config, self._listener)
         self._thread = threading.Thread(target=self._serve, name="potluck gateway", daemon=True)
         self._thread.start()
         self._await()
@@ -175,7 +175,7 @@ class Gateway:
         return f"<Gateway {self.url}: {', '.join(self._services()) or 'no service'}>"
 
 
-class _Server(uvicorn.Server):
+class _GatewayServer(uvicorn.Server):
     """Parts from who asks nothing, several times a second."""
 
     def __init__(self, config: uvicorn.Config, listener: Listener) -> None:

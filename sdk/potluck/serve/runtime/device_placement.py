@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from potluck.errors import Infeasible
-from potluck.serve.runtime.measure import Measured
+from potluck.serve.runtime.measure import MeasuredService
 from potluck.serve.scheduling.allocate import allocate, allocate_all
 from potluck.serve.scheduling.placement import place_best
 from potluck.serve.scheduling.records import (
@@ -19,7 +19,7 @@ from potluck.serve.scheduling.records import (
     Processor,
     Replica,
     Server,
-    Service,
+    ServiceSpec,
     Slo,
     Variant,
 )
@@ -46,14 +46,14 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class ServicePlace:
     """One service on devices of one kind: how it runs there, and how often on each device."""
 
     allocation: Allocation
     n_replicas: Mapping[str, int]
 
 
-Measurements = Mapping[str, Mapping[str, Measured]]  # service -> device -> times
+Measurements = Mapping[str, Mapping[str, MeasuredService]]  # service -> device -> times
 
 
 def kinds_of(measured: Measurements) -> dict[str, str]:
@@ -78,8 +78,11 @@ def _are_alike(one: str, other: str, measured: Measurements) -> bool:
 
 
 def record(
-    wanted: Wanted, measured: Mapping[str, Measured], kinds: Mapping[str, str], most_degree: int
-) -> Service:
+    wanted: Wanted,
+    measured: Mapping[str, MeasuredService],
+    kinds: Mapping[str, str],
+    most_degree: int,
+) -> ServiceSpec:
     """The service as the allocator takes it; of the devices of one kind the slowest counts.
 
     Parameters
@@ -93,7 +96,7 @@ def record(
     most_degree
         Batches side by side on one device, at most.
     """
-    by_kind: dict[str, list[Measured]] = {}
+    by_kind: dict[str, list[MeasuredService]] = {}
     for device, times in measured.items():
         by_kind.setdefault(kinds[device], []).append(times)
     variants = tuple(
@@ -107,7 +110,7 @@ def record(
         )
         for kind, rows in by_kind.items()
     )
-    return Service(
+    return ServiceSpec(
         name=wanted.name,
         slo=wanted.slo,
         variants=variants,
@@ -132,7 +135,7 @@ def place_all(
     measured: Measurements,
     memory_bytes: Mapping[str, int],
     without: Collection[tuple[str, str]] = (),
-) -> dict[tuple[str, str], Place]:
+) -> dict[tuple[str, str], ServicePlace]:
     """By service and kind of device, where it runs: as many services as can be, then as many
     requests within their limits.
 
@@ -192,7 +195,8 @@ def place_all(
         counts = found.setdefault((replica.service, replica.kind), {})
         counts[replica.server] = counts.get(replica.server, 0) + 1
     return {
-        key: Place(allocation=allocations[key], n_replicas=counts) for key, counts in found.items()
+        key: ServicePlace(allocation=allocations[key], n_replicas=counts)
+        for key, counts in found.items()
     }
 
 
@@ -235,7 +239,9 @@ def one_of_each(
     return tuple(found)
 
 
-def place_divided(wanted: Wanted, where: str, measured: Measured) -> dict[tuple[str, str], Place]:
+def place_divided(
+    wanted: Wanted, where: str, measured: MeasuredService
+) -> dict[tuple[str, str], ServicePlace]:
     """Where a service runs that no device holds alone: on all of these, which are of a kind of
     their own.
 
@@ -256,7 +262,9 @@ def place_divided(wanted: Wanted, where: str, measured: Measured) -> dict[tuple[
     made = record(wanted, {where: measured}, {where: where}, MOST_DIVIDED)
     allocation = allocate(made, Processor(kind=where, memory_bytes=ANY_BYTES))
     return {
-        (wanted.name, where): Place(allocation=allocation, n_replicas={where: allocation.replicas})
+        (wanted.name, where): ServicePlace(
+            allocation=allocation, n_replicas={where: allocation.replicas}
+        )
     }
 
 
@@ -277,7 +285,7 @@ def _demand(
     return max(wanted.slo.fps, expected) if isinstance(wanted.slo, Frequency) else expected
 
 
-def check_placed(wanted: Wanted, places: Mapping[tuple[str, str], Place]) -> None:
+def check_placed(wanted: Wanted, places: Mapping[tuple[str, str], ServicePlace]) -> None:
     """Raise unless it was placed somewhere.
 
     Parameters

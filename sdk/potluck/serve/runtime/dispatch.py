@@ -1,9 +1,9 @@
 """The entrance of a home: requests in, batches to devices, answers out; each request is answered or
 refused exactly once.
 
-`Node` decides (`serve/scheduling`), and this carries it out: any thread may ask; what comes back is
-taken in the link's thread; one more thread wakes the node up. All state is guarded by one lock.
-Answers are handed to their callers after it is released.
+`ServerNode` decides (`serve/scheduling`), and this carries it out: any thread may ask; what comes
+back is taken in the link's thread; one more thread wakes the node up. All state is guarded by one
+lock. Answers are handed to their callers after it is released.
 """
 
 import threading
@@ -18,29 +18,29 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from potluck.errors import DeviceGone, NotServed, PotluckError, RequestFailed
-from potluck.serve.runtime.loaded_model import Asked, Loaded
-from potluck.serve.runtime.pending_requests import Pending, Row, apart, calls_of, joined
+from potluck.serve.runtime.loaded_model import Loaded, RowsInFlight
+from potluck.serve.runtime.pending_requests import Pending, RequestRow, apart, calls_of, joined
 from potluck.serve.scheduling.events import (
     Action,
-    Arrived,
-    Done,
+    BatchDone,
+    BatchFailed,
+    ComputeBatch,
     Event,
-    Failed,
     Open,
     Placed,
-    Refused,
-    Start,
+    RefuseRequest,
+    RequestArrived,
     StreamEnded,
     Tick,
     WakeAt,
 )
-from potluck.serve.scheduling.fair_queueing import Turns
+from potluck.serve.scheduling.fair_queueing import FairQueue
 from potluck.serve.scheduling.known_servers import NoView
-from potluck.serve.scheduling.node import OURS, Node, Policy
+from potluck.serve.scheduling.node import OURS, Policy, ServerNode
 from potluck.serve.scheduling.records import Request
-from potluck.serve.scheduling.records import Service as Record
+from potluck.serve.scheduling.records import ServiceSpec as Record
 from potluck.serve.scheduling.replica_pools import Pool, PoolKey
-from potluck.serve.scheduling.request_handler import Reason
+from potluck.serve.scheduling.request_handler import ServeRefusal
 from potluck.serve.stats import Counts, ServiceStats
 
 if TYPE_CHECKING:
@@ -59,13 +59,13 @@ class Batch:
     pool: PoolKey
     replica: int
     loaded: Loaded
-    calls: deque[list[Row]]
+    calls: deque[list[RequestRow]]
     begun_s: float = 0.0
-    rows: list[Row] = field(default_factory=list)
+    rows: list[RequestRow] = field(default_factory=list)
 
 
 @dataclass(slots=True, eq=False)
-class Held:
+class LoadedPool:
     """A pool with the devices that it is loaded on."""
 
     pool: Pool
@@ -92,11 +92,11 @@ class Dispatch:
         self.records: dict[str, Record] = {}
         self.counts: dict[str, Counts] = {}
         self.lost = threading.Event()  # a device went: somebody places anew
-        self._node = Node("home", self.records, NoView(), Random(seed), policy)
+        self._node = ServerNode("home", self.records, NoView(), Random(seed), policy)
         self._lock = threading.RLock()
-        self._queues: dict[str, Turns[Batch]] = {}
-        self._held: dict[PoolKey, Held] = {}
-        self._rows: dict[int, Row] = {}
+        self._queues: dict[str, FairQueue[Batch]] = {}
+        self._held: dict[PoolKey, LoadedPool] = {}
+        self._rows: dict[int, RequestRow] = {}
         self._streams: dict[int, float] = {}
         self._n_ids = 0
         self._depth = 0
@@ -170,7 +170,7 @@ class Dispatch:
                 if pending.is_over:
                     break
                 number = self._number()
-                self._rows[number] = Row(pending, index)
+                self._rows[number] = RequestRow(pending, index)
                 pending.numbers.append(number)
                 request = Request(
                     number,
@@ -181,7 +181,7 @@ class Dispatch:
                     stream=stream,
                     frame=frame,
                 )
-                self._handle(Arrived(request))
+                self._handle(RequestArrived(request))
         return pending
 
     def open(self, name: str, fps: float) -> tuple[int, float]:
@@ -199,7 +199,7 @@ class Dispatch:
             number = self._number()
             if (record := self.records.get(name)) is not None:
                 limit_s = now_s + record.slo.tolerance_s
-                self._handle(Arrived(Request(number, name, now_s, limit_s, fps=fps)))
+                self._handle(RequestArrived(Request(number, name, now_s, limit_s, fps=fps)))
             return number, self._streams.get(number, 0.0)
 
     def granted_fps(self, stream: int) -> float:
@@ -215,7 +215,7 @@ class Dispatch:
     def place(self, pools: Sequence[tuple[Pool, Sequence[Loaded]]]) -> None:
         """These from now on. What else is loaded finishes its batches, and then goes."""
         with self._turn():
-            self._put([Held(pool, tuple(loaded)) for pool, loaded in pools])
+            self._put([LoadedPool(pool, tuple(loaded)) for pool, loaded in pools])
 
     def loaded(self, name: str, devices: tuple[str, ...]) -> Loaded | None:
         """What is loaded there of this service, and not lost."""
@@ -227,7 +227,7 @@ class Dispatch:
                         return each
         return None
 
-    def pools(self) -> tuple[Held, ...]:
+    def pools(self) -> tuple[LoadedPool, ...]:
         """What is placed now."""
         with self._lock:
             return tuple(self._held.values())
@@ -294,16 +294,16 @@ class Dispatch:
 
     def _carry_out(self, action: Action) -> None:
         match action:
-            case Start():
+            case ComputeBatch():
                 self._start(action)
-            case Refused(request, reason):
+            case RefuseRequest(request, reason):
                 self._refused(request, reason)
             case Open(_, request, grant):
                 self._streams[request.id] = grant.total_fps
             case WakeAt(at_s):
                 self._wake_at(at_s)
 
-    def _refused(self, request: Request, reason: Reason) -> None:
+    def _refused(self, request: Request, reason: ServeRefusal) -> None:
         self._streams.pop(request.id, None)
         row = self._rows.get(request.id)
         if row is not None:
@@ -336,21 +336,21 @@ class Dispatch:
 
     # --- batches ----------------------------------------------------------------------------------
 
-    def _start(self, start: Start) -> None:
+    def _start(self, start: ComputeBatch) -> None:
         rows = [self._rows[r.id] for r in start.requests if r.id in self._rows]
         loaded = self._least_busy(start.pool)
         if loaded is None:
             for row in rows:
                 self._refuse(row.pending, NOBODY)
         if loaded is None or not rows:
-            self._handle(Done(start.pool, start.replica))
+            self._handle(BatchDone(start.pool, start.replica))
             return
         batch = Batch(start.pool, start.replica, loaded, deque(calls_of(rows)), rows=rows)
         loaded.n_under_way += 1
         device, name = loaded.devices[0], start.pool[0]
         record = self.records.get(name)
         priority = record.priority if record is not None else 0
-        self._queues.setdefault(device, Turns()).offer(name, batch, priority)
+        self._queues.setdefault(device, FairQueue()).offer(name, batch, priority)
         self._pump(device)
 
     def _least_busy(self, key: PoolKey) -> Loaded | None:
@@ -378,9 +378,9 @@ class Dispatch:
             asked.on_done(partial(self._came, batch, rows, asked))
             return
         self._ended(batch)
-        self._handle(Done(batch.pool, batch.replica))
+        self._handle(BatchDone(batch.pool, batch.replica))
 
-    def _came(self, batch: Batch, rows: list[Row], asked: Asked, _: object) -> None:
+    def _came(self, batch: Batch, rows: list[RequestRow], asked: RowsInFlight, _: object) -> None:
         """In the link's thread: a call has ended."""
         with self._turn():
             try:
@@ -401,7 +401,9 @@ class Dispatch:
                 self._answered(batch, rows, outputs)
             self._call(batch)
 
-    def _answered(self, batch: Batch, rows: list[Row], outputs: "Sequence[torch.Tensor]") -> None:
+    def _answered(
+        self, batch: Batch, rows: list[RequestRow], outputs: "Sequence[torch.Tensor]"
+    ) -> None:
         counts = self.counts[batch.pool[0]]
         counts.computed(batch.loaded.devices, len(rows))
         for row, part in zip(rows, apart(outputs, len(rows)), strict=True):
@@ -414,7 +416,7 @@ class Dispatch:
                 self._over(pending, None)
                 counts.answered(pending.answered_s - pending.arrived_s, late=pending.is_late)
 
-    def _lost(self, batch: Batch, rows: list[Row], error: PotluckError) -> None:
+    def _lost(self, batch: Batch, rows: list[RequestRow], error: PotluckError) -> None:
         """Whoever computed it is lost: what is left of the batch is decided anew."""
         self._ended(batch)
         for row in rows:
@@ -425,7 +427,7 @@ class Dispatch:
         if not batch.loaded.is_lost:
             batch.loaded.close()
         self._put([*self._held.values()])
-        self._handle(Failed(batch.pool, batch.replica))
+        self._handle(BatchFailed(batch.pool, batch.replica))
         self.lost.set()
 
     def _ended(self, batch: Batch) -> None:
@@ -437,7 +439,7 @@ class Dispatch:
 
     # --- placement --------------------------------------------------------------------------------
 
-    def _put(self, pools: Sequence[Held]) -> None:
+    def _put(self, pools: Sequence[LoadedPool]) -> None:
         """Without what is lost; as many at once as there are devices left for."""
         before = [each for held in self._held.values() for each in held.loaded]
         self._held = {}
@@ -447,7 +449,7 @@ class Dispatch:
                 continue
             n_replicas = -(-held.pool.n_replicas * len(there) // len(held.loaded))
             pool = Pool(held.pool.allocation, n_replicas, held.pool.way)
-            self._held[pool.key] = Held(pool, there)
+            self._held[pool.key] = LoadedPool(pool, there)
         self._handle(Placed(tuple(held.pool for held in self._held.values())))
         self._let_go(before)
 

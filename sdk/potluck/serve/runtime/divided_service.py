@@ -12,7 +12,7 @@ from potluck.planning import api
 from potluck.profile.profiles import Profile
 from potluck.records import Inference, Plan
 from potluck.serve.runtime.loaded_model import Loaded, with_batch
-from potluck.serve.runtime.measure import Measured, measure
+from potluck.serve.runtime.measure import MeasuredService, measure
 
 TRIED = 5  # plans, the best first: what a plan says of memory is an estimate
 JOINED = "+"  # between the names of devices that are one place; no device has it in its name
@@ -21,13 +21,13 @@ Load = Callable[[Plan], Loaded]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Divided:
+class DividedService:
     """A service that runs over several devices. `memory_bytes`: by device, of the largest batch
     that was measured.
     """
 
     plan: Plan
-    measured: Measured
+    measured: MeasuredService
     memory_bytes: Mapping[str, int]
 
     @property
@@ -36,7 +36,7 @@ class Divided:
         return JOINED.join(self.plan.devices)
 
 
-def divide(model: Any, profile: Profile, limit_s: float, load: Load) -> Divided:
+def divide(model: Any, profile: Profile, limit_s: float, load: Load) -> DividedService:
     """The soonest plan over several devices that they have room for, as measured there.
 
     Parameters
@@ -73,7 +73,7 @@ def divide(model: Any, profile: Profile, limit_s: float, load: Load) -> Divided:
     raise failure
 
 
-def _measured(model: Any, plan: Plan, limit_s: float, load: Load) -> Divided:
+def _measured(model: Any, plan: Plan, limit_s: float, load: Load) -> DividedService:
     memory: dict[str, int] = {}
 
     def load_for(batch: int) -> Loaded:
@@ -82,4 +82,4 @@ def _measured(model: Any, plan: Plan, limit_s: float, load: Load) -> Divided:
         return loaded
 
     found = measure(load_for, model, limit_s, n_devices=len(plan.devices))
-    return Divided(plan=plan, measured=found, memory_bytes=memory)
+    return DividedService(plan=plan, measured=found, memory_bytes=memory)

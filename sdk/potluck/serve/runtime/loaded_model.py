@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any
 from potluck.errors import PotluckError
 from potluck.records import Plan, Stage
 from potluck.run.device_group import outputs_of
-from potluck.run.engine import Engine
+from potluck.run.engine import RunEngine
 from potluck.run.tensors import first_rows
-from potluck.sessions.events import Execution
-from potluck.sessions.link import Link
+from potluck.sessions.events import ExecutionResult
+from potluck.sessions.link import SessionLink
 from potluck.sessions.members import Members
 
 if TYPE_CHECKING:
     import torch
 
     from potluck.profile.profiles import Profile
-    from potluck.run.in_flight import Request
+    from potluck.run.in_flight import RunRequest
 
 Outputs = Mapping[str, "torch.Tensor"]
 
@@ -74,7 +74,12 @@ class Loaded:
     """
 
     def __init__(
-        self, link: Link, members: Members, model: Any, plan: Plan, profile: "Profile | None" = None
+        self,
+        link: SessionLink,
+        members: Members,
+        model: Any,
+        plan: Plan,
+        profile: "Profile | None" = None,
     ) -> None:
         is_whole = all(len(stage.devices) == 1 for stage in plan.stages)
         sizes = sizes_below(plan.batch) if is_whole else ()
@@ -82,7 +87,7 @@ class Loaded:
         self.plan = plan
         self.is_lost = False
         self.n_under_way = 0
-        self._engine = Engine(
+        self._engine = RunEngine(
             link, members, model, plan, optimizer=None, seed=0, sizes=sizes, profile=profile
         )
         self._names = [tensor.name for tensor in self._engine.compiled_plan.segments[-1].outputs]
@@ -102,7 +107,7 @@ class Loaded:
         """What it needs on each device."""
         return {name: self._engine.compiled_plan.memory_bytes(name) for name in self.devices}
 
-    def ask(self, inputs: "Sequence[torch.Tensor]", rows: int) -> "Asked":
+    def ask(self, inputs: "Sequence[torch.Tensor]", rows: int) -> "RowsInFlight":
         """Have these rows computed, `batch` at most; comes back at once.
 
         Parameters
@@ -113,7 +118,7 @@ class Loaded:
             How many.
         """
         self._engine.check()
-        return Asked(self._engine.request(inputs, 0, rows), self._names)
+        return RowsInFlight(self._engine.request(inputs, 0, rows), self._names)
 
     def close(self) -> None:
         """Its devices forget it, where they can be reached."""
@@ -124,7 +129,7 @@ class Loaded:
             return  # the home is closed
 
 
-class Asked:
+class RowsInFlight:
     """Rows that are computed.
 
     Parameters
@@ -135,10 +140,10 @@ class Asked:
         Of the outputs, in order.
     """
 
-    def __init__(self, request: "Request", names: Sequence[str]) -> None:
+    def __init__(self, request: "RunRequest", names: Sequence[str]) -> None:
         self._request, self._names = request, names
 
-    def on_done(self, callback: Callable[["Future[Execution]"], None]) -> None:
+    def on_done(self, callback: Callable[["Future[ExecutionResult]"], None]) -> None:
         """Call this once it has ended, well or not: in the link's thread, must be quick."""
         self._request.future.add_done_callback(callback)
 

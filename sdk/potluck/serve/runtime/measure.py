@@ -30,7 +30,7 @@ Clock = Callable[[], float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class MeasuredService:
     """Of one model on one device, or on several that share it."""
 
     alone: BatchTimes
@@ -77,7 +77,7 @@ def measure(
     limit_s: float,
     clock: Clock = time.perf_counter,
     n_devices: int = 1,
-) -> Measured:
+) -> MeasuredService:
     """Times of batches of 2^0 rows and more, while larger ones take less per row and hold the limit
     twice.
 
@@ -119,7 +119,7 @@ def measure(
     (few, least), (many, most) = min(memory.items()), max(memory.items())
     item_bytes = (most - least) // (many - few) if many > few else 0
     sizes = tuple(sorted(alone))
-    return Measured(
+    return MeasuredService(
         alone=_rising(sizes, alone),
         beside=_rising(sizes, beside),
         memory_bytes=least,

@@ -58,7 +58,7 @@ class Pending:
 
 
 @dataclass(slots=True, eq=False)
-class Row:
+class RequestRow:
     """One row of a request. `n_lost`: how often whoever computed it was lost with it."""
 
     pending: Pending
@@ -76,7 +76,7 @@ class Row:
         return tuple(tuple(tensor.shape[1:]) for tensor in self.pending.inputs)
 
 
-def calls_of(rows: Sequence[Row]) -> list[list[Row]]:
+def calls_of(rows: Sequence[RequestRow]) -> list[list[RequestRow]]:
     """What is computed together: rows of the same shapes; alone, whatever was lost before.
 
     Parameters
@@ -84,13 +84,13 @@ def calls_of(rows: Sequence[Row]) -> list[list[Row]]:
     rows
         Of one batch.
     """
-    together: dict[object, list[Row]] = {}
+    together: dict[object, list[RequestRow]] = {}
     for row in rows:
         together.setdefault(row if row.n_lost else row.shapes, []).append(row)
     return list(together.values())
 
 
-def joined(rows: Sequence[Row]) -> "list[torch.Tensor]":
+def joined(rows: Sequence[RequestRow]) -> "list[torch.Tensor]":
     """The inputs of these rows together; each [rows, ...].
 
     Parameters

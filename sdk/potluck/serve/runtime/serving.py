@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from potluck.errors import DeviceGone, Infeasible, OutOfMemory, PlanError, PotluckError, UserError
 from potluck.records import Plan
 from potluck.serve.runtime.device_placement import (
-    Place,
+    ServicePlace,
     Wanted,
     check_placed,
     place_all,
@@ -19,12 +19,12 @@ from potluck.serve.runtime.device_placement import (
     record,
 )
 from potluck.serve.runtime.dispatch import Dispatch
-from potluck.serve.runtime.divided_service import Divided, divide
+from potluck.serve.runtime.divided_service import DividedService, divide
 from potluck.serve.runtime.loaded_model import Loaded, plan_on, with_batch
-from potluck.serve.runtime.measure import Measured, measure
+from potluck.serve.runtime.measure import MeasuredService, measure
 from potluck.serve.scheduling.replica_pools import Pool
 from potluck.serve.scheduling.request_handler import Way
-from potluck.sessions.link import Link
+from potluck.sessions.link import SessionLink
 from potluck.sessions.members import Members
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class Serving:
 
     def __init__(
         self,
-        link: Link,
+        link: SessionLink,
         members: Members,
         profiled: Callable[[Any], "Profile"],
         *,
@@ -60,11 +60,11 @@ class Serving:
         self.dispatch = Dispatch()
         self._link, self._members = link, members
         self._profiled, self._is_played = profiled, is_played
-        self._divisions: dict[str, Divided] = {}
+        self._divisions: dict[str, DividedService] = {}
         self._wanted: dict[str, Wanted] = {}
         self._models: dict[str, Any] = {}
-        self._measured: dict[str, dict[str, Measured]] = {}
-        self._cache: dict[tuple[str, str, float], Measured] = {}
+        self._measured: dict[str, dict[str, MeasuredService]] = {}
+        self._cache: dict[tuple[str, str, float], MeasuredService] = {}
         self._full: set[tuple[str, str]] = set()  # no room for each other
         self._placing = threading.RLock()  # one placement at a time
         self._devices: tuple[str, ...] = ()
@@ -154,8 +154,8 @@ class Serving:
 
     # --- measuring --------------------------------------------------------------------------------
 
-    def _measure(self, model: Any, wanted: Wanted, say: SAY) -> dict[str, Measured]:
-        found: dict[str, Measured] = {}
+    def _measure(self, model: Any, wanted: Wanted, say: SAY) -> dict[str, MeasuredService]:
+        found: dict[str, MeasuredService] = {}
         failure: PotluckError | None = None
         devices = self._members.need()
         for number, device in enumerate(devices):
@@ -170,7 +170,7 @@ class Serving:
                 raise failure
         return found
 
-    def _divide(self, model: Any, wanted: Wanted) -> Divided:
+    def _divide(self, model: Any, wanted: Wanted) -> DividedService:
         """A place for what no device holds alone."""
         profile = self._profiled(model)
         for device in [each.name for each in profile.devices]:
@@ -180,7 +180,7 @@ class Serving:
             model, profile, wanted.slo.tolerance_s, lambda plan: self._load_plan(model, plan)
         )
 
-    def _measured_on(self, model: Any, device: str, limit_s: float) -> Measured:
+    def _measured_on(self, model: Any, device: str, limit_s: float) -> MeasuredService:
         key = (model.signature, self._members[device].key, limit_s)
         if key not in self._cache:
             self._cache[key] = measure(
@@ -197,7 +197,7 @@ class Serving:
 
     # --- placing ----------------------------------------------------------------------------------
 
-    def _place(self, *, strict: bool = False) -> Mapping[tuple[str, str], Place]:
+    def _place(self, *, strict: bool = False) -> Mapping[tuple[str, str], ServicePlace]:
         """Have the devices that stay hold what the placement says; returns it.
 
         Parameters
@@ -218,7 +218,7 @@ class Serving:
                 next_step="Look at home.devices, and serve again.",
             )
 
-    def _places(self, strict: bool) -> dict[tuple[str, str], Place]:
+    def _places(self, strict: bool) -> dict[tuple[str, str], ServicePlace]:
         memory = {name: self._memory_bytes(name) for name in self._devices}
         divided = self._divided(memory, strict)
         wanted = [each for name, each in self._wanted.items() if name not in self._divisions]
@@ -230,9 +230,9 @@ class Serving:
                     raise
                 wanted.pop()  # those that began first go first
 
-    def _divided(self, memory: dict[str, int], strict: bool) -> dict[tuple[str, str], Place]:
+    def _divided(self, memory: dict[str, int], strict: bool) -> dict[tuple[str, str], ServicePlace]:
         """The services over several devices; what they need there is taken off `memory`."""
-        found: dict[tuple[str, str], Place] = {}
+        found: dict[tuple[str, str], ServicePlace] = {}
         for name, each in self._divisions.items():
             if not {*each.plan.devices} <= {*memory}:
                 continue
@@ -250,7 +250,7 @@ class Serving:
         return int(self._members[device].capability.get("memory_bytes") or 2**62)
 
     def _load(
-        self, places: Mapping[tuple[str, str], Place]
+        self, places: Mapping[tuple[str, str], ServicePlace]
     ) -> list[tuple[Pool, Sequence[Loaded]]] | None:
         """What is placed and not loaded yet is loaded; None: something changed meanwhile."""
         pools: list[tuple[Pool, Sequence[Loaded]]] = []
@@ -281,7 +281,7 @@ class Serving:
             return self._load_plan(model, with_batch(divided.plan, batch))
         return self._loaded(model, where, batch)
 
-    def _take(self, places: Mapping[tuple[str, str], Place]) -> None:
+    def _take(self, places: Mapping[tuple[str, str], ServicePlace]) -> None:
         """Let the entrance know what is served, before its pools come."""
         for name, wanted in self._wanted.items():
             kinds = {

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from potluck.errors import HomeError
 from potluck.handle import Handle, Task
-from potluck.sessions.link import Link
+from potluck.sessions.link import SessionLink
 from potluck.sessions.members import Members
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ _making = threading.Lock()  # of the services of a home, which come with the fir
 class ServingHome:
     """The part of a `Home` that serves. Nothing of it is there before it is asked for."""
 
-    _link: Link
+    _link: SessionLink
     _members: Members
     _closed: bool
     _runs: "weakref.WeakSet[Run]"

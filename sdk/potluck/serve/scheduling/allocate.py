@@ -27,7 +27,7 @@ from potluck.serve.scheduling.records import (
     Latency,
     Processor,
     Server,
-    Service,
+    ServiceSpec,
     Slo,
     Variant,
 )
@@ -52,7 +52,7 @@ EVERY = Operators()
 
 
 def allocate(
-    service: Service,
+    service: ServiceSpec,
     processor: Processor,
     operators: Operators = EVERY,
     *,
@@ -104,7 +104,7 @@ def allocate(
 
 
 def allocate_all(
-    services: Sequence[Service],
+    services: Sequence[ServiceSpec],
     servers: Sequence[Server],
     operators: Operators = EVERY,
     demand: Mapping[tuple[str, str], float] | None = None,
@@ -177,7 +177,7 @@ def _order(found: Allocation, wanted_frac: float) -> tuple[float, ...]:
 
 
 def _settings(
-    service: Service, variant: Variant, processor: Processor, operators: Operators
+    service: ServiceSpec, variant: Variant, processor: Processor, operators: Operators
 ) -> Iterator[Allocation]:
     """Every (BS, MT, MF, DP) of one variant that holds the limit."""
     limit_s = service.slo.tolerance_s
@@ -199,7 +199,12 @@ def _batches(times: BatchTimes, operators: Operators) -> list[int]:
 
 
 def _setting(
-    service: Service, variant: Variant, degree: int, batch: int, nbytes: int, operators: Operators
+    service: ServiceSpec,
+    variant: Variant,
+    degree: int,
+    batch: int,
+    nbytes: int,
+    operators: Operators,
 ) -> Allocation:
     times = variant.times[degree]
     batch_s = (0.0, *(times.at(n) for n in range(1, batch + 1)))
@@ -316,7 +321,9 @@ def variant_of_plans(plans: Sequence[Plan], kind: str, *, across: bool) -> Varia
     )
 
 
-def _impossible(service: Service, processor: Processor, variants: Sequence[Variant]) -> Infeasible:
+def _impossible(
+    service: ServiceSpec, processor: Processor, variants: Sequence[Variant]
+) -> Infeasible:
     """Says what is needed and what is there, and the best that this kind could do."""
     limit_s = service.slo.tolerance_s
     best_s = min((variant.times[1].at(1) for variant in variants), default=float("inf"))

@@ -18,22 +18,22 @@ ROUNDED_S = 1e-9  # a moment that two sums of seconds may differ by
 
 
 @dataclass(frozen=True, slots=True)
-class Arrived:
+class RequestQueued:
     """A request that is to be computed here."""
 
     request: Request
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class ReplicaFree:
     """The batch of this replica has ended, well or not."""
 
     replica: int
 
 
 @dataclass(frozen=True, slots=True)
-class Tick:
-    """Time has passed: the answer to `WakeAt`."""
+class QueueTick:
+    """Time has passed: the answer to `WakeQueueAt`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Resized:
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class StartBatch:
     """Compute these on this replica; it is expected to take `seconds`."""
 
     replica: int
@@ -61,14 +61,14 @@ class GiveBack:
 
 
 @dataclass(frozen=True, slots=True)
-class WakeAt:
+class WakeQueueAt:
     """Call again at this time, unless something comes before."""
 
     at_s: float
 
 
-Event = Arrived | Done | Tick | Resized
-Action = Start | GiveBack | WakeAt
+Event = RequestQueued | ReplicaFree | QueueTick | Resized
+Action = StartBatch | GiveBack | WakeQueueAt
 
 TIMED_OUT = "timed out"
 CANNOT_MEET = "its deadline can no longer be met"
@@ -172,16 +172,16 @@ class Batcher:
         """What is to be done now."""
         actions: list[Action] = []
         match event:
-            case Arrived(request):
+            case RequestQueued(request):
                 if len(self._queue) >= self.max_queue:
                     return [GiveBack(request, QUEUE_FULL)]
                 self._push(request)
-            case Done(replica):
+            case ReplicaFree(replica):
                 self._running[replica] = False
                 self._until_s[replica] = 0.0
             case Resized(n_replicas):
                 self._resize(n_replicas)
-            case Tick():
+            case QueueTick():
                 pass
         self._start(now_s, actions)
         return actions
@@ -215,14 +215,14 @@ class Batcher:
         while self._queue and (replica := self._idle()) is not None:
             start_s = self._latest_start_s(now_s)
             if start_s > now_s + ROUNDED_S:
-                actions.append(WakeAt(start_s))
+                actions.append(WakeQueueAt(start_s))
                 return
             batch = self._batch(now_s, actions)
             if batch:
                 work = max(request.work for request in batch)
                 seconds = self.batch_s[len(batch)] * work
                 self._running[replica], self._until_s[replica] = True, now_s + seconds
-                actions.append(Start(replica, tuple(batch), seconds))
+                actions.append(StartBatch(replica, tuple(batch), seconds))
 
     def _idle(self) -> int | None:
         for replica in range(self.n_replicas):

@@ -5,20 +5,20 @@ from dataclasses import dataclass
 from potluck.serve.scheduling.frame_streams import Grant
 from potluck.serve.scheduling.records import Request
 from potluck.serve.scheduling.replica_pools import Pool, PoolKey
-from potluck.serve.scheduling.request_handler import Reason
+from potluck.serve.scheduling.request_handler import ServeRefusal
 
 # --- events
 
 
 @dataclass(frozen=True, slots=True)
-class Arrived:
+class RequestArrived:
     """A request, a stream (`fps` above zero) or a frame has come, from a client or a server."""
 
     request: Request
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class BatchDone:
     """A batch has ended; its answers are there."""
 
     pool: PoolKey
@@ -26,7 +26,7 @@ class Done:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class BatchFailed:
     """A batch has ended without answers: its requests are decided anew."""
 
     pool: PoolKey
@@ -68,15 +68,17 @@ class Tick:
     """Time has passed: the answer to `WakeAt`."""
 
 
-Event = Arrived | Done | Failed | StreamEnded | Settled | ServerGone | Placed | Tick
+Event = (
+    RequestArrived | BatchDone | BatchFailed | StreamEnded | Settled | ServerGone | Placed | Tick
+)
 
 
 # --- actions
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
-    """Compute these together; say `Done` or `Failed` after about `seconds`."""
+class ComputeBatch:
+    """Compute these together; say `BatchDone` or `BatchFailed` after about `seconds`."""
 
     pool: PoolKey
     replica: int
@@ -94,7 +96,7 @@ class Open:
 
 
 @dataclass(frozen=True, slots=True)
-class Send:
+class HandOn:
     """Hand this request, stream or frame on to a server."""
 
     request: Request
@@ -102,11 +104,11 @@ class Send:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class RefuseRequest:
     """Tell whoever asked, at once."""
 
     request: Request
-    reason: Reason
+    reason: ServeRefusal
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,4 +118,4 @@ class WakeAt:
     at_s: float
 
 
-Action = Start | Open | Send | Refused | WakeAt
+Action = ComputeBatch | Open | HandOn | RefuseRequest | WakeAt

@@ -12,7 +12,7 @@ T = TypeVar("T")
 AT_ONCE = 2  # one is computed, one is on its way there or back
 
 
-class Turns(Generic[T]):
+class FairQueue(Generic[T]):
     """The batches for one device.
 
     >>> turns = Turns[str](at_once=1)

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from potluck.serve.scheduling.request_handler import Candidate
+from potluck.serve.scheduling.request_handler import CandidateServer
 from potluck.serve.scheduling.state_exchange import Ring
 
 MOST_NOTED = 1000  # of one service to one server: more would fill any queue
@@ -16,7 +16,7 @@ TransferS = Callable[[str, str], float]  # (server, service) -> there, and the a
 class View(Protocol):
     """Where candidates come from: the ring in a home, snapshots in the simulator."""
 
-    def candidates(self, service: str, now_s: float) -> Sequence[Candidate]:
+    def candidates(self, service: str, now_s: float) -> Sequence[CandidateServer]:
         """The other servers that have it."""
 
     def sent(self, service: str, server: str, amount: float, now_s: float) -> None:
@@ -38,7 +38,7 @@ class View(Protocol):
 class NoView:
     """Of a server that is alone, or that hands nothing on."""
 
-    def candidates(self, service: str, now_s: float) -> Sequence[Candidate]:
+    def candidates(self, service: str, now_s: float) -> Sequence[CandidateServer]:
         """Nobody."""
         return ()
 
@@ -102,7 +102,7 @@ class RingView:
         self.transfer_s = transfer_s
         self._handed_on = HandedOn()
 
-    def candidates(self, service: str, now_s: float) -> list[Candidate]:
+    def candidates(self, service: str, now_s: float) -> list[CandidateServer]:
         """The other servers that have it, as last heard of."""
         found = []
         for server, (state, delay_s) in self.ring.states(now_s).items():
@@ -110,7 +110,7 @@ class RingView:
             if row is None:
                 continue
             found.append(
-                Candidate(
+                CandidateServer(
                     server=server,
                     idle_per_s=row.idle_per_s,
                     queue_s=row.queue_s,

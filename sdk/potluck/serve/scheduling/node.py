@@ -3,8 +3,8 @@
 
 A pool is the replicas of one service on one kind of processor by one way (alone, across servers, on
 an edge device): it has a queue and, for frequency services, a ledger of streams. Every accepted
-request leaves by exactly one of `Start` followed by `Done`, `Send` followed by `Settled`, and
-`Refused`; what was lost on the way is decided anew.
+request leaves by exactly one of `ComputeBatch` followed by `BatchDone`, `HandOn` followed by
+`Settled`, and `RefuseRequest`; what was lost on the way is decided anew.
 """
 
 from collections.abc import Mapping
@@ -16,33 +16,33 @@ from potluck.serve.scheduling import batching, request_handler
 from potluck.serve.scheduling.batching import Batcher
 from potluck.serve.scheduling.events import (
     Action,
-    Arrived,
-    Done,
+    BatchDone,
+    BatchFailed,
+    ComputeBatch,
     Event,
-    Failed,
+    HandOn,
     Open,
     Placed,
-    Refused,
-    Send,
+    RefuseRequest,
+    RequestArrived,
     ServerGone,
     Settled,
-    Start,
     StreamEnded,
     Tick,
     WakeAt,
 )
 from potluck.serve.scheduling.frame_streams import StreamLedger
 from potluck.serve.scheduling.known_servers import View
-from potluck.serve.scheduling.records import Request, ServerState, Service, ServiceState
+from potluck.serve.scheduling.records import Request, ServerState, ServiceSpec, ServiceState
 from potluck.serve.scheduling.replica_pools import Pool, PoolKey
 from potluck.serve.scheduling.request_handler import (
     Choose,
-    Local,
+    HandlerRules,
+    LocalOption,
     Offload,
-    Reason,
     Refuse,
-    Rules,
     Serve,
+    ServeRefusal,
     Way,
 )
 
@@ -56,7 +56,7 @@ class Policy:
     """
 
     choose: Choose = request_handler.by_spare_finish
-    rules: Rules = request_handler.EPARA_RULES
+    rules: HandlerRules = request_handler.EPARA_RULES
     wait_frac: float = 0.0
     early_drop: bool = True
     data_parallel: bool = True
@@ -67,9 +67,9 @@ EPARA = Policy(choose=request_handler.by_idle_goodput, early_drop=False)
 
 
 _REASONS = {
-    batching.TIMED_OUT: Reason.TIMED_OUT,
-    batching.CANNOT_MEET: Reason.CANNOT_MEET,
-    batching.QUEUE_FULL: Reason.QUEUE_FULL,
+    batching.TIMED_OUT: ServeRefusal.TIMED_OUT,
+    batching.CANNOT_MEET: ServeRefusal.CANNOT_MEET,
+    batching.QUEUE_FULL: ServeRefusal.QUEUE_FULL,
 }
 
 
@@ -97,7 +97,7 @@ class _Route:
         return int((frame + 1) * self.here_frac + 1e-9) > int(frame * self.here_frac + 1e-9)
 
 
-class Node:
+class ServerNode:
     """One server.
 
     Parameters
@@ -120,7 +120,7 @@ class Node:
     def __init__(
         self,
         name: str,
-        services: Mapping[str, Service],
+        services: Mapping[str, ServiceSpec],
         view: View,
         rng: Random,
         policy: Policy = OURS,
@@ -199,11 +199,11 @@ class Node:
         """What is to be done now."""
         actions: list[Action] = []
         match event:
-            case Arrived(request):
+            case RequestArrived(request):
                 self._arrived(request.through(self.name), now_s, actions)
-            case Done(pool, replica):
+            case BatchDone(pool, replica):
                 self._ended(pool, replica, now_s, actions, failed=False)
-            case Failed(pool, replica):
+            case BatchFailed(pool, replica):
                 self._ended(pool, replica, now_s, actions, failed=True)
             case StreamEnded(_, stream):
                 self._stream_ended(stream)
@@ -217,12 +217,12 @@ class Node:
                 self._placed(pools, now_s, actions)
             case Tick():
                 for held in self._pools.values():
-                    self._queue(held, batching.Tick(), now_s, actions)
+                    self._queue(held, batching.QueueTick(), now_s, actions)
         return actions
 
     def _arrived(self, request: Request, now_s: float, actions: list[Action]) -> None:
         if request.service not in self.services:
-            actions.append(Refused(request, Reason.UNKNOWN_SERVICE))
+            actions.append(RefuseRequest(request, ServeRefusal.UNKNOWN_SERVICE))
         elif request.stream is not None:
             self._frame(request, now_s, actions)
         else:
@@ -244,17 +244,17 @@ class Node:
                 self._open(request, way, fps, actions)
             case Serve(way, _):
                 held = self._best(service, way, request, now_s)
-                self._queue(held, batching.Arrived(request), now_s, actions)
+                self._queue(held, batching.RequestQueued(request), now_s, actions)
             case Offload(server, fps):
                 self._hand_on(request, server, fps, now_s, actions)
             case Refuse(reason):
-                actions.append(Refused(request, reason))
+                actions.append(RefuseRequest(request, reason))
 
-    def _local(self, held: _Held, request: Request, now_s: float) -> Local:
+    def _local(self, held: _Held, request: Request, now_s: float) -> LocalOption:
         if request.fps:
             free = held.ledger.free_fps(request.fps) if held.ledger else 0.0
-            return Local(held.pool.way, inf, free)
-        return Local(held.pool.way, held.queue.finish_s(now_s, request.work))
+            return LocalOption(held.pool.way, inf, free)
+        return LocalOption(held.pool.way, held.queue.finish_s(now_s, request.work))
 
     def _best(self, service: str, way: Way, request: Request, now_s: float) -> _Held:
         pools = [held for held in self._of_service[service] if held.pool.way is way]
@@ -274,7 +274,7 @@ class Node:
             request = replace(request, fps=request.fps - fps)
         self.view.sent(request.service, server, request.fps or 1.0, now_s)
         self._handed_on[request.id] = (request, server)
-        actions.append(Send(request, server))
+        actions.append(HandOn(request, server))
 
     # --- streams
 
@@ -297,15 +297,15 @@ class Node:
     def _frame(self, request: Request, now_s: float, actions: list[Action]) -> None:
         route = self._routes.get(request.stream if request.stream is not None else -1)
         if route is None:
-            actions.append(Refused(request, Reason.INSUFFICIENT))
+            actions.append(RefuseRequest(request, ServeRefusal.INSUFFICIENT))
         elif route.is_here(request.frame) and route.pool in self._pools:
             held = self._pools[route.pool]
-            self._queue(held, batching.Arrived(request), now_s, actions)
+            self._queue(held, batching.RequestQueued(request), now_s, actions)
         elif route.server and request.n_offloads < self.policy.rules.max_offloads:
             self._handed_on[request.id] = (request, route.server)
-            actions.append(Send(request, route.server))
+            actions.append(HandOn(request, route.server))
         else:
-            actions.append(Refused(request, Reason.INSUFFICIENT))
+            actions.append(RefuseRequest(request, ServeRefusal.INSUFFICIENT))
 
     def _stream_ended(self, stream: int) -> Request | None:
         """Free what it had; returns what was asked, if it was here."""
@@ -325,12 +325,12 @@ class Node:
     ) -> None:
         for action in held.queue.handle(event, now_s):
             match action:
-                case batching.Start(replica, requests, seconds):
+                case batching.StartBatch(replica, requests, seconds):
                     held.running[replica] = requests
-                    actions.append(Start(held.pool.key, replica, requests, seconds))
+                    actions.append(ComputeBatch(held.pool.key, replica, requests, seconds))
                 case batching.GiveBack(request, reason):
-                    actions.append(Refused(request, _REASONS[reason]))
-                case batching.WakeAt(at_s):
+                    actions.append(RefuseRequest(request, _REASONS[reason]))
+                case batching.WakeQueueAt(at_s):
                     actions.append(WakeAt(at_s))
 
     def _ended(
@@ -343,7 +343,7 @@ class Node:
         if not failed:
             service = key[0]
             self._answered[service] = self._answered.get(service, 0.0) + len(requests)
-        self._queue(held, batching.Done(replica), now_s, actions)
+        self._queue(held, batching.ReplicaFree(replica), now_s, actions)
         if failed:
             for request in requests:
                 self._decide(request, now_s, actions)

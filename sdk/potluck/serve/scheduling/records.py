@@ -1,7 +1,7 @@
 """What serving decides about: limits, services and how fast they run, requests, and what a server
 says of itself.
 
-`Latency`, `Frequency`: what a user asks. `BatchTimes`, `Variant`, `Service`: what is served, as
+`Latency`, `Frequency`: what a user asks. `BatchTimes`, `Variant`, `ServiceSpec`: what is served, as
 measured. `Allocation`: how it runs on one kind of processor. `Processor`, `Server`, `Replica`:
 where. `Request`: what arrives. `ServiceState`, `ServerState`: what servers tell each other. Pure:
 the standard library only.
@@ -194,7 +194,7 @@ Slo = Latency | Frequency
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Service:
+class ServiceSpec:
     """A model that is served under a limit, with all that was measured of it.
 
     `priority`: larger goes first. `max_queue`: requests that may wait on one server; more are
@@ -411,7 +411,7 @@ class ServerState:
             raise UserError(f"state of {self.server}: version {self.version!r} is no count.")
 
 
-def by_name(services: Sequence[Service]) -> dict[str, Service]:
+def by_name(services: Sequence[ServiceSpec]) -> dict[str, ServiceSpec]:
     """The services by their names.
 
     Raises

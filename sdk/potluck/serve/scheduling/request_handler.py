@@ -32,7 +32,7 @@ class Way(Enum):
     EDGE_DEVICE = "by an edge device"
 
 
-class Reason(Enum):
+class ServeRefusal(Enum):
     """Why a request is refused."""
 
     TIMED_OUT = "timed out"
@@ -63,14 +63,14 @@ class Offload:
 class Refuse:
     """Say no, and why."""
 
-    reason: Reason
+    reason: ServeRefusal
 
 
 Decision = Serve | Offload | Refuse
 
 
 @dataclass(frozen=True, slots=True)
-class Local:
+class LocalOption:
     """What this server could do for a request by one way.
 
     `finish_s`: when its answer would be ready. `free_fps`: what a stream would be granted.
@@ -82,7 +82,7 @@ class Local:
 
 
 @dataclass(slots=True)
-class Candidate:
+class CandidateServer:
     """Another server that has the service, as last heard of.
 
     `delay_s` is how old this is: the delay of state exchange. `transfer_s`: until the request would
@@ -100,28 +100,28 @@ class Candidate:
 
 
 # which candidate a request goes to; None: to none of them
-Choose = Callable[[Request, Sequence[Candidate], float, Random], Candidate | None]
+Choose = Callable[[Request, Sequence[CandidateServer], float, Random], CandidateServer | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class HandlerRules:
     """What may be set. `splits`: a stream that gets a part here is handed on for the rest."""
 
     max_offloads: int = MAX_OFFLOADS
     splits: bool = True
 
 
-EPARA_RULES = Rules()
+EPARA_RULES = HandlerRules()
 
 
 def decide(
     request: Request,
-    local: Sequence[Local],
-    candidates: Callable[[], Sequence[Candidate]],
+    local: Sequence[LocalOption],
+    candidates: Callable[[], Sequence[CandidateServer]],
     now_s: float,
     rng: Random,
     choose: Choose,
-    rules: Rules = EPARA_RULES,
+    rules: HandlerRules = EPARA_RULES,
 ) -> Decision:
     """What this server does with a request, in the order of section 3.2.
 
@@ -143,13 +143,13 @@ def decide(
         How often it may be handed on, and whether streams are split.
     """
     if now_s > request.deadline_s:
-        return Refuse(Reason.TIMED_OUT)
+        return Refuse(ServeRefusal.TIMED_OUT)
     here = _here(request, local)
     if here is not None and (not request.fps or here.fps >= request.fps - ROUNDED_S):
         return here
     part_fps = here.fps if here is not None else 0.0
     if request.n_offloads >= rules.max_offloads:
-        return here or Refuse(Reason.OFFLOADED_TOO_OFTEN)
+        return here or Refuse(ServeRefusal.OFFLOADED_TOO_OFTEN)
     limit_s = request.deadline_s - request.arrived_s
     feasible = [
         each
@@ -158,14 +158,14 @@ def decide(
     ]
     chosen = choose(request, feasible, now_s, rng) if feasible else None
     if chosen is None:
-        return here or Refuse(Reason.INSUFFICIENT)
+        return here or Refuse(ServeRefusal.INSUFFICIENT)
     if here is not None and not rules.splits:
         # a stream that cannot be divided goes where it gets more
         return here if chosen.idle_per_s <= part_fps else Offload(chosen.server)
     return Offload(chosen.server, part_fps)
 
 
-def _here(request: Request, local: Sequence[Local]) -> Serve | None:
+def _here(request: Request, local: Sequence[LocalOption]) -> Serve | None:
     """The preferred way that is enough; for a stream that none is enough for, the best part."""
     if not request.fps:
         for each in local:
@@ -180,8 +180,8 @@ def _here(request: Request, local: Sequence[Local]) -> Serve | None:
 
 
 def by_idle_goodput(
-    request: Request, candidates: Sequence[Candidate], now_s: float, rng: Random
-) -> Candidate | None:
+    request: Request, candidates: Sequence[CandidateServer], now_s: float, rng: Random
+) -> CandidateServer | None:
     """One of the candidates, with probability in proportion to its idle goodput: eq. (1).
 
     Parameters
@@ -199,8 +199,8 @@ def by_idle_goodput(
 
 
 def by_spare_finish(
-    request: Request, candidates: Sequence[Candidate], now_s: float, rng: Random
-) -> Candidate | None:
+    request: Request, candidates: Sequence[CandidateServer], now_s: float, rng: Random
+) -> CandidateServer | None:
     """Ours: one of those expected to finish it in time, by how many more they could.
 
     What is known of a candidate is old. Its queue has shrunk since, and grown by what this server
@@ -232,8 +232,8 @@ def by_spare_finish(
 
 
 def _for_stream(
-    request: Request, candidates: Sequence[Candidate], now_s: float, rng: Random
-) -> Candidate | None:
+    request: Request, candidates: Sequence[CandidateServer], now_s: float, rng: Random
+) -> CandidateServer | None:
     """One that has room for all of it, if there is one; else by room; else by what it last said."""
     room = [max(0.0, each.idle_per_s - each.sent) for each in candidates]
     enough = [free if free >= request.fps else 0.0 for free in room]
@@ -244,8 +244,8 @@ def _for_stream(
 
 
 def _drawn(
-    candidates: Sequence[Candidate], weights: Sequence[float], rng: Random
-) -> Candidate | None:
+    candidates: Sequence[CandidateServer], weights: Sequence[float], rng: Random
+) -> CandidateServer | None:
     total = sum(weights)
     if total <= 0:
         return None
@@ -257,7 +257,7 @@ def _drawn(
     return max(zip(weights, candidates, strict=True), key=lambda pair: pair[0])[1]
 
 
-def _spare(request: Request, candidate: Candidate, now_s: float) -> float:
+def _spare(request: Request, candidate: CandidateServer, now_s: float) -> float:
     """Requests that a candidate could still finish before this one's deadline."""
     rate = candidate.capacity_per_s or candidate.idle_per_s
     if rate <= 0:
@@ -268,6 +268,6 @@ def _spare(request: Request, candidate: Candidate, now_s: float) -> float:
     return left_s * rate if left_s > 0 else 0.0
 
 
-def _left_s(request: Request, candidate: Candidate, now_s: float) -> float:
+def _left_s(request: Request, candidate: CandidateServer, now_s: float) -> float:
     """Seconds to spare, were it idle."""
     return request.deadline_s - now_s - candidate.transfer_s - candidate.batch_s * request.work

@@ -21,7 +21,7 @@ LEFT, RIGHT = -1, 1
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class NeighbourMessage:
     """A neighbour's message has come."""
 
     sender: str
@@ -29,14 +29,14 @@ class Heard:
 
 
 @dataclass(frozen=True, slots=True)
-class Tick:
+class IntervalOver:
     """An interval is over. `own`: this server's state now; its version is set here."""
 
     own: ServerState
 
 
 @dataclass(frozen=True, slots=True)
-class Members:
+class MembershipChanged:
     """The roster changed: these servers take part, in the ring's order."""
 
     names: tuple[str, ...]
@@ -58,11 +58,11 @@ class Tell:
     message: StateMessage
 
 
-Event = Heard | Tick | Members
+Event = NeighbourMessage | IntervalOver | MembershipChanged
 
 
 @dataclass(slots=True)
-class Known:
+class KnownState:
     """The last state of a server, when it was said (by this server's clock), and whence it came."""
 
     state: ServerState
@@ -101,7 +101,7 @@ class Ring:
         self.interval_s = interval_s
         self._most_age_s = most_age_s
         self._sides = (_Side(LEFT), _Side(RIGHT))
-        self._known: dict[str, Known] = {}
+        self._known: dict[str, KnownState] = {}
         self._claimed: dict[str, int] = {}  # the last version that a neighbour said of itself
         self._version = 0
         self._heard_s: dict[str, float] = {}
@@ -137,11 +137,11 @@ class Ring:
     def handle(self, event: Event, now_s: float) -> list[Tell]:
         """What is to be sent now."""
         match event:
-            case Members(names):
+            case MembershipChanged(names):
                 self._join(names)
-            case Heard(sender, message):
+            case NeighbourMessage(sender, message):
                 self._take(sender, message, now_s)
-            case Tick(own):
+            case IntervalOver(own):
                 return self._tell(own, now_s)
         return []
 
@@ -159,7 +159,7 @@ class Ring:
     def _tell(self, own: ServerState, now_s: float) -> list[Tell]:
         self._version += 1
         mine = ServerState(server=self.me, version=self._version, services=own.services)
-        self._known[self.me] = Known(mine, now_s, 0)
+        self._known[self.me] = KnownState(mine, now_s, 0)
         found = []
         left, right = (self._neighbour(side, now_s) for side in self._sides)
         self.neighbours = (left, right)
@@ -208,4 +208,4 @@ class Ring:
             return
         known = self._known.get(state.server)
         if known is None or state.version > known.state.version:
-            self._known[state.server] = Known(state, said_s, step)
+            self._known[state.server] = KnownState(state, said_s, step)

@@ -17,7 +17,13 @@ from dataclasses import dataclass
 from math import exp, log
 from random import Random
 
-from potluck.serve.scheduling.records import Frequency, Request, Service, check_count, check_number
+from potluck.serve.scheduling.records import (
+    Frequency,
+    Request,
+    ServiceSpec,
+    check_count,
+    check_number,
+)
 
 SIGMA = 1.5  # of the logarithm of a function's rate: two of three are within 4.5 times the median
 SERVER_SIGMA = 0.7  # of the logarithm of how often a server is called: edges are uneven
@@ -52,7 +58,7 @@ class Arrival:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
+class ArrivalLoad:
     """How requests are drawn.
 
     `per_s`: by service, requests (or frames) per second over all servers. Each has `n_functions` of
@@ -87,7 +93,7 @@ class Function:
 
 
 def functions(
-    services: Sequence[Service], servers: Sequence[str], load: Load, rng: Random
+    services: Sequence[ServiceSpec], servers: Sequence[str], load: ArrivalLoad, rng: Random
 ) -> list[Function]:
     """Who calls what: rates lognormal, scaled so that each service gets what `load` says.
 
@@ -140,7 +146,7 @@ def demand(arrivals: Sequence[Arrival], duration_s: float) -> dict[tuple[str, st
 
 
 def draw(
-    called: Sequence[Function], services: Mapping[str, Service], load: Load, rng: Random
+    called: Sequence[Function], services: Mapping[str, ServiceSpec], load: ArrivalLoad, rng: Random
 ) -> list[Arrival]:
     """All arrivals, in order.
 
@@ -168,7 +174,7 @@ def draw(
     ]
 
 
-def _calls(per_s: float, load: Load, rng: Random) -> list[float]:
+def _calls(per_s: float, load: ArrivalLoad, rng: Random) -> list[float]:
     """A Gamma renewal process that has been going on for long."""
     shape = 1 / load.cv**2
     scale_s = 1 / (per_s * shape)
@@ -180,7 +186,7 @@ def _calls(per_s: float, load: Load, rng: Random) -> list[float]:
     return found
 
 
-def request(number: int, service: Service, at_s: float, n_frames: int, rng: Random) -> Request:
+def request(number: int, service: ServiceSpec, at_s: float, n_frames: int, rng: Random) -> Request:
     """A request of this service; a chat's answer has a drawn length, and as much longer a limit.
 
     Parameters

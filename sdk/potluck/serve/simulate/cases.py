@@ -9,16 +9,16 @@ from random import Random
 
 from potluck.errors import UserError
 from potluck.serve.scheduling.allocate import allocate_all
-from potluck.serve.scheduling.records import Server, Service, by_name
+from potluck.serve.scheduling.records import Server, ServiceSpec, by_name
 from potluck.serve.simulate import arrivals, epara_services
-from potluck.serve.simulate.arrivals import Load
+from potluck.serve.simulate.arrivals import ArrivalLoad
 from potluck.serve.simulate.engine import Scenario, simulate
-from potluck.serve.simulate.outcome import Outcome
+from potluck.serve.simulate.outcome import ServingOutcome
 from potluck.serve.simulate.scheme import Scheme
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class SweepCase:
     """What is played. `load` 1: each service asks for what an equal part of all processors does."""
 
     workload: str = "mixed"
@@ -41,7 +41,7 @@ class Case:
         """Servers and services of the catalogue, and requests drawn by the seed."""
         services = epara_services.services(self.workload)
         servers = epara_services.servers(self.n_servers, self.n_processors)
-        load = Load(
+        load = ArrivalLoad(
             per_s={
                 name: per_s * self.load for name, per_s in equal_parts(services, servers).items()
             },
@@ -63,7 +63,7 @@ class Case:
         )
 
 
-def equal_parts(services: Sequence[Service], servers: Sequence[Server]) -> dict[str, float]:
+def equal_parts(services: Sequence[ServiceSpec], servers: Sequence[Server]) -> dict[str, float]:
     """Requests or frames per second of each service, had it an equal part of all processors.
 
     Parameters
@@ -85,7 +85,7 @@ def equal_parts(services: Sequence[Service], servers: Sequence[Server]) -> dict[
     }
 
 
-def play(case: Case, scheme: Scheme) -> Outcome:
+def play(case: SweepCase, scheme: Scheme) -> ServingOutcome:
     """What a scheme makes of a case.
 
     Parameters
@@ -98,6 +98,6 @@ def play(case: Case, scheme: Scheme) -> Outcome:
     return simulate(case.scenario(), scheme)
 
 
-def peak(outcomes: Sequence[Outcome]) -> float:
+def peak(outcomes: Sequence[ServingOutcome]) -> float:
     """The most goodput of these outcomes."""
     return max((outcome.goodput_per_s for outcome in outcomes), default=-inf)

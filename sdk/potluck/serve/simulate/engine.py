@@ -1,9 +1,9 @@
 """The event-driven simulator: arrivals, batches, hand-overs and state exchange under virtual time.
 
-Every decision is made by the same `Node` that the runtime drives. Only computing, sending and the
-exchange's messages are played: a batch takes what was profiled, a message a latency and its bytes
-over the bandwidth (EPARA, section 5.2). The frames of a stream are not played one by one: a stream
-gets the rate that it was granted, and its frames count by that rate (section 3.3).
+Every decision is made by the same `ServerNode` that the runtime drives. Only computing, sending and
+the exchange's messages are played: a batch takes what was profiled, a message a latency and its
+bytes over the bandwidth (EPARA, section 5.2). The frames of a stream are not played one by one: a
+stream gets the rate that it was granted, and its frames count by that rate (section 3.3).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,26 +15,31 @@ from random import Random
 from potluck.serve.scheduling.allocate import allocate_all
 from potluck.serve.scheduling.events import (
     Action,
-    Arrived,
-    Done,
+    BatchDone,
+    ComputeBatch,
+    HandOn,
     Open,
     Placed,
-    Refused,
-    Send,
-    Start,
+    RefuseRequest,
+    RequestArrived,
     StreamEnded,
     Tick,
     WakeAt,
 )
 from potluck.serve.scheduling.known_servers import NoView, View
-from potluck.serve.scheduling.node import Node
+from potluck.serve.scheduling.node import ServerNode
 from potluck.serve.scheduling.placement import Demand, Placement
-from potluck.serve.scheduling.records import Allocation, Request, Server, Service, by_name
+from potluck.serve.scheduling.records import Allocation, Request, Server, ServiceSpec, by_name
 from potluck.serve.scheduling.replica_pools import pools_by_server
 from potluck.serve.simulate.arrivals import Arrival
-from potluck.serve.simulate.outcome import Outcome, Tally
+from potluck.serve.simulate.outcome import ServingOutcome, Tally
 from potluck.serve.simulate.scheme import Knows, Place, Scheme
-from potluck.serve.simulate.state_snapshots import ExactView, Group, NamesOnly, RingSnapshots
+from potluck.serve.simulate.state_snapshots import (
+    ExactView,
+    ExchangeGroup,
+    NamesOnly,
+    RingSnapshots,
+)
 
 MOST_PLAYED = 5000  # requests of the period, to tell placements apart
 HOP, DONE, TICK, END, EXCHANGE = range(5)
@@ -45,7 +50,7 @@ class Scenario:
     """What is simulated. `demand`: what placement is told of requests per second."""
 
     servers: Sequence[Server]
-    services: Sequence[Service]
+    services: Sequence[ServiceSpec]
     arrivals: Sequence[Arrival]
     demand: Demand
     duration_s: float
@@ -65,7 +70,7 @@ class _Stream:
     servers: list[int] = field(default_factory=list)
 
 
-class Simulation:
+class ServingSimulation:
     """One scenario by one scheme.
 
     Parameters
@@ -101,7 +106,7 @@ class Simulation:
         self.nodes = [self._node(server.name) for server in scenario.servers]
         self.index = {node.name: index for index, node in enumerate(self.nodes)}
         self.groups = self._groups()
-        self.outcome = Outcome(duration_s=scenario.duration_s)
+        self.outcome = ServingOutcome(duration_s=scenario.duration_s)
         self._heap: list[tuple[float, int, int, int, object]] = []
         self._n = self._n_entered = 0
         self._streams: dict[int, _Stream] = {}
@@ -147,11 +152,11 @@ class Simulation:
     def _send_s(self, nbytes: int) -> float:
         return self.scenario.latency_s + nbytes / self.scenario.bytes_per_s
 
-    def _node(self, name: str) -> Node:
+    def _node(self, name: str) -> ServerNode:
         rng = Random(f"{self.scenario.seed}/{name}")
-        return Node(name, self.services, NoView(), rng, self.scheme.policy(), self.back_s)
+        return ServerNode(name, self.services, NoView(), rng, self.scheme.policy(), self.back_s)
 
-    def _groups(self) -> list[Group]:
+    def _groups(self) -> list[ExchangeGroup]:
         """Pools and views of all servers, group by group."""
         pools = pools_by_server(self.placement, self.allocations)
         for node in self.nodes:
@@ -163,7 +168,7 @@ class Simulation:
             for name in self.services
         }
         for start in range(0, len(self.nodes), size):
-            group = Group(self.nodes[start : start + size], self.scenario.interval_s)
+            group = ExchangeGroup(self.nodes[start : start + size], self.scenario.interval_s)
             group.settle()
             if self.scheme.knows is Knows.RING:
                 group.begin()
@@ -172,7 +177,7 @@ class Simulation:
                 node.view = self._view(group, index, transfer_s)
         return groups
 
-    def _view(self, group: Group, index: int, transfer_s: Mapping[str, float]) -> View:
+    def _view(self, group: ExchangeGroup, index: int, transfer_s: Mapping[str, float]) -> View:
         match self.scheme.knows:
             case Knows.RING:
                 return RingSnapshots(group, index, transfer_s)
@@ -187,7 +192,7 @@ class Simulation:
         self._n += 1
         heappush(self._heap, (at_s, self._n, code, index, what))
 
-    def run(self) -> Outcome:
+    def run(self) -> ServingOutcome:
         """Play it to the end: until every request has been answered or refused."""
         self.begin()
         while (at_s := self.next_s()) < inf:
@@ -247,23 +252,23 @@ class Simulation:
         index = self.index[arrival.server]
         clock = self.clock
         if clock is None:
-            actions = self.nodes[index].handle(Arrived(request), now_s)
+            actions = self.nodes[index].handle(RequestArrived(request), now_s)
         else:
             began_s = clock()
-            actions = self.nodes[index].handle(Arrived(request), now_s)
+            actions = self.nodes[index].handle(RequestArrived(request), now_s)
             self.handling_s.append(clock() - began_s)
         self._follow(index, actions, now_s)
 
     def _event(self, code: int, index: int, what: object, now_s: float) -> None:
         node = self.nodes[index]
         if code == DONE:
-            assert isinstance(what, Start)
+            assert isinstance(what, ComputeBatch)
             for request in what.requests:
                 self._answered(request, index, now_s)
-            self._follow(index, node.handle(Done(what.pool, what.replica), now_s), now_s)
+            self._follow(index, node.handle(BatchDone(what.pool, what.replica), now_s), now_s)
         elif code == HOP:
             assert isinstance(what, Request)
-            self._follow(index, node.handle(Arrived(what), now_s), now_s)
+            self._follow(index, node.handle(RequestArrived(what), now_s), now_s)
         elif code == TICK:
             self._wake_s.pop(index, None)
             self._follow(index, node.handle(Tick(), now_s), now_s)
@@ -282,15 +287,15 @@ class Simulation:
         """Play what a server has decided."""
         for action in actions:
             match action:
-                case Start():
+                case ComputeBatch():
                     self._compute(index, action, now_s)
-                case Send(request, server):
+                case HandOn(request, server):
                     self.outcome.n_offloads += 1
                     there_s = now_s + self.scheme.handling_s + self.to_s[request.service]
                     self._at(there_s, HOP, self.index[server], request)
                 case Open(_, request, grant):
                     self._opened(request, grant.total_fps, index, now_s)
-                case Refused(request, reason):
+                case RefuseRequest(request, reason):
                     self.outcome.refused[reason] += 1
                     self._refused(request, now_s)
                 case WakeAt(at_s):
@@ -298,7 +303,7 @@ class Simulation:
                         self._wake_s[index] = at_s
                         self._at(at_s, TICK, index, None)
 
-    def _compute(self, index: int, start: Start, now_s: float) -> None:
+    def _compute(self, index: int, start: ComputeBatch, now_s: float) -> None:
         """A batch begins, and will be done."""
         self._at(now_s + start.seconds, DONE, index, start)
 
@@ -333,7 +338,7 @@ class Simulation:
             self._follow(index, self.nodes[index].handle(ended, now_s), now_s)
 
 
-def simulate(scenario: Scenario, scheme: Scheme) -> Outcome:
+def simulate(scenario: Scenario, scheme: Scheme) -> ServingOutcome:
     """What a scheme would make of a scenario.
 
     Parameters
@@ -343,4 +348,4 @@ def simulate(scenario: Scenario, scheme: Scheme) -> Outcome:
     scheme
         How it is served.
     """
-    return Simulation(scenario, scheme).run()
+    return ServingSimulation(scenario, scheme).run()

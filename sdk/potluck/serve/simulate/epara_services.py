@@ -21,7 +21,7 @@ from potluck.serve.scheduling.records import (
     Latency,
     Processor,
     Server,
-    Service,
+    ServiceSpec,
     Slo,
     Variant,
 )
@@ -36,7 +36,7 @@ MEAN_ANSWER_TOKENS = 211  # of the conversation trace, see `arrivals`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class EparaModel:
     """One model: seconds of a batch of n are `fixed_s + n item_s` on one P100, if it fitted."""
 
     name: str
@@ -88,13 +88,13 @@ qwen2.5-32b chat     |     120|     12|36.0|     0.3|         4| text   |  20.0|
 """
 
 
-def _measured(line: str) -> Measured:
+def _measured(line: str) -> EparaModel:
     """A row of the table."""
     name, *numbers, processors, kind, load, limit = (cell.strip() for cell in line.split("|"))
     fixed_ms, item_ms, memory_gib, item_gib = map(float, numbers)
     tokens = MEAN_ANSWER_TOKENS if name.endswith(" chat") else 1
     fps, _, tolerance = limit.removesuffix(" s").rpartition("/s in ")
-    return Measured(
+    return EparaModel(
         name=name,
         fixed_s=tokens * fixed_ms / 1e3,
         item_s=tokens * item_ms / 1e3,
@@ -107,9 +107,9 @@ def _measured(line: str) -> Measured:
     )
 
 
-def _read(table: str) -> dict[str, tuple[Measured, ...]]:
+def _read(table: str) -> dict[str, tuple[EparaModel, ...]]:
     """The models of each category, whose name stands in brackets above them."""
-    found: dict[str, tuple[Measured, ...]] = {}
+    found: dict[str, tuple[EparaModel, ...]] = {}
     for line in table.strip().splitlines()[1:]:
         if line.startswith("["):
             category = line.strip("[]")
@@ -123,7 +123,7 @@ MODELS = _read(TABLE)
 WORKLOADS = ("mixed", *MODELS)
 
 
-def services(workload: str) -> tuple[Service, ...]:
+def services(workload: str) -> tuple[ServiceSpec, ...]:
     """The services of one of the five workloads of Fig. 11: all, or those of one category.
 
     Parameters
@@ -135,12 +135,12 @@ def services(workload: str) -> tuple[Service, ...]:
     return tuple(service(model) for name in wanted for model in MODELS[name])
 
 
-def service(model: Measured) -> Service:
+def service(model: EparaModel) -> ServiceSpec:
     """A model with its variants: as it is, and where it is split also across servers."""
     variants = [variant(model, model.n_processors, across=False)]
     if model.n_processors > 1:
         variants.append(variant(model, model.n_processors, across=True))
-    return Service(
+    return ServiceSpec(
         name=model.name,
         slo=model.slo,
         variants=tuple(variants),
@@ -150,7 +150,7 @@ def service(model: Measured) -> Service:
     )
 
 
-def variant(model: Measured, n_processors: int, *, across: bool) -> Variant:
+def variant(model: EparaModel, n_processors: int, *, across: bool) -> Variant:
     """A model over so many processors, which share its weights and its work.
 
     Parameters
@@ -179,7 +179,7 @@ def variant(model: Measured, n_processors: int, *, across: bool) -> Variant:
     )
 
 
-def side_by_side_s(model: Measured, n_items: int, degree: int) -> float:
+def side_by_side_s(model: EparaModel, n_items: int, degree: int) -> float:
     """Seconds of a batch while so many replicas run on one processor.
 
     Parameters

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from potluck.serve.scheduling.request_handler import Reason
+from potluck.serve.scheduling.request_handler import ServeRefusal
 
 
 @dataclass(slots=True)
@@ -17,12 +17,12 @@ class Tally:
 
 
 @dataclass(slots=True)
-class Outcome:
+class ServingOutcome:
     """A whole simulation. A frame counts like a request; half a stream's frames count half."""
 
     duration_s: float
     tallies: dict[str, Tally] = field(default_factory=dict)
-    refused: Counter[Reason] = field(default_factory=Counter)
+    refused: Counter[ServeRefusal] = field(default_factory=Counter)
     n_requests: int = 0
     n_offloads: int = 0
     n_events: int = 0

@@ -1,31 +1,32 @@
 """The simulator where each server has one processor that computes one batch after the other, as the
 worker of an agent does, and where the frames of a stream come one by one.
 
-`Simulation` plays replicas side by side as they were profiled, and a stream by the rate that it was
-granted. Here a batch takes the time that it takes alone, once those before it are done, and whose
-turn it is `scheduling.fair_queueing` says, as on real devices. So this predicts what agents do.
+`ServingSimulation` plays replicas side by side as they were profiled, and a stream by the rate that
+it was granted. Here a batch takes the time that it takes alone, once those before it are done, and
+whose turn it is `scheduling.fair_queueing` says, as on real devices. So this predicts what agents
+do.
 """
 
 from collections.abc import Callable
 
-from potluck.serve.scheduling.events import Arrived, Settled, Start
-from potluck.serve.scheduling.fair_queueing import Turns
+from potluck.serve.scheduling.events import ComputeBatch, RequestArrived, Settled
+from potluck.serve.scheduling.fair_queueing import FairQueue
 from potluck.serve.scheduling.placement import Placement
 from potluck.serve.scheduling.records import Request
 from potluck.serve.simulate.arrivals import Arrival
-from potluck.serve.simulate.engine import DONE, EXCHANGE, Scenario, Simulation
+from potluck.serve.simulate.engine import DONE, EXCHANGE, Scenario, ServingSimulation
 from potluck.serve.simulate.scheme import Scheme
 
 FRAME = EXCHANGE + 1  # after the engine's own kinds of event
 
 
-class InTurn(Simulation):
+class InTurn(ServingSimulation):
     """One scenario by one scheme.
 
     Parameters
     ----------
     scenario, scheme, clock, placement
-        As of `Simulation`; each server has one processor.
+        As of `ServingSimulation`; each server has one processor.
     """
 
     def __init__(
@@ -36,18 +37,18 @@ class InTurn(Simulation):
         placement: Placement | None = None,
     ) -> None:
         super().__init__(scenario, scheme, clock, placement)
-        self.turns = [Turns[Start]() for _ in self.nodes]
+        self.turns = [FairQueue[ComputeBatch]() for _ in self.nodes]
         self._begun_s: dict[int, float] = {}  # of batches that are with their processor
         self._free_s = [0.0] * len(self.nodes)
         self._n_ids = max((each.request.id for each in scenario.arrivals), default=0)
         self._entrance: dict[int, int] = {}  # of streams
 
-    def alone_s(self, start: Start) -> float:
+    def alone_s(self, start: ComputeBatch) -> float:
         """Seconds of a batch by itself."""
         times = self.allocations[start.pool[:2]].variant.times[1]
         return times.at(len(start.requests)) * max(each.work for each in start.requests)
 
-    def begin_batch(self, index: int, start: Start, now_s: float) -> None:
+    def begin_batch(self, index: int, start: ComputeBatch, now_s: float) -> None:
         """A processor is given a batch; it computes what it was given before first.
 
         Parameters
@@ -62,7 +63,7 @@ class InTurn(Simulation):
         self._free_s[index] = max(now_s, self._free_s[index]) + self.alone_s(start)
         self._at(self._free_s[index], DONE, index, start)
 
-    def batch_done(self, index: int, start: Start, now_s: float) -> None:
+    def batch_done(self, index: int, start: ComputeBatch, now_s: float) -> None:
         """A batch has ended.
 
         Parameters
@@ -78,7 +79,7 @@ class InTurn(Simulation):
         super()._event(DONE, index, start, now_s)
         self._pump(index, now_s)
 
-    def _compute(self, index: int, start: Start, now_s: float) -> None:
+    def _compute(self, index: int, start: ComputeBatch, now_s: float) -> None:
         self.turns[index].offer(start.pool[0], start, self.services[start.pool[0]].priority)
         self._pump(index, now_s)
 
@@ -94,7 +95,7 @@ class InTurn(Simulation):
             assert isinstance(what, Request)
             self._frame(what, index, now_s)
         elif code == DONE:
-            assert isinstance(what, Start)
+            assert isinstance(what, ComputeBatch)
             self.batch_done(index, what, now_s)
         else:
             super()._event(code, index, what, now_s)
@@ -128,7 +129,7 @@ class InTurn(Simulation):
 
     def _frame(self, frame: Request, index: int, now_s: float) -> None:
         self._deadline_s[frame.id] = frame.deadline_s
-        self._follow(index, self.nodes[index].handle(Arrived(frame), now_s), now_s)
+        self._follow(index, self.nodes[index].handle(RequestArrived(frame), now_s), now_s)
 
     def _refused(self, request: Request, now_s: float) -> None:
         """Who handed a stream on hears that it was refused there."""

@@ -9,14 +9,14 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 
 from potluck.serve.scheduling.known_servers import HandedOn
-from potluck.serve.scheduling.node import Node
+from potluck.serve.scheduling.node import ServerNode
 from potluck.serve.scheduling.records import ServiceState
-from potluck.serve.scheduling.request_handler import Candidate
+from potluck.serve.scheduling.request_handler import CandidateServer
 
 Rows = Sequence[ServiceState | None]
 
 
-class Group:
+class ExchangeGroup:
     """Servers that exchange states with each other, in a ring by their order.
 
     Parameters
@@ -27,7 +27,7 @@ class Group:
         Between two rounds.
     """
 
-    def __init__(self, nodes: Sequence[Node], interval_s: float) -> None:
+    def __init__(self, nodes: Sequence[ServerNode], interval_s: float) -> None:
         self.nodes = nodes
         self.names = [node.name for node in nodes]
         self.interval_s = interval_s
@@ -82,14 +82,14 @@ class RingSnapshots:
         By service, seconds to another server and for the answer back.
     """
 
-    def __init__(self, group: Group, index: int, transfer_s: Mapping[str, float]) -> None:
+    def __init__(self, group: ExchangeGroup, index: int, transfer_s: Mapping[str, float]) -> None:
         self.group = group
         self.index = index
         self.transfer_s = transfer_s
         self._handed_on = HandedOn()
-        self._kept: dict[str, tuple[int, list[Candidate]]] = {}
+        self._kept: dict[str, tuple[int, list[CandidateServer]]] = {}
 
-    def candidates(self, service: str, now_s: float) -> list[Candidate]:
+    def candidates(self, service: str, now_s: float) -> list[CandidateServer]:
         """The others of the group that have it, as the ring has told of them."""
         n_rounds, found = self._kept.get(service, (-1, []))
         if n_rounds != self.group.n_rounds:
@@ -97,7 +97,7 @@ class RingSnapshots:
             self._kept[service] = (self.group.n_rounds, found)
         return found
 
-    def _look(self, service: str, now_s: float) -> list[Candidate]:
+    def _look(self, service: str, now_s: float) -> list[CandidateServer]:
         group, found = self.group, []
         transfer_s = self.transfer_s.get(service, 0.0)
         for number, holder in enumerate(group.holders.get(service, ())):
@@ -109,7 +109,7 @@ class RingSnapshots:
             if row is not None:
                 name = group.names[holder]
                 found.append(
-                    Candidate(
+                    CandidateServer(
                         name,
                         row.idle_per_s,
                         row.queue_s,
@@ -150,19 +150,19 @@ class ExactView:
         By service, seconds to another server and for the answer back.
     """
 
-    def __init__(self, group: Group, index: int, transfer_s: Mapping[str, float]) -> None:
+    def __init__(self, group: ExchangeGroup, index: int, transfer_s: Mapping[str, float]) -> None:
         self.group = group
         self.index = index
         self.transfer_s = transfer_s
 
-    def candidates(self, service: str, now_s: float) -> list[Candidate]:
+    def candidates(self, service: str, now_s: float) -> list[CandidateServer]:
         """The others of the group that have it."""
         found = []
         for holder in self.group.holders.get(service, ()):
             row = self.group.nodes[holder].now(service, now_s)
             if holder != self.index and row is not None:
                 found.append(
-                    Candidate(
+                    CandidateServer(
                         self.group.names[holder],
                         row.idle_per_s,
                         row.queue_s,
@@ -197,11 +197,11 @@ class NamesOnly:
         By service, seconds to another server and for the answer back.
     """
 
-    def __init__(self, group: Group, index: int, transfer_s: Mapping[str, float]) -> None:
+    def __init__(self, group: ExchangeGroup, index: int, transfer_s: Mapping[str, float]) -> None:
         names = [name for place, name in enumerate(group.names) if place != index]
-        self._others = [Candidate(name, 1.0, 0.0, 0.0, 1.0) for name in names]
+        self._others = [CandidateServer(name, 1.0, 0.0, 0.0, 1.0) for name in names]
 
-    def candidates(self, service: str, now_s: float) -> list[Candidate]:
+    def candidates(self, service: str, now_s: float) -> list[CandidateServer]:
         """All others."""
         return self._others
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from random import Random
 
 from potluck.errors import FileError
-from potluck.serve.scheduling.records import Frequency, Request, Service
+from potluck.serve.scheduling.records import Frequency, Request, ServiceSpec
 from potluck.serve.simulate.arrivals import ANSWER, FRAMES, Arrival, request
 
 FUNCTION_COLUMNS = ["app", "func", "end_timestamp", "duration"]
@@ -22,7 +22,7 @@ _DAYS_BEFORE = (0, 31, 59, 90, 120, 151, 181, 212, 243, 273, 304, 334)
 
 def function_arrivals(
     lines: Iterable[str],
-    services: Sequence[Service],
+    services: Sequence[ServiceSpec],
     servers: Sequence[str],
     rng: Random,
     *,
@@ -71,7 +71,7 @@ def function_arrivals(
 
 
 def llm_arrivals(
-    lines: Iterable[str], service: Service, servers: Sequence[str], *, speed: float = 1.0
+    lines: Iterable[str], service: ServiceSpec, servers: Sequence[str], *, speed: float = 1.0
 ) -> list[Arrival]:
     """Requests of an Azure LLM inference trace for one service, at the servers in turn.
 

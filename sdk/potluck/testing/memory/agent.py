@@ -23,9 +23,9 @@ from potluck_agent.core.events import (
     KillWorker,
     LinkReset,
     MayStay,
-    Member,
     MemberLost,
     MustLeave,
+    PeerDevice,
     ReadMeter,
     Report,
     Sender,
@@ -112,7 +112,7 @@ class MemoryAgent:
         self._fault, self._left = fault, left
         self._settings = _settings(spec, key, is_metered)
         self._core = Core(self._settings)
-        self._members: dict[str, Member] = {}
+        self._members: dict[str, PeerDevice] = {}
         # of devices that this one does not know yet, which a connection holds until it does
         self._early: list[tuple[str, Channel, Frames]] = []
         self._worker: MemoryWorker | None = None

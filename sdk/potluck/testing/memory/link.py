@@ -5,8 +5,8 @@ from collections.abc import Callable
 from typing import Any
 
 from potluck.sessions import failures
-from potluck.sessions.events import Connect, Lost, Tick
-from potluck.sessions.link import CLOSE_S, Link
+from potluck.sessions.events import Connect, ConnectionLost, Tick
+from potluck.sessions.link import CLOSE_S, SessionLink
 from potluck.testing.memory.agent import MemoryAgent
 from potluck.testing.memory.clock import VirtualClock
 from potluck.testing.memory.driver import Driver
@@ -17,7 +17,7 @@ from potluck_wire.messages import Channel, Goodbye
 TICK_S = 0.1
 
 
-class MemoryLink(Link):
+class MemoryLink(SessionLink):
     """What a notebook says and hears.
 
     Parameters
@@ -174,7 +174,7 @@ class MemoryLink(Link):
         """The connection to a device broke, because that is gone."""
         if device in self._wanted:
             address = str(self._wanted[device].address)
-            self._feed(Lost(device=device, error=failures.cut_off(device, address)))
+            self._feed(ConnectionLost(device=device, error=failures.cut_off(device, address)))
 
     def _connected(self) -> tuple[str, ...]:
         return tuple(self._wanted)
@@ -190,7 +190,7 @@ class MemoryLink(Link):
         agent = self._agents.get(device)
         if agent is None:
             error = failures.unreachable(device, str(action.address))
-            self._feed(Lost(device=device, error=error))
+            self._feed(ConnectionLost(device=device, error=error))
             return
         agent.greet(self.site, again=device in self._met)
         self._met.add(device)

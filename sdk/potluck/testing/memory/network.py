@@ -17,7 +17,7 @@ Frames = list[bytes]
 Says = Callable[[Message, tuple[bytes, ...]], list[tuple[Message, tuple[bytes, ...]]]]
 
 
-class Site(Protocol):
+class NetworkEnd(Protocol):
     """Who sends and receives."""
 
     def receive(self, sender: str, channel: Channel, frames: Frames) -> None:
@@ -40,7 +40,7 @@ class MemoryNetwork:
     def __init__(self, clock: VirtualClock) -> None:
         self._clock = clock
         self.passes: Callable[[str, str], None] = lambda sender, receiver: None
-        self.sites: dict[str, Site] = {}
+        self.sites: dict[str, NetworkEnd] = {}
         self.latency_s: dict[str, float] = {}
         self.bytes_per_s: dict[str, float] = {}  # of each of its connections
         self.taken_over: dict[str, Says] = {}  # devices that say what somebody else wants

@@ -18,7 +18,7 @@ class Life:
         self.is_over = False
 
 
-class MemoryBeat:
+class MemoryTask:
     """Done between two other events.
 
     Parameters
@@ -26,7 +26,7 @@ class MemoryBeat:
     lab, life
         Whose time it is, and who does it.
     every_s, work, at_end
-        As for `potluck.coordinator.periodic_task.Beats`.
+        As for `potluck.coordinator.periodic_task.PeriodicTasks`.
     """
 
     def __init__(

@@ -176,9 +176,9 @@ class MemoryWorker:
 
 def _engine(configure: Configure, inbound: Arena, outbound: Arena, pipe: MemoryPipe) -> Any:
     _load_torch()
-    from potluck_agent.worker.engine import Engine
+    from potluck_agent.worker.engine import WorkerEngine
 
-    class Uncounted(Engine):
+    class Uncounted(WorkerEngine):
         """One that shares its process: what is in memory says nothing about it."""
 
         def _held_bytes(self) -> int:

@@ -15,11 +15,11 @@ from potluck_agent.worker import available_memory, measure
 from potluck_agent.worker.arena import Arena
 from potluck_agent.worker.arrays import torch_arrays, torch_device
 from potluck_agent.worker.arrays.torch_device import CPU, DeviceArrays
-from potluck_agent.worker.engine import Engine
+from potluck_agent.worker.engine import WorkerEngine
 from potluck_agent.worker.failures import cause_of
 from potluck_agent.worker.onnx.segment import OnnxSegment
 from potluck_agent.worker.shared_state import BorrowingSegment
-from potluck_agent.worker.training import Segment
+from potluck_agent.worker.training import TrainingSegment
 from potluck_wire.graph import Graph, Input, Node, Output, Ref, SegmentError, Symbol
 from potluck_wire.messages import Compute, ComputeFailed, Configure, LoadSegment, Put
 
@@ -68,7 +68,7 @@ def devices_of(tensors):
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda optimizer: optimizer["name"])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_all_that_a_segment_makes_is_on_its_device(name, optimizer):
-    made = Segment(graph_of(NETWORKS[name]), device=META)
+    made = TrainingSegment(graph_of(NETWORKS[name]), device=META)
     for step in range(2):
         outputs = made.forward(
             made.example(ROWS), key="k", train=True, rows=(0, ROWS, 2 * ROWS), step=step
@@ -94,7 +94,7 @@ NUMBERS = Graph(
 
 
 def test_a_tensor_made_of_numbers_alone_is_on_the_device_too():
-    weight_source = Segment(NUMBERS, device=META)
+    weight_source = TrainingSegment(NUMBERS, device=META)
     for made in (weight_source, BorrowingSegment(NUMBERS, weight_source, META)):
         (output,) = made.forward([torch.zeros(2, 3, device="meta")])
         assert (output.device.type, output.shape) == ("meta", (2, 3))
@@ -109,7 +109,7 @@ class Worker:
         self.outbound = Arena(MIB)
         self.buffers = []
         self.pipe.send = self.send
-        self.engine = Engine(
+        self.engine = WorkerEngine(
             Configure(backends=("torch",), memory_bytes=MIB, **configure),
             self.inbound,
             self.outbound,
@@ -250,7 +250,7 @@ def test_every_time_that_is_measured_is_that_of_finished_work(counters, monkeypa
         return took_s
 
     monkeypatch.setattr(measure, "taken_s", watched)
-    made = Segment(graph_of(NETWORKS["cnn"]))
+    made = TrainingSegment(graph_of(NETWORKS["cnn"]))
     measure.time_segment(made, (ROWS,), train=True, repeats=1, slowdown=1.0, arrays=arrays)
     assert len(measure.time_updates(made, repeats=1, slowdown=1.0, arrays=arrays)) == 3
     assert measure.overhead_s(1.0, arrays) > 0

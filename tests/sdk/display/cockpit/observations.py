@@ -1,6 +1,6 @@
 """Homes and runs as seen, made by hand."""
 
-from potluck.display.cockpit.observation import RunSight, Sight
+from potluck.display.cockpit.observation import CockpitObservation, RunObservation
 from potluck.errors import DeviceGone
 from potluck.records import (
     HOME,
@@ -80,7 +80,7 @@ def plan(*names, planner="potluck", latency_s=0.5, energy_j=4.0):
 
 def running(at_work, *, steps=3, step_s=0.5, number=1, ended="", **more):
     history = History(losses=(1.0,) * steps, rows=(16,) * steps, step_s=(step_s,) * steps)
-    return RunSight(
+    return RunObservation(
         number=number,
         plan=at_work,
         n_done=steps,
@@ -97,4 +97,4 @@ def running(at_work, *, steps=3, step_s=0.5, number=1, ended="", **more):
 
 def seen(*members, run=None, **more):
     network = run.problem.network if run is not None else None
-    return Sight(members=members, run=run, network=network, **more)
+    return CockpitObservation(members=members, run=run, network=network, **more)

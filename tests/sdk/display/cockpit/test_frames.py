@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from potluck.display.cockpit.frames import Frames, Reader, difference, merge
-from potluck.display.cockpit.state import MOST_LABELS, Log, State, Words
+from potluck.display.cockpit.frames import FrameReader, Frames, difference, merge
+from potluck.display.cockpit.state import MOST_LABELS, CockpitState, RecentItems, Words
 
 NAMES = st.text(max_size=6) | st.sampled_from(["__proto__", "constructor", "a\u202eb", "<b>"])
 VALUES = st.recursive(
@@ -56,9 +56,9 @@ def test_patches_make_the_new_of_the_old(steps):
 
 @given(st.lists(st.tuples(SECTIONS, st.integers(0, 5)), min_size=1, max_size=6))
 def test_a_page_that_reads_every_frame_holds_the_state(steps):
-    state = State()
+    state = CockpitState()
     frames = Frames()
-    reader = Reader()
+    reader = FrameReader()
     assert reader.take(frames.whole(state))
     for number, (sections, count) in enumerate(steps):
         state.sections = sections
@@ -72,7 +72,7 @@ def test_a_page_that_reads_every_frame_holds_the_state(steps):
 
 
 def test_nothing_new_is_no_frame():
-    state, frames = State(sections={"home": {"n": 2}}), Frames()
+    state, frames = CockpitState(sections={"home": {"n": 2}}), Frames()
     frames.whole(state)
     assert frames.change(state) is None
     state.sections = {"home": {"n": 2}}
@@ -80,16 +80,19 @@ def test_nothing_new_is_no_frame():
 
 
 def test_a_change_travels_alone():
-    state, frames = State(sections={"devices": {"a": {"w": 1, "x": 2}, "b": {"w": 1}}}), Frames()
+    state, frames = (
+        CockpitState(sections={"devices": {"a": {"w": 1, "x": 2}, "b": {"w": 1}}}),
+        Frames(),
+    )
     frames.whole(state)
     state.sections = {"devices": {"a": {"w": 5, "x": 2}, "b": {"w": 1}}}
     assert head_of(frames.change(state))["set"] == {"devices": {"a": {"w": 5}}}
 
 
 def test_who_missed_a_frame_waits_for_a_whole_one():
-    state = State()
+    state = CockpitState()
     frames = Frames()
-    late = Reader()
+    late = FrameReader()
     frames.whole(state)
     state.sections = {"home": {"n": 1}}
     missed = frames.change(state)
@@ -102,7 +105,7 @@ def test_who_missed_a_frame_waits_for_a_whole_one():
 
 
 def test_a_log_keeps_its_latest_and_counts_all():
-    log = Log(3)
+    log = RecentItems(3)
     for item in "abcde":
         log.add(item)
     assert (log.start, log.end, len(log)) == (2, 5, 3)
@@ -129,7 +132,7 @@ def test_words_do_not_grow_for_ever():
 
 
 def test_a_loss_that_is_no_number_travels_among_the_figures():
-    state, reader = State(), Reader()
+    state, reader = CockpitState(), FrameReader()
     state.losses.add((1.0, float("nan"), 0.1))
     reader.take(Frames().whole(state))
     (row,) = reader.rows["losses"].values()

@@ -12,7 +12,7 @@ from tests.sdk.display.cockpit import observations
 from tests.sdk.display.cockpit.test_page import BOTH, HOSTILE, at_work
 
 from potluck.display.cockpit.frames import HEAD, Frames
-from potluck.display.cockpit.machine import Machine, Seen
+from potluck.display.cockpit.machine import CockpitMachine, HomeObserved
 from potluck.display.cockpit.widget import PAGE
 
 pytestmark = pytest.mark.slow
@@ -59,7 +59,7 @@ def drawn(page):
 
 def history():
     """Frames of a home of hostile names that trains, joins and leaves; and the last, whole."""
-    machine, frames = Machine(HOSTILE), Frames()
+    machine, frames = CockpitMachine(HOSTILE), Frames()
     made = [frames.whole(machine.state)]
     for number in range(12):
         members = [
@@ -68,7 +68,7 @@ def history():
         if number % 2:
             machine.handle(at_work(machine, *members, steps=number), float(number))
         else:
-            machine.handle(Seen(sight=observations.seen(*members)), float(number))
+            machine.handle(HomeObserved(sight=observations.seen(*members)), float(number))
         made.append(frames.change(machine.state) or frames.whole(machine.state))
     return made, Frames().whole(machine.state), [m["shown"] for m in devices(machine)]
 

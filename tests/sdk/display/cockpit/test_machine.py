@@ -8,21 +8,21 @@ from tests.sdk.display.cockpit import observations
 from potluck.adapt.adapter import Decision
 from potluck.display.cockpit.machine import (
     Advanced,
-    Done,
-    Machine,
+    CockpitMachine,
+    HomeObserved,
     MakePlans,
-    Pair,
+    OrderDone,
+    PairDevice,
     Planned,
-    Seen,
     ShowAll,
     SwitchTo,
 )
 from potluck.display.cockpit.page_messages import (
     Go,
-    Hello,
     Imagine,
     Imagined,
     Limits,
+    PageOpened,
     PairWith,
     Preview,
     SetLimits,
@@ -39,13 +39,13 @@ def words_of(machine):
 
 
 def look(machine, sight, now_s=1.0):
-    return machine.handle(Seen(sight=sight), now_s)
+    return machine.handle(HomeObserved(sight=sight), now_s)
 
 
 @pytest.fixture
 def machine():
     """At work on BOTH, with ALONE as the other plan."""
-    made = Machine()
+    made = CockpitMachine()
     run = observations.running(BOTH)
     (order,) = look(
         made, observations.seen(observations.member("a"), observations.member("b"), run=run)
@@ -55,7 +55,7 @@ def machine():
 
 
 def test_an_empty_home_says_that_nothing_runs():
-    machine = Machine()
+    machine = CockpitMachine()
     assert look(machine, observations.seen()) == []
     assert machine.state.sections["run"] == {}
     assert machine.state.sections["devices"] == {}
@@ -115,7 +115,7 @@ def test_a_second_click_switches_and_the_effect_is_told(machine):
     assert order == SwitchTo(order=order.order, plan=ALONE)
     machine.handle(Advanced(order=order.order, done_frac=0.4, words="fetching"), 2.2)
     assert machine.state.sections["work"]["switch"] == {"words": "fetching", "frac": 0.4}
-    machine.handle(Done(order=order.order), 2.3)
+    machine.handle(OrderDone(order=order.order), 2.3)
     assert "switch" not in machine.state.sections["work"]
     assert words_of(machine)[-1] == "switched by a click to single on a"
     history = replace(
@@ -134,7 +134,7 @@ def test_a_second_click_switches_and_the_effect_is_told(machine):
 
 def test_a_switch_that_fails_says_that_the_old_plan_stands(machine):
     (order,) = machine.handle(Go(name=name_of(ALONE)), 2.1)
-    machine.handle(Done(order=order.order, words="a is out of memory."), 2.3)
+    machine.handle(OrderDone(order=order.order, words="a is out of memory."), 2.3)
     assert words_of(machine)[-1].endswith("the plan before stands: a is out of memory.")
     assert machine.state.sections["effects"] == {}
 
@@ -191,9 +191,9 @@ def test_pairing_is_offered_where_it_is_possible_and_told(machine):
     look(machine, observations.seen(observations.member("a"), stranger, can_pair=True))
     assert machine.state.sections["devices"]["new"]["pairs"]
     (order,) = machine.handle(PairWith(device="new", code="1234"), 5.0)
-    assert order == Pair(order=order.order, device="new", code="1234")
+    assert order == PairDevice(order=order.order, device="new", code="1234")
     assert machine.handle(PairWith(device="new", code="1234"), 5.0) == []
-    machine.handle(Done(order=order.order, words="wrong code."), 5.1)
+    machine.handle(OrderDone(order=order.order, words="wrong code."), 5.1)
     assert words_of(machine)[-1] == "pairing with new failed: wrong code."
     assert machine.handle(PairWith(device="a", code="1"), 5.2) == []
 
@@ -247,11 +247,11 @@ def test_another_run_begins_its_losses_anew(machine):
 
 
 def test_a_page_that_comes_gets_everything(machine):
-    assert machine.handle(Hello(), 6.0) == [ShowAll()]
+    assert machine.handle(PageOpened(), 6.0) == [ShowAll()]
 
 
 def test_texts_of_others_are_harmless():
-    machine = Machine()
+    machine = CockpitMachine()
     name = "dev\u202eice\x07<script>"
     look(machine, observations.seen(observations.member(name)))
     shown = machine.state.sections["devices"][name]["shown"]

@@ -6,7 +6,7 @@ import pytest
 
 import potluck
 from potluck.display.cockpit import watch
-from potluck.display.cockpit.frames import Reader
+from potluck.display.cockpit.frames import FrameReader
 from potluck.display.cockpit.plan_sections import name_of
 from potluck.display.cockpit.static_picture import still
 from potluck.errors import UserError
@@ -21,7 +21,7 @@ class PageOfTest:
     """What a browser holds; `until` waits for the frame that shows something."""
 
     def __init__(self):
-        self.reader, self.news = Reader(), threading.Condition()
+        self.reader, self.news = FrameReader(), threading.Condition()
 
     def __call__(self, frame):
         with self.news:

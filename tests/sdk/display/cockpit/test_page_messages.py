@@ -8,7 +8,7 @@ from potluck.display.cockpit import page_messages
 from potluck.errors import UserError
 
 GOOD = [
-    ({"ask": "hello"}, page_messages.Hello()),
+    ({"ask": "hello"}, page_messages.PageOpened()),
     (
         {"ask": "limits", "latency_s": 2},
         page_messages.SetLimits(limits=page_messages.Limits(latency_s=2.0)),

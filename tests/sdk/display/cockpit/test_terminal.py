@@ -11,9 +11,9 @@ from rich.console import Console
 from tests.sdk.display.cockpit import observations
 
 from potluck.display.cockpit import window
-from potluck.display.cockpit.frames import Frames, Reader
-from potluck.display.cockpit.machine import Machine, Planned, Seen
-from potluck.display.cockpit.server import Server
+from potluck.display.cockpit.frames import FrameReader, Frames
+from potluck.display.cockpit.machine import CockpitMachine, HomeObserved, Planned
+from potluck.display.cockpit.server import PageServer
 from potluck.display.cockpit.terminal import follow, screen
 from potluck.errors import HomeError
 
@@ -29,7 +29,7 @@ home.close()
 
 
 def text_of(machine):
-    reader = Reader()
+    reader = FrameReader()
     reader.take(Frames().whole(machine.state))
     console = Console(width=120, color_system=None)
     with console.capture() as captured:
@@ -39,11 +39,11 @@ def text_of(machine):
 
 @pytest.fixture
 def at_work():
-    machine = Machine()
+    machine = CockpitMachine()
     sight = observations.seen(
         observations.member("a"), observations.gone("b"), run=observations.running(BOTH)
     )
-    machine.handle(Seen(sight=sight), 1.0)
+    machine.handle(HomeObserved(sight=sight), 1.0)
     machine.handle(Planned(order=1, plans=(BOTH, ALONE)), 1.1)
     return machine
 
@@ -56,14 +56,14 @@ def test_a_terminal_shows_the_same_numbers(at_work):
 
 
 def test_an_empty_home_is_said_in_words():
-    machine = Machine()
-    machine.handle(Seen(sight=observations.seen()), 1.0)
+    machine = CockpitMachine()
+    machine.handle(HomeObserved(sight=observations.seen()), 1.0)
     assert "0 devices, nothing runs" in text_of(machine)
 
 
 def test_names_are_no_markup_and_no_commands():
-    machine = Machine()
-    machine.handle(Seen(sight=observations.seen(observations.member("[red]x\x1b[2J"))), 1.0)
+    machine = CockpitMachine()
+    machine.handle(HomeObserved(sight=observations.seen(observations.member("[red]x\x1b[2J"))), 1.0)
     told = text_of(machine)
     assert "[red]x" in told
     assert "\x1b" not in told
@@ -75,7 +75,7 @@ def test_frames_are_followed_over_the_page(at_work):
             view(Frames().whole(at_work.state))
             return lambda: None
 
-    server = Server(Still())
+    server = PageServer(Still())
     frames = follow(server.url)
     assert next(frames).sections["run"]["model"] == "net"
     frames.close()

@@ -2,7 +2,7 @@
 
 import random
 
-from potluck.serve.gateway.connection_limit import Door
+from potluck.serve.gateway.connection_limit import ConnectionLimit
 
 
 def who(number, address="a"):
@@ -10,7 +10,7 @@ def who(number, address="a"):
 
 
 def test_whoever_asks_nothing_for_long_has_to_leave():
-    door = Door(head_s=10.0)
+    door = ConnectionLimit(head_s=10.0)
     door.come(who(1), 0.0)
     door.come(who(2), 5.0)
     door.ask(who(2))
@@ -22,7 +22,7 @@ def test_whoever_asks_nothing_for_long_has_to_leave():
 
 
 def test_when_it_is_full_the_longest_without_a_request_makes_room():
-    door = Door(most=3)
+    door = ConnectionLimit(most=3)
     assert [door.come(who(n), float(n)) for n in range(3)] == [None] * 3
     door.ask(who(0))
     assert door.come(who(3), 3.0) == who(1)
@@ -33,7 +33,7 @@ def test_when_it_is_full_the_longest_without_a_request_makes_room():
 
 
 def test_when_all_have_asked_a_new_one_leaves():
-    door = Door(most=2)
+    door = ConnectionLimit(most=2)
     for n in range(2):
         door.come(who(n), 0.0)
         door.ask(who(n))
@@ -43,7 +43,7 @@ def test_when_all_have_asked_a_new_one_leaves():
 
 
 def test_one_address_takes_no_more_than_its_part():
-    door = Door(most=10, most_of_address=3)
+    door = ConnectionLimit(most=10, most_of_address=3)
     for n in range(50):
         door.come(who(n), float(n))
     assert len(door) == 3
@@ -52,7 +52,7 @@ def test_one_address_takes_no_more_than_its_part():
 
 
 def test_two_requests_of_a_connection_are_both_waited_for():
-    door = Door(head_s=1.0)
+    door = ConnectionLimit(head_s=1.0)
     door.come(who(1), 0.0)
     door.ask(who(1))
     door.ask(who(1))  # the next one comes before the first is done with
@@ -65,7 +65,7 @@ def test_two_requests_of_a_connection_are_both_waited_for():
 def test_whatever_comes_and_goes_the_bounds_hold_and_nothing_is_left():
     rng = random.Random(0)
     for _ in range(200):
-        door = Door(most=6, most_of_address=3, head_s=2.0)
+        door = ConnectionLimit(most=6, most_of_address=3, head_s=2.0)
         there = set()
         for now in range(100):
             one = who(rng.randrange(6), rng.choice("abc"))

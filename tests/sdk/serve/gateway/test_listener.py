@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import pytest
 
-from potluck.serve.gateway.connection_limit import Door
+from potluck.serve.gateway.connection_limit import ConnectionLimit
 from potluck.serve.gateway.listener import Listener
 
 
@@ -33,7 +33,7 @@ def client(listener):
 
 
 def test_the_longest_without_a_request_is_parted_from():
-    with listening(Door(most=2)) as listener:
+    with listening(ConnectionLimit(most=2)) as listener:
         clients, guests = [], []
         for _ in range(3):
             clients.append(client(listener))
@@ -46,7 +46,7 @@ def test_the_longest_without_a_request_is_parted_from():
 
 
 def test_who_is_closed_makes_room():
-    door = Door(most=1)
+    door = ConnectionLimit(most=1)
     with listening(door) as listener:
         for _ in range(5):
             with client(listener):
@@ -57,7 +57,7 @@ def test_who_is_closed_makes_room():
 
 
 def test_when_all_have_asked_the_next_one_is_closed_at_once():
-    door = Door(most=1)
+    door = ConnectionLimit(most=1)
     with listening(door) as listener, client(listener):
         (guest,) = accepted(listener)
         door.ask(guest.getpeername())
@@ -68,7 +68,7 @@ def test_when_all_have_asked_the_next_one_is_closed_at_once():
 
 
 def test_a_sweep_parts_from_who_asks_nothing():
-    door = Door(head_s=-1.0)
+    door = ConnectionLimit(head_s=-1.0)
     with listening(door) as listener, client(listener) as silent:
         (guest,) = accepted(listener)
         listener.sweep()
@@ -82,7 +82,7 @@ def test_without_a_descriptor_left_callers_are_turned_away_and_the_next_ones_com
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with listening(Door()) as listener:
+    with listening(ConnectionLimit()) as listener:
         callers = [client(listener) for _ in range(5)]
         lowest = os.open(os.devnull, os.O_RDONLY)
         os.close(lowest)

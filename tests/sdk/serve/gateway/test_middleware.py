@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("starlette")
 
 from potluck.serve.gateway import middleware
-from potluck.serve.gateway.middleware import PIECE_BYTES, SHARE, Guard, Room, name_in
+from potluck.serve.gateway.middleware import PIECE_BYTES, SHARE, BodyBudget, RequestGuard, name_in
 
 WHO = ("127.0.0.1", 5)
 
@@ -53,7 +53,7 @@ def test_a_long_answer_is_the_same_in_pieces(n):
         sent.append(message)
 
     body = bytes(i % 251 for i in range(n))
-    within = Guard(answering(body), keeper, Room(0), None)
+    within = RequestGuard(answering(body), keeper, BodyBudget(0), None)
     asyncio.run(within(scope(), nothing, send))
     _, *pieces = sent
     assert b"".join(each["body"] for each in pieces) == body
@@ -69,12 +69,12 @@ def test_who_does_not_read_its_answer_is_parted_from(monkeypatch):
     async def send(message):
         await asyncio.Event().wait()
 
-    asyncio.run(Guard(answering(b"x"), keeper, Room(0), None)(scope(), nothing, send))
+    asyncio.run(RequestGuard(answering(b"x"), keeper, BodyBudget(0), None)(scope(), nothing, send))
     assert keeper.told == ["asked", "part", "part", "answered"]
 
 
 def test_room_comes_back_whatever_becomes_of_a_request():
-    room = Room(10)
+    room = BodyBudget(10)
 
     async def application(scope, receive, send):
         share = scope[SHARE]
@@ -88,7 +88,7 @@ def test_room_comes_back_whatever_becomes_of_a_request():
 
     for _ in range(3):
         with pytest.raises(ValueError, match="a fault"):
-            asyncio.run(Guard(application, Keeper(), room, None)(scope(), nothing, send))
+            asyncio.run(RequestGuard(application, Keeper(), room, None)(scope(), nothing, send))
     assert room.used_bytes == 0
 
 

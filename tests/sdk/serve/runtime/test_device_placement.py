@@ -3,7 +3,7 @@
 import pytest
 
 from potluck.serve.runtime.device_placement import Wanted, place_all, place_divided
-from potluck.serve.runtime.measure import Measured
+from potluck.serve.runtime.measure import MeasuredService
 from potluck.serve.scheduling.records import BatchTimes, Latency
 
 MIB = 2**20
@@ -12,7 +12,7 @@ NAMES = ("a", "b", "c")
 
 def measured(seconds=0.1, n_devices=1):
     times = BatchTimes(items=(1, 2, 4), seconds=(seconds,) * 3)
-    return Measured(
+    return MeasuredService(
         alone=times, beside=times, memory_bytes=10 * MIB, item_bytes=0, n_devices=n_devices
     )
 
