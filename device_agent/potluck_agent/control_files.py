@@ -124,7 +124,7 @@ def ask_window(state: Path, secret: str, window_s: float | None) -> None:
     write_private(state / WINDOW, {"secret": secret, "window_s": window_s})
 
 
-def asked_window(state: Path) -> tuple[str, float | None] | None:
+def requested_window(state: Path) -> tuple[str, float | None] | None:
     """What was asked for, once: (secret, seconds)."""
     path = state / WINDOW
     if not path.is_file():
@@ -137,12 +137,12 @@ def asked_window(state: Path) -> tuple[str, float | None] | None:
     return document["secret"], float(window_s) if isinstance(window_s, int | float) else None
 
 
-def tell_tries(state: Path, n_left: int) -> None:
+def publish_tries(state: Path, n_left: int) -> None:
     """Let whoever shows the code know how many tries it has left; none: the window is closed."""
     write_private(state / TRIES, n_left)
 
 
-def tell_paired(state: Path, key: str) -> None:
+def publish_paired(state: Path, key: str) -> None:
     """Let whoever shows the code know that it has been used, and by whom: it may be a peer that was
     known before.
     """
@@ -177,7 +177,7 @@ def ask_status(state: Path) -> None:
     write_private(state / ASK, {})
 
 
-def asked_status(state: Path) -> bool:
+def requested_status(state: Path) -> bool:
     """Whether somebody asks, once."""
     if not (state / ASK).is_file():
         return False
@@ -185,7 +185,7 @@ def asked_status(state: Path) -> bool:
     return True
 
 
-def tell_status(state: Path, document: dict[str, Any]) -> None:
+def publish_status(state: Path, document: dict[str, Any]) -> None:
     """Answer."""
     write_private(state / STATUS, document)
 

@@ -26,9 +26,9 @@ def report(event: object, error: BaseException, latest: Iterable[tuple[float, ob
     """
     told = "".join(traceback.format_exception(error))
     before = "".join(
-        f"  {at_s:.3f} {type(each).__name__} {_told(each)[:200]}\n" for at_s, each in latest
+        f"  {at_s:.3f} {type(each).__name__} {_described(each)[:200]}\n" for at_s, each in latest
     )
-    what = _told(event)[:500]
+    what = _described(event)[:500]
     return (
         f"a fault in the agent while handling {type(event).__name__} {what}\n{told}before "
         f"it:\n{before}"
@@ -60,7 +60,7 @@ def latest(directory: Path, n_most: int) -> list[str]:
     return first[-n_most:]
 
 
-def _told(event: object) -> str:
+def _described(event: object) -> str:
     return repr(getattr(event, "message", event))
 
 

@@ -72,7 +72,7 @@ class LogFile:
     def close(self) -> None:
         """Say what was left out, and write no more."""
         for kind, limit in self._limits.items():
-            self._tell_left_out(kind, limit.n_left_out)
+            self._log_left_out(kind, limit.n_left_out)
         self._handler.close()
 
     def _write(self, level: int, kind: str, text: str) -> None:
@@ -83,11 +83,11 @@ class LogFile:
         )
         now_s = self._now_s()
         if limit.is_over(now_s):
-            self._tell_left_out(kind, limit.begin(now_s))
+            self._log_left_out(kind, limit.begin(now_s))
         if limit.admits():
             self._emit(level, text)
 
-    def _tell_left_out(self, kind: str, n_lines: int) -> None:
+    def _log_left_out(self, kind: str, n_lines: int) -> None:
         if n_lines:
             self._emit(logging.WARNING, f"{n_lines} more lines about {kind} were left out")
 

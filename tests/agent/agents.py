@@ -163,13 +163,13 @@ class RawPeer:
         with suppress(zmq.Again):
             self.sockets[channel].send_multipart(encode(message, buffers), zmq.DONTWAIT)
 
-    def hear(self, channel: Channel = Channel.CONTROL) -> tuple[Message, tuple[Any, ...]]:
+    def receive(self, channel: Channel = Channel.CONTROL) -> tuple[Message, tuple[Any, ...]]:
         assert self.sockets[channel].poll(PATIENCE_S * 1000), f"nothing came on {channel.value}"
         return decode(self.sockets[channel].recv_multipart(), channel)
 
     def ask(self, message: Message, *buffers: bytes) -> Message:
         self.say(message, *buffers)
-        return self.hear(MESSAGES[NUMBER_OF[type(message)]].channel)[0]
+        return self.receive(MESSAGES[NUMBER_OF[type(message)]].channel)[0]
 
     def hears_nothing(self, wait_ms: int = SILENCE_MS) -> bool:
         poller = zmq.Poller()

@@ -66,7 +66,7 @@ def test_a_forgotten_notebook_is_cut_off_at_once(tmp_path):
                 other.say(
                     Ping(seq=3)
                 )  # it comes back by itself; what the old connection had is lost
-            assert other.hear(Channel.PULSE)[0].seq == 3
+            assert other.receive(Channel.PULSE)[0].seq == 3
         assert running.command("forget", "bob").returncode == 1
 
 

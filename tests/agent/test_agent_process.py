@@ -99,7 +99,7 @@ def test_a_pickle_on_any_socket_is_no_message(jetson, ada):
     bomb = b"cos\nsystem\n(S'touch /tmp/potluck-was-here'\ntR."
     for dealer in ada.sockets.values():
         dealer.send_multipart([bomb, bomb])
-    assert isinstance(ada.hear()[0], Refused)
+    assert isinstance(ada.receive()[0], Refused)
     assert isinstance(ada.ask(Ping(seq=3)), Pong)
     assert not os.path.exists("/tmp/potluck-was-here")
 
@@ -132,9 +132,9 @@ BROKEN = [
 def test_broken_frames_of_a_paired_peer_are_answered_or_dropped(jetson, ada, frames):
     for dealer in ada.sockets.values():
         dealer.send_multipart(frames)
-    assert ada.ask(Ping(seq=77)).seq == 77 or ada.hear(Channel.PULSE)[0].seq == 77
+    assert ada.ask(Ping(seq=77)).seq == 77 or ada.receive(Channel.PULSE)[0].seq == 77
     if frames != [b""]:
-        assert isinstance(ada.hear()[0], Refused)
+        assert isinstance(ada.receive()[0], Refused)
 
 
 def test_an_oversize_frame_cuts_its_connection_and_nothing_else(jetson, ada):
@@ -195,12 +195,12 @@ def value(name, data, *, transfer=1, step=0, chunk_bytes=limits.CHUNK_BYTES):
 
 def take(peer):
     """The next whole value that comes home, acknowledged."""
-    head, buffers = peer.hear(Channel.DATA)
+    head, buffers = peer.receive(Channel.DATA)
     while not isinstance(head, Value):  # credit for what we sent
-        head, buffers = peer.hear(Channel.DATA)
+        head, buffers = peer.receive(Channel.DATA)
     data = bytes(buffers[0])
     while len(data) < head.nbytes:
-        message, buffers = peer.hear(Channel.DATA)
+        message, buffers = peer.receive(Channel.DATA)
         if isinstance(message, Chunk):
             data += buffers[0]
             peer.say(Credit(transfer=head.transfer, received_bytes=len(data), done=False))
@@ -211,7 +211,7 @@ def take(peer):
 @pytest.mark.slow
 def test_a_program_runs_on_a_real_worker_and_its_values_come_home(ada):
     ada.say(Hello(major=1, name="ada"))
-    welcome, (document,) = ada.hear()
+    welcome, (document,) = ada.receive()
     assert isinstance(welcome, Welcome)
     said = statement.read(document)
     assert (said["name"], said["memory_bytes"]) == ("jetson", 64 * 2**20)
@@ -230,10 +230,10 @@ def test_a_program_runs_on_a_real_worker_and_its_values_come_home(ada):
     for step in range(3):
         ada.say(value("x", data, transfer=step + 1, step=step), data)
         ada.say(Execute(run="r", epoch=1, program="p", step=step))
-        message, _ = ada.hear(Channel.DATA)
+        message, _ = ada.receive(Channel.DATA)
         assert message == Credit(transfer=step + 1, received_bytes=16, done=True)
         assert dict(take(ada) for _ in range(2)) == {"echo": data, "c": floats(4, 6)}
-        done, (events,) = ada.hear()
+        done, (events,) = ada.receive()
         assert (type(done), done.step, done.busy_s > 0) == (Done, step, True)
         times = {index: (start_s, stop_s) for index, start_s, stop_s in json.loads(bytes(events))}
         assert sorted(times) == list(range(6))
@@ -260,14 +260,14 @@ def test_failures_in_the_worker_are_named_and_the_agent_lives(jetson, ada):
         ),
         data,
     )
-    failed, _ = ada.hear()
+    failed, _ = ada.receive()
     assert (type(failed), failed.instruction, failed.cause) == (Failed, 1, FailureCause.INPUT)
     (worker,) = psutil.Process(jetson.process.pid).children()
     ada.say(Execute(run="f", epoch=1, program="p", step=1))
     # so the execution has begun
     assert isinstance(ada.ask(Prepare(run="f", epoch=1), *plan(*rows)), Prepared)
     worker.kill()
-    failed, _ = ada.hear()
+    failed, _ = ada.receive()
     assert (type(failed), failed.step, failed.cause) == (Failed, 1, FailureCause.CRASHED)
     # and there is a new one
     assert isinstance(ada.ask(Prepare(run="g", epoch=1), *plan(recv("x"))), Prepared)
@@ -287,7 +287,7 @@ def test_native_code_that_crashes_ends_the_step_by_name_and_the_worker_starts_ag
     assert isinstance(ada.ask(Prepare(run="c", epoch=1), *plan(*rows)), Prepared)
     (worker,) = psutil.Process(jetson.process.pid).children()
     worker.send_signal(number)
-    failed, _ = ada.hear()
+    failed, _ = ada.receive()
     assert (type(failed), failed.cause) == (Failed, FailureCause.CRASHED)
     assert number.name in failed.text
     assert isinstance(ada.ask(Prepare(run="d", epoch=1), *plan(recv("x"))), Prepared)
@@ -310,7 +310,7 @@ def test_large_values_go_out_and_come_back_in_chunks_under_credit(ada):
 @pytest.mark.slow
 def test_readings_stream_until_they_are_stopped(ada):
     assert isinstance(ada.ask(Hello(major=1, name="ada")), Welcome)
-    first, second = ada.ask(Meter(period_s=0.05)), ada.hear()[0]
+    first, second = ada.ask(Meter(period_s=0.05)), ada.receive()[0]
     assert (type(first), type(second)) == (Reading, Reading)
     assert second.at_s > first.at_s
     assert second.joules >= first.joules
@@ -332,7 +332,7 @@ def test_two_devices_stream_to_each_other(tmp_path):
         for peer in (to_left, to_right):
             peer.say(Hello(major=1, name="ada"))
         for peer in (to_left, to_right):
-            assert isinstance(peer.hear()[0], Welcome)
+            assert isinstance(peer.receive()[0], Welcome)
             assert peer.ask(Roster(home="h"), json.dumps(members).encode()) == RosterSet(home="h")
         assert isinstance(
             to_left.ask(Prepare(run="r", epoch=1), *plan(recv("x"), send("x", "right"))), Prepared
@@ -344,8 +344,8 @@ def test_two_devices_stream_to_each_other(tmp_path):
         data = floats(*range(100_000))
         to_left.say(value("x", data, chunk_bytes=2**20), data)
         assert take(to_right) == ("y", floats(*range(0, 200_000, 2)))
-        assert isinstance(to_left.hear()[0], Done)
-        assert isinstance(to_right.hear()[0], Done)
+        assert isinstance(to_left.receive()[0], Done)
+        assert isinstance(to_right.receive()[0], Done)
         probed = to_left.ask(Probe(task="t", peer="right", nbytes=2**20, repeats=3))
         assert (type(probed), len(probed.seconds)) == (Probed, 3)
         to_right.say(Goodbye())  # right knows left no more: what comes from there is not even heard
@@ -368,7 +368,7 @@ def test_a_device_that_was_refused_gets_through_as_soon_as_it_is_known(tmp_path)
         assert to_left.hears_nothing()  # right does not know left
         row = {"name": "left", "key": left.key, "address": f"127.0.0.1:{left.port}"}
         to_right.ask(Roster(home="h"), json.dumps([row]).encode())
-        probed, _ = to_left.hear()
+        probed, _ = to_left.receive()
         assert (type(probed), len(probed.seconds)) == (Probed, 2)
 
 
@@ -384,7 +384,7 @@ def test_a_worker_that_hangs_is_killed_and_named(tmp_path):
         worker.suspend()
         peer.say(Execute(run="r", epoch=1, program="p"))
         peer.say(value("x", EIGHT), EIGHT)
-        failed, _ = peer.hear()
+        failed, _ = peer.receive()
         assert (type(failed), failed.cause) == (Failed, FailureCause.HUNG)
         assert not psutil.pid_exists(worker.pid) or worker.status() == psutil.STATUS_ZOMBIE
         assert "stopped, or hung" in peer.ask(Prepare(run="r", epoch=2), *plan(recv("x"))).text

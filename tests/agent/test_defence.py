@@ -70,9 +70,9 @@ def at_work():
         .roster()
         .load(recv("x"), recv("y", "phone"), add("x", "y", "a"), send("a", "phone"))
     )
-    talk.hear(RUN)
-    talk.hear(value(), EIGHT)
-    talk.hear(value("y"), EIGHT, sender=MEMBER_SENDER)
+    talk.receive(RUN)
+    talk.receive(value(), EIGHT)
+    talk.receive(value("y"), EIGHT, sender=MEMBER_SENDER)
     return talk
 
 
@@ -92,12 +92,12 @@ def messages(actions, kind):
 
 def test_a_notebook_that_caused_it_loses_its_session_and_another_works_on():
     talk = at_work()
-    talk.hear(Hello(major=1), sender=OTHER_SENDER)
+    talk.receive(Hello(major=1), sender=OTHER_SENDER)
     actions = survive(talk, FromPeer(OWNER_SENDER, Drop(run="r")))
     assert actions[0].message == Goodbye(reason="a fault in the agent (TypeError), see its report")
     assert not messages(actions, Failed)  # nothing is said after it
     assert len(talk.core.sessions) == 1
-    assert talk.hear(Drop(run="s"), sender=OTHER_SENDER) == [
+    assert talk.receive(Drop(run="s"), sender=OTHER_SENDER) == [
         ToPeer(OTHER_SENDER.key, Dropped(run="s"))
     ]
 
@@ -131,7 +131,7 @@ def test_where_nobody_is_to_blame_everything_begins_anew():
     actions = talk.core.survive(Tick(), FAULT, talk.now_s)
     assert len(talk.core.sessions) == 0
     assert {type(action) for action in actions} == {Report, ToPeer, SetMembers, KillWorker}
-    assert StartWorker() in talk.hear(Hello(major=1))
+    assert StartWorker() in talk.receive(Hello(major=1))
     (welcome,) = talk.work(WorkerReady(), READY)
     assert isinstance(welcome.message, Welcome)
 
@@ -143,8 +143,8 @@ def test_where_the_ordinary_path_fails_too_everything_begins_anew(monkeypatch):
     assert talk.core.n_faults == 2
     assert KillWorker("a fault in the agent") in actions
     # no session: it has to say hello first
-    assert messages(talk.load(recv("x")).hear(RUN), Refused)
-    assert messages(talk.begin().load(recv("x")).hear(RUN), Goodbye) == []
+    assert messages(talk.load(recv("x")).receive(RUN), Refused)
+    assert messages(talk.begin().load(recv("x")).receive(RUN), Goodbye) == []
 
 
 # --- actions that could not be carried out --------------------------------------------------------
@@ -165,7 +165,7 @@ def test_a_task_that_the_worker_cannot_be_told_fails_its_step():
 
 def test_a_measurement_that_the_worker_cannot_be_told_is_refused():
     talk = Talk().begin()
-    talk.hear(Measure(task="t", rows=(1,)), b"{}")
+    talk.receive(Measure(task="t", rows=(1,)), b"{}")
     (refused,) = messages(undone(talk, ToWorker(MeasureTask(task="t"))), Refused)
     assert (refused.code, refused.text) == (RefusalCode.DOCUMENT, "t: why")
 
@@ -187,11 +187,11 @@ def test_a_value_that_cannot_be_sent_fails_its_step():
 
 def test_an_answer_that_cannot_be_sent_is_a_failure_and_remembered_as_one():
     talk = Talk().begin().load(recv("x"))
-    talk.hear(value(), EIGHT)
-    (done,) = messages(talk.hear(RUN), Done)
+    talk.receive(value(), EIGHT)
+    (done,) = messages(talk.receive(RUN), Done)
     (failed,) = undone(talk, ToPeer(OWNER_KEY, done, (b"[]",)))
     assert failed.message.cause == FailureCause.INTERNAL
-    assert talk.hear(RUN) == [failed]
+    assert talk.receive(RUN) == [failed]
 
 
 def test_a_notebook_that_cannot_be_answered_loses_its_session():

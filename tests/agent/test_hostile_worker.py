@@ -73,9 +73,9 @@ def outcome(ada):
     while True:
         ready = dict(poller.poll(PATIENCE_S * 1000))
         if ada.sockets[Channel.CONTROL] in ready:
-            return ada.hear()[0]
+            return ada.receive()[0]
         assert ready, "the step does not end"
-        message, _ = ada.hear(Channel.DATA)
+        message, _ = ada.receive(Channel.DATA)
         if isinstance(message, Value):
             ada.say(Credit(transfer=message.transfer, received_bytes=message.nbytes, done=True))
 

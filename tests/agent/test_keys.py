@@ -188,10 +188,10 @@ def test_what_a_killed_agent_left_behind_does_not_count(tmp_path, content):
 
 def test_a_window_is_asked_for_once(tmp_path):
     control_files.ask_window(tmp_path, "12345678", 180.0)
-    assert control_files.asked_window(tmp_path) == ("12345678", 180.0)
-    assert control_files.asked_window(tmp_path) is None
+    assert control_files.requested_window(tmp_path) == ("12345678", 180.0)
+    assert control_files.requested_window(tmp_path) is None
     (tmp_path / control_files.WINDOW).write_text("junk")
-    assert control_files.asked_window(tmp_path) is None
+    assert control_files.requested_window(tmp_path) is None
     assert list(tmp_path.iterdir()) == []
 
 

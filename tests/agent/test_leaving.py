@@ -52,7 +52,7 @@ def test_rules_are_looked_at_while_it_runs(tmp_path):
         with RawPeer(running.port, running.key, ADA) as peer:
             begun(peer)
             plant(root, battery("Discharging", 29))
-            (said, _) = peer.hear()
+            (said, _) = peer.receive()
             assert isinstance(said, Leaving)
             assert said.within_s == pytest.approx(300)
             assert "29%" in said.reason
@@ -64,7 +64,7 @@ def test_rules_are_looked_at_while_it_runs(tmp_path):
             answer = json.loads(running.command("status", "--json").stdout)
             assert [run["name"] for run in answer["runs"]] == ["r"]  # it may move yet
             plant(root, battery("Charging", 36))
-            assert isinstance(peer.hear()[0], Staying)
+            assert isinstance(peer.receive()[0], Staying)
             assert isinstance(peer.ask(Prepare(run="s", epoch=1), *plan(recv("x"))), Prepared)
             peer.say(Goodbye())  # else it would be waited for
         log = (state / "agent.log").read_text()
@@ -81,7 +81,7 @@ def test_one_that_starts_against_a_rule_says_so_at_once(tmp_path):
         RawPeer(running.port, running.key, ADA) as peer,
     ):
         peer.say(HELLO)
-        welcome, buffers = peer.hear()
+        welcome, buffers = peer.receive()
         assert isinstance(welcome, Welcome)
         said = statement.read(bytes(buffers[0]))
         assert said["leaving"] == "it runs on its battery"
@@ -93,11 +93,11 @@ def test_told_to_end_it_waits_for_what_is_under_way_to_move(tmp_path, number):
     with agent(tmp_path, *TRUST) as running, RawPeer(running.port, running.key, ADA) as peer:
         begun(peer)
         running.process.send_signal(number)
-        (said, _) = peer.hear()
+        (said, _) = peer.receive()
         assert (type(said), said.within_s) == (Leaving, 60)
         assert running.alive
         assert isinstance(peer.ask(Drop(run="r")), Dropped)
-        assert isinstance(peer.hear()[0], Goodbye)
+        assert isinstance(peer.receive()[0], Goodbye)
         assert running.process.wait(PATIENCE_S) == 0
 
 
@@ -110,7 +110,7 @@ def test_told_twice_or_too_late_it_ends_all_the_same(tmp_path, again):
     ):
         begun(peer)
         running.process.send_signal(signal.SIGINT)
-        assert isinstance(peer.hear()[0], Leaving)
+        assert isinstance(peer.receive()[0], Leaving)
         if again:
             running.process.send_signal(signal.SIGINT)
         assert running.process.wait(PATIENCE_S) == 0

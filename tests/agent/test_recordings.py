@@ -53,11 +53,11 @@ def live(running, bob):
             chunk_bytes=64,
         )
         peer.say(value, EIGHT)
-        home = peer.hear(Channel.DATA)[0]
+        home = peer.receive(Channel.DATA)[0]
         while not isinstance(home, Value):
-            home = peer.hear(Channel.DATA)[0]
+            home = peer.receive(Channel.DATA)[0]
         peer.say(Credit(transfer=home.transfer, received_bytes=8, done=True))
-        assert isinstance(peer.hear()[0], Done)
+        assert isinstance(peer.receive()[0], Done)
         assert isinstance(peer.ask(Drop(run="r")), Dropped)
         peer.say(Goodbye())
 

@@ -46,7 +46,7 @@ DOCUMENT = {
 
 def fact(label, **changes):
     """The lines of one label, as they are told."""
-    rows = status_lines.told({**DOCUMENT, **changes})
+    rows = status_lines.facts_of({**DOCUMENT, **changes})
     assert rows[0] == "potluck agent jetson"
     found = [row[2 + status_lines.WIDTH :] for row in rows[1:] if row[2:].startswith(label)]
     assert all(row.startswith("  ") for row in rows[1:])
@@ -95,7 +95,7 @@ def test_meters_connection_and_processors_are_told_where_they_are_known():
     }
     assert fact("power", statement=statement) == ["measured by rapl"]
     assert fact("connection", statement=statement) == ["WiFi, 100 Mbit/s, 5.18 GHz"]
-    told = "\n".join(status_lines.told({**DOCUMENT, "statement": statement}))
+    told = "\n".join(status_lines.facts_of({**DOCUMENT, "statement": statement}))
     assert "GPU 0" in told
     assert "its driver is too old\\x1b[2J" in told
 

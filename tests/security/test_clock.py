@@ -31,5 +31,5 @@ def test_f10_a_core_that_is_told_of_years_goes_on():
     talk = Talk().begin()
     for after_s in (0.0, 3 * 86_400.0, 0.0, 10 * 365 * 86_400.0):
         talk.tick(after_s)
-        talk.hear(RUN)
+        talk.receive(RUN)
     assert talk.core is not None

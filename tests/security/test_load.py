@@ -38,7 +38,7 @@ def test_l1_memory_stays_flat_under_load(tmp_path, n_values, record_property):
                 ada.say(Execute(run="r", epoch=1, program="p", step=step))
                 ada.say(value("x", data, transfer=step + 1, step=step), data)
                 assert take(ada) == ("x", data)
-                ada.hear()  # Done
+                ada.receive()  # Done
                 if step == WARM:
                     before, n_files = memory_bytes(process), process.num_fds()
             assert memory_bytes(process) < before + 24 * MIB

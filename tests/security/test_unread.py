@@ -40,7 +40,7 @@ def resident_bytes(jetson):
 
 def is_heard(peer):
     peer.say(Ping(seq=1))
-    peer.hear(Channel.PULSE)
+    peer.receive(Channel.PULSE)
 
 
 def test_two_connections_of_one_key_that_take_turns_get_the_window_once(jetson):

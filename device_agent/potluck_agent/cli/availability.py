@@ -84,7 +84,7 @@ class Availability:
         self._n_asked += 1
         self._loop.stopping = self._n_asked > 1
 
-    def hear_signals(self) -> None:
+    def handle_signals(self) -> None:
         """Ctrl-C and the system's word end it, and a terminal that is closed, but under `nohup`."""
         numbers = [signal.SIGTERM, signal.SIGINT]
         if sys.platform != "win32" and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:

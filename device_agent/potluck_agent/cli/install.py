@@ -119,13 +119,13 @@ def run(given: Namespace, start_words: list[str], place: InstallTarget) -> int:
         place.say(f"nothing is installed: there is no {place.at(kind.path(service))}")
         return 0
     for step in steps:
-        place.say(_told(step, place))
+        place.say(_described(step, place))
         if isinstance(step, Write) and given.only_print:
             place.say(step.data.decode("utf-16" if step.data[:2] in _BOMS else "utf-8"))
         if not given.only_print:
             _do(step, place)
     if not given.only_print and not given.remove:
-        _tell_next(_state(given, place), place)
+        _print_next(_state(given, place), place)
     return 0
 
 
@@ -170,7 +170,7 @@ def _check(given: Namespace, service: AgentService) -> None:
             )
 
 
-def _told(step: Step, place: InstallTarget) -> str:
+def _described(step: Step, place: InstallTarget) -> str:
     match step:
         case Write(path=path):
             return f"write {place.at(path)}"
@@ -192,7 +192,7 @@ def _do(step: Step, place: InstallTarget) -> None:
                 _do_run(step, place)
     except OSError as error:
         raise AgentError(
-            f"{error.filename or _told(step, place)}: {error.strerror}. Nothing more was done."
+            f"{error.filename or _described(step, place)}: {error.strerror}. Nothing more was done."
         ) from error
 
 
@@ -215,7 +215,7 @@ def _do_run(step: RunCommand, place: InstallTarget) -> None:
     )
 
 
-def _tell_next(state: Path, place: InstallTarget) -> None:
+def _print_next(state: Path, place: InstallTarget) -> None:
     other = control_files.running(state)
     if other is not None:
         place.say(

@@ -38,12 +38,12 @@ def run(given: Namespace) -> int:
             from potluck_agent.cli import status
 
             return status.run(
-                options.state_dir(given), given.as_json, lambda line: _say(sys.stdout, line)
+                options.state_dir(given), given.as_json, lambda line: _print_line(sys.stdout, line)
             )
         if given.command == "install":
             from potluck_agent.cli import arguments, install
 
-            place = install.here(lambda line: _say(sys.stdout, line))
+            place = install.here(lambda line: _print_line(sys.stdout, line))
             return install.run(given, arguments.start_words(sys.argv[1:]), place)
         directory = keys.open_state_dir(options.state_dir(given))
         if given.command == "start":
@@ -52,12 +52,12 @@ def run(given: Namespace) -> int:
             directory, given
         )
     except AgentError as error:
-        _say(sys.stderr, f"potluck agent: {error}")
+        _print_line(sys.stderr, f"potluck agent: {error}")
         return 1
     except OSError as error:
         if error.filename is None:
             raise
-        _say(
+        _print_line(
             sys.stderr, f"potluck agent: {error.filename}: {error.strerror}. Is it this user's own?"
         )
         return 1
@@ -71,7 +71,7 @@ def _start(chosen: Options, directory: Path) -> int:
 
     control_files.refuse_second(directory)  # the log is that one's
     path = (chosen.log_file or directory / FILE).absolute()
-    log = LogFile(path, chosen.log_level, lambda text: _say(sys.stderr, text))
+    log = LogFile(path, chosen.log_level, lambda text: _print_line(sys.stderr, text))
     try:
         return _run(chosen, directory, log)
     except BaseException as error:
@@ -87,9 +87,9 @@ def _run(chosen: Options, directory: Path, log: Any) -> int:
     from potluck_wire.pairing import new_code
 
     note = (
-        (lambda text: _say(sys.stderr, text))
+        (lambda text: _print_line(sys.stderr, text))
         if chosen.as_json
-        else (lambda text: _say(sys.stdout, text))
+        else (lambda text: _print_line(sys.stdout, text))
     )
     availability.check(chosen.rules, chosen.system_root)
     identity = keys.identity(directory)
@@ -125,10 +125,10 @@ def _run(chosen: Options, directory: Path, log: Any) -> int:
         if code:
             net.pairing.open(code, time.monotonic())
         presence = availability.of(net, chosen.rules, chosen.drain_s, chosen.system_root)
-        presence.hear_signals()
+        presence.handle_signals()
         status = _status(chosen, identity, net, log.path)
         journal.began(status())
-        _tell_ready(chosen, status, identity.public, net.port, code)
+        _announce_ready(chosen, status, identity.public, net.port, code)
         if chosen.mdns:
             from potluck_agent.net.mdns import Announcement
 
@@ -178,8 +178,8 @@ def _each_tick(
             net.stopping = True
         presence.look(time.monotonic())
         try:
-            if control_files.asked_status(directory):
-                control_files.tell_status(directory, status())
+            if control_files.requested_status(directory):
+                control_files.publish_status(directory, status())
             if chosen.is_emulated:
                 net.load = control_files.load(directory)
             journal.note_state("status", "")
@@ -378,7 +378,7 @@ def _status(
     )
 
 
-def _tell_ready(
+def _announce_ready(
     chosen: Options, status: Callable[[], dict[str, Any]], key: str, port: int, code: str
 ) -> None:
     """Say where this agent listens: one JSON line for programs, the facts for people."""
@@ -391,23 +391,23 @@ def _tell_ready(
         os.write(chosen.ready_fd, line.encode() + b"\n")
         os.close(chosen.ready_fd)
     if chosen.as_json:
-        _say(sys.stdout, line)
+        _print_line(sys.stdout, line)
     elif chosen.ready_fd is None:
         from potluck_agent.cli import status_lines
         from potluck_wire.pairing import show_secret
 
         document = status()
-        for fact in status_lines.told(document):
-            _say(sys.stdout, fact)
+        for fact in status_lines.facts_of(document):
+            _print_line(sys.stdout, fact)
         said = f"pairing code {show_secret(code)} (3 minutes, 3 tries)" if code else ""
-        _say(sys.stdout, said or status_lines.next_step(document))
+        _print_line(sys.stdout, said or status_lines.next_step(document))
 
 
 def _replay(path: Path) -> int:
     """Say what happened in a recording; 1 where the replay differs."""
     from potluck_agent.cli.replay import run
 
-    return run(path, lambda line: _say(sys.stdout, line))
+    return run(path, lambda line: _print_line(sys.stdout, line))
 
 
 # --- commands to a running agent ------------------------------------------------------------------
@@ -419,7 +419,7 @@ def _pair(directory: Path, _: Any) -> int:
 
     code = new_code()
     _open_window(directory, code, PAIRING_WINDOW_S)
-    _say(
+    _print_line(
         sys.stdout,
         f"pairing code {show_secret(code)} (3 minutes, 3 tries). Type it in the notebook: "
         "home.pair(...)",
@@ -441,7 +441,7 @@ def _await_peer(directory: Path) -> int:
         key = control_files.paired(directory)
         for peer in keys.load_peers(directory):
             if peer.key == key:
-                _say(sys.stdout, f"paired with {peer.name} ({fingerprint(peer.key)})")
+                _print_line(sys.stdout, f"paired with {peer.name} ({fingerprint(peer.key)})")
                 return 0
         left_before, left = left, control_files.tries_left(directory, otherwise=left)
         if left <= 0:
@@ -449,7 +449,7 @@ def _await_peer(directory: Path) -> int:
                 f"a wrong code was typed, and {control_files.tries(left)}. Was it you?"
             )
         if left < left_before:
-            _say(sys.stdout, f"a wrong code was typed; {control_files.tries(left)}")
+            _print_line(sys.stdout, f"a wrong code was typed; {control_files.tries(left)}")
         time.sleep(0.2)
     raise AgentError("nobody paired in time. Run it again for a new code.")
 
@@ -459,7 +459,7 @@ def _token(directory: Path, _: Any) -> int:
 
     token = new_token()
     _open_window(directory, token, None)
-    _say(sys.stdout, token)
+    _print_line(sys.stdout, token)
     return 0
 
 
@@ -477,22 +477,22 @@ def _open_window(directory: Path, secret: str, window_s: float | None) -> None:
 
 
 def _peers(directory: Path, _: Any) -> int:
-    _say(sys.stdout, f"this device    {fingerprint(keys.identity(directory).public)}")
+    _print_line(sys.stdout, f"this device    {fingerprint(keys.identity(directory).public)}")
     for peer in keys.load_peers(directory):
-        _say(sys.stdout, f"{peer.name:14} {fingerprint(peer.key)}  {peer.role}  {peer.date}")
+        _print_line(sys.stdout, f"{peer.name:14} {fingerprint(peer.key)}  {peer.role}  {peer.date}")
     return 0
 
 
 def _forget(directory: Path, given: Any) -> int:
     keys.forget_peer(directory, given.who)
-    _say(sys.stdout, f"forgot {given.who}")
+    _print_line(sys.stdout, f"forgot {given.who}")
     return 0
 
 
 _output = threading.Lock()
 
 
-def _say(stream: Any, text: str) -> None:
+def _print_line(stream: Any, text: str) -> None:
     """One line, at once, from any thread; a reader that is gone, or was never there, is no reason
     to stop.
     """

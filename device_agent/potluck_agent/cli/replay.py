@@ -137,9 +137,9 @@ class _Words:
         match entry:
             case Handled(_, FromPeer(sender, message)):
                 self._names[sender.key] = sender.name or fingerprint(sender.key)
-                return f"from {self._peer(sender.key)}: {_told(message)}"
+                return f"from {self._peer(sender.key)}: {_described(message)}"
             case Handled(_, FromWorker(message)):
-                return f"from the worker: {_told(message)}"
+                return f"from the worker: {_described(message)}"
             case Handled(_, Undone(action, text)):
                 return f"not carried out: {type(action).__name__} ({text})"
             case Handled(_, event):
@@ -164,7 +164,9 @@ class _Words:
     def _action(self, outline: bytes) -> str:
         name, key, message, facts = open_outline(outline)
         if message is not None:
-            return f"to {self._peer(key) if name == 'ToPeer' else 'the worker'}: {_told(message)}"
+            return (
+                f"to {self._peer(key) if name == 'ToPeer' else 'the worker'}: {_described(message)}"
+            )
         match name if facts else "":
             case "Store":
                 return f"Store {facts[1]} bytes at {facts[0]}"
@@ -189,7 +191,7 @@ def _printable(line: str) -> str:
     return "".join(character if character.isprintable() else "?" for character in shown)
 
 
-def _told(message: Message) -> str:
+def _described(message: Message) -> str:
     """Its name, and the fields that are not at their default."""
     told = [type(message).__name__]
     for field in fields(message):

@@ -46,7 +46,7 @@ def run(state: Path, as_json: bool, say: Callable[[str], None]) -> int:
     if as_json:
         say(json.dumps({"running": True, **answer}))
         return 0
-    for line in told(answer):
+    for line in status_of(answer):
         say(line)
     return 0
 
@@ -91,7 +91,7 @@ def _ask(state: Path) -> dict[str, Any]:
     return answer
 
 
-def told(answer: Mapping[str, Any]) -> list[str]:
+def status_of(answer: Mapping[str, Any]) -> list[str]:
     """The answer for people: the facts as at the start, and what goes on."""
     width = status_lines.WIDTH
     runs = [
@@ -105,7 +105,7 @@ def told(answer: Mapping[str, Any]) -> list[str]:
         *(("fault", fault) for fault in answer["last_faults"]),
     ]
     told_now = [f"  {label:<{width}}{printable(text)}" for label, text in rows]
-    return [*status_lines.told(answer), *told_now]
+    return [*status_lines.facts_of(answer), *told_now]
 
 
 WORKER = {

@@ -18,7 +18,7 @@ MORE = {
 }
 
 
-def told(document: Mapping[str, Any]) -> list[str]:
+def facts_of(document: Mapping[str, Any]) -> list[str]:
     """Aligned lines `label  fact`; of what is not known there is none."""
     lines = [f"potluck agent {document['name']}"]
     for label, facts in LINES.items():

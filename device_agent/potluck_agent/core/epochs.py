@@ -89,7 +89,7 @@ class EpochTable:
         known = run.epochs.get(message.epoch) if run else None
         if known is not None:
             if not known.loading:
-                self._out.say(key, Prepared(run=message.run, epoch=message.epoch))
+                self._out.send(key, Prepared(run=message.run, epoch=message.epoch))
             return
         if crowded := self._crowded(buffers):
             self._out.refuse(key, message, RefusalCode.BUSY, crowded)
@@ -118,9 +118,9 @@ class EpochTable:
                 seed=message.seed,
                 weights=slot_of(this, piece.weights),
             )
-            self._worker.tell(order, (piece.document,), now_s)
+            self._worker.send(order, (piece.document,), now_s)
         if not slots:
-            self._out.say(key, Prepared(run=message.run, epoch=message.epoch))
+            self._out.send(key, Prepared(run=message.run, epoch=message.epoch))
 
     def _refusal(self, key: str, message: Prepare, run: LoadedRun | None) -> Refusal | None:
         """Why an epoch is not even tried."""
@@ -170,7 +170,7 @@ class EpochTable:
                 if message.slot in epoch.loading:
                     del epoch.loading[message.slot]
                     if not epoch.loading:
-                        self._out.say(run.owner, Prepared(run=run.name, epoch=epoch.number))
+                        self._out.send(run.owner, Prepared(run=run.name, epoch=epoch.number))
                     return
 
     def not_loaded(self, message: ComputeFailed, now_s: float) -> None:
@@ -209,7 +209,7 @@ class EpochTable:
                         key, Prepare(run=run.name, epoch=older), RefusalCode.OLD_EPOCH, text
                     )
                 self._drop_epoch(run, older, now_s)
-            self._out.say(key, Committed(run=run.name, epoch=run.committed))
+            self._out.send(key, Committed(run=run.name, epoch=run.committed))
 
     def drop(self, key: str, message: Drop, now_s: float) -> None:
         """Forget an epoch, or a run."""
@@ -221,7 +221,7 @@ class EpochTable:
         lost = self._lost.get(message.run)
         if lost is not None and lost.owner == key and (message.epoch < 0 or not lost.was_committed):
             del self._lost[message.run]
-        self._out.say(key, Dropped(run=message.run, epoch=message.epoch))
+        self._out.send(key, Dropped(run=message.run, epoch=message.epoch))
 
     def end_older(self, key: str, lease: str, term: int, now_s: float) -> None:
         """A newer term has begun: runs of older ones end; its holder's own go along."""
@@ -256,7 +256,7 @@ class EpochTable:
             self._out.refuse(key, message, RefusalCode.UNKNOWN_RUN, self.why_not(message.run))
             return
         name = Name(message.run, message.epoch, message.program, message.step)
-        self._out.say(key, Failed(**name._asdict(), cause=lost.cause, text=lost.text))
+        self._out.send(key, Failed(**name._asdict(), cause=lost.cause, text=lost.text))
 
     def answer_again(self, key: str, message: Execute, answer: Answer | None) -> None:
         """Tell once more how an execution went."""
@@ -264,7 +264,7 @@ class EpochTable:
             text = "this was executed, and the answer is forgotten"
             self._out.refuse(key, message, RefusalCode.STATE, text)
         else:
-            self._out.say(key, *answer)
+            self._out.send(key, *answer)
 
     def own(self, key: str, name: str) -> LoadedRun | None:
         """That run, if it is this notebook's."""
@@ -278,7 +278,7 @@ class EpochTable:
             name = Name(done.run, done.epoch, done.program, done.step)
             failed = Failed(**name._asdict(), cause=FailureCause.INTERNAL, text=text)
             run.answered(name, (failed, ()))
-            self._out.say(run.owner, failed)
+            self._out.send(run.owner, failed)
 
     def taker(self, value: Value) -> tuple[LoadedRun, str]:
         """The run that takes this value, and from which device; `Unwanted` where none does."""
@@ -328,7 +328,7 @@ class EpochTable:
         del run.epochs[number]
         if not run.epochs:
             self.runs.pop(run.name, None)
-        self._worker.tell(Forget(prefix=f"{run.name}/{number}/"), (), now_s)
+        self._worker.send(Forget(prefix=f"{run.name}/{number}/"), (), now_s)
 
     def lose_all(self, cause: str, text: str) -> None:
         """The worker is gone, and all that was loaded with it."""

@@ -171,7 +171,7 @@ class ExecutionEngine:
             return
         if execution.complete:
             execution.closing = True
-            piece = self._tell_done(execution, now_s)
+            piece = self._send_done(execution, now_s)
             if execution.layout.n_instructions > N_EVENTS:
                 self._closing.do(piece)
             else:
@@ -179,7 +179,7 @@ class ExecutionEngine:
         elif execution.only_computing:
             self._let_follow(execution, now_s)
 
-    def _tell_done(self, execution: Execution, now_s: float) -> Piece:
+    def _send_done(self, execution: Execution, now_s: float) -> Piece:
         rows, n_instructions = [], execution.layout.n_instructions
         for start in range(0, n_instructions, N_EVENTS):
             rows.append(dump(execution.events(start, min(start + N_EVENTS, n_instructions)))[1:-1])
@@ -201,7 +201,7 @@ class ExecutionEngine:
         execution = task.execution
         ready, frees = execution.queued(task.index)
         order = compute_of(execution, task.index, tag, frees, is_told_times=self._is_told_times)
-        self._worker.tell(order, (execution.layout.attrs[task.index],), now_s)
+        self._worker.send(order, (execution.layout.attrs[task.index],), now_s)
         self._go_on(execution, ready, now_s)
 
     def computed(self, message: Computed, buffers: Sequence[Buffer], now_s: float) -> None:
@@ -334,7 +334,7 @@ class ExecutionEngine:
         self._closing.do(self._give_back_all(spans, now_s))
         self._waste(execution.early, now_s)
         execution.places, execution.early = {}, {}
-        self._worker.tell(Forget(prefix=name.prefix), (), now_s)
+        self._worker.send(Forget(prefix=name.prefix), (), now_s)
         if isinstance(answer, Done):
             self._let_follow(execution, now_s)
         else:
@@ -345,14 +345,14 @@ class ExecutionEngine:
     ) -> None:
         """Tell how an execution went, and remember it: what still comes for it is not kept."""
         self.plans.runs[name.run].answered(name, (answer, buffers))
-        self._out.say(owner, answer, buffers)
+        self._out.send(owner, answer, buffers)
         if not isinstance(answer, Done):
             self.apply(self._incoming.settle(name), now_s)
 
     def _cancel_behind(self, name: Name) -> None:
         for ahead, ask in self._behind.take_all(name):
             text = f"step {ahead.step} failed before it"
-            self._out.say(ask.key, ask.name.failed(FailureCause.CANCELLED, text))
+            self._out.send(ask.key, ask.name.failed(FailureCause.CANCELLED, text))
 
     def _end_epoch(self, run: LoadedRun, number: int, now_s: float) -> None:
         """Nothing of an epoch goes on: values that are coming (first: they take any room),
@@ -379,7 +379,7 @@ class ExecutionEngine:
             # One that has not begun fails before it does.
             self._behind.forget(name)
             self._answer(name, key, name.failed(FailureCause.CANCELLED, text), (), now_s)
-            self._worker.tell(Forget(prefix=name.prefix), (), now_s)
+            self._worker.send(Forget(prefix=name.prefix), (), now_s)
             self._cancel_behind(name)
             self._waste(self.early.take(name), now_s)
 
@@ -442,7 +442,7 @@ class ExecutionEngine:
         uses, sends = layout.uses.get(value.name, 0), layout.sends.get(value.name, 0)
         if uses:
             self._incoming.space.lend(span.offset)
-            self._worker.tell(put_of(value, span), (), now_s)
+            self._worker.send(put_of(value, span), (), now_s)
         if not sends:
             self._give_back(span, now_s)
         located = Located(span, value.dtype, value.shape) if sends else None
@@ -473,7 +473,7 @@ class ExecutionEngine:
         if span.arena == "inbound":
             self.apply(self._incoming.release(span.offset), now_s)
         else:
-            self._worker.tell(Release(offset=span.offset), (), now_s)
+            self._worker.send(Release(offset=span.offset), (), now_s)
             self._worker.moved(now_s)
 
     def _give_back_all(self, spans: Iterable[Span], now_s: float) -> Piece:

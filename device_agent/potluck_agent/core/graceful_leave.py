@@ -23,7 +23,7 @@ class GracefulLeave:
         self._until_s = float("inf")
         self._for_good = False
 
-    def hear(
+    def receive(
         self, out: Outbox, event: MustLeave | MayStay, sessions: Iterable[str], now_s: float
     ) -> None:
         """The device has to leave, or need not any more: these sessions are told."""
@@ -31,7 +31,7 @@ class GracefulLeave:
             self._begin(out, event, sessions, now_s)
         elif self.reason and not self._for_good:
             self.reason, self._until_s = "", float("inf")
-            self._tell(out, Staying(), sessions)
+            self._notify(out, Staying(), sessions)
 
     def _begin(self, out: Outbox, event: MustLeave, sessions: Iterable[str], now_s: float) -> None:
         """The device has to leave; a second reason gives no more time than the first.
@@ -45,16 +45,16 @@ class GracefulLeave:
         self._for_good = event.for_good
         self.reason = clip(event.reason)
         within_s = max(0.0, self._until_s - now_s)
-        self._tell(out, Leaving(reason=self.reason, within_s=within_s), sessions)
+        self._notify(out, Leaving(reason=self.reason, within_s=within_s), sessions)
 
     def stated(self, statement: dict[str, Any]) -> dict[str, Any]:
         """The capability statement with why it leaves."""
         return {**statement, "leaving": self.reason}
 
-    def _tell(self, out: Outbox, message: Message, sessions: Iterable[str]) -> None:
+    def _notify(self, out: Outbox, message: Message, sessions: Iterable[str]) -> None:
         for key in sessions:
             if knows(out, key):
-                out.say(key, message)
+                out.send(key, message)
 
     def refuses(self, out: Outbox, key: str, message: Message, runs: Collection[str]) -> bool:
         """Whether this is not done because the device leaves; then that is the answer.

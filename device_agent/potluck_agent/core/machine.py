@@ -150,7 +150,7 @@ class Core:
             case Tick():
                 self._tick(now_s)
             case MustLeave() | MayStay():
-                self._departure.hear(self._out, event, welcomed(self._sessions), now_s)
+                self._departure.receive(self._out, event, welcomed(self._sessions), now_s)
         if self._departure.reason:
             self._end_if_late(now_s)
         if not isinstance(event, Tick):
@@ -244,7 +244,7 @@ class Core:
         if entry.channel is Channel.DATA:
             if event.sender.role == OWNER:
                 self._outgoing.reach(key)
-            self._exchange.hear(key, message, event.buffers, now_s)
+            self._exchange.receive(key, message, event.buffers, now_s)
             return
         if event.sender.role != OWNER:  # a member sends values and nothing else
             return
@@ -254,7 +254,7 @@ class Core:
         if isinstance(message, Ping):
             busy = self._work.busy or self._worker.is_working
             progress = self._worker.n_finished + self._exchange.n_moved
-            self._out.say(key, Pong(seq=message.seq, clock_s=now_s, progress=progress, busy=busy))
+            self._out.send(key, Pong(seq=message.seq, clock_s=now_s, progress=progress, busy=busy))
             return
         try:
             check(state_of(session), message, CONTROLLER)
@@ -315,7 +315,7 @@ class Core:
         """The device leaves: whoever has not moved elsewhere is given up."""
         owners = {run.owner for run in self._work.plans.runs.values()}
         for key in self._departure.ends(self._out, self._sessions, owners, now_s):
-            self._out.say(key, Goodbye(reason=clip(f"it leaves: {self._departure.reason}")))
+            self._out.send(key, Goodbye(reason=clip(f"it leaves: {self._departure.reason}")))
             self._close_session(key, now_s)
 
     def _welcome(self) -> None:
@@ -324,7 +324,7 @@ class Core:
             if session.hello is not None:
                 session.hello = None
                 welcome = Welcome(major=VERSION[0], minor=VERSION[1], name=self._settings.name)
-                self._out.say(key, welcome, (dump(stated),))
+                self._out.send(key, welcome, (dump(stated),))
 
     def _roster(self, key: str, message: Roster, buffers: tuple[Buffer, ...], now_s: float) -> None:
         """The members of a notebook's home, all of them each time."""
@@ -335,7 +335,7 @@ class Core:
             return
         self._sessions[key].members = {m.name: m for m in members if m.key != self._settings.key}
         self._set_members(now_s)
-        self._out.say(key, RosterSet(home=message.home))
+        self._out.send(key, RosterSet(home=message.home))
 
     def _set_members(self, now_s: float) -> None:
         """Who is a member, and where: told when that has changed."""
@@ -352,9 +352,9 @@ class Core:
 
     def _close_session(self, key: str, now_s: float) -> None:
         """It was closed in words: of what ends with it, its notebook hears no more."""
-        n_said = self._out.n_said
+        n_said = self._out.n_sent
         self._end_session(key, now_s)
-        self._out.unsay(key, n_said)
+        self._out.unsend(key, n_said)
 
     def _end_session(self, key: str, now_s: float) -> None:
         """A notebook is gone, in good order or not: what it started ends, what it took is given
@@ -375,15 +375,17 @@ class Core:
 
     def _from_worker(self, message: Message, buffers: tuple[Buffer, ...], now_s: float) -> None:
         try:
-            self._hear_worker(message, buffers, now_s)
+            self._receive_from_worker(message, buffers, now_s)
         # it runs native code on foreign data, and may have been taken over
         except WireError as error:
             text = f"the worker broke the protocol: {error}"
             self._lose_worker(FailureCause.CRASHED, text, now_s, kill=True)
 
-    def _hear_worker(self, message: Message, buffers: tuple[Buffer, ...], now_s: float) -> None:
+    def _receive_from_worker(
+        self, message: Message, buffers: tuple[Buffer, ...], now_s: float
+    ) -> None:
         was_ready = self._worker.state == READY
-        self._worker.heard(message, buffers, now_s)
+        self._worker.receive(message, buffers, now_s)
         if not was_ready and self._worker.state == READY:
             self._welcome()
         match message:
@@ -429,7 +431,7 @@ class Core:
         ]:
             # a computer that slept hears it when it wakes up
             text = f"it heard nothing of this notebook for {self._settings.grace_s:.0f} s"
-            self._out.say(key, Goodbye(reason=text))
+            self._out.send(key, Goodbye(reason=text))
             self._close_session(key, now_s)
         self._work.tick(now_s)
         self._work.go_on()
@@ -442,7 +444,7 @@ class Core:
         nothing else happens.
         """
         if channel is Channel.CONTROL:
-            self._out.say(
+            self._out.send(
                 key, Refused(code=RefusalCode.DOCUMENT, text=clip(f"not a message: {error.text}"))
             )
         return self._out.take()
@@ -480,7 +482,7 @@ class Core:
         if isinstance(event, FromWorker | WorkerDied):
             self._lose_worker(FailureCause.INTERNAL, text, now_s, kill=True)
         elif key in self._sessions:
-            self._out.say(key, Goodbye(reason=text))
+            self._out.send(key, Goodbye(reason=text))
             self._close_session(key, now_s)
         elif key:
             self._exchange.lose_member(key, now_s)
@@ -492,7 +494,7 @@ class Core:
     def _begin_anew(self) -> None:
         """As after a start: every session ends, and the worker."""
         for key in self._sessions:
-            self._out.say(key, Goodbye(reason="a fault in the agent: it begins anew"))
+            self._out.send(key, Goodbye(reason="a fault in the agent: it begins anew"))
         self._out.add(SetMembers(()), KillWorker("a fault in the agent"))
         self._set_up()
 
@@ -520,5 +522,5 @@ class Core:
             case ToPeer() if event.action.key in self._sessions and not isinstance(
                 event.action.message, Goodbye
             ):
-                self._out.say(event.action.key, Goodbye(reason=event.text))
+                self._out.send(event.action.key, Goodbye(reason=event.text))
                 self._close_session(event.action.key, now_s)

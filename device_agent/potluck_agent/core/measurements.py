@@ -131,7 +131,7 @@ class MeasurementQueue:
             rows=message.rows,
             repeats=message.repeats,
         )
-        self._worker.tell(order, buffers, now_s)
+        self._worker.send(order, buffers, now_s)
 
     def measured(self, message: MeasuredTask) -> None:
         """It has been timed. WireError where something else was measured than what was asked
@@ -153,7 +153,7 @@ class MeasurementQueue:
             sgd_s=message.sgd_s,
             weight_frac=message.weight_frac if tells_frac else -1.0,
         )
-        self._out.say(key, answer)
+        self._out.send(key, answer)
 
     def failed(self, message: ComputeFailed) -> bool:
         """A layer could not be loaded or timed; False where it is none of ours."""
@@ -225,7 +225,7 @@ class MeasurementQueue:
             return
         del self._probes[about]
         answer = Probed(task=about.task, peer=series.request.peer, seconds=tuple(series.seconds))
-        self._out.say(about.key, answer)
+        self._out.send(about.key, answer)
 
     def refused(self, transfer: Transfer, text: str) -> None:
         """The receiver does not want to be measured."""

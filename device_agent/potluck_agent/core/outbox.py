@@ -69,16 +69,16 @@ class Outbox:
         """Do these next."""
         self._actions += actions
 
-    def say(self, key: str, message: Message, buffers: Sequence[Buffer | Span] = ()) -> None:
+    def send(self, key: str, message: Message, buffers: Sequence[Buffer | Span] = ()) -> None:
         """Send this to a peer."""
         self._actions.append(ToPeer(key, message, tuple(buffers)))
 
     @property
-    def n_said(self) -> int:
+    def n_sent(self) -> int:
         """How many actions wait to be done."""
         return len(self._actions)
 
-    def unsay(self, key: str, since: int) -> None:
+    def unsend(self, key: str, since: int) -> None:
         """Of the actions behind the first `since`, leave out control messages to this peer: with it
         the session is closed.
         """
@@ -116,7 +116,7 @@ class Outbox:
             needed_bytes=needed_bytes,
             available_bytes=available_bytes,
         )
-        self.say(key, refused)
+        self.send(key, refused)
 
     def take(self) -> list[Action]:
         """All of them, once."""

@@ -42,17 +42,21 @@ class ValueExchange:
         self._work = work
         self._measuring = measuring
         self.n_moved = 0  # messages of values that come in and go out: a long transfer gets on, too
-        self._heard: dict[type[Message], Callable[[str, Any, tuple[Buffer, ...], float], None]] = {
+        self._receivers: dict[
+            type[Message], Callable[[str, Any, tuple[Buffer, ...], float], None]
+        ] = {
             Value: self._value,
             Chunk: self._chunk,
             Credit: self._credit,
             Rejected: lambda key, message, buffers, now_s: self.rejected(key, message, now_s),
         }
 
-    def hear(self, key: str, message: Message, buffers: tuple[Buffer, ...], now_s: float) -> None:
+    def receive(
+        self, key: str, message: Message, buffers: tuple[Buffer, ...], now_s: float
+    ) -> None:
         """A message of the data channel."""
         self.n_moved += 1
-        self._heard[type(message)](key, message, buffers, now_s)
+        self._receivers[type(message)](key, message, buffers, now_s)
 
     def _value(self, key: str, message: Value, buffers: tuple[Buffer, ...], now_s: float) -> None:
         for transfer in message.received:
@@ -62,7 +66,7 @@ class ValueExchange:
             about = None if sink else self._work.expect(key, message)
             if about is None and not sink:
                 known = Credit(transfer=message.transfer, received_bytes=message.nbytes, done=True)
-                self._out.say(key, known)
+                self._out.send(key, known)
                 return
             may_wait = not (sink or self._is_emulated) and self._work.goes_on_after(message)
             step = self._incoming.begin(
@@ -70,11 +74,11 @@ class ValueExchange:
             )
             self._work.apply(step, now_s)
         except Unwanted as unwanted:
-            self._out.say(
+            self._out.send(
                 key, Rejected(transfer=message.transfer, code=unwanted.code, text=str(unwanted))
             )
         except WireError as error:
-            self._out.say(
+            self._out.send(
                 key, Rejected(transfer=message.transfer, code=RefusalCode.DOCUMENT, text=error.text)
             )
 

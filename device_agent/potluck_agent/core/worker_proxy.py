@@ -77,7 +77,7 @@ class WorkerProxy:
             self.state, self._heard_s = STARTING, now_s
             self._out.add(StartWorker())
 
-    def tell(self, message: Message, buffers: Sequence[Buffer], now_s: float) -> None:
+    def send(self, message: Message, buffers: Sequence[Buffer], now_s: float) -> None:
         """Send this, as soon as there is a worker; nothing is kept for one that nobody started."""
         order = ToWorker(message, tuple(buffers))
         if self.state == STARTING:
@@ -98,7 +98,7 @@ class WorkerProxy:
             self._owed.setdefault(answer, deque()).append(told_bytes)
         self._out.add(order)
 
-    def heard(self, message: Message, buffers: Sequence[Buffer], now_s: float) -> None:
+    def receive(self, message: Message, buffers: Sequence[Buffer], now_s: float) -> None:
         """The worker said something. WireError where that cannot be.
 
         Only what is due ends its silence: it may have been taken over, and say anything else

@@ -65,11 +65,11 @@ class PairingListener:
         if self._window.overdue(now_s):
             self.hang_up()
         try:
-            window = control_files.asked_window(self._state_dir)
+            window = control_files.requested_window(self._state_dir)
             if window is not None:
                 secret, window_s = window
                 self._set_window(secret, window_s, now_s)
-            self._tell_tries()
+            self._publish_tries()
         except (AgentError, OSError) as error:  # of its directory: the disk is full, or gone
             self._journal.note_state("pairing", f"the pairing window cannot be kept up: {error}")
 
@@ -86,13 +86,13 @@ class PairingListener:
             self._window.close()
             self._n_wrong_told = self._window.n_wrong
 
-    def _tell_tries(self) -> None:
+    def _publish_tries(self) -> None:
         """The owner, who may be showing a code, learns that somebody typed a wrong one."""
         n_wrong = self._window.n_wrong
         if n_wrong == self._n_wrong_told:
             return
         self._n_wrong_told, left = n_wrong, PAIRING_TRIES - n_wrong
-        control_files.tell_tries(self._state_dir, left)
+        control_files.publish_tries(self._state_dir, left)
         if n_wrong:
             text = f"a wrong pairing code was typed; {control_files.tries(left)}"
             self._journal.note(text)
@@ -137,7 +137,7 @@ class PairingListener:
         _answer(visitor, reply)
         if reply.paired is not None:
             try:
-                control_files.tell_paired(self._state_dir, reply.paired.key)
+                control_files.publish_paired(self._state_dir, reply.paired.key)
             except AgentError as error:
                 self._journal.note_state("pairing", str(error))
         if reply.close:

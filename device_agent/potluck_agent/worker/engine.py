@@ -89,7 +89,7 @@ class WorkerEngine:
         """Carry out one message."""
         self._actions[type(message)](message, buffers)
         self._release()
-        self._say_freed()
+        self._send_freed()
         self._pipe.flush_in_time()
 
     def _put(self, message: Put, buffers: Buffers) -> None:
@@ -280,7 +280,7 @@ class WorkerEngine:
         while self._pipe.outbound_released:
             self._exports.release(self._pipe.outbound_released.popleft())
 
-    def _say_freed(self) -> None:
+    def _send_freed(self) -> None:
         for offset in self._values.take_freed():
             self._pipe.send(Freed(offset=offset))
 

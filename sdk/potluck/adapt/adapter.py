@@ -145,7 +145,7 @@ class Adapter:
             if thing not in shown and factor >= (1 + SMALL_FRAC) * known.usual(thing)
         )
 
-    def hear(self, slowness: Mapping[Thing, float], step: int) -> None:
+    def update_slowness(self, slowness: Mapping[Thing, float], step: int) -> None:
         """Take in what such a question has shown.
 
         Parameters
@@ -155,7 +155,7 @@ class Adapter:
         step
             The latest.
         """
-        self.known = self.known.heard(slowness)
+        self.known = self.known.updated(slowness)
         self._seen_at.update(dict.fromkeys(slowness, step))
 
     def _forget(self, look: StepsSeen) -> None:

@@ -50,7 +50,7 @@ class Conditions:
         now = {thing: self.of(thing) * ratio for thing, ratio in ratios.items()}
         return Conditions(factors={**self.factors, **now}, first={**now, **self.first})
 
-    def heard(self, slowness: Mapping[Thing, float]) -> "Conditions":
+    def updated(self, slowness: Mapping[Thing, float]) -> "Conditions":
         """With what was asked of those that no step shows: it may be over, but nobody is taken for
         better than usual by a short question.
 

@@ -149,7 +149,7 @@ def _regret(rule: Rule, place: str, latency_s: list[list[float]], seed: int) -> 
         if shares or asking.is_due(at_s, alone=True):
             nbytes = SENT_BYTES if shares else PROBE_BYTES
             rule.observe(nbytes, nbytes / shown, at_s)
-            asking.heard(at_s, shown, believed, asked=not shares)
+            asking.observe(at_s, shown, believed, asked=not shares)
     return taken_s / best_s - 1
 
 

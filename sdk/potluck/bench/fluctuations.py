@@ -204,7 +204,7 @@ class _Way:
         true, rng = self._evening.stretches[number], self._evening.rng
         heard = {t: true.of(t) * rng.lognormvariate(0.0, self._evening.noise) for t in things}
         self.seconds += ASKING_S * sum(kind == MEDIUM for kind, _ in heard)
-        adapter.hear(heard, step)
+        adapter.update_slowness(heard, step)
 
     @property
     def outcome(self) -> AdaptOutcome:

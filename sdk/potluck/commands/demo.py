@@ -74,12 +74,12 @@ def main(args: argparse.Namespace) -> int:
             *_name_photographs(home, args.out),
         ]
     markup.save(args.out / "demo.html", "potluck demo", *fragments)
-    _say(f"\nDone in {units.duration(time.monotonic() - begun_s)}.")
-    _say(
+    _print_line(f"\nDone in {units.duration(time.monotonic() - begun_s)}.")
+    _print_line(
         f"Each instruction: {args.out / 'training.trace.html'}, or training.trace.json at "
         "https://ui.perfetto.dev (it stays in your browser)."
     )
-    _say(f"All on one page: {(args.out / 'demo.html').resolve()}")
+    _print_line(f"All on one page: {(args.out / 'demo.html').resolve()}")
     return 0
 
 
@@ -110,11 +110,11 @@ def _demo_home() -> Iterator[potluck.Home]:
                         device=agent.name,
                         next_step="Run `potluck doctor`.",
                     )
-                _say(f"  found {agent.name} at {agent.address}")
+                _print_line(f"  found {agent.name} at {agent.address}")
             # by address: there may be other devices of these names, such as those of another demo
             paired = home.pair_all({str(agent.address): agent.code for agent in agents.agents})
-            _say("  paired, each with the code that it showed\n")
-            _say(text.render(tables.members(paired)))
+            _print_line("  paired, each with the code that it showed\n")
+            _print_line(text.render(tables.members(paired)))
             yield home
     finally:
         agents.close()
@@ -145,9 +145,9 @@ def _train(home: potluck.Home, n_steps: int, out: Path) -> list[str]:
     plans = potluck.plan(profile, potluck.Training(batch=BATCH, micro_batch=MICRO_BATCH))
     first, other = _two_plans(plans)
     said = headline.of_plan(plans.best)
-    _say(f"  {said}\n")
-    _say(text.plans(plans.items, plans.best, 6))
-    _say(
+    _print_line(f"  {said}\n")
+    _print_line(text.plans(plans.items, plans.best, 6))
+    _print_line(
         "\n"
         + text.plan(first, profile.problem(potluck.Training(batch=BATCH, micro_batch=MICRO_BATCH)))
     )
@@ -166,11 +166,11 @@ def _train(home: potluck.Home, n_steps: int, out: Path) -> list[str]:
     losses += run.fit(batches[half:]).losses
     trained = digits_network(seed=1)  # other weights, to be overwritten
     run.load_into(trained)
-    _say(text.comparison(_predicted(run), run.trace))
+    _print_line(text.comparison(_predicted(run), run.trace))
 
     reference = train_on_one_machine(alone, iter(batches), micro_batch=MICRO_BATCH, lr=LR)
     _check_losses(losses, reference)
-    _say(
+    _print_line(
         f"  test accuracy {digits.accuracy(trained):.1%}; trained on one machine "
         f"{digits.accuracy(alone):.1%}"
     )
@@ -201,7 +201,7 @@ def _check_losses(losses: Sequence[float], reference: Sequence[float]) -> None:
         if worst
         else "bit for bit"
     )
-    _say(f"\n  loss {losses[0]:.3f} → {losses[-1]:.3f}, as on one machine: {equal}")
+    _print_line(f"\n  loss {losses[0]:.3f} → {losses[-1]:.3f}, as on one machine: {equal}")
     if worst > TOLERANCE:
         raise PotluckError(
             f"the losses differ by {worst:.1e} from one machine, more than {TOLERANCE:g}."
@@ -227,7 +227,7 @@ def _name_photographs(home: potluck.Home, out: Path) -> list[str]:
     stream = potluck.Inference(batch=1, streaming=True)
     plans = potluck.plan(profile, stream)
     widest = max(plans, key=lambda plan: len(plan.stages))
-    _say(text.plan(widest, profile.problem(stream)))
+    _print_line(text.plan(widest, profile.problem(stream)))
 
     run = home.deploy(widest, model).wait()
     outputs = run(images.repeat(STREAMED, 1, 1, 1))[: len(images)]
@@ -235,8 +235,10 @@ def _name_photographs(home: potluck.Home, out: Path) -> list[str]:
         unsplit = torch.cat([network(images[i : i + 1]) for i in range(len(images))])
     for name, row in zip(names, outputs.softmax(1), strict=True):
         best = int(row.argmax())
-        _say(f"  {name}: {IMAGENET_NAMES.get(best, 'class')} ({best}), {float(row[best]):.0%}")
-    _say(
+        _print_line(
+            f"  {name}: {IMAGENET_NAMES.get(best, 'class')} ({best}), {float(row[best]):.0%}"
+        )
+    _print_line(
         "  largest difference from the unsplit model "
         f"{float((outputs - unsplit).abs().max()):.1e}\n"
     )
@@ -250,7 +252,7 @@ def _name_photographs(home: potluck.Home, out: Path) -> list[str]:
 def _show_traces(run: "Run", out: Path, name: str) -> None:
     """Print predicted against measured; write a timeline as PNG and a Chrome trace."""
     predicted, measured = _predicted(run), run.trace
-    _say(text.comparison(predicted, measured))
+    _print_line(text.comparison(predicted, measured))
     picture = timeline.gantt(timeline.typical(predicted), timeline.typical(measured))
     save_png(picture, out / f"{name}.timeline.png")
     devices = run.problem.devices if run.problem else ()
@@ -268,8 +270,8 @@ def _predicted(run: "Run") -> Trace:
 
 
 def _heading(words: str) -> None:
-    _say(f"\n{words}\n{'=' * len(words)}")
+    _print_line(f"\n{words}\n{'=' * len(words)}")
 
 
-def _say(words: str) -> None:
+def _print_line(words: str) -> None:
     print(words, flush=True)

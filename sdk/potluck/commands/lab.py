@@ -64,7 +64,7 @@ def _up(args: argparse.Namespace) -> None:
         args.name,
         time_scale=args.time_scale,
         script=args.script,
-        tell=_tell,
+        tell=_print_event,
         links=args.links,
         announce=True,
         extra=["--pair"],
@@ -93,7 +93,7 @@ def _up(args: argparse.Namespace) -> None:
         lab.close()
 
 
-def _tell(happened: "Happened") -> None:
+def _print_event(happened: "Happened") -> None:
     with suppress(BrokenPipeError):  # nobody reads any more; the home is played all the same
         print(f"{happened.passed_s:.1f} s after the start: {happened}", flush=True)
 

@@ -207,7 +207,7 @@ class BatchStore:
         whole_bytes = sum(values.nbytes for values in self._whole) / len(self)
         known, said_bytes = [], 0
         for number in numbers:
-            said_bytes += self._said_bytes(number, MAX_HEADER_BYTES - said_bytes)
+            said_bytes += self._stated_bytes(number, MAX_HEADER_BYTES - said_bytes)
             parts = [(part.get_dtype(), part.get_shape()) for part in self._opened(number)]
             n_rows = min((shape[0] if shape else 0 for _, shape in parts), default=0)
             kind = tuple((dtype, *shape[1:]) for dtype, shape in parts)
@@ -215,7 +215,7 @@ class BatchStore:
             known.append((n_rows, kinds.setdefault(kind, len(kinds)), float(nbytes + whole_bytes)))
         return known
 
-    def _said_bytes(self, shard: int, most: int) -> int:
+    def _stated_bytes(self, shard: int, most: int) -> int:
         """What a shard says of its tensors, where no more than this is left for all."""
         path = self._folder / _shard(shard)
         try:

@@ -44,7 +44,7 @@ class JobProgress:
         return self.step - self.first_step
 
 
-def told(answer: Mapping[str, Any], since: int) -> JobProgress:
+def read_job_progress(answer: Mapping[str, Any], since: int) -> JobProgress:
     """The answer to "status".
 
     Parameters

@@ -116,7 +116,7 @@ class Coordinator:
         training = self._at_work()
         return training.journal if training is not None and training.job == job else None
 
-    def told(self, job: str) -> Progress:
+    def read_progress(self, job: str) -> Progress:
         """How far a job is, as far as that may be told: of one that is shared, what copies have.
 
         Parameters
@@ -130,7 +130,7 @@ class Coordinator:
             As for `progress`.
         """
         journal = self.journal(job)
-        return journal.told if journal is not None else self.progress(job)
+        return journal.published if journal is not None else self.progress(job)
 
     @property
     def guests(self) -> frozenset[str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from potluck.coordinator.checked_replies import JobProgress, part, told
+from potluck.coordinator.checked_replies import JobProgress, part, read_job_progress
 from potluck.coordinator.endpoint import Endpoint
 from potluck.coordinator.journal import FAILED, TRAINING, WAITING
 from potluck.coordinator.leader_client import WhoeverActs
@@ -44,18 +44,20 @@ class DetachedRun(Shown):
         self._who = place if isinstance(place, WhoeverActs) else WhoeverActs(place)
         self.job, self._most_bytes = job, most_bytes
         self._losses: list[float] = []
-        self._told = self._look()
+        self._progress = self._look()
 
     def _look(self) -> JobProgress:
         """Ask how far it is."""
         while True:
             since = len(self._losses)
-            self._told = told(self._who.ask("status", job=self.job, since=since)[0], since)
-            self._who.learn(self._told.seats)
-            del self._losses[self._told.n_done :]  # it went back, and computes some again
-            self._losses += self._told.losses
-            if len(self._losses) == self._told.n_done:
-                return self._told
+            self._progress = read_job_progress(
+                self._who.ask("status", job=self.job, since=since)[0], since
+            )
+            self._who.learn(self._progress.seats)
+            del self._losses[self._progress.n_done :]  # it went back, and computes some again
+            self._losses += self._progress.losses
+            if len(self._losses) == self._progress.n_done:
+                return self._progress
 
     # --- what it is -------------------------------------------------------------------------------
 
@@ -67,7 +69,7 @@ class DetachedRun(Shown):
     @property
     def n_steps(self) -> int:
         """Steps when all is done."""
-        return self._told.first_step + self._told.n_batches
+        return self._progress.first_step + self._progress.n_batches
 
     @property
     def losses(self) -> tuple[float, ...]:
@@ -105,15 +107,15 @@ class DetachedRun(Shown):
         return _addresses(self._look())
 
     def __repr__(self) -> str:
-        told = self._look()
-        why = f": {told.why}" if told.why else ""
+        progress = self._look()
+        why = f": {progress.why}" if progress.why else ""
         loss = f", loss {self._losses[-1]:.4g}" if self._losses else ""
-        copies = ", ".join(_addresses(told))
+        copies = ", ".join(_addresses(progress))
         where = f"its journal copied to {copies}" if copies else "no copy of its journal elsewhere"
-        kept = f", {where}" if told.is_under_way else ""
+        kept = f", {where}" if progress.is_under_way else ""
         return (
-            f"<DetachedRun {self.job} at {self._who.place}, {told.state}{why}, step {told.step} "
-            f"of {self.n_steps}{loss}{kept}>"
+            f"<DetachedRun {self.job} at {self._who.place}, {progress.state}{why}, "
+            f"step {progress.step} of {self.n_steps}{loss}{kept}>"
         )
 
     # --- what to do with it -----------------------------------------------------------------------
@@ -136,19 +138,19 @@ class DetachedRun(Shown):
 
         def work(task: Task) -> None:
             while True:
-                told = self._look()
-                done_frac = len(self._losses) / told.n_batches
+                progress = self._look()
+                done_frac = len(self._losses) / progress.n_batches
                 loss = f", loss {self._losses[-1]:.4g}" if self._losses else ""
-                task.update(done_frac, f"step {told.step}{loss}")
-                if told.state not in (WAITING, TRAINING):
+                task.update(done_frac, f"step {progress.step}{loss}")
+                if progress.state not in (WAITING, TRAINING):
                     return
                 task.check()
                 time.sleep(LOOK_S)
 
         Handle(work, f"training {self.job}, detached").wait(timeout_s)
-        if self._told.state == FAILED:
+        if self._progress.state == FAILED:
             raise HomeError(
-                f"the training {self.job} has failed: {self._told.why}",
+                f"the training {self.job} has failed: {self._progress.why}",
                 next_step="Its latest state is kept: `save` fetches it, and `start` goes on.",
             )
         return self
@@ -164,10 +166,10 @@ class DetachedRun(Shown):
         end_s = time.monotonic() + STOP_S
         while True:
             self._who.ask("stop", job=self.job)
-            told = self._look()
+            progress = self._look()
             # of a shared one, who answers may be back, and another about to act: it is told again
-            goes_on = bool(told.seats) and told.state in (WAITING, TRAINING)
-            if not (told.is_under_way or goes_on):
+            goes_on = bool(progress.seats) and progress.state in (WAITING, TRAINING)
+            if not (progress.is_under_way or goes_on):
                 return self
             if time.monotonic() > end_s:
                 raise HomeError(
@@ -233,7 +235,7 @@ class DetachedRun(Shown):
 
         since = len(self._losses)
         answer, _ = self._who.ask("status", job=self.job, since=since, names=True)
-        names = told(answer, since).names
+        names = read_job_progress(answer, since).names
         with TemporaryDirectory() as folder:
             path = Path(folder) / "state"
             self.save(path)
@@ -264,5 +266,5 @@ class DetachedRun(Shown):
             )
 
 
-def _addresses(told: JobProgress) -> tuple[str, ...]:
-    return tuple(harmless(str(seat)) for seat in told.copies)
+def _addresses(progress: JobProgress) -> tuple[str, ...]:
+    return tuple(harmless(str(seat)) for seat in progress.copies)

@@ -35,7 +35,7 @@ class Joining:
     ) -> None:
         self._coordinator = coordinator
         self._ask = ask
-        self._told = told
+        self._report = told
         self._why = ""
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="potluck join", daemon=True)
@@ -61,7 +61,7 @@ class Joining:
                 why = str(error)
             if why and why != self._why:
                 with suppress(OSError):
-                    self._told(why)
+                    self._report(why)
             self._why = why
 
     def look(self) -> bool:

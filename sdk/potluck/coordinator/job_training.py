@@ -208,7 +208,7 @@ class JobTraining:
                     fitting.wait()
                 return
             self.plan = dumps(run.plan)
-            told = _tell(run.history, told, journal)
+            told = _publish_losses(run.history, told, journal)
             is_new = run.protection is None or (
                 run.protection.snapshot.step > journal.progress.saved[1]
             )
@@ -224,7 +224,7 @@ class JobTraining:
                 self._save(run, latest=False)
             raise
         finally:
-            _tell(run.history, told, journal)
+            _publish_losses(run.history, told, journal)
 
     def _save_every_s(self, took_s: float) -> float:
         """Seconds between two states on disk; the latest took so long."""
@@ -238,7 +238,7 @@ class JobTraining:
             self.journal.add(saved=name, at=step, durable=True)
 
 
-def _tell(history: "History", told: int, journal: Journal) -> int:
+def _publish_losses(history: "History", told: int, journal: Journal) -> int:
     """Write down what has happened to a run since; how much that is in all."""
     events = [
         *(each.words for each in history.recoveries),

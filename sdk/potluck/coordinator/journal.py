@@ -105,7 +105,7 @@ class Journal:
     path
         The file; made where there is none.
     told
-        Of what is in it, so many bytes may be told to others; the rest once `tell` is called.
+        Of what is in it, so many bytes may be told to others; the rest once `publish` is called.
         Default: all, and all that comes.
 
     Raises
@@ -118,10 +118,10 @@ class Journal:
         self._path, self._lock = path, threading.Lock()
         entries, nbytes = read_entries(path) if path.exists() else ([], 0)
         self.progress = _folded(path, [entry for entry, _ in entries])
-        self.told = Progress()
-        self._untold = deque(entries)
-        self._may_tell = told
-        self._tell()
+        self.published = Progress()
+        self._unpublished = deque(entries)
+        self._may_publish = told
+        self._publish()
         self._nbytes, self._failure = nbytes, ""  # that hold
         try:
             self._file = path.open("ab", buffering=0)
@@ -153,14 +153,14 @@ class Journal:
             self.progress.take(entry)
             try:
                 self._write(entry)
-                self._untold.append((entry, self._nbytes))
-                self._tell()
+                self._unpublished.append((entry, self._nbytes))
+                self._publish()
                 if durable:
                     os.fsync(self._file.fileno())
             except OSError as error:
                 raise self._failed(error) from error
 
-    def tell(self, nbytes: int | None) -> None:
+    def publish(self, nbytes: int | None) -> None:
         """So many bytes of it may be told by now; None: all, and all that comes.
 
         Parameters
@@ -169,17 +169,17 @@ class Journal:
             No fewer than before.
         """
         with self._lock:
-            self._may_tell = nbytes
-            self._tell()
+            self._may_publish = nbytes
+            self._publish()
 
-    def _tell(self) -> None:
-        while self._untold:
-            entry, end = self._untold[0]
+    def _publish(self) -> None:
+        while self._unpublished:
+            entry, end = self._unpublished[0]
             # whoever handed it over knows how it began; all else may be unknown to the copies
-            if self._may_tell is not None and end > self._may_tell and "begun" not in entry:
+            if self._may_publish is not None and end > self._may_publish and "begun" not in entry:
                 return
-            self.told.take(entry)
-            self._untold.popleft()
+            self.published.take(entry)
+            self._unpublished.popleft()
 
     def sync(self) -> int:
         """Have all of it on the disk; how many bytes that is.

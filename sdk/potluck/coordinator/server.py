@@ -120,12 +120,12 @@ class CoordinatorServer:
                 if isinstance(answer, Future):
                     self._admitting.append((route, answer))
                 else:
-                    self._say(route, answer)
+                    self._reply(route, answer)
             for route, admission in [each for each in self._admitting if each[1].done()]:
                 self._admitting.remove((route, admission))
-                self._say(route, admission.result())
+                self._reply(route, admission.result())
 
-    def _say(self, route: bytes, answer: Answer) -> None:
+    def _reply(self, route: bytes, answer: Answer) -> None:
         self._entrance.send(route, [json.dumps(answer[0]).encode(), answer[1]])
 
     def close(self) -> None:
@@ -169,7 +169,7 @@ class CoordinatorServer:
 
     def _status(self, request: Mapping[str, Any], _: bytes) -> Answer:
         job, since = _name(request), _whole(request, "since")
-        progress = self._coordinator.told(job)
+        progress = self._coordinator.read_progress(job)
         is_under_way = self._coordinator.under_way == job
         losses = progress.losses.copy()  # another thread adds to them
         # also one that has joined and does not count yet: it may be the one to ask next

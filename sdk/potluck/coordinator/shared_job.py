@@ -196,7 +196,7 @@ class SharedJob:
                 self._home.devices.act_under(self.lease, term)
                 self._begin({"acts": self._me.key, "term": term})
         except PotluckError:  # a full disk, say: the next one in line
-            self.line.tell(Resign())
+            self.line.notify(Resign())
 
     def _begin(self, acts: dict[str, Any]) -> None:
         journal = self._work.journal(self.job)
@@ -204,7 +204,7 @@ class SharedJob:
             journal.add(**acts)
             if journal.progress.group is None:
                 journal.add(group=self.group.row())
-            journal.tell(journal.sync())
+            journal.publish(journal.sync())
             self._begun = acts["term"]
             return
         progress = self._copied().progress
@@ -226,7 +226,7 @@ class SharedJob:
         self._told = max(self._told, position)
         journal = self._work.journal(self.job)
         if journal is not None:
-            journal.tell(self._told)
+            journal.publish(self._told)
 
     def sync(self) -> int:
         """All of the journal is on the disk: how much that is."""
@@ -281,7 +281,7 @@ class SharedJob:
                 counts=into is self._copy,
                 has=self._latest_state(self._copied().progress)[1],
             )
-            told = _told(answer)
+            told = _read_status(answer)
             if told is None or told.term < self._copied().progress.term:
                 return None
             with self._writing:
@@ -373,7 +373,7 @@ class SharedJob:
         if type(has := request.get("has")) is int:
             self._has[key] = has
         if is_same and request.get("counts") is True:
-            self.line.tell(Pulled(key, at))
+            self.line.notify(Pulled(key, at))
         data = b"" if not is_same else _lines(self._path, at)
         return {
             "acts": True,
@@ -445,7 +445,7 @@ class _JournalStatus:
         self.state = name, step, sha256, nbytes
 
 
-def _told(answer: Mapping[str, Any]) -> _JournalStatus | None:
+def _read_status(answer: Mapping[str, Any]) -> _JournalStatus | None:
     if answer.get("acts") is not True:
         return None
     try:

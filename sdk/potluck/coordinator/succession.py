@@ -235,7 +235,7 @@ class Succession:
             case Voted():
                 self._voted(event, now_s)
             case LeaderAnswered():
-                self._heard(event, now_s)
+                self._leader_answered(event, now_s)
             case Pulled() if self.role == ACTING:
                 self._pulled(event, now_s)
             case Grew():
@@ -248,7 +248,7 @@ class Succession:
 
     # --- following --------------------------------------------------------------------------------
 
-    def _heard(self, event: LeaderAnswered, now_s: float) -> None:
+    def _leader_answered(self, event: LeaderAnswered, now_s: float) -> None:
         is_at_it = self.role != FOLLOWING
         if event.leader == self.me or event.term < (self.term if is_at_it else self._followed):
             return

@@ -107,7 +107,7 @@ class SuccessionDriver:
             self._begin("pull states", PULL_S, self._pull_state, _nothing),
         ]
 
-    def tell(self, event: Event) -> None:
+    def notify(self, event: Event) -> None:
         """Something has happened.
 
         Parameters
@@ -169,8 +169,8 @@ class SuccessionDriver:
                 LOG.debug("no copy of the journal: %s", error)
                 return True
             if copied is not None:
-                self.tell(Grew(copied[0]))
-                self.tell(LeaderAnswered(leader, copied[1]))
+                self.notify(Grew(copied[0]))
+                self.notify(LeaderAnswered(leader, copied[1]))
         return not self._leaving
 
     def _pull_state(self) -> bool:
@@ -208,9 +208,9 @@ class SuccessionDriver:
             with suppress(PotluckError):  # the home is closed
                 answer = self._ask(voter, lease)
                 if answer is not None:
-                    answer.add_done_callback(self._hear(voter, asked.number))
+                    answer.add_done_callback(self._on_vote(voter, asked.number))
 
-    def _hear(self, voter: str, number: int) -> "Callable[[Future[Leased]], None]":
+    def _on_vote(self, voter: str, number: int) -> "Callable[[Future[Leased]], None]":
         def hear(done: "Future[Leased]") -> None:
             if done.cancelled() or done.exception() is not None:
                 return
@@ -224,7 +224,7 @@ class SuccessionDriver:
                 ballot=(answer.accepted_term, answer.accepted_serial),
                 record=read_record(answer.record),
             )
-            self.tell(voted)
+            self.notify(voted)
 
         return hear
 

@@ -203,7 +203,7 @@ def _bar(event: Event, scale: Scale, y: float, height: float) -> list[Item]:
             height=height,
             fill=colour,
             radius=min(2.5, inner / 3),
-            title=_told(event),
+            title=_tooltip(event),
         )
     ]
     size = 10.0
@@ -222,7 +222,7 @@ def _bar(event: Event, scale: Scale, y: float, height: float) -> list[Item]:
     return items
 
 
-def _told(event: Event) -> str:
+def _tooltip(event: Event) -> str:
     """What the pointer is told on this bar."""
     parts = [f"{event.label or event.op or event.lane} on {event.device}"]
     if event.peer:

@@ -128,7 +128,7 @@ class Lab:
         self._emulated = frozenset(
             spec.name for spec in specs if spec.emulated or spec.slowdown > 1.0
         )
-        self._tell = tell
+        self._notify = tell
         self._check(happenings, [spec.name for spec in specs])
         inside = None
         if (
@@ -178,7 +178,7 @@ class Lab:
             self.scenario.close()
         scale = self.emulation.time_scale if self.emulation is not None else 1.0
         self.scenario = ScenarioRunner(
-            happenings, self.agents, self.links, time_scale=scale, tell=self._tell
+            happenings, self.agents, self.links, time_scale=scale, tell=self._notify
         )
         return self.scenario
 

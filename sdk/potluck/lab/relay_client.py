@@ -28,7 +28,7 @@ class RelayClient:
             text=True,
             start_new_session=True,
         )
-        self._tell(
+        self._send(
             {
                 "network": network_document(network),
                 "agents": {agent.name: agent.address.port for agent in agents},
@@ -46,19 +46,19 @@ class RelayClient:
 
     def shape(self, medium: str, bytes_per_s: float) -> None:
         """Let this medium carry so much from now on."""
-        self._tell(["shape", medium, bytes_per_s])
+        self._send(["shape", medium, bytes_per_s])
 
     def lose(self, medium: str, loss_frac: float) -> None:
         """Let this medium lose such a part of what crosses it; see `airtime`."""
-        self._tell(["lose", medium, loss_frac])
+        self._send(["lose", medium, loss_frac])
 
     def flow(self, source: str, target: str, lasts_s: float) -> None:
         """Let somebody else send from one device to another, as much as gets through."""
-        self._tell(["flow", source, target, lasts_s])
+        self._send(["flow", source, target, lasts_s])
 
     def calm(self) -> None:
         """End what somebody else sends."""
-        self._tell(["calm"])
+        self._send(["calm"])
 
     def close(self) -> None:
         """End it; safe to call twice."""
@@ -72,7 +72,7 @@ class RelayClient:
             self._process.kill()
             self._process.wait()
 
-    def _tell(self, document: object) -> None:
+    def _send(self, document: object) -> None:
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps(document) + "\n")

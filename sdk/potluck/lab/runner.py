@@ -97,7 +97,7 @@ class ScenarioRunner:
         self.happened: list[Happened] = []
         self._devices = devices
         self._links = links
-        self._tell = tell
+        self._notify = tell
         self._numbers = count()
         self._queue = [
             _ScheduledEvent(
@@ -147,7 +147,7 @@ class ScenarioRunner:
             failure = HomeError(f"{error}.")
         passed_s = time.monotonic() - self._start_s
         self.happened.append(Happened(passed_s, entry.item, over=entry.ends, failure=failure))
-        self._tell(self.happened[-1])
+        self._notify(self.happened[-1])
 
     def _begin(self, item: ScenarioEvent, slow: ScenarioEvent) -> Callable[[], None]:
         """What makes `item` happen; `slow` is the same in the lab's time."""

@@ -90,7 +90,7 @@ class AcceleratedModel(Tabular):
         path = case.problem.network.path(device, helper)
         self._air = LinkBandwidth(case.problem.network.bandwidth(device, helper), path.latency_s)
         self._tables = TableSearch(store or SplitCache(None, case.model.signature))
-        table = self._tables.first(case, self.bytes_per_s, _told(task, case))
+        table = self._tables.first(case, self.bytes_per_s, _progress_callback(task, case))
         task.update(0.8, "loading")
         self._loaded = OffloadDeployment(link, members, case, table, self.bytes_per_s)
         self._late: tuple[Future[ExecutionResult], Compiled] | None = None
@@ -322,7 +322,7 @@ class AcceleratedModel(Tabular):
     def _learn(self, execution: ExecutionResult, compiled: Compiled) -> None:
         """What a request shows of the link, and of how fast both really are."""
         for nbytes, seconds in transfers(execution, compiled, self.device):
-            self._air.heard(nbytes, seconds)
+            self._air.observe(nbytes, seconds)
         self._speeds.learn(self._loaded.case, execution, compiled)
 
     # --- what it does and did ---------------------------------------------------------------------
@@ -434,7 +434,7 @@ def _in_order(
     return as_tuple((*inputs, named), arguments.requested) if by_name else inputs
 
 
-def _told(task: Task, case: SplitCase) -> Callable[[int], None]:
+def _progress_callback(task: Task, case: SplitCase) -> Callable[[int], None]:
     """Shows how far planning is; between two searches it can be cancelled."""
     most = len(case.first) + 1 if case.first else case.spec.most
 

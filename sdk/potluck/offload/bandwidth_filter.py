@@ -85,7 +85,7 @@ class Asking:
     def __init__(self, now_s: float) -> None:
         self._heard_s, self._wait_s = now_s, FIRST_WAIT_S
 
-    def heard(
+    def observe(
         self, at_s: float, bytes_per_s: float, thought_bytes_per_s: float, *, asked: bool
     ) -> None:
         """A request, or an answer to what was `asked`, has shown this much where that much was

@@ -20,7 +20,7 @@ class LinkBandwidth:
         self._estimator = Estimator(first_bytes_per_s, latency_s=latency_s)
         self._asking = Asking(time.monotonic())
 
-    def heard(self, nbytes: int, seconds: float, *, asked: bool = False) -> None:
+    def observe(self, nbytes: int, seconds: float, *, asked: bool = False) -> None:
         """A transfer has taken so long.
 
         Parameters
@@ -35,7 +35,7 @@ class LinkBandwidth:
         now_s, thought = time.monotonic(), self.bytes_per_s
         self._estimator.observe(nbytes, seconds, now_s)
         self.bytes_per_s = self._estimator.bytes_per_s
-        self._asking.heard(now_s, nbytes / max(seconds, 1e-9), thought, asked=asked)
+        self._asking.observe(now_s, nbytes / max(seconds, 1e-9), thought, asked=asked)
 
     def should_ask(self, now_s: float, *, alone: bool) -> bool:
         """Whether to ask now. `alone`: requests show nothing, as the device answers them alone."""
@@ -57,4 +57,4 @@ class LinkBandwidth:
         """
         probe = Probe(task=task, peer=peer, nbytes=PROBE_BYTES, repeats=1)
         answers = link.ask(RequestAll(requests={device: (probe, ())})).result()
-        self.heard(PROBE_BYTES, answers[device][0].seconds[0], asked=True)
+        self.observe(PROBE_BYTES, answers[device][0].seconds[0], asked=True)

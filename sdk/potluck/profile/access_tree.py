@@ -218,7 +218,7 @@ def network(
     return Network(media=tuple(media.values()), paths=paths)
 
 
-def told(tree: Site) -> list[str]:
+def described(tree: Site) -> list[str]:
     """What devices share, in words."""
     found = []
     for site in sites(tree):

@@ -85,7 +85,10 @@ def measure_network(
     if known is None:
         best = tomography.best
         rates = declared_network.figures(best, tomography.observations)
-        document, notes = document_of(best.tree, rates, latencies_s), access_tree.told(best.tree)
+        document, notes = (
+            document_of(best.tree, rates, latencies_s),
+            access_tree.described(best.tree),
+        )
         wrong: list[str] = []
     else:
         known = known.about(speakers)

@@ -162,7 +162,7 @@ class Adapting:
             pass
         except PotluckError as error:  # no plan fits any more, or this one cannot be judged
             self._adapter.settle()
-            tell(
+            notify(
                 self._engine,
                 Decision(step=step, action=FAILED, words=f"step {step}: the plan stays: {error}"),
             )
@@ -198,7 +198,7 @@ class Adapting:
         if look.step < self._asked or not (asked := tuple(things)):
             return
         prober, adapter = self._prober, self._adapter
-        adapter.hear(prober.slowness(asked, plan, profiled, adapter.known), look.step)
+        adapter.update_slowness(prober.slowness(asked, plan, profiled, adapter.known), look.step)
         self._asked = look.step + ceil(prober.spent_s / LOOKING_FRAC / look.step_s)
 
     def _seen(self, steps: Steps, compiled: Compiled, problem: Problem, step: int) -> StepsSeen:
@@ -245,7 +245,7 @@ class Adapting:
         if decision is None:
             return
         if decision.action not in (ORDER, SWITCH):
-            tell(engine, decision)
+            notify(engine, decision)
             return
         self._task.check()
         engine.compiler.conditions = self._adapter.known
@@ -262,7 +262,7 @@ class Adapting:
                 decision, action=FAILED, words=f"{decision.words} It failed: {error}"
             )
             self._adapter.settle()
-        tell(engine, decision)
+        notify(engine, decision)
 
     def _order_anew(self, plan: Plan) -> None:
         engine = self._engine
@@ -302,7 +302,7 @@ def problem_now(engine: "RunEngine", plan: Plan, problem: Problem) -> Problem:
     return problem if plan.problem is None else replace(problem, qoe=plan.problem.qoe)
 
 
-def tell(engine: "RunEngine", decision: Decision) -> None:
+def notify(engine: "RunEngine", decision: Decision) -> None:
     """Put a decision into the history, where it is not what was said before.
 
     Parameters

@@ -120,7 +120,7 @@ def drain(engine: "RunEngine") -> None:
             failure = error
             continue
         if is_live:
-            _tell(engine, devices, why, time.monotonic() - begun_s)
+            _notify(engine, devices, why, time.monotonic() - begun_s)
     if failure is not None and leaving(engine):
         _keep(engine, f"{_why(engine, leaving(engine))} The run could not move: {failure}")
         raise failure
@@ -164,7 +164,7 @@ def _keep(engine: "RunEngine", note: str) -> None:
             surviving(engine, engine.protect)
 
 
-def _tell(engine: "RunEngine", devices: Sequence[str], why: str, seconds: float) -> None:
+def _notify(engine: "RunEngine", devices: Sequence[str], why: str, seconds: float) -> None:
     with engine.boundary():
         plan = engine.compiled_plan.plan
         told = DevicesLeft(

@@ -112,7 +112,7 @@ class RunEngine:
         self.recovery = SOONEST
         self.patience_s = 0.0  # to wait for a lost device where nobody else can go on
         # whoever works hears of it, and may end it
-        self.say: Callable[[str], None] = lambda text: None
+        self.notify: Callable[[str], None] = lambda text: None
         self.kept: deque[tuple[ExecutionResult, Compiled]] = deque(maxlen=KEPT_STEPS)
         self._stopped_s = float("-inf")  # when the step before ended: two are in flight
         self.failed: PotluckError | None = None

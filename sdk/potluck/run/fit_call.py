@@ -80,7 +80,7 @@ class FitCall:
         self._total: int | None = None
         self._minders: list[Adapting | Pacing | Rejoin] = []  # what else looks at its steps
         self._first = 0
-        self._told = 0
+        self._n_reported = 0
         self._epoch_begun = 0
         self._first_epoch = self._stream.position.epoch
         self._source: UpdateSource | None = None
@@ -113,7 +113,7 @@ class FitCall:
         with engine.boundary():
             self._begin()
             self._first, before = engine.next_step, engine.history
-        self._told = self._epoch_begun = self._first
+        self._n_reported = self._epoch_begun = self._first
         self._watchers.begin(self._first)
         last = None if self._total is None else self._first + self._total
         if self._deadline_s is not None:
@@ -123,18 +123,18 @@ class FitCall:
         if engine.is_protected and self._deadline_s is None:
             self._minders.append(Rejoin(engine, go_back))
         try:
-            engine.say, engine.last_step = self._say, last
+            engine.notify, engine.last_step = self._notify, last
             self._take_all()
         finally:
             try:
                 if engine.failed is None:
                     self._go_on(0)
             finally:
-                engine.say, engine.last_step = lambda text: None, None
+                engine.notify, engine.last_step = lambda text: None, None
                 for minder in self._minders:
                     minder.stop()
         news = engine.history.since(before, self._first - engine.first_step)
-        if self._told == self._first and not news.notes and not self._first_epoch:
+        if self._n_reported == self._first and not news.notes and not self._first_epoch:
             raise UserError(
                 "there is nothing to train on: the data has no batch.",
                 next_step="With drop_last, a DataLoader leaves out a batch that is not full.",
@@ -210,7 +210,7 @@ class FitCall:
         self._go_on(0)
         since = self._epoch_begun - engine.first_step
         self._watchers.epoch_over(epoch, engine.history.since(engine.history, since))
-        self._epoch_begun = self._told
+        self._epoch_begun = self._n_reported
 
     def _go_on(self, most: int, batch: "tuple[torch.Tensor, ...] | None" = None) -> None:
         """Hand out a batch, and collect steps until at most so many are under way."""
@@ -226,13 +226,13 @@ class FitCall:
                 minder.look()
             # a switch may have collected some, too
             history = engine.history
-        for number in range(self._told - engine.first_step, len(history.losses)):
-            self._told += 1
-            n_done, loss = self._told - self._first, history.losses[number]
+        for number in range(self._n_reported - engine.first_step, len(history.losses)):
+            self._n_reported += 1
+            n_done, loss = self._n_reported - self._first, history.losses[number]
             done_frac = n_done / self._total if self._total else 0.0
-            self._task.update(done_frac, f"step {self._told}, loss {loss:.4g}")
+            self._task.update(done_frac, f"step {self._n_reported}, loss {loss:.4g}")
             settings = self._settings.popleft()
-            self._watchers.step_over(self._told, metrics_of(history, number, settings))
+            self._watchers.step_over(self._n_reported, metrics_of(history, number, settings))
 
     def _hand_out(self, batch: "tuple[torch.Tensor, ...]") -> None:
         """One step, with the settings of the optimizer that it is to be taken with."""
@@ -260,7 +260,7 @@ class FitCall:
 
         return hand_out
 
-    def _say(self, text: str) -> None:
+    def _notify(self, text: str) -> None:
         self._task.check()
         self._task.update(self._task.progress[0], text)
 

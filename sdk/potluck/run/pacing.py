@@ -19,7 +19,7 @@ from potluck.errors import Infeasible, PotluckError, UserError
 from potluck.handle import Task
 from potluck.planning import judge, make_plans
 from potluck.records import Plan, Problem
-from potluck.run.adapting import problem_now, tell
+from potluck.run.adapting import notify, problem_now
 
 if TYPE_CHECKING:
     from potluck.run.engine import RunEngine
@@ -166,7 +166,9 @@ class Pacing:
             target = None
             action = FAILED
             words = f"the plan stays: {error}"
-        tell(engine, Decision(step=step, action=action, words=f"step {step}: {words}", plan=target))
+        notify(
+            engine, Decision(step=step, action=action, words=f"step {step}: {words}", plan=target)
+        )
 
     def _chosen(self, plan: Plan, left: int) -> tuple[Plan | None, str]:
         """What to go over to, and why; None where the plan at work stays."""
@@ -206,7 +208,7 @@ class Pacing:
             if not history or history[-1].action != STAY:
                 step = self._engine.step
                 said = f"step {step}: {words}; this plan is the fastest."
-                tell(self._engine, Decision(step=step, action=STAY, words=said))
+                notify(self._engine, Decision(step=step, action=STAY, words=said))
             return None, ""
         best = next(p for p in self._others if p.stages == best.stages)
         return best, f"{words}; {best.planner} on {', '.join(best.devices)} is the fastest."

@@ -170,7 +170,7 @@ def _begun_from_copies(engine: "RunEngine", plan: Plan, copies: SurvivingCopies)
 def _is_one_back(engine: "RunEngine", failures: Counter[str]) -> bool:
     """Wait for those that were lost; one that is back begins with a clean slate."""
     back = wait_for_one(
-        engine.members, _known(engine), engine.patience_s, lambda text: engine.say(text)
+        engine.members, _known(engine), engine.patience_s, lambda text: engine.notify(text)
     )
     for name in back:
         del failures[name]

@@ -130,7 +130,7 @@ class StepInstructions(UpdateInstructions):
             )
             self.programs.result(result, label=f"{action}>{self.programs.home}", priority=priority)
 
-    def tell_losses(self, index: int, losses: list[str], priority: int) -> None:
+    def send_losses(self, index: int, losses: list[str], priority: int) -> None:
         """One result of them all."""
         p, nbytes = len(self.segments) - 1, len(losses) * LOSS_BYTES
         device, value = self.plan.stages[p].devices[index], losses[0]

@@ -299,7 +299,7 @@ def _replay(
         note = Annotation(label=f"{p}F{m}", start=segment.start, stop=segment.stop, rows=rows)
         inputs = [_feed(programs, part, p, m, tensor, device) for tensor in segment.feeds]
         inputs += [
-            _hear(programs, rows, p, "x", tensor, m, giver, device) for tensor in segment.inputs
+            _receive(programs, rows, p, "x", tensor, m, giver, device) for tensor in segment.inputs
         ]
         outputs = {
             f"y{p}.{i}.{m}": tensor.row_bytes * rows for i, tensor in enumerate(segment.outputs)
@@ -320,7 +320,7 @@ def _replay(
         if not graph.learns[p]:
             continue
         gradients = [
-            _hear(programs, rows, p, "dy", tensor, m, giver, device) for tensor in returned
+            _receive(programs, rows, p, "dy", tensor, m, giver, device) for tensor in returned
         ]
         back = {
             f"dx{p}.{i}.{m}": t.row_bytes * rows
@@ -373,7 +373,7 @@ def _feed(
     return programs.feed(feed, label=f"{programs.home}>{p}F{m}")
 
 
-def _hear(
+def _receive(
     programs: ProgramBuilder,
     rows: int,
     p: int,

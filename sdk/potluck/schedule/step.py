@@ -111,7 +111,7 @@ class StepSink(Protocol[T, V]):
     def answer(self, action: Action, index: int, outputs: list[V], priority: int) -> None:
         """The outputs of the last stage go home."""
 
-    def tell_losses(self, index: int, losses: list[V], priority: int) -> None:
+    def send_losses(self, index: int, losses: list[V], priority: int) -> None:
         """The losses of all micro-batches go home as one value."""
 
     def vector(self, p: int, index: int, priority: int) -> V:
@@ -126,7 +126,7 @@ class StepSink(Protocol[T, V]):
     def shared_part(self, k: int, p: int, index: int, vector: V, priority: int) -> V:
         """The gradient of shared parameter k in the vector of a device of stage p."""
 
-    def tell_shared(self, k: int, p: int, q: int, index: int, part: V, priority: int) -> V:
+    def send_shared_part(self, k: int, p: int, q: int, index: int, part: V, priority: int) -> V:
         """What arrives of that of the first device of stage p, at a device of stage q."""
 
     def shared_sum(self, k: int, q: int, index: int, parts: list[V], priority: int) -> V:
@@ -138,13 +138,13 @@ class StepSink(Protocol[T, V]):
     def norms(self, p: int, vectors: list[V], priority: int) -> V:
         """The norms of the gradients of stage p, on its first device."""
 
-    def tell_norms(self, p: int, judge: int, norms: V, priority: int) -> V:
+    def send_norms(self, p: int, judge: int, norms: V, priority: int) -> V:
         """What arrives of them at the first device of stage `judge`."""
 
     def limit(self, judge: int, stages: list[int], norms: list[V], priority: int) -> V:
         """What all gradients are multiplied by, on the first device of stage `judge`."""
 
-    def tell_scale(self, judge: int, p: int, index: int, scale: V, priority: int) -> V:
+    def send_scale(self, judge: int, p: int, index: int, scale: V, priority: int) -> V:
         """What arrives of it at a device of stage p."""
 
     def update(self, p: int, index: int, vectors: list[V], scales: list[V], priority: int) -> None:
@@ -164,7 +164,7 @@ def walk(spec: StepSpec[T], sink: StepSink[T, V]) -> None:
                 step.backward(action, index, timestep)
     # A device that is in several stages does the pieces of all of them in this one order.
     if spec.training:
-        step.tell_losses()
+        step.send_losses()
         step.update()
 
 
@@ -256,11 +256,11 @@ class _Walk(Generic[T, V]):
         tensor = self.spec.outputs[maker][k].tensor
         return self.sink.join(action, index, tensor, source, pieces, self.timestep[action])
 
-    def tell_losses(self) -> None:
+    def send_losses(self) -> None:
         """They are for display, and go home at the end."""
         for index, losses in enumerate(self.losses):
             if losses:
-                self.sink.tell_losses(index, losses, self.n_timesteps)
+                self.sink.send_losses(index, losses, self.n_timesteps)
 
     def update(self) -> None:
         """All-reduce gradients and statistics, and take the optimizer's steps: stage by stage, or
@@ -272,13 +272,13 @@ class _Walk(Generic[T, V]):
         if not ((spec.limited and learning) or any(spec.shared)):
             for p in stages:
                 vectors = self._summed(p)
-                self._tell(p, vectors)
+                self._send_sums(p, vectors)
                 self._update(p, vectors, {})
             return
         every = {p: self._summed(p) for p in stages}
         self._share(every)
         for p in stages:
-            self._tell(p, every[p])
+            self._send_sums(p, every[p])
         scales = self._scales(learning, every) if spec.limited and learning else {}
         for p in stages:
             self._update(p, every[p], scales)
@@ -294,7 +294,7 @@ class _Walk(Generic[T, V]):
                 vectors = ring_all_reduce(sink.ring(p), vectors, spec.n_elements[p], priority)
         return vectors
 
-    def _tell(self, p: int, vectors: list[V]) -> None:
+    def _send_sums(self, p: int, vectors: list[V]) -> None:
         """Who follows stage p gets its sum."""
         if vectors:
             self.sink.summed(p, vectors[0], self.n_timesteps + 1)
@@ -318,7 +318,7 @@ class _Walk(Generic[T, V]):
                     for p in holders:
                         if (p, device) not in there:
                             part = parts[p, 0]
-                            told = sink.tell_shared(k, p, q, index, part, priority)
+                            told = sink.send_shared_part(k, p, q, index, part, priority)
                             there[p, device] = told
                     found = [there[p, device] for p in reversed(holders)]
                     summed = sink.shared_sum(k, q, index, found, priority)
@@ -336,12 +336,12 @@ class _Walk(Generic[T, V]):
         for p in stages:
             norm = sink.norms(p, vectors[p][:1], priority)
             is_there = spec.devices[p][0] == place
-            norms.append(norm if is_there else sink.tell_norms(p, judge, norm, priority))
+            norms.append(norm if is_there else sink.send_norms(p, judge, norm, priority))
         scales = {place: sink.limit(judge, stages, norms, priority)}
         for p in stages:
             for index, device in enumerate(spec.devices[p]):
                 if device not in scales:
-                    scale = sink.tell_scale(judge, p, index, scales[place], priority)
+                    scale = sink.send_scale(judge, p, index, scales[place], priority)
                     scales[device] = scale
         return scales
 

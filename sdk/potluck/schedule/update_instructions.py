@@ -88,7 +88,7 @@ class UpdateInstructions:
         part = self._part(k, p)
         return self._slice(p, index, vector, f"tied{k}.{p}", part.start, part.stop, priority)
 
-    def tell_shared(self, k: int, p: int, q: int, index: int, part: str, priority: int) -> str:
+    def send_shared_part(self, k: int, p: int, q: int, index: int, part: str, priority: int) -> str:
         """A `send` and its `recv`."""
         device, peer = self.plan.stages[p].devices[0], self.plan.stages[q].devices[index]
         self.programs.send(device, part, peer, part, label=f"{p} tied>{q}", priority=priority)
@@ -167,7 +167,7 @@ class UpdateInstructions:
         )
         return name
 
-    def tell_norms(self, p: int, judge: int, norms: str, priority: int) -> str:
+    def send_norms(self, p: int, judge: int, norms: str, priority: int) -> str:
         """A `send` and its `recv`."""
         device, peer = self.plan.stages[p].devices[0], self.plan.stages[judge].devices[0]
         label = f"{p} norms>{judge}"
@@ -197,7 +197,7 @@ class UpdateInstructions:
         self.programs.result(result, label=f"norm>{self.programs.home}", priority=priority)
         return SCALE
 
-    def tell_scale(self, judge: int, p: int, index: int, scale: str, priority: int) -> str:
+    def send_scale(self, judge: int, p: int, index: int, scale: str, priority: int) -> str:
         """A `send` and its `recv`."""
         device, peer = self.plan.stages[judge].devices[0], self.plan.stages[p].devices[index]
         self.programs.send(device, scale, peer, scale, label=f"scale>{p}", priority=priority)

@@ -261,7 +261,7 @@ class Controller:
     def _receive(self, event: Received) -> None:
         if (peer := self._peers.get(event.device)) is None:
             return
-        peer.pulse.heard(self._now_s)
+        peer.pulse.receive(self._now_s)
         self._doubts.end(event.device)
         try:
             self._take_in(event, peer, legible(event.message))

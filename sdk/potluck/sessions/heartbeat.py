@@ -28,7 +28,7 @@ class Heartbeat:
         self._last_s = now_s
         self.usual_s: float | None = None  # the longest execution so far
 
-    def heard(self, now_s: float) -> None:
+    def receive(self, now_s: float) -> None:
         """Anything from the device shows that it lives."""
         self._heard_s = now_s
 
@@ -51,7 +51,7 @@ class Heartbeat:
 
     def pong(self, pong: Pong, now_s: float) -> None:
         """Take in an answer."""
-        self.heard(now_s)
+        self.receive(now_s)
         self._answered_s = now_s
         sent_s = self._sent.pop(pong.seq, None)
         if sent_s is not None:

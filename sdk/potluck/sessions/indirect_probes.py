@@ -19,7 +19,7 @@ N_ASKED = 2
 class Suspicion:
     """One silent device: who was asked in which task, and who reached it last, and when."""
 
-    asked: dict[str, str] = field(default_factory=dict)
+    probes: dict[str, str] = field(default_factory=dict)
     asked_s: float = float("-inf")
     seen_by: str = ""
     seen_s: float = float("-inf")
@@ -52,14 +52,14 @@ class Suspicions:
         for other in heard[:N_ASKED]:
             self._n_asked += 1
             task = f"reach-{self._n_asked}"
-            doubt.asked[task] = other
+            doubt.probes[task] = other
             probes.append((other, Probe(task=task, peer=device, nbytes=1)))
         return probes
 
     def answered(self, other: str, answer: Probed, now_s: float) -> None:
         """A device has reached another; nothing where nobody has asked it to."""
         doubt = self._doubts.get(answer.peer)
-        if doubt is not None and doubt.asked.get(answer.task) == other:
+        if doubt is not None and doubt.probes.get(answer.task) == other:
             doubt.seen_by, doubt.seen_s = other, now_s
 
     def end(self, device: str) -> None:

@@ -57,8 +57,8 @@ class SessionLink(ABC):
     """
 
     def __init__(self, name: str) -> None:
-        self._heard: Callable[[str, Any], None] = lambda device, news: None
-        self._told: Callable[[Event, list[Action]], None] | None = None
+        self._on_notification: Callable[[str, Any], None] = lambda device, news: None
+        self._on_handled: Callable[[Event, list[Action]], None] | None = None
         self._name, self._controller = name, Controller(name)
         self._futures: dict[int, Future[Any]] = {}
         self._submitted: deque[Event] = deque()
@@ -88,7 +88,7 @@ class SessionLink(ABC):
         self._wake()
         return future
 
-    def tell(self, event: Event) -> None:
+    def notify(self, event: Event) -> None:
         """Submit an event without a result."""
         self._check()
         self._submitted.append(event)
@@ -98,13 +98,13 @@ class SessionLink(ABC):
         """Call `heard(device, news)` in the link's thread at each power reading and lost session:
         must be quick.
         """
-        self._heard = heard
+        self._on_notification = heard
 
     def watch(self, told: Callable[[Event, list[Action]], None] | None) -> None:
         """Call `told(event, actions)` in the link's thread before actions are carried out: for
         tests of faults, see `potluck.testing.faults`. None: nobody watches.
         """
-        self._told = told
+        self._on_handled = told
 
     def pass_time(self, seconds: float) -> None:
         """Come back after so long, or when the link is closed."""
@@ -162,8 +162,8 @@ class SessionLink(ABC):
             # the last line of defence: one device or one ticket ends, the link goes on
             except Exception as error:
                 actions = self._survive(event, error, now_s)
-            if self._told is not None:
-                self._told(event, actions)
+            if self._on_handled is not None:
+                self._on_handled(event, actions)
             for action in actions:
                 self._carry_out(action)
 
@@ -210,7 +210,7 @@ class SessionLink(ABC):
                 self._disconnect(action.device)
             case Notification():
                 with suppress(Exception):  # whoever listens must not stop the link
-                    self._heard(action.device, action.message)
+                    self._on_notification(action.device, action.message)
 
     def _settle(self, ticket: int, result: Any, error: PotluckError | None) -> None:
         future = self._futures.pop(ticket, None)

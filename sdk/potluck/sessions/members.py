@@ -113,11 +113,11 @@ class Members(Shown, Mapping[str, Member]):
         self._search: threading.Thread | None = None
         self._closed = threading.Event()
         # what each said last of leaving in this session, which may be newer than its statement
-        self._said: dict[str, str] = {}
+        self._leave_reasons: dict[str, str] = {}
         self._watchers: weakref.WeakSet[Watcher] = weakref.WeakSet()
         self.metering = Metering(link, lambda: self.ready)
         self.readings = Readings(self.metering, lambda: self._members)
-        link.listen(self.heard)
+        link.listen(self.receive)
 
     def close(self) -> None:
         """Look for nobody any more; streams of readings end."""
@@ -152,33 +152,33 @@ class Members(Shown, Mapping[str, Member]):
         with self._lock:
             member = self._members.pop(name, None)
         if member is not None and member.session is not None:
-            self._link.tell(CloseSession(device=name))
+            self._link.notify(CloseSession(device=name))
 
     def watch(self, watcher: Watcher) -> None:
         """Tell it of every device that wants to leave, as long as it lives."""
         with self._lock:
             self._watchers.add(watcher)
 
-    def heard(self, device: str, news: Any) -> None:
+    def receive(self, device: str, news: Any) -> None:
         """A power reading, that it wants to leave or not, or the end of a session; called by the
         link.
         """
         if device in self:
             if isinstance(news, PotluckError):
                 self.readings.lost(device)
-            elif isinstance(news, Reading) and not self.readings.heard(device, news):
+            elif isinstance(news, Reading) and not self.readings.receive(device, news):
                 return
         with self._lock:
             member = self._members.get(device)
             if member is None:
                 return
             if isinstance(news, PotluckError):
-                self._said.pop(device, None)
+                self._leave_reasons.pop(device, None)
                 self._members[device] = replace(member, session=None, error=news, leaving="")
                 self._look_for_lost()
             elif isinstance(news, Leaving | Staying):
-                self._said[device] = news.reason if isinstance(news, Leaving) else ""
-                self._members[device] = replace(member, leaving=self._said[device])
+                self._leave_reasons[device] = news.reason if isinstance(news, Leaving) else ""
+                self._members[device] = replace(member, leaving=self._leave_reasons[device])
             elif isinstance(news, Reading):
                 point = ((news.at_s, news.joules),) if news.source == "measured" else ()
                 begun_anew = bool(member.metered) and news.joules < member.metered[-1][1]
@@ -243,7 +243,7 @@ class Members(Shown, Mapping[str, Member]):
         with self._lock:
             member = self[name]
             others = tuple(other for other in member.addresses if other != address)
-            leaving = self._said.get(name, str(session.capability.get("leaving", "")))
+            leaving = self._leave_reasons.get(name, str(session.capability.get("leaving", "")))
             self.add(
                 replace(
                     member,
@@ -283,7 +283,7 @@ class Members(Shown, Mapping[str, Member]):
         lease, term
             As for `potluck_wire.messages.Prepare`.
         """
-        self._link.tell(ActUnder(lease=lease, term=term))
+        self._link.notify(ActUnder(lease=lease, term=term))
 
     def ask_lease(self, key: str, asked: Lease) -> "Future[Leased] | None":
         """Ask a device for a lease; None where it is not there, or does not know leases.

@@ -28,7 +28,7 @@ class Metering:
     def __init__(self, link: SessionLink, ready: Callable[[], Iterable[str]]) -> None:
         self._link, self._ready = link, ready
         self._wanted: dict[int, tuple[frozenset[str] | None, float]] = {}
-        self._asked: dict[str, float] = {}
+        self._requested_s: dict[str, float] = {}
         self._numbers, self._lock = count(), threading.Lock()
 
     def want(self, devices: Iterable[str] | None, period_s: float) -> int:
@@ -51,7 +51,7 @@ class Metering:
     def forget(self, device: str) -> None:
         """Its session is another one, or ended: it has to be asked again."""
         with self._lock:
-            self._asked.pop(device, None)
+            self._requested_s.pop(device, None)
 
     def period_s(self, device: str) -> float:
         """How often a device is wanted to tell; 0: not at all."""
@@ -70,9 +70,9 @@ class Metering:
             changed = {
                 name: self.period_s(name)
                 for name in self._ready()
-                if self.period_s(name) != self._asked.get(name, 0.0)
+                if self.period_s(name) != self._requested_s.get(name, 0.0)
             }
-            self._asked |= changed
+            self._requested_s |= changed
         for name, period_s in changed.items():
             with suppress(PotluckError):  # it, or the home, is gone
                 self._link.ask(RequestAll(requests={name: (Meter(period_s=period_s), ())}))

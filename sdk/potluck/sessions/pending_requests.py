@@ -75,7 +75,7 @@ class PendingRequests:
     """All that is open, by ticket."""
 
     def __init__(self) -> None:
-        self._asked: dict[int, PendingRequest] = {}
+        self._pending: dict[int, PendingRequest] = {}
 
     def ask(self, ticket: int, requests: Mapping[str, Payload]) -> list[Action]:
         """These messages go to these devices; the last answer resolves the ticket."""
@@ -88,7 +88,7 @@ class PendingRequests:
             return [Resolve(ticket=ticket, result={})]
         nbytes = sum(memoryview(part).nbytes for _, parts in requests.values() for part in parts)
         most_s = max(ANSWER_S.get(type(message), WORKS_S) for message in waiting.values())
-        self._asked[ticket] = PendingRequest(waiting, most_s + nbytes / LEAST_BYTES_PER_S)
+        self._pending[ticket] = PendingRequest(waiting, most_s + nbytes / LEAST_BYTES_PER_S)
         return []
 
     def pass_time(self, seconds: float) -> list[tuple[str, Message, float]]:
@@ -100,7 +100,7 @@ class PendingRequests:
             That have passed, and in which answers were heard.
         """
         late = []
-        for asked in self._asked.values():
+        for asked in self._pending.values():
             asked.passed_s += seconds
             if asked.passed_s > asked.most_s:
                 late += [(name, message, asked.passed_s) for name, message in asked.waiting.items()]
@@ -108,11 +108,11 @@ class PendingRequests:
 
     def probe(self, ticket: int, device: str, now_s: float) -> None:
         """A value goes to the device, only to see how long it takes."""
-        self._asked[ticket] = PendingRequest({device: Value()}, since_s=now_s)
+        self._pending[ticket] = PendingRequest({device: Value()}, since_s=now_s)
 
     def probed(self, ticket: int, now_s: float) -> list[Action]:
         """All of that value is there."""
-        asked = self._asked.pop(ticket, None)
+        asked = self._pending.pop(ticket, None)
         return [Resolve(ticket=ticket, result=now_s - asked.since_s)] if asked else []
 
     def answered(self, device: str, message: Message, buffers: tuple[Any, ...]) -> list[Action]:
@@ -125,12 +125,12 @@ class PendingRequests:
                     check_timings(question, message)
                 if isinstance(question, Probe) and isinstance(message, Probed):
                     check_seconds(question, message)
-                asked = self._asked[ticket]
+                asked = self._pending[ticket]
                 del asked.waiting[device]
                 asked.answers[device] = (message, buffers)
                 if asked.waiting:
                     return []
-                del self._asked[ticket]
+                del self._pending[ticket]
                 return [Resolve(ticket=ticket, result=asked.answers)]
         return []
 
@@ -154,14 +154,14 @@ class PendingRequests:
 
     def cancel(self, ticket: int, error: PotluckError | None = None) -> list[Action]:
         """Nobody waits for this any more; whoever did is told the error."""
-        known = self._asked.pop(ticket, None) is not None
+        known = self._pending.pop(ticket, None) is not None
         return [Reject(ticket=ticket, error=error)] if known and error is not None else []
 
     def _open(self, device: str) -> list[tuple[int, Message]]:
         """What the device has been asked and not answered."""
         return [
             (ticket, asked.waiting[device])
-            for ticket, asked in self._asked.items()
+            for ticket, asked in self._pending.items()
             if device in asked.waiting
         ]
 

@@ -37,7 +37,7 @@ class Stream(Iterator[PowerReading]):
     def __init__(self, devices: Sequence[str] | None, rate_hz: float) -> None:
         self.devices, self.rate_hz = devices, rate_hz
         self._waiting: dict[str, deque[PowerReading]] = {}
-        self._said: deque[str] = deque(maxlen=WAITING)
+        self._notes: deque[str] = deque(maxlen=WAITING)
         self._next_s: dict[str, float] = {}
         self._news = threading.Condition()
         self._closed = False
@@ -63,8 +63,8 @@ class Stream(Iterator[PowerReading]):
         while True:
             with self._news:
                 there = self._news.wait_for(self._has_news, timeout_s)
-                said, closed = tuple(self._said), self._closed
-                self._said.clear()
+                said, closed = tuple(self._notes), self._closed
+                self._notes.clear()
                 taken = self._take() if not said else None
             for text in said:
                 warnings.warn(text, stacklevel=2)
@@ -72,7 +72,7 @@ class Stream(Iterator[PowerReading]):
                 return taken
 
     def _has_news(self) -> bool:
-        return self._closed or bool(self._said) or any(self._waiting.values())
+        return self._closed or bool(self._notes) or any(self._waiting.values())
 
     def _take(self) -> PowerReading | None:
         """The devices take turns: one that floods costs itself alone."""
@@ -111,11 +111,11 @@ class Stream(Iterator[PowerReading]):
             self._waiting.setdefault(device, deque(maxlen=WAITING)).append(reading)
             self._news.notify_all()
 
-    def say(self, device: str, text: str) -> None:
+    def add_note(self, device: str, text: str) -> None:
         """Something that whoever reads has to know."""
         with self._news:
             if self.devices is None or device in self.devices:
-                self._said.append(text)
+                self._notes.append(text)
                 self._next_s.pop(device, None)
                 self._news.notify_all()
 
@@ -248,7 +248,7 @@ class Readings(Shown):
 
     # --- for the members --------------------------------------------------------------------------
 
-    def heard(self, device: str, told: Reading) -> bool:
+    def receive(self, device: str, told: Reading) -> bool:
         """A device told its power; whether that is believed. Quick: the link calls it."""
         with self._lock:
             before = self._before.get(device)
@@ -272,7 +272,7 @@ class Readings(Shown):
             self._before.pop(device, None)
             streams = tuple(self._streams)
         for stream in streams:
-            stream.say(device, f"{device} is gone: no readings of it until it is back.")
+            stream.add_note(device, f"{device} is gone: no readings of it until it is back.")
 
     def joined(self, device: str) -> None:
         """It has a session, the first one or a new one."""

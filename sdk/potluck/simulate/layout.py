@@ -291,7 +291,7 @@ class _Tasks:
         slot, rows = self.shape.slots[p][index], self.shape.shares[p][index]
         self.tasks.task(Item(SEND, slot, p, rows, "output", self.home), outputs, priority)
 
-    def tell_losses(self, index: int, losses: list[LaidOutValue], priority: int) -> None:
+    def send_losses(self, index: int, losses: list[LaidOutValue], priority: int) -> None:
         """One transfer of them all."""
         p, n = self.last, len(losses)
         slot = self.shape.slots[p][index]
@@ -362,7 +362,7 @@ class _Tasks:
         item = Item(COPY, self.shape.slots[p][index], p, k, "tied")
         return self.tasks.copy(item, [vector], priority)
 
-    def tell_shared(
+    def send_shared_part(
         self, k: int, p: int, q: int, index: int, part: LaidOutValue, priority: int
     ) -> LaidOutValue:
         """A transfer."""
@@ -390,7 +390,7 @@ class _Tasks:
         slot = self.shape.slots[p][0]
         return self.tasks.copy(Item(NORMS, slot, p, tensor="norms"), vectors, priority)
 
-    def tell_norms(self, p: int, judge: int, norms: LaidOutValue, priority: int) -> LaidOutValue:
+    def send_norms(self, p: int, judge: int, norms: LaidOutValue, priority: int) -> LaidOutValue:
         """A transfer."""
         slots = self.shape.slots
         item = Item(SEND, slots[p][0], p, tensor="norms", to=slots[judge][0])
@@ -409,7 +409,7 @@ class _Tasks:
         self.tasks.task(Item(SEND, slot, judge, tensor="norm", to=self.home), [norm], priority)
         return scale
 
-    def tell_scale(
+    def send_scale(
         self, judge: int, p: int, index: int, scale: LaidOutValue, priority: int
     ) -> LaidOutValue:
         """A transfer."""

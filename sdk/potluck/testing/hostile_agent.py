@@ -315,9 +315,9 @@ class TakenOver:
             for channel, router in self._routers.items():
                 if router in ready:
                     routes[channel], *frames = router.recv_multipart()
-                    self._hear(channel, frames, routes)
+                    self._receive(channel, frames, routes)
 
-    def _hear(self, channel: Channel, frames: Frames, routes: dict[Channel, bytes]) -> None:
+    def _receive(self, channel: Channel, frames: Frames, routes: dict[Channel, bytes]) -> None:
         try:
             order, buffers = decode(frames, channel)
         except WireError:  # the greeting of a data connection

@@ -89,7 +89,9 @@ class Talk:
                 session.advance(action.message, AGENT)
         return actions
 
-    def hear(self, message: Message, *buffers: Any, sender: Sender = OWNER_SENDER) -> list[Action]:
+    def receive(
+        self, message: Message, *buffers: Any, sender: Sender = OWNER_SENDER
+    ) -> list[Action]:
         """What the core does about a message of a peer."""
         if (
             sender.key in self._sessions
@@ -121,7 +123,7 @@ class Talk:
 
     def begin(self, sender: Sender = OWNER_SENDER, minor: int = VERSION[1]) -> "Talk":
         """A session with a notebook of this minor version, and a worker that is ready."""
-        self.hear(Hello(major=1, minor=minor, name="notebook"), sender=sender)
+        self.receive(Hello(major=1, minor=minor, name="notebook"), sender=sender)
         self.work(WorkerReady(), json.dumps(CAN).encode())
         return self
 
@@ -131,7 +133,7 @@ class Talk:
             {"name": "phone", "key": MEMBER_KEY, "address": "127.0.0.1:47600"},
             {"name": "jetson", "key": OWN_KEY, "address": "127.0.0.1:47604"},
         ]
-        self.hear(Roster(home="h"), json.dumps(rows).encode())
+        self.receive(Roster(home="h"), json.dumps(rows).encode())
         return self
 
     def load(
@@ -146,10 +148,10 @@ class Talk:
 
         `more` is said in its `Prepare`.
         """
-        self.hear(Prepare(run=run, epoch=epoch, **more), *plan(*rows, segments=segments))
+        self.receive(Prepare(run=run, epoch=epoch, **more), *plan(*rows, segments=segments))
         for name in segments:
             self.work(SegmentLoaded(slot=f"{run}/{epoch}/{name}"))
-        self.hear(Commit(run=run, epoch=epoch))
+        self.receive(Commit(run=run, epoch=epoch))
         return self
 
 

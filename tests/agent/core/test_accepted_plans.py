@@ -50,7 +50,7 @@ LARGE = {
 
 @pytest.mark.parametrize("case", LARGE)
 def test_a_plan_that_its_worker_could_not_be_told_is_refused_when_it_is_prepared(case):
-    (answer,) = Talk().begin().hear(Prepare(run="r", epoch=1), *plan(*LARGE[case]))
+    (answer,) = Talk().begin().receive(Prepare(run="r", epoch=1), *plan(*LARGE[case]))
     assert answer.message.code == RefusalCode.DOCUMENT
     assert "more than a worker can be told at once" in answer.message.text
 
@@ -60,7 +60,9 @@ def test_a_plan_of_many_short_names_is_accepted():
     (answer,) = (
         Talk()
         .begin()
-        .hear(Prepare(run="r", epoch=1), *plan(*map(recv, names), ["add", names, ["y"], [], 0, {}]))
+        .receive(
+            Prepare(run="r", epoch=1), *plan(*map(recv, names), ["add", names, ["y"], [], 0, {}])
+        )
     )
     assert answer.message == Prepared(run="r", epoch=1)
 

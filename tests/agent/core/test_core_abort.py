@@ -40,11 +40,11 @@ CANCELLED = Failed(
 def test_it_ends_alone_and_the_next_one_goes_on():
     talk = Talk().begin().load(recv("x"), cut("x", "a"))
     for step in (0, 1):
-        talk.hear(Execute(run="r", epoch=1, program="p", step=step))
-    assert talk.hear(ABORT) == [ToPeer(OWNER_KEY, CANCELLED), forget()]
-    assert talk.hear(ABORT) == []
-    assert talk.hear(RUN) == [ToPeer(OWNER_KEY, CANCELLED)]
-    talk.hear(value(step=1), EIGHT)
+        talk.receive(Execute(run="r", epoch=1, program="p", step=step))
+    assert talk.receive(ABORT) == [ToPeer(OWNER_KEY, CANCELLED), forget()]
+    assert talk.receive(ABORT) == []
+    assert talk.receive(RUN) == [ToPeer(OWNER_KEY, CANCELLED)]
+    talk.receive(value(step=1), EIGHT)
     done = talk.work(Computed(tag=1), b"[]")[0].message
     assert (type(done), done.step) == (Done, 1)
 
@@ -56,47 +56,49 @@ def test_its_values_are_given_back_where_they_are_computed_sent_or_early():
         .roster()
         .load(recv("x"), cut("x", "a"), send("a"), recv("y"), send("y", "phone"))
     )
-    talk.hear(RUN)
-    talk.hear(value(), EIGHT)
+    talk.receive(RUN)
+    talk.receive(value(), EIGHT)
     talk.work(Computed(tag=1), exported(("a", 128)))
-    assert ToWorker(Release(offset=128)) in talk.hear(ABORT)
+    assert ToWorker(Release(offset=128)) in talk.receive(ABORT)
     talk.work(Freed(offset=0))
 
-    talk.hear(value("y", step=1, transfer=2), EIGHT)  # of one that never begins
+    talk.receive(value("y", step=1, transfer=2), EIGHT)  # of one that never begins
     assert (
-        talk.hear(Abort(run="r", epoch=1, program="p", step=1))[0].message.cause
+        talk.receive(Abort(run="r", epoch=1, program="p", step=1))[0].message.cause
         == FailureCause.CANCELLED
     )
     # all is free
-    assert talk.hear(value("y", step=2, transfer=3, nbytes=32), bytes(32))[0] == Store(0, bytes(32))
+    assert talk.receive(value("y", step=2, transfer=3, nbytes=32), bytes(32))[0] == Store(
+        0, bytes(32)
+    )
 
 
 @pytest.mark.parametrize(
-    "ends", [lambda t: t.hear(ABORT), lambda t: t.work(ComputeFailed(tag=1, cause="bad-input"))]
+    "ends", [lambda t: t.receive(ABORT), lambda t: t.work(ComputeFailed(tag=1, cause="bad-input"))]
 )
 def test_what_has_half_arrived_counts_as_received_and_its_room_is_free(ends):
     talk = Talk(inbound_bytes=128).begin().load(recv("x"), cut("x", "a"), recv("y"))
-    talk.hear(RUN)
-    talk.hear(value(), EIGHT)
-    talk.hear(value("y", transfer=2, nbytes=64, chunk_bytes=8), EIGHT)
+    talk.receive(RUN)
+    talk.receive(value(), EIGHT)
+    talk.receive(value("y", transfer=2, nbytes=64, chunk_bytes=8), EIGHT)
     assert ToPeer(OWNER_KEY, credit(2, 64)) in ends(talk)
-    assert talk.hear(value("x", step=1, transfer=3, nbytes=64), bytes(64))[0].data == bytes(64)
+    assert talk.receive(value("x", step=1, transfer=3, nbytes=64), bytes(64))[0].data == bytes(64)
 
 
 def test_what_comes_later_counts_as_received_and_is_not_kept():
     talk = Talk().begin().load(recv("x"), cut("x", "a"))
-    talk.hear(ABORT)
-    assert talk.hear(value(), EIGHT) == [ToPeer(OWNER_KEY, credit())]
+    talk.receive(ABORT)
+    assert talk.receive(value(), EIGHT) == [ToPeer(OWNER_KEY, credit())]
 
 
 def test_one_that_is_over_was_answered_already():
     talk = Talk().begin().load(recv("x"), cut("x", "a"))
-    talk.hear(RUN)
-    assert talk.hear(value(), EIGHT)[-1] == compute(
+    talk.receive(RUN)
+    assert talk.receive(value(), EIGHT)[-1] == compute(
         1, "slice", ["x"], ["a"], frees=["x", "a"], attrs=cut_attrs()
     )
     assert isinstance(talk.work(Computed(tag=1), b"[]")[0].message, Done)
-    assert talk.hear(ABORT) == []
+    assert talk.receive(ABORT) == []
 
 
 @pytest.mark.parametrize(
@@ -108,14 +110,16 @@ def test_one_that_is_over_was_answered_already():
     ],
 )
 def test_what_nobody_knows_is_refused(message, code):
-    (answer,) = Talk().begin().load(recv("x")).hear(message)
+    (answer,) = Talk().begin().load(recv("x")).receive(message)
     assert isinstance(answer.message, Refused)
     assert answer.message.code == code
 
 
 def test_a_receiver_that_rejects_what_was_sent_for_it_changes_nothing():
     talk = Talk().begin().roster().load(recv("x"), send("x", "phone"))
-    talk.hear(RUN)
-    talk.hear(value(), EIGHT)
-    talk.hear(ABORT)
-    assert talk.hear(Rejected(transfer=1, code=RefusalCode.UNKNOWN_RUN), sender=MEMBER_SENDER) == []
+    talk.receive(RUN)
+    talk.receive(value(), EIGHT)
+    talk.receive(ABORT)
+    assert (
+        talk.receive(Rejected(transfer=1, code=RefusalCode.UNKNOWN_RUN), sender=MEMBER_SENDER) == []
+    )

@@ -61,9 +61,9 @@ def talk():
     """The inputs of two steps are here, the first has begun and the second is asked for."""
     talk = Talk().begin().roster().load(*ROWS)
     for step in (0, 1):
-        talk.hear(value(step), b"12345678")
-    assert steps(talk.hear(execute(0))) == [0, 0]
-    assert talk.hear(execute(1, after_step=0)) == []
+        talk.receive(value(step), b"12345678")
+    assert steps(talk.receive(execute(0))) == [0, 0]
+    assert talk.receive(execute(1, after_step=0)) == []
     return talk
 
 
@@ -73,7 +73,7 @@ def test_begins_once_the_worker_has_all_that_is_left_of_the_one_before(talk):
     (transfer,) = [
         a.message.transfer for a in actions if isinstance(a, ToPeer) and a.key == MEMBER_KEY
     ]
-    actions = talk.hear(
+    actions = talk.receive(
         Credit(transfer=transfer, received_bytes=4, done=True), sender=MEMBER_SENDER
     )
     assert (steps(actions), answers(actions)) == ([1], [])
@@ -87,7 +87,7 @@ def test_begins_when_the_one_before_is_done(talk):
         a.message.transfer for a in actions if isinstance(a, ToPeer) and a.key == MEMBER_KEY
     ]
     assert steps(talk.work(Computed(tag=2), b"[]")) == []
-    actions = talk.hear(
+    actions = talk.receive(
         Credit(transfer=transfer, received_bytes=4, done=True), sender=MEMBER_SENDER
     )
     assert (steps(actions), answers(actions)) == ([1, 1], [(Done, 0)])
@@ -95,15 +95,15 @@ def test_begins_when_the_one_before_is_done(talk):
 
 def test_begins_at_once_where_nothing_is_before_it():
     talk = Talk().begin().roster().load(*ROWS)
-    talk.hear(value(1), b"12345678")
-    assert steps(talk.hear(execute(1, after_step=0))) == [1, 1]
+    talk.receive(value(1), b"12345678")
+    assert steps(talk.receive(execute(1, after_step=0))) == [1, 1]
 
 
 @pytest.mark.parametrize(
     "fail",
     [
         lambda talk: talk.work(ComputeFailed(tag=1, cause=FailureCause.ARITHMETIC, text="no")),
-        lambda talk: talk.hear(Drop(run="r", epoch=1)),
+        lambda talk: talk.receive(Drop(run="r", epoch=1)),
     ],
     ids=["a task fails", "dropped"],
 )
@@ -125,10 +125,10 @@ def begun(n_steps, *asked):
     """
     talk = Talk().begin().roster().load(*ROWS)
     for step in range(n_steps):
-        talk.hear(value(step), b"12345678")
-    talk.hear(execute(0))
+        talk.receive(value(step), b"12345678")
+    talk.receive(execute(0))
     for step, after_step in asked:
-        assert talk.hear(execute(step, after_step)) == []
+        assert talk.receive(execute(step, after_step)) == []
     return talk
 
 
@@ -148,7 +148,7 @@ def worked_through(talk):
         actions = talk.work(Computed(tag=tag), exports)
         for sent in [a.message for a in actions if isinstance(a, ToPeer) and a.key == MEMBER_KEY]:
             arrived = Credit(transfer=sent.transfer, received_bytes=4, done=True)
-            actions = actions + talk.hear(arrived, sender=MEMBER_SENDER)
+            actions = actions + talk.receive(arrived, sender=MEMBER_SENDER)
         for task in [
             a.message for a in actions if isinstance(a, ToWorker) and isinstance(a.message, Compute)
         ]:
@@ -189,6 +189,6 @@ def test_all_that_wait_are_cancelled_with_the_one_before_them(crowd):
 
 def test_one_that_is_aborted_while_it_waits_is_answered_once():
     talk = begun(3, (1, 0), (2, 1))
-    told = answers(talk.hear(Abort(run="r", epoch=1, program="p", step=1)))
+    told = answers(talk.receive(Abort(run="r", epoch=1, program="p", step=1)))
     assert sorted(told, key=lambda answer: answer[1]) == [(Failed, 1), (Failed, 2)]
     assert worked_through(talk) == ([], [(Done, 0)])

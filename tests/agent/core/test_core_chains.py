@@ -49,9 +49,9 @@ def test_loose_sends_that_wait_for_one_another_all_leave_in_order(to):
     for i in range(N_LINKS):
         rows.append(send(f"x{i}", to, to="1/q", after=(N_LINKS + i - 1,) if i else ()))
     talk.load(*rows)
-    talk.hear(Execute(run="r", epoch=1, program="p"))
+    talk.receive(Execute(run="r", epoch=1, program="p"))
     for i in reversed(range(1, N_LINKS)):
-        talk.hear(value(f"x{i}", transfer=N_LINKS - i), EIGHT)
+        talk.receive(value(f"x{i}", transfer=N_LINKS - i), EIGHT)
     talk.core.reach(OWNER_KEY)
     actions = talk.rounds(shallow(talk, value("x0", transfer=N_LINKS), EIGHT))
     assert len(told(actions, Done)) == 1
@@ -60,7 +60,7 @@ def test_loose_sends_that_wait_for_one_another_all_leave_in_order(to):
         names += [value.name for value in sent]
         actions = []
         for taken in sent:
-            actions += talk.rounds(talk.hear(credit(transfer=taken.transfer)))
+            actions += talk.rounds(talk.receive(credit(transfer=taken.transfer)))
     assert names == ([f"x{i}" for i in range(N_LINKS)] if to == "home" else [])
 
 
@@ -68,9 +68,9 @@ def test_executions_behind_one_another_that_have_nothing_left_to_wait_for_all_en
     n_steps = 250
     talk = Talk(inbound_bytes=64 * n_steps).begin().load(recv("x"))
     for step in range(1, n_steps):
-        talk.hear(value(step=step, transfer=step), EIGHT)
+        talk.receive(value(step=step, transfer=step), EIGHT)
     for step in range(n_steps):
-        talk.hear(Execute(run="r", epoch=1, program="p", step=step, after_step=step - 1))
+        talk.receive(Execute(run="r", epoch=1, program="p", step=step, after_step=step - 1))
     actions = shallow(talk, value(transfer=n_steps), EIGHT)
     assert [done.step for done in told(actions, Done)] == list(range(n_steps))
 
@@ -79,10 +79,10 @@ def test_values_that_wait_for_one_place_all_get_it():
     """Each is used for nothing, so its place is free at once."""
     n_values = 1000
     talk = Talk(inbound_bytes=64).begin().load(*[recv(f"x{i}") for i in range(n_values)])
-    talk.hear(Execute(run="r", epoch=1, program="p"))
-    talk.hear(value("x0", chunk_bytes=4), bytes(4))
+    talk.receive(Execute(run="r", epoch=1, program="p"))
+    talk.receive(value("x0", chunk_bytes=4), bytes(4))
     for i in range(1, n_values):
-        assert not told(talk.hear(value(f"x{i}", transfer=1 + i), EIGHT), Credit)
+        assert not told(talk.receive(value(f"x{i}", transfer=1 + i), EIGHT), Credit)
     actions = shallow(talk, Chunk(transfer=1, index=1), bytes(4))
     assert len(told(actions, Done)) == 1
     assert max(credit.transfer for credit in told(actions, Credit)) == n_values
@@ -93,8 +93,8 @@ def test_executions_that_end_for_one_anothers_room_all_end():
     n_steps = 200
     talk = Talk(inbound_bytes=64).begin().load(recv("x"))
     for step in range(n_steps):
-        talk.hear(Execute(run="r", epoch=1, program="p", step=step))
-        talk.hear(
+        talk.receive(Execute(run="r", epoch=1, program="p", step=step))
+        talk.receive(
             value(step=step, transfer=step + 1, chunk_bytes=4 if not step else 64),
             bytes(4 if not step else 8),
         )

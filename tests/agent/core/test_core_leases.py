@@ -34,7 +34,7 @@ def two():
 
 def asks(talk, message, sender=OWNER_SENDER):
     """The answer, and whether it waits for the disk."""
-    *_, action = talk.hear(message, sender=sender)
+    *_, action = talk.receive(message, sender=sender)
     is_kept = isinstance(action, KeepLeases)
     told = action.answer if is_kept else action
     assert told.key == sender.key
@@ -43,7 +43,7 @@ def asks(talk, message, sender=OWNER_SENDER):
 
 def test_a_promise_is_on_disk_before_it_is_said():
     talk = two()
-    (action,) = talk.hear(PROMISE)
+    (action,) = talk.receive(PROMISE)
     granted = Leased(task="t", granted=True, term=1, left_s=2.0)
     assert action.answer == ToPeer(OWNER_KEY, granted)
     assert is_sound(action.rows)
@@ -127,7 +127,7 @@ def test_what_is_no_question_is_not_granted(asked):
 
 def test_what_could_not_be_kept_is_kept_with_the_next_answer():
     talk = two()
-    (action,) = talk.hear(WRITE)
+    (action,) = talk.receive(WRITE)
     talk.core.handle(Undone(action, "KeepLeases: the disk is full"), talk.now_s)
     assert asks(talk, WRITE)[1]
     assert not asks(talk, WRITE)[1]
@@ -135,7 +135,7 @@ def test_what_could_not_be_kept_is_kept_with_the_next_answer():
 
 def test_after_a_restart_a_lease_runs_for_as_long_as_it_was_given():
     talk = two()
-    (action,) = talk.hear(WRITE)
+    (action,) = talk.receive(WRITE)
     again = Talk(leases=json.dumps(action.rows)).begin().begin(OTHER_SENDER)
     answer, _ = asks(again, replace(PROMISE, term=2), OTHER_SENDER)
     assert (answer.granted, answer.left_s) == (False, 5.0)
@@ -147,34 +147,34 @@ def test_runs_of_an_older_term_end_and_are_not_taken_any_more():
     talk = two()
     asks(talk, WRITE)
     old = Prepare(run="r", epoch=1, lease="job", term=1)
-    talk.hear(old, *plan(recv("x")))
+    talk.receive(old, *plan(recv("x")))
     new = Prepare(run="s", epoch=1, lease="job", term=2)
-    (busy,) = talk.hear(replace(new, lease="other"), *plan(recv("x")), sender=OTHER_SENDER)
+    (busy,) = talk.receive(replace(new, lease="other"), *plan(recv("x")), sender=OTHER_SENDER)
     assert busy.message.code == RefusalCode.BUSY
     talk.now_s += 5.0
     asks(talk, replace(PROMISE, term=2), OTHER_SENDER)
     assert talk.core.state()["runs"] == []
-    (refused,) = talk.hear(replace(old, epoch=2), *plan(recv("x")))
+    (refused,) = talk.receive(replace(old, epoch=2), *plan(recv("x")))
     assert isinstance(refused.message, Refused)
     assert refused.message.code == RefusalCode.OLD_TERM
-    (taken,) = talk.hear(new, *plan(recv("x")), sender=OTHER_SENDER)
+    (taken,) = talk.receive(new, *plan(recv("x")), sender=OTHER_SENDER)
     assert taken == ToPeer(OTHER_KEY, Prepared(run="s", epoch=1))
 
 
 def test_a_device_that_was_not_asked_learns_of_a_newer_term_from_its_run():
     talk = two()
     old = Prepare(run="r", epoch=1, lease="job", term=1)
-    talk.hear(old, *plan(recv("x")))
+    talk.receive(old, *plan(recv("x")))
     new = Prepare(run="s", epoch=1, lease="job", term=2)
-    *_, taken = talk.hear(new, *plan(recv("x")), sender=OTHER_SENDER)
+    *_, taken = talk.receive(new, *plan(recv("x")), sender=OTHER_SENDER)
     assert taken == ToPeer(OTHER_KEY, Prepared(run="s", epoch=1))
-    (refused,) = talk.hear(replace(old, epoch=2), *plan(recv("x")))
+    (refused,) = talk.receive(replace(old, epoch=2), *plan(recv("x")))
     assert refused.message.code == RefusalCode.OLD_TERM
 
 
 def test_the_holders_own_runs_go_along_into_the_newer_term():
     talk = two()
-    talk.hear(Prepare(run="r", epoch=1, lease="job"), *plan(recv("x")))
+    talk.receive(Prepare(run="r", epoch=1, lease="job"), *plan(recv("x")))
     asks(talk, WRITE)
     assert [run["name"] for run in talk.core.state()["runs"]] == ["r"]
     talk.now_s += 5.0
@@ -184,7 +184,7 @@ def test_the_holders_own_runs_go_along_into_the_newer_term():
 
 def test_a_run_without_a_lease_is_nobodys_business():
     talk = two()
-    talk.hear(Prepare(run="r", epoch=1), *plan(recv("x")))
+    talk.receive(Prepare(run="r", epoch=1), *plan(recv("x")))
     assert asks(talk, PROMISE, OTHER_SENDER)[0].granted
     assert [run["name"] for run in talk.core.state()["runs"]] == ["r"]
 
@@ -212,7 +212,7 @@ def test_leases_of_another_notebook_make_nobody_forget_a_promise_or_a_record(wai
     crowd(talk, OTHER_SENDER)
     for number in range(MAX_LEASES + 5):  # nor do runs under leases that are made up
         under = Prepare(run="r", epoch=number, lease=f"made-up-{number}", term=1)
-        talk.hear(under, *plan(recv("x")), sender=OTHER_SENDER)
+        talk.receive(under, *plan(recv("x")), sender=OTHER_SENDER)
     answer, _ = asks(talk, replace(PROMISE, term=1), OTHER_SENDER)
     assert (answer.granted, answer.term, answer.record) == (False, 7, "A")
     assert asks(talk, replace(WRITE, term=7))[0].granted is True
@@ -222,7 +222,7 @@ def test_whoever_holds_as_many_as_there_may_be_gets_no_more_until_one_is_over():
     talk = two()
     assert crowd(talk, OWNER_SENDER, lasts_s=5.0) == [True] * MAX_LEASES + [False] * 5
     under = Prepare(run="r", epoch=1, lease="made-up", term=1)
-    (refused,) = talk.hear(under, *plan(recv("x")))
+    (refused,) = talk.receive(under, *plan(recv("x")))
     assert refused.message.code == RefusalCode.BUSY
     assert asks(talk, replace(WRITE, name="own-3", serial=2))[0].granted  # those it has go on
     assert asks(talk, PROMISE, OTHER_SENDER)[0].granted  # others have room of their own
@@ -244,9 +244,9 @@ def test_after_a_restart_what_may_be_held_still_is_not_forgotten():
 @pytest.mark.parametrize("name", ["a/b", "\x00", "x" * 200, "ä", "../keys"])
 def test_a_run_under_what_is_no_name_is_refused_and_never_on_disk(name):
     talk = two()
-    (refused,) = talk.hear(Prepare(run="r", epoch=1, lease=name, term=1), *plan(recv("x")))
+    (refused,) = talk.receive(Prepare(run="r", epoch=1, lease=name, term=1), *plan(recv("x")))
     assert refused.message.code == RefusalCode.DOCUMENT
-    (action,) = talk.hear(PROMISE)
+    (action,) = talk.receive(PROMISE)
     assert is_sound(action.rows)
 
 
@@ -260,7 +260,7 @@ def test_a_document_of_something_else_is_none(rows):
 
 def test_what_is_kept_is_read_again_and_what_is_cut_is_refused(tmp_path):
     assert kept(tmp_path) == ""
-    (action,) = two().hear(WRITE)
+    (action,) = two().receive(WRITE)
     keep(tmp_path, action.rows)
     assert LeaseTable(kept(tmp_path)).rows() == action.rows
     (tmp_path / FILE).write_text('[{"name": "job"}]')

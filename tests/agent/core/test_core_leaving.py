@@ -64,13 +64,13 @@ def test_every_notebook_that_knows_the_message_is_told():
 
 def test_who_comes_while_it_leaves_reads_it_in_the_statement():
     talk = Talk()
-    talk.hear(Hello(major=1, minor=8))
+    talk.receive(Hello(major=1, minor=8))
     assert leaves(talk) == []  # not welcomed yet
     (welcome,) = talk.work(WorkerReady(), READY)
     assert isinstance(welcome.message, Welcome)
     assert statement.read(welcome.buffers[0])["leaving"] == WHY
     talk.core.handle(MayStay(), talk.now_s)
-    (welcome,) = talk.hear(Hello(major=1, minor=8))
+    (welcome,) = talk.receive(Hello(major=1, minor=8))
     assert statement.read(welcome.buffers[0])["leaving"] == ""
 
 
@@ -79,21 +79,21 @@ def test_it_takes_no_new_run_and_measures_nothing_until_it_stays():
     leaves(talk)
     text = f"it wants to leave: {WHY}"
     new = Prepare(run="other", epoch=1), *plan(recv("x"))
-    assert talk.hear(*new) == [refused(Prepare, RefusalCode.LEAVING, text, run="other", epoch=1)]
-    assert talk.hear(Measure(task="t", rows=(1,)), b"{}") == [
+    assert talk.receive(*new) == [refused(Prepare, RefusalCode.LEAVING, text, run="other", epoch=1)]
+    assert talk.receive(Measure(task="t", rows=(1,)), b"{}") == [
         refused(Measure, RefusalCode.LEAVING, text)
     ]
     told(talk, MayStay())
-    assert talk.hear(*new) == [ToPeer(OWNER_KEY, Prepared(run="other", epoch=1))]
+    assert talk.receive(*new) == [ToPeer(OWNER_KEY, Prepared(run="other", epoch=1))]
 
 
 def test_a_run_that_is_here_may_be_prepared_once_more_to_get_elsewhere():
     talk = talking().load(recv("x"))
     leaves(talk)
-    assert talk.hear(Prepare(run="r", epoch=2), *plan(recv("x"))) == [
+    assert talk.receive(Prepare(run="r", epoch=2), *plan(recv("x"))) == [
         ToPeer(OWNER_KEY, Prepared(run="r", epoch=2))
     ]
-    assert talk.hear(RUN) == [] or talk.core.state()["runs"]
+    assert talk.receive(RUN) == [] or talk.core.state()["runs"]
 
 
 def test_what_has_not_moved_in_time_ends_and_nothing_else():
@@ -120,7 +120,7 @@ def test_for_good_it_goes_once_it_is_empty_or_it_is_late(moves):
     leaves(talk, for_good=True)
     assert not talk.core.has_left
     assert told(talk, MayStay()) == []  # no battery keeps it
-    actions = talk.hear(Drop(run="r")) if moves else talk.tick(DRAIN_S)
+    actions = talk.receive(Drop(run="r")) if moves else talk.tick(DRAIN_S)
     assert sorted(goodbyes(actions)) == sorted((OWNER_KEY, OTHER_KEY))
     assert talk.core.has_left
     assert any(isinstance(action, KillWorker) for action in actions)
@@ -136,7 +136,7 @@ def test_a_long_reason_fits_into_what_is_said():
     talk = talking().load(recv("x"))
     ((_, said),) = leaves(talk, "°" * 1000)
     assert len(said.reason.encode()) <= MAX_STR_BYTES
-    (refusal,) = talk.hear(Prepare(run="other", epoch=1), *plan(recv("x")))
+    (refusal,) = talk.receive(Prepare(run="other", epoch=1), *plan(recv("x")))
     assert len(refusal.message.text.encode()) <= MAX_STR_BYTES
     said = [action.message for action in talk.tick(DRAIN_S) if isinstance(action, ToPeer)]
     assert [len(message.reason.encode()) <= MAX_STR_BYTES for message in said] == [True]

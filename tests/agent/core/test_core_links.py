@@ -185,9 +185,9 @@ def test_a_paced_link_is_as_fast_as_it_says(link_bytes_per_s):
     talk = Talk(link_bytes_per_s=link_bytes_per_s).begin()
     talk.core.reach(OWNER_KEY)
     start_s, arrived = talk.now_s, 0
-    talk.hear(Probe(task="t", peer="home", nbytes=nbytes))
+    talk.receive(Probe(task="t", peer="home", nbytes=nbytes))
     while (wake_s := talk.core.wake_s()) is not None:
         arrived += sum(action.buffers[0].nbytes for action in talk.tick(wake_s - talk.now_s))
-        assert talk.hear(Credit(transfer=1, received_bytes=arrived, done=False)) == []
+        assert talk.receive(Credit(transfer=1, received_bytes=arrived, done=False)) == []
     assert arrived == nbytes
     assert talk.now_s - start_s == pytest.approx(nbytes / link_bytes_per_s)

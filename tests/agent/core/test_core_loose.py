@@ -28,8 +28,8 @@ ONE_WAY = send("x", "phone", name="follow:x", to="4/follow")
 def let_go(**changes):
     """A device with room for one value, which it has just sent loosely."""
     talk = Talk(inbound_bytes=64, **changes).begin().roster().load(recv("x"), ONE_WAY)
-    talk.hear(RUN)
-    return talk, talk.hear(value(), EIGHT)
+    talk.receive(RUN)
+    return talk, talk.receive(value(), EIGHT)
 
 
 def test_it_is_for_the_same_step_of_the_other_program_and_its_own_one_is_done():
@@ -49,8 +49,8 @@ def test_it_is_for_the_same_step_of_the_other_program_and_its_own_one_is_done():
 
 
 ENDS = {
-    "it has arrived": lambda talk: talk.hear(credit(), sender=MEMBER_SENDER),
-    "it is not wanted": lambda talk: talk.hear(
+    "it has arrived": lambda talk: talk.receive(credit(), sender=MEMBER_SENDER),
+    "it is not wanted": lambda talk: talk.receive(
         Rejected(transfer=1, code="old-epoch"), sender=MEMBER_SENDER
     ),
     "the receiver is gone": lambda talk: talk.core.handle(MemberLost(MEMBER_KEY), talk.now_s),
@@ -60,7 +60,7 @@ ENDS = {
 @pytest.mark.parametrize("end", ENDS)
 def test_its_place_is_free_when(end):
     talk, _ = let_go()
-    waiting = talk.hear(value(step=1, transfer=2), EIGHT)
+    waiting = talk.receive(value(step=1, transfer=2), EIGHT)
     assert waiting == []  # the one place is still held, so there is no credit
     actions = ENDS[end](talk)
     assert ToPeer(OWNER_KEY, credit(2)) in actions
@@ -68,10 +68,10 @@ def test_its_place_is_free_when(end):
 
 def test_nobody_of_that_name_is_no_failure():
     talk = Talk(inbound_bytes=64).begin().load(recv("x"), ONE_WAY)
-    talk.hear(RUN)
-    actions = talk.hear(value(), EIGHT)
+    talk.receive(RUN)
+    actions = talk.receive(value(), EIGHT)
     assert [type(action.message) for action in actions if isinstance(action, ToPeer)][-1] is Done
-    assert ToPeer(OWNER_KEY, credit(2)) in talk.hear(value(step=1, transfer=2), EIGHT)
+    assert ToPeer(OWNER_KEY, credit(2)) in talk.receive(value(step=1, transfer=2), EIGHT)
 
 
 def test_it_is_forgotten_with_the_worker_that_held_it():
@@ -90,14 +90,14 @@ HAPPENS = {
     "the receiver is gone": lambda talk, n: talk.core.handle(MemberLost(MEMBER_KEY), talk.now_s),
     "a new connection": lambda talk, n: talk.reset(MEMBER_KEY),
     "a new connection home": lambda talk, n: talk.reset(OWNER_KEY),
-    "the plan is dropped": lambda talk, n: talk.hear(Drop(run="r", epoch=1)),
-    "a step is aborted": lambda talk, n: talk.hear(Abort(run="r", epoch=1, program="p", step=n)),
-    "no member any more": lambda talk, n: talk.hear(*_home(members=0)),
-    "one arrives": lambda talk, n: talk.hear(credit(transfer=n), sender=MEMBER_SENDER),
-    "one is not wanted": lambda talk, n: talk.hear(
+    "the plan is dropped": lambda talk, n: talk.receive(Drop(run="r", epoch=1)),
+    "a step is aborted": lambda talk, n: talk.receive(Abort(run="r", epoch=1, program="p", step=n)),
+    "no member any more": lambda talk, n: talk.receive(*_home(members=0)),
+    "one arrives": lambda talk, n: talk.receive(credit(transfer=n), sender=MEMBER_SENDER),
+    "one is not wanted": lambda talk, n: talk.receive(
         Rejected(transfer=n, code="old-epoch"), sender=MEMBER_SENDER
     ),
-    "one arrives at home": lambda talk, n: talk.hear(credit(transfer=n)),
+    "one arrives at home": lambda talk, n: talk.receive(credit(transfer=n)),
 }
 
 
@@ -110,14 +110,14 @@ def test_every_place_is_free_in_the_end_whatever_happens_in_whatever_order(seed)
     rows += [send("x", "phone", to="4/q"), send("y", "home", to="1/q"), send("z", "phone")]
     ways = list(HAPPENS)
     for _ in range(4):
-        talk.hear(Hello(major=1))
+        talk.receive(Hello(major=1))
         talk.roster().load(*rows)
         talk.core.reach(OWNER_KEY)
         for step in range(rng.randrange(1, 4)):
-            talk.hear(Execute(run="r", epoch=1, program="p", step=step))
+            talk.receive(Execute(run="r", epoch=1, program="p", step=step))
             for i, name in enumerate("xyz"):
                 if rng.random() < 0.8:
-                    talk.hear(value(name, step=step, transfer=1 + i + 3 * step), EIGHT)
+                    talk.receive(value(name, step=step, transfer=1 + i + 3 * step), EIGHT)
         for _ in range(rng.randrange(8)):
             HAPPENS[rng.choice(ways)](talk, rng.randrange(1, 20))
     talk.core.handle(PeerRevoked(OWNER_KEY), talk.now_s)

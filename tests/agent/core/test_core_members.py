@@ -23,7 +23,7 @@ from potluck_wire.messages import Failed, Goodbye, Hello, Prepare, Roster, Roste
 
 def say_roster(talk, address, *, name="phone", key=MEMBER_KEY, **sender):
     rows = [{"name": name, "key": key, "address": address}]
-    return talk.hear(Roster(home="h"), json.dumps(rows).encode(), **sender)
+    return talk.receive(Roster(home="h"), json.dumps(rows).encode(), **sender)
 
 
 def addresses(actions):
@@ -41,7 +41,7 @@ def test_a_notebook_is_no_member_of_another_ones_home():
 def test_a_notebook_that_comes_later_is_a_member_no_more():
     talk = Talk().begin(OTHER_SENDER)
     assert addresses(say_roster(talk, "10.0.0.9:1", key=OWNER_KEY, sender=OTHER_SENDER)) != []
-    assert SetMembers(()) in talk.hear(Hello(major=1))
+    assert SetMembers(()) in talk.receive(Hello(major=1))
 
 
 def test_where_a_device_is_says_the_notebook_whose_run_is_on():
@@ -51,22 +51,22 @@ def test_where_a_device_is_says_the_notebook_whose_run_is_on():
     talk.begin(OTHER_SENDER)
     said = say_roster(talk, "10.0.0.9:1", sender=OTHER_SENDER)
     assert said == [ToPeer(OTHER_KEY, RosterSet(home="h"))]
-    assert addresses(talk.hear(Goodbye())) == ["10.0.0.9:1"]
+    assert addresses(talk.receive(Goodbye())) == ["10.0.0.9:1"]
 
 
 def test_a_notebook_whose_run_begins_says_it_from_then_on():
     talk = Talk().begin().begin(OTHER_SENDER)
     say_roster(talk, "10.0.0.9:1", sender=OTHER_SENDER)
     say_roster(talk, "10.0.0.1:1")
-    actions = talk.hear(Prepare(run="r", epoch=1), *plan(recv("x"), send("x", "phone")))
+    actions = talk.receive(Prepare(run="r", epoch=1), *plan(recv("x"), send("x", "phone")))
     assert addresses(actions) == ["10.0.0.1:1"]
 
 
 def test_what_waits_for_a_device_that_is_no_member_any_more_fails():
     talk = Talk().begin().roster().load(recv("x"), send("x", "phone"))
-    talk.hear(RUN)
-    talk.hear(value(), EIGHT)
-    actions = talk.hear(Roster(home="h"), b"[]")
+    talk.receive(RUN)
+    talk.receive(value(), EIGHT)
+    actions = talk.receive(Roster(home="h"), b"[]")
     (failed,) = [
         a.message for a in actions if isinstance(a, ToPeer) and isinstance(a.message, Failed)
     ]

@@ -65,8 +65,8 @@ from potluck_wire.version import REFUSED_BYTES, VERSION, show
 
 def test_welcome_waits_for_the_worker():
     talk = Talk()
-    assert talk.hear(Hello(major=1)) == [StartWorker()]
-    early = talk.hear(Meter(period_s=1.0))
+    assert talk.receive(Hello(major=1)) == [StartWorker()]
+    early = talk.receive(Meter(period_s=1.0))
     assert early == [refused(Meter, RefusalCode.STATE, "Meter while the session is opening")]
     (welcome,) = talk.work(WorkerReady(), READY)
     assert (welcome.key, welcome.message) == (
@@ -79,24 +79,24 @@ def test_welcome_waits_for_the_worker():
 
 def test_second_hello_is_welcomed_at_once_and_keeps_the_runs():
     talk = Talk().begin().load(recv("x"))
-    (welcome,) = talk.hear(Hello(major=1))
+    (welcome,) = talk.receive(Hello(major=1))
     assert isinstance(welcome.message, Welcome)
-    assert talk.hear(Prepare(run="r", epoch=1), *plan(recv("x"))) == [
+    assert talk.receive(Prepare(run="r", epoch=1), *plan(recv("x"))) == [
         ToPeer(OWNER_KEY, Prepared(run="r", epoch=1))
     ]
 
 
 def test_another_major_version_is_refused_and_starts_nothing():
-    (answer,) = Talk().hear(Hello(major=2))
+    (answer,) = Talk().receive(Hello(major=2))
     assert answer.message.code == RefusalCode.VERSION
     assert f"it speaks 2.0, we speak {show()}" in answer.message.text
 
 
 def test_a_hello_that_is_refused_leaves_no_session_open():
     talk = Talk().begin().load(recv("x"))
-    said = talk.hear(Hello(major=2))
+    said = talk.receive(Hello(major=2))
     assert [a.message.code for a in said if isinstance(a, ToPeer)] == [RefusalCode.VERSION]
-    (answer,) = talk.hear(Drop(run="r", epoch=0))
+    (answer,) = talk.receive(Drop(run="r", epoch=0))
     assert answer.message.code == RefusalCode.STATE
 
 
@@ -104,7 +104,7 @@ def test_a_hello_that_is_refused_leaves_no_session_open():
 def test_member_may_send_values_and_nothing_else(entry):
     talk = Talk().begin().roster()
     actions = (
-        talk.hear(entry.type(), *[b""] * entry.buffers[0], sender=MEMBER_SENDER)
+        talk.receive(entry.type(), *[b""] * entry.buffers[0], sender=MEMBER_SENDER)
         if on_network(entry)
         else []
     )
@@ -124,13 +124,13 @@ def on_network(entry):
     ids=lambda entry: entry.type.__name__,
 )
 def test_answers_are_not_requests(entry):
-    actions = Talk().begin().hear(entry.type(), *[b""] * entry.buffers[0])
+    actions = Talk().begin().receive(entry.type(), *[b""] * entry.buffers[0])
     text = f"{entry.type.__name__} is not for the controller to say"
     assert actions == [refused(entry.type, RefusalCode.STATE, text)]
 
 
 def test_ping_is_answered_without_a_session():
-    assert Talk().hear(Ping(seq=7)) == [ToPeer(OWNER_KEY, Pong(seq=7, clock_s=10.0))]
+    assert Talk().receive(Ping(seq=7)) == [ToPeer(OWNER_KEY, Pong(seq=7, clock_s=10.0))]
 
 
 def test_roster_sets_the_members_but_not_this_device():
@@ -139,7 +139,7 @@ def test_roster_sets_the_members_but_not_this_device():
         {"name": "phone", "key": MEMBER_KEY, "address": "10.0.0.2:47600"},
         {"name": "jetson", "key": OWN_KEY, "address": "10.0.0.3:47600"},
     ]
-    assert talk.hear(Roster(home="h"), json.dumps(rows).encode()) == [
+    assert talk.receive(Roster(home="h"), json.dumps(rows).encode()) == [
         SetMembers((PeerDevice("phone", MEMBER_KEY, "10.0.0.2:47600"),)),
         ToPeer(OWNER_KEY, RosterSet(home="h")),
     ]
@@ -149,16 +149,16 @@ def test_the_notebook_whose_run_is_on_says_where_a_device_is():
     """Another one, which is out of date or means harm, moves nothing of it."""
     talk = Talk().begin().begin(OTHER_SENDER).roster().load(recv("x"))
     there = [{"name": "phone", "key": MEMBER_KEY, "address": "10.9.9.9:9"}]
-    said = talk.hear(Roster(home="o"), json.dumps(there).encode(), sender=OTHER_SENDER)
+    said = talk.receive(Roster(home="o"), json.dumps(there).encode(), sender=OTHER_SENDER)
     assert said == [ToPeer(OTHER_SENDER.key, RosterSet(home="o"))]
 
 
 def test_a_notebook_whose_run_begins_is_heard_from_then_on():
     talk = Talk().begin().begin(OTHER_SENDER)
     there = [{"name": "phone", "key": MEMBER_KEY, "address": "10.9.9.9:9"}]
-    talk.hear(Roster(home="o"), json.dumps(there).encode(), sender=OTHER_SENDER)
+    talk.receive(Roster(home="o"), json.dumps(there).encode(), sender=OTHER_SENDER)
     talk.roster()
-    said = talk.hear(Prepare(run="r", epoch=1), *plan(recv("x")))
+    said = talk.receive(Prepare(run="r", epoch=1), *plan(recv("x")))
     assert SetMembers((PeerDevice("phone", MEMBER_KEY, "127.0.0.1:47600"),)) in said
 
 
@@ -207,11 +207,11 @@ def test_refuses_addresses(text):
 
 def test_one_notebook_at_a_time():
     talk = Talk().begin().load(recv("x"))
-    talk.hear(Hello(major=1), sender=OTHER_SENDER)
-    actions = talk.hear(Prepare(run="s", epoch=1), *plan(recv("x")), sender=OTHER_SENDER)
+    talk.receive(Hello(major=1), sender=OTHER_SENDER)
+    actions = talk.receive(Prepare(run="s", epoch=1), *plan(recv("x")), sender=OTHER_SENDER)
     text = "another notebook's run is on"
     assert actions == [refused(Prepare, RefusalCode.BUSY, text, key=OTHER_KEY, run="s", epoch=1)]
-    assert talk.hear(Execute(run="r", epoch=1, program="p"), sender=OTHER_SENDER) == [
+    assert talk.receive(Execute(run="r", epoch=1, program="p"), sender=OTHER_SENDER) == [
         refused(
             Execute, RefusalCode.UNKNOWN_RUN, "no run r is loaded", key=OTHER_KEY, run="r", epoch=1
         )
@@ -220,7 +220,7 @@ def test_one_notebook_at_a_time():
 
 def test_nothing_is_measured_beside_another_notebooks_run():
     talk = Talk().begin().load(recv("x"))
-    talk.hear(Hello(major=1), sender=OTHER_SENDER)
+    talk.receive(Hello(major=1), sender=OTHER_SENDER)
     asked = [
         (Measure(task="t", rows=(1,)), (b"{}",)),
         (Probe(task="t", peer="home", nbytes=8, repeats=1), ()),
@@ -231,12 +231,14 @@ def test_nothing_is_measured_beside_another_notebooks_run():
             "it is over"
         )
         refusal = [refused(type(message), RefusalCode.BUSY, text, key=OTHER_KEY)]
-        assert talk.hear(message, *buffers, sender=OTHER_SENDER) == refusal
-        assert not any(map(is_refusal, talk.hear(message, *buffers)))  # whose run it is may measure
-    talk.hear(Drop(run="r", epoch=-1))
+        assert talk.receive(message, *buffers, sender=OTHER_SENDER) == refusal
+        assert not any(
+            map(is_refusal, talk.receive(message, *buffers))
+        )  # whose run it is may measure
+    talk.receive(Drop(run="r", epoch=-1))
     for message, buffers in asked:
         assert not any(
-            map(is_refusal, talk.hear(replace(message, task="u"), *buffers, sender=OTHER_SENDER))
+            map(is_refusal, talk.receive(replace(message, task="u"), *buffers, sender=OTHER_SENDER))
         )
 
 
@@ -246,28 +248,30 @@ def is_refusal(action):
 
 def test_a_refused_plan_leaves_the_device_free_for_others():
     talk = Talk().begin()
-    talk.hear(Prepare(run="r", epoch=1), *plan(segments=("s",)))
+    talk.receive(Prepare(run="r", epoch=1), *plan(segments=("s",)))
     actions = talk.work(ComputeFailed(slot="r/1/s", cause=RefusalCode.OPERATOR, text="aten.secret"))
     assert actions == [
         refused(Prepare, RefusalCode.OPERATOR, "segment s: aten.secret", run="r", epoch=1),
         ToWorker(Forget(prefix="r/1/")),
     ]
-    talk.hear(Hello(major=1), sender=OTHER_SENDER)
-    (answer,) = talk.hear(Prepare(run="s", epoch=1), *plan(recv("x")), sender=OTHER_SENDER)
+    talk.receive(Hello(major=1), sender=OTHER_SENDER)
+    (answer,) = talk.receive(Prepare(run="s", epoch=1), *plan(recv("x")), sender=OTHER_SENDER)
     assert answer.message == Prepared(run="s", epoch=1)
 
 
 @pytest.mark.parametrize(("weights", "slot"), [("s", "r/3/s"), ("2/whole", "r/2/whole")])
 def test_a_segment_may_have_the_weights_of_another(weights, slot):
     document = {"segments": [{"name": "t", "kind": "aten", "weights": weights}], "programs": []}
-    asked = Talk().begin().hear(Prepare(run="r", epoch=3), json.dumps(document).encode(), b"{}")
+    asked = Talk().begin().receive(Prepare(run="r", epoch=3), json.dumps(document).encode(), b"{}")
     assert asked == [ToWorker(LoadSegment(slot="r/3/t", kind="aten", weights=slot), (b"{}",))]
 
 
 @pytest.mark.parametrize("weights", ["", "x/y", 3, None])
 def test_weights_that_name_no_segment_are_refused(weights):
     document = {"segments": [{"name": "t", "kind": "aten", "weights": weights}], "programs": []}
-    (answer,) = Talk().begin().hear(Prepare(run="r", epoch=3), json.dumps(document).encode(), b"{}")
+    (answer,) = (
+        Talk().begin().receive(Prepare(run="r", epoch=3), json.dumps(document).encode(), b"{}")
+    )
     assert answer.message.code == RefusalCode.DOCUMENT
     assert (
         "segments[0].weights of the plan must be those of NAME or EPOCH/NAME" in answer.message.text
@@ -277,29 +281,29 @@ def test_weights_that_name_no_segment_are_refused(weights):
 def test_prepare_loads_every_segment_once_and_then_says_so():
     talk = Talk().begin()
     request = Prepare(run="r", epoch=1, seed=3), *plan(segments=("s", "t"))
-    assert talk.hear(*request) == [
+    assert talk.receive(*request) == [
         ToWorker(LoadSegment(slot="r/1/s", kind="aten", seed=3), (b"{}",)),
         ToWorker(LoadSegment(slot="r/1/t", kind="aten", seed=3), (b"{}",)),
     ]
-    assert talk.hear(*request) == []
+    assert talk.receive(*request) == []
     assert talk.work(SegmentLoaded(slot="r/1/t")) == []
-    assert talk.hear(Commit(run="r", epoch=1)) == [
+    assert talk.receive(Commit(run="r", epoch=1)) == [
         refused(Commit, RefusalCode.STATE, "epoch 1 is not prepared", run="r", epoch=1)
     ]
     assert talk.work(SegmentLoaded(slot="r/1/s")) == [ToPeer(OWNER_KEY, Prepared(run="r", epoch=1))]
-    assert talk.hear(*request) == [ToPeer(OWNER_KEY, Prepared(run="r", epoch=1))]
+    assert talk.receive(*request) == [ToPeer(OWNER_KEY, Prepared(run="r", epoch=1))]
 
 
 @pytest.mark.parametrize("minor", range(VERSION[1] + 2))
 def test_a_plan_that_does_not_fit_says_needed_and_available(minor):
     talk = Talk().begin(minor=minor)
-    talk.hear(Prepare(run="r", epoch=1, memory_bytes=600), *plan(recv("x")))
-    actions = talk.hear(Prepare(run="s", epoch=1, memory_bytes=600), *plan(recv("x")))
+    talk.receive(Prepare(run="r", epoch=1, memory_bytes=600), *plan(recv("x")))
+    actions = talk.receive(Prepare(run="s", epoch=1, memory_bytes=600), *plan(recv("x")))
     text = "600 bytes needed, 400 bytes available"
     # others know no such
     sizes = {"needed_bytes": 600, "available_bytes": 400} if (1, minor) >= REFUSED_BYTES else {}
     assert actions == [refused(Prepare, RefusalCode.MEMORY, text, run="s", epoch=1, **sizes)]
-    assert talk.hear(Prepare(run="r", epoch=2, memory_bytes=900), *plan(recv("x"))) == [
+    assert talk.receive(Prepare(run="r", epoch=2, memory_bytes=900), *plan(recv("x"))) == [
         ToPeer(OWNER_KEY, Prepared(run="r", epoch=2))
     ]
 
@@ -320,22 +324,22 @@ def test_a_plan_that_does_not_fit_says_needed_and_available(minor):
     ],
 )
 def test_refuses_plans_that_do_not_hold(buffers):
-    (answer,) = Talk().begin().hear(Prepare(run="r", epoch=1), *buffers)
+    (answer,) = Talk().begin().receive(Prepare(run="r", epoch=1), *buffers)
     assert (answer.message.about, answer.message.code) == (NUMBER_OF[Prepare], RefusalCode.DOCUMENT)
 
 
 def test_commit_drops_older_epochs_and_refuses_them_from_then_on():
     talk = Talk().begin().load(recv("x"))
-    talk.hear(Prepare(run="r", epoch=2), *plan(recv("x")))
-    assert talk.hear(Commit(run="r", epoch=2))[0] == ToWorker(Forget(prefix="r/1/"))
+    talk.receive(Prepare(run="r", epoch=2), *plan(recv("x")))
+    assert talk.receive(Commit(run="r", epoch=2))[0] == ToWorker(Forget(prefix="r/1/"))
     text = "epoch 2 is in force"
-    assert talk.hear(Commit(run="r", epoch=1)) == [
+    assert talk.receive(Commit(run="r", epoch=1)) == [
         refused(Commit, RefusalCode.OLD_EPOCH, text, run="r", epoch=1)
     ]
-    assert talk.hear(Prepare(run="r", epoch=1), *plan(recv("x"))) == [
+    assert talk.receive(Prepare(run="r", epoch=1), *plan(recv("x"))) == [
         refused(Prepare, RefusalCode.OLD_EPOCH, text, run="r", epoch=1)
     ]
-    (answer,) = talk.hear(Execute(run="r", epoch=1, program="p"))
+    (answer,) = talk.receive(Execute(run="r", epoch=1, program="p"))
     assert answer.message.code == RefusalCode.OLD_EPOCH
     assert talk.core.n_old_messages == 2
 
@@ -348,20 +352,20 @@ def test_commit_drops_older_epochs_and_refuses_them_from_then_on():
 def test_a_commit_gives_back_what_was_only_for_the_time_beside_the_plan_before(alone, left):
     """The device has 1,000 bytes; the plan was prepared with 900 for itself and the one before."""
     talk = Talk().begin()
-    talk.hear(Prepare(run="r", epoch=1, memory_bytes=600), *plan(recv("x")))
-    talk.hear(Prepare(run="r", epoch=2, memory_bytes=900), *plan(recv("x")))
-    talk.hear(Commit(run="r", epoch=2, memory_bytes=alone))
-    (answer,) = talk.hear(Prepare(run="s", epoch=1, memory_bytes=left + 1), *plan(recv("x")))
+    talk.receive(Prepare(run="r", epoch=1, memory_bytes=600), *plan(recv("x")))
+    talk.receive(Prepare(run="r", epoch=2, memory_bytes=900), *plan(recv("x")))
+    talk.receive(Commit(run="r", epoch=2, memory_bytes=alone))
+    (answer,) = talk.receive(Prepare(run="s", epoch=1, memory_bytes=left + 1), *plan(recv("x")))
     assert answer.message.text == f"{left + 1} bytes needed, {left} bytes available"
-    (answer,) = talk.hear(Prepare(run="s", epoch=1, memory_bytes=left), *plan(recv("x")))
+    (answer,) = talk.receive(Prepare(run="s", epoch=1, memory_bytes=left), *plan(recv("x")))
     assert answer.message == Prepared(run="s", epoch=1)
 
 
 def test_a_plan_that_is_loaded_while_a_newer_one_comes_into_force_is_refused():
     talk = Talk().begin()
-    talk.hear(Prepare(run="r", epoch=2), *plan())
-    talk.hear(Prepare(run="r", epoch=1), *plan(segments=("s",)))
-    first, *_ = talk.hear(Commit(run="r", epoch=2))
+    talk.receive(Prepare(run="r", epoch=2), *plan())
+    talk.receive(Prepare(run="r", epoch=1), *plan(segments=("s",)))
+    first, *_ = talk.receive(Commit(run="r", epoch=2))
     text = "epoch 2 came into force while it was loaded"
     assert first == refused(Prepare, RefusalCode.OLD_EPOCH, text, run="r", epoch=1)
     assert talk.work(SegmentLoaded(slot="r/1/s")) == []
@@ -369,15 +373,15 @@ def test_a_plan_that_is_loaded_while_a_newer_one_comes_into_force_is_refused():
 
 def test_dropping_twice_is_fine():
     talk = Talk().begin().load(recv("x"))
-    assert talk.hear(Drop(run="r")) == [
+    assert talk.receive(Drop(run="r")) == [
         ToWorker(Forget(prefix="r/1/")),
         ToPeer(OWNER_KEY, Dropped(run="r")),
     ]
-    assert talk.hear(Drop(run="r")) == [ToPeer(OWNER_KEY, Dropped(run="r"))]
+    assert talk.receive(Drop(run="r")) == [ToPeer(OWNER_KEY, Dropped(run="r"))]
 
 
 GONE = [
-    ("goodbye", lambda talk: talk.hear(Goodbye())),
+    ("goodbye", lambda talk: talk.receive(Goodbye())),
     ("silence", lambda talk: talk.tick(31.0)),
     ("revoked", lambda talk: talk.core.handle(PeerRevoked(OWNER_KEY), talk.now_s)),
 ]
@@ -391,14 +395,14 @@ def test_a_notebook_that_is_gone_leaves_nothing_behind(how, leave):
     assert SetMembers(()) in actions
     assert actions[-1] == KillWorker("no notebook is connected")
     assert len(talk.core.sessions) == 0
-    assert talk.hear(Hello(major=1), sender=OTHER_SENDER) == [StartWorker()]
+    assert talk.receive(Hello(major=1), sender=OTHER_SENDER) == [StartWorker()]
 
 
 def test_a_notebook_that_is_heard_is_not_gone():
     talk = Talk().begin()
     for _ in range(5):
         talk.tick(20.0)
-        talk.hear(Ping())
+        talk.receive(Ping())
     assert len(talk.core.sessions) == 1
 
 
@@ -409,30 +413,30 @@ THERE = [{"name": "phone", "key": MEMBER_KEY, "address": "10.9.9.9:9"}]
 def test_an_idle_notebook_moves_no_device_that_another_one_uses(asked):
     talk = Talk().begin().begin(OTHER_SENDER).roster()
     for message in asked:
-        talk.hear(message)
-    said = talk.hear(Roster(home="o"), json.dumps(THERE).encode(), sender=OTHER_SENDER)
+        talk.receive(message)
+    said = talk.receive(Roster(home="o"), json.dumps(THERE).encode(), sender=OTHER_SENDER)
     assert said == [ToPeer(OTHER_SENDER.key, RosterSet(home="o"))]
 
 
 def test_a_probe_goes_where_its_notebook_says():
     talk = Talk().begin().begin(OTHER_SENDER).roster()
-    talk.hear(Roster(home="o"), json.dumps(THERE).encode(), sender=OTHER_SENDER)
+    talk.receive(Roster(home="o"), json.dumps(THERE).encode(), sender=OTHER_SENDER)
     probe = Probe(task="t", peer="phone", nbytes=100, repeats=2)
-    said = talk.hear(probe, sender=OTHER_SENDER)
+    said = talk.receive(probe, sender=OTHER_SENDER)
     assert said[0] == SetMembers((PeerDevice("phone", MEMBER_KEY, "10.9.9.9:9"),))
 
 
 def test_a_notebook_that_leaves_hears_no_more_of_what_it_ran():
     talk = Talk().begin().load(recv("x"))
-    talk.hear(Execute(run="r", epoch=1, program="p"))
-    said = talk.hear(Goodbye())  # the talk holds all that is said against the session's tables
+    talk.receive(Execute(run="r", epoch=1, program="p"))
+    said = talk.receive(Goodbye())  # the talk holds all that is said against the session's tables
     assert not [action for action in said if isinstance(action, ToPeer)]
 
 
 def test_a_notebook_that_was_silent_for_too_long_is_told_that_its_session_has_ended():
     """Its computer may have slept: the message waits for it."""
     talk = Talk(grace_s=30.0).begin().load(recv("x"))
-    talk.hear(Execute(run="r", epoch=1, program="p"))
+    talk.receive(Execute(run="r", epoch=1, program="p"))
     said = [action for action in talk.tick(31.0) if isinstance(action, ToPeer)]
     assert [action.message for action in said] == [
         Goodbye(reason="it heard nothing of this notebook for 30 s")
@@ -442,9 +446,9 @@ def test_a_notebook_that_was_silent_for_too_long_is_told_that_its_session_has_en
 
 def test_a_session_that_ends_with_a_worker_that_does_not_start_leaves_nothing():
     talk = Talk(grace_s=1e9).begin()
-    talk.hear(Meter(period_s=1.0))
+    talk.receive(Meter(period_s=1.0))
     talk.core.handle(WorkerDied("crashed", "x"), talk.now_s)
-    talk.hear(Hello(major=1, minor=VERSION[1], name="n"))
+    talk.receive(Hello(major=1, minor=VERSION[1], name="n"))
     talk.core.handle(WorkerDied("crashed", "does not start"), talk.now_s)
     assert len(talk.core.sessions) == 0
     assert talk.core.wake_s() is None

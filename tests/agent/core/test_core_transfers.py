@@ -42,13 +42,13 @@ def test_a_sender_that_ignores_its_window_is_stopped():
     n_chunks = WINDOW_BYTES // 2**20
     nbytes = 4 * WINDOW_BYTES
     talk = Talk(inbound_bytes=nbytes + 64).begin().load(recv("x"), cut("x", "a"))
-    talk.hear(value(), EIGHT)  # the worker keeps it: no room for the next
+    talk.receive(value(), EIGHT)  # the worker keeps it: no room for the next
     data = bytes(2**20)
-    assert talk.hear(value(step=1, transfer=2, nbytes=nbytes, chunk_bytes=2**20), data) != []
+    assert talk.receive(value(step=1, transfer=2, nbytes=nbytes, chunk_bytes=2**20), data) != []
     talk = Talk(inbound_bytes=nbytes).begin().load(recv("x"), cut("x", "a"))
-    talk.hear(value(), EIGHT)
-    answers = [talk.hear(value(step=1, transfer=2, nbytes=nbytes, chunk_bytes=2**20), data)]
-    answers += [talk.hear(Chunk(transfer=2, index=i), data) for i in range(1, n_chunks + 1)]
+    talk.receive(value(), EIGHT)
+    answers = [talk.receive(value(step=1, transfer=2, nbytes=nbytes, chunk_bytes=2**20), data)]
+    answers += [talk.receive(Chunk(transfer=2, index=i), data) for i in range(1, n_chunks + 1)]
     assert all(answer == [] for answer in answers[:-1])
     (rejected,) = answers[-1]
     assert rejected.message.code == RefusalCode.MEMORY
@@ -57,21 +57,21 @@ def test_a_sender_that_ignores_its_window_is_stopped():
 def test_a_large_value_is_sent_as_far_as_the_credit_goes():
     talk = Talk(inbound_bytes=4 * WINDOW_BYTES).begin()
     talk.core.reach(OWNER_KEY)
-    actions = talk.hear(Probe(task="t", peer="home", nbytes=2 * WINDOW_BYTES))
+    actions = talk.receive(Probe(task="t", peer="home", nbytes=2 * WINDOW_BYTES))
     assert sum(action.buffers[0].nbytes for action in actions) == WINDOW_CHUNKS * CHUNK_BYTES
     assert [type(action.message) for action in actions] == [Value] + [Chunk] * (len(actions) - 1)
-    (more,) = talk.hear(credit(1, CHUNK_BYTES, False))
+    (more,) = talk.receive(credit(1, CHUNK_BYTES, False))
     assert more.message == Chunk(transfer=1, index=len(actions))
-    assert talk.hear(credit(1, CHUNK_BYTES, False)) == []
+    assert talk.receive(credit(1, CHUNK_BYTES, False)) == []
 
 
 def test_an_urgent_value_overtakes_a_bulky_one():
     talk = Talk(inbound_bytes=4 * WINDOW_BYTES).begin().load(recv("x"), send("x"))
     talk.core.reach(OWNER_KEY)
-    talk.hear(Probe(task="t", peer="home", nbytes=2 * WINDOW_BYTES))
-    talk.hear(RUN)
-    talk.hear(value(), EIGHT)
-    first, *_ = talk.hear(credit(1, CHUNK_BYTES, False))
+    talk.receive(Probe(task="t", peer="home", nbytes=2 * WINDOW_BYTES))
+    talk.receive(RUN)
+    talk.receive(value(), EIGHT)
+    first, *_ = talk.receive(credit(1, CHUNK_BYTES, False))
     assert isinstance(first.message, Value)
     assert first.message.name == "x"
 
@@ -79,13 +79,13 @@ def test_an_urgent_value_overtakes_a_bulky_one():
 def test_a_probe_is_repeated_and_timed():
     talk = Talk().begin()
     talk.core.reach(OWNER_KEY)
-    (sent,) = talk.hear(Probe(task="t", peer="home", nbytes=100, repeats=2))
+    (sent,) = talk.receive(Probe(task="t", peer="home", nbytes=100, repeats=2))
     assert sent.buffers == (Span("zeros", 0, 100),)
     talk.now_s += 0.5
-    (again,) = talk.hear(credit(1, 100))
+    (again,) = talk.receive(credit(1, 100))
     assert again.message.transfer == 2
     talk.now_s += 0.25
-    assert talk.hear(credit(2, 100)) == [
+    assert talk.receive(credit(2, 100)) == [
         ToPeer(OWNER_KEY, Probed(task="t", peer="home", seconds=(0.5, 0.25)))
     ]
 
@@ -95,7 +95,7 @@ def test_a_probe_is_taken_credited_and_thrown_away():
     probe = Value(
         transfer=3, program="probe", name="t", dtype="uint8", shape=(5,), nbytes=5, chunk_bytes=64
     )
-    assert talk.hear(probe, b"12345") == [ToPeer(OWNER_KEY, credit(3, 5))]
+    assert talk.receive(probe, b"12345") == [ToPeer(OWNER_KEY, credit(3, 5))]
 
 
 @pytest.mark.parametrize(
@@ -103,9 +103,9 @@ def test_a_probe_is_taken_credited_and_thrown_away():
 )
 def test_credit_that_cannot_be_ends_that_value_only(wrong):
     talk = Talk().begin().load(recv("x"), send("x"))
-    talk.hear(RUN)
-    talk.hear(value(), EIGHT)
-    failed, *_ = talk.hear(wrong)
+    talk.receive(RUN)
+    talk.receive(value(), EIGHT)
+    failed, *_ = talk.receive(wrong)
     assert failed.message.cause == FailureCause.PEER_LOST
 
 
@@ -113,7 +113,7 @@ def test_a_paced_link_hands_each_chunk_over_when_it_has_left_the_air():
     talk = Talk(link_bytes_per_s=1e6).begin()
     talk.core.reach(OWNER_KEY)
     chunk_s = 250_000 / 1e6
-    assert talk.hear(Probe(task="t", peer="home", nbytes=500_000)) == []
+    assert talk.receive(Probe(task="t", peer="home", nbytes=500_000)) == []
     assert talk.core.wake_s() == pytest.approx(10.0 + chunk_s)
     (first,) = talk.tick(chunk_s)
     assert (type(first.message), first.buffers[0].nbytes) == (Value, 250_000)
@@ -124,44 +124,44 @@ def test_a_paced_link_hands_each_chunk_over_when_it_has_left_the_air():
 
 def test_after_a_broken_connection_everything_begins_anew_under_new_numbers():
     talk = Talk().begin().load(recv("x"), send("x"))
-    talk.hear(RUN)
-    talk.hear(value(), EIGHT)
+    talk.receive(RUN)
+    talk.receive(value(), EIGHT)
     (again,) = talk.core.handle(LinkReset(OWNER_KEY), talk.now_s)
     assert again.message.transfer == 2
-    assert talk.hear(credit(1)) == []  # of the old connection
-    assert isinstance(talk.hear(credit(2))[-2].message, Done)
+    assert talk.receive(credit(1)) == []  # of the old connection
+    assert isinstance(talk.receive(credit(2))[-2].message, Done)
 
 
 def test_half_values_of_a_broken_connection_are_forgotten():
     talk = Talk(inbound_bytes=128).begin().load(recv("x"))
-    talk.hear(value(nbytes=128), b"x" * 64)
+    talk.receive(value(nbytes=128), b"x" * 64)
     assert talk.core.handle(LinkReset(OWNER_KEY), talk.now_s) == []
-    assert talk.hear(value(nbytes=128), b"x" * 64) == [Store(0, b"x" * 64)]
+    assert talk.receive(value(nbytes=128), b"x" * 64) == [Store(0, b"x" * 64)]
 
 
 def test_a_device_whose_only_work_is_a_long_transfer_gets_on():
     talk, told = Talk().begin().load(recv("x")), []
-    talk.hear(RUN)
+    talk.receive(RUN)
     for message in (value(nbytes=192), Chunk(transfer=1, index=1), Chunk(transfer=1, index=2)):
         (pong,) = [
-            action.message for action in talk.hear(Ping()) if isinstance(action.message, Pong)
+            action.message for action in talk.receive(Ping()) if isinstance(action.message, Pong)
         ]
         told.append((pong.busy, pong.progress))
-        talk.hear(message, b"x" * 64)
+        talk.receive(message, b"x" * 64)
     assert told == [(True, told[0][1] + n) for n in range(3)]
 
 
 def test_nothing_is_sent_home_before_home_was_heard_on_the_data_channel():
     talk = Talk().begin()
-    assert talk.hear(Probe(task="t", peer="home", nbytes=4)) == []
+    assert talk.receive(Probe(task="t", peer="home", nbytes=4)) == []
     talk.core.reach(OWNER_KEY)
     assert isinstance(talk.tick()[0].message, Value)
 
 
 def test_a_value_that_never_finds_room_is_rejected_in_the_end():
     talk = Talk(inbound_bytes=64, grace_s=1e3).begin().roster().load(recv("x"), send("x", "phone"))
-    talk.hear(value(), EIGHT)
-    assert talk.hear(value(step=1, transfer=2), EIGHT) == []
+    talk.receive(value(), EIGHT)
+    assert talk.receive(value(step=1, transfer=2), EIGHT) == []
     assert talk.tick(30.0) == []
     text = "no room for 8 bytes"
     assert talk.tick(0.5) == [
@@ -171,8 +171,8 @@ def test_a_value_that_never_finds_room_is_rejected_in_the_end():
 
 def test_a_member_that_stays_away_ends_what_waits_for_it():
     talk = Talk().begin().roster().load(recv("x"), send("x", "phone"))
-    talk.hear(RUN)
-    talk.hear(value(), EIGHT)
+    talk.receive(RUN)
+    talk.receive(value(), EIGHT)
     failed, forgotten = talk.core.handle(MemberLost(MEMBER_KEY), talk.now_s)
     assert (failed.message.cause, failed.message.text) == (
         FailureCause.PEER_LOST,
@@ -182,6 +182,6 @@ def test_a_member_that_stays_away_ends_what_waits_for_it():
 
 
 def test_an_execution_of_an_unknown_program_is_refused():
-    (answer,) = Talk().begin().load(recv("x")).hear(Execute(run="r", epoch=1, program="q"))
+    (answer,) = Talk().begin().load(recv("x")).receive(Execute(run="r", epoch=1, program="q"))
     assert isinstance(answer.message, Refused)
     assert answer.message.text == "no program q in this epoch"

@@ -52,8 +52,8 @@ pytestmark = pytest.mark.usefixtures("small_chunks")
 
 def test_a_value_is_stored_computed_with_sent_and_given_back():
     talk = Talk().begin().load(recv("x"), cut("x", "a"), send("a", name="out"))
-    assert talk.hear(RUN) == []
-    assert talk.hear(value(), EIGHT) == [
+    assert talk.receive(RUN) == []
+    assert talk.receive(value(), EIGHT) == [
         Store(0, EIGHT),
         ToPeer(OWNER_KEY, credit()),
         ToWorker(Put(value="r/1/p/0/x", offset=0, nbytes=8, shape=(2,))),
@@ -77,33 +77,33 @@ def test_a_value_is_stored_computed_with_sent_and_given_back():
     talk.now_s = 12.0
     done = Done(run="r", epoch=1, program="p", busy_s=0.25, peak_bytes=99)
     times = b"[[0,10.0,10.0],[1,10.25,10.5],[2,11.0,12.0]]"
-    assert talk.hear(credit()) == [
+    assert talk.receive(credit()) == [
         ToWorker(Release(offset=64)),
         ToPeer(OWNER_KEY, done, (times,)),
         forget(),
     ]
-    assert talk.hear(RUN) == [ToPeer(OWNER_KEY, done, (times,))]  # executed once, answered again
+    assert talk.receive(RUN) == [ToPeer(OWNER_KEY, done, (times,))]  # executed once, answered again
     # applied once, acknowledged again
-    assert talk.hear(value(transfer=2), EIGHT) == [ToPeer(OWNER_KEY, credit(2))]
+    assert talk.receive(value(transfer=2), EIGHT) == [ToPeer(OWNER_KEY, credit(2))]
 
 
 def test_values_may_come_before_their_execution():
     talk = Talk().begin().load(recv("x"), cut("x", "a"))
-    assert talk.hear(value(), EIGHT) == [
+    assert talk.receive(value(), EIGHT) == [
         Store(0, EIGHT),
         ToPeer(OWNER_KEY, credit()),
         ToWorker(Put(value="r/1/p/0/x", offset=0, nbytes=8, shape=(2,))),
     ]
-    assert talk.hear(RUN) == [
+    assert talk.receive(RUN) == [
         compute(1, "slice", ["x"], ["a"], frees=["x", "a"], attrs=cut_attrs())
     ]
 
 
 def test_early_values_of_a_dropped_plan_are_given_back():
     talk = Talk(inbound_bytes=64).begin().roster().load(recv("x"), send("x", "phone"))
-    talk.hear(value(), EIGHT)
-    assert talk.hear(value(step=1, transfer=2), EIGHT) == []  # no room, no credit
-    assert talk.hear(Drop(run="r")) == [
+    talk.receive(value(), EIGHT)
+    assert talk.receive(value(step=1, transfer=2), EIGHT) == []  # no room, no credit
+    assert talk.receive(Drop(run="r")) == [
         ToPeer(
             OWNER_KEY, Rejected(transfer=2, code=RefusalCode.UNKNOWN_RUN, text="the run has ended")
         ),
@@ -111,15 +111,15 @@ def test_early_values_of_a_dropped_plan_are_given_back():
         ToPeer(OWNER_KEY, Dropped(run="r")),
     ]
     talk.load(recv("x"), epoch=2)
-    assert talk.hear(value(epoch=2, transfer=3), EIGHT)[0] == Store(0, EIGHT)
+    assert talk.receive(value(epoch=2, transfer=3), EIGHT)[0] == Store(0, EIGHT)
 
 
 def test_tasks_are_queued_ahead_when_their_inputs_are_on_the_way():
     talk = (
         Talk().begin().load(recv("x"), cut("x", "a"), cut("x", "b"), add("a", "b", "c"), send("c"))
     )
-    talk.hear(RUN)
-    *_, first, second = talk.hear(value(), EIGHT)
+    talk.receive(RUN)
+    *_, first, second = talk.receive(value(), EIGHT)
     assert first == compute(1, "slice", ["x"], ["a"], attrs=cut_attrs())
     assert second == compute(2, "slice", ["x"], ["b"], frees=["x"], attrs=cut_attrs())
     third = compute(3, "add", ["a", "b"], ["c"], exports=["c"], frees=["a", "b", "c"])
@@ -130,8 +130,8 @@ def test_tasks_are_queued_ahead_when_their_inputs_are_on_the_way():
 def test_the_most_urgent_ready_task_goes_first():
     rows = [recv("x"), *(cut("x", f"v{i}", priority=-i) for i in range(4))]
     talk = Talk().begin().load(*rows)
-    talk.hear(RUN)
-    actions = talk.hear(value(), EIGHT)
+    talk.receive(RUN)
+    actions = talk.receive(value(), EIGHT)
     for tag in (1, 2):
         actions += talk.work(Computed(tag=tag), b"[]")
     order = [
@@ -150,10 +150,10 @@ def test_after_a_send_means_after_its_acknowledgement():
             recv("x"), send("x"), ["slice", ["x"], ["a"], [1], 0, {"dim": 0, "start": 0, "stop": 1}]
         )
     )
-    talk.hear(RUN)
-    *_, sent = talk.hear(value(), EIGHT)
+    talk.receive(RUN)
+    *_, sent = talk.receive(value(), EIGHT)
     assert sent.buffers == (Span("inbound", 0, 8),)
-    assert talk.hear(credit()) == [
+    assert talk.receive(credit()) == [
         compute(1, "slice", ["x"], ["a"], frees=["x", "a"], attrs=cut_attrs())
     ]
 
@@ -163,12 +163,12 @@ def test_after_a_send_means_after_its_acknowledgement():
 )
 def test_a_place_that_is_computed_with_and_sent_on_is_free_after_both(told):
     talk = Talk(inbound_bytes=64).begin().load(recv("x"), cut("x", "a"), send("x"))
-    talk.hear(RUN)
-    talk.hear(value(), EIGHT)
+    talk.receive(RUN)
+    talk.receive(value(), EIGHT)
     second = value(step=1, transfer=2)
-    assert talk.hear(second, EIGHT) == []
+    assert talk.receive(second, EIGHT) == []
     assert talk.work(*told) == []
-    assert talk.hear(credit())[:3] == [
+    assert talk.receive(credit())[:3] == [
         Store(0, EIGHT),
         ToPeer(OWNER_KEY, credit(2)),
         ToWorker(Put(value="r/1/p/1/x", offset=0, nbytes=8, shape=(2,))),
@@ -177,9 +177,9 @@ def test_a_place_that_is_computed_with_and_sent_on_is_free_after_both(told):
 
 def test_a_value_that_nobody_uses_is_given_back_at_once():
     talk = Talk(inbound_bytes=64).begin().load(recv("x"))
-    talk.hear(value(), EIGHT)
-    assert talk.hear(value(step=1, transfer=2), EIGHT)[0] == Store(0, EIGHT)
-    (done, forgotten) = talk.hear(RUN)
+    talk.receive(value(), EIGHT)
+    assert talk.receive(value(step=1, transfer=2), EIGHT)[0] == Store(0, EIGHT)
+    (done, forgotten) = talk.receive(RUN)
     assert isinstance(done.message, Done)
     assert forgotten == forget()
 
@@ -191,15 +191,15 @@ def test_segments_are_named_by_run_and_epoch():
     ]
     rows[1][2] = ["h"]
     talk = Talk().begin().load(*rows, segments=("s",))
-    slots = [action.message.slot for action in talk.hear(RUN)]
+    slots = [action.message.slot for action in talk.receive(RUN)]
     assert slots == ["r/1/s", "r/7/s"]
 
 
 def test_a_prepared_epoch_may_execute_before_it_is_in_force():
     talk = Talk().begin()
-    talk.hear(Prepare(run="r", epoch=1), *plan(recv("x")))
-    assert talk.hear(RUN) == []
-    assert talk.hear(value(), EIGHT)[-2].message == Done(run="r", epoch=1, program="p")
+    talk.receive(Prepare(run="r", epoch=1), *plan(recv("x")))
+    assert talk.receive(RUN) == []
+    assert talk.receive(value(), EIGHT)[-2].message == Done(run="r", epoch=1, program="p")
 
 
 # --- failures -------------------------------------------------------------------------------------
@@ -208,8 +208,8 @@ def test_a_prepared_epoch_may_execute_before_it_is_in_force():
 def test_a_failed_task_ends_its_execution_and_no_other():
     talk = Talk().begin().load(recv("x"), cut("x", "a"), send("a"))
     for step in (0, 1):
-        talk.hear(Execute(run="r", epoch=1, program="p", step=step))
-        talk.hear(value(step=step, transfer=step + 1), EIGHT)
+        talk.receive(Execute(run="r", epoch=1, program="p", step=step))
+        talk.receive(value(step=step, transfer=step + 1), EIGHT)
     failed = Failed(
         run="r", epoch=1, program="p", instruction=1, cause=FailureCause.INPUT, text="bad shape"
     )
@@ -217,15 +217,15 @@ def test_a_failed_task_ends_its_execution_and_no_other():
         ToPeer(OWNER_KEY, failed),
         forget(),
     ]
-    assert talk.hear(RUN) == [ToPeer(OWNER_KEY, failed)]
+    assert talk.receive(RUN) == [ToPeer(OWNER_KEY, failed)]
     (sent,) = talk.work(Computed(tag=2), json.dumps([["r/1/p/1/a", 0, 8, "float32", [2]]]).encode())
     assert sent.message.step == 1
 
 
 def test_tasks_of_a_failed_execution_that_were_with_the_worker_give_their_places_back():
     talk = Talk().begin().load(recv("x"), cut("x", "a"), cut("x", "b"), send("b"))
-    talk.hear(RUN)
-    talk.hear(value(), EIGHT)
+    talk.receive(RUN)
+    talk.receive(value(), EIGHT)
     talk.work(ComputeFailed(tag=1, cause=FailureCause.INPUT, text="no"))
     assert talk.work(Computed(tag=2), exported(("b", 128))) == [ToWorker(Release(offset=128))]
 
@@ -236,31 +236,33 @@ def test_tasks_of_a_failed_execution_that_were_with_the_worker_give_their_places
 )
 def test_a_rejected_value_ends_the_execution_and_names_the_receiver(code, cause):
     talk = Talk().begin().roster().load(recv("x"), send("x", "phone"))
-    talk.hear(RUN)
-    talk.hear(value(), EIGHT)
-    failed, forgotten = talk.hear(Rejected(transfer=1, code=code, text="no"), sender=MEMBER_SENDER)
+    talk.receive(RUN)
+    talk.receive(value(), EIGHT)
+    failed, forgotten = talk.receive(
+        Rejected(transfer=1, code=code, text="no"), sender=MEMBER_SENDER
+    )
     assert (failed.message.cause, failed.message.text) == (cause, "phone rejected x: no")
     assert forgotten == forget()
 
 
 def test_a_send_to_somebody_who_is_not_in_the_roster_fails():
     talk = Talk().begin().load(recv("x"), send("x", "phone"))
-    talk.hear(RUN)
-    *_, failed, _ = talk.hear(value(), EIGHT)
+    talk.receive(RUN)
+    *_, failed, _ = talk.receive(value(), EIGHT)
     assert failed.message.cause == FailureCause.PEER_LOST
     assert failed.message.text == "phone is not in the roster"
 
 
 def test_dropping_a_plan_cancels_what_runs_and_says_so():
     talk = Talk().begin().load(recv("x"))
-    talk.hear(RUN)
-    failed, *_ = talk.hear(Drop(run="r", epoch=1))
+    talk.receive(RUN)
+    failed, *_ = talk.receive(Drop(run="r", epoch=1))
     assert failed.message.cause == FailureCause.CANCELLED
 
 
 def test_what_comes_after_a_crash_is_rejected():
     talk = Talk().begin().load(recv("x"), cut("x", "a"))
-    talk.hear(value(nbytes=128), b"x" * 64)
+    talk.receive(value(nbytes=128), b"x" * 64)
     assert talk.core.handle(WorkerDied(FailureCause.CRASHED, "died"), talk.now_s) == [
         ToPeer(
             OWNER_KEY,
@@ -269,7 +271,7 @@ def test_what_comes_after_a_crash_is_rejected():
             ),
         )
     ]
-    assert talk.hear(Chunk(transfer=1, index=1), b"x" * 64) == []
+    assert talk.receive(Chunk(transfer=1, index=1), b"x" * 64) == []
 
 
 # --- values that do not belong --------------------------------------------------------------------
@@ -294,21 +296,21 @@ UNWANTED = [
 @pytest.mark.parametrize(("what", "message", "code"), UNWANTED, ids=[what for what, *_ in UNWANTED])
 def test_rejects_values_that_do_not_belong(what, message, code):
     talk = Talk().begin().roster().load(recv("x"), recv("z", "phone"))
-    (answer,) = talk.hear(message, EIGHT)
+    (answer,) = talk.receive(message, EIGHT)
     assert (answer.key, answer.message.code) == (OWNER_KEY, code)
     assert isinstance(answer.message, Rejected)
 
 
 def test_rejects_values_of_another_notebook():
     talk = Talk().begin().load(recv("x"))
-    (answer,) = talk.hear(value(), EIGHT, sender=OTHER_SENDER)
+    (answer,) = talk.receive(value(), EIGHT, sender=OTHER_SENDER)
     assert answer.message.code == RefusalCode.DOCUMENT
 
 
 def test_takes_values_of_a_member_only_under_its_own_name():
     talk = Talk().begin().roster().load(recv("x"), recv("z", "phone"))
-    assert isinstance(talk.hear(value("x"), EIGHT, sender=MEMBER_SENDER)[0].message, Rejected)
-    assert talk.hear(value("z"), EIGHT, sender=MEMBER_SENDER)[:2] == [
+    assert isinstance(talk.receive(value("x"), EIGHT, sender=MEMBER_SENDER)[0].message, Rejected)
+    assert talk.receive(value("z"), EIGHT, sender=MEMBER_SENDER)[:2] == [
         Store(0, EIGHT),
         ToPeer(MEMBER_KEY, credit()),
     ]
@@ -317,18 +319,20 @@ def test_takes_values_of_a_member_only_under_its_own_name():
 @pytest.mark.parametrize(("index", "nbytes"), [(2, 64), (0, 64), (1, 63), (1, 65)])
 def test_refuses_chunks_out_of_order_or_of_the_wrong_size(index, nbytes):
     talk = Talk().begin().load(recv("x"))
-    assert talk.hear(value(nbytes=192), b"x" * 64) == [Store(0, b"x" * 64)]
-    (answer,) = talk.hear(Chunk(transfer=1, index=index), b"x" * nbytes)
+    assert talk.receive(value(nbytes=192), b"x" * 64) == [Store(0, b"x" * 64)]
+    (answer,) = talk.receive(Chunk(transfer=1, index=index), b"x" * nbytes)
     assert isinstance(answer.message, Rejected)
-    assert talk.hear(Chunk(transfer=1, index=1), b"x" * 64) == []  # on its way when it was rejected
+    assert (
+        talk.receive(Chunk(transfer=1, index=1), b"x" * 64) == []
+    )  # on its way when it was rejected
 
 
 def test_a_value_in_two_transfers_at_once_is_applied_once():
     talk = Talk().begin().load(recv("x"), cut("x", "a"))
     for transfer in (1, 2):
-        talk.hear(value(nbytes=128, transfer=transfer), b"x" * 64)
-    talk.hear(Chunk(transfer=1, index=1), b"x" * 64)
-    assert talk.hear(Chunk(transfer=2, index=1), b"x" * 64) == [
+        talk.receive(value(nbytes=128, transfer=transfer), b"x" * 64)
+    talk.receive(Chunk(transfer=1, index=1), b"x" * 64)
+    assert talk.receive(Chunk(transfer=2, index=1), b"x" * 64) == [
         Store(128 + 64, b"x" * 64),
         ToPeer(OWNER_KEY, credit(2, 128)),
     ]

@@ -62,18 +62,18 @@ pytestmark = pytest.mark.usefixtures("small_chunks")
 
 def test_a_crash_ends_the_execution_with_its_cause_and_the_agent_lives():
     talk = Talk().begin().load(recv("x"), cut("x", "a"), send("a"))
-    talk.hear(Execute(run="r", epoch=1, program="p", step=4))
+    talk.receive(Execute(run="r", epoch=1, program="p", step=4))
     actions = talk.core.handle(WorkerDied(FailureCause.CRASHED, "SIGSEGV"), talk.now_s)
     failed = Failed(
         run="r", epoch=1, program="p", step=4, cause=FailureCause.CRASHED, text="SIGSEGV"
     )
     assert actions == [ToPeer(OWNER_KEY, failed)]
-    (answer,) = talk.hear(Execute(run="r", epoch=1, program="p", step=4))
+    (answer,) = talk.receive(Execute(run="r", epoch=1, program="p", step=4))
     assert answer == ToPeer(OWNER_KEY, failed)
     # the next step, of a notebook that has not heard of it yet
-    (answer,) = talk.hear(Execute(run="r", epoch=1, program="p", step=5))
+    (answer,) = talk.receive(Execute(run="r", epoch=1, program="p", step=5))
     assert answer == ToPeer(OWNER_KEY, replace(failed, step=5))
-    prepared, *_ = talk.hear(Prepare(run="again", epoch=1), *plan(segments=("s",)))
+    prepared, *_ = talk.receive(Prepare(run="again", epoch=1), *plan(segments=("s",)))
     assert prepared == StartWorker()  # lazily, when it is needed again
     assert talk.work(WorkerReady(), READY) == [ToWorker(LoadSegment(slot="again/1/s"), (b"{}",))]
 
@@ -109,19 +109,19 @@ def test_a_crash_ends_the_execution_with_its_cause_and_the_agent_lives():
 )
 def test_a_run_that_went_with_its_worker_is_not_gone_on_with(is_committed, dropped, answer):
     talk = Talk().begin()
-    talk.hear(Prepare(run="r", epoch=1), *plan())
+    talk.receive(Prepare(run="r", epoch=1), *plan())
     if is_committed:
-        talk.hear(Commit(run="r", epoch=1))
+        talk.receive(Commit(run="r", epoch=1))
     talk.core.handle(WorkerDied(FailureCause.CRASHED, "SIGSEGV"), talk.now_s)
     if dropped is not None:
-        talk.hear(Drop(run="r", epoch=dropped))
-    said, *_ = talk.hear(Prepare(run="r", epoch=2), *plan(segments=("s",)))
+        talk.receive(Drop(run="r", epoch=dropped))
+    said, *_ = talk.receive(Prepare(run="r", epoch=2), *plan(segments=("s",)))
     assert said == answer
 
 
 def test_a_crash_while_loading_refuses_the_plan():
     talk = Talk().begin()
-    talk.hear(Prepare(run="r", epoch=1), *plan(segments=("s",)))
+    talk.receive(Prepare(run="r", epoch=1), *plan(segments=("s",)))
     assert talk.core.handle(WorkerDied(FailureCause.MEMORY, "too big"), talk.now_s) == [
         refused(Prepare, RefusalCode.MEMORY, "too big", run="r", epoch=1)
     ]
@@ -129,18 +129,18 @@ def test_a_crash_while_loading_refuses_the_plan():
 
 def test_a_worker_that_does_not_start_refuses_the_session():
     talk = Talk()
-    talk.hear(Hello(major=1))
+    talk.receive(Hello(major=1))
     assert talk.core.handle(WorkerDied(FailureCause.CRASHED, "no torch"), talk.now_s) == [
         refused(Hello, RefusalCode.BACKEND, "the worker does not start: no torch")
     ]
-    assert talk.hear(Hello(major=1)) == [StartWorker()]
+    assert talk.receive(Hello(major=1)) == [StartWorker()]
 
 
 def test_a_hung_worker_is_killed_after_the_time_it_may_be_silent():
     talk = Talk(grace_s=1000.0).begin().load(recv("x"), cut("x", "a"))
-    talk.hear(Execute(run="r", epoch=1, program="p"))
+    talk.receive(Execute(run="r", epoch=1, program="p"))
     assert talk.tick(100.0) == []  # nothing was asked of it
-    (*_, compute) = talk.hear(
+    (*_, compute) = talk.receive(
         Value(run="r", epoch=1, program="p", name="x", shape=(2,), nbytes=8, chunk_bytes=64),
         b"12345678",
     )
@@ -170,16 +170,16 @@ NOISE = {  # what nobody asked for, or asked for no more
 @pytest.mark.parametrize("owes", ["a task", "a segment", "a measurement"])
 def test_a_worker_that_says_anything_but_what_is_due_is_silent(noise, owes):
     talk = Talk(grace_s=1000.0).begin().load(recv("x"), cut("x", "a"))
-    talk.hear(RUN)
-    talk.hear(value(), b"12345678")
+    talk.receive(RUN)
+    talk.receive(value(), b"12345678")
     talk.work(Computed(tag=1), b"[]")
     if owes == "a task":
-        talk.hear(Execute(run="r", epoch=1, program="p", step=1))
-        talk.hear(value(step=1, transfer=2), b"12345678")
+        talk.receive(Execute(run="r", epoch=1, program="p", step=1))
+        talk.receive(value(step=1, transfer=2), b"12345678")
     elif owes == "a segment":
-        talk.hear(Prepare(run="r", epoch=2), *plan(segments=("s",)))
+        talk.receive(Prepare(run="r", epoch=2), *plan(segments=("s",)))
     else:
-        talk.hear(Measure(task="u", rows=(1,)), b"graph")
+        talk.receive(Measure(task="u", rows=(1,)), b"graph")
     progress = pong(talk).progress
     for _ in range(6):
         assert not [action for action in talk.tick(5.0) if isinstance(action, KillWorker)]
@@ -189,13 +189,13 @@ def test_a_worker_that_says_anything_but_what_is_due_is_silent(noise, owes):
 
 
 def pong(talk):
-    (answer,) = talk.hear(Ping(seq=1))
+    (answer,) = talk.receive(Ping(seq=1))
     return answer.message
 
 
 def test_a_worker_that_never_gets_ready_is_silent_whatever_else_it_says():
     talk = Talk(grace_s=1000.0, start_s=30.0)
-    talk.hear(Hello(major=1))
+    talk.receive(Hello(major=1))
     for _ in range(6):
         talk.tick(5.0)
         talk.work(Freed(offset=0))
@@ -220,17 +220,19 @@ HOLDERS = {
 def test_a_worker_that_lets_go_of_what_it_does_not_hold_frees_no_place(holder, freed):
     rows, n_chunks = HOLDERS[holder]
     talk = Talk(inbound_bytes=256).begin().roster().load(*rows)
-    talk.hear(value(nbytes=128), bytes(64))
+    talk.receive(value(nbytes=128), bytes(64))
     for index in range(1, n_chunks):
-        talk.hear(Chunk(transfer=1, index=index), bytes(64))
+        talk.receive(Chunk(transfer=1, index=index), bytes(64))
     for _ in range(3):
         talk.work(freed, *[b"[]"] * isinstance(freed, Computed))
     # not over x
-    assert talk.hear(value(step=1, transfer=2, nbytes=128), bytes(64))[0] == Store(128, bytes(64))
+    assert talk.receive(value(step=1, transfer=2, nbytes=128), bytes(64))[0] == Store(
+        128, bytes(64)
+    )
     if n_chunks == 1:
-        assert talk.hear(Chunk(transfer=1, index=1), bytes(64))[0] == Store(64, bytes(64))
+        assert talk.receive(Chunk(transfer=1, index=1), bytes(64))[0] == Store(64, bytes(64))
     else:
-        sent = [action for action in talk.hear(RUN) if isinstance(action, ToPeer)]
+        sent = [action for action in talk.receive(RUN) if isinstance(action, ToPeer)]
         assert sent[0].buffers == (Span("inbound", 0, 128),)
 
 
@@ -240,7 +242,7 @@ def test_a_worker_that_lets_go_of_what_it_does_not_hold_frees_no_place(holder, f
 def test_measure_is_handed_on_and_answered():
     talk = Talk().begin()
     request = Measure(task="t", train=True, rows=(1, 2), repeats=3)
-    assert talk.hear(request, b"graph") == [
+    assert talk.receive(request, b"graph") == [
         ToWorker(MeasureTask(task="t", train=True, rows=(1, 2), repeats=3), (b"graph",))
     ]
     numbers = {
@@ -257,7 +259,7 @@ def test_measure_is_handed_on_and_answered():
 
 def test_a_layer_that_cannot_be_measured_is_refused():
     talk = Talk().begin()
-    talk.hear(Measure(task="t", rows=(1,)), b"graph")
+    talk.receive(Measure(task="t", rows=(1,)), b"graph")
     assert talk.work(ComputeFailed(slot="t", cause=RefusalCode.OPERATOR, text="aten.secret")) == [
         refused(Measure, RefusalCode.OPERATOR, "t: aten.secret")
     ]
@@ -273,7 +275,7 @@ def test_a_layer_that_cannot_be_measured_is_refused():
     ],
 )
 def test_refuses_measures_that_make_no_sense(request_):
-    (answer,) = Talk().begin().hear(request_, b"graph")
+    (answer,) = Talk().begin().receive(request_, b"graph")
     assert answer.message.code == RefusalCode.DOCUMENT
 
 
@@ -281,26 +283,26 @@ def test_refuses_measures_that_make_no_sense(request_):
     "request_", [Probe(task="t", peer="nobody"), Probe(task="t", peer="home", repeats=65)]
 )
 def test_refuses_probes_that_make_no_sense(request_):
-    (answer,) = Talk().begin().hear(request_)
+    (answer,) = Talk().begin().receive(request_)
     assert answer.message.code == RefusalCode.DOCUMENT
 
 
 def test_readings_come_at_the_rate_that_was_asked_for():
     talk = Talk().begin()
-    talk.hear(Meter(period_s=1.0))
+    talk.receive(Meter(period_s=1.0))
     due = [ReadMeter(OWNER_KEY, 0.0, 0.0, 0.0)]
     assert [talk.tick(), talk.tick(0.5), talk.tick(0.5), talk.tick(1.0)] == [due, [], due, due]
     assert talk.core.wake_s() == talk.now_s + 1.0
-    talk.hear(Meter(period_s=0.0))
+    talk.receive(Meter(period_s=0.0))
     assert talk.tick(5.0) == []
 
 
 @pytest.mark.parametrize("period_s", [0.049, -1.0, 1e-300, 3601.0, 1e300])
 def test_absurd_rates_of_readings_are_refused_and_the_rate_before_stays(period_s):
     talk = Talk().begin()
-    talk.hear(Meter(period_s=1.0))
+    talk.receive(Meter(period_s=1.0))
     talk.tick()
-    (answer,) = talk.hear(Meter(period_s=period_s))
+    (answer,) = talk.receive(Meter(period_s=period_s))
     assert answer.message.code == RefusalCode.DOCUMENT
     assert "0.05 to 3600 s" in answer.message.text
     assert talk.tick(1.0) == [ReadMeter(OWNER_KEY, 0.0, 0.0, 0.0)]
@@ -308,5 +310,5 @@ def test_absurd_rates_of_readings_are_refused_and_the_rate_before_stays(period_s
 
 def test_who_speaks_an_older_version_is_not_told_of_batteries():
     talk = Talk().begin(minor=7)
-    talk.hear(Meter(period_s=1.0))
+    talk.receive(Meter(period_s=1.0))
     assert talk.tick() == [ReadMeter(OWNER_KEY, 0.0, 0.0, 0.0, tells_battery=False)]

@@ -234,7 +234,7 @@ DX = b'[["r/1/p/0/dx",0,4,"float32",[1]]]'
 def begun(rows, *, along=True, **settings):
     """A device that has begun a step of these rows, and knows the phone."""
     talk = Talk(**settings).begin().roster().load(*rows, segments=("s",), credit_along=along)
-    talk.hear(Execute(run="r", epoch=1, program="p", step=0))
+    talk.receive(Execute(run="r", epoch=1, program="p", step=0))
     return talk
 
 
@@ -267,7 +267,7 @@ def to_phone(actions):
 )
 def test_credit_waits_in_training_while_more_goes_to_and_fro(rows, settings, waits):
     talk = begun(rows, **settings)
-    assert credited(talk.hear(X, b"1234", sender=MEMBER_SENDER)) == ([] if waits else [7])
+    assert credited(talk.receive(X, b"1234", sender=MEMBER_SENDER)) == ([] if waits else [7])
     if not waits:
         return
     assert credited(talk.work(Computed(tag=1), b"[]")) == []
@@ -284,7 +284,7 @@ def test_credit_that_went_with_a_value_is_told_again_as_long_as_the_sender_waits
     reset, again
 ):
     talk = begun(training("x", "dx"))
-    talk.hear(X, b"1234", sender=MEMBER_SENDER)
+    talk.receive(X, b"1234", sender=MEMBER_SENDER)
     talk.work(Computed(tag=1), b"[]")
     assert len(to_phone(talk.work(Computed(tag=2), DX))) == 1
     repeated = to_phone(talk.reset(MEMBER_KEY, **reset))
@@ -303,7 +303,7 @@ def test_a_value_acknowledges_what_went_the_other_way():
     back = ["backward", ["dy"], [], [1], 0, {"segment": "s", "key": "k", "scale": 1.0}]
     talk = begun((recv("a", "home"), forth, send("y", "phone"), recv("dy", "phone"), back))
     a = Value(transfer=1, shape=(1,), nbytes=4, chunk_bytes=64, name="a", **PLACE)
-    talk.hear(a, b"1234")
+    talk.receive(a, b"1234")
     (y,) = to_phone(talk.work(Computed(tag=1), b'[["r/1/p/0/y",0,4,"float32",[1]]]'))
     dy = Value(
         transfer=3,
@@ -314,7 +314,7 @@ def test_a_value_acknowledges_what_went_the_other_way():
         received=(y.transfer, 99),
         **PLACE,
     )
-    actions = talk.hear(dy, b"1234", sender=MEMBER_SENDER)
+    actions = talk.receive(dy, b"1234", sender=MEMBER_SENDER)
     assert [action.message.offset for action in actions if is_to_worker(action, Release)] == [0]
     assert [action.message.op for action in actions if is_to_worker(action, Compute)] == [
         "backward"

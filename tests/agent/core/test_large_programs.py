@@ -37,8 +37,8 @@ def told(actions, kind):
 def loaded(rows, **changes):
     talk = Talk(**({"inbound_bytes": 1 << 20} | changes)).begin()
     document = {"segments": [], "programs": [{"name": "p", "instructions": rows}]}
-    talk.hear(Prepare(run="r", epoch=1), json.dumps(document).encode())
-    talk.hear(Commit(run="r", epoch=1))
+    talk.receive(Prepare(run="r", epoch=1), json.dumps(document).encode())
+    talk.receive(Commit(run="r", epoch=1))
     talk.core.reach(OWNER_KEY)
     return talk
 
@@ -62,16 +62,16 @@ def calls_of(work):
 MOST_CALLS = 60 * (N_IN_A_ROUND + N_ON_THE_SPOT + MAX_AT_ONCE)
 ABORT = Abort(run="r", epoch=1, program="p")
 EVENTS = {
-    "aborted before it begins": lambda talk: talk.hear(
+    "aborted before it begins": lambda talk: talk.receive(
         Abort(run="r", epoch=1, program="p", step=7)
     ),
-    "begun": lambda talk: talk.hear(Execute(run="r", epoch=1, program="p", step=1)),
-    "its value": lambda talk: talk.hear(value("x", step=0, nbytes=0, transfer=1), b""),
+    "begun": lambda talk: talk.receive(Execute(run="r", epoch=1, program="p", step=1)),
+    "its value": lambda talk: talk.receive(value("x", step=0, nbytes=0, transfer=1), b""),
     "a round": lambda talk: talk.tick(),
     "a new connection": lambda talk: talk.reset(OWNER_KEY),
     "another new connection": lambda talk: talk.reset(OWNER_KEY),
-    "a credit": lambda talk: talk.hear(Credit(transfer=1, received_bytes=0, done=True)),
-    "aborted": lambda talk: talk.hear(ABORT),
+    "a credit": lambda talk: talk.receive(Credit(transfer=1, received_bytes=0, done=True)),
+    "aborted": lambda talk: talk.receive(ABORT),
     "another round": lambda talk: talk.tick(),
     "its notebook goes": lambda talk: talk.core.handle(PeerRevoked(OWNER_KEY), talk.now_s),
 }
@@ -81,7 +81,7 @@ def test_each_event_of_a_large_program_takes_no_more_than_a_few_steps():
     """Counted in calls, so that no clock is needed; a walk over the program would be far more."""
     n_sends = 20_000
     talk = loaded([recv("x"), *[send("x", name=f"{i}") for i in range(n_sends)]])
-    talk.hear(Execute(run="r", epoch=1, program="p"))
+    talk.receive(Execute(run="r", epoch=1, program="p"))
     most = {what: calls_of(lambda event=event: event(talk)) for what, event in EVENTS.items()}
     assert {what: n for what, n in most.items() if n > MOST_CALLS} == {}
 
@@ -90,11 +90,11 @@ def test_all_leaves_in_the_order_of_priorities_although_it_is_begun_in_parts():
     """The last one of the program is the most urgent."""
     rows = [recv("x"), *[send("x", name=f"{i}", priority=-i) for i in range(N_SENDS)]]
     talk = loaded(rows)
-    talk.hear(Execute(run="r", epoch=1, program="p"))
-    actions, names = talk.hear(value("x", nbytes=0), b""), []
+    talk.receive(Execute(run="r", epoch=1, program="p"))
+    actions, names = talk.receive(value("x", nbytes=0), b""), []
     assert len(actions) < MOST_ACTIONS
     assert talk.core.wake_s() <= talk.now_s
-    pong = told(talk.hear(Ping(seq=3)), Pong)
+    pong = told(talk.receive(Ping(seq=3)), Pong)
     assert [answer.seq for answer in pong] == [3]
     actions = talk.rounds([])
     while sent := told(actions, Value):
@@ -102,7 +102,7 @@ def test_all_leaves_in_the_order_of_priorities_although_it_is_begun_in_parts():
         actions = [
             action
             for one in sent
-            for action in talk.hear(Credit(transfer=one.transfer, received_bytes=0, done=True))
+            for action in talk.receive(Credit(transfer=one.transfer, received_bytes=0, done=True))
         ]
         actions += talk.rounds([])
     assert names == [f"{i}" for i in reversed(range(N_SENDS))]
@@ -115,8 +115,8 @@ def test_tasks_go_to_the_worker_by_priority_although_they_are_offered_in_parts()
     n_tasks = 3000
     rows = [recv("x")] + [cut("x", f"y{i}", priority=-i) for i in range(n_tasks)]
     talk = loaded(rows)
-    talk.hear(Execute(run="r", epoch=1, program="p"))
-    actions = talk.rounds(talk.hear(value("x"), bytes(8)))
+    talk.receive(Execute(run="r", epoch=1, program="p"))
+    actions = talk.rounds(talk.receive(value("x"), bytes(8)))
     orders = [a.message for a in actions if isinstance(a, ToWorker) and hasattr(a.message, "tag")]
     assert orders
     assert orders[0].outputs == (f"r/1/p/0/y{n_tasks - 1}",)
@@ -127,10 +127,10 @@ def test_what_is_aborted_in_the_midst_goes_on_no_more_and_gives_back_its_places(
     rows = [recv(f"x{i}") for i in range(n_values)] + [send(f"x{i}") for i in range(n_values)]
     talk = loaded(rows)
     for i in range(n_values):
-        talk.hear(value(f"x{i}", transfer=1 + i), bytes(8))
-    talk.hear(Execute(run="r", epoch=1, program="p"))
+        talk.receive(value(f"x{i}", transfer=1 + i), bytes(8))
+    talk.receive(Execute(run="r", epoch=1, program="p"))
     assert talk.core.wake_s() == talk.now_s  # more is ready than was seen to at once
-    actions = talk.hear(ABORT)
+    actions = talk.receive(ABORT)
     assert [failed.text for failed in told(actions, Failed)] == ["it was aborted"]
     later = talk.rounds([])
     assert not told(later, Value)
@@ -143,9 +143,9 @@ def test_a_value_that_came_early_and_is_not_used_yet_is_known_when_it_comes_agai
         [recv(f"x{i}") for i in range(n_values)] + [send(f"x{i}") for i in range(n_values)]
     )
     for i in range(n_values):
-        talk.hear(value(f"x{i}", transfer=1 + i), bytes(8))
-    talk.hear(Execute(run="r", epoch=1, program="p"))
-    again = talk.hear(value(f"x{n_values - 1}", transfer=n_values + 1), bytes(8))
+        talk.receive(value(f"x{i}", transfer=1 + i), bytes(8))
+    talk.receive(Execute(run="r", epoch=1, program="p"))
+    again = talk.receive(value(f"x{n_values - 1}", transfer=n_values + 1), bytes(8))
     assert [credit.done for credit in told(again, Credit)] == [True]
     assert not [action for action in again if isinstance(action, Store)]
 
@@ -197,22 +197,22 @@ def test_early_values_are_as_many_as_executions_under_way_have_instructions(monk
     monkeypatch.setattr("potluck_agent.core.early_values.MAX_UNDER_WAY", 100)
     talk = loaded([recv(f"x{i}") for i in range(30)])
     answers = [
-        talk.hear(value(f"x{i}", step=step, nbytes=0, transfer=1 + i + 30 * step), b"")
+        talk.receive(value(f"x{i}", step=step, nbytes=0, transfer=1 + i + 30 * step), b"")
         for step in range(10)
         for i in range(30)
     ]
     rejected = [one for actions in answers for one in told(actions, Rejected)]
     assert {one.code for one in rejected} == {"memory"}
     assert len(rejected) == 7 * 30
-    talk.hear(Execute(run="r", epoch=1, program="p", step=0))
-    assert not told(talk.hear(value("x0", step=9, nbytes=0, transfer=999), b""), Rejected)
+    talk.receive(Execute(run="r", epoch=1, program="p", step=0))
+    assert not told(talk.receive(value("x0", step=9, nbytes=0, transfer=999), b""), Rejected)
 
 
 def test_early_values_that_the_worker_holds_are_no_more_than_its_memory():
     talk = loaded([recv("x"), recv("y"), add("x", "y", "z")], inbound_bytes=4096, memory_bytes=4096)
     taken_bytes, n_rejected = 0, 0
     for step in range(20):
-        actions = talk.hear(
+        actions = talk.receive(
             value(step=step, nbytes=1024, transfer=1 + step, chunk_bytes=1024), bytes(1024)
         )
         for order in [a.message for a in actions if isinstance(a, ToWorker)]:
@@ -226,9 +226,9 @@ def test_early_values_that_the_worker_holds_are_no_more_than_its_memory():
 def test_nothing_is_left_of_early_values_when_they_are_taken_or_dropped():
     talk = loaded([recv("x"), send("x")])
     for step in range(5):
-        talk.hear(value(step=step, transfer=1 + step), bytes(8))
-    talk.hear(Execute(run="r", epoch=1, program="p", step=0))
-    talk.hear(Abort(run="r", epoch=1, program="p", step=1))
+        talk.receive(value(step=step, transfer=1 + step), bytes(8))
+    talk.receive(Execute(run="r", epoch=1, program="p", step=0))
+    talk.receive(Abort(run="r", epoch=1, program="p", step=1))
     held = talk.core.held
     assert (held.n_early, held.n_early_instructions, held.early_bytes) == (3, 3 * 2, 0)
     talk.core.handle(PeerRevoked(OWNER_KEY), talk.now_s)

@@ -95,8 +95,8 @@ def at_work(tape):
         .load(recv("x"), recv("y", "phone"), add("x", "y", "a"), send("a"))
     )
     talk.core.reach(OWNER_KEY)
-    talk.hear(RUN)
-    talk.hear(value(), EIGHT)
+    talk.receive(RUN)
+    talk.receive(value(), EIGHT)
     return talk
 
 
@@ -139,7 +139,7 @@ def test_an_error_that_was_survived_is_raised_and_survived_again(monkeypatch):
 
 def test_a_core_that_raises_only_in_the_replay_is_noticed(monkeypatch):
     tape = Tape()
-    at_work(tape).hear(Drop(run="r"))
+    at_work(tape).receive(Drop(run="r"))
     monkeypatch.setattr("potluck_agent.core.epochs.EpochTable.drop", lambda *_: 1 / 0)
     (broken,) = differences(tape.replayed())
     assert broken.note == "the replay raised ZeroDivisionError: division by zero"
@@ -164,8 +164,10 @@ def test_tensors_and_models_are_left_out():
     tape = Tape()
     talk = at_work(tape)
     rows = b'{"segments":[{"name":"s0","kind":"aten"}],"programs":[]}'
-    talk.hear(Prepare(run="r", epoch=2), rows, SECRET)
-    talk.hear(value("y", nbytes=len(SECRET) // 4 * 4), memoryview(SECRET)[: len(SECRET) // 4 * 4])
+    talk.receive(Prepare(run="r", epoch=2), rows, SECRET)
+    talk.receive(
+        value("y", nbytes=len(SECRET) // 4 * 4), memoryview(SECRET)[: len(SECRET) // 4 * 4]
+    )
     assert b"programs" in b"".join(tape.entries)
     assert SECRET[:16] not in b"".join(tape.entries)
     assert differences(tape.replayed()) == []

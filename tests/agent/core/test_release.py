@@ -114,13 +114,13 @@ def execute(talk, begin_s):
     program = {"name": "p", "instructions": [recv("x"), send("x", "phone")], "release_s": [0, 3.0]}
     document = {"segments": [], "programs": [program]}
     talk.begin().roster()
-    talk.hear(Prepare(run="r", epoch=1), json.dumps(document).encode())
-    talk.hear(Commit(run="r", epoch=1))
-    talk.hear(Execute(run="r", epoch=1, program="p", begin_s=begin_s))
+    talk.receive(Prepare(run="r", epoch=1), json.dumps(document).encode())
+    talk.receive(Commit(run="r", epoch=1))
+    talk.receive(Execute(run="r", epoch=1, program="p", begin_s=begin_s))
     x = Value(
         transfer=1, run="r", epoch=1, program="p", name="x", shape=(2,), nbytes=8, chunk_bytes=64
     )
-    return talk.hear(x, b"12345678")
+    return talk.receive(x, b"12345678")
 
 
 def sent(actions):

@@ -154,7 +154,7 @@ def test_a_port_that_somebody_took_while_connections_were_cut_is_tried_on(
             keys.forget_peer(tmp_path, "bob")
             while not (noted and stays.sockets[Channel.PULSE].poll(100)):
                 stays.say(Ping(seq=2))  # what is said to the old connection is lost
-            heard.append(stays.hear(Channel.PULSE)[0].seq)
+            heard.append(stays.receive(Channel.PULSE)[0].seq)
 
     heard, public = [], identity.public
     talking = threading.Thread(target=talk)

@@ -233,7 +233,7 @@ def test_an_agent_states_what_it_has_found(tmp_path, monkeypatch):
         RawPeer(jetson.port, jetson.key, ada) as peer,
     ):
         peer.say(Hello(major=1, name="ada"))
-        _, (document,) = peer.hear(Channel.CONTROL)
+        _, (document,) = peer.receive(Channel.CONTROL)
     statement = read(document)
     cpu, *_ = statement["processors"]
     assert (cpu["kind"], cpu["threads"]) == ("cpu", statement["threads"])

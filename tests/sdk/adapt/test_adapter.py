@@ -139,12 +139,12 @@ def test_whom_no_step_shows_any_more_is_asked_and_is_usual_at_best():
     adapter.look(look(16, a=1.0, b=9.0, air=1.05), EVEN)
     assert adapter.doubtful({A: 1.0, B: 1.0, AIR: 1.0}) == ()
     assert adapter.doubtful({A: 1.0}) == (B,)  # the air is as good as usual
-    adapter.hear({B: 4.0}, 24)
+    adapter.update_slowness({B: 4.0}, 24)
     assert adapter.known.of(B) == 4.0
-    adapter.hear({B: 0.7}, 32)
+    adapter.update_slowness({B: 0.7}, 32)
     assert adapter.known.of(B) == 1.0
     assert adapter.doubtful({A: 1.0}) == ()
-    adapter.hear({A: 2.0}, 40)  # whose profile errs, by as much whenever it is asked
+    adapter.update_slowness({A: 2.0}, 40)  # whose profile errs, by as much whenever it is asked
     assert adapter.known.of(A) == pytest.approx(2.4)
 
 

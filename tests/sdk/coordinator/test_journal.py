@@ -162,7 +162,11 @@ def test_how_it_began_may_always_be_told(tmp_path):
     journal.add(step=4, loss=0.5)
     journal.close()
     again = Journal(tmp_path / "journal", 0)
-    assert (again.told.first_step, again.told.n_batches, again.told.losses) == (3, 9, [])
-    again.tell(None)
-    assert again.told.losses == [0.5]
+    assert (again.published.first_step, again.published.n_batches, again.published.losses) == (
+        3,
+        9,
+        [],
+    )
+    again.publish(None)
+    assert again.published.losses == [0.5]
     again.close()

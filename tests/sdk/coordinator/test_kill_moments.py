@@ -89,7 +89,7 @@ class Watched(Coordinators):
     def _check_told(self, name):
         process = self.alive.get(name)
         journal = process.coordinator.journal(JOB) if process is not None else None
-        losses = journal.told.losses.copy() if journal is not None else []
+        losses = journal.published.losses.copy() if journal is not None else []
         if tuple(losses) != self.case.losses[N_BEFORE:][: len(losses)]:
             self.wrong.append(f"{name} tells {losses}")
 

@@ -76,7 +76,7 @@ def test_alone_it_is_asked_for_soon_then_less_and_less_often_and_soon_again_when
         while not asking.is_due(now_s, alone=True):
             now_s += FIRST_WAIT_S / 8
         waits_s.append(now_s - before_s)
-        asking.heard(now_s, shown, 1.0, asked=True)
+        asking.observe(now_s, shown, 1.0, asked=True)
     assert waits_s[0] == FIRST_WAIT_S == waits_s[10]
     assert waits_s[:9] == sorted(waits_s[:9])
     assert MOST_WAIT_S <= waits_s[8] < MOST_WAIT_S + FIRST_WAIT_S
@@ -84,7 +84,7 @@ def test_alone_it_is_asked_for_soon_then_less_and_less_often_and_soon_again_when
 
 def test_where_requests_show_it_it_is_asked_for_only_when_none_come():
     asking = Asking(0.0)
-    asking.heard(1.0, 5.0, 5.0, asked=False)
+    asking.observe(1.0, 5.0, 5.0, asked=False)
     assert not asking.is_due(1.0 + MOST_WAIT_S / 2, alone=False)
     assert asking.is_due(1.0 + MOST_WAIT_S, alone=False)
 

@@ -12,9 +12,9 @@ from potluck.profile.access_tree import (
     Block,
     Site,
     attachments,
+    described,
     network,
     ports,
-    told,
 )
 from potluck.profile.flow_model import FlowModel
 
@@ -88,9 +88,9 @@ def test_the_network_of_a_tree_has_its_rates_on_every_path(slow):
 
 
 def test_what_devices_share_is_told_in_words():
-    assert told(HOME) == [
+    assert described(HOME) == [
         "a, b, p, q share one medium",
         "x, y share one medium",
         "p, q share the way to all others",
     ]
-    assert told(ports("abc")) == []
+    assert described(ports("abc")) == []

@@ -69,7 +69,7 @@ class Rows:
     def answer(self, action, index, outputs, priority):
         self.answered.setdefault(action.micro_batch, []).extend(outputs[0])
 
-    def tell_losses(self, index, losses, priority):
+    def send_losses(self, index, losses, priority):
         self.told[index] = losses
 
     def vector(self, p, index, priority):
@@ -86,7 +86,7 @@ class Rows:
         assert vector == self.summed_of(p)
         return {p: self.spec.devices[p][index]}
 
-    def tell_shared(self, k, p, q, index, part, priority):
+    def send_shared_part(self, k, p, q, index, part, priority):
         device = self.spec.devices[q][index]
         assert part == {p: self.spec.devices[p][0]} != {p: device}
         return {p: device}
@@ -109,7 +109,7 @@ class Rows:
         assert len(vectors) == (len(self.spec.devices[p]) > 1 or holds)
         return self.spec.devices[p][0], {p}
 
-    def tell_norms(self, p, judge, norms, priority):
+    def send_norms(self, p, judge, norms, priority):
         place, stages = norms
         assert place == self.spec.devices[p][0] != self.spec.devices[judge][0]
         return self.spec.devices[judge][0], stages
@@ -120,7 +120,7 @@ class Rows:
         assert {there for there, _ in norms} == {place}
         return place
 
-    def tell_scale(self, judge, p, index, scale, priority):
+    def send_scale(self, judge, p, index, scale, priority):
         assert scale == self.spec.devices[judge][0]
         self.scaled.append(self.spec.devices[p][index])
         return self.scaled[-1]

@@ -23,7 +23,7 @@ def test_states_that_stay_on_their_device_are_moved_in_portions_that_its_agent_t
     moved = [name for i in program.instructions if i.op == "assign" for name in i.attrs["names"]]
     assert moved == [state.name for state in states]
     talk = Talk().begin().load(recv("x"), run="n" * 64)
-    (answer,) = talk.hear(
+    (answer,) = talk.receive(
         Prepare(run="n" * 64, epoch=2**53), b'{"segments":[],"programs":[%s]}' % program.dumps()
     )
     assert answer.message == Prepared(run="n" * 64, epoch=2**53)

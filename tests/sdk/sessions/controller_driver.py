@@ -46,13 +46,15 @@ class Play:
                     ticket=ticket, device=device, address=Address(host="h", port=1), key="k"
                 )
             )
-            self.hear(device, m.Welcome(major=VERSION[0], minor=VERSION[1], name=device), STATEMENT)
+            self.receive(
+                device, m.Welcome(major=VERSION[0], minor=VERSION[1], name=device), STATEMENT
+            )
 
     def do(self, event):
         self.actions = self.controller.handle(event, self.now_s)
         return self.actions
 
-    def hear(self, device, message, *buffers):
+    def receive(self, device, message, *buffers):
         return self.do(Received(device=device, message=message, buffers=buffers))
 
     def tick(self, seconds, answer=(), *, busy=False):
@@ -73,7 +75,7 @@ class Play:
                         progress=len(seen),
                         busy=busy,
                     )
-                    seen += self.hear(action.device, pong)
+                    seen += self.receive(action.device, pong)
         return seen
 
     def launch(self, ticket=1, devices=("a", "b"), step=0, stream="", **more):
@@ -112,7 +114,7 @@ FEED = Raw(dtype="float32", shape=(2,), data=bytes(8))
 
 def finish(play, device, *, step=0, start_s=0.0):
     rows = json.dumps([[0, start_s, start_s + 1]]).encode()
-    return play.hear(device, m.Done(**place(step=step), busy_s=0.5, peak_bytes=7), rows)
+    return play.receive(device, m.Done(**place(step=step), busy_s=0.5, peak_bytes=7), rows)
 
 
 def join(*devices, minor):
@@ -120,5 +122,5 @@ def join(*devices, minor):
     play = Play()
     for device in devices:
         play.do(OpenSession(ticket=1, device=device, address=Address(host="h", port=1), key="k"))
-        play.hear(device, m.Welcome(major=1, minor=minor, name=device), STATEMENT)
+        play.receive(device, m.Welcome(major=1, minor=minor, name=device), STATEMENT)
     return play

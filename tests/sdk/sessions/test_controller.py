@@ -36,7 +36,7 @@ def test_joining_says_hello_and_resolves_with_what_the_device_says():
     assert play.sent(m.Hello) == [
         ("a", m.Hello(major=VERSION[0], minor=VERSION[1], name="notebook"))
     ]
-    play.hear("a", m.Welcome(major=VERSION[0], minor=VERSION[1], name="a"), STATEMENT)
+    play.receive("a", m.Welcome(major=VERSION[0], minor=VERSION[1], name="a"), STATEMENT)
     session = play.ended()[1].result
     assert session.capability["memory_bytes"] == 1000
     assert play.controller.session("a") == session
@@ -56,7 +56,7 @@ def test_joining_says_hello_and_resolves_with_what_the_device_says():
 def test_a_session_that_is_refused(message, buffers, error):
     play = Play()
     play.do(OpenSession(ticket=1, device="a", address=Address(host="h", port=1), key="k"))
-    play.hear("a", message, *buffers)
+    play.receive("a", message, *buffers)
     assert isinstance(play.ended()[1].error, error)
     assert any(isinstance(action, Disconnect) for action in play.actions)
     assert play.controller.session("a") is None
@@ -69,7 +69,7 @@ def test_nobody_answering_ends_the_wait_and_a_slow_worker_does_not():
     ended = play.ended(play.tick(JOIN_S + 1, answer=("b",)))
     assert isinstance(ended[1].error, DeviceGone)
     assert 2 not in ended
-    play.hear("b", m.Welcome(major=1), STATEMENT)
+    play.receive("b", m.Welcome(major=1), STATEMENT)
     assert 2 in play.ended()
 
 
@@ -79,7 +79,7 @@ def test_runs_of_a_process_before_end_at_the_first_meeting_and_at_no_later_one()
     said = []
     for _ in range(2):  # the second time its connection broke
         said += [type(message) for _, message in play.sent(m.Goodbye | m.Hello, play.do(join))]
-        play.hear("a", m.Welcome(major=1), STATEMENT)
+        play.receive("a", m.Welcome(major=1), STATEMENT)
     assert said == [m.Goodbye, m.Hello, m.Hello]
 
 
@@ -98,10 +98,10 @@ def test_a_question_resolves_when_all_have_answered():
     order = m.Prepare(run="r", epoch=3)
     play.do(RequestAll(ticket=1, requests={"a": (order, (b"x",)), "b": (order, (b"y",))}))
     assert len(play.sent(m.Prepare)) == 2
-    play.hear("a", m.Prepared(run="r", epoch=2))  # of another epoch
-    play.hear("a", m.Prepared(run="r", epoch=3))
+    play.receive("a", m.Prepared(run="r", epoch=2))  # of another epoch
+    play.receive("a", m.Prepared(run="r", epoch=3))
     assert not play.ended()
-    play.hear("b", m.Prepared(run="r", epoch=3))
+    play.receive("b", m.Prepared(run="r", epoch=3))
     assert set(play.ended()[1].result) == {"a", "b"}
 
 
@@ -110,7 +110,9 @@ def test_one_refusal_fails_the_question_with_its_device():
     order = m.Prepare(run="r", epoch=3)
     play.do(RequestAll(ticket=1, requests={"a": (order, ()), "b": (order, ())}))
     sizes = {"needed_bytes": 700, "available_bytes": 300}
-    play.hear("b", m.Refused(about=10, code="memory", text="too large", run="r", epoch=3, **sizes))
+    play.receive(
+        "b", m.Refused(about=10, code="memory", text="too large", run="r", epoch=3, **sizes)
+    )
     error = play.ended()[1].error
     assert isinstance(error, OutOfMemory)
     assert (error.device, error.facts["needed_bytes"], error.facts["available_bytes"]) == (
@@ -125,7 +127,9 @@ def test_what_is_needed_never_reads_like_what_is_there(missing):
     play, available = Play("a"), 12_638_000_000
     play.do(RequestAll(ticket=1, requests={"a": (m.Prepare(run="r", epoch=3), ())}))
     sizes = {"needed_bytes": available + missing, "available_bytes": available}
-    play.hear("a", m.Refused(about=10, code="memory", text="too large", run="r", epoch=3, **sizes))
+    play.receive(
+        "a", m.Refused(about=10, code="memory", text="too large", run="r", epoch=3, **sizes)
+    )
     needed, there = re.search(
         "fit: (.+) needed, (.+) available", str(play.ended()[1].error)
     ).groups()
@@ -136,7 +140,7 @@ def test_the_words_of_a_device_are_for_people_and_not_read_back():
     play = Play("a")
     play.do(RequestAll(ticket=1, requests={"a": (m.Prepare(run="r", epoch=3), ())}))
     text = "7 bytes needed, 3 bytes available"  # all that an agent before 1.6 says
-    play.hear("a", m.Refused(about=10, code="memory", text=text, run="r", epoch=3))
+    play.receive("a", m.Refused(about=10, code="memory", text=text, run="r", epoch=3))
     error = play.ended()[1].error
     assert isinstance(error, OutOfMemory)
     assert text in str(error)
@@ -146,7 +150,7 @@ def test_the_words_of_a_device_are_for_people_and_not_read_back():
 def test_text_from_a_device_cannot_write_to_the_terminal():
     play = Play("a")
     play.do(RequestAll(ticket=1, requests={"a": (m.Commit(run="r"), ())}))
-    play.hear("a", m.Refused(about=12, code="state", text="\x1b[2J gone", run="r"))
+    play.receive("a", m.Refused(about=12, code="state", text="\x1b[2J gone", run="r"))
     assert "\x1b" not in str(play.ended()[1].error)
 
 
@@ -172,7 +176,7 @@ def test_a_plan_that_is_dropped_while_it_is_loaded_is_waited_for_no_more(dropped
     play.do(RequestAll(ticket=2, requests={"b": (m.Drop(run="r", epoch=dropped), ())}))
     errors = [action.error for action in play.ended().values()]
     assert [type(error) for error in errors] == [PlanError] * is_over
-    play.hear("b", m.Dropped(run="r", epoch=dropped))
+    play.receive("b", m.Dropped(run="r", epoch=dropped))
     assert list(play.ended()) == [2]
 
 
@@ -185,7 +189,7 @@ def test_bytes_for_measuring_resolve_with_the_seconds_until_all_are_there():
     ((_, value),) = play.sent(m.Value)
     assert (value.run, value.program, value.nbytes) == ("", "probe", 10)
     play.now_s += 0.25
-    play.hear("a", m.Credit(transfer=value.transfer, received_bytes=10, done=True))
+    play.receive("a", m.Credit(transfer=value.transfer, received_bytes=10, done=True))
     assert play.ended()[7].result == 0.25
 
 
@@ -206,7 +210,7 @@ def test_two_values_for_measuring_resolve_each_its_own():
         transfers[ticket] = value.transfer
         play.now_s += 1.0
     for ticket, seconds in ((9, 1.0), (8, 2.0)):
-        play.hear("a", m.Credit(transfer=transfers[ticket], received_bytes=10, done=True))
+        play.receive("a", m.Credit(transfer=transfers[ticket], received_bytes=10, done=True))
         assert {ended: action.result for ended, action in play.ended().items()} == {ticket: seconds}
 
 
@@ -214,14 +218,14 @@ def test_bytes_for_a_device_that_does_not_take_them_fail():
     play = Play("a")
     play.do(UplinkProbe(ticket=7, device="a", nbytes=10))
     ((_, value),) = play.sent(m.Value)
-    play.hear("a", m.Rejected(transfer=value.transfer, code="memory", text="too many at once"))
+    play.receive("a", m.Rejected(transfer=value.transfer, code="memory", text="too many at once"))
     assert isinstance(play.ended()[7].error, OutOfMemory)
 
 
 def test_a_reading_is_told_by_our_clock():
     play = Play("a")
     play.tick(1.0, answer=("a",))  # its clock is 50 s behind
-    play.hear("a", m.Reading(at_s=60.0, joules=3.0))
+    play.receive("a", m.Reading(at_s=60.0, joules=3.0))
     ((_, heard),) = [(x.device, x.message) for x in play.actions if isinstance(x, Notification)]
     assert heard.at_s == pytest.approx(110.0)
 
@@ -248,7 +252,7 @@ def silence(play, seconds, *, reach=(), silent="b"):
             assert probe.peer == silent
             if device in reach:
                 answer = m.Probed(task=probe.task, peer=silent, seconds=(0.01,))
-                ended |= play.ended(play.hear(device, answer))
+                ended |= play.ended(play.receive(device, answer))
     return ended, asked
 
 
@@ -300,8 +304,8 @@ def test_who_was_not_asked_vouches_for_nobody():
     play.launch(ticket=1, devices=("a", "b"))
     ended, _ = silence(play, 1.5)
     for number in range(9):
-        play.hear("c", m.Probed(task=f"reach-{number}", peer="a", seconds=(0.01,)))
-        play.hear("c", m.Probed(task="reach", peer="b", seconds=(0.01,)))
+        play.receive("c", m.Probed(task=f"reach-{number}", peer="a", seconds=(0.01,)))
+        play.receive("c", m.Probed(task="reach", peer="b", seconds=(0.01,)))
     ended, _ = silence(play, PULSE_LOST_S - 1.0)
     assert ended[1].error.device == "b"
 
@@ -322,7 +326,7 @@ def test_a_busy_worker_without_progress_hangs():
         play.now_s += 0.1
         ended |= play.ended(play.do(Tick()))
         for _, ping in play.sent(m.Ping):
-            play.hear("a", m.Pong(seq=ping.seq, clock_s=0.0, progress=3, busy=True))
+            play.receive("a", m.Pong(seq=ping.seq, clock_s=0.0, progress=3, busy=True))
     assert isinstance(ended[1].error, WorkerFailed)
     assert ended[1].error.facts["cause"] == "worker-hung"
     assert play.controller.session("a") is not None
@@ -340,7 +344,7 @@ def test_of_several_that_stand_still_none_is_accused_alone(still):
         for device, ping in play.sent(m.Ping):
             progress = 3 if device in still else beat
             pong = m.Pong(seq=ping.seq, clock_s=0.0, progress=progress, busy=True)
-            play.hear(device, pong)
+            play.receive(device, pong)
     error = ended[1].error
     assert isinstance(error, WorkerFailed)
     assert error.device == "a"
@@ -374,7 +378,7 @@ def test_what_ends_with_a_narrower_execution_ends_on_all_its_devices(is_narrow_f
         nbytes=nbytes,
         chunk_bytes=nbytes // 4,
     )
-    play.hear("b", half, bytes(nbytes // 4))
+    play.receive("b", half, bytes(nbytes // 4))
     play.do(ConnectionLost(device="a", error=DeviceGone("gone", device="a")))
     assert sorted(play.ended()) == [1, 2]
     assert [device for device, _ in play.sent(m.Drop)] == ["b"]

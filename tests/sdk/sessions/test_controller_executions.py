@@ -16,12 +16,12 @@ def test_a_step_feeds_executes_and_collects():
     assert play.sent(m.Execute) == [(d, m.Execute(**place())) for d in ("a", "b")]
     ((device, value),) = play.sent(m.Value)
     assert (device, value.name, value.nbytes) == ("a", "x", 8)
-    play.hear("a", m.Credit(transfer=value.transfer, received_bytes=8, done=True))
+    play.receive("a", m.Credit(transfer=value.transfer, received_bytes=8, done=True))
     finish(play, "a")
     finish(play, "b", start_s=10.0)
     assert not play.ended()
     loss = m.Value(transfer=1, **place(), name="loss", shape=(), nbytes=4, chunk_bytes=64)
-    play.hear("b", loss, b"\0\0\x80?")
+    play.receive("b", loss, b"\0\0\x80?")
     assert play.sent(m.Credit) == [("b", m.Credit(transfer=1, received_bytes=4, done=True))]
     execution = play.ended()[1].result
     assert bytes(execution.outputs["b", "loss"].data) == b"\0\0\x80?"

@@ -38,7 +38,7 @@ def test_a_failure_ends_the_run_everywhere_with_its_cause(cause, error):
     play = Play("a", "b")
     play.launch(ticket=1)
     play.launch(ticket=2, step=1)
-    play.hear("b", m.Failed(**place(), instruction=4, cause=cause, text="why"))
+    play.receive("b", m.Failed(**place(), instruction=4, cause=cause, text="why"))
     ended = play.ended()
     assert set(ended) == {1, 2}
     assert all(
@@ -57,14 +57,14 @@ def test_a_request_that_fails_over_its_values_ends_alone(cause):
     )
     play.launch(ticket=2, devices=devices, request=True, step=1)
     finish(play, "a")
-    play.hear("b", m.Failed(**place(), instruction=4, cause=cause, text="why"))
+    play.receive("b", m.Failed(**place(), instruction=4, cause=cause, text="why"))
     assert set(play.ended()) == {1}
     error = play.ended()[1].error
     assert (type(error), error.device, error.facts["instruction"]) == (RequestFailed, "b", 4)
     assert play.sent(m.Abort) == [("b", m.Abort(**place())), ("c", m.Abort(**place()))]  # a is done
     assert not play.sent(m.Drop)
-    assert not play.hear("c", m.Failed(**place(), cause="cancelled", text="it was aborted"))
-    play.hear(
+    assert not play.receive("c", m.Failed(**place(), cause="cancelled", text="it was aborted"))
+    play.receive(
         "c", m.Value(transfer=1, **place(), name="y", shape=(), nbytes=4, chunk_bytes=64), bytes(4)
     )
     assert [x.code for _, x in play.sent(m.Rejected)] == ["unknown-run"]
@@ -87,7 +87,7 @@ def test_any_other_failure_ends_the_run(minor, request_, cause):
     play = join("a", "b", minor=minor)
     for ticket, step in ((1, 0), (2, 1)):
         play.launch(ticket=ticket, step=step, request=request_)
-    play.hear("b", m.Failed(**place(), cause=cause, text="why"))
+    play.receive("b", m.Failed(**place(), cause=cause, text="why"))
     assert set(play.ended()) == {1, 2}
     assert not any(isinstance(action.error, RequestFailed) for action in play.ended().values())
     assert not play.sent(m.Abort)
@@ -123,7 +123,7 @@ def test_one_that_a_device_has_cancelled_is_waited_for_no_more_and_a_better_caus
     for told, cause in ((False, WorkerFailed), (True, DeviceGone)):
         play.launch(ticket=1)
         assert not play.ended(
-            play.hear("a", m.Failed(**place(), cause="cancelled", text="its plan was dropped"))
+            play.receive("a", m.Failed(**place(), cause="cancelled", text="its plan was dropped"))
         )
         if told:
             play.do(
@@ -145,7 +145,7 @@ def test_what_waits_behind_one_that_failed_begins():
             ticket=2, run="r", epoch=1, program="p", step=1, devices=("a",), stream="train"
         )
     )
-    play.hear("a", m.Failed(**place(), cause="bad-input", text="why"))
+    play.receive("a", m.Failed(**place(), cause="bad-input", text="why"))
     assert play.sent(m.Execute, play.tick(0.2, answer=("a",))) == [
         ("a", m.Execute(**place(epoch=1, step=1)))
     ]
@@ -164,7 +164,9 @@ def test_a_lost_device_fails_its_executions_and_the_others_drop_them():
 def test_a_device_that_misses_its_neighbour_is_not_blamed_where_the_neighbour_is_found_dead():
     play = Play("a", "b")
     play.launch(ticket=1)
-    assert not play.ended(play.hear("a", m.Failed(**place(), cause="peer-lost", text="b is gone")))
+    assert not play.ended(
+        play.receive("a", m.Failed(**place(), cause="peer-lost", text="b is gone"))
+    )
     play.do(ConnectionLost(device="b", error=DeviceGone("the connection broke.", device="b")))
     assert play.ended()[1].error.device == "b"
 
@@ -172,7 +174,7 @@ def test_a_device_that_misses_its_neighbour_is_not_blamed_where_the_neighbour_is
 def test_a_lost_neighbour_that_still_talks_to_us_is_told_after_a_while():
     play = Play("a", "b")
     play.launch(ticket=1)
-    play.hear("a", m.Failed(**place(), cause="peer-lost", text="no way to b"))
+    play.receive("a", m.Failed(**place(), cause="peer-lost", text="no way to b"))
     ended = play.ended(play.tick(PEER_LOST_GRACE_S + 0.5, answer=("a", "b")))
     assert isinstance(ended[1].error, DeviceGone)
     assert "no way to b" in str(ended[1].error)
@@ -183,7 +185,7 @@ def test_what_nobody_waits_for_is_dropped_and_refused():
     play.launch(ticket=1, devices=("a",), expects={"a": {"y": 8}})
     play.do(CancelExecution(ticket=1))
     assert play.sent(m.Drop)
-    play.hear(
+    play.receive(
         "a", m.Value(transfer=1, **place(), name="y", shape=(), nbytes=4, chunk_bytes=64), bytes(4)
     )
     assert [x.code for _, x in play.sent(m.Rejected)] == ["unknown-run"]
@@ -215,7 +217,7 @@ def test_what_nobody_waits_for_is_dropped_and_refused():
 def test_a_device_that_breaks_the_rules_is_cut_off(message, buffers):
     play = Play("a")
     play.launch(ticket=1, devices=("a",), expects={"a": {"y": 8}})
-    play.hear("a", message, *buffers)
+    play.receive("a", message, *buffers)
     assert isinstance(play.ended()[1].error, ProtocolError)
     assert play.controller.session("a") is None
 
@@ -224,7 +226,7 @@ def test_a_refused_value_fails_the_step():
     play = Play("a")
     play.launch(ticket=1, devices=("a",), feeds={"a": {"x": FEED}})
     ((_, value),) = play.sent(m.Value)
-    play.hear("a", m.Rejected(transfer=value.transfer, code="memory", text="full"))
+    play.receive("a", m.Rejected(transfer=value.transfer, code="memory", text="full"))
     assert isinstance(play.ended()[1].error, OutOfMemory)
 
 
@@ -252,14 +254,14 @@ def test_a_value_that_was_promised_and_does_not_come_ends_the_step_by_name():
 
 def test_a_value_that_stops_half_way_or_that_nobody_wants_is_no_progress():
     play = done_without_its_value()
-    play.hear(
+    play.receive(
         "b", m.Value(transfer=1, **place(), name="y", shape=(2,), nbytes=8, chunk_bytes=4), bytes(4)
     )
     play.tick(OWED_S - 1.0, answer=("a", "b"))
-    play.hear(
+    play.receive(
         "b", m.Value(transfer=2, **place(), name="y", shape=(2,), nbytes=8, chunk_bytes=8), bytes(8)
     )
-    play.hear("b", m.Chunk(transfer=9, index=1), bytes(4))
+    play.receive("b", m.Chunk(transfer=9, index=1), bytes(4))
     assert play.ended(play.tick(2.0, answer=("a", "b")))[1].error.device == "b"
 
 
@@ -282,7 +284,7 @@ def test_a_large_value_on_a_slow_link_has_all_the_time_it_needs(chunk_bytes):
     ]
     for chunk in chunks:
         assert not play.ended(play.tick(chunk_bytes / link_bytes_per_s, answer=("a", "b")))
-        play.hear("b", chunk, bytes(chunk_bytes))
+        play.receive("b", chunk, bytes(chunk_bytes))
     assert isinstance(play.ended()[1], Resolve)
 
 

@@ -42,13 +42,13 @@ def test_a_probe_that_was_asked_for_is_measured_and_not_held():
     play = Play("a")
     play.do(RequestAll(ticket=1, requests={"a": (PROBE, ())}))
     for transfer in range(PROBE.repeats):
-        play.hear("a", probe_value(transfer=transfer, chunk_bytes=4), bytes(4))
+        play.receive("a", probe_value(transfer=transfer, chunk_bytes=4), bytes(4))
         check_held(play.controller)
-        play.hear("a", m.Chunk(transfer=transfer, index=1), bytes(4))
+        play.receive("a", m.Chunk(transfer=transfer, index=1), bytes(4))
         assert play.sent(m.Credit) == [
             ("a", m.Credit(transfer=transfer, received_bytes=8, done=True))
         ]
-    play.hear("a", m.Probed(task="t", peer="home", seconds=(0.1, 0.1)))
+    play.receive("a", m.Probed(task="t", peer="home", seconds=(0.1, 0.1)))
     assert isinstance(play.ended()[1], Resolve)
 
 
@@ -61,17 +61,17 @@ def test_a_probe_is_rejected_that_is_not_under_way(asked):
     if asked != "never":
         play.do(RequestAll(ticket=1, requests={"a": (probe, ())}))
     for transfer in range(PROBE.repeats if asked == "once more than it says" else 0):
-        play.hear("a", probe_value(transfer=transfer), bytes(8))
+        play.receive("a", probe_value(transfer=transfer), bytes(8))
     if asked == "and has said its times":
-        play.hear("a", m.Probed(task="t", peer="home", seconds=(0.1, 0.1)))
-    play.hear("a", probe_value(transfer=9), bytes(8))
+        play.receive("a", m.Probed(task="t", peer="home", seconds=(0.1, 0.1)))
+    play.receive("a", probe_value(transfer=9), bytes(8))
     assert [message.transfer for _, message in play.sent(m.Rejected)] == [9]
 
 
 def test_a_probe_of_two_other_devices_lets_nothing_come_home():
     play = Play("a", "b")
     play.do(RequestAll(ticket=1, requests={"a": (m.Probe(task="t", peer="b", nbytes=8), ())}))
-    play.hear("a", probe_value(), bytes(8))
+    play.receive("a", probe_value(), bytes(8))
     assert play.sent(m.Rejected)
 
 
@@ -93,7 +93,7 @@ HUGE = {"nbytes": MAX_VALUE_BYTES, "chunk_bytes": MAX_CHUNK_BYTES}
 def test_what_nobody_can_have_asked_for_ends_the_session_of_that_device_alone(said, word):
     play = begun()
     play.do(RequestAll(ticket=2, requests={"a": (PROBE, ())}))
-    play.hear("a", said, bytes(min(said.nbytes, said.chunk_bytes)))
+    play.receive("a", said, bytes(min(said.nbytes, said.chunk_bytes)))
     error = play.ended()[1].error
     assert (type(error), error.device) == (ProtocolError, "a")
     assert word in str(error)
@@ -104,7 +104,7 @@ def test_what_nobody_can_have_asked_for_ends_the_session_of_that_device_alone(sa
 
 def test_what_a_process_that_was_killed_has_left_is_answered_and_not_held():
     play = begun()
-    play.hear("a", value(run="of-the-process-before"), bytes(8))
+    play.receive("a", value(run="of-the-process-before"), bytes(8))
     assert [message.code for _, message in play.sent(m.Rejected)] == ["unknown-run"]
     assert play.controller.session("a") is not None
     check_held(play.controller)
@@ -114,16 +114,16 @@ def test_of_what_comes_too_late_only_so_much_is_answered():
     play = begun()
     play.do(CancelExecution(ticket=1))
     for transfer in range(LATE_VALUES + 1):  # and the one that it left behind
-        play.hear("a", value(transfer=transfer), bytes(8))
+        play.receive("a", value(transfer=transfer), bytes(8))
         assert len(play.sent(m.Rejected)) == 1
-    play.hear("a", value(transfer=LATE_VALUES + 1), bytes(8))
+    play.receive("a", value(transfer=LATE_VALUES + 1), bytes(8))
     assert play.controller.session("a") is None
 
 
 def test_a_value_that_comes_twice_is_held_once():
     play = begun()
-    play.hear("a", value(transfer=1, chunk_bytes=4), bytes(4))
-    play.hear("a", value(transfer=2, chunk_bytes=4), bytes(4))
+    play.receive("a", value(transfer=1, chunk_bytes=4), bytes(4))
+    play.receive("a", value(transfer=2, chunk_bytes=4), bytes(4))
     assert [message.transfer for _, message in play.sent(m.Rejected)] == [2]
     check_held(play.controller)
 
@@ -131,8 +131,8 @@ def test_a_value_that_comes_twice_is_held_once():
 def test_a_transfer_that_begins_twice_ends_the_session():
     play = begun()
     play.do(RequestAll(ticket=2, requests={"a": (PROBE, ())}))
-    play.hear("a", value(chunk_bytes=4), bytes(4))
-    play.hear("a", probe_value(chunk_bytes=4), bytes(4))
+    play.receive("a", value(chunk_bytes=4), bytes(4))
+    play.receive("a", probe_value(chunk_bytes=4), bytes(4))
     assert play.controller.session("a") is None
 
 
@@ -143,7 +143,7 @@ def test_a_device_that_is_back_may_send_what_it_could_not():
     play = begun()
     play.controller.handle(CancelExecution(ticket=1), play.now_s)
     again = Play("a", play=play)
-    again.hear("a", value(), bytes(8))
+    again.receive("a", value(), bytes(8))
     assert again.sent(m.Rejected)
     assert again.controller.session("a") is not None
 
@@ -177,10 +177,10 @@ class Hoarder:
             "transfer": rng.choice((1, 2, 3, 4, 5, self.ticket)),
         }
         made = value(rng.choice((0, 1, 8, 8, 16, 900)), rng.choice((4, 8, 900)), **said)
-        self.play.hear("a", made, bytes(min(made.nbytes, made.chunk_bytes)))
+        self.play.receive("a", made, bytes(min(made.nbytes, made.chunk_bytes)))
 
     def _chunk(self, rng: random.Random) -> None:
-        self.play.hear(
+        self.play.receive(
             "a",
             m.Chunk(transfer=rng.choice((1, 2, 3, 4, 5)), index=1),
             bytes(rng.choice((4, 4, 8))),
@@ -223,10 +223,10 @@ def test_a_device_whose_probe_took_no_time_that_there_is_is_gone_by_name(seconds
     """Rates are made of it: they would be endless, or nothing."""
     play = Play("a", "b")
     play.do(RequestAll(ticket=1, requests={"a": (PROBE, ())}))
-    play.hear("a", m.Probed(task="t", peer="home", seconds=(0.1, seconds)))
+    play.receive("a", m.Probed(task="t", peer="home", seconds=(0.1, seconds)))
     reject = play.ended()[1]
     assert isinstance(reject, Reject)
     assert reject.error.device == "a"
     play.do(RequestAll(ticket=2, requests={"b": (PROBE, ())}))
-    play.hear("b", m.Probed(task="t", peer="home", seconds=(0.1, 0.2)))
+    play.receive("b", m.Probed(task="t", peer="home", seconds=(0.1, 0.2)))
     assert isinstance(play.ended()[2], Resolve)

@@ -68,7 +68,7 @@ def test_the_link_outlives_an_agent(link, friend, row):
             futures += ask_all(link, "foe")
         assert agent.did.wait(PATIENCE_S)
         assert errors_of(ask_all(link, friend)) == [None] * 4
-        link.tell(CloseSession(device="foe"))
+        link.notify(CloseSession(device="foe"))
         errors = [error for error in errors_of(futures) if error is not None]
     assert all(isinstance(error, PotluckError) for error in errors)
     assert all(harmless(str(error)) == str(error) for error in errors)

@@ -103,7 +103,7 @@ ORDERS = {
 @pytest.mark.parametrize("order", ORDERS)
 def test_events_that_follow_from_one_another_are_handled_one_after_the_other(link_of, order):
     chain = Chain(ORDERS[order])
-    link_of(chain, UNKNOWN).tell(ConnectionLost(device="0", error=DeviceGone("why", device="0")))
+    link_of(chain, UNKNOWN).notify(ConnectionLost(device="0", error=DeviceGone("why", device="0")))
     assert chain.over.wait(PATIENCE_S)
     assert chain.seen == list(range(DEVICES))
 
@@ -208,7 +208,7 @@ class Parting:
 def test_a_device_of_whom_too_much_is_unread_is_parted_from(link_of, monkeypatch, over_bytes):
     monkeypatch.setattr(AgentConnection, "unread_bytes", lambda self: MAX_UNREAD_BYTES + over_bytes)
     controller = Parting()
-    link_of(controller, None).tell(OpenSession(device="foe", address=WANTED.address, key="k"))
+    link_of(controller, None).notify(OpenSession(device="foe", address=WANTED.address, key="k"))
     assert controller.ticked.wait(PATIENCE_S)
     assert controller.lost == [("foe", ProtocolError)] * over_bytes
 
@@ -246,7 +246,7 @@ LISTS, FLOATS = b"[" + b"[]," * 2_000_000 + b"[]]", b"[" + b"1.5," * 1_500_000 +
 def test_no_more_of_a_timeline_is_read_than_there_was_to_do(read, document):
     play = Play("a")
     play.launch(ticket=1, devices=("a",), instructions={"a": 3})
-    play.hear("a", m.Done(**place()), document)
+    play.receive("a", m.Done(**place()), document)
     assert isinstance(play.ended()[1].error, ProtocolError)
     assert read == []
 
@@ -256,7 +256,7 @@ def test_every_timeline_of_what_there_was_to_do_is_read(read, n_rows):
     play = Play("a")
     play.launch(ticket=1, devices=("a",), instructions={"a": 3})
     row = b"[99999, 1234567890.1234567, -9007199254740992.0]"
-    play.hear("a", m.Done(**place()), b"[" + b", ".join([row] * n_rows) + b"]")
+    play.receive("a", m.Done(**place()), b"[" + b", ".join([row] * n_rows) + b"]")
     assert len(play.ended()[1].result.timelines["a"].rows) == n_rows
     assert len(read) == 1
 
@@ -266,6 +266,6 @@ def test_a_statement_that_would_take_long_to_read_is_not(monkeypatch):
     monkeypatch.setattr(statement, "read", read.append)
     play = Play()
     play.do(OpenSession(ticket=1, device="a", address=Address(host="h", port=1), key="k"))
-    play.hear("a", m.Welcome(major=1), b'{"x":[' + b"[]," * (MAX_STATEMENT_BYTES // 3) + b"[]]}")
+    play.receive("a", m.Welcome(major=1), b'{"x":[' + b"[]," * (MAX_STATEMENT_BYTES // 3) + b"[]]}")
     assert isinstance(play.ended()[1].error, ProtocolError)
     assert read == []

@@ -112,7 +112,7 @@ def test_a_key_that_cannot_be_costs_that_device_and_never_the_link(link, names, 
 def test_who_left_before_its_name_was_known_is_not_connected(link, names):
     with TakenOver(HONEST) as agent:
         joining = join(link, agent, "a", host="jetson.local")
-        link.tell(CloseSession(device="a"))
+        link.notify(CloseSession(device="a"))
         assert isinstance(joining.exception(PATIENCE_S), DeviceGone)
         names.answer()
         join(link, agent, "a").result(PATIENCE_S)  # and later it is

@@ -131,7 +131,7 @@ def test_no_text_of_a_message_is_shown_as_it_came(kind, name):
     play = asked()
     told = kind(**FITS.get(kind, {}) | {name: WORDS})
     buffers = (b"[]",) * m.MESSAGES[m.NUMBER_OF[kind]].buffers[0]
-    actions = play.hear("a", told, *buffers)
+    actions = play.receive("a", told, *buffers)
     assert "".join(map("".join, map(hidden_in, shown(actions)))) == ""
     assert getattr(told, name) == WORDS  # the message itself is left alone
 
@@ -150,7 +150,7 @@ def test_no_text_of_a_message_is_shown_as_it_came(kind, name):
     ],
 )
 def test_what_it_says_is_told_all_the_same(kind, name):
-    actions = asked().hear("a", kind(**FITS.get(kind, {}) | {name: WORDS}))
+    actions = asked().receive("a", kind(**FITS.get(kind, {}) | {name: WORDS}))
     assert any("gnp." in text and "exe" in text for text in shown(actions))
 
 
@@ -184,7 +184,7 @@ def test_what_a_device_says_of_itself_is_harmless_everywhere():
 
 def test_the_command_line_and_tracebacks_show_it_harmless():
     (reject,) = [
-        x for x in asked().hear("a", m.Failed(**place(), text=WORDS)) if isinstance(x, Reject)
+        x for x in asked().receive("a", m.Failed(**place(), text=WORDS)) if isinstance(x, Reject)
     ]
     assert hidden_in(str(reject.error)) == hidden_in(cli.one_line(reject.error)) == []
 

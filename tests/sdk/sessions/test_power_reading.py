@@ -58,7 +58,7 @@ def readings(*names, wishes=None):
 def test_whatever_a_device_tells_energy_never_falls_and_is_never_absurd(told):
     home = readings("a")
     for each in told:
-        home.heard("a", each)
+        home.receive("a", each)
     kept = home.history.get("a", ())
     for before, after in pairwise(kept):
         assert after.at_s >= before.at_s
@@ -89,8 +89,8 @@ def test_whatever_a_device_tells_energy_never_falls_and_is_never_absurd(told):
 )
 def test_what_cannot_be_is_left_out_and_said(wrong):
     home = readings("a")
-    assert home.heard("a", GOOD)
-    assert not home.heard("a", replace(GOOD, **wrong))
+    assert home.receive("a", GOOD)
+    assert not home.receive("a", replace(GOOD, **wrong))
     assert len(home.history["a"]) == 1
     assert set(home.faults) == {"a"}
     assert home.faults["a"] in repr(home)
@@ -127,8 +127,8 @@ def test_a_device_that_floods_costs_itself_alone():
     home = readings()
     stream = home(rate_hz=20)
     for i in range(3 * KEPT):
-        home.heard("a", replace(GOOD, at_s=10.0 + i))
-    home.heard("b", GOOD)
+        home.receive("a", replace(GOOD, at_s=10.0 + i))
+    home.receive("b", GOOD)
     assert len(home.history["a"]) == KEPT
     assert {next(stream).device for _ in range(2)} == {"a", "b"}
     rest = [next(stream) for _ in range(WAITING - 1)]
@@ -141,7 +141,7 @@ def test_who_wants_fewer_readings_than_others_gets_fewer():
     home = readings("a", wishes=wishes)
     slow, fast = home(rate_hz=1), home(rate_hz=10)
     for i in range(100):
-        home.heard("a", replace(GOOD, at_s=10.0 + i / 10))
+        home.receive("a", replace(GOOD, at_s=10.0 + i / 10))
     assert [round(next(slow).at_s - home.history["a"][0].at_s, 6) for _ in range(10)] == list(
         range(10)
     )
@@ -154,13 +154,13 @@ def test_who_wants_fewer_readings_than_others_gets_fewer():
 def test_a_device_that_is_gone_is_told_of_and_others_go_on():
     home = readings()
     stream = home(rate_hz=1)
-    home.heard("a", GOOD)
+    home.receive("a", GOOD)
     home.lost("a")
-    home.heard("b", GOOD)
+    home.receive("b", GOOD)
     with pytest.warns(UserWarning, match="a is gone: no readings of it until it is back"):
         found = [next(stream).device, next(stream).device]
     assert found == ["a", "b"]
-    home.heard("a", replace(GOOD, at_s=1.0, joules=0.0))  # it has begun anew
+    home.receive("a", replace(GOOD, at_s=1.0, joules=0.0))  # it has begun anew
     assert next(stream).device == "a"
     assert home.history["a"][-1].joules == 0.0
 
@@ -189,7 +189,7 @@ def test_a_callback_that_raises_ends_its_readings_and_nobody_elses(monkeypatch):
     other = home(rate_hz=1)
     others = set(threading.enumerate())
     stream = home.call(back, rate_hz=1)
-    home.heard("a", GOOD)
+    home.receive("a", GOOD)
     for thread in set(threading.enumerate()) - others:
         thread.join(PATIENCE_S)
     assert (seen, list(stream), next(other).watts) == ([5.0], [], 5.0)
@@ -197,8 +197,8 @@ def test_a_callback_that_raises_ends_its_readings_and_nobody_elses(monkeypatch):
 
 def test_the_history_becomes_a_file_that_no_spreadsheet_executes(tmp_path):
     home = readings()
-    home.heard("a", replace(GOOD, meter="=cmd()", battery_frac=0.5))
-    home.heard("b", replace(GOOD, at_s=9.0, meter="rapl, package-0"))
+    home.receive("a", replace(GOOD, meter="=cmd()", battery_frac=0.5))
+    home.receive("b", replace(GOOD, at_s=9.0, meter="rapl, package-0"))
     path = home.to_csv(tmp_path / "power.csv")
     with path.open(newline="") as file:
         rows = list(csv.DictReader(file))

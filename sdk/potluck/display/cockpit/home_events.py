@@ -41,7 +41,7 @@ class HomeEvents:
         for name, member in now.items():
             before = self._status.get(name)
             if member.status != before:
-                news.append(_told(member, before))
+                news.append(_news_of(member, before))
         news += [
             News(kind="left", words=f"{name} was forgotten")
             for name in self._status
@@ -84,7 +84,7 @@ def _new(now: tuple, before: tuple) -> tuple:  # type: ignore[type-arg]
     return now[len(before) :]
 
 
-def _told(member: Member, before: str | None) -> News:
+def _news_of(member: Member, before: str | None) -> News:
     why = member.leaving or (str(member.error) if member.error is not None else "")
     told = f": {why}" if why and member.status not in ("ready", "not paired") else ""
     if member.status == "ready":

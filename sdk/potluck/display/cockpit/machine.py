@@ -365,7 +365,7 @@ class CockpitMachine:
         if plan is None or is_imagined or run is None or run.ended:
             return []
         if self._switching is not None:
-            self._say("a switch is under way already; the plan can be chosen again after it")
+            self._notify("a switch is under way already; the plan can be chosen again after it")
             return []
         self._switching = self._next(), plan
         self._work("switch", "switching", 0.0)
@@ -422,7 +422,7 @@ class CockpitMachine:
             left[what] = item if done_frac is None else {**item, "frac": done_frac}
         self._show(work=left)
 
-    def _say(self, words: str) -> None:
+    def _notify(self, words: str) -> None:
         self._show(said={"n": self._next(), "words": words})
 
 

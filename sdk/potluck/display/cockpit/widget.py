@@ -31,11 +31,11 @@ class Cockpit(anywidget.AnyWidget):
         super().__init__(name=f"potluck-{uuid.uuid4().hex[:8]}")
         self.watching = watching
         self._place: Any = None  # of the picture that lasts
-        self.on_msg(self._heard)
+        self.on_msg(self._on_message)
         watching.show(lambda frame: self.send({"frame": True}, [frame]))
         watching.keep_still(self._draw)
 
-    def _heard(self, _widget: Any, content: Any, _buffers: Any) -> None:
+    def _on_message(self, _widget: Any, content: Any, _buffers: Any) -> None:
         number = content.get("number") if isinstance(content, dict) else None
         try:
             self.watching.clicked(content)

@@ -29,12 +29,12 @@ class ConnectionLimit:
         self.most = most
         self.most_of_address = most_of_address
         self.head_s = head_s
-        self._asked: dict[Who, int] = {}  # requests that are not answered yet
+        self._open_requests: dict[Who, int] = {}  # requests that are not answered yet
         self._waiting_since_s: dict[Who, float] = {}  # the longest first
         self._n_of: Counter[str] = Counter()
 
     def __len__(self) -> int:
-        return len(self._asked)
+        return len(self._open_requests)
 
     def come(self, who: Who, now_s: float) -> Who | None:
         """Somebody is there; who has to leave for it: perhaps itself, or nobody.
@@ -54,27 +54,27 @@ class ConnectionLimit:
         if found is not None:
             self.leave(found)
         if found != who:
-            self._asked[who], self._waiting_since_s[who] = 0, now_s
+            self._open_requests[who], self._waiting_since_s[who] = 0, now_s
             self._n_of[who[0]] += 1
         return found
 
     def ask(self, who: Who) -> None:
         """The head of a request is there."""
-        if who in self._asked:
-            self._asked[who] += 1
+        if who in self._open_requests:
+            self._open_requests[who] += 1
             self._waiting_since_s.pop(who, None)
 
     def answer(self, who: Who, now_s: float) -> None:
         """A request is answered."""
-        if who not in self._asked:
+        if who not in self._open_requests:
             return
-        self._asked[who] -= 1
-        if not self._asked[who]:
+        self._open_requests[who] -= 1
+        if not self._open_requests[who]:
             self._waiting_since_s[who] = now_s
 
     def leave(self, who: Who) -> None:
         """Somebody is gone."""
-        if self._asked.pop(who, None) is None:
+        if self._open_requests.pop(who, None) is None:
             return
         self._waiting_since_s.pop(who, None)
         self._n_of[who[0]] -= 1

@@ -18,7 +18,7 @@ def text(services: Mapping[str, ServiceStats], devices: Mapping[str, Iterable[st
         Those that have each service now.
     """
     lines = [
-        *_metric("requests_total", "counter", "Requests that came", services, _asked),
+        *_metric("requests_total", "counter", "Requests that came", services, _requests),
         *_metric("answers_total", "counter", "Requests that were answered", services, _answered),
         *_metric("late_total", "counter", "Answers after the limit", services, _late),
         *_metric("refused_total", "counter", "Requests that were refused", services, _refused),
@@ -38,7 +38,7 @@ def text(services: Mapping[str, ServiceStats], devices: Mapping[str, Iterable[st
 Rows = Iterable[tuple[Mapping[str, str], float]]
 
 
-def _asked(stats: ServiceStats) -> Rows:
+def _requests(stats: ServiceStats) -> Rows:
     return [({}, stats.n_asked)]
 
 

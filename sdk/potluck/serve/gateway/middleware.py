@@ -26,7 +26,7 @@ Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 class ConnectionGate(Protocol):
     """Whom the guard tells what becomes of a connection."""
 
-    def asked(self, who: Who) -> None:
+    def on_request(self, who: Who) -> None:
         """The head of a request is there."""
 
     def answered(self, who: Who) -> None:
@@ -104,7 +104,7 @@ class RequestGuard:
         """One request, as ASGI has it."""
         who, share = scope["client"], self._room.share()
         scope[SHARE] = share
-        self._keeper.asked(who)
+        self._keeper.on_request(who)
 
         async def paced(message: Message) -> None:
             try:

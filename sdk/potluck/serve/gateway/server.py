@@ -129,7 +129,7 @@ class Gateway:
 
     def _serve(self) -> None:
         loop = asyncio.SelectorEventLoop()  # on Windows, too: it asks the listener for connections
-        loop.set_exception_handler(_told)
+        loop.set_exception_handler(_on_loop_error)
         try:
             loop.run_until_complete(self._server.serve(sockets=[self._listener]))
         finally:
@@ -138,7 +138,7 @@ class Gateway:
 
     # --- who comes and goes, in the server's thread -----------------------------------------------
 
-    def asked(self, who: Who) -> None:
+    def on_request(self, who: Who) -> None:
         """The head of a request is there."""
         self._door.ask(who)
 
@@ -187,7 +187,7 @@ class _GatewayServer(uvicorn.Server):
         return await super().on_tick(counter)
 
 
-def _told(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+def _on_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     """Connections break as they like; all else is told as usual."""
     if isinstance(context.get("exception"), OSError):
         LOG.debug("a connection broke: %s", context["exception"])

@@ -51,7 +51,7 @@ class StateMessage:
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
+class SendStates:
     """Send this to a neighbour."""
 
     server: str
@@ -76,7 +76,7 @@ class _Side:
 
     step: int
     expected_s: dict[str, float] = field(default_factory=dict)
-    told: dict[str, dict[str, int]] = field(default_factory=dict)  # versions by neighbour, server
+    sent: dict[str, dict[str, int]] = field(default_factory=dict)  # versions by neighbour, server
 
 
 class Ring:
@@ -123,7 +123,7 @@ class Ring:
         self._place = self.names.index(self.me)
         self._known = {name: each for name, each in self._known.items() if name in self.names}
         for side in self._sides:
-            side.told.clear()
+            side.sent.clear()
             side.expected_s.clear()
 
     def states(self, now_s: float) -> dict[str, tuple[ServerState, float]]:
@@ -134,7 +134,7 @@ class Ring:
             if name != self.me and now_s - each.said_s <= self.most_age_s
         }
 
-    def handle(self, event: Event, now_s: float) -> list[Tell]:
+    def handle(self, event: Event, now_s: float) -> list[SendStates]:
         """What is to be sent now."""
         match event:
             case MembershipChanged(names):
@@ -142,7 +142,7 @@ class Ring:
             case NeighbourMessage(sender, message):
                 self._take(sender, message, now_s)
             case IntervalOver(own):
-                return self._tell(own, now_s)
+                return self._send_states(own, now_s)
         return []
 
     def _neighbour(self, side: _Side, now_s: float) -> str | None:
@@ -156,7 +156,7 @@ class Ring:
                 return name
         return None
 
-    def _tell(self, own: ServerState, now_s: float) -> list[Tell]:
+    def _send_states(self, own: ServerState, now_s: float) -> list[SendStates]:
         self._version += 1
         mine = ServerState(server=self.me, version=self._version, services=own.services)
         self._known[self.me] = KnownState(mine, now_s, 0)
@@ -168,12 +168,12 @@ class Ring:
             nearest = self.names[(self._place + side.step) % len(self.names)]
             for name in dict.fromkeys((neighbour, nearest)):
                 if name is not None and name != self.me:
-                    found.append(Tell(name, self._news(side, name, now_s)))
+                    found.append(SendStates(name, self._news(side, name, now_s)))
         return found
 
     def _news(self, side: _Side, name: str, now_s: float) -> StateMessage:
         """What this neighbour has not been told, and did not tell."""
-        told = side.told.setdefault(name, {})
+        told = side.sent.setdefault(name, {})
         states, ages_s = [], []
         for server, each in self._known.items():
             new = told.get(server, -1) != each.state.version

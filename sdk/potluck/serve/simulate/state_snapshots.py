@@ -47,23 +47,23 @@ class ExchangeGroup:
 
     def begin(self) -> None:
         """The ring has been going on for long when the first request comes."""
-        rows = self._said(0.0)
+        rows = self._states_at(0.0)
         most = self.rounds.maxlen or 0
         self.rounds.extend((-ago * self.interval_s, rows) for ago in range(most, 0, -1))
 
     def exchange(self, now_s: float) -> None:
         """One round: everybody says its state."""
-        self.rounds.append((now_s, self._said(now_s)))
+        self.rounds.append((now_s, self._states_at(now_s)))
         self.n_rounds += 1
 
-    def _said(self, now_s: float) -> dict[str, Rows]:
+    def _states_at(self, now_s: float) -> dict[str, Rows]:
         states = [node.state(now_s).services for node in self.nodes]
         return {
             service: [states[index].get(service) for index in holders]
             for service, holders in self.holders.items()
         }
 
-    def heard(self, by: int, of: int) -> int:
+    def rounds_ago(self, by: int, of: int) -> int:
         """Rounds ago that this server said what the other one knows now."""
         there = abs(by - of)
         return min(there, len(self.nodes) - there) - 1
@@ -101,7 +101,7 @@ class RingSnapshots:
         group, found = self.group, []
         transfer_s = self.transfer_s.get(service, 0.0)
         for number, holder in enumerate(group.holders.get(service, ())):
-            ago = group.heard(self.index, holder)
+            ago = group.rounds_ago(self.index, holder)
             if holder == self.index or ago >= len(group.rounds):
                 continue
             said_s, rows = group.rounds[-1 - ago]

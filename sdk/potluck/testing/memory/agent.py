@@ -256,7 +256,7 @@ class MemoryAgent:
             case Store() if self._worker is not None:
                 self._worker.inbound.view(action.offset, len(action.data))[:] = action.data
             case ToWorker() if self._worker is not None:
-                self._worker.tell(action.message, action.buffers)
+                self._worker.send(action.message, action.buffers)
             case StartWorker():
                 self._start_worker()
             case KillWorker():

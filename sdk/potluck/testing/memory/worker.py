@@ -105,7 +105,7 @@ class MemoryWorker:
         self.load = 1.0  # how many times longer its tasks last, as if something else ran beside it
         after(TASK_S, self._begin)
 
-    def tell(self, message: Message, buffers: tuple[Any, ...]) -> None:
+    def send(self, message: Message, buffers: tuple[Any, ...]) -> None:
         """A message for it; what was released is known at once."""
         if isinstance(message, Release):
             self._pipe.outbound_released.append(message.offset)

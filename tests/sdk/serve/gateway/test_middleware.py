@@ -18,7 +18,7 @@ class Keeper:
     def __init__(self):
         self.told = []
 
-    def asked(self, who):
+    def on_request(self, who):
         self.told.append("asked")
 
     def answered(self, who):
