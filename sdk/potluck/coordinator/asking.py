@@ -39,7 +39,7 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class HolderAnswer:
     """What the process that has the home says to the question of this number.
 
     `saved`: files of trainings that ended for it.
@@ -66,7 +66,7 @@ def question(folder: Path) -> Question | None:
     return None
 
 
-def answer(folder: Path, said: Answer) -> None:
+def answer(folder: Path, said: HolderAnswer) -> None:
     """Say this to whoever asked.
 
     Parameters
@@ -84,7 +84,7 @@ def answer(folder: Path, said: Answer) -> None:
     write_whole(folder / ANSWER, json.dumps(asdict(said)))
 
 
-def answered(folder: Path, number: str) -> Answer | None:
+def answered(folder: Path, number: str) -> HolderAnswer | None:
     """What was said to the question of this number so far.
 
     Parameters
@@ -99,7 +99,7 @@ def answered(folder: Path, number: str) -> Answer | None:
             if said == number and state in (UNDER_WAY, DONE, REFUSED):
                 files = tuple(path for path in saved[:MOST_SAVED] if isinstance(path, str))
                 words = harmless(words)[:LONGEST]
-                return Answer(number=number, state=state, words=words, saved=files)
+                return HolderAnswer(number=number, state=state, words=words, saved=files)
     return None
 
 
@@ -110,7 +110,7 @@ def ask(
     within_s: float,
     holder: int = 0,
     say: Callable[[str], object] = lambda words: None,
-) -> Answer:
+) -> HolderAnswer:
     """Ask the process that has the home, and wait for what it says in the end.
 
     Parameters

@@ -23,7 +23,7 @@ from potluck.coordinator.asking import (
     SHOW,
     TAKE_OVER,
     UNDER_WAY,
-    Answer,
+    HolderAnswer,
     Question,
     answer,
     ask,
@@ -164,13 +164,13 @@ class SharedHome(ServingHome):
                 if not isinstance(holder, int) or error.facts.get("is_coordinator"):
                     raise
                 asked = _asked(folder, within_s, task, holder)
-            if isinstance(asked, Answer):
+            if isinstance(asked, HolderAnswer):
                 _wait_until_free(folder)
             try:
                 home = once()
             except HomeError as error:
                 raise (asked if isinstance(asked, HomeError) else error) from error
-            if isinstance(asked, Answer):
+            if isinstance(asked, HolderAnswer):
                 home.taken_over = tuple(map(Path, asked.saved))
             return home
 
@@ -205,7 +205,7 @@ class SharedHome(ServingHome):
         assert folder is not None  # else nobody can ask
 
         def say(words: str, state: str = UNDER_WAY, saved: tuple[str, ...] = ()) -> None:
-            answer(folder, Answer(number=asked.number, state=state, words=words, saved=saved))
+            answer(folder, HolderAnswer(number=asked.number, state=state, words=words, saved=saved))
 
         if asked.what == SHOW:
             say(self.window() if self._window is None else str(self._window.url), DONE)
@@ -300,7 +300,7 @@ def _save(run: "Run", folder: Path) -> Path:
     return path
 
 
-def _asked(folder: Path, within_s: float, task: Task, holder: int) -> Answer | HomeError:
+def _asked(folder: Path, within_s: float, task: Task, holder: int) -> HolderAnswer | HomeError:
     """What the process that has the home says, or why it says nothing."""
     begun_s = time.monotonic()
 
@@ -332,6 +332,6 @@ def _hear(folder: Path, home: "weakref.ref[SharedHome]") -> None:
             except Exception as error:  # whoever asked has to hear that it did not work
                 _LOG.exception("A question of process %d was not answered.", asked.process)
                 with suppress(PotluckError):
-                    answer(folder, Answer(number=heard, state=REFUSED, words=str(error)))
+                    answer(folder, HolderAnswer(number=heard, state=REFUSED, words=str(error)))
         del its
         time.sleep(LOOK_S)

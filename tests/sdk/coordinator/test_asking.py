@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import pytest
 
 from potluck.coordinator import asking
-from potluck.coordinator.asking import ANSWER, ASKED, DONE, REFUSED, SHOW, UNDER_WAY, Answer
+from potluck.coordinator.asking import ANSWER, ASKED, DONE, REFUSED, SHOW, UNDER_WAY, HolderAnswer
 from potluck.errors import HomeError
 
 NOBODY = 2**22 + 1  # more than Linux has processes
@@ -57,7 +57,7 @@ def test_what_is_no_answer_is_none(tmp_path, told):
 
 
 def test_an_answer_is_what_was_said_and_harmless(tmp_path):
-    said = Answer(number="a", state=UNDER_WAY, words="stops\x1b[2J", saved=("f",))
+    said = HolderAnswer(number="a", state=UNDER_WAY, words="stops\x1b[2J", saved=("f",))
     asking.answer(tmp_path, said)
     found = asking.answered(tmp_path, "a")
     assert (found.state, found.saved) == (UNDER_WAY, ("f",))
@@ -99,7 +99,7 @@ def answers(folder, state, words):
     def go_on():
         while not ended.wait(0.01):
             if (asked := asking.question(folder)) is not None:
-                asking.answer(folder, Answer(number=asked.number, state=state, words=words))
+                asking.answer(folder, HolderAnswer(number=asked.number, state=state, words=words))
                 return
 
     thread = threading.Thread(target=go_on, daemon=True)
