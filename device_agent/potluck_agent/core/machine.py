@@ -375,13 +375,13 @@ class Core:
 
     def _from_worker(self, message: Message, buffers: tuple[Buffer, ...], now_s: float) -> None:
         try:
-            self._from_worker(message, buffers, now_s)
+            self._read_worker(message, buffers, now_s)
         # it runs native code on foreign data, and may have been taken over
         except WireError as error:
             text = f"the worker broke the protocol: {error}"
             self._lose_worker(FailureCause.CRASHED, text, now_s, kill=True)
 
-    def _from_worker(self, message: Message, buffers: tuple[Buffer, ...], now_s: float) -> None:
+    def _read_worker(self, message: Message, buffers: tuple[Buffer, ...], now_s: float) -> None:
         was_ready = self._worker.state == READY
         self._worker.receive(message, buffers, now_s)
         if not was_ready and self._worker.state == READY:

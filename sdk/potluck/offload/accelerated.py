@@ -210,7 +210,9 @@ class AcceleratedModel(Tabular):
             self._note(execution, compiled, at_s, bytes_per_s, entry)
         return self._rebuild(outputs)
 
-    def _start(self, compiled: Compiled, named: "dict[str, torch.Tensor]") -> "Future[Execution]":
+    def _start(
+        self, compiled: Compiled, named: "dict[str, torch.Tensor]"
+    ) -> "Future[ExecutionResult]":
         """Begin a request, and look meanwhile whether the module is still what devices have."""
         future = self._loaded.start(compiled, named)
         try:

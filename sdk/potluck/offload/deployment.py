@@ -15,7 +15,7 @@ from potluck.offload.predictions import Predictions
 from potluck.offload.split_table import SplitCase, SplitTable
 from potluck.run.compiled_plan import INFER, PUSH
 from potluck.run.device_group import DeviceGroup
-from potluck.sessions.link import Link
+from potluck.sessions.link import SessionLink
 from potluck.sessions.members import Members
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import torch
 
     from potluck.schedule import Compiled
-    from potluck.sessions.events import Execution
+    from potluck.sessions.events import ExecutionResult
 
 _AGAIN = "Call potluck.accelerate again, which takes the values of now."
 
@@ -45,7 +45,12 @@ class OffloadDeployment:
     """
 
     def __init__(
-        self, link: Link, members: Members, case: SplitCase, table: SplitTable, bytes_per_s: float
+        self,
+        link: SessionLink,
+        members: Members,
+        case: SplitCase,
+        table: SplitTable,
+        bytes_per_s: float,
     ) -> None:
         self._members, self._bytes_per_s = members, bytes_per_s
         self.case = self.full = case  # of those that are there, and of all
@@ -100,7 +105,9 @@ class OffloadDeployment:
         """
         check_as_sent(self.full.model, self._value_marks, _AGAIN)
 
-    def start(self, compiled: "Compiled", named: "dict[str, torch.Tensor]") -> "Future[Execution]":
+    def start(
+        self, compiled: "Compiled", named: "dict[str, torch.Tensor]"
+    ) -> "Future[ExecutionResult]":
         """Begin a request by one of the programs."""
         epoch = 0 if compiled is self.alone else self._epoch
         return self.group.execute(epoch, compiled, self.next_step(), batch=named, request=True)

@@ -55,7 +55,7 @@ IsLate = Callable[[float], bool]  # whether no more than this part of the time i
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class SearchPass:
     """One search for plans, and what it may spend.
 
     Parameters
@@ -270,12 +270,12 @@ class Look:
         best = pool.ranking()[:N_NEAREST]
         return [judge(problem, plan, self.table, self.simulator) for plan in best]
 
-    def _ample(self, table: cost.CostTable) -> "Look":
+    def _ample(self, table: cost.CostTable) -> "SearchPass":
         """A look whose closed forms take memory to be no limit; what is simulated has to hold."""
         free = feasibility.with_more_memory(self.problem, inf)
         return replace(self, problem=free, table=table.sibling(free), budgets=self.table.budgets)
 
-    def _in_size_of(self, best: Sequence[Plan], ample: Sequence[Plan]) -> "Look | None":
+    def _in_size_of(self, best: Sequence[Plan], ample: Sequence[Plan]) -> "SearchPass | None":
         """The same look in the micro-batches of the best plan alone, where none of ample memory has
         that size: larger ones may be better, and not hold in any way. None in a home of many
         devices.
