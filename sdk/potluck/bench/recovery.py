@@ -126,7 +126,7 @@ class RecoveryCase:
     def strike(self, rng: random.Random, found: RecoveryTimes) -> None:
         """Kill, again and again, while one training goes on; then look what was learned."""
         running = self.deploy(self.plan)
-        ends = Steps()
+        ends = StepMoments()
         given = 0
 
         def endless() -> Iterator[Any]:
@@ -207,7 +207,7 @@ class RecoveryCase:
         found.heavy_ratios.append((gathered_s + found.restarts_s[-1]) / own_s)
 
     def overhead_frac(self) -> float:
-        """Steps with protection against steps without, side by side."""
+        """StepMoments with protection against steps without, side by side."""
         n, seconds = int(self.settings["overhead_steps"]), {True: 0.0, False: 0.0}
         for protect in (True, False, False, True):
             running = self.deploy(self.plan, protect=protect)
@@ -217,7 +217,7 @@ class RecoveryCase:
         return seconds[True] / seconds[False] - 1
 
 
-class Steps:
+class StepMoments:
     """When which step was done."""
 
     def __init__(self) -> None:
