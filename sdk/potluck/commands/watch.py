@@ -64,7 +64,7 @@ def address(
     """The page's address, and which other process serves it; 0: this one does."""
     from potluck.discover.keyring import state_dir
     from potluck.display.cockpit import watch, window
-    from potluck.display.cockpit.server import HOST, Server
+    from potluck.display.cockpit.server import HOST, PageServer
 
     try:
         home = _opened(args)
@@ -76,7 +76,7 @@ def address(
         return
     with home:
         watching = watch(home)
-        server = Server(watching, may_act=may_act, port=port, host=host or HOST)
+        server = PageServer(watching, may_act=may_act, port=port, host=host or HOST)
         try:
             yield server.url, 0
         finally:

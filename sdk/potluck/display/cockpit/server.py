@@ -15,7 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
 from typing import Any
 
-from potluck.display.cockpit.observer import Watching
+from potluck.display.cockpit.observer import HomeObserver
 from potluck.errors import PotluckError, UserError
 from potluck.sanitized_text import harmless
 
@@ -42,7 +42,7 @@ serve(document.getElementById("cockpit"), ".", {readonly});
 """
 
 
-class Server:
+class PageServer:
     """The page of one cockpit.
 
     Parameters
@@ -64,7 +64,7 @@ class Server:
     """
 
     def __init__(
-        self, watching: Watching, *, may_act: bool = False, port: int = 0, host: str = HOST
+        self, watching: HomeObserver, *, may_act: bool = False, port: int = 0, host: str = HOST
     ) -> None:
         self.watching, self.host = watching, host
         self.may_act = may_act and host == HOST
@@ -73,7 +73,7 @@ class Server:
         self.ended = threading.Event()
         outer = self
 
-        class Browser(_Browser):
+        class Browser(_PageRequests):
             server_of = outer
 
         if host in ("", "0.0.0.0", "::"):  # noqa: S104
@@ -111,8 +111,8 @@ class Server:
             self._server.server_close()
 
 
-class _Browser(BaseHTTPRequestHandler):
-    server_of: Server
+class _PageRequests(BaseHTTPRequestHandler):
+    server_of: PageServer
     protocol_version = "HTTP/1.1"
     server_version, sys_version = "potluck", ""
     timeout = SILENCE_S

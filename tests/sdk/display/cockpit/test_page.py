@@ -11,9 +11,9 @@ import pytest
 from tests.sdk.display.cockpit import observations
 
 from potluck.display.cockpit.home_events import News
-from potluck.display.cockpit.machine import Machine, Planned, Seen
+from potluck.display.cockpit.machine import CockpitMachine, HomeObserved, Planned
 from potluck.display.cockpit.plan_sections import name_of
-from potluck.display.cockpit.server import Server
+from potluck.display.cockpit.server import PageServer
 from potluck.errors import UserError
 from potluck.records import Event, Trace
 
@@ -39,7 +39,7 @@ class Played:
     def __init__(self):
         from potluck.display.cockpit.frames import Frames
 
-        self.machine = Machine(["nano"])
+        self.machine = CockpitMachine(["nano"])
         self.frames = Frames()
         self.views = []
         self.asked = []
@@ -96,7 +96,7 @@ def at_work(machine_of, *members, steps=30):
     sight = observations.seen(
         *(members or (observations.member("a"), observations.member("b"))), run=run
     )
-    return Seen(sight=sight)
+    return HomeObserved(sight=sight)
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ def played():
 
 @pytest.fixture
 def served(played):
-    server = Server(played, may_act=True)
+    server = PageServer(played, may_act=True)
     yield server
     server.close()
 
@@ -174,7 +174,7 @@ def test_the_page_shows_everything_readably(opened, played, shots, width, dark):
 @pytest.mark.slow
 def test_names_of_others_are_text(opened, played):
     members = [observations.member(name) for name in HOSTILE]
-    played.handle(Seen(sight=observations.seen(*members)))
+    played.handle(HomeObserved(sight=observations.seen(*members)))
     page = opened()
     cards = page.locator(".card .name")
     page.wait_for_function("n => ROOT().querySelectorAll('.card').length === n", arg=len(HOSTILE))
@@ -191,7 +191,7 @@ def test_names_of_others_are_text(opened, played):
 def test_two_hundred_devices_and_ten_thousand_events_stay_smooth(opened, played):
     """Long tasks are counted, not timed: what takes more than 200 ms is felt."""
     members = [observations.member(f"device-{i:03}", watts=float(i)) for i in range(200)]
-    played.handle(Seen(sight=observations.seen(*members)))
+    played.handle(HomeObserved(sight=observations.seen(*members)))
     page = opened()
     page.wait_for_function("ROOT().querySelectorAll('.card').length === 200")
     log = played.machine.state.events
@@ -202,7 +202,7 @@ def test_two_hundred_devices_and_ten_thousand_events_stay_smooth(opened, played)
             members[number % 200] = observations.member(
                 f"device-{number % 200:03}", watts=number, at_s=number
             )
-            played.handle(Seen(sight=observations.seen(*members)))
+            played.handle(HomeObserved(sight=observations.seen(*members)))
     page.get_by_text("event 9999", exact=True).wait_for()
     assert page.locator("ol li").count() <= 100
     page.get_by_role("button", name="older").click()
@@ -306,7 +306,7 @@ def test_a_click_that_is_not_understood_is_told(served):
 
 
 def test_a_page_to_look_at_says_so_to_what_acts(played):
-    server = Server(played)
+    server = PageServer(played)
     body = json.dumps({"ask": "hello"}).encode()
     asked(server, f"/{server.token}/ask", method="POST", body=body)
     server.close()
@@ -314,7 +314,7 @@ def test_a_page_to_look_at_says_so_to_what_acts(played):
 
 
 def test_a_page_for_other_devices_is_only_to_look_at_and_for_one_network(played):
-    server = Server(played, may_act=True, host="127.0.0.2")
+    server = PageServer(played, may_act=True, host="127.0.0.2")
     body = json.dumps({"ask": "hello"}).encode()
     connection = http.client.HTTPConnection("127.0.0.2", server.port, timeout=30)
     connection.request("POST", f"/{server.token}/ask", body=body)
@@ -329,4 +329,4 @@ def test_a_page_for_other_devices_is_only_to_look_at_and_for_one_network(played)
     server.close()
     for host in ("0.0.0.0", "203.0.113.1"):
         with pytest.raises(UserError):
-            Server(played, host=host)
+            PageServer(played, host=host)
