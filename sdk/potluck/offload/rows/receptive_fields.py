@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from potluck.graph.partition.cuts import Linearization
 from potluck.graph.traced import Traced
-from potluck.offload.rows.row_rules import RULES, AccessPattern, Found, View, shape_of
+from potluck.offload.rows.row_rules import RULES, AccessPattern, Found, OperatorView, shape_of
 from potluck_wire.graph import BATCH, Ref
 
 GLOBAL = "global"
@@ -20,7 +20,7 @@ CONSTANT = "constant"  # does not depend on the input: every device has it whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Local:
+class OperatorLocality:
     """What an operator is. Its output has `count` rows along `axis` (None: it is one piece, one
     row).
 
@@ -39,7 +39,7 @@ class Local:
         return self.kind not in (GLOBAL, CONSTANT) and self.axis is not None and self.count > 1
 
 
-def localities(line: Linearization) -> tuple[Local, ...]:
+def localities(line: Linearization) -> tuple[OperatorLocality, ...]:
     """What each node of a traced model is, in the order of the nodes, at the sizes of its
     example.
     """
@@ -52,9 +52,9 @@ def localities(line: Linearization) -> tuple[Local, ...]:
         value = graph.first_node + position
         shape = shape_of(traced, Ref(value))
         if value not in line.place:
-            found.append(Local(kind=CONSTANT, reads={}))
+            found.append(OperatorLocality(kind=CONSTANT, reads={}))
             continue
-        view = View(traced, node, shape, axes)
+        view = OperatorView(traced, node, shape, axes)
         rule = RULES.get(node.op)
         answer = rule(view) if rule else None
         if answer is None or not all(
@@ -63,12 +63,12 @@ def localities(line: Linearization) -> tuple[Local, ...]:
             axis = row_axis(shape) if len(traced.types[value]) == 1 else None
             if axis is not None and BATCH in str(traced.type_of(Ref(value)).shape[axis]):
                 axis = None  # rows of the batch, of which a request may have others
-            local = Local(
+            local = OperatorLocality(
                 kind=GLOBAL, axis=axis, count=1 if axis is None else shape[axis], reads={}
             )
         else:
             kind, axis, reads = answer
-            local = Local(kind=kind, axis=axis, count=shape[axis], reads=reads)
+            local = OperatorLocality(kind=kind, axis=axis, count=shape[axis], reads=reads)
         axes[value] = local.axis
         found.append(local)
     return tuple(found)
