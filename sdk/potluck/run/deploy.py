@@ -102,7 +102,12 @@ def deploy(
     saved = checkpoint.load(Path(resume)) if resume is not None else None
     if saved is not None:
         if saved.signature != model.signature:
-            raise FileError(f"{resume} was saved from another model.", path=str(resume))
+            raise FileError(
+                f"{resume} was saved from another model.",
+                next_step="One of which other weights are trained, or of another loss, is another: "
+                "resume the one that was saved, run.load_into(), and deploy the new one.",
+                path=str(resume),
+            )
         if source is not None and saved.moments and not keep_alike(source.update, saved.optimizer):
             raise FileError(f"{resume} holds the state of another optimizer.", path=str(resume))
         seed = saved.seed
