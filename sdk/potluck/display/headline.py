@@ -48,8 +48,10 @@ def of_plan(plan: Plan, problem: Problem | None = None) -> str:
         return ""
     what = "step" if plan.training else "request"
     said = f"{units.duration(here.latency_s)} a {what} on {_many(plan.devices)}"
-    found = alone(problem)
-    best = next((one for one in found if one.latency_s), None)
+    known = [one for one in alone(problem) if one.latency_s]
+    best = min(known, key=lambda one: one.latency_s or 0.0, default=None)
+    if best is not None and here.devices == best.devices:
+        return harmless(f"{said} alone, which is the fastest device.")
     if best is None:
         is_sure = problem is not None and len(problem.devices) <= MOST_DEVICES
         nobody = ": no device could do it alone" if is_sure and len(plan.devices) > 1 else ""
@@ -70,8 +72,6 @@ def against(here: Plan, best: Plan) -> str:
     "2.1 times as fast as laptop alone, the best, with 0.8 times its joules"
     """
     name = best.devices[0]
-    if here.devices == best.devices:
-        return "as fast as the best device alone, which it is"
     times = (best.latency_s or 0.0) / (here.latency_s or 1.0)
     said = f"{times:.2g} times as fast as {name} alone, the best"
     if best.energy_j and here.energy_j is not None:

@@ -22,7 +22,9 @@ def told(capsys, *arguments, code=0):
 
 def test_plans_and_shows_the_best_with_its_memory(capsys):
     out = told(capsys, *SMALL, "--train", "batch=8")
-    assert out.startswith("Plans\n")
+    headline, _, rest = out.partition("\n\n")
+    assert "a step on laptop-1 alone, which is the fastest device." in headline
+    assert rest.startswith("Plans\n")
     assert "→ 0" in out
     assert "for training of bert-small" in out
     assert "available" in out
