@@ -4,7 +4,10 @@ from functools import singledispatch
 from pathlib import Path
 from typing import Any
 
+from potluck.coordinator.detached_run import DetachedRun
 from potluck.display import (
+    chart,
+    detached_table,
     html,
     markup,
     network_views,
@@ -132,6 +135,17 @@ def _(history: History) -> str:
 def _(run: Run) -> str:
     measured = [html.trace(run.trace, run.predicted)] if run.measured else []
     return "".join([html.plan(run.plan, run.problem), *measured])
+
+
+@as_html.register
+def _(run: DetachedRun) -> str:
+    losses = run.losses
+    content = detached_table.detached(
+        run.job, run.state, run.step, run.n_steps, losses, run.notes, run.why
+    )
+    if len(losses) < 2:
+        return html.of_table("detached", content)
+    return html.below("detached", chart.loss({"loss": losses}), content)
 
 
 @as_html.register

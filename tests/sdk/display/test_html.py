@@ -1,12 +1,17 @@
 """HTML for notebooks: escaped, well-formed, the same for the same record, self-contained."""
 
+import importlib
+import pkgutil
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
 
-from potluck.display import chart, headline, html, markup
+import potluck
+from potluck.coordinator.detached_run import DetachedRun
+from potluck.display import chart, headline, html, markup, views
+from potluck.display_hooks import Shown
 from potluck.run.comparison import Comparison, Transfers
 from potluck.run.history import History
 from potluck.sessions.members import Member
@@ -196,3 +201,40 @@ def test_many_plans_are_counted_not_listed():
 @pytest.mark.parametrize("record", RECORDS)
 def test_records_show_themselves_in_notebooks(record):
     assert record._repr_html_().startswith("<style>")
+
+
+def test_whatever_shows_itself_has_a_view():
+    """Also what only a coordinator, a lab or a service makes."""
+    bases = {"Tabular", "Pictured", "Watched"}  # of values, and none by themselves
+    found = set()
+    for module in pkgutil.walk_packages(potluck.__path__, "potluck."):
+        if not re.match(r"potluck\.(bench|testing|integrations|commands|__main__)", module.name):
+            values = vars(importlib.import_module(module.name)).values()
+            found |= {v for v in values if isinstance(v, type) and issubclass(v, Shown)}
+    unseen = {
+        kind.__name__
+        for kind in found - {Shown}
+        if views.as_html.dispatch(kind) is views.as_html.dispatch(object)
+    }
+    assert len(found) > 15
+    assert unseen == bases
+
+
+class Detached(DetachedRun):
+    """As a coordinator tells of it."""
+
+    job = "digits-1"
+    state, why = "training", ""
+    step, n_steps = 4, 8
+    losses = (2.0, 1.0)
+    notes = ("<b>kitchen</b> left",)
+
+    def __init__(self):
+        """Nobody is asked."""
+
+
+def test_a_detached_training_shows_its_curve_and_how_far_it_is():
+    shown = Detached()._repr_html_()
+    assert "step 4 of 8" in shown
+    assert "&lt;b&gt;kitchen" in shown
+    assert shown.count("</svg>") == 1
