@@ -675,3 +675,14 @@ def test_several_scores_are_taken_of_the_same_answers(pair):
     with pytest.raises(UserError, match="a str cannot be"):
         run.evaluate(batches, "accuracy")
     run.close()
+
+
+def test_what_was_frozen_or_thawed_since_it_was_saved_is_told_how_to_go_on(pair, tmp_path):
+    run = deployed(pair)
+    run.fit(make_data()).wait()
+    run.save(tmp_path / "run")
+    run.close()
+    net = make_net()
+    net[0].requires_grad_(False)
+    with pytest.raises(UserError, match=r"other weights are trained.*run\.load_into\(\)"):
+        deployed(pair, net, resume=tmp_path / "run")
