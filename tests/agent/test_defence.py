@@ -93,18 +93,20 @@ def messages(actions, kind):
 def test_a_notebook_that_caused_it_loses_its_session_and_another_works_on():
     talk = at_work()
     talk.receive(Hello(major=1), sender=OTHER_SENDER)
-    actions = survive(talk, FromPeer(OWNER_SENDER, Drop(run="r")))
+    actions = survive(talk, FromPeer(sender=OWNER_SENDER, message=Drop(run="r")))
     assert actions[0].message == Goodbye(reason="a fault in the agent (TypeError), see its report")
     assert not messages(actions, Failed)  # nothing is said after it
     assert len(talk.core.sessions) == 1
     assert talk.receive(Drop(run="s"), sender=OTHER_SENDER) == [
-        ToPeer(OTHER_SENDER.key, Dropped(run="s"))
+        ToPeer(key=OTHER_SENDER.key, message=Dropped(run="s"))
     ]
 
 
 def test_a_member_that_caused_it_costs_the_steps_and_nothing_else():
     talk = at_work()
-    actions = survive(talk, FromPeer(MEMBER_SENDER, Chunk(transfer=1), (b"",)))
+    actions = survive(
+        talk, FromPeer(sender=MEMBER_SENDER, message=Chunk(transfer=1), buffers=(b"",))
+    )
     assert [failed.cause for failed in messages(actions, Failed)] == [FailureCause.PEER_LOST]
     assert len(talk.core.sessions) == 1
 
@@ -122,7 +124,7 @@ def test_a_worker_that_caused_it_is_ended(event):
 
 def test_bytes_that_could_not_even_be_read_cost_their_sender():
     talk = at_work()
-    assert messages(survive(talk, LinkReset(OWNER_KEY)), Goodbye)
+    assert messages(survive(talk, LinkReset(key=OWNER_KEY)), Goodbye)
     assert len(talk.core.sessions) == 0
 
 
@@ -139,7 +141,9 @@ def test_where_nobody_is_to_blame_everything_begins_anew():
 def test_where_the_ordinary_path_fails_too_everything_begins_anew(monkeypatch):
     talk = at_work()
     monkeypatch.setattr("potluck_agent.core.epochs.EpochTable.leave", lambda *_: 1 / 0)
-    actions = talk.core.survive(FromPeer(OWNER_SENDER, Drop(run="r")), FAULT, talk.now_s)
+    actions = talk.core.survive(
+        FromPeer(sender=OWNER_SENDER, message=Drop(run="r")), FAULT, talk.now_s
+    )
     assert talk.core.n_faults == 2
     assert KillWorker("a fault in the agent") in actions
     # no session: it has to say hello first
@@ -181,7 +185,7 @@ def test_a_value_that_cannot_be_sent_fails_its_step():
     rows = b'[["r/1/p/0/a",0,8,"float32",[2]]]'
     talk.core.reach(MEMBER_KEY)
     (sent,) = messages(talk.work(Computed(tag=1), rows), Value)
-    (failed,) = messages(undone(talk, ToPeer(MEMBER_KEY, sent)), Failed)
+    (failed,) = messages(undone(talk, ToPeer(key=MEMBER_KEY, message=sent)), Failed)
     assert failed.cause == FailureCause.PEER_LOST
 
 
@@ -189,18 +193,18 @@ def test_an_answer_that_cannot_be_sent_is_a_failure_and_remembered_as_one():
     talk = Talk().begin().load(recv("x"))
     talk.receive(value(), EIGHT)
     (done,) = messages(talk.receive(RUN), Done)
-    (failed,) = undone(talk, ToPeer(OWNER_KEY, done, (b"[]",)))
+    (failed,) = undone(talk, ToPeer(key=OWNER_KEY, message=done, buffers=(b"[]",)))
     assert failed.message.cause == FailureCause.INTERNAL
     assert talk.receive(RUN) == [failed]
 
 
 def test_a_notebook_that_cannot_be_answered_loses_its_session():
     talk = at_work()
-    assert messages(undone(talk, ToPeer(OWNER_KEY, Prepared())), Goodbye)
+    assert messages(undone(talk, ToPeer(key=OWNER_KEY, message=Prepared())), Goodbye)
     assert len(talk.core.sessions) == 0
-    assert talk.core.handle(Undone(ToPeer(OWNER_KEY, Goodbye()), "why"), talk.now_s) == [
-        Report("why")
-    ]
+    assert talk.core.handle(
+        Undone(ToPeer(key=OWNER_KEY, message=Goodbye()), "why"), talk.now_s
+    ) == [Report("why")]
 
 
 # --- the process ----------------------------------------------------------------------------------

@@ -173,7 +173,7 @@ def test_many_spoiled_recordings(tmp_path, first, record_property):
 
 HELLO = [1, {"major": 1}]
 MADE_UP = {
-    "a channel that is none": [pack(Malformed("k", "smoke", "size", "x"))],
+    "a channel that is none": [pack(Malformed(key="k", channel="smoke", code="size", text="x"))],
     "a list as a key": [msgpack.packb(["Handled", 1.0, ["PeerRevoked", ["k"]]])],
     "a list as a sender": [
         msgpack.packb(["Handled", 1.0, ["FromPeer", [["k"], "owner", "x"], HELLO, []]])

@@ -135,7 +135,7 @@ class _Words:
 
     def _input(self, entry: Entry) -> str:
         match entry:
-            case Handled(_, FromPeer(sender, message)):
+            case Handled(_, FromPeer(sender=sender, message=message)):
                 self._names[sender.key] = sender.name or fingerprint(sender.key)
                 return f"from {self._peer(sender.key)}: {_described(message)}"
             case Handled(_, FromWorker(message)):
@@ -148,9 +148,9 @@ class _Words:
                 return f"survived {entry.error}: {entry.text}"
             case Reached(key):
                 return f"a data connection of {self._peer(key)} stands"
-            case Malformed(key, channel, _, text):
+            case Malformed(key=key, channel=channel, text=text):
                 return f"from {self._peer(key)}, {channel}: no message ({text})"
-            case Faulted(what, error, text):
+            case Faulted(what=what, error=error, text=text):
                 return f"a fault in {what}: {error}: {text}"
         return type(entry).__name__
 

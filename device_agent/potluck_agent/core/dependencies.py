@@ -12,7 +12,7 @@ from potluck_wire.messages import HOME
 from potluck_wire.program import BACKWARDS, NETWORK, Program, read_target
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DependencyGraph:
     """A program with its dependencies.
 

@@ -10,7 +10,7 @@ OWNER, MEMBER = "owner", "member"  # a paired notebook; another device of the sa
 Buffer = bytes | memoryview
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Sender:
     """Who sent a message, by the CURVE key that its connection was authenticated with.
 
@@ -22,7 +22,7 @@ class Sender:
     name: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
     """Bytes that the edge has to look up: `arena` is inbound, outbound, or zeros (made up, for
     measuring links).
@@ -33,7 +33,7 @@ class Span:
     nbytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PeerDevice:
     """Another device of this home: `address` is HOST:PORT with its base port."""
 
@@ -45,7 +45,7 @@ class PeerDevice:
 # --- events ---------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FromPeer:
     """A message from an authenticated peer, on the socket of its channel."""
 
@@ -77,7 +77,7 @@ class PeerRevoked:
     key: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LinkReset:
     """The data connection to or from this peer is a new one: what was under way on the old one is
     lost.
@@ -111,7 +111,7 @@ class Tick:
     """Time has passed."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MustLeave:
     """The device has to leave, and why: what is under way has `within_s` seconds to move elsewhere.
 
@@ -144,7 +144,7 @@ Event = (
 # --- actions --------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ToPeer:
     """Send this to the peer with this key, on the message's own channel."""
 
@@ -188,7 +188,7 @@ class SetMembers:
     members: tuple[PeerDevice, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReadMeter:
     """Send a `Reading` to this peer. Seconds of computing and of radio since the agent started.
 

@@ -52,7 +52,7 @@ class Name(NamedTuple):
         return Failed(**self._asdict(), instruction=instruction, cause=cause, text=text)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Located:
     """A value that can be sent: where its bytes are."""
 
@@ -69,7 +69,7 @@ class Unwanted(Exception):
         self.code, self.text = code, text
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Early:
     """A value that came before its execution began."""
 
@@ -79,7 +79,7 @@ class Early:
     stop_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SendOf:
     """Which send a transfer is of. `one_way`: it is for another program, and its own one does not
     wait for it.
@@ -236,7 +236,9 @@ class Execution:
             document, tuple([prefix + value for value in self.exports(index)]), arena_bytes
         )
         return {
-            key.removeprefix(prefix): Located(Span("outbound", offset, nbytes), dtype, shape)
+            key.removeprefix(prefix): Located(
+                span=Span(arena="outbound", offset=offset, nbytes=nbytes), dtype=dtype, shape=shape
+            )
             for key, offset, nbytes, dtype, shape in told
         }
 
@@ -304,7 +306,7 @@ def transfer_of(
         shape=located.shape,
         nbytes=located.span.nbytes,
     )
-    about = SendOf(execution.name, index, one_way=target is not None)
+    about = SendOf(name=execution.name, index=index, one_way=target is not None)
     return Transfer(
         key=key,
         value=value,

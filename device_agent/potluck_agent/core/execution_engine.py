@@ -127,7 +127,12 @@ class ExecutionEngine:
         if ahead in self._behind or (
             ahead in self._executions and not self._executions[ahead].only_computing
         ):
-            self._behind.put(ExecutionRequest(name, key, message, layout.n_instructions), ahead)
+            self._behind.put(
+                ExecutionRequest(
+                    name=name, key=key, message=message, n_instructions=layout.n_instructions
+                ),
+                ahead,
+            )
             return
         self._n_executions += 1
         execution = Execution(name, layout, key, self._n_executions, message.begin_s)
@@ -445,8 +450,13 @@ class ExecutionEngine:
             self._worker.send(put_of(value, span), (), now_s)
         if not sends:
             self._give_back(span, now_s)
-        located = Located(span, value.dtype, value.shape) if sends else None
-        early = Early(located, value.nbytes if uses else 0, arrival.start_s, now_s)
+        located = Located(span=span, dtype=value.dtype, shape=value.shape) if sends else None
+        early = Early(
+            located=located,
+            worker_bytes=value.nbytes if uses else 0,
+            start_s=arrival.start_s,
+            stop_s=now_s,
+        )
         if execution is None:
             self.early.put(name, layout, value.name, early)
         else:

@@ -207,7 +207,7 @@ class MeasurementQueue:
         series = self._probes[about]
         nbytes = series.request.nbytes
         value = Value(program=PROBE, name=about.task, dtype="uint8", shape=(nbytes,), nbytes=nbytes)
-        place = Span("zeros", 0, nbytes)
+        place = Span(arena="zeros", offset=0, nbytes=nbytes)
         priority = 0 if nbytes <= REACH_BYTES else PROBE_PRIORITY
         self._outgoing.add(
             Transfer(key=series.peer_key, value=value, place=place, priority=priority, about=about)
@@ -259,7 +259,15 @@ class MeasurementQueue:
             busy_s, span_s = self._worker.busy_s, now_s - meter.since_s
             busy_frac = min(1.0, max(0.0, (busy_s - meter.busy_s) / span_s)) if span_s > 0 else 0.0
             tells_battery = self._out.versions.get(key, VERSION) >= READING_BATTERY
-            self._out.add(ReadMeter(key, busy_s, radio_s, busy_frac, tells_battery))
+            self._out.add(
+                ReadMeter(
+                    key=key,
+                    busy_s=busy_s,
+                    radio_s=radio_s,
+                    busy_frac=busy_frac,
+                    tells_battery=tells_battery,
+                )
+            )
             meter.busy_s, meter.since_s = busy_s, now_s
             meter.due_s = max(meter.due_s + meter.period_s, now_s)
 

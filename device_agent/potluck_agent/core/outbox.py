@@ -71,7 +71,7 @@ class Outbox:
 
     def send(self, key: str, message: Message, buffers: Sequence[Buffer | Span] = ()) -> None:
         """Send this to a peer."""
-        self._actions.append(ToPeer(key, message, tuple(buffers)))
+        self._actions.append(ToPeer(key=key, message=message, buffers=tuple(buffers)))
 
     @property
     def n_sent(self) -> int:

@@ -88,7 +88,7 @@ class IncomingValue:
     def span(self) -> Span:
         """Where it is."""
         assert self.offset is not None
-        return Span("inbound", self.offset, self.value.nbytes)
+        return Span(arena="inbound", offset=self.offset, nbytes=self.value.nbytes)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -197,7 +197,7 @@ class ReceiveBuffers:
             self._unsettled.setdefault(arrival.key, arrival.start_s)
         elif due and self._unsettled.pop(arrival.key, None) is not None:
             due += self._accounts[arrival.key].settle()
-        step = ChunkOutcome(actions=[ToPeer(arrival.key, credit) for credit in due])
+        step = ChunkOutcome(actions=[ToPeer(key=arrival.key, message=credit) for credit in due])
         if arrival.assembly.complete:
             del self._arrivals[arrival.key, arrival.value.transfer]
             step.complete.append(arrival)
@@ -217,7 +217,11 @@ class ReceiveBuffers:
         due = [key for key, since_s in self._unsettled.items() if now_s >= since_s + PATIENCE_S]
         for key in due:
             del self._unsettled[key]
-        return [ToPeer(key, credit) for key in due for credit in self._accounts[key].settle()]
+        return [
+            ToPeer(key=key, message=credit)
+            for key in due
+            for credit in self._accounts[key].settle()
+        ]
 
     def wake_s(self) -> float | None:
         """When `credit` is to be called again, if no event comes first."""
@@ -275,7 +279,7 @@ class ReceiveBuffers:
             if (value.run, value.epoch, value.program, value.step) == execution:
                 self._drop(arrival)
                 known = Credit(transfer=value.transfer, received_bytes=value.nbytes, done=True)
-                step.actions.append(ToPeer(arrival.key, known))
+                step.actions.append(ToPeer(key=arrival.key, message=known))
         step.actions += self._fill().actions
         return step
 
@@ -314,5 +318,5 @@ class ReceiveBuffers:
 
     def _reject(self, key: str, transfer: int, code: str, text: str) -> ChunkOutcome:
         return ChunkOutcome(
-            actions=[ToPeer(key, Rejected(transfer=transfer, code=code, text=text))]
+            actions=[ToPeer(key=key, message=Rejected(transfer=transfer, code=code, text=text))]
         )

@@ -45,12 +45,19 @@ class RecordedCore(Core):
     def survive(self, event: Event, error: Exception, now_s: float) -> list[Action]:
         """As `Core.survive`."""
         is_known = event is self._unanswered
-        self._write(Survived(now_s, None if is_known else event, type(error).__name__, str(error)))
+        self._write(
+            Survived(
+                at_s=now_s,
+                event=None if is_known else event,
+                error=type(error).__name__,
+                text=str(error),
+            )
+        )
         return self._answered(super().survive(event, error, now_s))
 
     def malformed(self, key: str, channel: Channel, error: WireError) -> list[Action]:
         """As `Core.malformed`."""
-        self._write(Malformed(key, channel.value, error.code, error.text))
+        self._write(Malformed(key=key, channel=channel.value, code=error.code, text=error.text))
         return self._answered(super().malformed(key, channel, error))
 
     def reach(self, key: str) -> None:
@@ -62,7 +69,7 @@ class RecordedCore(Core):
         """As `Core.fault`."""
         # else it is one of the core's own, which a replay comes to by itself
         if isinstance(what, str):
-            self._write(Faulted(what, type(error).__name__, str(error)))
+            self._write(Faulted(what=what, error=type(error).__name__, text=str(error)))
         super().fault(what, error)
 
     def _answered(self, actions: list[Action]) -> list[Action]:

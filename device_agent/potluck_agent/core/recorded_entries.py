@@ -93,7 +93,7 @@ class Handled:
     event: Event
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Survived:
     """An error had to be survived: of the event before (`event` None), or of what could not even be
     read.
@@ -112,7 +112,7 @@ class Reached:
     key: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Malformed:
     """What this peer sent is no message."""
 
@@ -122,7 +122,7 @@ class Malformed:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Faulted:
     """Something outside the core raised."""
 
@@ -178,7 +178,7 @@ def unpack(data: bytes) -> Entry:
             values[1] = _unpack_event(*values[1])
         if kind == "Answered":
             values = [tuple(values[0])]
-        entry: Entry = _ENTRIES[kind](*values)
+        entry: Entry = _made(_ENTRIES[kind], values)
         check(entry)
     except Exception as error:  # written by anybody: it may be anything
         raise RecordingError(
@@ -276,7 +276,7 @@ def open_outline(packed: bytes) -> tuple[str, str, Message | None, list[Any]]:
 def _pack_event(event: Event) -> list[Any]:
     name = type(event).__name__
     match event:
-        case FromPeer(sender, message, buffers):
+        case FromPeer(sender=sender, message=message, buffers=buffers):
             return [
                 name,
                 [sender.key, sender.role, sender.name],
@@ -293,15 +293,24 @@ def _pack_event(event: Event) -> list[Any]:
 def _unpack_event(name: str, *row: Any) -> Event:
     if name == "FromPeer":
         sender, message, buffers = row
-        return FromPeer(Sender(*sender), *_unpack_message(message, _restored(buffers)))
+        message, buffers = _unpack_message(message, _restored(buffers))
+        return FromPeer(sender=_made(Sender, sender), message=message, buffers=buffers)
     if name == "FromWorker":
         message, buffers = row
         return FromWorker(*_unpack_message(message, _restored(buffers)))
     if name == "Undone":
         kind, key, message, text = row
         return Undone(_unpack_undone(kind, key, message), text)
-    event: Event = _PLAIN[name](*row)
+    event: Event = _made(_PLAIN[name], row)
     return event
+
+
+def _made(kind: Any, values: Sequence[Any]) -> Any:
+    """A record of its fields, in order; those that are left out have their defaults."""
+    names = [field.name for field in fields(kind)]
+    if len(values) > len(names):
+        raise ValueError(f"{len(values)} fields of {kind.__name__}, which has {len(names)}")
+    return kind(**dict(zip(names, values, strict=False)))
 
 
 def _pack_undone(action: Action) -> list[Any]:
@@ -315,7 +324,7 @@ def _pack_undone(action: Action) -> list[Any]:
 def _unpack_undone(kind: str, key: str, message: Any) -> Action:
     match kind:
         case "ToPeer":
-            return ToPeer(key, _unpack_message(message)[0])
+            return ToPeer(key=key, message=_unpack_message(message)[0])
         case "ToWorker":
             return ToWorker(_unpack_message(message)[0])
         case "Store":
@@ -323,7 +332,7 @@ def _unpack_undone(kind: str, key: str, message: Any) -> Action:
         case "StartWorker":
             return StartWorker()
         case "KeepLeases":
-            return KeepLeases((), ToPeer("", Leased()))
+            return KeepLeases((), ToPeer(key="", message=Leased()))
     return Report("")  # any other is only counted
 
 

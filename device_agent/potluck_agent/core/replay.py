@@ -113,11 +113,11 @@ class _Player:
                         actions = self._core.survive(event, error, at_s)
             case Survived():
                 note, actions = self._survive(entry)
-            case Malformed(key, channel, code, text):
+            case Malformed(key=key, channel=channel, code=code, text=text):
                 actions = self._core.malformed(key, Channel(channel), WireError(code, text))
             case Reached(key):
                 self._core.reach(key)
-            case Faulted(what, error_name, text):
+            case Faulted(what=what, error=error_name, text=text):
                 self._core.fault(what, _error(error_name, text))
             case _:  # `Full`: nothing was done
                 pass

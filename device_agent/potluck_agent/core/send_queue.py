@@ -394,15 +394,17 @@ class SendQueue:
             until_s = max(self._paced_until_s, now_s - late_s)
             until_s += (stop - start) / best.pace_bytes_per_s
             self._paced_until_s = min(until_s, now_s + MAX_PACED_S)
-        span = Span(best.place.arena, best.place.offset + start, stop - start)
+        span = Span(arena=best.place.arena, offset=best.place.offset + start, nbytes=stop - start)
         if index:
-            return ToPeer(best.key, Chunk(transfer=best.number, index=index), (span,)), stop - start
+            return ToPeer(
+                key=best.key, message=Chunk(transfer=best.number, index=index), buffers=(span,)
+            ), stop - start
         if best.start_s is None:
             best.start_s = now_s
         n_anew = self._n_anew.get(best.key, 0)
         if best.received_of != n_anew or not best.received:
             best.received, best.received_of = self._along(best.key), n_anew
-        return ToPeer(best.key, _header(best), (span,)), stop - start
+        return ToPeer(key=best.key, message=_header(best), buffers=(span,)), stop - start
 
     def _head(self, key: str) -> Transfer | None:
         """What is to leave for this receiver next: something more urgent begins, as long as no more

@@ -11,7 +11,7 @@ from potluck_wire.limits import MAX_EXECUTIONS, MAX_UNDER_WAY
 from potluck_wire.messages import Execute
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutionRequest:
     """What was asked for, and by whom."""
 

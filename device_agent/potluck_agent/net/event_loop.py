@@ -236,7 +236,7 @@ class EventLoop:
         `for_good`: then the loop ends.
         """
         self._journal.leaves(reason)
-        self._feed(MustLeave(reason, within_s, for_good))
+        self._feed(MustLeave(reason=reason, within_s=within_s, for_good=for_good))
         if for_good and not self._core.has_left:
             self._journal.waits(within_s)
 
@@ -337,9 +337,9 @@ class EventLoop:
         """
         owner = self._owners.get(key)
         if owner is not None:
-            return Sender(key, OWNER, owner.name)
+            return Sender(key=key, role=OWNER, name=owner.name)
         link = self._links.get(key)
-        return Sender(key, MEMBER, link.member.name) if link is not None else None
+        return Sender(key=key, role=MEMBER, name=link.member.name) if link is not None else None
 
     # --- messages in ------------------------------------------------------------------------------
 
@@ -358,7 +358,7 @@ class EventLoop:
             if known is not None:
                 self._inflow.cut(known.inlet)  # one at a time: what waits in it is sent again
             if known is not None and channel is Channel.DATA:
-                self._feed(LinkReset(key, outgoing=key not in self._links))
+                self._feed(LinkReset(key=key, outgoing=key not in self._links))
         # the greeting of a new connection: now there is a way back
         if len(frames) == 1 and not len(frames[0]):
             self._core.reach(key)
@@ -373,7 +373,7 @@ class EventLoop:
         except Exception as error:
             self._blame(key, error)
             return
-        self._feed(FromPeer(sender, message, buffers))
+        self._feed(FromPeer(sender=sender, message=message, buffers=buffers))
 
     def _feed(self, event: Event) -> None:
         self._perform(self._handle(event))
@@ -390,7 +390,7 @@ class EventLoop:
 
     def _blame(self, key: str, error: Exception) -> None:
         """What this peer sent could not even be read, for a reason that nobody foresaw."""
-        self._perform(self._core.survive(LinkReset(key), error, time.monotonic()))
+        self._perform(self._core.survive(LinkReset(key=key), error, time.monotonic()))
 
     # --- actions ----------------------------------------------------------------------------------
 
@@ -493,7 +493,7 @@ class EventLoop:
             busy_frac=action.busy_frac,
             battery_frac=_told(sample.battery_frac) if action.tells_battery else -1.0,
         )
-        self._send(ToPeer(action.key, reading))
+        self._send(ToPeer(key=action.key, message=reading))
 
 
 def _told(charge_frac: float | None) -> float:

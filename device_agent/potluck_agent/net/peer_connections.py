@@ -132,7 +132,9 @@ class PeerConnections:
             if link.broken:
                 self._renew(link)
             elif link.socket is None and self._connect(link, now_s):
-                self._feed(LinkReset(key, incoming=False))  # what was for it meanwhile went nowhere
+                self._feed(
+                    LinkReset(key=key, incoming=False)
+                )  # what was for it meanwhile went nowhere
             if not link.stands and now_s - link.down_s > LOST_S:
                 self._links[key].down_s = now_s
                 self._feed(MemberLost(key))
@@ -152,7 +154,7 @@ class PeerConnections:
     def _renew(self, link: PeerConnection) -> None:
         self._close(link)
         self._links[link.member.key] = self._open(link.member, link.down_s)
-        self._feed(LinkReset(link.member.key, incoming=False))
+        self._feed(LinkReset(key=link.member.key, incoming=False))
 
     def _open(self, member: PeerDevice, down_s: float) -> PeerConnection:
         link = PeerConnection(member, down_s)
@@ -222,7 +224,11 @@ class PeerConnections:
                 self._blame(link.member.key, error)
             else:
                 self._feed(
-                    FromPeer(Sender(link.member.key, MEMBER, link.member.name), message, buffers)
+                    FromPeer(
+                        sender=Sender(key=link.member.key, role=MEMBER, name=link.member.name),
+                        message=message,
+                        buffers=buffers,
+                    )
                 )
             closed = self._links.get(link.member.key) is not link
             if link.reader.skipping and not closed:  # the rest of it goes with the connection

@@ -119,14 +119,24 @@ class CorePlay:
         self.last: Any = StartWorker()
         self._n_transfers = 0
         self._offset = 0
-        self.do(FromPeer(OWNER_SENDER, m.Hello(major=1)))
+        self.do(FromPeer(sender=OWNER_SENDER, message=m.Hello(major=1)))
         self.do(FromWorker(m.WorkerReady(), (json.dumps(CAN).encode(),)))
-        self.do(FromPeer(OWNER_SENDER, m.Roster(home="h"), (json.dumps(ROSTER).encode(),)))
-        self.do(FromPeer(OWNER_SENDER, m.Prepare(run="r", epoch=1), self.plan(rng)))
+        self.do(
+            FromPeer(
+                sender=OWNER_SENDER,
+                message=m.Roster(home="h"),
+                buffers=(json.dumps(ROSTER).encode(),),
+            )
+        )
+        self.do(
+            FromPeer(
+                sender=OWNER_SENDER, message=m.Prepare(run="r", epoch=1), buffers=self.plan(rng)
+            )
+        )
         while self.orders:
             self.do(self._honest(rng))
-        self.do(FromPeer(OWNER_SENDER, m.Commit(run="r", epoch=1)))
-        self.do(FromPeer(OWNER_SENDER, m.Execute(run="r", epoch=1, program="p")))
+        self.do(FromPeer(sender=OWNER_SENDER, message=m.Commit(run="r", epoch=1)))
+        self.do(FromPeer(sender=OWNER_SENDER, message=m.Execute(run="r", epoch=1, program="p")))
         if rng.random() < 0.8:
             for name, sender in (("x", OWNER_SENDER), ("y", MEMBER_SENDER)):
                 value = m.Value(
@@ -139,7 +149,7 @@ class CorePlay:
                     nbytes=8,
                     chunk_bytes=8,
                 )
-                self.do(FromPeer(sender, value, (bytes(8),)))
+                self.do(FromPeer(sender=sender, message=value, buffers=(bytes(8),)))
 
     def do(self, event: Any) -> None:
         """Hand it over, and look at what it leads to."""
@@ -190,7 +200,7 @@ class CorePlay:
 
     def _edge(self, rng: random.Random) -> Any:
         key = rng.choice((OWNER_KEY, MEMBER_KEY))
-        lost = LinkReset(key, incoming=rng.random() < 0.5, outgoing=rng.random() < 0.5)
+        lost = LinkReset(key=key, incoming=rng.random() < 0.5, outgoing=rng.random() < 0.5)
         return rng.choice(
             (
                 lost,
@@ -198,7 +208,7 @@ class CorePlay:
                 PeerRevoked(OWNER_KEY),
                 Undone(self.last, "why"),
                 self._death(),
-                MustLeave("the battery", rng.choice((0.0, 0.3, 60.0))),
+                MustLeave(reason="the battery", within_s=rng.choice((0.0, 0.3, 60.0))),
                 MayStay(),
             )
         )
@@ -218,14 +228,20 @@ class CorePlay:
             buffers = [document(ROSTER, rng)]
         if entry.type is m.Prepare:
             return self._plan(rng)
-        return FromPeer(self._sender(rng), message(entry.type, rng, **known), tuple(buffers))
+        return FromPeer(
+            sender=self._sender(rng),
+            message=message(entry.type, rng, **known),
+            buffers=tuple(buffers),
+        )
 
     def _plan(self, rng: random.Random) -> Any:
         buffers = self.plan(rng)
         if rng.random() < 0.6:
             buffers = (document(json.loads(buffers[0]), rng), *buffers[1:])
         epoch = rng.choice((1, 2, 2, 3, 2**53))
-        return FromPeer(self._sender(rng), message(m.Prepare, rng, epoch=epoch), buffers)
+        return FromPeer(
+            sender=self._sender(rng), message=message(m.Prepare, rng, epoch=epoch), buffers=buffers
+        )
 
     def plan(self, rng: random.Random) -> tuple[bytes, ...]:
         """The buffers of a `Prepare` that holds: values from home and a member, tasks, a segment,
@@ -264,14 +280,21 @@ class CorePlay:
             sender = next((s for s in (OWNER_SENDER, MEMBER_SENDER) if s.key == key), sender)
             if rng.random() < 0.8:
                 return FromPeer(
-                    sender,
-                    m.Credit(transfer=value.transfer, received_bytes=value.nbytes, done=True),
+                    sender=sender,
+                    message=m.Credit(
+                        transfer=value.transfer, received_bytes=value.nbytes, done=True
+                    ),
                 )
             return FromPeer(
-                sender, message(rng.choice((m.Credit, m.Rejected)), rng, transfer=value.transfer)
+                sender=sender,
+                message=message(rng.choice((m.Credit, m.Rejected)), rng, transfer=value.transfer),
             )
         if rng.random() < 0.2:
-            return FromPeer(sender, message(m.Chunk, rng), (bytes(rng.choice((0, 4, 8))),))
+            return FromPeer(
+                sender=sender,
+                message=message(m.Chunk, rng),
+                buffers=(bytes(rng.choice((0, 4, 8))),),
+            )
         self._n_transfers += rng.random() < 0.9
         name = rng.choice(VALUES)
         known = {
@@ -293,9 +316,9 @@ class CorePlay:
             **{"transfer": self._n_transfers, **known},
         )
         return FromPeer(
-            MEMBER_SENDER if name in "yb" else OWNER_SENDER,
-            value,
-            (bytes(min(8, value.chunk_bytes)),),
+            sender=MEMBER_SENDER if name in "yb" else OWNER_SENDER,
+            message=value,
+            buffers=(bytes(min(8, value.chunk_bytes)),),
         )
 
     # --- the worker -------------------------------------------------------------------------------

@@ -50,9 +50,9 @@ OTHER_KEY = "B" * 40
 MEMBER_KEY = "C" * 40
 OWN_KEY = "D" * 40
 STRANGER_KEY = "E" * 40
-OWNER_SENDER = Sender(OWNER_KEY, OWNER, "notebook")
-OTHER_SENDER = Sender(OTHER_KEY, OWNER, "tablet")
-MEMBER_SENDER = Sender(MEMBER_KEY, MEMBER, "phone")
+OWNER_SENDER = Sender(key=OWNER_KEY, role=OWNER, name="notebook")
+OTHER_SENDER = Sender(key=OTHER_KEY, role=OWNER, name="tablet")
+MEMBER_SENDER = Sender(key=MEMBER_KEY, role=MEMBER, name="phone")
 CAN = {"backends": {"torch": "2"}, "dtypes": ["float32"], "operators": ["aten.add"]}
 READY = json.dumps(CAN).encode()
 RUN = Execute(run="r", epoch=1, program="p")
@@ -99,7 +99,7 @@ class Talk:
         ):
             with suppress(WireError):  # then the core has to refuse it, which the session allows
                 self._sessions[sender.key].advance(message, CONTROLLER)
-        return self._handle(FromPeer(sender, message, buffers))
+        return self._handle(FromPeer(sender=sender, message=message, buffers=buffers))
 
     def work(self, message: Message, *buffers: Any) -> list[Action]:
         """What it does about a message of its worker."""
@@ -107,7 +107,7 @@ class Talk:
 
     def reset(self, key: str, **which: bool) -> list[Action]:
         """What it does when the data connections from and to this peer are new ones."""
-        return self._handle(LinkReset(key, **which))
+        return self._handle(LinkReset(key=key, **which))
 
     def tick(self, after_s: float = 0.0) -> list[Action]:
         """What it does when time has passed."""
@@ -247,5 +247,8 @@ def forget(step=0):
 
 def refused(request, code, text, *, key=OWNER_KEY, run="", epoch=0, **sizes):
     return ToPeer(
-        key, Refused(about=NUMBER_OF[request], code=code, text=text, run=run, epoch=epoch, **sizes)
+        key=key,
+        message=Refused(
+            about=NUMBER_OF[request], code=code, text=text, run=run, epoch=epoch, **sizes
+        ),
     )

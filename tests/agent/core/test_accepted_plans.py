@@ -3,6 +3,7 @@ and home.
 """
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -105,9 +106,8 @@ def test_every_message_of_an_accepted_program_can_be_made(n_in, n_out, length, r
     located = execution.exported(n_in, json.dumps(exports).encode(), MAX_INT)
     for index in range(n_in + 1, len(rows)):
         value = rows[index][1][0]
-        small = located[value].__class__(
-            located[value].span.__class__("outbound", 0, 8), "float32", (1,) * MAX_DIMENSIONS
-        )
+        span = replace(located[value].span, offset=0, nbytes=8)
+        small = replace(located[value], span=span, dtype="float32", shape=(1,) * MAX_DIMENSIONS)
         transfer = transfer_of(execution, index, small, "key", 0.0)
         transfer.value.received = (MAX_INT,) * MAX_ITEMS
         encode(transfer.value, (b"",))

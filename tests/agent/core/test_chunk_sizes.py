@@ -27,7 +27,13 @@ class Sending:
         """Post a value; returns its header, which says how large its chunks are."""
         value = Value(dtype="uint8", shape=(nbytes,), nbytes=nbytes)
         self.outgoing.add(
-            Transfer(key=key, value=value, place=Span("zeros", 0, nbytes), priority=0, about=key)
+            Transfer(
+                key=key,
+                value=value,
+                place=Span(arena="zeros", offset=0, nbytes=nbytes),
+                priority=0,
+                about=key,
+            )
         )
         sent = self.outgoing.pump(self.now_s)
         if not sent:  # paced: it is on the air

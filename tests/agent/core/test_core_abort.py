@@ -41,9 +41,9 @@ def test_it_ends_alone_and_the_next_one_goes_on():
     talk = Talk().begin().load(recv("x"), cut("x", "a"))
     for step in (0, 1):
         talk.receive(Execute(run="r", epoch=1, program="p", step=step))
-    assert talk.receive(ABORT) == [ToPeer(OWNER_KEY, CANCELLED), forget()]
+    assert talk.receive(ABORT) == [ToPeer(key=OWNER_KEY, message=CANCELLED), forget()]
     assert talk.receive(ABORT) == []
-    assert talk.receive(RUN) == [ToPeer(OWNER_KEY, CANCELLED)]
+    assert talk.receive(RUN) == [ToPeer(key=OWNER_KEY, message=CANCELLED)]
     talk.receive(value(step=1), EIGHT)
     done = talk.work(Computed(tag=1), b"[]")[0].message
     assert (type(done), done.step) == (Done, 1)
@@ -81,14 +81,14 @@ def test_what_has_half_arrived_counts_as_received_and_its_room_is_free(ends):
     talk.receive(RUN)
     talk.receive(value(), EIGHT)
     talk.receive(value("y", transfer=2, nbytes=64, chunk_bytes=8), EIGHT)
-    assert ToPeer(OWNER_KEY, credit(2, 64)) in ends(talk)
+    assert ToPeer(key=OWNER_KEY, message=credit(2, 64)) in ends(talk)
     assert talk.receive(value("x", step=1, transfer=3, nbytes=64), bytes(64))[0].data == bytes(64)
 
 
 def test_what_comes_later_counts_as_received_and_is_not_kept():
     talk = Talk().begin().load(recv("x"), cut("x", "a"))
     talk.receive(ABORT)
-    assert talk.receive(value(), EIGHT) == [ToPeer(OWNER_KEY, credit())]
+    assert talk.receive(value(), EIGHT) == [ToPeer(key=OWNER_KEY, message=credit())]
 
 
 def test_one_that_is_over_was_answered_already():

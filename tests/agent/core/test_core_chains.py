@@ -26,7 +26,7 @@ N_LINKS = 3000
 
 def shallow(talk: Talk, message: Message, *buffers: bytes, depth: int = 60):
     """What the core does about this with no more than that many calls within one another."""
-    event: Event = FromPeer(OWNER_SENDER, message, buffers)
+    event: Event = FromPeer(sender=OWNER_SENDER, message=message, buffers=buffers)
     frame, here = sys._getframe(), 0
     while frame is not None:
         frame, here = frame.f_back, here + 1

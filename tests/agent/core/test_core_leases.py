@@ -45,7 +45,7 @@ def test_a_promise_is_on_disk_before_it_is_said():
     talk = two()
     (action,) = talk.receive(PROMISE)
     granted = Leased(task="t", granted=True, term=1, left_s=2.0)
-    assert action.answer == ToPeer(OWNER_KEY, granted)
+    assert action.answer == ToPeer(key=OWNER_KEY, message=granted)
     assert is_sound(action.rows)
     again = LeaseTable(json.dumps(action.rows))
     assert again.term("job") == 1
@@ -158,7 +158,7 @@ def test_runs_of_an_older_term_end_and_are_not_taken_any_more():
     assert isinstance(refused.message, Refused)
     assert refused.message.code == RefusalCode.OLD_TERM
     (taken,) = talk.receive(new, *plan(recv("x")), sender=OTHER_SENDER)
-    assert taken == ToPeer(OTHER_KEY, Prepared(run="s", epoch=1))
+    assert taken == ToPeer(key=OTHER_KEY, message=Prepared(run="s", epoch=1))
 
 
 def test_a_device_that_was_not_asked_learns_of_a_newer_term_from_its_run():
@@ -167,7 +167,7 @@ def test_a_device_that_was_not_asked_learns_of_a_newer_term_from_its_run():
     talk.receive(old, *plan(recv("x")))
     new = Prepare(run="s", epoch=1, lease="job", term=2)
     *_, taken = talk.receive(new, *plan(recv("x")), sender=OTHER_SENDER)
-    assert taken == ToPeer(OTHER_KEY, Prepared(run="s", epoch=1))
+    assert taken == ToPeer(key=OTHER_KEY, message=Prepared(run="s", epoch=1))
     (refused,) = talk.receive(replace(old, epoch=2), *plan(recv("x")))
     assert refused.message.code == RefusalCode.OLD_TERM
 

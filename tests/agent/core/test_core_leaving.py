@@ -48,7 +48,7 @@ def told(talk, event):
 
 
 def leaves(talk, why=WHY, within_s=DRAIN_S, *, for_good=False):
-    return told(talk, MustLeave(why, within_s, for_good))
+    return told(talk, MustLeave(reason=why, within_s=within_s, for_good=for_good))
 
 
 def goodbyes(actions):
@@ -84,14 +84,14 @@ def test_it_takes_no_new_run_and_measures_nothing_until_it_stays():
         refused(Measure, RefusalCode.LEAVING, text)
     ]
     told(talk, MayStay())
-    assert talk.receive(*new) == [ToPeer(OWNER_KEY, Prepared(run="other", epoch=1))]
+    assert talk.receive(*new) == [ToPeer(key=OWNER_KEY, message=Prepared(run="other", epoch=1))]
 
 
 def test_a_run_that_is_here_may_be_prepared_once_more_to_get_elsewhere():
     talk = talking().load(recv("x"))
     leaves(talk)
     assert talk.receive(Prepare(run="r", epoch=2), *plan(recv("x"))) == [
-        ToPeer(OWNER_KEY, Prepared(run="r", epoch=2))
+        ToPeer(key=OWNER_KEY, message=Prepared(run="r", epoch=2))
     ]
     assert talk.receive(RUN) == [] or talk.core.state()["runs"]
 
@@ -151,10 +151,10 @@ def test_whatever_goes_on_it_has_left_in_time(hostile):
         for _ in range(rng.randrange(14)):
             play.move(rng)
         core, now_s = play.core, play.now_s
-        core.handle(MustLeave(WHY, DRAIN_S, for_good=True), now_s)
+        core.handle(MustLeave(reason=WHY, within_s=DRAIN_S, for_good=True), now_s)
         for _ in range(3):
             play.move(rng)
-        core.handle(MustLeave(WHY, 0.0, for_good=True), play.now_s)
+        core.handle(MustLeave(reason=WHY, within_s=0.0, for_good=True), play.now_s)
         assert core.has_left
         assert list(core.sessions) == []
         assert core.state()["runs"] == []

@@ -83,7 +83,11 @@ class World:
 
     def control(self, key, message, *buffers):
         self.act(
-            key, self.cores[key].handle(FromPeer(Sender(HOME, OWNER), message, buffers), self.now_s)
+            key,
+            self.cores[key].handle(
+                FromPeer(sender=Sender(key=HOME, role=OWNER), message=message, buffers=buffers),
+                self.now_s,
+            ),
         )
 
     def act(self, key, actions):
@@ -133,8 +137,13 @@ class World:
         if to == HOME:
             self.arrive_home(source, message, buffers)
         else:
-            sender = Sender(source, OWNER if source == HOME else MEMBER)
-            self.act(to, self.cores[to].handle(FromPeer(sender, message, buffers), self.now_s))
+            sender = Sender(key=source, role=OWNER if source == HOME else MEMBER)
+            self.act(
+                to,
+                self.cores[to].handle(
+                    FromPeer(sender=sender, message=message, buffers=buffers), self.now_s
+                ),
+            )
         return True
 
     def arrive_home(self, source, message, buffers):
@@ -157,8 +166,8 @@ class World:
         """
         self.links.pop((LEFT, RIGHT), None)
         self.links.pop((RIGHT, LEFT), None)
-        self.act(RIGHT, self.cores[RIGHT].handle(LinkReset(LEFT, outgoing=False), self.now_s))
-        self.act(LEFT, self.cores[LEFT].handle(LinkReset(RIGHT, incoming=False), self.now_s))
+        self.act(RIGHT, self.cores[RIGHT].handle(LinkReset(key=LEFT, outgoing=False), self.now_s))
+        self.act(LEFT, self.cores[LEFT].handle(LinkReset(key=RIGHT, incoming=False), self.now_s))
 
 
 @given(

@@ -44,7 +44,10 @@ def test_it_is_for_the_same_step_of_the_other_program_and_its_own_one_is_done():
         nbytes=8,
         chunk_bytes=CHUNK_BYTES,
     )
-    assert ToPeer(MEMBER_KEY, sent, (Span("inbound", 0, 8),)) in actions
+    assert (
+        ToPeer(key=MEMBER_KEY, message=sent, buffers=(Span(arena="inbound", offset=0, nbytes=8),))
+        in actions
+    )
     assert any(isinstance(action.message, Done) for action in actions if isinstance(action, ToPeer))
 
 
@@ -63,7 +66,7 @@ def test_its_place_is_free_when(end):
     waiting = talk.receive(value(step=1, transfer=2), EIGHT)
     assert waiting == []  # the one place is still held, so there is no credit
     actions = ENDS[end](talk)
-    assert ToPeer(OWNER_KEY, credit(2)) in actions
+    assert ToPeer(key=OWNER_KEY, message=credit(2)) in actions
 
 
 def test_nobody_of_that_name_is_no_failure():
@@ -71,7 +74,9 @@ def test_nobody_of_that_name_is_no_failure():
     talk.receive(RUN)
     actions = talk.receive(value(), EIGHT)
     assert [type(action.message) for action in actions if isinstance(action, ToPeer)][-1] is Done
-    assert ToPeer(OWNER_KEY, credit(2)) in talk.receive(value(step=1, transfer=2), EIGHT)
+    assert ToPeer(key=OWNER_KEY, message=credit(2)) in talk.receive(
+        value(step=1, transfer=2), EIGHT
+    )
 
 
 def test_it_is_forgotten_with_the_worker_that_held_it():

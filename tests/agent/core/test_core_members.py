@@ -50,7 +50,7 @@ def test_where_a_device_is_says_the_notebook_whose_run_is_on():
     talk.load(recv("x"), send("x", "phone"))
     talk.begin(OTHER_SENDER)
     said = say_roster(talk, "10.0.0.9:1", sender=OTHER_SENDER)
-    assert said == [ToPeer(OTHER_KEY, RosterSet(home="h"))]
+    assert said == [ToPeer(key=OTHER_KEY, message=RosterSet(home="h"))]
     assert addresses(talk.receive(Goodbye())) == ["10.0.0.9:1"]
 
 
@@ -71,5 +71,5 @@ def test_what_waits_for_a_device_that_is_no_member_any_more_fails():
         a.message for a in actions if isinstance(a, ToPeer) and isinstance(a.message, Failed)
     ]
     assert "phone rejected x: it is no member of the home any more" in failed.text
-    assert ToPeer(OWNER_KEY, RosterSet(home="h")) in actions
+    assert ToPeer(key=OWNER_KEY, message=RosterSet(home="h")) in actions
     assert talk.core.handle(MemberLost(MEMBER_KEY), talk.now_s) == []

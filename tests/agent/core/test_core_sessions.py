@@ -82,7 +82,7 @@ def test_second_hello_is_welcomed_at_once_and_keeps_the_runs():
     (welcome,) = talk.receive(Hello(major=1))
     assert isinstance(welcome.message, Welcome)
     assert talk.receive(Prepare(run="r", epoch=1), *plan(recv("x"))) == [
-        ToPeer(OWNER_KEY, Prepared(run="r", epoch=1))
+        ToPeer(key=OWNER_KEY, message=Prepared(run="r", epoch=1))
     ]
 
 
@@ -130,7 +130,7 @@ def test_answers_are_not_requests(entry):
 
 
 def test_ping_is_answered_without_a_session():
-    assert Talk().receive(Ping(seq=7)) == [ToPeer(OWNER_KEY, Pong(seq=7, clock_s=10.0))]
+    assert Talk().receive(Ping(seq=7)) == [ToPeer(key=OWNER_KEY, message=Pong(seq=7, clock_s=10.0))]
 
 
 def test_roster_sets_the_members_but_not_this_device():
@@ -140,8 +140,8 @@ def test_roster_sets_the_members_but_not_this_device():
         {"name": "jetson", "key": OWN_KEY, "address": "10.0.0.3:47600"},
     ]
     assert talk.receive(Roster(home="h"), json.dumps(rows).encode()) == [
-        SetMembers((PeerDevice("phone", MEMBER_KEY, "10.0.0.2:47600"),)),
-        ToPeer(OWNER_KEY, RosterSet(home="h")),
+        SetMembers((PeerDevice(name="phone", key=MEMBER_KEY, address="10.0.0.2:47600"),)),
+        ToPeer(key=OWNER_KEY, message=RosterSet(home="h")),
     ]
 
 
@@ -150,7 +150,7 @@ def test_the_notebook_whose_run_is_on_says_where_a_device_is():
     talk = Talk().begin().begin(OTHER_SENDER).roster().load(recv("x"))
     there = [{"name": "phone", "key": MEMBER_KEY, "address": "10.9.9.9:9"}]
     said = talk.receive(Roster(home="o"), json.dumps(there).encode(), sender=OTHER_SENDER)
-    assert said == [ToPeer(OTHER_SENDER.key, RosterSet(home="o"))]
+    assert said == [ToPeer(key=OTHER_SENDER.key, message=RosterSet(home="o"))]
 
 
 def test_a_notebook_whose_run_begins_is_heard_from_then_on():
@@ -159,7 +159,9 @@ def test_a_notebook_whose_run_begins_is_heard_from_then_on():
     talk.receive(Roster(home="o"), json.dumps(there).encode(), sender=OTHER_SENDER)
     talk.roster()
     said = talk.receive(Prepare(run="r", epoch=1), *plan(recv("x")))
-    assert SetMembers((PeerDevice("phone", MEMBER_KEY, "127.0.0.1:47600"),)) in said
+    assert (
+        SetMembers((PeerDevice(name="phone", key=MEMBER_KEY, address="127.0.0.1:47600"),)) in said
+    )
 
 
 ROW = {"name": "phone", "key": MEMBER_KEY, "address": "10.0.0.2:47600"}
@@ -290,8 +292,10 @@ def test_prepare_loads_every_segment_once_and_then_says_so():
     assert talk.receive(Commit(run="r", epoch=1)) == [
         refused(Commit, RefusalCode.STATE, "epoch 1 is not prepared", run="r", epoch=1)
     ]
-    assert talk.work(SegmentLoaded(slot="r/1/s")) == [ToPeer(OWNER_KEY, Prepared(run="r", epoch=1))]
-    assert talk.receive(*request) == [ToPeer(OWNER_KEY, Prepared(run="r", epoch=1))]
+    assert talk.work(SegmentLoaded(slot="r/1/s")) == [
+        ToPeer(key=OWNER_KEY, message=Prepared(run="r", epoch=1))
+    ]
+    assert talk.receive(*request) == [ToPeer(key=OWNER_KEY, message=Prepared(run="r", epoch=1))]
 
 
 @pytest.mark.parametrize("minor", range(VERSION[1] + 2))
@@ -304,7 +308,7 @@ def test_a_plan_that_does_not_fit_says_needed_and_available(minor):
     sizes = {"needed_bytes": 600, "available_bytes": 400} if (1, minor) >= REFUSED_BYTES else {}
     assert actions == [refused(Prepare, RefusalCode.MEMORY, text, run="s", epoch=1, **sizes)]
     assert talk.receive(Prepare(run="r", epoch=2, memory_bytes=900), *plan(recv("x"))) == [
-        ToPeer(OWNER_KEY, Prepared(run="r", epoch=2))
+        ToPeer(key=OWNER_KEY, message=Prepared(run="r", epoch=2))
     ]
 
 
@@ -375,9 +379,9 @@ def test_dropping_twice_is_fine():
     talk = Talk().begin().load(recv("x"))
     assert talk.receive(Drop(run="r")) == [
         ToWorker(Forget(prefix="r/1/")),
-        ToPeer(OWNER_KEY, Dropped(run="r")),
+        ToPeer(key=OWNER_KEY, message=Dropped(run="r")),
     ]
-    assert talk.receive(Drop(run="r")) == [ToPeer(OWNER_KEY, Dropped(run="r"))]
+    assert talk.receive(Drop(run="r")) == [ToPeer(key=OWNER_KEY, message=Dropped(run="r"))]
 
 
 GONE = [
@@ -415,7 +419,7 @@ def test_an_idle_notebook_moves_no_device_that_another_one_uses(asked):
     for message in asked:
         talk.receive(message)
     said = talk.receive(Roster(home="o"), json.dumps(THERE).encode(), sender=OTHER_SENDER)
-    assert said == [ToPeer(OTHER_SENDER.key, RosterSet(home="o"))]
+    assert said == [ToPeer(key=OTHER_SENDER.key, message=RosterSet(home="o"))]
 
 
 def test_a_probe_goes_where_its_notebook_says():
@@ -423,7 +427,7 @@ def test_a_probe_goes_where_its_notebook_says():
     talk.receive(Roster(home="o"), json.dumps(THERE).encode(), sender=OTHER_SENDER)
     probe = Probe(task="t", peer="phone", nbytes=100, repeats=2)
     said = talk.receive(probe, sender=OTHER_SENDER)
-    assert said[0] == SetMembers((PeerDevice("phone", MEMBER_KEY, "10.9.9.9:9"),))
+    assert said[0] == SetMembers((PeerDevice(name="phone", key=MEMBER_KEY, address="10.9.9.9:9"),))
 
 
 def test_a_notebook_that_leaves_hears_no_more_of_what_it_ran():

@@ -80,13 +80,13 @@ def test_a_probe_is_repeated_and_timed():
     talk = Talk().begin()
     talk.core.reach(OWNER_KEY)
     (sent,) = talk.receive(Probe(task="t", peer="home", nbytes=100, repeats=2))
-    assert sent.buffers == (Span("zeros", 0, 100),)
+    assert sent.buffers == (Span(arena="zeros", offset=0, nbytes=100),)
     talk.now_s += 0.5
     (again,) = talk.receive(credit(1, 100))
     assert again.message.transfer == 2
     talk.now_s += 0.25
     assert talk.receive(credit(2, 100)) == [
-        ToPeer(OWNER_KEY, Probed(task="t", peer="home", seconds=(0.5, 0.25)))
+        ToPeer(key=OWNER_KEY, message=Probed(task="t", peer="home", seconds=(0.5, 0.25)))
     ]
 
 
@@ -95,7 +95,7 @@ def test_a_probe_is_taken_credited_and_thrown_away():
     probe = Value(
         transfer=3, program="probe", name="t", dtype="uint8", shape=(5,), nbytes=5, chunk_bytes=64
     )
-    assert talk.receive(probe, b"12345") == [ToPeer(OWNER_KEY, credit(3, 5))]
+    assert talk.receive(probe, b"12345") == [ToPeer(key=OWNER_KEY, message=credit(3, 5))]
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_after_a_broken_connection_everything_begins_anew_under_new_numbers():
     talk = Talk().begin().load(recv("x"), send("x"))
     talk.receive(RUN)
     talk.receive(value(), EIGHT)
-    (again,) = talk.core.handle(LinkReset(OWNER_KEY), talk.now_s)
+    (again,) = talk.core.handle(LinkReset(key=OWNER_KEY), talk.now_s)
     assert again.message.transfer == 2
     assert talk.receive(credit(1)) == []  # of the old connection
     assert isinstance(talk.receive(credit(2))[-2].message, Done)
@@ -135,7 +135,7 @@ def test_after_a_broken_connection_everything_begins_anew_under_new_numbers():
 def test_half_values_of_a_broken_connection_are_forgotten():
     talk = Talk(inbound_bytes=128).begin().load(recv("x"))
     talk.receive(value(nbytes=128), b"x" * 64)
-    assert talk.core.handle(LinkReset(OWNER_KEY), talk.now_s) == []
+    assert talk.core.handle(LinkReset(key=OWNER_KEY), talk.now_s) == []
     assert talk.receive(value(nbytes=128), b"x" * 64) == [Store(0, b"x" * 64)]
 
 
@@ -165,7 +165,7 @@ def test_a_value_that_never_finds_room_is_rejected_in_the_end():
     assert talk.tick(30.0) == []
     text = "no room for 8 bytes"
     assert talk.tick(0.5) == [
-        ToPeer(OWNER_KEY, Rejected(transfer=2, code=RefusalCode.MEMORY, text=text))
+        ToPeer(key=OWNER_KEY, message=Rejected(transfer=2, code=RefusalCode.MEMORY, text=text))
     ]
 
 

@@ -55,7 +55,7 @@ def test_a_value_is_stored_computed_with_sent_and_given_back():
     assert talk.receive(RUN) == []
     assert talk.receive(value(), EIGHT) == [
         Store(0, EIGHT),
-        ToPeer(OWNER_KEY, credit()),
+        ToPeer(key=OWNER_KEY, message=credit()),
         ToWorker(Put(value="r/1/p/0/x", offset=0, nbytes=8, shape=(2,))),
         compute(1, "slice", ["x"], ["a"], exports=["a"], frees=["x", "a"], attrs=cut_attrs()),
     ]
@@ -73,25 +73,29 @@ def test_a_value_is_stored_computed_with_sent_and_given_back():
     )
     assert talk.work(
         Computed(tag=1, start_s=10.25, stop_s=10.5, memory_bytes=99), exported(("a", 64))
-    ) == [ToPeer(OWNER_KEY, out, (Span("outbound", 64, 8),))]
+    ) == [
+        ToPeer(key=OWNER_KEY, message=out, buffers=(Span(arena="outbound", offset=64, nbytes=8),))
+    ]
     talk.now_s = 12.0
     done = Done(run="r", epoch=1, program="p", busy_s=0.25, peak_bytes=99)
     times = b"[[0,10.0,10.0],[1,10.25,10.5],[2,11.0,12.0]]"
     assert talk.receive(credit()) == [
         ToWorker(Release(offset=64)),
-        ToPeer(OWNER_KEY, done, (times,)),
+        ToPeer(key=OWNER_KEY, message=done, buffers=(times,)),
         forget(),
     ]
-    assert talk.receive(RUN) == [ToPeer(OWNER_KEY, done, (times,))]  # executed once, answered again
+    assert talk.receive(RUN) == [
+        ToPeer(key=OWNER_KEY, message=done, buffers=(times,))
+    ]  # executed once, answered again
     # applied once, acknowledged again
-    assert talk.receive(value(transfer=2), EIGHT) == [ToPeer(OWNER_KEY, credit(2))]
+    assert talk.receive(value(transfer=2), EIGHT) == [ToPeer(key=OWNER_KEY, message=credit(2))]
 
 
 def test_values_may_come_before_their_execution():
     talk = Talk().begin().load(recv("x"), cut("x", "a"))
     assert talk.receive(value(), EIGHT) == [
         Store(0, EIGHT),
-        ToPeer(OWNER_KEY, credit()),
+        ToPeer(key=OWNER_KEY, message=credit()),
         ToWorker(Put(value="r/1/p/0/x", offset=0, nbytes=8, shape=(2,))),
     ]
     assert talk.receive(RUN) == [
@@ -105,10 +109,11 @@ def test_early_values_of_a_dropped_plan_are_given_back():
     assert talk.receive(value(step=1, transfer=2), EIGHT) == []  # no room, no credit
     assert talk.receive(Drop(run="r")) == [
         ToPeer(
-            OWNER_KEY, Rejected(transfer=2, code=RefusalCode.UNKNOWN_RUN, text="the run has ended")
+            key=OWNER_KEY,
+            message=Rejected(transfer=2, code=RefusalCode.UNKNOWN_RUN, text="the run has ended"),
         ),
         ToWorker(Forget(prefix="r/1/")),
-        ToPeer(OWNER_KEY, Dropped(run="r")),
+        ToPeer(key=OWNER_KEY, message=Dropped(run="r")),
     ]
     talk.load(recv("x"), epoch=2)
     assert talk.receive(value(epoch=2, transfer=3), EIGHT)[0] == Store(0, EIGHT)
@@ -152,7 +157,7 @@ def test_after_a_send_means_after_its_acknowledgement():
     )
     talk.receive(RUN)
     *_, sent = talk.receive(value(), EIGHT)
-    assert sent.buffers == (Span("inbound", 0, 8),)
+    assert sent.buffers == (Span(arena="inbound", offset=0, nbytes=8),)
     assert talk.receive(credit()) == [
         compute(1, "slice", ["x"], ["a"], frees=["x", "a"], attrs=cut_attrs())
     ]
@@ -170,7 +175,7 @@ def test_a_place_that_is_computed_with_and_sent_on_is_free_after_both(told):
     assert talk.work(*told) == []
     assert talk.receive(credit())[:3] == [
         Store(0, EIGHT),
-        ToPeer(OWNER_KEY, credit(2)),
+        ToPeer(key=OWNER_KEY, message=credit(2)),
         ToWorker(Put(value="r/1/p/1/x", offset=0, nbytes=8, shape=(2,))),
     ]
 
@@ -214,10 +219,10 @@ def test_a_failed_task_ends_its_execution_and_no_other():
         run="r", epoch=1, program="p", instruction=1, cause=FailureCause.INPUT, text="bad shape"
     )
     assert talk.work(ComputeFailed(tag=1, cause=FailureCause.INPUT, text="bad shape")) == [
-        ToPeer(OWNER_KEY, failed),
+        ToPeer(key=OWNER_KEY, message=failed),
         forget(),
     ]
-    assert talk.receive(RUN) == [ToPeer(OWNER_KEY, failed)]
+    assert talk.receive(RUN) == [ToPeer(key=OWNER_KEY, message=failed)]
     (sent,) = talk.work(Computed(tag=2), json.dumps([["r/1/p/1/a", 0, 8, "float32", [2]]]).encode())
     assert sent.message.step == 1
 
@@ -265,8 +270,8 @@ def test_what_comes_after_a_crash_is_rejected():
     talk.receive(value(nbytes=128), b"x" * 64)
     assert talk.core.handle(WorkerDied(FailureCause.CRASHED, "died"), talk.now_s) == [
         ToPeer(
-            OWNER_KEY,
-            Rejected(
+            key=OWNER_KEY,
+            message=Rejected(
                 transfer=1, code=RefusalCode.UNKNOWN_RUN, text="the worker of this device is gone"
             ),
         )
@@ -312,7 +317,7 @@ def test_takes_values_of_a_member_only_under_its_own_name():
     assert isinstance(talk.receive(value("x"), EIGHT, sender=MEMBER_SENDER)[0].message, Rejected)
     assert talk.receive(value("z"), EIGHT, sender=MEMBER_SENDER)[:2] == [
         Store(0, EIGHT),
-        ToPeer(MEMBER_KEY, credit()),
+        ToPeer(key=MEMBER_KEY, message=credit()),
     ]
 
 
@@ -334,5 +339,5 @@ def test_a_value_in_two_transfers_at_once_is_applied_once():
     talk.receive(Chunk(transfer=1, index=1), b"x" * 64)
     assert talk.receive(Chunk(transfer=2, index=1), b"x" * 64) == [
         Store(128 + 64, b"x" * 64),
-        ToPeer(OWNER_KEY, credit(2, 128)),
+        ToPeer(key=OWNER_KEY, message=credit(2, 128)),
     ]

@@ -67,12 +67,12 @@ def test_a_crash_ends_the_execution_with_its_cause_and_the_agent_lives():
     failed = Failed(
         run="r", epoch=1, program="p", step=4, cause=FailureCause.CRASHED, text="SIGSEGV"
     )
-    assert actions == [ToPeer(OWNER_KEY, failed)]
+    assert actions == [ToPeer(key=OWNER_KEY, message=failed)]
     (answer,) = talk.receive(Execute(run="r", epoch=1, program="p", step=4))
-    assert answer == ToPeer(OWNER_KEY, failed)
+    assert answer == ToPeer(key=OWNER_KEY, message=failed)
     # the next step, of a notebook that has not heard of it yet
     (answer,) = talk.receive(Execute(run="r", epoch=1, program="p", step=5))
-    assert answer == ToPeer(OWNER_KEY, replace(failed, step=5))
+    assert answer == ToPeer(key=OWNER_KEY, message=replace(failed, step=5))
     prepared, *_ = talk.receive(Prepare(run="again", epoch=1), *plan(segments=("s",)))
     assert prepared == StartWorker()  # lazily, when it is needed again
     assert talk.work(WorkerReady(), READY) == [ToWorker(LoadSegment(slot="again/1/s"), (b"{}",))]
@@ -233,7 +233,7 @@ def test_a_worker_that_lets_go_of_what_it_does_not_hold_frees_no_place(holder, f
         assert talk.receive(Chunk(transfer=1, index=1), bytes(64))[0] == Store(64, bytes(64))
     else:
         sent = [action for action in talk.receive(RUN) if isinstance(action, ToPeer)]
-        assert sent[0].buffers == (Span("inbound", 0, 128),)
+        assert sent[0].buffers == (Span(arena="inbound", offset=0, nbytes=128),)
 
 
 # --- measuring ------------------------------------------------------------------------------------
@@ -252,7 +252,7 @@ def test_measure_is_handed_on_and_answered():
         "memory_bytes": (5, 6),
     }
     assert talk.work(MeasuredTask(task="t", **numbers)) == [
-        ToPeer(OWNER_KEY, Measured(task="t", **numbers))
+        ToPeer(key=OWNER_KEY, message=Measured(task="t", **numbers))
     ]
     assert talk.work(MeasuredTask(task="t", **numbers)) == []
 
@@ -290,7 +290,7 @@ def test_refuses_probes_that_make_no_sense(request_):
 def test_readings_come_at_the_rate_that_was_asked_for():
     talk = Talk().begin()
     talk.receive(Meter(period_s=1.0))
-    due = [ReadMeter(OWNER_KEY, 0.0, 0.0, 0.0)]
+    due = [ReadMeter(key=OWNER_KEY, busy_s=0.0, radio_s=0.0, busy_frac=0.0)]
     assert [talk.tick(), talk.tick(0.5), talk.tick(0.5), talk.tick(1.0)] == [due, [], due, due]
     assert talk.core.wake_s() == talk.now_s + 1.0
     talk.receive(Meter(period_s=0.0))
@@ -305,10 +305,12 @@ def test_absurd_rates_of_readings_are_refused_and_the_rate_before_stays(period_s
     (answer,) = talk.receive(Meter(period_s=period_s))
     assert answer.message.code == RefusalCode.DOCUMENT
     assert "0.05 to 3600 s" in answer.message.text
-    assert talk.tick(1.0) == [ReadMeter(OWNER_KEY, 0.0, 0.0, 0.0)]
+    assert talk.tick(1.0) == [ReadMeter(key=OWNER_KEY, busy_s=0.0, radio_s=0.0, busy_frac=0.0)]
 
 
 def test_who_speaks_an_older_version_is_not_told_of_batteries():
     talk = Talk().begin(minor=7)
     talk.receive(Meter(period_s=1.0))
-    assert talk.tick() == [ReadMeter(OWNER_KEY, 0.0, 0.0, 0.0, tells_battery=False)]
+    assert talk.tick() == [
+        ReadMeter(key=OWNER_KEY, busy_s=0.0, radio_s=0.0, busy_frac=0.0, tells_battery=False)
+    ]

@@ -35,7 +35,7 @@ class Pair:
     def post(self, name, priority, nbytes=NBYTES):
         """Send this value when its turn comes."""
         value = Value(run="r", name=name, dtype="uint8", shape=(nbytes,), nbytes=nbytes)
-        place = Span("zeros", 0, nbytes)
+        place = Span(arena="zeros", offset=0, nbytes=nbytes)
         self.outgoing.add(
             Transfer(key=RECEIVER, value=value, place=place, priority=priority, about="r")
         )
@@ -123,7 +123,13 @@ def test_the_window_is_some_chunks_of_what_the_link_carries(bytes_per_s, window_
     outgoing.reach(RECEIVER)
     seen = Value(name="seen", dtype="uint8", shape=(MIB,), nbytes=MIB)
     outgoing.add(
-        Transfer(key=RECEIVER, value=seen, place=Span("zeros", 0, MIB), priority=0, about="r")
+        Transfer(
+            key=RECEIVER,
+            value=seen,
+            place=Span(arena="zeros", offset=0, nbytes=MIB),
+            priority=0,
+            about="r",
+        )
     )
     outgoing.pump(0.0)
     outgoing.credited(
@@ -131,7 +137,13 @@ def test_the_window_is_some_chunks_of_what_the_link_carries(bytes_per_s, window_
     )
     bulky = Value(name="bulky", dtype="uint8", shape=(nbytes,), nbytes=nbytes)
     outgoing.add(
-        Transfer(key=RECEIVER, value=bulky, place=Span("zeros", 0, nbytes), priority=0, about="r")
+        Transfer(
+            key=RECEIVER,
+            value=bulky,
+            place=Span(arena="zeros", offset=0, nbytes=nbytes),
+            priority=0,
+            about="r",
+        )
     )
     assert sum(action.buffers[0].nbytes for action in outgoing.pump(1.0)) == window_bytes
 

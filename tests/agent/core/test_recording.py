@@ -107,7 +107,9 @@ def test_what_else_the_loop_tells_the_core_is_replayed_too():
     talk.core.fault("a visitor of the pairing port", TypeError("unhashable"))
     talk.tick()
     talk.core.survive(
-        FromPeer(OWNER_SENDER, Chunk(transfer=1), (b"",)), TypeError("unhashable"), talk.now_s
+        FromPeer(sender=OWNER_SENDER, message=Chunk(transfer=1), buffers=(b"",)),
+        TypeError("unhashable"),
+        talk.now_s,
     )
     steps = tape.replayed()
     assert differences(steps) == []
@@ -122,7 +124,7 @@ def test_what_else_the_loop_tells_the_core_is_replayed_too():
 def test_an_error_that_was_survived_is_raised_and_survived_again(monkeypatch):
     tape = Tape()
     talk = at_work(tape)
-    event = FromPeer(OWNER_SENDER, Drop(run="r"))
+    event = FromPeer(sender=OWNER_SENDER, message=Drop(run="r"))
 
     def drop(talk):
         with pytest.raises(ZeroDivisionError) as caught:
@@ -174,8 +176,8 @@ def test_tensors_and_models_are_left_out():
 
 
 UNDONE = [
-    ToPeer(OWNER_KEY, Hello(major=2**70)),  # not even the wire takes it
-    ToPeer(OWNER_KEY, Chunk(transfer=3), (SECRET,)),
+    ToPeer(key=OWNER_KEY, message=Hello(major=2**70)),  # not even the wire takes it
+    ToPeer(key=OWNER_KEY, message=Chunk(transfer=3), buffers=(SECRET,)),
     ToWorker(Compute(tag=1)),
     ToWorker(LoadSegment(slot="r/1/s0"), (SECRET,)),
     Store(64, SECRET),
@@ -232,7 +234,11 @@ def test_other_bytes_are_no_outline(data):
 
 
 def test_buffers_that_no_message_can_have_take_no_memory():
-    packed = pack(Handled(1.0, FromPeer(OWNER_SENDER, Chunk(transfer=1, index=1), (b"",))))
+    packed = pack(
+        Handled(
+            1.0, FromPeer(sender=OWNER_SENDER, message=Chunk(transfer=1, index=1), buffers=(b"",))
+        )
+    )
     assert packed.endswith(b"\x91\x00")
     with pytest.raises(RecordingError, match="buffers of"):
         unpack(packed[:-1] + b"\xcf" + b"\x00" * 2 + b"\xff" * 6)
@@ -245,7 +251,10 @@ def test_buffers_that_no_message_can_have_take_no_memory():
         ([Answered(())], "does not begin with the settings"),
         ([Began("1.0", {"colour": "red"})], "settings are those of another version"),
         ([Began("1.0", None), Answered(())], "answers to nothing"),
-        ([Began("1.0", None), Survived(1.0, None, "TypeError", "")], "an error over no event"),
+        (
+            [Began("1.0", None), Survived(at_s=1.0, event=None, error="TypeError", text="")],
+            "an error over no event",
+        ),
     ],
 )
 def test_a_recording_that_makes_no_sense_says_why(entries, text):

@@ -25,7 +25,7 @@ def outgoing():
 
 def sending(name, *, nbytes=8, key=NEAR, priority=0, **options):
     value = Value(name=name, dtype="uint8", shape=(nbytes,), nbytes=nbytes)
-    place = Span("zeros", 0, nbytes)
+    place = Span(arena="zeros", offset=0, nbytes=nbytes)
     return Transfer(key=key, value=value, place=place, priority=priority, about=name, **options)
 
 

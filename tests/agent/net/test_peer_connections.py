@@ -84,7 +84,7 @@ def endpoints(links, *members):
 def test_a_name_is_resolved_away_from_the_loop_and_then_connected(open_links):
     names = Names(**{"phone.local": "127.0.0.1"})
     links, events = open_links(names)
-    phone = PeerDevice("phone", MEMBER_KEY, "phone.local:47600")
+    phone = PeerDevice(name="phone", key=MEMBER_KEY, address="phone.local:47600")
     links.set((phone,))  # comes back though nobody answers
     links.tick(1.0)
     assert endpoints(links, phone) == [None]
@@ -93,7 +93,7 @@ def test_a_name_is_resolved_away_from_the_loop_and_then_connected(open_links):
     links.tick(2.0)
     assert endpoints(links, phone) == [b"tcp://127.0.0.1:47602"]
     # what was for it meanwhile goes out again
-    assert events == [LinkReset(MEMBER_KEY, incoming=False)]
+    assert events == [LinkReset(key=MEMBER_KEY, incoming=False)]
     assert threading.current_thread() not in names.threads
 
 
@@ -101,8 +101,8 @@ def test_an_address_needs_nobody(open_links):
     names = Names()
     links, _ = open_links(names)
     members = (
-        PeerDevice("a", MEMBER_KEY, "127.0.0.1:47600"),
-        PeerDevice("b", OTHER_KEY, "[::1]:47604"),
+        PeerDevice(name="a", key=MEMBER_KEY, address="127.0.0.1:47600"),
+        PeerDevice(name="b", key=OTHER_KEY, address="[::1]:47604"),
     )
     links.set(members)
     assert endpoints(links, *members) == [b"tcp://127.0.0.1:47602", b"tcp://[::1]:47606"]
@@ -113,7 +113,7 @@ def test_a_device_for_which_no_socket_is_left_waits_for_one(open_links):
     """Sockets and descriptors are bounded, and strangers and notebooks can use them up."""
     links, _ = open_links(Names(), max_sockets=3)  # one device: its own, both ends of its monitor
     first, second = (
-        PeerDevice(name, key, "127.0.0.1:47600")
+        PeerDevice(name=name, key=key, address="127.0.0.1:47600")
         for name, key in (("a", MEMBER_KEY), ("b", OTHER_KEY))
     )
     links.set((first, second))
@@ -129,7 +129,12 @@ def test_a_device_for_which_no_socket_is_left_waits_for_one(open_links):
 def test_a_roster_of_names_takes_a_few_threads_and_no_more(open_links):
     names = Names()
     links, _ = open_links(names)
-    links.set(tuple(PeerDevice(f"d{i}", f"{i:040d}", f"d{i}.local:47600") for i in range(64)))
+    links.set(
+        tuple(
+            PeerDevice(name=f"d{i}", key=f"{i:040d}", address=f"d{i}.local:47600")
+            for i in range(64)
+        )
+    )
     for now_s in range(5):
         links.tick(float(now_s))
     assert len(names.threads) <= NAMES_AT_ONCE
@@ -140,7 +145,7 @@ def test_a_name_that_nobody_knows_is_asked_for_again_later(open_links):
     names = Names()
     names.may_answer.set()
     links, events = open_links(names)
-    links.set((PeerDevice("phone", MEMBER_KEY, "phone.local:47600"),))
+    links.set((PeerDevice(name="phone", key=MEMBER_KEY, address="phone.local:47600"),))
     names.answer()
     links.tick(100.0)  # the answer is fetched: unknown
     links.tick(100.0 + ASK_AGAIN_S / 2)
@@ -155,7 +160,7 @@ def test_a_device_with_addresses_of_both_kinds_is_reached_where_it_listens(open_
     found = [(0, 0, 0, "", (address, 0)) for address in ("fe80::7", "127.0.0.1")]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **options: found)
     links, _ = open_links(None)  # asks as an agent does
-    phone = PeerDevice("phone", MEMBER_KEY, "phone.local:47600")
+    phone = PeerDevice(name="phone", key=MEMBER_KEY, address="phone.local:47600")
     links.set((phone,))
     for thread in threading.enumerate():
         if thread.name == "resolve phone.local":
@@ -166,7 +171,9 @@ def test_a_device_with_addresses_of_both_kinds_is_reached_where_it_listens(open_
 
 def test_rosters_that_follow_each_other_fast_open_a_bounded_number_of_sockets(open_links):
     links, _ = open_links(Names())
-    members = tuple(PeerDevice(f"d{i}", f"{i:040d}", "127.0.0.1:47600") for i in range(60))
+    members = tuple(
+        PeerDevice(name=f"d{i}", key=f"{i:040d}", address="127.0.0.1:47600") for i in range(60)
+    )
     seen = set()
     for _ in range(10):
         links.set(members)

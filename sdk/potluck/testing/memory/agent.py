@@ -135,26 +135,26 @@ class MemoryAgent:
             As on the wire.
         """
         if sender in self._owners:
-            known: Sender | None = Sender(self._owners[sender], OWNER, "notebook")
+            known: Sender | None = Sender(key=self._owners[sender], role=OWNER, name="notebook")
         else:
             keys = [key for key in self._members if self._names.get(key) == sender]
-            known = Sender(keys[0], MEMBER, sender) if keys else None
+            known = Sender(key=keys[0], role=MEMBER, name=sender) if keys else None
         if known is None:
             self._early.append((sender, channel, frames))
             return
         message, buffers = decode(frames, channel)
-        self._feed(FromPeer(known, message, tuple(buffers)))
+        self._feed(FromPeer(sender=known, message=message, buffers=tuple(buffers)))
 
     def greet(self, notebook: str, *, again: bool) -> None:
         """A notebook's data connection stands; `again`: it is a new one."""
         if again:
-            self._feed(LinkReset(self._owners[notebook]))
+            self._feed(LinkReset(key=self._owners[notebook]))
         self._core.reach(self._owners[notebook])
 
     def lost(self, device: str) -> None:
         """The connection to another device broke, because that is gone."""
         for key in [key for key in self._members if self._names.get(key) == device]:
-            self._feed(LinkReset(key))
+            self._feed(LinkReset(key=key))
             self._clock.after(LOST_S, lambda key=key: self._give_up(key), repeats=True)  # type: ignore[misc]
 
     def misses(self, device: str) -> None:
@@ -190,7 +190,7 @@ class MemoryAgent:
         for_good
             Whether it was told to end.
         """
-        self._feed(MustLeave(reason, within_s, for_good))
+        self._feed(MustLeave(reason=reason, within_s=within_s, for_good=for_good))
 
     def stay(self) -> None:
         """It need not leave any more."""
@@ -270,7 +270,7 @@ class MemoryAgent:
                         lambda held=(sender, channel, frames): self.receive(*held),  # type: ignore[misc]
                     )
             case ReadMeter():
-                self._send(ToPeer(action.key, self._reading(action)))
+                self._send(ToPeer(key=action.key, message=self._reading(action)))
             case KeepLeases():
                 self._send(action.answer)
             case Report():
