@@ -6,7 +6,7 @@ medium. So which plan is the best one does not change, and a time of the home is
 divided by the factor; `in_home_time` does so.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, floor, isfinite, log10
 from pathlib import Path as FilePath
@@ -24,6 +24,9 @@ MAX_LINK_BYTES_PER_S = 60e6
 # of a core, that real work may fill; the rest is for agents, encryption and shaping
 FULL_FRAC = 0.8
 DISPATCH_S = 2e-3  # an optimizer step that takes less is dispatch, once a step, whatever the device
+# of a pass through the model: a layer that is played to take less may take as much, which no step
+# shows
+SMALL_FRAC = 0.02
 # small layers, measured anew, take up to so many times longer: who does as told is not refused
 # again
 UNSTEADY = 1.5
@@ -219,15 +222,33 @@ def _slowed(cost: LayerCost, by: float) -> LayerCost:
 
 
 def _slowness(real: Sequence[LayerCost], played: Sequence[LayerCost]) -> list[tuple[float, int]]:
-    """By layer: how many times longer it really takes, at worst; and its number."""
+    """By layer: how many times longer it really takes than it may, at worst, and its number; and
+    the same of all layers together, with the number of the longest.
+    """
+    forward, backward = (
+        [sum(times) for times in zip(*(getattr(cost, kind) for cost in played), strict=True)]
+        for kind in ("forward_s", "backward_s")
+    )
     found = []
     for index, (here, there) in enumerate(zip(real, played, strict=True)):
-        pairs = [*zip(here.forward_s, there.forward_s, strict=True)]
-        pairs += zip(here.backward_s, there.backward_s, strict=True)
+        pairs = [*_allowed(here.forward_s, there.forward_s, forward)]
+        pairs += _allowed(here.backward_s, there.backward_s, backward)
         if here.update_s and there.update_s and here.update_s > DISPATCH_S:
             pairs.append((here.update_s, there.update_s))
         found.append((max(a / max(b, 1e-12) for a, b in pairs), index))
+    longest = max(range(len(real)), key=lambda index: max(real[index].forward_s), default=0)
+    for kind, whole in (("forward_s", forward), ("backward_s", backward)):
+        sums = [sum(times) for times in zip(*(getattr(cost, kind) for cost in real), strict=True)]
+        found += [(a / max(b, 1e-12), longest) for a, b in zip(sums, whole, strict=True)]
     return found
+
+
+def _allowed(
+    real: Sequence[float], played: Sequence[float], whole: Sequence[float]
+) -> Iterator[tuple[float, float]]:
+    """Of each number of rows: seconds it really takes, and those that it may take."""
+    for here, there, of_all in zip(real, played, whole, strict=True):
+        yield here, max(there, SMALL_FRAC * of_all)
 
 
 def _power(device: Device) -> tuple[float, float, float] | None:

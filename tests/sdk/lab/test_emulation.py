@@ -97,6 +97,20 @@ def test_whoever_takes_the_time_scale_that_is_offered_is_not_refused_again(tiny)
     emulation(tiny, scale).check_fit(works(scale, longer=1.3), 2)
 
 
+def test_a_layer_that_no_step_shows_may_take_longer_but_not_many_of_them(tiny):
+    """Ten microseconds of a call, beside layers of milliseconds."""
+
+    def work(n_small):
+        names = ["large", *(f"small {i}" for i in range(n_small))]
+        real = [cost(5e-4), *[cost(1e-5)] * n_small]
+        played = {name: [cost(1e-3), *[cost(1e-6)] * n_small] for name in ("one", "two")}
+        return LayerWork(layers=names, real=real, played=played)
+
+    emulation(tiny).check_fit([work(1)], 8)
+    with pytest.raises(UserError, match="of large"):
+        emulation(tiny).check_fit([work(100)], 8)
+
+
 def test_devices_that_fit_alone_may_not_fit_together(tiny):
     played = {name: [cost(2e-3)] for name in ("one", "two", "three")}  # each takes half a core
     work = LayerWork(layers=["layer"], real=[cost(1e-3)], played=played)
