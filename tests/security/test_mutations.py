@@ -64,7 +64,7 @@ guard(
 )
 guard(
     "a worker signals nobody else",
-    WORKER + "limits.py",
+    WORKER + "sandbox.py",
     '"signals": seccomp.refuse(os.getpid(), opens_devices=opens_devices)',
     '"signals": "refused, but to itself"',
     "tests/agent/worker/test_seccomp.py",
@@ -249,21 +249,21 @@ guard(
 )
 guard(
     "the sizes of a target",
-    WORKER + "rules.py",
+    WORKER + "bounds_checks.py",
     '    _expect("the target", target, x.shape, x)\n',
     "",
     OPERATORS,
 )
 guard(
     "the sizes of recurrent weights",
-    WORKER + "rules.py",
+    WORKER + "bounds_checks.py",
     '_expect(f"a weight of cell {i}", weight, shape, x)',
     "pass",
     OPERATORS,
 )
 guard(
     "the sizes of recurrent states",
-    WORKER + "rules.py",
+    WORKER + "bounds_checks.py",
     '_expect("a state", state, (n_layers * n_ways, rows, width), x)',
     "pass",
     OPERATORS,
@@ -271,14 +271,15 @@ guard(
 guard(
     "the memory of a result",
     WORKER + "admission.py",
-    '    room.require(needed_bytes, "its result")\n',
+    '    available_memory.require(needed_bytes, "its result")\n',
     "",
     INTERPRETER,
 )
 guard(
     "the memory of parameters",
     WORKER + "training.py",
-    "    room.require(room.bytes_of(shape, DTYPE_BYTES[dtype], name), name)\n",
+    "    available_memory.require("
+    "available_memory.bytes_of(shape, DTYPE_BYTES[dtype], name), name)\n",
     "",
     INTERPRETER,
 )
@@ -291,7 +292,7 @@ guard(
 )
 guard(
     "no file is written",
-    WORKER + "limits.py",
+    WORKER + "sandbox.py",
     "    limit(resource.RLIMIT_FSIZE, 0)\n",
     "",
     "tests/agent/worker/test_sandbox.py",
@@ -305,7 +306,7 @@ guard(
 )
 guard(
     "files of people are not read",
-    WORKER + "limits.py",
+    WORKER + "sandbox.py",
     "if not landlock.restrict(nodes, landlock.facts_of(uses)):",
     "if False:",
     "tests/agent/worker/test_files_of_others.py",
@@ -319,7 +320,7 @@ guard(
 )
 guard(
     "the frames of a message",
-    WIRE + "incoming.py",
+    WIRE + "bounded_receive.py",
     "if len(frames) > self._most_frames or n_bytes > MAX_MESSAGE_BYTES + MAX_FRAME_BYTES:",
     "if False:",
     "tests/wire/test_bounded_receive.py",
@@ -348,14 +349,14 @@ guard(
 )
 guard(
     "memory is limited",
-    WORKER + "limits.py",
+    WORKER + "sandbox.py",
     "    limit(resource.RLIMIT_DATA, data_bytes + memory_bytes + OWN_BYTES)\n",
     "",
     "tests/agent/worker/test_sandbox.py",
 )
 guard(
     "the network is cut off",
-    WORKER + "limits.py",
+    WORKER + "sandbox.py",
     "if libc.unshare(flags) == 0:",
     "if True:",
     "tests/agent/worker/test_sandbox.py",

@@ -22,12 +22,12 @@ pytestmark = pytest.mark.skipif(
 TRIALS = """
 import ctypes, json, mmap, os, resource, socket, sys
 sys.path.insert(0, sys.argv[1])
-from potluck_agent.worker import landlock, limits, seccomp
+from potluck_agent.worker import landlock, sandbox, seccomp
 agent, place, without = int(sys.argv[2]), sys.argv[3], sys.argv[4]
 if without == "landlock":
     landlock.restrict = lambda *_: False
 if without == "namespaces":
-    limits.CLONE_NEWUSER = limits.CLONE_NEWNET = -1
+    sandbox.CLONE_NEWUSER = sandbox.CLONE_NEWNET = -1
 old, new, folder = place + "/old", place + "/new", place + "/folder"
 libc = ctypes.CDLL(None, use_errno=True)
 def call(name, *arguments):
@@ -38,8 +38,8 @@ def number(number, *arguments):
         raise OSError(ctypes.get_errno(), str(number))
 ours, theirs = socket.socketpair()
 early, directory = os.open(old, os.O_RDONLY), os.open(place, os.O_RDONLY)
-nowhere = limits.nowhere()
-bounds = limits.isolate(ours) | limits.confine(64 << 20, nowhere)
+nowhere = sandbox.nowhere()
+bounds = sandbox.isolate(ours) | sandbox.confine(64 << 20, nowhere)
 def shared():
     with mmap.mmap(os.open(old, os.O_RDWR), 0) as memory:
         memory[0] = 0
@@ -175,11 +175,11 @@ def test_without_a_filter_the_bounds_say_so(monkeypatch):
     script = """
 import platform, socket, sys
 sys.path.insert(0, sys.argv[1])
-from potluck_agent.worker import landlock, limits
+from potluck_agent.worker import landlock, sandbox
 platform.machine = lambda: "riscv64"
 landlock.restrict = lambda *_: False
-folder = limits.nowhere()
-print((limits.isolate(socket.socketpair()[0]) | limits.confine(64 << 20, folder))["files"])
+folder = sandbox.nowhere()
+print((sandbox.isolate(socket.socketpair()[0]) | sandbox.confine(64 << 20, folder))["files"])
 """
     line = [sys.executable, "-c", script, SOURCE]
     done = subprocess.run(line, capture_output=True, text=True, check=True)

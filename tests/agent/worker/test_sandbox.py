@@ -188,12 +188,12 @@ def _target(path):
 TRIALS = """
 import os, resource, socket, sys
 sys.path.insert(0, sys.argv[1])
-from potluck_agent.worker import limits
+from potluck_agent.worker import sandbox
 ours, theirs = socket.socketpair()
 listener = socket.create_server(("127.0.0.1", 0))
-network, folder = os.readlink("/proc/self/ns/net"), limits.nowhere()
-bounds = limits.isolate(ours)
-bounds |= limits.confine(64 << 20, folder)
+network, folder = os.readlink("/proc/self/ns/net"), sandbox.nowhere()
+bounds = sandbox.isolate(ours)
+bounds |= sandbox.confine(64 << 20, folder)
 def tried(name, action):
     try:
         action()

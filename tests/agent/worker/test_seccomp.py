@@ -152,7 +152,7 @@ def test_where_there_is_no_filter_the_worker_says_so(monkeypatch):
 TRIALS = """
 import ctypes, fcntl, os, resource, signal, socket, subprocess, sys, threading
 sys.path.insert(0, sys.argv[1])
-from potluck_agent.worker import limits
+from potluck_agent.worker import sandbox
 agent, (ours, theirs) = int(sys.argv[2]), socket.socketpair()
 handle = os.pidfd_open(agent)
 early = threading.Event(), []
@@ -164,8 +164,8 @@ def from_a_thread():
         early[1].append(error)
 thread = threading.Thread(target=from_a_thread)
 thread.start()
-folder = limits.nowhere()
-bounds = limits.isolate(ours) | limits.confine(64 << 20, folder)
+folder = sandbox.nowhere()
+bounds = sandbox.isolate(ours) | sandbox.confine(64 << 20, folder)
 print(bounds["signals"], bounds["processes"], sep="|", file=sys.stderr)
 early[0].set()
 thread.join()

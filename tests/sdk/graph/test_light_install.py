@@ -13,7 +13,7 @@ from potluck.optional_packages import EXTRAS
 CALLS = {
     "a torch module": "potluck.Model.from_torch(object(), ())",
     "an ONNX file": "potluck.Model.from_onnx('small.onnx')",
-    "an ONNX file to share": "potluck.accelerate('small.onnx', X(), helper=Place(home=None, "
+    "an ONNX file to share": "potluck.accelerate('small.onnx', X(), helper=HelperDevice(home=None, "
     "name='desktop'))",
 }
 WRONG_FILES = {
@@ -28,7 +28,7 @@ SCRIPT = """
 import sys
 sys.modules |= dict.fromkeys({without})
 import potluck
-from potluck.offload.accelerate import Place
+from potluck.offload.accelerate import HelperDevice
 class X: shape, detach = (1, 3), None
 try:
     {call}

@@ -111,4 +111,4 @@ def test_a_line_is_refused_with_its_reason_and_the_line(name):
     with pytest.raises(ModelError) as caught:
         potluck.Model.from_torch(Net(name), torch.randn(ROWS, 8))
     assert REFUSED[name] in str(caught.value)
-    assert "one_liners.py, line " in str(caught.value)
+    assert "small_modules.py, line " in str(caught.value)

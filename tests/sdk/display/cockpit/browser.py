@@ -152,8 +152,11 @@ class Tab:
         before = self.path.stat().st_mtime_ns
         self.page.keyboard.press("Control+s")
         ends_s = time.monotonic() + READY_S
-        while self.path.stat().st_mtime_ns == before and time.monotonic() < ends_s:
+        while time.monotonic() < ends_s:
             self.page.wait_for_timeout(100)
+            # it is written anew: empty first
+            if self.path.stat().st_mtime_ns != before and is_whole(self.path):
+                break
         return self.path
 
     def wait_text(self, words, where=".potluck-cockpit"):
@@ -166,3 +169,12 @@ class Tab:
     def shot(self, path, width=1280, height=1000):
         self.page.set_viewport_size({"width": width, "height": height})
         self.page.screenshot(path=str(path))
+
+
+def is_whole(path):
+    """Whether a notebook was written to its end."""
+    try:
+        json.loads(path.read_text())
+    except ValueError:
+        return False
+    return True
