@@ -116,7 +116,7 @@ class Watched(Coordinators):
         until(lambda: again(looked) not in ("waiting", "training"))
         assert (told.state, told.why, told.step) == (ENDED, "", N_STEPS)
         assert told.losses == self.case.losses[N_BEFORE:]
-        name, *_ = [each for each in self.alive if self._has_it(each)]
+        name, *_ = [each for each in tuple(self.alive) if self._has_it(each)]
         state = checkpoint.load(self.disk(name) / JOB / self.progress(name).saved[0])
         assert state.step == N_STEPS
         for key, tensor in state.weights.items():
