@@ -65,7 +65,8 @@ class Fits:
             One has not come to the end of its step; it ends there.
         """
         with self._queueing:
-            return _stopped(self.under_way, within_s)
+            cancelled = _cancelled(self.under_way)
+        return _stopped(cancelled, within_s)
 
     def rest(self) -> "list[Iterable[tuple[torch.Tensor, ...]]]":
         """End all of them, between two steps: of each the batches that it has not trained on.
@@ -83,16 +84,23 @@ class Fits:
                         "a fit with another optimizer waits for its turn.",
                         next_step="Wait for the fit before, or cancel that one.",
                     )
-            return [fitting.rest() for fitting in _stopped(under_way, None)]
+            cancelled = _cancelled(under_way)
+        return [fitting.rest() for fitting in _stopped(cancelled, None)]
 
 
-def _stopped(
-    under_way: list[tuple[Handle[History], FitCall]], within_s: float | None
-) -> list[FitCall]:
-    for handle, _ in reversed(under_way):
+Begun = list[tuple[Handle[History], FitCall]]
+
+
+def _cancelled(begun: Begun) -> Begun:
+    for handle, _ in reversed(begun):
         handle.cancel()
+    return begun
+
+
+def _stopped(cancelled: Begun, within_s: float | None) -> list[FitCall]:
+    """Wait for their ends; others may begin behind them, also in what their steps call."""
     cut_short = []
-    for handle, fitting in under_way:
+    for handle, fitting in cancelled:
         try:
             handle.wait(within_s)
         except CancelledError:

@@ -6,11 +6,14 @@ import copy
 import datetime
 import math
 import random
+import threading
+import time
 from concurrent.futures import CancelledError
 from itertools import product
 
 import pytest
 from tests.sdk.run.conftest import make_plan
+from tests.timeouts import PATIENCE_S
 
 import potluck
 from potluck.errors import UserError
@@ -52,6 +55,24 @@ def deployed(home, net=None, *, resume=None, protect=None):
     stages = [((A,), (MICRO,)), ((B,), (MICRO,))]
     plan = make_plan(model, *stages, micro_batch=MICRO, n_micro_batches=BATCH // MICRO)
     return home.deploy(plan, model, resume=resume, protect=protect).wait()
+
+
+def test_a_step_may_begin_a_fit_while_the_run_is_stopped(pair):
+    """Whoever stops it waits for the step, which does not wait for that."""
+    run, steps = deployed(pair), threading.Event()
+    begun = []
+
+    def on_step(step, loss):
+        if not steps.is_set():
+            steps.set()
+            time.sleep(0.2)  # by then the other one waits
+            begun.append(run.fit(make_data()))
+
+    run.fit(make_data(), epochs=100, on_step=on_step)
+    assert steps.wait(PATIENCE_S)
+    assert run.stop(PATIENCE_S) == 1
+    assert len(begun[0].wait().losses) == N_BATCHES
+    run.close()
 
 
 # --- callbacks ------------------------------------------------------------------------------------
