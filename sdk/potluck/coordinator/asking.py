@@ -16,6 +16,7 @@ from pathlib import Path
 from potluck.documents import read_json_file, write_whole
 from potluck.errors import FileError, HomeError
 from potluck.sanitized_text import harmless
+from potluck_wire.process_identity import identity
 
 ASKED, ANSWER = "asked.json", "answer.json"
 SHOW, TAKE_OVER = "show", "take over"
@@ -61,7 +62,7 @@ def question(folder: Path) -> Question | None:
     """
     match _read(folder / ASKED):
         case {"what": str(what), "number": str(number), "process": int(process)} if process > 0:
-            if what in (SHOW, TAKE_OVER) and is_alive(process):
+            if what in (SHOW, TAKE_OVER) and identity(process):
                 return Question(what=what, number=number, process=process)
     return None
 
@@ -172,25 +173,6 @@ def ask(
     finally:
         with suppress(OSError):
             (folder / ASKED).unlink()
-
-
-def is_alive(process: int) -> bool:
-    """Whether there is such a process on this machine, as far as this one may know.
-
-    Parameters
-    ----------
-    process
-        Its number.
-    """
-    if os.name == "nt":  # there, signal 0 would end it
-        return True
-    try:
-        os.kill(process, 0)
-    except PermissionError:
-        return True
-    except (OSError, OverflowError):
-        return False
-    return True
 
 
 def _read(path: Path) -> object:

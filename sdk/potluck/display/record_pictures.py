@@ -4,7 +4,7 @@ Each answers one question at a look; the numbers are in the tables of `tables.py
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from math import log10
 from typing import Any
 
@@ -16,6 +16,7 @@ from potluck.records import Device, Layer, Network, Plan, Problem
 from potluck.sanitized_text import harmless
 
 SLOWEST, FASTEST = 1e4, 1e10  # bytes per second at the ends of a medium's strip
+OUTCOMES = (("blue", "in time"), ("orange", "late"), ("grey", "refused"), ("vermilion", "failed"))
 MOST_LAYERS = 400  # of a strip; beyond, neighbours are drawn as one
 
 
@@ -100,8 +101,7 @@ def _stacked(names: Sequence[str], values: Sequence[float], whole: float, say: A
     """Parts one behind the other, neighbours told apart by colour."""
     ends = [0.0, *accumulate(values)]
     every = -(-len(values) // MOST_LAYERS)
-    spans = [*pairwise(range(0, len(values), every)), (len(values) - 1) // every * every]
-    pairs = [span if isinstance(span, tuple) else (span, len(values)) for span in spans]
+    spans = [(a, min(a + every, len(values))) for a in range(0, len(values), every)]
     return [
         Part(
             start=ends[a] / whole,
@@ -109,8 +109,7 @@ def _stacked(names: Sequence[str], values: Sequence[float], whole: float, say: A
             fill=("blue", "sky")[i % 2],
             title=f"{harmless(names[a])}{' …' if b - a > 1 else ''}: {say(ends[b] - ends[a])}",
         )
-        for i, (a, b) in enumerate(pairs)
-        if b > a
+        for i, (a, b) in enumerate(spans)
     ]
 
 
@@ -284,25 +283,14 @@ def services(found: Mapping[str, Any]) -> Scene:
     rows = []
     for name, service in found.items():
         stats = service.stats
-        counts = (
-            ("blue", "in time", stats.n_in_time),
-            ("orange", "late", stats.n_late),
-            ("grey", "refused", stats.n_refused),
-            ("vermilion", "failed", stats.n_failed),
-        )
-        whole = sum(n for _, _, n in counts) or 1
-        ends = [0, *accumulate(n for _, _, n in counts)]
+        counts = (stats.n_in_time, stats.n_late, stats.n_refused, stats.n_failed)
+        whole = sum(counts) or 1
+        ends = [0, *accumulate(counts)]
         parts = [
             Part(start=ends[i] / whole, stop=ends[i + 1] / whole, fill=fill, title=f"{n} {words}")
-            for i, (fill, words, n) in enumerate(counts)
+            for i, ((fill, words), n) in enumerate(zip(OUTCOMES, counts, strict=True))
             if n
         ]
         said = f"{stats.n_in_time} of {stats.n_asked} in time" if stats.n_asked else "not asked yet"
         rows.append(Strip(name=harmless(name), parts=(parts,), said=said))
-    colours = [
-        ("blue", "in time"),
-        ("orange", "late"),
-        ("grey", "refused"),
-        ("vermilion", "failed"),
-    ]
-    return draw("Services", rows, colours)
+    return draw("Services", rows, OUTCOMES)

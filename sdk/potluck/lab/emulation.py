@@ -225,10 +225,7 @@ def _slowness(real: Sequence[LayerCost], played: Sequence[LayerCost]) -> list[tu
     """By layer: how many times longer it really takes than it may, at worst, and its number; and
     the same of all layers together, with the number of the longest.
     """
-    forward, backward = (
-        [sum(times) for times in zip(*(getattr(cost, kind) for cost in played), strict=True)]
-        for kind in ("forward_s", "backward_s")
-    )
+    forward, backward = _whole(played, "forward_s"), _whole(played, "backward_s")
     found = []
     for index, (here, there) in enumerate(zip(real, played, strict=True)):
         pairs = [*_allowed(here.forward_s, there.forward_s, forward)]
@@ -238,9 +235,14 @@ def _slowness(real: Sequence[LayerCost], played: Sequence[LayerCost]) -> list[tu
         found.append((max(a / max(b, 1e-12) for a, b in pairs), index))
     longest = max(range(len(real)), key=lambda index: max(real[index].forward_s), default=0)
     for kind, whole in (("forward_s", forward), ("backward_s", backward)):
-        sums = [sum(times) for times in zip(*(getattr(cost, kind) for cost in real), strict=True)]
-        found += [(a / max(b, 1e-12), longest) for a, b in zip(sums, whole, strict=True)]
+        pairs = [*zip(_whole(real, kind), whole, strict=True)]
+        found += [(a / max(b, 1e-12), longest) for a, b in pairs]
     return found
+
+
+def _whole(costs: Sequence[LayerCost], kind: str) -> list[float]:
+    """Seconds of all layers together, for each number of rows."""
+    return [sum(times) for times in zip(*(getattr(cost, kind) for cost in costs), strict=True)]
 
 
 def _allowed(

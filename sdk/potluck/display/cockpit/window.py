@@ -8,12 +8,13 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from potluck.coordinator.asking import SHOW, SIGN_S, ask, is_alive
+from potluck.coordinator.asking import SHOW, SIGN_S, ask
 from potluck.discover.key_claim import holder_of
 from potluck.display.cockpit.observer import HomeObserver
 from potluck.display.cockpit.server import PageServer
 from potluck.documents import write_whole
 from potluck.errors import HomeError
+from potluck_wire.process_identity import identity
 
 if TYPE_CHECKING:
     from potluck.home import Home
@@ -97,7 +98,7 @@ def find(folder: Path) -> tuple[str, int]:
         url, process = str(document["url"]), int(document["process"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         url, process = "", 0
-    if process <= 0 or not is_alive(process):
+    if process <= 0 or not identity(process):
         raise HomeError(
             "the process that has this home open shows it nowhere.",
             next_step="Call home.window() there, or close that home.",
