@@ -117,6 +117,23 @@ def cockpit(home: Any, run: Any, plans: "tuple[Plan, ...]") -> Any:
     return cockpit.shown(home, run, plans)
 
 
+def explore(profile: Any, workload: Any, plans: "tuple[Plan, ...]") -> Any:
+    """The plans of an imagined home live, in a notebook.
+
+    Parameters
+    ----------
+    profile
+        Of the devices and a model.
+    workload
+        What is planned.
+    plans
+        Plans to choose among.
+    """
+    from potluck.display import cockpit
+
+    return cockpit.explored(profile, workload, plans)
+
+
 def report(run: Any, path: str | Path) -> Path:
     """A page about a run, as a file."""
     from potluck.display import report

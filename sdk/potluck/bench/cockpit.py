@@ -296,7 +296,8 @@ class _PlayedObserver:
         from potluck.display.cockpit.machine import HomeObserved
 
         state, number = self._machine.state, self._number
-        self._machine.handle(HomeObserved(sight=_sight(number, self._n_devices)), 0.1 * number)
+        seen = _observation(number, self._n_devices)
+        self._machine.handle(HomeObserved(observation=seen), 0.1 * number)
         frame = self._frames.change(state) if number % 20 else self._frames.whole(state)
         self._number += 1
         self.n_bytes += len(frame or b"")
@@ -346,7 +347,7 @@ def _heap_bytes(session: Any) -> float:
     return float(next(m["value"] for m in metrics if m["name"] == "JSHeapUsedSize"))
 
 
-def _sight(number: int, n_devices: int) -> "CockpitObservation":
+def _observation(number: int, n_devices: int) -> "CockpitObservation":
     """The devices at the tenth of a second `number`; one comes and goes, steps take a second."""
     from potluck.display.cockpit.observation import CockpitObservation, RunObservation
     from potluck.records import Event, Plan, Stage, Trace

@@ -4,12 +4,23 @@ input of planning.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from potluck import display_hooks
 from potluck.display_hooks import Shown
 from potluck.errors import PlanError
 from potluck.profile.home_network import HomeNetwork
-from potluck.records import Device, Inference, Layer, LayerCost, Network, Problem, QoE, Training
+from potluck.records import (
+    Device,
+    Inference,
+    Layer,
+    LayerCost,
+    Network,
+    Plan,
+    Problem,
+    QoE,
+    Training,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -145,6 +156,29 @@ class Profile(Shown):
         from potluck.units import parse_rate
 
         return replace(self, network=rated(self.network, name, parse_rate(rate)), home="")
+
+    def cockpit(self, workload: Training | Inference, *, plans: Sequence[Plan] = ()) -> Any:
+        """Its plans live, in a notebook: limits to slide, media to slow down, devices to take away
+        or to add, and a simulated step of each plan. Nothing runs.
+
+        It needs the notebook extra.
+
+        Parameters
+        ----------
+        workload
+            What is planned.
+        plans
+            Plans that there are already; the first is looked at first. Without any, the best of a
+            short search is.
+
+        Raises
+        ------
+        UserError
+            These are no plans, or what it needs is not installed.
+        Infeasible
+            No plan was found.
+        """
+        return display_hooks.explore(self, workload, tuple(plans))
 
     def __repr__(self) -> str:
         modes = [

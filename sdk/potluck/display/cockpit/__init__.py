@@ -1,6 +1,7 @@
 """The cockpit: a home, its run and the choices, live.
 
-`machine.py` is what it does, pure; `observer.py` looks and acts; `widget.py`, `page.py` and
+`machine.py` is what it does, pure; `observer.py` looks and acts, on a home (`observed_home.py`)
+or on one that is imagined (`observed_plans.py`); `widget.py`, `page.py` and
 `terminal.py` show it; `page.js` is what browsers run.
 """
 
@@ -13,11 +14,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from potluck.display.cockpit.looking import Looking
-    from potluck.display.cockpit.observer import HomeObserver
+    from potluck.display.cockpit.observer import CockpitObserver
     from potluck.display.cockpit.widget import Cockpit
     from potluck.display.cockpit.window import Window
     from potluck.home import Home
-    from potluck.records import Plan
+    from potluck.profile.profiles import Profile
+    from potluck.records import Inference, Plan, Training
     from potluck.run.run import Run
 
 # by home: the cockpits there are, by the number of their run (-1: the newest)
@@ -26,11 +28,7 @@ _open: "weakref.WeakKeyDictionary[Home, dict[int, Cockpit]]" = weakref.WeakKeyDi
 
 def shown(home: "Home", run: "Run | None", plans: "tuple[Plan, ...]") -> "Cockpit":
     """The cockpit of this home and run: the one that there is, or a new one."""
-    from potluck.errors import UserError
-    from potluck.records import Plan
-
-    if not all(isinstance(plan, Plan) for plan in plans):
-        raise UserError("plans are potluck.Plan records.", next_step="home.cockpit(plans=plans)")
+    _check(plans, "home.cockpit(plans=plans)")
     with needed():
         from potluck.display.cockpit.widget import Cockpit
     its = _open.setdefault(home, {})
@@ -41,6 +39,30 @@ def shown(home: "Home", run: "Run | None", plans: "tuple[Plan, ...]") -> "Cockpi
     elif plans:
         found.watching.give(plans)
     return found
+
+
+def explored(
+    profile: "Profile", workload: "Training | Inference", plans: "tuple[Plan, ...]"
+) -> "Cockpit":
+    """The cockpit of a home that is only imagined."""
+    from potluck.planning import make_plans
+
+    _check(plans, "profile.cockpit(workload, plans=plans)")
+    with needed():
+        from potluck.display.cockpit.widget import Cockpit
+    from potluck.display.cockpit.observed_plans import ObservedPlans
+    from potluck.display.cockpit.observer import BUDGET_S, CockpitObserver
+
+    best = (plans or make_plans(profile.problem(workload), budget_s=BUDGET_S))[0]
+    return Cockpit(CockpitObserver(ObservedPlans(profile, workload, best), plans))
+
+
+def _check(plans: "tuple[Plan, ...]", next_step: str) -> None:
+    from potluck.errors import UserError
+    from potluck.records import Plan
+
+    if not all(isinstance(plan, Plan) for plan in plans):
+        raise UserError("plans are potluck.Plan records.", next_step=next_step)
 
 
 def seen_through(
@@ -66,8 +88,11 @@ def looked_at(folder: "Path") -> "Looking":
     return Looking(url, process)
 
 
-def watch(home: "Home", run: "Run | None" = None, plans: "tuple[Plan, ...]" = ()) -> "HomeObserver":
+def watch(
+    home: "Home", run: "Run | None" = None, plans: "tuple[Plan, ...]" = ()
+) -> "CockpitObserver":
     """What looks at a home for pages and terminals."""
-    from potluck.display.cockpit.observer import HomeObserver
+    from potluck.display.cockpit.observed_home import ObservedHome
+    from potluck.display.cockpit.observer import CockpitObserver
 
-    return HomeObserver(home, run, plans)
+    return CockpitObserver(ObservedHome(home, run), plans)

@@ -29,11 +29,13 @@ class HomeEvents:
         self._history = History()
         self._given = ""
 
-    def look(self, sight: CockpitObservation) -> list[News]:
-        """What is new."""
-        given = [News(kind="left", words=sight.given)] if sight.given != self._given else []
-        self._given = sight.given
-        return [*self._members(sight.members), *self._of_run(sight.run), *given]
+    def look(self, observation: CockpitObservation) -> list[News]:
+        """What is new; of what is only imagined, nothing happens."""
+        if observation.run is not None and observation.run.is_imagined:
+            return []
+        before, self._given = self._given, observation.given
+        given = [News(kind="left", words=self._given)] if self._given != before else []
+        return [*self._members(observation.members), *self._of_run(observation.run), *given]
 
     def _members(self, members: Iterable[Member]) -> list[News]:
         now = {member.name: member for member in members}

@@ -14,29 +14,29 @@ LIT_FRAC = 0.05  # of its time that it computes, by its own word
 
 
 def devices(
-    sight: CockpitObservation, wires: MediaWiring, load: Mapping[str, float]
+    observation: CockpitObservation, wires: MediaWiring, load: Mapping[str, float]
 ) -> dict[str, Any]:
     """By name: status, layers, memory, power, battery, and the load of its own port."""
     return {
-        member.name: _device(member, place, sight, wires, load)
-        for place, member in enumerate(sight.members)
+        member.name: _device(member, place, observation, wires, load)
+        for place, member in enumerate(observation.members)
     }
 
 
 def _device(
     member: Member,
     place: int,
-    sight: CockpitObservation,
+    observation: CockpitObservation,
     wires: MediaWiring,
     load: Mapping[str, float],
 ) -> dict[str, Any]:
     name = member.name
-    run = sight.run
+    run = observation.run
     reading = member.reading
     found: dict[str, Any] = {"at": place, "shown": harmless(name), "status": member.status}
     if member.leaving or member.error is not None:
         found["trouble"] = harmless(str(member.leaving or member.error))[:300]
-    if not member.key and sight.can_pair:
+    if not member.key and observation.can_pair:
         found["pairs"] = True
     allowed = member.capability.get("memory_bytes")
     if isinstance(allowed, int | float) and allowed > 0:
@@ -75,13 +75,13 @@ def _is_lit(name: str, run: RunObservation | None, busy_frac: float) -> bool:
 
 
 def media(
-    sight: CockpitObservation, wires: MediaWiring, load: Mapping[str, float]
+    observation: CockpitObservation, wires: MediaWiring, load: Mapping[str, float]
 ) -> dict[str, Any]:
     """By name: the capacity, the load and the devices of each shared medium."""
-    if sight.network is None:
+    if observation.network is None:
         return {}
-    rates = {medium.name: medium.capacity_bytes_per_s for medium in sight.network.media}
-    here = {member.name for member in sight.members}
+    rates = {medium.name: medium.capacity_bytes_per_s for medium in observation.network.media}
+    here = {member.name for member in observation.members}
     found = {}
     for place, (name, on_it) in enumerate(sorted(wires.shared.items(), key=_most_first)):
         found[name] = {
@@ -98,11 +98,11 @@ def _most_first(item: tuple[str, tuple[str, ...]]) -> tuple[int, str]:
     return -len(item[1]), item[0]
 
 
-def ports(sight: CockpitObservation, wires: MediaWiring) -> dict[str, Any]:
+def ports(observation: CockpitObservation, wires: MediaWiring) -> dict[str, Any]:
     """By name: whose port each other medium is, and its capacity."""
-    if sight.network is None:
+    if observation.network is None:
         return {}
-    rates = {medium.name: medium.capacity_bytes_per_s for medium in sight.network.media}
+    rates = {medium.name: medium.capacity_bytes_per_s for medium in observation.network.media}
     return {
         name: {"device": owner, "way": way, "rate": rates[name], "shown": harmless(name)}
         for name, (owner, way) in wires.ports.items()

@@ -40,7 +40,7 @@ WATTS_S = 190.0  # of power that it shows
 class HomeObserved:
     """The home and its run were looked at."""
 
-    sight: CockpitObservation
+    observation: CockpitObservation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +121,7 @@ class CockpitMachine:
 
     def __init__(self, kinds: Sequence[str] = ()) -> None:
         self.state = CockpitState()
-        self.sight = CockpitObservation()
+        self.observation = CockpitObservation()
         self._chronicle, self._effects = HomeEvents(), SwitchEffects()
         self._limits, self._imagined = Limits(), Imagined()
         self._plans: tuple[Plan, ...] = ()
@@ -150,8 +150,8 @@ class CockpitMachine:
     def handle(self, event: Event, now_s: float) -> list[Order]:
         """Take one event in; returns what is to be done."""
         match event:
-            case HomeObserved(sight=sight):
-                return self._seen(sight, now_s)
+            case HomeObserved(observation=observation):
+                return self._seen(observation, now_s)
             case Given(plans=plans):
                 self._plans = plans
                 self._show_plans()
@@ -181,30 +181,30 @@ class CockpitMachine:
 
     # --- seeing -----------------------------------------------------------------------------------
 
-    def _seen(self, sight: CockpitObservation, now_s: float) -> list[Order]:
-        self.sight, run = sight, sight.run
-        if sight.network is not self._wired[0]:
-            empty = MediaWiring(shared={}, ports={})
-            self._wired = sight.network, wiring(sight.network) if sight.network else empty
+    def _seen(self, observation: CockpitObservation, now_s: float) -> list[Order]:
+        self.observation, run = observation, observation.run
+        if observation.network is not self._wired[0]:
+            network, empty = observation.network, MediaWiring(shared={}, ports={})
+            self._wired = network, wiring(network) if network else empty
         if run is not None and run.number != self._run_number:  # another one begins anew
             self._run_number, self._n_losses = run.number, 0
             self._show(began={"losses": self.state.losses.end, "tasks": self.state.tasks.end})
         if run is not None and run.plan is not self._plan:  # its outlines are not of steps before
             self._plan, self._plan_began = run.plan, self.state.tasks.end
         if run is not None and run.latest is not None:
-            self._step(run, sight.network)
+            self._step(run, observation.network)
         if run is None or run.last_s > home_sections.LIT_S + 2 * max(run.step_s[-4:], default=0.0):
             self._load = {}
         wires = self._wired[1]
         self._show(
-            home={"closed": sight.is_closed, "n": len(sight.members)}
-            | ({"given": harmless(sight.given)[:500]} if sight.given else {}),
-            devices=home_sections.devices(sight, wires, self._load),
-            media=home_sections.media(sight, wires, self._load),
-            ports=home_sections.ports(sight, wires),
+            home={"closed": observation.is_closed, "n": len(observation.members)}
+            | ({"given": harmless(observation.given)[:500]} if observation.given else {}),
+            devices=home_sections.devices(observation, wires, self._load),
+            media=home_sections.media(observation, wires, self._load),
+            ports=home_sections.ports(observation, wires),
             run=run_sections.run(run) if run is not None else {},
         )
-        self._note(self._chronicle.look(sight), now_s)
+        self._note(self._chronicle.look(observation), now_s)
         self._read_meters(now_s)
         if run is None:
             return []
@@ -251,7 +251,7 @@ class CockpitMachine:
         self._n_losses = len(history.losses)
 
     def _read_meters(self, now_s: float) -> None:
-        for member in self.sight.members:
+        for member in self.observation.members:
             reading = member.reading
             if reading is None or self._watts_s.get(member.name) == reading.at_s:
                 continue
@@ -271,7 +271,7 @@ class CockpitMachine:
     # --- planning ---------------------------------------------------------------------------------
 
     def _plan_anew(self) -> list[Order]:
-        run = self.sight.run
+        run = self.observation.run
         if run is None or run.problem is None:
             return []
         self._planned_for = run.plan
@@ -305,7 +305,7 @@ class CockpitMachine:
         elif event.order == self._imagining:
             self._imagining, self._imagined_plans = 0, event.plans
             self._work("imagine", "")
-            here = self.sight.run.plan if self.sight.run else None
+            here = self.observation.run.plan if self.observation.run else None
             shown = plan_sections.plans(event.plans, here)
             self._show(
                 imagined_plans=shown,
@@ -314,7 +314,7 @@ class CockpitMachine:
         return []
 
     def _show_plans(self) -> None:
-        here = self.sight.run.plan if self.sight.run else None
+        here = self.observation.run.plan if self.observation.run else None
         found = self._plans
         if here is not None and here.latency_s is not None:
             names = plan_sections.by_name(found)
@@ -335,7 +335,7 @@ class CockpitMachine:
     def _named(self, name: str) -> tuple[Plan | None, bool]:
         """A plan of that name, and whether it is of an imagined home."""
         real = plan_sections.by_name(self._plans).get(name)
-        run = self.sight.run
+        run = self.observation.run
         if real is None and run is not None and plan_sections.name_of(run.plan) == name:
             real = run.plan
         if real is not None:
@@ -344,7 +344,7 @@ class CockpitMachine:
 
     def _preview(self, name: str) -> list[Order]:
         plan, is_imagined = self._named(name)
-        run = self.sight.run
+        run = self.observation.run
         if plan is None:
             self._show(preview={})
             return []
@@ -361,7 +361,7 @@ class CockpitMachine:
 
     def _go(self, name: str) -> list[Order]:
         plan, is_imagined = self._named(name)
-        run = self.sight.run
+        run = self.observation.run
         if plan is None or is_imagined or run is None or run.ended:
             return []
         if self._switching is not None:
@@ -370,7 +370,8 @@ class CockpitMachine:
         self._switching = self._next(), plan
         self._work("switch", "switching", 0.0)
         costs_s = self.state.sections.get("preview", {}).get("costs_s")
-        self._effects.begin(run, plan, costs_s)
+        if not run.is_imagined:
+            self._effects.begin(run, plan, costs_s)
         self._show(preview={})
         return [SwitchTo(order=self._switching[0], plan=plan)]
 
@@ -378,12 +379,15 @@ class CockpitMachine:
         if self._switching is not None and self._switching[0] == event.order:
             plan, self._switching = self._switching[1], None
             self._work("switch", "")
+            run = self.observation.run
+            if run is not None and run.is_imagined and not event.words:
+                return []
             if event.words:
                 self._effects.failed()
                 said = f"the switch to {plan.planner} failed, the plan before stands: {event.words}"
                 self._note([News(kind="failed", words=said)], now_s)
             else:
-                n_done = self.sight.run.n_done if self.sight.run else 0
+                n_done = self.observation.run.n_done if self.observation.run else 0
                 self._effects.crossed(n_done)
                 who = ", ".join(plan.devices)
                 said = f"switched by a click to {plan.planner} on {who}"
@@ -398,8 +402,9 @@ class CockpitMachine:
         return []
 
     def _pair(self, device: str, code: str) -> list[Order]:
-        member = next((item for item in self.sight.members if item.name == device), None)
-        if member is None or member.key or not self.sight.can_pair or self._pairing is not None:
+        seen = self.observation
+        member = next((item for item in seen.members if item.name == device), None)
+        if member is None or member.key or not seen.can_pair or self._pairing is not None:
             return []
         self._pairing = self._next(), device
         self._work("pair", f"pairing with {device}")

@@ -13,6 +13,7 @@ from potluck.sessions.members import Member
 class RunObservation:
     """A run. `n_done`: steps, or requests. `latest`: its newest step, where that is not the one
     that was seen before. `last_s`: seconds since a step ended. `number` tells runs apart.
+    `is_imagined`: nothing runs, and its step is simulated.
     """
 
     number: int = 0
@@ -21,6 +22,7 @@ class RunObservation:
     history: History
     ended: str = ""
     is_training: bool = False
+    is_imagined: bool = False
     problem: Problem | None = None
     used_bytes: Mapping[str, int] = field(default_factory=dict)
     step_s: Sequence[float] = ()

@@ -498,7 +498,7 @@ class Page {
   }
 
   device(c, d, name, s) {
-    const here = d.status === "ready" || d.status === "leaving", away = this.if.without.includes(name);
+    const here = ["ready", "leaving", "imagined"].includes(d.status), away = this.if.without.includes(name);
     const seen = JSON.stringify([d, away, this.if.on, (s.run || {}).n_layers]);
     if (c.seen === seen) return;
     c.seen = seen;
@@ -639,7 +639,7 @@ class Page {
     const what = `${secs(p.s)} a ${run.noun || "step"}${p.j !== undefined ? `, ${joules(p.j)} (${p.energy_source || "?"})` : ""}` +
       (gain && !p.is_here && !p.imagined ? gain >= 1 ? `: ${three(gain)} times as fast as now, as predicted` : `: ${three(1 / gain)} times as slow as now, as predicted` : "");
     const acts = el("div", { class: "acts" });
-    if (this.may(p)) acts.append(el("button", { class: "go", onclick: () => this.go(p.asked) }, "Switch to this plan"));
+    if (this.may(p)) acts.append(el("button", { class: "go", onclick: () => this.go(p.asked) }, run.state === "imagined" ? "Look at this plan" : "Switch to this plan"));
     acts.append(el("button", { onclick: () => this.ask({ ask: "preview", name: "" }) }, "Close"),
       el("span", { class: "said" }, p.is_here ? "This plan is at work." : p.imagined ? "It is of the home that you imagine." : p.no_run ? "Nothing runs that could go over to it."
         : this.readonly || ""));

@@ -27,7 +27,7 @@ def run(seen: RunObservation) -> dict[str, Any]:
         "batch": plan.batch,
         "micro_batch": plan.micro_batch,
         "n_layers": plan.stages[-1].stop,
-        "state": (seen.ended and "ended") or ("training" if seen.is_training else "idle"),
+        "state": _state(seen),
         "stages": [[s.start, s.stop, list(s.devices), list(s.shares)] for s in plan.stages],
     }
     if seen.ended:
@@ -39,6 +39,12 @@ def run(seen: RunObservation) -> dict[str, Any]:
     if seen.problem is not None:
         found["layer_names"] = [harmless(layer.name)[:80] for layer in seen.problem.layers]
     return found
+
+
+def _state(seen: RunObservation) -> str:
+    if seen.is_imagined:
+        return "imagined"
+    return "ended" if seen.ended else "training" if seen.is_training else "idle"
 
 
 def rows(trace: Trace, step: int, words: Words) -> Iterator[Row]:

@@ -15,7 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
 from typing import Any
 
-from potluck.display.cockpit.observer import HomeObserver
+from potluck.display.cockpit.observer import CockpitObserver
 from potluck.errors import PotluckError, UserError
 from potluck.sanitized_text import harmless
 
@@ -64,7 +64,7 @@ class PageServer:
     """
 
     def __init__(
-        self, watching: HomeObserver, *, may_act: bool = False, port: int = 0, host: str = HOST
+        self, watching: CockpitObserver, *, may_act: bool = False, port: int = 0, host: str = HOST
     ) -> None:
         self.watching, self.host = watching, host
         self.may_act = may_act and host == HOST

@@ -28,7 +28,7 @@ def still(machine: CockpitMachine) -> Scene:
     y = 58.0
     cards = [*_cards(machine, y)]
     items += cards
-    n_rows = -(-min(MOST_CARDS, len(machine.sight.members)) // PER_ROW)
+    n_rows = -(-min(MOST_CARDS, len(machine.observation.members)) // PER_ROW)
     y += n_rows * (CARD_HEIGHT + GAP) + 4
     if machine.latest is not None:
         both = [trace for trace in (machine.predicted, timeline.typical(machine.latest)) if trace]
@@ -47,11 +47,14 @@ def still(machine: CockpitMachine) -> Scene:
 
 def words(machine: CockpitMachine) -> str:
     """The state in a sentence."""
-    sight, run = machine.sight, machine.sight.run
-    there = units.number(len(sight.members), "device")
+    observation, run = machine.observation, machine.observation.run
+    there = units.number(len(observation.members), "device")
     if run is None:
         return f"potluck cockpit: {there}, nothing runs"
     noun = "step" if run.plan.training else "request"
+    if run.is_imagined:
+        planned = f"imagined, {units.duration(run.step_s[-1])} a {noun}"
+        return f"potluck cockpit: {harmless(run.plan.model)} on {there}, {planned}"
     pace = f", {units.duration(run.step_s[-1])} each" if run.step_s else ""
     state = f", ended: {harmless(run.ended)}" if run.ended else ""
     return (
@@ -62,15 +65,15 @@ def words(machine: CockpitMachine) -> str:
 
 def _header(machine: CockpitMachine) -> Iterable[Item]:
     yield Text(x=MARGIN, y=24, text=fitting(words(machine), WIDTH - 32, 15), size=15, bold=True)
-    watts = [m.reading.watts for m in machine.sight.members if m.reading and m.session]
+    watts = [m.reading.watts for m in machine.observation.members if m.reading and m.session]
     told = [f"{units.power(sum(watts))} in all"] if watts else []
-    if (run := machine.sight.run) is not None:
+    if (run := machine.observation.run) is not None:
         told.append(f"plan by {harmless(run.plan.planner)}")
     yield Text(x=MARGIN, y=44, text=", ".join(told), size=12, fill="muted")
 
 
 def _cards(machine: CockpitMachine, top: float) -> Iterable[Item]:
-    members = machine.sight.members
+    members = machine.observation.members
     for place, member in enumerate(members[:MOST_CARDS]):
         x = MARGIN + place % PER_ROW * (CARD_WIDTH + 8)
         y = top + place // PER_ROW * (CARD_HEIGHT + GAP)
@@ -82,7 +85,7 @@ def _cards(machine: CockpitMachine, top: float) -> Iterable[Item]:
 
 def _card(machine: CockpitMachine, member: Member, x: float, y: float) -> Iterable[Item]:
     seen = machine.state.sections.get("devices", {}).get(member.name, {})
-    n_layers = machine.sight.run.plan.stages[-1].stop if machine.sight.run else 0
+    n_layers = machine.observation.run.plan.stages[-1].stop if machine.observation.run else 0
     yield Rect(x=x, y=y, width=CARD_WIDTH, height=CARD_HEIGHT, fill="faint", radius=7)
     yield Dot(x=x + 13, y=y + 15, radius=4, fill="green" if seen.get("lit") else "grey")
     name = fitting(harmless(member.name), CARD_WIDTH - 36, 12)
@@ -106,10 +109,10 @@ def _card(machine: CockpitMachine, member: Member, x: float, y: float) -> Iterab
 
 def _charts(machine: CockpitMachine) -> Iterable[Scene]:
     known = [p for p in machine.plans if p.latency_s is not None and p.energy_j is not None]
-    here: Plan | None = machine.sight.run.plan if machine.sight.run else None
+    here: Plan | None = machine.observation.run.plan if machine.observation.run else None
     if len(known) > 1:
         yield chart.pareto(known, here, "Plans, a ring where you are" if here in known else "Plans")
-    history = machine.sight.run.history if machine.sight.run else History()
+    history = machine.observation.run.history if machine.observation.run else History()
     if len(history.losses) > 1:
         yield chart.loss({"loss": thinned(history.losses)})
 

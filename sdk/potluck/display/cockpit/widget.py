@@ -13,7 +13,7 @@ import anywidget
 import traitlets
 
 from potluck.display import markup
-from potluck.display.cockpit.observer import HomeObserver
+from potluck.display.cockpit.observer import CockpitObserver
 from potluck.display.cockpit.static_picture import still
 from potluck.errors import PotluckError
 from potluck.sanitized_text import harmless
@@ -22,12 +22,13 @@ PAGE = files("potluck.display.cockpit").joinpath("page.js").read_text(encoding="
 
 
 class Cockpit(anywidget.AnyWidget):
-    """A home, its run and the choices, live; made by `home.cockpit()` and `run.cockpit()`."""
+    """A home, its run and the choices, live; made by `home.cockpit()`, `run.cockpit()`,
+    and `profile.cockpit()`."""
 
     _esm = PAGE
     name = traitlets.Unicode().tag(sync=True)
 
-    def __init__(self, watching: HomeObserver) -> None:
+    def __init__(self, watching: CockpitObserver) -> None:
         super().__init__(name=f"potluck-{uuid.uuid4().hex[:8]}")
         self.watching = watching
         self._place: Any = None  # of the picture that lasts

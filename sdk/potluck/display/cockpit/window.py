@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from potluck.coordinator.asking import SHOW, SIGN_S, ask
 from potluck.discover.key_claim import holder_of
-from potluck.display.cockpit.observer import HomeObserver
+from potluck.display.cockpit.observed_home import ObservedHome
+from potluck.display.cockpit.observer import CockpitObserver
 from potluck.display.cockpit.server import PageServer
 from potluck.documents import write_whole
 from potluck.errors import HomeError
@@ -41,7 +42,7 @@ class Window:
     """
 
     def __init__(self, home: "Home", folder: Path | None, may_act: bool) -> None:
-        self._watching = HomeObserver(home)
+        self._watching = CockpitObserver(ObservedHome(home))
         self._folder = folder
         self.may_act = may_act
         with ExitStack() as undo:  # where nobody can be told of the page, there is none

@@ -163,8 +163,9 @@ class Tab:
         found = re.compile(words) if isinstance(words, str) else words
         self.page.locator(where, has_text=found).first.wait_for()
 
-    def wait_output(self, words):
-        self.page.locator(".jp-OutputArea-output", has_text=re.compile(words)).first.wait_for()
+    def wait_output(self, words, seconds=TIMEOUT_MS / 1e3):
+        found = self.page.locator(".jp-OutputArea-output", has_text=re.compile(words)).first
+        found.wait_for(timeout=seconds * 1e3)
 
     def shot(self, path, width=1280, height=1000):
         self.page.set_viewport_size({"width": width, "height": height})

@@ -68,7 +68,7 @@ def history():
         if number % 2:
             machine.handle(at_work(machine, *members, steps=number), float(number))
         else:
-            machine.handle(HomeObserved(sight=observations.seen(*members)), float(number))
+            machine.handle(HomeObserved(observation=observations.seen(*members)), float(number))
         made.append(frames.change(machine.state) or frames.whole(machine.state))
     return made, Frames().whole(machine.state), [m["shown"] for m in devices(machine)]
 

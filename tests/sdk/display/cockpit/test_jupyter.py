@@ -3,11 +3,15 @@ a busy kernel, a second tab, a reload, a restart, a cell run again; and what a s
 """
 
 import re
+import shutil
+from pathlib import Path
 
 import pytest
 from tests.sdk.display.cockpit.browser import Tab
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+NOTEBOOKS = sorted((Path(__file__).parents[4] / "notebooks").glob("*.ipynb"))
+RUN_S = 800
 
 HOME = """
 import threading, torch, potluck
@@ -209,3 +213,25 @@ def test_a_second_notebook_looks_and_takes_over(opened, tmp_path):
     first.add_cell("print(home)")
     first.wait_output("closed: process")
     second.add_cell("mine.close()")
+
+
+LEFT = """import psutil
+print("left:", psutil.Process().children(recursive=True))"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_each_notebook_runs_to_its_end_as_a_person_opens_it(path, opened, jupyter, shots):
+    for needed in ("efficientnet_lite_pytorch", "sklearn", "uvicorn"):
+        pytest.importorskip(needed)
+    folder = jupyter.folder / "notebooks"
+    shutil.copytree(path.parent, folder, dirs_exist_ok=True)
+    tab = opened(path.name)
+    tab.run_all()
+    tab.add_cell(LEFT)
+    tab.wait_output(r"left: \[\]", seconds=RUN_S)
+    assert tab.page.get_by_text("Traceback (most recent call last)").count() == 0
+    if ".cockpit()" in path.read_text():
+        assert tab.page.locator(".potluck-cockpit").count() >= 1
+    tab.page.screenshot(path=str(shots / f"{path.stem}.png"))
+    assert tab.errors == []

@@ -38,8 +38,8 @@ def words_of(machine):
     return [event["words"] for event in machine.state.events.since(0)[1]]
 
 
-def look(machine, sight, now_s=1.0):
-    return machine.handle(HomeObserved(sight=sight), now_s)
+def look(machine, observation, now_s=1.0):
+    return machine.handle(HomeObserved(observation=observation), now_s)
 
 
 @pytest.fixture

@@ -93,10 +93,10 @@ def at_work(machine_of, *members, steps=30):
     run = observations.running(BOTH, steps=steps, latest=trace, latest_step=steps, predicted=trace)
     history = replace(run.history, losses=tuple(2.0 / (1 + i) for i in range(steps)))
     run = replace(run, history=history)
-    sight = observations.seen(
+    observation = observations.seen(
         *(members or (observations.member("a"), observations.member("b"))), run=run
     )
-    return HomeObserved(sight=sight)
+    return HomeObserved(observation=observation)
 
 
 @pytest.fixture
@@ -174,7 +174,7 @@ def test_the_page_shows_everything_readably(opened, played, shots, width, dark):
 @pytest.mark.slow
 def test_names_of_others_are_text(opened, played):
     members = [observations.member(name) for name in HOSTILE]
-    played.handle(HomeObserved(sight=observations.seen(*members)))
+    played.handle(HomeObserved(observation=observations.seen(*members)))
     page = opened()
     cards = page.locator(".card .name")
     page.wait_for_function("n => ROOT().querySelectorAll('.card').length === n", arg=len(HOSTILE))
@@ -191,7 +191,7 @@ def test_names_of_others_are_text(opened, played):
 def test_two_hundred_devices_and_ten_thousand_events_stay_smooth(opened, played):
     """Long tasks are counted, not timed: what takes more than 200 ms is felt."""
     members = [observations.member(f"device-{i:03}", watts=float(i)) for i in range(200)]
-    played.handle(HomeObserved(sight=observations.seen(*members)))
+    played.handle(HomeObserved(observation=observations.seen(*members)))
     page = opened()
     page.wait_for_function("ROOT().querySelectorAll('.card').length === 200")
     log = played.machine.state.events
@@ -202,7 +202,7 @@ def test_two_hundred_devices_and_ten_thousand_events_stay_smooth(opened, played)
             members[number % 200] = observations.member(
                 f"device-{number % 200:03}", watts=number, at_s=number
             )
-            played.handle(HomeObserved(sight=observations.seen(*members)))
+            played.handle(HomeObserved(observation=observations.seen(*members)))
     page.get_by_text("event 9999", exact=True).wait_for()
     assert page.locator("ol li").count() <= 100
     page.get_by_role("button", name="older").click()

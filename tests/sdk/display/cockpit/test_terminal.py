@@ -40,10 +40,10 @@ def text_of(machine):
 @pytest.fixture
 def at_work():
     machine = CockpitMachine()
-    sight = observations.seen(
+    observation = observations.seen(
         observations.member("a"), observations.gone("b"), run=observations.running(BOTH)
     )
-    machine.handle(HomeObserved(sight=sight), 1.0)
+    machine.handle(HomeObserved(observation=observation), 1.0)
     machine.handle(Planned(order=1, plans=(BOTH, ALONE)), 1.1)
     return machine
 
@@ -57,13 +57,15 @@ def test_a_terminal_shows_the_same_numbers(at_work):
 
 def test_an_empty_home_is_said_in_words():
     machine = CockpitMachine()
-    machine.handle(HomeObserved(sight=observations.seen()), 1.0)
+    machine.handle(HomeObserved(observation=observations.seen()), 1.0)
     assert "0 devices, nothing runs" in text_of(machine)
 
 
 def test_names_are_no_markup_and_no_commands():
     machine = CockpitMachine()
-    machine.handle(HomeObserved(sight=observations.seen(observations.member("[red]x\x1b[2J"))), 1.0)
+    machine.handle(
+        HomeObserved(observation=observations.seen(observations.member("[red]x\x1b[2J"))), 1.0
+    )
     told = text_of(machine)
     assert "[red]x" in told
     assert "\x1b" not in told
