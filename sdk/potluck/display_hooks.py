@@ -161,6 +161,19 @@ def window(home: Any, folder: Path | None, may_act: bool, before: Any) -> Any:
     return cockpit.seen_through(home, folder, may_act, before)
 
 
+def gateway_page(home: Any) -> Any:
+    """A home's page for its HTTP entrance.
+
+    Parameters
+    ----------
+    home
+        The home.
+    """
+    from potluck.display import cockpit
+
+    return cockpit.at_gateway(home)
+
+
 def look(folder: Path) -> Any:
     """A home that another process has open, live, in a notebook: only to look at.
 

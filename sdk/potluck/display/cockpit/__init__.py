@@ -13,6 +13,7 @@ from potluck.optional_packages import needed
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from potluck.display.cockpit.gateway_page import GatewayPage
     from potluck.display.cockpit.looking import Looking
     from potluck.display.cockpit.observer import CockpitObserver
     from potluck.display.cockpit.widget import Cockpit
@@ -76,6 +77,13 @@ def seen_through(
     if before is not None:
         before.close()
     return Window(home, folder, may_act)
+
+
+def at_gateway(home: "Home") -> "GatewayPage":
+    """The page of a home at its HTTP entrance."""
+    from potluck.display.cockpit.gateway_page import GatewayPage
+
+    return GatewayPage(home)
 
 
 def looked_at(folder: "Path") -> "Looking":

@@ -7,39 +7,27 @@ import hmac
 import json
 import queue
 import secrets
-import struct
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from importlib.resources import files
 from typing import Any
 
 from potluck.display.cockpit.observer import CockpitObserver
+from potluck.display.cockpit.page_files import (
+    HEADERS,
+    LENGTH,
+    MOST_STREAMS,
+    MOST_WAITING,
+    page_files,
+)
 from potluck.errors import PotluckError, UserError
 from potluck.sanitized_text import harmless
 
 HOST = "127.0.0.1"
-LENGTH = struct.Struct("<I")
 MOST_ASKED_BYTES = 64 << 10
-MOST_STREAMS = 16
-MOST_WAITING = 64  # frames that a slow reader has not taken; then it waits for the next whole one
 SILENCE_S = 15.0  # of a reader that has gone without a word
-POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'unsafe-inline'; connect-src 'self'; "
-    "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
-PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>potluck</title>
-<meta name="viewport" content="width=device-width"><meta name="color-scheme" content="light dark">
-<style>body{margin:0;padding:10px;background:#fff}
-@media(prefers-color-scheme:dark){body{background:#0d1117}}</style></head>
-<body><div id="cockpit"></div><script type="module" src="start.js"></script></body></html>
-"""
-READ_ONLY = "Live, to look at only: no click here changes the run."
-START = """import {{ serve }} from "./page.js";
-serve(document.getElementById("cockpit"), ".", {readonly});
-"""
 
 
 class PageServer:
@@ -120,12 +108,10 @@ class _PageRequests(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """Page, script or frames."""
         answers: dict[str, Callable[[], None]] = {
-            "": lambda: self._text(PAGE, "text/html"),
-            "page.js": lambda: self._text(script(), "text/javascript"),
-            "start.js": lambda: self._text(self._start(), "text/javascript"),
-            "frames": self._frames,
+            name: partial(self._bytes, text.encode(), kind)
+            for name, (text, kind) in page_files(may_act=self.server_of.may_act).items()
         }
-        self._answered(answers)
+        self._answered({**answers, "frames": self._frames})
 
     def do_POST(self) -> None:
         """A click."""
@@ -143,17 +129,11 @@ class _PageRequests(BaseHTTPRequestHandler):
             answers[what]()
         return None
 
-    def _start(self) -> str:
-        return START.format(readonly=json.dumps("" if self.server_of.may_act else READ_ONLY))
-
     def _refuse(self, code: int) -> None:
         self.close_connection = True
         self.send_response(code)
         self.send_header("Content-Length", "0")
         self.end_headers()
-
-    def _text(self, text: str, kind: str) -> None:
-        self._bytes(text.encode(), kind)
 
     def _bytes(self, body: bytes, kind: str) -> None:
         self.send_response(200)
@@ -164,10 +144,8 @@ class _PageRequests(BaseHTTPRequestHandler):
 
     def _headers(self, kind: str) -> None:
         self.send_header("Content-Type", f"{kind}; charset=utf-8")
-        self.send_header("Content-Security-Policy", POLICY)
-        self.send_header("Cache-Control", "no-store")
-        self.send_header("X-Content-Type-Options", "nosniff")
-        self.send_header("Referrer-Policy", "no-referrer")
+        for name, value in HEADERS.items():
+            self.send_header(name, value)
 
     def _ask(self) -> None:
         length = self.headers.get("Content-Length", "")
@@ -212,8 +190,3 @@ class _PageRequests(BaseHTTPRequestHandler):
 
     def log_message(self, *_: Any) -> None:
         """Say nothing: the token is in the address."""
-
-
-def script() -> str:
-    """The page's module."""
-    return files("potluck.display.cockpit").joinpath("page.js").read_text(encoding="utf-8")

@@ -8,7 +8,7 @@ metrics, as Starlette has them.
 import asyncio
 import hmac
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -36,7 +36,11 @@ Services = Callable[[], "Mapping[str, Service]"]
 
 
 def application(
-    services: Services, *, token: str = "", max_body_bytes: int = MAX_BODY_BYTES
+    services: Services,
+    *,
+    token: str = "",
+    max_body_bytes: int = MAX_BODY_BYTES,
+    more: Sequence[Route] = (),
 ) -> Starlette:
     """The application for these services.
 
@@ -48,6 +52,8 @@ def application(
         What clients have to show as `Authorization: Bearer TOKEN`; empty: nothing.
     max_body_bytes
         Of one request; longer ones are refused before they are read.
+    more
+        Routes of pages, which have a token of their own.
     """
     entrance = GatewayRoutes(services, token=token, max_body_bytes=max_body_bytes)
     one = "/v2/models/{name}"
@@ -64,9 +70,8 @@ def application(
         (f"{one}/versions/1/infer", entrance.infer, "POST"),
         ("/metrics", entrance.metrics, "GET"),
     ]
-    return Starlette(
-        routes=[Route(path, entrance.told(does), methods=[how]) for path, does, how in routes]
-    )
+    own = [Route(path, entrance.told(does), methods=[how]) for path, does, how in routes]
+    return Starlette(routes=[*own, *more])
 
 
 _Read = TypeVar("_Read")

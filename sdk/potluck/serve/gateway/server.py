@@ -24,6 +24,7 @@ with needed():
 
     from potluck.serve.gateway.app import MAX_BODY_BYTES, Services, application
     from potluck.serve.gateway.middleware import OWN_NAMES, BodyBudget, RequestGuard
+    from potluck.serve.gateway.page import HomePage, PageRoutes
 
 LOG = logging.getLogger(__name__)
 START_S = 30.0
@@ -48,6 +49,8 @@ class Gateway:
         Files in PEM form, for HTTPS.
     max_body_bytes
         Of one request.
+    page
+        Of the home, to look at; closed with the entrance.
     door
         Bounds how many come in, and how long they may be silent.
 
@@ -71,6 +74,7 @@ class Gateway:
         certificate: str | Path | None = None,
         key: str | Path | None = None,
         max_body_bytes: int = MAX_BODY_BYTES,
+        page: "HomePage | None" = None,
         door: ConnectionLimit | None = None,
     ) -> None:
         check_entrance(host, token)
@@ -79,8 +83,10 @@ class Gateway:
         self._door = door or ConnectionLimit()
         self._door.most = min(self._door.most, allow_connections() // 2)
         names = None if token else (host, *OWN_NAMES)
+        self._page = PageRoutes(page) if page is not None else None
+        more = self._page.routes if self._page is not None else ()
         within = RequestGuard(
-            application(services, token=token, max_body_bytes=max_body_bytes),
+            application(services, token=token, max_body_bytes=max_body_bytes, more=more),
             self,
             BodyBudget(N_BODIES * max_body_bytes),
             names,
@@ -156,12 +162,19 @@ class Gateway:
         return f"http{'s' if self._is_tls else ''}://{self.host}:{self.port}"
 
     @property
+    def watch_url(self) -> str:
+        """Where the home can be looked at, token and all; empty where no page was asked for."""
+        return f"{self.url}{self._page.path}" if self._page is not None else ""
+
+    @property
     def services(self) -> "Mapping[str, Service]":
         """What can be asked for."""
         return self._services()
 
     def close(self) -> None:
         """Let nobody in any more; safe to call twice."""
+        if self._page is not None:
+            self._page.close()
         self._server.should_exit = True
         self._thread.join(CLOSE_S + 1)
 

@@ -5,6 +5,7 @@ import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from potluck import display_hooks
 from potluck.errors import HomeError
 from potluck.handle import Handle, Task
 from potluck.sessions.link import SessionLink
@@ -141,6 +142,7 @@ class ServingHome:
         certificate: str | Path | None = None,
         key: str | Path | None = None,
         max_body_bytes: int = 64 * 2**20,
+        watch: bool = False,
     ) -> "Gateway":
         """Let programs ask this home's services over HTTP: by the Open Inference Protocol v2, as
         clients of Triton and KServe speak it.
@@ -157,6 +159,9 @@ class ServingHome:
             Files in PEM form, for HTTPS.
         max_body_bytes
             Of one request; longer ones are refused before they are read.
+        watch
+            Whether it also serves the home's live page, to look at only: at the `watch_url` of what
+            this returns, for a browser on a phone.
 
         Raises
         ------
@@ -171,6 +176,7 @@ class ServingHome:
 
         if self._closed:
             raise HomeError("this home is closed.", next_step="Make a new one.")
+        page = display_hooks.gateway_page(self) if watch else None
         opened = Gateway(
             lambda: self.services,
             host=host,
@@ -179,6 +185,7 @@ class ServingHome:
             certificate=certificate,
             key=key,
             max_body_bytes=max_body_bytes,
+            page=page,
         )
         self._gateways = (*self._gateways, opened)
         return opened
