@@ -95,6 +95,7 @@ class CockpitObserver:
         self._begun_s = time.monotonic()
         self._whole_s = float("-inf")
         self._still_s = float("-inf")
+        self._is_drawn = False  # what has changed is in those pictures
         self._at_work: dict[str, int] = {}  # by kind, the order whose answer counts
         self._thread: threading.Thread | None = None
         if plans:
@@ -196,12 +197,13 @@ class CockpitObserver:
         now_s = time.monotonic()
         with self._lock:
             frame = self._frames.change(self.machine.state)
+            self._is_drawn = self._is_drawn and frame is None
             if now_s - self._whole_s >= WHOLE_S and self._views:
                 frame, self._whole_s = self._frames.whole(self.machine.state), now_s
             views = tuple(self._views)
             draws: tuple[Callable[[], None], ...] = ()
-            if now_s - self._still_s >= STILL_S or self._observed.is_over:
-                draws, self._still_s = tuple(self._stills), now_s
+            if not self._is_drawn and (now_s - self._still_s >= STILL_S or self._observed.is_over):
+                draws, self._still_s, self._is_drawn = tuple(self._stills), now_s, True
         if frame is not None:
             for view in views:
                 with suppress(Exception):  # a broken display must never stop the others
