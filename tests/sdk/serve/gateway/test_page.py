@@ -102,5 +102,5 @@ def test_who_still_looks_when_the_entrance_closes_is_told_that_it_ends(home):
         gateway.close()
         rest = answer.read()  # to its end
     assert isinstance(rest, bytes)
-    with pytest.raises(OSError), asked(gateway, "/"):
+    with pytest.raises(ConnectionRefusedError), asked(gateway, "/"):
         pass
