@@ -203,7 +203,8 @@ class CockpitObserver:
             views = tuple(self._views)
             draws: tuple[Callable[[], None], ...] = ()
             if not self._is_drawn and (now_s - self._still_s >= STILL_S or self._observed.is_over):
-                draws, self._still_s, self._is_drawn = tuple(self._stills), now_s, True
+                draws, self._still_s = tuple(self._stills), now_s
+                self._is_drawn = True
         if frame is not None:
             for view in views:
                 with suppress(Exception):  # a broken display must never stop the others
