@@ -529,6 +529,7 @@ class Stage:
 
     `warm_up` forwards come first. `recompute`: of every micro-batch under way the stage keeps only
     its inputs, and computes its forward again just before its backward (Chen et al., 2016).
+    `micro_batch`: the rows that it takes at a time, where it is another number than the plan's.
     """
 
     start: int
@@ -537,12 +538,15 @@ class Stage:
     shares: tuple[int, ...]
     warm_up: int = 1
     recompute: bool = False
+    micro_batch: int | None = None
 
     def __post_init__(self) -> None:
         where = f"stage of layers [{self.start}, {self.stop})"
         _whole(f"{where}: its layers are whole numbers", self.start, self.stop)
         _whole(f"{where}: its shares are whole numbers of rows", *self.shares)
         _whole(f"{where}: warm_up is a whole number", self.warm_up)
+        if self.micro_batch is not None:
+            _whole(f"{where}: micro_batch is a whole number of rows", self.micro_batch)
         if not 0 <= self.start < self.stop:
             raise PlanError(f"{where}: it must hold at least one layer.")
         if not self.devices or len(set(self.devices)) != len(self.devices):
@@ -558,6 +562,11 @@ class Stage:
             raise PlanError(f"{where}: recompute is true or false, got {self.recompute!r}.")
 
     @property
+    def rows(self) -> int:
+        """Of a micro-batch of this stage."""
+        return sum(self.shares)
+
+    @property
     def lead(self) -> str:
         """The device with the most rows, which has some of every micro-batch, however small."""
         return self.devices[self.shares.index(max(self.shares))]
@@ -568,9 +577,11 @@ class Plan(Shown):
     """Which layers where, in what shares: a document to read, edit and post back.
 
     `micro_batch` rows at a time, `n_micro_batches` of them per step; batches of other sizes are
-    taken in micro-batches of the same size and a smaller one (`schedule.division`). Predictions
-    come from the simulator. `unused` says why, per device. `gap_frac`: no plan is faster by more
-    than this part of `latency_s` (of a chain: none in which each device has one stage at most);
+    taken in micro-batches of the same size and a smaller one (`schedule.micro_batches`). A stage
+    may take them in larger or smaller ones of its own, of which each is a multiple of any smaller
+    one: at its edges they are joined, or cut. Predictions come from the simulator. `unused` says
+    why, per device. `gap_frac`: no plan with micro-batches of one size is faster by more than this
+    part of `latency_s` (of a chain: none in which each device has one stage at most);
     `energy_gap_frac`: none that is on time takes fewer joules by more than this part of `energy_j`.
     `problem` is what it was judged for; a plan from a file has none yet. `energy_source`: where the
     worst known of the watts behind `energy_j` come from (see `provenance`); empty before it is
@@ -620,21 +631,35 @@ class Plan(Shown):
                     "without a gap."
                 )
             expected = stage.stop
-            if sum(stage.shares) != self.micro_batch:
+            wanted = self.micro_batch if stage.micro_batch is None else stage.micro_batch
+            if stage.rows != wanted:
                 raise PlanError(
-                    f"stage {index}: shares {stage.shares} add up to {sum(stage.shares)} rows; "
-                    f"expected the micro-batch, {self.micro_batch}."
+                    f"stage {index}: shares {stage.shares} add up to {stage.rows} rows; "
+                    f"expected the micro-batch, {wanted}."
                 )
             if stage.recompute and not self.training:
                 raise PlanError(
                     f"stage {index}: it recomputes activations, and inference keeps none.",
                     next_step="Leave `recompute` out, or plan for training.",
                 )
+        _check_sizes(self)
 
     @property
     def batch(self) -> int:
         """Rows of one step."""
         return self.micro_batch * self.n_micro_batches
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The rows of its micro-batches, the most first: one number, or several where stages have
+        their own.
+        """
+        return tuple(sorted({self.micro_batch, *(s.rows for s in self.stages)}, reverse=True))
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Per stage, its micro-batches in a step."""
+        return tuple(self.batch // stage.rows for stage in self.stages)
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -648,6 +673,25 @@ class Plan(Shown):
     def save(self, path: Any) -> None:
         """Write it as text to read, edit and load again with `potluck.load_plan`."""
         display_hooks.save_plan(self, path)
+
+
+def _check_sizes(plan: Plan) -> None:
+    """Raise `PlanError` unless micro-batches of stages can be joined to larger ones, and cut."""
+    sizes = plan.sizes
+    if len(sizes) > 1 and not plan.training:
+        raise PlanError(
+            f"stages take {', '.join(map(str, sizes))} rows at a time, and inference takes one "
+            "number of rows everywhere.",
+            next_step="Leave `micro_batch` of the stages out, or plan for training.",
+        )
+    for more, fewer in zip((plan.batch, *sizes), sizes, strict=False):
+        if more % fewer:
+            raise PlanError(
+                f"micro-batches of {fewer} rows cannot be joined to {more}: stages of this plan "
+                f"take {', '.join(map(str, sizes))} rows at a time, of a batch of {plan.batch}.",
+                next_step="Choose sizes of which each is a multiple of the next smaller one, and "
+                "that divide the batch.",
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

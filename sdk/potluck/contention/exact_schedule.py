@@ -53,8 +53,13 @@ def best_schedule(
     Raises
     ------
     UserError
-        Where ortools is not installed.
+        Where ortools is not installed, or stages have micro-batches of their own sizes.
     """
+    if len(set(times.parts)) > 1:
+        raise UserError(
+            "the exact scheduler takes micro-batches of one size, and here stages have their own.",
+            next_step="Leave `micro_batch` of the stages out.",
+        )
     try:
         from ortools.sat.python import cp_model
     except ImportError as error:

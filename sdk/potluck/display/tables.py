@@ -242,6 +242,11 @@ def stages(plan: Plan, problem: Problem | None = None) -> Table:
             else ""
         )
         notes[0] += f", predicted {units.duration(plan.latency_s)}{pace}, {energy_of(plan)}"
+    notes += [
+        f"stage {index} takes {count} × {stage.rows} rows"
+        for index, (stage, count) in enumerate(zip(plan.stages, plan.counts, strict=True))
+        if stage.rows != plan.micro_batch
+    ]
     notes += [f"schedule: {plan.schedule}"] if plan.schedule else []
     notes += [f"not used: {name} ({why})" for name, why in plan.unused.items()]
     notes += (*recomputation_notes(plan), *order_notes(plan.problem))

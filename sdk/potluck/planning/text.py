@@ -24,7 +24,7 @@ _FACTS = (
     "schedule",
 )
 _KNOWN = {*_FACTS, "format", "stage", "peak_bytes", "device_energy_j", "unused"}
-_STAGE = {"layers", "devices", "shares", "warm_up", "recompute"}
+_STAGE = {"layers", "devices", "shares", "warm_up", "recompute", "micro_batch"}
 
 
 def dumps(plan: Plan) -> str:
@@ -43,6 +43,8 @@ def dumps(plan: Plan) -> str:
         lines += [f"devices = {_value(stage.devices)}", f"shares = {_value(stage.shares)}"]
         lines.append(f"warm_up = {stage.warm_up}")
         lines += ["recompute = true"] if stage.recompute else []
+        own = stage.micro_batch
+        lines += [f"micro_batch = {own}"] if own is not None else []
     tables = (
         ("peak_bytes", plan.peak_bytes),
         ("device_energy_j", plan.device_energy_j),
@@ -126,6 +128,7 @@ def _stage(index: int, data: dict[str, Any]) -> Stage:
         shares=tuple(shares),
         warm_up=warm_up,
         recompute=_get(data, "recompute", bool, False, where),
+        micro_batch=_get(data, "micro_batch", int, None, where),
     )
 
 

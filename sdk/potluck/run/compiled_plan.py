@@ -26,7 +26,7 @@ from potluck.schedule import (
     compile_training,
     standbys,
 )
-from potluck.schedule.micro_batches import check_company, check_whole, divide, exceeds
+from potluck.schedule.micro_batches import as_divided, check_company, check_whole, divide, exceeds
 from potluck.schedule.policies import Policy, Times, policy
 from potluck.schedule.step_update import StepUpdate
 from potluck.simulate import simulate
@@ -558,7 +558,7 @@ def _steps(
     found, told = {}, bare.step_update(trained)
     for rows in sizes:
         name, division = train_name(rows, bare.plan), divide(bare.plan, bare.segments, rows)
-        schedule = order(replace(bare.plan, n_micro_batches=len(division)))
+        schedule = order(as_divided(bare.plan, division))
         found[name] = compile_training(
             bare.plan,
             bare.segments,

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from potluck.errors import PlanError
 from potluck.schedule.ir import BACKWARD, FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, Action, Schedule
+from potluck.schedule.rows import meeting
 from potluck.schedule.stage_graph import Before
 
 
@@ -22,7 +23,8 @@ class StageTimes:
     forward_s, input_s, weight_s
         Per stage: its forward, and the two parts of its backward.
     handed_s
-        (stage, later stage): seconds of a transfer on, and of the gradient back.
+        (stage, later stage): seconds of a transfer on, and of the gradient back; of the rows of
+        the smaller of their micro-batches.
     rows
         The stages of each row of a schedule: those that share devices.
     most_kept
@@ -30,6 +32,8 @@ class StageTimes:
     media
         (stage, other stage): names of the media that such a transfer takes; default: one of its
         own each way.
+    parts
+        Per stage: how many of its micro-batches are one of the largest of all stages; default: 1.
     """
 
     forward_s: tuple[float, ...]
@@ -39,6 +43,7 @@ class StageTimes:
     rows: tuple[tuple[int, ...], ...]
     most_kept: tuple[int, ...]
     media: Mapping[tuple[int, int], tuple[str, ...]] = field(default_factory=dict)
+    parts: tuple[int, ...] = ()
     before: Before = field(init=False)
     behind: Before = field(init=False)
 
@@ -46,6 +51,7 @@ class StageTimes:
         n = len(self.forward_s)
         before = [tuple(sorted(a for a, b in self.handed_s if b == p)) for p in range(n)]
         behind = [tuple(sorted(b for a, b in self.handed_s if a == p)) for p in range(n)]
+        object.__setattr__(self, "parts", self.parts or (1,) * n)
         object.__setattr__(self, "before", tuple(before))
         object.__setattr__(self, "behind", tuple(behind))
 
@@ -66,6 +72,10 @@ class StageTimes:
         return {FORWARD: self.forward_s, INPUT_GRADIENT: self.input_s}.get(kind, self.weight_s)[
             stage
         ]
+
+    def n_meeting(self, stage: int, other: int) -> int:
+        """Micro-batches of the other stage that share rows with one of this stage."""
+        return max(1, self.parts[other] // self.parts[stage])
 
     def targets(self, stage: int, kind: str) -> tuple[tuple[int, float], ...]:
         """Which stages get something from such an action, and the seconds that it is on its way."""
@@ -149,25 +159,31 @@ class Arrivals:
         elif kind == INPUT_GRADIENT:
             self._arrive(Action(stage, WEIGHT_GRADIENT, m), stop_s)
         for target, on_way_s in self._times.targets(stage, kind):
-            came_s = stop_s
-            if on_way_s:
-                media = self._times.media.get((stage, target), (f"{stage}>{target}",))
-                came_s = max([stop_s, *(self._free_s.get(name, 0.0) for name in media)]) + on_way_s
-                self._free_s.update(dict.fromkeys(media, came_s))
-            self._arrive(Action(target, FORWARD if kind == FORWARD else self._gradient, m), came_s)
-            came.append((target, came_s))
+            for n in meeting(self._times.parts[stage], self._times.parts[target], m):
+                came_s = self._carried_s(stage, target, stop_s, on_way_s) if on_way_s else stop_s
+                there = Action(target, FORWARD if kind == FORWARD else self._gradient, n)
+                self._arrive(there, came_s)
+                came.append((target, came_s))
         return came
+
+    def _carried_s(self, stage: int, target: int, ready_s: float, on_way_s: float) -> float:
+        """When a transfer arrives that can begin then, behind those before it."""
+        media = self._times.media.get((stage, target), (f"{stage}>{target}",))
+        came_s = max([ready_s, *(self._free_s.get(name, 0.0) for name in media)]) + on_way_s
+        self._free_s.update(dict.fromkeys(media, came_s))
+        return came_s
 
     def _arrive(self, action: Action, at_s: float) -> None:
         self._missing[action] = self._missing.get(action, self._n_needed(action)) - 1
         self._came_s[action] = max(at_s, self._came_s.get(action, 0.0))
 
     def _n_needed(self, action: Action) -> int:
-        if action.kind == FORWARD:
-            return len(self._times.before[action.stage])
         if action.kind == WEIGHT_GRADIENT:
             return 1
-        return 1 + len(self._times.behind[action.stage])
+        times, stage = self._times, action.stage
+        if action.kind == FORWARD:
+            return sum(times.n_meeting(stage, q) for q in times.before[stage])
+        return 1 + sum(times.n_meeting(stage, q) for q in times.behind[stage])
 
 
 def play(schedule: Schedule, times: StageTimes) -> dict[Action, tuple[float, float]]:
@@ -215,10 +231,11 @@ def makespan_s(schedule: Schedule, times: StageTimes) -> float:
 
 
 def work_s(times: StageTimes, n_micro_batches: int) -> list[float]:
-    """Per row: seconds of all its actions."""
+    """Per row: seconds of all its actions, of so many of the largest micro-batches."""
     kinds = FORWARD, BACKWARD
     return [
-        n_micro_batches * sum(times.action_s(p, kind) for p in stages for kind in kinds)
+        n_micro_batches
+        * sum(times.parts[p] * times.action_s(p, kind) for p in stages for kind in kinds)
         for stages in times.rows
     ]
 

@@ -62,7 +62,7 @@ class StepInstructions(UpdateInstructions):
             segment=segment.name,
             key=f"{p}.{m}",
             train=self.spec.training,
-            rows=[start, stop, self.division[m].rows],
+            rows=[start, stop, self.division[p][m].rows],
             micro_batch=m,
             **more,
         )
@@ -114,7 +114,7 @@ class StepInstructions(UpdateInstructions):
 
     def answer(self, action: Action, index: int, outputs: list[str], priority: int) -> None:
         """Every output of the last stage is a result."""
-        first = self.division[action.micro_batch].start
+        first = self._first(action)
         start, stop = self._rows(action, index)
         for name, tensor in zip(outputs, self.segments[-1].outputs, strict=True):
             result = ReceivedValue(
@@ -144,7 +144,7 @@ class StepInstructions(UpdateInstructions):
             value=value,
             tensor=self.segments[p].outputs[0].name,
             kind="loss",
-            rows=tuple(share for part in self.division if (share := part.shares[p][index])),
+            rows=tuple(share for part in self.division[p] if (share := part.shares[index])),
             sums=self.segments[p].sums_rows,
             nbytes=nbytes,
         )
@@ -154,7 +154,11 @@ class StepInstructions(UpdateInstructions):
         return self.plan.stages[action.stage].devices[index]
 
     def _rows(self, action: Action, index: int) -> tuple[int, int]:
-        return self.rows[action.micro_batch][action.stage][index]
+        return self.rows[action.stage][action.micro_batch][index]
+
+    def _first(self, action: Action) -> int:
+        """The row of the batch with which its micro-batch begins."""
+        return self.division[action.stage][action.micro_batch].start
 
     def _note(self, action: Action, index: int) -> Annotation:
         segment, (start, stop) = self.segments[action.stage], self._rows(action, index)
@@ -172,7 +176,7 @@ class StepInstructions(UpdateInstructions):
         self, action: Action, device: str, tensor: Tensor, start: int, stop: int, priority: int
     ) -> str:
         """The name of what is fed: of a whole batch it comes once."""
-        first = self.division[action.micro_batch].start  # feeds are counted over the whole batch
+        first = self._first(action)  # feeds are counted over the whole batch
         value = f"in{action.stage}.{tensor.name}.{action.micro_batch}"
         start, stop = first + start, first + stop
         if self._comes_whole(action.stage, tensor):
@@ -198,14 +202,16 @@ class StepInstructions(UpdateInstructions):
         """Which entries of what is fed are meant; None: all of them."""
         if not self._comes_whole(action.stage, tensor):
             return None
-        first = self.division[action.micro_batch].start
+        first = self._first(action)
         return [(first + start) * tensor.multiple, (first + stop) * tensor.multiple]
 
     def _comes_whole(self, p: int, tensor: Tensor) -> bool:
         """Whether one value has the rows of all micro-batches: they belong to one device, and are
         few bytes.
         """
-        is_all = len(self.plan.stages[p].devices) == 1 < len(self.division) and tensor.multiple > 0
+        is_all = (
+            len(self.plan.stages[p].devices) == 1 < len(self.division[p]) and tensor.multiple > 0
+        )
         return self.fed_whole and is_all and _nbytes(tensor, self.batch) <= WHOLE_BYTES
 
     # --- over a cut -------------------------------------------------------------------------------
@@ -213,6 +219,7 @@ class StepInstructions(UpdateInstructions):
     def cut(self, rows: HandedRows[Tensor], value: str, priority: int) -> str:
         """A slice, named after what is sent of it."""
         first, _ = self._rows(rows.source, rows.left)
+        first += self._first(rows.source) - self._first(rows.target)
         name, nbytes = f"cut.{_name(rows)}", _nbytes(rows.tensor, rows.stop - rows.start)
         self.programs.compute(
             self._device(rows.source, rows.left),

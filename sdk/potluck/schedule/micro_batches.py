@@ -3,28 +3,33 @@
 A batch is cut into micro-batches of the plan's size and a smaller one for what is left over. Batch
 norm learns from all rows that it sees at once, and of a single one it may have nothing to learn
 from at all. So where there is batch norm, no row that had company stays alone: the last two
-micro-batches are made about equal, and a device that would get one row leaves it to another. Rows
-of micro-batches are the same whatever the stages, so that results are, too.
+micro-batches are made about equal, and a device that would get one row leaves it to another.
+
+Stages may have micro-batches of their own sizes. The largest are cut first, and each of them into
+the next smaller ones; where it has too few rows for all, the last of these are empty. So a smaller
+micro-batch is always part of one larger one. Rows of the micro-batches of one size are the same
+whatever the stages, so that results are, too.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate, chain, pairwise
 
 from potluck.errors import PlanError
-from potluck.records import Plan, Segment
+from potluck.records import Plan, Segment, Stage
 
 COMPANY = 2  # rows that batch norm has at once, where the batch has them
 
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """Rows [start, stop) of the batch; device i of stage p takes `shares[p][i]` of them, perhaps
+    """Rows [start, stop) of the batch; device i of the stage takes `shares[i]` of them, perhaps
     none.
     """
 
     start: int
     stop: int
-    shares: tuple[tuple[int, ...], ...]
+    shares: tuple[int, ...]
 
     @property
     def rows(self) -> int:
@@ -32,19 +37,19 @@ class MicroBatch:
         return self.stop - self.start
 
 
-Division = tuple[MicroBatch, ...]
+Division = tuple[tuple[MicroBatch, ...], ...]  # per stage, its micro-batches in order
 
 
 def divide(plan: Plan, segments: Sequence[Segment], rows: int) -> Division:
-    """`rows` in micro-batches of the plan's size, one of them smaller; in one, where the loss
-    compares rows.
+    """`rows` in micro-batches of the stages' sizes, of each size one smaller; in one, where the
+    loss compares rows.
 
     Shares in proportion to the plan's.
 
     Parameters
     ----------
     plan
-        Its micro-batch size and shares are kept to.
+        Its micro-batch sizes and shares are kept to.
     segments
         One per stage; tells where batch norm needs company.
     rows
@@ -53,23 +58,54 @@ def divide(plan: Plan, segments: Sequence[Segment], rows: int) -> Division:
     Returns
     -------
     Division
-        Micro-batches in order; their rows add up to `rows`.
+        Per stage, micro-batches in order; their rows add up to `rows`.
     """
     together = COMPANY if any(segment.norm_values for segment in segments) else 1
     if any(segment.whole_batch for segment in segments):
         together = min(together, rows)
-        each = tuple(
-            shared(stage.shares, rows, min(together, *stage.shares)) for stage in plan.stages
-        )
-        return (MicroBatch(0, rows, each),)
-    found, start = [], 0
-    for size in sizes(rows, plan.micro_batch, together):
-        shares = tuple(
-            shared(stage.shares, size, min(together, *stage.shares)) for stage in plan.stages
-        )
-        found.append(MicroBatch(start, start + size, shares))
-        start += size
-    return tuple(found)
+        parts: dict[int, tuple[int, ...]] = dict.fromkeys(plan.sizes, (rows,))
+    else:
+        parts = _parts(plan.sizes, rows, together)
+    return tuple(_of_stage(stage, parts[stage.rows], together) for stage in plan.stages)
+
+
+def _parts(plan_sizes: Sequence[int], rows: int, together: int) -> dict[int, tuple[int, ...]]:
+    """By size, the largest first: the rows of each micro-batch."""
+    found = {plan_sizes[0]: sizes(rows, plan_sizes[0], together)}
+    for larger, size in pairwise(plan_sizes):
+        wholes = (_filled(sizes(n, size, together), larger // size) for n in found[larger])
+        found[size] = tuple(chain.from_iterable(wholes))
+    return found
+
+
+def _filled(parts: tuple[int, ...], n: int) -> tuple[int, ...]:
+    """Rows as `n` parts: empty ones at the end, or more rows in the last."""
+    if len(parts) > n:
+        return (*parts[: n - 1], sum(parts[n - 1 :]))
+    return (*parts, *(0,) * (n - len(parts)))
+
+
+def _of_stage(stage: Stage, parts: Sequence[int], together: int) -> tuple[MicroBatch, ...]:
+    least = min(together, *stage.shares)
+    stops = tuple(accumulate(parts))
+    return tuple(
+        MicroBatch(stop - n, stop, shared(stage.shares, n, least))
+        for n, stop in zip(parts, stops, strict=True)
+    )
+
+
+def as_divided(plan: Plan, division: Division) -> Plan:
+    """The plan with as many micro-batches as this division of a batch has.
+
+    Parameters
+    ----------
+    plan
+        Its stages' micro-batches are those of the division.
+    division
+        Of any number of rows.
+    """
+    n_rows = len(division[0]) * plan.stages[0].rows
+    return replace(plan, n_micro_batches=n_rows // plan.micro_batch)
 
 
 def sizes(rows: int, micro_batch: int, together: int = 1) -> tuple[int, ...]:
@@ -139,11 +175,11 @@ def exceeds(plan: Plan, division: Division) -> bool:
     """Whether a step has more micro-batches than the plan's, or a device more rows of one: it may
     need more memory.
     """
-    pairs = (
-        (part.shares[p], stage.shares) for part in division for p, stage in enumerate(plan.stages)
-    )
-    more = any(n > share for taken, shares in pairs for n, share in zip(taken, shares, strict=True))
-    return more or len(division) > plan.n_micro_batches
+    for stage, count, parts in zip(plan.stages, plan.counts, division, strict=True):
+        pairs = (pair for part in parts for pair in zip(part.shares, stage.shares, strict=True))
+        if len(parts) > count or any(n > share for n, share in pairs):
+            return True
+    return False
 
 
 def check_whole(plan: Plan, segments: Sequence[Segment]) -> None:
@@ -156,9 +192,9 @@ def check_whole(plan: Plan, segments: Sequence[Segment]) -> None:
     """
     if not any(segment.whole_batch for segment in segments):
         return
-    if plan.n_micro_batches > 1:
+    if max(plan.counts) > 1:
         raise PlanError(
-            f"the loss compares rows, and the plan has {plan.n_micro_batches} micro-batches.",
+            f"the loss compares rows, and the plan has {max(plan.counts)} micro-batches.",
             next_step=f"Plan with Training(batch={plan.batch}, micro_batch={plan.batch}).",
         )
     if len(plan.stages[-1].devices) > 1:

@@ -134,14 +134,14 @@ def _spec(
     training: bool,
 ) -> StepSpec[Tensor]:
     graph = wire(plan, segments, training=training)
-    order = check(schedule, len(division), before=graph.before, training=training)
+    order = check(schedule, [*map(len, division)], before=graph.before, training=training)
     number = [{tensor.name: k for k, tensor in enumerate(s.outputs)} for s in segments]
     copied = {standby.stage for standby in standbys if standby.way == COPY}
     return StepSpec(
         order=order,
         training=training,
         devices=[stage.devices for stage in plan.stages],
-        shares=[part.shares for part in division],
+        division=division,
         outputs=[
             [
                 StageOutput(t, takers.get(t.name, ()), t.gradient, t.multiple > 0)

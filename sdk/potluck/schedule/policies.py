@@ -3,6 +3,7 @@ from a plan.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import zip_longest
 
@@ -10,6 +11,7 @@ from potluck.errors import PlanError, UserError
 from potluck.records import Plan
 from potluck.schedule.bubbles import StageTimes, chain_of
 from potluck.schedule.ir import BACKWARD, FORWARD, Action, Schedule, check_form
+from potluck.schedule.stage_graph import Before, behind, chain
 from potluck.schedule.stage_rows import rows_of
 from potluck.schedule.zero_bubble import ZERO_BUBBLE
 
@@ -55,32 +57,66 @@ def warm_up_depths(room: Sequence[int], n_micro_batches: int) -> list[int]:
     return depths
 
 
+def warm_ups_of_rows(
+    rows: Sequence[int], counts: Sequence[int], before: Before, *, ahead: int = 2
+) -> list[int]:
+    """K_p of stages whose micro-batches have so many rows each: the rows that the stage behind
+    keeps, and `ahead` of the larger micro-batches of the two. With one size: 2 (P - p) - 1.
+
+    With fewer of its own than the next stage takes before its first backward, a stage would wait
+    for ever; `ahead` of 1 is enough for that.
+
+    >>> warm_ups_of_rows([8, 8, 8], [4, 4, 4], ((), (0,), (1,)))
+    [4, 3, 1]
+    >>> warm_ups_of_rows([2, 8], [16, 4], ((), (0,)))
+    [12, 1]
+
+    Parameters
+    ----------
+    rows
+        Per stage, of a micro-batch.
+    counts
+        Per stage, its micro-batches in a step.
+    before
+        Per stage, the stages that it takes tensors from.
+    ahead
+        Micro-batches beyond those of the stage behind.
+    """
+    depths, kept = [1] * len(rows), [*rows]
+    for p in reversed(range(len(rows))):
+        needed = [kept[q] + ahead * max(rows[p], rows[q]) for q in behind(before)[p]]
+        depths[p] = min(-(-max(needed, default=rows[p]) // rows[p]), counts[p])
+        kept[p] = depths[p] * rows[p]
+    return depths
+
+
 def one_f_one_b(
-    n_stages: int, n_micro_batches: int, warm_up: Sequence[int] | None = None
+    n_stages: int, n_micro_batches: int | Sequence[int], warm_up: Sequence[int] | None = None
 ) -> Schedule:
     """1F1B: stage p does `warm_up[p]` forwards, then one backward and one forward in turn, then the
     backwards left.
 
-    At most `warm_up[p]` micro-batches are kept at once. Default depth: `warm_up_depth`.
+    At most `warm_up[p]` micro-batches are kept at once. Default depths: `warm_ups_of_rows`.
 
     Parameters
     ----------
     n_stages
         P.
     n_micro_batches
-        M.
+        M; or of each stage, where they differ.
     warm_up
-        Per stage, forwards before its first backward; default: `warm_up_depth`.
+        Per stage, forwards before its first backward; default: `warm_ups_of_rows`.
 
     Raises
     ------
     UserError
         There is not one depth of 1 or more per stage.
     """
+    counts = _counts(n_stages, n_micro_batches)
     depths = (
         warm_up
         if warm_up is not None
-        else [warm_up_depth(p, n_stages, n_micro_batches) for p in range(n_stages)]
+        else warm_ups_of_rows([max(counts) // n for n in counts], counts, chain(n_stages))
     )
     if len(depths) != n_stages or any(depth < 1 for depth in depths):
         raise UserError(
@@ -89,12 +125,16 @@ def one_f_one_b(
         )
     return tuple(
         _alternating(
-            [Action(p, FORWARD, m) for m in range(n_micro_batches)],
-            [Action(p, BACKWARD, m) for m in range(n_micro_batches)],
+            [Action(p, FORWARD, m) for m in range(n)],
+            [Action(p, BACKWARD, m) for m in range(n)],
             depth,
         )
-        for p, depth in enumerate(depths)
+        for p, (n, depth) in enumerate(zip(counts, depths, strict=True))
     )
+
+
+def _counts(n_stages: int, n_micro_batches: int | Sequence[int]) -> Sequence[int]:
+    return [n_micro_batches] * n_stages if isinstance(n_micro_batches, int) else n_micro_batches
 
 
 def _alternating(
@@ -107,9 +147,9 @@ def _alternating(
     return (*forwards[:depth], *(action for pair in pairs for action in pair if action is not None))
 
 
-def fill_drain(n_stages: int, n_micro_batches: int) -> Schedule:
+def fill_drain(n_stages: int, n_micro_batches: int | Sequence[int]) -> Schedule:
     """GPipe: all forwards, then all backwards; every micro-batch is kept at once."""
-    return one_f_one_b(n_stages, n_micro_batches, [n_micro_batches] * n_stages)
+    return one_f_one_b(n_stages, n_micro_batches, _counts(n_stages, n_micro_batches))
 
 
 def interleaved(n_rows: int, n_chunks: int, n_micro_batches: int) -> Schedule:
@@ -160,17 +200,24 @@ def interleaved(n_rows: int, n_chunks: int, n_micro_batches: int) -> Schedule:
     return tuple(rows)
 
 
-def forward_only(n_stages: int, n_micro_batches: int) -> Schedule:
+def forward_only(n_stages: int, n_micro_batches: int | Sequence[int]) -> Schedule:
     """Inference: every micro-batch forward, in order. One micro-batch is a single request; a stream
     is many of these programs in flight, of which the oldest goes first.
     """
     return tuple(
-        tuple(Action(p, FORWARD, m) for m in range(n_micro_batches)) for p in range(n_stages)
+        tuple(Action(p, FORWARD, m) for m in range(n))
+        for p, n in enumerate(_counts(n_stages, n_micro_batches))
     )
 
 
 def _interleaved_of(plan: Plan) -> Schedule:
     """Rows are the sets of devices that the stages repeat in turn."""
+    if len(plan.sizes) > 1:
+        raise PlanError(
+            "interleaved takes micro-batches of one size, and stages of this plan take "
+            f"{', '.join(map(str, plan.sizes))} rows at a time.",
+            next_step="Use 1f1b, or leave `micro_batch` of the stages out.",
+        )
     devices, n_stages = [stage.devices for stage in plan.stages], len(plan.stages)
     for n_rows in range(1, n_stages):
         if n_stages % n_rows == 0 and devices == devices[:n_rows] * (n_stages // n_rows):
@@ -183,11 +230,11 @@ def _interleaved_of(plan: Plan) -> Schedule:
 
 POLICIES: dict[str, Policy] = {
     "1f1b": lambda plan: one_f_one_b(
-        len(plan.stages), plan.n_micro_batches, [s.warm_up for s in plan.stages]
+        len(plan.stages), plan.counts, [s.warm_up for s in plan.stages]
     ),
-    "fill-drain": lambda plan: fill_drain(len(plan.stages), plan.n_micro_batches),
+    "fill-drain": lambda plan: fill_drain(len(plan.stages), plan.counts),
     "interleaved": _interleaved_of,
-    "forward-only": lambda plan: forward_only(len(plan.stages), plan.n_micro_batches),
+    "forward-only": lambda plan: forward_only(len(plan.stages), plan.counts),
 }
 
 
@@ -225,16 +272,20 @@ def policy(choice: str | Policy | None, *, training: bool, times: Times | None =
             f"{name} puts backwards in order, and inference has none.",
             next_step="Use forward-only, or a plan for training.",
         )
-    return lambda plan: ZERO_BUBBLE[name]((times or equal_times)(plan), plan.n_micro_batches)
+    by_times = ZERO_BUBBLE[name]
+    return lambda plan: by_times((times or equal_times)(plan), plan.batch // plan.sizes[0])
 
 
 def equal_times(plan: Plan) -> StageTimes:
-    """The times of a plan of which nobody knows any: every stage takes as long for each part, and
-    memory has room for what its warm-ups keep.
+    """The times of a plan of which nobody knows any: every stage takes as long for each part of as
+    many rows, and memory has room for what its warm-ups keep.
     """
     rows = rows_of(plan)
     kept = [sum(plan.stages[p].warm_up for p in stages) for stages in rows]
-    return chain_of(len(plan.stages), max(max(kept), len(plan.stages)), rows=rows)
+    times = chain_of(len(plan.stages), max(max(kept), len(plan.stages)), rows=rows)
+    parts = tuple(plan.sizes[0] // stage.rows for stage in plan.stages)
+    each_s = tuple(1 / n for n in parts)
+    return replace(times, forward_s=each_s, input_s=each_s, weight_s=each_s, parts=parts)
 
 
 def _own(choice: Policy, plan: Plan) -> Schedule:

@@ -170,7 +170,9 @@ def compile_follow(
         for device in standby.devices:
             gradients: list[str] = []
             if standby.way == REPLAY:
-                _replay(programs, plan, division, segment, graph, standby.stage, device)
+                _replay(
+                    programs, plan, division[standby.stage], segment, graph, standby.stage, device
+                )
             else:
                 gradients = [_copy(programs, plan, segment, graph, standby.stage, device)]
             if not learns and not gradients:  # its forwards have moved the statistics
@@ -282,7 +284,7 @@ def _copy(
 def _replay(
     programs: ProgramBuilder,
     plan: Plan,
-    division: Division,
+    parts: Sequence[MicroBatch],
     segment: Segment,
     graph: StageGraph,
     p: int,
@@ -294,8 +296,10 @@ def _replay(
     """
     (giver,) = plan.stages[p].devices
     last, returned = p == len(plan.stages) - 1, _returned(segment, graph, p)
-    for m, part in enumerate(division):
+    for m, part in enumerate(parts):
         rows = part.rows
+        if not rows:
+            continue
         note = Annotation(label=f"{p}F{m}", start=segment.start, stop=segment.stop, rows=rows)
         inputs = [_feed(programs, part, p, m, tensor, device) for tensor in segment.feeds]
         inputs += [
@@ -335,7 +339,7 @@ def _replay(
             priority=LATE,
             segment=segment.name,
             key=f"{p}.{m}",
-            scale=loss_scale(segment, last, rows, division[-1].stop),
+            scale=loss_scale(segment, last, rows, parts[-1].stop),
         )
 
 

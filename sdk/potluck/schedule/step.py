@@ -9,11 +9,13 @@ A walk over all actions tells it to a sink. `schedule.instructions` writes what 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from operator import itemgetter
 from typing import Generic, Protocol, TypeVar
 
 from potluck.schedule.all_reduce import RingSink, ring_all_reduce
 from potluck.schedule.ir import BACKWARD, FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, Action
-from potluck.schedule.rows import Overlap, overlaps
+from potluck.schedule.micro_batches import MicroBatch
+from potluck.schedule.rows import Overlap, meeting, overlaps
 from potluck.schedule.stage_graph import returning
 
 LOSS_BYTES = 4  # of a micro-batch
@@ -36,8 +38,8 @@ class StageOutput(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class HandedRows(Generic[T]):
-    """Rows [start, stop) of a micro-batch: device `left` of the stage of `source` made them, device
-    `right` of the stage of `target` takes them.
+    """Rows [start, stop) of the micro-batch of `target`: device `left` of the stage of `source`
+    made them, device `right` of the stage of `target` takes them.
     """
 
     source: Action
@@ -56,7 +58,7 @@ class StepSpec(Generic[T]):
     order: Sequence[tuple[int, Action]]
     training: bool
     devices: Sequence[Sequence[Hashable]]  # per stage
-    shares: Sequence[Sequence[tuple[int, ...]]]  # per micro-batch and stage
+    division: Sequence[Sequence[MicroBatch]]  # per stage
     outputs: Sequence[Sequence[StageOutput[T]]]  # per stage; those of the last go home
     # per stage: for each input the stage that makes it, and its number there
     inputs: Sequence[Sequence[tuple[int, int]]]
@@ -155,7 +157,7 @@ def walk(spec: StepSpec[T], sink: StepSink[T, V]) -> None:
     """Tell a whole step to `sink`; what one device does comes in the order in which it is done."""
     step = _Walk(spec, sink)
     for timestep, action in spec.order:
-        for index, share in enumerate(spec.shares[action.micro_batch][action.stage]):
+        for index, share in enumerate(spec.division[action.stage][action.micro_batch].shares):
             if share and action.kind == FORWARD:
                 step.forward(action, index, timestep)
             elif share and spec.learns[action.stage] and action.kind == WEIGHT_GRADIENT:
@@ -180,8 +182,8 @@ class _Walk(Generic[T, V]):
         self.gradient = INPUT_GRADIENT if spec.split else BACKWARD  # what a gradient is sent for
         self.losses: list[list[V]] = [[] for _ in spec.devices[-1]]
         # (action that takes them, number of the output, stage they come from, device that takes
-        # them) -> in the order of their rows
-        self.pieces: dict[tuple[Action, int, int, int], list[V]] = {}
+        # them) -> (first row, value)
+        self.pieces: dict[tuple[Action, int, int, int], list[tuple[int, V]]] = {}
         self.returning = [
             [returning(output.to, output.gradient, spec.learns) for output in outputs]
             for outputs in spec.outputs
@@ -200,8 +202,7 @@ class _Walk(Generic[T, V]):
         if p < self.last:
             for k, (output, value) in enumerate(zip(spec.outputs[p], made, strict=True)):
                 for taker in output.to:
-                    target = Action(taker, FORWARD, action.micro_batch)
-                    self._hand_on(action, target, index, k, output, value)
+                    self._hand_on(action, taker, FORWARD, index, k, output, value)
         elif spec.training:
             self.losses[index].append(made[0])
         else:
@@ -220,31 +221,41 @@ class _Walk(Generic[T, V]):
         made = sink.backward(action, index, gradients, timestep)
         for (source, k), value in zip(self.back[p], made, strict=True):
             if self.spec.learns[source]:
-                target = Action(source, self.gradient, action.micro_batch)
-                self._hand_on(action, target, index, k, self.spec.outputs[source][k], value)
+                output = self.spec.outputs[source][k]
+                self._hand_on(action, source, self.gradient, index, k, output, value)
 
     def _hand_on(
-        self, source: Action, target: Action, index: int, k: int, output: StageOutput[T], value: V
+        self,
+        source: Action,
+        q: int,
+        kind: str,
+        index: int,
+        k: int,
+        output: StageOutput[T],
+        value: V,
     ) -> None:
-        """Hand `value`, made by device `index` in `source`, to the devices that need rows of it in
-        `target`: output k of the earlier stage, or its gradient.
+        """Hand `value`, made by device `index` in `source`, to the devices of stage q that need
+        rows of it in actions of this kind: output k of the earlier stage, or its gradient.
+
+        Its micro-batch may be part of one there, or have several of them.
         """
         spec, sink = self.spec, self.sink
-        timestep = self.timestep[target]
-        tensor, has_rows = output.tensor, output.has_rows
-        shares = spec.shares[source.micro_batch]
-        left, right = shares[source.stage], shares[target.stage]
-        device, peers = spec.devices[source.stage][index], spec.devices[target.stage]
-        for piece in _overlaps_of(left, right, index):
-            key = target, k, source.stage, piece.right
-            if not has_rows and key in self.pieces:
-                continue
-            rows, part = HandedRows(source, target, tensor, *piece), value
-            if has_rows and piece.stop - piece.start < left[index]:
-                part = sink.cut(rows, part, timestep)
-            if peers[piece.right] != device:
-                part = sink.send(rows, part, timestep)
-            self.pieces.setdefault(key, []).append(part)
+        own, theirs = spec.division[source.stage], spec.division[q]
+        part, device = own[source.micro_batch], spec.devices[source.stage][index]
+        for m in meeting(len(own), len(theirs), source.micro_batch):
+            target = Action(q, kind, m)
+            timestep = self.timestep[target]
+            lead = part.start - theirs[m].start
+            for piece in _overlaps_of(part.shares, theirs[m].shares, lead, index):
+                pieces = self.pieces.setdefault((target, k, source.stage, piece.right), [])
+                if pieces and not output.has_rows:
+                    continue
+                rows, handed = HandedRows(source, target, output.tensor, *piece), value
+                if output.has_rows and piece.stop - piece.start < part.shares[index]:
+                    handed = sink.cut(rows, handed, timestep)
+                if spec.devices[q][piece.right] != device:
+                    handed = sink.send(rows, handed, timestep)
+                pieces.append((piece.start, handed))
 
     def _joined(self, action: Action, index: int, k: int, maker: int, source: int) -> V:
         """Output k of stage `maker`, or its gradient, for this device and action: put together from
@@ -252,9 +263,10 @@ class _Walk(Generic[T, V]):
         """
         pieces = self.pieces.pop((action, k, source, index))
         if len(pieces) == 1:
-            return pieces[0]
+            return pieces[0][1]
         tensor = self.spec.outputs[maker][k].tensor
-        return self.sink.join(action, index, tensor, source, pieces, self.timestep[action])
+        values = [value for _, value in sorted(pieces, key=itemgetter(0))]
+        return self.sink.join(action, index, tensor, source, values, self.timestep[action])
 
     def send_losses(self) -> None:
         """They are for display, and go home at the end."""
@@ -360,6 +372,8 @@ class _Walk(Generic[T, V]):
 
 
 @lru_cache(maxsize=1024)
-def _overlaps_of(left: tuple[int, ...], right: tuple[int, ...], index: int) -> tuple[Overlap, ...]:
+def _overlaps_of(
+    left: tuple[int, ...], right: tuple[int, ...], lead: int, index: int
+) -> tuple[Overlap, ...]:
     """The rows that device `index` of `left` hands to devices of `right`."""
-    return tuple(piece for piece in overlaps(left, right) if piece.left == index)
+    return tuple(piece for piece in overlaps(left, right, lead) if piece.left == index)

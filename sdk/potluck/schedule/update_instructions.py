@@ -49,16 +49,16 @@ class UpdateInstructions:
         self.shared = [name for name, _ in holders_of(segments)]
         self.standbys, self.to = standbys, to
         self.fed_whole = fed_whole
-        self.batch = division[-1].stop
-        # rows[micro-batch][stage][device index]: [first, stop) of the micro-batch
-        self.rows = [[intervals(shares) for shares in part.shares] for part in division]
+        self.batch = division[-1][-1].stop
+        # rows[stage][micro-batch][device index]: [first, stop) of the micro-batch
+        self.rows = [[intervals(part.shares) for part in parts] for parts in division]
         self.fed: set[tuple[str, str]] = set()  # (device, value)
 
     # --- the end of a step ------------------------------------------------------------------------
 
     def vector(self, p: int, index: int, priority: int) -> str:
         """Gradients and statistics, weighted by the device's share of the batch."""
-        rows = sum(part.shares[p][index] for part in self.division)
+        rows = sum(part.shares[index] for part in self.division[p])
         item_bytes = self.segments[p].vector_item_bytes
         name, nbytes = f"grad{p}", self.spec.n_elements[p] * item_bytes
         self.programs.compute(

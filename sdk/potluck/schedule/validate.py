@@ -3,6 +3,7 @@ depth kept.
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from potluck.errors import PlanError
 from potluck.schedule.ir import (
@@ -14,13 +15,14 @@ from potluck.schedule.ir import (
     Action,
     Schedule,
 )
+from potluck.schedule.rows import meeting
 from potluck.schedule.stage_graph import Before, behind, chain
 
 
 def needs(
     stage: int, kind: str, before: Before, *, split: bool = False
 ) -> tuple[tuple[int, str], ...]:
-    """Stages and kinds of the actions that must be done before one with the same micro-batch.
+    """Stages and kinds of the actions that must be done before one with the same rows.
 
     Parameters
     ----------
@@ -41,7 +43,7 @@ def needs(
 
 def check(
     schedule: Schedule,
-    n_micro_batches: int,
+    n_micro_batches: int | Sequence[int],
     *,
     before: Before | None = None,
     training: bool = True,
@@ -56,7 +58,7 @@ def check(
     schedule
         Rows of actions, in the order in which they are taken.
     n_micro_batches
-        M.
+        M; or of each stage, where they differ.
     before
         The graph of stages; default: a chain of as many as rows, or as the schedule shows.
     training
@@ -83,22 +85,19 @@ def check(
     )
     shown = max((action.stage for row in schedule for action in row), default=-1) + 1
     before = chain(max(shown, len(schedule))) if before is None else before
+    counts = (
+        [n_micro_batches] * len(before) if isinstance(n_micro_batches, int) else n_micro_batches
+    )
     _each_once(
-        schedule,
-        [
-            Action(p, k, m)
-            for p in range(len(before))
-            for k in kinds
-            for m in range(n_micro_batches)
-        ],
+        schedule, [Action(p, k, m) for p, n in enumerate(counts) for k in kinds for m in range(n)]
     )
     if max_kept is not None:
         _within_depth(schedule, max_kept)
-    return in_order(schedule, before, split=split)
+    return in_order(schedule, before, counts, split=split)
 
 
 def in_order(
-    schedule: Schedule, before: Before, *, split: bool = False
+    schedule: Schedule, before: Before, counts: Sequence[int], *, split: bool = False
 ) -> tuple[tuple[int, Action], ...]:
     """All actions with their timesteps, by timestep and row: one after the last that an action
     waits for, and after the one before it in its row.
@@ -109,6 +108,8 @@ def in_order(
         Rows of actions, each of them once.
     before
         Per stage, the stages that it takes tensors from.
+    counts
+        Per stage, its micro-batches.
     split
         Backwards come in two halves, I and W.
 
@@ -117,7 +118,14 @@ def in_order(
     PlanError
         Some action waits for ever.
     """
-    waits = {(p, k): needs(p, k, before, split=split) for p in range(len(before)) for k in KINDS}
+    waits = {
+        (p, k): [
+            (q, kind, _meetings(counts[p], counts[q]))
+            for q, kind in needs(p, k, before, split=split)
+        ]
+        for p in range(len(before))
+        for k in KINDS
+    }
     timesteps = dict[tuple[int, str, int], int]()
     position, last = [0] * len(schedule), [-1] * len(schedule)
     found, n_found = list[tuple[int, int, Action]](), -1
@@ -127,7 +135,11 @@ def in_order(
         for r, row in rows + rows[-2::-1]:  # forwards go down the rows, backwards up again
             for action in row[position[r] :]:
                 stage, kind, m = action
-                done = [timesteps.get((p, k, m), -1) for p, k in waits[stage, kind]]
+                done = [
+                    timesteps.get((p, k, n), -1)
+                    for p, k, meets in waits[stage, kind]
+                    for n in meets[m]
+                ]
                 if -1 in done:
                     break
                 last[r] = timesteps[action] = max([last[r], *done]) + 1
@@ -136,10 +148,21 @@ def in_order(
     for r, row in rows:
         if position[r] < len(row):
             stage, kind, m = action = row[position[r]]
-            missing = [Action(p, k, m) for p, k in waits[stage, kind] if (p, k, m) not in timesteps]
+            missing = [
+                Action(p, k, n)
+                for p, k, meets in waits[stage, kind]
+                for n in meets[m]
+                if (p, k, n) not in timesteps
+            ]
             why = f"{action} waits for ever for {', '.join(map(str, missing))}"
             _refuse(schedule, r, position[r], why)
     return tuple((timestep, action) for timestep, _, action in sorted(found))
+
+
+@lru_cache(maxsize=1024)
+def _meetings(n: int, others: int) -> tuple[range, ...]:
+    """Of each of `n` micro-batches, those of `others` that share rows with it."""
+    return tuple(meeting(n, others, m) for m in range(n))
 
 
 def _each_once(schedule: Schedule, expected: Sequence[Action]) -> None:

@@ -23,6 +23,7 @@ BACKWARD_FIRST = INPUT_GRADIENT + FORWARD + WEIGHT_GRADIENT  # as 1F1B
 _KINDS = FORWARD_FIRST
 # a weight gradient begins if nothing else can before so much of it is done
 _PATIENCE = (0.0, 1.0)
+WAITING = "these rules leave every row waiting."
 ROUNDED = 1 + 1e-12  # sums in another order
 
 
@@ -41,8 +42,8 @@ class FillRules:
 class _Row:
     """What one row has done."""
 
-    def __init__(self, stages: Sequence[int], n_micro_batches: int) -> None:
-        self.stages, self._n = stages, n_micro_batches
+    def __init__(self, stages: Sequence[int], n_micro_batches: int, parts: Sequence[int]) -> None:
+        self.stages, self._n, self._parts = stages, n_micro_batches, parts
         self.next = {(stage, kind): 0 for stage in stages for kind in _KINDS}
         self.flying = self.kept = 0
         self.free_s = 0.0
@@ -55,11 +56,11 @@ class _Row:
         found = [
             Action(stage, kind, self.next[stage, kind])
             for stage in reversed(self.stages)
-            if self.next[stage, kind] < self._n
+            if self.next[stage, kind] < self._n * self._parts[stage]
         ]
         if kind == FORWARD or len(found) < 2:
             return found
-        return sorted(found, key=lambda a: a.micro_batch)
+        return sorted(found, key=lambda a: a.micro_batch / self._parts[a.stage])
 
     def has_room(self, action: Action, most_flying: int, most_kept: int) -> bool:
         """Whether memory has room for it, and then still for one forward of each later stage of the
@@ -89,26 +90,29 @@ def list_schedule(times: StageTimes, n_micro_batches: int, rules: FillRules) -> 
     times
         Of the stages.
     n_micro_batches
-        M.
+        M; where stages have their own, of the largest.
     rules
         How rows choose.
 
     Raises
     ------
     PlanError
-        A row has no room for one micro-batch.
+        A row has no room for one micro-batch, or too little for the stages behind it.
     """
-    return tuple(tuple(row.actions) for row in _listed(times, n_micro_batches, rules) or ())
+    rows = _listed(times, n_micro_batches, rules)
+    if rows is None:
+        raise PlanError(WAITING)
+    return tuple(tuple(row.actions) for row in rows)
 
 
 def _listed(
     times: StageTimes, n_micro_batches: int, rules: FillRules, most_s: float = inf
 ) -> list[_Row] | None:
-    """None where it would take `most_s` or longer."""
+    """None where it would take `most_s` or longer, or never end."""
     _check_room(times, rules)
     arrivals = Arrivals(times, split=True)
-    rows = [_Row(stages, n_micro_batches) for stages in times.rows]
-    left = n_micro_batches * times.n_stages * len(_KINDS)
+    rows = [_Row(stages, n_micro_batches, times.parts) for stages in times.rows]
+    left = n_micro_batches * sum(times.parts) * len(_KINDS)
     row_of, looks = times.row_of, [(0.0, r) for r in range(len(rows))]  # when a row looks again
     while looks:
         now_s, r = heappop(looks)
@@ -122,9 +126,7 @@ def _listed(
             heappush(looks, (row.free_s, r))
             for stage, came_s in arrivals.done(action, row.free_s):
                 heappush(looks, (came_s, row_of[stage]))
-    if left:
-        raise PlanError("these rules leave every row waiting.")
-    return rows
+    return None if left else rows
 
 
 def _choose(
@@ -169,6 +171,8 @@ def _best(times: StageTimes, n_micro_batches: int, tried: Sequence[FillRules]) -
             best, best_s = rows, max(row.free_s for row in rows)
         if best_s <= enough_s:
             break
+    if not best:
+        raise PlanError(WAITING, next_step="Use smaller micro-batches, or another plan.")
     return tuple(tuple(row.actions) for row in best)
 
 
@@ -176,15 +180,16 @@ def _rules(
     times: StageTimes, n_micro_batches: int, flying: Sequence[int], kept: int
 ) -> list[FillRules]:
     """Rules of both orders and every patience, within memory. `flying` and `kept` count
-    micro-batches of the whole row.
+    micro-batches of the whole row, the largest of all stages.
     """
+    each = [len(stages) * max(times.parts[p] for p in stages) for stages in times.rows]
     most_kept = tuple(
-        max(len(stages), min(len(stages) * min(kept, n_micro_batches), most))
-        for stages, most in zip(times.rows, times.most_kept, strict=True)
+        max(len(stages), min(n * min(kept, n_micro_batches), most))
+        for stages, n, most in zip(times.rows, each, times.most_kept, strict=True)
     )
     most_flying = tuple(
-        max(len(stages), min(len(stages) * n, most))
-        for stages, n, most in zip(times.rows, flying, most_kept, strict=True)
+        max(len(stages), min(n * depth, most))
+        for stages, n, depth, most in zip(times.rows, each, flying, most_kept, strict=True)
     )
     return [
         FillRules(order=order, most_flying=most_flying, most_kept=most_kept, patience=patience)

@@ -301,7 +301,7 @@ class Direct:
             slots=tuple(tuple(slot[name] for name in stage.devices) for stage in plan.stages),
             shares=tuple(stage.shares for stage in plan.stages),
             warm_up=tuple(stage.warm_up for stage in plan.stages),
-            n_micro_batches=plan.n_micro_batches,
+            counts=plan.counts,
             training=plan.training,
             handed=tuple(
                 tuple(

@@ -66,9 +66,7 @@ def _needed_bytes(table: CostTable, start: int, stop: int, *moving: int) -> int:
     return static_bytes(table, start, stop) + _moving_bytes(table, start, stop, *moving)
 
 
-def plan_bytes(
-    table: CostTable, stages: Sequence[Stage], n_micro_batches: int, in_flight: int = 1
-) -> dict[str, int]:
+def plan_bytes(table: CostTable, stages: Sequence[Stage], in_flight: int = 1) -> dict[str, int]:
     """`memory_bytes` of every device of a plan with these stages, of which it may have several.
 
     Parameters
@@ -77,14 +75,12 @@ def plan_bytes(
         Of the problem.
     stages
         Of the plan.
-    n_micro_batches
-        Of a step.
     in_flight
         Requests of a stream at once.
     """
-    needed, depths = dict[str, int](), [stage.warm_up for stage in stages]
+    needed, kept_rows = dict[str, int](), [stage.warm_up * stage.rows for stage in stages]
     for p, stage in enumerate(stages):
-        before = max(depths[:p] if table.branches else depths[p - 1 : p], default=0)
+        before = max(kept_rows[:p] if table.branches else kept_rows[p - 1 : p], default=0)
         for name, rows in zip(stage.devices, stage.shares, strict=True):
             nbytes = memory_bytes(
                 table.of(stage.recompute),
@@ -93,8 +89,8 @@ def plan_bytes(
                 rows,
                 warm_up=stage.warm_up,
                 replicas=len(stage.devices),
-                n_micro_batches=n_micro_batches,
-                depth_before=before,
+                n_micro_batches=table.problem.workload.batch // stage.rows,
+                depth_before=-(-before // stage.rows),
                 in_flight=in_flight,
             )
             needed[name] = needed[name] + nbytes - table.floor_bytes if name in needed else nbytes

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from potluck.schedule import policies
 from potluck.schedule.ir import INPUT_GRADIENT, Action, Schedule
+from potluck.schedule.micro_batches import MicroBatch
 from potluck.schedule.step import HandedRows, StageOutput, StepSpec, walk
 from potluck.schedule.validate import in_order
 
@@ -40,7 +41,7 @@ class Shape(NamedTuple):
     slots: tuple[tuple[int, ...], ...]  # per stage
     shares: tuple[tuple[int, ...], ...]
     warm_up: tuple[int, ...]
-    n_micro_batches: int
+    counts: tuple[int, ...]  # per stage: its micro-batches
     training: bool
     handed: tuple[tuple["Handed", ...], ...]  # per stage: what it hands on
     learns: tuple[bool, ...]  # per stage: whether a gradient comes back to it
@@ -123,7 +124,7 @@ def lay_out(shape: Shape) -> StepLayout:
 
 
 def _spec(shape: Shape) -> StepSpec[LayoutTensor]:
-    n_stages, n_micro_batches = len(shape.slots), shape.n_micro_batches
+    n_stages = len(shape.slots)
     outputs = [
         [
             StageOutput(LayoutTensor(p, k, name), group.to, gradient=name == "y")
@@ -138,16 +139,19 @@ def _spec(shape: Shape) -> StepSpec[LayoutTensor]:
     ]
     before = tuple(tuple(sorted({p for p, _ in taken})) for taken in inputs)
     schedule = shape.schedule or (
-        policies.one_f_one_b(n_stages, n_micro_batches, shape.warm_up)
+        policies.one_f_one_b(n_stages, shape.counts, shape.warm_up)
         if shape.training
-        else policies.forward_only(n_stages, n_micro_batches)
+        else policies.forward_only(n_stages, shape.counts)
     )
     split = any(action.kind == INPUT_GRADIENT for row in schedule for action in row)
     return StepSpec(
-        order=in_order(schedule, before, split=split),
+        order=in_order(schedule, before, shape.counts, split=split),
         training=shape.training,
         devices=shape.slots,
-        shares=[shape.shares] * n_micro_batches,
+        division=[
+            [MicroBatch(m * sum(shares), (m + 1) * sum(shares), shares) for m in range(n)]
+            for shares, n in zip(shape.shares, shape.counts, strict=True)
+        ],
         outputs=outputs,
         inputs=inputs,
         learns=shape.learns,

@@ -45,6 +45,7 @@ def stage_times(table: cost.CostTable, plan: Plan) -> StageTimes:
             for q in _totals(given)
             for pair in ((p, q), (q, p))
         },
+        parts=tuple(plan.sizes[0] // stage.rows for stage in plan.stages),
     )
 
 
@@ -107,7 +108,7 @@ def _most_kept(table: cost.CostTable, plan: Plan, row: Sequence[int]) -> int:
     """Micro-batches of one stage that each device of the row has room for, all stages together."""
     stages = [plan.stages[p] for p in row]
     names = {name for stage in stages for name in stage.devices}
-    most = plan.n_micro_batches * len(row)
+    most = sum(plan.counts[p] for p in row)
     fits = min(_fitting(table, plan, table.devices[name]) for name in names)
     return max(len(row), min(most, fits))
 
@@ -124,7 +125,7 @@ def _fitting(table: cost.CostTable, plan: Plan, device: Device) -> int:
     )
     unit = max(_unit_bytes(table.of(stage.recompute), stage, rows) for stage, rows in own)
     room = table.budgets[device.name] - resting - beside
-    return room // unit if unit else plan.n_micro_batches * len(own)
+    return room // unit if unit else max(plan.counts) * len(own)
 
 
 def _unit_bytes(table: cost.CostTable, stage: Stage, rows: int) -> int:

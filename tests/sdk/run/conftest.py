@@ -7,6 +7,8 @@ from tests.timeouts import PATIENCE_S
 
 import potluck
 from potluck.records import Plan, Stage
+from potluck.schedule.policies import warm_ups_of_rows
+from potluck.schedule.stage_graph import chain
 
 torch = pytest.importorskip("torch")
 
@@ -46,10 +48,16 @@ def make_model(kind: str):
     )
 
 
-def make_plan(model, *stages, micro_batch, n_micro_batches=1, training=True):
-    """A plan from rows (devices, shares); layers are shared evenly over the stages."""
+def make_plan(model, *stages, micro_batch, n_micro_batches=1, training=True, bounds=None):
+    """A plan from rows (devices, shares); layers are shared evenly over the stages, or as said.
+
+    Shares of more or fewer rows than a micro-batch are those of a stage with its own size.
+    """
     n_layers = len(model.layers(training))
-    bounds = [round(i * n_layers / len(stages)) for i in range(len(stages) + 1)]
+    bounds = bounds or [round(i * n_layers / len(stages)) for i in range(len(stages) + 1)]
+    rows = [sum(shares) for _, shares in stages]
+    counts = [max(1, micro_batch * n_micro_batches // n) for n in rows]
+    depths = warm_ups_of_rows(rows, counts, chain(len(stages)))
     return Plan(
         planner="by hand",
         model="test",
@@ -59,7 +67,8 @@ def make_plan(model, *stages, micro_batch, n_micro_batches=1, training=True):
                 stop=bounds[i + 1],
                 devices=devices,
                 shares=shares,
-                warm_up=min(2 * (len(stages) - i) - 1, n_micro_batches),
+                warm_up=depths[i],
+                micro_batch=rows[i] if rows[i] != micro_batch else None,
             )
             for i, (devices, shares) in enumerate(stages)
         ),
@@ -102,4 +111,46 @@ def train_alone(net, x, y, *, batch, micro_batch, epochs, make_optimizer):
             optimizer.step()
             optimizer.zero_grad()
             losses.append(total / (stop - start))
+    return losses
+
+
+def train_by_stages(net, model, plan, batches, make_optimizer):
+    """One machine on which every stage of the plan takes its own micro-batches; net is a sequence.
+
+    A stage goes forward over all of them, then backward over all of them in the same order, so that
+    gradients are added up in that order. Returns the loss of every step.
+    """
+    stages = [[] for _ in plan.stages]
+    names = [model.state_names(s.start, s.stop, train=True) for s in plan.stages]
+    p = 0
+    for name, module in net.named_children():
+        own = {f"{name}.{key}" for key in module.state_dict()}
+        p = next((q for q, held in enumerate(names) if own & set(held)), p)
+        stages[p].append(module)
+    assert all(stages), "a stage without a module"
+    nets = [torch.nn.Sequential(*modules) for modules in stages]
+    optimizer, losses = make_optimizer(net.parameters()), []
+    for x, y in batches:
+        kept, value, total = [], x, 0.0
+        for part_net, stage in zip(nets, plan.stages, strict=True):
+            taken = [
+                t.detach().requires_grad_(t.is_floating_point()) for t in value.split(stage.rows)
+            ]
+            made = [part_net(t) for t in taken]
+            kept.append((taken, made))
+            value = torch.cat([t.detach() for t in made])
+        for m, target in enumerate(y.split(plan.stages[-1].rows)):
+            made = kept[-1][1]
+            loss = torch.nn.functional.cross_entropy(made[m], target)
+            total += loss.item() * len(target)
+            made[m] = loss * (len(target) / len(y))
+        gradient = None
+        for stage, (taken, made) in zip(reversed(plan.stages), reversed(kept), strict=True):
+            parts = [None] * len(made) if gradient is None else gradient.split(stage.rows)
+            for t, part in zip(made, parts, strict=True):
+                t.backward(part)
+            gradient = torch.cat([t.grad for t in taken]) if taken[0].requires_grad else None
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(total / len(y))
     return losses

@@ -302,9 +302,9 @@ def alone_by_shares(net, plan, segments, batches):
         norms = [copy.deepcopy(net.stem[1]) for _ in plan.stages[0].shares]
         rows = [0, 0]
         total = 0.0
-        for part in divide(plan, segments, len(x)):
-            pieces = x[part.start : part.stop].split([n for n in part.shares[0] if n])
-            takers = [i for i, n in enumerate(part.shares[0]) if n]
+        for part in divide(plan, segments, len(x))[0]:
+            pieces = x[part.start : part.stop].split([n for n in part.shares if n])
+            takers = [i for i, n in enumerate(part.shares) if n]
             for norm in norms:
                 norm.weight, norm.bias = net.stem[1].weight, net.stem[1].bias
             normed = torch.cat(
@@ -315,13 +315,13 @@ def alone_by_shares(net, plan, segments, batches):
             )
             (loss * part.rows / len(x)).backward()
             total += loss.item() * part.rows / len(x)
-            rows = [had + n for had, n in zip(rows, part.shares[0], strict=True)]
+            rows = [had + n for had, n in zip(rows, part.shares, strict=True)]
         for name in ("running_mean", "running_var"):
             mean = sum(
                 getattr(norm, name) * n / len(x) for norm, n in zip(norms, rows, strict=True)
             )
             getattr(net.stem[1], name).copy_(mean)
-        net.stem[1].num_batches_tracked += len(divide(plan, segments, len(x)))
+        net.stem[1].num_batches_tracked += len(divide(plan, segments, len(x))[0])
         optimizer.step()
         optimizer.zero_grad()
         losses.append(total)
@@ -347,7 +347,7 @@ def test_statistics_of_replicas_are_their_mean_by_rows_of_the_step(home, cut, de
     plan = make_plan(model, *rows, micro_batch=8, n_micro_batches=2)
     segments = [model.segment(stage.start, stage.stop, train=True)[0] for stage in plan.stages]
     assert (
-        len({part.shares[0] for rows in (16, 21, 13) for part in divide(plan, segments, rows)}) > 1
+        len({part.shares for rows in (16, 21, 13) for part in divide(plan, segments, rows)[0]}) > 1
     )
     history, state = trained(home, model, plan, batches)
     alone = copy.deepcopy(net)

@@ -18,8 +18,9 @@ import potluck
 from potluck.errors import ModelError, PlanError
 from potluck.records import Plan, Stage
 from potluck.schedule import policies
-from potluck.schedule.micro_batches import check_company, divide, shared, sizes
+from potluck.schedule.micro_batches import as_divided, check_company, divide, shared, sizes
 from potluck.schedule.pipeline import compile_training
+from potluck.schedule.stage_graph import chain
 from potluck.schedule.standby import REPLAY, Standby, compile_follow
 
 torch = pytest.importorskip("torch")
@@ -69,10 +70,11 @@ def test_shares_have_all_rows_in_the_plans_proportion(shares, rows, data):
 
 
 @st.composite
-def splits(draw, micro_batch):
-    """Stages as (devices, shares) of that micro-batch."""
+def splits(draw, *sizes):
+    """Stages as (devices, shares) of a micro-batch of one of these sizes."""
     stages = []
     for _ in range(draw(st.integers(1, 3))):
+        micro_batch = draw(st.sampled_from(sizes))
         devices = draw(st.permutations(DEVICES))[: draw(st.integers(1, min(3, micro_batch)))]
         n = len(devices) - 1
         ends = (
@@ -88,12 +90,12 @@ def divided(plan, segments, rows, policy=None):
     """The division of so many rows, and the schedule for it."""
     division = divide(plan, segments, rows)
     make_schedule = policies.POLICIES[policy or "1f1b"]
-    return division, make_schedule(replace(plan, n_micro_batches=len(division)))
+    return division, make_schedule(as_divided(plan, division))
 
 
 @settings(max_examples=min(settings().max_examples, 150), deadline=None)
 @given(
-    split=splits(8),
+    split=st.one_of(splits(8), splits(2, 4, 8, 16)),
     rows=st.integers(1, 40),
     norm_values=st.sampled_from([0, 1, 4]),
     multiple=st.sampled_from([1, 3]),
@@ -157,10 +159,10 @@ def test_a_step_takes_as_many_instructions_as_it_has_micro_batches(rows):
     assert all(few <= many for few, many in zip(*lengths, strict=True))
 
 
-@given(rows=st.integers(1, 40), stage=st.integers(0, 1))
+@given(rows=st.integers(1, 40), stage=st.integers(0, 1), size=st.sampled_from([2, 8, 16]))
 @settings(deadline=None)
-def test_a_standby_replays_the_very_micro_batches(rows, stage):
-    plan, segments = make([(("a",), (8,)), (("b",), (8,))])
+def test_a_standby_replays_the_very_micro_batches(rows, stage, size):
+    plan, segments = make([(("a",), (8,)), (("b",), (size,))])
     division, schedule = divided(plan, segments, rows)
     standbys = (Standby(stage=stage, devices=("c",), way=REPLAY),)
     train = compile_training(
@@ -232,12 +234,18 @@ def plan_of(model, split, micro_batch):
     n_layers = len(model.layers(True))
     split = split[:n_layers]
     bounds = [round(p * n_layers / len(split)) for p in range(len(split) + 1)]
+    sizes = [sum(shares) for _, shares in split]
+    depths = policies.warm_ups_of_rows(
+        sizes, [4 * micro_batch // n for n in sizes], chain(len(split))
+    )
     stages = tuple(
-        Stage(start=a, stop=b, devices=devices, shares=shares, warm_up=2 * (len(split) - p) - 1)
-        for p, ((a, b), (devices, shares)) in enumerate(zip(pairwise(bounds), split, strict=True))
+        Stage(start=a, stop=b, devices=devices, shares=shares, warm_up=depth, micro_batch=size)
+        for (a, b), (devices, shares), size, depth in zip(
+            pairwise(bounds), split, sizes, depths, strict=True
+        )
     )
     return Plan(
-        planner="test", model="m", stages=stages, micro_batch=micro_batch, n_micro_batches=2
+        planner="test", model="m", stages=stages, micro_batch=micro_batch, n_micro_batches=4
     )
 
 
@@ -301,7 +309,7 @@ def a_step(model, plan, rows):
 def a_step_of_torch(net, model, plan, rows, division, loss):
     """The same on one machine, by plain torch: (loss, state).
 
-    Replicas normalise their own rows, as documented.
+    Replicas normalise their own rows, as documented, and stages those of their own micro-batches.
     """
     net = copy.deepcopy(net)
     x, y = make_data(rows)
@@ -322,34 +330,31 @@ def a_step_of_torch(net, model, plan, rows, division, loss):
         for name, p in stage_of.items()
         for i in range(len(plan.stages[p].devices))
     }
-    outputs = []
-    for part in division:
-        values = x[part.start : part.stop]
-        for name, module in net.named_children():
-            if name not in stage_of:
-                values = module(values)
-                continue
-            pieces = zip(
-                running_of(running, name), values.split(part.shares[stage_of[name]]), strict=True
-            )
-            values = torch.cat(
-                [
-                    torch.nn.functional.batch_norm(
-                        piece, mean, var, module.weight, module.bias, True, 0.1, module.eps
-                    )
-                    for (mean, var), piece in pieces
-                    if len(piece)
-                ]
-            )
-        outputs.append(values)
-    total = LOSSES[loss](torch.cat(outputs), y)
+    values = x
+    for name, module in net.named_children():
+        if name not in stage_of:
+            values = module(values)
+            continue
+        parts = division[stage_of[name]]
+        sizes = [(n, i) for part in parts for i, n in enumerate(part.shares)]
+        pieces = zip(sizes, values.split([n for n, _ in sizes]), strict=True)
+        values = torch.cat(
+            [
+                torch.nn.functional.batch_norm(
+                    piece, *running[name, i], module.weight, module.bias, True, 0.1, module.eps
+                )
+                for (_, i), piece in pieces
+                if len(piece)
+            ]
+        )
+    total = LOSSES[loss](values, y)
     total.backward()
     with torch.no_grad():
         for parameter in net.parameters():
             parameter -= LR * parameter.grad
         for name, p in stage_of.items():
             fracs = [
-                sum(part.shares[p][i] for part in division) / rows
+                sum(part.shares[i] for part in division[p]) / rows
                 for i in range(len(plan.stages[p].devices))
             ]
             for k, buffer in enumerate(
@@ -361,7 +366,9 @@ def a_step_of_torch(net, model, plan, rows, division, loss):
                         for f, pair in zip(fracs, running_of(running, name), strict=True)
                     )
                 )
-            net.get_submodule(name).num_batches_tracked += len(division)
+            net.get_submodule(name).num_batches_tracked += sum(
+                part.rows > 0 for part in division[p]
+            )
     return float(total.detach()), net.state_dict()
 
 
@@ -379,7 +386,8 @@ def running_of(running, name):
 )
 def test_a_step_on_any_rows_is_that_of_one_machine(models, micro_batch, rows, normed, loss, data):
     net, model = models[normed, loss]
-    plan = plan_of(model, data.draw(splits(micro_batch)), micro_batch)
+    sizes = data.draw(st.sampled_from([(1,), (1, 2), (1, 2, 4), (4, 1)]))
+    plan = plan_of(model, data.draw(splits(*(n * micro_batch for n in sizes))), micro_batch)
     records = [model.segment(stage.start, stage.stop, train=True)[0] for stage in plan.stages]
     alone = any(
         1 in stage.shares and r.norm_values for stage, r in zip(plan.stages, records, strict=True)

@@ -108,14 +108,14 @@ def test_a_branch_that_wants_more_than_its_stem_gives_is_refused():
 def test_every_row_takes_its_way_and_gradients_add_up(name, seed, n_rows):
     plan, segments = make(PLACES[name])
     division = divide(plan, segments, n_rows)
-    schedule = policies.POLICIES["1f1b"](replace(plan, n_micro_batches=len(division)))
+    schedule = policies.POLICIES["1f1b"](replace(plan, n_micro_batches=len(division[0])))
     compiled = compile_training(
         plan, segments, {"name": "sgd", "lr": 0.1}, schedule=schedule, division=division
     )
     backs = []
 
     def rows_of(attrs):
-        first = division[attrs["micro_batch"]].start
+        first = division[0][attrs["micro_batch"]].start
         return list(range(first + attrs["rows"][0], first + attrs["rows"][1]))
 
     kept = {}

@@ -13,6 +13,7 @@ from potluck.records import Plan, Segment, Stage, Tensor
 from potluck.schedule import policies
 from potluck.schedule.pipeline import compile_inference, compile_training
 from potluck.schedule.rows import intervals
+from potluck.schedule.stage_graph import chain
 from potluck.schedule.weights import (
     AHEAD_BYTES,
     NamedState,
@@ -24,20 +25,34 @@ from potluck.schedule.weights import (
 )
 from potluck_wire.program import OPERATIONS, loads
 
-SPLITS = {  # name -> per stage: devices and shares of a micro-batch of 8 rows
+SPLITS = {  # name -> per stage: devices and shares of a micro-batch, mostly of 8 rows
     "one device": [(("a",), (8,))],
     "one stage on three": [(("a", "b", "c"), (5, 2, 1))],
     "pipeline": [(("a",), (8,)), (("b",), (8,)), (("c",), (8,))],
     "shares on both sides": [(("a", "b"), (5, 3)), (("c", "d"), (2, 6))],
     "fan in and out": [(("a",), (8,)), (("b", "c", "d"), (3, 3, 2)), (("e",), (8,))],
     "a device in two stages": [(("a", "b"), (4, 4)), (("c",), (8,)), (("b", "a"), (3, 5))],
+    "smaller before": [(("a",), (2,)), (("b",), (8,)), (("c",), (8,))],
+    "larger before": [(("a",), (16,)), (("b",), (8,)), (("c",), (2,))],
+    "sizes and shares": [(("a", "b"), (3, 1)), (("b", "c", "d"), (9, 2, 5)), (("e", "a"), (1, 1))],
+    "sizes on one device": [(("a",), (4,)), (("a",), (16,)), (("a", "b"), (6, 2))],
 }
 
 
 def make(split, n_micro_batches=4, multiple=1):
+    rows = [sum(shares) for _, shares in split]
+    counts = [8 * n_micro_batches // n for n in rows]
+    depths = policies.warm_ups_of_rows(rows, counts, chain(len(split)))
     stages = [
-        Stage(start=p, stop=p + 1, devices=devices, shares=shares, warm_up=2 * (len(split) - p) - 1)
-        for p, (devices, shares) in enumerate(split)
+        Stage(
+            start=p,
+            stop=p + 1,
+            devices=devices,
+            shares=shares,
+            warm_up=depth,
+            micro_batch=sum(shares) if sum(shares) != 8 else None,
+        )
+        for p, ((devices, shares), depth) in enumerate(zip(split, depths, strict=True))
     ]
     plan = Plan(
         planner="test",
@@ -153,15 +168,18 @@ def follow(compiled, plan, multiple=1, pick=None, vectors=None, division=None):
     """Run with rows as numbers: every stage passes its rows on, so each input must be exactly the
     rows it says.
     """
-    starts = (
-        [part.start for part in division] if division else range(0, plan.batch, plan.micro_batch)
-    )
-    batch = division[-1].stop if division else plan.batch
+    starts = {
+        f"s{p}": [part.start for part in division[p]]
+        if division
+        else range(0, plan.batch, stage.rows)
+        for p, stage in enumerate(plan.stages)
+    }
+    batch = division[-1][-1].stop if division else plan.batch
     feeds = {"image": list(range(batch * multiple)), "label": list(range(batch))}
     kept, backs = {}, Counter()
 
     def rows_of(attrs, factor=multiple):
-        first = starts[attrs["micro_batch"]]
+        first = starts[attrs["segment"]][attrs["micro_batch"]]
         return list(range((first + attrs["rows"][0]) * factor, (first + attrs["rows"][1]) * factor))
 
     def run(device, attrs, inputs, n_outputs):
@@ -214,10 +232,10 @@ def test_training_sends_every_row_where_it_belongs_and_reduces_exactly(name, mul
     for result in compiled.results:  # the losses of all micro-batches in order
         last = plan.stages[-1]
         first, stop = intervals(last.shares)[last.devices.index(result.device)]
-        firsts = range(0, plan.batch, plan.micro_batch)
+        firsts = range(0, plan.batch, last.rows)
         rows = [r for m in firsts for r in range((m + first) * multiple, (m + stop) * multiple)]
         assert home[result.device, result.value] == rows
-        assert result.rows == (stop - first,) * plan.n_micro_batches
+        assert result.rows == (stop - first,) * plan.counts[-1]
     assert sum(len(rows) for rows in home.values()) == plan.batch * multiple
     assert backs == {segment.name: plan.batch for segment in segments}
     for stage, segment in zip(plan.stages, segments, strict=True):
@@ -240,9 +258,7 @@ def test_no_order_of_events_can_block_a_program(name):
 @pytest.mark.parametrize("policy", [policies.fill_drain, policies.one_f_one_b])
 def test_any_policy_compiles(name, policy):
     plan, segments = make(SPLITS[name])
-    compiled = compile_training(
-        plan, segments, {}, schedule=policy(len(plan.stages), plan.n_micro_batches)
-    )
+    compiled = compile_training(plan, segments, {}, schedule=policy(len(plan.stages), plan.counts))
     follow(compiled, plan, vectors=gradients(plan, segments))
 
 

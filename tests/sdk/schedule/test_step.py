@@ -4,11 +4,13 @@ A value is the list of its rows; a gradient carries a factor per way that it cam
 """
 
 import random
-from itertools import pairwise
+from dataclasses import replace
+from itertools import accumulate, pairwise
 
 import pytest
 
 from potluck.schedule import policies
+from potluck.schedule.micro_batches import MicroBatch
 from potluck.schedule.step import StageOutput, StepSpec, walk
 from potluck.schedule.validate import check
 
@@ -29,7 +31,7 @@ class Rows:
         self.scaled = []
 
     def rows(self, action, index):
-        shares = self.spec.shares[action.micro_batch][action.stage]
+        shares = self.spec.division[action.stage][action.micro_batch].shares
         first = sum(shares[:index])
         return list(range(first, first + shares[index]))
 
@@ -168,9 +170,10 @@ def random_spec(rng, before, *, training):
         ends = sorted(rng.randint(0, n_rows) for _ in range(n - 1))
         return tuple(stop - start for start, stop in pairwise([0, *ends, n_rows]))
 
-    shares = [
-        [split(n_rows, len(names)) for names in devices]
-        for n_rows in (rng.randint(1, 7) for _ in range(n_micro_batches))
+    stops = [*accumulate(rng.randint(1, 7) for _ in range(n_micro_batches))]
+    division = [
+        [MicroBatch(a, b, split(b - a, len(names))) for a, b in pairwise([0, *stops])]
+        for names in devices
     ]
     takers = [tuple(q for q, sources in enumerate(before) if p in sources) for p in range(n_stages)]
     depths = [5, 3, 3, 1][-n_stages:]
@@ -183,7 +186,7 @@ def random_spec(rng, before, *, training):
         order=check(schedule, n_micro_batches, before=before, training=training),
         training=training,
         devices=devices,
-        shares=shares,
+        division=division,
         outputs=[[StageOutput(f"y{p}", to, gradient=True)] for p, to in enumerate(takers)],
         inputs=[[(p, 0) for p in sources] for sources in before],
         learns=[training] * n_stages,
@@ -201,14 +204,14 @@ def test_every_action_gets_its_rows_of_all_that_it_takes(seed, training, before)
     spec = random_spec(random.Random(seed), before, training=training)
     sink = Rows(spec)
     walk(spec, sink)
-    every = {m: list(range(sum(shares[0]))) for m, shares in enumerate(spec.shares)}
+    every = {m: list(range(part.rows)) for m, part in enumerate(spec.division[0])}
     assert sink.forwards == {(p, m): rows for p in range(len(before)) for m, rows in every.items()}
     assert sink.answered == ({} if training else every)
     # the last stage learns from the loss, a stage that others take from once for each of them
     times = {p: {max(1, sum(p in sources for sources in before))} for p in range(len(before))}
     assert sink.ways == (times if training else {})
     losses = {
-        index: sum(shares[-1][index] > 0 for shares in spec.shares)
+        index: sum(part.shares[index] > 0 for part in spec.division[-1])
         for index in range(len(spec.devices[-1]))
     }
     told = {index: len(values) for index, values in sink.told.items()}
@@ -220,7 +223,9 @@ def test_every_action_gets_its_rows_of_all_that_it_takes(seed, training, before)
 def test_nothing_is_sent_from_a_device_to_itself():
     spec = random_spec(random.Random(1), CHAIN, training=True)
     spec.devices[:] = [["a"]] * 3
-    spec.shares[:] = [[(4,)] * 3 for _ in spec.shares]
+    spec.division[:] = [
+        [replace(part, shares=(part.rows,)) for part in parts] for parts in spec.division
+    ]
     sink = Rows(spec)
     walk(spec, sink)
     assert sink.sent == 0

@@ -10,6 +10,7 @@ import pytest
 
 from potluck.errors import PlanError
 from potluck.planning import predict
+from potluck.planning.search.local_search import with_depths
 from potluck.records import (
     HOME,
     Device,
@@ -128,11 +129,14 @@ def random_plan(rng, problem):
     n_stages = rng.randint(1, min(5 if problem.branches else 3, n_layers))
     cuts = [0, *sorted(rng.sample(range(1, n_layers), n_stages - 1)), n_layers]
     depths = sorted((rng.randint(1, 5) for _ in range(n_stages)), reverse=True)
+    own_sizes = training and rng.random() < 0.4
     stages = []
     for start, stop, depth in zip(cuts, cuts[1:], depths, strict=False):
+        rows = rng.choice([2, 4, batch // 2, batch]) if own_sizes else micro_batch
+        rows = micro_batch if rows % micro_batch and micro_batch % rows else rows
         # a device may be in several stages
-        group = rng.sample(names, rng.randint(1, min(len(names), micro_batch)))
-        ends = [0, *sorted(rng.sample(range(1, micro_batch), len(group) - 1)), micro_batch]
+        group = rng.sample(names, rng.randint(1, min(len(names), rows)))
+        ends = [0, *sorted(rng.sample(range(1, rows), len(group) - 1)), rows]
         shares = tuple(b - a for a, b in pairwise(ends))
         again = training and (start + stop + depth) % 3 == 0
         stages.append(
@@ -143,8 +147,14 @@ def random_plan(rng, problem):
                 shares=shares,
                 warm_up=depth,
                 recompute=again,
+                micro_batch=rows if own_sizes else None,
             )
         )
+    if own_sizes:  # a stage that keeps too few would wait for ever
+        stages = [
+            replace(stage, warm_up=max(stage.warm_up, deep.warm_up))
+            for stage, deep in zip(stages, with_depths(problem, stages), strict=True)
+        ]
     return Plan(
         planner="random",
         model="chain",

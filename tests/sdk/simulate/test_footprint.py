@@ -43,7 +43,7 @@ def test_the_closed_form_is_never_below_the_simulated_peak(seed, branches):
         direct, plan = Direct(problem, table), random_plan(rng, problem)
         peaks = direct.run(plan).peak_bytes()
         n_requests = in_flight(plan) if direct.streaming else 1
-        closed = plan_bytes(table, plan.stages, plan.n_micro_batches, n_requests)
+        closed = plan_bytes(table, plan.stages, n_requests)
         assert peaks.keys() == closed.keys()
         below = {name: (closed[name], peak) for name, peak in peaks.items() if closed[name] < peak}
         assert not below, (plan, below)

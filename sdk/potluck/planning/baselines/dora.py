@@ -80,7 +80,7 @@ def _one_by_one(problem: Problem, plan: Plan, ends: Sequence[int]) -> Plan:
             sorted({stage.start, stage.stop, *(e for e in ends if stage.start < e < stage.stop)})
         )
     )
-    return replace(plan, stages=with_depths(problem, stages, plan.n_micro_batches))
+    return replace(plan, stages=with_depths(problem, stages))
 
 
 def _best(search: Search, order: Sequence[str], ends: Sequence[int]) -> list[Suffix]:

@@ -329,7 +329,7 @@ class Places:
         known = [stage for stage in stages if stage is not None]
         if len(known) < len(stages):
             return None
-        deep = with_depths(self.problem, known, plan.n_micro_batches)
+        deep = with_depths(self.problem, known)
         return replace(plan, stages=deep) if fits(self.table, plan, deep) else None
 
     def _stage(self, span: Span, micro_batch: int) -> Stage | None:

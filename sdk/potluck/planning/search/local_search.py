@@ -13,8 +13,7 @@ from potluck.planning.building_blocks.row_levels import allocate_by_level, edges
 from potluck.planning.building_blocks.stages import make_stage
 from potluck.planning.search.work_budget import is_many
 from potluck.records import Plan, Problem, Stage, Training
-from potluck.schedule import stage_graph
-from potluck.schedule.policies import warm_up_depth
+from potluck.schedule.policies import warm_up_depth, warm_ups_of_rows
 from potluck.simulate import cost, flows, footprint
 
 STEPS = (8, 4, 2, 1)  # layers by which a cut moves, parts of a share that shift
@@ -130,10 +129,9 @@ def smaller(plan: Plan) -> Iterator[Plan]:
             yield replace(plan, stages=tuple(stages))
 
 
-def with_depths(
-    problem: Problem, stages: Sequence[Stage], n_micro_batches: int
-) -> tuple[Stage, ...]:
-    """The stages with warm-ups K_p, each by the longest way from it to the end.
+def with_depths(problem: Problem, stages: Sequence[Stage]) -> tuple[Stage, ...]:
+    """The stages with warm-ups K_p, each by the longest way from it to the end, and by the rows of
+    the stages behind it.
 
     Parameters
     ----------
@@ -141,29 +139,27 @@ def with_depths(
         What is planned.
     stages
         In order.
-    n_micro_batches
-        M.
     """
     if not isinstance(problem.workload, Training):
         return tuple(stages)
-    path_lengths = stage_graph.path_lengths(flows.before(flows.output_groups(problem, stages)))
-    return tuple(
-        replace(s, warm_up=min(2 * h - 1, n_micro_batches))
-        for s, h in zip(stages, path_lengths, strict=True)
-    )
+    rows = [stage.rows for stage in stages]
+    counts = [problem.workload.batch // n for n in rows]
+    before = flows.before(flows.output_groups(problem, stages))
+    depths = warm_ups_of_rows(rows, counts, before)
+    return tuple(replace(s, warm_up=depth) for s, depth in zip(stages, depths, strict=True))
 
 
 def floor_s(table: cost.CostTable, plan: Plan) -> float:
     """What the busiest device computes: the step takes no less."""
     busy = dict.fromkeys(plan.devices, 0.0)
-    for stage in plan.stages:
+    for stage, n in zip(plan.stages, plan.counts, strict=True):
         learns = plan.training and not table.runs_ahead(stage.start, stage.stop)
         for name, rows in zip(stage.devices, stage.shares, strict=True):
             seconds = table.forward_s(name, stage.start, stage.stop, rows)
             if learns:
                 backward_s = table.of(stage.recompute).backward_s
                 seconds += backward_s(name, stage.start, stage.stop, rows)
-            busy[name] += seconds * plan.n_micro_batches
+            busy[name] += seconds * n
     return max(busy.values())
 
 
@@ -190,10 +186,7 @@ def fits(
     limits
         What that is; default: the budgets of the table.
     """
-    needed, limits = (
-        footprint.plan_bytes(table, stages, plan.n_micro_batches),
-        limits or table.budgets,
-    )
+    needed, limits = (footprint.plan_bytes(table, stages), limits or table.budgets)
     return all(nbytes <= limits[name] * part for name, nbytes in needed.items())
 
 
@@ -221,7 +214,7 @@ def _limits(table: cost.CostTable, plan: Plan) -> dict[str, int]:
     """Bytes that devices may need by the closed form: as much as they may use, or as the plan has
     them need, which holds as simulated.
     """
-    needed = footprint.plan_bytes(table, plan.stages, plan.n_micro_batches)
+    needed = footprint.plan_bytes(table, plan.stages)
     return {name: max(nbytes, needed.get(name, 0)) for name, nbytes in table.budgets.items()}
 
 
@@ -229,7 +222,7 @@ def _keeping_less(
     table: cost.CostTable, plan: Plan, stages: tuple[Stage, ...], limits: Mapping[str, int]
 ) -> tuple[Stage, ...]:
     """The stages, those of devices that do not hold all of theirs recomputing."""
-    needed = footprint.plan_bytes(table, stages, plan.n_micro_batches)
+    needed = footprint.plan_bytes(table, stages)
     full = {name for name, nbytes in needed.items() if nbytes > limits[name]}
     return tuple(
         replace(stage, recompute=True) if full.intersection(stage.devices) else stage

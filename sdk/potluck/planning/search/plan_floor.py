@@ -13,7 +13,7 @@ from itertools import pairwise
 from potluck.planning.search.link_costs import links_of, media_of, numbers_of
 from potluck.planning.search.local_search import floor_s
 from potluck.records import Plan, Stage, Training
-from potluck.schedule.rows import overlaps
+from potluck.schedule.rows import Overlap, overlaps
 from potluck.simulate import cost
 
 SAFE = 1 - 1e-9  # the simulator adds in another order
@@ -70,7 +70,7 @@ def _ways(table: cost.CostTable, plan: Plan) -> Iterator[float]:
     for p, stage in enumerate(plan.stages):
         there = sum(f for f, _ in least[:p])
         back = sum(b for _, b in least[:p]) if plan.training else sum(f for f, _ in least[p + 1 :])
-        all_s = [plan.n_micro_batches * (f + b) for f, b in times[p]]
+        all_s = [plan.counts[p] * (f + b) for f, b in times[p]]
         yield there + max(all_s) + back
         n = len(stage.devices)
         if n == 1 or not plan.training:
@@ -110,13 +110,19 @@ def _traffic(table: cost.CostTable, plan: Plan) -> tuple[dict[int, float], dict[
         layer = table.problem.layers[left.stop - 1]
         learns = plan.training and not table.runs_ahead(left.start, left.stop)
         back_bytes = layer.gradient_bytes if learns else 0
-        for piece in overlaps(left.shares, right.shares):
-            i, j = numbers[left.devices[piece.left]], numbers[right.devices[piece.right]]
+        for piece in _overlaps(left, right, plan.sizes[0]):
+            i = numbers[left.devices[piece.left % len(left.devices)]]
+            j = numbers[right.devices[piece.right % len(right.devices)]]
             if i == j:
                 continue
-            rows = (piece.stop - piece.start) * plan.n_micro_batches
+            rows = (piece.stop - piece.start) * (plan.batch // plan.sizes[0])
             for pair, nbytes in (((i, j), layer.output_bytes), ((j, i), back_bytes)):
                 sent_s[pair[0]] += rows * nbytes * links[pair].byte_s
                 for name, byte_s in media.get(pair, ()):
                     passed_s[name] += rows * nbytes * byte_s
     return sent_s, passed_s
+
+
+def _overlaps(left: Stage, right: Stage, rows: int) -> tuple[Overlap, ...]:
+    """What passes of so many rows: a micro-batch of each stage, or several."""
+    return overlaps(left.shares * (rows // left.rows), right.shares * (rows // right.rows))
