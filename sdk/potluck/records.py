@@ -260,7 +260,8 @@ class Layer:
     kept from the first to the second part of a backward in two; None where nobody knows. `shared`:
     those of its trained parameters that other layers read, too: stages that hold one add up their
     gradients. `whole_batch`: it compares rows, so that one device takes all of a batch at once.
-    `lane`: the place of its device, from 0, in a model that is divided by tensor.
+    `lane`: the place of its device, from 0, in a model that is divided by tensor. `is_random`: in
+    training it draws masks, as dropout does.
     """
 
     name: str
@@ -284,6 +285,7 @@ class Layer:
     shared: tuple[SharedWeight, ...] = ()
     whole_batch: bool = False
     lane: int | None = None
+    is_random: bool = False
 
     def __post_init__(self) -> None:
         sizes = (
@@ -317,6 +319,13 @@ class Layer:
                 f"layer {self.name}: gradient_bytes {self.gradient_bytes} exceed output_bytes "
                 f"{self.output_bytes}."
             )
+
+    @property
+    def sees_micro_batch(self) -> bool:
+        """Whether what it learns depends on which rows are one micro-batch, beyond the order of
+        sums.
+        """
+        return self.norm_values > 0 or self.is_random
 
     @property
     def trained_bytes(self) -> int:

@@ -236,7 +236,7 @@ class Adapter:
         cost_s = self.cost.seconds(plan, best, problem, look.step_s)
         saved_s = saved_frac * look.step_s
         told = (
-            f"{told}; {best.planner} on {', '.join(best.devices)} would save "
+            f"{told}; {_called(best)} would save "
             f"{units.percent(saved_frac)} of {_what(problem, self._noun)}, a switch costs about "
             f"{units.duration(cost_s)}"
         )
@@ -304,15 +304,26 @@ def _damped(ratio: float) -> float:
     return ratio**SHARE if max(ratio, 1 / ratio) - 1 < SMALL_FRAC else ratio
 
 
+def _called(plan: Plan) -> str:
+    """Its planner and devices, and the rows that stages take at a time, where they differ."""
+    words = f"{plan.planner} on {', '.join(plan.devices)}"
+    if len(plan.sizes) == 1:
+        return words
+    rows = ", ".join(str(stage.rows) for stage in plan.stages)
+    return f"{words} with micro-batches of {rows} rows"
+
+
 def _what(problem: Problem, noun: str) -> str:
     return "the joules" if is_thrifty(problem) else f"a {noun}'s time"
 
 
 def same_sums(one: Plan, other: Plan, layers: Sequence[Layer]) -> bool:
-    """Whether both plans train alike: the same micro-batches, and the same shares of them wherever
-    batch norm learns from the rows that it sees.
+    """Whether both plans train alike: the same micro-batches of a step, and wherever batch norm
+    learns from the rows that it sees, or masks are drawn for them, those of the layer's own stage;
+    for batch norm also their shares.
 
-    Sums over rows may still be in another order, as when a stage has replicas.
+    Sums over rows may still be in another order, as when a stage has replicas, or takes its rows
+    in micro-batches of its own size.
 
     Parameters
     ----------
@@ -323,8 +334,9 @@ def same_sums(one: Plan, other: Plan, layers: Sequence[Layer]) -> bool:
     """
     if (one.micro_batch, one.n_micro_batches) != (other.micro_batch, other.n_micro_batches):
         return False
-    shares = [
-        [sorted(stage.shares) for stage in plan.stages for _ in range(stage.start, stage.stop)]
-        for plan in (one, other)
-    ]
-    return all(not layer.norm_values or a == b for layer, a, b in zip(layers, *shares, strict=True))
+    stages = [[s for s in plan.stages for _ in range(s.start, s.stop)] for plan in (one, other)]
+    return all(
+        not layer.sees_micro_batch
+        or (a.rows == b.rows and (not layer.norm_values or sorted(a.shares) == sorted(b.shares)))
+        for layer, a, b in zip(layers, *stages, strict=True)
+    )

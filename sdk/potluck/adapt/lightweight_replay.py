@@ -12,7 +12,8 @@ from potluck.errors import Infeasible, PlanError
 from potluck.planning import judge, make_plans
 from potluck.planning.building_blocks.row_allocation import proportion
 from potluck.planning.feasibility import breaches
-from potluck.records import Plan, Problem, Stage, Training
+from potluck.planning.stage_sizes import with_sizes_of
+from potluck.records import Layer, Plan, Problem, Stage, Training
 from potluck.schedule.policies import warm_up_depth
 
 LIGHTWEIGHT, HEAVY = "lightweight replay", "planned anew"
@@ -46,7 +47,9 @@ def replayed(plan: Plan, left: Collection[str], layer_flop: Sequence[float]) -> 
     groups = [
         (
             members,
-            sum(layer_flop[stage.start : stage.stop]) * sum(share for _, share in members),
+            sum(layer_flop[stage.start : stage.stop])
+            * sum(share for _, share in members)
+            * (plan.micro_batch / stage.rows),
             stage.recompute,
         )
         for stage in plan.stages
@@ -135,6 +138,7 @@ def plans_after(
     n_left: int | None = None,
     holders: Sequence[Collection[str]] = (),
     policy: str = SOONEST,
+    layers: Sequence[Layer] = (),
     clock: Callable[[], float] | None = None,
     budget_s: float | None = None,
 ) -> list[Plan]:
@@ -144,7 +148,7 @@ def plans_after(
     by when what is left of the training would end, with what has to be sent before; without a
     problem (nobody has profiled), the former alone, or one device alone where none of the plan is
     left. Both keep the rows of a micro-batch where that is possible, so that sums stay in their
-    order.
+    order; and stages' own ones for layers that see them.
 
     Parameters
     ----------
@@ -162,22 +166,29 @@ def plans_after(
         As for `migration_s`.
     policy
         One of `POLICIES`; the other way comes after it, for where it does not hold.
+    layers
+        Of the model; default: those of the problem.
     clock, budget_s
         As for `make_plans`.
     """
     if set(plan.devices) <= set(left):
         return [plan]
     light = replayed(plan, left, layer_flop)
+    layers = layers or (problem.layers if problem is not None else ())
     if problem is None:
-        return [light] if light is not None else [alone(plan, device) for device in left]
+        found = [light] if light is not None else [alone(plan, device) for device in left]
+        return [_with_sizes_of(plan, other, layers) for other in found]
     for wanted in _ever_wider(problem):
         found = []
         if light is not None:
             with suppress(PlanError):  # it needs what the profile does not know
-                judged = judge(wanted, light)
+                judged = judge(wanted, _with_sizes_of(plan, light, layers))
                 found += [] if breaches(wanted, judged) else [judged]
         with suppress(Infeasible):
             anew = make_plans(wanted, clock=clock, budget_s=budget_s).best
+            alike = _with_sizes_of(plan, anew, layers)
+            if alike is not anew and not breaches(wanted, judged := judge(wanted, alike)):
+                anew = judged
             found.append(replace(anew, planner=f"{anew.planner}, {HEAVY}"))
         if found:
             wished = POLICIES[policy]
@@ -189,6 +200,16 @@ def plans_after(
                 ),
             )
     return []
+
+
+def _with_sizes_of(before: Plan, plan: Plan, layers: Sequence[Layer]) -> Plan:
+    """As `with_sizes_of`; where a device would get no row of a micro-batch, the plan as it is."""
+    if not layers:
+        return plan
+    try:
+        return with_sizes_of(before, plan, layers)
+    except PlanError:
+        return plan
 
 
 def _left_s(

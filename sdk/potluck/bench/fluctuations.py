@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from math import exp
 
 from potluck.adapt.adapter import PLAN, SWITCH, Adapter, StepsSeen, same_sums
+from potluck.adapt.alternatives import trained_alike
 from potluck.adapt.conditions import DEVICE, MEDIUM, Conditions, Thing, under
 from potluck.adapt.switch_cost import SwitchCost
 from potluck.bench.small_homes import random_problem
@@ -347,8 +348,7 @@ class _AdapterWay:
             self.way.ask(adapter, unseen, number, self._done)
         home = self._evening.there(self._problem, number)
         if not self._found:
-            plans = [p for p in make_plans(home) if same_sums(plan, p, home.layers)]
-            self._found = plans[:KEPT]
+            self._found = trained_alike(home, plan, make_plans(home), KEPT)
         others = [judge(home, p) for p in self._found if p.stages != plan.stages]
         decision = adapter.choose(look, judge(home, plan), others, home)
         if decision.action == SWITCH and decision.plan is not None:

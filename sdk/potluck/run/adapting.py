@@ -21,8 +21,8 @@ from potluck.adapt.adapter import (
     Adapter,
     Decision,
     StepsSeen,
-    same_sums,
 )
+from potluck.adapt.alternatives import trained_alike
 from potluck.adapt.conditions import DEVICE, Thing, ratios, under
 from potluck.contention.transfer_order import one_at_a_time, with_ordered_transfers
 from potluck.errors import Infeasible, PotluckError
@@ -231,10 +231,10 @@ class Adapting:
             found: Sequence[Plan] = [judge(problem, other) for other in self._found]
         else:
             problem, found = _planned(problem)
-            found = [p for p in found if p.stages != plan.stages]
             if self._trains:
-                found = [p for p in found if same_sums(plan, p, problem.layers)]
-            found = found[:FEW]
+                found = trained_alike(problem, plan, found, FEW)
+            else:
+                found = [p for p in found if p.stages != plan.stages][:FEW]
         self._found = found
         return self._adapter.choose(look, judge(problem, plan), found, problem)
 

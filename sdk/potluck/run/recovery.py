@@ -249,6 +249,7 @@ def plans_with(
         n_left=n_left,
         holders=holders,
         policy=policy,
+        layers=layers,
         clock=time.monotonic,
         budget_s=min(MOST_PLANNING_S, max(PLANNING_S, PLANNING_FRAC * rest_s)),
     )

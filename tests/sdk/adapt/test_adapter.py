@@ -278,3 +278,14 @@ def test_plans_that_train_alike_have_the_same_micro_batches_and_norms():
     assert same_sums(EVEN, shared, PROBLEM.layers)
     assert not same_sums(EVEN, shared, normed)
     assert not same_sums(EVEN, replace(EVEN, n_micro_batches=1), PROBLEM.layers)
+
+
+def test_layers_that_see_micro_batches_keep_their_stages_size():
+    smaller = replace(EVEN.stages[0], shares=(2,), warm_up=4, micro_batch=2)
+    mixed = replace(EVEN, stages=(smaller, *EVEN.stages[1:]))
+    first, *others = PROBLEM.layers
+    assert same_sums(EVEN, mixed, PROBLEM.layers)
+    assert not same_sums(EVEN, mixed, [replace(first, is_random=True), *others])
+    assert not same_sums(EVEN, mixed, [replace(first, norm_values=4), *others])
+    last = replace(others[-1], is_random=True, norm_values=4)
+    assert same_sums(EVEN, mixed, [first, *others[:-1], last])

@@ -252,14 +252,20 @@ def learned(run, batches, before, after, n):
     return True
 
 
+@pytest.mark.few(4)
+@pytest.mark.parametrize("kind", ["cnn", "normed cnn"])
+@pytest.mark.parametrize("profiled", [True, False])
 @pytest.mark.parametrize("recovery", ["lightweight", "heavy"])
-@pytest.mark.parametrize("name", ["smaller before", "three sizes"])
-def test_whoever_is_lost_it_learns_what_one_machine_learns(name, recovery):
-    plan, batches = plan_of("cnn", SIZES[name]), batches_of("cnn", [BATCH] * 9)
+@pytest.mark.parametrize("name", ["smaller before", "three sizes", "one row at a time"])
+def test_whoever_is_lost_it_learns_what_one_machine_learns(name, recovery, profiled, kind):
+    """Also where batch norm sees the rows of a micro-batch: its layers keep their size."""
+    plan, batches = plan_of(kind, SIZES[name]), batches_of(kind, [BATCH] * 9)
     with memory_home(3) as home:
+        if profiled:
+            home.profile(model_of(kind), rows=(1, 8), repeats=1).wait()
         optimizer = potluck.AdamW(1e-2)
         run = home.deploy(
-            plan, model_of("cnn"), optimizer=optimizer, protect=2, recovery=recovery
+            plan, model_of(kind), optimizer=optimizer, protect=2, recovery=recovery
         ).wait()
 
         def on_step(step, loss):
@@ -269,7 +275,7 @@ def test_whoever_is_lost_it_learns_what_one_machine_learns(name, recovery):
         history = run.fit(batches, on_step=on_step).wait()
         assert [recovery.device for recovery in history.recoveries] == [B]
         assert B not in run.plan.devices
-        check_learned(run, "cnn", batches, [(plan, len(batches))], TOLERANCE)
+        check_learned(run, kind, batches, [(plan, len(batches))], TOLERANCE)
 
 
 # --- what a plan may say --------------------------------------------------------------------------

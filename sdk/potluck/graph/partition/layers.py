@@ -21,6 +21,7 @@ from potluck.graph.partition.boundary_tensors import BoundaryTensors, boundary_t
 from potluck.graph.partition.branches import find
 from potluck.graph.partition.cuts import Linearization, cut_out
 from potluck.graph.partition.cuts import line as make_line
+from potluck.graph.partition.random_masks import draws
 from potluck.records import Edge, Layer, SharedWeight
 from potluck_wire.graph import BATCH, DTYPE_BYTES, FLOATS, Buffer, Graph, Parameter, Ref, node_refs
 from potluck_wire.operators import KIND_OF
@@ -365,6 +366,7 @@ def _record(line: Linearization, start: int, stop: int, name: str, apart: Apart)
         if _trains(graph)
         else 0.0,
         norm_values=values_per_row(traced, positions),
+        is_random=_trains(graph) and draws(traced, positions),
         widest_parameter_bytes=widest_bytes,
         whole_batch=traced.whole_batch and last,
         reused_bytes=max(reused_bytes, _state_bytes(shared)),
