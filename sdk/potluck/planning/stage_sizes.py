@@ -23,11 +23,14 @@ from potluck.simulate import cost, flows
 from potluck.simulate.direct_simulation import Direct
 
 MOST_TRIES = 96  # plans that are simulated
-HARD = "memory", "rows"  # limits that keep a plan from running at all
+MOST_WORK = 8000  # micro-batches of stages in them, all together
 MOST_PARTS = 64  # micro-batches of a step, beyond which none is made smaller
+HARD = "memory", "rows"  # limits that keep a plan from running at all
 
 
-def resized(problem: Problem, plan: Plan, sizes: Sequence[int], *, ahead: int = 2) -> Plan:
+def resized(
+    problem: Problem, plan: Plan, sizes: Sequence[int], *, ahead: int = 2, deep: bool = False
+) -> Plan:
     """The plan with micro-batches of these sizes, its rows shared as before, and warm-ups deep
     enough for them. Nothing is predicted of it yet.
 
@@ -41,6 +44,8 @@ def resized(problem: Problem, plan: Plan, sizes: Sequence[int], *, ahead: int = 
         Per stage, the rows that it takes at a time.
     ahead
         As of `warm_ups_of_rows`.
+    deep
+        Warm-ups keep as many rows as those of the plan, where these are more.
 
     Raises
     ------
@@ -48,7 +53,7 @@ def resized(problem: Problem, plan: Plan, sizes: Sequence[int], *, ahead: int = 
         The sizes do not meet, or a device of a stage would get no row.
     """
     before = flows.before(flows.output_groups(problem, plan.stages))
-    kept = [stage.warm_up * stage.rows if ahead > 1 else 0 for stage in plan.stages]
+    kept = [stage.warm_up * stage.rows * deep for stage in plan.stages]
     return _unjudged(plan, _resized(plan, plan.stages, sizes, before, kept, ahead))
 
 
@@ -65,17 +70,17 @@ def _resized(
         raise PlanError(f"a batch of {plan.batch} rows cannot be cut into {tuple(sizes)}.")
     counts = [plan.batch // size for size in sizes]
     depths = warm_ups_of_rows(sizes, counts, before, ahead=ahead)
-    found = []
-    for stage, size, n, depth, rows in zip(stages, sizes, counts, depths, kept_rows, strict=True):
-        found.append(
-            replace(
-                stage,
-                shares=proportion(size, stage.shares),
-                warm_up=min(n, max(depth, -(-rows // size))),
-                micro_batch=None if size == plan.micro_batch else size,
-            )
+    return tuple(
+        replace(
+            stage,
+            shares=proportion(size, stage.shares),
+            warm_up=min(n, max(depth, -(-rows // size))),
+            micro_batch=None if size == plan.micro_batch else size,
         )
-    return tuple(found)
+        for stage, size, n, depth, rows in zip(
+            stages, sizes, counts, depths, kept_rows, strict=True
+        )
+    )
 
 
 def _unjudged(plan: Plan, stages: tuple[Stage, ...]) -> Plan:
@@ -131,7 +136,7 @@ class _SizeSearch:
     def __init__(self, problem: Problem, table: cost.CostTable, most_tries: int) -> None:
         self._problem, self._table = problem, table
         self._simulator = Direct(problem, table)
-        self._left = most_tries
+        self._tries, self._work = most_tries, MOST_WORK
         self._seen = set[tuple[int, ...]]()
 
     def run(self, plan: Plan) -> Plan | None:
@@ -149,17 +154,33 @@ class _SizeSearch:
 
     def _around(self, first: Plan, plan: Plan) -> Iterator[Plan]:
         for sizes in _neighbours(self._problem, plan):
-            if sizes in self._seen or self._left <= 0:
-                continue
-            self._seen.add(sizes)
-            for ahead in (2, 1):  # less deep where memory is short
-                self._left -= 1
-                with suppress(PlanError):
-                    other = resized(self._problem, first, sizes, ahead=ahead)
-                    judged = judge(self._problem, other, self._table, self._simulator)
-                    if not any(b.limit in HARD for b in breaches(self._problem, judged)):
-                        yield judged
-                        break
+            if sizes not in self._seen:
+                self._seen.add(sizes)
+                yield from self._held(first, sizes)
+
+    def _held(self, first: Plan, sizes: tuple[int, ...]) -> Iterator[Plan]:
+        """With these sizes: as deep as usual, and as deep as before; where memory has no room, less
+        deep.
+        """
+        usual = [*self._judged(first, sizes, ahead=2)]
+        yield from usual
+        if usual:
+            yield from self._judged(first, sizes, ahead=2, deep=True)
+        else:
+            yield from self._judged(first, sizes, ahead=1)
+
+    def _judged(
+        self, first: Plan, sizes: tuple[int, ...], *, ahead: int, deep: bool = False
+    ) -> Iterator[Plan]:
+        with suppress(PlanError):
+            other = resized(self._problem, first, sizes, ahead=ahead, deep=deep)
+            self._tries -= 1
+            self._work -= sum(other.counts)
+            if min(self._tries, self._work) < 0:
+                return
+            judged = judge(self._problem, other, self._table, self._simulator)
+            if not any(b.limit in HARD for b in breaches(self._problem, judged)):
+                yield judged
 
 
 def _neighbours(problem: Problem, plan: Plan) -> Iterator[tuple[int, ...]]:

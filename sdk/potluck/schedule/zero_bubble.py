@@ -43,7 +43,8 @@ class _Row:
     """What one row has done."""
 
     def __init__(self, stages: Sequence[int], n_micro_batches: int, parts: Sequence[int]) -> None:
-        self.stages, self._n, self._parts = stages, n_micro_batches, parts
+        self.stages, self._n = stages, n_micro_batches
+        self._parts = parts
         self.next = {(stage, kind): 0 for stage in stages for kind in _KINDS}
         self.flying = self.kept = 0
         self.free_s = 0.0
