@@ -131,7 +131,8 @@ def train_by_stages(net, model, plan, batches, make_optimizer):
     nets = [torch.nn.Sequential(*modules) for modules in stages]
     optimizer, losses = make_optimizer(net.parameters()), []
     for x, y in batches:
-        kept, value, total = [], x, 0.0
+        kept, value = [], x
+        total = 0.0
         for part_net, stage in zip(nets, plan.stages, strict=True):
             taken = [
                 t.detach().requires_grad_(t.is_floating_point()) for t in value.split(stage.rows)

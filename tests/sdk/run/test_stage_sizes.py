@@ -130,7 +130,8 @@ def lab():
 
 def check_learned(run, kind, batches, plans, tolerance=0.0):
     """Losses and state are those of one machine; `plans`: (plan, steps) one after the other."""
-    net, losses, optimizers = net_of(kind), [], []
+    net, losses = net_of(kind), []
+    optimizers = []
 
     def optimizer_of(parameters):
         optimizers[:] = optimizers or [adamw(parameters)]
