@@ -298,8 +298,16 @@ def test_what_answers_otherwise_than_onnxruntime_is_refused(wrong, tmp_path, mon
         ),
         (one("Slice", np.array([8]), np.array([0]), np.array([2]), np.array([-1])), "backwards"),
         (one("Resize", None, SCALES, mode="cubic"), "resizes by cubic"),
+        (
+            one("ConvTranspose", KERNEL, strides=[2, 2], auto_pad="SAME_UPPER"),
+            "ConvTranspose pads .* a given size",
+        ),
+        (
+            one("ConvTranspose", KERNEL, strides=[2, 2], auto_pad="SAME_LOWER"),
+            "ConvTranspose pads .* a given size",
+        ),
     ],
-    ids=["not in the table", "reflected", "backwards", "cubic"],
+    ids=["not in the table", "reflected", "backwards", "cubic", "same upper", "same lower"],
 )
 def test_what_torch_does_otherwise_is_refused(model, text, tmp_path):
     with pytest.raises(ModelError, match=text):

@@ -202,6 +202,58 @@ def test_says_why_a_file_cannot_be_used(tmp_path, make, text):
         Model.from_onnx(saved(tmp_path, make()))
 
 
+HIDDEN = "r = ReduceMax<keepdims=0>(x) e = Mul(r, tiny) "
+
+
+@pytest.mark.parametrize(
+    ("nodes", "operator"),
+    [
+        ("q, s, z = DynamicQuantizeLinear(x) h = DequantizeLinear(q, s, z)", "DynamicQuantize"),
+        (
+            "q, s, z = DynamicQuantizeLinear(x) d = DequantizeLinear(q, s, z) "
+            "a = ArgMax<axis=1>(d) h = Cast<to=1>(a)",
+            "DynamicQuantize",
+        ),
+        (HIDDEN + "h = Add(x, e)", "ReduceMax"),
+        (HIDDEN + "a = Add(x, e) m = ArgMax<axis=1>(a) h = Cast<to=1>(m)", "ReduceMax"),
+        (
+            "t = Transpose(x) s = ReduceSum<keepdims=0>(t, ax) e = Mul(s, tiny) h = Add(x, e)",
+            "Transpose",
+        ),
+        ("g = Gather(x, zero) e = Mul(g, tiny) h = Add(x, e)", "Gather"),
+    ],
+)
+def test_what_hardly_depends_on_other_rows_is_refused_too(tmp_path, nodes, operator):
+    """A scale that all rows share changes answers by less than a trial would notice."""
+    with pytest.raises(ModelError, match=rf"one result for each row.*\(since {operator}"):
+        Model.from_onnx(saved(tmp_path, of_nodes(nodes)))
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        "s = Shape(x) r = ReduceMax(s) c = Cast<to=1>(r) z = Mul(c, none) h = Add(x, z)",
+        "q, s, z = DynamicQuantizeLinear(w) d = DequantizeLinear(q, s, z) h = Mul(x, d)",
+        "t = Transpose(x) s = ReduceMax<axes=[0], keepdims=1>(t) u = Transpose(s) h = Sub(x, u)",
+    ],
+    ids=["of sizes", "of weights", "of each row"],
+)
+def test_what_all_rows_share_by_right_is_no_reason(tmp_path, nodes):
+    model = Model.from_onnx(saved(tmp_path, of_nodes(nodes)))
+    assert model.check_inputs(torch.zeros(5, 4)) == 5
+
+
+def of_nodes(nodes: str) -> "onnx.ModelProto":
+    """y = h + w, where these nodes make h of x and constants."""
+    text = '<ir_version: 9, opset_import: ["" : 17]> g (float[n, 4] x) => (float[n, 4] y) {'
+    model = onnx.parser.parse_model(f"{text}{nodes} y = Add(h, w)}}")
+    known = {"w": np.arange(4.0), "tiny": np.array(1e-7), "none": np.array(0.0)}
+    numbers = {"ax": np.array([1]), "zero": np.array(0)}
+    for name, value in (*((n, v.astype(np.float32)) for n, v in known.items()), *numbers.items()):
+        model.graph.initializer.append(numpy_helper.from_array(value, name))
+    return model
+
+
 def test_a_fixed_batch_or_an_unknown_size_is_told(tmp_path):
     model = small()
     model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 1

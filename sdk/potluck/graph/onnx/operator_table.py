@@ -120,13 +120,9 @@ def _conv(call: Call, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> 
 
 def _conv_transpose(call: Call, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     n = x.dim() - 2
-    pads = _pads(call, n, (), (), ())
-    if (
-        call.get("output_shape")
-        or call.get("auto_pad", b"NOTSET") != b"NOTSET"
-        or n > 2
-        or any(a != b for a, b in pads)
-    ):
+    to_size = call.get("output_shape") or call.get("auto_pad", b"NOTSET").startswith(b"SAME")
+    pads = [] if to_size else _pads(call, n, (), (), ())
+    if to_size or n > 2 or any(a != b for a, b in pads):
         raise call.refuse("pads its two sides differently, or to a given size")
     strides, dilations = call.get("strides") or [1] * n, call.get("dilations") or [1] * n
     extra = call.get("output_padding") or [0] * n

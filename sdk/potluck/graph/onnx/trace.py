@@ -123,7 +123,7 @@ def trace(
             symbols=(Symbol(name=BATCH, input=0, dim=0),),
         ),
         types=tuple(types),
-        by_rows=frozenset(numbers[name] for name, seen in run.values.items() if seen.is_by_rows),
+        by_rows=frozenset(numbers[name] for name in _by_rows(graph, moving, run)),
         tensors=tensors,
     )
     outputs = [quoted(value.name) for value in asked.output]
@@ -140,6 +140,18 @@ def varying(graph: onnx.GraphProto) -> frozenset[str]:
         if node.op_type not in ("Shape", "Size") and found & set(node.input):
             found |= set(node.output)
     return frozenset(found)
+
+
+def _by_rows(graph: onnx.GraphProto, moving: frozenset[str], run: TrialRun) -> frozenset[str]:
+    """Values that count rows. What is made of something that all rows have in common, such as the
+    scale of `DynamicQuantizeLinear`, does not, however little a trial shows of it.
+    """
+    values = run.values
+    mixed = {name for name in moving if name in values and values[name].is_of_all_rows}
+    for node in graph.node:
+        if mixed & {*node.input, *node.output}:
+            mixed |= {*node.output}
+    return frozenset(name for name in values.keys() - mixed if values[name].is_by_rows)
 
 
 def _plain(model: onnx.ModelProto, sizes: Mapping[str, int]) -> onnx.ModelProto:

@@ -40,13 +40,14 @@ _NUMBERS = "biuf"
 
 @dataclass(frozen=True, slots=True)
 class TrialValue:
-    """One value of the model: its type, its shape at `ROWS`, `PART` and the other rows, and whether
-    these parts make up the whole.
+    """One value of the model: its type, its shape at `ROWS`, `PART` and the other rows, whether
+    these parts make up the whole, and whether its numbers are others though its shape is the same.
     """
 
     dtype: str
     shapes: tuple[tuple[int, ...], ...]
     is_by_rows: bool
+    is_of_all_rows: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +130,8 @@ def _read(told: IO[bytes], file: str) -> TrialRun:
         if "error" in said:
             raise ModelError(f"onnxruntime cannot run it: {quoted(said['error'], 240)}")
         values = {
-            name: TrialValue(dtype, tuple(map(tuple, shapes)), is_by_rows)
-            for name, dtype, shapes, is_by_rows in said["values"]
+            name: TrialValue(dtype, tuple(map(tuple, shapes)), is_by_rows, is_of_all_rows)
+            for name, dtype, shapes, is_by_rows, is_of_all_rows in said["values"]
         }
         arrays = (_array(told, dtype, shape) for dtype, shape in said["arrays"])
         still = dict(zip(said["still"], arrays, strict=False))
@@ -251,13 +252,14 @@ def _example(dtype: str, shape: list[int], seed: int) -> "Array":
 
 def _seen(
     name: str, runs: "tuple[dict[str, Array], ...]"
-) -> tuple[str, str, list[tuple[int, ...]], bool]:
+) -> tuple[str, str, list[tuple[int, ...]], bool, bool]:
     arrays = [run[name] for run in runs]
     if any(getattr(getattr(a, "dtype", None), "kind", "O") not in _NUMBERS for a in arrays):
         raise ValueError(f"the value {name} is not made of numbers")
     if len({array.ndim for array in arrays}) > 1:
         raise ValueError(f"the number of dimensions of {name} depends on the batch")
-    return name, arrays[0].dtype.name, [array.shape for array in arrays], _is_by_rows(*arrays)
+    shapes = [array.shape for array in arrays]
+    return name, arrays[0].dtype.name, shapes, _is_by_rows(*arrays), _is_of_all_rows(*arrays)
 
 
 def _is_by_rows(whole: "Array", first: "Array", second: "Array") -> bool:
@@ -275,6 +277,16 @@ def _is_by_rows(whole: "Array", first: "Array", second: "Array") -> bool:
     )
     return bool(
         np.allclose(whole, joined, rtol=_TOLERANCE, atol=_TOLERANCE * scale, equal_nan=True)
+    )
+
+
+def _is_of_all_rows(whole: "Array", *parts: "Array") -> bool:
+    """Whether it holds something of all rows together: the mean of them, or the largest number."""
+    import numpy as np
+
+    is_float = whole.dtype.kind == "f"
+    return all(whole.shape == part.shape for part in parts) and not all(
+        np.array_equal(whole, part, equal_nan=is_float) for part in parts
     )
 
 
