@@ -77,7 +77,7 @@ def predict(problem: Problem, plan: Plan, table: cost.CostTable | None = None) -
     compiled = compile_plan(problem, plan)
     streaming = not isinstance(problem.workload, Training) and problem.workload.streaming
     in_flight = direct_simulation.in_flight(plan) if streaming else 1
-    steps = direct_simulation.STREAM_ROUNDS * in_flight if streaming else 1
+    steps = direct_simulation.Direct(problem, table).run(plan).n_steps if streaming else 1
     return simulation.ProgramSimulation(compiled, problem, steps, in_flight, table).trace()
 
 

@@ -3,6 +3,7 @@ again and again, and three of four need not be simulated.
 """
 
 from collections import OrderedDict
+from math import inf
 
 from potluck.records import Plan, Problem, Stage
 from potluck.simulate import cost
@@ -37,14 +38,23 @@ class SimulatorCache(Direct):
         self._most_tasks = most_tasks
         self._n_kept = 0
 
-    def run(self, plan: Plan) -> StepOutcome:
-        """As of any simulator; of a plan that is remembered at once."""
+    def run(self, plan: Plan, most_s: float = inf) -> StepOutcome:
+        """As of any simulator; of a plan that is remembered at once.
+
+        Parameters
+        ----------
+        plan
+            To be carried out.
+        most_s
+            Plans that take longer are of no use to who asks.
+        """
         key = plan.stages, plan.micro_batch, plan.schedule
-        found = self._outcomes.get(key)
-        if found is not None:
-            self._outcomes.move_to_end(key)
+        found = self._outcomes.pop(key, None)
+        if found is not None and (found.is_settled or found.latency_s > most_s):
+            self._outcomes[key] = found
             return found
-        found = self._outcomes[key] = super().run(plan)
+        self._n_kept -= found.n_tasks if found is not None else 0
+        found = self._outcomes[key] = super().run(plan, most_s)
         self._n_kept += found.n_tasks
         while self._n_kept > self._most_tasks and len(self._outcomes) > 1:
             self._n_kept -= self._outcomes.popitem(last=False)[1].n_tasks

@@ -29,6 +29,7 @@ from potluck.records import (
 from potluck.simulate import steady_s
 from potluck.simulate.cost import CostTable
 from potluck.simulate.direct_simulation import Direct, in_flight
+from potluck.simulate.simulator_cache import SimulatorCache
 
 WORKLOADS = [
     Training(batch=8, micro_batch=2),
@@ -215,6 +216,39 @@ def test_joules_of_a_request_do_not_depend_on_how_many_are_simulated(seed, monke
         idling = outcome.latency_s * len(plan.devices)  # all draw 1 W
         beyond_idling.append(sum(outcome.device_energy_j().values()) - idling)
     assert beyond_idling[0] == pytest.approx(beyond_idling[1], rel=0.005)
+
+
+@pytest.mark.parametrize(
+    "seed", [22, 24, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(40))]
+)
+def test_the_pace_of_a_stream_is_that_of_many_more_requests(seed, monkeypatch):
+    rng = random.Random(seed)
+    problem = replace(random_problem(rng), workload=Inference(batch=4, streaming=True))
+    problem = with_branches(rng, problem) if seed % 2 else problem
+    paths = {
+        pair: replace(path, latency_s=10 ** rng.uniform(-2, 0))  # seconds: answers come in bursts
+        for pair, path in sorted(problem.network.paths.items())
+    }
+    problem = replace(problem, network=replace(problem.network, paths=paths))
+    plan = replace(random_plan(rng, problem), training=False)
+    found_s = Direct(problem).run(plan).latency_s
+    monkeypatch.setattr("potluck.simulate.direct_simulation.STREAM_ROUNDS", 100)
+    assert found_s == pytest.approx(Direct(problem).run(plan).latency_s, rel=0.02)
+
+
+def test_of_streams_too_slow_to_matter_the_pace_may_be_rough_until_somebody_asks():
+    rng = random.Random(22)
+    problem = replace(random_problem(rng), workload=Inference(batch=4, streaming=True))
+    paths = {pair: replace(p, latency_s=0.5) for pair, p in problem.network.paths.items()}
+    problem = replace(problem, network=replace(problem.network, paths=paths))
+    plan = replace(random_plan(rng, problem), training=False)
+    cache = SimulatorCache(problem)
+    rough = cache.run(plan, most_s=0.0)
+    assert not rough.is_settled
+    exact = cache.run(plan)
+    assert exact.is_settled
+    assert exact.n_steps > rough.n_steps
+    assert exact.latency_s == Direct(problem).run(plan).latency_s
 
 
 @pytest.mark.few(60)
