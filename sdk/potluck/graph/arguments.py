@@ -26,18 +26,20 @@ class Arguments:
     have.
 
     `by_name`: the example of the inputs was a mapping, which has no order. `placeless`: those of
-    its inputs that `forward` takes by name alone.
+    its inputs that `forward` takes by name alone. `n_reductions`: so many of the last targets are
+    what the loss of a model from a file makes of a whole batch.
     """
 
     inputs: tuple[str, ...]
     targets: tuple[tuple[str, ...], ...] = ()
     by_name: bool = False
     placeless: tuple[str, ...] = ()
+    n_reductions: int = 0
 
     @property
     def requested(self) -> "Arguments":
         """Those of a request, which has no targets."""
-        return replace(self, targets=())
+        return replace(self, targets=(), n_reductions=0)
 
     def scored(self, score: Callable[..., Any]) -> "Arguments":
         """With the targets that `score(outputs, *targets)` needs, where they have names."""
@@ -46,7 +48,7 @@ class Arguments:
         ]
         own = [*self.targets, *[()] * len(needed)]
         named = tuple((p.name, *names) for p, names in zip(needed, own, strict=False))
-        return replace(self, targets=with_usual(named or self.targets))
+        return replace(self, targets=with_usual(named or self.targets), n_reductions=0)
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -127,9 +129,22 @@ class Arguments:
         last = len(self.inputs) + len(self.targets)
         return next((slot for slot in range(len(self.inputs), last) if slot not in found), last)
 
+    @property
+    def about_reductions(self) -> str:
+        """Where those of a model from a file come from; empty where it has none."""
+        if not self.n_reductions:
+            return ""
+        return (
+            f"It comes from a file: what its loss makes of a whole batch "
+            f"({_listed(self.labels[-self.n_reductions :])}) comes behind the targets, by "
+            "potluck.graph.model_file.with_reductions(model, batch), of the model that was saved. "
+            "Or make it of its module: Model.from_torch."
+        )
+
     def _expected(self) -> str:
         targets = _listed(" or ".join(names) for names in self.targets)
-        return f"Inputs are {_listed(self.inputs)}{f'; targets are {targets}' if targets else ''}."
+        named = f"Inputs are {_listed(self.inputs)}{f'; targets are {targets}' if targets else ''}."
+        return f"{named} {self.about_reductions}".rstrip()
 
 
 def parameters(function: Callable[..., Any]) -> tuple[Parameter, ...]:

@@ -323,7 +323,8 @@ class Model(Shown):
     def load(path: str | Path) -> "Model":
         """The model of a file that `save` wrote; it needs no module.
 
-        What its loss makes of a whole batch it takes as further targets: see `model_file`.
+        What its loss makes of a whole batch, such as how many targets count, it takes as further
+        targets: `model_file.with_reductions` makes them where the module is.
 
         Parameters
         ----------
@@ -719,7 +720,10 @@ class Model(Shown):
         if len(tensors) != len(ports):
             expected = ", ".join(port.name for port in ports)
             wanted = "1 tensor is" if len(ports) == 1 else f"{len(ports)} tensors are"
-            raise ModelError(f"{wanted} expected ({expected}); got {len(tensors)}.")
+            raise ModelError(
+                f"{wanted} expected ({expected}); got {len(tensors)}.",
+                next_step=self.arguments.about_reductions,
+            )
         check_tensors([port.name for port in ports], tensors)
         sizes: dict[str, int] = {}
         for symbol in traced.graph.symbols:

@@ -234,6 +234,7 @@ def _model(document: Mapping[str, Any], tensors: "Mapping[str, torch.Tensor]") -
         arguments=Arguments(
             inputs=tuple(inputs),
             targets=(*map(tuple, targets), *reductions),
+            n_reductions=n_reductions,
             by_name=bool(by_name),
             placeless=tuple(placeless),
         ),

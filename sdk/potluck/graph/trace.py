@@ -46,6 +46,7 @@ from potluck.graph.torch.training_modes import check_answers, check_modes, modes
 from potluck.graph.torch.vmap_regions import without_maps
 from potluck.graph.traced import Traced, Type
 from potluck_wire.graph import (
+    BATCH,
     DTYPE_BYTES,
     ITEM_BYTES,
     Buffer,
@@ -87,10 +88,16 @@ class _WithLoss(torch.nn.Module):
         with WrittenOutLosses():
             if isinstance(self.loss, OwnLoss):
                 names = names_of(self.loss, self._n_inputs, self._keywords)
-                own: torch.Tensor = self.loss.of(_called(self.net, tensors, names))
-                return own
+                return _one_number(self.loss.of(_called(self.net, tensors, names)))
             answer = _called(self.net, tensors[: self._n_inputs], self._keywords)
-            return self.loss(answer, *tensors[self._n_inputs :])
+            return _one_number(self.loss(answer, *tensors[self._n_inputs :]))
+
+
+def _one_number(loss: Any) -> Any:
+    """A loss of one element without its dimensions, with which `backward` takes it, too."""
+    sizes = loss.shape if isinstance(loss, torch.Tensor) else ()
+    is_one = bool(sizes) and all(isinstance(size, int) and size == 1 for size in sizes)
+    return loss.reshape(()) if is_one else loss
 
 
 class _Alone(torch.nn.Module):
@@ -510,5 +517,9 @@ def _outputs(result: Any, types: list[tuple[Type, ...]], train: bool) -> tuple[O
             )
         found.append(Output(name=name, ref=ref, dtype=kind.dtype, shape=kind.shape, gradient=train))
     if train and (len(found) != 1 or found[0].shape != ()):
-        raise ModelError("the loss must be one number.", next_step="Take its mean over the rows.")
+        sizes = ", ".join("rows" if size == BATCH else str(size) for size in found[0].shape)
+        got = f"of the shape [{sizes}]" if len(found) == 1 else f"{len(found)} of them"
+        raise ModelError(
+            f"the loss must be one number, got {got}.", next_step="Take its mean: loss.mean()."
+        )
     return tuple(found)

@@ -231,6 +231,14 @@ MEANS = {
         lambda y, t: torch.einsum("nc,nd->cd", y, t).sum() / y.shape[0],
         (_values,),
     ),
+    "with dimensions of one": (
+        lambda y, t: (y - t).abs().mean(0, keepdim=True).mean(1, keepdim=True),
+        (_values,),
+    ),
+    "quantiles": (
+        lambda y, t: torch.max(0.3 * (t - y), -0.7 * (t - y)).mean().reshape(1),
+        (_values,),
+    ),
     "two views": (lambda y, t: mse_loss(torch.cat([y, -y]), torch.cat([t, t * 2])), (_values,)),
     "filled": (lambda y, t: (y * torch.fill(t, 0.5) + torch.fill(y, 0.25)).mean(), (_values,)),
     "spectra": (
@@ -262,6 +270,22 @@ def test_a_mean_over_rows_is_proven_and_divided_as_on_one_machine(loss, targets)
     model = Model.from_torch(net, batch[0], loss=loss, example_targets=batch[1:])
     assert model.notes(train=True) == ()
     assert divided_alike(model, net, loss, batch)
+
+
+@pytest.mark.parametrize(
+    ("loss", "got"),
+    [
+        (lambda y, t: (y - t).abs(), r"of the shape \[rows, 4\]"),
+        (lambda y, t: (y - t).abs().mean(1), r"of the shape \[rows\]"),
+        (lambda y, t: (y - t).abs().mean(1, keepdim=True), r"of the shape \[rows, 1\]"),
+        (lambda y, t: (y - t).abs().mean(0), r"of the shape \[4\]"),
+        (lambda y, t: ((y - t).abs().mean(), (y - t).square().mean()), "2 of them"),
+    ],
+)
+def test_a_loss_of_several_numbers_is_refused_with_what_it_is(loss, got):
+    x, t = torch.randn(ROWS, 3), torch.rand(ROWS, 4)
+    with pytest.raises(ModelError, match=f"one number, got {got}"):
+        Model.from_torch(nn.Linear(3, 4), x, loss=loss, example_targets=t)
 
 
 def divided_alike(model, net, loss, batch, divisions=((6,), (1, 5), (3, 3), (2, 1, 3))) -> bool:

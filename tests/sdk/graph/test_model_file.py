@@ -98,6 +98,24 @@ def test_it_answers_and_trains_as_the_model_that_it_was_made_of(tmp_path):
         assert all(torch.equal(was[name], is_now[name]) for name in was)
 
 
+@pytest.mark.parametrize("given", [("x", "y"), ("x",), {"input": "x", "labels": "y"}], ids=str)
+def test_who_leaves_out_what_the_loss_makes_of_a_batch_is_told_where_it_comes_from(given, tmp_path):
+    tensors = {"x": torch.rand(4, 3), "y": torch.randint(0, 5, (4,))}
+    loss = nn.CrossEntropyLoss(ignore_index=2)
+    model = Model.from_torch(nn.Linear(3, 5), tensors["x"], loss=loss, example_targets=tensors["y"])
+    again = kept(model, tmp_path)
+    batch = (
+        {key: tensors[name] for key, name in given.items()}
+        if isinstance(given, dict)
+        else tuple(tensors[name] for name in given)
+    )
+    with memory_home(1) as home:
+        run = home.deploy(make_plan(again, ((A,), (4,)), micro_batch=4), again).wait()
+        with pytest.raises(PotluckError, match=r"reduction.*with_reductions.*from_torch"):
+            run.fit([batch]).wait()
+        run.close()
+
+
 def test_a_file_that_is_no_model_is_named(tmp_path):
     case = CASES["cnn"]
     path = tmp_path / "model.safetensors"
