@@ -152,6 +152,23 @@ class VisionTransformer(nn.Module):
         return self.head(self.norms[4](x)[:, 0])
 
 
+class Fourier(nn.Module):
+    """Global filters (GFNet), and phases: complex numbers between operators, some conjugated."""
+
+    def __init__(self, n: int, height: int, width: int) -> None:
+        super().__init__()
+        self.before, self.after = _conv(3, n), nn.Conv2d(3 * n, 4, 3, padding=1)
+        self.filter = nn.Parameter(torch.randn(n, height, width // 2 + 1, 2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.before(x)
+        waves = torch.fft.rfft2(x)
+        kept = torch.fft.irfft2(waves * torch.view_as_complex(self.filter), s=x.shape[-2:])
+        rows = torch.fft.fft(x, dim=3)
+        turned = (rows.conj() * rows.roll(1, 1)).real
+        return self.after(torch.cat([kept, turned, rows.imag], 1))
+
+
 def _head(n: int, *body: nn.Module) -> nn.Sequential:
     return nn.Sequential(*body, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(n, 5))
 
@@ -201,13 +218,15 @@ FAMILIES = {
     ),
 }
 
+TORCH_ALONE = {"fourier": (lambda: Fourier(4, 12, 9), (12, 9))}  # that ONNX has no operators for
+
 
 def family(name: str) -> tuple[nn.Module, torch.Tensor]:
     """A network in evaluation, with fixed weights and running statistics of its own, and a batch of
     two images.
     """
     torch.manual_seed(7)
-    make, size = FAMILIES[name]
+    make, size = (FAMILIES | TORCH_ALONE)[name]
     net = make()
     for module in net.modules():
         if isinstance(module, nn.BatchNorm2d):

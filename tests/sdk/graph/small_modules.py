@@ -68,6 +68,17 @@ class Attention(nn.Module):
         return self.attention(x, x, x)[0]
 
 
+class Bag(nn.Module):
+    """Indices of the values, and the values as their weights."""
+
+    def __init__(self, weighted=False, **settings):
+        super().__init__()
+        self.bag, self.weighted = nn.EmbeddingBag(4, 5, **settings), weighted
+
+    def forward(self, x):
+        return self.bag(whole(x), per_sample_weights=x if self.weighted else None)
+
+
 class Packed(nn.Module):
     def __init__(self):
         super().__init__()
@@ -399,6 +410,12 @@ VECTOR = {
     "nn.EmbeddingBag": lambda x: F.embedding_bag(
         whole(x), torch.arange(8.0).reshape(4, 2), mode="sum"
     ),
+    "nn.EmbeddingBag of counted entries": Bag(mode="sum", padding_idx=1),
+    "nn.EmbeddingBag of the mean of counted entries": Bag(mode="mean", padding_idx=-2),
+    "nn.EmbeddingBag of the largest counted entries": Bag(mode="max", padding_idx=0),
+    "nn.EmbeddingBag of weighted entries": Bag(weighted=True, mode="sum"),
+    "nn.EmbeddingBag of weighted counted entries": Bag(weighted=True, mode="sum", padding_idx=0),
+    "Tensor.conj of an imaginary part": lambda x: torch.fft.fft(x).conj().imag,
     "nn.Bilinear": lambda x: F.bilinear(x, x, torch.ones(2, 6, 6), torch.ones(2)),
     "nn.utils.weight_norm": nn.utils.parametrizations.weight_norm(nn.Linear(6, 4)),
     "nn.utils.spectral_norm in evaluation": nn.utils.parametrizations.spectral_norm(

@@ -94,3 +94,22 @@ def test_nan_as_a_plain_number_is_refused_and_as_a_tensor_taken():
     with pytest.raises(ModelError, match=r"given NaN as a plain number .*register_buffer"):
         Model.from_torch(Masked(False), torch.randn(4, 3))
     assert told(Masked(True)) == []
+
+
+@pytest.mark.parametrize(
+    ("part", "reason"),
+    [
+        (torch.nn.utils.parametrizations.spectral_norm(torch.nn.Linear(4, 4)), "It is a buffer"),
+        (torch.nn.RReLU(), "draws random numbers"),
+        (torch.nn.AlphaDropout(), "draws random numbers"),
+    ],
+    ids=["spectral norm", "random slopes", "alpha dropout"],
+)
+def test_the_reason_that_helps_comes_first(part, reason):
+    """In training; in evaluation each of them is taken."""
+    net, x = torch.nn.Sequential(torch.nn.Linear(4, 4), part), torch.randn(3, 4)
+    with pytest.raises(ModelError, match=reason):
+        Model.from_torch(net, x, loss=MSE, example_targets=torch.randn(3, 4))
+    for module in part.modules():
+        module.eval()
+    assert Model.from_torch(net, x, loss=MSE, example_targets=torch.randn(3, 4)).trains

@@ -2,6 +2,8 @@
 forward and backward; or refused, with a reason of a fixed list.
 """
 
+import copy
+
 import pytest
 from tests.sdk.graph.small_modules import LINES, Net
 from tests.sdk.run.conftest import make_plan
@@ -63,7 +65,7 @@ def test_the_corpus_is_large_and_mostly_runs():
 @pytest.mark.parametrize("name", [name for name in LINES if name not in REFUSED])
 def test_a_line_gives_on_two_agents_what_it_gives_on_one_machine(name, home):
     torch.manual_seed(0)
-    net = Net(name).train()
+    net = Net(name)
     x, y = torch.randn(ROWS, 8), torch.randn(ROWS, 3)
     loss_of = torch.nn.functional.mse_loss
     model = potluck.Model.from_torch(net, x, loss=loss_of, example_targets=y)
@@ -73,8 +75,7 @@ def test_a_line_gives_on_two_agents_what_it_gives_on_one_machine(name, home):
     got = run(x)
     run.close()
     with torch.no_grad():
-        assert close(got, net.eval()(x))
-    net.train()
+        assert close(got, copy.deepcopy(net).eval()(x))
     stages = stages[: len(model.layers(True))]
     training = make_plan(model, *stages, micro_batch=ROWS)
     run = home.deploy(training, model, optimizer=potluck.SGD(0.1)).wait()

@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.sdk.graph.families import FAMILIES, family
+from tests.sdk.graph.families import FAMILIES, TORCH_ALONE, family
 from torch import nn
 from torch.nn import functional
 
@@ -26,6 +26,7 @@ from potluck.offload.rows.operator_times import OperatorTimes
 from potluck_agent.worker.interpreter import Interpreter
 from potluck_wire.segment import dumps, loads
 
+ALL = (*FAMILIES, *TORCH_ALONE)
 TOLERANCE = 1e-5  # relative to the largest; kernels for other sizes may sum in another order
 
 
@@ -84,7 +85,7 @@ case = cache(Case)
 
 
 @pytest.mark.few(2)
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", ALL)
 def test_the_answer_is_that_of_one_machine_at_every_bandwidth(name):
     home = case(name)
     rates = (0.0, 1e5, 1e6, 3e6, 1e7, 1e9)
@@ -95,7 +96,7 @@ def test_the_answer_is_that_of_one_machine_at_every_bandwidth(name):
 
 
 @pytest.mark.few(3)
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", ALL)
 @settings(max_examples=10)
 @given(data=st.data())
 def test_the_answer_is_that_of_one_machine_whatever_changes_hands_wherever(name, data):
@@ -118,7 +119,7 @@ def test_the_answer_is_that_of_one_machine_whatever_changes_hands_wherever(name,
 
 
 @pytest.mark.few(2)
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", ALL)
 @settings(max_examples=5)
 @given(data=st.data())
 def test_the_answer_is_that_of_one_machine_for_any_rows_of_any_operator(name, data):
@@ -136,7 +137,7 @@ def test_the_answer_is_that_of_one_machine_for_any_rows_of_any_operator(name, da
 
 
 @pytest.mark.few(4)
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", ALL)
 @settings(max_examples=3)
 @given(data=st.data())
 def test_the_answer_is_that_of_one_machine_for_any_rows_of_any_operator_on_three_sides(name, data):
@@ -184,7 +185,7 @@ def test_a_pool_steps_by_its_window_unless_it_is_told_otherwise(pool):
         home.check([((0, operators[0].count), NONE), *rows, ((0, 1), NONE)], 2)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", ALL)
 def test_what_others_do_runs_on_the_same_pieces(name):
     home, shares = case(name), case(name).splitter.shares
     home.check(baselines.all_on_helper(shares), 1)

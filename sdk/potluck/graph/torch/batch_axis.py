@@ -86,6 +86,8 @@ class RowCounter(Runner):
     def _note(self, ref: Ref, tensor: torch.Tensor) -> None:
         dim = row_dim(self.types[ref.value][ref.item or 0].shape)
         if dim is not None and tensor.numel():
+            if tensor.is_complex():
+                tensor = torch.view_as_real(tensor.detach().resolve_conj())
             flat = tensor.detach().movedim(dim, 0).reshape(self.rows, -1).double()
             if len(self._weights) < flat.shape[1]:
                 self._weights = _weights(flat.shape[1])

@@ -284,7 +284,8 @@ class Converter:
             raise ModelError(
                 f"the operator {name} changes a tensor in place that others may see{where(node)}.",
                 next_step="It is a buffer, which devices keep as it is: compute it outside the "
-                "model, and pass it as an input or a target; or leave it out."
+                "model, and pass it as an input or a target; or leave it out, as eval() of the "
+                "module does where it is for training alone."
                 if of_buffer
                 else f"Use the form that returns a new tensor ({functional.split('.')[1]}).",
                 operator=name,

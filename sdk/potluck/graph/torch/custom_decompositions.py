@@ -39,21 +39,54 @@ def _bags(node: Any) -> Callable[..., Any] | None:
     """Bags that are the rows of a table of indices, as in embedding_bag(indices [rows, n], table):
     torch lays all rows end to end and numbers where each begins.
     """
-    _, flat, offsets, _, mode, *rest = [*node.args, *[None] * 5][:9]
+    _, flat, offsets, *_ = node.args
     shaped = flat.args[0] if getattr(flat, "target", None) is _ATEN.reshape.default else None
     regular = getattr(offsets, "target", None) is _ATEN.arange.start_step
-    weights = rest[1] if len(rest) > 1 else None
-    if shaped is None or not regular or weights is not None or rest[2] or rest[3] is not None:
+    if shaped is None or not regular or node.args[7:8] == (True,):
         return None
-    kind, rows = mode or _SUM, shaped.meta["val"].shape[0]
+    n_rows = shaped.meta["val"].shape[0]
 
-    def reduced(weight: Any, indices: Any, *_: Any, **__: Any) -> tuple[Any, ...]:
-        each = _ATEN.embedding.default(weight, indices.reshape(rows, -1))
-        reductions = {_SUM: each.sum, _MEAN: each.mean, _MAX: each.amax}
-        result = reductions[kind](1)
+    def reduced(
+        weight: Any,
+        indices: Any,
+        offsets: Any,
+        scale_grad_by_freq: bool = False,
+        mode: int = _SUM,
+        sparse: bool = False,
+        per_sample_weights: Any = None,
+        include_last_offset: bool = False,
+        padding_idx: int | None = None,
+    ) -> tuple[Any, ...]:
+        table = indices.reshape(n_rows, -1)
+        each = _ATEN.embedding.default(weight, table)
+        if per_sample_weights is not None:
+            each = each * per_sample_weights.reshape(n_rows, -1, 1)
+        result = (
+            _bag_of(each, mode)
+            if padding_idx is None
+            else _counted(each, (table != padding_idx % weight.shape[0]).unsqueeze(2), mode)
+        )
         return (result, indices, indices, indices)
 
     return reduced
+
+
+def _bag_of(each: Any, mode: int) -> Any:
+    return {_SUM: each.sum, _MEAN: each.mean, _MAX: each.amax}[mode](1)
+
+
+def _counted(each: Any, counts: Any, mode: int) -> Any:
+    """Bags of which only some entries count, and which are 0 where none does."""
+    if mode == _MAX:
+        largest = torch.where(counts, each, -torch.inf).amax(1)
+        return torch.where(counts.any(1), largest, 0.0)
+    total = torch.where(counts, each, 0.0).sum(1)
+    return total if mode == _SUM else total / counts.sum(1).clamp(min=1)
+
+
+def _negated(_: Any) -> Callable[..., Any]:
+    """A value of its own in the place of a view that is negated when it is read."""
+    return _ATEN.neg.default
 
 
 def _copy(node: Any) -> Callable[..., Any]:
@@ -86,6 +119,7 @@ WAYS: dict[str, Callable[[Any], Callable[..., Any] | None]] = {
     "aten.sgn.default": _sign,
     "aten.rrelu.default": _rrelu,
     "aten.embedding_bag.padding_idx": _bags,
+    "aten._neg_view.default": _negated,
     "aten.upsample_linear1d.vec": _resized,
     "aten.upsample_trilinear3d.vec": _resized,
     "aten.upsample_bicubic2d.vec": _resized,

@@ -75,10 +75,10 @@ def reason(target: Any) -> OperatorRefusal:
         return BACKWARD
     if packet in _AS_IT_LIES:
         return MEMORY
-    if any(a.alias_info is not None and a.alias_info.is_write for a in schema.arguments):
-        return IN_PLACE
     if torch.Tag.nondeterministic_seeded in tags:
         return RANDOM
+    if any(a.alias_info is not None and a.alias_info.is_write for a in schema.arguments):
+        return IN_PLACE
     if packet in _OF_DATA or {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output} & {
         *tags
     }:
@@ -107,11 +107,11 @@ def all_of(errors: Iterable[ModelError]) -> tuple[ModelError, ...]:
 
 
 def together(errors: Sequence[ModelError]) -> ModelError:
-    """The first of several refusals, which knows the others (the fact `refusals`) and counts
-    them.
+    """The first of several refusals that has a reason of its own, which knows the others (the fact
+    `refusals`) and counts them.
     """
     every = all_of(errors)
-    first = every[0]
+    first = next((error for error in every if UNKNOWN.text not in str(error)), every[0])
     if len(every) == 1:
         return first
     text = str(first).removesuffix(first.next_step).rstrip()

@@ -21,6 +21,8 @@ from potluck_wire.graph import Argument, Graph, Input, Node, Output, Ref, Sym, e
 from potluck_wire.operators import KINDS
 
 Interval = tuple[int, int]
+_REAL = {"complex64": "float32", "complex128": "float64"}  # by which complex numbers travel
+_CLONE = "aten.clone.default"
 _CONVOLUTIONS = frozenset(KINDS["convolution"])
 _TRANSPOSED = frozenset({"aten.conv_transpose1d.default", "aten.conv_transpose2d.input"})
 _POOLS = frozenset(f"aten.{kind}_pool{n}d.default" for kind in ("max", "avg") for n in (1, 2))
@@ -63,7 +65,7 @@ class TensorSlice:
 def part_type(
     line: Linearization, localities: Sequence[OperatorLocality], part: TensorSlice
 ) -> Type:
-    """Data type and shape of a part.
+    """Data type and shape of a part as it travels: of complex numbers real and imaginary parts.
 
     Parameters
     ----------
@@ -76,12 +78,12 @@ def part_type(
     """
     whole = line.traced.type_of(part.ref)
     axis, count = rows_of(line, localities, part.value)
-    if axis is None or (part.start, part.stop) == (0, count):
-        return whole
-    return Type(
-        dtype=whole.dtype,
-        shape=(*whole.shape[:axis], part.stop - part.start, *whole.shape[axis + 1 :]),
-    )
+    shape = whole.shape
+    if axis is not None and (part.start, part.stop) != (0, count):
+        shape = (*shape[:axis], part.stop - part.start, *shape[axis + 1 :])
+    if whole.dtype in _REAL:
+        return Type(dtype=_REAL[whole.dtype], shape=(*shape, 2))
+    return Type(dtype=whole.dtype, shape=shape)
 
 
 def rows_of(
@@ -177,7 +179,10 @@ class _TileBuilder:
         self.nodes: list[tuple[int, str, tuple[Any, ...], dict[str, Any]]] = []
         self.at: dict[Ref, list[tuple[Interval, Any]]] = {}
         for part in self.takes:
-            self.at.setdefault(part.ref, []).append(((part.start, part.stop), part))
+            at: Any = part
+            if self._is_complex(part):
+                at = self.add(-1, "aten.view_as_complex.default", (part,))
+            self.at.setdefault(part.ref, []).append(((part.start, part.stop), at))
         self.constants: dict[int, _Made] = {}
 
     def add(
@@ -185,6 +190,9 @@ class _TileBuilder:
     ) -> _Made:
         self.nodes.append((number, op, tuple(args), dict(kwargs or {})))
         return _Made(len(self.nodes) - 1)
+
+    def _is_complex(self, part: TensorSlice) -> bool:
+        return self.line.traced.type_of(part.ref).dtype in _REAL
 
     # --- one node ---------------------------------------------------------------------------------
 
@@ -430,6 +438,9 @@ class _TileBuilder:
         for part in gives:
             axis, count = rows_of(self.line, self.localities, part.value)
             at = self._joined(part.ref, axis, count, (part.start, part.stop), 0)
+            if self._is_complex(part):
+                # torch conjugates when it reads, and a view cannot wait for that
+                at = self.add(0, "aten.view_as_real.default", (self.add(0, _CLONE, (at,)),))
             outputs.append((part, at))
         traced = self.line.traced
         states = sorted(
