@@ -84,7 +84,7 @@ class _WithLoss(torch.nn.Module):
         self._n_inputs = n_inputs
         self._keywords = tuple(keywords)
 
-    def forward(self, *tensors: torch.Tensor) -> torch.Tensor:
+    def forward(self, *tensors: torch.Tensor) -> Any:
         with WrittenOutLosses():
             if isinstance(self.loss, OwnLoss):
                 names = names_of(self.loss, self._n_inputs, self._keywords)

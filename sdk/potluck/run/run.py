@@ -577,9 +577,10 @@ class Run(Watched):
             As for `fit`.
         score
             Called as score(outputs, *targets) per batch of at most 128 rows; gives a mean over
-            rows; or a pair, a sum and what the sum over all batches is divided by (the number of
-            tokens that count). Or a metric with `update` and `compute`, as those of torchmetrics.
-            Or a mapping of such by name.
+            rows, or what `cross_entropy` and `nll_loss` give with weights or ignored targets; or a
+            pair, a sum and what the sum over all batches is divided by (the number of tokens that
+            count). Any other ratio, or a root of a mean, is to be such a pair, or a metric with
+            `update` and `compute`, as those of torchmetrics. Or a mapping of such by name.
         ema
             With the moving average of the weights.
 

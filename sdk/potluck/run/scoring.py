@@ -10,7 +10,7 @@ from potluck.run import tensors
 
 class _Mean:
     """A mean over rows: of a score that is a mean over the rows of a batch, or a pair of a sum and
-    what it is divided by, over all of them.
+    what it is divided by, over all of them. torch's weighted means are such pairs.
     """
 
     def __init__(self, score: Callable[..., Any]) -> None:
@@ -19,13 +19,17 @@ class _Mean:
         self._weight = 0.0
 
     def update(self, rows: int, outputs: Any, targets: Sequence[Any]) -> None:
-        found = self._score(outputs, *targets)
+        from potluck.run.weighted_means import WeightedMeans
+
+        with WeightedMeans() as means:
+            found = self._score(outputs, *targets)
         if isinstance(found, tuple) and len(found) == 2:
-            self._total += tensors.score_of(found[0])
-            self._weight += tensors.score_of(found[1])
+            total, weight = map(tensors.score_of, found)
         else:
-            self._total += tensors.score_of(found) * rows
-            self._weight += rows
+            mean = tensors.score_of(found)
+            total, weight = means.parts_of(mean) or (mean * rows, rows)
+        self._total += total
+        self._weight += weight
 
     def result(self) -> Any:
         return self._total / self._weight if self._weight else float("nan")

@@ -698,6 +698,35 @@ def test_several_scores_are_taken_of_the_same_answers(pair):
     run.close()
 
 
+CROSS_ENTROPY = torch.nn.functional.cross_entropy
+WEIGHTS = torch.tensor([1.0, 3.0, 0.5])
+WEIGHTED = {
+    "class weights": torch.nn.CrossEntropyLoss(weight=WEIGHTS),
+    "an ignored class": torch.nn.CrossEntropyLoss(ignore_index=1, label_smoothing=0.2),
+    "likelihoods": lambda o, y: torch.nn.functional.nll_loss(o.log_softmax(1), y, WEIGHTS),
+    "a number": lambda o, y: CROSS_ENTROPY(o, y, WEIGHTS, ignore_index=2).item(),
+    "without a gradient": lambda o, y: CROSS_ENTROPY(o, y, WEIGHTS).detach(),
+    "no weights": CROSS_ENTROPY,
+    "probabilities": lambda o, y: CROSS_ENTROPY(
+        o, torch.nn.functional.one_hot(y, 3).float(), WEIGHTS
+    ),
+    "a sum": lambda o, y: (CROSS_ENTROPY(o, y, WEIGHTS, reduction="sum"), WEIGHTS[y].sum()),
+}
+
+
+@pytest.mark.parametrize("sizes", [(12,), (7, 5), (1, 2, 3, 6), (1,) * 12])
+def test_a_weighted_mean_is_that_of_all_rows_whatever_the_batches(pair, sizes):
+    run, (x, y) = deployed(pair), make_data()
+    x, y = x[:12], torch.arange(12) % 3
+    found = run.evaluate(zip(x.split(sizes), y.split(sizes), strict=True), WEIGHTED)
+    outputs = run(x)
+    for name, score in WEIGHTED.items():
+        expected = score(outputs, y)
+        expected = expected[0] / expected[1] if isinstance(expected, tuple) else expected
+        assert found[name] == pytest.approx(float(expected), rel=1e-5), name
+    run.close()
+
+
 def test_what_was_frozen_or_thawed_since_it_was_saved_is_told_how_to_go_on(pair, tmp_path):
     run = deployed(pair)
     run.fit(make_data()).wait()

@@ -12,7 +12,7 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from inspect import BoundArguments, signature
+from inspect import signature
 from types import MappingProxyType
 from typing import Any
 
@@ -47,12 +47,17 @@ class WrittenOutLosses(TorchFunctionMode):
         found = written_out(func, args, kwargs or {})
         if found is not None:
             return found
-        if func in (torch.nn.functional.cross_entropy, torch.nn.functional.nll_loss):
-            return _divided(func, signature(func).bind(*args, **(kwargs or {})))
-        return func(*args, **(kwargs or {}))
+        parts = sum_and_weights(func, args, kwargs or {})
+        return func(*args, **(kwargs or {})) if parts is None else parts[0] / parts[1]
 
 
-def _divided(loss: Callable[..., Any], call: BoundArguments) -> Any:
+def sum_and_weights(
+    loss: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """What a weighted mean of torch's is the quotient of; None where the loss is none."""
+    if loss not in (torch.nn.functional.cross_entropy, torch.nn.functional.nll_loss):
+        return None
+    call = signature(loss).bind(*args, **kwargs)
     call.apply_defaults()
     given = call.arguments
     size_average, reduce = given["size_average"], given["reduce"]
@@ -61,11 +66,11 @@ def _divided(loss: Callable[..., Any], call: BoundArguments) -> Any:
         given["size_average"] = given["reduce"] = None
     target, weight = given["target"], given["weight"]
     if given["reduction"] != "mean" or target.is_floating_point():
-        return loss(*call.args, **call.kwargs)
+        return None
     given["reduction"] = "sum"
     counted = target != given["ignore_index"]
     weights = counted if weight is None else weight[torch.where(counted, target, 0)] * counted
-    return loss(*call.args, **call.kwargs) / weights.sum()
+    return loss(*call.args, **call.kwargs), weights.sum()
 
 
 @dataclass(frozen=True, slots=True)
