@@ -4,7 +4,7 @@ few numbers has the batches.
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -214,8 +214,10 @@ class ArrayFiles:
         return self._at if self._goes_on else math.ceil(self._at / n) * n
 
     def state_dict(self) -> dict[str, int]:
-        """How many batches were given, over all epochs: what a saved run keeps of it."""
-        return {"n_batches": self._at}
+        """How many batches were given, over all epochs, and of which order: what a saved run keeps
+        of it.
+        """
+        return {"n_batches": self._at, **asdict(self.batches.order)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on behind so many.
@@ -228,11 +230,18 @@ class ArrayFiles:
         Raises
         ------
         UserError
-            It is none.
+            It is none, or of other rows, or of these in another order.
         """
         n_batches = state.get("n_batches")
         if type(n_batches) is not int or n_batches < 0:
             raise UserError("the run was saved with data of another kind than files of arrays.")
+        for name, value in asdict(self.batches.order).items():
+            if state.get(name) != value:
+                raise UserError(
+                    f"the run was saved with {name}={state.get(name)!r:.40} of its files of "
+                    f"arrays; here it is {value}.",
+                    next_step="Give it so, or leave out resume=True.",
+                )
         self._at, self._goes_on = n_batches, True
 
     def left(self, epochs: int, arguments: Any) -> "Left":

@@ -3,7 +3,7 @@ run goes on with the batch behind the last one that it was trained on.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Position:
-    """Where a training stands in its data: behind `n_batches` batches of epoch `epoch`.
+    """Where a training stands in its data: behind `n_batches` batches of epoch `epoch`, which have
+    `n_rows` rows together.
 
     `loader`: what the loader says of itself there (`state_dict`); `generator`: the state of its
     random numbers, where it has a generator of its own, there, or of a loader that says nothing as
@@ -30,6 +31,7 @@ class Position:
 
     epoch: int = 0
     n_batches: int = 0
+    n_rows: int = 0
     loader: Any = None
     generator: "torch.Tensor | None" = None
 
@@ -95,9 +97,9 @@ class BatchStream:
         if self._is_told or not (group := self._group()):
             self._end()
             return None
-        at, is_last = self.position, len(group) < self._accumulate
+        is_last = len(group) < self._accumulate
         self._is_told = is_last  # what says so has no more of the epoch
-        behind = self._behind() if is_last else self._inside(at, len(group))
+        behind = self._behind() if is_last else self._inside(group)
         made = group[0] if len(group) == 1 else _joined(group)
         self._open = made, behind
         return made
@@ -123,11 +125,13 @@ class BatchStream:
             epoch=self.position.epoch + 1, loader=self._loader_state(), generator=self._random()
         )
 
-    def _inside(self, at: Position, n_batches: int) -> Position:
-        """So many batches further."""
+    def _inside(self, group: "Sequence[Batch]") -> Position:
+        """Behind these batches."""
+        at = self.position
         return Position(
             epoch=at.epoch,
-            n_batches=at.n_batches + n_batches,
+            n_batches=at.n_batches + len(group),
+            n_rows=at.n_rows + _n_rows(group),
             loader=self._loader_state(),
             generator=self._random() if is_stateful(self._data) else at.generator,
         )
@@ -168,11 +172,17 @@ class BatchStream:
             return self._restored(resumed)
         if resumed is not None and resumed.generator is not None:
             generator_of(self._data).set_state(resumed.generator)
-        self.position = Position(
-            epoch=at.epoch, n_batches=at.n_batches, loader=at.loader, generator=self._random()
-        )
+        self.position = replace(at, generator=self._random())
         found = iter(batches(self._data, self._batch, self._arguments))
-        return islice(found, at.n_batches, None)
+        n_rows = _n_rows(islice(found, at.n_batches))
+        if n_rows != at.n_rows:
+            raise UserError(
+                f"the run was saved behind {at.n_batches} batches of an epoch, of {at.n_rows} rows "
+                f"together; the first {at.n_batches} of this data have {n_rows}.",
+                next_step="Give the same data in batches of the same size (tensors are taken "
+                "plan.batch rows at a time), or leave out resume=True.",
+            )
+        return found
 
     def _restored(self, at: Position) -> "Iterator[Batch]":
         """Those of an epoch that a loader goes on with.
@@ -284,6 +294,10 @@ def _is_in_order(data: Any) -> bool:
     return isinstance(sampler, torch.utils.data.SequentialSampler) and (
         batch_sampler is None or type(batch_sampler) is torch.utils.data.BatchSampler
     )
+
+
+def _n_rows(group: "Iterable[Batch]") -> int:
+    return sum(int(batch[0].shape[0]) for batch in group)
 
 
 def _joined(group: "Sequence[Batch]") -> "Batch":
@@ -402,6 +416,7 @@ def position_to_plain(position: Position, tensors: "dict[str, torch.Tensor]") ->
     return {
         "epoch": position.epoch,
         "n_batches": position.n_batches,
+        "n_rows": position.n_rows,
         "loader": to_plain(position.loader, tensors),
         "generator": to_plain(position.generator, tensors),
     }
@@ -427,10 +442,12 @@ def position_from_plain(document: Any, tensors: "Mapping[str, torch.Tensor]") ->
     found = Position(
         epoch=document["epoch"],
         n_batches=document["n_batches"],
+        n_rows=document["n_rows"],
         loader=from_plain(document["loader"], tensors),
         generator=from_plain(document["generator"], tensors),
     )
-    if not all(type(n) is int and n >= 0 for n in (found.epoch, found.n_batches)):
+    counts = found.epoch, found.n_batches, found.n_rows
+    if not all(type(n) is int and n >= 0 for n in counts):
         raise ValueError("a position in the data is counted in whole numbers")
     if not isinstance(found.generator, torch.Tensor | None):
         raise ValueError("the state of a generator is a tensor")

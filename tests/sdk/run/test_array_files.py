@@ -89,7 +89,7 @@ def test_batches_are_given_by_name_or_by_place_epoch_after_epoch(tmp_path):
             assert torch.equal(other["a"], a)
             assert torch.equal(other["b"], b)
     again = potluck.ArrayFiles(tmp_path, ["all.npz:x", "all.npz:y"], **options)
-    again.load_state_dict({"n_batches": 4})
+    again.load_state_dict({**again.state_dict(), "n_batches": 4})
     assert [b.tolist() for _, b in again] == [b.tolist() for _, b in epochs[1][1:]]
     with pytest.raises(UserError, match="data of another kind"):
         again.load_state_dict({"n_batches": -1})
@@ -131,6 +131,29 @@ def test_a_run_learns_what_it_learns_of_a_loader_and_goes_on_from_a_file(home, t
     run.close()
     again = deployed(resume=tmp_path / "state")
     assert (*told, *again.fit(files(), epochs=3, resume=True).wait().losses) == losses
+
+
+@pytest.mark.parametrize(
+    ("other", "named"),
+    [
+        ({"batch": 4}, "batch=8 .* here it is 4"),
+        ({"seed": 3}, "seed=2 .* here it is 3"),
+        ({"shuffle": False}, "shuffle=True .* here it is False"),
+        ({"drop_last": True}, "drop_last=False .* here it is True"),
+        ({"rows": 24}, "n_rows=40 .* here it is 24"),
+    ],
+)
+def test_who_goes_on_goes_on_in_the_same_order(tmp_path, other, named):
+    def files(rows=40, **how):
+        numpy.save(tmp_path / f"x{rows}.npy", numpy.arange(rows))
+        how = {"batch": 8, "shuffle": True, "seed": 2, **how}
+        return potluck.ArrayFiles(tmp_path, [f"x{rows}.npy"], **how)
+
+    begun = files()
+    next(iter(begun))
+    files().load_state_dict(begun.state_dict())
+    with pytest.raises(UserError, match=named):
+        files(**other).load_state_dict(begun.state_dict())
 
 
 # --- what is refused ------------------------------------------------------------------------------

@@ -48,12 +48,12 @@ def make_data():
     return torch.randn(ROWS, 6), torch.randint(0, 3, (ROWS,))
 
 
-def deployed(home, net=None, *, resume=None, protect=None):
+def deployed(home, net=None, *, resume=None, protect=None, batch=BATCH):
     x, y = make_data()
     loss = torch.nn.functional.cross_entropy
     model = potluck.Model.from_torch(net or make_net(), x[:2], loss=loss, example_targets=y[:2])
     stages = [((A,), (MICRO,)), ((B,), (MICRO,))]
-    plan = make_plan(model, *stages, micro_batch=MICRO, n_micro_batches=BATCH // MICRO)
+    plan = make_plan(model, *stages, micro_batch=MICRO, n_micro_batches=batch // MICRO)
     return home.deploy(plan, model, resume=resume, protect=protect).wait()
 
 
@@ -353,6 +353,39 @@ def test_a_resumed_run_goes_on_with_the_next_batch(pair, tmp_path, kind, accumul
     again = deployed(pair, resume=tmp_path / "run")
     rest = again.fit(LOADERS[kind](), resume=True, **asked).wait().losses
     assert (*begun, *rest) == expected
+    again.close()
+
+
+def other_batches():
+    """The data in batches of other sizes; how its loader is called, and the plan's batch."""
+    x, y = make_data()
+    data, utils = torch.utils.data.TensorDataset(x, y), torch.utils.data
+    yield "in order", lambda: utils.DataLoader(data, 5), BATCH
+    yield (
+        "generator",
+        lambda: utils.DataLoader(
+            data, BATCH + 1, shuffle=True, generator=torch.Generator().manual_seed(7)
+        ),
+        BATCH,
+    )
+    yield "tensors", make_data, BATCH + MICRO  # as the plan divides them
+    sizes = [8, 7, 8, 7, 10]
+    yield "list", lambda: [*zip(x.split(sizes), y.split(sizes), strict=True)], BATCH
+    yield "list", lambda: [(x[:BATCH], y[:BATCH])], BATCH  # shorter than what was trained on
+
+
+@pytest.mark.parametrize(("kind", "make", "batch"), [*other_batches()])
+def test_a_run_does_not_go_on_in_other_batches(pair, tmp_path, kind, make, batch):
+    """So many of them have other rows: some would be left out, or taken twice."""
+    run = deployed(pair)
+    run.fit(LOADERS[kind](), epochs=2, on_step=lambda step, _: ended(step == 7)).wait()
+    run.save(tmp_path / "run")
+    step = run.step
+    run.close()
+    again = deployed(pair, resume=tmp_path / "run", batch=batch)
+    with pytest.raises(UserError, match=r"behind 3 batches of an epoch, of 24 rows.* have \d+\."):
+        again.fit(make(), epochs=2, resume=True).wait()
+    assert again.step == step
     again.close()
 
 
