@@ -33,6 +33,8 @@ BENCHES = {
     "finished a step",
     "adapt": "a home that changes: our adapter against a plan that stays, planning anew at every "
     "change and an oracle, simulated",
+    "stage_sizes": "micro-batches of stages' own sizes where links lose half of their bandwidth, "
+    "simulated",
     "gateway": "the HTTP entrance against direct calls, and against a plain Starlette service",
     "switch": "how long a run pauses when its plan changes, against stop-reload-start",
     "cockpit": "what watching a run costs: the training, a browser, bytes, and memory over an hour",

@@ -40,6 +40,7 @@ SMALL = {
         "deadlines": 1,
         "lab_evenings": 0,
     },
+    "stage_sizes": {"batch": 16, "losses": 1, "homes": 8},
     "switch": {"delta_mb": 1, "width": 64, "steps_before": 3},
     "planners": {"judged": 2, "candidates": 20, "every": 1000, "first": 3},
     "regions": {"judged": 1, "candidates": 20, "every": 8, "scaling": 0, "processes": 1},
@@ -111,6 +112,7 @@ PROMISED = {
         "n_needless_switches",
         "mix_energy_saved_median_frac",
     },
+    "stage_sizes": {"worst_ratio_to_staying", "speedup_gpt2_4", "uniform_homes", "anew_homes"},
     "switch": {"train_stall_beyond_a_step_s", "requests_late", "request_stall_s"},
     "planners": {"worst_ratio_to_best_baseline"},
     "regions": {"worst_ratio_to_best_baseline", "median_search_s", "speedup_fsdp_deepcee-1"},
@@ -159,6 +161,7 @@ PROMISED = {
 
 # These may be below zero.
 DIFFERENCES = (
+    "kept_",
     "overhead_frac",
     "train_stall_beyond_a_step",
     "train_time_lost",
@@ -176,12 +179,12 @@ DIFFERENCES = (
 # sdk/profile/test_tomography.py; workers, their interpreter and their processors in agent, streams
 # in agent/net and wire; schedules in sdk/schedule, DDP and FSDP in test_collectives.py beside this,
 # takeovers in sdk/coordinate, services in sdk/serve, operators in sdk/graph, the cockpit in
-# sdk/display.
+# sdk/display, sizes of stages in sdk/planning.
 IN_LONG = (
     *("split", "fidelity", "planning_time", "planners", "papers"),
     *("pipeline", "switch", "tomography", "digits", "recovery", "zero_bubble", "takeover"),
     *("gateway", "cockpit", "serve", "serve_scale", "coverage", "regions", "slow_links"),
-    "tensor_parallel",
+    *("tensor_parallel", "stage_sizes"),
     *("stream", "interpreter", "processors", "optimality"),
 )
 

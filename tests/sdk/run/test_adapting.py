@@ -4,6 +4,7 @@ learns, and leaves a home alone that is as predicted.
 
 import time
 from dataclasses import replace
+from statistics import median
 
 import pytest
 from tests.sdk.run.conftest import make_plan
@@ -78,6 +79,7 @@ LAYER_S = 0.05
 CHANGES, CHANGES_BACK = 24, 80
 N_STEPS = 320
 QUICK, SLOW = 1e9, 1e3  # bytes per second
+LESS = 1.2e4  # about half of what the profile says
 
 
 @pytest.fixture
@@ -125,6 +127,23 @@ def test_a_link_that_becomes_slow_is_left_and_taken_again_when_it_is_not(changin
     assert CHANGES < switches[0].step < CHANGES_BACK < switches[1].step
     assert "carries at" in switches[0].words
     assert run.plan.stages == plan.stages
+    check_equal(run, tolerance=1e-5, norm=False)
+
+
+def test_over_a_link_that_carries_less_go_smaller_micro_batches(changing):
+    """Nothing moves, and the same is learned."""
+    run, plan, switches = trained(
+        changing, {CHANGES: lambda lab: (lab.slow(A, LESS), lab.slow(B, LESS))}, FORGET_STEPS
+    )
+    assert len(switches) == 1
+    chosen = switches[0].plan
+    assert [stage.devices for stage in chosen.stages] == [stage.devices for stage in plan.stages]
+    assert [stage.stop for stage in chosen.stages] == [stage.stop for stage in plan.stages]
+    assert min(stage.rows for stage in chosen.stages) < plan.micro_batch
+    assert "with micro-batches of" in switches[0].words
+    history = run.history.step_s
+    before, after = history[CHANGES + 4 : switches[0].step], history[switches[0].step + 4 :]
+    assert median(after) < 0.9 * median(before)
     check_equal(run, tolerance=1e-5, norm=False)
 
 
