@@ -81,6 +81,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAMES",
         help="schedules that the best plans are tried with, such as zb-h1,zb-compact, or any",
     )
+    asked.add_argument(
+        "--stage-sizes",
+        action="store_true",
+        help="stages of the best plans may take micro-batches of their own sizes",
+    )
     asked.add_argument("--layers", metavar="N", help="merge the model into N layers (default: 32)")
     home = parser.add_argument_group("what if")
     home.add_argument(
@@ -167,6 +172,7 @@ def _plan(args: argparse.Namespace, home: str, model: str) -> None:
                 schedules=args.schedules
                 if args.schedules == "any"
                 else [name.strip() for name in args.schedules.split(",") if name.strip()],
+                stage_sizes=args.stage_sizes,
             ),
         )
 

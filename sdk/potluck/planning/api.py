@@ -32,6 +32,7 @@ def plan(
     order_transfers: bool = False,
     refine_s: float = 0.0,
     schedules: str | Sequence[str] = (),
+    stage_sizes: bool = False,
     divided: "Profile | Handle[Profile] | None" = None,
 ) -> "Plans":
     """Plans for `workload` on the profiled home, best first.
@@ -56,6 +57,9 @@ def plan(
         Names of policies that its best plans for training are tried with, beside 1F1B; "any" tries
         all zero-bubble ones. A plan says which it was judged with. Their agents must do backwards
         in two parts (protocol 1.9).
+    stage_sizes
+        Whether stages of its best plans may take micro-batches of their own sizes. Those with batch
+        norm or dropout keep the plan's. Nobody knows then how far the best is from the optimum.
     divided
         The profile of `model.divided(shares)` on the same home: its plans are ranked among the
         others, and `plans.notes` says what the links cost it. A plan's `model` says which of the
@@ -89,6 +93,7 @@ def plan(
         order_transfers=order_transfers,
         refine_s=refine_s,
         schedules=schedules,
+        stage_sizes=stage_sizes,
     )
     problem = known.problem(workload, qoe or QoE())
     if divided is None:
@@ -118,6 +123,7 @@ def solve(
     order_transfers: bool = False,
     refine_s: float = 0.0,
     schedules: str | Sequence[str] = (),
+    stage_sizes: bool = False,
 ) -> "Plans":
     """The judged plans of one planner for `problem`.
 
@@ -133,7 +139,7 @@ def solve(
         Where no plan holds the limits, look for the changes that would make one do.
     budget_s
         Seconds that our own planner may look for better plans; default: until its search ends.
-    order_transfers, refine_s, schedules
+    order_transfers, refine_s, schedules, stage_sizes
         As for `plan`; our own planner only.
 
     Raises
@@ -167,6 +173,11 @@ def solve(
             f"schedules are not what {planner!r} chooses among.",
             next_step=f"Ask {OURS!r}, or deploy(plan, schedule='zb-h1').",
         )
+    if stage_sizes and planner != OURS:
+        raise UserError(
+            f"sizes of stages' own are not what {planner!r} chooses.",
+            next_step=f"Ask {OURS!r}, or write micro_batch into the stages of its plan.",
+        )
     names = names_of(schedules)
     whole = partial(ask, name=planner)
     hasty = whole
@@ -180,6 +191,7 @@ def solve(
             order_transfers=order_transfers,
             refine_s=refine_s,
             schedules=names,
+            stage_sizes=stage_sizes,
         )
         hasty, first = (
             partial(make_plans, clock=time.process_time, budget_s=budget_s)

@@ -22,11 +22,13 @@ from potluck.planning.search.device_order import in_one_order
 from potluck.planning.search.schedules import best_s, promising, scheduled
 from potluck.planning.search.work_budget import WorkBudget, given_s, is_many
 from potluck.planning.search_passes import SearchPass, may_hide_plans
+from potluck.planning.stage_sizes import better_sizes
 from potluck.planning.tensor_parallel import has_lanes, plan_lanes
 from potluck.records import Plan, Problem, Training
 from potluck.simulate import cost
 from potluck.simulate.simulator_cache import SimulatorCache
 
+N_SIZED = 3  # plans whose stages are tried with other micro-batches
 N_REGIONAL = 12  # plans of DeepCEE's search, where schedules are chosen
 
 
@@ -39,6 +41,7 @@ def make_plans(
     refine_s: float = 0.0,
     borrow: bool = True,
     schedules: Sequence[str] = (),
+    stage_sizes: bool = False,
 ) -> Plans:
     """All plans that hold the limits, best first.
 
@@ -65,6 +68,8 @@ def make_plans(
         Plans of other planners are candidates, too.
     schedules
         Policies that the best plans are tried with, beside the usual.
+    stage_sizes
+        The best plans are tried with micro-batches of their stages' own sizes, too.
 
     Raises
     ------
@@ -82,6 +87,7 @@ def make_plans(
         refine_s=refine_s,
         borrow=borrow,
         schedules=schedules,
+        stage_sizes=stage_sizes,
     )
     try:
         return made(problem)
@@ -146,6 +152,7 @@ def _made(
     refine_s: float,
     borrow: bool,
     schedules: Sequence[str],
+    stage_sizes: bool,
 ) -> Plans:
     """As `make_plans`, in the sizes of micro-batches that are tried at first."""
     table = cost.CostTable(problem)
@@ -177,10 +184,11 @@ def _made(
     if all(feasibility.breaches(problem, plan) for plan in judged):
         judged += look.lessened(judged)
     if schedules:
-        kept = [plan for plan in judged if not feasibility.breaches(problem, plan)] or judged
-        best = sorted(kept, key=lambda plan: preference(plan, problem))
-        judged += scheduled(problem, table, best, schedules)
+        judged += scheduled(problem, table, _best_of(problem, judged), schedules)
         judged += _of_regions(problem, table, judged) if borrow else []
+    if stage_sizes:
+        best = _best_of(problem, judged)[:N_SIZED]
+        judged += [plan for each in best if (plan := better_sizes(problem, each, table))]
     holding = [plan for plan in judged if not feasibility.breaches(problem, plan)]
     if not holding:
         raise feasibility.infeasible(asked, judged)
@@ -195,6 +203,12 @@ def _made(
         hurries = is_late if timed or not is_many(problem) else lambda: True
         holding[0] = _certified(problem, table, holding, judged, hurries)
     return Plans(tuple(replace(plan, problem=asked) for plan in holding))
+
+
+def _best_of(problem: Problem, judged: Sequence[Plan]) -> list[Plan]:
+    """Those that hold the limits, or all where none does, the best first."""
+    kept = [plan for plan in judged if not feasibility.breaches(problem, plan)] or judged
+    return sorted(kept, key=lambda plan: preference(plan, problem))
 
 
 def _of_regions(problem: Problem, table: cost.CostTable, known: Sequence[Plan]) -> list[Plan]:
@@ -215,12 +229,14 @@ def _certified(
     is_late: Callable[[], bool],
 ) -> Plan:
     """The first plan with how far it may be from the optimum, and why it leaves devices out."""
-    usual = not holding[0].schedule  # the bound is that of whole backwards
+    # the bounds are those of whole backwards, and of micro-batches of one size
+    same_size = len(holding[0].sizes) == 1
+    usual = same_size and not holding[0].schedule
     return replace(
         holding[0],
         unused=feasibility.why_unused(problem, holding[0], judged),
         gap_frac=gap_frac(problem, table, holding, is_late) if usual else None,
-        energy_gap_frac=energy_gap_frac(problem, table, holding[0]),
+        energy_gap_frac=energy_gap_frac(problem, table, holding[0]) if same_size else None,
     )
 
 

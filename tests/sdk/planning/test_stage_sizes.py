@@ -8,9 +8,10 @@ import pytest
 from tests.sdk.planning.homes import random_home
 from tests.sdk.simulate.test_direct_simulation import random_plan, random_problem
 
+import potluck
 from potluck.adapt.adapter import same_sums
 from potluck.adapt.alternatives import trained_alike
-from potluck.errors import PlanError
+from potluck.errors import PlanError, UserError
 from potluck.planning import judge, make_plans
 from potluck.planning.feasibility import breaches
 from potluck.planning.plans import preference
@@ -196,3 +197,23 @@ def test_what_may_take_a_plans_place_trains_alike():
         assert all(same_sums(plan, other, layers) for other in found)
         assert all(other.stages != plan.stages for other in found)
         assert len(found) <= 6
+
+
+def test_the_planner_chooses_sizes_where_it_is_asked_to():
+    profile = potluck.estimate("traffic-monitor", "bert-base", max_layers=12)
+    training = potluck.Training(batch=32, micro_batch=8)
+    usual = potluck.plan(profile, training)
+    sized = potluck.plan(profile, training, stage_sizes=True)
+    assert all(len(plan.sizes) == 1 for plan in usual)
+    assert len(sized.best.sizes) > 1
+    assert sized.best.latency_s < usual.best.latency_s
+    assert sized.best.gap_frac is None
+    assert usual.best.stages in [plan.stages for plan in sized]
+    again = potluck.judge(replace(sized.best, latency_s=None), profile)
+    assert again.latency_s == sized.best.latency_s
+
+
+def test_other_planners_choose_no_sizes():
+    profile = potluck.estimate("traffic-monitor", "bert-base", max_layers=12)
+    with pytest.raises(UserError, match="sizes of stages' own are not what 'gpipe' chooses"):
+        potluck.plan(profile, potluck.Training(batch=8), planner="gpipe", stage_sizes=True)
