@@ -14,6 +14,7 @@ import potluck
 from potluck.errors import PlanError
 from potluck.handle import CancelledError
 from potluck.planning.text import dumps, loads
+from potluck.run import checkpoint
 from potluck.schedule.ir import Action
 from potluck.testing.faults import memory_of
 from potluck.testing.internals import engine_of
@@ -277,6 +278,36 @@ def test_whoever_is_lost_it_learns_what_one_machine_learns(name, recovery, profi
         assert [recovery.device for recovery in history.recoveries] == [B]
         assert B not in run.plan.devices
         check_learned(run, kind, batches, [(plan, len(batches))], TOLERANCE)
+
+
+def test_a_checkpoint_keeps_the_sizes(lab, tmp_path):
+    plan, batches = (
+        plan_of("normed cnn", SIZES["three sizes"]),
+        batches_of("normed cnn", [BATCH] * 4),
+    )
+    model, optimizer = model_of("normed cnn"), potluck.AdamW(1e-2)
+    run = lab.deploy(plan, model, optimizer=optimizer).wait()
+    run.fit(batches[:2]).wait()
+    run.save(tmp_path / "saved")
+    run.close()
+    assert checkpoint.load(tmp_path / "saved").plan == plan
+    run = lab.deploy(plan, model, resume=tmp_path / "saved").wait()
+    losses = run.fit(batches[2:]).wait().losses
+    net = net_of("normed cnn")
+    alone = train_by_stages(net, model, plan, batches, adamw)
+    assert losses[-2:] == pytest.approx(alone[2:], rel=0, abs=1e-6)
+    for name, tensor in net.state_dict().items():
+        assert torch.equal(run.state_dict()[name], tensor), name
+    run.close()
+
+
+def test_processes_learn_what_one_machine_learns(process_home):
+    kind, stages = "transformer", [((A,), (2,)), ((B, A), (5, 3))]
+    plan, batches = plan_of(kind, stages), batches_of(kind, [BATCH, 11, BATCH])
+    run = process_home.deploy(plan, model_of(kind), optimizer=potluck.AdamW(1e-2)).wait()
+    run.fit(batches).wait()
+    check_learned(run, kind, batches, [(plan, 3)], TOLERANCE)
+    run.close()
 
 
 # --- what a plan may say --------------------------------------------------------------------------
