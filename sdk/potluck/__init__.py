@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from potluck.run.array_files import ArrayFiles
     from potluck.run.local_steps import OuterStep, local_steps
     from potluck.run.optimizers import SGD, Adafactor, Adagrad, Adam, AdamW, Lion, RMSprop
+    from potluck.run.rounding_effect import rounding_effect
     from potluck.serve.scheduling.records import Frequency, Latency
     from potluck.sessions.agent_specs import Spec
     from potluck_wire import __version__
@@ -53,6 +54,7 @@ _WHERE = {
     "ArrayFiles": "potluck.run.array_files",
     "local_steps": "potluck.run.local_steps",
     "OuterStep": "potluck.run.local_steps",
+    "rounding_effect": "potluck.run.rounding_effect",
     "AdamW": "potluck.run.optimizers",
     "SGD": "potluck.run.optimizers",
     "Adam": "potluck.run.optimizers",
@@ -86,6 +88,7 @@ __all__ = [
     "ArrayFiles",
     "local_steps",
     "OuterStep",
+    "rounding_effect",
     "AdamW",
     "SGD",
     "Adam",

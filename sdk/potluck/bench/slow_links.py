@@ -9,7 +9,9 @@ on devices give the same. `seeds` draw weights and the order of the data: 0, 1, 
 
 `sync_s_RATE`, `local_H_s_RATE`: median seconds to a mean loss of `target` over 360 training digits;
 `speedup_H_RATE` the one by the other. `both_s_RATE`: of the best synchronous plan that trains in
-both regions, as one has to where a model does not fit into one. `steps_...`: of a region, until
+both regions, as one has to where a model does not fit into one; `rounded_s_RATE`: the same with
+layers that hand on bfloat16 (`Model.rounded`); `rounded_speedup_MODEL_RATE`: of a step of models of
+the library, by plans over both regions. `steps_...`: of a region, until
 then; `accuracy_...`: of the test digits after `most_steps`; `apart_H`: how far a region strayed
 from the mean, at the most.
 """
@@ -17,6 +19,7 @@ from the mean, at the most.
 import copy
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import inf, isfinite
 from pathlib import Path
@@ -49,6 +52,10 @@ SETTINGS: Mapping[str, float] = {
 GOALS: Mapping[str, tuple[str, float]] = {}
 MBIT_PER_S = (10, 50, 100, 500)
 LOCAL = (4, 16, 64)
+CODE = "bfloat16"
+MODELS = ("bert-small", "resnet101-cifar")
+ROWS = 32  # of a step of these
+MOST_LAYERS = 16
 RATE = 3e-3  # of the inner AdamW, and of the synchronous one
 LOOKED_AT = 360  # training digits whose mean loss is looked at
 LOOKS = 4  # steps of a synchronous training between two looks
@@ -86,19 +93,24 @@ def run(settings: Mapping[str, float]) -> Result:
     digits, batch = Digits.load(), int(settings["batch"])
     seeds = range(int(settings["seeds"]))
     curves = {h: [learned(digits, seed, h, settings) for seed in seeds] for h in (0, *LOCAL)}
+    rounded = [learned(digits, seed, 0, settings, rounded=True) for seed in seeds]
     figures: dict[str, float] = {}
-    for every, each in curves.items():
-        name = f"local_{every}" if every else "sync"
+    named = {f"local_{every}" if every else "sync": each for every, each in curves.items()}
+    for name, each in {**named, "rounded": rounded}.items():
         reached = [curve.steps for curve in each if isfinite(curve.steps)]
         figures[f"reached_frac_{name}"] = len(reached) / len(each)
         figures[f"accuracy_{name}"] = median(curve.accuracy for curve in each)
         if reached:
             figures[f"steps_{name}"] = median(reached)
-        if every:
-            figures[f"apart_{every}"] = max(curve.apart_frac for curve in each)
+    for every in LOCAL:
+        figures[f"apart_{every}"] = max(curve.apart_frac for curve in curves[every])
     for rate in MBIT_PER_S[: int(settings["rates"])]:
         timed = Timed(rate, batch, int(settings["channels"]))
         figures |= _at(rate, timed, curves)
+        rounded_s = median(curve.steps for curve in rounded) * timed.rounded_s
+        if isfinite(rounded_s):
+            figures[f"rounded_s_{rate}"] = rounded_s
+        figures |= {f"rounded_speedup_{name}_{rate}": _speedup(rate, name) for name in MODELS}
     return Result(
         name="slow_links", figures=figures, settings=dict(settings), goals=GOALS, notes=NOTES
     )
@@ -148,6 +160,8 @@ class Timed:
         best = make_plans(whole, schedules=names_of(ANY)).best
         self.sync_s, self.n_sync = best.latency_s or inf, len(best.devices)
         self.both_s = min(_of_both(whole), default=inf)
+        rounded = _problem(rate_mbit_per_s, 2 * batch, channels, CODE)
+        self.rounded_s = min(_of_both(rounded), default=inf)
         own = _problem(rate_mbit_per_s, batch, channels)
         names = [device.name for device in own.devices]
         region = only(own, [name for name in names if name.startswith(SITES[0])])
@@ -169,25 +183,43 @@ def _of_both(problem: Problem) -> Iterator[float]:
                 yield plan.latency_s or inf
 
 
-def _problem(rate_mbit_per_s: int, batch: int, channels: int) -> Problem:
-    import potluck
+def _speedup(rate_mbit_per_s: int, model: str) -> float:
+    """How many times as fast a step is over both regions, where layers hand on half the bytes."""
+    seconds = []
+    with _home(rate_mbit_per_s) as home:
+        for name in (model, f"{model}:{CODE}-links"):
+            profile = estimate.estimate(home, name, max_layers=MOST_LAYERS)
+            seconds.append(min(_of_both(profile.problem(Training(batch=ROWS)))))
+    return seconds[0] / seconds[1]
 
+
+@contextmanager
+def _home(rate_mbit_per_s: int) -> Iterator[Path]:
+    """The file of the two regions."""
     devices = "".join(DEVICE.format(site=site, n=n) for site in SITES for n in (1, 2))
     text = HOME_FILE.format(rate=rate_mbit_per_s * BYTES_PER_S, devices=devices, assumed=ASSUMED)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "two-regions.toml"
         path.write_text(text)
-        import torch
+        yield path
 
-        images, labels = torch.zeros(4, 1, 8, 8), torch.zeros(4, dtype=torch.long)
-        model = potluck.Model.from_torch(
-            network(channels, 0),
-            images,
-            loss=torch.nn.CrossEntropyLoss(),
-            example_targets=labels,
-            name="digits",
-        )
-        return estimate.estimate(path, model).problem(Training(batch=batch))
+
+def _problem(rate_mbit_per_s: int, batch: int, channels: int, code: str = "") -> Problem:
+    import torch
+
+    import potluck
+
+    images, labels = torch.zeros(4, 1, 8, 8), torch.zeros(4, dtype=torch.long)
+    model = potluck.Model.from_torch(
+        network(channels, 0),
+        images,
+        loss=torch.nn.CrossEntropyLoss(),
+        example_targets=labels,
+        name="digits",
+    )
+    model = model.rounded(code) if code else model
+    with _home(rate_mbit_per_s) as home:
+        return estimate.estimate(home, model).problem(Training(batch=batch))
 
 
 def network(channels: int, seed: int) -> "torch.nn.Module":
@@ -220,7 +252,31 @@ class Curve:
     apart_frac: float = 0.0
 
 
-def learned(digits: "Digits", seed: int, every: int, settings: Mapping[str, float]) -> Curve:
+def handing_on(net: "torch.nn.Module") -> "torch.nn.Module":
+    """The network with what its layers do that hand on bfloat16, before each layer but the
+    first.
+
+    Parameters
+    ----------
+    net
+        Of `network`.
+    """
+    import torch
+
+    class Rounded(torch.nn.Module):
+        def forward(self, x: "torch.Tensor") -> "torch.Tensor":
+            return x.to(torch.bfloat16).to(torch.float32)
+
+    parts: list[torch.nn.Module] = []
+    for part in net.children():
+        parts += [Rounded()] if parts and any(True for _ in part.parameters()) else []
+        parts.append(part)
+    return torch.nn.Sequential(*parts)
+
+
+def learned(
+    digits: "Digits", seed: int, every: int, settings: Mapping[str, float], *, rounded: bool = False
+) -> Curve:
     """Of two regions with local steps, or of one machine on both regions' rows.
 
     Parameters
@@ -233,9 +289,12 @@ def learned(digits: "Digits", seed: int, every: int, settings: Mapping[str, floa
         Local steps; 0: synchronous.
     settings
         Of the bench.
+    rounded
+        Layers hand on bfloat16.
     """
     batch, most = int(settings["batch"]), int(settings["most_steps"])
     net = network(int(settings["channels"]), seed)
+    net = handing_on(net) if rounded else net
     turns = _batches(digits, seed, batch, 2 * most)
     if not every:
         regions, every = [_Stand(net)], 1

@@ -20,6 +20,7 @@ from potluck.graph.indices import check_indices, index_bounds
 from potluck.graph.partition.batch_norms import check_values
 from potluck.graph.partition.cuts import Linearization, line
 from potluck.graph.partition.layers import Layers, layers
+from potluck.graph.partition.rounding import check_code, rounded
 from potluck.graph.partition.segment_records import segment_record, tensor_record
 from potluck.graph.tensor.allotment import TOLERANCE_FRAC
 from potluck.graph.torch.state_names import as_module, load
@@ -365,6 +366,48 @@ class Model(Shown):
         from potluck.graph.tensor.model import DividedModel
 
         return DividedModel(self, shares, tolerance_frac=tolerance_frac)
+
+    def rounded(self, code: str) -> "Model":
+        """The same model whose layers hand on smaller values: for links that are too slow.
+
+        A choice of yours, as it changes the result. Every layer rounds what it hands on, whether a
+        plan cuts there or not, so that all plans of this model give the same; what comes from and
+        goes to the notebook stays as it is. `potluck.rounding_effect` measures what it
+        changes.
+
+        Parameters
+        ----------
+        code
+            "bfloat16": half the bytes, of gradients, too. "float16": the same, for answers alone.
+            "int8": a quarter, for answers alone; a scale for each row, and for each of its tokens
+            or channels.
+
+        Raises
+        ------
+        ModelError
+            There is no such code, or none to train with; nothing is handed on; the model came from
+            an ONNX file or is divided already.
+        """
+        if type(self) is not Model:
+            raise ModelError(
+                "what an ONNX file or a divided model hands on cannot be rounded.",
+                next_step="Round a model of Model.from_torch; it can be divided afterwards.",
+            )
+        check_code(code, trains=self.trains)
+        if all(len(chosen.records) < 2 for chosen in self._graphs):
+            raise ModelError(f"{self.name} is one layer, which hands nothing on.")
+        n_inputs = len(self._inference.line.traced.given)
+        inference, *training = (rounded(chosen, code, n_inputs) for chosen in self._graphs)
+        made = Model(
+            inference=inference,
+            training=training[0] if training else None,
+            net=self._net,
+            loss=self._loss,
+            name=f"{self.name}-{code}-links",
+            arguments=self.arguments,
+        )
+        made.untrained = self.untrained
+        return made
 
     # --- layers and segments ---
 

@@ -1,5 +1,5 @@
-"""The same model in half precision, or writing a text token by token: what-if on its operators'
-costs. Pure.
+"""The same model in half precision, with layers that hand on smaller values, or writing a text
+token by token: what-if on its operators' costs. Pure.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -10,14 +10,15 @@ from potluck.graph.modelgraph import ModelGraph, OperatorNode
 
 ID_BYTES = 8  # a token on its way in is an int64
 ITEM_BYTES = {"float32": 4, "float16": 2}
-HALF, DECODE = "float16", "decode"
+HALF, ROUNDED, DECODE = "float16", "bfloat16-links", "decode"
+FOR_ANSWERS_ONLY = frozenset({HALF, DECODE})  # nothing is trained so
 _SIZES = ("parameter_bytes", "frozen_bytes", "output_bytes", "activation_bytes", "traffic_bytes")
 
 
 def split(name: str) -> tuple[str, tuple[str, ...]]:
     """A model's name, and what is wanted of it: `qwen3-0.6b:float16:decode`."""
     words: list[str] = []
-    while (head := name.rpartition(":"))[2] in (HALF, DECODE):
+    while (head := name.rpartition(":"))[2] in (HALF, ROUNDED, DECODE):
         name = head[0]
         words.insert(0, head[2])
     return name, tuple(words)
@@ -31,7 +32,7 @@ def of(graph: ModelGraph, words: Sequence[str], rows: int) -> ModelGraph:
     graph
         Of the library.
     words
-        `float16` and `decode`.
+        `float16`, `bfloat16-links` and `decode`.
     rows
         Texts that are written at a time.
 
@@ -42,6 +43,7 @@ def of(graph: ModelGraph, words: Sequence[str], rows: int) -> ModelGraph:
     """
     changes: dict[str, Callable[[ModelGraph], ModelGraph]] = {
         HALF: in_half,
+        ROUNDED: handing_on_half,
         DECODE: lambda made: decoding(made, rows),
     }
     for word, change in changes.items():
@@ -64,6 +66,26 @@ def in_half(graph: ModelGraph) -> ModelGraph:
         for node in graph.nodes
     )
     return replace(graph, name=f"{graph.name}:{HALF}", nodes=nodes, dtype="float16")
+
+
+def handing_on_half(graph: ModelGraph) -> ModelGraph:
+    """The model whose layers hand on bfloat16: see `Model.rounded`. What it takes to convert is
+    left out.
+
+    Raises
+    ------
+    UserError
+        It is in half precision already.
+    """
+    if graph.dtype != "float32":
+        raise UserError(f"{graph.name} hands on {graph.dtype} already.")
+    nodes = tuple(
+        node
+        if node.name in graph.outputs
+        else replace(node, output_bytes=-(-node.output_bytes // 2))
+        for node in graph.nodes
+    )
+    return replace(graph, name=f"{graph.name}:{ROUNDED}", nodes=nodes)
 
 
 def decoding(graph: ModelGraph, rows: int) -> ModelGraph:

@@ -81,7 +81,8 @@ def estimate(
     home, model
         Names in the library (`potluck plan list`), or files of your own; or a `potluck.Model`.
         `qwen3-0.6b:float16` is in half precision, and `qwen3-0.6b:decode` writes: each row is one
-        new token, the keys and values of a text before it are kept.
+        new token, the keys and values of a text before it are kept. The layers of
+        `resnet50:bfloat16-links` hand on bfloat16: see `Model.rounded`.
     max_layers
         The model's operators are merged into at most so many layers.
     rows
@@ -115,7 +116,7 @@ def estimate(
         for name in graph.tied
     ]
     made = replace(made, notes=tuple(notes), graph=graph, bounds=bounds)
-    if variants.split(graph.name)[1]:
+    if not variants.FOR_ANSWERS_ONLY.isdisjoint(variants.split(graph.name)[1]):
         return replace(made, training=None, untrained=f"{graph.name} is for inference: plan that.")
     return made
 

@@ -116,7 +116,8 @@ PROMISED = {
     "switch": {"train_stall_beyond_a_step_s", "requests_late", "request_stall_s"},
     "planners": {"worst_ratio_to_best_baseline"},
     "regions": {"worst_ratio_to_best_baseline", "median_search_s", "speedup_fsdp_deepcee-1"},
-    "slow_links": {"sync_s_10", "local_4_s_10", "speedup_4_10", "accuracy_sync", "apart_4"},
+    "slow_links": {"sync_s_10", "local_4_s_10", "speedup_4_10", "accuracy_sync", "apart_4"}
+    | {"rounded_s_10", "rounded_speedup_bert-small_10"},
     "tomography": {"media_found_frac", "plan_regret_frac_median"},
     "papers": {
         "asteroid_table_4_efficientnet-b1-cifar_a-100_by_device_ours",

@@ -145,3 +145,23 @@ def test_half_of_a_graph_with_frozen_weights_has_half_of_them():
     frozen = replace(graph.nodes[0], frozen_bytes=graph.nodes[0].parameter_bytes)
     half = variants.in_half(replace(graph, nodes=(frozen, *graph.nodes[1:])))
     assert half.nodes[0].frozen_bytes == half.nodes[0].parameter_bytes == 45
+
+
+def test_layers_that_hand_on_half_change_nothing_but_what_crosses():
+    graph = by_hand()
+    made = variants.of(graph, ("bfloat16-links",), 1)
+    assert made.name == "small:bfloat16-links"
+    for old, new in zip(graph.nodes, made.nodes, strict=True):
+        answers = old.name in graph.outputs
+        assert new.output_bytes == (old.output_bytes if answers else -(-old.output_bytes // 2))
+        assert replace(new, output_bytes=0) == replace(old, output_bytes=0)
+    with pytest.raises(UserError, match="hands on float16 already"):
+        variants.handing_on_half(variants.in_half(graph))
+
+
+def test_a_plan_that_trains_counts_the_smaller_transfers():
+    sizes = []
+    for name in ("bert-small", "bert-small:bfloat16-links"):
+        problem = potluck.estimate("family", name).problem(potluck.Training(batch=8))
+        sizes.append([layer.output_bytes for layer in problem.layers[:-1]])
+    assert sizes[1] == [size / 2 for size in sizes[0]]

@@ -126,6 +126,37 @@ def layers_at(
     )
 
 
+def layers_with_bounds(
+    line: Linearization, bounds: tuple[int, ...], like: Layers, *, n_inputs: int
+) -> Layers:
+    """Layers with these bounds, one for each of others, by their names and with their branches.
+
+    Parameters
+    ----------
+    line
+        The line that is cut.
+    bounds
+        Layer i is bound nodes [bounds[i], bounds[i + 1]).
+    like
+        The others.
+    n_inputs
+        So many of the graph's inputs are the model's.
+    """
+    branched = any(record.edges for record in like.records)
+    boundary = boundary_tensors(line, bounds, branched=branched)
+    records = _records(line, bounds, boundary if branched else None, n_inputs)
+    return replace(
+        like,
+        line=line,
+        bounds=bounds,
+        records=tuple(
+            replace(record, name=old.name)
+            for record, old in zip(records, like.records, strict=True)
+        ),
+        boundary_tensors=boundary,
+    )
+
+
 def _laid_out(
     line: Linearization,
     weights: list[float],

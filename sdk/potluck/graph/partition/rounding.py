@@ -1,0 +1,240 @@
+"""A line whose values are made smaller where they cross from one layer to another. Pure: no torch.
+
+Every layer ends by encoding the floats that later layers read, and each of these begins by decoding
+them: at every offered cut, whether a plan cuts there or not. So the result depends on the choice of
+the code alone, and never on the plan. A conversion's derivative is the conversion of the gradient
+to the same type: gradients cross as small as values do.
+
+int8: a block is what one row, and one token or channel of it, has: its largest magnitude is 127
+steps. It has no useful derivative.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+from potluck.errors import ModelError
+from potluck.graph.partition.cuts import line as make_line
+from potluck.graph.partition.layers import Layers, layers_with_bounds
+from potluck.graph.traced import Traced, Type
+from potluck_wire.graph import Dtype, Node, Ref, node_refs
+
+CASTS = ("bfloat16", "float16")
+BLOCKS = "int8"
+TRAINS = ("bfloat16",)
+FULL = "float32"  # what is made smaller: other types stay as they are
+STEPS = 127  # of an int8 on either side of 0
+LEAST = 1e-30  # of a scale: a block of zeros
+
+
+def check_code(code: str, *, trains: bool) -> None:
+    """Refuse what is no code, or none to train with.
+
+    Parameters
+    ----------
+    code
+        As the user gave it.
+    trains
+        Whether gradients are handed on, too.
+
+    Raises
+    ------
+    ModelError
+        It is none.
+    """
+    codes = (*CASTS, BLOCKS)
+    if code not in codes:
+        raise ModelError(
+            f"values cannot be handed on as {code!r}.",
+            next_step=f"Choose one of {', '.join(codes)}.",
+        )
+    if trains and code not in TRAINS:
+        raise ModelError(
+            f"gradients as {code} would lose what is small in them.",
+            next_step="Train with rounded('bfloat16'); for answers alone, leave out the loss.",
+        )
+
+
+def rounded(laid: Layers, code: str, n_inputs: int) -> Layers:
+    """These layers, with what crosses between them in this code.
+
+    Parameters
+    ----------
+    laid
+        Of one mode of a model.
+    code
+        One of `CASTS`, or `BLOCKS`.
+    n_inputs
+        So many of the graph's inputs are the model's.
+    """
+    made = _Rewriting(laid, code)
+    bounds = made.bounds()
+    return layers_with_bounds(make_line(made.traced()), bounds, laid, n_inputs=n_inputs)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Written:
+    """A node of the new graph, the types of its results, and which of them count rows."""
+
+    node: Node
+    types: tuple[Type, ...]
+    by_rows: frozenset[int | None]
+    module: str
+
+
+class _Rewriting:
+    """The nodes anew: those that depend on no input first, then layer by layer."""
+
+    def __init__(self, laid: Layers, code: str) -> None:
+        self._old, self._code = laid.line.traced, code
+        self._first = self._old.graph.first_node
+        self._written: list[_Written] = []
+        self._moved: dict[int, int] = {}  # values of the old graph
+        self._codes: dict[Ref, tuple[Ref, ...]] = {}  # of what crosses, by the old value
+        self._next_number = 1 + max((node.number for node in self._old.graph.nodes), default=0)
+        line = laid.line
+        layer_of = [i for i, (a, b) in enumerate(pairwise(laid.bounds)) for _ in range(a, b)]
+        self._crossing = {
+            ref: {layer_of[use] for use in uses if use < len(layer_of)} - {layer_of[place]}
+            for ref, uses in line.uses.items()
+            if self._has_code(self._old.type_of(ref))
+            for place in (line.place[ref.value],)
+        }
+        for value in sorted(line.floating):
+            self._copy(value, {})
+        self._lengths = [
+            self._layer([self._first + p for p in line.bound[start:stop]], layer)
+            for layer, (start, stop) in enumerate(pairwise(laid.bounds))
+        ]
+
+    def bounds(self) -> tuple[int, ...]:
+        """Where the layers begin and end, in nodes that depend on inputs."""
+        found = [0]
+        for length in self._lengths:
+            found.append(found[-1] + length)
+        return tuple(found)
+
+    def traced(self) -> Traced:
+        """The new graph, with all that is known of the old one."""
+        old = self._old
+        nodes = tuple(item.node for item in self._written)
+        outputs = tuple(replace(out, ref=self._now(out.ref, {})) for out in old.graph.outputs)
+        rows = {ref for ref in old.by_rows if ref.value < self._first}
+        rows |= {
+            Ref(self._first + place, item)
+            for place, written in enumerate(self._written)
+            for item in written.by_rows
+        }
+        return replace(
+            old,
+            graph=replace(old.graph, nodes=nodes, outputs=outputs),
+            types=(*old.types[: self._first], *(item.types for item in self._written)),
+            by_rows=frozenset(rows),
+            modules=tuple(item.module for item in self._written) if old.modules else (),
+        )
+
+    def _has_code(self, kind: Type) -> bool:
+        return kind.dtype == FULL and (self._code in CASTS or len(kind.shape) > 1)
+
+    # --- a layer ----------------------------------------------------------------------------------
+
+    def _layer(self, values: list[int], layer: int) -> int:
+        """Decode what it reads of earlier layers, do its work, encode what later ones read; returns
+        how many nodes that takes.
+        """
+        before, own = len(self._written), set(values)
+        read = {ref for value in values for ref in node_refs(self._node(value))}
+        decoded = {
+            ref: self._decode(ref)
+            for ref in sorted(read, key=_in_order)
+            if ref.value not in own and ref in self._codes
+        }
+        for value in values:
+            self._copy(value, decoded)
+        for ref in sorted(self._crossing, key=_in_order):
+            if ref.value in own and self._crossing[ref]:
+                self._codes[ref] = self._encode(ref)
+        return len(self._written) - before
+
+    def _node(self, value: int) -> Node:
+        return self._old.graph.nodes[value - self._first]
+
+    def _copy(self, value: int, decoded: dict[Ref, Ref]) -> None:
+        node, items = self._node(value), (None, *range(len(self._old.types[value])))
+
+        def move(given: Any) -> Any:
+            return _moved(given, lambda ref: self._now(ref, decoded))
+
+        kwargs = tuple((name, move(given)) for name, given in node.kwargs)
+        self._moved[value] = self._first + len(self._written)
+        self._written.append(
+            _Written(
+                node=replace(node, args=move(node.args), kwargs=kwargs),
+                types=self._old.types[value],
+                by_rows=frozenset(item for item in items if Ref(value, item) in self._old.by_rows),
+                module=self._module(value),
+            )
+        )
+
+    def _now(self, ref: Ref, decoded: dict[Ref, Ref]) -> Ref:
+        return decoded.get(ref) or Ref(self._moved.get(ref.value, ref.value), ref.item)
+
+    def _module(self, value: int) -> str:
+        return self._old.modules[value - self._first] if self._old.modules else ""
+
+    # --- codes ------------------------------------------------------------------------------------
+
+    def _encode(self, ref: Ref) -> tuple[Ref, ...]:
+        kind, value = self._old.type_of(ref), self._now(ref, {})
+        if self._code in CASTS:
+            return (self._add(ref, "to.dtype", (value, Dtype(self._code)), _as(kind, self._code)),)
+        flat = replace(kind, shape=(*kind.shape[: _fixed(kind)], *(1 for _ in _block(kind))))
+        size = self._add(ref, "abs.default", (value,), kind)
+        size = self._add(ref, "amax.default", (size, _block(kind), True), flat)
+        size = self._add(ref, "div.Scalar", (size, float(STEPS)), flat)
+        size = self._add(ref, "clamp_min.default", (size, LEAST), flat)
+        steps = self._add(ref, "div.Tensor", (value, size), kind)
+        steps = self._add(ref, "round.default", (steps,), kind)
+        steps = self._add(ref, "to.dtype", (steps, Dtype(BLOCKS)), _as(kind, BLOCKS))
+        return steps, size
+
+    def _decode(self, ref: Ref) -> Ref:
+        kind, (first, *scale) = self._old.type_of(ref), self._codes[ref]
+        found = self._add(ref, "to.dtype", (first, Dtype(FULL)), kind)
+        for size in scale:
+            found = self._add(ref, "mul.Tensor", (found, size), kind)
+        return found
+
+    def _add(self, ref: Ref, op: str, args: tuple[Any, ...], kind: Type) -> Ref:
+        """A node of a code of the old value `ref`."""
+        node = Node(number=self._next_number, op=f"aten.{op}", args=args)
+        self._next_number += 1
+        by_rows = frozenset({None}) if ref in self._old.by_rows else frozenset[int | None]()
+        module = self._module(ref.value)
+        self._written.append(_Written(node=node, types=(kind,), by_rows=by_rows, module=module))
+        return Ref(self._first + len(self._written) - 1)
+
+
+def _fixed(kind: Type) -> int:
+    """The dimensions that tell blocks apart: rows, and tokens or channels where there are more."""
+    return 1 if len(kind.shape) < 3 else 2
+
+
+def _block(kind: Type) -> tuple[int, ...]:
+    """The dimensions of a block."""
+    return tuple(range(_fixed(kind), len(kind.shape)))
+
+
+def _as(kind: Type, dtype: str) -> Type:
+    return replace(kind, dtype=dtype)
+
+
+def _moved(given: Any, move: Callable[[Ref], Ref]) -> Any:
+    if isinstance(given, Ref):
+        return move(given)
+    return tuple(_moved(item, move) for item in given) if isinstance(given, tuple) else given
+
+
+def _in_order(ref: Ref) -> tuple[int, int]:
+    return ref.value, ref.item or 0
