@@ -68,7 +68,7 @@ def rounded(laid: Layers, code: str, n_inputs: int) -> Layers:
     n_inputs
         So many of the graph's inputs are the model's.
     """
-    made = _Rewriting(laid, code)
+    made = _Rounding(laid, code)
     bounds = made.bounds()
     return layers_with_bounds(make_line(made.traced()), bounds, laid, n_inputs=n_inputs)
 
@@ -83,7 +83,7 @@ class _Written:
     module: str
 
 
-class _Rewriting:
+class _Rounding:
     """The nodes anew: those that depend on no input first, then layer by layer."""
 
     def __init__(self, laid: Layers, code: str) -> None:
