@@ -8,7 +8,9 @@ for backward counts once.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 from potluck.graph.modelgraph import ModelGraph, ModelInput, OperatorNode
 from potluck.graph.operator_costs import backward_flop, base, forward_flop, kept, kept_beside, kind
@@ -57,6 +59,25 @@ def priced(
 def _tied(made: Linearization) -> set[str]:
     """What several operators read."""
     return {name for _, _, name in made.tied} | {*made.shared_names}
+
+
+def nodes_by_layer(
+    made: Linearization, bounds: Sequence[int]
+) -> tuple[tuple[OperatorNode, ...], ...]:
+    """The operators of each layer of a line.
+
+    Parameters
+    ----------
+    made
+        The line.
+    bounds
+        Layer i is bound nodes [bounds[i], bounds[i + 1]).
+    """
+    found = nodes_of(made)
+    return tuple(
+        tuple(found[i] for i in range(start, stop) if i in found)
+        for start, stop in pairwise(bounds)
+    )
 
 
 def nodes_of(made: Linearization) -> dict[int, OperatorNode]:

@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -20,7 +19,6 @@ from potluck.graph.indices import check_indices, index_bounds
 from potluck.graph.partition.batch_norms import check_values
 from potluck.graph.partition.cuts import Linearization, line
 from potluck.graph.partition.layers import Layers, layers
-from potluck.graph.partition.rounding import check_code, rounded
 from potluck.graph.partition.segment_records import segment_record, tensor_record
 from potluck.graph.tensor.allotment import TOLERANCE_FRAC
 from potluck.graph.torch.state_names import as_module, load
@@ -388,19 +386,12 @@ class Model(Shown):
             There is no such code, or none to train with; nothing is handed on; the model came from
             an ONNX file or is divided already.
         """
-        if type(self) is not Model:
-            raise ModelError(
-                "what an ONNX file or a divided model hands on cannot be rounded.",
-                next_step="Round a model of Model.from_torch; it can be divided afterwards.",
-            )
-        check_code(code, trains=self.trains)
-        if all(len(chosen.records) < 2 for chosen in self._graphs):
-            raise ModelError(f"{self.name} is one layer, which hands nothing on.")
-        n_inputs = len(self._inference.line.traced.given)
-        inference, *training = (rounded(chosen, code, n_inputs) for chosen in self._graphs)
+        from potluck.graph.rounded import rounded_layers
+
+        inference, training = rounded_layers(self, code)
         made = Model(
             inference=inference,
-            training=training[0] if training else None,
+            training=training,
             net=self._net,
             loss=self._loss,
             name=f"{self.name}-{code}-links",
@@ -665,14 +656,10 @@ class Model(Shown):
 
     def operators(self, train: bool = False) -> "tuple[tuple[OperatorNode, ...], ...]":
         """The operators of each layer with their costs."""
-        from potluck.graph.costed_graph import nodes_of
+        from potluck.graph.costed_graph import nodes_by_layer
 
         chosen = self.laid_out(train)
-        found = nodes_of(chosen.line)
-        return tuple(
-            tuple(found[i] for i in range(start, stop) if i in found)
-            for start, stop in pairwise(chosen.bounds)
-        )
+        return nodes_by_layer(chosen.line, chosen.bounds)
 
     def traced_line(self) -> Linearization:
         """The inference graph as it was traced, in a line."""

@@ -27,7 +27,15 @@ class Deploys(Protocol):
         """Its devices by name."""
 
     def deploy(self, plan: Plan, model: "Model", **how: Any) -> Any:
-        """A run of this plan."""
+        """A run of this plan.
+
+        Parameters
+        ----------
+        plan, model
+            What is deployed.
+        **how
+            As for `Home.deploy`.
+        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

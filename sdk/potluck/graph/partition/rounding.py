@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-from potluck.errors import ModelError
 from potluck.graph.partition.cuts import line as make_line
 from potluck.graph.partition.layers import Layers, layers_with_bounds
 from potluck.graph.traced import Traced, Type
@@ -22,38 +21,9 @@ from potluck_wire.graph import Dtype, Node, Ref, node_refs
 
 CASTS = ("bfloat16", "float16")
 BLOCKS = "int8"
-TRAINS = ("bfloat16",)
 FULL = "float32"  # what is made smaller: other types stay as they are
 STEPS = 127  # of an int8 on either side of 0
 LEAST = 1e-30  # of a scale: a block of zeros
-
-
-def check_code(code: str, *, trains: bool) -> None:
-    """Refuse what is no code, or none to train with.
-
-    Parameters
-    ----------
-    code
-        As the user gave it.
-    trains
-        Whether gradients are handed on, too.
-
-    Raises
-    ------
-    ModelError
-        It is none.
-    """
-    codes = (*CASTS, BLOCKS)
-    if code not in codes:
-        raise ModelError(
-            f"values cannot be handed on as {code!r}.",
-            next_step=f"Choose one of {', '.join(codes)}.",
-        )
-    if trains and code not in TRAINS:
-        raise ModelError(
-            f"gradients as {code} would lose what is small in them.",
-            next_step="Train with rounded('bfloat16'); for answers alone, leave out the loss.",
-        )
 
 
 def rounded(laid: Layers, code: str, n_inputs: int) -> Layers:
