@@ -170,7 +170,12 @@ class Model(Shown):
             import torch
 
             from potluck.graph.torch import mixed_precision
-            from potluck.graph.torch.examples import at_least_two, inputs_of, targets_of
+            from potluck.graph.torch.examples import (
+                at_least_two,
+                check_given,
+                inputs_of,
+                targets_of,
+            )
             from potluck.graph.torch.own_loss import own_loss
             from potluck.graph.torch.refusals import each
             from potluck.graph.torch.trainability import check_memory, check_module
@@ -187,17 +192,7 @@ class Model(Shown):
         )
         given = inputs_of(net, example_inputs)
         targets, target_names = targets_of(criterion, example_targets)
-        if not given.tensors:
-            raise ModelError("an example of the inputs is needed.")
-        if criterion is not None and not targets:
-            raise ModelError(
-                "a loss needs an example of the targets.", next_step="Pass example_targets."
-            )
-        if criterion is None and targets:
-            raise ModelError(
-                "targets are given, and no loss.",
-                next_step="Pass loss=, as in loss(output, target).",
-            )
+        check_given(given, targets, has_loss=criterion is not None)
         inputs, targets = at_least_two(given.tensors, targets)
         named = bool(given.keywords)
         alone = placeless(net, given.names) if named else ()

@@ -77,6 +77,33 @@ def targets_of(
     )
 
 
+def check_given(inputs: Inputs, targets: Sequence[torch.Tensor], *, has_loss: bool) -> None:
+    """Refuse examples that are missing, or of no use.
+
+    Parameters
+    ----------
+    inputs, targets
+        As given.
+    has_loss
+        Whether the model trains.
+
+    Raises
+    ------
+    ModelError
+        There is no input, a loss without targets, or targets without a loss.
+    """
+    if not inputs.tensors:
+        raise ModelError("an example of the inputs is needed.")
+    if has_loss and not targets:
+        raise ModelError(
+            "a loss needs an example of the targets.", next_step="Pass example_targets."
+        )
+    if targets and not has_loss:
+        raise ModelError(
+            "targets are given, and no loss.", next_step="Pass loss=, as in loss(output, target)."
+        )
+
+
 def _rows_of(example: Any, what: str) -> list[torch.Tensor]:
     """The tensors of an example, which is one of them, or a row of them."""
     tensors = (
