@@ -2,6 +2,7 @@
 and its segments.
 """
 
+import copy
 import hashlib
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -383,16 +384,9 @@ class Model(Shown):
         """
         from potluck.graph.rounded import rounded_layers
 
-        inference, training = rounded_layers(self, code)
-        made = Model(
-            inference=inference,
-            training=training,
-            net=self._net,
-            loss=self._loss,
-            name=f"{self.name}-{code}-links",
-            arguments=self.arguments,
-        )
-        made.untrained = self.untrained
+        made = copy.copy(self)
+        made._inference, made._training = rounded_layers(self, code)
+        made._name, made._as_onnx = f"{self.name}-{code}-links", {}
         return made
 
     # --- layers and segments ---
