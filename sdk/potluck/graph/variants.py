@@ -10,7 +10,8 @@ from potluck.graph.modelgraph import ModelGraph, OperatorNode
 
 ID_BYTES = 8  # a token on its way in is an int64
 ITEM_BYTES = {"float32": 4, "float16": 2}
-HALF, ROUNDED, DECODE = "float16", "bfloat16-links", "decode"
+HALF, DECODE = "float16", "decode"
+ROUNDED = "bfloat16-links"
 FOR_ANSWERS_ONLY = frozenset({HALF, DECODE})  # nothing is trained so
 _SIZES = ("parameter_bytes", "frozen_bytes", "output_bytes", "activation_bytes", "traffic_bytes")
 

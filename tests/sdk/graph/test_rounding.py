@@ -70,7 +70,8 @@ def test_losses_and_gradients_are_the_same_wherever_a_plan_cuts(name):
     made = Model.from_torch(
         case.make(), case.inputs(4), loss=case.loss, example_targets=case.targets(4)
     ).rounded("bfloat16")
-    n, fed, state = len(made.layers(True)), made.fed(case.inputs(5), case.targets(5)), made.state()
+    n, state = len(made.layers(True)), made.state()
+    fed = made.fed(case.inputs(5), case.targets(5))
     reached = []
     for bounds in [(0, n), *((0, cut, n) for cut in range(1, n)), tuple(range(n + 1))]:
         parts = [loaded(made.segment(a, b, train=True)[1], state) for a, b in pairwise(bounds)]
