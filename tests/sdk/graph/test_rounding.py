@@ -95,7 +95,8 @@ class Rounded(nn.Module):
 
 def test_training_is_that_of_a_module_with_the_roundings_written_in():
     layers = [nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(4)]
-    loss, x, y = nn.MSELoss(), torch.randn(4, 6), torch.randn(4, 6)
+    x, y = torch.randn(4, 6), torch.randn(4, 6)
+    loss = nn.MSELoss()
     net = nn.Sequential(*copy.deepcopy(layers))
     model = Model.from_torch(net, x, loss=loss, example_targets=y)
     made = model.rounded("bfloat16")
