@@ -35,7 +35,8 @@ class Rounded(nn.Module):
 
 
 def test_it_measures_answers_loss_and_gradients(home):
-    x, y, net = torch.randn(6, 12), torch.randn(6, 12), network()
+    x, y = torch.randn(6, 12), torch.randn(6, 12)
+    net = network()
     model = potluck.Model.from_torch(net, x, loss=nn.MSELoss(), example_targets=y)
     effect = potluck.rounding_effect(home, model, "bfloat16", x, y)
     parts = list(network())
