@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from potluck.adapt.lightweight_replay import SOONEST
 from potluck.errors import PlanError, PotluckError, RequestFailed, UserError
 from potluck.profile.profiles import Profile
-from potluck.records import Plan
+from potluck.records import Layer, Plan
 from potluck.run.compiled_plan import INFER, MOVE, TRAIN, CompiledPlan, train_name
 from potluck.run.device_group import DeviceGroup, loss_of, norm_of
 from potluck.run.history import History, latest_alike
@@ -489,7 +489,10 @@ class RunEngine:
         """
         old = self.compiled_plan
         self.forget_copies()
-        if self.protection is not None and _batching(new.plan) != _batching(old.plan):
+        layers = self.model.layers(new.plan.training)
+        if self.protection is not None and _batching(new.plan, layers) != _batching(
+            old.plan, layers
+        ):
             self.protect()  # steps are computed again as they were computed
         standing = [device for device in new.plan.devices if device in self.active.plan.devices]
         alone = {device: new.memory_bytes(device) for device in new.plan.devices}
@@ -633,5 +636,8 @@ class RunEngine:
             self.background = None
 
 
-def _batching(plan: Plan) -> tuple[int, int]:
-    return plan.batch, plan.micro_batch
+def _batching(plan: Plan, layers: Sequence[Layer]) -> tuple[int, int, list[int]]:
+    """The batch, its micro-batches, and the rows at a time of each layer that sees these."""
+    rows = [stage.rows for stage in plan.stages for _ in range(stage.start, stage.stop)]
+    seen = [n for n, layer in zip(rows, layers, strict=True) if layer.sees_micro_batch]
+    return plan.batch, plan.micro_batch, seen

@@ -69,6 +69,10 @@ def net_of(kind):
     torch.manual_seed(0)
     if kind == "transformer":
         return torch.nn.Sequential(torch.nn.Embedding(20, 12), Block(12), Block(12), Pooled(12))
+    if kind == "dropping":
+        wide = (torch.nn.Linear(64, 32), torch.nn.Dropout(0.5), torch.nn.Tanh())
+        rest = (torch.nn.Linear(32, 16), torch.nn.Dropout(0.5), torch.nn.Linear(16, 4))
+        return torch.nn.Sequential(torch.nn.Flatten(), *wide, *rest)
     norm = torch.nn.BatchNorm2d if kind == "normed cnn" else torch.nn.Identity
     return torch.nn.Sequential(
         torch.nn.Conv2d(1, 6, 3, padding=1),
@@ -278,6 +282,54 @@ def test_whoever_is_lost_it_learns_what_one_machine_learns(name, recovery, profi
         assert [recovery.device for recovery in history.recoveries] == [B]
         assert B not in run.plan.devices
         check_learned(run, kind, batches, [(plan, len(batches))], TOLERANCE)
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_masks_are_those_of_the_stages_own_micro_batches_wherever_they_are(lost):
+    """And stay so after a loss."""
+    kind, batches = "dropping", batches_of("dropping", [BATCH] * 9)
+    states = []
+    for devices in ((A,), (A,)), ((A,), (B,)):
+        stages = [*zip(devices, ((2,), (8,)), strict=True)]
+        with memory_home(3) as home:
+            plan = plan_of(kind, stages)
+            run = home.deploy(plan, model_of(kind), optimizer=potluck.AdamW(1e-2), protect=2).wait()
+
+            def on_step(step, loss, home=home, devices=devices):
+                if lost and step == 4 and devices[1] == (B,):
+                    memory_of(home).kill(B)
+
+            history = run.fit(batches, on_step=on_step).wait()
+            assert len(history.recoveries) == (lost and devices[1] == (B,))
+            states.append((history.losses, run.state_dict()))
+    (losses, expected), (found, state) = states
+    tolerance = TOLERANCE if lost else 0.0  # layers that draw nothing may get another size
+    assert found == pytest.approx(losses, rel=0, abs=tolerance)
+    for name, tensor in expected.items():
+        torch.testing.assert_close(state[name], tensor, rtol=0, atol=tolerance, msg=name)
+
+
+def test_after_a_switch_to_other_sizes_no_step_is_computed_again_in_these():
+    """A loss takes the training back; batch norm had seen the steps before in other sizes."""
+    kind = "normed cnn"
+    plans = [plan_of(kind, stages) for stages in (UNIFORM, SIZES["smaller before"])]
+    batches, first = batches_of(kind, [BATCH] * 10), []
+    with memory_home(3) as home:
+        run = home.deploy(plans[0], model_of(kind), optimizer=potluck.AdamW(1e-2), protect=100)
+        run = run.wait()
+
+        def on_step(step, loss):
+            if step == 3 and not first:
+                run.switch(plans[1]).wait()
+                first.append(engine_of(run).step)
+            if step == 7 and len(first) == 1:
+                first.append(0)
+                memory_of(home).kill(B)
+
+        history = run.fit(batches, on_step=on_step).wait()
+        assert len(history.recoveries) == 1
+        done = [(plans[0], first[0]), (plans[1], len(batches) - first[0])]
+        check_learned(run, kind, batches, done, TOLERANCE)
 
 
 def test_a_checkpoint_keeps_the_sizes(lab, tmp_path):
