@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any
 from potluck.adapt.lightweight_replay import SOONEST
 from potluck.errors import PlanError, PotluckError, RequestFailed, UserError
 from potluck.profile.profiles import Profile
-from potluck.records import Layer, Plan
+from potluck.records import Plan
 from potluck.run.compiled_plan import INFER, MOVE, TRAIN, CompiledPlan, train_name
 from potluck.run.device_group import DeviceGroup, loss_of, norm_of
 from potluck.run.history import History, latest_alike
 from potluck.run.in_flight import RequestsInFlight, RunRequest
 from potluck.run.plan_compiler import PlanCompiler
-from potluck.run.snapshots import Protection, is_loss
+from potluck.run.snapshots import Protection, in_other_batches, is_loss
 from potluck.run.state_transfer import RunState
 from potluck.run.step_boundary import Boundary
 from potluck.run.tensors import kept, padded
@@ -490,9 +490,7 @@ class RunEngine:
         old = self.compiled_plan
         self.forget_copies()
         layers = self.model.layers(new.plan.training)
-        if self.protection is not None and _batching(new.plan, layers) != _batching(
-            old.plan, layers
-        ):
+        if self.protection is not None and in_other_batches(old.plan, new.plan, layers):
             self.protect()  # steps are computed again as they were computed
         standing = [device for device in new.plan.devices if device in self.active.plan.devices]
         alone = {device: new.memory_bytes(device) for device in new.plan.devices}
@@ -634,10 +632,3 @@ class RunEngine:
         if self.background is not None:
             self.background.forget()
             self.background = None
-
-
-def _batching(plan: Plan, layers: Sequence[Layer]) -> tuple[int, int, list[int]]:
-    """The batch, its micro-batches, and the rows at a time of each layer that sees these."""
-    rows = [stage.rows for stage in plan.stages for _ in range(stage.start, stage.stop)]
-    seen = [n for n, layer in zip(rows, layers, strict=True) if layer.sees_micro_batch]
-    return plan.batch, plan.micro_batch, seen

@@ -9,7 +9,7 @@ steps since the snapshot, which are computed again from the same batches.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING
@@ -25,6 +25,7 @@ from potluck.errors import (
     UserError,
     WorkerFailed,
 )
+from potluck.records import Layer, Plan
 from potluck.run.weight_update import Update
 from potluck_wire.messages import Execute, FailureCause, RefusalCode
 
@@ -296,3 +297,23 @@ class Protection:
 
 def _nbytes(tensors: Batch) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+
+
+def in_other_batches(old: Plan, new: Plan, layers: Sequence[Layer]) -> bool:
+    """Whether steps of the old plan, computed again on the new one, would learn something else: in
+    other batches or micro-batches, or where layers see theirs in those of another size.
+
+    Parameters
+    ----------
+    old, new
+        The plans.
+    layers
+        Of the model.
+    """
+    return _batches(old, layers) != _batches(new, layers)
+
+
+def _batches(plan: Plan, layers: Sequence[Layer]) -> tuple[int, int, list[int]]:
+    rows = [stage.rows for stage in plan.stages for _ in range(stage.start, stage.stop)]
+    seen = [n for n, layer in zip(rows, layers, strict=True) if layer.sees_micro_batch]
+    return plan.batch, plan.micro_batch, seen
