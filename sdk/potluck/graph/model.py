@@ -22,7 +22,7 @@ from potluck.graph.partition.cuts import Linearization, line
 from potluck.graph.partition.layers import Layers, layers
 from potluck.graph.partition.segment_records import segment_record, tensor_record
 from potluck.graph.tensor.allotment import TOLERANCE_FRAC
-from potluck.graph.torch.state_names import as_module, load
+from potluck.graph.torch.state_names import as_module, load, unused
 from potluck.optional_packages import needed
 from potluck_wire.graph import BATCH, Graph, Parameter, evaluate
 from potluck_wire.install_hints import install
@@ -542,6 +542,10 @@ class Model(Shown):
         """
         return as_module(self._net, self._tensors(), state)
 
+    def unused_state(self) -> "dict[str, torch.Tensor]":
+        """What of the module's state no device has any use for, by the module's own names."""
+        return unused(self._net, self._tensors())
+
     def is_made_from(self, module: Any) -> bool:
         """Whether this is the module that it was made from."""
         return module is self._net
@@ -739,10 +743,8 @@ class Model(Shown):
         if len(tensors) != len(ports):
             expected = ", ".join(port.name for port in ports)
             wanted = "1 tensor is" if len(ports) == 1 else f"{len(ports)} tensors are"
-            raise ModelError(
-                f"{wanted} expected ({expected}); got {len(tensors)}.",
-                next_step=self.arguments.about_reductions,
-            )
+            text = f"{wanted} expected ({expected}); got {len(tensors)}."
+            raise ModelError(text, next_step=self.arguments.about_reductions)
         check_tensors([port.name for port in ports], tensors)
         sizes: dict[str, int] = {}
         for symbol in traced.graph.symbols:

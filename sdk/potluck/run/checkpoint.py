@@ -5,7 +5,7 @@ nothing.
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,11 +28,15 @@ _NUMBER = re.compile(r"[0-9]{1,16}", re.ASCII)
 _WEIGHT = "weight/"
 _OPTIMIZER = "optimizer/"
 _LOADER = "loader/"
+_MODULE = "module/"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """Everything that a run needs to go on as if nothing had happened."""
+    """Everything that a run needs to go on as if nothing had happened.
+
+    `unused`: what of the module's state no device keeps, by the module's own names.
+    """
 
     signature: str
     plan: Plan
@@ -41,6 +45,7 @@ class Checkpoint:
     seed: int
     weights: "dict[str, torch.Tensor]"
     moments: "dict[str, torch.Tensor]"
+    unused: "Mapping[str, torch.Tensor]" = field(default_factory=dict)
     position: Position | None = None  # in the data
     schedule: SchedulePlace | None = None
 
@@ -55,6 +60,8 @@ def save(path: Path, checkpoint: Checkpoint) -> None:
     """
     tensors = {_WEIGHT + name: tensor for name, tensor in checkpoint.weights.items()}
     tensors |= {_OPTIMIZER + name: tensor for name, tensor in checkpoint.moments.items()}
+    # several names may stand for one tensor, which a file has not
+    tensors |= {_MODULE + name: tensor.clone() for name, tensor in checkpoint.unused.items()}
     metadata = {
         "format": FORMAT,
         "signature": checkpoint.signature,
@@ -99,21 +106,18 @@ def load(path: Path) -> Checkpoint:
             ),
             step=_number(metadata, "step", MAX_STEP),
             seed=_number(metadata, "seed", MAX_SEED),
-            weights={
-                name.removeprefix(_WEIGHT): t
-                for name, t in tensors.items()
-                if name.startswith(_WEIGHT)
-            },
-            moments={
-                name.removeprefix(_OPTIMIZER): t
-                for name, t in tensors.items()
-                if name.startswith(_OPTIMIZER)
-            },
+            weights=_below(tensors, _WEIGHT),
+            moments=_below(tensors, _OPTIMIZER),
+            unused=_below(tensors, _MODULE),
             position=_position(metadata, tensors, path),
             schedule=_schedule(metadata, path),
         )
     except (KeyError, ValueError, TypeError, AttributeError, OverflowError, PotluckError) as error:
         raise FileError(f"{path} does not hold: {error}.", path=str(path)) from error
+
+
+def _below(tensors: "Mapping[str, torch.Tensor]", prefix: str) -> "dict[str, torch.Tensor]":
+    return {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
 
 
 def _number(metadata: Mapping[str, str], name: str, most: int) -> int:
@@ -136,8 +140,7 @@ def _position(
 ) -> Position | None:
     if "position" not in metadata:
         return None
-    beside = {n.removeprefix(_LOADER): t for n, t in tensors.items() if n.startswith(_LOADER)}
-    return position_from_plain(_table(metadata, "position", path), beside)
+    return position_from_plain(_table(metadata, "position", path), _below(tensors, _LOADER))
 
 
 def _schedule(metadata: Mapping[str, str], path: Path) -> SchedulePlace | None:

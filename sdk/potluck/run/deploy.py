@@ -108,6 +108,16 @@ def deploy(
                 "resume the one that was saved, run.load_into(), and deploy the new one.",
                 path=str(resume),
             )
+        unused = model.unused_state()
+        for name, tensor in saved.unused.items():
+            wanted = unused.get(name, tensor)
+            if (wanted.shape, wanted.dtype) != (tensor.shape, tensor.dtype):
+                raise FileError(
+                    f"{resume} has {name} as {tensor.dtype} {list(tensor.shape)}, the module as "
+                    f"{wanted.dtype} {list(wanted.shape)}.",
+                    next_step="Resume with a module of the kind that was saved.",
+                    path=str(resume),
+                )
         if source is not None and saved.moments and not keep_alike(source.update, saved.optimizer):
             raise FileError(f"{resume} holds the state of another optimizer.", path=str(resume))
         seed = saved.seed
@@ -135,8 +145,10 @@ def deploy(
         if saved is None and not plan.training:
             engine.value_marks = model.value_marks()
         weights = saved.weights if saved else model.state()
-        if saved is not None and not plan.training:
-            engine.weights_of_file = weights
+        if saved is not None:
+            trained = model.laid_out(True).line.traced.tensors if plan.training else {}
+            engine.weights_of_file = {n: t for n, t in weights.items() if n not in trained}
+            engine.unused_of_file = {n: t for n, t in saved.unused.items() if n in unused}
         engine.loss_constants = model.loss_constants(weights) if plan.training else None
         engine.state.push(weights)
         if saved is not None:

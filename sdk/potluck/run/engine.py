@@ -111,8 +111,7 @@ class RunEngine:
         self.has_room_for_copies = True
         self.recovery = SOONEST
         self.patience_s = 0.0  # to wait for a lost device where nobody else can go on
-        # whoever works hears of it, and may end it
-        self.notify: Callable[[str], None] = lambda text: None
+        self.notify: Callable[[str], None] = lambda text: None  # who works hears it, and may end it
         self.kept: deque[tuple[ExecutionResult, Compiled]] = deque(maxlen=KEPT_STEPS)
         self._stopped_s = float("-inf")  # when the step before ended: two are in flight
         self.failed: PotluckError | None = None
@@ -121,6 +120,7 @@ class RunEngine:
         # of inference: marks of the module's tensors then, or what was resumed from a file
         self.value_marks: Marks = {}
         self.weights_of_file: Mapping[str, torch.Tensor] = {}
+        self.unused_of_file: Mapping[str, torch.Tensor] = {}  # by names of the module
         # what the user gave as the optimizer, and the place in the data by the number of a step
         self.source: UpdateSource | None = None
         self.positions: dict[int, Position] = {}

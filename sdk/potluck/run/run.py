@@ -677,7 +677,8 @@ class Run(Watched):
         UserError
             No average is kept.
         """
-        return dict(self._engine.model.state_dict(all_state(self._engine, ema=ema)))
+        state = self._engine.model.state_dict(all_state(self._engine, ema=ema))
+        return {**state, **self._engine.unused_of_file}
 
     def load_into(self, module: Any = None, *, ema: bool = False) -> None:
         """Bring the weights back into a module.
@@ -703,13 +704,18 @@ class Run(Watched):
         if latest is not None and not latest.seen and not latest.waits_for_caller:
             with suppress(CancelledError):
                 latest.wait()
-        state, model = all_state(self._engine, ema=ema), self._engine.model
+        engine = self._engine
+        state, model = all_state(engine, ema=ema), engine.model
         if module is None or model.is_made_from(module):
             model.load_state(state)
+            for name, tensor in model.unused_state().items():
+                tensor.copy_(engine.unused_of_file.get(name, tensor))
+            engine.unused_of_file = {}
             if self.plan.training:
-                self._engine.loss_constants = model.loss_constants(state)
+                engine.weights_of_file = {}
+                engine.loss_constants = model.loss_constants(state)
             return
-        named = model.state_dict(state)
+        named = {**model.state_dict(state), **engine.unused_of_file}
         check_shapes(module, named)
         strangers = module.load_state_dict(named, strict=False).unexpected_keys
         if len(strangers) == len(named):

@@ -44,6 +44,7 @@ def checkpoint_of(engine: "RunEngine", *, latest: bool) -> Checkpoint:
         seed=compiled_plan.seed,
         weights=dict(state.weights),
         moments=dict(state.moments),
+        unused=engine.model.unused_state() | engine.unused_of_file,
         position=positions.get(state.step),
         schedule=source.place if source is not None else None,
     )

@@ -47,6 +47,19 @@ def as_module(
     return found
 
 
+def unused(net: "torch.nn.Module", own: "Mapping[str, torch.Tensor]") -> "dict[str, torch.Tensor]":
+    """What of a module's state is none of the tensors that devices keep, by the module's names.
+
+    `own`: the module's tensors that they do keep, by the names of devices.
+    """
+    used = {id(tensor) for tensor in own.values()}
+    return {
+        name: tensor.detach()
+        for name, tensor in net.state_dict(keep_vars=True).items()
+        if hasattr(tensor, "detach") and id(tensor) not in used
+    }
+
+
 def check_shapes(module: "torch.nn.Module", state: "Mapping[str, torch.Tensor]") -> None:
     """Raise UserError where a module has other shapes: torch would load all else before it says
     so.
