@@ -147,7 +147,7 @@ def trained(graph, way, inputs_of=None, seed=7):
     return [bits(x) for x in seen], {name: bits(x) for name, x in state(made).items()}
 
 
-@pytest.mark.few(28)
+@pytest.mark.few(10)
 @pytest.mark.parametrize("way", [PARTS, AGAIN])
 @pytest.mark.parametrize("name", DOES)
 def test_two_parts_give_the_bits_of_the_whole(name, way):

@@ -146,6 +146,7 @@ def test_a_key_that_begins_like_an_option_is_a_key(monkeypatch, key):
     assert (told[0].trust, told[0].port) == ([key], 7)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("arguments", "encoding"),
     [

@@ -142,6 +142,7 @@ def test_who_keeps_a_home_has_it_and_trains_on(state, holder):
     assert holder_of(state) == process.pid
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_who_finishes_first_is_waited_for_and_who_does_not_wait_changes_nothing(state, holder):
     process = holder("finish")
@@ -154,6 +155,7 @@ def test_who_finishes_first_is_waited_for_and_who_does_not_wait_changes_nothing(
     assert "took it over" in said
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_who_is_stopped_does_not_answer_and_goes_on_afterwards(state, holder, monkeypatch):
     monkeypatch.setattr(asking, "SIGN_S", 1.5)

@@ -145,6 +145,7 @@ def test_a_divided_model_is_not_saved(tmp_path):
         model.save(tmp_path / "m")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("train", [False, True])
 def test_homes_that_do_not_exist_can_be_asked(train):
     net = Language(32, 16, [Gpt(16, 4, 24)], tied=True)

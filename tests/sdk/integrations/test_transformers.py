@@ -146,6 +146,7 @@ def test_of_a_causal_model_words_count_alike_whatever_batches_they_are_in(pair, 
     check_alike(ours, theirs)
 
 
+@pytest.mark.long
 def test_of_adapters_by_peft_only_these_are_trained(pair, on_both, tmp_path):
     peft = pytest.importorskip("peft")
     few = {"num_train_epochs": 1, "gradient_accumulation_steps": 1, "save_strategy": "no"}

@@ -185,6 +185,7 @@ def test_a_pool_steps_by_its_window_unless_it_is_told_otherwise(pool):
         home.check([((0, operators[0].count), NONE), *rows, ((0, 1), NONE)], 2)
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("name", ALL)
 def test_what_others_do_runs_on_the_same_pieces(name):
     home, shares = case(name), case(name).splitter.shares

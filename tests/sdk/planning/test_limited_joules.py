@@ -98,6 +98,7 @@ def test_where_several_limits_are_broken_the_advice_names_all_that_must_be_allow
     assert not breaches(asked, make_plans(asked).best)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("seed", [*range(3), *later(range(3, 12))])
 def test_a_plan_within_its_joules_that_just_fits_is_kept_though_faster_ones_are_not(seed):
     """One device may compute; its memory is between what the model takes as one stage, and what it

@@ -87,6 +87,7 @@ def test_of_a_batch_of_thousands_a_plan_in_one_or_two_rows_is_found():
     assert not breaches(problem, best)
 
 
+@pytest.mark.long
 def test_micro_batches_that_help_are_named():
     workload = Training(batch=64, micro_batch=64)
     problem = replace(short_home(5, workload.batch), workload=workload)

@@ -147,6 +147,7 @@ def test_over_a_link_that_carries_less_go_smaller_micro_batches(changing):
     check_equal(run, tolerance=1e-5, norm=False)
 
 
+@pytest.mark.long
 def test_a_device_that_becomes_slow_gets_less_to_do(changing):
     changes = {CHANGES: lambda lab: lab.load(B, 5.0)}
     run, plan, switches = trained(changing, changes, FORGET_STEPS)
@@ -160,6 +161,7 @@ def layers_of_b(plan):
     return sum(stage.stop - stage.start for stage in plan.stages if B in stage.devices)
 
 
+@pytest.mark.long
 def test_a_home_that_does_not_change_stays_on_its_plan(changing):
     run, plan, switches = trained(changing, {})
     assert switches == []

@@ -63,6 +63,7 @@ def made(make, **settings):
         return None
 
 
+@pytest.mark.few(4)
 @pytest.mark.few(len(SETTINGS))  # of each kind one part, not the same of all
 @pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("kind", SETTINGS)

@@ -482,6 +482,7 @@ SCHEDULES = {
 }
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize(
     ("again", "from_file"),

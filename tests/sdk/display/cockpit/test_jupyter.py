@@ -196,6 +196,7 @@ def whole_column(tab):
     return tab.page.eval_on_selector_all(".potluck tbody td:first-child", texts)
 
 
+@pytest.mark.long
 def test_a_second_notebook_looks_and_takes_over(opened, tmp_path):
     state = str(tmp_path / "keys")
     first = opened(

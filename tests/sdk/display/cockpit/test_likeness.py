@@ -51,6 +51,7 @@ def test_records_look_as_they_did(browser, shots, scheme):
     context.close()
 
 
+@pytest.mark.long
 def test_another_font_is_let_pass_and_what_is_broken_is_not(opened, played):
     """The kept picture finds each of these faults, and none where only letters differ."""
     started(played)

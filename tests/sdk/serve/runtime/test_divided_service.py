@@ -63,6 +63,7 @@ def test_when_one_of_them_goes_the_others_share_it(wide):
         assert settled([service.ask(x)], net, x) == 1
 
 
+@pytest.mark.long
 def test_when_too_few_are_left_it_is_refused_until_a_device_can_hold_it(wide):
     net, model = wide
     with home_of(a=FEW, b=FEW) as home:
