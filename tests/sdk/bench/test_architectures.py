@@ -10,12 +10,8 @@ import warnings
 import pytest
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
 
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402 - of torch
-
-from potluck.bench import small_architectures  # noqa: E402 - it needs transformers
-from potluck.bench.architecture_trials import tried  # noqa: E402
 
 SAMPLES = 40
 MAX_OPERATORS = 200  # those of more take up to a minute
@@ -41,6 +37,8 @@ class Called(TorchDispatchMode):
 
 def drawn(number):
     """The first architecture from that fortieth on; None where there is none."""
+    from potluck.bench import small_architectures  # seconds: not where tests are only collected
+
     names = small_architectures.names()
     start = number * len(names) // SAMPLES
     made = (small_architectures.made(name) for name in names[start:])
@@ -58,6 +56,9 @@ def is_small(architecture):
 @pytest.mark.few(6)
 @pytest.mark.parametrize("number", range(SAMPLES))
 def test_an_architecture_answers_and_trains_on_two_agents_as_on_one_machine(number, home):
+    pytest.importorskip("transformers")
+    from potluck.bench.architecture_trials import tried
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         architecture = drawn(number)
