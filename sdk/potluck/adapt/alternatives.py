@@ -11,6 +11,9 @@ from potluck.planning import judge
 from potluck.planning.stage_sizes import better_sizes, with_sizes_of
 from potluck.records import Plan, Problem
 
+# of a search for sizes, while a run goes on beside it: some tenths of a second
+LITTLE_WORK = 2000
+
 
 def trained_alike(problem: Problem, plan: Plan, found: Iterable[Plan], most: int) -> list[Plan]:
     """At most so many of these plans, and what other micro-batches make of the first and of the
@@ -42,7 +45,8 @@ def trained_alike(problem: Problem, plan: Plan, found: Iterable[Plan], most: int
         if len(alike) == most:
             break
     bases = [plan, *alike[:1]]
-    return alike + [new for base in bases if (new := better_sizes(problem, base)) is not None]
+    sized = (better_sizes(problem, base, most_work=LITTLE_WORK) for base in bases)
+    return alike + [new for new in sized if new is not None]
 
 
 def _with_its_sizes(problem: Problem, plan: Plan, found: Iterable[Plan]) -> Iterator[Plan]:

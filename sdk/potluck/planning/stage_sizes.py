@@ -2,8 +2,9 @@
 stage begins sooner; larger ones where each transfer or instruction costs more than its rows.
 
 After the micro-batch adapter of DeepCEE (Wang et al., section 3.4), which goes by thresholds of
-bandwidth; here the simulator says what helps. Stages whose layers see what a micro-batch is, batch
-norms and dropout, keep theirs: nothing but the order of sums changes. Pure.
+bandwidth, and changes sizes within a step, too. Here the simulator says what helps, and a stage
+keeps to one size. Stages whose layers see what a micro-batch is, batch norms and dropout, keep
+theirs: nothing but the order of sums changes. Pure.
 """
 
 from collections.abc import Iterator, Sequence
@@ -98,11 +99,7 @@ def _unjudged(plan: Plan, stages: tuple[Stage, ...]) -> Plan:
 
 
 def better_sizes(
-    problem: Problem,
-    plan: Plan,
-    table: cost.CostTable | None = None,
-    *,
-    most_tries: int = MOST_TRIES,
+    problem: Problem, plan: Plan, table: cost.CostTable | None = None, *, most_work: int = MOST_WORK
 ) -> Plan | None:
     """The plan with the stages' micro-batches made smaller or larger, several neighbours at once,
     as long as that is better; judged. None where nothing is.
@@ -115,8 +112,8 @@ def better_sizes(
         For training.
     table
         Of this problem, if there is one already.
-    most_tries
-        Plans that are simulated at the most.
+    most_work
+        Micro-batches of stages, in all plans that are simulated, at the most.
 
     Raises
     ------
@@ -126,17 +123,17 @@ def better_sizes(
     if not isinstance(problem.workload, Training):
         return None
     table = table or cost.CostTable(problem)
-    search = _SizeSearch(problem, table, most_tries)
+    search = _SizeSearch(problem, table, most_work)
     return search.run(judge(problem, plan, table))
 
 
 class _SizeSearch:
     """Goes to the best neighbour as long as there is a better one."""
 
-    def __init__(self, problem: Problem, table: cost.CostTable, most_tries: int) -> None:
+    def __init__(self, problem: Problem, table: cost.CostTable, most_work: int) -> None:
         self._problem, self._table = problem, table
         self._simulator = Direct(problem, table)
-        self._tries, self._work = most_tries, MOST_WORK
+        self._tries, self._work = MOST_TRIES, most_work
         self._seen = set[tuple[int, ...]]()
 
     def run(self, plan: Plan) -> Plan | None:
