@@ -99,7 +99,7 @@ class Controller:
         self._peers: dict[str, Peer] = {}
         self._pending = PendingRequests()
         self._executions = Executions(self._peers)
-        self._doubts = Suspicions()
+        self._suspicions = Suspicions()
         self._met: set[str] = set()  # the keys of devices that have heard of it
         self._gone: dict[str, PotluckError] = {}  # why a device's last session ended
         self._now_s = self._ticked_s = 0.0
@@ -177,14 +177,14 @@ class Controller:
                 event.device, DeviceGone("the connection was made anew.", device=event.device)
             )
         self._gone.pop(event.device, None)
-        permits = ExpectedValues()
+        expected = ExpectedValues()
         self._peers[event.device] = Peer(
             address=event.address,
             key=event.key,
             join_ticket=event.ticket,
             deadline_s=self._now_s + JOIN_S,
-            permits=permits,
-            traffic=Traffic(permits.code),
+            expected=expected,
+            traffic=Traffic(expected.code),
             pulse=Heartbeat(self._now_s),
         )
         self._actions.append(Connect(device=event.device, address=event.address, key=event.key))
@@ -217,7 +217,7 @@ class Controller:
                 case Drop():
                     self._drop(device, message)
                 case Probe():
-                    self._peers[device].permits.probe(message)
+                    self._peers[device].expected.probe(message)
         self._actions += self._pending.ask(event.ticket, event.requests)
 
     def _drop(self, device: str, message: Drop) -> None:
@@ -262,7 +262,7 @@ class Controller:
         if (peer := self._peers.get(event.device)) is None:
             return
         peer.pulse.receive(self._now_s)
-        self._doubts.end(event.device)
+        self._suspicions.end(event.device)
         try:
             self._take_in(event, peer, legible(event.message))
         except WireError as error:  # the one answer to whatever an agent says that does not hold
@@ -300,8 +300,8 @@ class Controller:
             case _:
                 self._actions += self._pending.answered(event.device, message, event.buffers)
                 if isinstance(message, Probed):
-                    peer.permits.probed(message.task)
-                    self._doubts.answered(event.device, message, self._now_s)
+                    peer.expected.probed(message.task)
+                    self._suspicions.answered(event.device, message, self._now_s)
 
     def _welcome(self, device: str, peer: Peer, message: Welcome, buffers: tuple[Any, ...]) -> None:
         version = message.major, message.minor
@@ -422,7 +422,7 @@ class Controller:
         peer = self._peers.pop(device, None)
         if peer is None:
             return
-        self._doubts.end(device)
+        self._suspicions.end(device)
         if peer.session is None:
             self._actions.append(Reject(ticket=peer.join_ticket, error=error))
         else:  # before anybody learns that work has failed: they look at the device next
@@ -479,15 +479,15 @@ class Controller:
 
     def _doubt(self, device: str, silent_s: float) -> None:
         """Nothing was heard of it for a while: do others reach it? It is lost where nobody does."""
-        if self._doubts.is_lost(device, silent_s, self._now_s):
-            self._lose(device, failures.silent(device, silent_s, self._doubts.seen_by(device)))
+        if self._suspicions.is_lost(device, silent_s, self._now_s):
+            self._lose(device, failures.silent(device, silent_s, self._suspicions.seen_by(device)))
             return
         heard = [
             name
             for name, peer in self._peers.items()
             if peer.session is not None and peer.pulse.silent_s(self._now_s) < DOUBT_S
         ]
-        for other, probe in self._doubts.ask(device, heard, self._now_s):
+        for other, probe in self._suspicions.ask(device, heard, self._now_s):
             self._send(other, probe)
 
     def _still(self, hung: list[Launched], device: str) -> list[str]:

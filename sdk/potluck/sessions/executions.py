@@ -29,7 +29,7 @@ class Executions:
         )
         self._launched[launch.ticket] = launched
         for device in launch.devices:
-            self._peers[device].permits.expect(launched.place, launch.expects.get(device, {}))
+            self._peers[device].expected.expect(launched.place, launch.expects.get(device, {}))
         return launched
 
     def end(self, launched: Launched) -> bool:
@@ -38,7 +38,7 @@ class Executions:
             return False
         for device in launched.launch.devices:
             if device in self._peers:
-                self._peers[device].permits.end(launched.place)
+                self._peers[device].expected.end(launched.place)
         return True
 
     def of(self, ticket: int) -> Launched | None:

@@ -29,7 +29,7 @@ class Suspicions:
     """The silent devices of a home."""
 
     def __init__(self) -> None:
-        self._doubts: dict[str, Suspicion] = {}
+        self._suspicions: dict[str, Suspicion] = {}
         self._n_asked = 0
 
     def ask(self, device: str, heard: Sequence[str], now_s: float) -> list[tuple[str, Probe]]:
@@ -44,34 +44,34 @@ class Suspicions:
         now_s
             The time.
         """
-        doubt = self._doubts.setdefault(device, Suspicion())
-        if now_s < doubt.asked_s + ASK_AGAIN_S:
+        suspicion = self._suspicions.setdefault(device, Suspicion())
+        if now_s < suspicion.asked_s + ASK_AGAIN_S:
             return []
-        doubt.asked_s = now_s
+        suspicion.asked_s = now_s
         probes = []
         for other in heard[:N_ASKED]:
             self._n_asked += 1
             task = f"reach-{self._n_asked}"
-            doubt.probes[task] = other
+            suspicion.probes[task] = other
             probes.append((other, Probe(task=task, peer=device, nbytes=1)))
         return probes
 
     def answered(self, other: str, answer: Probed, now_s: float) -> None:
         """A device has reached another; nothing where nobody has asked it to."""
-        doubt = self._doubts.get(answer.peer)
-        if doubt is not None and doubt.probes.get(answer.task) == other:
-            doubt.seen_by, doubt.seen_s = other, now_s
+        suspicion = self._suspicions.get(answer.peer)
+        if suspicion is not None and suspicion.probes.get(answer.task) == other:
+            suspicion.seen_by, suspicion.seen_s = other, now_s
 
     def end(self, device: str) -> None:
         """It was heard, or given up."""
-        self._doubts.pop(device, None)
+        self._suspicions.pop(device, None)
 
     def is_lost(self, device: str, silent_s: float, now_s: float) -> bool:
         """Whether nobody has reached it for too long, or this notebook has not for much longer."""
-        doubt = self._doubts.get(device, Suspicion())
-        seen_s = min(silent_s, now_s - doubt.seen_s)
+        suspicion = self._suspicions.get(device, Suspicion())
+        seen_s = min(silent_s, now_s - suspicion.seen_s)
         return seen_s > PULSE_LOST_S or silent_s > UNREACHED_S
 
     def seen_by(self, device: str) -> str:
         """Who has reached it since it is silent; empty where nobody has."""
-        return self._doubts.get(device, Suspicion()).seen_by
+        return self._suspicions.get(device, Suspicion()).seen_by

@@ -51,7 +51,7 @@ class Peer:
     key: str
     join_ticket: int
     deadline_s: float
-    permits: ExpectedValues
+    expected: ExpectedValues
     traffic: Traffic
     pulse: Heartbeat
     session: Session | None = None
