@@ -10,6 +10,8 @@ import potluck
 from potluck.errors import PlanError
 from potluck.planning.tensor_parallel import plan_of
 from potluck.records import Plan, Stage
+from potluck.testing.faults import memory_of
+from potluck.testing.memory import memory_home
 
 TOLERANCE = 2e-5  # sums in another order, in float32
 
@@ -234,3 +236,38 @@ def test_processes_of_their_own_train_as_one_machine(process_home):
     assert list(history.losses) == pytest.approx(losses, abs=TOLERANCE)
     assert is_near(run.state_dict(), weights)
     run.close()
+
+
+@pytest.mark.parametrize("how", ["divided", "rounded"])
+def test_a_lost_device_is_recovered_from(how):
+    net, model, x, y = made()
+    with memory_home(3) as home:
+        first, lost, _ = home.devices
+        if how == "divided":
+            model = model.divided((1, 1))
+            plan = by_lanes(model, (first, lost), 4, training=True)
+        else:
+            model = model.rounded("bfloat16")
+            bounds = (0, 2), (2, len(model.layers(True)))
+            stages = tuple(
+                Stage(start=a, stop=b, devices=(name,), shares=(4,), warm_up=1)
+                for (a, b), name in zip(bounds, (first, lost), strict=True)
+            )
+            plan = Plan(planner="by hand", model=model.name, stages=stages, micro_batch=4)
+        undisturbed = home.deploy(plan, model, optimizer=potluck.SGD(lr=0.05)).wait()
+        expected = undisturbed.fit([(x, y)] * 6, adapt=False).wait().losses
+        weights = undisturbed.state_dict()
+        undisturbed.close()
+
+        def strike(step, loss):
+            if step == 3:
+                memory_of(home).kill(lost)
+
+        run = home.deploy(plan, model, optimizer=potluck.SGD(lr=0.05)).wait()
+        history = run.fit([(x, y)] * 6, on_step=strike, adapt=False).wait()
+        assert len(history.recoveries) == 1
+        assert lost not in run.plan.devices
+        assert history.losses == pytest.approx(expected, abs=TOLERANCE)
+        assert is_near(run.state_dict(), weights)
+        if how == "divided":
+            assert is_near(weights, steps(net, x, y, 6)[1])
