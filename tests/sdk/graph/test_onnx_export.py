@@ -18,6 +18,8 @@ from potluck_agent.worker.loading import Loader
 
 from .families import FAMILIES, family
 from .models import CASES
+from .small_modules import LINES, Net
+from .test_small_modules import REFUSED
 
 WITH_TORCH = Loader({"torch": "", "onnxruntime": ""}, torch_arrays)
 WITHOUT = Loader({"onnxruntime": ""}, numpy_arrays)
@@ -95,6 +97,97 @@ def test_what_onnx_does_not_have_is_named(net, words):
     model = Model.from_torch(net, torch.randn(2, 3))
     with pytest.raises(ModelError, match=words):
         model.document(0, 1, kind="onnx")
+
+
+def pieces_of(net, x):
+    """Its layers as one piece of ONNX, and what that gives."""
+    model = Model.from_torch(net, x[:2])
+    return through(model, (0, len(model.layers())), ["onnx"], x)[0]
+
+
+def numbers(shape=(5, 8)):
+    """Of both signs, whole ones among them."""
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(3)) * 3
+    return torch.cat([x, x.round()])
+
+
+@pytest.mark.few(8)
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", [name for name in LINES if name not in REFUSED])
+def test_a_line_as_onnx_gives_what_torch_gives_or_is_refused(name):
+    torch.manual_seed(0)
+    net, x = Net(name).eval(), numbers()
+    try:
+        found = pieces_of(net, x)
+    except ModelError:
+        return
+    np.testing.assert_allclose(found, net(x).detach(), rtol=1e-3, atol=1e-3)
+
+
+class Line(torch.nn.Module):
+    def __init__(self, line):
+        super().__init__()
+        self.line = line
+
+    def forward(self, x):
+        return self.line(x)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        lambda x: torch.floor_divide(x, 0.3),
+        lambda x: torch.div(x, -0.3, rounding_mode="floor"),
+        lambda x: x // (x.abs() + 1.0),
+        lambda x: x // x.round(),
+        lambda x: torch.remainder(x, -0.3),
+        lambda x: x % x.roll(1, 1),
+        lambda x: ((x * 5).long() % -3).float(),
+        lambda x: ((x * 5).long() // 3).float(),
+        lambda x: ((x * 5).int() // torch.tensor(-3, dtype=torch.int32)).float(),
+    ],
+)
+def test_a_quotient_is_rounded_down_below_zero_too(line):
+    net, x = Line(line), numbers()
+    torch.testing.assert_close(pieces_of(net, x), net(x), rtol=0, atol=1e-6, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("line", "operator"),
+    [
+        (lambda x: ((x * 50).long() >> 2).float(), "__rshift__"),
+        (lambda x: torch.nn.functional.softplus(x, beta=3.0, threshold=2.0), "softplus"),
+    ],
+    ids=["shifted", "straight from a threshold on"],
+)
+def test_what_the_exporter_writes_otherwise_than_torch_computes_is_refused(line, operator):
+    with pytest.raises(ModelError, match=rf"something else than torch \(operators: .*{operator}"):
+        pieces_of(Line(line), numbers())
+
+
+def test_whatever_the_exporter_raises_is_a_refusal():
+    """It asserts that no head is shared by several queries."""
+
+    def grouped(x):
+        x = x.reshape(-1, 4, 2, 1)
+        return torch.nn.functional.scaled_dot_product_attention(
+            x, x[:, :2], x[:, :2], enable_gqa=True
+        ).flatten(1)
+
+    with pytest.raises(ModelError, match=r"torch cannot write a piece of it as ONNX: .*gqa"):
+        pieces_of(Line(grouped), numbers())
+
+
+def test_single_numbers_on_the_edge_are_no_other_answer():
+    """Values jump where rounding decides: what onnxruntime sums in another order may fall on the
+    other side.
+    """
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(
+        torch.nn.Conv1d(8, 64, 3, padding=1), Line(lambda x: (x * 1e4).round() / 1e4)
+    )
+    x = torch.randn(4, 8, 64)
+    np.testing.assert_allclose(pieces_of(net, x), net(x).detach(), atol=2e-4)
 
 
 def test_a_sequence_of_any_length_stays_with_torch():

@@ -17,6 +17,7 @@ import onnx
 import torch
 
 from potluck.errors import ModelError
+from potluck.graph.onnx.agreement import check_agreement
 from potluck.graph.onnx.ports import port
 from potluck_wire.graph import (
     BATCH,
@@ -106,6 +107,10 @@ def _call(op: str, args: list[Any], kwargs: dict[str, Any], *, sized: bool) -> A
     sizes only there.
     """
     _, name, overload = op.split(".")
+    down = name == "floor_divide" or (name == "div" and kwargs.get("rounding_mode") == "floor")
+    if down or name == "remainder":
+        quotient, rest = _rounded_down(*args)
+        return quotient if down else rest
     if not sized:
         return getattr(getattr(torch.ops.aten, name), overload)(*args, **kwargs)
     if name == "slice":
@@ -113,6 +118,19 @@ def _call(op: str, args: list[Any], kwargs: dict[str, Any], *, sized: bool) -> A
         return value[(*[slice(None)] * dim, slice(*bounds))]
     function = getattr(torch.Tensor, name, None) if isinstance(args[0], torch.Tensor) else None
     return (function or getattr(torch, name))(*args, **kwargs)
+
+
+def _rounded_down(a: Any, b: Any) -> tuple[Any, Any]:
+    """A quotient rounded down, and the rest. Of floats as torch makes them, of the exact rest: the
+    exporter rounds a quotient that was rounded before, and some towards zero.
+    """
+    if not isinstance(a, torch.Tensor) or not torch.result_type(a, b).is_floating_point:
+        return torch.div(a, b, rounding_mode="floor"), torch.remainder(a, b)
+    toward_zero = torch.fmod(a, b)
+    turned = (toward_zero != 0) & ((toward_zero < 0) != (torch.as_tensor(b) < 0))
+    rest = torch.where(turned, toward_zero + b, toward_zero)
+    exact = ((a - rest) / b).round()
+    return torch.where(torch.as_tensor(b) == 0, a / b, exact), rest
 
 
 def document(graph: Graph, tensors: Mapping[str, torch.Tensor]) -> bytes:
@@ -123,8 +141,8 @@ def document(graph: Graph, tensors: Mapping[str, torch.Tensor]) -> bytes:
     Raises
     ------
     ModelError
-        Where ONNX on devices does not have an operator or an element type, or a size beside the
-        batch changes.
+        Where ONNX on devices does not have an operator or an element type, or computes something
+        else; or a size beside the batch changes.
     """
     _check(graph)
     states = _states(graph)
@@ -143,6 +161,7 @@ def document(graph: Graph, tensors: Mapping[str, torch.Tensor]) -> bytes:
     first.graph.name = "segment"
     first.graph.input.extend(port(p.name, p.dtype, p.shape) for p in graph.inputs)
     first.graph.output.extend(port(p.name, p.dtype, p.shape) for p in graph.outputs)
+    check_agreement(first, graph, states, weights, _Piece(graph))
     first.graph.initializer.extend(
         onnx.TensorProto(
             name=item.name,
@@ -205,7 +224,7 @@ def _exported(graph: Graph, rows: int, weights: Sequence[torch.Tensor]) -> onnx.
                 output_names=[f"given{i}" for i in range(len(given))],
                 dynamic_axes=axes,
             )
-        except (torch.onnx.OnnxExporterError, RuntimeError, TypeError, ValueError) as error:
+        except Exception as error:  # it raises whatever it comes across
             raise ModelError(
                 f"torch cannot write a piece of it as ONNX: {str(error).strip()[:240]}"
             ) from error
