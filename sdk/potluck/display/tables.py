@@ -9,6 +9,7 @@ from statistics import median
 from typing import Any
 
 from potluck import units
+from potluck.display import stage_sizes
 from potluck.provenance import beside
 from potluck.records import Device, Inference, Layer, LayerCost, Network, Plan, Problem, Trace
 from potluck.simulate.cost import budget_bytes
@@ -242,11 +243,7 @@ def stages(plan: Plan, problem: Problem | None = None) -> Table:
             else ""
         )
         notes[0] += f", predicted {units.duration(plan.latency_s)}{pace}, {energy_of(plan)}"
-    notes += [
-        f"stage {index} takes {count} × {stage.rows} rows"
-        for index, (stage, count) in enumerate(zip(plan.stages, plan.counts, strict=True))
-        if stage.rows != plan.micro_batch
-    ]
+    notes += stage_sizes.notes(plan)
     notes += [f"schedule: {plan.schedule}"] if plan.schedule else []
     notes += [f"not used: {name} ({why})" for name, why in plan.unused.items()]
     notes += (*recomputation_notes(plan), *order_notes(plan.problem))
@@ -329,7 +326,7 @@ def plans(candidates: Sequence[Plan], best: Plan | None = None, most: int | None
             f"{'→ ' if plan == best else ''}{index}",
             _maker(plan),
             " | ".join(", ".join(stage.devices) for stage in plan.stages),
-            f"{plan.n_micro_batches} × {plan.micro_batch}",
+            stage_sizes.counted(plan),
             units.duration(plan.latency_s),
             energy_of(plan),
             units.size(max(plan.peak_bytes.values(), default=None)),

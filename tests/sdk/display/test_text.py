@@ -130,3 +130,14 @@ def test_draws_a_bar_in_eighths(frac, drawn):
 def test_a_table_with_a_row_of_wrong_length_cannot_exist():
     with pytest.raises(ValueError, match="2 cells, expected 1"):
         Table(title="t", columns=("a",), rows=(("1", "2"),))
+
+
+def test_stages_that_take_their_own_micro_batches_are_told():
+    first, second = example.PLAN.stages
+    own = replace(first, shares=(2,), warm_up=8, micro_batch=2)
+    plan = replace(example.PLAN, stages=(own, second))
+    assert "stage 0 takes 16 × 2 rows" in tables.stages(plan).notes
+    assert not any("takes" in note for note in tables.stages(example.PLAN).notes)
+    cells = [tables.plans([each]).rows[0] for each in (plan, example.PLAN)]
+    assert "16 × 2 | 4 × 8" in cells[0]
+    assert "4 × 8" in cells[1]
