@@ -181,6 +181,9 @@ def _signs():
     return _values().sub(0.5).sign()
 
 
+gaussian = nn.functional.gaussian_nll_loss
+
+
 def by_number(y, t):
     return -y.log_softmax(1)[torch.arange(y.shape[0]), t].mean()
 
@@ -207,6 +210,16 @@ MEANS = {
         lambda y, t: nn.PoissonNLLLoss(log_input=False)(y.exp(), t),
         (_values,),
     ),
+    "normal": (lambda y, t: gaussian(y[:, :2], t[:, :2], y[:, 2:].exp()), (_values,)),
+    "normal, narrow": (  # some below the least variance
+        lambda y, t: gaussian(y[:, :2], t[:, :2], y[:, 2:].square(), full=True, eps=0.05),
+        (_values,),
+    ),
+    "normal, one width of each row": (
+        lambda y, t: gaussian(y[:, :3], t[:, :3], y[:, 3].exp()),
+        (_values,),
+    ),
+    "normal, one width of all": (nn.GaussianNLLLoss(), (_values, lambda: 1 + _values()[:, :1])),
     "soft margin": (nn.SoftMarginLoss(), (_signs,)),
     "margins of classes": (
         nn.MultiMarginLoss(p=2, weight=torch.tensor([1.0, 2.0, 3.0, 4.0]).double()),

@@ -142,6 +142,24 @@ def _poisson(
     return _reduced(loss, reduction)
 
 
+def _gaussian(
+    x: torch.Tensor,
+    target: torch.Tensor,
+    var: torch.Tensor | float,
+    full: bool = False,
+    eps: float = 1e-6,
+    reduction: str = "mean",
+) -> torch.Tensor:
+    """Without torch's check that no variance is below zero, which reads values."""
+    wide = var if isinstance(var, torch.Tensor) else torch.full_like(x, var)
+    if wide.dim() == x.dim() - 1:
+        wide = wide.unsqueeze(-1)
+    # those below eps are raised to it and keep their gradient, as in torch
+    bounded = torch.where(wide < eps, wide - wide.detach() + eps, wide)
+    loss = 0.5 * (bounded.log() + (x - target) ** 2 / bounded)
+    return _reduced(loss + 0.5 * math.log(2 * math.pi) if full else loss, reduction)
+
+
 _LOSSES: dict[Any, Callable[..., torch.Tensor]] = {
     functional.cosine_similarity: _cosine_similarity,
     functional.pairwise_distance: _pairwise_distance,
@@ -152,4 +170,5 @@ _LOSSES: dict[Any, Callable[..., torch.Tensor]] = {
     functional.soft_margin_loss: _soft_margin,
     functional.multi_margin_loss: _multi_margin,
     functional.poisson_nll_loss: _poisson,
+    functional.gaussian_nll_loss: _gaussian,
 }
