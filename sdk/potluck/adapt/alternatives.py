@@ -54,3 +54,19 @@ def _with_its_sizes(problem: Problem, plan: Plan, found: Iterable[Plan]) -> Iter
         with suppress(PlanError):  # a device would get no row
             alike = with_sizes_of(plan, other, problem.layers)
             yield other if alike is other else judge(problem, alike)
+
+
+def still_wanted(wanted: Plan, before: Plan, after: Plan) -> Plan:
+    """What a run goes back to once all devices of it are there, after it went over to another plan
+    by the adapter: the new one; but what was wanted before, where it misses a device of that and
+    only changed what the others do.
+
+    Parameters
+    ----------
+    wanted
+        So far.
+    before, after
+        The plans that it left and took.
+    """
+    misses = not set(wanted.devices) <= set(before.devices)
+    return wanted if misses and set(after.devices) == set(before.devices) else after

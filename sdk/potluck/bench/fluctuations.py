@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from math import exp
 
 from potluck.adapt.adapter import PLAN, SWITCH, Adapter, StepsSeen, same_sums
-from potluck.adapt.alternatives import trained_alike
+from potluck.adapt.alternatives import still_wanted, trained_alike
 from potluck.adapt.conditions import DEVICE, MEDIUM, Conditions, Thing, under
 from potluck.adapt.switch_cost import SwitchCost
 from potluck.bench.small_homes import random_problem
@@ -354,7 +354,7 @@ class _AdapterWay:
         if decision.action == SWITCH and decision.plan is not None:
             cost_s = self._go_over(decision.plan, number)
             adapter.cost = adapter.cost.learned(decision.cost_s, cost_s)
-            self._wanted = decision.plan
+            self._wanted = still_wanted(self._wanted, plan, decision.plan)
 
     @property
     def _problem(self) -> Problem:

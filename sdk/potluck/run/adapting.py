@@ -22,7 +22,7 @@ from potluck.adapt.adapter import (
     Decision,
     StepsSeen,
 )
-from potluck.adapt.alternatives import trained_alike
+from potluck.adapt.alternatives import still_wanted, trained_alike
 from potluck.adapt.conditions import DEVICE, Thing, ratios, under
 from potluck.contention.transfer_order import one_at_a_time, with_ordered_transfers
 from potluck.errors import Infeasible, PotluckError
@@ -252,7 +252,9 @@ class Adapting:
         begun = len(engine.history.step_s)
         try:
             if decision.plan is not None:
+                wanted = engine.wanted
                 self._go_over(decision.plan, self._task)
+                engine.wanted = still_wanted(wanted, plan, decision.plan)
                 self._crossed = decision, begun, look.step_s
                 self._adapter.settle()
             else:

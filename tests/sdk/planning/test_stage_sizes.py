@@ -10,7 +10,7 @@ from tests.sdk.simulate.test_direct_simulation import random_plan, random_proble
 
 import potluck
 from potluck.adapt.adapter import same_sums
-from potluck.adapt.alternatives import trained_alike
+from potluck.adapt.alternatives import still_wanted, trained_alike
 from potluck.errors import PlanError, UserError
 from potluck.planning import judge, make_plans
 from potluck.planning.feasibility import breaches
@@ -217,3 +217,17 @@ def test_other_planners_choose_no_sizes():
     profile = potluck.estimate("traffic-monitor", "bert-base", max_layers=12)
     with pytest.raises(UserError, match="sizes of stages' own are not what 'gpipe' chooses"):
         potluck.plan(profile, potluck.Training(batch=8), planner="gpipe", stage_sizes=True)
+
+
+def test_a_device_that_is_missing_is_still_wanted_when_the_others_take_other_sizes():
+    both = plan_of(8)
+    alone, sized = (
+        replace(
+            both, stages=(Stage(start=0, stop=2, devices=("a",), shares=(n,), micro_batch=own),)
+        )
+        for n, own in ((8, None), (4, 4))
+    )
+    assert still_wanted(both, alone, sized) is both
+    assert still_wanted(both, both, alone) is alone
+    assert still_wanted(alone, alone, sized) is sized
+    assert still_wanted(both, alone, both) is both
