@@ -217,3 +217,44 @@ def test_a_table_sets_the_longest_sequence_in_training_too():
 def test_what_takes_one_length_or_some_is_told_by_them(kind, says):
     with pytest.raises(ModelError, match=says):
         Model.from_torch(Positions(kind, 6), torch.randint(0, 20, (2, 6)), sequence_dims=(1,))
+
+
+class Packed(torch.nn.Module):
+    def __init__(self, make, as_data):
+        super().__init__()
+        self.layer, self.as_data = make(4, 3, batch_first=True), as_data
+
+    def forward(self, x, lengths):
+        if self.as_data:
+            packed = torch.nn.utils.rnn.pack_padded_sequence(
+                x, lengths, batch_first=True, enforce_sorted=False
+            )
+            return self.layer(packed)[0].data.sum() + x
+        states = self.layer(x)[0]
+        return states[torch.arange(x.shape[0]), lengths - 1]
+
+
+@pytest.mark.parametrize("make", [torch.nn.LSTM, torch.nn.GRU, torch.nn.RNN])
+def test_packed_sequences_are_told_what_to_do_and_that_does(make):
+    x = torch.randn(4, 5, 4)
+    lengths = torch.tensor([5, 3, 2, 2])
+    with pytest.raises(ModelError, match=r"packed sequences .*arange\(x\.shape\[0\]\), lengths"):
+        Model.from_torch(Packed(make, as_data=True), (x, lengths))
+    net = Packed(make, as_data=False)
+    assert Model.from_torch(net, (x, lengths)).check_inputs(x, lengths) == 4
+    packed = torch.nn.utils.rnn.pack_padded_sequence(
+        x, lengths, batch_first=True, enforce_sorted=False
+    )
+    last = net.layer(packed)[1]
+    last = last[0] if isinstance(last, tuple) else last
+    assert torch.allclose(net(x, lengths), last[-1], atol=1e-6)
+
+
+def test_a_change_that_cannot_be_followed_is_named():
+    class Bounded(torch.nn.Linear):
+        def forward(self, x):
+            self.weight.data.clamp_(-0.1, 0.1)
+            return super().forward(x)
+
+    with pytest.raises(ModelError, match=r"weight\.data\.clamp_.*parametrize"):
+        Model.from_torch(Bounded(4, 3), torch.randn(3, 4))

@@ -156,6 +156,18 @@ def _in_words(error: Exception, again: Callable[[], object]) -> ModelError:
         )
     if stranger := re.search(r"Found <class '([^']+)'> in output", text):
         return _strange_output(stranger[1])
+    if "zeros()" in text and any(frame.filename.endswith("nn/modules/rnn.py") for frame in frames):
+        return ModelError(
+            f"it cannot be exported{where}: packed sequences have sizes of the data.",
+            next_step="Give the layer padded ones. The last step of each is "
+            "states[torch.arange(x.shape[0]), lengths - 1]; a mask leaves out the padding.",
+        )
+    if "fake tensor in the exported program" in text:
+        return ModelError(
+            f"it cannot be exported{where}: it changes a tensor where that cannot be followed, as "
+            "weight.data.clamp_() does.",
+            next_step="Use the form that returns a new tensor, or torch.nn.utils.parametrize.",
+        )
     return ModelError(
         f"it cannot be exported{where}: {type(error).__name__}: {first_line(text)}", next_step=TRY
     )
