@@ -21,6 +21,7 @@ from potluck.planning.building_blocks import candidates
 from potluck.planning.building_blocks.device_classes import ordered
 from potluck.planning.plans import is_thrifty
 from potluck.planning.scenario import only
+from potluck.planning.search.best_first import least_busy
 from potluck.planning.search.branch_placement import Places
 from potluck.planning.search.candidate_pool import CandidatePool
 from potluck.planning.search.local_search import deeper, fits, neighbours, reordered, reshared
@@ -28,7 +29,14 @@ from potluck.planning.search.micro_batch_sizes import promising, usual
 from potluck.planning.search.plan_floor import least_s
 from potluck.planning.search.stage_merging import joined
 from potluck.planning.search.subset_dp import ParetoLabel, SubsetSearch
-from potluck.planning.search.tight_memory import MAX_SHARES, parted, spread, squeeze
+from potluck.planning.search.tight_memory import (
+    MAX_SHARES,
+    cut_alone,
+    parted,
+    score_flat_too,
+    spread,
+    squeeze,
+)
 from potluck.planning.search.work_budget import WorkBudget, fewer, given_s, is_many
 from potluck.records import Plan, Problem
 from potluck.simulate import cost, direct_simulation
@@ -174,6 +182,7 @@ def _steps(pool: CandidatePool, first: Sequence[Plan], *, borrow: bool = True) -
     places, sizes = Places(pool.table), usual(pool.problem, closely=is_small(pool.table))
     added = promising(pool.table, sizes)
     yield from spread(pool, sizes)
+    yield from cut_alone(pool, sizes)
     sizes += added
     yield from passes(pool, sizes, EFFORTS[:1])
     if pool.problem.branches:  # what a pass finds is far off where branches can be at work at once
@@ -187,6 +196,8 @@ def _steps(pool: CandidatePool, first: Sequence[Plan], *, borrow: bool = True) -
     yield from passes(pool, sizes, LARGER if is_many(pool.problem) else EFFORTS[1:])
     if not is_many(pool.problem):
         yield from _closely(pool, sizes)
+        if is_small(pool.table) and not is_thrifty(pool.problem):
+            yield from least_busy(pool, places, sizes)
     if not is_many(pool.problem) and (not pool.problem.branches or is_small(pool.table)):
         yield from _return(pool, places, sizes)
     if pool.problem.branches and (len(pool.problem.layers) <= COARSE or pool.max_work == inf):
@@ -513,7 +524,7 @@ def improve(
                 if pool.knows(other) or least_s(pool.table, other) >= reached:
                     continue
                 tries += 1
-                ours = replace(other, planner="potluck")  # whoever made the first
+                ours = score_flat_too(pool, replace(other, planner="potluck"))  # whoever made it
                 if pool.score(ours) < reached * (1 - 1e-4):
                     better = ours
                     break

@@ -22,6 +22,7 @@ from potluck.planning.search.branch_placement import Places
 from potluck.planning.search.candidate_pool import MAX_WORK, CandidatePool
 from potluck.planning.search.least_excess import within_memory
 from potluck.planning.search.stage_merging import joined
+from potluck.planning.search.tight_memory import alone
 from potluck.planning.search.work_budget import WorkBudget, fewer, given_s, is_many
 from potluck.records import Plan, Problem, Training
 from potluck.simulate import cost, direct_simulation, flows, footprint
@@ -254,6 +255,8 @@ class SearchPass:
         problem, table = self.problem, self.table
         if self.is_late(0.0) or not is_small(table):
             return []
+        single = alone(problem, min(candidates.micro_batches(problem)))
+        judged = [*judged, *(judge(problem, plan, self.table, self.simulator) for plan in single)]
         nearest = sorted((_excess_frac(problem, plan), i) for i, plan in enumerate(judged))
         starts = [judged[i] for excess, i in nearest[:N_NEAREST] if excess <= NEAR_FRAC]
         table = table.of(_may_recompute(problem, table))
@@ -391,11 +394,11 @@ def _looked(best: Sequence[Plan]) -> int:
 
 
 def _excess_frac(problem: Problem, plan: Plan) -> float:
-    """By which parts of what they may use devices need more memory, added up; infinite where that
-    is not all that keeps the plan from being carried out.
+    """By which parts of what they may use devices need more memory or joules, added up; infinite
+    where that is not all that keeps the plan from being carried out.
     """
     broken = feasibility.breaches(problem, plan)
-    if any(breach.limit != "memory" for breach in broken):
+    if any(breach.limit in ("rows", "latency") or not breach.available for breach in broken):
         return inf
     return sum(breach.needed / breach.available - 1 for breach in broken)
 

@@ -3,10 +3,10 @@
 import random
 import re
 from dataclasses import replace
-from itertools import pairwise
+from itertools import combinations, pairwise
 
 import pytest
-from tests.sdk.planning.homes import WORKLOADS, later, random_home
+from tests.sdk.planning.homes import WORKLOADS, later, random_branches, random_home
 
 import potluck
 from potluck.errors import Infeasible
@@ -15,6 +15,7 @@ from potluck.planning.evaluate import judge
 from potluck.planning.feasibility import breaches
 from potluck.planning.registry import BASELINES, ask
 from potluck.records import Inference, Plan, QoE, Stage, Training
+from potluck.simulate.direct_simulation import Direct
 
 ADVISED = re.compile(r"([\d.e+-]+) (s|J)(?: on (\w+)| in all)?[, ]")
 
@@ -132,5 +133,56 @@ def test_a_plan_within_its_joules_that_just_fits_is_kept_though_faster_ones_are_
         home,
         devices=tuple(replace(d, memory_bytes=(whole + apart) // 2) for d in home.devices),
         qoe=QoE(device_energy_j={d.name: 1e-9 for d in home.devices[:-1]}),
+    )
+    assert make_plans(home).best.devices == (name,)
+
+
+@pytest.mark.parametrize("seed", [0, *later(range(1, 8))])
+@pytest.mark.parametrize("kind", ["chain", "frozen", "branches"])
+def test_a_device_alone_is_cut_anywhere_where_the_others_may_not_compute(kind, seed):
+    """Its memory is just what the model takes in two stages or three, less than in one."""
+    rng, workload = random.Random(f"cut {kind} {seed}"), Training(batch=4)
+    make = random_branches if kind == "branches" else random_home
+    home = make(seed, workload, devices=2)
+    n_layers, still = len(home.layers), kind == "frozen" and rng.randint(1, len(home.layers) - 1)
+    layers = tuple(
+        replace(
+            layer,
+            parameter_bytes=size,
+            frozen_bytes=size if i < still else 0,
+            gradient_bytes=0 if i < still - 1 else layer.gradient_bytes,
+            activation_bytes=rng.choice([300, 3000, 30_000]),
+        )
+        for i, layer in enumerate(home.layers)
+        for size in (rng.choice([400, 4000, 40_000]),)
+    )
+    home, name = replace(home, layers=layers), home.devices[-1].name
+    simulator = Direct(home)
+
+    def peak_bytes(ends, size):
+        stages = tuple(
+            Stage(start=start, stop=stop, devices=(name,), shares=(size,))
+            for start, stop in pairwise((0, *ends, n_layers))
+        )
+        plan = Plan(
+            planner="p",
+            model=home.model,
+            stages=stages,
+            micro_batch=size,
+            n_micro_batches=4 // size,
+        )
+        return simulator.run(plan).peak_bytes()[name]
+
+    whole = min(peak_bytes((), size) for size in (1, 2, 4))
+    apart = min(
+        peak_bytes(ends, size)
+        for size in (1, 2, 4)
+        for n in (1, 2)
+        for ends in combinations(range(1, n_layers), n)
+    )
+    home = replace(
+        home,
+        devices=tuple(replace(d, memory_bytes=min(whole, apart)) for d in home.devices),
+        qoe=QoE(device_energy_j={d.name: 1e-9 for d in home.devices if d.name != name}),
     )
     assert make_plans(home).best.devices == (name,)

@@ -2,6 +2,7 @@
 is slower.
 """
 
+import random
 from dataclasses import replace
 from itertools import pairwise
 
@@ -9,9 +10,15 @@ import pytest
 
 from potluck.planning import make_plans
 from potluck.planning.evaluate import judge
-from potluck.records import Inference
+from potluck.planning.search.branch_placement import Places
+from potluck.planning.search.candidate_pool import CandidatePool
+from potluck.planning.search.local_search import terminates
+from potluck.planning.search.stage_merging import joined
+from potluck.records import Inference, Plan, Stage, Training
+from potluck.simulate.cost import CostTable
+from potluck.simulate.direct_simulation import Direct
 
-from .homes import WORKLOADS, later, random_home
+from .homes import WORKLOADS, later, random_branches, random_home
 
 ROUNDING = 1 + 1e-9
 
@@ -37,3 +44,21 @@ def test_a_stream_has_no_more_requests_under_way_for_a_cut_on_one_device():
     twice = judge(problem, replace(alone, stages=cut))
     assert twice.latency_s == pytest.approx(alone.latency_s)
     assert twice.energy_j == pytest.approx(alone.energy_j)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_no_stage_is_made_so_deep_that_others_wait_for_ever(seed):
+    rng = random.Random(seed)
+    home = random_branches(seed, Training(batch=8, micro_batch=2), devices=2)
+    pool = CandidatePool(home, table := CostTable(home), Direct(home, table))
+    names = [device.name for device in home.devices]
+    for _ in range(40):
+        stages = tuple(
+            Stage(start=i, stop=i + 1, devices=(name,), shares=(2,), warm_up=depth)
+            for i in range(len(home.layers))
+            for name, depth in [(rng.choice(names), rng.randint(1, 3))]
+        )
+        plan = Plan(planner="p", model=home.model, stages=stages, micro_batch=2, n_micro_batches=4)
+        if terminates(home, plan, stages):
+            score = pool.score(plan)
+            assert pool.score(joined(pool, Places(table), plan)) <= score * (1 + 1e-9)

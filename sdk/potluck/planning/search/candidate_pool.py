@@ -23,6 +23,7 @@ HOPELESS = 1.5  # a plan that takes this many times the best is not looked at
 PACE_ERROR = 1.25  # by which the first look at the pace of a stream may be wrong
 SMALL_J = 1e-9  # a limit of nothing
 LATE_J = 1e12  # the latency asked for is a limit: a plan on time comes before any that is late
+HOLDS = 1e6  # a score beyond is that of a plan that is late, or exceeds its joules
 
 
 @dataclass(slots=True)
@@ -60,6 +61,13 @@ class CandidatePool:
     def knows(self, plan: Plan) -> bool:
         """Whether `plan` was simulated already, or one like it."""
         return shape(plan, self.peers) in self.known
+
+    @property
+    def holds(self) -> bool:
+        """Whether some plan keeps to memory, and to seconds and joules as far as they are looked
+        at.
+        """
+        return self.best < HOLDS
 
     def is_over(self) -> bool:
         """Whether time is up and there is a plan; in a home of many devices, where counted work
@@ -124,7 +132,7 @@ class CandidatePool:
             return inf, outcome.latency_s
         latency_s, qoe = outcome.latency_s, self.problem.qoe
         joules = outcome.device_energy_j() if is_thrifty(self.problem) or self.keeps_joules else {}
-        excess = LATE_J * _excess(qoe, joules) if self.keeps_joules else 0.0
+        excess = LATE_J * excess_joules(qoe, joules) if self.keeps_joules else 0.0
         if not is_thrifty(self.problem):
             return latency_s + excess, latency_s
         lateness = latency_s / (qoe.latency_s or inf)
@@ -149,8 +157,16 @@ class CandidatePool:
         return [plan for _, plan in sorted(self.scores.values(), key=rank)]
 
 
-def _excess(qoe: QoE, joules: Mapping[str, float]) -> float:
-    """By which parts of themselves limits on energy are exceeded, added up."""
+def excess_joules(qoe: QoE, joules: Mapping[str, float]) -> float:
+    """By which parts of themselves limits on energy are exceeded, added up.
+
+    Parameters
+    ----------
+    qoe
+        The limits.
+    joules
+        Of each device.
+    """
     limits = [(joules.get(name, 0.0), limit) for name, limit in qoe.device_energy_j.items()]
     if qoe.energy_j is not None:
         limits.append((sum(joules.values()), qoe.energy_j))

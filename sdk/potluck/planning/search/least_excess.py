@@ -1,5 +1,5 @@
-"""Where no plan is found that memory holds: from those that exceed it least step by step to one
-that does, as simulated.
+"""Where no plan is found that memory, and joules where they are limited, hold: from those that
+exceed them least step by step to one that does not, as simulated.
 
 Closed forms of memory take links to be as slow as they may be, and a search keeps or computes again
 all activations. So what just fits may need some stages that compute again, and some that do not,
@@ -12,7 +12,7 @@ from itertools import chain
 
 from potluck.planning.building_blocks import candidates
 from potluck.planning.search.branch_placement import Places
-from potluck.planning.search.candidate_pool import CandidatePool
+from potluck.planning.search.candidate_pool import CandidatePool, excess_joules
 from potluck.planning.search.local_search import near
 from potluck.records import Plan
 
@@ -20,14 +20,15 @@ LEAST_STEP = 1e-3  # a part of the excess, by which a step betters it at the lea
 
 
 def within_memory(pool: CandidatePool, starts: Sequence[Plan], max_tries: int) -> Plan | None:
-    """A plan that memory holds as simulated; None where none is found by so many simulations.
+    """A plan within memory and joules as simulated; None where none is found by so many
+    simulations.
 
     Parameters
     ----------
     pool
         Its table's memory is no limit; its budgets are what there is.
     starts
-        That exceed memory, the nearest first.
+        That exceed limits, the nearest first.
     max_tries
         Simulations from each of them.
     """
@@ -52,9 +53,12 @@ def within_memory(pool: CandidatePool, starts: Sequence[Plan], max_tries: int) -
 
 
 def _excess(pool: CandidatePool, plan: Plan) -> float:
-    """By which parts of what they may use devices need more, added up."""
-    peaks = pool.simulate(plan).peak_bytes().items()
-    return sum(max(0.0, nbytes / pool.budgets[name] - 1) for name, nbytes in peaks)
+    """By which parts of what they may use devices need more, of memory and joules, added up."""
+    outcome, qoe = pool.simulate(plan), pool.problem.qoe
+    peaks = outcome.peak_bytes().items()
+    excess = sum(max(0.0, nbytes / pool.budgets[name] - 1) for name, nbytes in peaks)
+    limited = qoe.energy_j is not None or bool(qoe.device_energy_j)
+    return excess + (excess_joules(qoe, outcome.device_energy_j()) if limited else 0.0)
 
 
 def _flat(pool: CandidatePool, places: Places, plan: Plan) -> Iterator[Plan]:

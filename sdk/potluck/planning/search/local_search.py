@@ -50,7 +50,7 @@ def _fitting(
     seen, limits = {plan.stages}, _limits(table, plan)
     for other in changed:
         stages = _keeping_less(table, plan, other, limits) if table.recomputes else other
-        if stages in seen or not _ends(table.problem, plan, stages):
+        if stages in seen or not terminates(table.problem, plan, stages):
             continue
         if fits(table, plan, stages, limits=limits):
             seen.add(stages)
@@ -190,9 +190,18 @@ def fits(
     return all(nbytes <= limits[name] * part for name, nbytes in needed.items())
 
 
-def _ends(problem: Problem, plan: Plan, stages: Sequence[Stage]) -> bool:
+def terminates(problem: Problem, plan: Plan, stages: Sequence[Stage]) -> bool:
     """Whether no stage waits for ever for a gradient: none is less deep than one that takes from
     it.
+
+    Parameters
+    ----------
+    problem
+        What is planned.
+    plan
+        Says whether it is for training.
+    stages
+        Those in question.
     """
     before = flows.before(flows.output_groups(problem, stages)) if plan.training else ()
     return all(

@@ -8,7 +8,7 @@ from itertools import chain, pairwise
 
 from potluck.planning.search.branch_placement import Places
 from potluck.planning.search.candidate_pool import CandidatePool
-from potluck.planning.search.local_search import fits
+from potluck.planning.search.local_search import fits, terminates
 from potluck.records import Plan
 
 ROUNDING = 1 + 1e-9
@@ -41,5 +41,5 @@ def _without_cuts(pool: CandidatePool, places: Places, plan: Plan) -> Iterator[P
         if like == right and left.stop not in places.ends:
             whole = replace(left, stop=right.stop)
             stages = (*plan.stages[:p], whole, *plan.stages[p + 2 :])
-            if fits(pool.table, plan, stages):
+            if fits(pool.table, plan, stages) and terminates(pool.problem, plan, stages):
                 yield replace(plan, stages=stages)

@@ -4,7 +4,8 @@ hold only as simulated. Then the simulated peaks say which rows have to move.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import islice
+from itertools import chain, islice, pairwise
+from math import inf
 
 from potluck.planning.building_blocks import candidates
 from potluck.planning.building_blocks.row_allocation import proportion
@@ -14,6 +15,7 @@ from potluck.records import Plan, Problem, Stage, Training
 from potluck.simulate import flows
 
 MAX_SHARES = 40  # of rows of one plan
+MAX_PLACES = 10  # where a device alone may cut its layers
 
 
 def spread(pool: CandidatePool, sizes: Sequence[int]) -> Iterator[None]:
@@ -51,6 +53,50 @@ def spread(pool: CandidatePool, sizes: Sequence[int]) -> Iterator[None]:
             yield
 
 
+def alone(problem: Problem, size: int) -> Iterator[Plan]:
+    """Each device alone in two stages, cut anywhere, and in as many as there are layers: less may
+    be there at once than of one stage.
+
+    Parameters
+    ----------
+    problem
+        What is planned.
+    size
+        Rows of a micro-batch.
+    """
+    places = candidates.cuts(problem, MAX_PLACES)
+    for device in problem.devices:
+        for ends in (*((0, cut, places[-1]) for cut in places[1:-1]), places):
+            stages = tuple(
+                Stage(start=start, stop=stop, devices=(device.name,), shares=(size,))
+                for start, stop in pairwise(ends)
+            )
+            yield Plan(
+                planner="potluck",
+                model=problem.model,
+                stages=stages,
+                micro_batch=size,
+                n_micro_batches=problem.workload.batch // size,
+                training=isinstance(problem.workload, Training),
+            )
+
+
+def cut_alone(pool: CandidatePool, sizes: Sequence[int]) -> Iterator[None]:
+    """Each device alone in several stages, as long as nothing else holds.
+
+    Parameters
+    ----------
+    pool
+        Where plans are simulated and kept.
+    sizes
+        Rows of a micro-batch, all that are tried.
+    """
+    plans = chain(*(alone(pool.problem, size) for size in sizes))
+    while not pool.holds and (plan := next(plans, None)) is not None:
+        pool.score(plan)
+        yield
+
+
 def squeeze(pool: CandidatePool, plan: Plan) -> Iterator[None]:
     """A plan that memory does not hold with fewer micro-batches under way, other rows, and other
     cuts, where the search takes memory to be more than it is.
@@ -70,6 +116,23 @@ def squeeze(pool: CandidatePool, plan: Plan) -> Iterator[None]:
             for one in (other, _keeping(other)):
                 pool.score(one)
             yield
+
+
+def score_flat_too(pool: CandidatePool, plan: Plan) -> Plan:
+    """The plan, simulated; or where memory does not hold it, and the search takes memory to be more
+    than it is, the same with one micro-batch after the other.
+
+    Parameters
+    ----------
+    pool
+        Where plans are simulated and kept.
+    plan
+        To be simulated.
+    """
+    if pool.score(plan) < inf or not plan.training or pool.budgets is pool.table.budgets:
+        return plan
+    flat = replace(plan, stages=tuple(replace(stage, warm_up=1) for stage in plan.stages))
+    return flat if pool.score(flat) < inf else plan
 
 
 def parted(problem: Problem, plan: Plan) -> Iterator[Plan]:
