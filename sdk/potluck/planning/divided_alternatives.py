@@ -50,20 +50,20 @@ def beside(whole: Callable[[], Plans], divided: Problem) -> Plans:
     if not by_lanes:
         return replace(plans, remarks=(_none(divided),))
     every = sorted([*plans, *by_lanes], key=lambda plan: preference(plan, divided))
-    return Plans(tuple(every), remarks=(_compared(plans.best, by_lanes[0]),))
+    return Plans(tuple(every), remarks=(_compared(divided, plans.best, by_lanes[0]),))
 
 
 def _none(divided: Problem) -> str:
-    n, there = n_lanes(divided.layers), len(divided.devices)
-    why = f"there are {there}" if n > there else "none of its plans holds the limits"
-    return f"divided by tensor it needs {n} devices, and {why}"
+    alone = len(divided.devices) == 1
+    why = "there is one" if alone else "none of its plans holds the limits"
+    return f"divided by tensor it needs several devices, and {why}"
 
 
-def _compared(best: Plan, lanes: Plan) -> str:
+def _compared(divided: Problem, best: Plan, lanes: Plan) -> str:
     """What the fastest division takes, and how much of it is waiting for the others."""
     parts = explain(lanes, improvements=False).parts
     waiting = max(1 - part.compute_frac for part in parts)
-    exchanges = len(lanes.stages) // len(lanes.devices)
+    exchanges = len(lanes.stages) // n_lanes(divided.layers)
     alone_s, its_s = best.latency_s or 0.0, lanes.latency_s or 0.0
     return (
         f"divided by tensor over {', '.join(lanes.devices)} it takes {duration(its_s)} against "

@@ -1,18 +1,18 @@
-"""Plans of a model that is divided by tensor: every lane on a device of its own, in any order of
-the devices.
+"""Plans of a model that is divided by tensor: its lanes on devices of their own, in any order of
+the devices, or several of them on one, as a fast device may take more than another.
 
 Its layers say which lane they are of. A stage is one layer, so that a device sends its summand the
 moment it is there; what a step costs, exchanges included, is the judge's as for any other plan.
 """
 
 from collections.abc import Iterator, Sequence
-from itertools import islice, permutations
+from itertools import chain, islice, permutations, product
 
 from potluck.planning.building_blocks import candidates
 from potluck.records import Layer, Plan, Problem, Stage, Training
 from potluck.simulate import cost
 
-MAX_ORDERS = 120  # of devices: all of five
+MAX_ORDERS = 120  # of devices: all of five; and as many ways to give one several lanes
 MAX_SIZES = 4  # of micro-batches
 
 
@@ -27,8 +27,9 @@ def n_lanes(layers: Sequence[Layer]) -> int:
 
 
 def plan_lanes(problem: Problem, table: cost.CostTable | None = None) -> Iterator[Plan]:
-    """For every order of the devices, the sizes of micro-batches, with one or two under way; none
-    where the model is not divided, or among more devices than there are.
+    """For every order of the devices, and with several lanes on some of them, the sizes of
+    micro-batches, with one or two under way; none where the model is not divided, or there is one
+    device alone.
 
     Parameters
     ----------
@@ -38,13 +39,15 @@ def plan_lanes(problem: Problem, table: cost.CostTable | None = None) -> Iterato
         Of this problem.
     """
     n = n_lanes(problem.layers)
-    if not has_lanes(problem) or n > len(problem.devices):
+    if not has_lanes(problem):
         return
     table = table or cost.CostTable(problem)
     training = isinstance(problem.workload, Training)
     stop = len(problem.layers)
     names = sorted((d.name for d in problem.devices), key=lambda d: table.forward_s(d, 0, stop, 1))
-    for devices in islice(permutations(names, n), MAX_ORDERS):
+    several = (chosen for chosen in product(names, repeat=n) if 1 < len({*chosen}) < n)
+    orders = islice(permutations(names, n), MAX_ORDERS)
+    for devices in chain(orders, islice(several, MAX_ORDERS)):
         for rows in candidates.micro_batches(problem)[:MAX_SIZES]:
             n_micro_batches = problem.workload.batch // rows
             for depth in {1, min(2, n_micro_batches)} if training else {1}:

@@ -1,14 +1,16 @@
 """Plans of models that are divided by tensor: where links are fast, and why not elsewhere."""
 
+import random
 from dataclasses import replace
 from functools import partial
+from itertools import product
 
 import pytest
 
 from potluck.errors import Infeasible, UserError
 from potluck.planning import make_plans
 from potluck.planning.divided_alternatives import beside
-from potluck.planning.tensor_parallel import plan_lanes
+from potluck.planning.tensor_parallel import plan_lanes, plan_of
 from potluck.records import (
     Device,
     Edge,
@@ -21,6 +23,7 @@ from potluck.records import (
     Problem,
     Training,
 )
+from potluck.simulate.direct_simulation import Direct
 
 LAYER_S = 0.01
 N_PHASES = 4
@@ -103,9 +106,47 @@ def test_every_order_of_devices_is_tried():
     assert len({plan.devices for plan in plan_lanes(slow)}) == 6
 
 
-def test_more_lanes_than_devices_are_planned_for_one_alone():
-    assert [*plan_lanes(problem(FAST, n_lanes=4))] == []
-    assert make_plans(problem(FAST, n_lanes=4)).best.planner == "single"
+def test_more_lanes_than_devices_are_several_on_each():
+    found = make_plans(problem(FAST, n_lanes=4)).best
+    assert found.planner == "tensor"
+    assert found.latency_s == pytest.approx((2 * N_PHASES + 1) * LAYER_S, rel=0.01)
+    assert [*plan_lanes(problem(FAST, n_lanes=4, n_devices=1))] == []
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_no_way_to_give_devices_lanes_is_faster(seed):
+    rng = random.Random(seed)
+    rate, workload = rng.choice([FAST, 1e6]), rng.choice([Inference(), Training(batch=4)])
+    home = problem(rate, n_lanes=3, n_devices=3, workload=workload)
+    costs = {
+        name: tuple(
+            replace(
+                layer,
+                forward_s=tuple(times * s for s in layer.forward_s),
+                backward_s=tuple(times * s for s in layer.backward_s),
+            )
+            for layer in layers
+        )
+        for (name, layers), times in zip(home.costs.items(), (1, rng.uniform(1, 4), 4), strict=True)
+    }
+    home = replace(home, costs=costs)
+    simulator = Direct(home)
+    every = (
+        plan_of(
+            home.model,
+            home.layers,
+            devices,
+            size,
+            n_micro_batches=home.workload.batch // size,
+            training=isinstance(workload, Training),
+            warm_up=depth,
+        )
+        for devices in product(home.costs, repeat=3)
+        for size in (1, 2, 4)
+        for depth in (1, 2, 4)
+        if home.workload.batch % size == 0 and depth * size <= home.workload.batch
+    )
+    assert make_plans(home).best.latency_s <= 1.001 * min(simulator.run(p).latency_s for p in every)
 
 
 def test_an_undivided_model_has_no_lanes():
@@ -138,8 +179,8 @@ def test_both_ways_are_ranked_together_and_never_worse_than_one_of_them():
 
 
 def test_why_there_is_no_division_is_said():
-    plans = beside(partial(make_plans, whole(FAST)), problem(FAST, n_lanes=4))
-    assert plans.notes == ("divided by tensor it needs 4 devices, and there are 2",)
+    plans = beside(partial(make_plans, whole(FAST)), problem(FAST, n_devices=1))
+    assert plans.notes == ("divided by tensor it needs several devices, and there is one",)
 
 
 def test_a_profile_of_an_undivided_model_is_refused():

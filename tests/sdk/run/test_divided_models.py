@@ -84,6 +84,22 @@ def test_two_devices_train_as_one(home, n_micro_batches, clip):
     run.close()
 
 
+def test_a_device_with_two_lanes_of_three_trains_as_one(home):
+    torch.manual_seed(0)
+    net = Language(32, 16, [Gpt(16, 4, 24)], tied=True)
+    x, y = torch.randint(0, 32, (4, 6)), torch.randint(0, 32, (4, 6))
+    model = potluck.Model.from_torch(net, x, loss=word_loss, example_targets=y)
+    divided = model.divided((2, 1, 1), tolerance_frac=1.0)
+    first, second = home.devices
+    plan = by_lanes(divided, (first, second, first), 2, training=True, n_micro_batches=2)
+    run = home.deploy(plan, divided, optimizer=potluck.SGD(lr=0.05)).wait()
+    history = run.fit([(x, y)] * 3).wait()
+    losses, weights = steps(net, x, y, 3)
+    assert list(history.losses) == pytest.approx(losses, abs=TOLERANCE)
+    assert is_near(run.state_dict(), weights)
+    run.close()
+
+
 def test_the_optimizers_of_torch_find_the_pieces_of_their_weights(home):
     net, model, x, y = made(tied=False)
     divided = model.divided((1, 1))
