@@ -7,6 +7,7 @@ all of them.
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from potluck.errors import Infeasible
 from potluck.serve.runtime.measure import MeasuredService
@@ -135,6 +136,7 @@ def place_all(
     measured: Measurements,
     memory_bytes: Mapping[str, int],
     without: Collection[tuple[str, str]] = (),
+    measured_per_s: Mapping[str, float] = MappingProxyType({}),
 ) -> dict[tuple[str, str], ServicePlace]:
     """By service and kind of device, where it runs: as many services as can be, then as many
     requests within their limits.
@@ -149,6 +151,8 @@ def place_all(
         What each device that is there may use.
     without
         (service, device) that have no room for each other.
+    measured_per_s
+        Requests per second that come, of services that were watched.
 
     Raises
     ------
@@ -180,7 +184,8 @@ def place_all(
     allocations = allocate_all(records, servers)
     servers.append(Server(name=ENTRANCE, processors=()))
     demand = {
-        (each.name, ENTRANCE): _demand(each, allocations, kinds, len(wanted)) for each in wanted
+        (each.name, ENTRANCE): _demand(each, allocations, kinds, len(wanted), measured_per_s)
+        for each in wanted
     }
     placement = place_best(servers, allocations, demand, remote_frac=1.0)
     if {each.service for each in placement.replicas} < {each.name for each in wanted}:
@@ -273,15 +278,18 @@ def _demand(
     allocations: Mapping[tuple[str, str], Allocation],
     kinds: Mapping[str, str],
     n_services: int,
+    measured_per_s: Mapping[str, float],
 ) -> float:
-    """What is expected of it, and where nothing is known its part of what all devices could do."""
+    """What comes or is expected of it, and where nothing is known its part of what all devices
+    could do.
+    """
     rates = [
         allocations[wanted.name, kind].rate_per_s * allocations[wanted.name, kind].replicas
         for kind in kinds.values()
         if (wanted.name, kind) in allocations
     ]
     part = sum(rates) / n_services
-    expected = max(wanted.per_s, part)
+    expected = max(wanted.per_s, measured_per_s.get(wanted.name, part))
     return max(wanted.slo.fps, expected) if isinstance(wanted.slo, Frequency) else expected
 
 

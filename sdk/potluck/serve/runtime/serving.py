@@ -1,5 +1,5 @@
 """All services of a home: measured on its devices, placed, and placed anew when a device goes,
-comes back or wants to leave.
+comes back or wants to leave, and when other services are asked for than before.
 """
 
 import threading
@@ -22,6 +22,8 @@ from potluck.serve.runtime.dispatch import Dispatch
 from potluck.serve.runtime.divided_service import DividedService, divide
 from potluck.serve.runtime.loaded_model import Loaded, plan_on, with_batch
 from potluck.serve.runtime.measure import MeasuredService, measure
+from potluck.serve.scheduling import load_watch
+from potluck.serve.scheduling.load_watch import LoadWatch, Places, satisfied_per_s, should_move
 from potluck.serve.scheduling.replica_pools import Pool
 from potluck.serve.scheduling.request_handler import Way
 from potluck.sessions.link import SessionLink
@@ -68,6 +70,9 @@ class Serving:
         self._full: set[tuple[str, str]] = set()  # no room for each other
         self._placing = threading.RLock()  # one placement at a time
         self._devices: tuple[str, ...] = ()
+        self._load_watch = LoadWatch(load_watch.WINDOW_S)
+        self._demand: Mapping[str, float] = {}  # that comes, as far as it was watched
+        self._where: Places = {}
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="potluck placing", daemon=True)
         self._thread.start()
@@ -212,6 +217,8 @@ class Serving:
                 if (pools := self._load(places)) is not None:
                     self._take(places)
                     self.dispatch.place(pools)
+                    self._where = _counted(places)
+                    self._load_watch.begin()
                     return places
             raise Infeasible(
                 "the devices of this home do not stay long enough for a service to be loaded.",
@@ -224,7 +231,8 @@ class Serving:
         wanted = [each for name, each in self._wanted.items() if name not in self._divisions]
         while True:
             try:
-                return divided | place_all(wanted, self._measured, memory, self._full)
+                alone = place_all(wanted, self._measured, memory, self._full, self._demand)
+                return divided | alone
             except Infeasible:
                 if strict or not wanted:
                     raise
@@ -311,12 +319,31 @@ class Serving:
                 self._look(went)
 
     def _look(self, went: bool) -> None:
-        if not self._wanted or (not went and self._members.staying == self._devices):
+        if not self._wanted:
+            return
+        if not went and self._members.staying == self._devices:
+            self._follow()
             return
         with self._placing:
             self._measure_new()
             self._divide_anew()
             self._place()
+
+    def _follow(self) -> None:
+        """Move models where other services are asked for than before, and clearly more can be
+        satisfied; the old ones answer until the new ones are there.
+        """
+        asked = {name: self.dispatch.stats(name).n_asked for name in self._wanted}
+        demand = self._load_watch.look(asked, time.monotonic())
+        if demand is None or satisfied_per_s(self._where, demand) >= sum(demand.values()):
+            return
+        with self._placing:
+            before, self._demand = self._demand, demand
+            if should_move(self._where, _counted(self._places(strict=False)), demand):
+                self._place()
+            else:
+                self._demand = before
+                self._load_watch.begin()  # once in a window is often enough
 
     def _divide_anew(self) -> None:
         """What was divided over devices of which one went, or what one device can hold now."""
@@ -339,3 +366,9 @@ class Serving:
                     with suppress(OutOfMemory, PlanError, DeviceGone):
                         model = self._models[name]
                         measured[device] = self._measured_on(model, device, limit_s)
+
+
+def _counted(places: Mapping[tuple[str, str], ServicePlace]) -> Places:
+    return {
+        key: (place.allocation, sum(place.n_replicas.values())) for key, place in places.items()
+    }
