@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Position:
     """Where a training stands in its data: behind `n_batches` batches of epoch `epoch`, which have
-    `n_rows` rows together.
+    `n_rows` rows together; `size`: what the loader says that a batch has, 0 where it says nothing.
 
     `loader`: what the loader says of itself there (`state_dict`); `generator`: the state of its
     random numbers, where it has a generator of its own, there, or of a loader that says nothing as
@@ -32,6 +32,7 @@ class Position:
     epoch: int = 0
     n_batches: int = 0
     n_rows: int = 0
+    size: int = 0
     loader: Any = None
     generator: "torch.Tensor | None" = None
 
@@ -132,6 +133,7 @@ class BatchStream:
             epoch=at.epoch,
             n_batches=at.n_batches + len(group),
             n_rows=at.n_rows + _n_rows(group),
+            size=_size_of(self._data),
             loader=self._loader_state(),
             generator=self._random() if is_stateful(self._data) else at.generator,
         )
@@ -260,6 +262,13 @@ def check_order(data: Any, position: Position) -> None:
     UserError
         They cannot.
     """
+    size = _size_of(data)
+    if position.n_batches and size and position.size and size != position.size:
+        raise UserError(
+            f"the run was saved in the middle of an epoch in batches of {position.size} rows; this "
+            f"loader gives {size}.",
+            next_step="Give it the same batch_size, or leave out resume=True.",
+        )
     samplers = [getattr(data, name, None) for name in ("sampler", "batch_sampler")]
     if is_stateful(data) and not all(map(_keeps_order, samplers)):
         raise UserError(
@@ -294,6 +303,12 @@ def _is_in_order(data: Any) -> bool:
     return isinstance(sampler, torch.utils.data.SequentialSampler) and (
         batch_sampler is None or type(batch_sampler) is torch.utils.data.BatchSampler
     )
+
+
+def _size_of(data: Any) -> int:
+    """The size of batches that a loader says it has; 0 where it says none."""
+    size = getattr(data, "batch_size", None)
+    return size if type(size) is int else 0
 
 
 def _n_rows(group: "Iterable[Batch]") -> int:
@@ -417,6 +432,7 @@ def position_to_plain(position: Position, tensors: "dict[str, torch.Tensor]") ->
         "epoch": position.epoch,
         "n_batches": position.n_batches,
         "n_rows": position.n_rows,
+        "size": position.size,
         "loader": to_plain(position.loader, tensors),
         "generator": to_plain(position.generator, tensors),
     }
@@ -443,10 +459,11 @@ def position_from_plain(document: Any, tensors: "Mapping[str, torch.Tensor]") ->
         epoch=document["epoch"],
         n_batches=document["n_batches"],
         n_rows=document["n_rows"],
+        size=document["size"],
         loader=from_plain(document["loader"], tensors),
         generator=from_plain(document["generator"], tensors),
     )
-    counts = found.epoch, found.n_batches, found.n_rows
+    counts = found.epoch, found.n_batches, found.n_rows, found.size
     if not all(type(n) is int and n >= 0 for n in counts):
         raise ValueError("a position in the data is counted in whole numbers")
     if not isinstance(found.generator, torch.Tensor | None):

@@ -372,6 +372,11 @@ def other_batches():
     sizes = [8, 7, 8, 7, 10]
     yield "list", lambda: [*zip(x.split(sizes), y.split(sizes), strict=True)], BATCH
     yield "list", lambda: [(x[:BATCH], y[:BATCH])], BATCH  # shorter than what was trained on
+    if "stateful" in LOADERS:
+        loading = pytest.importorskip("torchdata.stateful_dataloader")
+        drawn = torch.Generator().manual_seed(7)
+        others = {"batch_size": 5, "shuffle": True, "generator": drawn}
+        yield "stateful", lambda: loading.StatefulDataLoader(data, **others), BATCH
 
 
 @pytest.mark.parametrize(("kind", "make", "batch"), [*other_batches()])
@@ -383,7 +388,7 @@ def test_a_run_does_not_go_on_in_other_batches(pair, tmp_path, kind, make, batch
     step = run.step
     run.close()
     again = deployed(pair, resume=tmp_path / "run", batch=batch)
-    with pytest.raises(UserError, match=r"behind 3 batches of an epoch, of 24 rows.* have \d+\."):
+    with pytest.raises(UserError, match=r"(24 rows|in batches of 8 rows).* (have|gives) \d+\."):
         again.fit(make(), epochs=2, resume=True).wait()
     assert again.step == step
     again.close()
