@@ -82,7 +82,8 @@ def alone(problem: Problem, size: int) -> Iterator[Plan]:
 
 
 def cut_alone(pool: CandidatePool, sizes: Sequence[int]) -> Iterator[None]:
-    """Each device alone in several stages, as long as nothing else holds.
+    """Each device alone in several stages, where the search takes memory to be more than it is, as
+    long as nothing else holds.
 
     Parameters
     ----------
@@ -91,6 +92,8 @@ def cut_alone(pool: CandidatePool, sizes: Sequence[int]) -> Iterator[None]:
     sizes
         Rows of a micro-batch, all that are tried.
     """
+    if pool.budgets is pool.table.budgets:
+        return
     plans = chain(*(alone(pool.problem, size) for size in sizes))
     while not pool.holds and (plan := next(plans, None)) is not None:
         pool.score(plan)
