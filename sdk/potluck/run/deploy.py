@@ -146,7 +146,7 @@ def deploy(
             engine.value_marks = model.value_marks()
         weights = saved.weights if saved else model.state()
         if saved is not None:
-            trained = model.laid_out(True).line.traced.tensors if plan.training else {}
+            trained = model.laid_out(True).line.traced.state_types if plan.training else {}
             engine.weights_of_file = {n: t for n, t in weights.items() if n not in trained}
             engine.unused_of_file = {n: t for n, t in saved.unused.items() if n in unused}
         engine.loss_constants = model.loss_constants(weights) if plan.training else None

@@ -91,13 +91,14 @@ def test_says_why_a_module_cannot_be_sent(net, text):
 
 
 def test_names_the_function_of_torch_that_looks_into_the_data():
-    def loss(outputs, targets):
-        return nn.functional.gaussian_nll_loss(outputs[:, :1], targets, outputs[:, 1:].exp())
+    class Surprise(nn.Module):
+        def forward(self, x):
+            mean, seen, spread = x.split(1, dim=1)
+            return nn.functional.gaussian_nll_loss(mean, seen, spread.exp(), reduction="none")
 
-    x, y = torch.randn(4, 3), torch.randn(4, 1)
     where = r"data in torch\.nn\.functional\.gaussian_nll_loss \(test_model\.py"
     with pytest.raises(ModelError, match=where) as caught:
-        Model.from_torch(nn.Linear(3, 2), x, loss=loss, example_targets=y)
+        Model.from_torch(Surprise(), torch.randn(4, 3))
     assert "guard" not in str(caught.value)
 
 

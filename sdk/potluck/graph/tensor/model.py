@@ -118,6 +118,10 @@ class DividedModel(Model):
         """Put the state of devices into the user's own module, and its loss."""
         self.whole.load_state(self.joined(state))
 
+    def unused_state(self) -> "dict[str, torch.Tensor]":
+        """As of the whole model: of pieces no device has the tensor itself."""
+        return self.whole.unused_state()
+
     def value_marks(self) -> Any:
         """Marks of the whole tensors."""
         return self.whole.value_marks()
