@@ -321,7 +321,9 @@ class Serving:
     def _look(self, went: bool) -> None:
         if not self._wanted:
             return
-        if not went and self._members.staying == self._devices:
+        placed = {service for service, _ in self._where}
+        is_whole = placed >= {*self._wanted} or not self._members.staying
+        if not went and is_whole and self._members.staying == self._devices:
             self._follow()
             return
         with self._placing:

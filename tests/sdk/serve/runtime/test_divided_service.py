@@ -5,7 +5,8 @@ from tests.sdk.serve.runtime.conftest import LONG_S
 from tests.sdk.serve.runtime.test_devices_go import settled, until_back
 
 import potluck
-from potluck.errors import NotServed, PotluckError
+from potluck.errors import NotServed, PlanError, PotluckError
+from potluck.serve.runtime import serving
 from potluck.sessions.agent_specs import Spec
 from potluck.testing.faults import memory_of
 from potluck.testing.memory import memory_home
@@ -60,6 +61,26 @@ def test_when_one_of_them_goes_the_others_share_it(wide):
         memory_of(home).kill(lost)
         assert 0 <= settled([service.ask(x) for _ in range(5)], net, x) <= 5
         until_back(home, service, {"a", "b", "c"} - {lost})
+        assert settled([service.ask(x)], net, x) == 1
+
+
+def test_a_division_that_fails_once_is_tried_again(wide, monkeypatch):
+    net, model = wide
+    fails, divided = iter([True]), serving.divide
+
+    def once(*args):
+        if next(fails, False):
+            raise PlanError("somebody went meanwhile.")
+        return divided(*args)
+
+    with home_of(a=FEW, b=FEW, c=FEW) as home:
+        service = home.serve(model, "wide", slo=potluck.Latency(LONG_S)).wait()
+        lost, *_ = service.devices
+        monkeypatch.setattr(serving, "divide", once)
+        memory_of(home).kill(lost)
+        until_back(home, service, {"a", "b", "c"} - {lost})
+        assert next(fails, None) is None
+        x = torch.randn(1, WIDTH)
         assert settled([service.ask(x)], net, x) == 1
 
 
