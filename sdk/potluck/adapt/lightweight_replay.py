@@ -12,7 +12,7 @@ from potluck.errors import Infeasible, PlanError
 from potluck.planning import judge, make_plans
 from potluck.planning.building_blocks.row_allocation import proportion
 from potluck.planning.feasibility import breaches
-from potluck.planning.stage_sizes import with_sizes_of
+from potluck.planning.stage_sizes import unjudged, with_sizes_of
 from potluck.records import Layer, Plan, Problem, Stage, Training
 from potluck.schedule.policies import warm_up_depth
 
@@ -77,7 +77,7 @@ def replayed(plan: Plan, left: Collection[str], layer_flop: Sequence[float]) -> 
                 recompute=recompute,
             )
         )
-    return _unjudged(plan, tuple(stages))
+    return _lightweight(plan, tuple(stages))
 
 
 def alone(plan: Plan, device: str) -> Plan:
@@ -91,25 +91,11 @@ def alone(plan: Plan, device: str) -> Plan:
         That is there.
     """
     whole = Stage(start=0, stop=plan.stages[-1].stop, devices=(device,), shares=(plan.micro_batch,))
-    return _unjudged(plan, (whole,))
+    return _lightweight(plan, (whole,))
 
 
-def _unjudged(plan: Plan, stages: tuple[Stage, ...]) -> Plan:
-    """The plan with other stages, of which nothing is predicted yet."""
-    return replace(
-        plan,
-        planner=LIGHTWEIGHT,
-        stages=stages,
-        latency_s=None,
-        energy_j=None,
-        energy_source="",
-        peak_bytes={},
-        device_energy_j={},
-        unused={},
-        gap_frac=None,
-        energy_gap_frac=None,
-        problem=None,
-    )
+def _lightweight(plan: Plan, stages: tuple[Stage, ...]) -> Plan:
+    return replace(unjudged(plan, stages), planner=LIGHTWEIGHT, unused={})
 
 
 def _bounds(layer_flop: Sequence[float], capacities: Sequence[float]) -> list[int] | None:

@@ -55,7 +55,7 @@ def resized(
     """
     before = flows.before(flows.output_groups(problem, plan.stages))
     kept = [stage.warm_up * stage.rows * deep for stage in plan.stages]
-    return _unjudged(plan, _resized(plan, plan.stages, sizes, before, kept, ahead))
+    return unjudged(plan, _resized(plan, plan.stages, sizes, before, kept, ahead))
 
 
 def _resized(
@@ -84,7 +84,16 @@ def _resized(
     )
 
 
-def _unjudged(plan: Plan, stages: tuple[Stage, ...]) -> Plan:
+def unjudged(plan: Plan, stages: tuple[Stage, ...]) -> Plan:
+    """The plan with other stages, of which nothing is predicted yet.
+
+    Parameters
+    ----------
+    plan
+        Any.
+    stages
+        That take the place of its own.
+    """
     return replace(
         plan,
         stages=stages,
@@ -247,7 +256,7 @@ def with_sizes_of(before: Plan, plan: Plan, layers: Sequence[Layer]) -> Plan:
     if sizes == [stage.rows for stage in plan.stages]:
         return plan
     stages = _resized(plan, found, sizes, chain(len(found)), [0] * len(found))
-    return _unjudged(plan, stages)
+    return unjudged(plan, stages)
 
 
 def _runs(
