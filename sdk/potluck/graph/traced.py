@@ -1,10 +1,20 @@
 """A whole model as data: its graph, the type of every value in it, and where its tensors are."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from potluck_wire.graph import ITEM_BYTES, Buffer, Graph, Input, Parameter, Ref, Shape, evaluate
+from potluck_wire.graph import (
+    ITEM_BYTES,
+    Buffer,
+    Graph,
+    Input,
+    Node,
+    Parameter,
+    Ref,
+    Shape,
+    evaluate,
+)
 
 SEQUENCE = "sequence"  # the symbol that counts tokens, where their number may change
 MAX_SIZE = 1 << 20  # of a batch, and of a sequence
@@ -100,3 +110,23 @@ class Traced:
             for symbol in self.graph.symbols
         }
         return {output.name: self.type_of(output.ref).at(sizes) for output in self.graph.outputs}
+
+
+def moved(node: Node, move: Callable[[Ref], Ref]) -> Node:
+    """The node reading other values.
+
+    Parameters
+    ----------
+    node
+        As it is.
+    move
+        Gives the value that it reads in the place of another.
+    """
+
+    def argument(given: Any) -> Any:
+        if isinstance(given, Ref):
+            return move(given)
+        return tuple(map(argument, given)) if isinstance(given, tuple) else given
+
+    kwargs = tuple((name, argument(given)) for name, given in node.kwargs)
+    return replace(node, args=argument(node.args), kwargs=kwargs)

@@ -9,10 +9,9 @@ may be used on both sides (tied weights): segments that hold it add up their gra
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from potluck.graph.gradient_flow import flow
-from potluck.graph.traced import Traced, Type
+from potluck.graph.traced import Traced, Type, moved
 from potluck_wire.graph import (
     BATCH,
     Expression,
@@ -297,28 +296,15 @@ def cut_out(
     nodes = sorted(value for value in needed if value >= first)
     number = {ref: i for i, ref in enumerate([*taken, *map(Ref, states), *map(Ref, nodes)])}
 
-    def move(argument: Any) -> Any:
-        if isinstance(argument, Ref):
-            whole = Ref(argument.value)
-            return (
-                Ref(number[argument]) if argument in number else Ref(number[whole], argument.item)
-            )
-        return tuple(move(item) for item in argument) if isinstance(argument, tuple) else argument
+    def move(ref: Ref) -> Ref:
+        return Ref(number[ref]) if ref in number else Ref(number[Ref(ref.value)], ref.item)
 
     parameters, buffers = graph.states(states)
     return Graph(
         inputs=tuple(_input(line, ref) for ref in taken),
         parameters=parameters,
         buffers=buffers,
-        nodes=tuple(
-            Node(
-                number=node.number,
-                op=node.op,
-                args=move(node.args),
-                kwargs=tuple((k, move(a)) for k, a in node.kwargs),
-            )
-            for node in (graph.nodes[value - first] for value in nodes)
-        ),
+        nodes=tuple(moved(graph.nodes[value - first], move) for value in nodes),
         outputs=tuple(
             Output(name=o.name, ref=move(o.ref), dtype=o.dtype, shape=o.shape, gradient=o.gradient)
             for o in ports

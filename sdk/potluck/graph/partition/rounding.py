@@ -9,14 +9,13 @@ int8: a block is what one row, and one token or channel of it, has: its largest 
 steps. It has no useful derivative.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 from potluck.graph.partition.cuts import line as make_line
 from potluck.graph.partition.layers import Layers, layers_with_bounds
-from potluck.graph.traced import Traced, Type
+from potluck.graph.traced import Traced, Type, moved
 from potluck_wire.graph import Dtype, Node, Ref, node_refs
 
 CASTS = ("bfloat16", "float16")
@@ -74,16 +73,13 @@ class _Rounding:
         for value in sorted(line.floating):
             self._copy(value, {})
         self._lengths = [
-            self._layer([self._first + p for p in line.bound[start:stop]], layer)
-            for layer, (start, stop) in enumerate(pairwise(laid.bounds))
+            self._layer([self._first + p for p in line.bound[start:stop]])
+            for start, stop in pairwise(laid.bounds)
         ]
 
     def bounds(self) -> tuple[int, ...]:
         """Where the layers begin and end, in nodes that depend on inputs."""
-        found = [0]
-        for length in self._lengths:
-            found.append(found[-1] + length)
-        return tuple(found)
+        return tuple(accumulate(self._lengths, initial=0))
 
     def traced(self) -> Traced:
         """The new graph, with all that is known of the old one."""
@@ -109,7 +105,7 @@ class _Rounding:
 
     # --- a layer ----------------------------------------------------------------------------------
 
-    def _layer(self, values: list[int], layer: int) -> int:
+    def _layer(self, values: list[int]) -> int:
         """Decode what it reads of earlier layers, do its work, encode what later ones read; returns
         how many nodes that takes.
         """
@@ -132,15 +128,11 @@ class _Rounding:
 
     def _copy(self, value: int, decoded: dict[Ref, Ref]) -> None:
         node, items = self._node(value), (None, *range(len(self._old.types[value])))
-
-        def move(given: Any) -> Any:
-            return _moved(given, lambda ref: self._now(ref, decoded))
-
-        kwargs = tuple((name, move(given)) for name, given in node.kwargs)
+        reading = moved(node, lambda ref: self._now(ref, decoded))
         self._moved[value] = self._first + len(self._written)
         self._written.append(
             _Written(
-                node=replace(node, args=move(node.args), kwargs=kwargs),
+                node=reading,
                 types=self._old.types[value],
                 by_rows=frozenset(item for item in items if Ref(value, item) in self._old.by_rows),
                 module=self._module(value),
@@ -198,12 +190,6 @@ def _block(kind: Type) -> tuple[int, ...]:
 
 def _as(kind: Type, dtype: str) -> Type:
     return replace(kind, dtype=dtype)
-
-
-def _moved(given: Any, move: Callable[[Ref], Ref]) -> Any:
-    if isinstance(given, Ref):
-        return move(given)
-    return tuple(_moved(item, move) for item in given) if isinstance(given, tuple) else given
 
 
 def _in_order(ref: Ref) -> tuple[int, int]:

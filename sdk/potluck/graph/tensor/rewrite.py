@@ -17,7 +17,7 @@ from potluck.graph.partition.cuts import multiple
 from potluck.graph.tensor.allotment import spans
 from potluck.graph.tensor.layouts import Cut, Effect, Layout, Partial, local
 from potluck.graph.tensor.regions import EMBEDDING, Region
-from potluck.graph.traced import Traced, Type
+from potluck.graph.traced import Traced, Type, moved
 from potluck_wire.graph import Buffer, Graph, Node, Output, Parameter, Ref, node_refs
 from potluck_wire.operators import KIND_OF
 
@@ -118,9 +118,8 @@ class _Rewriting:
         else:
             lanes = [*range(self.n_lanes)]
         for lane in lanes:
-            args, kwargs = self._moved(node, lambda ref, lane=lane: self.whole(ref, lane))  # type: ignore[misc]
-            number = self._add(replace(node, args=args, kwargs=kwargs), value, lane)
-            self.number["whole", value, lane] = number
+            reading = moved(node, lambda ref, lane=lane: self.whole(ref, lane))  # type: ignore[misc]
+            self.number["whole", value, lane] = self._add(reading, value, lane)
 
     def _is_done_once(self, value: int, node: Node) -> bool:
         kind = KIND_OF[node.op]
@@ -181,12 +180,12 @@ class _Rewriting:
             node = replace(node, args=effect.arguments(n))
         if effect.once is not None and lane != _FIRST:
             node = _without(node, effect.once)
-        args, kwargs = self._moved(node, lambda ref: self._mine(ref, value, region, lane))
+        node = moved(node, lambda ref: self._mine(ref, value, region, lane))
         types = tuple(
             self._type(kind, layout, region, n)
             for kind, layout in zip(self.traced.types[value], effect.results, strict=True)
         )
-        number = self._add(replace(node, args=args, kwargs=kwargs), value, lane, types)
+        number = self._add(node, value, lane, types)
         self.number["piece", value, lane] = number
         return number
 
@@ -277,14 +276,6 @@ class _Rewriting:
                     node = Node(number=self._number_of(value), op="aten.add.Tensor", args=args)
                     whole = self._add(node, value, lane, kinds)
             self.number["whole", value, lane] = whole
-
-    def _moved(self, node: Node, move: Callable[[Ref], Ref]) -> tuple[Any, Any]:
-        def argument(given: Any) -> Any:
-            if isinstance(given, Ref):
-                return move(given)
-            return tuple(map(argument, given)) if isinstance(given, tuple) else given
-
-        return argument(node.args), tuple((k, argument(a)) for k, a in node.kwargs)
 
     def _add(self, node: Node, value: int, lane: int, types: tuple[Type, ...] | None = None) -> int:
         """A node of a lane, which stands for the original's `value`."""
@@ -378,11 +369,7 @@ class _Rewriting:
         n_inputs = len(self.graph.inputs)
         new = {number: n_inputs + i for i, number in enumerate([*states, *order])}
         move = lambda ref: Ref(new.get(ref.value, ref.value), ref.item)  # noqa: E731
-        nodes = []
-        for number in order:
-            node = self.made[number].node
-            args, kwargs = self._moved(node, move)
-            nodes.append(replace(node, args=args, kwargs=kwargs))
+        nodes = [moved(self.made[number].node, move) for number in order]
         kept = [self.states[number][0] for number in states]
         graph = Graph(
             inputs=self.graph.inputs,

@@ -1,8 +1,9 @@
 """A traced graph without the nodes and the state that no output needs."""
 
-from typing import Any
+from dataclasses import replace
 
-from potluck_wire.graph import Buffer, Graph, Node, Output, Parameter, Ref, node_refs
+from potluck.graph.traced import moved
+from potluck_wire.graph import Buffer, Graph, Node, Parameter, Ref, node_refs
 
 _NORM, _TRAINING = "aten.batch_norm.default", 5
 
@@ -29,40 +30,15 @@ def without_dead(graph: Graph) -> tuple[Graph, list[int]]:
     states = [*graph.parameters, *graph.buffers]
     alive = [states[value - n_inputs] for value in kept if n_inputs <= value < first]
     nodes = [graph.nodes[value - first] for value in kept if value >= first]
+
+    def move(ref: Ref) -> Ref:
+        return Ref(number[ref.value], ref.item)
+
     return Graph(
         inputs=graph.inputs,
         parameters=tuple(state for state in alive if isinstance(state, Parameter)),
         buffers=tuple(state for state in alive if isinstance(state, Buffer)),
-        nodes=tuple(renumbered(node, i, number) for i, node in enumerate(nodes)),
-        outputs=tuple(
-            Output(
-                name=o.name,
-                ref=moved(o.ref, number),
-                dtype=o.dtype,
-                shape=o.shape,
-                gradient=o.gradient,
-            )
-            for o in graph.outputs
-        ),
+        nodes=tuple(replace(moved(node, move), number=i) for i, node in enumerate(nodes)),
+        outputs=tuple(replace(output, ref=move(output.ref)) for output in graph.outputs),
         symbols=graph.symbols,
     ), kept
-
-
-def renumbered(node: Node, number: int, values: dict[int, int]) -> Node:
-    """The node with other numbers for the values that it reads."""
-    args = tuple(moved(argument, values) for argument in node.args)
-    return Node(
-        number=number,
-        op=node.op,
-        args=args,
-        kwargs=tuple((k, moved(a, values)) for k, a in node.kwargs),
-    )
-
-
-def moved(argument: Any, values: dict[int, int]) -> Any:
-    """An argument with other numbers for its values."""
-    if isinstance(argument, Ref):
-        return Ref(values[argument.value], argument.item)
-    return (
-        tuple(moved(item, values) for item in argument) if isinstance(argument, tuple) else argument
-    )
