@@ -6,6 +6,7 @@ over the page of `potluck watch`; where none is, its figures are left out, and a
 """
 
 import shutil
+import threading
 import time
 import tracemalloc
 from collections.abc import Iterator, Mapping
@@ -13,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from importlib.resources import files
 from itertools import pairwise
-from statistics import median
+from statistics import mean, median, stdev
 from typing import TYPE_CHECKING, Any
 
 from potluck.bench.harness import Result
@@ -27,8 +28,8 @@ SETTINGS: Mapping[str, float] = {
     "devices": 4,
     "width": 256,
     "rows": 64,
-    "rounds": 6,
-    "round_s": 5,
+    "rounds": 200,
+    "round_s": 0.5,
     "browser_s": 60,
     "hour_s": 3600,
     "crowd_s": 60,
@@ -122,29 +123,45 @@ def _training(home: "Home", settings: Mapping[str, float]) -> "Iterator[tuple[Ru
 
 
 def _slowdown(home: "Home", ends: list[float], settings: Mapping[str, float]) -> dict[str, float]:
-    from potluck.display.cockpit import watch
+    """Short watched stretches against the unwatched ones before and after each: on a full machine
+    steps grow and shrink by a tenth from one second to the next.
+    """
+    from potluck.display.cockpit.observed_home import ObservedHome
+    from potluck.display.cockpit.observer import CockpitObserver
 
-    alone: list[float] = []
+    class GatedHome(ObservedHome):
+        """Is looked at only while the gate is open."""
+
+        gate = threading.Event()
+
+        def observe(self) -> "CockpitObservation":
+            self.gate.wait()
+            return super().observe()
+
+    GatedHome.gate.set()
+    observer = CockpitObserver(GatedHome(home))
+    sizes: list[int] = []
+    observer.show(lambda frame: sizes.append(len(frame)))
+    _stretch(ends, 5.0)  # its first plans and outlines
     watched: list[float] = []
-    n_bytes = 0
-    n_frames = 0
-    _stretch(ends, settings["round_s"])  # untimed: plans are made once, outlines are drawn once
+    sizes.clear()
+    GatedHome.gate.clear()
+    alone = [_stretch(ends, settings["round_s"])]
     for _ in range(int(settings["rounds"])):
-        alone.append(_stretch(ends, settings["round_s"]))
-        watching, frames = watch(home), list[int]()
-        watching.show(lambda frame, frames=frames: frames.append(len(frame)))  # type: ignore[misc]
-        _stretch(ends, 2.0)  # its first plans
-        before = len(frames), sum(frames)
+        GatedHome.gate.set()
         watched.append(_stretch(ends, settings["round_s"]))
-        n_frames += len(frames) - before[0]
-        n_bytes += sum(frames) - before[1]
-        watching.close()
+        GatedHome.gate.clear()
+        alone.append(_stretch(ends, settings["round_s"]))
+    GatedHome.gate.set()
+    observer.close()
+    slower = [took / mean(around) for took, around in zip(watched, pairwise(alone), strict=True)]
     watched_s = settings["round_s"] * settings["rounds"]
     return {
         "step_s": median(alone),
-        "training_slowdown_frac": median(b / a for a, b in zip(alone, watched, strict=True)) - 1,
-        "updates_per_s": n_frames / watched_s,
-        "bytes_per_s": n_bytes / watched_s,
+        "training_slowdown_frac": mean(slower) - 1,
+        "training_slowdown_error_frac": stdev(slower) / len(slower) ** 0.5,
+        "updates_per_s": len(sizes) / watched_s,
+        "bytes_per_s": sum(sizes) / watched_s,
     }
 
 

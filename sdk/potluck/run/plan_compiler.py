@@ -56,6 +56,7 @@ class PlanCompiler:
         self._members = members
         self.profile = profile
         self._refine_s = refine_s
+        self._solved: tuple[object, object, Problem | None] = None, None, None  # by plan, profile
         self.conditions = Conditions()  # of now, against the profile; transfers are ordered by them
 
     def make(
@@ -146,7 +147,10 @@ class PlanCompiler:
 
         None where nobody profiled the model for it there.
         """
-        return self._problem_of(compiled_plan.plan, compiled_plan.optimizer)
+        if self._solved[0] is not compiled_plan or self._solved[1] is not self.profile:
+            found = self._problem_of(compiled_plan.plan, compiled_plan.optimizer)
+            self._solved = compiled_plan, self.profile, found
+        return self._solved[2]
 
     def _problem_of(self, plan: Plan, optimizer: Update | None) -> Problem | None:
         profile = self.profile

@@ -80,6 +80,8 @@ def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]
     patch: dict[str, Any] = {}
     for key, value in new.items():
         before = old.get(key)
+        if value is before and key in old:
+            continue
         if isinstance(value, Mapping) and isinstance(before, Mapping):
             if inner := difference(before, value):
                 patch[key] = inner

@@ -126,6 +126,7 @@ class CockpitMachine:
         self._limits, self._imagined = Limits(), Imagined()
         self._plans: tuple[Plan, ...] = ()
         self._imagined_plans: tuple[Plan, ...] = ()
+        self._compared: tuple[Plan | None, tuple[Plan, ...] | None] = None, None  # as shown
         self._n_orders = 0
         self._planning = self._imagining = 0  # orders under way; 0: none
         self._switching: tuple[int, Plan] | None = None
@@ -316,6 +317,9 @@ class CockpitMachine:
     def _show_plans(self) -> None:
         here = self.observation.run.plan if self.observation.run else None
         found = self._plans
+        if self._compared[0] is here and self._compared[1] is found:
+            return  # names and figures are as they were
+        self._compared = here, found
         if here is not None and here.latency_s is not None:
             names = plan_sections.by_name(found)
             found = found if plan_sections.name_of(here) in names else (here, *found)

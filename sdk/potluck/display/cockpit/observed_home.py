@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from potluck.run.run import Run
     from potluck.sessions.readings import Stream
 
-STEPS_S = 0.3  # between steps that are shown: nobody sees more
+STEPS_S = 0.5  # between steps that are shown: nobody sees more
 RATE_HZ = 1.0  # of power readings
 
 
@@ -43,6 +43,7 @@ class ObservedHome:
         self._simulating: threading.Thread | None = None
         self._network: tuple[object, Network | None] = None, None  # for whom, and which
         self._problem: tuple[Plan | None, Problem | None] = None, None
+        self._needed: tuple[Plan | None, Mapping[str, int]] = None, {}
         self._readings: Stream | None = None
 
     @property
@@ -65,8 +66,8 @@ class ObservedHome:
         home = self._home
         run = self._run()
         network = None
-        if run is not None and run.problem is not None:
-            network = run.problem.network
+        if run is not None and (problem := run.problem) is not None:
+            network = problem.network
         elif not home.closed:
             with suppress(PotluckError):
                 network = self._known_network()
@@ -108,13 +109,19 @@ class ObservedHome:
             ended="" if glance.ended is None else str(glance.ended),
             is_training=glance.is_training,
             problem=problem,
-            used_bytes=run.memory_bytes,
+            used_bytes=self._needed_bytes(run),
             step_s=glance.recent_s,
             latest=latest,
             latest_step=glance.n_done,
             last_s=now_s - self._step_s,
             predicted=self._predicted(run, problem),
         )
+
+    def _needed_bytes(self, run: "Run") -> Mapping[str, int]:
+        """Of each device, reckoned once for each plan."""
+        if self._needed[0] is not run.plan:
+            self._needed = run.plan, run.memory_bytes
+        return self._needed[1]
 
     def _problem_of(self, run: "Run") -> Problem | None:
         """The run's own, made once for each plan."""

@@ -7,7 +7,7 @@ const KINDS = ["forward", "backward", "input gradient", "weight gradient", "opti
 const MARKS = { joined: "+", lost: "×", left: "−", switched: "⇄", ordered: "↕", decided: "·", effect: "≈",
   failed: "!", paired: "∞", run: "▶", said: "·" };
 const MOST = { words: 8000, events: 10000, tasks: 6000, predicted: 6000, losses: 4000, watts: 6000 };
-const STEPS = 3, SLOW_MS = 400, EVENTS_SHOWN = 100;
+const STEPS = 3, SLOW_MS = 400, CHART_MS = 1000, EVENTS_SHOWN = 100;
 
 const CSS = `
 :host{display:block;all:initial;display:block}
@@ -32,6 +32,7 @@ header .said{color:var(--mute)}
 border:2px solid var(--orange);border-right-color:transparent;animation:turn 1s linear infinite}
 @keyframes turn{to{transform:rotate(1turn)}}
 @media(prefers-reduced-motion:reduce){.note.busy::before{animation:none}}
+header,section{contain:layout paint style}
 main{display:grid;grid-template-columns:minmax(0,7fr) minmax(0,5fr)}
 section{padding:12px 16px 14px;border-bottom:1px solid var(--line);min-width:0}
 section+section{border-left:1px solid var(--line)}
@@ -54,7 +55,7 @@ input[type=range]{accent-color:var(--blue);width:100%;min-width:60px;height:18px
 .buses{max-height:560px;overflow:auto;padding:3px;margin:-3px}
 .bus{display:grid;grid-template-columns:auto minmax(60px,1fr) auto;gap:10px;align-items:center;margin:2px 0 0;font-size:12px}
 .rail{height:8px;border-radius:4px;background:color-mix(in srgb,var(--ink) 10%,transparent);overflow:hidden;position:relative}
-.rail i{display:block;height:100%;width:0;border-radius:4px;transition:width .25s;
+.rail i{display:block;height:100%;width:0;border-radius:4px;
 background:repeating-linear-gradient(115deg,var(--red) 0 5px,color-mix(in srgb,var(--red) 65%,var(--paper)) 5px 8px)}
 .bus .if{grid-column:1/-1;display:flex;gap:10px;align-items:center}
 .cards{display:grid;grid-template-columns:repeat(auto-fill,minmax(158px,1fr));gap:10px;margin:0 0 14px;padding:9px 0 0}
@@ -104,7 +105,7 @@ ol .lost b,ol .failed b{color:var(--red)}ol .joined b,ol .paired b{color:var(--g
 .cards{grid-template-columns:repeat(auto-fill,minmax(132px,1fr))}header{padding:9px 12px}}
 `;
 
-// --- frames ------------------------------------------------------------------------------------------
+// --- frames ---
 
 const utf8 = new TextDecoder();
 
@@ -172,7 +173,7 @@ class Store {
   }
 }
 
-// --- words -------------------------------------------------------------------------------------------
+// --- words ---
 
 const three = v => v === 0 ? "0" : Math.abs(v) >= 100 ? v.toFixed(0) : Number(v.toPrecision(3)).toString();
 const secs = s => s === undefined ? "?" : s >= 120 ? `${three(s / 60)} min` : s >= 1 ? `${three(s)} s`
@@ -188,7 +189,7 @@ const clock = s => s < 60 ? `${Math.floor(s)} s` : s < 3600 ? `${Math.floor(s / 
   : `${Math.floor(s / 3600)} h ${Math.floor(s / 60) % 60}`;
 const ordered = things => Object.entries(things || {}).sort((a, b) => a[1].at - b[1].at);
 
-// --- elements ----------------------------------------------------------------------------------------
+// --- elements ---
 
 const NS = "http://www.w3.org/2000/svg";
 function el(tag, props = {}, ...children) {
@@ -211,7 +212,11 @@ function set(node, props) {
   }
   return node;
 }
-function say(node, text) { if (node.textContent !== text) node.textContent = text; }
+function say(node, text) {  // words of the same text node: cheaper to lay out than another one
+  const first = node.firstChild;
+  if (node.textContent === text) return;
+  if (text && first && first.data) first.data = text; else node.textContent = text;
+}
 function kept(parent, cache, entries, make, update) {  // elements by key, updated in place
   const seen = new Set();
   let before = null;
@@ -227,7 +232,7 @@ function kept(parent, cache, entries, make, update) {  // elements by key, updat
   for (const [key, node] of cache) if (!seen.has(key)) { node.remove(); cache.delete(key); }
 }
 
-// --- the page ----------------------------------------------------------------------------------------
+// --- the page ---
 
 class Page {
   constructor(model, host, act) {
@@ -245,8 +250,8 @@ class Page {
     this.seen = true;
     this.watch = new IntersectionObserver(found => { this.seen = found[0].isIntersecting; if (this.seen) this.later(); });
     this.watch.observe(this.c);
-    this.sized = new ResizeObserver(() => { this.fresh.add("tasks"); this.later(); });
-    this.sized.observe(this.c);
+    this.sized = new ResizeObserver(() => { this.room = this.stream.clientWidth; this.fresh.add("tasks"); this.later(); });
+    this.sized.observe(this.stream);
   }
 
   end() { this.timers.forEach(clearInterval); this.watch.disconnect(); this.sized.disconnect(); }
@@ -385,9 +390,14 @@ class Page {
     if (any("preview", "run")) this.preview(s);
     if (any("effects")) this.effects(s);
     if (any("tasks", "predicted", "outline", "began") || !this.drawn) this.tasks();
-    if (f.has("watts")) this.power();
-    if (any("losses", "began")) this.loss();
     if (f.has("events")) this.events();
+    if (any("losses", "began", "watts")) {  // charts at once, and again when some time has gone
+      if (this.charting) this.undrawn = true;
+      else {
+        this.power(); this.loss();
+        this.charting = setTimeout(() => { this.charting = 0; if (this.undrawn) { this.undrawn = false; f.add("losses"); this.later(); } }, CHART_MS);
+      }
+    }
     f.clear();
     this.drawn = true;
   }
@@ -704,7 +714,7 @@ class Page {
   fill() {
     if (!this.view) return;
     const { steps, outline, total, words } = this.view, { colours, base, fills } = this.ink, s = this.store.s;
-    const width = Math.max(280, this.stream.clientWidth || 600), row = 34, left = width < 520 ? 62 : 118, height = Math.max(54, this.lanes.length * row + 24), ratio = devicePixelRatio || 1;
+    const width = Math.max(280, this.room || 600), row = 34, left = width < 520 ? 62 : 118, height = Math.max(54, this.lanes.length * row + 24), ratio = devicePixelRatio || 1;
     const c = this.canvas, g = c.getContext("2d");
     if (c.width !== Math.round(width * ratio) || c.height !== Math.round(height * ratio)) { c.width = Math.round(width * ratio); c.height = Math.round(height * ratio); c.style.height = `${height}px`; }
     g.setTransform(ratio, 0, 0, ratio, 0, 0);
@@ -867,7 +877,7 @@ class Page {
   }
 }
 
-// --- notebooks (anywidget) ---------------------------------------------------------------------------
+// --- notebooks (anywidget) ---
 
 function render({ model, el: host }) {
   const page = new Page(model, host, content => model.send(content));
@@ -887,7 +897,7 @@ function render({ model, el: host }) {
 }
 const CSS_ESCAPE = text => (window.CSS && window.CSS.escape ? window.CSS.escape(text) : text);
 
-// --- a page of its own (`potluck watch`) -------------------------------------------------------------
+// --- a page of its own (`potluck watch`) ---
 
 export async function serve(host, base, readonly) {
   const page = new Page(null, host, async content => {

@@ -29,7 +29,7 @@ BROKEN = {
 
 
 def shot(page):
-    page.wait_for_timeout(400)
+    page.wait_for_timeout(1400)
     return page.screenshot(full_page=True)
 
 
