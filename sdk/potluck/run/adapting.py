@@ -24,6 +24,7 @@ from potluck.adapt.adapter import (
 )
 from potluck.adapt.alternatives import still_wanted, trained_alike
 from potluck.adapt.conditions import DEVICE, Thing, ratios, under
+from potluck.adapt.look_times import LOOKING_FRAC, WINDOW, LookTimes
 from potluck.contention.transfer_order import one_at_a_time, with_ordered_transfers
 from potluck.errors import Infeasible, PotluckError
 from potluck.handle import Task
@@ -41,11 +42,9 @@ from potluck.simulate.time_spans import most_at_once
 if TYPE_CHECKING:
     from potluck.run.engine import RunEngine
 
-WINDOW = 8  # steps of a look
 BUDGET_S = 0.5  # of a planning
 FEW = 4  # of the plans that were found, those that the next looks judge again
 LOOK_S = 0.1  # between two looks whether requests are to be looked at
-LOOKING_FRAC = 0.02  # of the time of a run, at most, goes into looking and planning
 Steps = Sequence[tuple[ExecutionResult, Compiled]]
 
 
@@ -78,7 +77,7 @@ class Adapting:
         self._task = Task()
         self._prober = Prober(engine, self._task)
         self._asked = self._n_done  # from when on somebody may be asked
-        self._due = self._n_done + WINDOW
+        self._times = LookTimes(self._n_done)
         self._waiting = False  # for a switch to pay
         self._found: Sequence[Plan] = ()  # at the latest planning
         self._work: threading.Thread | None = None
@@ -98,7 +97,7 @@ class Adapting:
         engine = self._engine
         busy = self._work is not None and self._work.is_alive()
         n_done = self._n_done
-        if busy or n_done < self._due or engine.migration is not None or engine.failed:
+        if busy or engine.migration is not None or engine.failed:
             return
         plan = engine.compiled_plan.plan
         if not set(plan.devices) <= set(engine.members.staying):
@@ -108,8 +107,10 @@ class Adapting:
         steps = [(execution, made) for execution, made in engine.kept if made is own][-WINDOW:]
         if len(steps) < WINDOW:
             return
+        took_s = median(execution.stop_s - execution.start_s for execution, _ in steps)
+        if not self._times.is_due(n_done, own, took_s):
+            return
         self._learn_cost()
-        self._due = n_done + WINDOW
         self._work = threading.Thread(
             target=self._carry_out, args=(plan, steps, n_done), name="adapting", daemon=True
         )
@@ -154,9 +155,15 @@ class Adapting:
             spent_s = time.thread_time() - begun_s
             if looked is not None:
                 look, decision = looked
-                self._waiting = decision is not None and decision.action == WAIT
-                rest = 0 if self._waiting else ceil(spent_s / LOOKING_FRAC / look.step_s)
-                self._due = step + max(WINDOW, rest)
+                action = NOTHING if decision is None else decision.action
+                self._waiting = action == WAIT
+                self._times.looked(
+                    step,
+                    spent_s,
+                    look.step_s,
+                    acts=action in (ORDER, SWITCH),
+                    waits=self._waiting,
+                )
                 self._act(plan, look, decision)
         except CancelledError:
             pass

@@ -1,0 +1,71 @@
+"""When the adapter looks at a run: as often as a small part of the run's time pays for, and before
+that where steps take another time than they took at the latest look. Pure.
+"""
+
+from math import ceil
+
+WINDOW = 8  # steps of a look, and at least between two
+LOOKING_FRAC = 0.02  # of the time of a run, at most, goes into looking and planning
+CHANGED_FRAC = 0.25  # a choice: medians of a window differ by a tenth on a busy machine
+
+
+class LookTimes:
+    """The looks at one run.
+
+    Parameters
+    ----------
+    step
+        The run's number of steps (or requests) at the beginning.
+    """
+
+    def __init__(self, step: int) -> None:
+        self._due = self._earliest = step + WINDOW
+        self._usual: tuple[object, float] | None = None
+        self._may_hurry = True
+
+    def is_due(self, step: int, programs: object, took_s: float) -> bool:
+        """Whether to look now; then nothing is due for a window.
+
+        A look before its time that has changed nothing is followed by none: what such looks cost is
+        at most as much again as the others.
+
+        Parameters
+        ----------
+        step
+            The number of steps by now.
+        programs
+            Which the latest of them followed: times of others are not compared.
+        took_s
+            Of one of the latest steps, the median, s.
+        """
+        known = self._usual if self._usual is not None and self._usual[0] is programs else None
+        ratio = took_s / known[1] if known is not None and min(took_s, known[1]) > 0 else 1.0
+        hurries = self._may_hurry and max(ratio, 1 / ratio) >= 1 + CHANGED_FRAC
+        if step < self._due and not (hurries and step >= self._earliest):
+            if known is None:
+                self._usual = programs, took_s
+            return False
+        self._may_hurry = step >= self._due
+        self._usual = programs, took_s
+        self._due = self._earliest = step + WINDOW
+        return True
+
+    def looked(self, step: int, spent_s: float, step_s: float, *, acts: bool, waits: bool) -> None:
+        """What the look at this step has brought.
+
+        Parameters
+        ----------
+        step
+            At which it began.
+        spent_s
+            The processor time that it took, s.
+        step_s
+            Of a step, s.
+        acts
+            Whether it led to anything: then the next change is looked at at once, too.
+        waits
+            Whether a switch is thought of: then the next window is looked at.
+        """
+        rest = 0 if waits else ceil(spent_s / LOOKING_FRAC / step_s)
+        self._due = step + max(WINDOW, rest)
+        self._may_hurry = self._may_hurry or acts or waits
