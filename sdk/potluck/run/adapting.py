@@ -158,11 +158,7 @@ class Adapting:
                 action = NOTHING if decision is None else decision.action
                 self._waiting = action == WAIT
                 self._times.looked(
-                    step,
-                    spent_s,
-                    look.step_s,
-                    acts=action in (ORDER, SWITCH),
-                    waits=self._waiting,
+                    step, spent_s, look.step_s, acts=action in (ORDER, SWITCH), waits=self._waiting
                 )
                 self._act(plan, look, decision)
         except CancelledError:

@@ -1,5 +1,7 @@
 """When the adapter looks: regularly within its budget, and at once where steps change."""
 
+from itertools import pairwise
+
 import hypothesis
 import pytest
 from hypothesis import strategies as st
@@ -53,4 +55,4 @@ def test_whatever_steps_do_looks_in_vain_at_most_double(took_s):
     looks = looks_of(LookTimes(0), took_s)
     rest_steps = SPENT_S / LOOKING_FRAC / 1.0  # after the cheapest look
     assert len(looks) <= 2 * (1 + len(took_s) / max(WINDOW, rest_steps))
-    assert all(after - before >= WINDOW for before, after in zip(looks, looks[1:], strict=False))
+    assert all(after - before >= WINDOW for before, after in pairwise(looks))
