@@ -30,7 +30,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 gc.set_threshold(200_000, *gc.get_threshold()[1:])
 
 # No deadlines: a slow machine is no wrong answer.
-settings.register_profile("default", deadline=None, derandomize=True)
+settings.register_profile("default", deadline=None, derandomize=True, max_examples=40)
 settings.register_profile(
     "long",
     deadline=None,

@@ -20,20 +20,23 @@ class Tagger(torch.nn.Module):
         return self.label(made), made @ made.transpose(1, 2)
 
 
-MODEL = potluck.Model.from_torch(Tagger(), torch.zeros(2, 6, dtype=torch.int64), sequence_dims=(1,))
-FIXED = potluck.Model.from_torch(torch.nn.Linear(4, 3), torch.zeros(2, 4))
+@pytest.fixture(scope="module")
+def model():
+    x = torch.zeros(2, 6, dtype=torch.int64)
+    return potluck.Model.from_torch(Tagger(), x, sequence_dims=(1,))
 
 
 @pytest.mark.parametrize("length", [1, 6, 31])
 @pytest.mark.parametrize("rows", [1, 3])
-def test_they_are_as_many_as_torch_makes(rows, length):
+def test_they_are_as_many_as_torch_makes(model, rows, length):
     x = torch.zeros(rows, length, dtype=torch.int64)
-    found = MODEL.traced_line().traced.output_bytes([x])
+    found = model.traced_line().traced.output_bytes([x])
     assert list(found.values()) == [tensor.nbytes for tensor in Tagger()(x)]
     assert list(found) == [
-        tensor.name for tensor in MODEL.segment(0, len(MODEL.layers()))[0].outputs
+        tensor.name for tensor in model.segment(0, len(model.layers()))[0].outputs
     ]
 
 
 def test_where_plans_know_them_nobody_has_to_be_asked():
-    assert FIXED.traced_line().traced.output_bytes([torch.zeros(5, 4)]) == {}
+    fixed = potluck.Model.from_torch(torch.nn.Linear(4, 3), torch.zeros(2, 4))
+    assert fixed.traced_line().traced.output_bytes([torch.zeros(5, 4)]) == {}
