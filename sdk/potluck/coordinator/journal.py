@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from potluck.coordinator.coordinator_group import CoordinatorGroup, read_group
+from potluck.coordinator.job import MAX_BATCHES, SAVED, START
 from potluck.documents import read_json
 from potluck.errors import FileError
 
@@ -28,6 +29,7 @@ TRAINING = "training"
 ENDED = "ended"
 STOPPED = "stopped"
 FAILED = "failed"
+MAX_STEP = 2**52  # as for a saved run
 STATES = (WAITING, TRAINING, ENDED, STOPPED, FAILED)
 
 
@@ -77,7 +79,9 @@ class Progress:
         match entry:
             case {"step": int(step), "loss": float() | int() as loss} if step == self.step + 1:
                 self.losses.append(float(loss))
-            case {"saved": str(file), "at": int(step)} if step <= self.step:
+            case {"saved": str(file), "at": int(step)} if 0 <= step <= self.step and _is_state(
+                file
+            ):
                 self.saved = (file, step)
             case {"back": int(step)} if self.first_step <= step <= self.step:
                 del self.losses[step - self.first_step :]
@@ -89,12 +93,21 @@ class Progress:
                 self.acts, self.term = key, term
             case {"group": dict(row)}:
                 self.group = read_group(row)
-            case {"begun": int(step), "n_batches": int(n_batches), "saved": str(file)}:
+            case {"begun": int(step), "n_batches": int(n_batches), "saved": str(file)} if (
+                0 <= step <= MAX_STEP and 1 <= n_batches <= MAX_BATCHES and _is_state(file)
+            ):
                 self.first_step = step
                 self.n_batches = n_batches
                 self.saved = (file, step)
             case _:
                 raise ValueError(f"{dict(entry)} cannot be after step {self.step}")
+
+
+def _is_state(file: str) -> bool:
+    """Whether a job keeps a state in a file of this name: the journal may come from others, and no
+    other file is read because of it.
+    """
+    return file in (START, *SAVED)
 
 
 class Journal:

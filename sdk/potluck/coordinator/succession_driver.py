@@ -25,7 +25,8 @@ from potluck.coordinator.succession import (
     Tick,
     Voted,
 )
-from potluck.errors import PotluckError
+from potluck.documents import read_json
+from potluck.errors import FileError, PotluckError
 from potluck_wire.limits import is_key
 from potluck_wire.messages import Lease, Leased
 
@@ -249,8 +250,8 @@ def read_record(text: str) -> Record | None:
         Of `as_text`.
     """
     try:
-        rows: Any = json.loads(text)
-    except ValueError:
+        rows: Any = read_json(text, "a record")
+    except FileError:
         return None
     if not isinstance(rows, list) or not rows or not all(map(_is_key, rows)):
         return None

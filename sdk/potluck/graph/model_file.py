@@ -29,6 +29,17 @@ if TYPE_CHECKING:
 FORMAT = "potluck-model-1"
 # of tensors: what devices keep, and what of the module's state they do not
 _DEVICE, _MODULE = "device/", "module/"
+# what a document that is none makes of its readers
+_ODD = (
+    LookupError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+    ModelError,
+    SegmentError,
+)
 # what answers may be made of, as torch calls it
 _LISTS, _DICTIONARIES = (
     ("builtins.list", "builtins.tuple"),
@@ -84,7 +95,7 @@ def load_model(path: Path) -> "Model":
         )
     try:
         return _model(read_json(metadata["model"], str(path)), tensors)
-    except (LookupError, ValueError, TypeError, AttributeError, ModelError, SegmentError) as error:
+    except _ODD as error:
         raise FileError(f"{path} does not hold: {error}.", path=str(path)) from error
 
 
@@ -218,26 +229,34 @@ def _model(document: Mapping[str, Any], tensors: "Mapping[str, torch.Tensor]") -
         if name.startswith(_DEVICE)
     }
     inputs, targets, by_name, placeless = document["arguments"]
-    inference = document["inference"]
-    training = document["training"]
-    n_inputs = len(inputs)
-    n_reductions = 0 if training is None else int(training["n_reductions"])
+    said = document["training"]
+    inference = _layers(document["inference"], len(inputs), state)
+    training = None if said is None else _layers(said, len(inputs), state)
+    n_reductions = 0
+    if training is not None:
+        n_reductions = said["n_reductions"]
+        n_given = len(training.line.traced.graph.inputs) - len(inputs) - len(targets)
+        if type(n_reductions) is not int or n_reductions != n_given:
+            raise ValueError("it has other inputs and targets than its graph")
     reductions = [(f"reduction_{i}" if i else "reduction",) for i in range(n_reductions)]
+    arguments = Arguments(
+        inputs=tuple(inputs),
+        targets=(*map(tuple, targets), *reductions),
+        n_reductions=n_reductions,
+        by_name=by_name,
+        placeless=tuple(placeless),
+    )
+    if not holds(arguments, Arguments):
+        raise ValueError("what its inputs and targets are called does not hold")
     named = {
         key: state[name] if name else tensors[_MODULE + key] for key, name in document["state"]
     }
     return Model(
-        inference=_layers(inference, n_inputs, state),
-        training=None if training is None else _layers(training, n_inputs, state),
+        inference=inference,
+        training=training,
         net=type(str(document["net"]), (StoredModule,), {})(named),  # models are shown by it
         name=str(document["name"]),
-        arguments=Arguments(
-            inputs=tuple(inputs),
-            targets=(*map(tuple, targets), *reductions),
-            n_reductions=n_reductions,
-            by_name=bool(by_name),
-            placeless=tuple(placeless),
-        ),
+        arguments=arguments,
     )
 
 

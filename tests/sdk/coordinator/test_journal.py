@@ -3,7 +3,9 @@
 import random
 
 import pytest
+from tests.fuzz import mutated
 
+from potluck.coordinator.job import MAX_BATCHES, SAVED, START
 from potluck.coordinator.journal import (
     ENDED,
     FAILED,
@@ -19,13 +21,13 @@ from potluck.errors import FileError
 def written(path, seed=0, n=60):
     """A journal of anything that may happen, and its progress after each line."""
     rng, journal = random.Random(seed), Journal(path)
-    journal.add(begun=5, n_batches=100, saved="start.safetensors")
+    journal.add(begun=5, n_batches=100, saved=START)
     sizes = [path.stat().st_size]
     states = [snapshot(journal.progress)]
     for number in range(n):
         progress = journal.progress
         if number % 7 == 3:
-            journal.add(saved=f"saved-{number % 2}", at=rng.randint(5, progress.step))
+            journal.add(saved=SAVED[number % 2], at=rng.randint(5, progress.step))
         elif number % 11 == 5:
             journal.add(back=rng.randint(progress.first_step, progress.step))
         elif number % 13 == 6:
@@ -76,7 +78,7 @@ def test_where_the_disk_is_full_in_the_midst_of_a_line_it_holds_what_was_whole(t
     resource = pytest.importorskip("resource")
     path = tmp_path / "journal"
     journal = Journal(path)
-    journal.add(begun=0, n_batches=9, saved="start")
+    journal.add(begun=0, n_batches=9, saved=START)
     journal.add(step=1, loss=0.5)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + room, before[1]))
@@ -127,7 +129,13 @@ IMPOSSIBLE = [
     {"step": 9, "loss": 1.0},
     {"step": 6, "loss": "low"},
     {"back": 4},
-    {"saved": "x", "at": 99},
+    {"saved": START, "at": 99},
+    {"saved": "../../another/job/start.safetensors", "at": 5},
+    {"saved": "/etc/hostname", "at": 5},
+    {"saved": SAVED[0], "at": -1},
+    {"begun": -5, "n_batches": 3, "saved": START},
+    {"begun": 5, "n_batches": 10**9, "saved": START},
+    {"begun": 5, "n_batches": 3, "saved": "journal"},
     {"state": "asleep", "why": ""},
     {},
 ]
@@ -137,7 +145,7 @@ IMPOSSIBLE = [
 def test_what_cannot_have_happened_is_refused(tmp_path, entry):
     path = tmp_path / "journal"
     journal = Journal(path)
-    journal.add(begun=5, n_batches=3, saved="start")
+    journal.add(begun=5, n_batches=3, saved=START)
     with pytest.raises(ValueError, match="cannot be after step 5"):
         journal.add(**entry)
     journal.close()
@@ -158,7 +166,7 @@ def test_it_begins_by_waiting_and_failure_says_why(tmp_path):
 def test_how_it_began_may_always_be_told(tmp_path):
     """Of one that is back, and does not know yet what others have of its journal."""
     journal = Journal(tmp_path / "journal")
-    journal.add(begun=3, n_batches=9, saved="start.safetensors")
+    journal.add(begun=3, n_batches=9, saved=START)
     journal.add(step=4, loss=0.5)
     journal.close()
     again = Journal(tmp_path / "journal", 0)
@@ -170,3 +178,33 @@ def test_how_it_began_may_always_be_told(tmp_path):
     again.publish(None)
     assert again.published.losses == [0.5]
     again.close()
+
+
+KEY = "Yne@$w-vo<fVvi]a<NY6T1ed:M$fCG*[IaLV{hID"
+MADE = [
+    {"step": 7, "loss": 0.5},
+    {"saved": SAVED[0], "at": 6},
+    {"back": 5},
+    {"state": TRAINING, "why": ""},
+    {"acts": KEY, "term": 3},
+    {"group": {"seats": [[KEY, "127.0.0.1", 99]], "voters": [KEY], "notebooks": [KEY]}},
+    {"begun": 5, "n_batches": 3, "saved": START},
+]
+
+
+@pytest.mark.parametrize("entry", MADE, ids=lambda entry: next(iter(entry)))
+def test_whatever_a_line_says_progress_stays_possible_and_names_files_of_a_job(entry):
+    """Another coordinator may have written it."""
+    for seed in range(1000):
+        progress = Progress()
+        progress.take({"begun": 5, "n_batches": 3, "saved": START})
+        progress.take({"step": 6, "loss": 1.0})
+        odd = mutated(entry, random.Random(seed))
+        try:
+            progress.take(odd if isinstance(odd, dict) else {})
+        except ValueError:
+            continue
+        assert progress.saved[0] in (START, *SAVED)
+        assert 0 <= progress.first_step <= progress.step
+        assert progress.saved[1] >= 0
+        assert 1 <= progress.n_batches <= MAX_BATCHES

@@ -180,6 +180,42 @@ def test_what_a_file_says_is_checked_though_its_checksum_is_right(tmp_path):
     assert 0 < n_held < 350
 
 
+def numbers(document, at=()):
+    """Where the numbers are, but for those in graphs, and of types one each."""
+    if isinstance(document, bool | int | float):
+        yield at
+    elif isinstance(document, dict | list):
+        inside = document.items() if isinstance(document, dict) else enumerate(document)
+        for key, value in inside:
+            if at[-1:] != ("types",) or key == 0:
+                yield from numbers(value, (*at, key))
+
+
+@pytest.mark.parametrize("number", [10**12, 2**62, -3, 0.5, float("inf"), float("nan"), True])
+def test_no_number_in_a_file_makes_its_reader_wait_or_fall(tmp_path, number):
+    _, model = make_model("mlp")
+    model.save(tmp_path / "whole")
+    tensors, said = read_tensors(tmp_path / "whole", "")
+    document = json.loads(said["model"])
+    places = list(numbers(document))
+    assert ("training", "n_reductions") in places
+    for at in places:
+        other = copy.deepcopy(document)
+        inner = other
+        for key in at[:-1]:
+            inner = inner[key]
+        inner[at[-1]] = number
+        write_tensors(
+            tmp_path / "spoiled", tensors, {"format": said["format"], "model": json.dumps(other)}
+        )
+        try:
+            loaded = Model.load(tmp_path / "spoiled")
+        except FileError:
+            continue
+        graph = loaded.laid_out(True).line.traced.graph
+        assert len(loaded.arguments.labels) == len(graph.inputs)
+
+
 def node(kind, context, *below):
     return {"type": kind, "context": json.dumps(context), "children_spec": list(below)}
 

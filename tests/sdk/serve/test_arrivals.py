@@ -150,3 +150,34 @@ def test_refuses_a_time_that_is_none():
 def test_an_empty_trace_has_no_arrivals():
     assert function_arrivals(FUNCTIONS[:1], [CHAT], SERVERS, Random(0)) == []
     assert llm_arrivals(LLM[:1], CHAT, SERVERS) == []
+
+
+CELLS = [
+    "nan", "inf", "-1", "1e308", "1e400", "", "x", "\x00", '"', "5\r", "5\r6", "\n", "-0", "0x5",
+    "a" * 140_000, "2023-99-99 99:99:99", "00:00:00",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("form", [FUNCTIONS, LLM], ids=["functions", "conversations"])
+def test_whatever_is_in_a_trace_it_has_finite_arrivals_in_order_or_is_refused(form):
+    n_read = 0
+    for seed in range(2000):
+        rng = Random(seed)
+        rows = [line.split(",") for line in form]
+        for _ in range(rng.choice((1, 2, 4))):
+            row = rng.choice(rows)
+            row[rng.randrange(len(row))] = rng.choice(CELLS)
+        lines = [",".join(row) for row in rows]
+        try:
+            if form is LLM:
+                found = llm_arrivals(lines, CHAT, SERVERS)
+            else:
+                found = function_arrivals(lines, [SERVICES["birds"], CHAT], SERVERS, rng)
+        except FileError:
+            continue
+        n_read += 1
+        times_s = [each.request.arrived_s for each in found]
+        assert times_s == sorted(times_s)
+        for each in (each.request for each in found):
+            assert 0 <= each.arrived_s <= each.deadline_s < float("inf")
+    assert n_read > 50

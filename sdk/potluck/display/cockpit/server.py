@@ -11,10 +11,11 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 from potluck.display.cockpit.observer import CockpitObserver
+from potluck.display.cockpit.page_connections import BoundedPageServer
 from potluck.display.cockpit.page_files import (
     HEADERS,
     LENGTH,
@@ -61,16 +62,15 @@ class PageServer:
         self.ended = threading.Event()
         outer = self
 
-        class Browser(_PageRequests):
+        class Browser(PageRequests):
             server_of = outer
 
         if host in ("", "0.0.0.0", "::"):  # noqa: S104
             raise UserError("the page is for one network: say which address of this machine.")
         try:
-            self._server = ThreadingHTTPServer((host, port), Browser)
+            self._server = BoundedPageServer((host, port), Browser)
         except OSError as error:
             raise UserError(f"cannot listen at {host}:{port}: {error.strerror}.") from error
-        self._server.daemon_threads = True
         threading.Thread(
             target=self._server.serve_forever, name="potluck page", daemon=True
         ).start()
@@ -99,7 +99,10 @@ class PageServer:
             self._server.server_close()
 
 
-class _PageRequests(BaseHTTPRequestHandler):
+class PageRequests(BaseHTTPRequestHandler):
+    """What is asked for over one connection."""
+
+    server: BoundedPageServer
     server_of: PageServer
     protocol_version = "HTTP/1.1"
     server_version, sys_version = "potluck", ""
@@ -125,8 +128,8 @@ class _PageRequests(BaseHTTPRequestHandler):
             return self._refuse(403)
         if what not in answers:
             return self._refuse(404)
-        with suppress(OSError):  # the browser has gone
-            answers[what]()
+        with suppress(OSError), self.server.answering(self.client_address[:2]):
+            answers[what]()  # unless the browser has gone
         return None
 
     def _refuse(self, code: int) -> None:
@@ -149,7 +152,7 @@ class _PageRequests(BaseHTTPRequestHandler):
 
     def _ask(self) -> None:
         length = self.headers.get("Content-Length", "")
-        if not length.isdecimal() or int(length) > MOST_ASKED_BYTES:
+        if not length.isdecimal() or len(length) > 9 or int(length) > MOST_ASKED_BYTES:
             return self._refuse(413)
         words = ""
         try:

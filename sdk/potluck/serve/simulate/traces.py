@@ -112,15 +112,18 @@ def llm_arrivals(
 
 def _rows(lines: Iterable[str], columns: list[str]) -> Iterator[tuple[int, list[str]]]:
     reader = csv.reader(lines)
-    header = next(reader, [])
-    if [name.strip() for name in header] != columns:
-        raise FileError(f"line 1: expected {','.join(columns)}, got {','.join(header)[:80]!r}.")
-    for row in reader:
-        if len(row) != len(columns):
-            raise FileError(
-                f"line {reader.line_num}: expected {len(columns)} fields, got {len(row)}."
-            )
-        yield reader.line_num, row
+    try:
+        header = next(reader, [])
+        if [name.strip() for name in header] != columns:
+            raise FileError(f"line 1: expected {','.join(columns)}, got {','.join(header)[:80]!r}.")
+        for row in reader:
+            if len(row) != len(columns):
+                raise FileError(
+                    f"line {reader.line_num}: expected {len(columns)} fields, got {len(row)}."
+                )
+            yield reader.line_num, row
+    except csv.Error as error:
+        raise FileError(f"line {reader.line_num}: this is no CSV ({error}).") from error
 
 
 def _number(text: str, line: int) -> float:

@@ -1,0 +1,111 @@
+"""The connections of a page's server, within bounds: whoever has not shown the token takes no more
+of this process than a few of them, and not for long.
+"""
+
+import logging
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from potluck.serve.gateway.connection_limit import ConnectionLimit, Who
+
+LOG = logging.getLogger(__name__)
+MOST_CONNECTIONS = 64  # a browser opens 6; each takes a descriptor and a thread
+MOST_WAITING = 64  # to be let in
+
+
+class BoundedPageServer(ThreadingHTTPServer):
+    """Serves each connection in a thread of its own, of a few at once.
+
+    Parameters
+    ----------
+    address
+        Where it listens: host and port.
+    handler
+        What answers; it says by `answering` which requests may take their time.
+    door
+        Who is let in, and who has to leave.
+
+    Raises
+    ------
+    OSError
+        It cannot listen there.
+    """
+
+    daemon_threads = True
+    request_queue_size = MOST_WAITING
+
+    def __init__(
+        self,
+        address: tuple[str, int],
+        handler: type[BaseHTTPRequestHandler],
+        door: ConnectionLimit | None = None,
+    ) -> None:
+        self._door = door or ConnectionLimit(MOST_CONNECTIONS, MOST_CONNECTIONS)
+        self._guests: dict[Who, socket.socket] = {}
+        self._lock = threading.Lock()
+        super().__init__(address, handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Let somebody in; for it whoever has asked nothing for the longest may have to leave."""
+        who: Who = client_address[:2]
+        with self._lock:
+            leaves = self._door.come(who, time.monotonic())
+            if leaves is not None:
+                self._part(leaves)
+            if leaves != who:
+                self._guests[who] = request
+        if leaves == who:
+            self.shutdown_request(request)
+        else:
+            super().process_request(request, client_address)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Answer somebody, until they leave."""
+        who: Who = client_address[:2]
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            with self._lock:
+                if self._guests.get(who) is request:
+                    del self._guests[who]
+                    self._door.leave(who)
+
+    def _part(self, who: Who) -> None:
+        guest = self._guests.pop(who, None)
+        if guest is not None:
+            with suppress(OSError):  # it is gone; its thread sees the end, and closes it
+                guest.shutdown(socket.SHUT_RDWR)
+
+    def service_actions(self) -> None:
+        """Part from those that ask nothing; several times a second."""
+        super().service_actions()
+        with self._lock:
+            for who in self._door.overdue(time.monotonic()):
+                self._door.leave(who)
+                self._part(who)
+
+    @contextmanager
+    def answering(self, who: Who) -> Iterator[None]:
+        """Somebody has shown the token: what they asked for may take its time.
+
+        Parameters
+        ----------
+        who
+            Address and port of the other end.
+        """
+        with self._lock:
+            self._door.ask(who)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._door.answer(who, time.monotonic())
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Connections break as they like: nobody's screen is filled because of it."""
+        LOG.debug("a connection of %s broke", client_address[0], exc_info=True)
