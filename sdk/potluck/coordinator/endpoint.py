@@ -1,6 +1,7 @@
 """Where a coordinator listens, and how it is asked: one request, one answer, over CURVE."""
 
 import json
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,15 @@ from potluck.errors import HomeError
 from potluck.handle import Task
 from potluck.sanitized_text import harmless
 from potluck.sessions.connections import Keys
+from potluck.sessions.socket_memory import ConnectionMemory
 
 CONNECT_S = 5.0
 ANSWER_S = 20.0  # it looks through all files of a job before it admits it
 MAX_ANSWER_BYTES = 64 << 20
-_HANDSHAKE = (
-    zmq.EVENT_HANDSHAKE_SUCCEEDED
+LOOK_S = 0.1  # how often it is looked at what has come of an answer
+_WATCHED = (
+    zmq.EVENT_CONNECTED
+    | zmq.EVENT_HANDSHAKE_SUCCEEDED
     | zmq.EVENT_HANDSHAKE_FAILED_AUTH
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 )
@@ -68,19 +72,16 @@ class Endpoint:
             socket.curve_serverkey = self.key.encode()
             socket.curve_publickey = self.keys.public.encode()
             socket.curve_secretkey = self.keys.secret.encode()
-            with socket.get_monitor_socket(_HANDSHAKE) as monitor:
+            with socket.get_monitor_socket(_WATCHED) as monitor:
                 try:
                     socket.connect(f"tcp://{self}")
                 except zmq.ZMQError as error:
                     raise HomeError(f"{self} is no address: {error.strerror}.") from error
                 request = {"version": VERSION, "ask": what, **about}
                 socket.send_multipart([json.dumps(request).encode(), data])
-                if not monitor.poll(int(min(within_s, CONNECT_S) * 1000)):
-                    raise self._silent(is_refused=False)
-                if recv_monitor_message(monitor)["event"] != zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                    raise self._silent(is_refused=True)
-                if not socket.poll(int(within_s * 1000)):
-                    raise self._silent(is_refused=False)
+                came = ConnectionMemory()
+                self._await_handshake(monitor, came, min(within_s, CONNECT_S))
+                self._await_answer(socket, monitor, came, within_s)
                 text, *rest = socket.recv_multipart()
                 socket.disable_monitor()
         answer = read_json(text, f"the answer of the coordinator at {self}")
@@ -89,6 +90,35 @@ class Endpoint:
         if "error" in answer:
             raise HomeError(harmless(str(answer["error"])[:MAX_TEXT]))
         return answer, rest[0]
+
+    def _await_handshake(self, monitor: Any, came: ConnectionMemory, within_s: float) -> None:
+        end_s = time.monotonic() + within_s
+        while monitor.poll(max(0, int((end_s - time.monotonic()) * 1000))):
+            event: Any = recv_monitor_message(monitor)
+            if event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                return
+            if event["event"] != zmq.EVENT_CONNECTED:
+                raise self._silent(is_refused=True)
+            came.opened(event["value"])
+        raise self._silent(is_refused=False)
+
+    def _await_answer(
+        self, socket: Any, monitor: Any, came: ConnectionMemory, within_s: float
+    ) -> None:
+        """Until all of it is there. Before that ZeroMQ shows none of it, however much has come."""
+        end_s = time.monotonic() + within_s
+        while not socket.poll(int(min(LOOK_S, within_s) * 1000)):
+            while monitor.poll(0):
+                event: Any = recv_monitor_message(monitor)
+                if event["event"] == zmq.EVENT_CONNECTED:
+                    came.opened(event["value"])
+            if came.left_bytes(is_empty=False) > MAX_ANSWER_BYTES + CHUNK_BYTES:
+                raise HomeError(
+                    f"the coordinator at {self} answers more than {units.size(MAX_ANSWER_BYTES)}.",
+                    next_step="Is it of this version of potluck?",
+                )
+            if time.monotonic() > end_s:
+                raise self._silent(is_refused=False)
 
     def _silent(self, is_refused: bool) -> HomeError:
         if is_refused:
