@@ -29,6 +29,7 @@ from potluck.errors import DeviceError, HomeError
 from potluck.sessions.agent_specs import Spec
 from potluck.sessions.events import Address
 from potluck_wire.limits import PORT
+from potluck_wire.process_identity import identity
 
 READY_S = 30.0  # under 1 s alone; ten at once on two busy cores took 6 s
 STOP_S = 5.0
@@ -290,7 +291,8 @@ def sweep(root: Path | None = None) -> None:
     """
     for directory in (root or Path(tempfile.gettempdir())).glob(f"{PREFIX}*-*"):
         number = directory.name.removeprefix(PREFIX).partition("-")[0]
-        if number.isdecimal() and not psutil.pid_exists(int(number)):
+        # anybody may make a directory of that name: no number is too large
+        if number.isdecimal() and not identity(int(number)):
             shutil.rmtree(directory, ignore_errors=True)
 
 

@@ -128,5 +128,7 @@ def test_what_a_killed_script_left_is_swept_away_and_nothing_else(tmp_path):
     for directory in (left, own, other):
         directory.mkdir()
         (directory / "file").write_text("x")
+    for odd in ("9" * 200, "0", "-1", "1e9", "\u0663" * 30, str(2**31), str(2**63), ""):
+        (tmp_path / f"potluck-lab-{odd}-x").mkdir()  # by anybody who may write there
     sweep(tmp_path)
     assert [directory.exists() for directory in (left, own, other)] == [False, True, True]
