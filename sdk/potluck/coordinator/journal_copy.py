@@ -35,13 +35,16 @@ class JournalCopy:
         """SHA-256 of all of it; empty while there is nothing."""
         return self._prefix.digest(self.nbytes) if self.nbytes else ""
 
-    def extend(self, data: bytes) -> None:
+    def extend(self, data: bytes, term: int) -> None:
         """What comes next; it is on the disk when this returns.
 
         Parameters
         ----------
         data
             Whole lines.
+        term
+            Of whoever acts: no line is of a newer one. Nobody could act after a term that is made
+            up.
 
         Raises
         ------
@@ -64,6 +67,12 @@ class JournalCopy:
             if entry is None:
                 raise FileError(f"{self.path}: a line that came is none.", path=str(self.path))
             self._take(entry)
+        if self.progress.term > term:
+            raise FileError(
+                f"{self.path}: a line that came is of term {self.progress.term}, newer than the "
+                f"{term} of who sent it.",
+                path=str(self.path),
+            )
         with self.path.open("ab") as file:
             file.write(data)
             file.flush()

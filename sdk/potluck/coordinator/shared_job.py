@@ -18,7 +18,7 @@ from potluck.coordinator.journal import Journal, Prefix, Progress
 from potluck.coordinator.journal_copy import JournalCopy
 from potluck.coordinator.periodic_task import THREADS, Pace
 from potluck.coordinator.state_size import check_size, most_state_bytes
-from potluck.coordinator.succession import Pulled, Resign, Succession
+from potluck.coordinator.succession import MAX_NEWER, Pulled, Resign, Succession
 from potluck.coordinator.succession_driver import AskDevice, SuccessionDriver
 from potluck.errors import FileError, HomeError, PotluckError
 from potluck.run.checkpoint import step_of
@@ -306,7 +306,9 @@ class SharedJob:
                 f"the journal of {self.job} is said to have {told.nbytes} bytes, more than the "
                 f"{MAX_JOURNAL_BYTES} that are copied."
             )
-        self._extend(into, data)
+        if told.term > self.line.machine.term + MAX_NEWER:
+            raise HomeError(f"the term of who acts for {self.job} is said to be {told.term}.")
+        self._extend(into, data, told.term)
         if data and into.nbytes < told.nbytes:
             return False
         if into is self._coming:
@@ -321,9 +323,9 @@ class SharedJob:
         path.unlink(missing_ok=True)
         self._coming = JournalCopy(path)
 
-    def _extend(self, into: JournalCopy, data: bytes) -> None:
+    def _extend(self, into: JournalCopy, data: bytes, term: int) -> None:
         try:
-            into.extend(data)
+            into.extend(data, term)
         except FileError:  # what is there stays until something better has come
             self._copy = None
             self._coming = None

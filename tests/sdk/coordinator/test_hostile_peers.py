@@ -12,6 +12,7 @@ from tests.sdk.coordinator.test_kill_moments import Watched, case, home
 
 from potluck.coordinator.coordinator_group import MAX_SEATS, Seat
 from potluck.coordinator.job import JOURNAL, MODEL, files_of
+from potluck.coordinator.journal import Journal
 from potluck.coordinator.server import CHUNK_BYTES, VERSION
 from potluck.coordinator.shared_job import MAX_JOURNAL_BYTES, fetch
 from potluck.errors import HomeError, PotluckError, UserError
@@ -179,6 +180,9 @@ def test_a_seat_that_is_anywhere_is_refused():
             Seat(key=new_keys().public, host=host, port=1)
 
 
+MADE_UP = Journal.line({"acts": new_keys().public, "term": 2**50})
+
+
 def test_who_copies_is_told_lies_and_keeps_what_it_has(home, monkeypatch):
     """A's answers turn into rubbish; B keeps its copy, says nothing of it, and copies on later."""
     told = home.shared()
@@ -196,6 +200,8 @@ def test_who_copies_is_told_lies_and_keeps_what_it_has(home, monkeypatch):
             ({**found[0], "state": ["../x", 1, "", 1]}, b""),
             (found[0], b"no line\n"),
             (found[0], b"cut"),
+            (found[0], MADE_UP),
+            ({**found[0], "term": 2**50}, MADE_UP),
         ]
         return rubbish[n % len(rubbish)]
 
@@ -204,6 +210,7 @@ def test_who_copies_is_told_lies_and_keeps_what_it_has(home, monkeypatch):
     until(lambda: next(lies, None) is None or home.is_over())
     assert home.progress("B").losses[: len(before.losses)] == before.losses
     assert not (home.disk("B") / "x").exists()
+    assert home.progress("B").term < 2**40  # else B could never act, nor copy from who does
     home.ends(told)
 
 
