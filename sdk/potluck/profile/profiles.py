@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from potluck import display_hooks
 from potluck.display_hooks import Shown
-from potluck.errors import PlanError
+from potluck.errors import PlanError, UserError
 from potluck.profile.home_network import HomeNetwork
 from potluck.records import (
     Device,
@@ -146,6 +146,8 @@ class Profile(Shown):
 
         known(name, [device.name for device in self.devices], "device")
         left = tuple(device for device in self.devices if device.name != name)
+        if not left:
+            raise UserError(f"without {name} no device is left.", next_step="Add another first.")
         return replace(self, devices=left, network=parted(self.network, name), home="")
 
     def with_medium(self, name: str, rate: float | str) -> "Profile":

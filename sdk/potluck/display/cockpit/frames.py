@@ -11,6 +11,7 @@ that whoever comes later needs to ask nobody.
 """
 
 import json
+import math
 import struct
 import sys
 from array import array
@@ -67,8 +68,20 @@ class Frames:
         head = {"n": self._n, "on": on, "set": patch, "texts": texts, "rows": rows}
         if sys.byteorder == "big":
             figures.byteswap()
-        document = json.dumps(head, separators=(",", ":"), allow_nan=False).encode()
+        try:
+            document = json.dumps(head, separators=(",", ":"), allow_nan=False).encode()
+        except ValueError:  # a figure is infinite or none: JSON has no such numbers
+            document = json.dumps(_finite(head), separators=(",", ":")).encode()
         return HEAD.pack(len(document)) + document + figures.tobytes()
+
+
+def _finite(value: Any) -> Any:
+    """The same with nothing in the place of what is no number."""
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:

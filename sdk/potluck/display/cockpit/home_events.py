@@ -57,8 +57,9 @@ class HomeEvents:
             self._run, self._history = None, History()
             return []
         news = []
-        what = (run.plan.model, bool(run.ended))
+        what = (run.number, bool(run.ended))
         if self._run is None or self._run[0] != what[0]:
+            self._run, self._history = None, History()
             who = ", ".join(run.plan.devices)
             news.append(News(kind="run", words=f"{run.plan.model} is deployed on {who}"))
         if run.ended and (self._run is None or not self._run[1]):

@@ -52,7 +52,8 @@ class Looking(anywidget.AnyWidget):
 
     def _heard(self, _widget: Any, content: Any, _buffers: Any) -> None:
         number = content.get("number") if isinstance(content, dict) else None
-        self.send({"heard": number, "words": ""})
+        is_there = isinstance(content, dict) and content.get("ask") == "hello"
+        self.send({"heard": number, "words": "" if is_there else self._said})
 
     def close(self) -> None:
         """End it: views keep what they showed last."""

@@ -138,6 +138,8 @@ class CockpitMachine:
         self.latest: Trace | None = None  # of the newest step that was shown
         self.predicted: Trace | None = None
         self._run_number, self._n_losses = -1, 0
+        self._looked_at: tuple[Plan, bool] | None = None  # previewed, and if of an imagined home
+        self._looked_under: object = None  # what ran then
         self._steps_began: list[int] = []  # the first rows of the latest ones
         self._plan: Plan | None = None  # the one in force
         self._plan_began = 0  # its first row of tasks
@@ -184,14 +186,19 @@ class CockpitMachine:
 
     def _seen(self, observation: CockpitObservation, now_s: float) -> list[Order]:
         self.observation, run = observation, observation.run
+        if observation.is_closed:  # nobody plans for it any more
+            self._planning = self._imagining = 0
+            self._work("plan", "")
+            self._work("imagine", "")
         if observation.network is not self._wired[0]:
             network, empty = observation.network, MediaWiring(shared={}, ports={})
             self._wired = network, wiring(network) if network else empty
         if run is not None and run.number != self._run_number:  # another one begins anew
-            self._run_number, self._n_losses = run.number, 0
-            self._show(began={"losses": self.state.losses.end, "tasks": self.state.tasks.end})
+            self._begin(run)
         if run is not None and run.plan is not self._plan:  # its outlines are not of steps before
             self._plan, self._plan_began = run.plan, self.state.tasks.end
+            self.predicted = None
+            self._show(outline={})
         if run is not None and run.latest is not None:
             self._step(run, observation.network)
         if run is None or run.last_s > home_sections.LIT_S + 2 * max(run.step_s[-4:], default=0.0):
@@ -215,9 +222,20 @@ class CockpitMachine:
             self._note([News(kind="effect", words=words)], now_s)
         self._show(effects={str(i): item for i, item in enumerate(self._effects.shown)})
         self._show_plans()
+        if self._looked_at is not None and self._looked_under != (run.plan, bool(run.ended)):
+            self._preview(plan_sections.name_of(self._looked_at[0]))
         if self._planned_for != run.plan and run.problem is not None and not run.ended:
             return self._plan_anew()
         return []
+
+    def _begin(self, run: RunObservation) -> None:
+        """Another run: nothing of the one before is said of it."""
+        self._run_number, self._n_losses = run.number, 0
+        self._show(began={"losses": self.state.losses.end, "tasks": self.state.tasks.end})
+        self._plans = tuple(plan for plan in self._plans if _same_work(plan, run.plan))
+        self._effects, self._planned_for = SwitchEffects(), None
+        self.latest, self._looked_at = None, None
+        self._show(preview={})
 
     def _step(self, run: RunObservation, network: Network | None) -> None:
         assert run.latest is not None
@@ -273,7 +291,7 @@ class CockpitMachine:
 
     def _plan_anew(self) -> list[Order]:
         run = self.observation.run
-        if run is None or run.problem is None:
+        if run is None or run.problem is None or self.observation.is_closed:
             return []
         self._planned_for = run.plan
         self._planning = self._next()
@@ -284,6 +302,8 @@ class CockpitMachine:
         return orders + (self._imagine(self._imagined) if self._imagined else [])
 
     def _imagine(self, home: Imagined) -> list[Order]:
+        if self.observation.is_closed:
+            return self._notify("the home is closed: nobody plans for it any more")
         self._imagined = home
         self._show(imagined=_imagined(home))
         if not home:
@@ -344,14 +364,24 @@ class CockpitMachine:
             real = run.plan
         if real is not None:
             return real, False
-        return plan_sections.by_name(self._imagined_plans).get(name), True
+        imagined = plan_sections.by_name(self._imagined_plans).get(name)
+        if imagined is None and self._looked_at is not None:  # offered when it was clicked on
+            plan, is_imagined = self._looked_at
+            if plan_sections.name_of(plan) == name:
+                return plan, is_imagined
+        return imagined, True
 
     def _preview(self, name: str) -> list[Order]:
         plan, is_imagined = self._named(name)
         run = self.observation.run
         if plan is None:
+            self._looked_at = None
             self._show(preview={})
+            if name:
+                self._notify("that plan is offered no more")
             return []
+        self._looked_at = plan, is_imagined
+        self._looked_under = (run.plan, bool(run.ended)) if run is not None else None
         problem = plan.problem if is_imagined else (run.problem if run else plan.problem)
         usual_s = run.step_s[-1] if run is not None and run.step_s else None
         shown = plan_sections.preview(plan, run.plan if run else None, problem, usual_s)
@@ -366,16 +396,24 @@ class CockpitMachine:
     def _go(self, name: str) -> list[Order]:
         plan, is_imagined = self._named(name)
         run = self.observation.run
-        if plan is None or is_imagined or run is None or run.ended:
-            return []
+        if run is None or run.ended:
+            return self._notify("nothing runs that could go over to that plan")
+        if plan is None:
+            return self._notify("that plan is offered no more: choose another")
+        if is_imagined:
+            return self._notify("that plan is of the home that you imagine")
+        if plan_sections.name_of(run.plan) == name:
+            return self._notify("that plan is at work already")
         if self._switching is not None:
-            self._notify("a switch is under way already; the plan can be chosen again after it")
-            return []
+            return self._notify(
+                "a switch is under way already; the plan can be chosen again after it"
+            )
         self._switching = self._next(), plan
         self._work("switch", "switching", 0.0)
         costs_s = self.state.sections.get("preview", {}).get("costs_s")
         if not run.is_imagined:
             self._effects.begin(run, plan, costs_s)
+        self._looked_at = None
         self._show(preview={})
         return [SwitchTo(order=self._switching[0], plan=plan)]
 
@@ -431,8 +469,16 @@ class CockpitMachine:
             left[what] = item if done_frac is None else {**item, "frac": done_frac}
         self._show(work=left)
 
-    def _notify(self, words: str) -> None:
+    def _notify(self, words: str) -> list[Order]:
+        """Say it; nothing is ordered."""
         self._show(said={"n": self._next(), "words": words})
+        return []
+
+
+def _same_work(plan: Plan, other: Plan) -> bool:
+    """Whether both are for the same model, and both train or both do not."""
+    mine, its = ((p.model, p.training, p.stages[-1].stop) for p in (plan, other))
+    return mine == its
 
 
 def _imagined(home: Imagined) -> dict[str, Any]:

@@ -34,6 +34,7 @@ from potluck.planning import make_plans
 from potluck.profile.library import names
 from potluck.profile.profiles import Profile
 from potluck.records import Inference, Plan, QoE, Training
+from potluck.sanitized_text import quoted
 
 TICK_S = 0.1
 WHOLE_S = 2.0  # between whole frames, for pages that came later or missed one
@@ -98,6 +99,7 @@ class CockpitObserver:
         self._is_drawn = False  # what has changed is in those pictures
         self._at_work: dict[str, int] = {}  # by kind, the order whose answer counts
         self._thread: threading.Thread | None = None
+        self._fault = ""  # of the latest look
         if plans:
             self._handle(Given(plans=plans))
         self.look()
@@ -150,11 +152,15 @@ class CockpitObserver:
 
     def _go_on(self) -> None:
         while not self._ended.wait(TICK_S):
+            is_over = self._observed.is_over  # before the look: the last one sees the end
             try:
                 self.look()
-            except Exception:  # the next look may go well: what shows a run must never end with it
-                _FAULTS.exception("a look at the home failed")
-            if self._observed.is_over:
+                self._fault = ""
+            except Exception as error:  # the next may go well: what shows a run never ends with it
+                if repr(error) != self._fault:  # once, not ten times a second
+                    _FAULTS.exception("a look at the home failed")
+                self._fault = repr(error)
+            if is_over:
                 self.close()
 
     # --- in and out -------------------------------------------------------------------------------
@@ -243,6 +249,9 @@ class CockpitObserver:
             return
         except PotluckError as error:
             found, words = (), str(error)
+        except Exception as error:  # whatever it was, the page has to hear that it is over
+            _FAULTS.exception("planning for a page failed")
+            found, words = (), f"{type(error).__name__}: {error}"
         self._answer(Planned(order=order.order, plans=found, words=words))
 
     def _plans_for(self, order: MakePlans, kind: str) -> tuple[Plan, ...]:
@@ -252,12 +261,14 @@ class CockpitObserver:
             return time.thread_time()
 
         profile, workload = self._observed.asked()
+        for added in order.home.added:
+            if added not in names("devices"):  # a page may not name a file
+                raise UserError(f"the library has no device {quoted(added)!r}.")
+            profile = profile.with_device(added)
         for name in order.home.without:
             profile = profile.without_device(name)
         for medium, rate in order.home.media.items():
             profile = profile.with_medium(medium, rate)
-        for added in order.home.added:
-            profile = profile.with_device(added)
         if not order.home:
             profile = self._observed.of_those_here(profile)
         problem = profile.problem(workload, _qoe(order.limits, profile))

@@ -9,7 +9,7 @@ from potluck.errors import UserError
 
 LONGEST = 200
 MOST_CHANGES = 32
-LARGEST = 1e18  # of seconds, joules, bytes: what is larger means nothing
+LARGEST, SMALLEST = 1e18, 1e-9  # of seconds, joules, bytes: what is beyond means nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,8 +136,8 @@ def _above_zero(content: Mapping[str, Any], name: str) -> float | None:
     value = content.get(name)
     if value is None:
         return None
-    if type(value) not in (int, float) or not 0 < value <= LARGEST:
-        raise UserError(f"{name} is a number above zero, got {_few(value)}.")
+    if type(value) not in (int, float) or not SMALLEST <= value <= LARGEST:
+        raise UserError(f"{name} is a number above {SMALLEST:g}, got {_few(value)}.")
     return float(value)
 
 

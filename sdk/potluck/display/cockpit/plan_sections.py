@@ -1,6 +1,7 @@
 """The section of the plans, and of one that somebody looks at before it is switched to. Pure."""
 
 import hashlib
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -23,7 +24,7 @@ def plans(found: Iterable[Plan], here: Plan | None) -> dict[str, Any]:
     at_work = name_of(here) if here is not None else ""
     shown: dict[str, Any] = {}
     for place, plan in enumerate(found):
-        if plan.latency_s is None or len(shown) >= MOST_SHOWN:
+        if not _is_known(plan.latency_s) or len(shown) >= MOST_SHOWN:
             continue
         name = name_of(plan)
         item: dict[str, Any] = {
@@ -34,10 +35,14 @@ def plans(found: Iterable[Plan], here: Plan | None) -> dict[str, Any]:
             "bytes": max(plan.peak_bytes.values(), default=0),
             "here": name == at_work,
         }
-        if plan.energy_j is not None:
+        if _is_known(plan.energy_j):
             item["j"] = plan.energy_j
         shown.setdefault(name, item)
     return shown
+
+
+def _is_known(figure: float | None) -> bool:
+    return figure is not None and math.isfinite(figure)
 
 
 def preview(
@@ -45,18 +50,24 @@ def preview(
 ) -> dict[str, Any]:
     """Who does what, what moves from whom to whom, and what the switch costs."""
     who = [
-        [harmless(device), stage.start, stage.stop, share, stage.recompute]
+        [
+            harmless(device),
+            stage.start,
+            stage.stop,
+            share,
+            stage.recompute,
+            plan.peak_bytes.get(device, 0),
+        ]
         for stage in plan.stages
         for device, share in zip(stage.devices, stage.shares, strict=True)
     ]
     found: dict[str, Any] = {"name": name_of(plan), "planner": harmless(plan.planner), "who": who}
     found |= {"micro_batch": plan.micro_batch, "n_micro_batches": plan.n_micro_batches}
-    if plan.latency_s is not None:
+    if _is_known(plan.latency_s):
         found["s"] = plan.latency_s
-    if plan.energy_j is not None:
+    if _is_known(plan.energy_j):
         found["j"] = plan.energy_j
         found["energy_source"] = plan.energy_source
-    found["bytes"] = {harmless(name): nbytes for name, nbytes in plan.peak_bytes.items()}
     if before is not None and problem is not None:
         found |= _crossing(plan, before, problem, step_s)
     return found

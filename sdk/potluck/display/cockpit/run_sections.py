@@ -28,7 +28,7 @@ def run(seen: RunObservation) -> dict[str, Any]:
         "micro_batch": plan.micro_batch,
         "n_layers": plan.stages[-1].stop,
         "state": _state(seen),
-        "stages": [[s.start, s.stop, list(s.devices), list(s.shares)] for s in plan.stages],
+        "stages": [[s.start, s.stop, [harmless(name) for name in s.devices]] for s in plan.stages],
     }
     if seen.ended:
         found["ended"] = harmless(seen.ended)[:300]

@@ -133,7 +133,12 @@ def frames(url: str) -> Generator[bytes, None, None]:
     try:
         connection.request("GET", f"{where.path}frames")
         stream = connection.getresponse()
-        while stream.status == http.HTTPStatus.OK and (head := stream.read(LENGTH.size)):
+        if stream.status != http.HTTPStatus.OK:
+            raise HomeError(
+                f"the page lets nobody else look now (HTTP {stream.status}).",
+                next_step="Close another page of this home, and try again.",
+            )
+        while head := stream.read(LENGTH.size):
             (length,) = LENGTH.unpack(head)
             if length > MOST_FRAME_BYTES:
                 raise HomeError("the page sends frames that are too long.")

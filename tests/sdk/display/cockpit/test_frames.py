@@ -137,3 +137,11 @@ def test_a_loss_that_is_no_number_travels_among_the_figures():
     reader.take(Frames().whole(state))
     (row,) = reader.rows["losses"].values()
     assert row[1] != row[1]
+
+
+def test_a_figure_that_is_no_number_leaves_the_rest_of_its_frame_whole():
+    state = CockpitState()
+    state.sections["run"] = {"step_s": float("inf"), "n": 3, "more": [float("nan"), 1.0]}
+    reader = FrameReader()
+    assert reader.take(Frames().whole(state))
+    assert reader.sections == {"run": {"n": 3, "more": [None, 1.0]}}

@@ -102,7 +102,7 @@ def test_the_plan_at_work_is_marked_whoever_has_made_it(machine):
 def test_a_first_click_previews_and_changes_nothing(machine):
     assert machine.handle(Preview(name=name_of(ALONE)), 2.0) == []
     preview = machine.state.sections["preview"]
-    assert preview["who"] == [["a", 0, 4, 8, False]]
+    assert preview["who"] == [["a", 0, 4, 8, False, 5000]]
     # two layers of 1000 bytes, with AdamW's two moments
     assert preview["moves"] == [["b", "a", 6000]]
     assert preview["costs_s"] > 0
@@ -258,3 +258,108 @@ def test_texts_of_others_are_harmless():
     assert "\u202e" not in shown
     assert "\x07" not in shown
     assert "<script>" in shown  # pages set texts as texts
+
+
+def test_a_plan_that_was_looked_at_can_be_chosen_though_others_are_offered_now(machine):
+    name = name_of(ALONE)
+    machine.handle(Preview(name=name), 2.0)
+    (order,) = machine.handle(SetLimits(limits=Limits(latency_s=0.6)), 2.1)
+    machine.handle(Planned(order=order.order, plans=(BOTH,)), 2.2)
+    (order,) = machine.handle(Go(name=name), 2.3)
+    assert order == SwitchTo(order=order.order, plan=ALONE)
+
+
+@pytest.mark.parametrize(
+    ("plan", "ended", "words"),
+    [
+        (ALONE, "the fit failed", "nothing runs that could go over"),
+        (BOTH, "", "at work already"),
+        (observations.plan("b"), "", "offered no more"),
+    ],
+)
+def test_a_click_that_changes_nothing_says_why(machine, plan, ended, words):
+    run = observations.running(BOTH, ended=ended)
+    look(machine, observations.seen(observations.member("a"), run=run), 2.0)
+    before = machine.state.sections.get("said", {}).get("n", 0)
+    assert machine.handle(Go(name=name_of(plan)), 2.1) == []
+    said = machine.state.sections["said"]
+    assert said["n"] > before
+    assert words in said["words"]
+
+
+def test_nothing_is_planned_for_a_home_that_is_closed(machine):
+    without = Imagined(without=("b",))
+    machine.handle(Imagine(home=without), 2.0)
+    machine.handle(SetLimits(limits=Limits(latency_s=0.6)), 2.1)
+    run = observations.running(BOTH, ended="the home was closed")
+    look(machine, observations.seen(observations.member("a"), run=run, is_closed=True), 2.2)
+    assert machine.state.sections["work"] == {}
+    assert machine.handle(SetLimits(limits=Limits()), 2.3) == []
+    assert machine.handle(Imagine(home=without), 2.4) == []
+    assert machine.state.sections["work"] == {}
+    assert "closed" in machine.state.sections["said"]["words"]
+
+
+def test_what_is_looked_at_follows_what_runs(machine):
+    machine.handle(Preview(name=name_of(ALONE)), 2.0)
+    assert machine.state.sections["preview"]["is_here"] is False
+    members = observations.member("a"), observations.member("b")
+    look(machine, observations.seen(*members, run=observations.running(ALONE)), 2.1)
+    assert machine.state.sections["preview"]["is_here"] is True
+    ended = observations.running(ALONE, ended="all is learned")
+    look(machine, observations.seen(*members, run=ended), 2.2)
+    assert machine.state.sections["preview"]["no_run"] is True
+
+
+def without_a_problem(observation):
+    return replace(observation, run=replace(observation.run, problem=None))
+
+
+def test_nothing_of_a_run_is_said_of_the_next(machine):
+    step = Event(device="a", lane="compute", start_s=0.0, stop_s=0.4, label="0F0", op="run")
+    trace = Trace(source="predicted", events=(step,), step_s=(0.4,))
+    decided = Decision(step=1, action="keep", words="of the first")
+    members = observations.member("a"), observations.member("b")
+    run = observations.running(BOTH, latest=trace, latest_step=3, predicted=trace)
+    run = replace(run, history=replace(run.history, decisions=(decided,)))
+    look(machine, observations.seen(*members, run=run), 2.0)
+    machine.handle(Preview(name=name_of(ALONE)), 2.1)
+    other = replace(BOTH, model="another")
+    run = observations.running(other, steps=0, number=2)
+    decided = Decision(step=1, action="keep", words="of the second")
+    run = replace(run, history=replace(run.history, decisions=(decided,)))
+    look(machine, without_a_problem(observations.seen(*members, run=run)), 2.2)
+    shown = machine.state.sections
+    assert [*shown["plans"]] == [name_of(other)]  # its own, and none of another model
+    assert (shown["preview"], shown["outline"]) == ({}, {})
+    assert machine.latest is None
+    assert [w for w in words_of(machine) if "deployed" in w][-1].startswith("another")
+    assert words_of(machine).count("of the second") == 1
+    again = observations.running(other, steps=0, number=3)  # of the same name
+    look(machine, without_a_problem(observations.seen(*members, run=again)), 2.3)
+    assert sum("another is deployed" in words for words in words_of(machine)) == 2
+
+
+def test_names_that_look_the_same_keep_figures_of_their_own():
+    names = "a\u202e", "a\u202d"
+    plan = replace(observations.plan(*names), peak_bytes={names[0]: 1000, names[1]: 2000})
+    machine = CockpitMachine()
+    machine.handle(Planned(order=0, plans=(plan,)), 1.0)
+    look(machine, without_a_problem(observations.seen(run=observations.running(plan))))
+    machine.handle(Preview(name=name_of(plan)), 2.0)
+    assert [row[-1] for row in machine.state.sections["preview"]["who"]] == [1000, 2000]
+    stages = repr(machine.state.sections["run"]["stages"])
+    assert "\\u202e" not in stages
+    assert "\\u202d" not in stages
+
+
+@pytest.mark.parametrize("figure", [float("inf"), float("nan")])
+def test_a_plan_whose_time_is_no_number_is_not_offered(machine, figure):
+    (order,) = machine.handle(SetLimits(limits=Limits()), 2.0)
+    odd = replace(ALONE, latency_s=figure) if figure == figure else replace(ALONE, energy_j=figure)
+    machine.handle(Planned(order=order.order, plans=(BOTH, odd)), 2.1)
+    assert all(
+        value == value and abs(value) != float("inf")
+        for plan in machine.state.sections["plans"].values()
+        for value in (plan["s"], plan.get("j", 0.0))
+    )

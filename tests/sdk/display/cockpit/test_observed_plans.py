@@ -128,3 +128,44 @@ def test_a_person_looks_at_another_plan_in_a_browser(browser, observer, shots):
     finally:
         context.close()
         server.close()
+
+
+@pytest.mark.parametrize(
+    "wish",
+    [
+        {"without": ["laptop-1", "laptop-2", "jetson", "phone"]},
+        {"without": ["nobody"]},
+        {"added": ["pyproject.toml"]},
+        {"added": ["/etc/passwd"]},
+        {"media": {"air": 1e-9}},
+        {"media": {"no such": 1.0}},
+    ],
+    ids=str,
+)
+def test_whatever_is_imagined_is_answered(observer, wish):
+    observer.clicked({"ask": "imagine", **wish})
+    deadline_s = time.monotonic() + WAIT_MS / 1e3
+    sections = observer.machine.state.sections
+    while sections["work"].get("imagine"):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+    words, found = sections["imagined"]["words"], sections["imagined_plans"]
+    assert bool(words) != bool(found)
+    assert "Error" not in words  # for people
+    assert "No such file" not in words  # a page learns nothing of this machine's files
+
+
+@pytest.mark.faults
+def test_planning_that_breaks_is_told(observer, monkeypatch):
+    from potluck.display.cockpit import observer as module
+
+    def broken(*_, **__):
+        raise ZeroDivisionError("by nothing")
+
+    monkeypatch.setattr(module, "make_plans", broken)
+    observer.clicked({"ask": "imagine", "without": ["phone"]})
+    deadline_s = time.monotonic() + WAIT_MS / 1e3
+    while observer.machine.state.sections["work"].get("imagine"):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+    assert "ZeroDivisionError" in observer.machine.state.sections["imagined"]["words"]

@@ -12,6 +12,7 @@ from tests.sdk.display.cockpit import observations
 
 from potluck.display.cockpit.home_events import News
 from potluck.display.cockpit.machine import CockpitMachine, HomeObserved, Planned
+from potluck.display.cockpit.page_messages import Preview
 from potluck.display.cockpit.plan_sections import name_of
 from potluck.display.cockpit.server import PageServer
 from potluck.errors import UserError
@@ -46,7 +47,9 @@ class Played:
 
     def show(self, view):
         self.views.append(view)
-        view(self.frames.whole(self.machine.state))
+        whole = self.frames.whole(self.machine.state)
+        for each in self.views:  # what follows changes this frame
+            each(whole)
         return lambda: self.views.remove(view)
 
     def clicked(self, content, *, may_act):
@@ -266,6 +269,108 @@ def test_imagining_follows_the_hand(opened, played):
     assert content["ask"] == "imagine"
     assert content["without"] == ["b"]
     assert content["media"]["air"] == pytest.approx(1e5)
+
+
+def lines_that_stick_out(page):
+    """Sections whose content is wider than they are."""
+    return page.evaluate(
+        """() => [...ROOT().querySelectorAll('section,header,.pre,.card')]
+        .filter(e => e.scrollWidth > e.clientWidth + 1).map(e => e.textContent.slice(0, 40))"""
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [1200, 400, 320])
+def test_long_and_foreign_names_stay_inside(opened, played, width):
+    names = ["x" * 300, HOSTILE[0], "\U0001f600 phone", "\u05dc\u05e4\u05d8\u05d5\u05e4"]
+    plan = observations.plan(*names)
+    other = observations.plan(names[0], planner="y" * 200, latency_s=0.9, energy_j=2.0)
+    run = replace(observations.running(plan), problem=observations.problem(*names))
+    members = [observations.member(name) for name in names]
+    played.handle(HomeObserved(observation=observations.seen(*members, run=run)))
+    played.handle(Planned(order=1, plans=(plan, other)), Preview(name=name_of(other)))
+    page = opened(width=width)
+    page.get_by_role("button", name="Switch to this plan").wait_for()
+    assert lines_that_stick_out(page) == []
+    # a sentence stays one, whoever is its subject
+    told = page.locator("li span", has_text=names[3]).last
+    assert told.evaluate("e => getComputedStyle(e).direction") == "ltr"
+
+
+@pytest.mark.slow
+def test_a_page_loaded_again_shows_the_limits_and_the_home_that_are_imagined(opened, played):
+    started(played)
+    page = opened()
+    page.get_by_role("slider", name="most time of a step").fill("500")
+    page.get_by_role("button", name="what if").click()
+    page.get_by_role("button", name="take away b").click()
+    page.wait_for_timeout(400)
+    for other in (page, opened()):
+        if other is page:
+            page.reload()
+        other.get_by_role("button", name="bring back b").wait_for()
+        assert other.locator(".limits output").first.inner_text() != "any"
+    page.get_by_role("button", name="bring back b").click()
+    page.get_by_role("slider", name="most time of a step").fill("1000")
+    page.wait_for_function("ROOT().querySelector('.limits output').textContent === 'any'")
+    other.get_by_role("button", name="take away b").wait_for()
+    other.wait_for_function("ROOT().querySelector('.limits output').textContent === 'any'")
+
+
+@pytest.mark.slow
+def test_what_goes_wrong_is_not_hidden(opened, played):
+    """A loss that is no number, plans beyond the picture, a closed home."""
+    seen = at_work(played.machine).observation
+    history = replace(seen.run.history, losses=(2.0, 1.0, float("nan")))
+    played.handle(HomeObserved(observation=replace(seen, run=replace(seen.run, history=history))))
+    slow = observations.plan("b", planner="slow", latency_s=60.0, energy_j=900.0)
+    played.handle(Planned(order=1, plans=(BOTH, ALONE, slow)))
+    page = opened()
+    page.get_by_text("step 3: NaN").wait_for()
+    page.get_by_text("1 far slower: not drawn.").wait_for()
+    closed = replace(seen, is_closed=True, run=replace(seen.run, ended="the home was closed"))
+    played.handle(HomeObserved(observation=closed))
+    page.get_by_text("The home is closed: this is what was seen last.").wait_for()
+
+
+@pytest.mark.slow
+def test_power_is_of_those_who_are_there_and_each_colour_is_one_device(opened, played):
+    for second in range(30):
+        n_here = 8 if second < 10 else 7
+        members = [
+            observations.member(f"device-{i}", watts=10.0, at_s=float(second))
+            for i in range(n_here)
+        ]
+        played.machine.handle(HomeObserved(observation=observations.seen(*members)), float(second))
+    page = opened()
+    page.get_by_text("3 others").wait_for()
+    colours = page.evaluate(
+        """[...ROOT().querySelectorAll('section[aria-label=power] .keys i')]
+        .map(e => e.style.background)"""
+    )
+    assert len(colours) == len(set(colours)) == 6
+    tops = page.evaluate(
+        """[...ROOT().querySelectorAll('section[aria-label=power] polyline')].pop()
+        .getAttribute('points').split(' ').map(p => +p.split(',')[1])"""
+    )
+    assert tops[-1] > tops[0]  # lower in the picture: one has gone
+
+
+@pytest.mark.slow
+def test_what_was_picked_stays_picked_while_steps_come(opened, played):
+    started(played)
+    page = opened()
+    stream = page.get_by_role("img", name=re.compile("task stream"))
+    stream.focus()
+    page.keyboard.press("End")
+    page.get_by_text(re.compile("Instruction 3 of its device's program")).wait_for()
+    picked = "document.querySelector('#cockpit').potluck.picked.join()"
+    before = page.evaluate(picked)
+    played.handle(at_work(played.machine, steps=31))
+    page.get_by_text("training, step 31").wait_for()
+    assert page.evaluate(picked) == before
+    page.keyboard.press("ArrowLeft")
+    page.get_by_text(re.compile("step 30, plan by")).last.wait_for()
 
 
 # --- who may have it ------------------------------------------------------------------------------

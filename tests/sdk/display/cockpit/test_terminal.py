@@ -86,6 +86,15 @@ def test_frames_are_followed_over_the_page(at_work):
         next(follow(server.url))
 
 
+def test_one_reader_too_many_is_told_so(at_work):
+    server = PageServer(object())
+    while server.streams.acquire(blocking=False):  # all that there are
+        pass
+    with pytest.raises(HomeError, match="nobody else look now"):
+        next(follow(server.url))
+    server.close()
+
+
 def test_nobody_is_found_through_no_window(tmp_path):
     with pytest.raises(HomeError, match=r"home\.window"):
         window.find(tmp_path)
