@@ -24,12 +24,13 @@ def main(args: argparse.Namespace) -> int:
         from potluck.display.cockpit.terminal import follow, screen
     with address(args) as (url, _):
         if args.once:
-            Console().print(screen(next(follow(url))))
+            console = Console()
+            console.print(screen(next(follow(url)), console.width))
             return 0
         drawn_s = 0.0
         with Live(screen=True, auto_refresh=False) as live:
             for reader in follow(url):
                 if time.monotonic() >= drawn_s + REDRAW_S:
                     drawn_s = time.monotonic()
-                    live.update(screen(reader), refresh=True)
+                    live.update(screen(reader, live.console.width), refresh=True)
     return 0

@@ -4,6 +4,8 @@ import itertools
 import math
 from dataclasses import dataclass
 
+MOST_DECIMALS, LARGEST = 6, 1e7  # beyond, a tick value is told by its power of ten
+
 
 def ticks(low: float, high: float, most: int = 8) -> tuple[float, ...]:
     """Round values (1, 2 or 5 times a power of ten apart) from `low` to `high`, at most `most` of
@@ -18,7 +20,8 @@ def ticks(low: float, high: float, most: int = 8) -> tuple[float, ...]:
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough * (1 - 1e-9))
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
-    values = (round(index * step, 12) for index in range(first, last + 1))
+    digits = 12 - min(0, math.floor(math.log10(step)))  # enough for the smallest steps
+    values = (round(index * step, digits) for index in range(first, last + 1))
     return tuple(int(value) if value == int(value) else value for value in values)
 
 
@@ -28,6 +31,20 @@ def decimals(values: tuple[float, ...]) -> int:
         return 1
     step = min(later - earlier for earlier, later in itertools.pairwise(values))
     return max(0, -math.floor(math.log10(step) + 1e-9))
+
+
+def told(values: tuple[float, ...]) -> tuple[str, ...]:
+    """Each tick value as a short text.
+
+    >>> told((0, 0.5, 1)), told((0, 2e-13)), told((0, 2e38))
+    (('0.0', '0.5', '1.0'), ('0', '2e-13'), ('0', '2e+38'))
+    """
+    n_decimals, most = decimals(values), max(map(abs, values))
+    if n_decimals <= MOST_DECIMALS and most < LARGEST:
+        return tuple(f"{value:.{n_decimals}f}" for value in values)
+    step = values[-1] - values[-2] if len(values) > 1 else most
+    digits = 1 + math.floor(math.log10(most)) - math.floor(math.log10(step) + 1e-9)
+    return tuple(f"{value:.{max(1, digits)}g}" for value in values)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

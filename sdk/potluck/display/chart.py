@@ -142,14 +142,12 @@ def frame(title: str, note: str, x: Scale, y: Scale, x_unit: str, y_unit: str) -
     if note:
         items.append(Text(x=WIDTH - RIGHT, y=22, text=note, size=11, fill="muted", anchor="end"))
     across, up = axes.ticks(x.low, x.high, 9), axes.ticks(y.low, y.high, 6)
-    for value in up:
+    for value, text in zip(up, axes.told(up), strict=True):
         items.append(Line(points=((x.start, y(value)), (x.stop, y(value)))))
-        text = f"{value:.{axes.decimals(up)}f}"
         items.append(
             Text(x=x.start - 8, y=y(value), text=text, size=10, fill="muted", anchor="end")
         )
-    for value in across:
-        text = f"{value:.{axes.decimals(across)}f}"
+    for value, text in zip(across, axes.told(across), strict=True):
         items.append(
             Text(x=x(value), y=y.start + 14, text=text, size=10, fill="muted", anchor="middle")
         )

@@ -141,7 +141,18 @@ class Profile(Shown):
         return with_device(self, kind, name, like=like, numbers=numbers)
 
     def without_device(self, name: str) -> "Profile":
-        """The profile with one device less."""
+        """The profile with one device less.
+
+        Parameters
+        ----------
+        name
+            Of the device.
+
+        Raises
+        ------
+        UserError
+            There is no such device, or it is the only one.
+        """
         from potluck.planning.scenario import known, parted
 
         known(name, [device.name for device in self.devices], "device")

@@ -23,6 +23,8 @@ def pictures() -> dict[str, scene.Scene]:
         "empty": timeline.gantt(Trace(source="measured")),
         "loss": chart.loss({"split": [2.0, 1.0, 0.5], "one machine": [2.0, 1.0, 0.5]}),
         "no loss": chart.loss({}),
+        "tiny losses": chart.loss({"loss": [5e-45, 2.8e-45, 1.4e-45]}),
+        "huge losses": chart.loss({"loss": [-3.4e38, 1.0, 3.4e38]}),
         "a loss that is no number": chart.loss({"loss": [2.0, float("nan"), float("inf")]}),
         "four": timeline.gantt(*[example.MEASURED] * 4, headings=["a", "b", "c"]),
         "pareto": chart.pareto([example.PLAN, slow], example.PLAN),
@@ -166,6 +168,15 @@ def test_frontier_keeps_what_nothing_beats():
 )
 def test_ticks_are_round(low, high, most, expected):
     assert axes.ticks(low, high, most) == expected
+
+
+@pytest.mark.parametrize(
+    ("low", "high"), [(0.0, 1e-13), (1e-45, 5e-45), (-3e38, 3e38), (1.0, 1.0 + 1e-9), (0.0, 7.0)]
+)
+def test_each_tick_value_is_told_apart_and_briefly(low, high):
+    told = axes.told(axes.ticks(low, high, 6))
+    assert len(set(told)) == len(told) > 1
+    assert max(map(len, told)) <= 12
 
 
 def test_png_has_the_size_of_the_scene(tmp_path):

@@ -4,6 +4,7 @@ import http.client
 import struct
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing
+from itertools import compress
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -23,14 +24,17 @@ SILENCE_S = 30.0
 BAR = 12  # letters
 
 
-def screen(reader: FrameReader) -> RenderableType:
-    """All that fits a terminal: the run, the devices, the media, plans and the latest events."""
+def screen(reader: FrameReader, width: int = 120) -> RenderableType:
+    """All that fits a terminal: the run, the devices, the media, plans and the latest events.
+
+    Of a narrow one, columns that matter less are left out.
+    """
     sections = reader.sections
-    parts: list[RenderableType] = [_headline(sections), _devices(sections)]
+    parts: list[RenderableType] = [_headline(sections), _devices(sections, width)]
     if sections.get("media"):
         parts.append(_media(sections["media"]))
     if len(sections.get("plans", {})) > 1:
-        parts.append(_plans(sections["plans"]))
+        parts.append(_plans(sections["plans"], width))
     return Group(*parts, *_events(reader))
 
 
@@ -55,8 +59,19 @@ def _ordered(things: Mapping[str, Any]) -> Iterator[Any]:
     return iter(sorted(things.values(), key=lambda item: item["at"]))
 
 
-def _devices(sections: Mapping[str, Any]) -> Table:
-    table = Table("", "device", "status", "layers", "memory", "power", "battery", "port", box=None)
+def _table(width: int, **columns: int) -> tuple[Table, list[bool]]:
+    """A table of those columns that a terminal so wide has room for, and which they are."""
+    table, fit = Table(box=None), [width >= least for least in columns.values()]
+    for name in compress(columns, fit):
+        title = name.replace("_", " ").strip()
+        table.add_column(title, no_wrap=True, overflow="ellipsis", max_width=max(12, width // 4))
+    return table, fit
+
+
+def _devices(sections: Mapping[str, Any], width: int) -> Table:
+    table, fit = _table(
+        width, _=0, device=0, status=60, layers=40, memory=80, power=0, battery=100, port=100
+    )
     for d in _ordered(sections.get("devices", {})):
         layers = ", ".join(f"{a}-{b - 1}" if b - a > 1 else str(a) for a, b in d.get("layers", []))
         memory = units.size(d["allowed"]) if "allowed" in d else ""
@@ -69,7 +84,7 @@ def _devices(sections: Mapping[str, Any]) -> Table:
         port = " ".join(f"{way} {units.percent(load)}" for way, load in d.get("port", {}).items())
         lit = Text("●", style="green") if d["lit"] else Text("○", style="dim")
         cells = (d["shown"], d["status"], layers, memory, watts, battery, port)
-        table.add_row(lit, *map(Text, cells))
+        table.add_row(*compress((lit, *map(Text, cells)), fit))
     return table
 
 
@@ -84,15 +99,14 @@ def _media(media: Mapping[str, Any]) -> Table:
     return table
 
 
-def _plans(plans: Mapping[str, Any]) -> Table:
-    table = Table("", "plan", "devices", "time", "energy", "highest memory", box=None)
+def _plans(plans: Mapping[str, Any], width: int) -> Table:
+    table, fit = _table(width, _=0, plan=0, devices=70, time=0, energy=50, highest_memory=80)
     for p in [*_ordered(plans)][:6]:
         here = Text("▶", style="red") if p["here"] else Text("")
         energy = units.energy(p.get("j"))
         names = Text(", ".join(p["devices"]))
-        table.add_row(
-            here, Text(p["planner"]), names, units.duration(p["s"]), energy, units.size(p["bytes"])
-        )
+        told = Text(p["planner"]), names, units.duration(p["s"]), energy, units.size(p["bytes"])
+        table.add_row(*compress((here, *told), fit))
     return table
 
 

@@ -28,12 +28,12 @@ home.close()
 """
 
 
-def text_of(machine):
+def text_of(machine, width=120):
     reader = FrameReader()
     reader.take(Frames().whole(machine.state))
-    console = Console(width=120, color_system=None)
+    console = Console(width=width, color_system=None)
     with console.capture() as captured:
-        console.print(screen(reader))
+        console.print(screen(reader, width))
     return captured.get()
 
 
@@ -84,6 +84,25 @@ def test_frames_are_followed_over_the_page(at_work):
     server.close()
     with pytest.raises(HomeError):
         next(follow(server.url))
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 120])
+def test_a_narrow_terminal_shows_less_and_that_readably(at_work, width):
+    shown = text_of(at_work, width)
+    names = [*at_work.state.sections["devices"]]
+    rows = [line for line in shown.splitlines() if line.lstrip().startswith(("●", "○"))]
+    assert [row.split()[1] for row in rows] == names  # a line each, and whole
+    assert "10.0 W est." in shown
+    assert "…" not in shown
+    assert ("battery" in shown) == (width >= 100)
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 120])
+def test_a_long_name_leaves_room_for_the_figures(width):
+    machine = CockpitMachine()
+    members = observations.member("x" * 300), observations.member("\U0001f600" * 100)
+    machine.handle(HomeObserved(observation=observations.seen(*members)), 1.0)
+    assert text_of(machine, width).count("10.0 W est.") == len(members)
 
 
 def test_one_reader_too_many_is_told_so(at_work):
