@@ -17,7 +17,7 @@ from potluck.sanitized_text import harmless
 # come from the page (ink) or work on white and on black (the palette).
 STYLE = f"""<style>
 .potluck-plain{{display:none!important}}
-.potluck{{display:block!important;margin:4px 0 14px;
+.potluck{{display:block!important;margin:4px 0 14px;overflow-x:auto;
   font:13px/1.45 system-ui,-apple-system,'Segoe UI',Roboto,sans-serif}}
 .potluck.potluck table{{border-collapse:collapse;font-size:13px;margin:10px 0 6px;border:0;background:none}}
 .potluck.potluck caption{{caption-side:top;text-align:left;font-weight:600;font-size:14px;padding:4px 0;

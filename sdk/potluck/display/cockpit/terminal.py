@@ -105,8 +105,8 @@ def _plans(plans: Mapping[str, Any], width: int) -> Table:
         here = Text("▶", style="red") if p["here"] else Text("")
         energy = units.energy(p.get("j"))
         names = Text(", ".join(p["devices"]))
-        told = Text(p["planner"]), names, units.duration(p["s"]), energy, units.size(p["bytes"])
-        table.add_row(*compress((here, *told), fit))
+        figures = units.duration(p["s"]), energy, units.size(p["bytes"])
+        table.add_row(*compress((here, Text(p["planner"]), names, *map(Text, figures)), fit))
     return table
 
 

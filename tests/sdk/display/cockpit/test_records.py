@@ -97,6 +97,17 @@ def test_where_scripts_are_off_tables_are_plain(browser):
     context.close()
 
 
+@pytest.mark.parametrize("width", [320, 400, 800])
+def test_a_wide_table_scrolls_in_its_place(browser, width):
+    """The page itself is no wider than a phone."""
+    context = browser.new_context(viewport={"width": width, "height": 900})
+    page = context.new_page()
+    page.set_content(markup.page("A page", *everything().values()))
+    page.evaluate("document.querySelectorAll('details').forEach(node => { node.open = true; })")
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    context.close()
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_all_records_are_readable_on_light_and_on_dark(browser, shots, scheme):
     context = browser.new_context(color_scheme=scheme, viewport={"width": 1000, "height": 900})
