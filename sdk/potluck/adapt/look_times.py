@@ -1,5 +1,6 @@
 """When the adapter looks at a run: as often as a small part of the run's time pays for, and before
-that where steps take another time than they took at the latest look. Pure.
+that where steps take another time than they took at the latest look, or another plan is at work.
+Pure.
 """
 
 from math import ceil
@@ -23,7 +24,7 @@ class LookTimes:
         self._usual: tuple[object, float] | None = None
         self._may_hurry = True
 
-    def is_due(self, step: int, programs: object, took_s: float) -> bool:
+    def is_due(self, step: int, plan: object, took_s: float) -> bool:
         """Whether to look now; then nothing is due for a window.
 
         A look before its time that has changed nothing is followed by none: what such looks cost is
@@ -33,20 +34,21 @@ class LookTimes:
         ----------
         step
             The number of steps by now.
-        programs
-            Which the latest of them followed: times of others are not compared.
+        plan
+            At work; times of others are not compared.
         took_s
             Of one of the latest steps, the median, s.
         """
-        known = self._usual if self._usual is not None and self._usual[0] is programs else None
-        ratio = took_s / known[1] if known is not None and min(took_s, known[1]) > 0 else 1.0
+        usual, self._usual = self._usual, self._usual or (plan, took_s)
+        if usual is not None and usual[0] != plan:  # nobody has looked at it yet
+            self._usual = plan, took_s
+            self._due = min(self._due, max(self._earliest, step + WINDOW))
+        ratio = took_s / self._usual[1] if min(took_s, self._usual[1]) > 0 else 1.0
         hurries = self._may_hurry and max(ratio, 1 / ratio) >= 1 + CHANGED_FRAC
         if step < self._due and not (hurries and step >= self._earliest):
-            if known is None:
-                self._usual = programs, took_s
             return False
         self._may_hurry = step >= self._due
-        self._usual = programs, took_s
+        self._usual = plan, took_s
         self._due = self._earliest = step + WINDOW
         return True
 
@@ -62,7 +64,7 @@ class LookTimes:
         step_s
             Of a step, s.
         acts
-            Whether it led to anything: then the next change is looked at at once, too.
+            Whether another plan follows: then the next change is looked at at once, too.
         waits
             Whether a switch is thought of: then the next window is looked at.
         """

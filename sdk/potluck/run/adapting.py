@@ -108,7 +108,7 @@ class Adapting:
         if len(steps) < WINDOW:
             return
         took_s = median(execution.stop_s - execution.start_s for execution, _ in steps)
-        if not self._times.is_due(n_done, own, took_s):
+        if not self._times.is_due(n_done, plan.stages, took_s):
             return
         self._learn_cost()
         self._work = threading.Thread(
@@ -158,7 +158,7 @@ class Adapting:
                 action = NOTHING if decision is None else decision.action
                 self._waiting = action == WAIT
                 self._times.looked(
-                    step, spent_s, look.step_s, acts=action in (ORDER, SWITCH), waits=self._waiting
+                    step, spent_s, look.step_s, acts=action == SWITCH, waits=self._waiting
                 )
                 self._act(plan, look, decision)
         except CancelledError:

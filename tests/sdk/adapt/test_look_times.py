@@ -11,11 +11,11 @@ from potluck.adapt.look_times import CHANGED_FRAC, LOOKING_FRAC, WINDOW, LookTim
 SPENT_S = 0.5
 
 
-def looks_of(times, took_s, programs=lambda step: 0, acts=lambda step: False):
+def looks_of(times, took_s, plan=lambda step: 0, acts=lambda step: False):
     """The steps at which looks happen, of steps that take so long, and each costs SPENT_S."""
     looks = []
     for step, seconds in enumerate(took_s, 1):
-        if times.is_due(step, programs(step), seconds):
+        if times.is_due(step, plan(step), seconds):
             looks.append(step)
             times.looked(step, SPENT_S, seconds, acts=acts(step), waits=False)
     return looks
@@ -38,9 +38,9 @@ def test_noise_is_no_change():
     assert looks_of(LookTimes(0), took_s) == [WINDOW]
 
 
-def test_times_of_other_programs_are_not_compared():
-    looks = looks_of(LookTimes(0), [0.1] * 50 + [0.3] * 30, programs=lambda step: step > 50)
-    assert looks == [WINDOW]
+def test_another_plan_is_looked_at_after_its_first_window():
+    looks = looks_of(LookTimes(0), [0.1] * 50 + [0.3] * 60, plan=lambda step: step > 50)
+    assert looks == [WINDOW, 51 + WINDOW]
 
 
 def test_a_second_change_is_looked_at_where_the_first_look_did_something():
