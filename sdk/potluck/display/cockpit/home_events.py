@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from potluck.display.cockpit.observation import CockpitObservation, RunObservation
-from potluck.run.history import History
 from potluck.sessions.members import Member
 
 DECIDED = {"order": "ordered", "switch": "switched", "failed": "failed"}
@@ -25,8 +24,7 @@ class HomeEvents:
 
     def __init__(self) -> None:
         self._status: dict[str, str] = {}
-        self._run: tuple[object, ...] | None = None
-        self._history = History()
+        self._told: dict[int, tuple[int, ...]] = {}  # by run: if it ended, and how much was told
         self._given = ""
 
     def look(self, observation: CockpitObservation) -> list[News]:
@@ -54,37 +52,25 @@ class HomeEvents:
 
     def _of_run(self, run: RunObservation | None) -> list[News]:
         if run is None:
-            self._run, self._history = None, History()
             return []
         news = []
-        what = (run.number, bool(run.ended))
-        if self._run is None or self._run[0] != what[0]:
-            self._run, self._history = None, History()
+        told = self._told.get(run.number, (0,) * 5)
+        if run.number not in self._told:
             who = ", ".join(run.plan.devices)
             news.append(News(kind="run", words=f"{run.plan.model} is deployed on {who}"))
-        if run.ended and (self._run is None or not self._run[1]):
+        if run.ended and not told[0]:
             news.append(News(kind="failed", words=f"the run has ended: {run.ended}"))
-        self._run = what
-        history, before = run.history, self._history
-        news += [
-            News(kind="lost", words=r.words) for r in _new(history.recoveries, before.recoveries)
-        ]
-        news += [
-            News(kind="left", words=d.words) for d in _new(history.departures, before.departures)
-        ]
-        news += [
-            News(kind="joined", words=a.words) for a in _new(history.arrivals, before.arrivals)
-        ]
+        its = run.history
+        news += [News(kind="lost", words=r.words) for r in its.recoveries[told[1] :]]
+        news += [News(kind="left", words=d.words) for d in its.departures[told[2] :]]
+        news += [News(kind="joined", words=a.words) for a in its.arrivals[told[3] :]]
         news += [
             News(kind=DECIDED.get(d.action, "decided"), words=d.words)
-            for d in _new(history.decisions, before.decisions)
+            for d in its.decisions[told[4] :]
         ]
-        self._history = history
+        lengths = map(len, (its.recoveries, its.departures, its.arrivals, its.decisions))
+        self._told[run.number] = (int(bool(run.ended)), *lengths)
         return news
-
-
-def _new(now: tuple, before: tuple) -> tuple:  # type: ignore[type-arg]
-    return now[len(before) :]
 
 
 def _news_of(member: Member, before: str | None) -> News:

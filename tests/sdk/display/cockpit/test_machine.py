@@ -340,6 +340,16 @@ def test_nothing_of_a_run_is_said_of_the_next(machine):
     assert sum("another is deployed" in words for words in words_of(machine)) == 2
 
 
+def test_what_a_run_told_is_not_told_again_after_another(machine):
+    members = observations.member("a"), observations.member("b")
+    before = words_of(machine)
+    other = replace(BOTH, model="another")
+    look(machine, observations.seen(*members, run=observations.running(other, number=2)), 2.0)
+    look(machine, observations.seen(*members, run=observations.running(BOTH)), 2.1)
+    told = words_of(machine)[len(before) :]
+    assert told == ["another is deployed on a, b"]
+
+
 def test_names_that_look_the_same_keep_figures_of_their_own():
     names = "a\u202e", "a\u202d"
     plan = replace(observations.plan(*names), peak_bytes={names[0]: 1000, names[1]: 2000})
