@@ -1,10 +1,15 @@
 """Something that is done again and again in the background, until it says that it is over."""
 
+import logging
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
+
+# what must not happen and did; silent in an honest home
+FAULTS = logging.getLogger("potluck.faults")
+MOST_TOLD = 10  # faults of one task: it may have the same one each time
 
 
 class PeriodicTask(Protocol):
@@ -39,7 +44,7 @@ class PeriodicTasks(Protocol):
 
 
 class ThreadedTask:
-    """In a thread of its own; parameters as for `PeriodicTasks`.
+    """In a thread of its own, which goes on whatever is raised; parameters as for `PeriodicTasks`.
 
     Parameters
     ----------
@@ -63,6 +68,7 @@ class ThreadedTask:
         self._every_s = every_s
         self._work = work
         self._at_end = at_end
+        self._n_faults = 0
         self._news = threading.Event()
         self._thread = threading.Thread(target=self._loop, name=f"potluck {name}", daemon=True)
         self._thread.start()
@@ -71,9 +77,18 @@ class ThreadedTask:
         while True:
             self._news.wait(self._every_s)
             self._news.clear()
-            if not self._work():
+            if not self._goes_on():
                 break
         self._at_end()
+
+    def _goes_on(self) -> bool:
+        try:
+            return self._work()
+        except Exception:  # the last line of defence
+            self._n_faults += 1
+            if self._n_faults <= MOST_TOLD:
+                FAULTS.exception("a fault in %s", self._thread.name)
+            return True
 
     def wake(self) -> None:
         """Do it now, and not only when it is time."""

@@ -27,6 +27,8 @@ and restarts.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from potluck.coordinator.coordinator_group import MAX_SEATS
+
 LEASE_S = 5.0
 HELD_S = 0.98 * LEASE_S  # by the holder's clock, from when it asked: clocks differ by less
 RENEW_S = 1.0
@@ -389,7 +391,8 @@ class Succession:
         self._copies = {**self._copies, event.by: (event.position, now_s)}
         latest = self._pending or self.record
         assert latest is not None
-        if event.by not in latest.in_sync and event.position >= self.reported:
+        is_full = len(latest.in_sync) >= MAX_SEATS  # of a record that somebody made up
+        if event.by not in latest.in_sync and event.position >= self.reported and not is_full:
             self._joining -= {event.by}
             self._write((*latest.in_sync, event.by), now_s)
         elif event.by not in latest.in_sync and had is not None and event.position >= had:

@@ -8,6 +8,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, Protocol
 
+from potluck.coordinator.coordinator_group import MAX_SEATS
 from potluck.coordinator.periodic_task import THREADS, Pace, PeriodicTask
 from potluck.coordinator.succession import (
     ACTING,
@@ -253,7 +254,9 @@ def read_record(text: str) -> Record | None:
         rows: Any = read_json(text, "a record")
     except FileError:
         return None
-    if not isinstance(rows, list) or not rows or not all(map(_is_key, rows)):
+    if not isinstance(rows, list) or not 1 <= len(rows) <= 1 + MAX_SEATS:
+        return None
+    if not all(map(_is_key, rows)):
         return None
     return Record(rows[0], tuple(rows[1:]))
 

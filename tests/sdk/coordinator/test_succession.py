@@ -3,6 +3,7 @@
 import random
 
 import pytest
+from tests.sdk.coordinator.in_memory import new_keys
 from tests.sdk.coordinator.interleavings import (
     Broken,
     acting,
@@ -14,6 +15,7 @@ from tests.sdk.coordinator.interleavings import (
     world,
 )
 
+from potluck.coordinator.coordinator_group import MAX_SEATS
 from potluck.coordinator.succession import (
     ACTING,
     ASKING,
@@ -39,7 +41,11 @@ from potluck.coordinator.succession import (
     Tick,
     Voted,
 )
+from potluck.coordinator.succession_driver import as_text, read_record
 from potluck_agent.core.leases import LeaseTable
+from potluck_wire.frames import encode
+from potluck_wire.limits import MAX_INT, MAX_STR_BYTES
+from potluck_wire.messages import Lease
 
 VOTERS = ("d0", "d1", "d2")
 HOMES = [(2, 1), (2, 2), (2, 3), (3, 3), (3, 4), (2, 5)]  # coordinators, devices
@@ -402,3 +408,69 @@ class ForgetsWhatIsHeld(LeaseTable):
 def test_the_search_finds_a_device_that_forgets_what_is_held():
     with pytest.raises(Broken):
         go_on(settled(world(3, 3, table=ForgetsWhatIsHeld)), 390)
+
+
+# --- what others make up --------------------------------------------------------------------------
+
+
+KEYS = [new_keys().public for _ in range(20)]
+
+
+def made_up(rng, machine):
+    """Anything that a device or another coordinator may say."""
+    in_sync = [KEYS[0]] * (rng.random() < 0.8) + rng.sample(
+        KEYS[MAX_SEATS:], rng.choice((0, 7, 10))
+    )
+    text = as_text(Record(rng.choice(KEYS), tuple(in_sync)))
+    record = read_record(text) if len(text) <= MAX_STR_BYTES else None
+    ballot = rng.choice((0, 1, MAX_INT)), rng.choice((0, 1, MAX_INT))
+    number = len(machine.asked)
+    term = rng.choice((0, 1, machine.term, machine.term + 1, MAX_INT))
+    return rng.choice(
+        (
+            Tick(),
+            yes(rng.choice(VOTERS), number, term, record, ballot),
+            yes(rng.choice(VOTERS), number, term, record, ballot),
+            no(rng.choice(VOTERS), number, term, record, ballot, left_s=rng.choice((-1e15, 1e15))),
+            Pulled(rng.choice(KEYS[1:MAX_SEATS]), rng.choice((0, 100, MAX_INT))),
+            LeaderAnswered(rng.choice(KEYS), term),
+        )
+    )
+
+
+def test_whatever_is_made_up_all_that_is_asked_of_devices_can_be_said(record_property):
+    """One record that a device made up and another key do not make one that no message holds."""
+    n_sequences, n_acted = 600, 0
+    for seed in range(n_sequences):
+        rng, now_s = random.Random(seed), 0.0
+        machine = Succession(KEYS[0], 0, VOTERS, reached=100, founds=rng.random() < 0.5)
+        machine.asked = []
+        for _ in range(40):
+            now_s += rng.choice((0.0, 0.1, 1.0, 5.0))
+            actions = machine.handle(made_up(rng, machine), now_s)
+            n_acted += any(isinstance(action, Begin) for action in actions)
+            for action in actions:
+                if isinstance(action, AskVoters):
+                    machine.asked.append(action)
+                    record = as_text(action.record) if action.record is not None else ""
+                    encode(
+                        Lease(
+                            task="t",
+                            name="l",
+                            term=action.term,
+                            serial=action.serial,
+                            lasts_s=action.lasts_s,
+                            record=record,
+                        )
+                    )
+    assert n_acted > 20
+    record_property("inputs", n_sequences)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", "[" * 2000, "1" * 5000, '["x"]', as_text(Record("A", ()))]
+)
+def test_what_is_no_record_counts_for_nothing(text):
+    assert read_record(text) is None
+    assert read_record(as_text(Record(KEYS[0], tuple(KEYS[: MAX_SEATS + 1])))) is None
+    assert read_record(as_text(Record(KEYS[0], tuple(KEYS[:MAX_SEATS])))) is not None
