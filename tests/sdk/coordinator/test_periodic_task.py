@@ -6,7 +6,8 @@ from potluck.coordinator.periodic_task import FAULTS, MOST_TOLD, ThreadedTask
 
 
 def test_what_is_raised_is_told_and_the_next_time_goes_on(monkeypatch):
-    n, ended, told = 0, threading.Event(), []
+    n, ended = 0, threading.Event()
+    told = []
     monkeypatch.setattr(FAULTS, "exception", lambda text, *about: told.append(text % about))
 
     def work():
