@@ -60,7 +60,7 @@ input[type=range]{accent-color:var(--blue);width:100%;min-width:60px;height:18px
 .rail{height:8px;border-radius:4px;background:color-mix(in srgb,var(--ink) 10%,transparent);overflow:hidden;position:relative}
 .rail i{display:block;height:100%;width:0;border-radius:4px;
 background:repeating-linear-gradient(115deg,var(--red) 0 5px,color-mix(in srgb,var(--red) 65%,var(--paper)) 5px 8px)}
-.bus .if{grid-column:1/-1;display:flex;gap:10px;align-items:center}
+.bus .if{white-space:nowrap;grid-column:1/-1;display:flex;gap:10px;align-items:center}
 .cards{display:grid;grid-template-columns:repeat(auto-fill,minmax(158px,1fr));gap:10px;margin:0 0 14px;padding:9px 0 0}
 .card{border:1px solid var(--line);border-radius:9px;padding:8px 10px 9px;position:relative;background:var(--paper);min-width:0}
 .card::before{content:"";position:absolute;left:18px;top:-10px;height:9px;border-left:2px solid var(--line)}
@@ -214,8 +214,8 @@ function set(node, props) {
   for (const [key, value] of Object.entries(props)) {
     const name = key === "label" ? "aria-label" : key;
     if (key.startsWith("on")) node.addEventListener(key.slice(2), value);
-    else if (value === undefined || value === false) node.removeAttribute(key);
-    else if (node.getAttribute(name) !== String(value)) node.setAttribute(name, value === true ? "" : value);
+    else if (value === undefined || value === false && !name.startsWith("aria")) node.removeAttribute(key);
+    else if (node.getAttribute(name) !== String(value)) node.setAttribute(name, value);
   }
   return node;
 }
@@ -225,7 +225,7 @@ function say(node, text) {  // words of the same text node: cheaper to lay out t
   if (node.textContent === text) return;
   if (text && first && first.data) first.data = text; else node.textContent = text;
 }
-function cut(g, text, wide) {  // a long name, shortened
+function cut(g, text, wide) {  // a long name
   const c = [...text], n = c.length, told = () => c.join("") + (c.length < n ? "…" : "");
   c.length = Math.min(n, 40);
   while (c.length && g.measureText(told()).width > wide) c.pop();
@@ -418,7 +418,7 @@ class Page {
     this.drawn = true;
   }
 
-  adopt(f, s) {  // what another page has set, or this one before it was loaded again
+  adopt(f, s) {  // what another page has set
     if (this.waiting.size || this.ifTimer || this.limitTimer) return;
     if (f.has("imagined")) {
       const { media, without, added } = s.imagined;
