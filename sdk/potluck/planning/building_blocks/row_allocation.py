@@ -39,8 +39,17 @@ def allocate(
     n_micro_batches
         Of a step.
     """
-    rooms = rooms_of(table, start, stop, devices, warm_up=warm_up, n_micro_batches=n_micro_batches)
-    return allocate_within(table, start, stop, devices, micro_batch, rooms)
+    twins = tuple(table.twins[name] for name in devices)
+
+    def found() -> tuple[int, ...] | None:
+        rooms = rooms_of(
+            table, start, stop, twins, warm_up=warm_up, n_micro_batches=n_micro_batches
+        )
+        return allocate_within(table, start, stop, twins, micro_batch, rooms)
+
+    return table.recalled(
+        ("rows", start, stop, twins, micro_batch, warm_up, n_micro_batches), found
+    )
 
 
 def allocate_within(
@@ -103,18 +112,20 @@ def rooms_of(
     n_micro_batches
         Of a step.
     """
-    return [
-        footprint.rows_that_fit(
+    budgets = [table.budgets[name] for name in devices]
+    rooms = {
+        budget: footprint.rows_that_fit(
             table,
             start,
             stop,
-            table.budgets[name],
+            budget,
             warm_up=warm_up,
             replicas=len(devices),
             n_micro_batches=n_micro_batches,
         )
-        for name in devices
-    ]
+        for budget in dict.fromkeys(budgets)
+    }
+    return [rooms[budget] for budget in budgets]
 
 
 def balance(
