@@ -8,6 +8,7 @@ say so.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 
 from potluck.errors import UserError
@@ -90,6 +91,15 @@ def with_device(
         home="",
         **found,  # type: ignore[arg-type]
     )
+
+
+@lru_cache(maxsize=1)
+def kinds() -> tuple[str, ...]:
+    """Devices of the library that can be added by name alone: their memory is known."""
+    known_bytes = {
+        name: library.load_device(name).get("memory_bytes") for name in library.names("devices")
+    }
+    return tuple(name for name, nbytes in known_bytes.items() if nbytes is not None)
 
 
 def _joined_by(

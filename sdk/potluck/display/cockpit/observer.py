@@ -31,8 +31,8 @@ from potluck.display.cockpit.observation import CockpitObservation
 from potluck.display.cockpit.page_messages import Limits, click_of
 from potluck.errors import PotluckError, UserError
 from potluck.planning import make_plans
-from potluck.profile.library import names
 from potluck.profile.profiles import Profile
+from potluck.profile.what_if import kinds
 from potluck.records import Inference, Plan, QoE, Training
 from potluck.sanitized_text import quoted
 
@@ -87,7 +87,7 @@ class CockpitObserver:
 
     def __init__(self, observed: Observed, plans: tuple[Plan, ...] = ()) -> None:
         self._observed = observed
-        self.machine = CockpitMachine(names("devices"))
+        self.machine = CockpitMachine(kinds())
         self._frames = Frames()
         self._views: list[Show] = []
         self._stills: list[Callable[[], None]] = []
@@ -262,7 +262,7 @@ class CockpitObserver:
 
         profile, workload = self._observed.asked()
         for added in order.home.added:
-            if added not in names("devices"):  # a page may not name a file
+            if added not in kinds():  # a page may not name a file
                 raise UserError(f"the library has no device {quoted(added)!r}.")
             profile = profile.with_device(added)
         for name in order.home.without:
