@@ -32,6 +32,7 @@ from potluck.sanitized_text import harmless
 
 STEPS = 3  # that a page shows
 WATTS_S = 190.0  # of power that it shows
+MOST_W = 1e6  # of a device: whoever claims more spoils no picture
 
 # --- events, beside the clicks --------------------------------------------------------------------
 
@@ -277,7 +278,7 @@ class CockpitMachine:
             self._watts_s[member.name] = reading.at_s
             number = float(self.state.words.number(member.name))
             estimated = float(reading.source != "measured")
-            self.state.watts.add((now_s, number, reading.watts, estimated))
+            self.state.watts.add((now_s, number, min(reading.watts, MOST_W), estimated))
         watts = self.state.watts
         while watts.oldest is not None and watts.oldest[0] < now_s - WATTS_S:
             watts.drop_before(watts.start + 1)

@@ -7,6 +7,7 @@ from tests.sdk.display.cockpit import observations
 
 from potluck.adapt.adapter import Decision
 from potluck.display.cockpit.machine import (
+    MOST_W,
     Advanced,
     CockpitMachine,
     HomeObserved,
@@ -68,6 +69,16 @@ def test_devices_show_layers_memory_power_and_who_is_at_work(machine):
     assert (shown["watts"], shown["estimated"]) == (10.0, True)
     assert shown["lit"]
     assert machine.state.sections["media"]["air"]["devices"] == ["a", "b"]
+
+
+@pytest.mark.parametrize("watts", [1e7, 1e39, 1e300])
+def test_power_that_no_device_has_can_be_drawn(machine, watts):
+    look(
+        machine,
+        replace(machine.observation, members=(observations.member("a", watts=watts, at_s=2.0),)),
+    )
+    _, rows = machine.state.watts.since(0)
+    assert rows[-1][2] == MOST_W
 
 
 def test_a_device_that_left_is_told_of_and_comes_back(machine):
