@@ -41,10 +41,7 @@ def _positive(what: str, value: float | None, *, zero: bool = False) -> None:
 
 def _whole(what: str, *values: object) -> None:
     """Raise `PlanError` unless all values are whole numbers."""
-    if not all(
-        type(value) is int or (isinstance(value, Integral) and not isinstance(value, bool))
-        for value in values
-    ):
+    if not all(isinstance(value, Integral) and not isinstance(value, bool) for value in values):
         raise PlanError(f"{what}, got {values}.")
 
 

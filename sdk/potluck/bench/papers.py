@@ -27,7 +27,7 @@ from potluck.planning.baselines.asteroid import plan_hybrid
 from potluck.planning.baselines.data_parallel import plan_data_parallel
 from potluck.planning.baselines.single_device import plan_single
 from potluck.planning.building_blocks import candidates
-from potluck.planning.building_blocks.build import SharedTimes, balanced, build
+from potluck.planning.building_blocks.build import balanced, build, shared_s
 from potluck.planning.feasibility import breaches
 from potluck.records import Plan, Problem
 from potluck.simulate.cost import CostTable
@@ -172,9 +172,9 @@ def straight(problem: Problem, table: CostTable) -> Iterator[Plan]:
     """Pipelines of all devices, one each, the roomiest first, cut so that all take alike."""
     devices = sorted(problem.devices, key=lambda device: -device.memory_bytes)
     groups = [(device.name,) for device in devices]
-    times = SharedTimes(table)
+    known: dict[tuple[str, int], list[float]] = {}
     for micro_batch in candidates.micro_batches(problem):
-        stage_s = times.of(groups, micro_batch)
+        stage_s = shared_s(table, groups, micro_batch, known)
         bounds = balanced(candidates.cuts(problem), len(groups), stage_s)
         plan = bounds and build(table, STRAIGHT, bounds, groups, micro_batch)
         if plan:

@@ -36,7 +36,7 @@ from potluck.planning.baselines.deepcee import grouped_plans, plan_deepcee
 from potluck.planning.baselines.hetpipe import plan_hetpipe
 from potluck.planning.baselines.metis import plan_metis
 from potluck.planning.building_blocks import candidates
-from potluck.planning.building_blocks.build import SharedTimes, balanced, build, mean_problem
+from potluck.planning.building_blocks.build import balanced, build, mean_problem, shared_s
 from potluck.planning.evaluate import judge
 from potluck.planning.feasibility import breaches
 from potluck.planning.registry import BASELINES, Planner
@@ -87,13 +87,12 @@ def plan_even(
     all_forwards
         Before all backwards, as GPipe does.
     """
-    table = table or CostTable(problem)
+    table, known = table or CostTable(problem), dict[tuple[str, int], list[float]]()
     mean, n = CostTable(mean_problem(problem)), len(problem.devices)
-    times = SharedTimes(mean)
     groups = [(device.name,) for device in problem.devices]
     name = "gpipe" if all_forwards else "1f1b"
     for micro_batch in candidates.micro_batches(problem):
-        stage_s = times.of([("0",)] * n, micro_batch)
+        stage_s = shared_s(mean, [("0",)] * n, micro_batch, known)
         bounds = balanced(candidates.cuts(problem), n, stage_s)
         n_micro_batches = problem.workload.batch // micro_batch
         depths = [

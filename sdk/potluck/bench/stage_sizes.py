@@ -25,7 +25,7 @@ from potluck.bench.small_homes import random_problem
 from potluck.errors import PlanError
 from potluck.planning import judge, make_plans
 from potluck.planning.building_blocks import candidates
-from potluck.planning.building_blocks.build import SharedTimes, balanced, build
+from potluck.planning.building_blocks.build import balanced, build, shared_s
 from potluck.planning.feasibility import breaches
 from potluck.planning.scenario import only
 from potluck.planning.stage_sizes import MOST_PARTS, better_sizes, resized
@@ -121,7 +121,7 @@ def _pipelines(problem: Problem, sizes: Sequence[int]) -> list[Plan]:
     groups = [(device.name,) for device in problem.devices]
     found = []
     for rows in sizes:
-        stage_s = SharedTimes(table).of(groups, rows)
+        stage_s = shared_s(table, groups, rows, {})
         bounds = balanced(candidates.cuts(problem), len(groups), stage_s)
         plan = bounds and build(table, "even", bounds, groups, rows)
         if plan:

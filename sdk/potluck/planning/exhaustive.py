@@ -172,7 +172,7 @@ def _plan(table: cost.CostTable, stages: tuple[Stage, ...], micro_batch: int) ->
     problem = table.problem
     steps = [execution(table, stages[0])]
     for left, right in pairwise(stages):
-        steps += [communication(table, left, right), execution(table, right)]
+        steps += [communication(problem, left, right), execution(table, right)]
     n_micro_batches = problem.workload.batch // micro_batch
     return Plan(
         planner="exhaustive",

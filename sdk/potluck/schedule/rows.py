@@ -42,17 +42,16 @@ Overlap(left=1, right=1, start=5, stop=8))
     lead
         The row of the right micro-batch at which the left one begins; 0 where both are the same.
     """
-    before, behind = [*accumulate(left, initial=lead)], [*accumulate(right, initial=0)]
+    before = [(lead + start, lead + stop) for start, stop in intervals(left)]
+    behind = intervals(right)
     found = list[Overlap]()
     i = 0
     j = 0
-    while i < len(left) and j < len(right):
-        start = before[i] if before[i] > behind[j] else behind[j]
-        ends_first = before[i + 1] <= behind[j + 1]
-        stop = before[i + 1] if ends_first else behind[j + 1]
+    while i < len(before) and j < len(behind):
+        start, stop = max(before[i][0], behind[j][0]), min(before[i][1], behind[j][1])
         if start < stop:
             found.append(Overlap(i, j, start, stop))
-        if ends_first:
+        if before[i][1] <= behind[j][1]:
             i += 1
         else:
             j += 1

@@ -6,18 +6,17 @@ Sources: Asteroid (Ye et al., MobiCom 2024) section 3.3 for times, eq. (3) for m
 for energy.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from itertools import accumulate, pairwise
+from collections.abc import Iterable, Sequence
+from itertools import accumulate, groupby, pairwise
 from math import inf
-from typing import Any, TypeVar
+from operator import itemgetter
 
 from potluck.errors import UserError
 from potluck.records import Device, Layer, LayerCost, Network, Problem, SharedWeight, Training
 from potluck.schedule.rows import overlaps
 from potluck.schedule.step import LOSS_BYTES
 from potluck.simulate import flows
-from potluck.simulate.interpolation import summed_before
-from potluck.simulate.twins import twins_of
+from potluck.simulate.interpolation import interpolated
 
 # What a step of torch's optimizers reads and writes, in tensors of the size of its parameters, by
 # how many of them its state has. SGD (none): p += g. Momentum (one): m *= mu, m += g, p += m. AdamW
@@ -27,8 +26,6 @@ UPDATE_PASSES = (3, 8, 20)
 ADAMW = 2  # tensors of state
 SCALE_PASSES = 2  # of gradients that are multiplied in place, each is read and written
 ADD_PASSES = 3  # of a sum, two are read and one is written; `copy_bytes_per_s` counts the one
-
-T = TypeVar("T")
 
 
 class CostTable:
@@ -70,8 +67,6 @@ class CostTable:
         self.devices = {device.name: device for device in problem.devices}
         self.branches = problem.branches
         self._feeds: dict[tuple[int, int], int] = {}
-        self._recalled: dict[Hashable, Any] = {}
-        self._twins: Mapping[str, str] | None = None
         self.budgets = {device.name: budget_bytes(problem, device) for device in problem.devices}
         layers = problem.layers
         training = isinstance(problem.workload, Training)
@@ -86,12 +81,6 @@ class CostTable:
         self._summed = _sums([layer.summed_bytes for layer in layers])
         self._buffers = _sums([layer.buffer_bytes for layer in layers])
         self._averaged = _sums([item.buffer_bytes - item.fixed_buffer_bytes for item in layers])
-        self._standing = tuple(
-            self.weight_copies * weights + self.trained_copies * trained + buffers
-            for weights, trained, buffers in zip(
-                self._parameters, self._trained, self._buffers, strict=True
-            )
-        )
         self._activations = _sums([layer.activation_bytes for layer in layers])
         self._waiting = _sums([_waiting_bytes(layer) for layer in layers])
         self._seconds = [(0, 0) if not training else _second_gradients(layer) for layer in layers]
@@ -110,31 +99,6 @@ class CostTable:
         if self._other is None:
             self._other = CostTable(self.problem, recomputes=recompute, n_waiting=self.n_waiting)
         return self._other
-
-    def recalled(self, key: Hashable, make: Callable[[], T]) -> T:
-        """What `make` gives, which is asked once for each key: whatever it depends on beside this
-        table is frozen, and in the key.
-
-        Parameters
-        ----------
-        key
-            What is asked for, and all arguments.
-        make
-            Finds it.
-        """
-        if key not in self._recalled:
-            self._recalled[key] = make()
-        found: T = self._recalled[key]
-        return found
-
-    @property
-    def twins(self) -> Mapping[str, str]:
-        """Of every device the first that is as fast and has as much memory: what one takes for
-        layers, the other does, too.
-        """
-        if self._twins is None:
-            self._twins = twins_of(self.problem, self.budgets)
-        return self._twins
 
     def forward_s(self, device: str, start: int, stop: int, rows: int) -> float:
         """Seconds of the forward of layers [start, stop) on `rows` rows.
@@ -195,13 +159,6 @@ class CostTable:
         """
         sums = (self._sums.get((device, rows)) or self._times(device, rows))[2]
         return sums[stop] - sums[start]
-
-    def standing_bytes(self, start: int, stop: int) -> int:
-        """Bytes of weights, gradients, optimizer state and buffers of layers [start, stop)."""
-        nbytes = self._standing[stop] - self._standing[start]
-        if not self._shared:
-            return nbytes
-        return nbytes - (self.weight_copies + self.trained_copies) * self._twice(start, stop)[0]
 
     def parameter_bytes(self, start: int, stop: int) -> int:
         """Bytes of the parameters of layers [start, stop)."""
@@ -391,23 +348,21 @@ class CostTable:
 
     def _times(self, device: str, rows: int) -> tuple[tuple[float, ...], ...]:
         """Sums over the layers before: forward, backward, and of it what is for weights."""
-        twin = self.twins[device], rows
-        found = self._sums.get(twin)
+        found = self._sums.get((device, rows))
         if found is None:
             costs = self.problem.costs[device]
             training = isinstance(self.problem.workload, Training)
             sizes = [cost.rows for cost in costs]
-            forward = summed_before(sizes, [cost.forward_s for cost in costs], rows)
+            forward = _prefix(sizes, [cost.forward_s for cost in costs], rows)
             backward = weight = (0.0,) * len(forward)
             if training:
-                backward = summed_before(sizes, self._backward_s(device, costs), rows)
+                backward = _prefix(sizes, self._backward_s(device, costs), rows)
                 fracs = map(_weight_frac, costs, self.problem.layers)
                 each = zip(fracs, pairwise(backward), strict=True)
                 weight = tuple(accumulate((f * (b - a) for f, (a, b) in each), initial=0.0))
             if self.recomputes:
                 backward = tuple(b + f for b, f in zip(backward, forward, strict=True))
-            found = self._sums[twin] = forward, backward, weight
-        self._sums[device, rows] = found
+            found = self._sums[device, rows] = forward, backward, weight
         return found
 
     def _backward_s(self, device: str, costs: Sequence[LayerCost]) -> list[Sequence[float]]:
@@ -478,6 +433,16 @@ def _update_s(layer: LayerCost, copies: int) -> float | None:
     return layer.update_s * UPDATE_PASSES[copies] / UPDATE_PASSES[ADAMW]
 
 
+def _prefix(
+    sizes: Sequence[Sequence[int]], columns: Sequence[Sequence[float]], at: int
+) -> tuple[float, ...]:
+    """Sums over layers, each interpolated between its own sizes."""
+    values = list[float]()
+    for rows, same in groupby(zip(sizes, columns, strict=True), key=itemgetter(0)):
+        values += interpolated(rows, [seconds for _, seconds in same], at)
+    return tuple(accumulate(values, initial=0.0))
+
+
 def _sums(values: Sequence[int]) -> tuple[int, ...]:
     return tuple(accumulate(values, initial=0))
 
@@ -504,7 +469,9 @@ def static_bytes(table: CostTable, start: int, stop: int) -> int:
     start, stop
         Layers [start, stop).
     """
-    return table.floor_bytes + table.standing_bytes(start, stop)
+    weights = table.weight_copies * table.parameter_bytes(start, stop)
+    learning = table.trained_copies * table.trained_bytes(start, stop)
+    return table.floor_bytes + weights + learning + table.buffer_bytes(start, stop)
 
 
 def resting_bytes(table: CostTable, ranges: Iterable[tuple[int, int]]) -> int:

@@ -2,8 +2,6 @@
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from itertools import accumulate, groupby
-from operator import itemgetter
 
 
 def interpolate(rows: Sequence[int], seconds: Sequence[float], at: int) -> float:
@@ -52,23 +50,3 @@ def interpolated(
     if at > rows[-1]:
         return [max(value, s[-1]) for value, s in zip(values, columns, strict=True)]
     return values
-
-
-def summed_before(
-    sizes: Sequence[Sequence[int]], columns: Sequence[Sequence[float]], at: int
-) -> tuple[float, ...]:
-    """Sums over the layers before each, every one interpolated between its own sizes.
-
-    Parameters
-    ----------
-    sizes
-        Of each layer, the batch sizes that were measured.
-    columns
-        Of each layer, one time for each size.
-    at
-        The batch size asked for.
-    """
-    values = list[float]()
-    for rows, same in groupby(zip(sizes, columns, strict=True), key=itemgetter(0)):
-        values += interpolated(rows, [seconds for _, seconds in same], at)
-    return tuple(accumulate(values, initial=0.0))

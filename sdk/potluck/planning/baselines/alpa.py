@@ -10,10 +10,10 @@ tensor parallelism does not cross machines here; links between stages are left o
 mean devices, real ones in several orders.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import islice, pairwise
 from math import inf
-from typing import NamedTuple, Optional
+from typing import NamedTuple
 
 from potluck.planning.building_blocks import candidates
 from potluck.planning.building_blocks.build import build, mean_problem, orders
@@ -74,16 +74,16 @@ def _stages(
     found: dict[tuple[tuple[int, ...], tuple[int, ...]], float] = {}
     for t_max in [values[k * (len(values) - 1) // (N_BOUNDS - 1)] for k in range(N_BOUNDS)]:
         best: list[dict[int, _Best]] = [{} for _ in places]
-        best[last][0] = _Best(0.0, 0.0, last, 0, None)
+        best[last][0] = _Best(0.0, 0.0, (places[last],), ())
         for i in range(last - 1, -1, -1):
             for j in range(i + 1, last + 1):
                 for size in sizes:
                     t = times[i, j, size]
                     if t <= t_max:
-                        _put_before(best[i], best[j], i, size, t, n)
+                        _put_before(best[i], best[j], places[i], size, t, n)
         for whole in (best[0][d] for d in sorted(best[0])):
             total = whole.summed_s + (m - 1) * whole.slowest_s
-            key = _shape(whole, places)
+            key = whole.bounds, whole.sizes
             found[key] = min(total, found.get(key, inf))
     yield from sorted(found, key=lambda key: found[key])[: 2 * n]
 
@@ -93,24 +93,12 @@ class _Best(NamedTuple):
 
     summed_s: float
     slowest_s: float
-    i: int  # number of the cut
-    size: int  # of the first of them
-    rest: Optional["_Best"]
-
-
-def _shape(whole: _Best, places: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Bounds and sizes of the stages."""
-    bounds, sizes = list[int](), list[int]()
-    at = whole
-    while at.rest is not None:
-        bounds.append(places[at.i])
-        sizes.append(at.size)
-        at = at.rest
-    return (*bounds, places[at.i]), tuple(sizes)
+    bounds: tuple[int, ...]
+    sizes: tuple[int, ...]
 
 
 def _put_before(
-    best: dict[int, _Best], behind: dict[int, _Best], i: int, size: int, t: float, n: int
+    best: dict[int, _Best], behind: dict[int, _Best], start: int, size: int, t: float, n: int
 ) -> None:
     """A stage of `t` seconds on `size` devices before all that is behind, where that is better."""
     for d, rest in behind.items():
@@ -118,7 +106,12 @@ def _put_before(
             continue
         known = best.get(d + size)
         if known is None or t + rest.summed_s < known.summed_s:
-            best[d + size] = _Best(t + rest.summed_s, max(t, rest.slowest_s), i, size, rest)
+            best[d + size] = _Best(
+                t + rest.summed_s,
+                max(t, rest.slowest_s),
+                (start, *rest.bounds),
+                (size, *rest.sizes),
+            )
 
 
 def _stage_s(

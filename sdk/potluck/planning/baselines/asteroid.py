@@ -258,4 +258,4 @@ class Search:
         """The communication step between `stage` and the stages behind it."""
         if not rest.stages:
             return ()
-        return (communication(self.table, stage, rest.stages[0]),)
+        return (communication(self.problem, stage, rest.stages[0]),)

@@ -21,7 +21,7 @@ from math import inf
 from random import Random
 
 from potluck.planning.building_blocks import candidates
-from potluck.planning.building_blocks.build import SharedTimes, balanced, build
+from potluck.planning.building_blocks.build import balanced, build, shared_s
 from potluck.planning.building_blocks.row_allocation import proportion
 from potluck.planning.grouping import Grouping, best_grouping, groupings
 from potluck.records import Plan, Problem, Training
@@ -63,7 +63,7 @@ def grouped_plans(problem: Problem, table: cost.CostTable) -> Iterator[tuple[Gro
     table
         Of this problem.
     """
-    times, places = SharedTimes(table), candidates.cuts(problem)
+    known, places = dict[tuple[str, int], list[float]](), candidates.cuts(problem)
     searched = dict[tuple[Order, int], tuple[BeamSearch, list[GroupedPipeline]]]()
     for grouping in groupings(problem):
         if len(grouping.regions) >= min(len(places), MAX_REGIONS + 1):
@@ -71,7 +71,7 @@ def grouped_plans(problem: Problem, table: cost.CostTable) -> Iterator[tuple[Gro
         for micro_batch in candidates.micro_batches(problem):
             key = grouping.regions, micro_batch
             if key not in searched:
-                search = BeamSearch(table, places, micro_batch, times)
+                search = BeamSearch(table, places, micro_batch, known)
                 searched[key] = search, search.run(grouping.regions)[:2]
             search, best = searched[key]
             for found in best:
@@ -114,29 +114,30 @@ class BeamSearch:
         Where stages may begin and end, ascending.
     micro_batch
         Rows.
-    times
-        Of groups, kept between searches on this table.
+    known
+        Kept between searches on this table.
     """
 
     def __init__(
-        self, table: cost.CostTable, places: Sequence[int], micro_batch: int, times: SharedTimes
+        self,
+        table: cost.CostTable,
+        places: Sequence[int],
+        micro_batch: int,
+        known: dict[tuple[str, int], list[float]],
     ) -> None:
         self.table = table
         self.places = places
         self.micro_batch = micro_batch
-        self.times = times
+        self.known = known
         self._costs: dict[GroupedPipeline, float] = {}
         self._stages: dict[StageKey, StageTerms] = {}
         self._crossings: dict[tuple[StageKey, StageKey], float] = {}
 
     def run(self, regions: Order) -> list[GroupedPipeline]:
         """The best candidates first: swap groups, shift layers, keep l (lines 3 to 11)."""
-        beam, expanded = self._started(regions), set[GroupedPipeline]()
+        beam = self._started(regions)
         for _ in range(MAX_ITERATIONS):
-            # what came of those before is no better than the beam
-            new = [candidate for candidate in beam if candidate not in expanded]
-            wider = dict.fromkeys([*beam, *(o for c in new for o in self._expanded(c))])
-            expanded.update(new)
+            wider = dict.fromkeys([*beam, *(o for c in beam for o in self._expanded(c))])
             best = sorted(wider, key=self.cost_s)[:BEAM]
             if best == beam:
                 break
@@ -146,8 +147,8 @@ class BeamSearch:
     def cost_s(self, candidate: GroupedPipeline) -> float:
         """T of eq. (1)."""
         if candidate not in self._costs:
-            bounds = candidate.bounds
-            keys = list(zip(candidate.order, bounds, bounds[1:], strict=False))
+            ends = pairwise(candidate.bounds)
+            keys = [(group, *end) for group, end in zip(candidate.order, ends, strict=True)]
             stages = [self._terms(key) for key in keys]
             crossings_s = [self._crossing_s(*pair) for pair in pairwise(keys)]
             n_micro_batches = self.table.problem.workload.batch // self.micro_batch
@@ -155,22 +156,19 @@ class BeamSearch:
         return self._costs[candidate]
 
     def _terms(self, key: StageKey) -> "StageTerms":
-        found = self._stages.get(key)
-        if found is None:
-            found = self._stages[key] = stage_terms(self.table, *key, self.micro_batch)
-        return found
+        if key not in self._stages:
+            self._stages[key] = stage_terms(self.table, *key, self.micro_batch)
+        return self._stages[key]
 
     def _crossing_s(self, left: StageKey, right: StageKey) -> float:
         """Seconds of a micro-batch from one stage to the next."""
-        pair = left, right
-        found = self._crossings.get(pair)
-        if found is None:
-            problem, shares = self.table.problem, [self._terms(k).shares for k in pair]
+        if (left, right) not in self._crossings:
+            problem, shares = self.table.problem, [self._terms(k).shares for k in (left, right)]
             row_bytes = problem.layers[left[2] - 1].output_bytes
-            found = self._crossings[pair] = cost.cut_s(
+            self._crossings[left, right] = cost.cut_s(
                 problem.network, row_bytes, left[0], shares[0], right[0], shares[1]
             )
-        return found
+        return self._crossings[left, right]
 
     def _started(self, regions: Order) -> list[GroupedPipeline]:
         """Candidates of l orders, layers in proportion to compute (line 3)."""
@@ -184,7 +182,7 @@ class BeamSearch:
         return sorted(found, key=self.cost_s)[:BEAM]
 
     def _balanced(self, order: Order) -> GroupedPipeline | None:
-        stage_s = self.times.of(order, self.micro_batch)
+        stage_s = shared_s(self.table, order, self.micro_batch, self.known)
         bounds = balanced(self.places, len(order), stage_s)
         return None if bounds is None else GroupedPipeline(order, tuple(bounds))
 
@@ -242,8 +240,7 @@ def equation_1_s(
         running_s = n_micro_batches * stage.computing_s
         worst_s = max(worst_s, fill_s + running_s + late_s + stage.collective_s)
         fill_s += stage.forward_s + crossing_s  # t_f
-        if crossing_s > stage.computing_s:
-            late_s += n_micro_batches * (crossing_s - stage.computing_s)  # t_l
+        late_s += n_micro_batches * max(0.0, crossing_s - stage.computing_s)  # t_l
     return worst_s
 
 
@@ -319,7 +316,7 @@ def _stages(
     for region, (start, stop) in zip(found.order, pairwise(found.bounds), strict=True):
         inner = way(region)
         places = [place for place in search.places if start <= place <= stop]
-        stage_s = search.times.of(inner, search.micro_batch)
+        stage_s = shared_s(search.table, inner, search.micro_batch, search.known)
         ends = balanced(places, len(inner), stage_s)
         if ends is None:
             return None

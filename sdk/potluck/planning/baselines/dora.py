@@ -24,11 +24,10 @@ from potluck.planning.baselines.asteroid import Search
 from potluck.planning.building_blocks import candidates
 from potluck.planning.building_blocks.build import orders
 from potluck.planning.building_blocks.closed_form import PipelineStep
-from potluck.planning.building_blocks.stages import passing
 from potluck.planning.plans import is_thrifty
 from potluck.planning.search.local_search import with_depths
 from potluck.planning.search.subset_dp import objective
-from potluck.records import Plan, Problem, Stage
+from potluck.records import Plan, Problem, Stage, Training
 from potluck.simulate import cost, flows
 
 K = 4  # plans per state; the paper finds small K near the optimum (Fig. 17)
@@ -127,7 +126,7 @@ def _extended(
     if head is None:
         return None
     links = tuple(
-        (n_behind - 1 - q, _link(search.table, head[0], rest.stages[q], o, g))
+        (n_behind - 1 - q, _link(problem, head[0], rest.stages[q], o, g))
         for q, o, g in _totals(handed)
     )
     steps, all_links = (head[1], *rest.steps), (links, *rest.links)
@@ -145,10 +144,18 @@ def _totals(handed: Sequence[flows.OutputGroup]) -> list[tuple[int, int, int]]:
 
 
 def _link(
-    table: cost.CostTable, left: Stage, right: Stage, output_bytes: int, gradient_bytes: int
+    problem: Problem, left: Stage, right: Stage, output_bytes: int, gradient_bytes: int
 ) -> PipelineStep:
-    before, behind = (left.devices, left.shares), (right.devices, right.shares)
-    return passing(table, output_bytes, gradient_bytes, before, behind)
+    network = problem.network
+    forward = cost.cut_s(
+        network, output_bytes, left.devices, left.shares, right.devices, right.shares
+    )
+    if not isinstance(problem.workload, Training):
+        return PipelineStep(forward)
+    return PipelineStep(
+        forward,
+        cost.cut_s(network, gradient_bytes, right.devices, right.shares, left.devices, left.shares),
+    )
 
 
 def _heights(links: Sequence[Sequence[tuple[int, PipelineStep]]]) -> list[int]:

@@ -11,13 +11,7 @@ not, and fall back to the depths K_p there.
 from collections.abc import Iterator
 
 from potluck.planning.building_blocks import candidates
-from potluck.planning.building_blocks.build import (
-    SharedTimes,
-    balanced,
-    build,
-    mean_problem,
-    orders,
-)
+from potluck.planning.building_blocks.build import balanced, build, mean_problem, orders, shared_s
 from potluck.records import Plan, Problem
 from potluck.simulate import cost
 
@@ -26,11 +20,13 @@ def plan_gpipe(problem: Problem, table: cost.CostTable | None = None) -> Iterato
     """Even pipelines over the first devices of each order."""
     table = table or cost.CostTable(problem)
     mean = cost.CostTable(mean_problem(problem))
-    places, times = candidates.cuts(problem), SharedTimes(mean)
+    places, known = candidates.cuts(problem), dict[tuple[str, int], list[float]]()
     for micro_batch in candidates.micro_batches(problem):
         n_micro_batches = problem.workload.batch // micro_batch
         for n_stages in range(1, min(len(problem.devices), len(places) - 1) + 1):
-            bounds = balanced(places, n_stages, times.of([("0",)] * n_stages, micro_batch))
+            bounds = balanced(
+                places, n_stages, shared_s(mean, [("0",)] * n_stages, micro_batch, known)
+            )
             if bounds is None:
                 continue
             for order in orders(table):

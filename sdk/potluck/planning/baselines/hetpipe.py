@@ -11,7 +11,7 @@ replicated stage; their rows follow speed.
 from collections.abc import Iterator
 
 from potluck.planning.building_blocks import candidates
-from potluck.planning.building_blocks.build import SharedTimes, balanced, build
+from potluck.planning.building_blocks.build import balanced, build, shared_s
 from potluck.records import Plan, Problem
 from potluck.simulate import cost
 
@@ -25,13 +25,13 @@ def plan_hetpipe(problem: Problem, table: cost.CostTable | None = None) -> Itera
     names = sorted(
         (d.name for d in problem.devices), key=lambda name: table.forward_s(name, 0, stop, 1)
     )
-    times = SharedTimes(table)
+    known: dict[tuple[str, int], list[float]] = {}
     for n_workers in range(1, len(names) + 1):
         n_stages = len(names) // n_workers
         groups = [tuple(names[p * n_workers : (p + 1) * n_workers]) for p in range(n_stages)]
         for order in (groups, groups[::-1]):
             for micro_batch in candidates.micro_batches(problem):
-                bounds = balanced(places, n_stages, times.of(order, micro_batch))
+                bounds = balanced(places, n_stages, shared_s(table, order, micro_batch, known))
                 if bounds is not None:
                     plan = build(table, "hetpipe", bounds, order, micro_batch)
                     if plan is not None:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from itertools import islice, pairwise, permutations
 
 from potluck.planning.building_blocks import candidates
-from potluck.planning.building_blocks.build import SharedTimes, balanced, build
+from potluck.planning.building_blocks.build import balanced, build, shared_s
 from potluck.planning.building_blocks.device_classes import alike
 from potluck.records import Plan, Problem
 from potluck.simulate import cost
@@ -26,14 +26,14 @@ def plan_metis(problem: Problem, table: cost.CostTable | None = None) -> Iterato
     table = table or cost.CostTable(problem)
     names = [device.name for device in problem.devices]
     types = [[names[i] for i in members] for members in alike(problem)]
-    places, times = candidates.cuts(problem, 16), SharedTimes(table)
+    places, known = candidates.cuts(problem, 16), dict[tuple[str, int], list[float]]()
     for order in islice(permutations(types), MAX_ORDERS):
         devices = [name for members in order for name in members]
         for sizes in islice(groupings(len(devices)), MAX_GROUPINGS):
             ends = [sum(sizes[:p]) for p in range(len(sizes) + 1)]
             groups = [tuple(devices[a:b]) for a, b in pairwise(ends)]
             for micro_batch in candidates.micro_batches(problem):
-                bounds = balanced(places, len(groups), times.of(groups, micro_batch))
+                bounds = balanced(places, len(groups), shared_s(table, groups, micro_batch, known))
                 plan = (
                     build(table, "metis", bounds, groups, micro_batch)
                     if bounds is not None

@@ -59,7 +59,7 @@ def build(
         stages.append(made[0])
     steps = [execution(table, stages[0])]
     for left, right in pairwise(stages):
-        steps += [communication(table, left, right), execution(table, right)]
+        steps += [communication(problem, left, right), execution(table, right)]
     return Plan(
         planner=planner,
         model=problem.model,
@@ -90,55 +90,43 @@ def rebuilt(table: cost.CostTable, planner: str, plan: Plan, order: Sequence[str
     return build(table, planner, bounds, groups, plan.micro_batch)
 
 
-class SharedTimes:
-    """Seconds of layers that a group of devices shares in proportion to speed; kept for who asks
-    again.
+def shared_s(
+    table: cost.CostTable,
+    groups: Sequence[Group],
+    micro_batch: int,
+    known: dict[tuple[str, int], list[float]],
+) -> Callable[[int, int, int], float]:
+    """`stage_s(p, start, stop)`: seconds of a micro-batch that group p shares in proportion to
+    speed.
+
+    Endless where the layers fit on none of the group. More layers never take less. `known`: for who
+    asks again on this table, by device and micro-batch size the seconds of the layers in front of
+    each.
 
     Parameters
     ----------
     table
         Of the problem.
+    groups
+        Devices of each stage.
+    micro_batch
+        Rows of a micro-batch.
+    known
+        Kept between calls on this table.
     """
+    layers = range(len(table.problem.layers) + 1)
+    for name in (name for group in groups for name in group):
+        if (name, micro_batch) not in known:
+            known[name, micro_batch] = [table.compute_s(name, 0, i, micro_batch) for i in layers]
+    works = [[known[name, micro_batch] for name in group] for group in groups]
+    roomiest = [max(table.budgets[name] for name in group) for group in groups]
 
-    def __init__(self, table: cost.CostTable) -> None:
-        self.table = table
-        # by device and micro-batch size, the seconds of the layers in front of each
-        self._before: dict[tuple[str, int], list[float]] = {}
-        self._shared: dict[tuple[Group, int], dict[tuple[int, int], float]] = {}
+    def stage_s(p: int, start: int, stop: int) -> float:
+        if cost.static_bytes(table, start, stop) > roomiest[p]:
+            return inf
+        return 1 / sum([1 / max(sums[stop] - sums[start], 1e-12) for sums in works[p]])
 
-    def of(self, groups: Sequence[Group], micro_batch: int) -> Callable[[int, int, int], float]:
-        """`stage_s(p, start, stop)`: seconds of a micro-batch that group p shares.
-
-        Endless where the layers fit on none of the group. More layers never take less.
-
-        Parameters
-        ----------
-        groups
-            Devices of each stage.
-        micro_batch
-            Rows of a micro-batch.
-        """
-        table, layers = self.table, range(len(self.table.problem.layers) + 1)
-        before = self._before
-        for name in (name for group in groups for name in group):
-            if (name, micro_batch) not in before:
-                before[name, micro_batch] = [
-                    table.compute_s(name, 0, i, micro_batch) for i in layers
-                ]
-        works = [[before[name, micro_batch] for name in group] for group in groups]
-        roomiest = [max(table.budgets[name] for name in group) for group in groups]
-        twins = [tuple(table.twins[name] for name in group) for group in groups]
-        shared = [self._shared.setdefault((group, micro_batch), {}) for group in twins]
-
-        def stage_s(p: int, start: int, stop: int) -> float:
-            known, place = shared[p], (start, stop)
-            if place not in known:
-                fits = cost.static_bytes(table, start, stop) <= roomiest[p]
-                speeds = [1 / max(sums[stop] - sums[start], 1e-12) for sums in works[p]]
-                known[place] = 1 / sum(speeds) if fits else inf
-            return known[place]
-
-        return stage_s
+    return stage_s
 
 
 def balanced(

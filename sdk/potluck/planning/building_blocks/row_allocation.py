@@ -39,17 +39,8 @@ def allocate(
     n_micro_batches
         Of a step.
     """
-    twins = tuple(table.twins[name] for name in devices)
-
-    def found() -> tuple[int, ...] | None:
-        rooms = rooms_of(
-            table, start, stop, twins, warm_up=warm_up, n_micro_batches=n_micro_batches
-        )
-        return allocate_within(table, start, stop, twins, micro_batch, rooms)
-
-    return table.recalled(
-        ("rows", start, stop, twins, micro_batch, warm_up, n_micro_batches), found
-    )
+    rooms = rooms_of(table, start, stop, devices, warm_up=warm_up, n_micro_batches=n_micro_batches)
+    return allocate_within(table, start, stop, devices, micro_batch, rooms)
 
 
 def allocate_within(
@@ -112,20 +103,18 @@ def rooms_of(
     n_micro_batches
         Of a step.
     """
-    budgets = [table.budgets[name] for name in devices]
-    rooms = {
-        budget: footprint.rows_that_fit(
+    return [
+        footprint.rows_that_fit(
             table,
             start,
             stop,
-            budget,
+            table.budgets[name],
             warm_up=warm_up,
             replicas=len(devices),
             n_micro_batches=n_micro_batches,
         )
-        for budget in dict.fromkeys(budgets)
-    }
-    return [rooms[budget] for budget in budgets]
+        for name in devices
+    ]
 
 
 def balance(

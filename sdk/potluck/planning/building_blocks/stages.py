@@ -8,7 +8,6 @@ from potluck.records import Problem, Stage, Training
 from potluck.simulate import cost
 
 Estimate = Callable[[Sequence[PipelineStep], int], float]
-Sharing = tuple[tuple[str, ...], tuple[int, ...]]  # devices of a stage, and rows of each
 
 
 def estimate_of(problem: Problem) -> Estimate:
@@ -69,70 +68,39 @@ def make_stage(
 
 def execution(table: cost.CostTable, stage: Stage) -> PipelineStep:
     """eq. (8): the slowest device's forward, backward and all-reduce with optimizer step."""
-    twins = tuple(table.twins[name] for name in stage.devices)
-    place = stage.start, stage.stop
-    forward, backward, update = table.recalled(
-        ("work", *place, twins, stage.shares), lambda: _work(table, *place, twins, stage.shares)
-    )
-    if not isinstance(table.problem.workload, Training):
-        return PipelineStep(forward)
-    nbytes = table.summed_bytes(*place) + table.averaged_bytes(*place)
-    reduce_s = table.recalled(
-        ("ring", stage.devices, nbytes),
-        lambda: cost.all_reduce_s(table.problem.network, stage.devices, nbytes),
-    )
-    return PipelineStep(forward, backward, reduce_s + update)
-
-
-def _work(
-    table: cost.CostTable, start: int, stop: int, names: Sequence[str], shares: Sequence[int]
-) -> tuple[float, float, float]:
-    """Seconds of the slowest device: forward, backward, optimizer step."""
-    devices = [table.devices[name] for name in names]
-    pairs = list(zip(devices, shares, strict=True))
+    problem = table.problem
+    start = stage.start
+    stop = stage.stop
+    devices = [table.devices[name] for name in stage.devices]
+    pairs = list(zip(devices, stage.shares, strict=True))
     forward = max(table.forward_s(d.name, start, stop, rows) + d.overhead_s for d, rows in pairs)
-    if not isinstance(table.problem.workload, Training):
-        return forward, 0.0, 0.0
+    if not isinstance(problem.workload, Training):
+        return PipelineStep(forward)
     backward = max(table.backward_s(d.name, start, stop, rows) + d.overhead_s for d, rows in pairs)
-    kinds = [table.devices[name] for name in dict.fromkeys(names)]
-    return forward, backward, max(cost.update_s(table, device, start, stop) for device in kinds)
+    nbytes = table.summed_bytes(start, stop) + table.averaged_bytes(start, stop)
+    update = max(cost.update_s(table, device, start, stop) for device in devices)
+    return PipelineStep(
+        forward, backward, cost.all_reduce_s(problem.network, stage.devices, nbytes) + update
+    )
 
 
-def communication(table: cost.CostTable, left: Stage, right: Stage) -> PipelineStep:
+def communication(problem: Problem, left: Stage, right: Stage) -> PipelineStep:
     """The communication step over the cut between two stages: activations forward, gradients back.
 
     Parameters
     ----------
-    table
-        Of the problem.
+    problem
+        Its network.
     left, right
         The stages before and behind the cut.
     """
-    layer = table.problem.layers[left.stop - 1]
-    before, behind = (left.devices, left.shares), (right.devices, right.shares)
-    return passing(table, layer.output_bytes, layer.gradient_bytes, before, behind)
-
-
-def passing(
-    table: cost.CostTable, output_bytes: int, gradient_bytes: int, before: Sharing, behind: Sharing
-) -> PipelineStep:
-    """The same of so many bytes per row.
-
-    Parameters
-    ----------
-    table
-        Of the problem.
-    output_bytes, gradient_bytes
-        Bytes of one row that go forward, and back.
-    before, behind
-        Who gives, and who takes.
-    """
-
-    def made() -> PipelineStep:
-        network = table.problem.network
-        forward = cost.cut_s(network, output_bytes, *before, *behind)
-        if not isinstance(table.problem.workload, Training):
-            return PipelineStep(forward)
-        return PipelineStep(forward, cost.cut_s(network, gradient_bytes, *behind, *before))
-
-    return table.recalled(("cut", output_bytes, gradient_bytes, *before, *behind), made)
+    network, layer = problem.network, problem.layers[left.stop - 1]
+    forward = cost.cut_s(
+        network, layer.output_bytes, left.devices, left.shares, right.devices, right.shares
+    )
+    if not isinstance(problem.workload, Training):
+        return PipelineStep(forward)
+    back = cost.cut_s(
+        network, layer.gradient_bytes, right.devices, right.shares, left.devices, left.shares
+    )
+    return PipelineStep(forward, back)

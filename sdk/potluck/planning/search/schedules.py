@@ -9,7 +9,7 @@ from math import inf
 
 from potluck.errors import PlanError, UserError
 from potluck.planning.building_blocks import candidates
-from potluck.planning.building_blocks.build import SharedTimes, balanced, build
+from potluck.planning.building_blocks.build import balanced, build, shared_s
 from potluck.planning.evaluate import judge
 from potluck.planning.feasibility import breaches
 from potluck.planning.search.plan_floor import least_in_any_order_s
@@ -124,7 +124,7 @@ def _coming_back(table: cost.CostTable, plan: Plan, *, there_and_back: bool) -> 
         return None
     twice = [*groups, *(groups[::-1] if there_and_back else groups)]
     places = candidates.cuts(table.problem)
-    bounds = balanced(places, len(twice), SharedTimes(table).of(twice, plan.micro_batch))
+    bounds = balanced(places, len(twice), shared_s(table, twice, plan.micro_batch, {}))
     if bounds is None:
         return None
     return build(table, plan.planner, bounds, twice, plan.micro_batch)

@@ -53,16 +53,6 @@ class ParetoLabel(NamedTuple):
     behind: Optional["ParetoLabel"]
 
 
-class Ahead(NamedTuple):
-    """The layers in front of a stage, at their fastest on what is free: seconds that a micro-batch
-    takes through them, that a step takes, and by which home's rows make a first stage later.
-    """
-
-    fill_s: float
-    least_s: float
-    lag_s: float
-
-
 class SubsetSearch:
     """The search for one micro-batch size and one set of cuts.
 
@@ -291,8 +281,7 @@ class SubsetSearch:
             done = span + stage.reduce_s
         else:
             span, done = work + answer, max(stage.total_s / n, answer)
-        ahead = self._ahead(i, stop, g, self.codes[g])
-        score = self._score(span, done, stage.air_s, stage.energy_j, self.codes[g], ahead)
+        score = self._score(span, done, stage.air_s, stage.energy_j, i, stop, g, self.codes[g])
         if score >= limit:
             return None
         return ParetoLabel(
@@ -313,13 +302,11 @@ class SubsetSearch:
         """Add to `kept` what `stage` makes of each label behind it, where that may score below
         `limit`.
         """
-        n, training = self.n_micro_batches, self.training
+        n = self.n_micro_batches
         work = stage.forward_s + stage.backward_s
+        training = self.training
         depth, before = min(stage.depth, n), -1
         self._budget.count(len(labels), LABEL_S)
-        ahead = self._ahead(i, j, g, state)
-        if ahead.least_s >= limit and not self.thrifty:
-            return
         for rest in labels:
             if rest.g != before:
                 before = rest.g
@@ -329,20 +316,25 @@ class SubsetSearch:
                         self.stage_costs.communication(j, g, before)
                     )
                 forward, back, link, air, joules = communication
-                both, there = work + forward + back, stage.forward_s + forward
-                # all M micro-batches through the stage; or one there and back around the link
-                least = max(stage.total_s, work + link)
             air_s, energy = rest.air_s + air + stage.air_s, rest.energy_j + joules + stage.energy_j
-            trip = both + rest.trip_s
+            trip = work + forward + back + rest.trip_s
             if training:
-                # Or around all that is behind; or, where memory keeps only `depth` on the way at
+                # All M micro-batches through the stage; or one there and back around all that is
+                # behind; or around the link; or, where memory keeps only `depth` on the way at
                 # once, that many per round trip.
-                span = max(least, both + rest.span_s, n * trip / depth)
-                done = max(span + stage.reduce_s, there + rest.done_s)
+                span = max(
+                    stage.total_s,
+                    work + forward + back + rest.span_s,
+                    work + link,
+                    n * trip / depth,
+                )
+                done = max(span + stage.reduce_s, stage.forward_s + forward + rest.done_s)
             else:
-                span = work + forward + rest.span_s
-                done = max(stage.total_s / n, link / n, rest.done_s)
-            score = self._score(span, done, air_s, energy, state, ahead)
+                span, done = (
+                    work + forward + rest.span_s,
+                    max(stage.total_s / n, link / n, rest.done_s),
+                )
+            score = self._score(span, done, air_s, energy, i, j, g, state)
             if score < limit:
                 kept.append(
                     ParetoLabel(score, span, done, air_s, energy, trip, i, j, g, stage.depth, rest)
@@ -389,30 +381,32 @@ class SubsetSearch:
 
     # --- estimates --------------------------------------------------------------------------------
 
-    def _ahead(self, i: int, j: int, g: int, state: int) -> "Ahead":
-        """What is known of the layers in front of a stage from cut i to cut j on pattern g, with
-        which the devices of `state` are taken.
-        """
-        fill_s = self.fill * self._filling_s(i, state)
-        if i:
-            return Ahead(fill_s, self._front_floor_s(i, state), 0.0)
-        feed, lag = self._fed_s(j, g)
-        return Ahead(fill_s, self.n_micro_batches * feed, 0.0 if self.streaming else lag)
-
     def _score(
-        self, span: float, done: float, air: float, energy: float, state: int, ahead: "Ahead"
+        self,
+        span: float,
+        done: float,
+        air: float,
+        energy: float,
+        i: int,
+        j: int,
+        g: int,
+        state: int,
     ) -> float:
-        """What the stages from a cut on score when the layers before go as fast as they can on what
+        """What the stages from cut i on score when the layers before go as fast as they can on what
         is free.
         """
-        fill_s, least_s, lag_s = ahead
+        front, n = self._filling_s(i, state), self.n_micro_batches
         if self.training:
-            latency = max(done + fill_s / 3, span + fill_s, air)
+            latency = max(done + self.fill * front / 3, span + self.fill * front, air)
         elif self.streaming:
-            latency = max(self.n_micro_batches * done, air)
+            latency = max(n * done, air)
         else:
-            latency = max(span + fill_s + (self.n_micro_batches - 1) * done, air)
-        latency = max(latency + lag_s, least_s)
+            latency = max(span + self.fill * front + (n - 1) * done, air)
+        if i:
+            latency = max(latency, self._front_floor_s(i, state))
+        else:
+            feed, lag = self._fed_s(j, g)
+            latency = max(latency + (0.0 if self.streaming else lag), n * feed)
         if not self.thrifty:
             return latency
         return objective(self.problem.qoe, latency, energy + self._idle(state) * latency)

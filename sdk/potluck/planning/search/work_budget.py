@@ -5,9 +5,8 @@ disagree on the plan. In a home of few devices the search ends by itself; in one
 done is counted, and ends it.
 """
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterator
 from math import inf
-from typing import TypeVar
 
 from potluck.records import Plan, Problem
 from potluck.simulate import cost
@@ -26,8 +25,6 @@ LOOK_S = 2e-4  # between two looks at the clock
 GIVEN_S, GIVEN_FOR = 2.6, 24  # a home of 24 devices
 GROWTH = 1.7  # power of the devices beyond
 QUICK_MICRO_BATCHES = 256  # up to so many a step is simulated in some 20 ms
-
-T = TypeVar("T")
 
 
 class WorkBudget:
@@ -77,8 +74,6 @@ class MeteredTable(cost.CostTable):
         self._budget = budget
         self._is_late = is_late
         self._unseen_s = 0.0
-        self._n_costs = 0
-        self._asked: dict[Hashable, int] = {}
 
     def sibling(self, problem: Problem) -> "MeteredTable":
         """A table of another problem on the same clock."""
@@ -89,26 +84,6 @@ class MeteredTable(cost.CostTable):
         self._unseen_s += STEP_S
         if self._unseen_s >= LOOK_S:
             self._look()
-
-    def recalled(self, key: Hashable, make: Callable[[], T]) -> T:
-        """As of any table, counted as if it was made again: so that work is the same whatever is
-        remembered.
-
-        Parameters
-        ----------
-        key
-            What is asked for, and all arguments.
-        make
-            Finds it.
-        """
-        n_asked = self._asked.get(key)
-        if n_asked is not None:
-            self._count(n_asked)
-            return super().recalled(key, make)
-        before = self._n_costs
-        found = super().recalled(key, make)
-        self._asked[key] = self._n_costs - before
-        return found
 
     def forward_s(self, device: str, start: int, stop: int, rows: int) -> float:
         """As of any table, counted.
@@ -122,7 +97,9 @@ class MeteredTable(cost.CostTable):
         rows
             Rows of a micro-batch.
         """
-        self._count(1)
+        self._unseen_s += COST_S
+        if self._unseen_s >= LOOK_S:
+            self._look()
         return super().forward_s(device, start, stop, rows)
 
     def backward_s(self, device: str, start: int, stop: int, rows: int) -> float:
@@ -137,15 +114,10 @@ class MeteredTable(cost.CostTable):
         rows
             Rows of a micro-batch.
         """
-        self._count(1)
-        return super().backward_s(device, start, stop, rows)
-
-    def _count(self, n_costs: int) -> None:
-        """So many costs were asked for."""
-        self._n_costs += n_costs
-        self._unseen_s += n_costs * COST_S
+        self._unseen_s += COST_S
         if self._unseen_s >= LOOK_S:
             self._look()
+        return super().backward_s(device, start, stop, rows)
 
     def _look(self) -> None:
         self._budget.count(1, self._unseen_s)
