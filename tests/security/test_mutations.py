@@ -30,7 +30,7 @@ def text_of(file):
     return (CODE / file).read_text()
 
 
-DOOR, PROCESS = "tests/agent/net/test_server_sockets.py", "tests/agent/test_agent_process.py"
+SOCKETS, PROCESS = "tests/agent/net/test_server_sockets.py", "tests/agent/test_agent_process.py"
 DOCUMENTS, INTERPRETER = (
     "tests/agent/worker/test_graph_documents.py",
     "tests/agent/worker/test_interpreter.py",
@@ -51,7 +51,7 @@ guard(
     AGENT + "net/server_sockets.py",
     "router.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)",
     "router.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 0)",
-    DOOR,
+    SOCKETS,
     PROCESS,
 )
 guard(
@@ -59,7 +59,7 @@ guard(
     AGENT + "net/server_sockets.py",
     "router.zap_domain = ZAP_DOMAIN.encode()",
     'router.zap_domain = b""',
-    DOOR,
+    SOCKETS,
     PROCESS,
 )
 guard(
@@ -81,7 +81,7 @@ guard(
     AGENT + "net/server_sockets.py",
     "router.curve_server = True",
     "router.curve_server = False",
-    DOOR,
+    SOCKETS,
 )
 guard(
     "frames have a largest size",
@@ -102,35 +102,35 @@ guard(
     AGENT + "net/server_sockets.py",
     "        if admits(key):",
     "        if True:",
-    DOOR,
+    SOCKETS,
 )
 guard(
     "the mechanism is asked for",
     AGENT + "net/server_sockets.py",
     'mechanism != b"CURVE"',
     "False",
-    DOOR,
+    SOCKETS,
 )
 guard(
     "the authenticator fails closed",
     AGENT + "net/server_sockets.py",
     '    except Exception:\n        return [b"1.0", request, b"500"',
     '    except MemoryError:\n        return [b"1.0", request, b"500"',
-    DOOR,
+    SOCKETS,
 )
 guard(
     "a libzmq that cannot encrypt",
     AGENT + "net/server_sockets.py",
     'if not zmq.has("curve"):',
     "if False:",
-    DOOR,
+    SOCKETS,
 )
 guard(
     "an old libzmq",
     AGENT + "net/server_sockets.py",
     "if zmq.zmq_version_info() < OLDEST_ZMQ:",
     "if False:",
-    DOOR,
+    SOCKETS,
 )
 guard(
     "the notebook's proof of the code",

@@ -189,7 +189,7 @@ class SharedHome(ServingHome):
             threading.Thread(
                 target=_hear,
                 args=(self._folder, weakref.ref(self)),
-                name="potluck door",
+                name="potluck home requests",
                 daemon=True,
             ).start()
 

@@ -27,7 +27,7 @@ class BoundedPageServer(ThreadingHTTPServer):
         Where it listens: host and port.
     handler
         What answers; it says by `answering` which requests may take their time.
-    door
+    limit
         Who is let in, and who has to leave.
 
     Raises
@@ -43,10 +43,10 @@ class BoundedPageServer(ThreadingHTTPServer):
         self,
         address: tuple[str, int],
         handler: type[BaseHTTPRequestHandler],
-        door: ConnectionLimit | None = None,
+        limit: ConnectionLimit | None = None,
     ) -> None:
-        self._door = door or ConnectionLimit(MOST_CONNECTIONS, MOST_CONNECTIONS)
-        self._guests: dict[Who, socket.socket] = {}
+        self._limit = limit or ConnectionLimit(MOST_CONNECTIONS, MOST_CONNECTIONS)
+        self._connections: dict[Who, socket.socket] = {}
         self._lock = threading.Lock()
         super().__init__(address, handler)
 
@@ -54,11 +54,11 @@ class BoundedPageServer(ThreadingHTTPServer):
         """Let somebody in; for it whoever has asked nothing for the longest may have to leave."""
         who: Who = client_address[:2]
         with self._lock:
-            leaves = self._door.come(who, time.monotonic())
+            leaves = self._limit.come(who, time.monotonic())
             if leaves is not None:
-                self._part(leaves)
+                self._disconnect(leaves)
             if leaves != who:
-                self._guests[who] = request
+                self._connections[who] = request
         if leaves == who:
             self.shutdown_request(request)
         else:
@@ -71,23 +71,23 @@ class BoundedPageServer(ThreadingHTTPServer):
             super().process_request_thread(request, client_address)
         finally:
             with self._lock:
-                if self._guests.get(who) is request:
-                    del self._guests[who]
-                    self._door.leave(who)
+                if self._connections.get(who) is request:
+                    del self._connections[who]
+                    self._limit.leave(who)
 
-    def _part(self, who: Who) -> None:
-        guest = self._guests.pop(who, None)
-        if guest is not None:
+    def _disconnect(self, who: Who) -> None:
+        connection = self._connections.pop(who, None)
+        if connection is not None:
             with suppress(OSError):  # it is gone; its thread sees the end, and closes it
-                guest.shutdown(socket.SHUT_RDWR)
+                connection.shutdown(socket.SHUT_RDWR)
 
     def service_actions(self) -> None:
-        """Part from those that ask nothing; several times a second."""
+        """Disconnect those that ask nothing; several times a second."""
         super().service_actions()
         with self._lock:
-            for who in self._door.overdue(time.monotonic()):
-                self._door.leave(who)
-                self._part(who)
+            for who in self._limit.overdue(time.monotonic()):
+                self._limit.leave(who)
+                self._disconnect(who)
 
     @contextmanager
     def answering(self, who: Who) -> Iterator[None]:
@@ -99,12 +99,12 @@ class BoundedPageServer(ThreadingHTTPServer):
             Address and port of the other end.
         """
         with self._lock:
-            self._door.ask(who)
+            self._limit.ask(who)
         try:
             yield
         finally:
             with self._lock:
-                self._door.answer(who, time.monotonic())
+                self._limit.answer(who, time.monotonic())
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Connections break as they like: nobody's screen is filled because of it."""

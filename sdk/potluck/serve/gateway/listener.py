@@ -1,5 +1,5 @@
-"""The socket of the entrance: it lets in whom the door lets in, counts every descriptor from the
-first moment (before TLS has shaken hands), and parts from those who have to leave.
+"""The socket of the entrance: it takes whom the limit lets in, counts every descriptor from the
+first moment (before TLS has shaken hands), and disconnects those who have to leave.
 """
 
 import errno
@@ -15,7 +15,7 @@ NONE_LEFT = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 MAX_TURNED_AWAY = 64  # at one go; then others of this thread have their turn
 
 
-class Guest(socket.socket):
+class LimitedConnection(socket.socket):
     """A connection that is let in.
 
     Parameters
@@ -44,14 +44,14 @@ class Listener(socket.socket):
     ----------
     bound
         A socket with its address; taken over.
-    door
+    limit
         Who is let in.
     """
 
-    def __init__(self, bound: socket.socket, door: ConnectionLimit) -> None:
+    def __init__(self, bound: socket.socket, limit: ConnectionLimit) -> None:
         super().__init__(bound.family, bound.type, bound.proto, fileno=bound.detach())
-        self._door = door
-        self._guests: dict[Who, Guest] = {}
+        self._limit = limit
+        self._connections: dict[Who, LimitedConnection] = {}
         self._reserve: int | None = os.open(os.devnull, os.O_RDONLY)
 
     def accept(self) -> tuple[socket.socket, tuple[str, int]]:
@@ -70,26 +70,26 @@ class Listener(socket.socket):
                     raise
                 self._turn_away()
                 continue
-            guest = self._let_in(accepted, address[:2])
-            if guest is not None:
-                return guest, address
+            connection = self._let_in(accepted, address[:2])
+            if connection is not None:
+                return connection, address
         raise BlockingIOError
 
-    def _let_in(self, accepted: socket.socket, who: Who) -> Guest | None:
-        leaves = self._door.come(who, time.monotonic())
+    def _let_in(self, accepted: socket.socket, who: Who) -> LimitedConnection | None:
+        leaves = self._limit.come(who, time.monotonic())
         if leaves == who:
             accepted.close()
             return None
         if leaves is not None:
-            self.part(leaves)
-        guest = Guest(accepted, lambda: self._left(who, guest))
-        self._guests[who] = guest
-        return guest
+            self.disconnect(leaves)
+        connection = LimitedConnection(accepted, lambda: self._left(who, connection))
+        self._connections[who] = connection
+        return connection
 
-    def _left(self, who: Who, guest: Guest) -> None:
-        if self._guests.get(who) is guest:
-            del self._guests[who]
-            self._door.leave(who)
+    def _left(self, who: Who, connection: LimitedConnection) -> None:
+        if self._connections.get(who) is connection:
+            del self._connections[who]
+            self._limit.leave(who)
 
     def _turn_away(self) -> None:
         """No descriptor is left: one that is kept for this lets the next one be closed."""
@@ -101,26 +101,26 @@ class Listener(socket.socket):
         with suppress(OSError):
             self._reserve = os.open(os.devnull, os.O_RDONLY)
 
-    def part(self, who: Who) -> None:
+    def disconnect(self, who: Who) -> None:
         """Have a connection end; what it was told already still gets there."""
-        guest = self._guests.get(who)
-        if guest is not None:
+        connection = self._connections.get(who)
+        if connection is not None:
             with suppress(OSError):  # it is gone
-                guest.shutdown(socket.SHUT_RDWR)
+                connection.shutdown(socket.SHUT_RDWR)
 
-    def part_all(self, whom: Iterable[Who]) -> None:
+    def disconnect_all(self, whom: Iterable[Who]) -> None:
         """Have these connections end."""
         for who in whom:
-            self.part(who)
+            self.disconnect(who)
 
     def close_all(self) -> None:
         """Close what is left, once nothing else serves it."""
-        for guest in tuple(self._guests.values()):
-            guest.close()
+        for connection in tuple(self._connections.values()):
+            connection.close()
 
     def sweep(self) -> None:
-        """Part from those that ask nothing."""
-        self.part_all(self._door.overdue(time.monotonic()))
+        """Disconnect those that ask nothing."""
+        self.disconnect_all(self._limit.overdue(time.monotonic()))
 
     def close(self) -> None:
         """Listen no more; who is in stays."""

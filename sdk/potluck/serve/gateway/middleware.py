@@ -32,7 +32,7 @@ class ConnectionGate(Protocol):
     def answered(self, who: Who) -> None:
         """It is answered."""
 
-    def part(self, who: Who) -> None:
+    def disconnect(self, who: Who) -> None:
         """It has to leave."""
 
 
@@ -111,7 +111,7 @@ class RequestGuard:
                 for piece in _pieces(message):
                     await asyncio.wait_for(send(piece), PIECE_S)
             except asyncio.TimeoutError:
-                self._keeper.part(who)
+                self._keeper.disconnect(who)
                 raise OSError("the answer is not read") from None
 
         try:
@@ -119,7 +119,7 @@ class RequestGuard:
             application = _refusal(why_not) if why_not else self._application
             await application(scope, receive, paced)
         except OSError:  # nobody reads it: there is nobody to tell
-            self._keeper.part(who)
+            self._keeper.disconnect(who)
         finally:
             share.give_back()
             self._keeper.answered(who)

@@ -51,7 +51,7 @@ class Gateway:
         Of one request.
     page
         Of the home, to look at; closed with the entrance.
-    door
+    limit
         Bounds how many come in, and how long they may be silent.
 
     Raises
@@ -75,13 +75,13 @@ class Gateway:
         key: str | Path | None = None,
         max_body_bytes: int = MAX_BODY_BYTES,
         page: "HomePage | None" = None,
-        door: ConnectionLimit | None = None,
+        limit: ConnectionLimit | None = None,
     ) -> None:
         check_entrance(host, token)
         self._services = services
         self.token, self._is_tls = token, certificate is not None
-        self._door = door or ConnectionLimit()
-        self._door.most = min(self._door.most, allow_connections() // 2)
+        self._limit = limit or ConnectionLimit()
+        self._limit.most = min(self._limit.most, allow_connections() // 2)
         names = None if token else (host, *OWN_NAMES)
         self._page = PageRoutes(page) if page is not None else None
         more = self._page.routes if self._page is not None else ()
@@ -118,7 +118,7 @@ class Gateway:
                 next_step="Choose another port; 0 is a free one.",
             ) from None
         self.host, self.port = host, int(sock.getsockname()[1])
-        self._listener = Listener(sock, self._door)
+        self._listener = Listener(sock, self._limit)
         self._server = _GatewayServer(config, self._listener)
         self._thread = threading.Thread(target=self._serve, name="potluck gateway", daemon=True)
         self._thread.start()
@@ -146,15 +146,15 @@ class Gateway:
 
     def on_request(self, who: Who) -> None:
         """The head of a request is there."""
-        self._door.ask(who)
+        self._limit.ask(who)
 
     def answered(self, who: Who) -> None:
         """It is answered."""
-        self._door.answer(who, time.monotonic())
+        self._limit.answer(who, time.monotonic())
 
-    def part(self, who: Who) -> None:
+    def disconnect(self, who: Who) -> None:
         """Have a connection end."""
-        self._listener.part(who)
+        self._listener.disconnect(who)
 
     @property
     def url(self) -> str:

@@ -10,76 +10,76 @@ def who(number, address="a"):
 
 
 def test_whoever_asks_nothing_for_long_has_to_leave():
-    door = ConnectionLimit(head_s=10.0)
-    door.come(who(1), 0.0)
-    door.come(who(2), 5.0)
-    door.ask(who(2))
-    assert door.overdue(10.0) == ()
-    assert door.overdue(100.0) == (who(1),)
-    door.answer(who(2), 100.0)
-    assert door.overdue(109.0) == (who(1),)
-    assert door.overdue(110.1) == (who(1), who(2))
+    limit = ConnectionLimit(head_s=10.0)
+    limit.come(who(1), 0.0)
+    limit.come(who(2), 5.0)
+    limit.ask(who(2))
+    assert limit.overdue(10.0) == ()
+    assert limit.overdue(100.0) == (who(1),)
+    limit.answer(who(2), 100.0)
+    assert limit.overdue(109.0) == (who(1),)
+    assert limit.overdue(110.1) == (who(1), who(2))
 
 
 def test_when_it_is_full_the_longest_without_a_request_makes_room():
-    door = ConnectionLimit(most=3)
-    assert [door.come(who(n), float(n)) for n in range(3)] == [None] * 3
-    door.ask(who(0))
-    assert door.come(who(3), 3.0) == who(1)
-    door.answer(who(0), 4.0)
-    assert door.come(who(4), 5.0) == who(2)
-    assert door.come(who(5), 6.0) == who(3)
-    assert door.come(who(6), 7.0) == who(0)
+    limit = ConnectionLimit(most=3)
+    assert [limit.come(who(n), float(n)) for n in range(3)] == [None] * 3
+    limit.ask(who(0))
+    assert limit.come(who(3), 3.0) == who(1)
+    limit.answer(who(0), 4.0)
+    assert limit.come(who(4), 5.0) == who(2)
+    assert limit.come(who(5), 6.0) == who(3)
+    assert limit.come(who(6), 7.0) == who(0)
 
 
 def test_when_all_have_asked_a_new_one_leaves():
-    door = ConnectionLimit(most=2)
+    limit = ConnectionLimit(most=2)
     for n in range(2):
-        door.come(who(n), 0.0)
-        door.ask(who(n))
-    assert door.come(who(2), 1.0) == who(2)
-    door.leave(who(0))
-    assert door.come(who(2), 1.0) is None
+        limit.come(who(n), 0.0)
+        limit.ask(who(n))
+    assert limit.come(who(2), 1.0) == who(2)
+    limit.leave(who(0))
+    assert limit.come(who(2), 1.0) is None
 
 
 def test_one_address_takes_no_more_than_its_part():
-    door = ConnectionLimit(most=10, most_of_address=3)
+    limit = ConnectionLimit(most=10, most_of_address=3)
     for n in range(50):
-        door.come(who(n), float(n))
-    assert len(door) == 3
-    assert [door.come(who(n, "b"), 99.0) for n in range(3)] == [None] * 3
-    assert door.come(who(3, "b"), 99.0) == who(0, "b")
+        limit.come(who(n), float(n))
+    assert len(limit) == 3
+    assert [limit.come(who(n, "b"), 99.0) for n in range(3)] == [None] * 3
+    assert limit.come(who(3, "b"), 99.0) == who(0, "b")
 
 
 def test_two_requests_of_a_connection_are_both_waited_for():
-    door = ConnectionLimit(head_s=1.0)
-    door.come(who(1), 0.0)
-    door.ask(who(1))
-    door.ask(who(1))  # the next one comes before the first is done with
-    door.answer(who(1), 1.0)
-    assert door.overdue(99.0) == ()
-    door.answer(who(1), 2.0)
-    assert door.overdue(99.0) == (who(1),)
+    limit = ConnectionLimit(head_s=1.0)
+    limit.come(who(1), 0.0)
+    limit.ask(who(1))
+    limit.ask(who(1))  # the next one comes before the first is done with
+    limit.answer(who(1), 1.0)
+    assert limit.overdue(99.0) == ()
+    limit.answer(who(1), 2.0)
+    assert limit.overdue(99.0) == (who(1),)
 
 
 def test_whatever_comes_and_goes_the_bounds_hold_and_nothing_is_left():
     rng = random.Random(0)
     for _ in range(200):
-        door = ConnectionLimit(most=6, most_of_address=3, head_s=2.0)
+        limit = ConnectionLimit(most=6, most_of_address=3, head_s=2.0)
         there = set()
         for now in range(100):
             one = who(rng.randrange(6), rng.choice("abc"))
             kind = rng.choice(["come", "ask", "answer", "leave"])
             if kind == "come" and one not in there:
-                leaves = door.come(one, float(now))
+                leaves = limit.come(one, float(now))
                 there = (there | {one}) - {leaves}
             elif kind == "leave":
-                door.leave(one)
+                limit.leave(one)
                 there.discard(one)
             elif kind == "ask":
-                door.ask(one)
-            elif kind == "answer" and one in there and one not in door.overdue(1e9):
-                door.answer(one, float(now))
-            assert len(door) == len(there) <= 6
+                limit.ask(one)
+            elif kind == "answer" and one in there and one not in limit.overdue(1e9):
+                limit.answer(one, float(now))
+            assert len(limit) == len(there) <= 6
             assert all(sum(each[0] == a for each in there) <= 3 for a in "abc")
-            assert set(door.overdue(1e9)) <= there
+            assert set(limit.overdue(1e9)) <= there

@@ -24,7 +24,7 @@ class Keeper:
     def answered(self, who):
         self.told.append("answered")
 
-    def part(self, who):
+    def disconnect(self, who):
         self.told.append("part")
 
 
@@ -62,7 +62,7 @@ def test_a_long_answer_is_the_same_in_pieces(n):
     assert keeper.told == ["asked", "answered"]
 
 
-def test_who_does_not_read_its_answer_is_parted_from(monkeypatch):
+def test_who_does_not_read_its_answer_is_disconnected(monkeypatch):
     monkeypatch.setattr(middleware, "PIECE_S", 0.01)
     keeper = Keeper()
 
