@@ -27,8 +27,8 @@ notebook: $(VENV)/installed
 	$(PIP) install "jupyterlab>=4.2" "matplotlib>=3.8"
 	env -u OMP_NUM_THREADS $(BIN)/jupyter lab notebooks $(ARGS)
 
-# Four files at a time: much of the time goes into waiting for agents to start. Files stay whole, as they share homes.
-AT_ONCE := -n 4 --dist loadfile --no-loadscope-reorder
+# Three files at a time: much of the time goes into waiting for agents to start. Files stay whole, as they share homes.
+AT_ONCE := -n 3 --dist loadfile --no-loadscope-reorder
 
 # Beside each other: the linters leave one core idle.
 test: $(VENV)/installed

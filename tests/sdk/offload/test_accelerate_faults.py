@@ -156,9 +156,13 @@ def test_a_request_is_answered_when_the_helper_dies_and_it_helps_again_when_it_i
 
         agents_of(robot_home).restart("server")
         wait_until(lambda: fast.is_helped)
-        fast.bytes_per_s = 1e8
-        check(fast(x), expected)
-        assert set(fast.kept[-1][0].timelines) >= {"server"}
+
+        def helps():
+            fast.bytes_per_s = 1e8  # what is measured meanwhile may be slower
+            check(fast(x), expected)
+            return "server" in fast.kept[-1][0].timelines
+
+        wait_until(helps)
 
 
 @pytest.mark.parametrize("for_good", [False, True])
