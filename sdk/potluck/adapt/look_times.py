@@ -39,10 +39,11 @@ class LookTimes:
         took_s
             Of one of the latest steps, the median, s.
         """
-        usual, self._usual = self._usual, self._usual or (plan, took_s)
-        if usual is not None and usual[0] != plan:  # nobody has looked at it yet
+        if self._usual is None:
             self._usual = plan, took_s
-            self._due = min(self._due, max(self._earliest, step + WINDOW))
+        elif self._usual[0] != plan:  # nobody has looked at it yet
+            self._usual = plan, took_s
+            self._due = min(self._due, step + WINDOW)
         ratio = took_s / self._usual[1] if min(took_s, self._usual[1]) > 0 else 1.0
         hurries = self._may_hurry and max(ratio, 1 / ratio) >= 1 + CHANGED_FRAC
         if step < self._due and not (hurries and step >= self._earliest):

@@ -129,30 +129,30 @@ def _slowdown(home: "Home", ends: list[float], settings: Mapping[str, float]) ->
     from potluck.display.cockpit.observed_home import ObservedHome
     from potluck.display.cockpit.observer import CockpitObserver
 
+    gate = threading.Event()
+
     class GatedHome(ObservedHome):
         """Is looked at only while the gate is open."""
 
-        gate = threading.Event()
-
         def observe(self) -> "CockpitObservation":
-            self.gate.wait()
+            gate.wait()
             return super().observe()
 
-    GatedHome.gate.set()
+    gate.set()
     observer = CockpitObserver(GatedHome(home))
     sizes: list[int] = []
     observer.show(lambda frame: sizes.append(len(frame)))
     _stretch(ends, 5.0)  # its first plans and outlines
     watched: list[float] = []
     sizes.clear()
-    GatedHome.gate.clear()
+    gate.clear()
     alone = [_stretch(ends, settings["round_s"])]
     for _ in range(int(settings["rounds"])):
-        GatedHome.gate.set()
+        gate.set()
         watched.append(_stretch(ends, settings["round_s"]))
-        GatedHome.gate.clear()
+        gate.clear()
         alone.append(_stretch(ends, settings["round_s"]))
-    GatedHome.gate.set()
+    gate.set()
     observer.close()
     slower = [took / mean(around) for took, around in zip(watched, pairwise(alone), strict=True)]
     watched_s = settings["round_s"] * settings["rounds"]

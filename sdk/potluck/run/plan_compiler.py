@@ -147,10 +147,11 @@ class PlanCompiler:
 
         None where nobody profiled the model for it there.
         """
-        if self._solved[0] is not compiled_plan or self._solved[1] is not self.profile:
+        solved = self._solved  # of several threads each keeps what it looked at
+        if solved[0] is not compiled_plan or solved[1] is not self.profile:
             found = self._problem_of(compiled_plan.plan, compiled_plan.optimizer)
-            self._solved = compiled_plan, self.profile, found
-        return self._solved[2]
+            self._solved = solved = compiled_plan, self.profile, found
+        return solved[2]
 
     def _problem_of(self, plan: Plan, optimizer: Update | None) -> Problem | None:
         profile = self.profile

@@ -42,7 +42,6 @@ class ObservedHome:
         self._simulated: tuple[object, Trace | None] = None, None
         self._simulating: threading.Thread | None = None
         self._network: tuple[object, Network | None] = None, None  # for whom, and which
-        self._problem: tuple[Plan | None, Problem | None] = None, None
         self._needed: tuple[Plan | None, Mapping[str, int]] = None, {}
         self._readings: Stream | None = None
 
@@ -96,7 +95,7 @@ class ObservedHome:
 
     def _of_run(self, run: "Run") -> RunObservation:
         glance, now_s = run.glance, time.monotonic()
-        problem, latest = self._problem_of(run), None
+        problem, latest = run.problem, None
         new = (run.plan, glance.n_done)
         if new != self._n_shown and now_s - self._step_s >= STEPS_S:
             self._n_shown, self._step_s = new, now_s
@@ -122,12 +121,6 @@ class ObservedHome:
         if self._needed[0] is not run.plan:
             self._needed = run.plan, run.memory_bytes
         return self._needed[1]
-
-    def _problem_of(self, run: "Run") -> Problem | None:
-        """The run's own, made once for each plan."""
-        if self._problem[0] is not run.plan:
-            self._problem = run.plan, run.problem
-        return self._problem[1]
 
     def _predicted(self, run: "Run", problem: Problem | None) -> Trace | None:
         """A typical step as predicted, simulated in a thread of its own, once for each plan."""
