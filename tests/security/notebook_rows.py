@@ -17,7 +17,7 @@ TAKEN_OVER_AGENTS = (
     f"{_FOLDER}/test_link_rounds.py::test_no_more_of_a_timeline_is_read_than_there_was_to_do",
     f"{_FOLDER}/test_link_rounds.py::test_events_that_follow_from_one_another_are_handled_one_after_the_other",
     f"{_FOLDER}/test_link_rounds.py::test_of_a_message_without_an_end_only_the_beginning_is_read_and_that_is_no_message",
-    f"{_FOLDER}/test_link_rounds.py::test_a_device_of_whom_too_much_is_unread_is_parted_from",
+    f"{_FOLDER}/test_link_rounds.py::test_a_device_of_whom_too_much_is_unread_is_disconnected",
     f"{_FOLDER}/test_socket_memory.py::test_a_message_that_is_not_whole_is_counted",
     f"{_FOLDER}/test_peer_texts.py::test_no_character_is_left_that_cannot_be_seen",
     f"{_FOLDER}/test_peer_texts.py::test_no_text_of_a_message_is_shown_as_it_came",

@@ -427,7 +427,7 @@ ROWS: dict[str, Row] = {
             "sdk/serve/gateway/test_listener:"
             "test_without_a_descriptor_left_callers_are_turned_away_and_the_next_ones_come_in "
             "test_a_sweep_parts_from_who_asks_nothing",
-            "sdk/serve/gateway/test_middleware:test_who_does_not_read_its_answer_is_parted_from",
+            "sdk/serve/gateway/test_middleware:test_who_does_not_read_its_answer_is_disconnected",
             "sdk/serve/gateway/test_protocol:"
             "test_a_spoiled_request_is_read_or_refused_by_its_field "
             "test_json_that_takes_long_or_much_is_refused_before_it_is_read",

@@ -205,7 +205,7 @@ class Parting:
 
 
 @pytest.mark.parametrize("over_bytes", [0, 1])
-def test_a_device_of_whom_too_much_is_unread_is_parted_from(link_of, monkeypatch, over_bytes):
+def test_a_device_of_whom_too_much_is_unread_is_disconnected(link_of, monkeypatch, over_bytes):
     monkeypatch.setattr(AgentConnection, "unread_bytes", lambda self: MAX_UNREAD_BYTES + over_bytes)
     controller = Parting()
     link_of(controller, None).notify(OpenSession(device="foe", address=WANTED.address, key="k"))

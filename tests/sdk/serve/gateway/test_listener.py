@@ -32,7 +32,7 @@ def client(listener):
     return socket.create_connection(listener.getsockname(), 60)
 
 
-def test_the_longest_without_a_request_is_parted_from():
+def test_the_longest_without_a_request_is_disconnected():
     with listening(ConnectionLimit(most=2)) as listener:
         clients, guests = [], []
         for _ in range(3):
