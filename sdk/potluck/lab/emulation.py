@@ -106,6 +106,11 @@ class Emulation:
         """Times of the home as times of the lab."""
         return tuple(_slowed(cost, self.time_scale) for cost in costs)
 
+    def fits(self, works: "Sequence[LayerWork]", cores: int) -> bool:
+        """Whether this machine is quick enough to play these devices."""
+        worst = _worst(works, cores)
+        return worst is None or worst.slowness <= FULL_FRAC
+
     def check_fit(self, works: "Sequence[LayerWork]", cores: int) -> None:
         """Refuse where this machine is too slow to play these devices, with one time scale at which
         all of it fits.
@@ -117,8 +122,7 @@ class Emulation:
         UserError
             Which device, which layer, by how much; and the time scale at which it fits.
         """
-        demands = [demand for work in works for demand in work.demands(cores)]
-        worst = max(demands, key=lambda demand: demand.slowness, default=None)
+        worst = _worst(works, cores)
         if worst is None or worst.slowness <= FULL_FRAC:
             return
         needed = self.time_scale * worst.slowness / FULL_FRAC * UNSTEADY
@@ -140,6 +144,12 @@ class LayerWork:
     layers: Sequence[str]
     real: Sequence[LayerCost]
     played: Mapping[str, Sequence[LayerCost]]
+
+    def looked_at_again(self, real: Sequence[LayerCost]) -> "LayerWork":
+        """With the shorter of the times it has and of these: whatever else this machine did
+        meanwhile is no work of the layers.
+        """
+        return replace(self, real=[_shorter(*both) for both in zip(self.real, real, strict=True)])
 
     def demands(self, cores: int) -> "list[_Demand]":
         """What each device asks of this machine by its worst layer, alone and together with the
@@ -172,6 +182,21 @@ class _Demand:
     alone: float
     slowness: float  # the same, or that of all devices at once where that is more
     n_devices: int
+
+
+def _worst(works: Sequence[LayerWork], cores: int) -> _Demand | None:
+    demands = [demand for work in works for demand in work.demands(cores)]
+    return max(demands, key=lambda demand: demand.slowness, default=None)
+
+
+def _shorter(cost: LayerCost, other: LayerCost) -> LayerCost:
+    updates_s = [s for s in (cost.update_s, other.update_s) if s is not None]
+    return replace(
+        cost,
+        forward_s=tuple(map(min, cost.forward_s, other.forward_s)),
+        backward_s=tuple(map(min, cost.backward_s, other.backward_s)),
+        update_s=min(updates_s, default=None),
+    )
 
 
 def emulation(name: str | FilePath, time_scale: float = 1.0) -> Emulation:

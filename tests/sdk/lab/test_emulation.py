@@ -2,10 +2,13 @@
 keep up.
 """
 
+import contextlib
+
 import pytest
 from tests.sdk.lab.homes import write_home
 
 from potluck.errors import UserError
+from potluck.lab import profiling
 from potluck.lab.emulation import LayerWork, emulation, in_home_time
 from potluck.records import Event, LayerCost, Plan, Stage, Trace
 
@@ -95,6 +98,30 @@ def test_whoever_takes_the_time_scale_that_is_offered_is_not_refused_again(tiny)
         emulation(tiny).check_fit(works(1), 2)
     scale = caught.value.facts["time_scale"]
     emulation(tiny, scale).check_fit(works(scale, longer=1.3), 2)
+
+
+BUSY_S, QUICK_S = 1.0, 1e-3
+
+
+@pytest.mark.parametrize(
+    ("looks", "plays"),
+    [
+        ([(BUSY_S, BUSY_S), (BUSY_S, QUICK_S), (QUICK_S, BUSY_S)], True),
+        ([(BUSY_S, QUICK_S)] * (1 + profiling.MORE_LOOKS), False),
+    ],
+    ids=["busy for a moment", "too slow for a layer"],
+)
+def test_a_machine_that_does_something_else_for_a_moment_plays_a_home(
+    tiny, monkeypatch, looks, plays
+):
+    """Each layer is seen undisturbed once, though not both in the same look."""
+    monkeypatch.setattr(profiling, "PAUSE_S", 0.0)
+    played = {name: [cost(2e-3), cost(2e-3)] for name in ("one", "two")}
+    measured = iter([*map(cost, seconds)] for seconds in looks)
+    work = LayerWork(layers=["a", "b"], real=next(measured), played=played)
+    with contextlib.nullcontext() if plays else pytest.raises(UserError, match="of a, "):
+        profiling.check_speed(emulation(tiny), {True: work}, lambda *_: next(measured))
+    assert next(measured, None) is None
 
 
 def test_a_layer_that_no_step_shows_may_take_longer_but_not_many_of_them(tiny):
