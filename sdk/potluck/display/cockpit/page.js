@@ -306,10 +306,12 @@ class Page {
     this.note.className = busy ? "note busy" : this.error ? "note bad" : "note";
   }
 
+  lost(why) { console.error(why); this.store.n = -1; }  // until a whole frame
+
   frame(view) {
     this.heard_at = performance.now();
     let fresh;
-    try { fresh = this.store.take(view); } catch { this.store.n = -1; }  // until the next whole one
+    try { fresh = this.store.take(view); } catch (e) { this.lost(e); }
     if (!fresh) return;
     fresh.forEach(name => this.fresh.add(name));
     this.later();
@@ -318,7 +320,7 @@ class Page {
   later() {
     if (this.due || !this.seen) return;
     this.due = true;
-    requestAnimationFrame(() => { this.due = false; try { this.draw(); } catch { this.store.n = -1; } });
+    requestAnimationFrame(() => { this.due = false; try { this.draw(); } catch (e) { this.lost(e); } });
   }
 
   theme() {

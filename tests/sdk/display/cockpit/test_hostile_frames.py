@@ -43,7 +43,7 @@ def page(browser):
     page.on("dialog", lambda dialog: page.faults.append(dialog.message) or dialog.dismiss())
     page.set_content('<div id="cockpit"></div>')
     page.add_script_tag(type="module", content=HARNESS)
-    page.wait_for_function("window.heard !== null")
+    page.wait_for_function("() => window.heard !== null")
     yield page
     context.close()
 

@@ -116,8 +116,14 @@ def served(played):
 
 @pytest.fixture
 def opened(browser, served):
-    """A function that opens the page in a context of its own; nothing may be asked of others."""
-    contexts, outside = [], []
+    """A function that opens the page in a context of its own; nothing may be asked of others, and
+    everything can be drawn.
+    """
+    contexts, outside, faults = [], [], []
+
+    def listen(said):  # connections break where a test ends the server
+        if said.type == "error" and "Failed to load resource" not in said.text:
+            faults.append(said.text)
 
     def open_it(width=1200, height=1000, dark=False):
         context = browser.new_context(
@@ -129,6 +135,8 @@ def opened(browser, served):
         page.add_init_script("ROOT = () => document.querySelector('#cockpit').shadowRoot")
         page.on("request", lambda r: r.url.startswith(served.url) or outside.append(r.url))
         page.on("dialog", lambda dialog: outside.append(dialog.message) or dialog.dismiss())
+        page.on("console", listen)
+        page.on("pageerror", lambda error: faults.append(str(error)))
         page.goto(served.url)
         page.locator(".potluck-cockpit").wait_for()
         return page
@@ -137,6 +145,7 @@ def opened(browser, served):
     for context in contexts:
         context.close()
     assert outside == []
+    assert faults == []
 
 
 def started(played):
@@ -196,7 +205,7 @@ def test_two_hundred_devices_and_ten_thousand_events_stay_smooth(opened, played)
     members = [observations.member(f"device-{i:03}", watts=float(i)) for i in range(200)]
     played.handle(HomeObserved(observation=observations.seen(*members)))
     page = opened()
-    page.wait_for_function("ROOT().querySelectorAll('.card').length === 200")
+    page.wait_for_function("() => ROOT().querySelectorAll('.card').length === 200")
     log = played.machine.state.events
     for number in range(10_000):
         news = News(kind="said", words=f"event {number}")
@@ -209,7 +218,7 @@ def test_two_hundred_devices_and_ten_thousand_events_stay_smooth(opened, played)
     page.get_by_text("event 9999", exact=True).wait_for()
     assert page.locator("ol li").count() <= 100
     page.get_by_role("button", name="older").click()
-    page.wait_for_function("ROOT().querySelectorAll('li').length === 200")
+    page.wait_for_function("() => ROOT().querySelectorAll('li').length === 200")
     used = page.evaluate("performance.memory ? performance.memory.usedJSHeapSize : 0")
     assert used <= 100e6
 
@@ -224,7 +233,7 @@ def test_the_keyboard_is_enough(opened, played):
     page.get_by_role("button", name="Switch to this plan").wait_for()
     other.focus()
     page.keyboard.press("Enter")
-    page.wait_for_function("ROOT().querySelector('.pre').hidden")
+    page.wait_for_function("() => ROOT().querySelector('.pre').hidden")
     assert [content["ask"] for content, _ in played.asked] == ["preview", "go"]
     page.get_by_role("img", name=re.compile("task stream")).focus()
     page.keyboard.press("ArrowRight")
@@ -232,7 +241,7 @@ def test_the_keyboard_is_enough(opened, played):
     slider = page.get_by_role("slider", name="most time of a step")
     slider.focus()
     page.keyboard.press("Home")
-    page.wait_for_function("ROOT().querySelectorAll('.pt.dim').length > 0")
+    page.wait_for_function("() => ROOT().querySelectorAll('.pt.dim').length > 0")
 
 
 @pytest.mark.slow
@@ -265,7 +274,7 @@ def test_imagining_follows_the_hand(opened, played):
     page.get_by_role("button", name="take away b", pressed=False).click()
     page.get_by_role("button", name="bring back b", pressed=True).wait_for()
     page.get_by_role("slider", name="what if air carried").fill("-150")
-    page.wait_for_function("ROOT().querySelector('.if output').textContent.includes('k')")
+    page.wait_for_function("() => ROOT().querySelector('.if output').textContent.includes('k')")
     page.wait_for_timeout(400)
     content, _ = played.asked[-1]
     assert content["ask"] == "imagine"
@@ -314,9 +323,9 @@ def test_a_page_loaded_again_shows_the_limits_and_the_home_that_are_imagined(ope
         assert other.locator(".limits output").first.inner_text() != "any"
     page.get_by_role("button", name="bring back b").click()
     page.get_by_role("slider", name="most time of a step").fill("1000")
-    page.wait_for_function("ROOT().querySelector('.limits output').textContent === 'any'")
+    page.wait_for_function("() => ROOT().querySelector('.limits output').textContent === 'any'")
     other.get_by_role("button", name="take away b").wait_for()
-    other.wait_for_function("ROOT().querySelector('.limits output').textContent === 'any'")
+    other.wait_for_function("() => ROOT().querySelector('.limits output').textContent === 'any'")
 
 
 @pytest.mark.slow
