@@ -14,13 +14,15 @@ is slower by a time scale stretches them as it does everything.
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
-from math import inf, isfinite
+from math import inf
 from pathlib import Path
 from typing import Any
 
 from potluck.documents import read_toml
 from potluck.errors import FileError, UserError
 from potluck.units import parse_rate
+
+MOST_S = 1e9  # thirty years
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,9 +44,11 @@ class ScenarioEvent:
         for field in fields(self):
             value = getattr(self, field.name)
             if field.name.endswith("_s") and not (
-                isinstance(value, int | float) and isfinite(value) and value >= 0
+                isinstance(value, int | float) and 0 <= value <= MOST_S
             ):
-                raise UserError(f"script: {field.name} must be zero or more, got {value!r}.")
+                raise UserError(
+                    f"script: {field.name} must be 0 to {MOST_S:g}, got {str(value)[:80]!r}."
+                )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

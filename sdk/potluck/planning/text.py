@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from potluck.documents import read_toml
-from potluck.errors import FileError, PlanError
+from potluck.errors import FileError, PlanError, UserError
 from potluck.records import Plan, Stage
 
 FORMAT = 1  # another one is refused; a person who writes a plan may leave it out
@@ -23,6 +23,8 @@ _FACTS = (
     "energy_gap_frac",
     "schedule",
 )
+LARGEST = 1e308  # of numbers that a float can be
+MAX_SHOWN = 80  # characters of what somebody wrote
 _KNOWN = {*_FACTS, "format", "stage", "peak_bytes", "device_energy_j", "unused"}
 _STAGE = {"layers", "devices", "shares", "warm_up", "recompute", "micro_batch"}
 
@@ -70,7 +72,7 @@ def loads(text: str, file: str = "") -> Plan:
     """
     try:
         return _plan(_table_of(text))
-    except PlanError as error:
+    except UserError as error:
         raise PlanError(f"{file}: {error}" if file else str(error)) from error
 
 
@@ -92,7 +94,7 @@ def _plan(data: dict[str, Any]) -> Plan:
     if not isinstance(stages, list) or not all(isinstance(stage, dict) for stage in stages):
         raise PlanError("a plan needs at least one [[stage]].")
     return Plan(
-        planner=_get(data, "planner", str, "edited"),
+        planner=_get(data, "planner", str, "") or "edited",
         model=_get(data, "model", str),
         stages=tuple(_stage(index, stage) for index, stage in enumerate(stages)),
         micro_batch=_get(data, "micro_batch", int),
@@ -141,17 +143,19 @@ def _get(
     value = data.get(name, default)
     if value is _REQUIRED:
         raise PlanError(f"{where}: `{name}` is missing.")
-    if kind is float and type(value) is int:
+    if kind is float and type(value) is int and abs(value) < LARGEST:
         return float(value)
     if value is not default and type(value) is not kind:
-        raise PlanError(f"{where}: `{name}` must be {_called(kind)}, got {value!r}.")
+        raise PlanError(f"{where}: `{name}` must be {_called(kind)}, got {_shown(value)}.")
     return value
 
 
 def _list(data: dict[str, Any], name: str, kind: type, where: str) -> list[Any]:
     value = _get(data, name, list, where=where)
     if any(type(item) is not kind for item in value):
-        raise PlanError(f"{where}: every entry of `{name}` must be {_called(kind)}, got {value!r}.")
+        raise PlanError(
+            f"{where}: every entry of `{name}` must be {_called(kind)}, got {_shown(value)}."
+        )
     return list(value)
 
 
@@ -175,7 +179,13 @@ def _called(kind: type) -> str:
         str: "text",
         bool: "true or false",
         list: "a list",
+        dict: "a table",
     }[kind]
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]} ..."
 
 
 def _value(value: object) -> str:

@@ -7,12 +7,12 @@ knows is absent, and asking for it is an error that names the field and the file
 states its own estimate with a reason.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from potluck.documents import read_toml
 from potluck.errors import FileError, UserError
@@ -150,7 +150,7 @@ def file_of(kind: str, name: str) -> Path:
         else f"Known {kind}: {', '.join(names(kind)) or 'none'}."
     )
     raise UserError(
-        f"there is no {kind[:-1]} called {name!r}.", next_step=hint, name=name, near=near
+        f"there is no {kind[:-1]} called {name[:80]!r}.", next_step=hint, name=name, near=near
     )
 
 
@@ -202,7 +202,7 @@ def load_home(name: str | Path) -> HomeSpec:
     home_at = table.choice("home_at", tuple(specs))
     network = table.take("network", (str, dict), "a network's name, or a table")
     wiring = (
-        load_network(network)
+        _named_in(path, load_network, network)
         if isinstance(network, str)
         else _wiring(_Table(network, str(path), "network."))
     )
@@ -258,7 +258,7 @@ def _members(
         name, profile = entry.text("name"), entry.text("profile")
         if name in specs or name == HOME:
             raise _wrong(table.file, f"{entry.prefix}name", "a name of its own", name)
-        spec = load_device(profile)
+        spec = _named_in(Path(table.file), load_device, profile)
         numbers = {**spec.numbers, **assumed.get(profile, {})}
         backends = entry.backends() if "backends" in entry.fields else spec.backends
         specs[name] = replace(spec, backends=backends, numbers=numbers)
@@ -465,15 +465,33 @@ def folder() -> Path:
 
 
 def _resolve(kind: str, name: str | Path) -> Path:
-    text = str(name)
-    is_path = isinstance(name, Path) or text.endswith(_suffix(kind)) or "/" in text or "\\" in text
-    return Path(name) if is_path else file_of(kind, text)
+    is_path = isinstance(name, Path) or _is_path(name)
+    return Path(name) if is_path else file_of(kind, str(name))
+
+
+def _is_path(name: str) -> bool:
+    return name.endswith((".toml", ".json")) or "/" in name or "\\" in name
+
+
+Named = TypeVar("Named")
+
+
+def _named_in(home: Path, load: Callable[[str | Path], Named], name: str) -> Named:
+    """What the file of a home names: a name of the library, or a file, seen from the home's
+    folder.
+    """
+    try:
+        return load(home.parent / name if _is_path(name) else name)
+    except UserError as error:
+        raise FileError(f"{home}: {error}", file=str(home)) from error
 
 
 def _read(path: Path) -> str:
     try:
+        if path.exists() and not path.is_file():  # a device would be read without end
+            raise FileError(f"{path} cannot be read: it is no file.", file=str(path))
         return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, UnicodeDecodeError, ValueError) as error:
         raise FileError(f"{path} cannot be read: {error}.", file=str(path)) from error
 
 
