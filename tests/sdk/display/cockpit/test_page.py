@@ -119,7 +119,8 @@ def opened(browser, served):
     """A function that opens the page in a context of its own; nothing may be asked of others, and
     everything can be drawn.
     """
-    contexts, outside, faults = [], [], []
+    contexts, faults = [], []
+    outside = []
 
     def listen(said):  # connections break where a test ends the server
         if said.type == "error" and "Failed to load resource" not in said.text:
