@@ -753,7 +753,7 @@ class Segment:
     buffer_count: int = 0  # elements of float buffers (running statistics)
     vector_item_bytes: int = 4  # of an element of the vector of a step: 8 where it holds float64
     sums_rows: bool = False  # in training: the loss is a sum over rows, not a mean
-    whole_batch: bool = False  # in training: the loss compares rows
+    whole_batch: bool = False  # the loss, or an output, compares rows
     norm_values: int = 0
     shared: tuple[SharedPart, ...] = ()
 

@@ -16,7 +16,7 @@ from potluck_wire.graph import BATCH, Input, evaluate
 
 # of a model that has one
 USUAL_TARGETS = ("labels", "label", "label_ids", "target", "targets", "y")
-_BY_PLACE = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+BY_PLACE = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 Leaf = tuple[str, Any]  # the key of a tensor, empty where it came without one; and the tensor
 
 
@@ -44,7 +44,7 @@ class Arguments:
     def scored(self, score: Callable[..., Any]) -> "Arguments":
         """With the targets that `score(outputs, *targets)` needs, where they have names."""
         needed = [
-            p for p in parameters(score)[1:] if p.kind in _BY_PLACE and p.default is Parameter.empty
+            p for p in parameters(score)[1:] if p.kind in BY_PLACE and p.default is Parameter.empty
         ]
         own = [*self.targets, *[()] * len(needed)]
         named = tuple((p.name, *names) for p, names in zip(needed, own, strict=False))
@@ -163,7 +163,7 @@ def placeless(function: Callable[..., Any], names: Iterable[str]) -> tuple[str, 
 
 def places(function: Callable[..., Any]) -> tuple[str, ...]:
     """The names of what it may be called with by place."""
-    return tuple(p.name for p in parameters(function) if p.kind in _BY_PLACE)
+    return tuple(p.name for p in parameters(function) if p.kind in BY_PLACE)
 
 
 def ordered(example: Mapping[str, Any], forward: Callable[..., Any]) -> tuple[str, ...]:

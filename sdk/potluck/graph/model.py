@@ -145,6 +145,7 @@ class Model(Shown):
         example_targets
             As `example_inputs`, for the loss; each [rows, ...]. Where the module takes them, by
             name; default: those of the inputs that are called labels, or otherwise as usual.
+            A loss of the output alone has none.
         sequence_dims
             Per input, then target (or by name): the dimension that may change its length too, or
             None.
@@ -159,8 +160,9 @@ class Model(Shown):
             `bfloat16` (or, without a loss, `float16`): devices compute as under torch.autocast of
             that type on a CPU. Weights stay as they are.
         compares_rows
-            The loss compares rows of a batch with each other (contrastive, dice over the batch).
-            All rows then go through the pipeline at once, and one device has the loss.
+            The loss, or an output, compares rows of a batch with each other (contrastive, dice
+            over the batch; scores of all images for all texts). All rows of a batch, or of a
+            request, then go through the pipeline at once, and one device has what compares them.
 
         Raises
         ------
@@ -189,11 +191,11 @@ class Model(Shown):
         if loss is not None:
             check_memory(net)
         criterion, example_inputs, example_targets = own_loss(
-            net, loss, example_inputs, example_targets
+            net, loss, example_inputs, example_targets, compares_rows=compares_rows
         )
         given = inputs_of(net, example_inputs)
         targets, target_names = targets_of(criterion, example_targets)
-        check_given(given, targets, has_loss=criterion is not None)
+        check_given(given, targets, criterion)
         inputs, targets = at_least_two(given.tensors, targets)
         named = bool(given.keywords)
         alone = placeless(net, given.names) if named else ()
@@ -210,10 +212,9 @@ class Model(Shown):
             )
 
         traced = partial(trace, net, inputs, sequence_dims=dims, keywords=given.keywords)
-        traced = partial(traced, autocast=autocast)
+        traced = partial(traced, autocast=autocast, compares_rows=compares_rows)
         ways = [partial(traced, input_names=names)]
         if criterion is not None:
-            traced = partial(traced, compares_rows=compares_rows)
             ways.append(partial(traced, input_names=every, loss=criterion, targets=targets))
         inference, *rest = map(laid_out, each(ways))
         training = rest[0] if rest else None

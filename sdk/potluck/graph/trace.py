@@ -12,10 +12,10 @@ import torch
 from potluck.errors import ModelError
 from potluck.graph.gradient_flow import learning
 from potluck.graph.loss.batch_reductions import BatchReductions, WrittenOutLosses, extract
-from potluck.graph.loss.row_mean import NEXT_STEP, check_apart, check_loss, follow
+from potluck.graph.loss.row_mean import NEXT_STEP, check_apart, check_loss, follow, mixes_rows
 from potluck.graph.loss.trials import apart, difference
 from potluck.graph.partition.cuts import multiple
-from potluck.graph.partition.outputs import check_outputs
+from potluck.graph.partition.outputs import OR_WHOLE, check_computes, check_outputs
 from potluck.graph.torch import symbolic_sizes
 from potluck.graph.torch.assertions import without_assertions
 from potluck.graph.torch.batch_axis import Complete, OperatorFailed, by_rows
@@ -154,7 +154,7 @@ def trace(
     autocast
         The type that torch.autocast converts to; empty: nothing is converted.
     compares_rows
-        The loss does, and nobody looks for a mean over them.
+        Outputs or the loss do, and nobody looks for results of rows alone, or a mean over them.
 
     Raises
     ------
@@ -315,9 +315,12 @@ def _traced(
     )
     if meta:
         return traced, pair
-    if not train:
-        check_outputs(traced)
+    if not train and not compares_rows:
+        check_outputs(traced, next_step=OR_WHOLE)
         return replace(traced, unproven=check_apart(traced)), pair
+    if not train:
+        check_computes(traced)
+        return replace(traced, whole_batch=mixes_rows(traced)), pair
     if compares_rows:
         return replace(traced, whole_batch=True), pair
     unproven, sums_rows = check_loss(traced)

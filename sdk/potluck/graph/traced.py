@@ -57,7 +57,7 @@ class Traced:
     rows, or that each row is answered by itself; `squeezes_rows`: of a request of one row, the
     module drops the dimension of the rows; `padded`: its encoders of which torch leaves zeros at
     padded places where gradients are off; `sums_rows`: the loss is a sum over rows, not a mean;
-    `whole_batch`: it compares rows, so that all of a batch are there at once.
+    `whole_batch`: the loss, or an output, compares rows, so that all of a batch are there at once.
     """
 
     graph: Graph
@@ -95,11 +95,12 @@ class Traced:
         return {item.name: Type(dtype=item.dtype, shape=item.shape) for item in kept}
 
     def output_bytes(self, inputs: Sequence[Any]) -> dict[str, int]:
-        """Bytes of each output for these inputs, where sequences may be of any length.
+        """Bytes of each output for these inputs, where sequences may be of any length, or sizes do
+        not grow with the rows alone.
 
         Elsewhere plans know them.
         """
-        if SEQUENCE not in self.hints:
+        if SEQUENCE not in self.hints and not self.whole_batch:
             return {}
         return {name: kind.nbytes({}) for name, kind in self.output_types(inputs).items()}
 

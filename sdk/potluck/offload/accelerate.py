@@ -232,6 +232,7 @@ def read_model(model: Any, example: Any) -> tuple[Any, int]:
         The model has several inputs, or cannot be traced.
     """
     from potluck.graph import Model
+    from potluck.graph.partition.outputs import need_rows_apart
 
     if isinstance(example, list | tuple) and len(example) == 1:
         (example,) = example
@@ -255,6 +256,7 @@ def read_model(model: Any, example: Any) -> tuple[Any, int]:
             "an example of the input is needed.", next_step="potluck.accelerate(net, x, helper=...)"
         )
     made = model if ready else Model.from_torch(model, example)
+    need_rows_apart(made, "accelerated")
     made.check_as_traced()
     if len(made.inputs()) > 1:
         raise _several(made.arguments.inputs)

@@ -54,7 +54,7 @@ def check_problem(problem: Problem) -> None:
     smallest = stated or batch
     if smallest < fewest_rows(problem) and any(layer.whole_batch for layer in problem.layers):
         raise UserError(
-            f"the loss of {problem.model} compares rows: micro-batches of {smallest} rows cannot "
+            f"{problem.model} compares rows: micro-batches of {smallest} rows cannot "
             f"be those of a batch of {batch}.",
             next_step="Leave micro_batch to the planner.",
         )

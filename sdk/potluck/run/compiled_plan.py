@@ -184,7 +184,12 @@ class CompiledPlan:
         return tuple(rows for rows in every.values() if rows != self.plan.batch)
 
     def answering(self, rows: int) -> tuple[str, int]:
-        """The program that answers so many rows, or as many of them as it can, and its rows."""
+        """The program that answers so many rows, or as many of them as it can, and its rows.
+
+        Where an output compares rows, exactly so many: that program may have to be made.
+        """
+        if any(segment.whole_batch for segment in self.segments):
+            return infer_name(rows, self.plan), rows
         large_enough = (pair for pair in self.infer_rows.items() if pair[1] >= rows)
         return next(large_enough, (INFER, self.plan.batch))
 
@@ -542,7 +547,11 @@ def of_rows(plan: Plan, rows: int) -> Plan:
     if rows == plan.batch:
         return plan
     if any(len(stage.devices) > 1 for stage in plan.stages):
-        raise PlanError("a plan that shares rows among devices answers one number of rows at once.")
+        raise PlanError(
+            "a plan that shares rows among devices answers one number of rows at once, "
+            f"{plan.batch}; not {rows}.",
+            next_step="Plan with one device for each stage.",
+        )
     stages = tuple(replace(stage, shares=(rows,)) for stage in plan.stages)
     return replace(plan, stages=stages, micro_batch=rows, n_micro_batches=1)
 
@@ -590,9 +599,10 @@ def beyond_plan(compiled_plan: CompiledPlan, problem: Problem) -> dict[str, int]
     or other shares.
     """
     found: dict[str, int] = {}
+    plan, named = compiled_plan.plan, train_name if compiled_plan.plan.training else infer_name
     for rows in compiled_plan.sizes:
-        if exceeds(compiled_plan.plan, divide(compiled_plan.plan, compiled_plan.segments, rows)):
-            step = compiled_plan.compiled[train_name(rows, compiled_plan.plan)]
+        if exceeds(plan, divide(plan, compiled_plan.segments, rows)):
+            step = compiled_plan.compiled[named(rows, plan)]
             for device, nbytes in simulate(step, problem).peak_bytes.items():
                 found[device] = max(nbytes, found.get(device, 0))
     return found

@@ -49,6 +49,11 @@ if TYPE_CHECKING:
     from potluck.run.update_source import SchedulePlace, UpdateSource
 
 KEPT_STEPS = 64
+MOST_SIZES = 8  # of requests whose rows are compared: each has a program on every device
+
+
+class NoProgram(Exception):
+    """Devices have no program for requests of so many rows."""
 
 
 class RunEngine:
@@ -355,10 +360,16 @@ class RunEngine:
         start, stop
             Rows [start, stop) are still to be answered.
 
+        Raises
+        ------
+        NoProgram
+            They are compared, and their number needs a program of its own, of `make_for`.
         """
         with self._requesting:
             current, number = self.compiled_plan, self.n_requests
             program, batch = current.answering(stop - start)
+            if program not in current.infer_rows:
+                raise NoProgram
             wanted = min(batch, stop - start)
             rows = [padded(tensor[start : start + wanted], batch) for tensor in inputs]
             named = {
@@ -375,6 +386,26 @@ class RunEngine:
             return RunRequest(
                 future, self.group, compiled, start, batch, wanted, traced.output_types(rows)
             )
+
+    def make_for(self, rows: int) -> None:
+        """Make a program for requests of so many rows, where there is none; for who holds the
+        boundary.
+
+        Parameters
+        ----------
+        rows
+            Of a request.
+
+        Raises
+        ------
+        PlanError
+            The plan's devices share the rows of a stage.
+        PotluckError
+            A device does not take it.
+        """
+        current = self.compiled_plan
+        if current.answering(rows)[0] not in current.infer_rows:
+            self.renew(current.plan, None, (*self.sizes[1 - MOST_SIZES :], rows))
 
     @property
     def is_failing(self) -> bool:

@@ -221,8 +221,7 @@ class PlanCompiler:
                 compiled_plan, plan=replace(compiled_plan.plan, peak_bytes=peaks)
             )
         if problem is not None:
-            more = beyond_plan(compiled_plan, problem) if compiled_plan.plan.training else {}
-            compiled_plan = replace(compiled_plan, peak_bytes=more)
+            compiled_plan = replace(compiled_plan, peak_bytes=beyond_plan(compiled_plan, problem))
         compiled = {
             name: self.paced_programs(item, compiled_plan)
             for name, item in compiled_plan.compiled.items()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from potluck.errors import PotluckError
 from potluck.graph.values import check_values
 from potluck.run.device_group import outputs_of
+from potluck.run.engine import NoProgram
 from potluck.run.recovery import TRIES, recover
 from potluck.run.tensors import first_rows
 from potluck.sessions.events import ExecutionResult
@@ -48,7 +49,7 @@ def answers(
     start = n_lost = 0
     while start < rows or waiting:
         if start < rows and len(waiting) < REQUESTS_IN_FLIGHT:
-            waiting.append(engine.request(given, start, rows))
+            waiting.append(_requested(engine, given, start, rows))
             start += waiting[-1].wanted
             continue
         asked = waiting.popleft()
@@ -61,6 +62,28 @@ def answers(
         outputs = outputs_of(execution, asked.compiled, asked.types)
         engine.kept.append((execution, asked.compiled))
         yield {name: first_rows(t, asked.wanted, asked.batch) for name, t in outputs.items()}
+
+
+def _requested(
+    engine: "RunEngine", given: "Sequence[torch.Tensor]", start: int, rows: int
+) -> "RunRequest":
+    """The next request, handed out; its number of rows may need a program of its own."""
+    n_lost = 0
+    while True:
+        try:
+            return engine.request(given, start, rows)
+        except NoProgram:
+            pass
+        with engine.boundary():
+            engine.check()
+            try:
+                engine.make_for(rows - start)
+            except PotluckError as error:
+                n_lost += 1
+                if not engine.can_recover(error) or n_lost > TRIES * len(engine.members):
+                    raise
+                check_values(engine.model, engine.value_marks)
+                recover(engine, error)
 
 
 def _execution_of(engine: "RunEngine", asked: "RunRequest", n_lost: int) -> ExecutionResult | None:

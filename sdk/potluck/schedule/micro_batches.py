@@ -41,8 +41,8 @@ Division = tuple[tuple[MicroBatch, ...], ...]  # per stage, its micro-batches in
 
 
 def divide(plan: Plan, segments: Sequence[Segment], rows: int) -> Division:
-    """`rows` in micro-batches of the stages' sizes, of each size one smaller; in one, where the
-    loss compares rows.
+    """`rows` in micro-batches of the stages' sizes, of each size one smaller; in one, where rows
+    are compared.
 
     Shares in proportion to the plan's.
 
@@ -183,23 +183,28 @@ def exceeds(plan: Plan, division: Division) -> bool:
 
 
 def check_whole(plan: Plan, segments: Sequence[Segment]) -> None:
-    """Refuse a plan that divides the rows of a batch which the loss compares.
+    """Refuse a plan that divides the rows of a batch which the loss, or an output, compares.
 
     Raises
     ------
     PlanError
-        It has several micro-batches, or several devices share the rows of the stage with the loss.
+        It has several micro-batches, or several devices share the rows of the last stage.
     """
     if not any(segment.whole_batch for segment in segments):
         return
+    what, way = (
+        ("the loss", f"Training(batch={plan.batch}, micro_batch={plan.batch})")
+        if plan.training
+        else ("an output", f"Inference(batch={plan.batch})")
+    )
     if max(plan.counts) > 1:
         raise PlanError(
-            f"the loss compares rows, and the plan has {max(plan.counts)} micro-batches.",
-            next_step=f"Plan with Training(batch={plan.batch}, micro_batch={plan.batch}).",
+            f"{what} compares rows, and the plan has {max(plan.counts)} micro-batches.",
+            next_step=f"Plan with {way}.",
         )
     if len(plan.stages[-1].devices) > 1:
         raise PlanError(
-            f"the loss compares rows, and {', '.join(plan.stages[-1].devices)} share those of its "
+            f"{what} compares rows, and {', '.join(plan.stages[-1].devices)} share those of its "
             "stage.",
             next_step="Give the last stage to one device.",
         )

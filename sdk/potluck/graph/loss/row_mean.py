@@ -20,7 +20,7 @@ from potluck.graph.loss.dependence import (
 )
 from potluck.graph.loss.dependence_rules import RULES
 from potluck.graph.loss.node_view import NodeView, degree, outer_of, row_axes, shape_at
-from potluck.graph.partition.outputs import APART
+from potluck.graph.partition.outputs import OR_WHOLE
 from potluck.graph.traced import Traced
 from potluck_wire.graph import Node, Ref, Shape, Sym, node_refs
 from potluck_wire.operators import KIND_OF
@@ -37,6 +37,7 @@ _LIKE = (
     "aten.reshape_as.default",
     "aten.type_as.default",
 )
+_OF_OTHER_ROWS = (DependenceKind.MIXED, DependenceKind.LINEAR)
 _FILLS = ("aten.fill.Scalar", "aten.fill.Tensor")
 
 
@@ -185,10 +186,19 @@ def check_apart(traced: Traced) -> str:
     followed = follow(traced)
     for output in traced.graph.outputs:
         found = followed.known[output.ref]
-        if found.kind in (DependenceKind.MIXED, DependenceKind.LINEAR):
+        if found.kind in _OF_OTHER_ROWS:
             since = found.why or "a sum over all rows is added to each"
             raise ModelError(
                 f"{output.name} does not hold one result for each row of the batch: {since}.",
-                next_step=APART,
+                next_step=OR_WHOLE,
             )
     return followed.first_assumed
+
+
+def mixes_rows(traced: Traced) -> bool:
+    """Whether an output holds something of other rows, or nobody has proven that none does."""
+    followed = follow(traced)
+    return bool(followed.first_assumed) or any(
+        output.ref not in traced.by_rows or followed.known[output.ref].kind in _OF_OTHER_ROWS
+        for output in traced.graph.outputs
+    )

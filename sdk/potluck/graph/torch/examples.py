@@ -8,7 +8,15 @@ from typing import Any
 import torch
 
 from potluck.errors import ModelError
-from potluck.graph.arguments import by_names, ordered, parameters, places, target_names, with_usual
+from potluck.graph.arguments import (
+    BY_PLACE,
+    by_names,
+    ordered,
+    parameters,
+    places,
+    target_names,
+    with_usual,
+)
 from potluck.graph.torch.own_loss import OwnLoss
 
 
@@ -77,31 +85,42 @@ def targets_of(
     )
 
 
-def check_given(inputs: Inputs, targets: Sequence[torch.Tensor], *, has_loss: bool) -> None:
+def check_given(
+    inputs: Inputs, targets: Sequence[torch.Tensor], loss: Callable[..., Any] | OwnLoss | None
+) -> None:
     """Refuse examples that are missing, or of no use.
 
     Parameters
     ----------
     inputs, targets
         As given.
-    has_loss
-        Whether the model trains.
+    loss
+        Of outputs and targets, where the model trains.
 
     Raises
     ------
     ModelError
-        There is no input, a loss without targets, or targets without a loss.
+        There is no input, a loss lacks its targets, or targets a loss.
     """
     if not inputs.tensors:
         raise ModelError("an example of the inputs is needed.")
-    if has_loss and not targets:
+    if loss is not None and not targets and not _is_of_outputs(loss):
         raise ModelError(
-            "a loss needs an example of the targets.", next_step="Pass example_targets."
+            "a loss needs an example of the targets.",
+            next_step="Pass example_targets; or a loss of the output alone, loss(output).",
         )
-    if targets and not has_loss:
+    if targets and loss is None:
         raise ModelError(
             "targets are given, and no loss.", next_step="Pass loss=, as in loss(output, target)."
         )
+
+
+def _is_of_outputs(loss: Callable[..., Any] | OwnLoss) -> bool:
+    """Whether a loss is taken without targets."""
+    if isinstance(loss, OwnLoss):
+        return True
+    known = [p for p in parameters(loss) if p.kind in BY_PLACE]
+    return bool(known) and all(p.default is not Parameter.empty for p in known[1:])
 
 
 def _rows_of(example: Any, what: str) -> list[torch.Tensor]:

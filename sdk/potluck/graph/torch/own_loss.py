@@ -46,11 +46,14 @@ class OwnLoss:
         return found
 
 
-def own_loss(net: Any, loss: Any, inputs: Any, targets: Any) -> tuple[Any, Any, Any]:
+def own_loss(
+    net: Any, loss: Any, inputs: Any, targets: Any, *, compares_rows: bool = False
+) -> tuple[Any, Any, Any]:
     """The loss, inputs and targets of an example, where the loss is a part of the answer: targets
     that are among the inputs under a usual name are taken out of them.
 
-    All others as they are.
+    All others as they are. Without targets the loss is in every answer, a number of all its rows:
+    so `compares_rows` must have been said.
 
     Raises
     ------
@@ -68,10 +71,11 @@ def own_loss(net: Any, loss: Any, inputs: Any, targets: Any) -> tuple[Any, Any, 
         names = [name for name in USUAL_TARGETS if name in inputs]
         targets = {name: inputs[name] for name in names}
         inputs = {name: value for name, value in inputs.items() if name not in names}
-    if not isinstance(targets, Mapping) or not targets:
+    if not isinstance(targets, Mapping) or not (targets or compares_rows):
         raise ModelError(
             "the module computes its loss itself, and it is not known of which targets.",
-            next_step='Name them: example_targets={"labels": labels}.',
+            next_step='Name them: example_targets={"labels": labels}. A loss of the inputs alone '
+            "needs these by name, and compares_rows=True.",
         )
     known = [p.name for p in parameters(net)]
     takes_more = any(p.kind is p.VAR_KEYWORD for p in parameters(net))

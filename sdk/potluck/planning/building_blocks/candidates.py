@@ -17,8 +17,9 @@ MAX_CUTS = 32
 
 
 def fewest_rows(problem: Problem, start: int = 0, stop: int | None = None) -> int:
-    """The fewest rows that a device can take of a micro-batch for layers [start, stop) in training;
-    from 1, some batch norms cannot learn, and a loss that compares rows needs all of a batch.
+    """The fewest rows that a device can take of a micro-batch for layers [start, stop).
+
+    What compares rows needs all of a batch; in training some batch norms cannot learn from 1.
 
     Parameters
     ----------
@@ -28,10 +29,10 @@ def fewest_rows(problem: Problem, start: int = 0, stop: int | None = None) -> in
         Layers [start, stop); default: all.
     """
     layers = problem.layers[start:stop]
-    if not isinstance(problem.workload, Training):
-        return 1
     if any(layer.whole_batch for layer in layers):
         return problem.workload.batch
+    if not isinstance(problem.workload, Training):
+        return 1
     return 2 if any(layer.norm_values == 1 for layer in layers) else 1
 
 

@@ -85,6 +85,7 @@ class ServingHome:
         Infeasible
             No device can hold the limit; says the best possible.
         """
+        from potluck.graph.partition.outputs import need_rows_apart
         from potluck.graph.values import with_values_of_now
         from potluck.profile.measure import need_model
         from potluck.serve.runtime.argument_checks import check_serving
@@ -92,6 +93,7 @@ class ServingHome:
         from potluck.serve.runtime.service import Service
 
         need_model(model, "served")
+        need_rows_apart(model, "served")
         name = name or model.name
         check_serving(name, slo, priority, max_queue, per_s)
         model.check_as_traced()
