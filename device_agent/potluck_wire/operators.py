@@ -4,8 +4,8 @@ The SDK, the agent and its worker compare with this one.
 
 Forward ATen operators only: the device's autograd makes the backward calls itself, from values that
 it computed. Left out on purpose: whatever reads files (from_file), hands out memory as it lies
-(empty), takes indices without checking them (every *_backward), or draws random numbers that a
-split would change (rand, randn, bernoulli).
+(empty), takes indices without checking them (every *_backward), or draws random numbers otherwise
+than as many as a value has (bernoulli, multinomial): these are written out in `draw`.
 """
 
 from typing import Any
@@ -108,6 +108,8 @@ KINDS: dict[str, tuple[str, ...]] = {
         "multi_margin_loss"
     ),
     "random": _names("dropout feature_dropout"),
+    # as many random numbers as a value has, whatever its values: in training alone
+    "draw": _names("rand_like randn_like"),
     "complex": _names(
         "complex polar view_as_complex view_as_real _conj _fft_r2c _fft_c2c _fft_c2r"
     ),

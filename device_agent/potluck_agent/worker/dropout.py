@@ -1,8 +1,9 @@
-"""Dropout whose masks do not depend on how a micro-batch is split over devices.
+"""Random numbers that do not depend on how a micro-batch is split over devices: masks of dropout,
+and noise.
 
-The mask of a whole micro-batch is drawn from a generator seeded by (seed, step, micro-batch, node);
+Those of a whole micro-batch are drawn from a generator seeded by (seed, step, micro-batch, node);
 each device takes the rows that are its own, in the first dimension. A value that no row has a part
-in, such as a weight, gets the same mask on every device.
+in, such as a weight, gets the same on every device.
 """
 
 import hashlib
@@ -34,23 +35,39 @@ class Masks:
         self, number: int, shape: tuple[int, ...], keep: float, dtype: torch.dtype
     ) -> torch.Tensor:
         """A mask of zeros and 1/keep, made by the CPU: the same on every kind of device."""
+
+        def mask(whole: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+            return _bernoulli(whole, keep, dtype, generator)
+
+        return self._rows_of(number, shape, dtype, mask)
+
+    def _rows_of(
+        self,
+        number: int,
+        shape: tuple[int, ...],
+        dtype: torch.dtype,
+        drawn: Callable[[tuple[int, ...], torch.Generator], torch.Tensor],
+    ) -> torch.Tensor:
+        """Of what is drawn for a whole micro-batch, the rows that are being computed."""
         generator = self._generator(number)
         if self.rows is None or number in self.rowless:
-            return _bernoulli(shape, keep, dtype, generator)
+            return drawn(shape, generator)
         start, stop, total = self.rows
         rows = stop - start
         if not shape or shape[0] % rows:
             raise SegmentError(
-                "bad-input", f"dropout of {list(shape)}: its first dimension is not {rows} rows"
+                "bad-input",
+                f"random numbers of {list(shape)}: its first dimension is not {rows} rows",
             )
         per_row = shape[0] // rows
         whole = (per_row * total, *shape[1:])
         available_memory.require(
-            available_memory.bytes_of(whole, dtype.itemsize, "the mask of the whole micro-batch"),
-            "its mask",
+            available_memory.bytes_of(
+                whole, dtype.itemsize, "the random numbers of the whole micro-batch"
+            ),
+            "its random numbers",
         )
-        mask = _bernoulli(whole, keep, dtype, generator)
-        return mask[per_row * start : per_row * stop]
+        return drawn(whole, generator)[per_row * start : per_row * stop]
 
     def _generator(self, number: int) -> torch.Generator:
         key = (self.seed, self.step, self.micro_batch, number)
@@ -70,6 +87,22 @@ class Masks:
             return x
         shape = (*x.shape[:2], *(1 for _ in x.shape[2:]))
         return x * self.draw(number, shape, 1.0 - p, x.dtype).to(x.device)
+
+    def rand_like(self, number: int, x: torch.Tensor) -> torch.Tensor:
+        """`aten.rand_like` with our numbers."""
+        return self._like(number, x, torch.rand)
+
+    def randn_like(self, number: int, x: torch.Tensor) -> torch.Tensor:
+        """`aten.randn_like` with our numbers."""
+        return self._like(number, x, torch.randn)
+
+    def _like(
+        self, number: int, x: torch.Tensor, make: Callable[..., torch.Tensor]
+    ) -> torch.Tensor:
+        def drawn(whole: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+            return make(whole, generator=generator, dtype=x.dtype)
+
+        return self._rows_of(number, tuple(x.shape), x.dtype, drawn).to(x.device)
 
     def attention(
         self,
@@ -112,6 +145,8 @@ class Masks:
         return {
             "aten.dropout.default": self.dropout,
             "aten.feature_dropout.default": self.feature_dropout,
+            "aten.rand_like.default": self.rand_like,
+            "aten.randn_like.default": self.randn_like,
             "aten.scaled_dot_product_attention.default": self.attention,
         }
 

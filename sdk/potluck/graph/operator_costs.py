@@ -31,6 +31,7 @@ _PER_ELEMENT = {
     "arithmetic": 1,
     "comparison": 1,
     "random": 1,
+    "draw": 1,
 }
 # mean, variance, subtract, scale, shift; softmax: maximum, subtract, exp, sum, divide
 _PER_NORM = 5

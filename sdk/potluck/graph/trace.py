@@ -23,6 +23,7 @@ from potluck.graph.torch.convert import Converter, passed
 from potluck.graph.torch.dead_nodes import without_dead
 from potluck.graph.torch.decompose import decompose
 from potluck.graph.torch.default_type import check_default_type
+from potluck.graph.torch.draws import note_rows
 from potluck.graph.torch.export_program import TRY, export, first_line
 from potluck.graph.torch.in_place import without_changes
 from potluck.graph.torch.masks import check_masks
@@ -255,8 +256,9 @@ def _traced(
     )
     if reductions is not None:
         holders, names = holders_of(program), [*names, *reductions.names]
+    has_draws = note_rows(program, symbols)
     n_holders = len(holders.all)
-    converter = Converter(n_holders, symbols, holders.buffer_places)
+    converter = Converter(n_holders, symbols, holders.buffer_places, train=train)
     converter.values.update({holder: Ref(i) for i, holder in enumerate(holders.all)})
     result = converter.graph(program.graph, program.graph_module)
     if converter.refused:
@@ -311,7 +313,12 @@ def _traced(
     if train:
         traced = replace(traced, graph=learning(traced))
     pair = ModuleAndProgram(
-        module=module, program=program, state=own, complete=complete, train=train
+        module=module,
+        program=program,
+        state=own,
+        complete=complete,
+        train=train,
+        has_draws=has_draws,
     )
     if meta:
         return traced, pair

@@ -217,7 +217,11 @@ def _found(
             continue
         name, value = str(node.target), node.meta.get("val")
         kind, sources = KIND_OF.get(name, ""), node.all_input_nodes
-        if kind == "random" or _changes(node) or any(source in learned for source in sources):
+        if (
+            kind in ("random", "draw")
+            or _changes(node)
+            or any(source in learned for source in sources)
+        ):
             learned.add(node)
         elif kind != "creation" and isinstance(value, torch.Tensor | list | tuple):
             if any(source in given for source in sources):

@@ -14,6 +14,7 @@ from potluck.graph.loss.dependence import (
     ACROSS,
     FREE,
     NUMBER,
+    ROWS,
     Dependence,
     DependenceKind,
     Mixes,
@@ -147,6 +148,11 @@ def _side_by_side(look: NodeView) -> Dependence | None:
 def _linear_in(look: NodeView) -> Dependence | None:
     """Something linear that leaves the axis of rows where, or at least as, it is."""
     return look.known[look.first]
+
+
+def _drawn(look: NodeView) -> Dependence | None:
+    """Random numbers: of each row its own; without rows the same for all of them."""
+    return FREE if look.axis is None else ROWS
 
 
 def _dims(look: NodeView, position: int, name: str = "dim") -> list[int] | None:
@@ -295,6 +301,7 @@ _GROUPS: tuple[tuple[tuple[str, ...], _Rule], ...] = (
     (_names("unsafe_split.Tensor"), shapes.part),
     (_names("eye eye.m linspace logspace tril_indices triu_indices"), lambda look: None),
     (_names("neg contiguous clone detach alias dropout feature_dropout _conj"), _linear_in),
+    (_names("rand_like randn_like"), _drawn),
     (_names("to.dtype type_as"), _cast),
     # numbers of two parts: Fourier transforms are sums over their dimensions
     (_names("complex"), _side_by_side),

@@ -8,6 +8,7 @@ drawn from those of the example.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from potluck.graph.torch.batch_axis import (
     Complete,
     OperatorFailed,
     RowCounter,
-    Runner,
+    RowRunner,
     arguments,
     largest,
     made_up,
@@ -46,7 +47,7 @@ class Difference:
     weight: str = ""
 
 
-class _Doubled(Runner):
+class _Doubled(RowRunner):
     """Runs an exported graph in evaluation and in double precision, whatever types it names."""
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -111,8 +112,10 @@ def apart(
     left, shown = set(refs), set[Ref]()
     for rows, weights in _trials(program, state, example):
 
-        def digests(part: Sequence[torch.Tensor], own: Any = weights) -> dict[Ref, torch.Tensor]:
-            watcher = _DoubledWatcher(program.graph_module, values, types, len(part[0]))
+        def digests(
+            part: Sequence[torch.Tensor], first: int = 0, own: Any = weights
+        ) -> dict[Ref, torch.Tensor]:
+            watcher = _DoubledWatcher(program.graph_module, values, types, len(part[0]), first)
             given = {h: _doubled(tensor.clone()) for h, tensor in own.items()}
             with torch.no_grad():
                 watcher.run(*arguments(program, given, [_doubled(x) for x in complete([*part])]))
@@ -120,8 +123,7 @@ def apart(
 
         try:
             whole = digests(rows)
-            splits = [zip(*(torch.split(x, n) for x in rows), strict=True) for n in _PARTS]
-            parts = [[digests(part) for part in split] for split in splits]
+            parts = [[digests(part, first) for first, part in _divided(rows, n)] for n in _PARTS]
         except OperatorFailed:
             continue
         for ref in [*left]:
@@ -131,6 +133,14 @@ def apart(
             if whole[ref].isfinite().all() and not _same(whole[ref], whole[ref].flip(0)):
                 shown.add(ref)
     return frozenset(left & shown)
+
+
+def _divided(
+    rows: Sequence[torch.Tensor], sizes: Sequence[int]
+) -> Iterator[tuple[int, tuple[torch.Tensor, ...]]]:
+    """Parts of some rows, each with the number of its first row."""
+    parts = zip(*(torch.split(x, list(sizes)) for x in rows), strict=True)
+    return zip(accumulate(sizes, initial=0), parts, strict=False)
 
 
 def _same(whole: torch.Tensor, parts: torch.Tensor) -> bool:
@@ -179,12 +189,12 @@ class _Loss:
     weights: Mapping[torch.fx.Node, torch.Tensor]
     learned: Sequence[torch.fx.Node]
 
-    def __call__(self, rows: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def __call__(self, rows: Sequence[torch.Tensor], first: int = 0) -> list[torch.Tensor]:
         weights = {h: _doubled(tensor.clone()) for h, tensor in self.weights.items()}
         leaves = [weights[h].requires_grad_() for h in self.learned]
         with torch.enable_grad():
             given = arguments(self.program, weights, [_doubled(x) for x in rows])
-            (loss,) = _Doubled(self.program.graph_module).run(*given)
+            (loss,) = _Doubled(self.program.graph_module, len(rows[0]), first).run(*given)
             found = (
                 torch.autograd.grad(loss, leaves, allow_unused=True)
                 if loss.requires_grad
@@ -199,10 +209,9 @@ class _Loss:
 def _compare(loss: _Loss, rows: Sequence[torch.Tensor]) -> Difference | None:
     whole = loss(rows)
     for sizes in _PARTS:
-        splits = zip(*(torch.split(x, sizes) for x in rows), strict=True)
         found = [
-            [value * (n / _ROWS) for value in loss(part)]
-            for part, n in zip(splits, sizes, strict=True)
+            [value * (len(part[0]) / _ROWS) for value in loss(part, first)]
+            for first, part in _divided(rows, sizes)
         ]
         parts = [torch.stack(values).sum(0) for values in zip(*found, strict=True)]
         noise = _ROUNDING * max([largest(gradient) for gradient in whole[1:]], default=0.0)

@@ -239,7 +239,7 @@ def _tied(
     names |= {
         first + i: f"a mask of node {i}"
         for i, node in enumerate(graph.nodes)
-        if KIND_OF[node.op] == "random"
+        if KIND_OF[node.op] in ("random", "draw")
     }
     if not any(output.gradient for output in graph.outputs):
         return ()  # in inference a copy on both sides does no harm

@@ -1,5 +1,5 @@
-"""Which operators draw random masks in training: those of a micro-batch depend on its number and on
-which rows it has.
+"""Which operators draw random masks, or noise, in training: those of a micro-batch depend on its
+number and on which rows it has.
 """
 
 from collections.abc import Iterable
@@ -19,6 +19,8 @@ def draws(traced: Traced, positions: Iterable[int]) -> bool:
 def _draws(node: Node) -> bool:
     if node.op == _ATTENTION:
         return _argument(node, 4, "dropout_p") != 0.0
+    if KIND_OF.get(node.op) == "draw":
+        return True
     return KIND_OF.get(node.op) == "random" and _argument(node, 1, "p") != 0.0
 
 

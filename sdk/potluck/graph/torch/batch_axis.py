@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from potluck.graph.partition.cuts import row_dim
+from potluck.graph.torch import draws
 from potluck.graph.torch.convert import where
 from potluck.graph.traced import Type
 from potluck_wire.graph import Ref
@@ -46,7 +47,26 @@ class Runner(torch.fx.Interpreter):
             raise OperatorFailed(node, error) from error
 
 
-class RowCounter(Runner):
+class RowRunner(Runner):
+    """Runs a graph on some rows of a batch: `first` is the number of the first of them.
+
+    What it would draw for a row is the same, whichever rows are beside it.
+    """
+
+    def __init__(self, module: torch.nn.Module, rows: int, first: int = 0) -> None:
+        super().__init__(module)
+        self.rows = rows
+        self.first = first
+
+    def run_node(self, node: torch.fx.Node) -> Any:
+        """What the node gives."""
+        if node.target not in draws.DRAWS:
+            return super().run_node(node)
+        (like,), _ = self.fetch_args_kwargs_from_env(node)
+        return draws.stand_in(node, like, self.first, self.rows)
+
+
+class RowCounter(RowRunner):
     """Runs an exported graph in evaluation and keeps one number per row of every value that may
     count rows.
     """
@@ -57,18 +77,18 @@ class RowCounter(Runner):
         values: Mapping[torch.fx.Node, Any],
         types: Sequence[tuple[Type, ...]],
         rows: int,
+        first: int = 0,
     ) -> None:
-        super().__init__(module)
+        super().__init__(module, rows, first)
         self.values = values
         self.types = types
-        self.rows = rows
         self.found: dict[Ref, torch.Tensor] = {}
         self._weights = _weights(0)  # of the largest value so far: others take its first ones
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         for place, region in enumerate(args):
             if isinstance(region, torch.nn.Module):  # without gradients, or autocast
-                inside = type(self)(region, self.values, self.types, self.rows)
+                inside = type(self)(region, self.values, self.types, self.rows, self.first)
                 result = inside.run(*args[place + 1 :])
                 self.found |= inside.found
                 return result
@@ -115,7 +135,8 @@ def by_rows(
         inputs: Sequence[torch.Tensor], weights: Mapping[torch.fx.Node, torch.Tensor]
     ) -> frozenset[Ref]:
         def digests(part: slice) -> dict[Ref, torch.Tensor]:
-            watcher = RowCounter(program.graph_module, values, types, part.stop - part.start)
+            rows = part.stop - part.start
+            watcher = RowCounter(program.graph_module, values, types, rows, part.start)
             _run(watcher, program, weights, [x[part].clone() for x in inputs])
             return watcher.found
 

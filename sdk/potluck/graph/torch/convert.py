@@ -15,7 +15,7 @@ from potluck.graph.torch.masks import Mask, drawn
 from potluck.graph.torch.refusals import refusal
 from potluck.graph.torch.source_lines import line_of
 from potluck.graph.torch.symbolic_sizes import expression
-from potluck.graph.torch.training_modes import draws
+from potluck.graph.torch.training_modes import draws, random_answer
 from potluck.graph.torch.vmap_regions import is_wrapper
 from potluck_wire.graph import MAX_INT, Argument, Dtype, Node, Ref, Sym
 from potluck_wire.operators import KIND_OF, OPERATORS
@@ -74,10 +74,13 @@ class Converter:
     `values` maps torch's nodes to what they are here.
     """
 
-    def __init__(self, first: int, symbols: Mapping[str, str], buffers: range) -> None:
+    def __init__(
+        self, first: int, symbols: Mapping[str, str], buffers: range, *, train: bool = True
+    ) -> None:
         self.first = first
         self.symbols = symbols
         self.buffers = buffers
+        self.train = train
         self.nodes: list[Node] = []
         self.made: list[Any] = []  # what torch says that each node gives
         self.modules: list[str] = []  # where in the user's model each stands
@@ -222,6 +225,8 @@ class Converter:
             return
         if name not in OPERATORS:
             raise refusal(node.target, where(node))
+        if KIND_OF[name] == "draw" and not self.train:
+            raise random_answer(name, where(node))
         self.values[node] = self._drawn_or_added(name, args, kwargs, node.meta["val"])
         if has_nan:
             self.unsent[self.first + len(self.nodes) - 1] = ModelError(

@@ -1,11 +1,13 @@
-"""Operators that potluck writes out in its own way, where torch's would mix rows, draw random
-numbers that are none, or treat infinite values otherwise than its kernel does.
+"""Operators that potluck writes out in its own way, where torch's would mix rows, or treat infinite
+values otherwise than its kernel does; and those that draw random numbers.
 """
 
 from collections.abc import Callable
 from typing import Any
 
 import torch
+
+from potluck.graph.torch import draws
 
 _ATEN = torch.ops.aten
 _SUM = 0
@@ -15,8 +17,9 @@ _MAX = 2
 
 def own_way(node: Any) -> Callable[..., Any] | None:
     """How a node is written out; None: as torch does it."""
-    way = WAYS.get(str(node.target))
-    return way(node) if way is not None else None
+    name = str(node.target)
+    way = WAYS.get(name)
+    return way(node) if way is not None else draws.WAYS.get(name)
 
 
 def _sign(node: Any) -> Callable[..., Any] | None:

@@ -13,6 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from potluck.graph.torch.custom_decompositions import own_way
+from potluck.graph.torch.draws import says_more
 from potluck.graph.torch.subgraph_substitution import as_exported, put_in
 from potluck_wire.operators import OPERATORS
 
@@ -43,7 +44,7 @@ def _is_strange(node: Any, passed: Callable[[str], bool]) -> bool:
     return (
         isinstance(node.target, torch._ops.OpOverload)
         and name.startswith("aten.")
-        and name not in OPERATORS
+        and (name not in OPERATORS or says_more(node))
         and not passed(name)
         and isinstance(node.meta.get("val"), torch.Tensor | list | tuple)
     )

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 import torch._dynamo
+from torch.distributions import Distribution
 
 from potluck.errors import ModelError
 from potluck.graph.torch.autocast import check_autocast
@@ -77,7 +78,14 @@ def _exported(
     autocast: str,
     lines: bool,
 ) -> Any:
-    with _quiet(), noted(lines), warnings.catch_warnings(), autocasting(autocast), _kept(module):
+    with (
+        _quiet(),
+        noted(lines),
+        warnings.catch_warnings(),
+        autocasting(autocast),
+        _kept(module),
+        _unchecked(),
+    ):
         warnings.filterwarnings("ignore", _OWN_WEIGHTS)
         shapes = (_dynamic(dims, lengths),)
         return torch.export.export(module, tuple(tensors), dynamic_shapes=shapes, strict=False)
@@ -92,6 +100,17 @@ def _kept(module: torch.nn.Module) -> Iterator[None]:
     config = torch._dynamo.config
     with config.patch(fake_tensor_cache_enabled=config.fake_tensor_cache_enabled and not few):
         yield
+
+
+@contextmanager
+def _unchecked() -> Iterator[None]:
+    """Distributions do not look at the values of their parameters, as assertions are left out."""
+    before = Distribution._validate_args
+    Distribution.set_default_validate_args(False)
+    try:
+        yield
+    finally:
+        Distribution.set_default_validate_args(before)
 
 
 def _dynamic(dims: Sequence[int | None], lengths: range) -> tuple[dict[int, Any], ...]:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from potluck.graph.torch.draws import IN_PLACE
 from potluck_wire.operators import KIND_OF
 
 _ATEN = torch.ops.aten
@@ -54,6 +55,8 @@ def functional_name(name: str) -> str:
 
 def _functional(name: str) -> Any:
     """That form, as torch has it; None where there is none."""
+    if name in IN_PLACE:
+        return IN_PLACE[name]
     _, packet, overload = functional_name(name).split(".")
     return getattr(getattr(_ATEN, packet, None), overload, None)
 

@@ -1,5 +1,6 @@
-"""Random masks in a traced graph. A device draws the mask of a whole micro-batch and takes its own
-rows, which it has in the first dimension; of what no row has a part in, all devices draw the same.
+"""Random masks and noise in a traced graph. A device draws those of a whole micro-batch and takes
+its own rows, which it has in the first dimension; of what no row has a part in, all devices draw
+the same.
 
 So rows in another dimension are brought to the first one and back, and recurrent layers that drop
 between them become layers with a dropout between them. What is neither is refused.
@@ -36,7 +37,8 @@ def drawn(to: "Converter", node: Node, value: Any) -> Any:
     if KIND_OF[node.op] == "recurrent":
         return _layer_by_layer(to, node, value)
     dim = row_dim(symbolic_sizes.shape(value, to.symbols))
-    if KIND_OF[node.op] != "random" or not dim or (node.op == _FEATURES and dim > 1):
+    known = KIND_OF[node.op] in ("random", "draw")
+    if not known or not dim or (node.op == _FEATURES and dim > 1):
         made = to.add(node.op, node.args, dict(node.kwargs), value)
         to.masks.append(Mask(made.value, made))
         return made
@@ -48,7 +50,9 @@ def drawn(to: "Converter", node: Node, value: Any) -> Any:
 def _moved(
     to: "Converter", op: str, args: tuple[Argument, ...], dim: int, value: Any
 ) -> tuple[int, Ref]:
-    """A dropout whose rows are in dimension `dim`: where its mask is drawn, and what it gives."""
+    """A dropout, or noise, whose rows are in dimension `dim`: where it is drawn, and what that
+    gives.
+    """
     turned = value.transpose(0, dim)
     first = to.add("aten.transpose.int", (args[0], 0, dim), {}, turned)
     dropped = to.add(op, (first, *args[1:]), {}, turned)
@@ -112,19 +116,22 @@ def check_masks(
         shared = not any(BATCH in symbols_in(size) for _, t in known for size in t.shape)
         if mask.value in without if shared else _by_rows(mask, known, rows):
             continue
+        noise = KIND_OF[node.op] == "draw"
         raise ModelError(
-            f"the mask of {node.op.split('.')[1]}{f' in the module {module}' if module else ''} "
+            f"the {'noise' if noise else 'mask'} of {node.op.split('.')[1]}"
+            f"{f' in the module {module}' if module else ''} "
             + (
                 "is shared by all rows, and drawn of a value that is computed from them."
                 if shared
                 else "is of a value in which the rows do not lie one after the other in one "
                 "dimension, so that it cannot be divided by rows."
             ),
-            next_step="Drop a value that is made of weights and constants alone, such as "
-            "torch.ones(16); or give it rows, as in x.new_ones(x.shape[0], 16)."
+            next_step=f"{'Draw as many as' if noise else 'Drop'} a value that is made of weights "
+            "and constants alone, such as torch.ones(16); or give it rows, as in "
+            "x.new_ones(x.shape[0], 16)."
             if shared
-            else "Drop before the rows are mixed with another dimension, or put them first: "
-            "transpose(0, 1), or batch_first=True.",
+            else f"{'Draw' if noise else 'Drop'} before the rows are mixed with another dimension, "
+            "or put them first: transpose(0, 1), or batch_first=True.",
         )
 
 

@@ -22,7 +22,8 @@ class OperatorRefusal:
 
 RANDOM = OperatorRefusal(
     "draws random numbers, which a split would change",
-    "Draw them outside the model and pass them as an input; torch.nn.Dropout is known.",
+    "Draw them outside the model and pass them as an input. Dropout is known, and uniform, normal, "
+    "exponential and whole numbers: torch.rand, randn, bernoulli, randint, multinomial.",
 )
 DATA = OperatorRefusal(
     "makes a size, or a number, of the data",

@@ -3,7 +3,7 @@ and loses what a module does otherwise for one. So the graph is compared with th
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from potluck.graph.torch.batch_axis import (
     largest,
     varied,
 )
+from potluck.graph.torch.draws import Determined
 from potluck.graph.torch.statefulness import spared
 
 _TOLERANCE = 1e-3  # of the largest: some kernels of the module sum in another order
@@ -35,7 +36,8 @@ class _ModuleFailed(Exception):
 class ModuleAndProgram:
     """A module and its exported program, which takes what `complete` adds to some rows.
 
-    `train`: what they give is a loss, and its gradients count, too.
+    `train`: what they give is a loss, and its gradients count, too. `has_draws`: they draw random
+    numbers.
     """
 
     module: torch.nn.Module
@@ -43,6 +45,7 @@ class ModuleAndProgram:
     state: Mapping[torch.fx.Node, torch.Tensor]
     complete: Complete
     train: bool
+    has_draws: bool = False
 
     def differ(self, rows: Sequence[torch.Tensor]) -> bool:
         """Whether they give something else; not where the program fails, which devices tell.
@@ -78,7 +81,8 @@ class ModuleAndProgram:
         """What is given for some rows: tensors, or the loss and its gradients."""
         weights = [t for t in self.state.values() if isinstance(t, torch.nn.Parameter)]
         learned = [weight for weight in weights if weight.requires_grad]
-        with torch.random.fork_rng(devices=()), torch.set_grad_enabled(self.train):
+        drawn = Determined() if self.has_draws else nullcontext()  # type: ignore[no-untyped-call]
+        with torch.random.fork_rng(devices=()), torch.set_grad_enabled(self.train), drawn:
             _seed([*self.state.values(), *rows])  # both draw the same masks
             given = pytree.tree_leaves(run([x.clone() for x in rows]))
             found = [value for value in given if isinstance(value, torch.Tensor)]

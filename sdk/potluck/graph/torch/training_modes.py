@@ -74,18 +74,27 @@ def check_answers(traced: Traced) -> None:
     """
     for node, module in zip(traced.graph.nodes, traced.modules, strict=True):
         if _differs(node):
-            does = (
-                "draws random numbers"
-                if draws(node)
-                else "takes statistics of its input, not the running ones,"
+            where = f" in the module {module}" if module else ""
+            if draws(node):
+                raise random_answer(node.op, where)
+            raise _as_in_training(
+                "takes statistics of its input, not the running ones,", node.op, where
             )
-            raise ModelError(
-                f"it {does} when it answers: {node.op.split('.')[1]}"
-                f"{f' in the module {module}' if module else ''} is as in training.",
-                next_step="Put that module into eval(), and pass self.training to functions such "
-                "as dropout. (To freeze all else in training: net.train(), then eval() of each "
-                "frozen part.)",
-            )
+
+
+def random_answer(op: str, where: str) -> ModelError:
+    """The refusal of an operator that draws random numbers where the module answers."""
+    return _as_in_training("draws random numbers", op, where)
+
+
+def _as_in_training(does: str, op: str, where: str) -> ModelError:
+    return ModelError(
+        f"it {does} when it answers: {op.split('.')[1]}{where} is as in training.",
+        next_step="Put that module into eval(), and pass self.training to functions such as "
+        "dropout; ask self.training before other noise. (To freeze all else in training: "
+        "net.train(), then eval() of each frozen part.)",
+        operator=op,
+    )
 
 
 def draws(node: Node) -> bool:
@@ -95,6 +104,8 @@ def draws(node: Node) -> bool:
 
 def _differs(node: Node) -> bool:
     """Whether an operator does something in training that it does not do in evaluation."""
+    if KIND_OF[node.op] == "draw":
+        return True
     if in_evaluation(node.op, node.args) == node.args:
         return False
     if KIND_OF[node.op] == "recurrent" and node.args[_N_LAYERS] == 1:
