@@ -22,7 +22,7 @@ from potluck.records import Plan
 from potluck.run.compiled_plan import INFER, MOVE, TRAIN, CompiledPlan, train_name
 from potluck.run.device_group import DeviceGroup, loss_of, norm_of
 from potluck.run.history import History, latest_alike
-from potluck.run.in_flight import RequestsInFlight, RunRequest
+from potluck.run.in_flight import NoProgram, RequestsInFlight, RunRequest
 from potluck.run.plan_compiler import PlanCompiler
 from potluck.run.snapshots import Protection, in_other_batches, is_loss
 from potluck.run.state_transfer import RunState
@@ -49,11 +49,6 @@ if TYPE_CHECKING:
     from potluck.run.update_source import SchedulePlace, UpdateSource
 
 KEPT_STEPS = 64
-MOST_SIZES = 8  # of requests whose rows are compared: each has a program on every device
-
-
-class NoProgram(Exception):
-    """Devices have no program for requests of so many rows."""
 
 
 class RunEngine:
@@ -363,7 +358,7 @@ class RunEngine:
         Raises
         ------
         NoProgram
-            They are compared, and their number needs a program of its own, of `make_for`.
+            They are compared, and their number needs a program of its own.
         """
         with self._requesting:
             current, number = self.compiled_plan, self.n_requests
@@ -386,26 +381,6 @@ class RunEngine:
             return RunRequest(
                 future, self.group, compiled, start, batch, wanted, traced.output_types(rows)
             )
-
-    def make_for(self, rows: int) -> None:
-        """Make a program for requests of so many rows, where there is none; for who holds the
-        boundary.
-
-        Parameters
-        ----------
-        rows
-            Of a request.
-
-        Raises
-        ------
-        PlanError
-            The plan's devices share the rows of a stage.
-        PotluckError
-            A device does not take it.
-        """
-        current = self.compiled_plan
-        if current.answering(rows)[0] not in current.infer_rows:
-            self.renew(current.plan, None, (*self.sizes[1 - MOST_SIZES :], rows))
 
     @property
     def is_failing(self) -> bool:

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from potluck.sessions.events import ExecutionResult
 
 
+class NoProgram(Exception):
+    """Devices have no program for requests of so many rows."""
+
+
 class RunRequest(NamedTuple):
     """One that was handed out: to whom, what was compiled for it, its first row, the rows that it
     takes, how many of them are wanted, and the types of what it must answer.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from potluck.errors import PotluckError
 from potluck.graph.values import check_values
 from potluck.run.device_group import outputs_of
-from potluck.run.engine import NoProgram
+from potluck.run.in_flight import NoProgram
 from potluck.run.recovery import TRIES, recover
 from potluck.run.tensors import first_rows
 from potluck.sessions.events import ExecutionResult
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from potluck.run.in_flight import RunRequest
 
 REQUESTS_IN_FLIGHT = 4
+MOST_SIZES = 8  # of requests whose rows are compared: each has a program on every device
 
 
 def answers(
@@ -77,13 +78,20 @@ def _requested(
         with engine.boundary():
             engine.check()
             try:
-                engine.make_for(rows - start)
+                _make_for(engine, rows - start)
             except PotluckError as error:
                 n_lost += 1
                 if not engine.can_recover(error) or n_lost > TRIES * len(engine.members):
                     raise
                 check_values(engine.model, engine.value_marks)
                 recover(engine, error)
+
+
+def _make_for(engine: "RunEngine", rows: int) -> None:
+    """Make a program for requests of so many rows, unless somebody has made it meanwhile."""
+    current = engine.compiled_plan
+    if current.answering(rows)[0] not in current.infer_rows:
+        engine.renew(current.plan, None, (*engine.sizes[1 - MOST_SIZES :], rows))
 
 
 def _execution_of(engine: "RunEngine", asked: "RunRequest", n_lost: int) -> ExecutionResult | None:

@@ -10,7 +10,7 @@ from tests.sdk.run.conftest import make_plan
 
 import potluck
 from potluck.errors import ModelError, PlanError
-from potluck.run.engine import MOST_SIZES
+from potluck.run.requests import MOST_SIZES
 from potluck.testing.faults import memory_of
 from potluck.testing.memory import memory_home
 
