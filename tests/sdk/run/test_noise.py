@@ -215,26 +215,26 @@ def test_odds_are_kept_to():
     assert shares[1] == 0
 
 
+class Wide(nn.Module):
+    """Noise outside and inside of what is divided by tensor."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(8, 16)
+        self.last = nn.Linear(16, 4)
+
+    def forward(self, x):
+        if not self.training:
+            return self.last(self.first(x).relu())
+        x = self.first(x + torch.randn_like(x)).relu()
+        return self.last(x * torch.rand_like(x)) + torch.randn(4)
+
+
 def test_a_model_that_is_divided_by_tensor_draws_the_same(home):
-    class Wide(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.first, self.mid, self.last = nn.Linear(8, 16), nn.Linear(16, 16), nn.Linear(16, 4)
-
-        def forward(self, x):
-            x = x + torch.randn_like(x)
-            x = self.mid(self.first(x).relu())
-            return self.last(x * torch.rand_like(x)) + torch.randn(4)
-
     torch.manual_seed(0)
     x, y = torch.randn(12, 8), torch.randint(0, 4, (12,))
-
-    class Trained(Wide):
-        def forward(self, x):
-            return super().forward(x) if self.training else self.last(self.mid(self.first(x)))
-
     model = potluck.Model.from_torch(
-        Trained(), x[:4], loss=functional.cross_entropy, example_targets=y[:4]
+        Wide(), x[:4], loss=functional.cross_entropy, example_targets=y[:4]
     )
     losses, _ = trained(home, model, (x, y), ((A,), (6,)))
     divided = model.divided((1, 1))
