@@ -115,6 +115,30 @@ ZAP_DOMAIN = "potluck"  # not empty, and enforced: an empty or unenforced domain
 SERVICE_TYPE = "_potluck._tcp.local."
 MAX_SHOWN_DEVICES = 64  # found by mDNS; 100,000 invented ones can be announced in 22 s
 
+# --- relays --------------------------------------------------------------------------------------
+
+# a relay's own ports: agents register at the first, and dial the second
+RELAY_PORT = 47700
+RELAY_DIAL_OFFSET = 1
+# the first of the ports that it has for its first device; four for each, in a row
+RELAY_DEVICES_OFFSET = 4
+RELAY_DEVICES = 16  # of one relay, at most; as many as a home has
+# between two `Register`, so that routers on the way remember the connection (the hastiest: 30 s)
+RELAY_KEEP_S = 5.0
+RELAY_GONE_S = 20.0  # nothing was heard for so long: either side takes the other for gone
+TICKET_BYTES = 16  # too many to be guessed while it is valid
+# from the connection to the end of the encrypted handshake: the agent's own limit, and the way
+RELAY_HANDSHAKE_S = 4.0
+# of a handshake, each way: greeting (64), HELLO (202), INITIATE (some 400) or WELCOME and READY
+RELAY_HANDSHAKE_BYTES = 2 * KIB
+RELAY_PAIRING_S = 30.0  # a whole exchange: four steps of 5 s, and the way
+RELAY_PAIRING_BYTES = 4 * MAX_PAIRING_BYTES  # the same, each way
+# connections whose handshake is not done, of all devices; then those of the busiest address go
+RELAY_MAX_PENDING = 128
+RELAY_MAX_ADMITTED = 256  # connections with a handshake behind them, of all devices
+RELAY_MAX_ADMITTED_EACH = 64  # of one device: 16 others and notebooks have three each
+RELAY_IDLE_S = 900.0  # nothing came either way: both ends connect again when they need to
+
 # --- names ----------------------------------------------------------------------------------------
 
 _DEVICE_NAME = re.compile(r"[a-z0-9-]{1,40}", re.ASCII)

@@ -32,6 +32,7 @@ class Channel(str, Enum):
     DATA = "data"
     PULSE = "pulse"
     PAIRING = "pairing"
+    RELAY = "relay"  # between an agent and a relay that it is reached through
     WORKER = "worker"  # between the agent and its own worker process; never on a network
 
     def __format__(self, spec: str) -> str:  # as StrEnum, which Python 3.10 lacks
@@ -534,6 +535,40 @@ class PairRefused(Message):
     tries_left: int = 0
 
 
+# --- relay (between an agent without an address of its own, and who takes its visitors) -----------
+
+
+@_message
+class Register(Message):
+    """Since 1.9. Take connections for me from now on; said again every `RELAY_KEEP_S`."""
+
+    major: int = 0
+    minor: int = 0
+
+
+@_message
+class Registered(Message):
+    """Since 1.9. The relay takes them, on four ports in a row.
+
+    `port` is the first of them; 0: it does not, and `text` says why.
+    """
+
+    major: int = 0
+    minor: int = 0
+    port: int = 0
+    text: str = ""
+
+
+@_message
+class Dial(Message):
+    """Since 1.9. Somebody has connected to the port of that `offset`: connect to the relay, say
+    `ticket` first, and join that connection to the agent's own port.
+    """
+
+    ticket: bytes = b""
+    offset: int = 0
+
+
 # --- worker (a pipe between the agent and its own worker process) ---------------------------------
 
 
@@ -768,7 +803,7 @@ class FailureCause:
 
 @dataclass(frozen=True, slots=True)
 class MessageEntry:
-    """One row of the table: `sender` is controller, agent, either, or worker.
+    """One row of the table: `sender` is controller, agent, either, relay, or worker.
 
     `buffers` is (fewest, most).
     """
@@ -782,6 +817,7 @@ class MessageEntry:
 _C = Channel.CONTROL
 _D = Channel.DATA
 _P = Channel.PULSE
+_R = Channel.RELAY
 _W = Channel.WORKER
 
 MESSAGES: dict[int, MessageEntry] = {
@@ -821,6 +857,9 @@ MESSAGES: dict[int, MessageEntry] = {
     81: MessageEntry(PairShare, Channel.PAIRING, "either"),
     82: MessageEntry(PairConfirm, Channel.PAIRING, "either"),
     83: MessageEntry(PairRefused, Channel.PAIRING, "agent"),
+    90: MessageEntry(Register, _R, "agent"),
+    91: MessageEntry(Registered, _R, "relay"),
+    92: MessageEntry(Dial, _R, "relay"),
     100: MessageEntry(Configure, _W, "agent"),
     101: MessageEntry(WorkerReady, _W, "worker", (1, 1)),
     102: MessageEntry(LoadSegment, _W, "agent", (1, 1)),

@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from potluck_agent.cli import relay_arguments
 from potluck_wire.limits import PORT, is_device_name, is_key
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ _SIZES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 1024, "mi": 1024**2, 
 BACKENDS = ("torch", "onnxruntime")
 DRAIN_S = 60.0  # a model of some GiB takes as long over WiFi
 LEVELS = ("debug", "info", "warning", "error")  # of log_file.py, which takes longer to load
-COMMANDS = ("start", "install", "status", "pair", "token", "peers", "forget", "replay")
+COMMANDS = ("start", "install", "status", "pair", "token", "peers", "forget", "replay", "relay")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -60,6 +61,7 @@ def parser() -> argparse.ArgumentParser:
         "status", help="what the agent of this device does (exit code 3: none runs)"
     )
     status.add_argument("--json", dest="as_json", action="store_true", help="for programs")
+    relay_arguments.add_to(commands)
     for command in (start, install, status, pair, token, peers, forget):
         command.add_argument(
             "--state",
@@ -188,6 +190,10 @@ def _add_device(add: Callable[..., object]) -> None:
     add(
         "--log-level", choices=LEVELS, default="info", help="the least that is kept (default: info)"
     )
+    relay = (
+        "be reached through this relay: an invitation, made there by `potluck agent relay invite`"
+    )
+    add("--relay", type=_path, default=None, metavar="FILE", help=relay)
     trust = "a notebook to trust from now on"
     add("--trust", action="append", default=[], type=_trusted, metavar="KEY:NAME", help=trust)
     hang = "a task that is silent for so long hangs (default: 30)"

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from potluck_agent import control_files, fault_log, keys, lease_file
 from potluck_agent.cli import availability, options
 from potluck_agent.cli.descriptors import check_descriptors
+from potluck_agent.cli.machine_facts import meter_and_facts
 from potluck_agent.cli.options import ARENA_BYTES, Options
 from potluck_agent.errors import AgentError
 from potluck_wire.fingerprint import fingerprint
@@ -40,6 +41,10 @@ def run(given: Namespace) -> int:
             return status.run(
                 options.state_dir(given), given.as_json, lambda line: _print_line(sys.stdout, line)
             )
+        if given.command == "relay":
+            from potluck_agent.cli import relay
+
+            return relay.run(given, lambda line: _print_line(sys.stdout, line))
         if given.command == "install":
             from potluck_agent.cli import arguments, install
 
@@ -95,7 +100,7 @@ def _run(chosen: Options, directory: Path, log: Any) -> int:
     identity = keys.identity(directory)
     _await_network(chosen.await_network_s)
     check_descriptors()
-    meter, facts = _meter(chosen)
+    meter, facts = meter_and_facts(chosen)
     computes = _processors(chosen, note)
     facts |= {"threads": computes.threads, "processors": list(computes.rows)}
     settings = _settings(chosen, identity, facts, computes.device_bytes, directory)
@@ -120,13 +125,14 @@ def _run(chosen: Options, directory: Path, log: Any) -> int:
     except AgentError:
         net.close()
         raise
+    tunnel = _tunnel(chosen, net, journal)
     try:
         code = new_code() if chosen.pair else ""
         if code:
             net.pairing.open(code, time.monotonic())
         presence = availability.of(net, chosen.rules, chosen.drain_s, chosen.system_root)
         presence.handle_signals()
-        status = _status(chosen, identity, net, log.path)
+        status = _status(chosen, identity, net, log.path, tunnel)
         journal.began(status())
         _announce_ready(chosen, status, identity.public, net.port, code)
         if chosen.mdns:
@@ -142,6 +148,8 @@ def _run(chosen: Options, directory: Path, log: Any) -> int:
         net.run(_each_tick(chosen, net, presence, journal, directory, status))
         journal.ended()
     finally:
+        if tunnel is not None:
+            tunnel.close()
         net.close()
         claim.release()
         if announcement is not None:
@@ -286,41 +294,6 @@ def _core(chosen: Options, settings: Any, note: Callable[[str], None]) -> Any:
     return RecordedCore(settings, write)
 
 
-def _meter(chosen: Options) -> tuple[Any, dict[str, Any]]:
-    """Where power readings come from, and what the capability statement says about this machine."""
-    import platform
-
-    from potluck_agent.cli.hardware import hardware
-    from potluck_agent.meters import charge_frac, explain, open_meter
-    from potluck_agent.net.network_interface import connection
-
-    power = chosen.power
-    facts: dict[str, Any] = {
-        "host": platform.node(),
-        "platform": f"{platform.system()} {platform.machine()}",
-        "cores": os.cpu_count(),
-        "connection": connection(),
-        "hardware": [] if chosen.is_emulated else hardware(),
-        "battery_frac": None if chosen.is_emulated else charge_frac(Path("/")),
-        "meters": [_statement(found) for found in explain()],
-        "rules": list(chosen.rules.words),
-    }
-    if chosen.is_emulated:
-        facts["emulated"] = {
-            "slowdown": chosen.slowdown,
-            "link_bytes_per_s": chosen.link_bytes_per_s or None,
-        }
-    if power is not None:
-        facts["power"] = {"idle_w": power.idle_w, "busy_w": power.busy_w, "radio_w": power.radio_w}
-    watts = (power.idle_w, power.busy_w, power.radio_w) if power is not None else None
-    return open_meter(power=watts, emulated=chosen.is_emulated), facts
-
-
-def _statement(found: Any) -> dict[str, str]:
-    source = "measured" if found.present else ""
-    return {"name": found.meter, "source": source, "reason": found.reason, "remedy": found.remedy}
-
-
 def _start_worker(chosen: Options, settings: Any, computes: "Choice") -> Any:
     from potluck_agent.worker.arrays.backends import NOTHING, backends
     from potluck_agent.worker.launch import start
@@ -350,6 +323,15 @@ def _await_network(most_s: float) -> None:
         time.sleep(NETWORK_LOOK_S)
 
 
+def _tunnel(chosen: Options, net: Any, journal: Any) -> Any:
+    """Be reached through its relay from now on; None where it has none."""
+    if chosen.relay is None:
+        return None
+    from potluck_agent.relay.tunnel import Tunnel
+
+    return Tunnel(chosen.relay, chosen.bind, net.port, journal.note_state)
+
+
 def _half_of_memory() -> int:
     import psutil
 
@@ -357,7 +339,7 @@ def _half_of_memory() -> int:
 
 
 def _status(
-    chosen: Options, identity: keys.Identity, net: Any, log: Path
+    chosen: Options, identity: keys.Identity, net: Any, log: Path, tunnel: Any
 ) -> Callable[[], dict[str, Any]]:
     """What is told of this agent whenever somebody asks."""
     from potluck_agent.cli.status import document
@@ -374,6 +356,7 @@ def _status(
         log=log,
         state=chosen.state,
         started=started,
+        relay=tunnel.state if tunnel is not None else "",
         loop=net.state(),
     )
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from potluck_agent.errors import AgentError
 from potluck_agent.keys import TrustedPeer, default_state_dir
 from potluck_agent.owner_rules import NO_RULES, OwnerRules
+from potluck_agent.relay.invitations import Invitation, read_invitation
 from potluck_wire.limits import is_device_name
 from potluck_wire.messages import HOME
 
@@ -31,8 +32,9 @@ class Options:
 
     `threads` None: as many as are fastest. `device` "": what is fastest. `backends`: those to
     compute with; empty: all that are installed. `record`: where to keep all
-    that happens. `log_file` None: beside the keys. `rules`: when it takes part. `drain_s`: when it
-    has to leave, what is under way has so long to move elsewhere.
+    that happens. `relay`: the invitation to a relay that it is reached through. `log_file` None:
+    beside the keys. `rules`: when it takes part. `drain_s`: when it has to leave, what is under way
+    has so long to move elsewhere.
     """
 
     name: str
@@ -49,6 +51,7 @@ class Options:
     backends: tuple[str, ...] = ()
     pair: bool = False
     record: Path | None = None
+    relay: Invitation | None = None
     log_file: Path | None = None
     log_level: str = "info"
     trusted: tuple[TrustedPeer, ...] = ()
@@ -72,7 +75,7 @@ class Options:
 
 
 def start_options(given: argparse.Namespace, own_parent: int) -> Options:
-    """The options of `start`; AgentError where a name cannot be."""
+    """The options of `start`; AgentError where a name or an invitation cannot be."""
     return Options(
         name=device_name(given),
         bind=given.bind,
@@ -88,6 +91,7 @@ def start_options(given: argparse.Namespace, own_parent: int) -> Options:
         backends=given.backends,
         pair=given.pair,
         record=given.record,
+        relay=read_invitation(given.relay) if given.relay is not None else None,
         log_file=given.log_file,
         log_level=given.log_level,
         trusted=tuple(given.trust),

@@ -127,11 +127,13 @@ def document(
     log: Path,
     state: Path,
     started: str,
+    relay: str,
     loop: Mapping[str, Any],
 ) -> dict[str, Any]:
     """What is told of a running agent; `loop` is what `EventLoop.state` gives.
 
-    `chosen`: its owner named the backends.
+    `chosen`: its owner named the backends. `relay`: where it is reached through one; "" where
+    nobody asked for that.
     """
     from potluck_agent.net.own_addresses import lan_addresses
     from potluck_wire.fingerprint import fingerprint
@@ -141,6 +143,7 @@ def document(
         "fingerprint": fingerprint(key),
         "addresses": lan_addresses(bind),
         "port": port,
+        "relay": relay,
         "pid": os.getpid(),
         "started": started,
         "state": str(state),

@@ -41,6 +41,11 @@ def _addresses(document: Mapping[str, Any]) -> Iterator[str]:
     yield f"{', '.join(document['addresses'])}, ports {port} to {port + 3}"
 
 
+def _relay(document: Mapping[str, Any]) -> Iterator[str]:
+    if document.get("relay"):
+        yield document["relay"]
+
+
 def _fingerprint(document: Mapping[str, Any]) -> Iterator[str]:
     yield document["fingerprint"]
 
@@ -119,6 +124,7 @@ def _log(document: Mapping[str, Any]) -> Iterator[str]:
 
 LINES: dict[str, Callable[[Mapping[str, Any]], Iterator[str]]] = {
     "listens on": _addresses,
+    "relay": _relay,
     "fingerprint": _fingerprint,
     "computes with": _computes,
     "threads": _threads,
