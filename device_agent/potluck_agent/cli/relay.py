@@ -75,11 +75,8 @@ def _start(given: Namespace, state: Path, say: Callable[[str], None]) -> int:
     )
 
     def ready() -> None:
-        n_devices = len(invitations.devices(state))
-        say(
-            f"relay on {given.bind}, port {given.port}, for {n_devices} devices, at most "
-            f"{given.rate * 8 / 1e6:g} Mbit/s"
-        )
+        rate = f"{given.rate * 8 / 1e6:g} Mbit/s"
+        say(f"relay on {given.bind}, port {given.port}, at most {rate} of all devices together")
 
     async def serve() -> None:
         stop = asyncio.Event()

@@ -37,14 +37,13 @@ class Budget:
         self._bytes_per_s = bytes_per_s
         self._spent_until_s = 0.0
 
-    async def take(self, nbytes: int) -> None:
-        """Wait until so many may pass."""
+    def take(self, nbytes: int, now_s: float) -> float:
+        """How long so many have to wait before they may pass, in seconds."""
         if not self._bytes_per_s:
-            return
-        now_s = asyncio.get_running_loop().time()
-        self._spent_until_s = max(self._spent_until_s, now_s - BURST_S) + nbytes / self._bytes_per_s
-        if self._spent_until_s > now_s:
-            await asyncio.sleep(self._spent_until_s - now_s)
+            return 0.0
+        begin_s = max(self._spent_until_s, now_s - BURST_S)
+        self._spent_until_s = begin_s + nbytes / self._bytes_per_s
+        return max(self._spent_until_s - now_s, 0.0)
 
 
 async def connect(host: str, port: int) -> TcpStream:
@@ -91,7 +90,8 @@ async def join(
             said(data)
             if gate.admitted and not was_admitted and not admitted():
                 return
-            await budget.take(len(data))
+            if wait_s := budget.take(len(data), loop.time()):
+                await asyncio.sleep(wait_s)
             target.writer.write(data)
             await target.writer.drain()
 

@@ -348,7 +348,9 @@ class RelayServer:
         timer = asyncio.get_running_loop().call_later(within_s, late)
         try:
             # those who say nothing do not get as far as the device
-            first = await visitor.reader.readexactly(1 if is_pairing else SIGNATURE_BYTES)
+            first = await asyncio.wait_for(
+                visitor.reader.readexactly(1 if is_pairing else SIGNATURE_BYTES), HANDSHAKE_S
+            )
             gate.visitor_said(first)
             device = await self._device_stream(registered, offset)
             registered.streams.add(device)

@@ -1,0 +1,260 @@
+"""A relay that lies: to the device that it serves, or about what it passes on. It can end
+connections, and nothing else.
+"""
+
+import socket
+import threading
+from contextlib import contextmanager, suppress
+from itertools import count
+from random import Random
+
+import psutil
+import pytest
+import zmq
+from tests.agent.agents import Keys, RawPeer, agent
+from tests.agent.relay.relays import HOST, free_ports
+from tests.timeouts import PATIENCE_S
+
+from potluck_agent.relay.invitations import Invitation, write_invitation
+from potluck_agent.relay.tunnel import MAX_JOINED
+from potluck_wire.frames import decode, encode
+from potluck_wire.limits import LINGER_MS, PULSE_OFFSET, RELAY_DIAL_OFFSET, TICKET_BYTES
+from potluck_wire.messages import Channel, Dial, Ping, Pong, Registered
+from potluck_wire.version import VERSION
+
+ADA = Keys()
+TRUST = (f"--trust={ADA.public}:ada",)
+READ_BYTES = 65536
+
+
+class LyingRelay:
+    """Says to the device that registers whatever the test wants, and takes what it dials."""
+
+    def __init__(self, folder):
+        self.keys, self.port = Keys(), free_ports(2)
+        self.invitation = folder / "lies.json"
+        guest = Keys()
+        told = Invitation(relay=f"{HOST}:{self.port}", key=self.keys.public, secret=guest.secret)
+        write_invitation(self.invitation, told)
+        self.context = zmq.Context()
+        self.router = self.context.socket(zmq.ROUTER)
+        self.router.curve_server = True
+        self.router.curve_publickey = self.keys.public.encode()
+        self.router.curve_secretkey = self.keys.secret.encode()
+        self.router.bind(f"tcp://{HOST}:{self.port}")
+        self.dials = socket.create_server((HOST, self.port + RELAY_DIAL_OFFSET), backlog=512)
+        self.dials.settimeout(PATIENCE_S)
+
+    def registered(self):
+        """The route to the device, which has asked to be taken."""
+        assert self.router.poll(PATIENCE_S * 1000)
+        route, header = self.router.recv_multipart()
+        message, _ = decode([header], Channel.RELAY)
+        assert (message.major, message.minor) == VERSION
+        return route
+
+    def say(self, route, *frames):
+        self.router.send_multipart([route, *frames])
+
+    def dialled(self):
+        """A connection of the device, and the ticket that it says."""
+        one, _ = self.dials.accept()
+        one.settimeout(PATIENCE_S)
+        return one, one.recv(TICKET_BYTES, socket.MSG_WAITALL)
+
+    def close(self):
+        self.dials.close()
+        self.context.destroy(LINGER_MS)
+
+
+@contextmanager
+def deceived(folder, *arguments):
+    """A relay that lies, a device that believes it, and the way to that one."""
+    lying = LyingRelay(folder)
+    try:
+        given = ("--relay", str(lying.invitation), "--memory", "64Mi", *arguments)
+        with agent(folder / "jetson", *TRUST, *given) as jetson:
+            yield lying, jetson, lying.registered()
+    finally:
+        lying.close()
+
+
+def check_near(jetson):
+    """Nothing of it is noticed over the agent's own ports."""
+    with RawPeer(jetson.port, jetson.key, ADA) as near:
+        for seq in range(10):
+            assert near.ask(Ping(seq=seq)).seq == seq
+
+
+def test_it_gets_to_the_agents_four_ports_and_no_further(tmp_path):
+    with deceived(tmp_path) as (lying, jetson, route):
+        ticket = b"t" * TICKET_BYTES
+        for offset in (4, 5, 22, 2**53):
+            lying.say(route, *encode(Dial(ticket=ticket, offset=offset)))
+        for odd in (b"", b"short", b"l" * 64):
+            lying.say(route, *encode(Dial(ticket=odd, offset=0)))
+        # in order: had the device dialled for one of those, it would come first
+        lying.say(route, *encode(Dial(ticket=b"u" * TICKET_BYTES, offset=PULSE_OFFSET)))
+        one, said = lying.dialled()
+        with one:
+            assert said == b"u" * TICKET_BYTES
+            assert one.recv(10).startswith(b"\xff")  # a greeting: the agent's own socket
+        check_near(jetson)
+
+
+def test_nonsense_is_passed_over(tmp_path, record_property):
+    rng = Random(5)
+    with deceived(tmp_path) as (lying, jetson, route):
+        odd = [
+            [],
+            [b""],
+            [b"\xc1"],
+            [b"x", b"y"],
+            list(encode(Ping(seq=1))),
+            list(encode(Registered(major=9, port=2**53, text="\x1b[2J" * 50))),
+            *([rng.randbytes(rng.randrange(200))] for _ in range(500)),
+        ]
+        for frames in odd:
+            lying.say(route, *frames)
+        lying.say(route, *encode(Dial(ticket=bytes(TICKET_BYTES), offset=0)))
+        one, _ = lying.dialled()
+        one.close()
+        check_near(jetson)
+    record_property("inputs", len(odd))
+
+
+def test_what_it_asks_for_is_bounded(tmp_path, record_property):
+    n_asked = 3 * MAX_JOINED
+    with deceived(tmp_path) as (lying, jetson, route):
+        before = psutil.Process(jetson.process.pid).num_fds()
+        for number in range(n_asked):
+            ticket = number.to_bytes(TICKET_BYTES, "big")
+            lying.say(route, *encode(Dial(ticket=ticket, offset=PULSE_OFFSET)))
+        # nobody accepts what it dials: three descriptors for each, and those of the handshakes
+        check_near(jetson)
+        assert psutil.Process(jetson.process.pid).num_fds() < before + 4 * MAX_JOINED
+        check_near(jetson)
+    record_property("inputs", n_asked)
+
+
+def test_one_of_another_key_is_not_talked_to(tmp_path):
+    """Whoever took the relay's address has not its secret key."""
+    lying = LyingRelay(tmp_path)
+    other = Keys()
+    told = Invitation(relay=f"{HOST}:{lying.port}", key=other.public, secret=Keys().secret)
+    write_invitation(lying.invitation, told)
+    try:
+        given = ("--relay", str(lying.invitation), "--memory", "64Mi")
+        with agent(tmp_path / "jetson", *TRUST, *given) as jetson:
+            check_near(jetson)
+            assert not lying.router.poll(1000)
+    finally:
+        lying.close()
+
+
+# --- what it passes on ----------------------------------------------------------------------------
+
+
+def flipped(data, number):
+    """One bit of every third piece."""
+    spoiled = bytearray(data)
+    if number % 3 == 2:
+        spoiled[len(data) // 2] ^= 0x10
+    return bytes(spoiled)
+
+
+def repeated(data, number):
+    return data * 2 if number % 3 == 2 else data
+
+
+def dropped(data, number):
+    return b"" if number % 3 == 2 else data
+
+
+def shuffled(data, number):
+    """The halves in the other order."""
+    half = len(data) // 2
+    return data[half:] + data[:half] if number % 3 == 2 else data
+
+
+ROUNDS, PINGS = 5, 30
+
+
+def spoken_over(jetson, port, begin):
+    """The pings that are answered over one connection, until it ends or all are said."""
+    context, heard = zmq.Context(), []
+    try:
+        dealer = context.socket(zmq.DEALER)
+        dealer.linger = LINGER_MS
+        dealer.curve_serverkey = jetson.key.encode()
+        dealer.curve_publickey, dealer.curve_secretkey = ADA.public.encode(), ADA.secret.encode()
+        dealer.connect(f"tcp://{HOST}:{port}")
+        monitor = dealer.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        for seq in range(begin, begin + PINGS):
+            dealer.send_multipart(encode(Ping(seq=seq)))
+            while dealer.poll(50):
+                message, _ = decode(dealer.recv_multipart(), Channel.PULSE)
+                assert isinstance(message, Pong)
+                assert begin <= message.seq <= seq
+                heard.append(message.seq)
+            if monitor.poll(0):
+                break
+        dealer.disable_monitor()
+        monitor.close(0)
+    finally:
+        context.destroy(LINGER_MS)
+    return heard
+
+
+SPOILING = (flipped, repeated, dropped, shuffled)
+
+
+@pytest.mark.parametrize("spoil", SPOILING, ids=lambda spoil: spoil.__name__)
+@pytest.mark.parametrize("way", ["to the agent", "to the notebook"])
+def test_what_it_spoils_ends_a_connection_and_changes_no_message(
+    tmp_path, spoil, way, record_property
+):
+    """After the handshake: so it is a connection that is trusted which is spoiled."""
+    with deceived(tmp_path) as (lying, jetson, route):
+        visitors = socket.create_server((HOST, 0))
+        numbers, n_spoiled = count(), [0]
+
+        def pass_on(source, target, spoils):
+            n_passed = 0
+            with suppress(OSError):
+                while data := source.recv(READ_BYTES):
+                    n_passed += 1
+                    if spoils and n_passed > 6:  # greetings and handshake
+                        n_spoiled[0] += spoil(data, n_passed) != data
+                        data = spoil(data, n_passed)
+                    target.sendall(data)
+            for end in (source, target):
+                with suppress(OSError):
+                    end.shutdown(socket.SHUT_RDWR)
+
+        def serve():
+            with suppress(OSError):
+                while True:
+                    visitor, _ = visitors.accept()
+                    ticket = next(numbers).to_bytes(TICKET_BYTES, "big")
+                    lying.say(route, *encode(Dial(ticket=ticket, offset=PULSE_OFFSET)))
+                    device, _ = lying.dialled()
+                    for ends in (
+                        (visitor, device, way == "to the agent"),
+                        (device, visitor, way != "to the agent"),
+                    ):
+                        threading.Thread(target=pass_on, args=ends, daemon=True).start()
+
+        serving = threading.Thread(target=serve, daemon=True)
+        serving.start()
+        heard = []
+        try:
+            for begin in range(0, ROUNDS * PINGS, PINGS):
+                heard += spoken_over(jetson, visitors.getsockname()[1], begin)
+            assert n_spoiled[0] >= 3
+            assert len(heard) >= 10
+            assert heard == sorted(set(heard))  # none twice, none out of order
+        finally:
+            visitors.close()
+        check_near(jetson)
+    record_property("inputs", n_spoiled[0])
