@@ -47,6 +47,7 @@ class Page:
 PAGES = (
     Page("Start", "sdk/docs/pages/start.md", "index.html"),
     Page("Tutorial", "sdk/docs/pages/tutorial.md", "tutorial.html"),
+    Page("Across the internet", "sdk/docs/pages/internet.md", "internet.html"),
     Page("How to", "sdk/docs/pages/how_to.md", "how_to.html"),
     Page("Protocol", "device_agent/PROTOCOL.md", "protocol.html"),
     Page("Security", "device_agent/SECURITY.md", "security.html"),

@@ -499,6 +499,34 @@ ROWS: dict[str, Row] = {
         "of files beyond 64 MiB, 64 pieces are compared with the notebook's; who may hand over can "
         "learn what is in the files of that folder",
     ),
+    "S20": Row(
+        "a relay is used by strangers, in numbers, or for anything else than its devices; it lies to a "
+        "device, or changes, drops, repeats or mixes up what it passes on",
+        "who was not invited registers nothing; who is not paired gets a handshake, which the device "
+        "refuses; ports lead to that device's agent alone; places and descriptors are bounded, and those "
+        "who are paired are answered meanwhile; a relay that lies ends connections, and no message is "
+        "changed or said twice",
+        tests_of(
+            "agent/relay/test_relay:test_a_stranger_hears_nothing "
+            "test_it_is_no_way_for_anything_else "
+            "test_strangers_that_say_nothing_hold_no_descriptors "
+            "test_a_key_that_was_not_invited_registers_nothing "
+            "test_a_ticket_that_was_guessed_leads_nowhere "
+            "test_who_is_paired_takes_no_more_places_than_there_are "
+            "test_a_device_that_is_removed_is_cut_off_at_once",
+            "agent/relay/test_lying_relays:test_it_gets_to_the_agents_four_ports_and_no_further "
+            "test_nonsense_is_passed_over test_what_it_asks_for_is_bounded "
+            "test_one_of_another_key_is_not_talked_to "
+            "test_what_it_spoils_ends_a_connection_and_changes_no_message",
+            "agent/relay/test_handshake:test_it_opens_with_the_devices_ready_and_not_before "
+            "test_a_visitor_cannot_open_it_itself test_nothing_else_crosses_in_either_direction "
+            "test_whoever_the_device_refuses_is_cut_off test_a_pairing_has_its_bytes_and_no_more",
+            "agent/relay/test_visits:test_a_stranger_takes_places_of_its_own_only "
+            "test_one_device_does_not_take_all_places",
+        ),
+        "a relay sees who talks when and how much, and may cut anybody; strangers with very many "
+        "addresses can keep new visitors waiting",
+    ),
     "L1": Row(
         "load",
         "memory and open files stay as they were",

@@ -39,6 +39,7 @@ FRAMES, OPERATORS = "tests/wire/test_frames.py", "tests/security/test_operators.
 WIRE = "potluck_wire/"
 AGENT = "potluck_agent/"
 WORKER = "potluck_agent/worker/"
+RELAY, LYING = "tests/agent/relay/test_relay.py", "tests/agent/relay/test_lying_relays.py"
 MUTATIONS: dict[str, Mutation] = {}
 
 
@@ -131,6 +132,55 @@ guard(
     "if zmq.zmq_version_info() < OLDEST_ZMQ:",
     "if False:",
     SOCKETS,
+)
+guard(
+    "a relay lets in who was invited",
+    AGENT + "relay/server.py",
+    "zap_reply(frames, self._devices.__contains__)",
+    "zap_reply(frames, lambda key: True)",
+    RELAY,
+)
+guard(
+    "a relay is encrypted",
+    AGENT + "relay/server.py",
+    "router.curve_server = True",
+    "router.curve_server = False",
+    RELAY,
+)
+guard(
+    "a relay passes on handshakes alone",
+    AGENT + "relay/handshake.py",
+    "    if not sound:",
+    "    if False:",
+    "tests/agent/relay/test_handshake.py",
+)
+guard(
+    "a relay says who may visit a device no longer",
+    AGENT + "relay/server.py",
+    "if key not in self._devices:\n",
+    "if False:\n",
+    RELAY,
+)
+guard(
+    "those that wait at a relay are counted",
+    AGENT + "relay/visits.py",
+    "if len(self._pending) <= RELAY_MAX_PENDING:",
+    "if True:",
+    "tests/agent/relay/test_visits.py",
+)
+guard(
+    "a relay asks for the agent's ports alone",
+    AGENT + "relay/tunnel.py",
+    "if message.offset >= N_PORTS or ",
+    "if ",
+    LYING,
+)
+guard(
+    "a relay asks for so many connections",
+    AGENT + "relay/tunnel.py",
+    "len(self._joined) < MAX_JOINED",
+    "True",
+    LYING,
 )
 guard(
     "the notebook's proof of the code",

@@ -264,7 +264,7 @@ class RelayServer:
                 self._welcome(known)
             return
         if known is not None:
-            self._drop(key, "has come anew")
+            self._drop(key, "has come anew; where that goes on, two devices have its invitation")
         registered = self._registered[key] = _Registered(self._devices[key], route)
         self._spawn(self._open(key, registered))
 

@@ -24,18 +24,39 @@ NOTEBOOK = 13
 
 
 class Home:
-    """All of it, and what each process says."""
+    """A notebook and two devices, each in a home of its own, and what each process says."""
 
     def __init__(self, net, folder):
         self.net, self.folder = net, folder
-        self.address = net.public("relay", RELAY)
-        self.relay = self.start_relay()
         with potluck.Home(state=folder / "notebook") as home:
             self.key = home.key
-        net.behind_nat("notebook", NOTEBOOK)
         self.keys = {}
+        net.behind_nat("notebook", NOTEBOOK)
         for name, number in DEVICES.items():
             net.behind_nat(name, number)
+
+    def start_device(self, name, *more):
+        line = [*POTLUCK, "start", "--name", name, "--state", str(self.folder / name), "--json"]
+        line += ["--no-mdns", "--threads", "1", "--device", "cpu", "--memory", "64Mi"]
+        agent = self.net.start(name, [*line, f"--trust={self.key}:notebook", *more])
+        return json.loads(agent.stdout.readline())["key"]
+
+    def notebook(self, epochs, addresses):
+        """A training there."""
+        state = str(self.folder / "notebook")
+        peers = [f"{name}={address}={self.keys[name]}" for name, address in addresses.items()]
+        line = [sys.executable, "-m", "tests.sdk.run.notebook_there", state, str(epochs), *peers]
+        return self.net.start("notebook", line, cwd=ROOT)
+
+
+class RelayedHome(Home):
+    """The devices are reached through a relay."""
+
+    def __init__(self, net, folder):
+        super().__init__(net, folder)
+        self.address = net.public("relay", RELAY)
+        self.relay = self.start_relay()
+        for name in DEVICES:
             self.keys[name] = self.start_device(name, "--relay", str(self.invitation(name)))
         for _ in DEVICES:
             said(self.relay, "is reached")
@@ -52,19 +73,6 @@ class Home:
         done = self.net.start("relay", [*line, "--state", str(self.folder / "relay")])
         assert done.communicate(timeout=PATIENCE_S)[0]
         return path
-
-    def start_device(self, name, *more):
-        line = [*POTLUCK, "start", "--name", name, "--state", str(self.folder / name), "--json"]
-        line += ["--no-mdns", "--threads", "1", "--device", "cpu", "--memory", "64Mi"]
-        agent = self.net.start(name, [*line, f"--trust={self.key}:notebook", *more])
-        return json.loads(agent.stdout.readline())["key"]
-
-    def notebook(self, epochs, addresses):
-        """A training there."""
-        state = str(self.folder / "notebook")
-        peers = [f"{name}={address}={self.keys[name]}" for name, address in addresses.items()]
-        line = [sys.executable, "-m", "tests.sdk.run.notebook_there", state, str(epochs), *peers]
-        return self.net.start("notebook", line, cwd=ROOT)
 
     def through_relay(self):
         ports = (RELAY_PORT + 4, RELAY_PORT + 8)
@@ -97,14 +105,15 @@ def check_learned(result, steps):
 
 
 def test_devices_behind_routers_train_what_one_machine_trains(internet, tmp_path):
-    home = Home(internet, tmp_path)
+    home = RelayedHome(internet, tmp_path)
     notebook = home.notebook(4, home.through_relay())
     assert fact(notebook, "devices")["devices"] == dict.fromkeys(DEVICES, "ready")
     check_learned(fact(notebook, "steps"), 8)
 
 
+@pytest.mark.slow
 def test_a_relay_that_dies_is_a_loss_and_training_goes_on_when_it_is_back(internet, tmp_path):
-    home = Home(internet, tmp_path)
+    home = RelayedHome(internet, tmp_path)
     notebook = home.notebook(300, home.through_relay())
     assert fact(notebook, "under_way")["under_way"] < 600
     home.relay.kill()
@@ -118,7 +127,7 @@ def test_a_relay_that_dies_is_a_loss_and_training_goes_on_when_it_is_back(intern
 @pytest.mark.slow
 @pytest.mark.long  # nobody tells a device that its router has another address: 20 s of silence do
 def test_a_device_whose_public_address_changes_is_there_again(internet, tmp_path):
-    home = Home(internet, tmp_path)
+    home = RelayedHome(internet, tmp_path)
     notebook = home.notebook(300, home.through_relay())
     assert fact(notebook, "under_way")["under_way"] < 600
     internet.renumber("ada", DEVICES["ada"], 33)
@@ -138,7 +147,7 @@ def connects(internet, address, port):
 
 def test_without_a_relay_nobody_gets_in(internet, tmp_path):
     """That the routers are as they should be: else these tests show nothing."""
-    home = Home(internet, tmp_path)
+    home = RelayedHome(internet, tmp_path)
     assert connects(internet, home.address, RELAY_PORT)
     for number in DEVICES.values():
         assert not connects(internet, f"203.0.113.{number}", PORT)
@@ -149,14 +158,8 @@ def test_addresses_of_a_virtual_private_network_are_plain_addresses(internet, tm
     """As WireGuard and Tailscale give them: routed, of another interface, and nothing is told of
     them. (The tunnel is a pair of plain interfaces: what encrypts on the way is not ours.)
     """
-    with potluck.Home(state=tmp_path / "notebook") as kept:
-        key = kept.key
-    home = Home.__new__(Home)
-    home.net, home.folder, home.key, home.keys = internet, tmp_path, key, {}
-    internet.behind_nat("notebook", NOTEBOOK)
-    addresses = {}
+    home, addresses = Home(internet, tmp_path), {}
     for number, name in enumerate(DEVICES, 2):
-        internet.behind_nat(name, DEVICES[name])
         addresses[name] = f"100.64.0.{number}"
         internet.tunnel("notebook", name, ("100.64.0.1", addresses[name]), f"wg{number}")
     internet.tunnel("ada", "bob", (addresses["ada"], addresses["bob"]), "wg9")
