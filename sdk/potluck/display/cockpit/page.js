@@ -306,7 +306,7 @@ class Page {
     this.note.className = busy ? "note busy" : this.error ? "note bad" : "note";
   }
 
-  lost(why) { console.error(why); this.store.n = -1; }  // until a whole frame
+  lost(why) { console.error(why); this.store.n = -1; }  // asks anew
 
   frame(view) {
     this.heard_at = performance.now();
@@ -765,7 +765,7 @@ class Page {
     g.save(); g.beginPath(); g.rect(left, 0, width - left, height); g.clip();
     for (const t of steps) {
       g.fillStyle = colours.soft; g.fillRect(X(t.at), 0, Math.max(t.length, 1e-9) * scale, height - 20);
-      g.fillStyle = colours.mute; g.fillText(`${s.run?.noun || "step"} ${t.step}: ${secs(t.length)}`, Math.max(left + 4, X(t.at) + 4), height - 9);
+      g.fillStyle = colours.mute; g.fillText(`${s.run?.noun || "step"} ${t.step}: ${secs(t.length)}`, Math.max(left, X(t.at)) + 4, height - 9, t.length * scale);
     }
     g.lineWidth = 1.2;
     for (const t of steps) for (const r of t.first >= s.outline?.from ? outline : []) {

@@ -185,7 +185,8 @@ class Gateway:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<Gateway {self.url}: {', '.join(self._services()) or 'no service'}>"
+        page = "; its watch_url shows the home" if self._page is not None else ""
+        return f"<Gateway {self.url}: {', '.join(self._services()) or 'no service'}{page}>"
 
 
 class _GatewayServer(uvicorn.Server):
