@@ -37,6 +37,7 @@ VERSION = 1
 CHUNK_BYTES = 1 << 20
 MAX_REQUEST_BYTES = 1 << 18
 MAX_COMING = 4  # jobs on their way at once
+MAX_ADMITTING = 16  # answers that wait for jobs to be looked through
 LOOK_S = 0.1
 OF_WHO_ACTS = ("status", "start", "stop", "read", "forget")
 # what must not happen and did; silent in an honest home
@@ -221,7 +222,7 @@ class CoordinatorServer:
 
     def _admit(self, request: Mapping[str, Any], _: bytes) -> "Future[Answer]":
         job = _name(request)
-        arrival = self._arrivals.pop(job, None)
+        arrival = self._arrivals.get(job)
         if arrival is None:
             raise UserError(f"no job {job!r} is being handed over.")
 
@@ -236,7 +237,18 @@ class CoordinatorServer:
                 raise
             return {}, b""
 
-        return self._admissions.submit(_guarded, admit, job)
+        answer = self._later(admit, job)
+        del self._arrivals[job]
+        return answer
+
+    def _later(self, act: Callable[[], Answer], job: str) -> "Future[Answer]":
+        """The answer of what takes a while."""
+        if len(self._admitting) >= MAX_ADMITTING:
+            raise HomeError(
+                f"{MAX_ADMITTING} requests wait for jobs to be looked through.",
+                next_step="Ask again in a moment.",
+            )
+        return self._admissions.submit(_guarded, act, job)
 
     def _start(self, request: Mapping[str, Any], _: bytes) -> Answer:
         self._coordinator.start(_name(request))
@@ -304,7 +316,7 @@ class CoordinatorServer:
         def files() -> Answer:
             return {"files": files_of(self._folder(job))}, b""
 
-        return self._admissions.submit(_guarded, files, job)
+        return self._later(files, job)
 
     def _file(self, request: Mapping[str, Any], _: bytes) -> Answer:
         job, name = self._shared(request).job, str(request.get("file"))

@@ -13,13 +13,13 @@ import zmq
 from tests.sdk.coordinator.test_coordinator import case, handed_over
 from tests.sdk.coordinator.test_server import mine, new_keys, serving
 
-from potluck.coordinator import connection_limits
+from potluck.coordinator import connection_limits, server
 from potluck.coordinator.connection_limits import MAX_OF_A_KEY, MAX_STRANGERS
 from potluck.coordinator.job import files_of
 from potluck.coordinator.job_upload import JobUpload
 from potluck.coordinator.server import CHUNK_BYTES, VERSION
 from potluck.coordinator.server_socket import MAX_QUEUED, ServerSocket
-from potluck.errors import FileError, HomeError, UserError
+from potluck.errors import FileError, HomeError, PotluckError, UserError
 from potluck.handle import Task
 
 torch = pytest.importorskip("torch")
@@ -142,6 +142,18 @@ def test_others_are_answered_while_a_job_is_looked_through(tmp_path, case, servi
     finally:
         goes_on.set()
         coming.join()
+    assert place.ask("jobs")[0] == {"jobs": ["job"]}
+
+
+def test_more_jobs_than_can_wait_are_refused_and_kept(tmp_path, case, serving, monkeypatch):
+    place, _ = serving
+    handed_over(tmp_path / "packed", case)
+    with monkeypatch.context() as patch:
+        patch.setattr(server, "MAX_ADMITTING", 0)
+        with pytest.raises(PotluckError, match="wait for jobs to be looked through. Ask again"):
+            place.hand_over("job", tmp_path / "packed", Task())
+    assert place.ask("jobs")[0] == {"jobs": []}
+    place.ask("admit", job="job")
     assert place.ask("jobs")[0] == {"jobs": ["job"]}
 
 
