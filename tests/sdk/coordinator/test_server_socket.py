@@ -150,7 +150,7 @@ def test_more_jobs_than_can_wait_are_refused_and_kept(tmp_path, case, serving, m
     handed_over(tmp_path / "packed", case)
     with monkeypatch.context() as patch:
         patch.setattr(server, "MAX_ADMITTING", 0)
-        with pytest.raises(PotluckError, match="wait for jobs to be looked through. Ask again"):
+        with pytest.raises(PotluckError, match="wait for jobs to be looked through"):
             place.hand_over("job", tmp_path / "packed", Task())
     assert place.ask("jobs")[0] == {"jobs": []}
     place.ask("admit", job="job")
