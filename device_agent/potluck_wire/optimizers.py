@@ -13,6 +13,10 @@ from potluck_wire.errors import WireCode, WireError
 Setting = float | bool | None
 STEP = "step"  # the slot that counts steps
 AVERAGE = "average"  # the slot of a moving average of the weights themselves
+# a state of two whole numbers: the gradient of the loss is multiplied by 2 to the first one; the
+# second counts steps in a row whose gradients were finite
+LOSS_SCALE = "loss_scale"
+MAX_LOSS_SCALE = 127  # the largest power of 2 that float32 holds
 SCALARS = frozenset({STEP, "mu_product"})  # one number of float32 for a parameter
 
 

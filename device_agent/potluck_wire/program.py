@@ -55,13 +55,16 @@ OPERATIONS: dict[str, frozenset[str]] = {
     # `STEP_INPUTS`; `groups` = [[parameters, settings], ...] have settings of their own, and each
     # parameter is in one of them; `rates` hold a row for each group: its settings of the names
     # `rated` in this step. `clip_value` bounds each number of the gradients, and `average` is the
-    # decay of a moving average of the weights.
+    # decay of a moving average of the weights. With `growth_steps` it is left out where `scale` is
+    # not finite; the state `loss_scale` of its segment is halved then, and doubled after so many
+    # steps in a row that were not left out.
     "gradients": frozenset({"segment", "share_frac"}),
     "step": frozenset({"segment", "optimizer"}),
     # norms (since 1.9): the norm of each parameter's gradient, of this `order` (or "inf"); a vector
     # may stand for the gradients. limit (since 1.9): of the norms of all segments, of which the
     # number `places[i]` is the i-th that is looked at, what a step takes as `scale`, so that the
-    # norm of all gradients is `most` at the most; then that norm.
+    # norm of all gradients is `most` at the most; then that norm. `scaled`: they are gradients of a
+    # loss that was multiplied by the `loss_scale` of its segment, and are divided by it.
     "norms": frozenset({"segment", "order"}),
     "limit": frozenset({"segment", "order", "most", "places"}),
     # state / assign: read or write named state of a segment: a parameter or buffer by its name,
@@ -77,8 +80,10 @@ OPERATIONS: dict[str, frozenset[str]] = {
 OPTIONAL: dict[str, frozenset[str]] = {
     "send": frozenset({"to"}),
     "run": frozenset({"takes", "recompute", "split"}),
-    "step": frozenset({"given", "groups", "rated", "clip_value", "average"}),
+    "step": frozenset({"given", "groups", "rated", "clip_value", "average", "growth_steps"}),
+    "limit": frozenset({"scaled"}),
 }
+MAX_GROWTH_STEPS = 10**9
 STEP_INPUTS = ("gradients", "scale", "rates")
 NETWORK = frozenset({"send", "recv"})
 BACKWARDS = frozenset({"backward", "backward_input"})  # those that gradients go into and come from
@@ -348,6 +353,8 @@ def _check_step(inputs: list[str], attrs: dict[str, Any]) -> None:
         raise _Wrong(f"given are {len(given)} inputs, there are {len(inputs)}")
     if ("rates" in given) != ("rated" in attrs):
         raise _Wrong("rates are given where they are rated, and only there")
+    if "growth_steps" in attrs and "scale" not in given:
+        raise _Wrong("a step that may be left out is given the scale by which that is known")
     if "rated" in attrs and not attrs.get("groups"):
         raise _Wrong("rates are those of groups, and there are none")
 
@@ -489,6 +496,7 @@ _ATTRIBUTES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "train": (lambda value: type(value) is bool, "true or false"),
     "recompute": (lambda value: type(value) is bool, "true or false"),
     "split": (lambda value: type(value) is bool, "true or false"),
+    "scaled": (lambda value: type(value) is bool, "true or false"),
     "rows": (_is_rows, "[start, stop, total]"),
     "takes": (_is_takes, "a list of [start, stop] or null"),
     "micro_batch": (_is_count, "a count"),
@@ -503,6 +511,7 @@ _ATTRIBUTES: dict[str, tuple[Callable[[Any], bool], str]] = {
     ),
     "clip_value": (lambda value: _is_number(value) and value >= 0, "a number of 0 or more"),
     "average": (lambda value: _is_number(value) and 0 <= value <= 1, "a number in 0..1"),
+    "growth_steps": (lambda value: _is_int(value, 1, MAX_GROWTH_STEPS), "a count of steps"),
     "order": (_is_order, 'a number above 0, or "inf"'),
     "most": (lambda value: _is_number(value) and value >= 0, "a number of 0 or more"),
     "places": (_is_places, f"1 to {MAX_PLACES} places, each once"),

@@ -40,7 +40,13 @@ class ForwardOnly:
         raise self.refusal()
 
     def limit(
-        self, norms: Tensors, places: Sequence[int], most: float, order: float
+        self,
+        norms: Tensors,
+        places: Sequence[int],
+        most: float,
+        order: float,
+        *,
+        scaled: bool = False,
     ) -> tuple[Any, Any]:
         """Raises SegmentError: there are no gradients."""
         raise self.refusal()

@@ -66,6 +66,14 @@ class ParameterOptimizer:
         if average is not None:
             self._average(average)
 
+    def leave_out(self, average: float | None = None) -> None:
+        """No step: gradients are gone, and weights stay; `average` as of `step`."""
+        for parameter in self.parameters.values():
+            parameter.grad = None
+        if average is not None:
+            self._begin_average()
+            self._average(average)
+
     def _hand_gradient(self, name: str, pieces: Sequence[torch.Tensor]) -> None:
         parameter = self.parameters[name]
         if len(pieces) > 1 and parameter.grad is not None:

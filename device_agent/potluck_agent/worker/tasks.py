@@ -25,13 +25,15 @@ class Beside:
 
     `groups` = [parameters, settings] have settings of their own; `scale` multiplies all gradients,
     `clip_value` bounds each number of them; `average` is the decay of a moving average of the
-    weights.
+    weights. `growth_steps`: the step is left out where `scale` is not finite, and the factor of the
+    loss grows after so many that were not.
     """
 
     groups: Sequence[Any] = ()
     scale: Any = None
     clip_value: float | None = None
     average: float | None = None
+    growth_steps: int | None = None
 
 
 NOTHING = Beside()
@@ -74,10 +76,16 @@ class LoadedSegment(Protocol):
         """The norm of each parameter's gradient; `vector` stands for the gradients."""
 
     def limit(
-        self, norms: Tensors, places: Sequence[int], most: float, order: float
+        self,
+        norms: Tensors,
+        places: Sequence[int],
+        most: float,
+        order: float,
+        *,
+        scaled: bool = False,
     ) -> tuple[Any, Any]:
         """What gradients are multiplied by so that the norm of all is `most` at the most, and that
-        norm.
+        norm. `scaled`: their loss was multiplied.
         """
 
     def step(self, vector: Any, optimizer: Attributes, beside: "Beside" = ...) -> None:
@@ -202,6 +210,7 @@ def _step(task: WorkerTask) -> Tensors:
         scale=scale,
         clip_value=task.attrs.get("clip_value"),
         average=task.attrs.get("average"),
+        growth_steps=task.attrs.get("growth_steps"),
     )
     task.on().step(vector, optimizer, beside)
     return ()
@@ -233,7 +242,8 @@ def _norms(task: WorkerTask) -> Tensors:
 
 def _limit(task: WorkerTask) -> Tensors:
     most, order = float(task.attrs["most"]), float(task.attrs["order"])
-    return task.on().limit(task.inputs, task.attrs["places"], most, order)
+    scaled = bool(task.attrs.get("scaled", False))
+    return task.on().limit(task.inputs, task.attrs["places"], most, order, scaled=scaled)
 
 
 def _state(task: WorkerTask) -> Tensors:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from potluck_wire.graph import BATCH, DTYPE_BYTES, FLOATS, Graph, SegmentError, evaluate, rowless
+from potluck_wire.optimizers import LOSS_SCALE, MAX_LOSS_SCALE
 from potluck_wire.weight_gradients import weights_apart
 
 from . import available_memory
@@ -233,18 +234,31 @@ class TrainingSegment:
         return torch.stack(norms) if norms else torch.zeros(0, device=self._device)
 
     def limit(
-        self, norms: Sequence[torch.Tensor], places: Sequence[int], most: float, order: float
+        self,
+        norms: Sequence[torch.Tensor],
+        places: Sequence[int],
+        most: float,
+        order: float,
+        *,
+        scaled: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """What gradients are multiplied by so that the norm of all is `most` at the most, and that
         norm: as `torch.nn.utils.clip_grad_norm_`, not finite where a gradient is not.
 
-        `places`: the norms are looked at in this order.
+        `places`: the norms are looked at in this order. `scaled`: they are gradients of a loss that
+        was multiplied by the factor of this segment; the norm is that of a loss that was not.
         """
         every = torch.cat([part.reshape(-1) for part in norms])
         if not places or max(places) >= len(every):
             raise SegmentError(_INPUT, f"the last place is {max(places)}, of {len(every)} norms")
         total = torch.linalg.vector_norm(every[list(places)], order)
-        return torch.clamp(most / (total + 1e-6), max=1.0), total
+        if not scaled:
+            return torch.clamp(most / (total + 1e-6), max=1.0), total
+        factor = torch.exp2(self._named(LOSS_SCALE)[0].to(total.dtype))
+        total = total / factor
+        if not total.isfinite():
+            return torch.full_like(total, math.nan), total
+        return torch.clamp(most / (total + 1e-6), max=1.0) / factor, total
 
     def step(
         self, vector: torch.Tensor | None, optimizer: Mapping[str, Any], beside: Beside = NOTHING
@@ -254,6 +268,9 @@ class TrainingSegment:
         """
         if vector is not None:
             self._spread(vector)
+        if beside.growth_steps is not None and self._is_left_out(beside.scale, beside.growth_steps):
+            self._optimizer.leave_out(beside.average)
+            return
         for parameter in self._trainable.values():
             if parameter.grad is None:
                 continue
@@ -262,6 +279,20 @@ class TrainingSegment:
             if (most := beside.clip_value) is not None:
                 parameter.grad.clamp_(min=-most, max=most)
         self._optimizer.step(optimizer, beside.groups, beside.average)
+
+    def _is_left_out(self, scale: torch.Tensor, growth_steps: int) -> bool:
+        """Whether gradients are not finite. The factor of the loss, where it is here, shrinks then;
+        it grows after so many steps in a row with finite ones.
+        """
+        is_left_out = not bool(scale.isfinite().all())
+        if LOSS_SCALE in self._buffers:
+            exponent, n_finite = self._buffers[LOSS_SCALE].tolist()
+            n_finite = 0 if is_left_out else n_finite + 1
+            if n_finite == growth_steps:
+                exponent, n_finite = min(exponent + 1, MAX_LOSS_SCALE), 0
+            now = [exponent - is_left_out, n_finite]
+            self._buffers[LOSS_SCALE].copy_(torch.tensor(now))
+        return is_left_out
 
     def _gradients_of(self, vector: torch.Tensor | None) -> dict[str, torch.Tensor]:
         """Per parameter its gradient: its own, zeros where it has none, or a part of the vector."""

@@ -157,8 +157,9 @@ class Model(Shown):
         name
             What plans call it; default: made from the module's class.
         autocast
-            `bfloat16` (or, without a loss, `float16`): devices compute as under torch.autocast of
-            that type on a CPU. Weights stay as they are.
+            `bfloat16` or `float16`: devices compute as under torch.autocast of that type on a CPU.
+            Weights stay as they are. With `float16` the loss is scaled as by torch.amp.GradScaler:
+            steps whose gradients overflow are left out.
         compares_rows
             The loss, or an output, compares rows of a batch with each other (contrastive, dice
             over the batch; scores of all images for all texts). All rows of a batch, or of a
@@ -187,7 +188,7 @@ class Model(Shown):
         if not isinstance(net, torch.nn.Module):
             raise ModelError(f"a torch.nn.Module is expected, got {type(net).__name__}.")
         check_module(net)
-        mixed_precision.check(autocast, trains=loss is not None)
+        mixed_precision.check(autocast)
         if loss is not None:
             check_memory(net)
         criterion, example_inputs, example_targets = own_loss(

@@ -12,6 +12,7 @@ import torch
 from potluck.errors import ModelError
 from potluck.graph.gradient_flow import learning
 from potluck.graph.loss.batch_reductions import BatchReductions, WrittenOutLosses, extract
+from potluck.graph.loss.loss_scale import with_loss_scale
 from potluck.graph.loss.row_mean import NEXT_STEP, check_apart, check_loss, follow, mixes_rows
 from potluck.graph.loss.trials import apart, difference
 from potluck.graph.partition.cuts import multiple
@@ -27,7 +28,7 @@ from potluck.graph.torch.draws import note_rows
 from potluck.graph.torch.export_program import TRY, export, first_line
 from potluck.graph.torch.in_place import without_changes
 from potluck.graph.torch.masks import check_masks
-from potluck.graph.torch.mixed_precision import autocasting
+from potluck.graph.torch.mixed_precision import HALF, autocasting
 from potluck.graph.torch.own_loss import OwnLoss, names_of
 from potluck.graph.torch.padding import padded_encoders
 from potluck.graph.torch.placeholders import (
@@ -221,6 +222,8 @@ def _trace(
         check_answers(traced)
     else:
         check_modes(net, traced)
+        if autocast == HALF:
+            traced = with_loss_scale(traced)
     if not any(tensor.is_meta for tensor in tensors):
         with (
             modes_of(net, training=loss is not None),

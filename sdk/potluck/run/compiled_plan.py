@@ -38,7 +38,7 @@ from potluck_wire.limits import (
     MAX_MESSAGE_BYTES,
 )
 from potluck_wire.messages import Prepare
-from potluck_wire.optimizers import SCALARS
+from potluck_wire.optimizers import LOSS_SCALE, SCALARS
 
 Request = tuple[Prepare, tuple[bytes, ...]]
 Requests = Mapping[str, Request]  # by device
@@ -234,7 +234,13 @@ class CompiledPlan:
         """
         assert self.optimizer is not None  # a plan for training has one
         names = [parameter.name for parameter in trained]
-        return self.optimizer.of_stages([piece.trained for piece in self.pieces], names)
+        stages = [piece.trained for piece in self.pieces]
+        return self.optimizer.of_stages(stages, names, scaled=self.scales_loss)
+
+    @property
+    def scales_loss(self) -> bool:
+        """Whether its gradients are those of a loss that is multiplied by a factor."""
+        return any(LOSS_SCALE in piece.counters for piece in self.pieces)
 
     def memory_bytes(self, device: str) -> int:
         """What the plan says that the device needs.

@@ -12,7 +12,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
-from math import isfinite
+from math import isfinite, nan
 from typing import TYPE_CHECKING, Any
 
 from potluck.adapt.lightweight_replay import SOONEST
@@ -301,13 +301,19 @@ class RunEngine:
                 f"the loss of step {self.step} is {loss}: look at its inputs, or at the "
                 "learning rate."
             )
+        if self.compiled_plan.scales_loss and not isfinite(norm):
+            self.note(
+                f"step {self.step} was left out, as its gradients are beyond float16; the loss is "
+                "multiplied by half as much from now on."
+            )
+        update = self.compiled_plan.optimizer
         h = self.history
         self.history = replace(
             h,
             losses=(*h.losses, loss),
             rows=(*h.rows, rows),
             step_s=(*h.step_s, seconds),
-            gradient_norms=(*h.gradient_norms, norm),
+            gradient_norms=(*h.gradient_norms, norm if update and update.clip_norm else nan),
         )
         return loss
 

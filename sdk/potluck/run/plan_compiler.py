@@ -149,11 +149,15 @@ class PlanCompiler:
         """
         solved = self._solved  # of several threads each keeps what it looked at
         if solved[0] is not compiled_plan or solved[1] is not self.profile:
-            found = self._problem_of(compiled_plan.plan, compiled_plan.optimizer)
+            found = self._problem_of(
+                compiled_plan.plan, compiled_plan.optimizer, scaled=compiled_plan.scales_loss
+            )
             self._solved = solved = compiled_plan, self.profile, found
         return solved[2]
 
-    def _problem_of(self, plan: Plan, optimizer: Update | None) -> Problem | None:
+    def _problem_of(
+        self, plan: Plan, optimizer: Update | None, *, scaled: bool = False
+    ) -> Problem | None:
         profile = self.profile
         if profile is None or (profile.training if plan.training else profile.inference) is None:
             return None
@@ -165,7 +169,7 @@ class PlanCompiler:
             batch=plan.batch,
             micro_batch=plan.micro_batch,
             optimizer_copies=kept_copies(optimizer, self._model.trained),
-            clipped=optimizer.clip_norm is not None,
+            clipped=scaled or optimizer.clip_norm is not None,
         )
         return profile.problem(workload)
 

@@ -16,6 +16,9 @@ from potluck.run.optimizers import AdamW, Optimizer, read_optimizer
 from potluck.schedule.step_update import NormLimit, StepUpdate
 from potluck_wire.optimizers import AVERAGE, KINDS, OLDER, Setting, slots
 
+GROWTH_STEPS = 2000  # the factor of a scaled loss doubles after so many finite steps, as torch's
+ANY_NORM = 1e300
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterGroup:
@@ -121,7 +124,9 @@ class Update:
 
     # --- what devices are told --------------------------------------------------------------------
 
-    def of_stages(self, stages: Sequence[Iterable[str]], order: Sequence[str]) -> StepUpdate:
+    def of_stages(
+        self, stages: Sequence[Iterable[str]], order: Sequence[str], *, scaled: bool = False
+    ) -> StepUpdate:
         """What the steps of stages are told.
 
         Parameters
@@ -130,20 +135,24 @@ class Update:
             Per stage, the parameters that it trains, as its gradients come.
         order
             All parameters, as norms of their gradients are looked at.
+        scaled
+            The loss is multiplied by a factor that devices change.
         """
         names = [tuple(stage) for stage in stages]
         limit = None
-        if self.clip_norm is not None:
+        if self.clip_norm is not None or scaled:
             limit = NormLimit(
-                most=self.clip_norm,
-                order=self.norm_order,
+                most=ANY_NORM if self.clip_norm is None else self.clip_norm,
+                order=inf if self.clip_norm is None else self.norm_order,
                 parameters=tuple(names),
                 sequence=tuple(order),
             )
+        more = {"growth_steps": GROWTH_STEPS} if scaled else {}
         return StepUpdate(
-            attributes=tuple(self._attributes(stage) for stage in names),
+            attributes=tuple(self._attributes(stage) | more for stage in names),
             limit=limit,
             n_rates=max(1, len(self.groups)) * len(self.rated),
+            scaled=scaled,
         )
 
     def _attributes(self, parameters: tuple[str, ...]) -> dict[str, Any]:

@@ -76,6 +76,7 @@ def compile_training(
     spec = replace(
         _spec(plan, segments, division, schedule, standbys, training=True),
         limited=step_update.limit is not None,
+        scaled=step_update.scaled,
     )
     sink = StepInstructions(
         ProgramBuilder("train", plan.devices, home),

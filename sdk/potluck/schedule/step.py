@@ -66,6 +66,7 @@ class StepSpec(Generic[T]):
     n_elements: Sequence[int]  # per stage: of the vector of a step; 0: nothing to update
     followed: Sequence[bool]  # per stage: whether others want its vector
     limited: bool = False  # whether the norm of all gradients is
+    scaled: bool = False  # whether the last stage knows by what the loss was multiplied
     # of each parameter that several stages hold, these
     shared: Sequence[tuple[int, ...]] = ()
 
@@ -340,10 +341,12 @@ class _Walk(Generic[T, V]):
 
     def _scales(self, stages: list[int], vectors: dict[int, list[V]]) -> dict[Hashable, V]:
         """What gradients are multiplied by, on each device that has some: judged by the device
-        whose backward ends last, of all norms in the order of the stages.
+        whose backward ends last, or that has the factor of the loss, of all norms in the order of
+        the stages.
         """
         spec, sink = self.spec, self.sink
-        priority, judge = self._end(max(len(spec.devices[p]) for p in stages)), stages[0]
+        priority = self._end(max(len(spec.devices[p]) for p in stages))
+        judge = stages[-1] if spec.scaled else stages[0]
         place, norms = spec.devices[judge][0], list[V]()
         for p in stages:
             norm = sink.norms(p, vectors[p][:1], priority)

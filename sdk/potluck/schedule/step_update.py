@@ -42,12 +42,13 @@ class NormLimit:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepUpdate:
     """Per stage the attributes of its `step`; the limit of all gradients; how many settings come
-    with each step (`RATES`).
+    with each step (`RATES`). `scaled`: gradients are those of a loss that was multiplied.
     """
 
     attributes: tuple[Mapping[str, Any], ...]
     limit: NormLimit | None = None
     n_rates: int = 0
+    scaled: bool = False
 
 
 def alike(optimizer: Mapping[str, Any], n_stages: int) -> StepUpdate:

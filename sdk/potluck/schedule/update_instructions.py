@@ -179,6 +179,7 @@ class UpdateInstructions:
         segment, limit = self.segments[judge], self.step_update.limit
         assert limit is not None
         device, nbytes = self.plan.stages[judge].devices[0], segment.vector_item_bytes
+        more: dict[str, Any] = {"scaled": True} if self.step_update.scaled else {}
         self.programs.compute(
             device,
             "limit",
@@ -190,6 +191,7 @@ class UpdateInstructions:
             order=limit.carried_order,
             most=limit.most,
             places=limit.places(stages),
+            **more,
         )
         result = ReceivedValue(
             device=device, value=NORM, tensor=NORM, kind="norm", whole=True, nbytes=nbytes

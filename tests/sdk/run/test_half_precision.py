@@ -198,14 +198,6 @@ def test_a_type_that_is_not_offered_is_refused(options, why):
         potluck.Model.from_torch(mlp(), data()[0], **options)
 
 
-def test_training_in_float16_is_refused_since_its_loss_would_have_to_be_scaled():
-    x, y = data()
-    with pytest.raises(ModelError, match=r"(?s)scaled.*autocast='bfloat16'"):
-        potluck.Model.from_torch(
-            mlp(), x, loss=nn.functional.cross_entropy, example_targets=y, autocast="float16"
-        )
-
-
 def test_an_operator_that_converts_a_part_of_itself_is_refused_with_its_name():
     class Recurrent(nn.Module):
         def __init__(self):

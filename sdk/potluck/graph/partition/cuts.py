@@ -26,6 +26,7 @@ from potluck_wire.graph import (
     symbols_of,
 )
 from potluck_wire.operators import KIND_OF
+from potluck_wire.optimizers import LOSS_SCALE
 
 _SELECTS = frozenset({"aten.where.self", "aten.masked_fill.Scalar", "aten.masked_fill.Tensor"})
 
@@ -247,6 +248,10 @@ def _tied(
     for i, values in enumerate(needs):
         for value in values & names.keys():
             uses.setdefault(value, []).append(i)
+    scale = next((value for value, name in names.items() if name == LOSS_SCALE), None)
+    if scale in uses:  # it changes with the weights of its stage, so that there are some
+        weights = {value for value, parameter in parameters.items() if parameter.trainable}
+        uses[scale] += [i for i, values in enumerate(needs) if values & weights][-1:]
     return tuple((min(i), max(i), names[value]) for value, i in uses.items() if len(i) > 1)
 
 

@@ -26,26 +26,20 @@ _OF_PRODUCTS = frozenset({"aten::einsum"})
 _WITHOUT_GRADIENTS = "wrap_with_set_grad_enabled"
 
 
-def check(name: str, *, trains: bool) -> None:
-    """Raise ModelError where this is no type for autocast, or none to train with.
+HALF = "float16"  # small gradients are lost in it, where the loss is not multiplied
+
+
+def check(name: str) -> None:
+    """Raise ModelError where this is no type for autocast.
 
     Parameters
     ----------
     name
         As the user gave it; empty: none is wanted.
-    trains
-        Whether there is a loss.
     """
     if name and name not in DTYPES:
         raise ModelError(
             f"autocast={name!r} is not offered.", next_step=f"Choose one of {', '.join(DTYPES)}."
-        )
-    if name == "float16" and trains:
-        raise ModelError(
-            "training with autocast='float16' would lose small gradients: they need a loss that is "
-            "scaled, which devices do not do.",
-            next_step="Use autocast='bfloat16', which needs none; or leave out the loss, for "
-            "answers in float16.",
         )
 
 
