@@ -21,7 +21,7 @@ from potluck.profile.profiles import Profile
 from potluck.records import Plan
 from potluck.run.compiled_plan import INFER, MOVE, TRAIN, CompiledPlan, train_name
 from potluck.run.device_group import DeviceGroup, loss_of, norm_of
-from potluck.run.history import History, latest_alike
+from potluck.run.history import History, latest_alike, left_out
 from potluck.run.in_flight import NoProgram, RequestsInFlight, RunRequest
 from potluck.run.plan_compiler import PlanCompiler
 from potluck.run.snapshots import Protection, in_other_batches, is_loss
@@ -302,19 +302,10 @@ class RunEngine:
                 "learning rate."
             )
         if self.compiled_plan.scales_loss and not isfinite(norm):
-            self.note(
-                f"step {self.step} was left out, as its gradients are beyond float16; the loss is "
-                "multiplied by half as much from now on."
-            )
+            self.note(left_out(self.step))
         update = self.compiled_plan.optimizer
-        h = self.history
-        self.history = replace(
-            h,
-            losses=(*h.losses, loss),
-            rows=(*h.rows, rows),
-            step_s=(*h.step_s, seconds),
-            gradient_norms=(*h.gradient_norms, norm if update and update.clip_norm else nan),
-        )
+        norm = norm if update is not None and update.clip_norm is not None else nan
+        self.history = self.history.with_step(loss, rows=rows, step_s=seconds, gradient_norm=norm)
         return loss
 
     def finish(self) -> None:

@@ -98,6 +98,20 @@ class DevicesReturned:
         )
 
 
+def left_out(step: int) -> str:
+    """What is noted of a step in float16 whose gradients are not finite.
+
+    Parameters
+    ----------
+    step
+        Its number, from 1.
+    """
+    return (
+        f"step {step} was left out, as its gradients are beyond float16; the loss is multiplied by "
+        "half as much from now on."
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History(Shown):
     """Losses per step, in order: each the mean over the rows of its batch (or
@@ -117,6 +131,30 @@ class History(Shown):
     departures: tuple[DevicesLeft, ...] = ()
     arrivals: tuple[DevicesReturned, ...] = ()
     decisions: tuple[Decision, ...] = ()
+
+    def with_step(
+        self, loss: float, *, rows: int, step_s: float, gradient_norm: float
+    ) -> "History":
+        """And one more step.
+
+        Parameters
+        ----------
+        loss
+            Its loss.
+        rows
+            Of its batch.
+        step_s
+            How long it took.
+        gradient_norm
+            Before a limit; NaN where there is none.
+        """
+        return replace(
+            self,
+            losses=(*self.losses, loss),
+            rows=(*self.rows, rows),
+            step_s=(*self.step_s, step_s),
+            gradient_norms=(*self.gradient_norms, gradient_norm),
+        )
 
     def since(self, before: "History", n_steps: int) -> "History":
         """What came after that.
