@@ -72,7 +72,8 @@ def data(n):
 def on_one_machine(net, loss, batches, make, *, clip=None, growth=2000, ema=None):
     """Micro-batches one after the other: their number changes how gradients are rounded."""
     scaler = torch.amp.GradScaler("cpu", growth_interval=growth)
-    optimizer, losses, scales = make(net.parameters()), [], []
+    optimizer = make(net.parameters())
+    losses, scales = [], []
     average = {name: p.detach().clone() for name, p in net.named_parameters()}
     for x, y in batches:
         optimizer.zero_grad()
