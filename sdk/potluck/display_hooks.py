@@ -55,14 +55,14 @@ def text(value: Any) -> str:
     return views.as_text(value)
 
 
-def words(said: str) -> str:
+def words(sentence: str) -> str:
     """A sentence as HTML."""
     from potluck.display import markup
 
-    return markup.words(said)
+    return markup.words(sentence)
 
 
-def progress_bar(title: str, done_frac: float, said: str) -> str:
+def progress_bar(title: str, done_frac: float, sentence: str) -> str:
     """How far some work is, as HTML.
 
     Parameters
@@ -71,12 +71,12 @@ def progress_bar(title: str, done_frac: float, said: str) -> str:
         What the work is.
     done_frac
         How much of it is done, 0 to 1.
-    said
+    sentence
         What it said last.
     """
     from potluck.display import html
 
-    return html.progress(title, done_frac, said)
+    return html.progress(title, done_frac, sentence)
 
 
 def watch(handle: Any) -> None:

@@ -298,7 +298,7 @@ class _PlayedObserver:
 
     def show(self, view: Any) -> Any:
         """As `Watching.show`."""
-        view(self._frames.whole(self._machine.state))
+        view(self._frames.full(self._machine.state))
         self._views.append(view)
         return lambda: self._views.remove(view)
 
@@ -315,7 +315,7 @@ class _PlayedObserver:
         state, number = self._machine.state, self._number
         seen = _observation(number, self._n_devices)
         self._machine.handle(HomeObserved(observation=seen), 0.1 * number)
-        frame = self._frames.change(state) if number % 20 else self._frames.whole(state)
+        frame = self._frames.change(state) if number % 20 else self._frames.full(state)
         self._number += 1
         self.n_bytes += len(frame or b"")
         for view in self._views if frame else ():

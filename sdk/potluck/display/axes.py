@@ -7,16 +7,17 @@ from dataclasses import dataclass
 MOST_DECIMALS, LARGEST = 6, 1e7  # beyond, a tick value is told by its power of ten
 
 
-def ticks(low: float, high: float, most: int = 8) -> tuple[float, ...]:
-    """Round values (1, 2 or 5 times a power of ten apart) from `low` to `high`, at most `most` of
-    them.
+def ticks(low: float, high: float, max_ticks: int = 8) -> tuple[float, ...]:
+    """Round values (1, 2 or 5 times a power of ten apart) from `low` to `high`.
+
+    At most `max_ticks` of them.
 
     >>> ticks(0, 10, 6)
     (0, 2, 4, 6, 8, 10)
     """
     if not (math.isfinite(low) and math.isfinite(high)) or high <= low:
         return (low,)
-    rough = (high - low) / max(1, most - 1)
+    rough = (high - low) / max(1, max_ticks - 1)
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough * (1 - 1e-9))
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
@@ -33,17 +34,17 @@ def decimals(values: tuple[float, ...]) -> int:
     return max(0, -math.floor(math.log10(step) + 1e-9))
 
 
-def told(values: tuple[float, ...]) -> tuple[str, ...]:
+def labels(values: tuple[float, ...]) -> tuple[str, ...]:
     """Each tick value as a short text.
 
-    >>> told((0, 0.5, 1)), told((0, 2e-13)), told((0, 2e38))
+    >>> labels((0, 0.5, 1)), labels((0, 2e-13)), labels((0, 2e38))
     (('0.0', '0.5', '1.0'), ('0', '2e-13'), ('0', '2e+38'))
     """
-    n_decimals, most = decimals(values), max(map(abs, values))
-    if n_decimals <= MOST_DECIMALS and most < LARGEST:
+    n_decimals, highest = decimals(values), max(map(abs, values))
+    if n_decimals <= MOST_DECIMALS and highest < LARGEST:
         return tuple(f"{value:.{n_decimals}f}" for value in values)
-    step = values[-1] - values[-2] if len(values) > 1 else most
-    digits = 1 + math.floor(math.log10(most)) - math.floor(math.log10(step) + 1e-9)
+    step = values[-1] - values[-2] if len(values) > 1 else highest
+    digits = 1 + math.floor(math.log10(highest)) - math.floor(math.log10(step) + 1e-9)
     return tuple(f"{value:.{max(1, digits)}g}" for value in values)
 
 

@@ -86,9 +86,9 @@ def pareto(plans: Sequence[Plan], best: Plan | None = None, title: str = "Plans"
     # the front on top
     for index, plan, ms, joules in sorted(near, key=lambda point: point[2:] in front):
         on_front = (ms, joules) in front
-        told = f"{index}: {plan.planner}, {units.duration(ms / 1e3)}, {units.energy(joules)}"
+        label = f"{index}: {plan.planner}, {units.duration(ms / 1e3)}, {units.energy(joules)}"
         items.append(
-            Dot(x=x(ms), y=y(joules), radius=5, fill="blue" if on_front else "grey", title=told)
+            Dot(x=x(ms), y=y(joules), radius=5, fill="blue" if on_front else "grey", title=label)
         )
         if plan == best:
             items.append(Dot(x=x(ms), y=y(joules), radius=9, fill="vermilion", ring=True))
@@ -142,12 +142,12 @@ def frame(title: str, note: str, x: Scale, y: Scale, x_unit: str, y_unit: str) -
     if note:
         items.append(Text(x=WIDTH - RIGHT, y=22, text=note, size=11, fill="muted", anchor="end"))
     across, up = axes.ticks(x.low, x.high, 9), axes.ticks(y.low, y.high, 6)
-    for value, text in zip(up, axes.told(up), strict=True):
+    for value, text in zip(up, axes.labels(up), strict=True):
         items.append(Line(points=((x.start, y(value)), (x.stop, y(value)))))
         items.append(
             Text(x=x.start - 8, y=y(value), text=text, size=10, fill="muted", anchor="end")
         )
-    for value, text in zip(across, axes.told(across), strict=True):
+    for value, text in zip(across, axes.labels(across), strict=True):
         items.append(
             Text(x=x(value), y=y.start + 14, text=text, size=10, fill="muted", anchor="middle")
         )

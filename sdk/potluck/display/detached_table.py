@@ -18,6 +18,8 @@ def detached(
     """A training that a coordinator has, in one row."""
     done = Bar(frac=step / max(1, n_steps), text=f"step {step} of {n_steps}")
     row = (state, done, f"{losses[-1]:.4g}" if losses else units.UNKNOWN)
-    told = (*([why] if why else []), *notes)
+    table_notes = (*([why] if why else []), *notes)
     title = f"Training {job}, detached"
-    return Table(title=title, columns=("state", "done", ">last loss"), rows=(row,), notes=told)
+    return Table(
+        title=title, columns=("state", "done", ">last loss"), rows=(row,), notes=table_notes
+    )

@@ -76,8 +76,8 @@ def _notes(explanation: Explanation) -> tuple[str, ...]:
     notes += [f"not used: {device} ({why})" for device, why in explanation.unused.items()]
     notes += (*recomputation_notes(plan), *order_notes(plan.problem), *power_notes(plan.problem))
     if plan.gap_frac is not None:
-        whole = plan.problem is not None and plan.problem.branches
-        plans = "no plan at all" if whole else "no plan with at most one stage per device"
+        is_complete = plan.problem is not None and plan.problem.branches
+        plans = "no plan at all" if is_complete else "no plan with at most one stage per device"
         notes.append(f"certified: {plans} is more than {units.percent(plan.gap_frac)} faster")
     if plan.energy_gap_frac is not None:
         notes.append(

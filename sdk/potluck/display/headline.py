@@ -40,31 +40,31 @@ def of_plan(plan: Plan, problem: Problem | None = None) -> str:
         What it solves; default: what it says itself.
     """
     problem = problem or plan.problem
-    here = plan
-    if here.latency_s is None and problem is not None:
+    judged = plan
+    if judged.latency_s is None and problem is not None:
         with suppress(PotluckError):
-            here = judge(problem, plan)
-    if here.latency_s is None:
+            judged = judge(problem, plan)
+    if judged.latency_s is None:
         return ""
     what = "step" if plan.training else "request"
-    said = f"{units.duration(here.latency_s)} a {what} on {_many(plan.devices)}"
+    summary = f"{units.duration(judged.latency_s)} a {what} on {_many(plan.devices)}"
     known = [one for one in alone(problem) if one.latency_s]
     best = min(known, key=lambda one: one.latency_s or 0.0, default=None)
-    if best is not None and here.devices == best.devices:
-        return harmless(f"{said} alone, which is the fastest device.")
+    if best is not None and judged.devices == best.devices:
+        return harmless(f"{summary} alone, which is the fastest device.")
     if best is None:
         is_sure = problem is not None and len(problem.devices) <= MOST_DEVICES
         nobody = ": no device could do it alone" if is_sure and len(plan.devices) > 1 else ""
-        return harmless(f"{said}{nobody}.")
-    return harmless(f"{said}: {against(here, best)}.")
+        return harmless(f"{summary}{nobody}.")
+    return harmless(f"{summary}: {against(judged, best)}.")
 
 
-def against(here: Plan, best: Plan) -> str:
+def against(plan: Plan, best: Plan) -> str:
     """How one plan stands to that of the best device alone, in words.
 
     Parameters
     ----------
-    here, best
+    plan, best
         Judged plans.
 
     Examples
@@ -72,11 +72,11 @@ def against(here: Plan, best: Plan) -> str:
     "2.1 times as fast as laptop alone, the best, with 0.8 times its joules"
     """
     name = best.devices[0]
-    times = (best.latency_s or 0.0) / (here.latency_s or 1.0)
-    said = f"{times:.2g} times as fast as {name} alone, the best"
-    if best.energy_j and here.energy_j is not None:
-        said += f", with {here.energy_j / best.energy_j:.2g} times its joules"
-    return said
+    times = (best.latency_s or 0.0) / (plan.latency_s or 1.0)
+    comparison = f"{times:.2g} times as fast as {name} alone, the best"
+    if best.energy_j and plan.energy_j is not None:
+        comparison += f", with {plan.energy_j / best.energy_j:.2g} times its joules"
+    return comparison
 
 
 def _many(names: tuple[str, ...]) -> str:

@@ -200,9 +200,9 @@ def below(kind: str, picture: Scene, *contents: Table) -> str:
     return fragment(kind, plain, picture.svg(), shown_on_demand(*contents))
 
 
-def first_line(said: str) -> str:
+def first_line(headline: str) -> str:
     """What one reads first."""
-    return f'<p class="headline">{escaped(said)}</p>' if said else ""
+    return f'<p class="headline">{escaped(headline)}</p>' if headline else ""
 
 
 def of_table(kind: str, content: Table) -> str:

@@ -90,10 +90,10 @@ def fragment(kind: str, plain: str, *parts: str) -> str:
     )
 
 
-def numbers(said: str, *parts: str) -> str:
+def numbers(summary: str, *parts: str) -> str:
     """Tables below a picture, which show when somebody asks for them."""
     body = "\n".join(parts)
-    return f"<details><summary>{escaped(said)}</summary>\n{body}\n</details>"
+    return f"<details><summary>{escaped(summary)}</summary>\n{body}\n</details>"
 
 
 def escaped(words: str) -> str:
@@ -101,14 +101,14 @@ def escaped(words: str) -> str:
     return escape(harmless(words))
 
 
-def heading(said: str, level: int = 2) -> str:
+def heading(text: str, level: int = 2) -> str:
     """A heading between the fragments of a page."""
-    return f"<h{level}>{escaped(said)}</h{level}>"
+    return f"<h{level}>{escaped(text)}</h{level}>"
 
 
-def words(said: str) -> str:
+def words(sentence: str) -> str:
     """A sentence, such as how some work failed."""
-    return fragment("words", said, f"<p>{escaped(said)}</p>")
+    return fragment("words", sentence, f"<p>{escaped(sentence)}</p>")
 
 
 def page(title: str, *fragments: str) -> str:

@@ -37,14 +37,14 @@ def rows(account: RequestExplanation) -> Scene:
     places = list(range(1, len(account.operators) - 1))
     x = Scale(low=0, high=max(len(places), 1), start=LEFT, stop=timeline.WIDTH - timeline.RIGHT)
     title = f"Which rows run where, at {units.rate(account.bytes_per_s)}"
-    told = (
+    note = (
         f"{units.duration(account.latency_s)} expected; {account.device} alone "
         f"{units.duration(account.alone_s)}"
     )
     items: list[Item] = [
         Text(x=timeline.MARGIN, y=22, text=title, size=15, bold=True),
         Text(
-            x=timeline.WIDTH - timeline.RIGHT, y=22, text=told, size=11, fill="muted", anchor="end"
+            x=timeline.WIDTH - timeline.RIGHT, y=22, text=note, size=11, fill="muted", anchor="end"
         ),
         Text(x=LEFT - 10, y=TOP + 8, text="first row", size=10, fill="muted", anchor="end"),
         Text(x=LEFT - 10, y=TOP + HEIGHT - 8, text="last row", size=10, fill="muted", anchor="end"),
@@ -191,7 +191,7 @@ def at_work(account: RequestExplanation, found: Stats, state: str = "") -> Table
     """
     times = account.alone_s / account.latency_s if account.latency_s else 1.0
     sooner = f", {times:.1f} times as long" if times >= 1.05 else ""
-    told = (
+    latency = (
         f"{units.duration(account.latency_s)} predicted; {account.device} alone "
         f"{units.duration(account.alone_s)}"
     )
@@ -208,7 +208,7 @@ def at_work(account: RequestExplanation, found: Stats, state: str = "") -> Table
         rows=(
             ("bandwidth", f"{units.rate(account.bytes_per_s)}, as transfers have shown"),
             ("now", _sentence(account)),
-            ("a request", told + sooner),
+            ("a request", latency + sooner),
             ("so far", done),
         ),
         notes=tuple(filter(None, (state, found.searched.note if found.searched else ""))),
@@ -228,13 +228,13 @@ def _sentence(account: RequestExplanation) -> str:
         parts.append((name, work_s / total_s if total_s else 0.0))
     if all(not part for _, part in parts[1:]):
         return f"{account.device} answers alone"
-    said = ", ".join(f"{name} computes {units.percent(part)}" for name, part in parts)
+    shares = ", ".join(f"{name} computes {units.percent(part)}" for name, part in parts)
     both = (
         " (rows that several need are computed by each)"
         if sum(part for _, part in parts) > 1.005
         else ""
     )
-    return f"{said} of the work{both}"
+    return f"{shares} of the work{both}"
 
 
 def stats(found: Stats) -> Table:
@@ -289,16 +289,16 @@ def over_time(found: Stats, lines: dict[str, list[tuple[float, float]]] | None =
     zero_s = min((answer.at_s for answer in found.answers), default=0.0)
     times = [(answer.at_s - zero_s, answer.latency_s) for answer in found.answers]
     curves = lines or {}
-    every = [*times, *(point for curve in curves.values() for point in curve)]
+    points = [*times, *(point for curve in curves.values() for point in curve)]
     x = Scale(
         low=0.0,
-        high=max((t for t, _ in every), default=1.0) or 1.0,
+        high=max((t for t, _ in points), default=1.0) or 1.0,
         start=64.0,
         stop=timeline.WIDTH - 20,
     )
     y = Scale(
         low=0.0,
-        high=1.05e3 * max((s for _, s in every), default=1.0),
+        high=1.05e3 * max((s for _, s in points), default=1.0),
         start=CHART_HEIGHT,
         stop=58.0,
     )
@@ -333,8 +333,8 @@ def over_time(found: Stats, lines: dict[str, list[tuple[float, float]]] | None =
         )
     for answer, (at_s, seconds) in zip(found.answers, times, strict=True):
         colour = "vermilion" if answer.fallback else "green" if answer.way == ALONE else "blue"
-        told = f"{answer.way}, {units.duration(seconds)} at {units.rate(answer.bytes_per_s)}"
-        items.append(Dot(x=x(at_s), y=y(1e3 * seconds), radius=4, fill=colour, title=told))
+        label = f"{answer.way}, {units.duration(seconds)} at {units.rate(answer.bytes_per_s)}"
+        items.append(Dot(x=x(at_s), y=y(1e3 * seconds), radius=4, fill=colour, title=label))
     looks = [("blue", "shared"), ("green", "the device alone")]
     looks += [("vermilion", "fell back")] if found.fallbacks else []
     items += legend([*looks, *zip(colours, curves, strict=False)], 64.0, 42)

@@ -47,24 +47,24 @@ def plan(plan: Plan, problem: Problem | None, available_bytes: Mapping[str, int]
             for i, stage in mine
         ]
         needed, available = plan.peak_bytes.get(name), available_bytes.get(name)
-        said = ", ".join(f"layers {_span(stage.start, stage.stop)}" for _, stage in mine)
+        label = ", ".join(f"layers {_span(stage.start, stage.stop)}" for _, stage in mine)
         memory: list[Part] = []
         if needed is not None and available:
             fits = needed <= available
             title = f"{units.size(needed)} of {units.size(available)}"
             fill = "purple" if fits else "vermilion"
             memory = [Part(start=0.0, stop=needed / available, fill=fill, title=title)]
-            said += f"; {units.percent(needed / available)} of its memory"
+            label += f"; {units.percent(needed / available)} of its memory"
         elif needed is not None:
-            said += f"; {units.size(needed)}"
+            label += f"; {units.size(needed)}"
         strips = (layers, memory) if available_bytes else (layers,)
-        rows.append(Strip(name=harmless(name), parts=strips, said=said))
+        rows.append(Strip(name=harmless(name), parts=strips, label=label))
     colours = [("blue", "layers, by stage")]
     colours += [("purple", "memory")] if available_bytes else []
     what = "step" if plan.training else "request"
-    told = f"{units.duration(plan.latency_s)} a {what}, {tables.energy_of(plan)}"
+    note = f"{units.duration(plan.latency_s)} a {what}, {tables.energy_of(plan)}"
     title = f"{harmless(plan.planner)} for {harmless(plan.model)}"
-    return draw(f"Plan of {title}", rows, colours, told if plan.latency_s is not None else "")
+    return draw(f"Plan of {title}", rows, colours, note if plan.latency_s is not None else "")
 
 
 def _span(start: int, stop: int) -> str:
@@ -90,22 +90,22 @@ def profile(problem: Problem) -> Scene:
         Strip(
             name=harmless(device),
             parts=(_stacked(names, column, longest_s, units.duration),),
-            said=f"{units.duration(sum(column))} for {units.number(wanted, 'row')}",
+            label=f"{units.duration(sum(column))} for {units.number(wanted, 'row')}",
         )
         for device, column in columns.items()
     ]
     return draw(f"Profile of {harmless(problem.model)}", rows, note="each part is a layer")
 
 
-def _stacked(names: Sequence[str], values: Sequence[float], whole: float, say: Any) -> list[Part]:
+def _stacked(names: Sequence[str], values: Sequence[float], total: float, say: Any) -> list[Part]:
     """Parts one behind the other, neighbours told apart by colour."""
     ends = [0.0, *accumulate(values)]
-    every = -(-len(values) // MOST_LAYERS)
-    spans = [(a, min(a + every, len(values))) for a in range(0, len(values), every)]
+    stride = -(-len(values) // MOST_LAYERS)
+    spans = [(a, min(a + stride, len(values))) for a in range(0, len(values), stride)]
     return [
         Part(
-            start=ends[a] / whole,
-            stop=ends[b] / whole,
+            start=ends[a] / total,
+            stop=ends[b] / total,
             fill=("blue", "sky")[i % 2],
             title=f"{harmless(names[a])}{' …' if b - a > 1 else ''}: {say(ends[b] - ends[a])}",
         )
@@ -128,9 +128,9 @@ def layers(found: Sequence[Layer], title: str) -> Scene:
     outputs = [float(layer.output_bytes) for layer in found]
     rows = [
         Strip(
-            name=name, parts=(_stacked(names, values, sum(values) or 1.0, units.size),), said=said
+            name=name, parts=(_stacked(names, values, sum(values) or 1.0, units.size),), label=label
         )
-        for name, values, said in (
+        for name, values, label in (
             ("weights", weights, units.size(sum(weights))),
             ("outputs", outputs, f"{units.size(max(outputs, default=0.0))} a row at most"),
         )
@@ -151,24 +151,26 @@ def members(found: Iterable[Any], title: str = "Devices") -> Scene:
     """
     known = list(found)
     rooms = {member.name: member.capability.get("memory_bytes") or 0 for member in known}
-    most = max(rooms.values(), default=0) or 1
+    largest = max(rooms.values(), default=0) or 1
     rows = []
     for member in known:
-        here, room = member.status in ("ready", "leaving"), rooms[member.name]
+        is_here, room = member.status in ("ready", "leaving"), rooms[member.name]
         part = Part(
             start=0.0,
-            stop=room / most,
-            fill="green" if here else "grey",
+            stop=room / largest,
+            fill="green" if is_here else "grey",
             title=f"{units.size(room)} of memory",
         )
         watts = tables.watts(member)
-        told = [
+        facts = [
             harmless(member.status),
             *([units.size(room)] if room else []),
             *([units.power(watts)] if watts is not None else []),
         ]
         rows.append(
-            Strip(name=harmless(member.name), parts=([part] if room else [],), said=", ".join(told))
+            Strip(
+                name=harmless(member.name), parts=([part] if room else [],), label=", ".join(facts)
+            )
         )
     n_here = sum(member.status in ("ready", "leaving") for member in known)
     colours = [("green", "memory of those that are here"), ("grey", "of those that are not")]
@@ -186,12 +188,12 @@ def devices(found: Iterable[Device], title: str = "Devices") -> Scene:
         The heading.
     """
     known = list(found)
-    most = max((device.memory_bytes or 0 for device in known), default=0) or 1
+    largest = max((device.memory_bytes or 0 for device in known), default=0) or 1
     rows = [
         Strip(
             name=harmless(device.name),
-            parts=([Part(start=0.0, stop=(device.memory_bytes or 0) / most, fill="green")],),
-            said=", ".join(
+            parts=([Part(start=0.0, stop=(device.memory_bytes or 0) / largest, fill="green")],),
+            label=", ".join(
                 [units.size(device.memory_bytes)]
                 + ([f"{units.power(device.busy_w)} busy"] if device.busy_w is not None else [])
             ),
@@ -215,8 +217,8 @@ def media(rates: Mapping[str, tuple[float | None, str]], title: str = "Network")
     for name, (rate, who) in rates.items():
         at = log10(max(rate, SLOWEST) / SLOWEST) / log10(FASTEST / SLOWEST) if rate else 0.0
         part = Part(start=0.0, stop=at, fill="orange", title=f"{units.rate(rate)}, {harmless(who)}")
-        said = f"{units.rate(rate)}: {harmless(who)}"
-        rows.append(Strip(name=harmless(name), parts=([part] if rate else [],), said=said))
+        label = f"{units.rate(rate)}: {harmless(who)}"
+        rows.append(Strip(name=harmless(name), parts=([part] if rate else [],), label=label))
     return draw(title, rows, [("orange", "rate, by powers of ten")])
 
 
@@ -260,8 +262,8 @@ def explanation(found: Any) -> Scene:
             )
             if frac > 0
         ]
-        said = f"computes {units.percent(part.compute_frac)}"
-        rows.append(Strip(name=harmless(part.device), parts=(parts,), said=said))
+        label = f"computes {units.percent(part.compute_frac)}"
+        rows.append(Strip(name=harmless(part.device), parts=(parts,), label=label))
     what = "step" if found.plan.training else "request"
     title = f"Where the time goes: {units.duration(found.plan.latency_s)} a {what}"
     return draw(
@@ -284,13 +286,20 @@ def services(found: Mapping[str, Any]) -> Scene:
     for name, service in found.items():
         stats = service.stats
         counts = (stats.n_in_time, stats.n_late, stats.n_refused, stats.n_failed)
-        whole = sum(counts) or 1
+        n_requests = sum(counts) or 1
         ends = [0, *accumulate(counts)]
         parts = [
-            Part(start=ends[i] / whole, stop=ends[i + 1] / whole, fill=fill, title=f"{n} {words}")
+            Part(
+                start=ends[i] / n_requests,
+                stop=ends[i + 1] / n_requests,
+                fill=fill,
+                title=f"{n} {words}",
+            )
             for i, ((fill, words), n) in enumerate(zip(OUTCOMES, counts, strict=True))
             if n
         ]
-        said = f"{stats.n_in_time} of {stats.n_asked} in time" if stats.n_asked else "not asked yet"
-        rows.append(Strip(name=harmless(name), parts=(parts,), said=said))
+        label = (
+            f"{stats.n_in_time} of {stats.n_asked} in time" if stats.n_asked else "not asked yet"
+        )
+        rows.append(Strip(name=harmless(name), parts=(parts,), label=label))
     return draw("Services", rows, OUTCOMES)

@@ -58,27 +58,27 @@ def headline(run: Run) -> str:
     noun = "step" if run.plan.training else "request"
     if not recent:
         return f"{run.plan.model}: no {noun} was measured yet."
-    said = f"{run.plan.model}: {units.duration(median(recent))} a {noun}"
+    sentence = f"{run.plan.model}: {units.duration(median(recent))} a {noun}"
     predicted = run.predicted
     if predicted is not None and predicted.step_s:
-        said += f", predicted {units.duration(median(predicted.step_s))}"
-    here, *others = _baselines(run)
+        sentence += f", predicted {units.duration(median(predicted.step_s))}"
+    current, *others = _baselines(run)
     alone = next((plan for plan in others if len(plan.devices) == 1), None)
-    if alone is not None and alone.latency_s and here.latency_s and len(here.devices) > 1:
-        said += f". By prediction {headlines.against(here, alone)}"
-    return harmless(said + ".")
+    if alone is not None and alone.latency_s and current.latency_s and len(current.devices) > 1:
+        sentence += f". By prediction {headlines.against(current, alone)}"
+    return harmless(sentence + ".")
 
 
 def _baselines(run: Run) -> tuple[Plan, ...]:
     """The plan at work, and the best devices alone."""
-    problem, here = run.problem, run.plan
+    problem, current = run.problem, run.plan
     if problem is None:
-        return (here,)
-    if here.latency_s is None:
+        return (current,)
+    if current.latency_s is None:
         with suppress(PotluckError):
-            here = judge(problem, here)
+            current = judge(problem, current)
     others = headlines.alone(problem)
-    return (here, *(plan for plan in others if plan.stages != here.stages))
+    return (current, *(plan for plan in others if plan.stages != current.stages))
 
 
 def events(history: History) -> Table:

@@ -83,18 +83,18 @@ def limit(slo: Slo) -> str:
     return units.duration(slo.limit_s)
 
 
-def over_time(asked: Sequence[Any], title: str = "Answers") -> Scene:
+def over_time(requests: Sequence[Any], title: str = "Answers") -> Scene:
     """Each request by when it was asked and how long its answer took, in the colour of who computed
     it; those that were refused lie on the axis. Across: the limits.
 
     Parameters
     ----------
-    asked
+    requests
         What `Service.request` gave; those that are not over yet are left out.
     title
         The heading.
     """
-    over = [each for each in asked if each.is_over]
+    over = [each for each in requests if each.is_over]
     begun_s = min((each.arrived_s for each in over), default=0.0)
     took_s = [each.answered_s - each.arrived_s for each in over]
     names = sorted({_by(each) for each in over})

@@ -12,7 +12,7 @@ from potluck.display.scene import Item, Rect, Scene, Text, fitting, legend, text
 WIDTH = 760.0
 MARGIN = 16.0
 MOST_NAME = 190.0
-MOST_SAID = 260.0
+MOST_LABEL = 260.0
 HEIGHT = 15.0  # of a strip
 THIN = 7.0  # of those below the first
 GAP = 11.0
@@ -38,7 +38,7 @@ class Strip:
 
     name: str
     parts: Sequence[Sequence[Part]]
-    said: str = ""
+    label: str = ""
 
 
 def draw(
@@ -59,15 +59,17 @@ def draw(
     """
     shown = rows[:MOST_ROWS]
     names_width = min(MOST_NAME, max((text_width(row.name, 12) for row in shown), default=0) + 14)
-    said_width = min(MOST_SAID, max((text_width(row.said, 11) for row in shown), default=0) + 12)
-    left, right = MARGIN + names_width, WIDTH - MARGIN - said_width
+    labels_width = min(
+        MOST_LABEL, max((text_width(row.label, 11) for row in shown), default=0) + 12
+    )
+    left, right = MARGIN + names_width, WIDTH - MARGIN - labels_width
     items: list[Item] = [
         Text(x=MARGIN, y=20, text=fitting(title, WIDTH - 32, 15), size=15, bold=True)
     ]
     if note:
         space = WIDTH - 48 - text_width(title, 15)
-        said = fitting(note, space, 11)
-        items.append(Text(x=WIDTH - MARGIN, y=20, text=said, size=11, fill="muted", anchor="end"))
+        fitted = fitting(note, space, 11)
+        items.append(Text(x=WIDTH - MARGIN, y=20, text=fitted, size=11, fill="muted", anchor="end"))
     y = 38.0
     if colours:
         items += legend(colours, MARGIN, y + 4)
@@ -87,8 +89,8 @@ def _row(row: Strip, left: float, right: float, y: float) -> list[Item]:
     items: list[Item] = [
         Text(x=MARGIN, y=middle, text=fitting(row.name, left - MARGIN - 10, 12), size=12)
     ]
-    said = fitting(row.said, WIDTH - MARGIN - right - 8, 11)
-    items.append(Text(x=right + 12, y=middle, text=said, size=11, fill="muted"))
+    label = fitting(row.label, WIDTH - MARGIN - right - 8, 11)
+    items.append(Text(x=right + 12, y=middle, text=label, size=11, fill="muted"))
     top, height = y, HEIGHT
     for parts in row.parts:
         items.append(

@@ -310,9 +310,11 @@ def _maker(plan: Plan) -> str:
     return f"{plan.planner}, {plan.schedule}" if plan.schedule else plan.planner
 
 
-def plans(candidates: Sequence[Plan], best: Plan | None = None, most: int | None = None) -> Table:
+def plans(
+    candidates: Sequence[Plan], best: Plan | None = None, max_rows: int | None = None
+) -> Table:
     """Plans side by side, the chosen one marked: of every way to divide the devices into stages the
-    first, and at most `most` of them; the others are counted."""
+    first, and at most `max_rows` of them; the others are counted."""
     from potluck.planning.plans import order_notes
 
     ways: dict[Any, tuple[int, Plan]] = {}
@@ -320,7 +322,7 @@ def plans(candidates: Sequence[Plan], best: Plan | None = None, most: int | None
         ways.setdefault(
             (_maker(plan), tuple(frozenset(stage.devices) for stage in plan.stages)), (index, plan)
         )
-    shown = [*ways.values()][:most]
+    shown = [*ways.values()][:max_rows]
     rows = tuple(
         (
             f"{'→ ' if plan == best else ''}{index}",

@@ -81,9 +81,9 @@ def plan(
     )
 
 
-def plans(candidates: Sequence[Plan], best: Plan | None = None, most: int | None = None) -> str:
+def plans(candidates: Sequence[Plan], best: Plan | None = None, max_rows: int | None = None) -> str:
     """Plans side by side; at most so many rows."""
-    return render(tables.plans(candidates, best, most))
+    return render(tables.plans(candidates, best, max_rows))
 
 
 def explanation(found: "Explanation") -> str:

@@ -94,14 +94,15 @@ def typical(trace: Trace) -> Trace:
     return replace(one, events=tuple(moved))
 
 
-def excerpt(trace: Trace, most: int = MOST_EVENTS) -> Trace:
-    """The trace, or as many steps from its middle as hold at most `most` events (at least one
-    step).
+def excerpt(trace: Trace, max_events: int = MOST_EVENTS) -> Trace:
+    """The trace, or as many steps from its middle as hold at most `max_events` events.
+
+    At least one step.
     """
     steps = sorted({event.step for event in trace.events})
-    if len(trace.events) <= most or len(steps) < 2:
+    if len(trace.events) <= max_events or len(steps) < 2:
         return trace
-    n_steps = max(1, len(steps) * most // len(trace.events))
+    n_steps = max(1, len(steps) * max_events // len(trace.events))
     first = (len(steps) - n_steps + 1) // 2
     return window(trace, steps[first], steps[first + n_steps - 1] - steps[first] + 1)
 
@@ -133,8 +134,8 @@ def gantt(
     values = axes.ticks(0.0, scale.high * 1e3, 12)
     for trace, heading in zip(shown, chain(headings, repeat("")), strict=False):
         if len(shown) > 1:
-            said = f"{heading}: {_heading(trace)}" if heading else _heading(trace)
-            items.append(Text(x=MARGIN, y=y + 6, text=said, size=12, bold=True, fill="muted"))
+            line = f"{heading}: {_heading(trace)}" if heading else _heading(trace)
+            items.append(Text(x=MARGIN, y=y + 6, text=line, size=12, bold=True, fill="muted"))
             y += 20
         bottom = y + len(names) * ROW
         items += [

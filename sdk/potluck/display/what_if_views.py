@@ -27,9 +27,9 @@ def chart(found: "OffloadWhatIf") -> Scene:
     names = _names(found)
     curves = {name: _curve(found, name) for name in names}
     ours = [(point.bytes_per_s / 1e6, point.split.latency_s * 1e3) for point in found.points]
-    most = HEADROOM * max(ms for _, ms in curves["device"])
+    highest = HEADROOM * max(ms for _, ms in curves["device"])
     x = Scale(low=0.0, high=ours[-1][0], start=LEFT, stop=WIDTH - RIGHT)
-    y = Scale(low=0.0, high=most, start=HEIGHT - BOTTOM, stop=64)
+    y = Scale(low=0.0, high=highest, start=HEIGHT - BOTTOM, stop=64)
     title = f"One request of {found.model} on {found.device}"
     saving, at = max(
         (_saving(point.split, point.others), point.bytes_per_s) for point in found.points
@@ -41,14 +41,14 @@ def chart(found: "OffloadWhatIf") -> Scene:
     )
     items: list[Item] = frame(title, note, x, y, "MB/s", "ms")
     for name in names:
-        points = tuple((x(mb), y(ms)) for mb, ms in _under(curves[name], most))
+        points = tuple((x(mb), y(ms)) for mb, ms in _under(curves[name], highest))
         items.append(
             Line(points=points, stroke=COLOURS[name], width=2.0, dashed=name == "layer cut")
         )
     items.append(Line(points=tuple((x(mb), y(ms)) for mb, ms in ours), stroke="blue", width=2.5))
     for point, (mb, ms) in zip(found.points, ours, strict=True):
-        told = f"{units.duration(point.split.latency_s)} at {point.bytes_per_s / 1e6:g} MB/s"
-        items.append(Dot(x=x(mb), y=y(ms), radius=3.5, fill="blue", title=told))
+        label = f"{units.duration(point.split.latency_s)} at {point.bytes_per_s / 1e6:g} MB/s"
+        items.append(Dot(x=x(mb), y=y(ms), radius=3.5, fill="blue", title=label))
     items += legend(
         [("blue", "shared"), *((COLOURS[name], names[name]) for name in names)], LEFT, 46
     )
@@ -108,10 +108,10 @@ def _curve(found: "OffloadWhatIf", name: str) -> Points:
     return [(point.bytes_per_s / 1e6, point.others[name].latency_s * 1e3) for point in found.points]
 
 
-def _under(points: Points, most: float) -> Points:
-    """The part of a falling curve below `most`, from where it comes in."""
+def _under(points: Points, limit: float) -> Points:
+    """The part of a falling curve below `limit`, from where it comes in."""
     for (x0, y0), (x1, y1) in pairwise(points):
-        if y0 > most >= y1:
-            entry = (x0 + (x1 - x0) * (y0 - most) / (y0 - y1), most)
-            return [entry, *((x, y) for x, y in points if y <= most)]
-    return [point for point in points if point[1] <= most]
+        if y0 > limit >= y1:
+            entry = (x0 + (x1 - x0) * (y0 - limit) / (y0 - y1), limit)
+            return [entry, *((x, y) for x, y in points if y <= limit)]
+    return [point for point in points if point[1] <= limit]

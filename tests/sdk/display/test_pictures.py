@@ -135,7 +135,7 @@ def test_a_long_trace_is_cut_to_whole_steps_from_its_middle():
         for i in range(10)
     ]
     cut = timeline.excerpt(
-        Trace(source="measured", events=tuple(events), step_s=(1.0,) * 100), most=50
+        Trace(source="measured", events=tuple(events), step_s=(1.0,) * 100), max_events=50
     )
     assert sorted({event.step for event in cut.events}) == [48, 49, 50, 51, 52]
     assert len(cut.events) == 50
@@ -174,7 +174,7 @@ def test_ticks_are_round(low, high, most, expected):
     ("low", "high"), [(0.0, 1e-13), (1e-45, 5e-45), (-3e38, 3e38), (1.0, 1.0 + 1e-9), (0.0, 7.0)]
 )
 def test_each_tick_value_is_told_apart_and_briefly(low, high):
-    told = axes.told(axes.ticks(low, high, 6))
+    told = axes.labels(axes.ticks(low, high, 6))
     assert len(set(told)) == len(told) > 1
     assert max(map(len, told)) <= 12
 

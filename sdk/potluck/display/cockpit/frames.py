@@ -31,7 +31,7 @@ class Frames:
         self._sections: Sections = {}
         self._ends: dict[str, int] = {}
 
-    def whole(self, state: CockpitState) -> bytes:
+    def full(self, state: CockpitState) -> bytes:
         """All of it; the frames after it change it."""
         self._sections, self._ends = {}, {}
         return self._frame(state, on=0)

@@ -24,7 +24,9 @@ class HomeEvents:
 
     def __init__(self) -> None:
         self._status: dict[str, str] = {}
-        self._told: dict[int, tuple[int, ...]] = {}  # by run: if it ended, and how much was told
+        self._reported: dict[
+            int, tuple[int, ...]
+        ] = {}  # by run: if it ended, and how much was told
         self._given = ""
 
     def look(self, observation: CockpitObservation) -> list[News]:
@@ -54,29 +56,29 @@ class HomeEvents:
         if run is None:
             return []
         news = []
-        told = self._told.get(run.number, (0,) * 5)
-        if run.number not in self._told:
+        reported = self._reported.get(run.number, (0,) * 5)
+        if run.number not in self._reported:
             who = ", ".join(run.plan.devices)
             news.append(News(kind="run", words=f"{run.plan.model} is deployed on {who}"))
-        if run.ended and not told[0]:
+        if run.ended and not reported[0]:
             news.append(News(kind="failed", words=f"the run has ended: {run.ended}"))
         its = run.history
-        news += [News(kind="lost", words=r.words) for r in its.recoveries[told[1] :]]
-        news += [News(kind="left", words=d.words) for d in its.departures[told[2] :]]
-        news += [News(kind="joined", words=a.words) for a in its.arrivals[told[3] :]]
+        news += [News(kind="lost", words=r.words) for r in its.recoveries[reported[1] :]]
+        news += [News(kind="left", words=d.words) for d in its.departures[reported[2] :]]
+        news += [News(kind="joined", words=a.words) for a in its.arrivals[reported[3] :]]
         news += [
             News(kind=DECIDED.get(d.action, "decided"), words=d.words)
-            for d in its.decisions[told[4] :]
+            for d in its.decisions[reported[4] :]
         ]
         lengths = map(len, (its.recoveries, its.departures, its.arrivals, its.decisions))
-        self._told[run.number] = (int(bool(run.ended)), *lengths)
+        self._reported[run.number] = (int(bool(run.ended)), *lengths)
         return news
 
 
 def _news_of(member: Member, before: str | None) -> News:
     why = member.leaving or (str(member.error) if member.error is not None else "")
-    told = f": {why}" if why and member.status not in ("ready", "not paired") else ""
+    reason = f": {why}" if why and member.status not in ("ready", "not paired") else ""
     if member.status == "ready":
         return News(kind="joined", words=f"{member.name} is {'back' if before else 'there'}")
     kind = "lost" if member.status in ("gone", "not there") else "said"
-    return News(kind=kind, words=f"{member.name} is {member.status}{told}")
+    return News(kind=kind, words=f"{member.name} is {member.status}{reason}")

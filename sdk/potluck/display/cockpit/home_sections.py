@@ -81,7 +81,7 @@ def media(
     if observation.network is None:
         return {}
     rates = {medium.name: medium.capacity_bytes_per_s for medium in observation.network.media}
-    here = {member.name for member in observation.members}
+    members = {member.name for member in observation.members}
     found = {}
     for place, (name, on_it) in enumerate(sorted(wires.shared.items(), key=_most_first)):
         found[name] = {
@@ -89,7 +89,7 @@ def media(
             "shown": harmless(name),
             "rate": rates[name],
             "load": round(load.get(name, 0.0), 2),
-            "devices": [device for device in on_it if device in here],
+            "devices": [device for device in on_it if device in members],
         }
     return found
 

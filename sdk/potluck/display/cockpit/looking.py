@@ -32,9 +32,11 @@ class Looking(anywidget.AnyWidget):
     readonly = traitlets.Unicode().tag(sync=True)
 
     def __init__(self, url: str, process: int) -> None:
-        said = f"To look at only: process {process} has this home. Home.take_over() asks it for it."
-        super().__init__(name=f"potluck-{uuid.uuid4().hex[:8]}", readonly=said)
-        self._said = said
+        reason = (
+            f"To look at only: process {process} has this home. Home.take_over() asks it for it."
+        )
+        super().__init__(name=f"potluck-{uuid.uuid4().hex[:8]}", readonly=reason)
+        self._reason = reason
         self._ended = threading.Event()
         self.on_msg(self._heard)
         threading.Thread(
@@ -53,7 +55,7 @@ class Looking(anywidget.AnyWidget):
     def _heard(self, _widget: Any, content: Any, _buffers: Any) -> None:
         number = content.get("number") if isinstance(content, dict) else None
         is_there = isinstance(content, dict) and content.get("ask") == "hello"
-        self.send({"heard": number, "words": "" if is_there else self._said})
+        self.send({"heard": number, "words": "" if is_there else self._reason})
 
     def close(self) -> None:
         """End it: views keep what they showed last."""
@@ -66,5 +68,5 @@ class Looking(anywidget.AnyWidget):
         live = super()._repr_mimebundle_()
         if live is not None:
             display(live[0], raw=True)  # type: ignore[no-untyped-call]
-        words = {"text/plain": self._said, "text/html": markup.words(self._said)}
+        words = {"text/plain": self._reason, "text/html": markup.words(self._reason)}
         display(words, raw=True)  # type: ignore[no-untyped-call]

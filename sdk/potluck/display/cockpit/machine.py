@@ -327,8 +327,8 @@ class CockpitMachine:
         elif event.order == self._imagining:
             self._imagining, self._imagined_plans = 0, event.plans
             self._work("imagine", "")
-            here = self.observation.run.plan if self.observation.run else None
-            shown = plan_sections.plans(event.plans, here)
+            current = self.observation.run.plan if self.observation.run else None
+            shown = plan_sections.plans(event.plans, current)
             self._show(
                 imagined_plans=shown,
                 imagined={**_imagined(self._imagined), "words": harmless(event.words)[:500]},
@@ -336,24 +336,24 @@ class CockpitMachine:
         return []
 
     def _show_plans(self) -> None:
-        here = self.observation.run.plan if self.observation.run else None
+        current = self.observation.run.plan if self.observation.run else None
         found = self._plans
-        if self._compared[0] is here and self._compared[1] is found:
+        if self._compared[0] is current and self._compared[1] is found:
             return  # names and figures are as they were
-        self._compared = here, found
-        if here is not None and here.latency_s is not None:
+        self._compared = current, found
+        if current is not None and current.latency_s is not None:
             names = plan_sections.by_name(found)
-            found = found if plan_sections.name_of(here) in names else (here, *found)
-        self._show(plans=plan_sections.plans(found, here))
+            found = found if plan_sections.name_of(current) in names else (current, *found)
+        self._show(plans=plan_sections.plans(found, current))
 
     def _show_limits(self) -> None:
         limits = self._limits
-        said = {
+        figures = {
             "latency_s": limits.latency_s,
             "energy_j": limits.energy_j,
             "memory_bytes": limits.memory_bytes,
         }
-        self._show(limits={name: value for name, value in said.items() if value is not None})
+        self._show(limits={name: value for name, value in figures.items() if value is not None})
 
     # --- switching --------------------------------------------------------------------------------
 
@@ -427,14 +427,16 @@ class CockpitMachine:
                 return []
             if event.words:
                 self._effects.failed()
-                said = f"the switch to {plan.planner} failed, the plan before stands: {event.words}"
-                self._note([News(kind="failed", words=said)], now_s)
+                words = (
+                    f"the switch to {plan.planner} failed, the plan before stands: {event.words}"
+                )
+                self._note([News(kind="failed", words=words)], now_s)
             else:
                 n_done = self.observation.run.n_done if self.observation.run else 0
                 self._effects.crossed(n_done)
                 who = ", ".join(plan.devices)
-                said = f"switched by a click to {plan.planner} on {who}"
-                self._note([News(kind="switched", words=said)], now_s)
+                words = f"switched by a click to {plan.planner} on {who}"
+                self._note([News(kind="switched", words=words)], now_s)
         elif self._pairing is not None and self._pairing[0] == event.order:
             device, self._pairing = self._pairing[1], None
             self._work("pair", "")

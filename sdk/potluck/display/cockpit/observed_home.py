@@ -134,16 +134,16 @@ class ObservedHome:
 
                 found = None
                 with suppress(PotluckError):
-                    whole = run.predicted
-                    if whole is not None:
-                        found = replace(typical(whole), step_s=whole.step_s)
+                    trace = run.predicted
+                    if trace is not None:
+                        found = replace(typical(trace), step_s=trace.step_s)
                 self._simulated, self._simulating = (plan, found), None
 
             self._simulating = threading.Thread(target=simulate, name="simulating", daemon=True)
             self._simulating.start()
         return self._simulated[1] if self._simulated[0] is run.plan else None
 
-    def asked(self) -> tuple["Profile", Training | Inference]:
+    def planning_inputs(self) -> tuple["Profile", Training | Inference]:
         """What plans are made of: a profile of the devices, and the work.
 
         Raises

@@ -89,7 +89,7 @@ class ObservedPlans:
             last_s=0.0,
         )
 
-    def asked(self) -> tuple[Profile, Training | Inference]:
+    def planning_inputs(self) -> tuple[Profile, Training | Inference]:
         """What plans are made of: the profile, and the work."""
         return self._profile, self._workload
 

@@ -37,7 +37,7 @@ from potluck.records import Inference, Plan, QoE, Training
 from potluck.sanitized_text import quoted
 
 TICK_S = 0.1
-WHOLE_S = 2.0  # between whole frames, for pages that came later or missed one
+FULL_FRAME_S = 2.0  # between whole frames, for pages that came later or missed one
 STILL_S = 5.0  # between pictures for those who read the notebook later
 BUDGET_S = 0.6  # of a planning: of this thread's own time
 
@@ -61,7 +61,7 @@ class Observed(Protocol):
     def observe(self) -> CockpitObservation:
         """One look."""
 
-    def asked(self) -> tuple[Profile, Training | Inference]:
+    def planning_inputs(self) -> tuple[Profile, Training | Inference]:
         """What plans are made of: a profile of the devices, and the work."""
 
     def of_those_here(self, profile: Profile) -> Profile:
@@ -94,7 +94,7 @@ class CockpitObserver:
         self._lock = threading.RLock()
         self._ended = threading.Event()
         self._begun_s = time.monotonic()
-        self._whole_s = float("-inf")
+        self._full_s = float("-inf")
         self._still_s = float("-inf")
         self._is_drawn = False  # what has changed is in those pictures
         self._at_work: dict[str, int] = {}  # by kind, the order whose answer counts
@@ -109,11 +109,11 @@ class CockpitObserver:
     def show(self, view: Show) -> Callable[[], None]:
         """Give this view every frame from now on, a whole one first; its result ends that."""
         with self._lock:
-            whole, self._whole_s = self._frames.whole(self.machine.state), time.monotonic()
+            frame, self._full_s = self._frames.full(self.machine.state), time.monotonic()
             self._views.append(view)
             for each in self._views:  # what follows changes this frame
                 with suppress(Exception):
-                    each(whole)
+                    each(frame)
         self.start()
 
         def leave() -> None:
@@ -204,8 +204,8 @@ class CockpitObserver:
         with self._lock:
             frame = self._frames.change(self.machine.state)
             self._is_drawn = self._is_drawn and frame is None
-            if now_s - self._whole_s >= WHOLE_S and self._views:
-                frame, self._whole_s = self._frames.whole(self.machine.state), now_s
+            if now_s - self._full_s >= FULL_FRAME_S and self._views:
+                frame, self._full_s = self._frames.full(self.machine.state), now_s
             views = tuple(self._views)
             draws: tuple[Callable[[], None], ...] = ()
             if not self._is_drawn and (now_s - self._still_s >= STILL_S or self._observed.is_over):
@@ -224,7 +224,7 @@ class CockpitObserver:
     def _do(self, order: Order) -> None:
         match order:
             case ShowAll():
-                self._whole_s = float("-inf")
+                self._full_s = float("-inf")
             case MakePlans():
                 kind = "imagine" if order.home else "plan"
                 self._at_work[kind] = order.order
@@ -260,7 +260,7 @@ class CockpitObserver:
                 raise CancelledError
             return time.thread_time()
 
-        profile, workload = self._observed.asked()
+        profile, workload = self._observed.planning_inputs()
         for added in order.home.added:
             if added not in kinds():  # a page may not name a file
                 raise UserError(f"the library has no device {quoted(added)!r}.")
@@ -275,8 +275,8 @@ class CockpitObserver:
         return make_plans(problem, clock=clock, budget_s=BUDGET_S).items
 
     def _switch(self, order: SwitchTo) -> None:
-        def advanced(done_frac: float, said: str = "") -> None:
-            self._answer(Advanced(order=order.order, done_frac=done_frac, words=said))
+        def advanced(done_frac: float, words_so_far: str = "") -> None:
+            self._answer(Advanced(order=order.order, done_frac=done_frac, words=words_so_far))
 
         words = ""
         try:

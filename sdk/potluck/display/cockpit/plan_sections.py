@@ -19,9 +19,9 @@ def name_of(plan: Plan) -> str:
     return "p" + hashlib.sha256(what.encode()).hexdigest()[:10]
 
 
-def plans(found: Iterable[Plan], here: Plan | None) -> dict[str, Any]:
+def plans(found: Iterable[Plan], current: Plan | None) -> dict[str, Any]:
     """By their names: time, joules and the highest memory of each, and which is at work."""
-    at_work = name_of(here) if here is not None else ""
+    at_work = name_of(current) if current is not None else ""
     shown: dict[str, Any] = {}
     for place, plan in enumerate(found):
         if not _is_known(plan.latency_s) or len(shown) >= MOST_SHOWN:

@@ -25,8 +25,8 @@ Sections = dict[str, dict[str, Any]]
 class RecentItems(Generic[T]):
     """The latest items of a stream, and how many there were before."""
 
-    def __init__(self, most: int) -> None:
-        self._items: deque[T] = deque(maxlen=most)
+    def __init__(self, max_items: int) -> None:
+        self._items: deque[T] = deque(maxlen=max_items)
         self.end = 0  # how many there have been
 
     def add(self, item: T) -> int:
@@ -67,8 +67,8 @@ class RecentItems(Generic[T]):
 class Words:
     """Texts by number, so that a row of figures can name one. Those long unused may go."""
 
-    def __init__(self, most: int = MOST_LABELS) -> None:
-        self.log: RecentItems[str] = RecentItems(most)
+    def __init__(self, max_words: int = MOST_LABELS) -> None:
+        self.log: RecentItems[str] = RecentItems(max_words)
         self._numbers: dict[str, int] = {}
 
     def number(self, text: str) -> int:

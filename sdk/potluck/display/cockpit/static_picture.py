@@ -48,17 +48,17 @@ def still(machine: CockpitMachine) -> Scene:
 def words(machine: CockpitMachine) -> str:
     """The state in a sentence."""
     observation, run = machine.observation, machine.observation.run
-    there = units.number(len(observation.members), "device")
+    n_devices = units.number(len(observation.members), "device")
     if run is None:
-        return f"potluck cockpit: {there}, nothing runs"
+        return f"potluck cockpit: {n_devices}, nothing runs"
     noun = "step" if run.plan.training else "request"
     if run.is_imagined:
         planned = f"imagined, {units.duration(run.step_s[-1])} a {noun}"
-        return f"potluck cockpit: {harmless(run.plan.model)} on {there}, {planned}"
+        return f"potluck cockpit: {harmless(run.plan.model)} on {n_devices}, {planned}"
     pace = f", {units.duration(run.step_s[-1])} each" if run.step_s else ""
     state = f", ended: {harmless(run.ended)}" if run.ended else ""
     return (
-        f"potluck cockpit: {harmless(run.plan.model)} on {there}, "
+        f"potluck cockpit: {harmless(run.plan.model)} on {n_devices}, "
         f"{units.number(run.n_done, noun)}{pace}{state}"
     )
 
@@ -66,10 +66,10 @@ def words(machine: CockpitMachine) -> str:
 def _header(machine: CockpitMachine) -> Iterable[Item]:
     yield Text(x=MARGIN, y=24, text=fitting(words(machine), WIDTH - 32, 15), size=15, bold=True)
     watts = [m.reading.watts for m in machine.observation.members if m.reading and m.session]
-    told = [f"{units.power(sum(watts))} in all"] if watts else []
+    facts = [f"{units.power(sum(watts))} in all"] if watts else []
     if (run := machine.observation.run) is not None:
-        told.append(f"plan by {harmless(run.plan.planner)}")
-    yield Text(x=MARGIN, y=44, text=", ".join(told), size=12, fill="muted")
+        facts.append(f"plan by {harmless(run.plan.planner)}")
+    yield Text(x=MARGIN, y=44, text=", ".join(facts), size=12, fill="muted")
 
 
 def _cards(machine: CockpitMachine, top: float) -> Iterable[Item]:
@@ -95,31 +95,33 @@ def _card(machine: CockpitMachine, member: Member, x: float, y: float) -> Iterab
         part = (CARD_WIDTH - 20) / max(1, n_layers)
         left, width = x + 10 + start * part, (stop - start) * part
         yield Rect(x=left, y=y + 28, width=width, height=8, fill="blue", radius=2)
-    told = []
+    readings = []
     if "watts" in seen:
-        told.append(units.power(seen["watts"]) + (" est." if seen["estimated"] else ""))
+        readings.append(units.power(seen["watts"]) + (" est." if seen["estimated"] else ""))
     if "battery" in seen:
-        told.append(f"battery {units.percent(seen['battery'])}")
-    yield Text(x=x + 10, y=y + 48, text=", ".join(told) or seen.get("status", ""), size=11)
+        readings.append(f"battery {units.percent(seen['battery'])}")
+    yield Text(x=x + 10, y=y + 48, text=", ".join(readings) or seen.get("status", ""), size=11)
     if "allowed" in seen:
         used = f"{units.size(seen['used'])} of " if "used" in seen else ""
-        said = f"{used}{units.size(seen['allowed'])}"
-        yield Text(x=x + 10, y=y + 64, text=said, size=10, fill="muted")
+        memory = f"{used}{units.size(seen['allowed'])}"
+        yield Text(x=x + 10, y=y + 64, text=memory, size=10, fill="muted")
 
 
 def _charts(machine: CockpitMachine) -> Iterable[Scene]:
     known = [p for p in machine.plans if p.latency_s is not None and p.energy_j is not None]
-    here: Plan | None = machine.observation.run.plan if machine.observation.run else None
+    current: Plan | None = machine.observation.run.plan if machine.observation.run else None
     if len(known) > 1:
-        yield chart.pareto(known, here, "Plans, a ring where you are" if here in known else "Plans")
+        yield chart.pareto(
+            known, current, "Plans, a ring where you are" if current in known else "Plans"
+        )
     history = machine.observation.run.history if machine.observation.run else History()
     if len(history.losses) > 1:
         yield chart.loss({"loss": thinned(history.losses)})
 
 
-def thinned(losses: tuple[float, ...], most: int = 400) -> tuple[float, ...]:
+def thinned(losses: tuple[float, ...], max_losses: int = 400) -> tuple[float, ...]:
     """At most so many of them, evenly."""
-    return losses[:: max(1, len(losses) // most)]
+    return losses[:: max(1, len(losses) // max_losses)]
 
 
 def _events(machine: CockpitMachine, y: float) -> Iterable[Item]:

@@ -82,14 +82,14 @@ class SwitchEffects:
 
 
 def _words(shown: dict[str, Any]) -> str:
-    told = f"after the switch a step takes {units.duration(shown['after_s'])}"
+    summary = f"after the switch a step takes {units.duration(shown['after_s'])}"
     if "predicted_s" in shown:
-        told += f", predicted {units.duration(shown['predicted_s'])}"
+        summary += f", predicted {units.duration(shown['predicted_s'])}"
     if "before_s" in shown:
-        told += f"; before, {units.duration(shown['before_s'])}"
+        summary += f"; before, {units.duration(shown['before_s'])}"
     if "cost_s" in shown and "predicted_cost_s" in shown:
-        told += (
+        summary += (
             f". The switch cost {units.duration(shown['cost_s'])} of training, "
             f"predicted {units.duration(shown['predicted_cost_s'])}"
         )
-    return told + "."
+    return summary + "."

@@ -39,20 +39,20 @@ def screen(reader: FrameReader, width: int = 120) -> RenderableType:
 
 
 def _headline(sections: Mapping[str, Any]) -> Text:
-    run, said = sections.get("run") or {}, Text()
+    run, headline = sections.get("run") or {}, Text()
     if sections.get("home", {}).get("closed"):
-        return said.append("the home is closed", style="bold")
+        return headline.append("the home is closed", style="bold")
     if not run:
-        return said.append(
+        return headline.append(
             f"{units.number(len(sections.get('devices', {})), 'device')}, nothing runs"
         )
-    said.append(run["model"], style="bold")
-    said.append(f"  {run['state']}, {run['noun']} {run['n_done']}, plan by {run['planner']}")
+    headline.append(run["model"], style="bold")
+    headline.append(f"  {run['state']}, {run['noun']} {run['n_done']}, plan by {run['planner']}")
     if "step_s" in run:
-        said.append(f"  {units.duration(run['step_s'])} a {run['noun']}")
+        headline.append(f"  {units.duration(run['step_s'])} a {run['noun']}")
     if "predicted_s" in run:
-        said.append(f", predicted {units.duration(run['predicted_s'])}", style="dim")
-    return said
+        headline.append(f", predicted {units.duration(run['predicted_s'])}", style="dim")
+    return headline
 
 
 def _ordered(things: Mapping[str, Any]) -> Iterator[Any]:
@@ -102,11 +102,11 @@ def _media(media: Mapping[str, Any]) -> Table:
 def _plans(plans: Mapping[str, Any], width: int) -> Table:
     table, fit = _table(width, _=0, plan=0, devices=70, time=0, energy=50, highest_memory=80)
     for p in [*_ordered(plans)][:6]:
-        here = Text("▶", style="red") if p["here"] else Text("")
+        mark = Text("▶", style="red") if p["here"] else Text("")
         energy = units.energy(p.get("j"))
         names = Text(", ".join(p["devices"]))
         figures = units.duration(p["s"]), energy, units.size(p["bytes"])
-        table.add_row(*compress((here, Text(p["planner"]), names, *map(Text, figures)), fit))
+        table.add_row(*compress((mark, Text(p["planner"]), names, *map(Text, figures)), fit))
     return table
 
 

@@ -59,7 +59,7 @@ def test_a_page_that_reads_every_frame_holds_the_state(steps):
     state = CockpitState()
     frames = Frames()
     reader = FrameReader()
-    assert reader.take(frames.whole(state))
+    assert reader.take(frames.full(state))
     for number, (sections, count) in enumerate(steps):
         state.sections = sections
         for index in range(count):
@@ -73,7 +73,7 @@ def test_a_page_that_reads_every_frame_holds_the_state(steps):
 
 def test_nothing_new_is_no_frame():
     state, frames = CockpitState(sections={"home": {"n": 2}}), Frames()
-    frames.whole(state)
+    frames.full(state)
     assert frames.change(state) is None
     state.sections = {"home": {"n": 2}}
     assert frames.change(state) is None
@@ -84,7 +84,7 @@ def test_a_change_travels_alone():
         CockpitState(sections={"devices": {"a": {"w": 1, "x": 2}, "b": {"w": 1}}}),
         Frames(),
     )
-    frames.whole(state)
+    frames.full(state)
     state.sections = {"devices": {"a": {"w": 5, "x": 2}, "b": {"w": 1}}}
     assert head_of(frames.change(state))["set"] == {"devices": {"a": {"w": 5}}}
 
@@ -93,13 +93,13 @@ def test_who_missed_a_frame_waits_for_a_whole_one():
     state = CockpitState()
     frames = Frames()
     late = FrameReader()
-    frames.whole(state)
+    frames.full(state)
     state.sections = {"home": {"n": 1}}
     missed = frames.change(state)
     state.sections = {"home": {"n": 2}}
     assert not late.take(frames.change(state))
     assert late.sections == {}
-    assert late.take(frames.whole(state))
+    assert late.take(frames.full(state))
     assert late.sections == {"home": {"n": 2}}
     assert not late.take(missed)
 
@@ -115,7 +115,7 @@ def test_a_log_keeps_its_latest_and_counts_all():
 
 
 def test_words_keep_their_number_as_long_as_they_are_kept():
-    words = Words(most=3)
+    words = Words(max_words=3)
     assert [words.number(text) for text in "aab"] == [0, 0, 1]
     for text in "cde":
         words.number(text)
@@ -134,7 +134,7 @@ def test_words_do_not_grow_for_ever():
 def test_a_loss_that_is_no_number_travels_among_the_figures():
     state, reader = CockpitState(), FrameReader()
     state.losses.add((1.0, float("nan"), 0.1))
-    reader.take(Frames().whole(state))
+    reader.take(Frames().full(state))
     (row,) = reader.rows["losses"].values()
     assert row[1] != row[1]
 
@@ -143,5 +143,5 @@ def test_a_figure_that_is_no_number_leaves_the_rest_of_its_frame_whole():
     state = CockpitState()
     state.sections["run"] = {"step_s": float("inf"), "n": 3, "more": [float("nan"), 1.0]}
     reader = FrameReader()
-    assert reader.take(Frames().whole(state))
+    assert reader.take(Frames().full(state))
     assert reader.sections == {"run": {"n": 3, "more": [None, 1.0]}}

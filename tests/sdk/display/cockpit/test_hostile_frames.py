@@ -60,7 +60,7 @@ def drawn(page):
 def history():
     """Frames of a home of hostile names that trains, joins and leaves; and the last, whole."""
     machine, frames = CockpitMachine(HOSTILE), Frames()
-    made = [frames.whole(machine.state)]
+    made = [frames.full(machine.state)]
     for number in range(12):
         members = [
             observations.member(name, watts=float(number)) for name in HOSTILE[: 3 + number % 6]
@@ -69,8 +69,8 @@ def history():
             machine.handle(at_work(machine, *members, steps=number), float(number))
         else:
             machine.handle(HomeObserved(observation=observations.seen(*members)), float(number))
-        made.append(frames.change(machine.state) or frames.whole(machine.state))
-    return made, Frames().whole(machine.state), [m["shown"] for m in devices(machine)]
+        made.append(frames.change(machine.state) or frames.full(machine.state))
+    return made, Frames().full(machine.state), [m["shown"] for m in devices(machine)]
 
 
 def devices(machine):

@@ -47,7 +47,7 @@ class Played:
 
     def show(self, view):
         self.views.append(view)
-        whole = self.frames.whole(self.machine.state)
+        whole = self.frames.full(self.machine.state)
         for each in self.views:  # what follows changes this frame
             each(whole)
         return lambda: self.views.remove(view)

@@ -30,7 +30,7 @@ home.close()
 
 def text_of(machine, width=120):
     reader = FrameReader()
-    reader.take(Frames().whole(machine.state))
+    reader.take(Frames().full(machine.state))
     console = Console(width=width, color_system=None)
     with console.capture() as captured:
         console.print(screen(reader, width))
@@ -74,7 +74,7 @@ def test_names_are_no_markup_and_no_commands():
 def test_frames_are_followed_over_the_page(at_work):
     class Still:
         def show(self, view):
-            view(Frames().whole(at_work.state))
+            view(Frames().full(at_work.state))
             return lambda: None
 
     server = PageServer(Still())
