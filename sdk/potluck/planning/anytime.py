@@ -386,8 +386,8 @@ def _closely(pool: CandidatePool, sizes: Sequence[int]) -> Iterator[None]:
         search = SubsetSearch(pool.table, micro_batch, cuts, keep=KEEP_CLOSELY, own_shares=True)
         if not search.is_small:
             return
-        every = SubsetSearch(pool.table, micro_batch, cuts, n_shares=MOST_SHARES)
-        for looked in (search, every) if every.is_small else (search,):
+        with_more_shares = SubsetSearch(pool.table, micro_batch, cuts, n_shares=MOST_SHARES)
+        for looked in (search, with_more_shares) if with_more_shares.is_small else (search,):
             labels = looked.run(pool.best * ERROR)
             found += [Candidate(label.score, label, looked) for label in labels]
             yield
@@ -516,9 +516,9 @@ def improve(
         tries, max_here = 0, fewer(max_tries, FEWEST_TRIES, plan.n_micro_batches)
         better: Plan | None = plan
         while better is not None:
-            here, better = better, None
-            reached = pool.score(here)
-            for other in others(pool.table, here):
+            current, better = better, None
+            reached = pool.score(current)
+            for other in others(pool.table, current):
                 if tries >= max_here:
                     break
                 if pool.knows(other) or least_s(pool.table, other) >= reached:

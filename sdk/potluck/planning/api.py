@@ -98,10 +98,10 @@ def plan(
     problem = known.problem(workload, qoe or QoE())
     if divided is None:
         return solved(problem, planner)
-    from potluck.planning.divided_alternatives import beside
+    from potluck.planning.divided_alternatives import plans_of_both
 
     other = _profile_of(divided).problem(workload, qoe or QoE())
-    return beside(partial(solved, problem, planner), other)
+    return plans_of_both(partial(solved, problem, planner), other)
 
 
 def _profile_of(profile: "Profile | Handle[Profile]") -> "Profile":
@@ -179,12 +179,12 @@ def solve(
             next_step=f"Ask {OURS!r}, or write micro_batch into the stages of its plan.",
         )
     names = names_of(schedules)
-    whole = partial(ask, name=planner)
-    hasty = whole
-    first = whole
+    planning = partial(ask, name=planner)
+    hasty = planning
+    first = planning
     if planner == OURS:
         clock = None if budget_s is None else time.monotonic
-        whole = partial(
+        planning = partial(
             make_plans,
             clock=clock,
             budget_s=budget_s,
@@ -198,7 +198,7 @@ def solve(
             for budget_s in (HASTE_S, 0.0)
         )
     try:
-        return whole(problem)
+        return planning(problem)
     except Infeasible as error:
         raise explained(error, problem, hasty, first) if remedies else error from None
 

@@ -45,11 +45,11 @@ def borrow_cheap(pool: CandidatePool) -> Iterator[None]:
     As long as time is left: a plan there is already. Who was done before is not asked again.
     """
     for planner in CHEAP:
-        if planner in pool.asked:
+        if planner in pool.planners_run:
             continue
         found = in_time(planner, pool.problem, pool.budget, pool.is_late, _limit_s(pool))
         if not pool.is_late():
-            pool.asked.add(planner)
+            pool.planners_run.add(planner)
         yield from _taken(pool, found)
 
 

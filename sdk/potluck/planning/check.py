@@ -119,9 +119,9 @@ def check_plan(plan: Plan, problem: Problem) -> None:
             hint = f"Did you mean {near[0]!r}?" if near else f"This home has {', '.join(known)}."
             raise PlanError("is not in this home.", device=name, next_step=hint)
     if plan.training != isinstance(problem.workload, Training):
-        asked = "training" if isinstance(problem.workload, Training) else "inference"
+        mode = "training" if isinstance(problem.workload, Training) else "inference"
         raise PlanError(
-            f"The plan is for {'training' if plan.training else 'inference'}; asked was {asked}."
+            f"The plan is for {'training' if plan.training else 'inference'}; asked was {mode}."
         )
     if plan.batch != problem.workload.batch:
         raise PlanError(

@@ -14,12 +14,12 @@ from potluck.records import Plan, Problem
 from potluck.units import duration, percent
 
 
-def beside(whole: Callable[[], Plans], divided: Problem) -> Plans:
+def plans_of_both(plan_undivided: Callable[[], Plans], divided: Problem) -> Plans:
     """All plans of both, best first; the remark says by numbers what dividing gives or costs.
 
     Parameters
     ----------
-    whole
+    plan_undivided
         Makes the plans of the model as it is.
     divided
         The problem of the divided one, of the same home and workload.
@@ -42,15 +42,15 @@ def beside(whole: Callable[[], Plans], divided: Problem) -> Plans:
         other = None
     by_lanes = [plan for plan in other or () if len(plan.devices) > 1]
     try:
-        plans = whole()
+        plans = plan_undivided()
     except Infeasible:
         if not by_lanes:
             raise
         return Plans(tuple(by_lanes))
     if not by_lanes:
         return replace(plans, remarks=(_none(divided),))
-    every = sorted([*plans, *by_lanes], key=lambda plan: preference(plan, divided))
-    return Plans(tuple(every), remarks=(_compared(divided, plans.best, by_lanes[0]),))
+    merged = sorted([*plans, *by_lanes], key=lambda plan: preference(plan, divided))
+    return Plans(tuple(merged), remarks=(_compared(divided, plans.best, by_lanes[0]),))
 
 
 def _none(divided: Problem) -> str:

@@ -49,8 +49,8 @@ def plan_whatever_memory_says(problem: Problem) -> Iterator[Plan]:
     """
     seen = set[tuple[tuple[Stage, ...], int]]()
     for factor in FACTORS:
-        asked = problem if factor == 1 else with_more_memory(problem, factor)
-        for plan in plan_exhaustive(asked):
+        relaxed = problem if factor == 1 else with_more_memory(problem, factor)
+        for plan in plan_exhaustive(relaxed):
             if (plan.stages, plan.micro_batch) in seen:
                 continue
             shallow = tuple(replace(stage, warm_up=1) for stage in plan.stages)
@@ -108,15 +108,15 @@ def _branched(problem: Problem, table: cost.CostTable) -> Iterator[Plan]:
                     yield replace(plan, latency_s=floor_s(table, plan))
 
 
-def groupings(names: Sequence[str], most: int) -> Iterator[tuple[tuple[str, ...], ...]]:
-    """Every sequence of at most `most` disjoint groups of some of `names`.
+def groupings(names: Sequence[str], max_groups: int) -> Iterator[tuple[tuple[str, ...], ...]]:
+    """Every sequence of at most `max_groups` disjoint groups of some of `names`.
 
     The order within a group is `names`' own.
     """
     seen = set()
     for n in range(1, len(names) + 1):
         for order in permutations(names, n):
-            for n_groups in range(1, min(n, most) + 1):
+            for n_groups in range(1, min(n, max_groups) + 1):
                 for ends in combinations(range(1, n), n_groups - 1):
                     bounds = (0, *ends, n)
                     groups = tuple(

@@ -97,7 +97,7 @@ def explain(plan: Plan, *, improvements: bool = True) -> Explanation:
         alone=_alone(problem),
         unused=plan.unused,
         improvements=tuple(
-            Improvement(change=said, plan=_best(changed, plan)) for said, changed in changes
+            Improvement(change=words, plan=_best(changed, plan)) for words, changed in changes
         ),
     )
 

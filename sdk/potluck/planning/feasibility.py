@@ -120,12 +120,12 @@ def _allowance(broken: Sequence[Breach]) -> str:
         return f"Allow it {_mb(broken[0].needed)}"
     if len(broken) == 1:
         return f"Allow {_amount(broken[0])}"
-    *most, last = (
+    *others, last = (
         f"{_amount(breach)} {'on ' + breach.device if breach.device else 'in all'}"
         for breach in broken
         if breach.limit != "rows"
     )
-    return f"Allow {', '.join(most)} and {last}, all of them" if most else f"Allow {last}"
+    return f"Allow {', '.join(others)} and {last}, all of them" if others else f"Allow {last}"
 
 
 def _amount(breach: Breach) -> str:
@@ -165,14 +165,14 @@ def too_big(problem: Problem) -> Infeasible:
             layer=problem.layers[worst].name,
         )
     total = sum(cost.budget_bytes(problem, device) for device in problem.devices)
-    whole = footprint.memory_bytes(table, 0, len(problem.layers), rows, warm_up=1)
+    needed = footprint.memory_bytes(table, 0, len(problem.layers), rows, warm_up=1)
     return Infeasible(
-        f"{problem.model} does not fit: it needs some {_mb(whole)} in micro-batches of {rows}"
+        f"{problem.model} does not fit: it needs some {_mb(needed)} in micro-batches of {rows}"
         f"{_why_no_smaller(problem, rows)}, all devices together may use {_given(total)}, "
         f"the largest ({biggest.name}) {_given(budget)}.",
         next_step="Allow the devices more memory, add one, or use a smaller batch.",
         limit="memory",
-        needed=whole,
+        needed=needed,
         available=total,
     )
 

@@ -157,7 +157,7 @@ def _made(
     """As `make_plans`, in the sizes of micro-batches that are tried at first."""
     table = cost.CostTable(problem)
     refuse_impossible(problem, table)
-    asked, problem = problem, in_one_order(table)
+    stated, problem = problem, in_one_order(table)
     table = table.sibling(problem)
     timed, budget = clock is not None and budget_s is not None, WorkBudget()
     if not timed and is_many(problem):
@@ -191,7 +191,7 @@ def _made(
         judged += [plan for each in best if (plan := better_sizes(problem, each, table))]
     holding = [plan for plan in judged if not feasibility.breaches(problem, plan)]
     if not holding:
-        raise feasibility.infeasible(asked, judged)
+        raise feasibility.infeasible(stated, judged)
     holding = _different(sorted(holding, key=lambda plan: preference(plan, problem)), table)
     if order_transfers or refine_s > 0:
         ranked = rerank(problem, holding, refine_s)
@@ -202,7 +202,7 @@ def _made(
         # What is counted leaves no time for more than a quick bound.
         hurries = is_late if timed or not is_many(problem) else lambda: True
         holding[0] = _certified(problem, table, holding, judged, hurries)
-    return Plans(tuple(replace(plan, problem=asked) for plan in holding))
+    return Plans(tuple(replace(plan, problem=stated) for plan in holding))
 
 
 def _best_of(problem: Problem, judged: Sequence[Plan]) -> list[Plan]:

@@ -66,11 +66,11 @@ class Plans(Shown, Sequence[Plan]):
 
     def __repr__(self) -> str:
         best = self.best
-        said = (
+        headline = (
             f"<{len(self)} plans, best: {best.planner} on {', '.join(best.devices)}, "
             f"{best.latency_s:.4g} s>"
         )
-        return "\n".join((said, *self.notes))
+        return "\n".join((headline, *self.notes))
 
 
 def _measures(plan: Plan) -> tuple[float, float, float]:
@@ -106,13 +106,13 @@ def power_notes(problem: Problem | None) -> tuple[str, ...]:
     """Where the watts of each device come from, alike ones together, and how sure they are."""
     found: dict[str, list[str]] = {}
     for device in problem.devices if problem else ():
-        said = device.power_mark
-        if said == MEASURED and device.power_error_w is not None:
-            said += f", known to ±{device.power_error_w:.2g} W"
-        if said != UNKNOWN and device.power_note:
-            said += f": {device.power_note}"
-        found.setdefault(said, []).append(device.name)
-    return tuple(f"watts of {', '.join(names)}: {said}" for said, names in found.items())
+        origin = device.power_mark
+        if origin == MEASURED and device.power_error_w is not None:
+            origin += f", known to ±{device.power_error_w:.2g} W"
+        if origin != UNKNOWN and device.power_note:
+            origin += f": {device.power_note}"
+        found.setdefault(origin, []).append(device.name)
+    return tuple(f"watts of {', '.join(names)}: {origin}" for origin, names in found.items())
 
 
 def preference(plan: Plan, problem: Problem) -> tuple[float, ...]:

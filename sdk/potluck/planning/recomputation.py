@@ -15,15 +15,15 @@ def recomputation_notes(plan: Plan) -> tuple[str, ...]:
     if not stages:
         return ()
     one = len(stages) == 1
-    said = f"stage{'' if one else 's'} {', '.join(stages)} recompute{'s' * one} activations"
+    sentence = f"stage{'' if one else 's'} {', '.join(stages)} recompute{'s' * one} activations"
     if plan.problem is None or plan.latency_s is None:
-        return (said,)
+        return (sentence,)
     keeping = tuple(replace(stage, recompute=False) for stage in plan.stages)
     kept = judge(plan.problem, replace(plan, stages=keeping))
     saved = {name: kept.peak_bytes[name] - plan.peak_bytes.get(name, 0) for name in kept.devices}
-    most = max(saved, key=lambda name: saved[name])
+    device = max(saved, key=lambda name: saved[name])
     costs_s = plan.latency_s - (kept.latency_s or 0.0)
     return (
-        f"{said}: saves {units.size(max(0, saved[most]))} on {most}, "
+        f"{sentence}: saves {units.size(max(0, saved[device]))} on {device}, "
         f"costs {units.duration(max(0.0, costs_s))}",
     )

@@ -75,9 +75,9 @@ def explained(
     """
     known = error.facts.get("plans", ())
     found = tuple(remedies(problem, planning, any_plan, known if isinstance(known, tuple) else ()))
-    said = str(error).removesuffix(error.next_step).rstrip()
+    sentence = str(error).removesuffix(error.next_step).rstrip()
     if error.facts.get("limit") == "memory":  # of the devices that there are, who could have helped
-        said += "".join(f" {name} {why}." for name, why in problem.excluded.items())
+        sentence += "".join(f" {name} {why}." for name, why in problem.excluded.items())
     if found:
         step = f"Would do (a plan was found that holds it): {'; or '.join(map(str, found))}."
     elif _n_limits(problem.qoe) > 1:
@@ -87,7 +87,7 @@ def explained(
         )
     else:
         step = error.next_step
-    better = Infeasible(said, next_step=step)
+    better = Infeasible(sentence, next_step=step)
     better.device, better.facts = error.device, {**error.facts, "remedies": found}
     return better
 
@@ -192,8 +192,8 @@ def _micro_batch(problem: Problem, planning: Planning) -> Iterator[Relaxation]:
     if not isinstance(workload, Training):
         return
     finer = candidates.smaller_sizes(problem, FINEST)
-    asked = [replace(problem, workload=replace(workload, micro_batch=size)) for size in finer]
-    yield from _first(asked, finer, "micro-batch", planning)
+    problems = [replace(problem, workload=replace(workload, micro_batch=size)) for size in finer]
+    yield from _first(problems, finer, "micro-batch", planning)
 
 
 def _batch(problem: Problem, planning: Planning) -> Iterator[Relaxation]:
@@ -203,8 +203,8 @@ def _batch(problem: Problem, planning: Planning) -> Iterator[Relaxation]:
     batches = [
         2**power for power in reversed(range((min(workload.batch - 1, LARGEST)).bit_length()))
     ]
-    asked = [replace(problem, workload=replace(free, batch=batch)) for batch in batches]
-    yield from _first(asked, batches, "batch", planning)
+    problems = [replace(problem, workload=replace(free, batch=batch)) for batch in batches]
+    yield from _first(problems, batches, "batch", planning)
 
 
 def _first(

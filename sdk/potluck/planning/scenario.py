@@ -126,18 +126,18 @@ class _Joining:
         peer = min(
             near, key=lambda b: (reach(self.like, b).latency_s, len(reach(self.like, b).media))
         )
-        there, back = reach(self.like, peer), reach(peer, self.like)
-        if there.media and there.media[0][0] in self.twin:
-            return self.along(there, self.like, self.device), self.along(
+        outward, back = reach(self.like, peer), reach(peer, self.like)
+        if outward.media and outward.media[0][0] in self.twin:
+            return self.along(outward, self.like, self.device), self.along(
                 back, self.device, self.like
             )
         both_ways = {name for name, _ in back.media} - self.own
-        air = tuple(item for item in there.media if item[0] in both_ways)
-        up = tuple(item for item in there.media if item[0] in self.own)
+        air = tuple(item for item in outward.media if item[0] in both_ways)
+        up = tuple(item for item in outward.media if item[0] in self.own)
         down = tuple(item for item in back.media if item[0] in self.own)
         new_up = tuple((self._doubled(name), n) for name, n in up)
         new_down = tuple((self._doubled(name), n) for name, n in down)
-        return replace(there, media=up + air + new_down), replace(back, media=new_up + air + down)
+        return replace(outward, media=up + air + new_down), replace(back, media=new_up + air + down)
 
     def _doubled(self, medium: str, source: str = "", target: str = "") -> str:
         if medium in self.twin:

@@ -128,11 +128,11 @@ class SearchPass:
             borrow=self.borrow,
             max_plans=self.max_plans,
         )
-        asked = replace(problem, qoe=replace(qoe, latency_s=qoe.latency_s or NO_HURRY_S))
+        unhurried = replace(problem, qoe=replace(qoe, latency_s=qoe.latency_s or NO_HURRY_S))
         pools = [fastest]
         # Where nothing is on time, joules do not matter.
-        if thrifty and is_thrifty(asked) and fastest.best <= (qoe.latency_s or inf):
-            pools.append(self._pool(asked, keeps_joules=limited))
+        if thrifty and is_thrifty(unhurried) and fastest.best <= (qoe.latency_s or inf):
+            pools.append(self._pool(unhurried, keeps_joules=limited))
         if limited:  # the fastest of those that keep within their joules
             pools.append(self._pool(hurried, keeps_joules=True))
         for pool in pools[1:]:
@@ -146,10 +146,10 @@ class SearchPass:
             )
         return pools
 
-    def _pool(self, asked: Problem, *, keeps_joules: bool) -> CandidatePool:
+    def _pool(self, problem: Problem, *, keeps_joules: bool) -> CandidatePool:
         return CandidatePool(
-            asked,
-            self.table.sibling(asked),  # searches ask their table's problem
+            problem,
+            self.table.sibling(problem),  # searches ask their table's problem
             self.simulator,
             max_work=inf if self.thorough else MAX_WORK,
             budget=self.budget,
@@ -316,8 +316,8 @@ def _shown(pool: CandidatePool) -> list[Plan]:
     for plan in ranking[:MAX_LISTED]:
         if len(best) == MAX_SHOWN:
             break
-        whole = joined(pool, places, plan)
-        best.setdefault(shape(whole, pool.peers), whole)
+        merged = joined(pool, places, plan)
+        best.setdefault(shape(merged, pool.peers), merged)
     for plan in ranking:
         sets.setdefault(frozenset(plan.devices), plan)
     alone = [plan for plan in sets.values() if len(plan.devices) == 1]
@@ -337,7 +337,9 @@ def baselines(problem: Problem, table: cost.CostTable) -> list[Plan]:
         for planner in planners
     )
     return [
-        plan for found, most in zip(plans, (3, N_BRANCHED), strict=False) for plan in found[:most]
+        plan
+        for found, n_plans in zip(plans, (3, N_BRANCHED), strict=False)
+        for plan in found[:n_plans]
     ]
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from potluck.errors import Infeasible, UserError
 from potluck.planning import make_plans
-from potluck.planning.divided_alternatives import beside
+from potluck.planning.divided_alternatives import plans_of_both
 from potluck.planning.tensor_parallel import plan_lanes, plan_of
 from potluck.records import (
     Device,
@@ -170,7 +170,7 @@ def whole(rate):
 def test_both_ways_are_ranked_together_and_never_worse_than_one_of_them():
     for rate, model in ((FAST, "m-by-1-1"), (SLOW, "m")):
         alone = make_plans(whole(rate))
-        plans = beside(partial(make_plans, whole(rate)), problem(rate))
+        plans = plans_of_both(partial(make_plans, whole(rate)), problem(rate))
         assert plans.best.model == model
         assert plans.best.latency_s <= alone.best.latency_s
         (remark,) = plans.notes
@@ -179,16 +179,16 @@ def test_both_ways_are_ranked_together_and_never_worse_than_one_of_them():
 
 
 def test_why_there_is_no_division_is_said():
-    plans = beside(partial(make_plans, whole(FAST)), problem(FAST, n_devices=1))
+    plans = plans_of_both(partial(make_plans, whole(FAST)), problem(FAST, n_devices=1))
     assert plans.notes == ("divided by tensor it needs several devices, and there is one",)
 
 
 def test_a_profile_of_an_undivided_model_is_refused():
     with pytest.raises(UserError, match="m is not divided by tensor"):
-        beside(partial(make_plans, whole(FAST)), whole(FAST))
+        plans_of_both(partial(make_plans, whole(FAST)), whole(FAST))
 
 
 def test_where_neither_fits_the_wish_is_refused():
     small = problem(FAST, memory_bytes=100)
     with pytest.raises(Infeasible):
-        beside(partial(make_plans, replace(whole(FAST), devices=small.devices)), small)
+        plans_of_both(partial(make_plans, replace(whole(FAST), devices=small.devices)), small)

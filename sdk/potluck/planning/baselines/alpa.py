@@ -81,9 +81,9 @@ def _stages(
                     t = times[i, j, size]
                     if t <= t_max:
                         _put_before(best[i], best[j], places[i], size, t, n)
-        for whole in (best[0][d] for d in sorted(best[0])):
-            total = whole.summed_s + (m - 1) * whole.slowest_s
-            key = whole.bounds, whole.sizes
+        for suffix in (best[0][d] for d in sorted(best[0])):
+            total = suffix.summed_s + (m - 1) * suffix.slowest_s
+            key = suffix.bounds, suffix.sizes
             found[key] = min(total, found.get(key, inf))
     yield from sorted(found, key=lambda key: found[key])[: 2 * n]
 

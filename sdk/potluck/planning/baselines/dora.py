@@ -100,9 +100,9 @@ def _best(search: Search, order: Sequence[str], ends: Sequence[int]) -> list[Suf
                     if search.least_s(i, j, n, n_behind) >= search.limit_s:
                         break
                     for rest in states.get((j, n_behind), []):
-                        whole = _extended(search, cuts[i], cuts[j], group, rest)
-                        if whole is not None and whole.seconds < search.limit_s:
-                            found.append(whole)
+                        longer = _extended(search, cuts[i], cuts[j], group, rest)
+                        if longer is not None and longer.seconds < search.limit_s:
+                            found.append(longer)
             unique = {suffix.stages: suffix for suffix in found}
             states[i, n] = sorted(unique.values(), key=lambda suffix: _value(search, suffix))[:K]
     return [suffix for n in range(1, n_devices + 1) for suffix in states[0, n]]

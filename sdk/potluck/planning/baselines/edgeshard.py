@@ -92,8 +92,8 @@ def best_chains(table: cost.CostTable, names: list[str], micro_batch: int) -> li
                     key = used | 1 << d, name
                     if reached < states[j].get(key, (inf,))[0]:
                         states[j][key] = reached, (*bounds, stop), (*order, name)
-    whole: dict[int, State] = {}
+    best_by_set: dict[int, State] = {}
     for (used, _), state in states[-1].items():
-        if used not in whole or state < whole[used]:
-            whole[used] = state
-    return sorted(whole.values())
+        if used not in best_by_set or state < best_by_set[used]:
+            best_by_set[used] = state
+    return sorted(best_by_set.values())

@@ -45,9 +45,9 @@ def _layer_too_big(problem: Problem, table: cost.CostTable) -> bool:
     """Whether what one layer needs at the least, with the rows of the smallest micro-batch on as
     many devices as there are, exceeds what any device may use.
     """
-    most = max(table.budgets.values())
+    largest = max(table.budgets.values())
     rows = -(-min(candidates.micro_batches(problem)) // len(problem.devices))
     return any(
-        cost.static_bytes(table, i, i + 1) + cost.working_bytes(table, i, i + 1, rows) > most
+        cost.static_bytes(table, i, i + 1) + cost.working_bytes(table, i, i + 1, rows) > largest
         for i in range(len(problem.layers))
     )

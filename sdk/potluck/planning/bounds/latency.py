@@ -188,9 +188,10 @@ def weighted_s(batch: int, rates: Sequence[Sequence[float]], weights: Sequence[f
     return batch * sum(least) / total if total else inf
 
 
-def least_rates(problem: Problem, device: str, most: int) -> list[float]:
-    """Least seconds per row of each layer at any size up to `most`: forward, and the backward that
-    every plan needs.
+def least_rates(problem: Problem, device: str, max_rows: int) -> list[float]:
+    """Least seconds per row of each layer at any size up to `max_rows`.
+
+    Of the forward, and of the backward that every plan needs.
 
     Parameters
     ----------
@@ -198,7 +199,7 @@ def least_rates(problem: Problem, device: str, most: int) -> list[float]:
         What is planned.
     device
         Its name.
-    most
+    max_rows
         The largest micro-batch size.
 
     Returns
@@ -206,17 +207,17 @@ def least_rates(problem: Problem, device: str, most: int) -> list[float]:
     list[float]
         One number for each layer.
     """
-    return [a + b for a, b in zip(*_both(problem, device, most), strict=True)]
+    return [a + b for a, b in zip(*_both(problem, device, max_rows), strict=True)]
 
 
-def _both(problem: Problem, device: str, most: int) -> tuple[list[float], list[float]]:
+def _both(problem: Problem, device: str, max_rows: int) -> tuple[list[float], list[float]]:
     """Forward and backward of `least_rates`."""
     training = isinstance(problem.workload, Training)
     forward = []
     backward = []
     for costs, learns in zip(problem.costs[device], flows.learning_layers(problem), strict=True):
-        forward.append(per_row(costs, costs.forward_s, most))
-        backward.append(per_row(costs, costs.backward_s, most) if training and learns else 0.0)
+        forward.append(per_row(costs, costs.forward_s, max_rows))
+        backward.append(per_row(costs, costs.backward_s, max_rows) if training and learns else 0.0)
     return forward, backward
 
 
@@ -257,12 +258,12 @@ class LowerBoundSearch(SubsetSearch):
         self.is_late = is_late  # the costs of stages are made first
         self.rates = [least_rates(problem, device.name, micro_batch) for device in problem.devices]
         self._fronts: dict[tuple[int, int], float] = {}
-        every = [
+        patterns = [
             pattern
             for pattern in product(*(range(len(same) + 1) for same in classes_of(table)))
             if any(pattern)
         ]
-        shapes = [pattern for pattern in sorted(every, key=sum) if sum(pattern) <= micro_batch]
+        shapes = [pattern for pattern in sorted(patterns, key=sum) if sum(pattern) <= micro_batch]
         super().__init__(
             table,
             micro_batch,
@@ -491,10 +492,12 @@ class LowerBoundCosts(StageCostTable):
             )
             forward, back = self._rate(*names), self._rate(names[1], names[0])
             one = len(left) == len(right) == 1
-            there, again = ((names[0][0], names[1][0]), (names[1][0], names[0][0]))
+            outward, again = ((names[0][0], names[1][0]), (names[1][0], names[0][0]))
             paths = self.problem.network.paths
             shared = (
-                one and paths[there].media == paths[again].media and len(paths[there].media) == 1
+                one
+                and paths[outward].media == paths[again].media
+                and len(paths[outward].media) == 1
             )
             pairs = product(left, right)
             air = min(self.links[pair].air_s for i, j in pairs for pair in ((i, j), (j, i)))
@@ -524,21 +527,21 @@ def together(network: Network, pairs: Sequence[tuple[str, str]]) -> float:
     return min(sum(network.bandwidth(a, b) for a, b in pairs), min(shared, default=inf))
 
 
-def _pieces(problem: Problem, device: str, most: int) -> tuple[list[float], list[float]]:
+def _pieces(problem: Problem, device: str, max_rows: int) -> tuple[list[float], list[float]]:
     """Per layer the least seconds of a forward, and of a needed backward, of any number of rows up
-    to `most`.
+    to `max_rows`.
     """
     training = isinstance(problem.workload, Training)
     forward = []
     backward = []
     for costs, learns in zip(problem.costs[device], flows.learning_layers(problem), strict=True):
-        forward.append(_least_s(costs, costs.forward_s, most))
-        backward.append(_least_s(costs, costs.backward_s, most) if training and learns else 0.0)
+        forward.append(_least_s(costs, costs.forward_s, max_rows))
+        backward.append(_least_s(costs, costs.backward_s, max_rows) if training and learns else 0.0)
     return forward, backward
 
 
-def _least_s(costs: LayerCost, seconds: Sequence[float], most: int) -> float:
-    sizes = {1, most, *(n for n in costs.rows if n < most)}
+def _least_s(costs: LayerCost, seconds: Sequence[float], max_rows: int) -> float:
+    sizes = {1, max_rows, *(n for n in costs.rows if n < max_rows)}
     return min(interpolate(costs.rows, seconds, n) for n in sizes)
 
 

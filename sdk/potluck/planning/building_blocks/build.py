@@ -169,8 +169,8 @@ def balanced(
                 if found is None or worst <= found[0]:
                     following[j] = worst, (*before[1], places[j])
         best = following
-    whole = best[last]
-    return list(whole[1]) if whole is not None and whole[0] < inf else None
+    covering = best[last]
+    return list(covering[1]) if covering is not None and covering[0] < inf else None
 
 
 def orders(table: cost.CostTable) -> Iterator[tuple[str, ...]]:

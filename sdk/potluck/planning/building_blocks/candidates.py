@@ -65,10 +65,13 @@ def finer_micro_batches(problem: Problem) -> list[int]:
     return smaller_sizes(problem, MOST_STATED)[::-1]
 
 
-def smaller_sizes(problem: Problem, most: int) -> list[int]:
-    """Sizes below those of `micro_batches`, largest first, of which at most `most` make a batch."""
+def smaller_sizes(problem: Problem, max_parts: int) -> list[int]:
+    """Sizes below those of `micro_batches`, largest first.
+
+    Of each at most `max_parts` make up a batch.
+    """
     least, fewest = min(micro_batches(problem)), fewest_rows(problem)
-    return [size for size in divisions(problem.workload.batch, most) if fewest <= size < least]
+    return [size for size in divisions(problem.workload.batch, max_parts) if fewest <= size < least]
 
 
 def all_micro_batches(problem: Problem) -> tuple[int, ...]:
@@ -94,20 +97,20 @@ def near_sizes(problem: Problem, size: int) -> list[int]:
     return [other for other in near if other in sizes and other >= fewest]
 
 
-def divisions(batch: int, most: int) -> list[int]:
-    """The sizes, largest first, of which at most `most` micro-batches make up the batch.
+def divisions(batch: int, max_parts: int) -> list[int]:
+    """The sizes, largest first, of which at most `max_parts` micro-batches make up the batch.
 
     >>> divisions(12, 4), divisions(99999999, 32)
     ([12, 6, 4, 3], [99999999, 33333333, 11111111, 9090909, 3030303])
     """
-    return [batch // n for n in range(1, min(batch, most) + 1) if batch % n == 0]
+    return [batch // n for n in range(1, min(batch, max_parts) + 1) if batch % n == 0]
 
 
-def _spread(sizes: list[int], most: int) -> tuple[int, ...]:
-    """`most` of the sizes, the first and the last of them included."""
-    if len(sizes) <= most:
+def _spread(sizes: list[int], n_kept: int) -> tuple[int, ...]:
+    """`n_kept` of the sizes, the first and the last of them included."""
+    if len(sizes) <= n_kept:
         return tuple(sizes)
-    return tuple(sizes[i * (len(sizes) - 1) // (most - 1)] for i in range(most))
+    return tuple(sizes[i * (len(sizes) - 1) // (n_kept - 1)] for i in range(n_kept))
 
 
 def is_short(problem: Problem, rows: int) -> bool:

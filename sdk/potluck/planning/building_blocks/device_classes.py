@@ -131,16 +131,19 @@ class _PathsOf:
                 return False
             if len(other.media) != len(path.media):
                 return False
-            for (name, times), (there, times_there) in zip(path.media, other.media, strict=True):
-                alike = times == times_there and self._capacity[name] == self._capacity[there]
-                if not alike or renamed.setdefault(name, there) != there:
+            for (name, times), (other_name, other_times) in zip(
+                path.media, other.media, strict=True
+            ):
+                alike = times == other_times and self._capacity[name] == self._capacity[other_name]
+                if not alike or renamed.setdefault(name, other_name) != other_name:
                     return False
-                if renamed.setdefault(there, name) != name:
+                if renamed.setdefault(other_name, name) != name:
                     return False
                 seen[name] += 1
         # a cable of one of them is on no path between others
         return all(
-            name == there or seen[name] == self._n_paths[name] for name, there in renamed.items()
+            name == other_name or seen[name] == self._n_paths[name]
+            for name, other_name in renamed.items()
         )
 
 

@@ -42,11 +42,11 @@ def _edges(costs: Sequence[LayerCost]) -> tuple[int, ...]:
         back = layer.backward_s or (0.0,) * len(layer.rows)
         seconds = [f + b for f, b in zip(layer.forward_s, back, strict=True)]
         corners = [(0, 0.0), *zip(layer.rows, seconds, strict=True)]
-        for (a, before), (b, here), (c, after) in zip(
+        for (a, before), (b, at_corner), (c, after) in zip(
             corners, corners[1:], corners[2:], strict=False
         ):
             total[b] += after
-            beyond[b] += max(0.0, after - here - (here - before) / (b - a) * (c - b))
+            beyond[b] += max(0.0, after - at_corner - (at_corner - before) / (b - a) * (c - b))
     return tuple(sorted(rows for rows in beyond if beyond[rows] > STEP_FRAC * total[rows]))
 
 
@@ -133,9 +133,9 @@ def levelled(
     return level(curves, shares, fewest)
 
 
-def _curve(table: cost.CostTable, name: str, start: int, stop: int, most: int) -> Curve:
+def _curve(table: cost.CostTable, name: str, start: int, stop: int, max_rows: int) -> Curve:
     sizes = {rows for layer in table.problem.costs[name][start:stop] for rows in layer.rows}
-    corners = sorted({1, most, *(rows for rows in sizes if rows < most)})
+    corners = sorted({1, max_rows, *(rows for rows in sizes if rows < max_rows)})
     return tuple((rows, table.compute_s(name, start, stop, rows)) for rows in corners)
 
 

@@ -60,9 +60,11 @@ class Places:
         """For every group of devices the plan in which it takes the chains of the model one by
         one.
         """
-        whole = self._whole(micro_batch)
+        template = self._template(micro_batch)
         for group in self.groups(micro_batch):
-            found = self._made(whole, [(start, stop, group) for start, stop in pairwise(self.ends)])
+            found = self._made(
+                template, [(start, stop, group) for start, stop in pairwise(self.ends)]
+            )
             if found is not None:
                 yield found
 
@@ -70,16 +72,18 @@ class Places:
         """Plans in which each chain of the model is a stage of its own, on any devices; none where
         those are too many to look at.
         """
-        whole, groups = self._whole(micro_batch), self.groups(micro_batch)
+        template, groups = self._template(micro_batch), self.groups(micro_batch)
         spans = [*pairwise(self.ends)]
         if len(groups) ** len(spans) > MAX_APART:
             return
         for chosen in product(groups, repeat=len(spans)):
-            found = self._made(whole, [(*span, g) for span, g in zip(spans, chosen, strict=True)])
+            found = self._made(
+                template, [(*span, g) for span, g in zip(spans, chosen, strict=True)]
+            )
             if found is not None:
                 yield found
 
-    def _whole(self, micro_batch: int) -> Plan:
+    def _template(self, micro_batch: int) -> Plan:
         """A plan whose stages are still to be made."""
         problem = self.problem
         return Plan(
@@ -118,9 +122,9 @@ class Places:
         self, micro_batch: int, chosen: Sequence[tuple[Group, Group, Group]]
     ) -> Iterator[Plan]:
         """Plans with two cuts, the stages on each of the groups."""
-        whole, n_layers = self._whole(micro_batch), len(self.problem.layers)
+        template, n_layers = self._template(micro_batch), len(self.problem.layers)
         for (first, last), (a, b, c) in product(combinations(self._inner_cuts(), 2), chosen):
-            found = self._made(whole, [(0, first, a), (first, last, b), (last, n_layers, c)])
+            found = self._made(template, [(0, first, a), (first, last, b), (last, n_layers, c)])
             if found is not None:
                 yield found
 
@@ -169,8 +173,8 @@ class Places:
                     yield [*stages[:p], *parts, *stages[p + 1 :]]
         spares = self._spares(plan)
         for p, stage in enumerate(stages):
-            beside = [other.devices for other in stages[max(p - 1, 0) : p + 2]]
-            for wider in self._widened(stage, [*spares, *chain(*beside)]):
+            neighbours = [other.devices for other in stages[max(p - 1, 0) : p + 2]]
+            for wider in self._widened(stage, [*spares, *chain(*neighbours)]):
                 yield [*stages[:p], wider, *stages[p + 1 :]]
         alone = {stage.devices for stage in stages if len(stage.devices) == 1}
         for name in (*plan.devices, *spares):
@@ -265,8 +269,8 @@ class Places:
                     yield [*stages[:p], (*first, stage.devices), (*second, group), *stages[p + 1 :]]
         names = [device.name for device in self.problem.devices]
         both = product(self._parallel, permutations(names, 2))
-        for (here, there), (one, other) in islice(both, MAX_PARALLEL):
-            yield _overlaid(_overlaid(stages, (*here, (one,))), (*there, (other,)))
+        for (chain_a, chain_b), (one, other) in islice(both, MAX_PARALLEL):
+            yield _overlaid(_overlaid(stages, (*chain_a, (one,))), (*chain_b, (other,)))
 
     @cached_property
     def _parallel(self) -> list[tuple[tuple[int, int], tuple[int, int]]]:
@@ -290,11 +294,11 @@ class Places:
         few, where it has another stage to do.
         """
         lead = stage.devices.index(stage.lead)
-        most = stage.shares[lead]
+        max_rows = stage.shares[lead]
         for name in names:
             if name in stage.devices:
                 continue
-            for rows in sorted({most * part // 8 for part in WIDENED} - {0}):
+            for rows in sorted({max_rows * part // 8 for part in WIDENED} - {0}):
                 shares = list(stage.shares)
                 shares[lead] -= rows
                 yield replace(stage, devices=(*stage.devices, name), shares=(*shares, rows))

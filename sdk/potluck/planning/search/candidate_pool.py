@@ -45,8 +45,8 @@ class CandidatePool:
     max_work: float = MAX_WORK
     budget: WorkBudget = field(default_factory=WorkBudget)
     is_late: Callable[[], bool] = field(default=lambda: False)
-    # planners that were asked and had the time that they took
-    asked: set[Callable[..., object]] = field(default_factory=set)
+    # planners that were run and had the time that they took
+    planners_run: set[Callable[..., object]] = field(default_factory=set)
     # score and latency, by `shape`
     known: dict[Hashable, tuple[float, float]] = field(default_factory=dict)
     sets: set[frozenset[str]] = field(default_factory=set)  # of devices, of plans simulated
@@ -112,8 +112,8 @@ class CandidatePool:
         limit_s = self.best * HOPELESS
         if floor_s(self.table, plan) >= limit_s:
             return True
-        told = is_many(self.problem) or frozenset(plan.devices) in self.sets
-        return told and least_s(self.table, plan) >= limit_s
+        is_explored = is_many(self.problem) or frozenset(plan.devices) in self.sets
+        return is_explored and least_s(self.table, plan) >= limit_s
 
     def simulate(self, plan: Plan) -> direct_simulation.StepOutcome:
         """What would become of the plan; counted, unless the simulator remembers it. Of streams

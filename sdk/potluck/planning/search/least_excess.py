@@ -34,12 +34,12 @@ def within_memory(pool: CandidatePool, starts: Sequence[Plan], max_tries: int) -
     """
     places = Places(pool.table)
     for start in starts:
-        tries, here = max_tries, start
-        excess = _excess(pool, here)
+        tries, current = max_tries, start
+        excess = _excess(pool, current)
         found: Plan | None = start
         while found is not None and excess > 0:
-            here, found = found, None
-            for other in _flat(pool, places, here):
+            current, found = found, None
+            for other in _flat(pool, places, current):
                 if tries == 0 or pool.is_late():
                     break
                 tries -= 1
@@ -48,7 +48,7 @@ def within_memory(pool: CandidatePool, starts: Sequence[Plan], max_tries: int) -
                     found, excess = other, reached
                     break
         if excess == 0:
-            return replace(found or here, planner="potluck")
+            return replace(found or current, planner="potluck")
     return None
 
 

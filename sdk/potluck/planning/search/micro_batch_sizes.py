@@ -32,9 +32,9 @@ def usual(problem: Problem, *, closely: bool = False) -> list[int]:
     closely
         No size of few micro-batches is left out.
     """
-    most = problem.workload.batch // candidates.MAX_MICRO_BATCHES
+    largest_of_many = problem.workload.batch // candidates.MAX_MICRO_BATCHES
     find = candidates.all_micro_batches if closely else candidates.micro_batches
-    return sorted(find(problem), key=lambda size: (size < most, size))
+    return sorted(find(problem), key=lambda size: (size < largest_of_many, size))
 
 
 def promising(table: cost.CostTable, tried: Sequence[int]) -> list[int]:
@@ -52,9 +52,9 @@ def promising(table: cost.CostTable, tried: Sequence[int]) -> list[int]:
     if getattr(problem.workload, "micro_batch", None) is not None or not _may_gain(table):
         return []
     fewest = candidates.fewest_rows(problem)
-    every = candidates.divisions(problem.workload.batch, candidates.MOST_STATED)
+    all_sizes = candidates.divisions(problem.workload.batch, candidates.MOST_STATED)
     expected_s, least_s = dict[int, float](), inf
-    for size in (*tried, *(size for size in every if size >= fewest and size not in tried)):
+    for size in (*tried, *(size for size in all_sizes if size >= fewest and size not in tried)):
         expected_s[size] = _expected_s(table, size, least_s * NEAR)
         least_s = min(least_s, expected_s[size])
     near = (size for size in expected_s if expected_s[size] < least_s * NEAR and size not in tried)

@@ -68,10 +68,10 @@ def _ways(table: cost.CostTable, plan: Plan) -> Iterator[float]:
     least = [(min(f for f, _ in each), min(b for _, b in each)) for each in times]
     links = links_of(table)
     for p, stage in enumerate(plan.stages):
-        there = sum(f for f, _ in least[:p])
+        outward_s = sum(f for f, _ in least[:p])
         back = sum(b for _, b in least[:p]) if plan.training else sum(f for f, _ in least[p + 1 :])
         all_s = [plan.counts[p] * (f + b) for f, b in times[p]]
-        yield there + max(all_s) + back
+        yield outward_s + max(all_s) + back
         n = len(stage.devices)
         if n == 1 or not plan.training:
             continue
@@ -82,7 +82,7 @@ def _ways(table: cost.CostTable, plan: Plan) -> Iterator[float]:
         numbers = numbers_of(table)
         ring = [numbers[name] for name in (*stage.devices, stage.devices[0])]
         for seconds, pair in zip(all_s, pairwise(ring), strict=True):
-            yield there + seconds + sent_bytes * links[pair].byte_s
+            yield outward_s + seconds + sent_bytes * links[pair].byte_s
 
 
 def _row_times(table: cost.CostTable, stage: Stage, training: bool) -> list[tuple[float, float]]:

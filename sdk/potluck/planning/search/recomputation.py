@@ -40,9 +40,9 @@ def starts(table: cost.CostTable, plan: Plan) -> Iterator[Plan]:
 def _segments(table: cost.CostTable, stage: Stage, n: int) -> Iterator[Stage]:
     """The stage cut where about an n-th more of its activations is before the cut."""
     table = table.of(False)
-    whole, start = table.activation_bytes(stage.start, stage.stop), stage.start
+    total_bytes, start = table.activation_bytes(stage.start, stage.stop), stage.start
     for stop in range(stage.start + 1, stage.stop + 1):
         part = table.activation_bytes(start, stop)
-        if stop == stage.stop or part * n >= whole > 0:
+        if stop == stage.stop or part * n >= total_bytes > 0:
             yield replace(stage, start=start, stop=stop)
             start = stop

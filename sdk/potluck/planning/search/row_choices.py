@@ -7,8 +7,8 @@ from itertools import combinations, pairwise
 from math import comb
 
 
-def block_rows(n_rows: int, groups: Sequence[int], most: int) -> int:
-    """The fewest rows, a power of two, in blocks of which groups have at most `most` shares
+def block_rows(n_rows: int, groups: Sequence[int], max_shares: int) -> int:
+    """The fewest rows, a power of two, in blocks of which groups have at most `max_shares` shares
     together.
 
     >>> block_rows(8, [2, 3], 28), block_rows(8, [2, 3], 10)
@@ -20,11 +20,11 @@ def block_rows(n_rows: int, groups: Sequence[int], most: int) -> int:
         To be shared.
     groups
         How many devices each has.
-    most
+    max_shares
         Shares of all groups.
     """
     block = 1
-    while sum(comb(n_rows // block - 1, n - 1) for n in groups if n_rows >= block * n) > most:
+    while sum(comb(n_rows // block - 1, n - 1) for n in groups if n_rows >= block * n) > max_shares:
         block *= 2
     return block
 

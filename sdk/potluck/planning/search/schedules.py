@@ -23,7 +23,7 @@ STRAIGHT = ("zb-h1", "zb-2p", "zb-compact")
 N_PLANS = 4  # the best pipelines, whose schedules are tried
 
 
-def names_of(asked: str | Sequence[str]) -> tuple[str, ...]:
+def names_of(schedules: str | Sequence[str]) -> tuple[str, ...]:
     """The policies to try beside the usual.
 
     Raises
@@ -31,14 +31,16 @@ def names_of(asked: str | Sequence[str]) -> tuple[str, ...]:
     UserError
         There is no policy of that name, or it is not one to choose.
     """
-    names = tuple(ZERO_BUBBLE) if asked == ANY else (asked,) if isinstance(asked, str) else asked
+    if schedules == ANY:
+        schedules = tuple(ZERO_BUBBLE)
+    names = (schedules,) if isinstance(schedules, str) else tuple(schedules)
     for name in names:
         if name not in ZERO_BUBBLE and name not in POLICIES:
             raise UserError(
                 f"no schedule is called {name!r}.",
                 next_step=f"There are {', '.join((ANY, *POLICIES, *ZERO_BUBBLE))}.",
             )
-    return tuple(names)
+    return names
 
 
 def scheduled(

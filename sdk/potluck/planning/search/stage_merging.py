@@ -28,9 +28,9 @@ def joined(pool: CandidatePool, places: Places, plan: Plan) -> Plan:
     """
     other: Plan | None = plan
     while other is not None:
-        plan, most = other, pool.score(other) * ROUNDING
+        plan, limit = other, pool.score(other) * ROUNDING
         wholes = chain(_without_cuts(pool, places, plan), places.joined(plan))
-        other = next((one for one in wholes if pool.score(one) <= most), None)
+        other = next((one for one in wholes if pool.score(one) <= limit), None)
     return plan
 
 
@@ -39,7 +39,7 @@ def _without_cuts(pool: CandidatePool, places: Places, plan: Plan) -> Iterator[P
     for p, (left, right) in enumerate(pairwise(plan.stages)):
         like = replace(left, start=right.start, stop=right.stop, warm_up=right.warm_up)
         if like == right and left.stop not in places.ends:
-            whole = replace(left, stop=right.stop)
-            stages = (*plan.stages[:p], whole, *plan.stages[p + 2 :])
+            merged = replace(left, stop=right.stop)
+            stages = (*plan.stages[:p], merged, *plan.stages[p + 2 :])
             if fits(pool.table, plan, stages) and terminates(pool.problem, plan, stages):
                 yield replace(plan, stages=stages)

@@ -193,8 +193,10 @@ class SubsetSearch:
         stop = len(self.problem.layers)
 
         def seconds(name: str, layer: int) -> float:
-            there = table.forward_s(name, 0, layer, micro_batch)
-            return there + table.backward_s(name, 0, layer, micro_batch) if self.training else there
+            forward_s = table.forward_s(name, 0, layer, micro_batch)
+            if not self.training:
+                return forward_s
+            return forward_s + table.backward_s(name, 0, layer, micro_batch)
 
         before = [tuple(seconds(name, cut) for cut in self.cuts) for name in names]
         return before, [1 / max(seconds(name, stop), 1e-12) for name in names]

@@ -39,12 +39,12 @@ def spread(pool: CandidatePool, sizes: Sequence[int]) -> Iterator[None]:
         spare = proportion(size - len(names) * fewest, room)
         shares = tuple(fewest + rows for rows in spare)
         for cut in range(1, n_layers + 1):
-            whole = Stage(start=0, stop=cut, devices=names, shares=shares, warm_up=1)
-            rest = [replace(whole, start=cut, stop=n_layers)] if cut < n_layers else []
+            first = Stage(start=0, stop=cut, devices=names, shares=shares, warm_up=1)
+            rest = [replace(first, start=cut, stop=n_layers)] if cut < n_layers else []
             plan = Plan(
                 planner="potluck",
                 model=problem.model,
-                stages=(whole, *rest),
+                stages=(first, *rest),
                 micro_batch=size,
                 n_micro_batches=problem.workload.batch // size,
                 training=isinstance(problem.workload, Training),

@@ -170,14 +170,14 @@ def given_s(problem: Problem) -> float:
     return GIVEN_S * float(max(1.0, len(problem.devices) / GIVEN_FOR) ** GROWTH)
 
 
-def fewer(most: int, least: int, n_micro_batches: int) -> int:
+def fewer(max_plans: int, min_plans: int, n_micro_batches: int) -> int:
     """How many plans to simulate where each has so many micro-batches: fewer where each takes long.
 
     Parameters
     ----------
-    most, least
+    max_plans, min_plans
         Plans.
     n_micro_batches
         Of a plan.
     """
-    return min(most, max(least, most * QUICK_MICRO_BATCHES // n_micro_batches))
+    return min(max_plans, max(min_plans, max_plans * QUICK_MICRO_BATCHES // n_micro_batches))
