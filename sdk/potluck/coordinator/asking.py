@@ -67,14 +67,14 @@ def question(folder: Path) -> Question | None:
     return None
 
 
-def answer(folder: Path, said: HolderAnswer) -> None:
+def answer(folder: Path, content: HolderAnswer) -> None:
     """Say this to whoever asked.
 
     Parameters
     ----------
     folder
         Of the keys.
-    said
+    content
         The answer.
 
     Raises
@@ -82,7 +82,7 @@ def answer(folder: Path, said: HolderAnswer) -> None:
     FileError
         It cannot be written.
     """
-    write_whole(folder / ANSWER, json.dumps(asdict(said)))
+    write_whole(folder / ANSWER, json.dumps(asdict(content)))
 
 
 def answered(folder: Path, number: str) -> HolderAnswer | None:
@@ -96,8 +96,13 @@ def answered(folder: Path, number: str) -> HolderAnswer | None:
         Of the question.
     """
     match _read(folder / ANSWER):
-        case {"number": str(said), "state": str(state), "words": str(words), "saved": list(saved)}:
-            if said == number and state in (UNDER_WAY, DONE, REFUSED):
+        case {
+            "number": str(replied),
+            "state": str(state),
+            "words": str(words),
+            "saved": list(saved),
+        }:
+            if replied == number and state in (UNDER_WAY, DONE, REFUSED):
                 files = tuple(path for path in saved[:MOST_SAVED] if isinstance(path, str))
                 words = harmless(words)[:LONGEST]
                 return HolderAnswer(number=number, state=state, words=words, saved=files)
@@ -141,29 +146,30 @@ def ask(
             next_step="Wait until it has it, or end it.",
         )
     who = f"the process that has this home open{f' ({holder})' if holder else ''}"
-    number, told = secrets.token_hex(8), ""
+    number, last_words = secrets.token_hex(8), ""
     begun_s = time.monotonic()
     write_whole(
         folder / ASKED, json.dumps({"what": what, "number": number, "process": os.getpid()})
     )
     try:
         while (waited_s := time.monotonic() - begun_s) < within_s:
-            said = answered(folder, number)
-            if said is not None and said.state == DONE:
-                return said
-            if said is not None and said.state == REFUSED:
+            reply = answered(folder, number)
+            if reply is not None and reply.state == DONE:
+                return reply
+            if reply is not None and reply.state == REFUSED:
                 raise HomeError(
-                    f"{who} keeps it: {said.words}", next_step="Ask again later, or close it there."
+                    f"{who} keeps it: {reply.words}",
+                    next_step="Ask again later, or close it there.",
                 )
-            if said is not None and said.words != told:
-                told = said.words
-                say(told)
-            if said is None and waited_s > SIGN_S:
+            if reply is not None and reply.words != last_words:
+                last_words = reply.words
+                say(last_words)
+            if reply is None and waited_s > SIGN_S:
                 break
             time.sleep(LOOK_S / 2)
-        if told:
+        if last_words:
             raise HomeError(
-                f"{who} has not given it up within {within_s:.0f} s. It says: {told}",
+                f"{who} has not given it up within {within_s:.0f} s. It says: {last_words}",
                 next_step="It goes on there. Ask again, with more time.",
             )
         raise HomeError(

@@ -68,12 +68,12 @@ class _Writer:
 
         rows: list[int] = []
         ends: list[int] = []
-        whole: list[tuple[torch.Tensor, ...]] = []
+        undivided: list[tuple[torch.Tensor, ...]] = []
         for batch in batches:
             n_own = len(batch) - self._n_whole
             rows += self._rows([tensor.detach().cpu() for tensor in batch[:n_own]])
             ends.append(len(rows))
-            whole.append(tuple(tensor[0].detach().clone() for tensor in batch[n_own:]))
+            undivided.append(tuple(tensor[0].detach().clone() for tensor in batch[n_own:]))
         for group in self._groups.values():
             self._flush(group)
         places = torch.tensor([self._places[number] for number in range(len(self._places))])
@@ -82,8 +82,8 @@ class _Writer:
             "ends": torch.tensor(ends, dtype=torch.int64),
             "places": places.reshape(-1, 2).to(torch.int64),
         }
-        for place in range(self._n_whole if whole else 0):
-            tensors[f"whole-{place}"] = torch.stack([each[place] for each in whole])
+        for place in range(self._n_whole if undivided else 0):
+            tensors[f"whole-{place}"] = torch.stack([each[place] for each in undivided])
         write_tensors(self._folder / _ORDER, tensors, {"format": _FORMAT})
         return len(ends)
 
@@ -150,10 +150,10 @@ class BatchStore:
         tensors, metadata = read_tensors(folder / _ORDER, "Hand the run over again.")
         if metadata.get("format") != _FORMAT or not {"rows", "ends", "places"} <= set(tensors):
             raise FileError(f"{folder} holds no batches of this version.", path=str(folder))
-        whole = [f"whole-{place}" for place in range(len(tensors) - 3)]
-        if not _fit(tensors, whole):
+        undivided = [f"whole-{place}" for place in range(len(tensors) - 3)]
+        if not _fit(tensors, undivided):
             raise FileError(f"{folder / _ORDER} does not hold.", path=str(folder / _ORDER))
-        self._whole = [tensors[name] for name in whole]
+        self._whole = [tensors[name] for name in undivided]
         # tensors, as there may be millions of rows: lists would take five times as much
         self._rows, self._ends = tensors["rows"], tensors["ends"]
         self._places = tensors["places"]
@@ -215,11 +215,11 @@ class BatchStore:
             known.append((n_rows, kinds.setdefault(kind, len(kinds)), float(nbytes + whole_bytes)))
         return known
 
-    def _stated_bytes(self, shard: int, most: int) -> int:
+    def _stated_bytes(self, shard: int, max_bytes: int) -> int:
         """What a shard says of its tensors, where no more than this is left for all."""
         path = self._folder / _shard(shard)
         try:
-            return check_header(path, most)
+            return check_header(path, max_bytes)
         except OSError as error:
             raise _unread(path, error) from error
 
@@ -301,11 +301,11 @@ class Batches:
             yield self._store.batch(number)
 
 
-def _fit(tensors: "Mapping[str, torch.Tensor]", whole: Sequence[str]) -> bool:
+def _fit(tensors: "Mapping[str, torch.Tensor]", undivided: Sequence[str]) -> bool:
     """Whether these tell of which rows batches are made."""
     import torch
 
-    if set(tensors) != {"rows", "ends", "places", *whole}:
+    if set(tensors) != {"rows", "ends", "places", *undivided}:
         return False
     rows = tensors["rows"]
     ends = tensors["ends"]
@@ -320,7 +320,7 @@ def _fit(tensors: "Mapping[str, torch.Tensor]", whole: Sequence[str]) -> bool:
         and places.shape[1] == 2
         and (places >= 0).all()
         and ((rows >= 0) & (rows < len(places))).all()
-        and all(tensors[name].ndim and len(tensors[name]) == len(ends) for name in whole)
+        and all(tensors[name].ndim and len(tensors[name]) == len(ends) for name in undivided)
     )
 
 

@@ -198,14 +198,14 @@ class Coordinator:
         else:
             self.go_on_with(job, None, [])
 
-    def go_on_with(self, job: str, told: int | None, entries: list[dict[str, Any]]) -> None:
+    def go_on_with(self, job: str, public_bytes: int | None, entries: list[dict[str, Any]]) -> None:
         """Train it, in the background; no other one is.
 
         Parameters
         ----------
         job
             Its name.
-        told
+        public_bytes
             As for `Journal`.
         entries
             Written into its journal first.
@@ -220,7 +220,7 @@ class Coordinator:
         # its journal is closed; the home may still be
         if self._training is not None and not self._training.has_ended(END_S):
             raise HomeError("what was trained here before does not end.")
-        journal = Journal(self.folder / job / JOURNAL, told)
+        journal = Journal(self.folder / job / JOURNAL, public_bytes)
         try:
             for entry in entries:
                 journal.add(**entry)

@@ -23,7 +23,7 @@ class Joining:
         That joins; its seat is known.
     ask
         Asks the one that is joined.
-    told
+    report
         Hears why it does not come to that, once.
     """
 
@@ -31,11 +31,11 @@ class Joining:
         self,
         coordinator: Coordinator,
         ask: CoordinatorCall,
-        told: Callable[[str], None] = lambda text: None,
+        report: Callable[[str], None] = lambda text: None,
     ) -> None:
         self._coordinator = coordinator
         self._ask = ask
-        self._report = told
+        self._report = report
         self._why = ""
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="potluck join", daemon=True)

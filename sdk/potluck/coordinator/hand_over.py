@@ -73,13 +73,13 @@ def hand_over(
         pack(Path(folder), run, rest, adapt=adapt)
         reads = str(rest.folder.resolve()) if isinstance(rest, Left) and not to else ""
         place.hand_over(name, Path(folder), task, reads=reads)
-        most = most_state_bytes(Path(folder))
-    remember(state, name, most)
+        max_bytes = most_state_bytes(Path(folder))
+    remember(state, name, max_bytes)
     run.close()
     if not to:
         home.close()
     place.ask("start", job=name)
-    return DetachedRun(WhoeverActs(place, state=state), name, most)
+    return DetachedRun(WhoeverActs(place, state=state), name, max_bytes)
 
 
 def attach(job: str, *, state: Path, keys: Keys, at: str = "", key: str = "") -> DetachedRun:

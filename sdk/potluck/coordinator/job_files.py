@@ -58,8 +58,8 @@ def make_latest(folder: Path) -> None:
     OSError
         Its date cannot be set.
     """
-    there = [path.parent for path in folder.parent.glob(f"*/{JOB}")]
-    others = [_order(other) for other in there if other != folder]
+    folders = [path.parent for path in folder.parent.glob(f"*/{JOB}")]
+    others = [_order(other) for other in folders if other != folder]
     order = max(_order(folder), max(others, default=0) + APART_NS)
     os.utime(folder / JOB, ns=(order, order))
 
@@ -82,8 +82,8 @@ def progress_in(folder: Path, job: str) -> Progress:
         Its journal does not hold.
     """
     if job not in jobs_in(folder):
-        there = ", ".join(jobs_in(folder)) or "none"
-        raise UserError(f"there is no job {job!r} here; there are {there}.")
+        names = ", ".join(jobs_in(folder)) or "none"
+        raise UserError(f"there is no job {job!r} here; there are {names}.")
     path = folder / job / JOURNAL
     progress = progress_of(path)
     if not progress.n_batches:  # as of a job's second line

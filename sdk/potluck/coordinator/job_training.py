@@ -198,7 +198,7 @@ class JobTraining:
     def _follow(self, run: "Run", fitting: "Handle[History]") -> None:
         """Until it has ended, or is told to: write down what happens, and save."""
         journal = self.journal
-        told = 0
+        n_noted = 0
         saved_s = time.monotonic()
         took_s = 0.0
         while not fitting.done:
@@ -208,7 +208,7 @@ class JobTraining:
                     fitting.wait()
                 return
             self.plan = dumps(run.plan)
-            told = _publish_losses(run.history, told, journal)
+            n_noted = _note_events(run.history, n_noted, journal)
             is_new = run.protection is None or (
                 run.protection.snapshot.step > journal.progress.saved[1]
             )
@@ -224,7 +224,7 @@ class JobTraining:
                 self._save(run, latest=False)
             raise
         finally:
-            _publish_losses(run.history, told, journal)
+            _note_events(run.history, n_noted, journal)
 
     def _save_every_s(self, took_s: float) -> float:
         """Seconds between two states on disk; the latest took so long."""
@@ -238,7 +238,7 @@ class JobTraining:
             self.journal.add(saved=name, at=step, durable=True)
 
 
-def _publish_losses(history: "History", told: int, journal: Journal) -> int:
+def _note_events(history: "History", n_noted: int, journal: Journal) -> int:
     """Write down what has happened to a run since; how much that is in all."""
     events = [
         *(each.words for each in history.recoveries),
@@ -248,7 +248,7 @@ def _publish_losses(history: "History", told: int, journal: Journal) -> int:
         *history.notes,
     ]
     known = set(journal.progress.notes)
-    for text in events if len(events) > told else ():
+    for text in events if len(events) > n_noted else ():
         if text not in known:
             journal.add(note=text)
     return len(events)

@@ -107,11 +107,11 @@ def _check_room(folder: Path, sizes: Mapping[str, int]) -> None:
         )
     # what is looked through takes as much again as the order of the batches has
     order = sizes.get(ORDER, 0) + sizes.get(WHOLE, 0)
-    whole = sizes[MODEL] + sizes[START] + 2 * order
+    needed_bytes = sizes[MODEL] + sizes[START] + 2 * order
     free = psutil.virtual_memory().available
-    if whole > free:
+    if needed_bytes > free:
         raise UserError(
-            f"the model, its state and the order of its batches take {units.size(whole)}, and "
-            f"{units.size(free)} of memory are free where the coordinator is.",
+            f"the model, its state and the order of its batches take {units.size(needed_bytes)}, "
+            f"and {units.size(free)} of memory are free where the coordinator is.",
             next_step="Hand it to one with more memory.",
         )

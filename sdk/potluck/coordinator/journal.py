@@ -117,7 +117,7 @@ class Journal:
     ----------
     path
         The file; made where there is none.
-    told
+    public_bytes
         Of what is in it, so many bytes may be told to others; the rest once `publish` is called.
         Default: all, and all that comes.
 
@@ -127,13 +127,13 @@ class Journal:
         It is of another version, or a line but the last does not hold.
     """
 
-    def __init__(self, path: Path, told: int | None = None) -> None:
+    def __init__(self, path: Path, public_bytes: int | None = None) -> None:
         self._path, self._lock = path, threading.Lock()
         entries, nbytes = read_entries(path) if path.exists() else ([], 0)
         self.progress = _folded(path, [entry for entry, _ in entries])
         self.published = Progress()
         self._unpublished = deque(entries)
-        self._may_publish = told
+        self._public_bytes = public_bytes
         self._publish()
         self._nbytes, self._failure = nbytes, ""  # that hold
         try:
@@ -182,14 +182,14 @@ class Journal:
             No fewer than before.
         """
         with self._lock:
-            self._may_publish = nbytes
+            self._public_bytes = nbytes
             self._publish()
 
     def _publish(self) -> None:
         while self._unpublished:
             entry, end = self._unpublished[0]
             # whoever handed it over knows how it began; all else may be unknown to the copies
-            if self._may_publish is not None and end > self._may_publish and "begun" not in entry:
+            if self._public_bytes is not None and end > self._public_bytes and "begun" not in entry:
                 return
             self.published.take(entry)
             self._unpublished.popleft()

@@ -82,8 +82,8 @@ class WhoeverActs:
 
     def _rest(self) -> list[Seat]:
         """All others, those first that come behind."""
-        here = next((i for i, s in enumerate(self._others) if s.key == self.place.key), -1)
-        return [*self._others[here + 1 :], *self._others[: max(0, here)]] or [*self._others]
+        position = next((i for i, s in enumerate(self._others) if s.key == self.place.key), -1)
+        return [*self._others[position + 1 :], *self._others[: max(0, position)]] or [*self._others]
 
     def _go_to(self, seat: Seat) -> None:
         self.place = replace(self.place, host=seat.host, port=seat.port, key=seat.key)

@@ -64,8 +64,8 @@ def claimed(state: Path, error: HomeError) -> HomeError:
     """
     path = folder_of(state) / WHERE
     with suppress(OSError, FileError):
-        holder, told = error.facts.get("holder"), read_json(path.read_bytes(), str(path))
-        if holder and isinstance(told, dict) and told.get("pid") == holder:
+        holder, document = error.facts.get("holder"), read_json(path.read_bytes(), str(path))
+        if holder and isinstance(document, dict) and document.get("pid") == holder:
             return HomeError(
                 "the coordinator on this computer has this home: it trains what was handed over.",
                 next_step="potluck.Home.attach() shows how far that is, and its stop() gives the "
@@ -88,10 +88,10 @@ def find(state: Path, keys: Keys) -> Endpoint | None:
     """
     path = folder_of(state) / WHERE
     try:
-        told = read_json(path.read_bytes(), str(path))
+        document = read_json(path.read_bytes(), str(path))
     except (OSError, FileError):
         return None
-    match told:
+    match document:
         case {"host": str(host), "port": int(port)}:
             place = Endpoint(host=host, port=port, key=keys.public, keys=keys)
         case _:
@@ -148,8 +148,8 @@ def find_or_start(state: Path, keys: Keys) -> Endpoint:
         time.sleep(0.1)
     else:
         child.kill()
-    told = log.read_bytes()[-LOG_BYTES:].decode(errors="replace").strip()
+    log_end = log.read_bytes()[-LOG_BYTES:].decode(errors="replace").strip()
     raise HomeError(
-        f"the coordinator on this computer does not start: {told or 'it says nothing'}.",
+        f"the coordinator on this computer does not start: {log_end or 'it says nothing'}.",
         next_step=f"`potluck coordinate --state {state}` shows more.",
     )

@@ -163,15 +163,15 @@ class SharedHome(ServingHome):
                 holder = error.facts.get("holder")
                 if not isinstance(holder, int) or error.facts.get("is_coordinator"):
                     raise
-                asked = _asked(folder, within_s, task, holder)
-            if isinstance(asked, HolderAnswer):
+                outcome = _asked(folder, within_s, task, holder)
+            if isinstance(outcome, HolderAnswer):
                 _wait_until_free(folder)
             try:
                 home = once()
             except HomeError as error:
-                raise (asked if isinstance(asked, HomeError) else error) from error
-            if isinstance(asked, HolderAnswer):
-                home.taken_over = tuple(map(Path, asked.saved))
+                raise (outcome if isinstance(outcome, HomeError) else error) from error
+            if isinstance(outcome, HolderAnswer):
+                home.taken_over = tuple(map(Path, outcome.saved))
             return home
 
         return Handle(work, "taking this home over").wait()
@@ -193,36 +193,38 @@ class SharedHome(ServingHome):
                 daemon=True,
             ).start()
 
-    def respond(self, asked: Question) -> None:
+    def respond(self, request: Question) -> None:
         """Do what another process of this home's owner asks for, and answer it.
 
         Parameters
         ----------
-        asked
+        request
             By a file beside the keys.
         """
         folder = self._folder
         assert folder is not None  # else nobody can ask
 
         def say(words: str, state: str = UNDER_WAY, saved: tuple[str, ...] = ()) -> None:
-            answer(folder, HolderAnswer(number=asked.number, state=state, words=words, saved=saved))
+            answer(
+                folder, HolderAnswer(number=request.number, state=state, words=words, saved=saved)
+            )
 
-        if asked.what == SHOW:
+        if request.what == SHOW:
             say(self.window() if self._window is None else str(self._window.url), DONE)
         elif self.when_asked == KEEP:
             say("its owner has set home.when_asked to 'keep'.", REFUSED)
         else:
-            self._given = f"process {asked.process} asks for this home"
-            _LOG.warning("Process %d asks for this home.", asked.process)
+            self._given = f"process {request.process} asks for this home"
+            _LOG.warning("Process %d asks for this home.", request.process)
             say("it was told, and looks for a safe point.")
-            self._give(asked, folder, say)
+            self._give(request, folder, say)
 
-    def _give(self, asked: Question, folder: Path, say: Callable[..., None]) -> None:
+    def _give(self, request: Question, folder: Path, say: Callable[..., None]) -> None:
         home: Any = self
         saved: tuple[Path, ...] = ()
         try:
             if self.when_asked == FINISH:
-                if not self._finished(asked, folder, say):
+                if not self._finished(request, folder, say):
                     return
             else:
                 saved = self._settled(folder, say)
@@ -232,26 +234,26 @@ class SharedHome(ServingHome):
             say(f"{error} Nothing is lost, and what has not ended goes on there.", REFUSED)
             return
         kept = f"; saved: {', '.join(map(str, saved))}" if saved else ""
-        self._given = f"process {asked.process} took it over{kept}"
+        self._given = f"process {request.process} took it over{kept}"
         _LOG.warning("This home is closed: %s.", self._given)
         # before it closes: its program may end then
         say("it is yours.", DONE, tuple(map(str, saved)))
         home.close()
 
-    def _finished(self, asked: Question, folder: Path, say: Callable[..., None]) -> bool:
+    def _finished(self, request: Question, folder: Path, say: Callable[..., None]) -> bool:
         """Whether all has ended while the other process still waits."""
-        said = ""
+        last_words = ""
         while not self._closed and self._is_at_work_now:
             titles = [work.title for work in self._work if not work.done]
             fits = [f"{run.plan.model}, step {run.step}" for run in self._training]
             words = f"it ends first: {', '.join([*titles, *fits]) or 'its services'}."
-            if words != said:
-                said = words
+            if words != last_words:
+                last_words = words
                 say(words)
             time.sleep(LOOK_S)
-            if question(folder) != asked:
+            if question(folder) != request:
                 self._given = ""
-                _LOG.warning("Process %d asks for this home no more.", asked.process)
+                _LOG.warning("Process %d asks for this home no more.", request.process)
                 return False
         return True
 
@@ -324,13 +326,13 @@ def _hear(folder: Path, home: "weakref.ref[SharedHome]") -> None:
     """Look for questions until the home is closed or forgotten."""
     heard = ""
     while (its := home()) is not None and not its._closed:
-        asked = question(folder)
-        if asked is not None and asked.number != heard:
-            heard = asked.number
+        request = question(folder)
+        if request is not None and request.number != heard:
+            heard = request.number
             try:
-                its.respond(asked)
+                its.respond(request)
             except Exception as error:  # whoever asked has to hear that it did not work
-                _LOG.exception("A question of process %d was not answered.", asked.process)
+                _LOG.exception("A question of process %d was not answered.", request.process)
                 with suppress(PotluckError):
                     answer(folder, HolderAnswer(number=heard, state=REFUSED, words=str(error)))
         del its

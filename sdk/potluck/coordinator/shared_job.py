@@ -47,14 +47,14 @@ class LocalTraining(Protocol):
     def journal(self, job: str) -> Journal | None:
         """That of the job, while it is trained here."""
 
-    def go_on_with(self, job: str, told: int, entries: list[dict[str, Any]]) -> None:
+    def go_on_with(self, job: str, public_bytes: int, entries: list[dict[str, Any]]) -> None:
         """Train it: write this into its journal first.
 
         Parameters
         ----------
         job
             Its name.
-        told
+        public_bytes
             As for `Journal`.
         entries
             Of the journal.
@@ -122,7 +122,7 @@ class SharedJob:
         (folder / COMING_JOURNAL).unlink(missing_ok=True)
         self._copy: JournalCopy | None = None  # while it is not trained here
         self._coming: JournalCopy | None = None  # another one, in place of that
-        self._told = 0  # bytes of the journal that anybody may have been told
+        self._public_bytes = 0  # of the journal: anybody may have been told these
         self._state: tuple[str, int, str, int] | None = None  # of who trains: file, step, SHA-256
         self._digests: dict[tuple[str, int], str] = {}
         self._prefixes: dict[str, Prefix] = {}  # of the journal, by who copies it
@@ -215,7 +215,7 @@ class SharedJob:
             if not name:
                 raise FileError(f"{self._folder} has no state.", path=str(self._folder))
             self._begun = acts["term"]
-            self._work.go_on_with(self.job, self._told, [acts, {"saved": name, "at": step}])
+            self._work.go_on_with(self.job, self._public_bytes, [acts, {"saved": name, "at": step}])
 
     def end(self, why: str) -> None:
         """Another one trains it, or will."""
@@ -223,10 +223,10 @@ class SharedJob:
 
     def report(self, position: int) -> None:
         """The journal may be told up to here."""
-        self._told = max(self._told, position)
+        self._public_bytes = max(self._public_bytes, position)
         journal = self._work.journal(self.job)
         if journal is not None:
-            journal.publish(self._told)
+            journal.publish(self._public_bytes)
 
     def sync(self) -> int:
         """All of the journal is on the disk: how much that is."""
@@ -281,40 +281,40 @@ class SharedJob:
                 counts=into is self._copy,
                 has=self._latest_state(self._copied().progress)[1],
             )
-            told = _read_status(answer)
-            if told is None or told.term < self._copied().progress.term:
+            status = _read_status(answer)
+            if status is None or status.term < self._copied().progress.term:
                 return None
             with self._writing:
                 if self._work.journal(self.job) is not None:
                     return None
-                self._state = told.state
-                if told.at != into.nbytes:  # ours is another: theirs takes its place, once whole
+                self._state = status.state
+                if status.at != into.nbytes:  # ours is another: theirs takes its place, once whole
                     if not into.nbytes:
                         raise HomeError(f"{leader:.8}: it tells of another place than was asked.")
                     self._restart()
                     continue
-                is_whole = self._take_in(into, data, told)
-                pulled = self._copied().nbytes, told.term
+                is_whole = self._take_in(into, data, status)
+                pulled = self._copied().nbytes, status.term
                 if is_whole:
                     break
         return pulled
 
-    def _take_in(self, into: JournalCopy, data: bytes, told: "_JournalStatus") -> bool:
+    def _take_in(self, into: JournalCopy, data: bytes, status: "_JournalStatus") -> bool:
         """What has come of the journal; whether that was all of it."""
-        if told.nbytes > MAX_JOURNAL_BYTES:
+        if status.nbytes > MAX_JOURNAL_BYTES:
             raise HomeError(
-                f"the journal of {self.job} is said to have {told.nbytes} bytes, more than the "
+                f"the journal of {self.job} is said to have {status.nbytes} bytes, more than the "
                 f"{MAX_JOURNAL_BYTES} that are copied."
             )
-        if told.term > self.line.machine.term + MAX_NEWER:
-            raise HomeError(f"the term of who acts for {self.job} is said to be {told.term}.")
-        self._extend(into, data, told.term)
-        if data and into.nbytes < told.nbytes:
+        if status.term > self.line.machine.term + MAX_NEWER:
+            raise HomeError(f"the term of who acts for {self.job} is said to be {status.term}.")
+        self._extend(into, data, status.term)
+        if data and into.nbytes < status.nbytes:
             return False
         if into is self._coming:
             into.put_in_place_of(self._copied())
             self._copy, self._coming = into, None
-        self._told = max(self._told, min(told.told, into.nbytes))
+        self._public_bytes = max(self._public_bytes, min(status.public_bytes, into.nbytes))
         self.group = into.progress.group or self.group
         return True
 
@@ -365,12 +365,12 @@ class SharedJob:
         """
         machine = self.line.machine
         term = machine.term
-        at, said = request.get("at"), request.get("digest")
+        at, digest = request.get("at"), request.get("digest")
         if not self.acts or self.progress.term != term or type(at) is not int:
             return {"acts": False}, b""
         prefix = self._prefixes.setdefault(key, Prefix(self._path))
         nbytes = self._path.stat().st_size
-        is_same = at == 0 or (0 < at <= nbytes and prefix.digest(at) == said)
+        is_same = at == 0 or (0 < at <= nbytes and prefix.digest(at) == digest)
         at = at if is_same else 0
         if type(has := request.get("has")) is int:
             self._has[key] = has
@@ -382,7 +382,7 @@ class SharedJob:
             "term": term,
             "at": at,
             "nbytes": nbytes,
-            "told": self._told,
+            "told": self._public_bytes,
             "state": self._offered(),
         }, data
 
@@ -443,7 +443,7 @@ class _JournalStatus:
             raise ValueError("a number is none")
         if name not in (START, *SAVED) or type(sha256) is not str:
             raise ValueError("its state has no name")
-        self.term, self.at, self.nbytes, self.told = numbers[:4]
+        self.term, self.at, self.nbytes, self.public_bytes = numbers[:4]
         self.state = name, step, sha256, nbytes
 
 

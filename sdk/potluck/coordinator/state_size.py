@@ -46,7 +46,7 @@ def remember(state: Path, job: str, nbytes: int) -> None:
     nbytes
         As of `most_state_bytes`.
     """
-    kept = [(name, most) for name, most in _known(state).items() if name != job]
+    kept = [(name, max_bytes) for name, max_bytes in _known(state).items() if name != job]
     with suppress(FileError):
         write_whole(state / FILE, json.dumps(dict([*kept, (job, nbytes)][-MAX_KNOWN:])))
 
@@ -64,7 +64,7 @@ def remembered(state: Path | None, job: str) -> int | None:
     return None if state is None else _known(state).get(job)
 
 
-def check_size(job: str, nbytes: int, most: int | None, into: Path) -> None:
+def check_size(job: str, nbytes: int, max_bytes: int | None, into: Path) -> None:
     """See that a state is not larger than it may be, before it is fetched.
 
     Parameters
@@ -73,7 +73,7 @@ def check_size(job: str, nbytes: int, most: int | None, into: Path) -> None:
         Whose.
     nbytes
         That it has, as its coordinator says.
-    most
+    max_bytes
         That it may have; None: nobody here knows.
     into
         The folder where it is to be; it keeps half of its room where nobody knows.
@@ -85,18 +85,18 @@ def check_size(job: str, nbytes: int, most: int | None, into: Path) -> None:
     UserError
         It is larger than what may be fetched where nobody knows.
     """
-    if most is not None and nbytes > most:
+    if max_bytes is not None and nbytes > max_bytes:
         raise HomeError(
             f"the coordinator says that the state of {job} has {units.size(nbytes)}; it may have "
-            f"{units.size(most)}.",
+            f"{units.size(max_bytes)}.",
             next_step="Is it the coordinator that the job was handed over to?",
         )
     free = shutil.disk_usage(into).free
-    room = free if most is not None else int(FREE_FRAC * free)
+    room = free if max_bytes is not None else int(FREE_FRAC * free)
     if nbytes > room:
         raise UserError(
             f"the state of {job} has {units.size(nbytes)}, and {units.size(free)} are free at "
-            f"{into}" + ("." if most is not None else ", of which it may take half."),
+            f"{into}" + ("." if max_bytes is not None else ", of which it may take half."),
             next_step="Make room there, or save it where there is more.",
         )
 
@@ -104,9 +104,9 @@ def check_size(job: str, nbytes: int, most: int | None, into: Path) -> None:
 def _known(state: Path) -> dict[str, int]:
     path = state / FILE
     try:
-        told = read_json(path.read_bytes(), str(path))
+        document = read_json(path.read_bytes(), str(path))
     except (OSError, FileError):
         return {}
-    if not isinstance(told, dict):
+    if not isinstance(document, dict):
         return {}
-    return {job: most for job, most in told.items() if type(most) is int and most > 0}
+    return {job: size for job, size in document.items() if type(size) is int and size > 0}

@@ -331,8 +331,8 @@ class Succession:
         else:
             in_sync = self._latest[1].in_sync
         if self.me not in in_sync:
-            there = ", ".join(in_sync) or "nobody"
-            self.why = f"its copy is older than what was told; complete ones: {there}."
+            complete = ", ".join(in_sync) or "nobody"
+            self.why = f"its copy is older than what was told; complete ones: {complete}."
             self._left_s = LEASE_S
             self._wait(now_s)
             return

@@ -197,20 +197,20 @@ class SuccessionDriver:
                 case JournalReport(position):
                     self._part.report(position)
 
-    def _ask_voters(self, asked: AskVoters) -> None:
+    def _ask_voters(self, action: AskVoters) -> None:
         lease = Lease(
-            task=f"lease-{asked.term}-{asked.number}",
+            task=f"lease-{action.term}-{action.number}",
             name=self._lease,
-            term=asked.term,
-            serial=asked.serial,
-            lasts_s=asked.lasts_s,
-            record=as_text(asked.record) if asked.record is not None else "",
+            term=action.term,
+            serial=action.serial,
+            lasts_s=action.lasts_s,
+            record=as_text(action.record) if action.record is not None else "",
         )
         for voter in self.machine.voters:
             with suppress(PotluckError):  # the home is closed
                 answer = self._ask(voter, lease)
                 if answer is not None:
-                    answer.add_done_callback(self._on_vote(voter, asked.number))
+                    answer.add_done_callback(self._on_vote(voter, action.number))
 
     def _on_vote(self, voter: str, number: int) -> "Callable[[Future[Leased]], None]":
         def hear(done: "Future[Leased]") -> None:

@@ -37,9 +37,9 @@ def hints_of(
     found: dict[str, Hint] = {}
     for machine, names in machines.items():
         for name in names:
-            said = capabilities.get(name, {}).get("connection") or {}
-            if said.get("kind") in (WIRED, WIFI):
-                found.setdefault(machine, Hint(kind=said["kind"], channel=_channel(said)))
+            statement = capabilities.get(name, {}).get("connection") or {}
+            if statement.get("kind") in (WIRED, WIFI):
+                found.setdefault(machine, Hint(kind=statement["kind"], channel=_channel(statement)))
     return found
 
 
@@ -96,6 +96,6 @@ def _channels(names: Sequence[str], hints: Mapping[str, Hint]) -> dict[Channel, 
     return found
 
 
-def _channel(said: Mapping[str, Any]) -> Channel | None:
-    gateway, hertz = said.get("gateway"), said.get("frequency_hz")
+def _channel(statement: Mapping[str, Any]) -> Channel | None:
+    gateway, hertz = statement.get("gateway"), statement.get("frequency_hz")
     return (str(gateway), None if hertz is None else round(hertz / 1e6)) if gateway else None

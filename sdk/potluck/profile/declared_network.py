@@ -46,9 +46,9 @@ def fitted(
     """
     fit = tomography.fitted(tree_of(declared))
     known, found = rates_of(declared), figures(fit, tomography.observations)
-    said = [*_of_rates(known, found)]
+    contradictions = [*_of_rates(known, found)]
     if fit.misfit > tomography.best.misfit + CLEARLY:  # else no other structure explains more
-        said += _of_flows(fit, tomography.observations)
+        contradictions += _of_flows(fit, tomography.observations)
     kept = {
         one: known[one]
         if one in known and figure.error_frac == inf and known[one].value >= figure.value
@@ -57,7 +57,7 @@ def fitted(
     }
     rows = tuple(row for one in declared.media for row in _refitted(one, declared.media, kept))
     document = timed(replace(declared, media=rows), waits_s)
-    return document, [f"{line} {STEP}" for line in said]
+    return document, [f"{line} {STEP}" for line in contradictions]
 
 
 def figures(fit: Fit, observations: Sequence[Observation]) -> dict[Attachment, Figure]:
@@ -112,10 +112,10 @@ def _of_flows(fit: Fit, observations: Sequence[Observation]) -> Iterator[str]:
         if abs(log(seen / expected)) <= SURE * NOISE_FRAC:
             return
         others = [f"{a} to {b}" for a, b in flows if (a, b) != (source, target)]
-        beside = f" beside {', '.join(others)}" if others else ""
+        at_once = f" beside {', '.join(others)}" if others else ""
         yield (
             f"The network that was declared cannot explain what was measured: {source} to {target}"
-            f"{beside} had {units.rate(seen)}, it gives {units.rate(expected)}."
+            f"{at_once} had {units.rate(seen)}, it gives {units.rate(expected)}."
         )
 
 

@@ -47,14 +47,14 @@ def merged(graph: ModelGraph, max_layers: int) -> tuple[int, ...]:
     share = [node.forward_flop / flop + node.parameter_bytes / weights for node in graph.nodes]
     bounds = list(range(len(graph.nodes) + 1))
     ends = {end for chain in graph.branches().chains for end in chain}
-    most = 2 * sum(share) / max_layers
+    limit = 2 * sum(share) / max_layers
     while len(bounds) - 1 > max_layers:
         lightest = min(range(len(share)), key=share.__getitem__)
         sides = [bound for bound in (lightest, lightest + 1) if 0 < bound < len(share)]
 
         def preference(bound: int) -> tuple[bool, bool, int, float]:
             together = share[bound - 1] + share[bound]
-            return bounds[bound] in ends, together > most, -alive[bounds[bound] - 1], together
+            return bounds[bound] in ends, together > limit, -alive[bounds[bound] - 1], together
 
         joint = min(sides, key=preference)  # the bound that goes
         share[joint - 1 : joint + 1] = [share[joint - 1] + share[joint]]

@@ -453,8 +453,8 @@ def folder() -> Path:
     FileError
         They are missing.
     """
-    here = Path(__file__).resolve()
-    packaged, repository = here.parents[1] / "profiles", here.parents[3] / "profiles"
+    this_file = Path(__file__).resolve()
+    packaged, repository = this_file.parents[1] / "profiles", this_file.parents[3] / "profiles"
     for place in (packaged, repository):
         if (place / "devices").is_dir():
             return place

@@ -85,10 +85,10 @@ def learned_rows(document: HomeNetwork, factors: Mapping[str, float]) -> HomeNet
     factors
         Per medium, as of `factors_of`.
     """
-    beside = None if document.beside is None else slowed(document.beside, factors)
+    between_pairs = None if document.beside is None else slowed(document.beside, factors)
     names = media_of(document)
     rows = tuple(_learned(row, names[row.name], factors) for row in document.media)
-    return replace(document, media=rows, beside=beside)
+    return replace(document, media=rows, beside=between_pairs)
 
 
 def _learned(
@@ -96,17 +96,19 @@ def _learned(
 ) -> SharedMedium:
     """The row, if a run showed anything of it. `names`: its media, by the way that they lead."""
 
-    def told(figure: Figure | None, way: str) -> Figure | None:
+    def learned(figure: Figure | None, way: str) -> Figure | None:
         factor = factors.get(names.get(way, ""))
         if figure is None or factor is None:
             return figure
         return replace(figure, value=figure.value / factor, source=LEARNED)
 
-    stations = {name: rate for name, each in row.stations.items() if (rate := told(each, "both"))}
+    stations = {
+        name: rate for name, each in row.stations.items() if (rate := learned(each, "both"))
+    }
     one_way = "up" if row.down_bytes_per_s is not None else "both"
     return replace(
         row,
-        up_bytes_per_s=told(row.up_bytes_per_s, one_way),
-        down_bytes_per_s=told(row.down_bytes_per_s, "down"),
+        up_bytes_per_s=learned(row.up_bytes_per_s, one_way),
+        down_bytes_per_s=learned(row.down_bytes_per_s, "down"),
         stations=stations,
     )

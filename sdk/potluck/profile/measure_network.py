@@ -60,23 +60,25 @@ def measure_network(
         Host name of the notebook's machine; default: that of this one.
     """
     home_host = home_host or platform.node()
-    here = machines(capabilities, home_host)
-    speakers = {name: speaker for speaker, names in here.items() for name in names}
+    by_machine = machines(capabilities, home_host)
+    speakers = {name: speaker for speaker, names in by_machine.items() for name in names}
     lines: dict[tuple[str, str], LinkLine] = {}
     waits_s: dict[tuple[str, str], tuple[float, ...]] = {}
     for pair in pairs_to_probe(tuple(capabilities)):
         source, target = (speakers.get(name, name) for name in pair)
         rate = stated_rate(capabilities.get(pair[0], {}))
-        if rate or source == target or target not in here:
+        if rate or source == target or target not in by_machine:
             lines[pair] = bench.line(*pair, rate)
         elif (source, target) not in waits_s:
             waits_s[source, target] = bench.waits_s(source, target)
-    if len(here) == 1:
-        beside = network_of(capabilities, lines, home_host)
-        return MeasuredNetwork(document=HomeNetwork(beside=beside), network=beside)
+    if len(by_machine) == 1:
+        by_pairs = network_of(capabilities, lines, home_host)
+        return MeasuredNetwork(document=HomeNetwork(beside=by_pairs), network=by_pairs)
     medians_s = {pair: median(seconds) for pair, seconds in waits_s.items()}
-    hints = hints_of(capabilities, here)
-    tomography = measure_links([*here], LinkProber(link, task).send, medians_s, bench.done, hints)
+    hints = hints_of(capabilities, by_machine)
+    tomography = measure_links(
+        [*by_machine], LinkProber(link, task).send, medians_s, bench.done, hints
+    )
     alone = tomography.best.predicted([(pair,) for pair in waits_s])
     latencies_s = {
         pair: [latency(wait_s, rate) for wait_s in seconds]
@@ -92,7 +94,7 @@ def measure_network(
         wrong: list[str] = []
     else:
         known = known.about(speakers)
-        new = [name for name in here if name not in known.devices]
+        new = [name for name in by_machine if name not in known.devices]
         document, wrong = declared_network.fitted(known.joined_by(new), tomography, latencies_s)
         if new:
             wrong.append(

@@ -82,7 +82,7 @@ def measure_watts(
     NotMeasured
         Its meter fell silent, or told what was estimated.
     """
-    asked = _load(members, model, device, costs)
+    load_request = _load(members, model, device, costs)
     sends = Probe(task="watts", peer=HOME, nbytes=RADIO_BYTES, repeats=RADIO_REPEATS)
     with members.readings(RATE_HZ, [device]) as stream:
 
@@ -93,7 +93,7 @@ def measure_watts(
 
             return mean_of(_observed(stream, task, load if request is not None else None))
 
-        return watts_of(state(None), state(*asked), state(sends))
+        return watts_of(state(None), state(*load_request), state(sends))
 
 
 def watts_of(idle: Mean, busy: Mean, radio: Mean) -> Watts:

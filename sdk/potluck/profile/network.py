@@ -58,9 +58,9 @@ def network_of(
                 continue
             line = lines.get((source, target))
             latency_s = line.latency_s if line else 0.0
-            here, there = speakers.get(source, source), speakers.get(target, target)
-            if between is not None and (here, there) in between.paths:
-                paths[source, target] = between.path(here, there)
+            ends = speakers.get(source, source), speakers.get(target, target)
+            if between is not None and ends in between.paths:
+                paths[source, target] = between.path(*ends)
                 continue
             name = f"{source} up" if rate else f"{source} to {target}"
             capacity = rate or (line.bytes_per_s if line else FAST_BYTES_PER_S)

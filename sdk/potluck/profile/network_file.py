@@ -106,7 +106,7 @@ def declared(network: Any, folder: Path | None) -> HomeNetwork | None:
 
 
 def network_now(
-    folder: Path | None, played: Network | None, said: Mapping[str, Mapping[str, Any]]
+    folder: Path | None, played: Network | None, capabilities: Mapping[str, Mapping[str, Any]]
 ) -> HomeNetwork:
     """The network of a home that nobody has measured yet: as its lab plays it, as the file beside
     the keys has it, or as its devices say.
@@ -117,12 +117,12 @@ def network_now(
         Of the keys; None where there are none.
     played
         By a lab, if this is one.
-    said
+    capabilities
         Per device, its capability statement.
     """
     if played is not None:
         return HomeNetwork(beside=played)
-    return replace(kept_network(folder) or HomeNetwork(), beside=network_of(said, {}))
+    return replace(kept_network(folder) or HomeNetwork(), beside=network_of(capabilities, {}))
 
 
 def kept_network(folder: Path | None) -> HomeNetwork | None:
@@ -294,9 +294,9 @@ class _Reader:
             raise self._wrong(_at(where, field), "no such field here", value)
 
     def _wrong(self, where: str, expected: str, got: object) -> FileError:
-        said = "nothing" if got is None else repr(str(got)[:80])
+        shown = "nothing" if got is None else repr(str(got)[:80])
         return FileError(
-            f"{self._path}: {where[:200]}: expected {expected}, got {said}.",
+            f"{self._path}: {where[:200]}: expected {expected}, got {shown}.",
             next_step=STEP,
             path=str(self._path),
             field=where,

@@ -215,8 +215,8 @@ class Tomography:
                     min(abs(log(a / b)) / self._noise_frac, OUTLIER) ** 2
                     for a, b in zip(mine, theirs, strict=True)
                 )
-        worth, most = max(zip(worths, probes, strict=True))
-        return most if worth > WORTH else None
+        worth, probe = max(zip(worths, probes, strict=True))
+        return probe if worth > WORTH else None
 
     def _unseen(self, best: Fit) -> Fit:
         """The best tree, where every attachment that no flow has filled yet is twice as fast."""

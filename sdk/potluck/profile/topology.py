@@ -164,8 +164,8 @@ def _ring(
     wiring: HomeWiring, members: Sequence[Attachment], capacities: dict[str, float]
 ) -> Callable[..., Route]:
     ports = list(dict.fromkeys(member.port for member in members))
-    for here, there in pairwise([*ports, ports[0]] if len(ports) > 2 else ports):
-        capacities[f"{here} > {there}"] = capacities[f"{there} > {here}"] = (
+    for port, next_port in pairwise([*ports, ports[0]] if len(ports) > 2 else ports):
+        capacities[f"{port} > {next_port}"] = capacities[f"{next_port} > {port}"] = (
             wiring.capacity_bytes_per_s
         )
 
@@ -176,7 +176,7 @@ def _ring(
         step, hops = (1, distance) if distance <= n - distance else (-1, n - distance)
         stops = [ports[(start + step * hop) % n] for hop in range(hops + 1)]
         return [
-            (f"{here} > {there}", 1) for here, there in pairwise(stops)
+            (f"{port} > {next_port}", 1) for port, next_port in pairwise(stops)
         ], wiring.latency_s * hops
 
     return route
@@ -188,12 +188,12 @@ def _sites(
     _ports(members, wiring.capacity_bytes_per_s, capacities)
     latency: dict[tuple[str, str], float] = {}
     for link in wiring.links:
-        for (here, there), rate in (
+        for (first, second), rate in (
             (link.sites, link.there_bytes_per_s),
             (link.sites[::-1], link.back_bytes_per_s),
         ):
-            capacities[f"{here} > {there}"] = rate
-            latency[here, there] = link.latency_s
+            capacities[f"{first} > {second}"] = rate
+            latency[first, second] = link.latency_s
 
     def route(source: Attachment, target: Attachment) -> Route:
         media = [(f"{source.port} up", 1), (f"{target.port} down", 1)]
