@@ -47,10 +47,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"potluck: {one_line(error)}", file=sys.stderr)
         return 1
     except ImportError as error:
-        told = missing(error)
-        if told is None:
+        missing_package = missing(error)
+        if missing_package is None:
             raise
-        print(f"potluck: {one_line(told)}", file=sys.stderr)
+        print(f"potluck: {one_line(missing_package)}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("potluck: interrupted", file=sys.stderr)

@@ -503,9 +503,9 @@ class Home(SharedHome, Shown):
         """
         from potluck.profile.network_file import network_now
 
-        said = {name: self._members[name].capability for name in self._members.ready}
+        capabilities = {name: self._members[name].capability for name in self._members.ready}
         played = self._lab.network if self._lab is not None else None
-        return self._network or network_now(self._folder, played, said)
+        return self._network or network_now(self._folder, played, capabilities)
 
     def deploy(
         self,

@@ -299,14 +299,14 @@ class Layer:
         more = ("norm_values", "widest_parameter_bytes", "reused_bytes")
         for field_name in (*sizes, *more, "frozen_bytes", "fixed_buffer_bytes", "widened_bytes"):
             _positive(f"layer {self.name}: {field_name}", getattr(self, field_name), zero=True)
-        for part, whole in (
+        for part, total in (
             ("frozen_bytes", "parameter_bytes"),
             ("fixed_buffer_bytes", "buffer_bytes"),
         ):
-            if getattr(self, part) > getattr(self, whole):
+            if getattr(self, part) > getattr(self, total):
                 raise UserError(
-                    f"layer {self.name}: {part} {getattr(self, part)} exceed {whole} "
-                    f"{getattr(self, whole)}."
+                    f"layer {self.name}: {part} {getattr(self, part)} exceed {total} "
+                    f"{getattr(self, total)}."
                 )
         _positive(f"layer {self.name}: waiting_bytes", self.waiting_bytes or 0, zero=True)
         if not 0 <= self.weight_flop <= self.backward_flop:

@@ -24,13 +24,13 @@ def harmless(text: str) -> str:
     return "".join([_shown(char) for char in text])
 
 
-def quoted(text: str, most: int = 80) -> str:
+def quoted(text: str, max_chars: int = 80) -> str:
     """A name or a part of a message out of somebody else's file: harmless, and not long.
 
-    >>> quoted("conv1"), quoted("a" * 100, most=5)
+    >>> quoted("conv1"), quoted("a" * 100, max_chars=5)
     ('conv1', 'aaaaa...')
     """
-    return harmless(text if len(text) <= most else text[:most] + "...")
+    return harmless(text if len(text) <= max_chars else text[:max_chars] + "...")
 
 
 def who_is_here(names: Iterable[str]) -> str:

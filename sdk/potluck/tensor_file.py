@@ -78,8 +78,8 @@ def read_tensors(path: Path, next_step: str) -> "tuple[dict[str, torch.Tensor], 
             next_step=next_step,
             path=str(path),
         ) from error
-    told = {name: text for name, text in metadata.items() if name != CHECKSUM}
-    if CHECKSUM in metadata and metadata[CHECKSUM] != _checksum(told, tensors):
+    stated = {name: text for name, text in metadata.items() if name != CHECKSUM}
+    if CHECKSUM in metadata and metadata[CHECKSUM] != _checksum(stated, tensors):
         raise FileError(
             f"{path} is not as it was written: its checksum is another.",
             next_step="Take an earlier file, or copy this one again from where it is whole.",

@@ -219,7 +219,7 @@ class Adapter:
         now = self._weight(plan, problem, plan)
         best = min(others, key=lambda other: self._weight(other, problem, plan), default=plan)
         saved_frac = 1 - self._weight(best, problem, plan) / now
-        told = f"{self._noun} {look.step}: {self._changed(thing)}"
+        summary = f"{self._noun} {look.step}: {self._changed(thing)}"
         if saved_frac < WORTH_FRAC:
             self.settle()
             return Decision(
@@ -227,7 +227,7 @@ class Adapter:
                 action=STAY,
                 change_frac=change_frac,
                 saved_frac=max(0.0, saved_frac),
-                words=f"{told}; no plan saves {units.percent(WORTH_FRAC)} or more, "
+                words=f"{summary}; no plan saves {units.percent(WORTH_FRAC)} or more, "
                 "so this one stays.",
             )
         self._looks += 1
@@ -235,8 +235,8 @@ class Adapter:
         since = look.step - (look.step if self._since is None else self._since)
         cost_s = self.cost.seconds(plan, best, problem, look.step_s)
         saved_s = saved_frac * look.step_s
-        told = (
-            f"{told}; {_called(best)} would save "
+        summary = (
+            f"{summary}; {_called(best)} would save "
             f"{units.percent(saved_frac)} of {_what(problem, self._noun)}, a switch costs about "
             f"{units.duration(cost_s)}"
         )
@@ -254,7 +254,7 @@ class Adapter:
             change_frac=change_frac,
             saved_frac=saved_frac,
             cost_s=cost_s,
-            words=f"{told}: {why}.",
+            words=f"{summary}: {why}.",
             plan=best if action == SWITCH else None,
         )
 

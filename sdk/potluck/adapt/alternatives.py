@@ -15,7 +15,9 @@ from potluck.records import Plan, Problem
 LITTLE_WORK = 2000
 
 
-def trained_alike(problem: Problem, plan: Plan, found: Iterable[Plan], most: int) -> list[Plan]:
+def trained_alike(
+    problem: Problem, plan: Plan, found: Iterable[Plan], max_plans: int
+) -> list[Plan]:
     """At most so many of these plans, and what other micro-batches make of the first and of the
     plan at work; judged.
 
@@ -30,7 +32,7 @@ def trained_alike(problem: Problem, plan: Plan, found: Iterable[Plan], most: int
         At work.
     found
         By a planner, the best first.
-    most
+    max_plans
         Of them.
 
     Raises
@@ -42,7 +44,7 @@ def trained_alike(problem: Problem, plan: Plan, found: Iterable[Plan], most: int
     for other in _with_its_sizes(problem, plan, found):
         if other.stages != plan.stages and same_sums(plan, other, problem.layers):
             alike.append(other)
-        if len(alike) == most:
+        if len(alike) == max_plans:
             break
     bases = [plan, *alike[:1]]
     sized = (better_sizes(problem, base, most_work=LITTLE_WORK) for base in bases)

@@ -90,8 +90,8 @@ def alone(plan: Plan, device: str) -> Plan:
     device
         That is there.
     """
-    whole = Stage(start=0, stop=plan.stages[-1].stop, devices=(device,), shares=(plan.micro_batch,))
-    return _lightweight(plan, (whole,))
+    stage = Stage(start=0, stop=plan.stages[-1].stop, devices=(device,), shares=(plan.micro_batch,))
+    return _lightweight(plan, (stage,))
 
 
 def _lightweight(plan: Plan, stages: tuple[Stage, ...]) -> Plan:

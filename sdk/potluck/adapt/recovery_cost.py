@@ -33,9 +33,9 @@ def migration_s(plan: Plan, problem: Problem, holders: Sequence[Collection[str]]
             layer = problem.layers[index]
             nbytes = layer.parameter_bytes + layer.buffer_bytes
             nbytes += copies * (layer.parameter_bytes - layer.frozen_bytes)
-            here = holders[index] if holders else ()
-            for device in (name for name in stage.devices if name not in here):
-                giver = min(here, key=lambda name: (sent.get(name, 0), name), default=HOME)
+            having = holders[index] if holders else ()
+            for device in (name for name in stage.devices if name not in having):
+                giver = min(having, key=lambda name: (sent.get(name, 0), name), default=HOME)
                 if nbytes == 0 or (giver, device) not in network.paths:
                     continue
                 sent[giver] = sent.get(giver, 0) + nbytes

@@ -18,7 +18,7 @@ from statistics import fmean, harmonic_mean, median
 from typing import Protocol
 
 from potluck.offload.accelerated import LATE, LATE_S
-from potluck.offload.bandwidth_filter import LONG, SHORT, Asking, Estimator
+from potluck.offload.bandwidth_filter import LONG, SHORT, Estimator, ProbeTimer
 from potluck.offload.link_bandwidth import PROBE_BYTES
 from potluck.offload.plan.problem import OffloadProblem, Operator
 from potluck.offload.plan.split import Splitter
@@ -132,7 +132,7 @@ def fade(place: str, n: int, seed: int = 0) -> tuple[float, ...]:
 def _regret(rule: Rule, place: str, latency_s: list[list[float]], seed: int) -> float:
     rng = random.Random(f"noise {place} {seed}")
     taken_s = best_s = 0.0
-    alone_s, asking = latency_s[0][0], Asking(0.0)
+    alone_s, probe_timer = latency_s[0][0], ProbeTimer(0.0)
     for turn, truth in enumerate(trace(place, seed)):
         at_s = turn * EVERY_S
         now = _nearest(truth)
@@ -146,10 +146,10 @@ def _regret(rule: Rule, place: str, latency_s: list[list[float]], seed: int) -> 
         shown = truth * math.exp(rng.gauss(0, NOISE))
         shown *= BURST if odd < ODD_FRAC / 2 else STALL if odd < ODD_FRAC else 1.0
         shares = latency_s[thought] != latency_s[0]
-        if shares or asking.is_due(at_s, alone=True):
+        if shares or probe_timer.is_due(at_s, alone=True):
             nbytes = SENT_BYTES if shares else PROBE_BYTES
             rule.observe(nbytes, nbytes / shown, at_s)
-            asking.observe(at_s, shown, believed, asked=not shares)
+            probe_timer.observe(at_s, shown, believed, is_probe=not shares)
     return taken_s / best_s - 1
 
 

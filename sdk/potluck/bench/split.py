@@ -217,7 +217,10 @@ def _table_losses(splitter: Splitter, step_mb: float, most_mb: float) -> dict[st
     """
     begun_s = time.process_time()
     table = over(
-        BANDWIDTHS, splitter, lambda rate, near: splitter.share(rate, near=near), most=N_SEARCHES
+        BANDWIDTHS,
+        splitter,
+        lambda rate, near: splitter.share(rate, near=near),
+        max_searches=N_SEARCHES,
     )
     table_s = time.process_time() - begun_s
     starts, losses = [rate for rate, _ in table], []

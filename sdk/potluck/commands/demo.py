@@ -144,8 +144,8 @@ def _train(home: potluck.Home, n_steps: int, out: Path) -> list[str]:
     profile = home.profile(model, rows=(4, 8, 16)).wait()
     plans = potluck.plan(profile, potluck.Training(batch=BATCH, micro_batch=MICRO_BATCH))
     first, other = _two_plans(plans)
-    said = headline.of_plan(plans.best)
-    _print_line(f"  {said}\n")
+    summary = headline.of_plan(plans.best)
+    _print_line(f"  {summary}\n")
     _print_line(text.plans(plans.items, plans.best, 6))
     _print_line(
         "\n"
@@ -176,7 +176,7 @@ def _train(home: potluck.Home, n_steps: int, out: Path) -> list[str]:
     )
     curves = chart.loss({"four devices": losses, "one machine": reference})
     save_png(curves, out / "loss.png")
-    return [markup.words(said), *fragments, run._repr_html_(), html.picture(curves)]
+    return [markup.words(summary), *fragments, run._repr_html_(), html.picture(curves)]
 
 
 def _two_plans(plans: Sequence[Plan]) -> tuple[Plan, Plan]:

@@ -42,13 +42,13 @@ def main(args: argparse.Namespace) -> int:
     else:
         with home:
             members = tuple(home.devices.values())
-    there = [member for member in members if member.status != "not there"]
-    if there or not members:
-        print(text.render(tables.members(there, title)))
+    present = [member for member in members if member.status != "not there"]
+    if present or not members:
+        print(text.render(tables.members(present, title)))
     for member in members:
-        if member not in there:
+        if member not in present:
             print(f"potluck: {harmless(str(member.error))}", file=sys.stderr)
-    return int(len(there) < len(members))
+    return int(len(present) < len(members))
 
 
 def _seen(peers: "Sequence[str]", wait_s: float) -> "tuple[Member, ...]":

@@ -302,7 +302,7 @@ def bounded(name: str, capability: Mapping[str, Any]) -> Checkup:
     missing.
     """
     bounds: Mapping[str, str] = capability.get("bounds", {})
-    missing = [f"{bound} {said}" for bound, said in bounds.items() if said.startswith("not ")]
+    missing = [f"{bound} {state}" for bound, state in bounds.items() if state.startswith("not ")]
     if not bounds or missing:
         what = f"{name} computes with fewer bounds: {'; '.join(missing) or 'it names none'}"
         return Checkup(
@@ -310,8 +310,8 @@ def bounded(name: str, capability: Mapping[str, Any]) -> Checkup:
             what=what,
             remedy="a newer Linux has them; bugs of libraries can do more here",
         )
-    told = "; ".join(f"{bound} {said}" for bound, said in bounds.items())
-    return Checkup(level=GOOD, what=f"{name} computes within bounds: {told}")
+    bounds_text = "; ".join(f"{bound} {state}" for bound, state in bounds.items())
+    return Checkup(level=GOOD, what=f"{name} computes within bounds: {bounds_text}")
 
 
 def available(name: str, capability: Mapping[str, Any]) -> Iterator[Checkup]:

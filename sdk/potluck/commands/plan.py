@@ -43,15 +43,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("words", nargs="+", metavar="HOME MODEL", help="or one of the words above")
     parser.set_defaults(wrong_usage=parser.error)
-    asked = parser.add_argument_group("what is asked")
-    mode = asked.add_mutually_exclusive_group()
+    request = parser.add_argument_group("what is asked")
+    mode = request.add_mutually_exclusive_group()
     mode.add_argument(
         "--train",
         metavar="WHAT",
         help="batch=32[,micro_batch=8][,optimizer_copies=2] (the default)",
     )
     mode.add_argument("--infer", metavar="WHAT", help="batch=1[,streaming]")
-    asked.add_argument(
+    request.add_argument(
         "--qoe",
         action="append",
         default=[],
@@ -59,35 +59,37 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="latency=500ms, energy=20 (J), energy.NAME=5, memory.NAME=2GB, lambda=1000 (J/s); may "
         "be repeated",
     )
-    asked.add_argument(
+    request.add_argument(
         "--planner", default="potluck", metavar="NAME", help="another of the planners, or all"
     )
-    asked.add_argument(
+    request.add_argument(
         "--time", metavar="TIME", help="how long to look for better plans, such as 10s"
     )
-    asked.add_argument(
+    request.add_argument(
         "--order-transfers",
         action="store_true",
         help="rank the first plans with their transfers in order",
     )
-    asked.add_argument(
+    request.add_argument(
         "--refine",
         default="0s",
         metavar="TIME",
         help="so long CP-SAT (ortools) may better that order",
     )
-    asked.add_argument(
+    request.add_argument(
         "--schedules",
         default="",
         metavar="NAMES",
         help="schedules that the best plans are tried with, such as zb-h1,zb-compact, or any",
     )
-    asked.add_argument(
+    request.add_argument(
         "--stage-sizes",
         action="store_true",
         help="stages of the best plans may take micro-batches of their own sizes",
     )
-    asked.add_argument("--layers", metavar="N", help="merge the model into N layers (default: 32)")
+    request.add_argument(
+        "--layers", metavar="N", help="merge the model into N layers (default: 32)"
+    )
     home = parser.add_argument_group("what if")
     home.add_argument(
         "--with",
@@ -300,8 +302,8 @@ def _problem(args: argparse.Namespace, home: str, model: str) -> "Problem":
     max_layers = (
         MAX_LAYERS if args.layers is None else _whole(str(args.layers), "--layers", "--layers 32")
     )
-    asked = workload(args.train, args.infer)
-    profile: Profile = estimate(home, model, max_layers=max_layers, decode_rows=asked.batch)
+    work = workload(args.train, args.infer)
+    profile: Profile = estimate(home, model, max_layers=max_layers, decode_rows=work.batch)
     for kind in args.added:  # before others go: it is connected as one of them is
         profile = profile.with_device(kind)
     for name in args.without:
@@ -309,7 +311,7 @@ def _problem(args: argparse.Namespace, home: str, model: str) -> "Problem":
     for text in args.medium:
         name, rate = _pair(text, "--medium", "air=50Mbit/s")
         profile = profile.with_medium(name, rate)
-    return profile.problem(asked, qoe(args.qoe))
+    return profile.problem(work, qoe(args.qoe))
 
 
 def workload(train: str | None, infer: str | None) -> "Training | Inference":

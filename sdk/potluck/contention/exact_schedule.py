@@ -152,7 +152,7 @@ def _share(
     model: Any, times: StageTimes, starts: Mapping[Action, Any], lasts: Mapping[Action, int]
 ) -> None:
     """A row does one thing at a time, and keeps no more than it has room for."""
-    for stages, most in zip(times.rows, times.most_kept, strict=True):
+    for stages, max_kept in zip(times.rows, times.most_kept, strict=True):
         own = [action for action in starts if action.stage in stages]
         model.add_no_overlap(
             [
@@ -167,7 +167,7 @@ def _share(
             [starts[a] for a in begun] + [starts[a] + lasts[a] for a in ended],
             [1] * len(begun) + [-1] * len(ended),
             0,
-            most,
+            max_kept,
         )
 
 

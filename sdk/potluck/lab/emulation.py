@@ -252,15 +252,15 @@ def _slowness(real: Sequence[LayerCost], played: Sequence[LayerCost]) -> list[tu
     """
     forward, backward = _whole(played, "forward_s"), _whole(played, "backward_s")
     found = []
-    for index, (here, there) in enumerate(zip(real, played, strict=True)):
-        pairs = [*_allowed(here.forward_s, there.forward_s, forward)]
-        pairs += _allowed(here.backward_s, there.backward_s, backward)
-        if here.update_s and there.update_s and here.update_s > DISPATCH_S:
-            pairs.append((here.update_s, there.update_s))
+    for index, (cost, played_cost) in enumerate(zip(real, played, strict=True)):
+        pairs = [*_allowed(cost.forward_s, played_cost.forward_s, forward)]
+        pairs += _allowed(cost.backward_s, played_cost.backward_s, backward)
+        if cost.update_s and played_cost.update_s and cost.update_s > DISPATCH_S:
+            pairs.append((cost.update_s, played_cost.update_s))
         found.append((max(a / max(b, 1e-12) for a, b in pairs), index))
     longest = max(range(len(real)), key=lambda index: max(real[index].forward_s), default=0)
-    for kind, whole in (("forward_s", forward), ("backward_s", backward)):
-        pairs = [*zip(_whole(real, kind), whole, strict=True)]
+    for kind, totals in (("forward_s", forward), ("backward_s", backward)):
+        pairs = [*zip(_whole(real, kind), totals, strict=True)]
         found += [(a / max(b, 1e-12), longest) for a, b in pairs]
     return found
 
@@ -271,11 +271,11 @@ def _whole(costs: Sequence[LayerCost], kind: str) -> list[float]:
 
 
 def _allowed(
-    real: Sequence[float], played: Sequence[float], whole: Sequence[float]
+    real: Sequence[float], played: Sequence[float], totals: Sequence[float]
 ) -> Iterator[tuple[float, float]]:
     """Of each number of rows: seconds it really takes, and those that it may take."""
-    for here, there, of_all in zip(real, played, whole, strict=True):
-        yield here, max(there, SMALL_FRAC * of_all)
+    for real_s, played_s, of_all in zip(real, played, totals, strict=True):
+        yield real_s, max(played_s, SMALL_FRAC * of_all)
 
 
 def _power(device: Device) -> tuple[float, float, float] | None:

@@ -159,8 +159,8 @@ class Namespaces:
         )
         self._flows.append(taker)
         assert taker.stdout is not None
-        with taker.stdout as said:
-            port = said.readline().decode().strip()
+        with taker.stdout as output:
+            port = output.readline().decode().strip()
         if not port:
             raise HomeError("somebody else's traffic has nobody who takes it.", device=target)
         command = [*self.command(source), *program, "give", address, port, str(lasts_s)]
@@ -242,6 +242,6 @@ def _run(command: Sequence[str], lines: Iterable[str] = ()) -> None:
     given = "".join(f"{line}\n" for line in lines).encode()
     done = subprocess.run(command, input=given, capture_output=True, timeout=COMMAND_S)
     if done.returncode:
-        said = " ".join(done.stderr.decode(errors="replace").split())
-        kind = _Exists if "File exists" in said else HomeError
-        raise kind(f"links cannot be emulated: `{' '.join(command[-4:])}` says {said!r}.")
+        output = " ".join(done.stderr.decode(errors="replace").split())
+        kind = _Exists if "File exists" in output else HomeError
+        raise kind(f"links cannot be emulated: `{' '.join(command[-4:])}` says {output!r}.")

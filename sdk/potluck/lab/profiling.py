@@ -155,14 +155,14 @@ def _device(emulation: Emulation, name: str, capability: Mapping[str, Any]) -> D
     """The device that is played; what an instruction costs beside its work, and a worker beside
     tensors, is real.
     """
-    here = device_of(name, capability)
+    real = device_of(name, capability)
     return replace(
         emulation.device(name),
-        memory_bytes=here.memory_bytes,
-        overhead_s=here.overhead_s,
-        floor_bytes=here.floor_bytes,
-        host=here.host,
-        backends=here.backends,
+        memory_bytes=real.memory_bytes,
+        overhead_s=real.overhead_s,
+        floor_bytes=real.floor_bytes,
+        host=real.host,
+        backends=real.backends,
     )
 
 

@@ -84,22 +84,22 @@ class Relay:
     async def _listen(self, target: str, port: int) -> int:
         for _ in range(TRIES):
             first = await self._serve(target, port, 0)
-            here = int(first.sockets[0].getsockname()[1])
+            first_port = int(first.sockets[0].getsockname()[1])
             servers = [first]
             try:
                 for offset in range(1, PORTS):
-                    servers.append(await self._serve(target, port + offset, here + offset))
-                return here
+                    servers.append(await self._serve(target, port + offset, first_port + offset))
+                return first_port
             except (OSError, OverflowError):
                 for server in servers:
                     server.close()
         raise OSError("no run of free ports was found")
 
-    async def _serve(self, target: str, port: int, here: int) -> asyncio.Server:
+    async def _serve(self, target: str, port: int, own_port: int) -> asyncio.Server:
         async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await self._join(target, port, reader, writer)
 
-        return await asyncio.start_server(accept, HOST, here)
+        return await asyncio.start_server(accept, HOST, own_port)
 
     async def _join(
         self, target: str, port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -109,13 +109,13 @@ class Relay:
         source = await asyncio.to_thread(self.source_of, writer.get_extra_info("peername")[1])
         for _ in range(KNOCKS):
             try:
-                there, onwards = await asyncio.open_connection(HOST, port)
+                answers, onwards = await asyncio.open_connection(HOST, port)
             except OSError:  # a device that is gone does not answer
                 await asyncio.sleep(KNOCK_S)
                 continue
             await asyncio.gather(
                 self._pass(source, target, reader, onwards),
-                self._pass(target, source, there, writer),
+                self._pass(target, source, answers, writer),
             )
             return
         writer.close()

@@ -57,8 +57,8 @@ class Happened(NamedTuple):
     failure: PotluckError | None = None
 
     def __str__(self) -> str:
-        said = f"{self.item}{' is over' if self.over else ''}"
-        return f"{said} failed: {self.failure}" if self.failure is not None else said
+        words = f"{self.item}{' is over' if self.over else ''}"
+        return f"{words} failed: {self.failure}" if self.failure is not None else words
 
 
 def log(happened: Happened) -> None:

@@ -323,9 +323,11 @@ def _own(home: "Home", helpers: tuple[str, ...]) -> tuple[str, LocalAgents | Non
     others = [
         name for name in home.devices.ready if name not in helpers and not name.startswith(OWN)
     ]
-    here = [name for name in others if home.devices[name].capability.get("host") == platform.node()]
-    if here:
-        return here[0], None
+    local = [
+        name for name in others if home.devices[name].capability.get("host") == platform.node()
+    ]
+    if local:
+        return local[0], None
     bind = _address_towards(home.devices[helpers[0]])
     with _starting:  # each has its own, which ends with it
         name = next(

@@ -438,10 +438,10 @@ def _in_order(
 
 def _progress_callback(task: Task, case: SplitCase) -> Callable[[int], None]:
     """Shows how far planning is; between two searches it can be cancelled."""
-    most = len(case.first) + 1 if case.first else case.spec.most
+    n_searches = len(case.first) + 1 if case.first else case.spec.max_searches
 
-    def told(done: int) -> None:
+    def report(done: int) -> None:
         task.check()
-        task.update(0.6 + 0.2 * min(done / most, 1.0), f"planning, {done} of {most}")
+        task.update(0.6 + 0.2 * min(done / n_searches, 1.0), f"planning, {done} of {n_searches}")
 
-    return told
+    return report

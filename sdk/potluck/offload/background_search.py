@@ -67,9 +67,9 @@ class BackgroundSearch:
             process.stdin.write(json.dumps(order).encode() + b"\n")
             process.stdin.flush()
             for line in process.stdout:
-                said = json.loads(line)
-                self.done = said.get("done", self.done)
-                self.found = read_found(said, self._sharing) or self.found
+                report = json.loads(line)
+                self.done = report.get("done", self.done)
+                self.found = read_found(report, self._sharing) or self.found
 
     @property
     def over(self) -> bool:
@@ -87,10 +87,10 @@ class BackgroundSearch:
         self._process.wait()
 
 
-def main(said: IO[bytes], tell: IO[str]) -> None:
+def main(orders: IO[bytes], tell: IO[str]) -> None:
     """Search for what is asked, unless somebody has found it meanwhile."""
-    order = json.loads(said.readline())
-    threading.Thread(target=_end_with, args=(said,), daemon=True).start()
+    order = json.loads(orders.readline())
+    threading.Thread(target=_end_with, args=(orders,), daemon=True).start()
     if hasattr(os, "nice"):
         os.nice(NICENESS)
     sharing, spec = read_problem(order)
@@ -103,15 +103,15 @@ def main(said: IO[bytes], tell: IO[str]) -> None:
     with alone(path.parent) if path is not None else nullcontext():
         found = read(path, sharing) if path is not None else None
         if found is None:
-            found = spec.search(sharing, told=lambda done: say({"done": done}))
+            found = spec.search(sharing, report=lambda done: say({"done": done}))
             if path is not None:
                 write(path, found)
     say(found_document(found))
 
 
-def _end_with(said: IO[bytes]) -> None:
+def _end_with(orders: IO[bytes]) -> None:
     """Nothing more is said until whoever has started this closes it, or ends."""
-    os.read(said.fileno(), 1)
+    os.read(orders.fileno(), 1)
     os._exit(1)
 
 

@@ -79,16 +79,16 @@ class Estimator:
         return min(median(rates[-self._short :]), median(rates)) if rates else self._first
 
 
-class Asking:
+class ProbeTimer:
     """When to ask for the bandwidth, given when something has shown it."""
 
     def __init__(self, now_s: float) -> None:
         self._heard_s, self._wait_s = now_s, FIRST_WAIT_S
 
     def observe(
-        self, at_s: float, bytes_per_s: float, thought_bytes_per_s: float, *, asked: bool
+        self, at_s: float, bytes_per_s: float, thought_bytes_per_s: float, *, is_probe: bool
     ) -> None:
-        """A request, or an answer to what was `asked`, has shown this much where that much was
+        """A request, or a transfer sent to find out, has shown this much where that much was
         thought.
 
         Parameters
@@ -99,10 +99,10 @@ class Asking:
             That was shown.
         thought_bytes_per_s
             That was thought before.
-        asked
+        is_probe
             It was sent to find out.
         """
-        rare = asked and bytes_per_s <= RISEN * thought_bytes_per_s
+        rare = is_probe and bytes_per_s <= RISEN * thought_bytes_per_s
         self._wait_s = min(self._wait_s * GROWTH, MOST_WAIT_S) if rare else FIRST_WAIT_S
         self._heard_s = at_s
 

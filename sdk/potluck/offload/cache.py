@@ -77,7 +77,7 @@ class SplitCache:
         self,
         sharing: OffloadProblem,
         spec: SearchSpec,
-        told: Callable[[int], None] = lambda done: None,
+        report: Callable[[int], None] = lambda done: None,
     ) -> Found:
         """What was found before, or is searched for and kept now.
 
@@ -87,12 +87,12 @@ class SplitCache:
             The problem.
         spec
             What is searched for.
-        told
+        report
             Called with the number of searches done.
         """
         found = self.known(sharing, spec)
         if found is None:
-            found = spec.search(sharing, told=told)
+            found = spec.search(sharing, report=report)
             self.keep(sharing, spec, found)
             if path := self.path(sharing, spec):
                 write(path, found)

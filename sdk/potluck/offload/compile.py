@@ -94,8 +94,8 @@ def compile_shared(
         The segment whose weights the pieces use.
     """
     part = {DEVICE, *(step.side for step in shared.steps)}  # a helper without rows has no program
-    there = tuple(device for side, device in enumerate(sides.names) if side in part)
-    build = _ProgramCompilation(shareable, sides, ProgramBuilder(name, there, HOME))
+    devices = tuple(device for side, device in enumerate(sides.names) if side in part)
+    build = _ProgramCompilation(shareable, sides, ProgramBuilder(name, devices, HOME))
     build.feed(shareable.line.traced.graph.inputs[0].name)
     pieces: dict[str, dict[str, StagePiece]] = {device: {} for device in sides.names}
     rows: dict[str, dict[int, Interval]] = {device: {} for device in sides.names}
@@ -144,9 +144,9 @@ def shared_requests(
             for piece in program.pieces.get(device, ())
         }
         order = Prepare(run=run, epoch=epoch, memory_bytes=memory_bytes)
-        every: Iterable[Compiled] = (program.compiled for program in programs)
+        compiled: Iterable[Compiled] = (program.compiled for program in programs)
         kind = next((kind for piece in pieces.values() for kind in piece.documents), "")
-        requests[device] = request(device, order, tuple(pieces.values()), every, kind)
+        requests[device] = request(device, order, tuple(pieces.values()), compiled, kind)
     return requests
 
 
@@ -275,18 +275,18 @@ class _ProgramCompilation:
         side, part = step.side, step.part
         source, target = self.sides.names[side], self.sides.names[step.to]
         if part.name not in self.here[side]:
-            whole, axis = self.model.input_part, self.model.rows_of(part.value)[0]
+            input_part, axis = self.model.input_part, self.model.rows_of(part.value)[0]
             nbytes = self._bytes(part)
             self.programs.compute(
                 source,
                 "slice",
-                [whole.name],
+                [input_part.name],
                 {part.name: nbytes},
                 note=Annotation(label="cut", nbytes=nbytes),
                 priority=turn,
                 dim=axis,
-                start=part.start - whole.start,
-                stop=part.stop - whole.start,
+                start=part.start - input_part.start,
+                stop=part.stop - input_part.start,
             )
             self.here[side].add(part.name)
         self.programs.send(source, part.name, target, part.name, label=_rows(part), priority=turn)

@@ -23,14 +23,14 @@ class Predictions:
         return self._seconds[key]
 
     def memory_bytes(
-        self, whole: CompiledPlan, device: str, table: SplitTable, bytes_per_s: float
+        self, model: CompiledPlan, device: str, table: SplitTable, bytes_per_s: float
     ) -> int:
         """What a device needs: the weights of the whole model once, and the most that any entry
         holds.
 
         Parameters
         ----------
-        whole
+        model
             The model, loaded on the device.
         device
             Its name.
@@ -43,7 +43,7 @@ class Predictions:
         def peak_bytes(compiled: Compiled) -> int:
             return self._case.predict(compiled, bytes_per_s).peak_bytes.get(device, 0)
 
-        resting = self._case.problem.device(device).floor_bytes + whole.held_bytes(device)
+        resting = self._case.problem.device(device).floor_bytes + model.held_bytes(device)
         needed = [resting + peak_bytes(program.compiled) for program in table.programs]
         # that of the whole model counts its weights
         return max([resting, *needed, peak_bytes(self._alone)])

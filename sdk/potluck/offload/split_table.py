@@ -171,7 +171,7 @@ class SplitCase:
         return self.spec.search(self.sharing)
 
     def first_search(
-        self, bytes_per_s: float, told: Callable[[int], None] = lambda done: None
+        self, bytes_per_s: float, report: Callable[[int], None] = lambda done: None
     ) -> Found:
         """Splits for some bandwidths, and for this one: right for any, if slower, and found in
         little time.
@@ -179,7 +179,7 @@ class SplitCase:
         some = replace(
             self.spec, bandwidths=tuple(sorted({*self.first, bytes_per_s})), n_searches=0
         )
-        return some.search(self.sharing, levels=FIRST_LEVELS, told=told)
+        return some.search(self.sharing, levels=FIRST_LEVELS, report=report)
 
     def table(self, found: Found) -> SplitTable:
         """A program for each split that was found."""
@@ -239,11 +239,11 @@ class SplitCase:
                 program.compiled if program is not None else alone, bytes_per_s
             )
         device = self.names[DEVICE]
-        told = {
+        costs = {
             name: (max(trace.step_s), trace.energy_j.get(device)) for name, trace in found.items()
         }
-        told["the best layer cut"] = min(told.values(), key=lambda row: row[0])
-        return told
+        costs["the best layer cut"] = min(costs.values(), key=lambda row: row[0])
+        return costs
 
     def as_emulated(self, compiled: Compiled) -> Compiled:
         """The programs with the times that emulated devices shall take."""

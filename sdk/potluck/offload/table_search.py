@@ -21,13 +21,13 @@ class TableSearch:
         self._search: BackgroundSearch | None = None
 
     def first(
-        self, case: SplitCase, bytes_per_s: float, told: Callable[[int], None] = lambda done: None
+        self, case: SplitCase, bytes_per_s: float, report: Callable[[int], None] = lambda done: None
     ) -> SplitTable:
         """The whole table, where that was found before or is wanted at once.
 
         Else one that is right, if coarse.
 
-        `told`: how many searches are done.
+        `report`: how many searches are done.
 
         Parameters
         ----------
@@ -35,15 +35,15 @@ class TableSearch:
             What is divided, between whom.
         bytes_per_s
             The bandwidth of now.
-        told
+        report
             Called with the number of searches done.
         """
         self.close()
         found = self._store.known(case.sharing, case.spec)
         if found is None and case.first:
             self._lacking = case
-            return case.table(case.first_search(bytes_per_s, told))
-        return case.table(found or self._store.found(case.sharing, case.spec, told))
+            return case.table(case.first_search(bytes_per_s, report))
+        return case.table(found or self._store.found(case.sharing, case.spec, report))
 
     def whole(self, case: SplitCase) -> SplitTable | None:
         """The whole table of this case, where it has been found since.
@@ -69,7 +69,9 @@ class TableSearch:
         """How far the search is; None where all is found."""
         lacking, search = self._lacking, self._search
         return (
-            Searched(done=search.done if search else 0, most=lacking.spec.most) if lacking else None
+            Searched(done=search.done if search else 0, most=lacking.spec.max_searches)
+            if lacking
+            else None
         )
 
     def close(self) -> None:

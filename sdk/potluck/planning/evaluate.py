@@ -99,7 +99,7 @@ def _limit(stages: Sequence[str]) -> NormLimit:
     """Of as many norms per stage as the simulator takes there to be."""
     n_norms = direct_simulation.NORMS_BYTES // direct_simulation.ITEM_BYTES
     names = tuple(tuple(f"{stage}.{k}" for k in range(n_norms)) for stage in stages)
-    return NormLimit(most=1.0, order=2.0, parameters=names, sequence=tuple(chain(*names)))
+    return NormLimit(max_norm=1.0, order=2.0, parameters=names, sequence=tuple(chain(*names)))
 
 
 def outline(problem: Problem, plan: Plan) -> tuple[Segment, ...]:

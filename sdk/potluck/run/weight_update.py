@@ -142,7 +142,7 @@ class Update:
         limit = None
         if self.clip_norm is not None or scaled:
             limit = NormLimit(
-                most=ANY_NORM if self.clip_norm is None else self.clip_norm,
+                max_norm=ANY_NORM if self.clip_norm is None else self.clip_norm,
                 order=inf if self.clip_norm is None else self.norm_order,
                 parameters=tuple(names),
                 sequence=tuple(order),

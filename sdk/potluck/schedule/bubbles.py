@@ -161,8 +161,8 @@ class Arrivals:
         for target, on_way_s in self._times.targets(stage, kind):
             for n in meeting(self._times.parts[stage], self._times.parts[target], m):
                 came_s = self._carried_s(stage, target, stop_s, on_way_s) if on_way_s else stop_s
-                there = Action(target, FORWARD if kind == FORWARD else self._gradient, n)
-                self._arrive(there, came_s)
+                arrival = Action(target, FORWARD if kind == FORWARD else self._gradient, n)
+                self._arrive(arrival, came_s)
                 came.append((target, came_s))
         return came
 
@@ -302,11 +302,11 @@ def _tail_s(times: StageTimes, stage: int) -> float:
 
 def is_within(schedule: Schedule, times: StageTimes) -> bool:
     """Whether every row keeps within the memory that it has."""
-    for row, most in zip(schedule, times.most_kept, strict=True):
+    for row, max_kept in zip(schedule, times.most_kept, strict=True):
         kept = 0
         for action in row:
             kept += {FORWARD: 1, WEIGHT_GRADIENT: -1, BACKWARD: -1}.get(action.kind, 0)
-            if kept > most:
+            if kept > max_kept:
                 return False
     return True
 

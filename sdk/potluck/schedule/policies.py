@@ -49,8 +49,8 @@ def warm_up_depths(room: Sequence[int], n_micro_batches: int) -> list[int]:
     depths = list[int]()
     ceiling = n_micro_batches
     n_stages = len(room)
-    for p, most in enumerate(room):
-        ceiling = min(warm_up_depth(p, n_stages, n_micro_batches), most, ceiling)
+    for p, max_kept in enumerate(room):
+        ceiling = min(warm_up_depth(p, n_stages, n_micro_batches), max_kept, ceiling)
         depths.append(ceiling)
     for p in reversed(range(n_stages - 1)):
         depths[p] = min(depths[p], depths[p + 1] + 2)
@@ -179,8 +179,8 @@ def interleaved(n_rows: int, n_chunks: int, n_micro_batches: int) -> Schedule:
             f"interleaving needs rows, chunks and micro-batches, got {n_rows}, {n_chunks} and "
             f"{n_micro_batches}."
         )
-    whole = range(min(n_rows, n_micro_batches), n_micro_batches + 1)
-    n_at_once = next(n for n in whole if n_micro_batches % n == 0)
+    candidates = range(min(n_rows, n_micro_batches), n_micro_batches + 1)
+    n_at_once = next(n for n in candidates if n_micro_batches % n == 0)
     rounds = [
         (chunk, first + m)
         for first in range(0, n_micro_batches, n_at_once)

@@ -46,8 +46,8 @@ def refined(plan: Plan, other: Plan) -> Plan:
     cuts = sorted({stage.start for stage in (*plan.stages, *other.stages)} | {plan.stages[-1].stop})
     stages: list[Stage] = []
     for start, stop in pairwise(cuts):
-        whole = next(stage for stage in plan.stages if stage.start <= start < stage.stop)
-        stages.append(replace(whole, start=start, stop=stop))
+        covering = next(stage for stage in plan.stages if stage.start <= start < stage.stop)
+        stages.append(replace(covering, start=start, stop=stop))
     return replace(plan, stages=tuple(stages))
 
 
@@ -82,7 +82,7 @@ def standbys(plan: Plan, segments: Sequence[Segment], new: Plan) -> tuple[Standb
     return tuple(found)
 
 
-def followed_bytes(plan: Plan, segments: Sequence[Segment], every: Sequence[Standby]) -> int:
+def followed_bytes(plan: Plan, segments: Sequence[Segment], standbys: Sequence[Standby]) -> int:
     """What the busiest standby receives per step, from home too.
 
     Parameters
@@ -91,12 +91,12 @@ def followed_bytes(plan: Plan, segments: Sequence[Segment], every: Sequence[Stan
         In force.
     segments
         One per stage of `plan`.
-    every
+    standbys
         The standbys, from `standbys`.
     """
     per_device: dict[str, int] = {}
     graph = wire(plan, segments, training=True)
-    for standby in every:
+    for standby in standbys:
         p, segment = standby.stage, segments[standby.stage]
         nbytes = vector_bytes(segment, graph.learns[p])
         if nbytes and standby.way == REPLAY:
@@ -131,7 +131,7 @@ def compile_follow(
     plan: Plan,
     segments: Sequence[Segment],
     optimizer: Mapping[str, Any] | StepUpdate,
-    every: Sequence[Standby],
+    standbys: Sequence[Standby],
     *,
     division: Division | None = None,
     home: str = HOME,
@@ -151,7 +151,7 @@ def compile_follow(
         One per stage of `plan`.
     optimizer
         As for `compile_training`.
-    every
+    standbys
         The standbys, from `standbys`.
     division
         The micro-batches of the step; default: the plan's.
@@ -159,11 +159,11 @@ def compile_follow(
         What the notebook is called as a peer.
     """
     division = division or divide(plan, segments, plan.batch)
-    told = optimizer if isinstance(optimizer, StepUpdate) else alike(optimizer, len(segments))
-    devices = tuple(dict.fromkeys(device for standby in every for device in standby.devices))
+    update = optimizer if isinstance(optimizer, StepUpdate) else alike(optimizer, len(segments))
+    devices = tuple(dict.fromkeys(device for standby in standbys for device in standby.devices))
     programs, graph = ProgramBuilder(name, devices, home), wire(plan, segments, training=True)
     rated = set[str]()  # devices that have this step's settings
-    for standby in every:
+    for standby in standbys:
         segment, learns = segments[standby.stage], graph.learns[standby.stage]
         if not vector_elements(segment, learns):
             continue
@@ -177,11 +177,11 @@ def compile_follow(
                 gradients = [_copy(programs, plan, segment, graph, standby.stage, device)]
             if not learns and not gradients:  # its forwards have moved the statistics
                 continue
-            scales = _scale(programs, plan, segment, standby.stage, device, told, learns)
-            rates = [RATES] if told.n_rates and learns else []
+            scales = _scale(programs, plan, segment, standby.stage, device, update, learns)
+            rates = [RATES] if update.n_rates and learns else []
             if rates and device not in rated:
                 rated.add(device)
-                feed_rates(programs, told, device, LATE)
+                feed_rates(programs, update, device, LATE)
             note = Annotation(
                 label=f"{standby.stage} step",
                 start=segment.start,
@@ -196,13 +196,13 @@ def compile_follow(
                 note=note,
                 priority=LATE,
                 segment=segment.name,
-                **step_attributes(told, standby.stage, learns, gradients, scales, rates),
+                **step_attributes(update, standby.stage, learns, gradients, scales, rates),
             )
     return programs.finish()
 
 
 def step_attributes(
-    told: StepUpdate,
+    update: StepUpdate,
     p: int,
     learns: bool,
     gradients: Sequence[str],
@@ -213,7 +213,7 @@ def step_attributes(
 
     Parameters
     ----------
-    told
+    update
         What the steps of all stages are told.
     p
         The stage.
@@ -222,21 +222,21 @@ def step_attributes(
     gradients, scales, rates
         Its inputs, as far as there are any.
     """
-    found: dict[str, Any] = dict(told.attributes[p]) if learns else {"optimizer": dict(STILL)}
+    found: dict[str, Any] = dict(update.attributes[p]) if learns else {"optimizer": dict(STILL)}
     if scales or rates:
-        there = zip(STEP_INPUTS, (gradients, scales, rates), strict=True)
-        found["given"] = [name for name, values in there if values]
+        inputs = zip(STEP_INPUTS, (gradients, scales, rates), strict=True)
+        found["given"] = [name for name, values in inputs if values]
     return found
 
 
-def feed_rates(programs: ProgramBuilder, told: StepUpdate, device: str, priority: int) -> None:
+def feed_rates(programs: ProgramBuilder, update: StepUpdate, device: str, priority: int) -> None:
     """Home tells a device the settings of this step.
 
     Parameters
     ----------
     programs
         Where it is written down.
-    told
+    update
         What the steps are told.
     device
         Its name.
@@ -248,7 +248,7 @@ def feed_rates(programs: ProgramBuilder, told: StepUpdate, device: str, priority
         value=RATES,
         tensor=RATES,
         whole=True,
-        nbytes=told.n_rates * RATE_BYTES,
+        nbytes=update.n_rates * RATE_BYTES,
         priority=priority,
     )
     programs.feed(feed, label=f"{programs.home}>rates")
@@ -260,11 +260,11 @@ def _scale(
     segment: Segment,
     p: int,
     device: str,
-    told: StepUpdate,
+    update: StepUpdate,
     learns: bool,
 ) -> list[str]:
     """Receive what gradients are multiplied by, where their norm is limited."""
-    if told.limit is None or not learns:
+    if update.limit is None or not learns:
         return []
     giver, name = plan.stages[p].devices[0], scale_value(p)
     nbytes = segment.vector_item_bytes

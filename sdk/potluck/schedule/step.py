@@ -288,13 +288,13 @@ class _Walk(Generic[T, V]):
                 self._send_sums(p, vectors)
                 self._update(p, vectors, {})
             return
-        every = {p: self._summed(p) for p in stages}
-        self._share(every)
+        summed = {p: self._summed(p) for p in stages}
+        self._share(summed)
         for p in stages:
-            self._send_sums(p, every[p])
-        scales = self._scales(learning, every) if spec.limited and learning else {}
+            self._send_sums(p, summed[p])
+        scales = self._scales(learning, summed) if spec.limited and learning else {}
         for p in stages:
-            self._update(p, every[p], scales)
+            self._update(p, summed[p], scales)
 
     def _summed(self, p: int) -> list[V]:
         """The sums of stage p, one on each of its devices; none where nobody needs a vector."""
@@ -325,15 +325,15 @@ class _Walk(Generic[T, V]):
                 for p in holders
                 for index, vector in enumerate(vectors[p])
             }
-            there = {(p, spec.devices[p][index]): part for (p, index), part in parts.items()}
+            present = {(p, spec.devices[p][index]): part for (p, index), part in parts.items()}
             for q in holders:
                 for index, device in enumerate(spec.devices[q]):
                     for p in holders:
-                        if (p, device) not in there:
+                        if (p, device) not in present:
                             part = parts[p, 0]
-                            told = sink.send_shared_part(k, p, q, index, part, priority)
-                            there[p, device] = told
-                    found = [there[p, device] for p in reversed(holders)]
+                            received = sink.send_shared_part(k, p, q, index, part, priority)
+                            present[p, device] = received
+                    found = [present[p, device] for p in reversed(holders)]
                     summed = sink.shared_sum(k, q, index, found, priority)
                     sums.setdefault((q, index), {})[k] = summed
         for (q, index), mine in sums.items():

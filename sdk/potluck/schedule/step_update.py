@@ -11,14 +11,14 @@ RATE_BYTES = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NormLimit:
-    """The norm of the gradients of all stages together is `most` at the most; `order` 2 is
+    """The norm of the gradients of all stages together is `max_norm` at the most; `order` 2 is
     Euclid's.
 
     `parameters`: per stage, in the order of its gradients; `sequence`: all of them, in the order in
     which their norms are looked at.
     """
 
-    most: float
+    max_norm: float
     order: float
     parameters: tuple[tuple[str, ...], ...]
     sequence: tuple[str, ...]

@@ -189,7 +189,7 @@ class UpdateInstructions:
             priority=priority,
             segment=segment.name,
             order=limit.carried_order,
-            most=limit.most,
+            most=limit.max_norm,
             places=limit.places(stages),
             **more,
         )

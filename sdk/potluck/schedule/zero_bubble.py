@@ -185,12 +185,12 @@ def _rules(
     """
     each = [len(stages) * max(times.parts[p] for p in stages) for stages in times.rows]
     most_kept = tuple(
-        max(len(stages), min(n * min(kept, n_micro_batches), most))
-        for stages, n, most in zip(times.rows, each, times.most_kept, strict=True)
+        max(len(stages), min(n * min(kept, n_micro_batches), limit))
+        for stages, n, limit in zip(times.rows, each, times.most_kept, strict=True)
     )
     most_flying = tuple(
-        max(len(stages), min(n * depth, most))
-        for stages, n, depth, most in zip(times.rows, each, flying, most_kept, strict=True)
+        max(len(stages), min(n * depth, limit))
+        for stages, n, depth, limit in zip(times.rows, each, flying, most_kept, strict=True)
     )
     return [
         FillRules(order=order, most_flying=most_flying, most_kept=most_kept, patience=patience)
@@ -328,12 +328,12 @@ def zb_interleaved(times: StageTimes, n_micro_batches: int) -> Schedule:
         )
     # micro-batches that `interleaved` keeps on its first row, which keeps most
     chunks = n_stages // n
-    most = -(-((chunks - 1) * n + 2 * (n - 1) + 1) // chunks)
-    return _best(times, n_micro_batches, _chunked(times, n_micro_batches, most))
+    kept = -(-((chunks - 1) * n + 2 * (n - 1) + 1) // chunks)
+    return _best(times, n_micro_batches, _chunked(times, n_micro_batches, kept))
 
 
-def _chunked(times: StageTimes, n_micro_batches: int, most: int) -> list[FillRules]:
-    return _rules(times, n_micro_batches, [most] * len(times.rows), most)
+def _chunked(times: StageTimes, n_micro_batches: int, kept: int) -> list[FillRules]:
+    return _rules(times, n_micro_batches, [kept] * len(times.rows), kept)
 
 
 TimedPolicy = Callable[[StageTimes, int], Schedule]

@@ -44,10 +44,10 @@ class ExpectedValues:
         self._expected.pop(place, None)
         self._n_late += len(self._awaited.pop(place, ()))
 
-    def probe(self, asked: Probe) -> None:
+    def probe(self, probe: Probe) -> None:
         """The device was asked to send values that are thrown away."""
-        if asked.peer == HOME:
-            self._probes[asked.task] = _Series(asked.nbytes, asked.repeats)
+        if probe.peer == HOME:
+            self._probes[probe.task] = _Series(probe.nbytes, probe.repeats)
 
     def probed(self, task: str) -> None:
         """It has said how long that took."""

@@ -186,10 +186,10 @@ def ended(device: str, message: Refused) -> DeviceGone:
     )
 
 
-def mute(device: str, asked: Message, waited_s: float) -> DeviceGone:
+def mute(device: str, request: Message, waited_s: float) -> DeviceGone:
     """It lives, and does not answer."""
     return DeviceGone(
-        f"it did not answer {type(asked).__name__} within {waited_s:.0f} s.",
+        f"it did not answer {type(request).__name__} within {waited_s:.0f} s.",
         device=device,
         next_step="Restart its agent, or go on without it.",
     )
@@ -230,9 +230,12 @@ def _without_worker(device: str, text: str) -> RefusedError:
     start that.
     """
     _, lacks, what = text.partition("computes nothing: ")
-    told, _, next_step = f"it {lacks}{what}".partition(". ") if lacks else (text, "", "")
+    sentence, _, next_step = f"it {lacks}{what}".partition(". ") if lacks else (text, "", "")
     return RefusedError(
-        f"{told.removesuffix('.')}.", device=device, next_step=next_step, code=RefusalCode.BACKEND
+        f"{sentence.removesuffix('.')}.",
+        device=device,
+        next_step=next_step,
+        code=RefusalCode.BACKEND,
     )
 
 
@@ -245,8 +248,8 @@ def sizes(needed: int, available: int) -> tuple[str, str]:
     >>> sizes(3 * 2**20, 2**20), sizes(2**20 + 1, 2**20)
     (('3.0 MiB', '1.0 MiB'), ('1048577 bytes', '1048576 bytes'))
     """
-    told = f"{needed / 2**20:.1f} MiB", f"{available / 2**20:.1f} MiB"
-    return told if told[0] != told[1] else (f"{needed} bytes", f"{available} bytes")
+    in_mib = f"{needed / 2**20:.1f} MiB", f"{available / 2**20:.1f} MiB"
+    return in_mib if in_mib[0] != in_mib[1] else (f"{needed} bytes", f"{available} bytes")
 
 
 def _too_large(device: str, message: Refused, text: str) -> OutOfMemory:
@@ -288,14 +291,14 @@ def failed(
 
     `alone`: a request, and nothing else.
     """
-    told = _TOLD.get(message.cause, clean(message.cause))
+    cause = _TOLD.get(message.cause, clean(message.cause))
     where = (
         f" at instruction {message.instruction} of {clean(message.program)}"
         if message.instruction >= 0
         else ""
     )
     text = (
-        f"{told}{where}, step {message.step}: "
+        f"{cause}{where}, step {message.step}: "
         f"{clean(message.text).rstrip('.') or 'no more is known'}."
     )
     if alone:

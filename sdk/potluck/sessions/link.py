@@ -100,11 +100,11 @@ class SessionLink(ABC):
         """
         self._on_notification = heard
 
-    def watch(self, told: Callable[[Event, list[Action]], None] | None) -> None:
+    def watch(self, observer: Callable[[Event, list[Action]], None] | None) -> None:
         """Call `told(event, actions)` in the link's thread before actions are carried out: for
         tests of faults, see `potluck.testing.faults`. None: nobody watches.
         """
-        self._on_handled = told
+        self._on_handled = observer
 
     def pass_time(self, seconds: float) -> None:
         """Come back after so long, or when the link is closed."""

@@ -165,8 +165,8 @@ class LocalAgents:
                 name=name, address=address, key=str(ready["key"]), pid=process.pid, code=code
             )
         except (Empty, ValueError, KeyError, TypeError) as error:
-            said = self.log(name).strip().splitlines()[-1:] or ["it said nothing"]
-            raise DeviceError(f"its agent did not start: {said[0]}", device=name) from error
+            last_line = self.log(name).strip().splitlines()[-1:] or ["it said nothing"]
+            raise DeviceError(f"its agent did not start: {last_line[0]}", device=name) from error
 
     def log(self, name: str) -> str:
         """What an agent has written to its log."""

@@ -285,14 +285,14 @@ class Members(Shown, Mapping[str, Member]):
         """
         self._link.notify(ActUnder(lease=lease, term=term))
 
-    def ask_lease(self, key: str, asked: Lease) -> "Future[Leased] | None":
+    def ask_lease(self, key: str, request: Lease) -> "Future[Leased] | None":
         """Ask a device for a lease; None where it is not there, or does not know leases.
 
         Parameters
         ----------
         key
             Of the device.
-        asked
+        request
             What it is asked.
         """
         name = next((name for name, member in self.items() if member.key == key), "")
@@ -307,7 +307,7 @@ class Members(Shown, Mapping[str, Member]):
             else:
                 answer.set_result(done.result()[name][0])  # type: ignore[arg-type]
 
-        self._link.ask(RequestAll(requests={name: (asked, ())})).add_done_callback(pass_on)
+        self._link.ask(RequestAll(requests={name: (request, ())})).add_done_callback(pass_on)
         return answer
 
     def pass_time(self, seconds: float) -> None:
@@ -333,14 +333,14 @@ class Members(Shown, Mapping[str, Member]):
             for name in self.ready
         ]
         document = json.dumps(rows, separators=(",", ":")).encode()
-        told = {
+        answers = {
             name: self._link.ask(RequestAll(requests={name: (Roster(home="home"), (document,))}))
             for name in self.ready
         }
-        wait_for(told.values())
+        wait_for(answers.values())
         for name in about:
-            if name in told:
-                told[name].result()
+            if name in answers:
+                answers[name].result()
 
     def need(self, names: Iterable[str] | None = None) -> tuple[str, ...]:
         """These devices (default: all that are ready and stay, or all that are ready) with an open

@@ -26,8 +26,8 @@ _WORDS: dict[type[Message], tuple[str, ...]] = {
 
 def legible(message: Message) -> Message:
     """The message with harmless texts."""
-    said = {name: getattr(message, name) for name in _WORDS[type(message)]}
-    changed = {name: told for name, text in said.items() if (told := harmless(text)) != text}
+    texts = {name: getattr(message, name) for name in _WORDS[type(message)]}
+    changed = {name: clean for name, text in texts.items() if (clean := harmless(text)) != text}
     return replace(message, **changed) if changed else message
 
 
@@ -35,8 +35,8 @@ def read_statement(document: Buffer) -> dict[str, Any]:
     """What a device says of itself, with harmless texts. WireError where it does not hold."""
     if len(document) > MAX_STATEMENT_BYTES:
         raise WireError(WireCode.SIZE, f"a capability statement of {len(document)} bytes")
-    said: dict[str, Any] = _legible(statement.read(document))
-    return said
+    capability: dict[str, Any] = _legible(statement.read(document))
+    return capability
 
 
 def _legible(document: Any) -> Any:

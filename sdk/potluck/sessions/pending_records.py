@@ -19,11 +19,11 @@ ROW_BYTES = 128  # of a timeline, at most: a small integer and two floats
 BY_VALUES = (FailureCause.INPUT, FailureCause.ARITHMETIC)
 
 
-def is_over(drop: Drop, asked: Message | StartExecution) -> bool:
+def is_over(drop: Drop, request: Message | StartExecution) -> bool:
     """Whether nobody will answer this, because its run or epoch is dropped."""
-    if not isinstance(asked, Prepare | Commit | StartExecution):
+    if not isinstance(request, Prepare | Commit | StartExecution):
         return False
-    return asked.run == drop.run and drop.epoch in (-1, asked.epoch)
+    return request.run == drop.run and drop.epoch in (-1, request.epoch)
 
 
 def read_timeline(message: Done, document: Any, offset_s: float, most_rows: int) -> Timeline:
@@ -153,7 +153,7 @@ class Launched:
 
 
 def startable(
-    every: Sequence[Launched], peers: Mapping[str, Peer]
+    executions: Sequence[Launched], peers: Mapping[str, Peer]
 ) -> list[tuple[Launched, str, Launched | None]]:
     """Which executions may begin on which devices, and behind which other.
 
@@ -163,7 +163,7 @@ def startable(
     """
     found: list[tuple[Launched, str, Launched | None]] = []
     under_way: dict[tuple[str, str, str], list[Launched]] = {}
-    for launched in every:
+    for launched in executions:
         launch = launched.launch
         ready: list[tuple[Launched, str, Launched | None]] = []
         for device in launched.to_start:

@@ -100,10 +100,12 @@ class PendingRequests:
             That have passed, and in which answers were heard.
         """
         late = []
-        for asked in self._pending.values():
-            asked.passed_s += seconds
-            if asked.passed_s > asked.most_s:
-                late += [(name, message, asked.passed_s) for name, message in asked.waiting.items()]
+        for request in self._pending.values():
+            request.passed_s += seconds
+            if request.passed_s > request.most_s:
+                late += [
+                    (name, message, request.passed_s) for name, message in request.waiting.items()
+                ]
         return late
 
     def probe(self, ticket: int, device: str, now_s: float) -> None:
@@ -112,8 +114,8 @@ class PendingRequests:
 
     def probed(self, ticket: int, now_s: float) -> list[Action]:
         """All of that value is there."""
-        asked = self._pending.pop(ticket, None)
-        return [Resolve(ticket=ticket, result=now_s - asked.since_s)] if asked else []
+        request = self._pending.pop(ticket, None)
+        return [Resolve(ticket=ticket, result=now_s - request.since_s)] if request else []
 
     def answered(self, device: str, message: Message, buffers: tuple[Any, ...]) -> list[Action]:
         """A device has said this. WireError where it is no answer to what was asked."""
@@ -125,13 +127,13 @@ class PendingRequests:
                     check_timings(question, message)
                 if isinstance(question, Probe) and isinstance(message, Probed):
                     check_seconds(question, message)
-                asked = self._pending[ticket]
-                del asked.waiting[device]
-                asked.answers[device] = (message, buffers)
-                if asked.waiting:
+                request = self._pending[ticket]
+                del request.waiting[device]
+                request.answers[device] = (message, buffers)
+                if request.waiting:
                     return []
                 del self._pending[ticket]
-                return [Resolve(ticket=ticket, result=asked.answers)]
+                return [Resolve(ticket=ticket, result=request.answers)]
         return []
 
     def refused(self, device: str, message: Refused, error: PotluckError) -> list[Action]:
@@ -160,9 +162,9 @@ class PendingRequests:
     def _open(self, device: str) -> list[tuple[int, Message]]:
         """What the device has been asked and not answered."""
         return [
-            (ticket, asked.waiting[device])
-            for ticket, asked in self._pending.items()
-            if device in asked.waiting
+            (ticket, request.waiting[device])
+            for ticket, request in self._pending.items()
+            if device in request.waiting
         ]
 
 

@@ -33,24 +33,24 @@ class PowerReading:
     battery_frac: float | None = None
 
 
-def fault_of(told: Reading, before: Reading | None) -> str:
+def fault_of(reading: Reading, before: Reading | None) -> str:
     """Why this reading is not believed; empty where it is.
 
     Parameters
     ----------
-    told
+    reading
         What the device says, on the notebook's clock.
     before
         The one before, of this session.
     """
-    if not all(map(isfinite, (told.at_s, told.watts, told.joules, told.resolution_w))):
+    if not all(map(isfinite, (reading.at_s, reading.watts, reading.joules, reading.resolution_w))):
         return "a number that is none"
-    if not 0 <= told.watts <= MOST_W:
-        return f"{told.watts:g} W"
-    if told.joules < 0 or told.resolution_w < 0:
-        return f"{told.joules:g} J, known to {told.resolution_w:g} W"
-    if before is not None and told.at_s < before.at_s:
-        return f"a time {before.at_s - told.at_s:g} s before the reading before"
+    if not 0 <= reading.watts <= MOST_W:
+        return f"{reading.watts:g} W"
+    if reading.joules < 0 or reading.resolution_w < 0:
+        return f"{reading.joules:g} J, known to {reading.resolution_w:g} W"
+    if before is not None and reading.at_s < before.at_s:
+        return f"a time {before.at_s - reading.at_s:g} s before the reading before"
     return ""
 
 
@@ -63,32 +63,32 @@ class Count:
     joules: float = 0.0
     has_gap: bool = False
 
-    def after(self, told: Reading, before: Reading | None) -> "Count":
+    def after(self, reading: Reading, before: Reading | None) -> "Count":
         """The count once a believed reading has come."""
         if before is None:
             return self
-        joules, span_s = told.joules - before.joules, told.at_s - before.at_s
+        joules, span_s = reading.joules - before.joules, reading.at_s - before.at_s
         if not 0 <= joules <= MOST_W * (span_s + SLACK_S):
             return Count(self.joules, True)
         return Count(self.joules + joules, self.has_gap)
 
-    def mark(self, told: Reading) -> str:
+    def mark(self, reading: Reading) -> str:
         """Where the sum comes from."""
-        mark = SOURCES.get(told.source, UNKNOWN)
+        mark = SOURCES.get(reading.source, UNKNOWN)
         return worst((mark, ASSUMED)) if self.has_gap else mark
 
 
-def believed(device: str, told: Reading, count: Count) -> PowerReading:
+def believed(device: str, reading: Reading, count: Count) -> PowerReading:
     """The reading for people."""
-    charge = told.battery_frac
+    charge = reading.battery_frac
     return PowerReading(
         device=device,
-        at_s=told.at_s,
-        watts=told.watts,
+        at_s=reading.at_s,
+        watts=reading.watts,
         joules=count.joules,
-        source=count.mark(told),
-        meter=told.meter,
-        resolution_w=told.resolution_w,
-        busy_frac=min(1.0, max(0.0, told.busy_frac)),
+        source=count.mark(reading),
+        meter=reading.meter,
+        resolution_w=reading.resolution_w,
+        busy_frac=min(1.0, max(0.0, reading.busy_frac)),
         battery_frac=charge if 0 <= charge <= 1 else None,
     )

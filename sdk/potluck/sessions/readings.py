@@ -62,13 +62,13 @@ class Stream(Iterator[PowerReading]):
         """
         while True:
             with self._news:
-                there = self._news.wait_for(self._has_news, timeout_s)
-                said, closed = tuple(self._notes), self._closed
+                is_in_time = self._news.wait_for(self._has_news, timeout_s)
+                notes, closed = tuple(self._notes), self._closed
                 self._notes.clear()
-                taken = self._take() if not said else None
-            for text in said:
+                taken = self._take() if not notes else None
+            for text in notes:
                 warnings.warn(text, stacklevel=2)
-            if taken is not None or closed or not there:
+            if taken is not None or closed or not is_in_time:
                 return taken
 
     def _has_news(self) -> bool:
@@ -248,17 +248,17 @@ class Readings(Shown):
 
     # --- for the members --------------------------------------------------------------------------
 
-    def receive(self, device: str, told: Reading) -> bool:
+    def receive(self, device: str, reported: Reading) -> bool:
         """A device told its power; whether that is believed. Quick: the link calls it."""
         with self._lock:
             before = self._before.get(device)
-            fault = fault_of(told, before)
+            fault = fault_of(reported, before)
             if fault:
                 self._faults[device] = fault
                 return False
-            count = self._counts.get(device, Count()).after(told, before)
-            self._before[device], self._counts[device] = told, count
-            reading = believed(device, told, count)
+            count = self._counts.get(device, Count()).after(reported, before)
+            self._before[device], self._counts[device] = reported, count
+            reading = believed(device, reported, count)
             self._history.setdefault(device, deque(maxlen=KEPT)).append(reading)
             streams = tuple(self._streams)
         for stream in streams:

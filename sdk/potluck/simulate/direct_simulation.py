@@ -220,17 +220,17 @@ class StepOutcome:
 
         changes = [*between(forward, forward, working[number])]
         if backward >= 0:
-            beside = table.second_gradient_bytes(
+            extra_bytes = table.second_gradient_bytes(
                 stage.start, stage.stop, first=number not in learned
             )
             learned.add(number)
-            changes += between(backward, backward, working[number] + beside)
+            changes += between(backward, backward, working[number] + extra_bytes)
             changes += between(forward, backward, kept[number])
         if late >= 0:
-            beside = table.second_gradient_bytes(stage.start, stage.stop, first=False)
-            beside += cost.working_bytes(table.of(False), stage.start, stage.stop, item.rows)
+            extra_bytes = table.second_gradient_bytes(stage.start, stage.stop, first=False)
+            extra_bytes += cost.working_bytes(table.of(False), stage.start, stage.stop, item.rows)
             waiting = table.waiting_bytes(stage.start, stage.stop) * item.rows
-            changes += between(late, late, beside)
+            changes += between(late, late, extra_bytes)
             changes += between(backward, late, waiting)
         return changes
 

@@ -169,7 +169,7 @@ def depth_that_fits(
 
     def needed(depth: int) -> int:
         working, waiting = traffic.row_bytes(depth, depth + 2)
-        at_work = traffic.beside + depth * traffic.copied + early + rows * working
+        at_work = traffic.second_gradient + depth * traffic.copied + early + rows * working
         return max(at_work, reducing + rows * waiting) if reducing else at_work
 
     if room < 0 or needed(1) > room:
@@ -192,7 +192,7 @@ class _Traffic(NamedTuple):
     n_micro_batches: int
     n_before: int  # micro-batches in front whatever the depths; 0: as they say
     n_behind: int  # and behind
-    beside: int  # of all rows: a second gradient
+    second_gradient: int  # of all rows
     copied: int  # of all rows, by each micro-batch: statistics
 
     def row_bytes(self, depth: int, depth_before: int) -> tuple[int, int]:
@@ -220,10 +220,10 @@ def _traffic(
         n_fed, n_waiting = min(n_fed, table.n_waiting + 1), min(n_waiting, table.n_waiting)
     feeds = _feed_bytes(table, start, stop) * n_fed
     at_work = feeds + working_bytes(table, start, stop, 1)
-    beside = table.second_gradient_bytes(start, stop, first=n_micro_batches == 1)
+    second_gradient = table.second_gradient_bytes(start, stop, first=n_micro_batches == 1)
     if not isinstance(table.problem.workload, Training):
         at_rest = n_waiting * (taken + given)
-        return _Traffic(at_work, at_rest, 0, 0, 0, n_micro_batches, 0, 0, beside, 0)
+        return _Traffic(at_work, at_rest, 0, 0, 0, n_micro_batches, 0, 0, second_gradient, 0)
     is_last = stop == len(table.problem.layers)
     runs_ahead = table.runs_ahead(start, stop) and table.n_waiting is None
     behind = n_micro_batches * (1 + is_last) * (is_last or runs_ahead)
@@ -236,7 +236,7 @@ def _traffic(
         n_micro_batches=n_micro_batches,
         n_before=n_micro_batches * (table.follows_ahead(start, stop) and table.n_waiting is None),
         n_behind=behind,
-        beside=beside,
+        second_gradient=second_gradient,
         copied=table.copied_bytes(start, stop),
     )
 
@@ -280,8 +280,8 @@ def _moving_parts(
     ring = _ring(table, start, stop, replicas)
     depth = min(warm_up, n_micro_batches)
     working, waiting = traffic.row_bytes(depth, depth_before)
-    beside = traffic.beside + depth * traffic.copied + ring[0]
-    return (beside, working), (ring[1], waiting if ring[1] else 0)
+    fixed = traffic.second_gradient + depth * traffic.copied + ring[0]
+    return (fixed, working), (ring[1], waiting if ring[1] else 0)
 
 
 @lru_cache(maxsize=1 << 16)

@@ -54,7 +54,7 @@ class Islands:
         """The rate of every class; `counts`: how many flows each has that has some."""
         seen: set[int] = set()
         for number in self._touched:
-            for start in (number,) if number in counts else self._beside(number):
+            for start in (number,) if number in counts else self._adjacent(number):
                 if start not in seen:
                     island = self._around(start)
                     seen |= island
@@ -66,7 +66,7 @@ class Islands:
         self._touched.clear()
         return self._rates
 
-    def _beside(self, number: int) -> set[int]:
+    def _adjacent(self, number: int) -> set[int]:
         """The classes with flows that share a medium with this one."""
         return {other for medium in self._crossed[number] for other in self._users.get(medium, ())}
 
@@ -74,7 +74,7 @@ class Islands:
         """The island of a class."""
         island, edge = {start}, [start]
         while edge:
-            new = self._beside(edge.pop()) - island
+            new = self._adjacent(edge.pop()) - island
             island |= new
             edge += new
         return island

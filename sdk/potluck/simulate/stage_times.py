@@ -65,8 +65,8 @@ def _totals(given: Sequence[flows.OutputGroup]) -> dict[int, tuple[int, int]]:
     found = dict[int, tuple[int, int]]()
     for to, outputs, gradients in given:
         for q in to:
-            there, back = found.get(q, (0, 0))
-            found[q] = there + outputs, back + gradients
+            outward, back = found.get(q, (0, 0))
+            found[q] = outward + outputs, back + gradients
     return found
 
 
@@ -108,9 +108,9 @@ def _most_kept(table: cost.CostTable, plan: Plan, row: Sequence[int]) -> int:
     """Micro-batches of one stage that each device of the row has room for, all stages together."""
     stages = [plan.stages[p] for p in row]
     names = {name for stage in stages for name in stage.devices}
-    most = sum(plan.counts[p] for p in row)
+    total = sum(plan.counts[p] for p in row)
     fits = min(_fitting(table, plan, table.devices[name]) for name in names)
-    return max(len(row), min(most, fits))
+    return max(len(row), min(total, fits))
 
 
 def _fitting(table: cost.CostTable, plan: Plan, device: Device) -> int:
@@ -118,13 +118,13 @@ def _fitting(table: cost.CostTable, plan: Plan, device: Device) -> int:
     having = [stage for stage in plan.stages if device.name in stage.devices]
     own = [(stage, stage.shares[stage.devices.index(device.name)]) for stage in having]
     resting = cost.resting_bytes(table, {(stage.start, stage.stop) for stage, _ in own})
-    beside = max(
+    working = max(
         cost.working_bytes(table.of(stage.recompute), stage.start, stage.stop, rows)
         + table.second_gradient_bytes(stage.start, stage.stop, first=False)
         for stage, rows in own
     )
     unit = max(_unit_bytes(table.of(stage.recompute), stage, rows) for stage, rows in own)
-    room = table.budgets[device.name] - resting - beside
+    room = table.budgets[device.name] - resting - working
     return room // unit if unit else max(plan.counts) * len(own)
 
 

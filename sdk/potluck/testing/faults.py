@@ -112,7 +112,7 @@ def watch(home: Home, moment: Moment, strike: Callable[[], None], *, after: int 
     """
     left: int | None = None
 
-    def told(event: Event, actions: list[Action]) -> None:
+    def observe(event: Event, actions: list[Action]) -> None:
         nonlocal left
         if left is None and any(moment.has_come(action) for action in actions):
             left = after
@@ -122,7 +122,7 @@ def watch(home: Home, moment: Moment, strike: Callable[[], None], *, after: int 
             left = -1
             strike()
 
-    link_of(home).watch(told)
+    link_of(home).watch(observe)
 
 
 def end_watch(home: Home) -> None:

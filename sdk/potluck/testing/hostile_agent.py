@@ -235,14 +235,14 @@ def honest(order: Message, buffers: Any) -> list[Said]:
             return _control(*encode(Dropped(run=order.run, epoch=order.epoch)))
         case Measure():
             times = (0.1,) * len(order.rows)
-            told = Measured(
+            measured = Measured(
                 task=order.task,
                 rows=order.rows,
                 forward_s=times,
                 memory_bytes=(1,) * len(times),
                 backward_s=times if order.train else (),
             )
-            return _control(*encode(told))
+            return _control(*encode(measured))
         case Probe():
             return _control(
                 *encode(Probed(task=order.task, peer=order.peer, seconds=(0.1,) * order.repeats))
@@ -323,8 +323,8 @@ class TakenOver:
         except WireError:  # the greeting of a data connection
             return
         does = self._does if self._does is not None and isinstance(order, self._does.at) else None
-        for to, said in does.says(order) if does is not None else honest(order, buffers):
+        for to, reply in does.says(order) if does is not None else honest(order, buffers):
             if to in routes:
-                self._routers[to].send_multipart([routes[to], *said])
+                self._routers[to].send_multipart([routes[to], *reply])
         if does is not None:
             self.did.set()

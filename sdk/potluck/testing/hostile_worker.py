@@ -153,14 +153,14 @@ def honest(order: Message) -> bytes:
         case MeasureTask():
             times = (0.1,) * len(order.rows)
             back = times if order.train else ()
-            told = MeasuredTask(
+            measured = MeasuredTask(
                 task=order.task,
                 rows=order.rows,
                 forward_s=times,
                 backward_s=back,
                 memory_bytes=(1,) * len(times),
             )
-            return pack(told)
+            return pack(measured)
     return b""
 
 

@@ -232,10 +232,10 @@ class Silent:
     """A pipe that nobody listens to; keeps what was said."""
 
     def __init__(self) -> None:
-        self.said, self.outbound_released = [], ()
+        self.sent, self.outbound_released = [], ()
 
     def send(self, message, buffers=(), *, urgent=False):
-        self.said.append(message)
+        self.sent.append(message)
 
     def flush(self):
         pass
@@ -252,7 +252,7 @@ def test_a_leak_shows_as_memory_held_until_it_is_mended(monkeypatch):
 
     def rest_bytes():
         engine.handle(Compute(), [b"{}"])
-        return pipe.said[-1].memory_bytes
+        return pipe.sent[-1].memory_bytes
 
     engine.handle(*measure(document))
     before_bytes = rest_bytes()

@@ -11,8 +11,8 @@ from potluck.offload.bandwidth_filter import (
     LONG,
     MOST_WAIT_S,
     STALE_S,
-    Asking,
     Estimator,
+    ProbeTimer,
 )
 
 N = 100_000
@@ -68,25 +68,25 @@ def test_links_have_the_means_of_the_paper_and_drop_to_near_zero():
 
 
 def test_alone_it_is_asked_for_soon_then_less_and_less_often_and_soon_again_when_it_has_risen():
-    asking = Asking(0.0)
+    probe_timer = ProbeTimer(0.0)
     waits_s = []
     now_s = 0.0
     for shown in (1.0,) * 9 + (10.0, 1.0):
         before_s = now_s
-        while not asking.is_due(now_s, alone=True):
+        while not probe_timer.is_due(now_s, alone=True):
             now_s += FIRST_WAIT_S / 8
         waits_s.append(now_s - before_s)
-        asking.observe(now_s, shown, 1.0, asked=True)
+        probe_timer.observe(now_s, shown, 1.0, is_probe=True)
     assert waits_s[0] == FIRST_WAIT_S == waits_s[10]
     assert waits_s[:9] == sorted(waits_s[:9])
     assert MOST_WAIT_S <= waits_s[8] < MOST_WAIT_S + FIRST_WAIT_S
 
 
 def test_where_requests_show_it_it_is_asked_for_only_when_none_come():
-    asking = Asking(0.0)
-    asking.observe(1.0, 5.0, 5.0, asked=False)
-    assert not asking.is_due(1.0 + MOST_WAIT_S / 2, alone=False)
-    assert asking.is_due(1.0 + MOST_WAIT_S, alone=False)
+    probe_timer = ProbeTimer(0.0)
+    probe_timer.observe(1.0, 5.0, 5.0, is_probe=False)
+    assert not probe_timer.is_due(1.0 + MOST_WAIT_S / 2, alone=False)
+    assert probe_timer.is_due(1.0 + MOST_WAIT_S, alone=False)
 
 
 @pytest.mark.parametrize("place", PLACES)

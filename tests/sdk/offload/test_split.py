@@ -408,7 +408,7 @@ def test_searches_go_where_the_split_between_two_bandwidths_may_lose_most(deadli
     ends = (0.0, 10.0, 2e3)
     coarse = over(ends, splitter, best, deadline_s=deadline_s)
     assert len(searched) == len(ends)
-    fine = over(ends, splitter, best, most=16, deadline_s=deadline_s)
+    fine = over(ends, splitter, best, max_searches=16, deadline_s=deadline_s)
     assert len(ends) < len(searched) - len(ends) <= 16
     assert len(fine) > len(coarse)
     rates = [50.0, 420.0, 700.0, 1234.0]

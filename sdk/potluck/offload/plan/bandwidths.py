@@ -28,11 +28,11 @@ def over(
     splitter: Splitter,
     best: Best,
     *,
-    most: int = 0,
+    max_searches: int = 0,
     deadline_s: float | None = None,
 ) -> Found:
     """The split for any bandwidth from the first on: searched for at these, and where it may pay,
-    at `most` in all.
+    at `max_searches` in all.
 
     None of `best`: nothing can be done there, as by whoever needs a link.
 
@@ -44,7 +44,7 @@ def over(
         The problem, prepared.
     best
         Called with a bandwidth and splits that are near.
-    most
+    max_searches
         Searches in all.
     deadline_s
         Seconds; default: as soon as possible.
@@ -56,7 +56,7 @@ def over(
     _compare(splitter, known, deadline_s)
     gaps: list[tuple[float, float, float]] = []  # what may be lost, below zero; low, high
     news = list(pairwise(sorted(known)))
-    for _ in range(most - len(bandwidths)):
+    for _ in range(max_searches - len(bandwidths)):
         for low, high in news:
             may_lose = _lost(
                 splitter, (known[low], known[high]), known[high], (low + high) / 2, deadline_s
@@ -69,7 +69,7 @@ def over(
         if split := best(middle, (known[low], known[high])):
             known[middle], news = split, [(low, middle), (middle, high)]
     _compare(splitter, known, deadline_s)
-    least_frac = LOSS_FRAC if most > len(bandwidths) else 0.0
+    least_frac = LOSS_FRAC if max_searches > len(bandwidths) else 0.0
     return _turning(splitter, sorted(known.items(), key=lambda row: row[0]), deadline_s, least_frac)
 
 

@@ -105,8 +105,8 @@ def read_found(document: Any, sharing: OffloadProblem) -> Found | None:
         )
     except (ValueError, KeyError, TypeError):
         return None
-    whole = found and found[0][0] == 0 and all(_fits(split, sharing) for _, split in found)
-    return found if whole else None
+    is_valid = found and found[0][0] == 0 and all(_fits(split, sharing) for _, split in found)
+    return found if is_valid else None
 
 
 def _fits(split: Split, sharing: OffloadProblem) -> bool:

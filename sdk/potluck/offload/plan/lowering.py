@@ -304,9 +304,9 @@ class _Lowering:
         count = self.model.rows_of(ref.value)[1]
         found = _covering(self.parts[DEVICE].get(ref, []), (0, count))
         if len(found) > 1:
-            whole = TensorSlice(ref.value, 0, count, ref.item)
-            self.drafts.append(_TileDraft(DEVICE, {}, found, [whole]))
-            return whole
+            joined = TensorSlice(ref.value, 0, count, ref.item)
+            self.drafts.append(_TileDraft(DEVICE, {}, found, [joined]))
+            return joined
         return found[0]
 
     def _finished(self, results: list[TensorSlice]) -> Shared:
@@ -326,7 +326,7 @@ class _Lowering:
             made = [
                 part
                 for part in wanted[draft.side]
-                if any(_inside(part, whole) for whole in draft.makes)
+                if any(_inside(part, made_part) for made_part in draft.makes)
             ]
             # a whole is joined from parts
             gives = [part for part in made if part not in draft.takes]

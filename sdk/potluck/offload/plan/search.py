@@ -356,8 +356,8 @@ def search(
     }
     ends: list[tuple[float, float, Label]] = []
     for place in blocks.places[:-1]:
-        here = [label for at in blocks.points(place, levels) for label in fronts.pop(at, [])]
-        for label in _thinned(here, energy=thrifty):
+        labels = [label for at in blocks.points(place, levels) for label in fronts.pop(at, [])]
+        for label in _thinned(labels, energy=thrifty):
             first_s = label.device_first_s, label.helper_first_s
             if blocks.soonest_s(place, *first_s) > limit_s:
                 continue

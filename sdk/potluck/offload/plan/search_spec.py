@@ -29,7 +29,7 @@ class SearchSpec:
     baseline: str = ""
 
     @property
-    def most(self) -> int:
+    def max_searches(self) -> int:
         """No more searches than these."""
         return max(self.n_searches, len(self.bandwidths))
 
@@ -38,9 +38,9 @@ class SearchSpec:
         sharing: OffloadProblem,
         *,
         levels: int = LEVELS,
-        told: Callable[[int], None] = lambda done: None,
+        report: Callable[[int], None] = lambda done: None,
     ) -> Found:
-        """The best split for any bandwidth: `bandwidths.over`. `told`: how many searches are done.
+        """The best split for any bandwidth: `bandwidths.over`.
 
         Parameters
         ----------
@@ -48,7 +48,7 @@ class SearchSpec:
             The problem.
         levels
             Shares of the rows behind a cut that are tried, evenly from none to all.
-        told
+        report
             Called with the number of searches done.
         """
         splitter, done = Splitter(sharing, levels=levels), 0
@@ -57,11 +57,15 @@ class SearchSpec:
             nonlocal done
             found = self._best(splitter, bytes_per_s, near)
             done += 1
-            told(done)
+            report(done)
             return found
 
         return over(
-            self.bandwidths, splitter, best, most=self.n_searches, deadline_s=self.deadline_s
+            self.bandwidths,
+            splitter,
+            best,
+            max_searches=self.n_searches,
+            deadline_s=self.deadline_s,
         )
 
     def _best(self, splitter: Splitter, bytes_per_s: float, near: Sequence[Split]) -> Split | None:

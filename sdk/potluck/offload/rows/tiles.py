@@ -76,14 +76,14 @@ def part_type(
     part
         Rows of a value.
     """
-    whole = line.traced.type_of(part.ref)
+    full_type = line.traced.type_of(part.ref)
     axis, count = rows_of(line, localities, part.value)
-    shape = whole.shape
+    shape = full_type.shape
     if axis is not None and (part.start, part.stop) != (0, count):
         shape = (*shape[:axis], part.stop - part.start, *shape[axis + 1 :])
-    if whole.dtype in _REAL:
-        return Type(dtype=_REAL[whole.dtype], shape=(*shape, 2))
-    return Type(dtype=whole.dtype, shape=shape)
+    if full_type.dtype in _REAL:
+        return Type(dtype=_REAL[full_type.dtype], shape=(*shape, 2))
+    return Type(dtype=full_type.dtype, shape=shape)
 
 
 def rows_of(
@@ -203,12 +203,12 @@ class _TileBuilder:
         if rows == (0, local.count) and all(
             r.rows(*rows) == (0, r.count) for r in local.reads.values()
         ):
-            whole = {ref: self.whole(ref) for ref in _refs_of(node)}
+            values = {ref: self.whole(ref) for ref in _refs_of(node)}
             made = self.add(
                 node.number,
                 node.op,
-                _put(node.args, whole),
-                {k: _put(a, whole) for k, a in node.kwargs},
+                _put(node.args, values),
+                {k: _put(a, values) for k, a in node.kwargs},
             )
         else:
             made = self._some(node, local, value, rows)
@@ -405,12 +405,12 @@ class _TileBuilder:
         """Rows of a value from what is here: sliced from one part where one has them all, else put
         together.
         """
-        here = self.at[ref]
-        for have, at in here:
+        spans = self.at[ref]
+        for have, at in spans:
             if have[0] <= wanted[0] and wanted[1] <= have[1]:
                 return at if axis is None else self.trimmed(at, axis, have, wanted, number)
         joined, reached = [], wanted[0]
-        for have, at in sorted(here, key=lambda row: row[0]):
+        for have, at in sorted(spans, key=lambda row: row[0]):
             if have[0] <= reached < have[1] and axis is not None:
                 stop = min(have[1], wanted[1])
                 joined.append(self.trimmed(at, axis, have, (reached, stop), number))
@@ -418,7 +418,7 @@ class _TileBuilder:
         if reached < wanted[1]:
             raise PlanError(
                 f"rows [{wanted[0]}, {wanted[1]}) of value {ref.value} are needed; here are "
-                f"{[row[0] for row in here]}."
+                f"{[row[0] for row in spans]}."
             )
         return self.add(number, "aten.cat.default", (tuple(joined), axis))
 

@@ -69,11 +69,11 @@ class MemoryLink(SessionLink):
 
     def pass_time(self, seconds: float) -> None:
         """Let so much virtual time pass, whether anybody waits or not."""
-        there = threading.Event()
-        self._pauses.append(there)
-        self.do(lambda: self._clock.after(seconds, there.set))
-        there.wait()
-        self._pauses.remove(there)
+        is_over = threading.Event()
+        self._pauses.append(is_over)
+        self.do(lambda: self._clock.after(seconds, is_over.set))
+        is_over.wait()
+        self._pauses.remove(is_over)
 
     def close(self) -> None:
         """As for every link; the thread goes on for others."""
@@ -150,8 +150,8 @@ class MemoryLink(SessionLink):
         self._end_futures()
         if self._network.sites.get(self.site) is self:
             del self._network.sites[self.site]
-        for there in tuple(self._pauses):
-            there.set()
+        for pause in tuple(self._pauses):
+            pause.set()
 
     # --- what carries messages --------------------------------------------------------------------
 

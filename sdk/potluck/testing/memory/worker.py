@@ -25,36 +25,37 @@ Letter = tuple[Message, tuple[Any, ...]]
 
 
 class MemoryPipe:
-    """The worker's end of its pipe: what it says is collected; a full outbound memory lets time
-    pass until the agent has sent something.
+    """The worker's end of its pipe: what it sends is collected.
+
+    A full outbound memory lets time pass until the agent has sent something.
     """
 
     def __init__(self, wait: Callable[[], None]) -> None:
         self.outbound_released: deque[int] = deque()
-        self.said: list[Letter] = []
+        self.sent: list[Letter] = []
         self._wait = wait
 
     def send(
         self, message: Message, buffers: Sequence[bytes] = (), *, urgent: bool = False
     ) -> None:
-        """Say this.
+        """Take a message.
 
         Parameters
         ----------
         message
-            What is said.
+            The message.
         buffers
             Its bytes.
         urgent
             Before others that wait.
         """
-        self.said.append((message, tuple(buffers)))
+        self.sent.append((message, tuple(buffers)))
 
     def flush(self) -> None:
-        """It is said already."""
+        """Nothing waits: it was sent at once."""
 
     def flush_in_time(self) -> None:
-        """It is said already."""
+        """Nothing waits: it was sent at once."""
 
     def listen(self) -> None:
         """Let time pass."""
@@ -140,9 +141,9 @@ class MemoryWorker:
         if isinstance(message, Compute):
             message = replace(message, lasts_s=0.0)  # virtual time passes, ours does not
         self._engine.handle(message, buffers)
-        said, self._pipe.said = self._pipe.said, []
+        sent, self._pipe.sent = self._pipe.sent, []
         stop_s = max(start_s + lasts_s, self._clock_s())
-        self._after(stop_s - self._clock_s(), lambda: self._done(said, start_s, stop_s))
+        self._after(stop_s - self._clock_s(), lambda: self._done(sent, start_s, stop_s))
 
     def _lasts_s(self, message: Message) -> float:
         task_s = TASK_S * self._slowdown * self.load
@@ -152,11 +153,11 @@ class MemoryWorker:
             return 0.0
         return message.lasts_s * self.load or task_s
 
-    def _done(self, said: list[Letter], start_s: float, stop_s: float) -> None:
+    def _done(self, sent: list[Letter], start_s: float, stop_s: float) -> None:
         if self.is_gone:
             return
         self._is_busy = False
-        for message, buffers in said:
+        for message, buffers in sent:
             if isinstance(message, Computed):
                 message = replace(message, start_s=start_s, stop_s=stop_s)
             if isinstance(message, MeasuredTask):
@@ -212,4 +213,4 @@ def _statement(backends: tuple[str, ...]) -> bytes:
     )
     engine.ready({})
     gc.unfreeze()  # this process lives longer than its garbage
-    return bytes(pipe.said[-1][1][0])
+    return bytes(pipe.sent[-1][1][0])

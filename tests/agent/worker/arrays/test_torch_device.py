@@ -118,7 +118,7 @@ class Worker:
         self.places = Allocator(MIB)
 
     def send(self, message, buffers=(), *, urgent=False):
-        self.pipe.said.append(message)
+        self.pipe.sent.append(message)
         self.buffers.append(buffers)
 
     def put(self, key, tensor):
@@ -169,17 +169,17 @@ def test_values_are_copied_to_the_device_and_back_and_their_places_are_free_at_o
     for answer, expected in zip(there.step(), here.step(), strict=True):
         assert torch.equal(answer, expected)
     place = there.put("r/0/p/0/again", numbers(5))
-    freed = [message.offset for message in there.pipe.said if hasattr(message, "offset")]
+    freed = [message.offset for message in there.pipe.sent if hasattr(message, "offset")]
     assert freed[-1] == place
 
 
 def test_memory_is_counted_on_the_device(counters):
     worker = Worker(device="cpu:0")
     worker.step()
-    exported_bytes = worker.pipe.said[-1].memory_bytes
+    exported_bytes = worker.pipe.sent[-1].memory_bytes
     counters.allocated_bytes = 12_345
     worker.compute("")
-    assert worker.pipe.said[-1].memory_bytes == 12_345 + exported_bytes
+    assert worker.pipe.sent[-1].memory_bytes == 12_345 + exported_bytes
     # the limit that the agent has told, then what is free there
     assert available_memory.available_bytes() == MIB - 12_345
     assert DeviceArrays(CPU, 2 * FREE_BYTES).available_bytes() == FREE_BYTES - 12_345
@@ -209,7 +209,7 @@ def test_a_device_without_memory_ends_the_task_and_not_the_worker(said, counters
         "run", {"train": True, "key": "f"}, inputs=("r/0/p/0/x",), outputs=("r/0/p/0/z",)
     )
     worker.compute("backward", {"key": "f"}, inputs=("r/0/p/0/g",), outputs=("r/0/p/0/dz",))
-    failed = worker.pipe.said[-1]
+    failed = worker.pipe.sent[-1]
     assert isinstance(failed, ComputeFailed)
     assert failed.cause == "out-of-memory" == cause_of(torch.OutOfMemoryError(said))[0]
 
@@ -225,12 +225,12 @@ def test_a_type_that_the_device_lacks_is_refused_with_those_that_it_has(counters
     monkeypatch.setattr(torch_device, "dtypes_of", lambda device: ("float16", "int64"))
     worker = Worker(device="cpu:0")
     worker.engine.handle(LoadSegment(slot="r/0/s", seed=3), [LINEAR])
-    failed = worker.pipe.said[-1]
+    failed = worker.pipe.sent[-1]
     assert failed.text.endswith(
         "is float32; this device's accelerator computes with float16, int64"
     )
     worker.put("r/0/p/0/x", numbers(4))
-    assert "float32, which this device does not compute with" in worker.pipe.said[-2].text
+    assert "float32, which this device does not compute with" in worker.pipe.sent[-2].text
 
 
 def test_the_cpu_computes_with_every_type():
