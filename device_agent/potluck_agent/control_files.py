@@ -57,8 +57,8 @@ class DirectoryClaim:
 
     def release(self) -> None:
         """It is no more. What is another agent's stays: the directory may be a new one."""
-        said = _read(self._state / RUNNING)
-        if not isinstance(said, dict) or said.get("pid") == os.getpid():
+        document = _read(self._state / RUNNING)
+        if not isinstance(document, dict) or document.get("pid") == os.getpid():
             for name in (RUNNING, WINDOW, TRIES, PAIRED, LOAD, ASK, STATUS):
                 with suppress(OSError):  # nothing can be removed from a disk that is read-only now
                     (self._state / name).unlink(missing_ok=True)

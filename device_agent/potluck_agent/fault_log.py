@@ -24,13 +24,13 @@ def report(event: object, error: BaseException, latest: Iterable[tuple[float, ob
     """The event that raised, where, and what had happened before: (when, event), the oldest
     first.
     """
-    told = "".join(traceback.format_exception(error))
+    stack = "".join(traceback.format_exception(error))
     before = "".join(
         f"  {at_s:.3f} {type(each).__name__} {_described(each)[:200]}\n" for at_s, each in latest
     )
     what = _described(event)[:500]
     return (
-        f"a fault in the agent while handling {type(event).__name__} {what}\n{told}before "
+        f"a fault in the agent while handling {type(event).__name__} {what}\n{stack}before "
         f"it:\n{before}"
     )
 
@@ -41,7 +41,7 @@ def what_failed(action: object, error: BaseException) -> str:
     return clip(f"{what} could not be done: {type(error).__name__}: {error}")
 
 
-def latest(directory: Path, n_most: int) -> list[str]:
+def latest(directory: Path, max_entries: int) -> list[str]:
     """When the reports that were kept last were kept, and their first lines."""
     path = directory / FILE
     try:
@@ -57,7 +57,7 @@ def latest(directory: Path, n_most: int) -> list[str]:
         for line, below in pairwise(lines)
         if line.startswith(HEAD)
     ]
-    return first[-n_most:]
+    return first[-max_entries:]
 
 
 def _described(event: object) -> str:

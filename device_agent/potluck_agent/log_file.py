@@ -99,8 +99,8 @@ class LogFile:
 class _Limit:
     """How many lines of one kind may still be written, since when."""
 
-    def __init__(self, n_most: int) -> None:
-        self._n_most = n_most
+    def __init__(self, max_lines: int) -> None:
+        self._max_lines = max_lines
         self._n_written = 0
         self._began_s = float("-inf")
         self.n_left_out = 0
@@ -117,7 +117,7 @@ class _Limit:
 
     def admits(self) -> bool:
         """Whether one more may be written; it counts."""
-        if self._n_written < self._n_most:
+        if self._n_written < self._max_lines:
             self._n_written += 1
             return True
         self.n_left_out += 1

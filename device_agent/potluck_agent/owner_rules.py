@@ -26,16 +26,16 @@ class OwnerRules:
     @property
     def words(self) -> tuple[str, ...]:
         """Each rule for people."""
-        told = []
+        texts = []
         if self.only_on_mains:
-            told.append("only on mains")
+            texts.append("only on mains")
         if self.min_battery_frac is not None:
-            told.append(f"battery at {self.min_battery_frac:.0%} or more")
+            texts.append(f"battery at {self.min_battery_frac:.0%} or more")
         if self.max_temp_c is not None:
-            told.append(f"at most {self.max_temp_c:g} °C")
+            texts.append(f"at most {self.max_temp_c:g} °C")
         if self.quiet_hours is not None:
-            told.append(f"not from {' to '.join(map(clock, self.quiet_hours))}")
-        return tuple(told)
+            texts.append(f"not from {' to '.join(map(clock, self.quiet_hours))}")
+        return tuple(texts)
 
 
 NO_RULES = OwnerRules()
@@ -69,8 +69,8 @@ def broken(rules: OwnerRules, readings: DeviceConditions, before: Broken) -> dic
         "temperature": _temperature(rules, readings, was_broken="temperature" in before),
         "quiet hours": _quiet(rules, readings),
     }
-    told = {rule: before.get(rule, "") if why is None else why for rule, why in found.items()}
-    return {rule: why for rule, why in told.items() if why}
+    reasons = {rule: before.get(rule, "") if why is None else why for rule, why in found.items()}
+    return {rule: why for rule, why in reasons.items() if why}
 
 
 def reason(found: Broken) -> str:
@@ -98,13 +98,13 @@ def _battery(rules: OwnerRules, readings: DeviceConditions, *, was_broken: bool)
 
 
 def _temperature(rules: OwnerRules, readings: DeviceConditions, *, was_broken: bool) -> str | None:
-    most, now = rules.max_temp_c, readings.temp_c
-    if most is None or now is None:
-        return "" if most is None else None
-    back = most - TEMP_MARGIN_C
-    if now <= (back if was_broken else most):
+    limit_c, now = rules.max_temp_c, readings.temp_c
+    if limit_c is None or now is None:
+        return "" if limit_c is None else None
+    back = limit_c - TEMP_MARGIN_C
+    if now <= (back if was_broken else limit_c):
         return ""
-    return f"it is at {now:.0f} °C, and its owner allows {most:g} °C; back at {back:g} °C"
+    return f"it is at {now:.0f} °C, and its owner allows {limit_c:g} °C; back at {back:g} °C"
 
 
 def _quiet(rules: OwnerRules, readings: DeviceConditions) -> str:

@@ -152,12 +152,12 @@ def one_of(names: Collection[str]) -> Check:
     return which(lambda value: type(value) is str and value in names, f"one of {', '.join(names)}")
 
 
-def rows(item: Check, most: int) -> Check:
+def rows(item: Check, max_entries: int) -> Check:
     """A list of at most so many; given as a tuple."""
 
     def check(value: Any) -> tuple[Any, ...]:
-        if type(value) is not list or len(value) > most:
-            raise Unfit(f"a list of at most {most} entries", value)
+        if type(value) is not list or len(value) > max_entries:
+            raise Unfit(f"a list of at most {max_entries} entries", value)
         try:
             return tuple([item(entry) for entry in value])
         except Unfit:

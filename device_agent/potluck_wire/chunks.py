@@ -154,14 +154,14 @@ class CreditLedger:
         """Credit for all that was taken in."""
         return [self._credit(owed) for owed in tuple(self._owed.values())]
 
-    def whole(self) -> tuple[int, ...]:
+    def completed(self) -> tuple[int, ...]:
         """Transfers that are here in full and owed credit for, as many as one `Value.received`
         tells; each once.
         """
-        whole = [transfer for transfer, owed in self._owed.items() if owed.complete][:MAX_ITEMS]
-        for transfer in whole:
+        complete = [transfer for transfer, owed in self._owed.items() if owed.complete][:MAX_ITEMS]
+        for transfer in complete:
             self._credit(self._owed[transfer])
-        return tuple(whole)
+        return tuple(complete)
 
     def forget(self, assembly: Reassembler) -> None:
         """This value was given up: nothing is owed for it."""

@@ -110,9 +110,11 @@ def decode(frames: Sequence[Any], channel: Channel) -> tuple[Message, tuple[Buff
 
 
 def _checked_buffers(entry: MessageEntry, buffers: Sequence[Any]) -> tuple[Buffer, ...]:
-    fewest, most = entry.buffers
-    if not fewest <= len(buffers) <= most:
-        expected = str(fewest) if fewest == most else f"{fewest} to {most}"
+    min_buffers, max_buffers = entry.buffers
+    if not min_buffers <= len(buffers) <= max_buffers:
+        expected = (
+            str(min_buffers) if min_buffers == max_buffers else f"{min_buffers} to {max_buffers}"
+        )
         raise WireError(
             WireCode.BUFFERS, f"{entry.type.__name__} has {expected} buffers, got {len(buffers)}"
         )

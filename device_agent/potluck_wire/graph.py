@@ -163,8 +163,8 @@ class Graph:
 
     def states(self, values: Iterable[int]) -> tuple[tuple[Parameter, ...], tuple[Buffer, ...]]:
         """The parameters and the buffers among values that are states, by their numbers."""
-        every = (*self.parameters, *self.buffers)
-        found = [every[value - len(self.inputs)] for value in values]
+        states = (*self.parameters, *self.buffers)
+        found = [states[value - len(self.inputs)] for value in values]
         return (
             tuple(state for state in found if isinstance(state, Parameter)),
             tuple(state for state in found if isinstance(state, Buffer)),

@@ -216,10 +216,10 @@ def slots(
         Slot to shape. Those of `SCALARS` are float32, all others of the parameter's type.
     """
     kind = KINDS[name]
-    there = [slot for slot in kind.slots if not (when := kind.when.get(slot)) or settings[when]]
+    kept = [slot for slot in kind.slots if not (when := kind.when.get(slot)) or settings[when]]
     if kind.factored:
-        there = [slot for slot in there if (slot == "variance") == (len(shape) < 2) or slot == STEP]
-    return {slot: slot_shape(slot, shape) for slot in there}
+        kept = [slot for slot in kept if (slot == "variance") == (len(shape) < 2) or slot == STEP]
+    return {slot: slot_shape(slot, shape) for slot in kept}
 
 
 def slot_shape(slot: str, shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -64,15 +64,15 @@ def row(
     return dict(zip(KEYS, cells, strict=True))
 
 
-def is_line(value: Any, most: int) -> bool:
+def is_line(value: Any, max_chars: int) -> bool:
     """Whether this is a text of one line that a terminal may show."""
-    return type(value) is str and len(value) <= most and value.isprintable()
+    return type(value) is str and len(value) <= max_chars and value.isprintable()
 
 
-def line(text: str, most: int) -> str:
+def line(text: str, max_chars: int) -> str:
     """The first line of a text, as far as `is_line` takes it."""
     first = (text.strip().splitlines() or [""])[0]
-    return "".join(filter(str.isprintable, first))[:most]
+    return "".join(filter(str.isprintable, first))[:max_chars]
 
 
 def words(processors: Sequence[Mapping[str, Any]], cores: int | None) -> Iterator[str]:

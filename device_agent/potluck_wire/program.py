@@ -293,15 +293,15 @@ def _instruction(index: int, row: Any) -> Instruction:
     op, inputs, outputs, after, priority, attrs = row
     if type(op) is not str or op not in OPERATIONS:
         raise _Wrong("unknown operation")
-    for word, values, (fewest, most) in zip(
+    for word, values, (min_names, max_names) in zip(
         ("inputs", "outputs"), (inputs, outputs), ARITY[op], strict=True
     ):
         if (
             type(values) is not list
-            or not fewest <= len(values) <= most
+            or not min_names <= len(values) <= max_names
             or not set(map(type, values)) <= _STRINGS
         ):
-            raise _Wrong(f"{word} must be {fewest} to {most} names of values")
+            raise _Wrong(f"{word} must be {min_names} to {max_names} names of values")
     if not all(map(is_value_name, outputs)):  # an input is one of them, see `_connect`
         raise _Wrong("outputs must be names of values")
     if type(after) is not list or (

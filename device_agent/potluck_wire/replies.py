@@ -31,11 +31,11 @@ def _moments(value: Any) -> tuple[int, float, float]:
     raise Unfit("[instruction, start_s, stop_s]", value)
 
 
-_TIMELINE = rows(_moments, most=MAX_INSTRUCTIONS)
+_TIMELINE = rows(_moments, max_entries=MAX_INSTRUCTIONS)
 _KEY = which(lambda value: type(value) is str and len(value) <= 512, "the key of a value")
 _DTYPE = which(lambda value: type(value) is str and value in DTYPES, "an element type")
-_SHAPE = rows(integer(), most=MAX_DIMENSIONS)
-_EXPORTS = rows(row(_KEY, integer(), integer(), _DTYPE, _SHAPE), most=MAX_VALUES)
+_SHAPE = rows(integer(), max_entries=MAX_DIMENSIONS)
+_EXPORTS = rows(row(_KEY, integer(), integer(), _DTYPE, _SHAPE), max_entries=MAX_VALUES)
 
 
 def read_timeline(document: Buffer) -> Timeline:
@@ -83,7 +83,7 @@ def read_exports(
     return exports
 
 
-def check_timings(asked: Measure, told: Measured | MeasuredTask) -> None:
+def check_timings(request: Measure, reply: Measured | MeasuredTask) -> None:
     """Refuse a measurement that does not tell one time for each of the `rows` that were asked for.
 
     Raises
@@ -91,21 +91,21 @@ def check_timings(asked: Measure, told: Measured | MeasuredTask) -> None:
     WireError
         It does not, or a time is below zero.
     """
-    n_rows = len(asked.rows)
-    lengths = len(told.forward_s), len(told.memory_bytes), len(told.backward_s)
-    if told.rows != asked.rows or lengths != (n_rows, n_rows, n_rows if asked.train else 0):
+    n_rows = len(request.rows)
+    lengths = len(reply.forward_s), len(reply.memory_bytes), len(reply.backward_s)
+    if reply.rows != request.rows or lengths != (n_rows, n_rows, n_rows if request.train else 0):
         raise WireError(
-            WireCode.FIELD, f"times for {len(told.rows)} batch sizes, {n_rows} were asked for"
+            WireCode.FIELD, f"times for {len(reply.rows)} batch sizes, {n_rows} were asked for"
         )
-    if len(told.sgd_s) not in (0, 2 * asked.train):
-        raise WireError(WireCode.FIELD, f"{len(told.sgd_s)} times of SGD, 2 are measured")
-    if min((told.update_s, *told.sgd_s, *told.forward_s, *told.backward_s)) < 0:
+    if len(reply.sgd_s) not in (0, 2 * request.train):
+        raise WireError(WireCode.FIELD, f"{len(reply.sgd_s)} times of SGD, 2 are measured")
+    if min((reply.update_s, *reply.sgd_s, *reply.forward_s, *reply.backward_s)) < 0:
         raise WireError(WireCode.FIELD, "a time below zero")
-    if told.weight_frac > 1:
-        raise WireError(WireCode.FIELD, f"{told.weight_frac:g} is no part of a backward")
+    if reply.weight_frac > 1:
+        raise WireError(WireCode.FIELD, f"{reply.weight_frac:g} is no part of a backward")
 
 
-def check_seconds(asked: Probe, told: Probed) -> None:
+def check_seconds(request: Probe, reply: Probed) -> None:
     """Refuse a probe of a link that does not tell how long each of its repeats took.
 
     Raises
@@ -113,9 +113,9 @@ def check_seconds(asked: Probe, told: Probed) -> None:
     WireError
         It does not, or a time is none that a value can take.
     """
-    if len(told.seconds) != asked.repeats:
-        raise WireError(WireCode.FIELD, f"{len(told.seconds)} times for {asked.repeats} repeats")
-    for seconds in told.seconds:
+    if len(reply.seconds) != request.repeats:
+        raise WireError(WireCode.FIELD, f"{len(reply.seconds)} times for {request.repeats} repeats")
+    for seconds in reply.seconds:
         if not MIN_PROBE_S <= seconds <= MAX_CLOCK_S:
             raise WireError(WireCode.FIELD, f"a probe that took {seconds:.3g} s")
 
@@ -132,7 +132,7 @@ def check_clock(clock_s: float) -> None:
         raise WireError(WireCode.FIELD, f"a clock at {clock_s:g} s")
 
 
-def check_moments(told: Computed, now_s: float) -> None:
+def check_moments(reply: Computed, now_s: float) -> None:
     """Refuse a task that was not done between the start of the clock (this machine's own) and now.
 
     Raises
@@ -140,8 +140,8 @@ def check_moments(told: Computed, now_s: float) -> None:
     WireError
         It was not.
     """
-    if not 0 <= told.start_s <= told.stop_s <= now_s + SLACK_S:
+    if not 0 <= reply.start_s <= reply.stop_s <= now_s + SLACK_S:
         raise WireError(
             WireCode.FIELD,
-            f"a task done from {told.start_s:g} to {told.stop_s:g} s, at {now_s:g} s",
+            f"a task done from {reply.start_s:g} to {reply.stop_s:g} s, at {now_s:g} s",
         )

@@ -34,13 +34,13 @@ def _compile(field: "dataclasses.Field[Any]", channel: Channel) -> Check:
     """The check of one field. Integers are not negative, unless -1 is the field's default (it
     stands for "none").
     """
-    most = MAX_WORKER_ITEMS if channel is Channel.WORKER else MAX_ITEMS
+    max_items = MAX_WORKER_ITEMS if channel is Channel.WORKER else MAX_ITEMS
     if field.type is int and field.default == -1:
         return checks.integer(-1)
     if field.type in _PLAIN:
         return _PLAIN[field.type]
     if get_origin(field.type) is tuple:
-        return checks.rows(_PLAIN[get_args(field.type)[0]], most)
+        return checks.rows(_PLAIN[get_args(field.type)[0]], max_items)
     raise TypeError(f"a message cannot have a field of type {field.type}")
 
 

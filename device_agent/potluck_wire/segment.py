@@ -136,10 +136,12 @@ def _no_constant(text: str) -> NoReturn:
     raise ValueError(f"{text} is not allowed")
 
 
-def _rows(document: dict[str, Any], key: str, width: int, most: int = MAX_ROWS) -> list[list[Any]]:
+def _rows(
+    document: dict[str, Any], key: str, width: int, max_rows: int = MAX_ROWS
+) -> list[list[Any]]:
     rows = document[key]
-    if not isinstance(rows, list) or len(rows) > most:
-        raise SegmentError("document", f"`{key}` must be a list of at most {most} rows")
+    if not isinstance(rows, list) or len(rows) > max_rows:
+        raise SegmentError("document", f"`{key}` must be a list of at most {max_rows} rows")
     for row in rows:
         if not isinstance(row, list) or len(row) != width:
             raise SegmentError("document", f"each row of `{key}` is a list of {width}")
@@ -169,9 +171,9 @@ def _flag(value: Any) -> bool:
     return value
 
 
-def _count(value: Any, least: int = 0, most: int = MAX_INT) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise SegmentError("document", f"not an integer of {least}..{most}: {value!r}"[:120])
+def _count(value: Any, lowest: int = 0, highest: int = MAX_INT) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not lowest <= value <= highest:
+        raise SegmentError("document", f"not an integer of {lowest}..{highest}: {value!r}"[:120])
     return value
 
 
@@ -201,9 +203,11 @@ def _expression(value: Any, depth: int = 0) -> Expression:
         or value[0] not in OPERATIONS
     ):
         raise SegmentError("document", f"not an expression: {value!r}"[:120])
-    _, least, most = OPERATIONS[value[0]]
-    if not least <= len(value) - 1 <= most:
-        raise SegmentError("document", f"the operation {value[0]} takes {least} to {most} operands")
+    _, min_operands, max_operands = OPERATIONS[value[0]]
+    if not min_operands <= len(value) - 1 <= max_operands:
+        raise SegmentError(
+            "document", f"the operation {value[0]} takes {min_operands} to {max_operands} operands"
+        )
     return (value[0], *(_expression(item, depth + 1) for item in value[1:]))
 
 

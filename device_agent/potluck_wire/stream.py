@@ -60,17 +60,17 @@ class StreamReader:
         if self._broken is not None:
             raise self._broken
         self._held += data
-        whole = []
+        messages = []
         try:
             while len(self._held) >= self._needed:
                 frames = self._next()
                 if frames is not None:
-                    whole.append(decode(frames, self._channel))
+                    messages.append(decode(frames, self._channel))
         except WireError as error:
             self._broken = error
             self._held.clear()
             raise
-        return whole
+        return messages
 
     def _next(self) -> list[bytes] | None:
         """The frames of the first message, taken out of what is held.

@@ -109,7 +109,7 @@ def test_half_of_a_character_is_refused_and_a_whole_one_is_not():
 
 
 def test_says_where_and_what():
-    check = record(("more",), rows=rows(row(number, number), most=2), more=number)
+    check = record(("more",), rows=rows(row(number, number), max_entries=2), more=number)
     with pytest.raises(
         WireError, match=r"rows\[1\] of it must be a list of 2, got list of 1"
     ) as raised:

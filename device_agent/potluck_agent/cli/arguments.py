@@ -124,8 +124,8 @@ def start_words(arguments: Sequence[str]) -> list[str]:
             words.append(action.option_strings[0])
             continue
         for value in values if isinstance(values, list) else [values]:
-            told = str(_path(value).absolute()) if kind is _path else value
-            words.append(f"{action.option_strings[0]}={told}")
+            argument = str(_path(value).absolute()) if kind is _path else value
+            words.append(f"{action.option_strings[0]}={argument}")
     return words
 
 

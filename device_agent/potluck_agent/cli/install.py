@@ -54,7 +54,7 @@ class InstallTarget:
         return Path(path) if self.root is None else self.root / path.relative_to(path.anchor)
 
 
-def here(say: Callable[[str], None]) -> InstallTarget:
+def this_machine(say: Callable[[str], None]) -> InstallTarget:
     """This machine and whoever uses it: behind sudo, the user who asks for it."""
     if sys.platform == "win32":
         domain, user = os.environ.get("USERDOMAIN", ""), os.environ.get("USERNAME", "")
@@ -197,15 +197,15 @@ def _do(step: Step, place: InstallTarget) -> None:
 
 
 def _do_run(step: RunCommand, place: InstallTarget) -> None:
-    code, told = place.run(step.line)
+    code, output = place.run(step.line)
     waited_s = 0.0
     while code != 0 and waited_s < step.patience_s:
         place.sleep(LOOK_S)
         waited_s += LOOK_S
-        code, told = place.run(step.line)
+        code, output = place.run(step.line)
     if code == 0:
         return
-    reason = " ".join(told.split()) or f"exit code {code}"
+    reason = " ".join(output.split()) or f"exit code {code}"
     if step.otherwise is not None:
         place.say(f"  {reason}: {step.otherwise}")
         return

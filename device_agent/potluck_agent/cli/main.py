@@ -48,7 +48,7 @@ def run(given: Namespace) -> int:
         if given.command == "install":
             from potluck_agent.cli import arguments, install
 
-            place = install.here(lambda line: _print_line(sys.stdout, line))
+            place = install.this_machine(lambda line: _print_line(sys.stdout, line))
             return install.run(given, arguments.start_words(sys.argv[1:]), place)
         directory = keys.open_state_dir(options.state_dir(given))
         if given.command == "start":
@@ -247,7 +247,7 @@ def _processors(chosen: Options, note: Callable[[str], None]) -> "Choice":
     from potluck_agent.processors.trial import attempt
     from potluck_agent.worker.arrays.backends import backends
 
-    asked = OwnerChoice(
+    owner_choice = OwnerChoice(
         threads=chosen.threads,
         device=chosen.device,
         backends=chosen.backends,
@@ -257,18 +257,18 @@ def _processors(chosen: Options, note: Callable[[str], None]) -> "Choice":
     present = tuple(backends(chosen.backends))
     tells = iter(["trying which processors and how many threads are fastest; some seconds ..."])
 
-    def told(*trial: Any) -> Any:
+    def attempt_noted(*trial: Any) -> Any:
         for text in tells:
             note(text)
         return attempt(*trial)
 
     return choose(
-        asked,
+        owner_choice,
         cores(),
         cpu_name(),
         backends=present,
         environment=os.environ,
-        attempt=told,
+        attempt=attempt_noted,
         kinds=kinds_here(),
     )
 
@@ -382,8 +382,8 @@ def _announce_ready(
         document = status()
         for fact in status_lines.facts_of(document):
             _print_line(sys.stdout, fact)
-        said = f"pairing code {show_secret(code)} (3 minutes, 3 tries)" if code else ""
-        _print_line(sys.stdout, said or status_lines.next_step(document))
+        pairing = f"pairing code {show_secret(code)} (3 minutes, 3 tries)" if code else ""
+        _print_line(sys.stdout, pairing or status_lines.next_step(document))
 
 
 def _replay(path: Path) -> int:

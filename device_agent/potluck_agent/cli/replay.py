@@ -128,10 +128,12 @@ class _Words:
         """The first action that is another one."""
         pairs = zip((*recorded, None), (*replayed, None), strict=False)
         then, now = next(pair for pair in pairs if pair[0] != pair[1])
-        told = ["nothing" if outline is None else self._action(outline) for outline in (then, now)]
-        if told[0] == told[1]:
-            told[0] += " (other documents, or places in memory)"
-        yield f"{'':12}    DIFFERS: recorded was {told[0]}; the replay has {told[1]}"
+        outlines = [
+            "nothing" if outline is None else self._action(outline) for outline in (then, now)
+        ]
+        if outlines[0] == outlines[1]:
+            outlines[0] += " (other documents, or places in memory)"
+        yield f"{'':12}    DIFFERS: recorded was {outlines[0]}; the replay has {outlines[1]}"
 
     def _input(self, entry: Entry) -> str:
         match entry:
@@ -193,11 +195,11 @@ def _printable(line: str) -> str:
 
 def _described(message: Message) -> str:
     """Its name, and the fields that are not at their default."""
-    told = [type(message).__name__]
+    words = [type(message).__name__]
     for field in fields(message):
         value = getattr(message, field.name)
         if value != field.default:
             text = str(value)
             shown = text if len(text) <= MAX_WORD_BYTES else text[:MAX_WORD_BYTES] + "..."
-            told.append(f"{field.name}={shown}")
-    return " ".join(told)
+            words.append(f"{field.name}={shown}")
+    return " ".join(words)

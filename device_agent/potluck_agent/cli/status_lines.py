@@ -112,8 +112,8 @@ def _lacks(document: Mapping[str, Any]) -> Iterator[str]:
 
 def _notebooks(document: Mapping[str, Any]) -> Iterator[str]:
     for peer in document["notebooks"]:
-        here = ", connected" if peer["connected"] else ""
-        yield f"{peer['name']} ({peer['fingerprint']}){here}"
+        connected = ", connected" if peer["connected"] else ""
+        yield f"{peer['name']} ({peer['fingerprint']}){connected}"
     if not document["notebooks"]:
         yield "nobody yet"
 

@@ -48,5 +48,5 @@ class Coordinators:
         answer, has_changed = self._leases.ask(key, message, now_s)
         if answer.granted:
             plans.end_older(key, message.name, message.term, now_s)
-        told = ToPeer(key=key, message=answer)
-        out.add(KeepLeases(self._leases.rows(), told) if has_changed else told)
+        reply = ToPeer(key=key, message=answer)
+        out.add(KeepLeases(self._leases.rows(), reply) if has_changed else reply)

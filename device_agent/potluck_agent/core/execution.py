@@ -232,14 +232,14 @@ class Execution:
         WireError where it cannot have.
         """
         prefix = self.name.prefix
-        told = read_exports(
+        rows = read_exports(
             document, tuple([prefix + value for value in self.exports(index)]), arena_bytes
         )
         return {
             key.removeprefix(prefix): Located(
                 span=Span(arena="outbound", offset=offset, nbytes=nbytes), dtype=dtype, shape=shape
             )
-            for key, offset, nbytes, dtype, shape in told
+            for key, offset, nbytes, dtype, shape in rows
         }
 
     def events(self, start: int, stop: int) -> list[list[Any]]:

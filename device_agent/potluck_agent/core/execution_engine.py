@@ -401,8 +401,10 @@ class ExecutionEngine:
             raise Unwanted(RefusalCode.DOCUMENT, f"{value.name} is to come from {peer}")
         name = Name(value.run, value.epoch, value.program, value.step)
         execution = self._executions.get(name)
-        here = execution.has_arrived(value.name) if execution else self.early.has(name, value.name)
-        if here or name in run.answers:
+        has_arrived = (
+            execution.has_arrived(value.name) if execution else self.early.has(name, value.name)
+        )
+        if has_arrived or name in run.answers:
             return None
         if execution is None:
             layout = run.epochs[value.epoch].layouts[value.program]
@@ -439,8 +441,10 @@ class ExecutionEngine:
         epoch = run.epochs.get(value.epoch) if run else None
         span = arrival.span
         execution = self._executions.get(name)
-        here = execution.has_arrived(value.name) if execution else self.early.has(name, value.name)
-        if run is None or epoch is None or here or name in run.answers:
+        has_arrived = (
+            execution.has_arrived(value.name) if execution else self.early.has(name, value.name)
+        )
+        if run is None or epoch is None or has_arrived or name in run.answers:
             self._give_back(span, now_s)
             return
         layout = epoch.layouts[value.program]

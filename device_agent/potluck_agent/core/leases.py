@@ -38,12 +38,12 @@ class LeaseTable:
     ----------
     document
         What `rows` gave before the agent was started again, as JSON; empty: nothing was promised.
-    most
+    max_leases
         Leases whose newest term is one notebook's.
     """
 
-    def __init__(self, document: str = "", *, most: int = MAX_LEASES) -> None:
-        self._most = most
+    def __init__(self, document: str = "", *, max_leases: int = MAX_LEASES) -> None:
+        self._max_leases = max_leases
         rows = json.loads(document) if document else []
         # by name; replaced as a whole, never changed
         self._kept: Mapping[str, Kept] = {row["name"]: Kept(**row) for row in rows}
@@ -65,50 +65,50 @@ class LeaseTable:
         """What has to be on disk before an answer is said."""
         return tuple(asdict(kept) for kept in self._kept.values())
 
-    def ask(self, key: str, asked: Lease, now_s: float) -> tuple[Leased, bool]:
+    def ask(self, key: str, lease: Lease, now_s: float) -> tuple[Leased, bool]:
         """The answer to a coordinator, and whether what is kept has changed.
 
         Parameters
         ----------
         key
             Of the coordinator.
-        asked
+        lease
             With a record: to be written in its term; without: a promise of a newer term.
         now_s
             By the clock of this device.
         """
-        before = self._kept.get(asked.name)
-        after = self._granted(key, asked, before, now_s)
-        if after is None or not self._keep(after, now_s + asked.lasts_s, now_s):
-            return self._answer(asked, before, now_s, granted=False), False
+        before = self._kept.get(lease.name)
+        after = self._granted(key, lease, before, now_s)
+        if after is None or not self._keep(after, now_s + lease.lasts_s, now_s):
+            return self._answer(lease, before, now_s, granted=False), False
         has_changed, self._is_on_disk = after != before or not self._is_on_disk, True
-        return self._answer(asked, after, now_s, granted=True), has_changed
+        return self._answer(lease, after, now_s, granted=True), has_changed
 
-    def _granted(self, key: str, asked: Lease, kept: Kept | None, now_s: float) -> Kept | None:
+    def _granted(self, key: str, lease: Lease, kept: Kept | None, now_s: float) -> Kept | None:
         """What is kept from now on; None where it is not granted."""
-        if not is_sound(asked):
+        if not is_sound(lease):
             return None
-        kept = kept or Kept(name=asked.name, term=0, key="")
-        is_own = kept.term == asked.term and kept.key == key
-        is_newer = asked.term > kept.term and (
-            key == kept.key or self._left_s(asked.name, now_s) <= 0.0
+        kept = kept or Kept(name=lease.name, term=0, key="")
+        is_own = kept.term == lease.term and kept.key == key
+        is_newer = lease.term > kept.term and (
+            key == kept.key or self._left_s(lease.name, now_s) <= 0.0
         )
-        if not asked.record:
-            held = replace(kept, term=asked.term, key=key, lasts_s=asked.lasts_s)
+        if not lease.record:
+            held = replace(kept, term=lease.term, key=key, lasts_s=lease.lasts_s)
             return held if is_newer else None
-        ballot = asked.term, asked.serial
+        ballot = lease.term, lease.serial
         if not (is_own or is_newer) or ballot < (kept.accepted_term, kept.accepted_serial):
             return None
-        if ballot == (kept.accepted_term, kept.accepted_serial) and asked.record != kept.record:
+        if ballot == (kept.accepted_term, kept.accepted_serial) and lease.record != kept.record:
             return None
         return Kept(
-            name=asked.name,
-            term=asked.term,
+            name=lease.name,
+            term=lease.term,
             key=key,
-            accepted_term=asked.term,
-            accepted_serial=asked.serial,
-            record=asked.record,
-            lasts_s=asked.lasts_s,
+            accepted_term=lease.term,
+            accepted_serial=lease.serial,
+            record=lease.record,
+            lasts_s=lease.lasts_s,
         )
 
     def not_kept(self) -> None:
@@ -140,13 +140,13 @@ class LeaseTable:
             self._until_s = {**self._until_s, name: until_s}
         return until_s - now_s
 
-    def _answer(self, asked: Lease, kept: Kept | None, now_s: float, *, granted: bool) -> Leased:
-        known = kept or Kept(name=asked.name, term=0, key="")
+    def _answer(self, lease: Lease, kept: Kept | None, now_s: float, *, granted: bool) -> Leased:
+        known = kept or Kept(name=lease.name, term=0, key="")
         return Leased(
-            task=asked.task,
+            task=lease.task,
             granted=granted,
             term=known.term,
-            left_s=max(0.0, self._left_s(asked.name, now_s)),
+            left_s=max(0.0, self._left_s(lease.name, now_s)),
             accepted_term=known.accepted_term,
             accepted_serial=known.accepted_serial,
             record=known.record,
@@ -156,7 +156,7 @@ class LeaseTable:
         """Whether there is room for it; the one that was granted last stands last."""
         rest = {name: each for name, each in self._kept.items() if name != kept.name}
         own = [name for name, each in rest.items() if each.key == kept.key]
-        if len(own) >= self._most:
+        if len(own) >= self._max_leases:
             oldest = next((name for name in own if self._left_s(name, now_s) <= 0.0), None)
             if oldest is None:
                 return False
@@ -166,17 +166,17 @@ class LeaseTable:
         return True
 
 
-def is_sound(asked: Lease) -> bool:
+def is_sound(lease: Lease) -> bool:
     """Whether a lease may be asked for so.
 
     Parameters
     ----------
-    asked
+    lease
         As it came.
     """
     return (
-        is_identifier(asked.name)
-        and 1 <= asked.term <= MAX_INT
-        and 0.0 <= asked.lasts_s <= MAX_LEASE_S
-        and (bool(asked.record) == (asked.serial >= 1))
+        is_identifier(lease.name)
+        and 1 <= lease.term <= MAX_INT
+        and 0.0 <= lease.lasts_s <= MAX_LEASE_S
+        and (bool(lease.record) == (lease.serial >= 1))
     )

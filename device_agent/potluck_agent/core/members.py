@@ -58,5 +58,5 @@ _ROSTER = rows(
         key=which(is_key, "a key"),
         address=which(_is_address, "HOST:PORT"),
     ),
-    most=MAX_MEMBERS,
+    max_entries=MAX_MEMBERS,
 )

@@ -23,13 +23,13 @@ _FIXED = {
 }
 
 
-def check_count(data: bytes, most: int) -> None:
-    """ValueError where there are more things than `most` in it, one in another or side by side."""
+def check_count(data: bytes, max_things: int) -> None:
+    """ValueError where more than `max_things` things are in it, one in another or side by side."""
     n_left = 1
     for count, n_within in enumerate(_things(data), 1):
         n_left += n_within - 1
-        if count + n_left > most:
-            raise ValueError(f"more than {most} things")
+        if count + n_left > max_things:
+            raise ValueError(f"more than {max_things} things")
         if not n_left:  # what comes after the end is for who reads it
             return
 

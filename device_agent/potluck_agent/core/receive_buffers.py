@@ -207,10 +207,10 @@ class ReceiveBuffers:
         """Transfers whose credit has waited for the value that this peer is sent now."""
         if key not in self._unsettled:
             return ()
-        whole = self._accounts[key].whole()
-        if len(whole) < MAX_ITEMS:  # else there may be more: that still waits
+        complete = self._accounts[key].completed()
+        if len(complete) < MAX_ITEMS:  # else there may be more: that still waits
             del self._unsettled[key]
-        return whole
+        return complete
 
     def credit(self, now_s: float) -> list[ToPeer]:
         """Credit that has waited for too long."""

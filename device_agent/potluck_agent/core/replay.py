@@ -60,19 +60,19 @@ def replay(entries: Iterable[Entry]) -> Iterator[Replayed]:
     except Exception as error:
         raise RecordingError(f"its settings are those of another version ({error})") from error
     yield Replayed(at_s=0.0, entry=began, replayed=(), recorded=None)
-    asked: Entry | None = None
+    pending: Entry | None = None
     for entry in left:
         if isinstance(entry, Answered):
-            if asked is None:
+            if pending is None:
                 raise RecordingError("it has answers to nothing")
-            yield _played(player, asked, entry.outlines)
-            asked = None
+            yield _played(player, pending, entry.outlines)
+            pending = None
             continue
-        if asked is not None:
-            yield _played(player, asked, None)
-        asked = entry
-    if asked is not None:
-        yield _played(player, asked, None)
+        if pending is not None:
+            yield _played(player, pending, None)
+        pending = entry
+    if pending is not None:
+        yield _played(player, pending, None)
 
 
 def _played(player: "_Player", entry: Entry, recorded: tuple[bytes, ...] | None) -> Replayed:

@@ -124,9 +124,9 @@ _LOAD = record(
             kind=one_of(BACKEND_OF),
             weights=which(is_segment, "those of NAME or EPOCH/NAME"),
         ),
-        most=MAX_SEGMENTS,
+        max_entries=MAX_SEGMENTS,
     ),
-    programs=rows(anything, most=MAX_PROGRAMS),  # each is checked by `from_json`
+    programs=rows(anything, max_entries=MAX_PROGRAMS),  # each is checked by `from_json`
 )
 
 

@@ -33,18 +33,18 @@ def known_members(
     sessions: Mapping[str, NotebookSession],
     owners: Collection[str],
     askers: Collection[str],
-    told: Mapping[str, PeerDevice],
+    in_force: Mapping[str, PeerDevice],
 ) -> dict[str, PeerDevice]:
     """By key. A notebook is none, whoever says so.
 
     Where a device is, says the notebook whose run is on (one of `owners`), then who measures (one
-    of `askers`), then anybody; of equals, whose word is in force (`told`): nobody moves a device
-    that another notebook uses.
+    of `askers`), then anybody; of equals, whose word is `in_force`: nobody moves a device that
+    another notebook uses.
     """
-    said = [
-        ((key in owners, key in askers, told.get(m.key) == m), m)
+    candidates = [
+        ((key in owners, key in askers, in_force.get(m.key) == m), m)
         for key, session in sessions.items()
         for m in session.members.values()
         if m.key not in sessions
     ]
-    return {m.key: m for _, m in sorted(said, key=lambda one: one[0])}
+    return {m.key: m for _, m in sorted(candidates, key=lambda one: one[0])}

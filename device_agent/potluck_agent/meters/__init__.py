@@ -114,5 +114,5 @@ def _find(root: Path) -> tuple[FoundMeters, ...]:
 
 def _best(found: tuple[FoundMeters, ...]) -> tuple[Gauge, ...]:
     """A meter of the whole device; else those of its parts (processor, graphics), added up."""
-    *whole, processor, graphics = (one.gauges for one in found)
-    return next((gauges for gauges in whole if gauges), processor + graphics)
+    *of_device, processor, graphics = (one.gauges for one in found)
+    return next((gauges for gauges in of_device if gauges), processor + graphics)

@@ -41,8 +41,8 @@ def temperature_c(root: Path) -> float | None:
     for path in files:
         with suppress(OSError):
             found.append(number(path) / 1000)
-    least, most = SENSIBLE_C
-    return max((celsius for celsius in found if least <= celsius <= most), default=None)
+    coldest, hottest = SENSIBLE_C
+    return max((celsius for celsius in found if coldest <= celsius <= hottest), default=None)
 
 
 def _power(root: Path) -> tuple[bool | None, float | None]:

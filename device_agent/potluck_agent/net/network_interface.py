@@ -91,8 +91,8 @@ def _frequency_hz(interface: str) -> float | None:
     import fcntl
 
     request = struct.pack(_REQUEST, interface.encode()[:15], 0, 0, 0, 0)
-    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
-        answer = fcntl.ioctl(asked.fileno(), _GET_FREQUENCY, request)
+    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        answer = fcntl.ioctl(probe.fileno(), _GET_FREQUENCY, request)
         return frequency_hz(answer)
     return None
 
@@ -112,9 +112,9 @@ def frequency_hz(answer: bytes) -> float | None:
 
 def _own_address() -> str:
     """Of the interface that leads to all others; nothing is sent."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
-        asked.connect((NOWHERE, 9))
-        return str(asked.getsockname()[0])
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((NOWHERE, 9))
+        return str(probe.getsockname()[0])
 
 
 def _of_address(address: str) -> float | None:

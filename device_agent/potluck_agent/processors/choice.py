@@ -48,7 +48,7 @@ class Choice:
 
 
 def choose(
-    asked: OwnerChoice,
+    owner: OwnerChoice,
     found: Cores,
     name: str,
     *,
@@ -61,7 +61,7 @@ def choose(
 
     Parameters
     ----------
-    asked
+    owner
         What the owner has said.
     found
         The cores of this machine.
@@ -84,30 +84,30 @@ def choose(
     if not backends:
         return Choice()
     limit = limit_of(environment)
-    counts = _counts(asked, found, limit)
-    survey = _survey(asked, counts, "onnxruntime" in backends, attempt)
+    counts = _counts(owner, found, limit)
+    survey = _survey(owner, counts, "onnxruntime" in backends, attempt)
     threads = fastest(counts, survey.flops_per_s) if survey.flops_per_s else counts[0]
     is_bound = limit is not None and limit < found.allowed
     cpu = row(
         name,
         CPU,
-        memory_bytes=asked.memory_bytes,
+        memory_bytes=owner.memory_bytes,
         dtypes=[each for each in DTYPES if each != "bfloat16" or "torch" in backends],
         flops_per_s=survey.flops_per_s[counts.index(threads)] if survey.flops_per_s else None,
         threads=threads,
-        reason=_reason(asked, counts, survey, limit if is_bound else None),
+        reason=_reason(owner, counts, survey, limit if is_bound else None),
     )
-    torch_kinds = kinds if "torch" in backends and not asked.is_emulated else ()
+    torch_kinds = kinds if "torch" in backends and not owner.is_emulated else ()
     found_rate = cpu["flops_per_s"] if "torch" in backends else None
     fast = torch_choice.find(
-        asked.device,
+        owner.device,
         torch_kinds,
-        _trial(asked),
-        lambda: found_rate or _cpu_rate(asked, threads, "torch", attempt),
+        _trial(owner),
+        lambda: found_rate or _cpu_rate(owner, threads, "torch", attempt),
         attempt,
     )
-    _check_device(asked.device, survey, fast)
-    provider, others = _accelerators(asked, survey.providers, threads, attempt)
+    _check_device(owner.device, survey, fast)
+    provider, others = _accelerators(owner, survey.providers, threads, attempt)
     return Choice(
         threads=threads,
         provider=provider,
@@ -117,33 +117,33 @@ def choose(
     )
 
 
-def _counts(asked: OwnerChoice, found: Cores, limit: int | None) -> tuple[int, ...]:
+def _counts(owner: OwnerChoice, found: Cores, limit: int | None) -> tuple[int, ...]:
     """Of threads, to choose from; the first where no trial says more."""
-    if asked.threads is not None:
-        return (asked.threads,)
-    return (1,) if asked.is_emulated else candidates(found, limit)
+    if owner.threads is not None:
+        return (owner.threads,)
+    return (1,) if owner.is_emulated else candidates(found, limit)
 
 
 def _survey(
-    asked: OwnerChoice, counts: tuple[int, ...], has_onnxruntime: bool, attempt: Attempt
+    owner: OwnerChoice, counts: tuple[int, ...], has_onnxruntime: bool, attempt: Attempt
 ) -> ProcessorTried:
     """The rates of these counts of threads, and which accelerators onnxruntime offers; nothing
     where nothing is to be chosen.
     """
-    seeks_accelerator = has_onnxruntime and not asked.is_emulated and asked.device != CPU
+    seeks_accelerator = has_onnxruntime and not owner.is_emulated and owner.device != CPU
     if len(counts) == 1 and not seeks_accelerator:
         return ProcessorTried()
     threads = counts if len(counts) > 1 else ()
-    return attempt(_trial(asked, threads=threads, backends=asked.backends))
+    return attempt(_trial(owner, threads=threads, backends=owner.backends))
 
 
 def _reason(
-    asked: OwnerChoice, counts: Sequence[int], survey: ProcessorTried, limit: int | None
+    owner: OwnerChoice, counts: Sequence[int], survey: ProcessorTried, limit: int | None
 ) -> str:
     """Why so many threads."""
-    if asked.threads is not None:
+    if owner.threads is not None:
         return "as told"
-    if asked.is_emulated:
+    if owner.is_emulated:
         return "it plays another device"
     bound = f" ({LIMIT}={limit})" if limit is not None else ""
     if len(counts) == 1:
@@ -160,8 +160,8 @@ def _check_device(device: str, survey: ProcessorTried, fast: "torch_choice.Torch
     if any(torch_choice.is_meant(device, each) for each in fast.present):
         return
     names = dict.fromkeys((CPU, *survey.providers, *fast.present))
-    said = [str(row["reason"]) for row in fast.rows if not fast.present]
-    why = survey.reason or "; ".join((f"there are {', '.join(names)}", *said))
+    reasons = [str(row["reason"]) for row in fast.rows if not fast.present]
+    why = survey.reason or "; ".join((f"there are {', '.join(names)}", *reasons))
     raise AgentError(f"--device {device}: neither onnxruntime nor torch offers it here; {why}.")
 
 
@@ -170,9 +170,9 @@ def _as_provider(device: str) -> str:
     return device.removesuffix(":0")
 
 
-def _cpu_rate(asked: OwnerChoice, threads: int, backend: str, attempt: Attempt) -> float:
-    said = attempt(_trial(asked, threads=(threads,), backends=(backend,)))
-    return max(said.flops_per_s, default=0.0)
+def _cpu_rate(owner: OwnerChoice, threads: int, backend: str, attempt: Attempt) -> float:
+    tried = attempt(_trial(owner, threads=(threads,), backends=(backend,)))
+    return max(tried.flops_per_s, default=0.0)
 
 
 def fastest(counts: Sequence[int], rates: Sequence[float]) -> int:
@@ -193,26 +193,26 @@ def fastest(counts: Sequence[int], rates: Sequence[float]) -> int:
 
 
 def _accelerators(
-    asked: OwnerChoice, providers: Sequence[str], threads: int, attempt: Attempt
+    owner: OwnerChoice, providers: Sequence[str], threads: int, attempt: Attempt
 ) -> tuple[str, list[dict[str, Any]]]:
     """The one that ONNX models are computed on, if any is better than the CPU, and a row for
     each.
     """
     tried = {
-        name: attempt(_trial(asked, provider=name))
+        name: attempt(_trial(owner, provider=name))
         for name in providers
-        if _as_provider(asked.device) in ("", name)
+        if _as_provider(owner.device) in ("", name)
     }
     rates = {name: one.flops_per_s[0] for name, one in tried.items() if one.flops_per_s}
     best = max(rates, key=rates.__getitem__, default="")
-    if best and not asked.device:
-        best = best if rates[best] > _cpu_rate(asked, threads, "onnxruntime", attempt) else ""
+    if best and not owner.device:
+        best = best if rates[best] > _cpu_rate(owner, threads, "onnxruntime", attempt) else ""
     rows = []
     for name in providers:
         if name == best:
             rows.append(row(PROVIDERS[name], name, flops_per_s=rates[name], reason=USE))
         elif name not in tried:
-            rows.append(_left_out(name, f"{asked.device} was asked for"))
+            rows.append(_left_out(name, f"{owner.device} was asked for"))
         else:
             reason = tried[name].reason or f"no faster than {best or 'the CPU'}"
             rows.append(_left_out(name, reason, rates.get(name)))
@@ -220,7 +220,7 @@ def _accelerators(
 
 
 def _trial(
-    asked: OwnerChoice,
+    owner: OwnerChoice,
     *,
     provider: str = "",
     threads: tuple[int, ...] = (),
@@ -229,7 +229,7 @@ def _trial(
     return TryProcessor(
         provider=provider,
         threads=threads,
-        memory_bytes=asked.memory_bytes,
+        memory_bytes=owner.memory_bytes,
         budget_s=BUDGET_S,
         backends=backends,
     )

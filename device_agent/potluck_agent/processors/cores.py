@@ -70,9 +70,9 @@ def candidates(found: Cores, limit: int | None = None) -> tuple[int, ...]:
     limit
         At most so many threads.
     """
-    most = min(found.allowed, MAX_THREADS, limit or MAX_THREADS)
+    max_threads = min(found.allowed, MAX_THREADS, limit or MAX_THREADS)
     counts = (1, found.performance, found.physical, found.allowed)
-    return tuple(sorted({min(most, count) for count in counts}))
+    return tuple(sorted({min(max_threads, count) for count in counts}))
 
 
 def limit_of(environment: Mapping[str, str]) -> int | None:
@@ -140,9 +140,9 @@ def _is_near(strength: int, strengths: Sequence[int]) -> bool:
 
 def _quota(root: Path) -> int | None:
     """How many processors' time this process's control group may take; None without a bound."""
-    most, _, period = _text(root / "sys/fs/cgroup/cpu.max").partition(" ")
-    if most.isdecimal() and period.isdecimal() and int(period):
-        return max(1, math.ceil(int(most) / int(period)))
+    quota, _, period = _text(root / "sys/fs/cgroup/cpu.max").partition(" ")
+    if quota.isdecimal() and period.isdecimal() and int(period):
+        return max(1, math.ceil(int(quota) / int(period)))
     return None
 
 

@@ -32,21 +32,21 @@ def kinds_here() -> tuple[str, ...]:
     return tuple(kind for kind in TORCH_KINDS if nodes_of((kind,)))
 
 
-def is_meant(asked: str, device: str) -> bool:
+def is_meant(named: str, device: str) -> bool:
     """Whether the owner's `--device` means this one: all of a kind, or it alone.
 
     Parameters
     ----------
-    asked
+    named
         As given, as `cuda` or `cuda:1`; empty where nothing is said.
     device
         As torch names it.
     """
-    return asked in ("", device, device.partition(":")[0])
+    return named in ("", device, device.partition(":")[0])
 
 
 def find(
-    asked: str,
+    named: str,
     kinds: Sequence[str],
     trial: TryProcessor,
     cpu_rate: Callable[[], float],
@@ -56,7 +56,7 @@ def find(
 
     Parameters
     ----------
-    asked
+    named
         The owner's `--device`.
     kinds
         That may be here.
@@ -67,43 +67,45 @@ def find(
     attempt
         Called with a trial: its answer.
     """
-    if asked == CPU:
+    if named == CPU:
         return TorchChoice()
     listed = {kind: attempt(replace(trial, device=kind)) for kind in kinds}
-    silent = [_left_out(kind, kind, said) for kind, said in listed.items() if said.reason]
-    present = tuple(device for said in listed.values() for device in said.devices)
+    silent = [_left_out(kind, kind, answer) for kind, answer in listed.items() if answer.reason]
+    present = tuple(device for answer in listed.values() for device in answer.devices)
     tried = {
         device: attempt(replace(trial, device=device))
         for device in present
-        if is_meant(asked, device)
+        if is_meant(named, device)
     }
-    rates = {device: said.flops_per_s[0] for device, said in tried.items() if said.flops_per_s}
+    rates = {
+        device: answer.flops_per_s[0] for device, answer in tried.items() if answer.flops_per_s
+    }
     best = max(rates, key=rates.__getitem__, default="")
-    if best and not asked and rates[best] <= cpu_rate():
+    if best and not named and rates[best] <= cpu_rate():
         best = ""
-    rows = [_row(device, tried.get(device), best, asked) for device in present]
+    rows = [_row(device, tried.get(device), best, named) for device in present]
     memory_bytes = tried[best].memory_bytes if best else 0
     return TorchChoice(
         device=best, memory_bytes=memory_bytes, present=present, rows=(*rows, *silent)
     )
 
 
-def _row(device: str, said: ProcessorTried | None, best: str, asked: str) -> dict[str, Any]:
+def _row(device: str, answer: ProcessorTried | None, best: str, named: str) -> dict[str, Any]:
     kind = device.partition(":")[0]
-    if said is None:
-        return row(device, kind, used=False, reason=f"{asked} was asked for")
-    if said.reason:
-        return _left_out(device, kind, said)
+    if answer is None:
+        return row(device, kind, used=False, reason=f"{named} was asked for")
+    if answer.reason:
+        return _left_out(device, kind, answer)
     return row(
-        f"{said.name or kind}, {device}",
+        f"{answer.name or kind}, {device}",
         kind,
-        memory_bytes=said.memory_bytes,
-        dtypes=said.dtypes,
-        flops_per_s=said.flops_per_s[0],
+        memory_bytes=answer.memory_bytes,
+        dtypes=answer.dtypes,
+        flops_per_s=answer.flops_per_s[0],
         used=device == best,
         reason=USE if device == best else f"torch is no faster there than on {best or 'the CPU'}",
     )
 
 
-def _left_out(name: str, kind: str, said: ProcessorTried) -> dict[str, Any]:
-    return row(name, kind, used=False, reason=f"torch: {said.reason}")
+def _left_out(name: str, kind: str, answer: ProcessorTried) -> dict[str, Any]:
+    return row(name, kind, used=False, reason=f"torch: {answer.reason}")

@@ -18,29 +18,29 @@ PATIENCE_S = 60.0
 MAX_DEVICES = 16  # of one kind
 
 
-def attempt(asked: TryProcessor, patience_s: float = PATIENCE_S) -> ProcessorTried:
+def attempt(trial: TryProcessor, patience_s: float = PATIENCE_S) -> ProcessorTried:
     """What a throw-away worker answers; a `reason` where it does not.
 
     Parameters
     ----------
-    asked
+    trial
         What to try.
     patience_s
         It hangs if it is silent for longer.
     """
     try:
-        link = start_trial(asked)
+        link = start_trial(trial)
     except OSError as error:
         return _failed(f"its trial could not be started: {error}")
     try:
-        return _answer(link, asked, patience_s)
+        return _answer(link, trial, patience_s)
     except WireError as error:
         return _failed(f"its trial broke the protocol: {error}")
     finally:
         link.kill()
 
 
-def _answer(link: WorkerLink, asked: TryProcessor, patience_s: float) -> ProcessorTried:
+def _answer(link: WorkerLink, trial: TryProcessor, patience_s: float) -> ProcessorTried:
     deadline_s = time.monotonic() + patience_s
     while (left_s := deadline_s - time.monotonic()) > 0:
         writers = [link.socket] if link.wants_write else []
@@ -48,7 +48,7 @@ def _answer(link: WorkerLink, asked: TryProcessor, patience_s: float) -> Process
         link.flush()
         link.listen()
         for message, _ in link.receive():
-            if isinstance(message, ProcessorTried) and _fits(message, asked):
+            if isinstance(message, ProcessorTried) and _fits(message, trial):
                 return replace(message, reason=line(message.reason, MAX_REASON))
             return _failed("its trial answered what nobody asked")
         if link.closed:
@@ -56,28 +56,28 @@ def _answer(link: WorkerLink, asked: TryProcessor, patience_s: float) -> Process
     return _failed(f"its trial did not end within {patience_s:g} s")
 
 
-def _fits(answer: ProcessorTried, asked: TryProcessor) -> bool:
+def _fits(answer: ProcessorTried, trial: TryProcessor) -> bool:
     """As many rates as were asked for, or a reason, fit for the statement; accelerators that we
     know, each once.
     """
     rates = answer.flops_per_s
-    is_listing = asked.device in TORCH_KINDS
-    n_tried = 1 if asked.provider or asked.device else len(asked.threads)
+    is_listing = trial.device in TORCH_KINDS
+    n_tried = 1 if trial.provider or trial.device else len(trial.threads)
     n_rates = 0 if answer.reason or is_listing else n_tried
     return (
         len(rates) == n_rates
         and all(MIN_RATE <= rate <= MAX_NUMBER for rate in rates)
         and len(set(answer.providers)) == len(answer.providers)
         and set(answer.providers) <= set(PROVIDERS)
-        and _fits_torch(answer, asked)
+        and _fits_torch(answer, trial)
     )
 
 
-def _fits_torch(answer: ProcessorTried, asked: TryProcessor) -> bool:
+def _fits_torch(answer: ProcessorTried, trial: TryProcessor) -> bool:
     """Devices of the kind that was asked for, few enough for the statement; a size, element types
     and a name that it takes.
     """
-    known = {f"{asked.device}:{index}" for index in range(MAX_DEVICES)}
+    known = {f"{trial.device}:{index}" for index in range(MAX_DEVICES)}
     return (
         len(set(answer.devices)) == len(answer.devices)
         and set(answer.devices) <= known

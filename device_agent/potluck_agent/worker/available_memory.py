@@ -42,9 +42,9 @@ def available_bytes() -> int:
     if sys.platform != "win32":
         import resource
 
-        most, used = resource.getrlimit(resource.RLIMIT_DATA)[0], private_bytes()
-        if most != resource.RLIM_INFINITY and used is not None:
-            return max(0, most - used)
+        limit, used = resource.getrlimit(resource.RLIMIT_DATA)[0], private_bytes()
+        if limit != resource.RLIM_INFINITY and used is not None:
+            return max(0, limit - used)
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):  # Windows

@@ -37,7 +37,7 @@ class Masks:
         """A mask of zeros and 1/keep, made by the CPU: the same on every kind of device."""
 
         def mask(whole: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
-            return _bernoulli(whole, keep, dtype, generator)
+            return _bernoulli(full_shape, keep, dtype, generator)
 
         return self._rows_of(number, shape, dtype, mask)
 
@@ -60,14 +60,14 @@ class Masks:
                 f"random numbers of {list(shape)}: its first dimension is not {rows} rows",
             )
         per_row = shape[0] // rows
-        whole = (per_row * total, *shape[1:])
+        full_shape = (per_row * total, *shape[1:])
         available_memory.require(
             available_memory.bytes_of(
-                whole, dtype.itemsize, "the random numbers of the whole micro-batch"
+                full_shape, dtype.itemsize, "the random numbers of the whole micro-batch"
             ),
             "its random numbers",
         )
-        return drawn(whole, generator)[per_row * start : per_row * stop]
+        return drawn(full_shape, generator)[per_row * start : per_row * stop]
 
     def _generator(self, number: int) -> torch.Generator:
         key = (self.seed, self.step, self.micro_batch, number)
@@ -100,7 +100,7 @@ class Masks:
         self, number: int, x: torch.Tensor, make: Callable[..., torch.Tensor]
     ) -> torch.Tensor:
         def drawn(whole: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
-            return make(whole, generator=generator, dtype=x.dtype)
+            return make(full_shape, generator=generator, dtype=x.dtype)
 
         return self._rows_of(number, tuple(x.shape), x.dtype, drawn).to(x.device)
 

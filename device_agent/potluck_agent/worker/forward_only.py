@@ -8,7 +8,7 @@ from typing import Any
 from potluck_agent.worker.arrays.backends import Arrays
 from potluck_wire.graph import SegmentError
 
-from .tasks import NOTHING, Beside, LoadedSegment, Tensors
+from .tasks import NO_OPTIONS, LoadedSegment, StepOptions, Tensors
 
 
 class ForwardOnly:
@@ -43,7 +43,7 @@ class ForwardOnly:
         self,
         norms: Tensors,
         places: Sequence[int],
-        most: float,
+        max_norm: float,
         order: float,
         *,
         scaled: bool = False,
@@ -51,7 +51,9 @@ class ForwardOnly:
         """Raises SegmentError: there are no gradients."""
         raise self.refusal()
 
-    def step(self, vector: Any, optimizer: Mapping[str, Any], beside: Beside = NOTHING) -> None:
+    def step(
+        self, vector: Any, optimizer: Mapping[str, Any], options: StepOptions = NO_OPTIONS
+    ) -> None:
         """Raises SegmentError: nothing can be learned."""
         raise self.refusal()
 

@@ -94,8 +94,8 @@ class WorkerLink:
         import fcntl
         import termios
 
-        told = fcntl.ioctl(self.socket.fileno(), termios.TIOCOUTQ, bytes(4))
-        return any(told)
+        n_unread = fcntl.ioctl(self.socket.fileno(), termios.TIOCOUTQ, bytes(4))
+        return any(n_unread)
 
     def send(self, message: Message, buffers: Buffers = ()) -> None:
         """Send, or keep until `flush` where the pipe is full. To a worker that is gone: nothing."""

@@ -47,18 +47,18 @@ class ParameterOptimizer:
         `groups` have their own settings; each parameter is in one of them, where there are any.
         `average`: the decay of a moving average of the weights.
         """
-        name, every = _settings(options, groups, self.parameters)
+        name, all_groups = _settings(options, groups, self.parameters)
         if not self.parameters:
             return
         if average is not None:
             self._begin_average()
-        names = [[*members] for members, _ in every]
+        names = [[*members] for members, _ in all_groups]
         if self._made is None or name != self._name or names != self._groups:
-            self._make(name, every)
+            self._make(name, all_groups)
         assert self._made is not None
         for parameter, pieces in self._pieces.items():
             self._hand_gradient(parameter, pieces)
-        filled = [settings for members, settings in every if members]
+        filled = [settings for members, settings in all_groups if members]
         for group, settings in zip(self._made.param_groups, filled, strict=True):
             group.update(_arguments(name, settings))
         self._made.step()
@@ -81,11 +81,11 @@ class ParameterOptimizer:
                 piece.grad = part
             parameter.grad = None
 
-    def _make(self, name: str, every: Sequence[Group]) -> None:
+    def _make(self, name: str, all_groups: Sequence[Group]) -> None:
         """A new optimizer that takes over what state fits it."""
         self._slots = {
             parameter: tuple(known.slots(name, settings, tuple(self.parameters[parameter].shape)))
-            for members, settings in every
+            for members, settings in all_groups
             for parameter in members
         }
         written = {
@@ -94,15 +94,15 @@ class ParameterOptimizer:
             for slot in self._present(parameter)
             if slot in self._slots[parameter]
         }
-        whole = KINDS[name].factored
-        self._pieces = {n: (p,) if whole else _pieces(p) for n, p in self.parameters.items()}
+        is_factored = KINDS[name].factored
+        self._pieces = {n: (p,) if is_factored else _pieces(p) for n, p in self.parameters.items()}
         groups = [
             {"params": [piece for n in members for piece in self._pieces[n]]}
             | _arguments(name, settings)
-            for members, settings in every
+            for members, settings in all_groups
             if members
         ]
-        self._groups = [[*members] for members, _ in every]
+        self._groups = [[*members] for members, _ in all_groups]
         self._name, self._made = name, _class(name)(groups)
         for state in self._state.values():
             state.clear()
@@ -230,18 +230,18 @@ def _settings(
         name, _ = known.check(options)
         if not groups:
             return name, [([*parameters], known.check(options)[1])]
-        every: list[Group] = [
+        all_groups: list[Group] = [
             (names, known.check({**options, **settings})[1]) for names, settings in groups
         ]
     except WireError as error:
         raise SegmentError("bad-input", error.text[:200]) from error
-    members = [name for names, _ in every for name in names]
+    members = [name for names, _ in all_groups for name in names]
     if sorted(members) != sorted(parameters):
         odd = sorted(set(members) ^ set(parameters)) or members
         raise SegmentError(
             "bad-input", f"{odd[0]!r} is not in one group of parameters, and in one only"[:200]
         )
-    return name, every
+    return name, all_groups
 
 
 def _class(name: str) -> Callable[..., torch.optim.Optimizer]:

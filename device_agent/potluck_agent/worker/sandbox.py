@@ -111,10 +111,10 @@ def confine(
         }
     import resource
 
-    def limit(which: int, most: int) -> None:
+    def limit(which: int, bound: int) -> None:
         hard = resource.getrlimit(which)[1]
-        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
-        resource.setrlimit(which, (most, most))
+        bound = bound if hard == resource.RLIM_INFINITY else min(bound, hard)
+        resource.setrlimit(which, (bound, bound))
 
     limit(resource.RLIMIT_CORE, 0)
     limit(resource.RLIMIT_FSIZE, 0)
@@ -124,17 +124,17 @@ def confine(
     is_alone = threads == 1 and not any(uses)
     if is_alone:
         limit(resource.RLIMIT_NPROC, 0)
-    said = {"signals": seccomp.refuse(os.getpid(), opens_devices=opens_devices)}
-    is_filtered = said["signals"] == seccomp.IN_FORCE
-    said["files"] = CHANGES_NONE if is_filtered else GROWS_NONE
+    bounds = {"signals": seccomp.refuse(os.getpid(), opens_devices=opens_devices)}
+    is_filtered = bounds["signals"] == seccomp.IN_FORCE
+    bounds["files"] = CHANGES_NONE if is_filtered else GROWS_NONE
     if is_filtered and opens_devices:
-        said["files"] = CHANGES_DEVICES
-    said["processes"] = _WHY_NOT[is_alone] if _can_fork() else "none started"
+        bounds["files"] = CHANGES_DEVICES
+    bounds["processes"] = _WHY_NOT[is_alone] if _can_fork() else "none started"
     data_bytes = private_bytes()
     if data_bytes is None:
-        return said | {"memory": "not limited: only Linux counts a process's own memory"}
+        return bounds | {"memory": "not limited: only Linux counts a process's own memory"}
     limit(resource.RLIMIT_DATA, data_bytes + memory_bytes + OWN_BYTES)
-    return said | {"memory": "limited"}
+    return bounds | {"memory": "limited"}
 
 
 def _stand_in(folder: int | str) -> None:

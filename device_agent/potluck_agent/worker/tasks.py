@@ -20,7 +20,7 @@ Rows = tuple[int, int, int]  # [start, stop) of that many rows of a micro-batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Beside:
+class StepOptions:
     """What a step of an optimizer has beside its settings.
 
     `groups` = [parameters, settings] have settings of their own; `scale` multiplies all gradients,
@@ -36,7 +36,7 @@ class Beside:
     growth_steps: int | None = None
 
 
-NOTHING = Beside()
+NO_OPTIONS = StepOptions()
 
 
 class LoadedSegment(Protocol):
@@ -79,16 +79,16 @@ class LoadedSegment(Protocol):
         self,
         norms: Tensors,
         places: Sequence[int],
-        most: float,
+        max_norm: float,
         order: float,
         *,
         scaled: bool = False,
     ) -> tuple[Any, Any]:
-        """What gradients are multiplied by so that the norm of all is `most` at the most, and that
+        """What gradients are multiplied by so that the norm of all is `max_norm` at the most, and that
         norm. `scaled`: their loss was multiplied.
         """
 
-    def step(self, vector: Any, optimizer: Attributes, beside: "Beside" = ...) -> None:
+    def step(self, vector: Any, optimizer: Attributes, options: "StepOptions" = ...) -> None:
         """One optimizer step; `vector` replaces gradients and buffers first."""
 
     def read(self, name: str) -> Any:
@@ -205,14 +205,14 @@ def _step(task: WorkerTask) -> Tensors:
     groups = task.attrs.get("groups", [])
     if rates is not None:
         groups = _rated(groups, task.attrs["rated"], rates)
-    beside = Beside(
+    options = StepOptions(
         groups=groups,
         scale=scale,
         clip_value=task.attrs.get("clip_value"),
         average=task.attrs.get("average"),
         growth_steps=task.attrs.get("growth_steps"),
     )
-    task.on().step(vector, optimizer, beside)
+    task.on().step(vector, optimizer, options)
     return ()
 
 
@@ -241,9 +241,9 @@ def _norms(task: WorkerTask) -> Tensors:
 
 
 def _limit(task: WorkerTask) -> Tensors:
-    most, order = float(task.attrs["most"]), float(task.attrs["order"])
+    max_norm, order = float(task.attrs["most"]), float(task.attrs["order"])
     scaled = bool(task.attrs.get("scaled", False))
-    return task.on().limit(task.inputs, task.attrs["places"], most, order, scaled=scaled)
+    return task.on().limit(task.inputs, task.attrs["places"], max_norm, order, scaled=scaled)
 
 
 def _state(task: WorkerTask) -> Tensors:

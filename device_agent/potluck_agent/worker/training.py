@@ -25,7 +25,7 @@ from .operators import DTYPES
 from .optimizers import ParameterOptimizer
 from .recomputation import Recomputed, unsaved
 from .split_backward import PieceRecorder, Waiting, read_once, weight_part
-from .tasks import NOTHING, Beside
+from .tasks import NO_OPTIONS, StepOptions
 
 Rows = tuple[int, int, int]
 _INPUT = "bad-input"
@@ -237,48 +237,55 @@ class TrainingSegment:
         self,
         norms: Sequence[torch.Tensor],
         places: Sequence[int],
-        most: float,
+        max_norm: float,
         order: float,
         *,
         scaled: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """What gradients are multiplied by so that the norm of all is `most` at the most, and that
+        """What gradients are multiplied by so that the norm of all is at most `max_norm`, and that
         norm: as `torch.nn.utils.clip_grad_norm_`, not finite where a gradient is not.
 
         `places`: the norms are looked at in this order. `scaled`: they are gradients of a loss that
         was multiplied by the factor of this segment; the norm is that of a loss that was not.
         """
-        every = torch.cat([part.reshape(-1) for part in norms])
-        if not places or max(places) >= len(every):
-            raise SegmentError(_INPUT, f"the last place is {max(places)}, of {len(every)} norms")
-        total = torch.linalg.vector_norm(every[list(places)], order)
+        all_norms = torch.cat([part.reshape(-1) for part in norms])
+        if not places or max(places) >= len(all_norms):
+            raise SegmentError(
+                _INPUT, f"the last place is {max(places)}, of {len(all_norms)} norms"
+            )
+        total = torch.linalg.vector_norm(all_norms[list(places)], order)
         if not scaled:
-            return torch.clamp(most / (total + 1e-6), max=1.0), total
+            return torch.clamp(max_norm / (total + 1e-6), max=1.0), total
         factor = torch.exp2(self._named(LOSS_SCALE)[0].to(total.dtype))
         total = total / factor
         if not total.isfinite():
             return torch.full_like(total, math.nan), total
-        return torch.clamp(most / (total + 1e-6), max=1.0) / factor, total
+        return torch.clamp(max_norm / (total + 1e-6), max=1.0) / factor, total
 
     def step(
-        self, vector: torch.Tensor | None, optimizer: Mapping[str, Any], beside: Beside = NOTHING
+        self,
+        vector: torch.Tensor | None,
+        optimizer: Mapping[str, Any],
+        options: StepOptions = NO_OPTIONS,
     ) -> None:
         """One optimizer step; `vector`, of the form of `gradients`, replaces gradients and
         statistics first.
         """
         if vector is not None:
             self._spread(vector)
-        if beside.growth_steps is not None and self._is_left_out(beside.scale, beside.growth_steps):
-            self._optimizer.leave_out(beside.average)
+        if options.growth_steps is not None and self._is_left_out(
+            options.scale, options.growth_steps
+        ):
+            self._optimizer.leave_out(options.average)
             return
         for parameter in self._trainable.values():
             if parameter.grad is None:
                 continue
-            if beside.scale is not None:
-                parameter.grad.mul_(beside.scale.reshape(()).to(parameter.grad.device))
-            if (most := beside.clip_value) is not None:
-                parameter.grad.clamp_(min=-most, max=most)
-        self._optimizer.step(optimizer, beside.groups, beside.average)
+            if options.scale is not None:
+                parameter.grad.mul_(options.scale.reshape(()).to(parameter.grad.device))
+            if (max_value := options.clip_value) is not None:
+                parameter.grad.clamp_(min=-max_value, max=max_value)
+        self._optimizer.step(optimizer, options.groups, options.average)
 
     def _is_left_out(self, scale: torch.Tensor, growth_steps: int) -> bool:
         """Whether gradients are not finite. The factor of the loss, where it is here, shrinks then;

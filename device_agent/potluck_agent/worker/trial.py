@@ -30,59 +30,59 @@ class Wrong(Exception):
     """An accelerator that does not compute what the CPU does."""
 
 
-def attempt(asked: TryProcessor, confine: Callable[[], object]) -> ProcessorTried:
+def attempt(trial: TryProcessor, confine: Callable[[], object]) -> ProcessorTried:
     """The answer to a trial; what goes wrong is a part of it.
 
     Parameters
     ----------
-    asked
+    trial
         What to try.
     confine
         Called once everything is set up: the bounds that a worker has.
     """
     try:
-        if asked.device:
-            return _of_torch(asked, confine)
-        if asked.provider:
-            work = _bounded(asked.provider, confine)
-            return ProcessorTried(flops_per_s=rates(lambda _: work, (1,), asked.budget_s))
-        present = backends(asked.backends)
+        if trial.device:
+            return _of_torch(trial, confine)
+        if trial.provider:
+            work = _bounded(trial.provider, confine)
+            return ProcessorTried(flops_per_s=rates(lambda _: work, (1,), trial.budget_s))
+        present = backends(trial.backends)
         providers = offered() if "onnxruntime" in present else ()
-        if not asked.threads:
+        if not trial.threads:
             return ProcessorTried(providers=providers)
         with_threads = torch_with_threads if "torch" in present else onnx_with_threads
-        with_threads(max(asked.threads))()
+        with_threads(max(trial.threads))()
         confine()
-        found = rates(with_threads, asked.threads, asked.budget_s)
+        found = rates(with_threads, trial.threads, trial.budget_s)
         return ProcessorTried(flops_per_s=found, providers=providers)
     except Exception as error:  # whatever it is, it is a reason not to use this processor
         return ProcessorTried(reason=line(str(error) or type(error).__name__, MAX_REASON))
 
 
-def _of_torch(asked: TryProcessor, confine: Callable[[], object]) -> ProcessorTried:
+def _of_torch(trial: TryProcessor, confine: Callable[[], object]) -> ProcessorTried:
     """Which devices of a kind torch sees; or whether one computes as the CPU does, in both
     directions, and what it is.
     """
     from potluck_agent.worker import torch_setup
     from potluck_agent.worker.arrays import torch_device
 
-    if ":" not in asked.device:
-        return ProcessorTried(devices=torch_device.offered(asked.device))
+    if ":" not in trial.device:
+        return ProcessorTried(devices=torch_device.offered(trial.device))
     expected = [answer.numpy() for answer in torch_with_gradient("cpu")()]
-    torch_setup.prepare(1, asked.device)
-    torch_with_gradient(asked.device)()
-    arrays = torch_device.accelerator(asked.device, asked.memory_bytes)
+    torch_setup.prepare(1, trial.device)
+    torch_with_gradient(trial.device)()
+    arrays = torch_device.accelerator(trial.device, trial.memory_bytes)
     confine()
-    for answer, right in zip(torch_with_gradient(asked.device)(), expected, strict=True):
+    for answer, right in zip(torch_with_gradient(trial.device)(), expected, strict=True):
         check(arrays.to_numpy(answer), right)
-    product = torch_with_threads(1, asked.device)
+    product = torch_with_threads(1, trial.device)
 
     def work() -> None:
         product()
         arrays.synchronize()
 
     return ProcessorTried(
-        flops_per_s=rates(lambda _: work, (1,), asked.budget_s),
+        flops_per_s=rates(lambda _: work, (1,), trial.budget_s),
         name=line(torch_device.name_of(arrays.device), MAX_NAME),
         memory_bytes=arrays.free_bytes(),
         dtypes=tuple(arrays.DTYPES),

@@ -105,9 +105,9 @@ def arrays_of(present: Sequence[str], device: str = "", memory_bytes: int = 0) -
         from potluck_agent.worker import available_memory
         from potluck_agent.worker.arrays.torch_device import accelerator
 
-        there = accelerator(device, memory_bytes)
-        available_memory.look_at(there)
-        return there
+        arrays = accelerator(device, memory_bytes)
+        available_memory.look_at(arrays)
+        return arrays
     if "torch" in present:
         from potluck_agent.worker.arrays import torch_arrays
 

@@ -52,8 +52,8 @@ def copy_to(memory: memoryview, array: torch.Tensor) -> None:
 
 def storage(array: torch.Tensor) -> tuple[int, int]:
     """Where its memory is, and how many bytes that are."""
-    whole = array.untyped_storage()
-    return whole.data_ptr(), whole.nbytes()
+    memory = array.untyped_storage()
+    return memory.data_ptr(), memory.nbytes()
 
 
 def live_bytes(kind: str = "cpu") -> int:

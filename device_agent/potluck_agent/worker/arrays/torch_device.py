@@ -93,8 +93,8 @@ class DeviceArrays:
         self, memory: memoryview, dtype: str, shape: Sequence[int]
     ) -> tuple[torch.Tensor, memoryview]:
         """A copy of this memory, which is free again at once."""
-        here, _ = torch_arrays.over(memory, dtype, shape)
-        return here.to(self.device, copy=True), memory
+        on_cpu, _ = torch_arrays.over(memory, dtype, shape)
+        return on_cpu.to(self.device, copy=True), memory
 
     def zeros(self, shape: Sequence[int], dtype: str) -> torch.Tensor:
         """A new tensor of zeros."""
