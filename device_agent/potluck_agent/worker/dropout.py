@@ -36,7 +36,7 @@ class Masks:
     ) -> torch.Tensor:
         """A mask of zeros and 1/keep, made by the CPU: the same on every kind of device."""
 
-        def mask(whole: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+        def mask(full_shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
             return _bernoulli(full_shape, keep, dtype, generator)
 
         return self._rows_of(number, shape, dtype, mask)
@@ -99,7 +99,7 @@ class Masks:
     def _like(
         self, number: int, x: torch.Tensor, make: Callable[..., torch.Tensor]
     ) -> torch.Tensor:
-        def drawn(whole: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+        def drawn(full_shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
             return make(full_shape, generator=generator, dtype=x.dtype)
 
         return self._rows_of(number, tuple(x.shape), x.dtype, drawn).to(x.device)

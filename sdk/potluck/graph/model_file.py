@@ -229,12 +229,12 @@ def _model(document: Mapping[str, Any], tensors: "Mapping[str, torch.Tensor]") -
         if name.startswith(_DEVICE)
     }
     inputs, targets, by_name, placeless = document["arguments"]
-    said = document["training"]
+    training_document = document["training"]
     inference = _layers(document["inference"], len(inputs), state)
-    training = None if said is None else _layers(said, len(inputs), state)
+    training = None if training_document is None else _layers(training_document, len(inputs), state)
     n_reductions = 0
     if training is not None:
-        n_reductions = said["n_reductions"]
+        n_reductions = training_document["n_reductions"]
         n_given = len(training.line.traced.graph.inputs) - len(inputs) - len(targets)
         if type(n_reductions) is not int or n_reductions != n_given:
             raise ValueError("it has other inputs and targets than its graph")

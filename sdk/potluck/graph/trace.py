@@ -283,11 +283,11 @@ def _traced(
     def complete(some: list[torch.Tensor]) -> list[torch.Tensor]:
         return [*some, *reductions(some)] if reductions is not None else some
 
-    whole = graph
+    full = graph
     if not meta:
         rows = _seen(program, converter.values, types, own, tensors, complete)
         modules = tuple(converter.modules)
-        seen = Traced(graph=whole, types=tuple(types), by_rows=rows, modules=modules)
+        seen = Traced(graph=full, types=tuple(types), by_rows=rows, modules=modules)
         rows = _settled(seen, program, converter.values, own, tensors, complete)
     graph, kept = without_dead(graph)
     if unsent := [converter.unsent[value] for value in kept if value in converter.unsent]:
@@ -299,7 +299,7 @@ def _traced(
     number = {old: new for new, old in enumerate(kept)}
     if train and not meta:
         masks = [mask for mask in converter.masks if mask.value in number]
-        check_masks(whole, masks, types, rows, converter.modules)
+        check_masks(full, masks, types, rows, converter.modules)
     names_left = {p.name for p in graph.parameters} | {b.name for b in graph.buffers}
     traced = Traced(
         graph=graph,

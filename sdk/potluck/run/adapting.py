@@ -198,10 +198,10 @@ class Adapting:
 
     def _ask(self, things: Iterable[Thing], look: StepsSeen, plan: Plan, profiled: Problem) -> None:
         """Those that no step shows, for a small part of the run's time."""
-        if look.step < self._asked or not (asked := tuple(things)):
+        if look.step < self._asked or not (unseen := tuple(things)):
             return
         prober, adapter = self._prober, self._adapter
-        adapter.update_slowness(prober.slowness(asked, plan, profiled, adapter.known), look.step)
+        adapter.update_slowness(prober.slowness(unseen, plan, profiled, adapter.known), look.step)
         self._asked = look.step + ceil(prober.spent_s / LOOKING_FRAC / look.step_s)
 
     def _seen(self, steps: Steps, compiled: Compiled, problem: Problem, step: int) -> StepsSeen:

@@ -277,8 +277,8 @@ def _safetensors(path: Path, key: str) -> Opened:
     except SafetensorError as error:
         raise _Odd(f"is no file of tensors: {error}") from error
     with path.open("rb") as raw:
-        said = json.loads(raw.read(8 + header_bytes)[8:])
-    begins = 8 + header_bytes + said[key]["data_offsets"][0]
+        header = json.loads(raw.read(8 + header_bytes)[8:])
+    begins = 8 + header_bytes + header[key]["data_offsets"][0]
     lying = FileRows(path, begins, kind.itemsize * math.prod(shape[1:]))
 
     def take(rows: Sequence[int]) -> "torch.Tensor":
@@ -298,9 +298,9 @@ def _one_of(key: str, names: Sequence[str]) -> str:
     if not key and len(names) == 1:
         return names[0]
     if key not in names:
-        there = ", ".join(names[:20]) or "none"
-        asked = f"not {key!r}" if key else "it is not said which one: add ':' and its name"
-        raise _Odd(f"has the arrays {there}, and {asked}")
+        listed = ", ".join(names[:20]) or "none"
+        problem = f"not {key!r}" if key else "it is not said which one: add ':' and its name"
+        raise _Odd(f"has the arrays {listed}, and {problem}")
     return key
 
 
@@ -328,9 +328,11 @@ def _header(file: "IO[bytes]") -> tuple[tuple[int, ...], bool, Any]:
 
 
 def _check_size(shape: tuple[int, ...], dtype: Any, nbytes: int) -> None:
-    said = math.prod(shape) * dtype.itemsize
-    if said != nbytes:
-        raise _Odd(f"says that it is {list(shape)} of {dtype.name}, {said} bytes, and has {nbytes}")
+    stated_bytes = math.prod(shape) * dtype.itemsize
+    if stated_bytes != nbytes:
+        raise _Odd(
+            f"says that it is {list(shape)} of {dtype.name}, {stated_bytes} bytes, and has {nbytes}"
+        )
 
 
 def _check_room(nbytes: int) -> None:

@@ -52,8 +52,8 @@ class Order:
     @property
     def n_batches(self) -> int:
         """Of an epoch."""
-        whole = self.n_rows // self.batch
-        return whole if self.drop_last else -(-self.n_rows // self.batch)
+        n_full = self.n_rows // self.batch
+        return n_full if self.drop_last else -(-self.n_rows // self.batch)
 
     def epoch(self, number: int) -> Sequence[int]:
         """All rows in the order of this epoch: those of equal random numbers never swap, and these
@@ -321,5 +321,5 @@ def check_rows(arrays: Sequence[ArrayFile]) -> None:
         They have not.
     """
     if len({array.shape[0] for array in arrays}) > 1:
-        told = ", ".join(f"{array.name} {array.shape[0]}" for array in arrays)
-        raise FileError(f"the arrays have different numbers of rows: {told}.")
+        counts = ", ".join(f"{array.name} {array.shape[0]}" for array in arrays)
+        raise FileError(f"the arrays have different numbers of rows: {counts}.")

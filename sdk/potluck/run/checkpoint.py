@@ -72,9 +72,9 @@ def save(path: Path, checkpoint: Checkpoint) -> None:
         "seed": str(checkpoint.seed),
     }
     if checkpoint.position is not None:
-        beside: dict[str, torch.Tensor] = {}
-        metadata["position"] = json.dumps(position_to_plain(checkpoint.position, beside))
-        tensors |= {_LOADER + name: tensor for name, tensor in beside.items()}
+        loader_tensors: dict[str, torch.Tensor] = {}
+        metadata["position"] = json.dumps(position_to_plain(checkpoint.position, loader_tensors))
+        tensors |= {_LOADER + name: tensor for name, tensor in loader_tensors.items()}
     if checkpoint.schedule is not None:
         metadata["schedule"] = json.dumps(asdict(checkpoint.schedule))
     write_tensors(path, tensors, metadata)
@@ -120,10 +120,10 @@ def _below(tensors: "Mapping[str, torch.Tensor]", prefix: str) -> "dict[str, tor
     return {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
 
 
-def _number(metadata: Mapping[str, str], name: str, most: int) -> int:
+def _number(metadata: Mapping[str, str], name: str, highest: int) -> int:
     text = metadata[name]
-    if not _NUMBER.fullmatch(text) or int(text) > most:
-        raise ValueError(f"its {name} is a whole number from 0 to {most}, got {text!r:.80}")
+    if not _NUMBER.fullmatch(text) or int(text) > highest:
+        raise ValueError(f"its {name} is a whole number from 0 to {highest}, got {text!r:.80}")
     return int(text)
 
 

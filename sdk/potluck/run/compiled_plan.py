@@ -180,8 +180,8 @@ class CompiledPlan:
     @property
     def sizes(self) -> tuple[int, ...]:
         """Batch sizes besides the plan's own that there are programs for."""
-        every = self.train_rows if self.plan.training else self.infer_rows
-        return tuple(rows for rows in every.values() if rows != self.plan.batch)
+        rows_by_program = self.train_rows if self.plan.training else self.infer_rows
+        return tuple(rows for rows in rows_by_program.values() if rows != self.plan.batch)
 
     def answering(self, rows: int) -> tuple[str, int]:
         """The program that answers so many rows, or as many of them as it can, and its rows.
@@ -291,7 +291,7 @@ class CompiledPlan:
         memory
             Bytes per device; default: `memory_bytes`.
         """
-        every = [*self.compiled.values(), *([extra] if extra else [])]
+        programs = [*self.compiled.values(), *([extra] if extra else [])]
         requests = {}
         for device in dict.fromkeys((*self.plan.devices, *others)):
             pieces = [
@@ -299,7 +299,7 @@ class CompiledPlan:
             ]
             needed = self.memory_bytes(device) if memory is None else memory[device]
             order = Prepare(run=self.run, epoch=self.epoch, memory_bytes=needed, seed=self.seed)
-            requests[device] = request(device, order, pieces, every, self.kinds.get(device, ""))
+            requests[device] = request(device, order, pieces, programs, self.kinds.get(device, ""))
         return requests
 
 
@@ -357,9 +357,9 @@ def kept_types(update: Update, parameter: str, kind: Type) -> dict[str, Type]:
 
 
 def request(
-    device: str, order: Prepare, pieces: Sequence[StagePiece], every: Iterable[Compiled], kind: str
+    device: str, order: Prepare, pieces: Sequence[StagePiece], among: Iterable[Compiled], kind: str
 ) -> Request:
-    """`order` for a device, with these pieces (of that `kind`) and its programs among `every`.
+    """`order` for a device, with these pieces (of that `kind`) and those programs that are its own.
 
     Parameters
     ----------
@@ -369,12 +369,12 @@ def request(
         What all are asked.
     pieces
         That it computes.
-    every
+    among
         All programs.
     kind
         "aten" or "onnx".
     """
-    programs = [compiled.programs[device] for compiled in every if device in compiled.programs]
+    programs = [compiled.programs[device] for compiled in among if device in compiled.programs]
     document = {
         "segments": [
             {"name": piece.segment.name, "kind": kind}
@@ -570,14 +570,14 @@ def _steps(
     fed_whole: bool,
 ) -> dict[str, Compiled]:
     """One step of training for each of these numbers of rows."""
-    found, told = {}, bare.step_update(trained)
+    found, update = {}, bare.step_update(trained)
     for rows in sizes:
         name, division = train_name(rows, bare.plan), divide(bare.plan, bare.segments, rows)
         schedule = order(as_divided(bare.plan, division))
         found[name] = compile_training(
             bare.plan,
             bare.segments,
-            told,
+            update,
             schedule=schedule,
             division=division,
             standbys=bare.standbys,
@@ -650,8 +650,8 @@ def evaluation_plan(model: Any, plan: Plan, rows: int) -> Plan:
     layers: list[int] = []
     for layer in range(len(model.layers(False))):
         names = model.state_names(layer, layer + 1, train=False)
-        here = next((stage_of[name] for name in names if name in stage_of), 0)
-        layers.append(max(here, layers[-1] if layers else 0))
+        first = next((stage_of[name] for name in names if name in stage_of), 0)
+        layers.append(max(first, layers[-1] if layers else 0))
     stages = []
     for index, stage in enumerate(plan.stages):
         if index in layers:

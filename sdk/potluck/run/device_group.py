@@ -321,7 +321,7 @@ def outputs_of(
     pieces: dict[str, list[ReceivedValue]] = {}
     for result in compiled.results:
         pieces.setdefault(result.tensor, []).append(result)
-    whole = {}
+    outputs = {}
     for name, found in pieces.items():
         first = execution.outputs[found[0].device, found[0].value]
         kind, tensors = _squeezed(types[name], first.shape), []
@@ -329,8 +329,8 @@ def outputs_of(
             rows = () if len(found) == 1 else (result.stop - result.start,)
             expected = Type(dtype=kind.dtype, shape=(*rows, *kind.shape[len(rows) :]))
             tensors.append(_believed(execution, result, expected, f"the output {name!r}"))
-        whole[name] = tensors[0] if len(found) == 1 else torch.cat(tensors)
-    return whole
+        outputs[name] = tensors[0] if len(found) == 1 else torch.cat(tensors)
+    return outputs
 
 
 def _squeezed(kind: Type, sent: tuple[int, ...]) -> Type:

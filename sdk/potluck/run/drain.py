@@ -167,7 +167,7 @@ def _keep(engine: "RunEngine", note: str) -> None:
 def _notify(engine: "RunEngine", devices: Sequence[str], why: str, seconds: float) -> None:
     with engine.boundary():
         plan = engine.compiled_plan.plan
-        told = DevicesLeft(
+        record = DevicesLeft(
             step=engine.step,
             left=tuple(devices),
             reason=why,
@@ -176,5 +176,5 @@ def _notify(engine: "RunEngine", devices: Sequence[str], why: str, seconds: floa
             seconds=seconds,
         )
         history = engine.history
-        engine.history = replace(history, departures=(*history.departures, told))
-        engine.note(told.words)
+        engine.history = replace(history, departures=(*history.departures, record))
+        engine.note(record.words)

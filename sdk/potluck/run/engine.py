@@ -539,8 +539,8 @@ class RunEngine:
         name
             Of the device.
         """
-        here = self.members.get(name)
-        return here is not None and here.session is self._sessions[name]
+        member = self.members.get(name)
+        return member is not None and member.session is self._sessions[name]
 
     def begin_again(self, plan: Plan) -> None:
         """Go on with this plan, on devices of which none knows the run any more: a training from

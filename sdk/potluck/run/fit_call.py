@@ -212,7 +212,7 @@ class FitCall:
         self._watchers.epoch_over(epoch, engine.history.since(engine.history, since))
         self._epoch_begun = self._n_reported
 
-    def _go_on(self, most: int, batch: "tuple[torch.Tensor, ...] | None" = None) -> None:
+    def _go_on(self, max_in_flight: int, batch: "tuple[torch.Tensor, ...] | None" = None) -> None:
         """Hand out a batch, and collect steps until at most so many are under way."""
         engine = self._engine
         with engine.boundary():
@@ -220,7 +220,7 @@ class FitCall:
                 surviving(engine, lambda: keep_protected(engine))
             if batch is not None:
                 self._hand_out(batch)
-            while engine.n_in_flight > most:
+            while engine.n_in_flight > max_in_flight:
                 surviving(engine, engine.collect)
             for minder in self._minders:
                 minder.look()

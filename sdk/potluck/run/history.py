@@ -178,11 +178,11 @@ class History(Shown):
         )
 
     def __repr__(self) -> str:
-        told = "".join(f"\n{note}" for note in dict.fromkeys(self.notes))
+        notes = "".join(f"\n{note}" for note in dict.fromkeys(self.notes))
         if not self.losses:
-            return f"<History: no steps>{told}"
+            return f"<History: no steps>{notes}"
         steps = f"{len(self.losses)} step{'s' if len(self.losses) > 1 else ''}"
-        return f"<History: {steps}, loss {self.losses[0]:.4g} to {self.losses[-1]:.4g}>{told}"
+        return f"<History: {steps}, loss {self.losses[0]:.4g} to {self.losses[-1]:.4g}>{notes}"
 
 
 def measured_trace(

@@ -61,20 +61,20 @@ class RequestsInFlight:
     def n_unanswered(self) -> int:
         """Those that are under way, or were lost with a device."""
         with self._lock:
-            return sum(not _is_over(f) for asked in self._futures.values() for f in asked)
+            return sum(not _is_over(f) for futures in self._futures.values() for f in futures)
 
     def finish(self, epoch: int) -> None:
         """Wait for all of an epoch that takes no new ones."""
         with self._lock:
-            asked = self._futures.pop(epoch, set())
-        wait(asked)
+            futures = self._futures.pop(epoch, set())
+        wait(futures)
 
     def give_up(self) -> None:
         """Nobody will answer them."""
         with self._lock:
-            asked = [future for under_way in self._futures.values() for future in under_way]
+            futures = [future for under_way in self._futures.values() for future in under_way]
             self._futures.clear()
-        for future in asked:
+        for future in futures:
             future.cancel()
 
 

@@ -342,5 +342,5 @@ def apart_frac(mean: "Weights", region: "Weights") -> float:
     """
     floats = [name for name, tensor in mean.items() if tensor.is_floating_point()]
     far = sum(float((mean[name] - region[name]).double().square().sum()) for name in floats)
-    whole = sum(float(mean[name].double().square().sum()) for name in floats)
-    return float((far / whole) ** 0.5) if whole else 0.0
+    norm = sum(float(mean[name].double().square().sum()) for name in floats)
+    return float((far / norm) ** 0.5) if norm else 0.0

@@ -278,10 +278,15 @@ class PlanMigration:
     def _follow_of(self, rows: int) -> Compiled:
         transition = self.transition
         name = follow_name(rows, transition.plan)
-        told = transition.step_update(self._engine.model.trained)
+        update = transition.step_update(self._engine.model.trained)
         division = divide(transition.plan, transition.segments, rows)
         compiled = compile_follow(
-            name, transition.plan, transition.segments, told, transition.standbys, division=division
+            name,
+            transition.plan,
+            transition.segments,
+            update,
+            transition.standbys,
+            division=division,
         )
         return self._engine.compiler.paced_programs(compiled, transition)
 
@@ -343,13 +348,13 @@ class PlanMigration:
     def _devices(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys((*self._old.plan.devices, *self._plan.devices)))
 
-    def needs_bytes(self, device: str, beside: CompiledPlan) -> int:
+    def needs_bytes(self, device: str, other: CompiledPlan) -> int:
         """What a device needs while the transition, the standbys and one compiled plan more are
         there.
         """
         transition = self.transition
         standbys = [transition.pieces[s.stage] for s in transition.standbys if device in s.devices]
-        held = transition.held_bytes(device) + beside.held_bytes(device)
+        held = transition.held_bytes(device) + other.held_bytes(device)
         held += sum(held_bytes(piece, transition.optimizer) for piece in standbys)
         return held + _work_bytes(device, self._old, self._new)
 

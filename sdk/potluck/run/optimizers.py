@@ -340,12 +340,12 @@ _BOUNDS = {"rho": (0.0, 1.0), "d": (1.0, math.inf)}
 def _pair(name: str, given: Any, default: tuple[Any, Any]) -> tuple[float | None, float]:
     """Two numbers; betas are below 1, and where torch has None by default it may be that."""
     parts = tuple(given) if isinstance(given, tuple | list) else ()
-    most = 1.0 if name == "betas" else math.inf
+    limit = 1.0 if name == "betas" else math.inf
     numbers = tuple(
         None if part is None and usual is None else _number(name, part)
         for part, usual in zip(parts, default, strict=False)
     )
-    if len(parts) != 2 or not all(n is None or 0 <= n < most for n in numbers):
+    if len(parts) != 2 or not all(n is None or 0 <= n < limit for n in numbers):
         below = "to below 1" if name == "betas" else "on"
         raise UserError(
             f"{name} must be two numbers from 0 {below}, got {given!r}.",

@@ -207,8 +207,8 @@ class Pacing:
             history = self._engine.history.decisions
             if not history or history[-1].action != STAY:
                 step = self._engine.step
-                said = f"step {step}: {words}; this plan is the fastest."
-                notify(self._engine, Decision(step=step, action=STAY, words=said))
+                sentence = f"step {step}: {words}; this plan is the fastest."
+                notify(self._engine, Decision(step=step, action=STAY, words=sentence))
             return None, ""
         best = next(p for p in self._others if p.stages == best.stages)
         return best, f"{words}; {best.planner} on {', '.join(best.devices)} is the fastest."

@@ -124,9 +124,9 @@ def _layer_index(seconds: Sequence[float]) -> int:
 
 def _flow_over(medium: str, network: Network, names: Iterable[str]) -> Flow | None:
     """Two devices whose bytes this medium limits."""
-    there, capacity = set(names), {m.name: m.capacity_bytes_per_s for m in network.media}
+    present, capacity = set(names), {m.name: m.capacity_bytes_per_s for m in network.media}
     for flow, path in sorted(network.paths.items()):
-        if path.media and not path.host and there.issuperset(flow):
+        if path.media and not path.host and present.issuperset(flow):
             limit, _ = min(path.media, key=lambda crossed: capacity[crossed[0]] / crossed[1])
             if limit == medium:
                 return flow

@@ -99,7 +99,7 @@ def recover(engine: "RunEngine", error: PotluckError) -> None:
     predicted_s = None
     if problem is not None and plan.latency_s is not None:
         predicted_s = way.chosen_s - begun_s + recovery_s(plan, problem, n_again, way.holders)
-    told = Recovery(
+    record = Recovery(
         step=known,
         device=cause.device,
         cause=str(cause).removesuffix(f" {cause.next_step}"),
@@ -112,8 +112,8 @@ def recover(engine: "RunEngine", error: PotluckError) -> None:
     )
     engine.history = replace(
         engine.history,
-        recoveries=(*engine.history.recoveries, told),
-        notes=(*engine.history.notes, told.words),
+        recoveries=(*engine.history.recoveries, record),
+        notes=(*engine.history.notes, record.words),
     )
 
 

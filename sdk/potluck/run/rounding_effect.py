@@ -56,15 +56,15 @@ class RoundingEffect:
     gradient_frac: float | None = None
 
     def __repr__(self) -> str:
-        said = (
+        summary = (
             f"<{self.code}: {self.handed_bytes[0]} of {self.handed_bytes[1]} bytes a row; answers "
             f"differ by {self.answers_frac:.2%}, at most {self.largest_frac:.2%} of the largest"
         )
         if self.loss is not None:
-            said += f"; a loss of {self.loss[0]:.5g} in place of {self.loss[1]:.5g}"
+            summary += f"; a loss of {self.loss[0]:.5g} in place of {self.loss[1]:.5g}"
         if self.gradient_frac is not None:
-            said += f"; gradients differ by {self.gradient_frac:.2%}"
-        return f"{said}>"
+            summary += f"; gradients differ by {self.gradient_frac:.2%}"
+        return f"{summary}>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,13 +130,13 @@ def _results(
     from torch.utils import _pytree as pytree
 
     rows, trains = len(fed[0]), model.trains
-    whole = Stage(
+    stage = Stage(
         start=0, stop=len(model.layers(trains)), devices=(device,), shares=(rows,), warm_up=1
     )
     plan = Plan(
         planner="single",
         model=model.name,
-        stages=(whole,),
+        stages=(stage,),
         micro_batch=rows,
         n_micro_batches=1,
         training=trains,
@@ -163,12 +163,12 @@ def _apart(these: "Iterable[torch.Tensor]", those: "Iterable[torch.Tensor]") -> 
     """The root of the mean square of the differences, by that of those."""
     pairs = [(a.double(), b.double()) for a, b in zip(these, those, strict=True)]
     apart = sum(float((a - b).square().sum()) for a, b in pairs)
-    whole = sum(float(b.square().sum()) for _, b in pairs)
-    return (apart / whole) ** 0.5 if whole else 0.0
+    norm = sum(float(b.square().sum()) for _, b in pairs)
+    return (apart / norm) ** 0.5 if norm else 0.0
 
 
 def _largest(these: "Sequence[torch.Tensor]", those: "Sequence[torch.Tensor]") -> float:
     pairs = [(a.double(), b.double()) for a, b in zip(these, those, strict=True)]
     apart = max(float((a - b).abs().max()) for a, b in pairs)
-    whole = max(float(b.abs().max()) for _, b in pairs)
-    return apart / whole if whole else 0.0
+    largest = max(float(b.abs().max()) for _, b in pairs)
+    return apart / largest if largest else 0.0

@@ -288,9 +288,10 @@ class Protection:
         if self._every is None:
             often += f" ({units.duration(self.interval_s)} of training)"
         held = units.size(self.snapshot.nbytes + self._batch_bytes)
-        there = f"; {units.size(max(self.copies.values()))} at most on a device" * bool(self.copies)
+        largest = max(self.copies.values(), default=0)
+        copies = f"; {units.size(largest)} at most on a device" * bool(self.copies)
         return (
-            f"<Protection: goes back to step {self.snapshot.step}; {held} here{there}; {often}, "
+            f"<Protection: goes back to step {self.snapshot.step}; {held} here{copies}; {often}, "
             f"{units.duration(self.cost_s)} of waiting each>"
         )
 

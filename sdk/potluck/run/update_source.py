@@ -342,18 +342,18 @@ def source_of(
     """
     _check_schedule(schedule, every)
     _check_own(schedule, optimizer)
-    beside: dict[str, Any] = {
+    limits: dict[str, Any] = {
         "clip_norm": clip_norm,
         "norm_order": norm_order,
         "clip_value": clip_value,
         "average": average,
     }
     if isinstance(optimizer, Optimizer):
-        update = Update(optimizer=optimizer, **beside)
+        update = Update(optimizer=optimizer, **limits)
         theirs = None
     else:
         groups = groups_of(model, optimizer)
-        update = Update(optimizer=groups[0].optimizer, groups=_needed(groups), **beside)
+        update = Update(optimizer=groups[0].optimizer, groups=_needed(groups), **limits)
         theirs = optimizer
     check_steps(update.optimizers, [parameter.dtype for parameter in model.trained])
     return UpdateSource(update, theirs, schedule, every)
@@ -480,8 +480,8 @@ def groups_of(model: Any, optimizer: Any) -> tuple[ParameterGroup, ...]:
         labels = group.get("param_names") or [""] * len(group["params"])
         pairs = zip(group["params"], labels, strict=True)
         found = [_name_of(tensor, label, names, trained | pieces.keys()) for tensor, label in pairs]
-        told = [piece for name in found for piece in pieces.get(name, [name])]
-        members = tuple(name for name in told if name in trained and name not in seen)
+        pieces_found = [piece for name in found for piece in pieces.get(name, [name])]
+        members = tuple(name for name in pieces_found if name in trained and name not in seen)
         seen.update(members)
         groups.append(ParameterGroup(parameters=members, optimizer=optimizer_of(group, optimizer)))
     if missing := sorted(trained - seen):

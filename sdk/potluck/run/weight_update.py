@@ -117,8 +117,8 @@ class Update:
     @property
     def needs_new_agents(self) -> bool:
         """Whether agents before protocol 1.9 cannot do it."""
-        beside = self.groups, self.clip_norm, self.clip_value, self.average, self.rated
-        return any(each not in (None, ()) for each in beside) or not (
+        additions = self.groups, self.clip_norm, self.clip_value, self.average, self.rated
+        return any(each not in (None, ()) for each in additions) or not (
             self.optimizer.settings.keys() <= OLDER.get(self.kind, set())
         )
 
@@ -158,8 +158,8 @@ class Update:
     def _attributes(self, parameters: tuple[str, ...]) -> dict[str, Any]:
         found: dict[str, Any] = {"optimizer": self.optimizer.to_json()}
         if self.groups or self.rated:
-            here = set(parameters)
-            members = [[n for n in group.parameters if n in here] for group in self.groups]
+            own = set(parameters)
+            members = [[n for n in group.parameters if n in own] for group in self.groups]
             found["optimizer"] = {"name": self.kind}
             found["groups"] = [
                 [names, _carried(self._settings(optimizer))]
@@ -183,8 +183,8 @@ class Update:
         optimizers
             One for each group, with the settings of that step.
         """
-        every = [self._settings(optimizer) for optimizer in optimizers]
-        return [[float(row[name] or 0.0) for name in self.rated] for row in every]
+        settings = [self._settings(optimizer) for optimizer in optimizers]
+        return [[float(row[name] or 0.0) for name in self.rated] for row in settings]
 
     # --- as a text --------------------------------------------------------------------------------
 
@@ -203,14 +203,14 @@ class Update:
 PLAIN = Update(optimizer=AdamW())
 
 
-def read_update(optimizer: Any, beside: Mapping[str, Any]) -> Update:
+def read_update(optimizer: Any, document: Mapping[str, Any]) -> Update:
     """The update of a saved run: the inverse of `to_json`.
 
     Parameters
     ----------
     optimizer
         As `Optimizer.to_json` gives it.
-    beside
+    document
         As `Update.to_json`; empty in files of older versions.
 
     Raises
@@ -218,19 +218,19 @@ def read_update(optimizer: Any, beside: Mapping[str, Any]) -> Update:
     UserError
         It does not hold.
     """
-    groups = beside.get("groups", [])
-    order = beside.get("norm_order", 2.0)
+    groups = document.get("groups", [])
+    order = document.get("norm_order", 2.0)
     return Update(
         optimizer=read_optimizer(optimizer),
         groups=tuple(
             ParameterGroup(parameters=tuple(map(str, names)), optimizer=read_optimizer(settings))
             for names, settings in groups
         ),
-        clip_norm=beside.get("clip_norm"),
+        clip_norm=document.get("clip_norm"),
         norm_order=inf if order == "inf" else float(order),
-        clip_value=beside.get("clip_value"),
-        average=beside.get("average"),
-        rated=tuple(map(str, beside.get("rated", []))),
+        clip_value=document.get("clip_value"),
+        average=document.get("average"),
+        rated=tuple(map(str, document.get("rated", []))),
     )
 
 

@@ -88,12 +88,12 @@ def einsum(look: NodeView) -> Dependence | None:
     if not arrow:  # what is there once, in the order of the alphabet
         once = sorted(letter for letter in set(inputs) - set(",.") if inputs.count(letter) == 1)
         result = "".join(["..." * ("." in inputs), *once])
-    operands, most = [], 0
+    operands, max_rest = [], 0
     for ref, letters in zip(refs, inputs.split(","), strict=True):
         n_rest = look.rank(ref) - len(letters.replace("...", ""))
         operands.append((ref, letters.replace("...", _rest(n_rest))))
-        most = max(most, n_rest)
-    return _contracted(look, operands, result.replace("...", _rest(most)))
+        max_rest = max(max_rest, n_rest)
+    return _contracted(look, operands, result.replace("...", _rest(max_rest)))
 
 
 def _rest(n: int) -> str:

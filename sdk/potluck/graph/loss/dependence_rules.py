@@ -118,9 +118,9 @@ def _chosen(look: NodeView) -> Dependence | None:
 
 def _put_into(look: NodeView) -> Dependence | None:
     """A part of each row put into another value of the same rows."""
-    whole, part = look.first, look.argument(1)
-    dim = look.argument(2, "dim", 0) % look.rank(whole)
-    axis, values = look.axis_of(whole), [look.known[whole], look.known[part]]
+    base, part = look.first, look.argument(1)
+    dim = look.argument(2, "dim", 0) % look.rank(base)
+    axis, values = look.axis_of(base), [look.known[base], look.known[part]]
     if axis == dim or any(value.outer != 1 for value in values):
         return None
     own = axis if axis is None or axis < dim or "slice" in look.node.op else axis - 1

@@ -282,7 +282,7 @@ def numbered(look: NodeView) -> Dependence | None:
         if look.is_sized:
             raise Mixes(NUMBER)
         return FREE
-    whole = start == 0 and look.argument(2, "step", 1) == 1 and outer_of(look.shape, 0, 1) > 0
-    if not whole:
+    counts_rows = start == 0 and look.argument(2, "step", 1) == 1 and outer_of(look.shape, 0, 1) > 0
+    if not counts_rows:
         raise Mixes(NUMBERS)
     return Dependence(DependenceKind.COUNT)

@@ -80,7 +80,7 @@ def _draws(
 ) -> Iterator[tuple[Tensors, Tensors]]:
     """Made-up inputs, and what torch makes of them; whole numbers are valid as indices or masks."""
     drawn = torch.Generator().manual_seed(0)
-    for most in (0, 1):
+    for highest in (0, 1):
         inputs = []
         for item in graph.inputs:
             shape = [evaluate(size, {BATCH: ROWS}) for size in item.shape]
@@ -88,7 +88,7 @@ def _draws(
             made = (
                 torch.randn(shape, generator=drawn) * 2
                 if item.dtype in FLOATS
-                else 1 - torch.randint(0, most + 1, shape, generator=drawn)
+                else 1 - torch.randint(0, highest + 1, shape, generator=drawn)
             )
             inputs.append(made.to(dtype))
         with torch.no_grad():

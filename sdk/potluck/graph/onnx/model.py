@@ -201,16 +201,16 @@ class OnnxModel(Model):
 
     def document_of(self, graph: Graph, kind: str = "onnx") -> bytes:
         """A graph of this model's nodes as an ONNX model, its weights left out."""
-        whole = self._trace.model
-        model = onnx.ModelProto(ir_version=whole.ir_version)
-        model.opset_import.extend(whole.opset_import)
+        full = self._trace.model
+        model = onnx.ModelProto(ir_version=full.ir_version)
+        model.opset_import.extend(full.opset_import)
         model.graph.name = "segment"
         model.graph.input.extend(port(p.name, p.dtype, p.shape) for p in graph.inputs)
         model.graph.output.extend(port(p.name, p.dtype, p.shape) for p in graph.outputs)
-        model.graph.node.extend(whole.graph.node[node.number] for node in graph.nodes)
+        model.graph.node.extend(full.graph.node[node.number] for node in graph.nodes)
         wanted = {p.name for p in graph.parameters}
         model.graph.initializer.extend(
-            self._stripped(t) for t in whole.graph.initializer if t.name in wanted
+            self._stripped(t) for t in full.graph.initializer if t.name in wanted
         )
         return bytes(model.SerializeToString())
 

@@ -201,9 +201,9 @@ def _resize(call: Call, x: Tensor) -> Tensor:
         raise call.refuse("changes something else than height and width")
     if mode == "nearest":
         rounded = call.get("nearest_mode", b"round_prefer_floor").decode()
-        whole = all(new % old == 0 for new, old in zip(size, x.shape[2:], strict=True))
+        is_multiple = all(new % old == 0 for new, old in zip(size, x.shape[2:], strict=True))
         even = place == "asymmetric" and (rounded == "floor" or call.op == "Upsample")
-        if whole and (
+        if is_multiple and (
             even or (place in ("half_pixel", "pytorch_half_pixel") and rounded.startswith("round"))
         ):
             return functional.interpolate(x, size=size, mode="nearest")

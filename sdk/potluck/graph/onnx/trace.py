@@ -77,8 +77,8 @@ def trace(
         No device runs an operator, or the batch is not the first dimension.
     """
     check(model)
-    asked, model = model.graph, _plain(model, sizes)
-    graph, inputs = model.graph, tuple(value.name for value in given(asked))
+    original, model = model.graph, _plain(model, sizes)
+    graph, inputs = model.graph, tuple(value.name for value in given(original))
     tensors = {t.name: array(t) for t in graph.initializer}
     moving = varying(graph)
     run = _run(model, moving, file)
@@ -126,8 +126,8 @@ def trace(
         by_rows=frozenset(numbers[name] for name in _by_rows(graph, moving, run)),
         tensors=tensors,
     )
-    outputs = [quoted(value.name) for value in asked.output]
-    check_outputs(traced, outputs, [f"{n.op_type}, {called(n)}" for n in asked.node])
+    outputs = [quoted(value.name) for value in original.output]
+    check_outputs(traced, outputs, [f"{n.op_type}, {called(n)}" for n in original.node])
     return OnnxTrace(
         model=model, traced=traced, types=kinds, fixed=run.still, example=run.wanted, inputs=inputs
     )

@@ -101,12 +101,12 @@ def run_apart(
         "memory_bytes": memory_bytes(),
         "lasts_s": LASTS_S,
     }
-    with tempfile.TemporaryFile() as told:
+    with tempfile.TemporaryFile() as output:
         try:
             process = subprocess.run(
                 [sys.executable, "-P", "-m", __name__],
                 input=json.dumps(order).encode() + b"\n" + model,
-                stdout=told,
+                stdout=output,
                 stderr=subprocess.DEVNULL,
                 env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
                 timeout=LASTS_S,
@@ -114,38 +114,38 @@ def run_apart(
             )
         except subprocess.TimeoutExpired:
             raise ModelError(f"{file} did not answer {ROWS} rows within {LASTS_S} s.") from None
-        told.seek(0)
+        output.seek(0)
         if process.returncode:
             raise ModelError(
                 f"{file} ended the process that ran it ({_ending(process.returncode)}).",
                 next_step="A number in it may be one that no processor divides by, or it takes "
                 "more memory than this machine has.",
             )
-        return _read(told, file)
+        return _read(output, file)
 
 
-def _read(told: IO[bytes], file: str) -> TrialRun:
+def _read(output: IO[bytes], file: str) -> TrialRun:
     try:
-        said = read_json(told.readline(), file)
-        if "error" in said:
-            raise ModelError(f"onnxruntime cannot run it: {quoted(said['error'], 240)}")
+        header = read_json(output.readline(), file)
+        if "error" in header:
+            raise ModelError(f"onnxruntime cannot run it: {quoted(header['error'], 240)}")
         values = {
             name: TrialValue(dtype, tuple(map(tuple, shapes)), is_by_rows, is_of_all_rows)
-            for name, dtype, shapes, is_by_rows, is_of_all_rows in said["values"]
+            for name, dtype, shapes, is_by_rows, is_of_all_rows in header["values"]
         }
-        arrays = (_array(told, dtype, shape) for dtype, shape in said["arrays"])
-        still = dict(zip(said["still"], arrays, strict=False))
-        return TrialRun(values, still, dict(zip(said["wanted"], arrays, strict=True)))
+        arrays = (_array(output, dtype, shape) for dtype, shape in header["arrays"])
+        still = dict(zip(header["still"], arrays, strict=False))
+        return TrialRun(values, still, dict(zip(header["wanted"], arrays, strict=True)))
     except _NONSENSE as error:
         raise ModelError(f"{file}: the process that ran it said nothing that holds.") from error
 
 
-def _array(told: IO[bytes], dtype: str, shape: Sequence[int]) -> Any:
+def _array(output: IO[bytes], dtype: str, shape: Sequence[int]) -> Any:
     """The next array of those that follow one another."""
     import numpy as np
 
     n_bytes = math.prod(shape) * np.dtype(dtype).itemsize
-    return np.frombuffer(told.read(n_bytes), dtype).reshape(shape).copy()
+    return np.frombuffer(output.read(n_bytes), dtype).reshape(shape).copy()
 
 
 def _ending(code: int) -> str:
@@ -167,7 +167,7 @@ def memory_bytes() -> int:
 # --- in the process of its own --------------------------------------------------------------------
 
 
-def main(said: IO[bytes], tell: IO[bytes]) -> None:
+def main(orders: IO[bytes], tell: IO[bytes]) -> None:
     """Run what is asked for; tell what was seen of it, or why it cannot be run.
 
     Raises
@@ -175,7 +175,7 @@ def main(said: IO[bytes], tell: IO[bytes]) -> None:
     ValueError
         Constants of it come to more bytes than there may be.
     """
-    order = json.loads(said.readline())
+    order = json.loads(orders.readline())
     import numpy as np
     import onnxruntime
 
@@ -185,7 +185,7 @@ def main(said: IO[bytes], tell: IO[bytes]) -> None:
         options.log_severity_level = 4
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         session = onnxruntime.InferenceSession(
-            said.read(), options, providers=["CPUExecutionProvider"]
+            orders.read(), options, providers=["CPUExecutionProvider"]
         )
         runs = tuple(_runs(session, order))
         values = [_seen(name, runs) for name in runs[0]]
@@ -217,16 +217,16 @@ def _keep_within(memory_bytes: int, told_bytes: int, lasts_s: int) -> None:
         return
     import resource
 
-    for which, most in (
+    for which, bound in (
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_FSIZE, told_bytes),
         (resource.RLIMIT_CPU, lasts_s * (os.cpu_count() or 1)),
         (resource.RLIMIT_DATA, memory_bytes),
     ):
         hard = resource.getrlimit(which)[1]
-        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        bound = bound if hard == resource.RLIM_INFINITY else min(bound, hard)
         with suppress(OSError, ValueError):
-            resource.setrlimit(which, (most, most))
+            resource.setrlimit(which, (bound, bound))
 
 
 def _runs(session: Any, order: dict[str, Any]) -> "Iterator[dict[str, Array]]":
@@ -262,31 +262,29 @@ def _seen(
     return name, arrays[0].dtype.name, shapes, _is_by_rows(*arrays), _is_of_all_rows(*arrays)
 
 
-def _is_by_rows(whole: "Array", first: "Array", second: "Array") -> bool:
+def _is_by_rows(full: "Array", first: "Array", second: "Array") -> bool:
     import numpy as np
 
-    if whole.ndim == 0 or first.ndim == 0 or first.shape[0] == 0:
+    if full.ndim == 0 or first.ndim == 0 or first.shape[0] == 0:
         return False
     k = first.shape[0]
     shapes = [(k * rows, *first.shape[1:]) for rows in (ROWS, PART, ROWS - PART)]
-    if [whole.shape, first.shape, second.shape] != shapes:
+    if [full.shape, first.shape, second.shape] != shapes:
         return False
     joined = np.concatenate([first, second]).astype(np.float64)
     scale = float(
-        np.abs(np.nan_to_num(whole.astype(np.float64), posinf=0, neginf=0)).max(initial=0.0)
+        np.abs(np.nan_to_num(full.astype(np.float64), posinf=0, neginf=0)).max(initial=0.0)
     )
-    return bool(
-        np.allclose(whole, joined, rtol=_TOLERANCE, atol=_TOLERANCE * scale, equal_nan=True)
-    )
+    return bool(np.allclose(full, joined, rtol=_TOLERANCE, atol=_TOLERANCE * scale, equal_nan=True))
 
 
-def _is_of_all_rows(whole: "Array", *parts: "Array") -> bool:
+def _is_of_all_rows(full: "Array", *parts: "Array") -> bool:
     """Whether it holds something of all rows together: the mean of them, or the largest number."""
     import numpy as np
 
-    is_float = whole.dtype.kind == "f"
-    return all(whole.shape == part.shape for part in parts) and not all(
-        np.array_equal(whole, part, equal_nan=is_float) for part in parts
+    is_float = full.dtype.kind == "f"
+    return all(full.shape == part.shape for part in parts) and not all(
+        np.array_equal(full, part, equal_nan=is_float) for part in parts
     )
 
 

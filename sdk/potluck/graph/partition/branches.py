@@ -86,10 +86,10 @@ def hand_on(
     for value, layers in readers.items():
         maker = made[value]
         for number in sorted({branch[layer] for layer in layers if layer != maker}):
-            there = [layer for layer in layers if branch[layer] == number]
-            first = maker if number == branch[maker] else min(there)
+            readers_in_branch = [layer for layer in layers if branch[layer] == number]
+            first = maker if number == branch[maker] else min(readers_in_branch)
             ways = [(maker, first)] if first != maker else []
-            for giver, taker in (*ways, *pairwise(range(first, max(there) + 1))):
+            for giver, taker in (*ways, *pairwise(range(first, max(readers_in_branch) + 1))):
                 hands[giver][value] = (*hands[giver].get(value, ()), taker)
     return tuple(
         {value: tuple(sorted(takers)) for value, takers in given.items()} for given in hands

@@ -97,8 +97,8 @@ class LayoutView:
 
     def pattern(self, size: int, outer: int = 1) -> Cut | None:
         """The cut of a first axis of that size; None where the units do not go into it."""
-        whole, rest = divmod(size, outer * self.units)
-        return None if rest else Cut(0, outer, whole)
+        inner, rest = divmod(size, outer * self.units)
+        return None if rest else Cut(0, outer, inner)
 
 
 Rule = Callable[[LayoutView], Effect | None]

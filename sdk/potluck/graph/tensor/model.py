@@ -86,8 +86,8 @@ class DividedModel(Model):
     # --- state ---
 
     def _tensors(self) -> "dict[str, torch.Tensor]":
-        whole = self.whole.state()
-        found = {name: piece_of(whole[piece.whole], piece) for name, piece in self.pieces.items()}
+        state = self.whole.state()
+        found = {name: piece_of(state[piece.whole], piece) for name, piece in self.pieces.items()}
         cut = {piece.whole for piece in self.pieces.values()}
         return found | {
             name: tensor for name, tensor in self.whole._tensors().items() if name not in cut
@@ -149,9 +149,9 @@ def _regions_of(
     graphs: Sequence[Traced], shares: Sequence[int], tolerance_frac: float
 ) -> list[tuple[Region, ...]]:
     """The regions of each graph, all of which cut the same states in the same way."""
-    whole = set[str]()
+    undivided = set[str]()
     while True:
-        found = [Finder(traced, whole).regions() for traced in graphs]
+        found = [Finder(traced, undivided).regions() for traced in graphs]
         cuts = [_cuts(traced, regions) for traced, regions in zip(graphs, found, strict=True)]
         odd = set().union(
             *(
@@ -174,7 +174,7 @@ def _regions_of(
         }
         if not odd:
             break
-        whole |= odd
+        undivided |= odd
     if not any(found):
         raise ModelError(
             "nothing of it can be divided by tensor: no product leads to a sum by operators that "
@@ -209,17 +209,17 @@ def _laid_out(part: DividedGraph, n_inputs: int) -> Layers:
     return layers_at(line(part.traced), bounds, n_inputs=n_inputs, lanes=lanes)
 
 
-def piece_of(whole: "torch.Tensor", piece: StateSlice) -> "torch.Tensor":
+def piece_of(full: "torch.Tensor", piece: StateSlice) -> "torch.Tensor":
     """A lane's part of a tensor.
 
     Parameters
     ----------
-    whole
+    full
         The tensor.
     piece
         Which units of which axis.
     """
-    wide = _by_units(whole, piece, piece.units)
+    wide = _by_units(full, piece, piece.units)
     axis = piece.cut.axis
     return wide.narrow(axis + 1, piece.start, piece.stop - piece.start).flatten(axis, axis + 2)
 

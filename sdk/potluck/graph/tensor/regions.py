@@ -62,11 +62,11 @@ class Finder:
     ----------
     traced
         The graph.
-    whole
+    undivided
         Names of parameters that stay whole.
     """
 
-    def __init__(self, traced: Traced, whole: Collection[str] = ()) -> None:
+    def __init__(self, traced: Traced, undivided: Collection[str] = ()) -> None:
         self._traced, self._graph = traced, traced.graph
         self._sizes = dict(
             zip((symbol.name for symbol in traced.graph.symbols), _PRIMES, strict=False)
@@ -77,9 +77,9 @@ class Finder:
                 self._users.setdefault(ref.value, []).append(value)
         self._outputs = {output.ref.value for output in self._graph.outputs}
         first = len(self._graph.inputs)
-        every: list[Parameter | Buffer] = [*self._graph.parameters, *self._graph.buffers]
-        self._names = {first + i: state.name for i, state in enumerate(every)}
-        self._whole = {value for value, name in self._names.items() if name in whole}
+        states: list[Parameter | Buffer] = [*self._graph.parameters, *self._graph.buffers]
+        self._names = {first + i: state.name for i, state in enumerate(states)}
+        self._whole = {value for value, name in self._names.items() if name in undivided}
         self._taken = set[int]()  # nodes of the regions found so far
         self._n_weights = sum(prod(p.shape) for p in self._graph.parameters)
 
@@ -106,12 +106,12 @@ class Finder:
         read = next((ref for ref in refs if ref.value not in self._names), None)
         if read is None:
             return None
-        beside = [
+        siblings = [
             user
             for user in self._users[read.value]
             if user not in self._taken and columns(self._view(user, 1, {}), 1) is not None
         ]
-        for starts in dict.fromkeys((tuple(beside), (value,))):
+        for starts in dict.fromkeys((tuple(siblings), (value,))):
             for units, outer in self._ways(starts):
                 region = self._spread(starts, units, outer)
                 if region is not None:

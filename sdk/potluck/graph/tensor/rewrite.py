@@ -96,8 +96,8 @@ class _Rewriting:
         for value, node in enumerate(self.graph.nodes, start=self.graph.first_node):
             if KIND_OF[node.op] == "buffer" or any(ref.value in bound for ref in node_refs(node)):
                 bound.add(value)
-        every = range(self.graph.first_node, self.graph.first_node + len(self.graph.nodes))
-        return frozenset(value for value in every if value not in bound)
+        values = range(self.graph.first_node, self.graph.first_node + len(self.graph.nodes))
+        return frozenset(value for value in values if value not in bound)
 
     # --- values of lanes --------------------------------------------------------------------------
 
@@ -265,17 +265,17 @@ class _Rewriting:
         """The whole value, on every lane: the sum of its summands, or its pieces side by side."""
         kinds = self.traced.types[value]
         for lane in range(self.n_lanes):
-            whole = parts[0]
+            full = parts[0]
             if isinstance(layout, Cut):
                 args: tuple[Any, ...] = (tuple(map(Ref, parts)), layout.axis)
                 node = Node(number=self._number_of(value), op="aten.cat.default", args=args)
-                whole = self._add(node, value, lane, kinds)
+                full = self._add(node, value, lane, kinds)
             else:
                 for part in parts[1:]:
-                    args = (Ref(whole), Ref(part))
+                    args = (Ref(full), Ref(part))
                     node = Node(number=self._number_of(value), op="aten.add.Tensor", args=args)
-                    whole = self._add(node, value, lane, kinds)
-            self.number["whole", value, lane] = whole
+                    full = self._add(node, value, lane, kinds)
+            self.number["whole", value, lane] = full
 
     def _add(self, node: Node, value: int, lane: int, types: tuple[Type, ...] | None = None) -> int:
         """A node of a lane, which stands for the original's `value`."""

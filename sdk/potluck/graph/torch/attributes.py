@@ -95,6 +95,8 @@ class _Walk:
 @lru_cache(maxsize=1024)
 def _slots(kind: type) -> tuple[str, ...]:
     """Of a class and of those that it is made from."""
-    every = (vars(base).get("__slots__", ()) for base in kind.__mro__)
-    names = [name for slots in every for name in ((slots,) if isinstance(slots, str) else slots)]
+    slots_of_bases = (vars(base).get("__slots__", ()) for base in kind.__mro__)
+    names = [
+        name for slots in slots_of_bases for name in ((slots,) if isinstance(slots, str) else slots)
+    ]
     return tuple(name for name in names if name not in ("__dict__", "__weakref__"))

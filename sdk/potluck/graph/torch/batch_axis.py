@@ -140,14 +140,14 @@ def by_rows(
             _run(watcher, program, weights, [x[part].clone() for x in inputs])
             return watcher.found
 
-        whole = digests(slice(0, ROWS))
+        full = digests(slice(0, ROWS))
         first = digests(_FIRST)
         second = digests(_SECOND)
-        everywhere = whole.keys() & first.keys() & second.keys()
+        everywhere = full.keys() & first.keys() & second.keys()
         return frozenset(
             ref
             for ref in everywhere
-            if _same(whole[ref], torch.cat([first[ref], second[ref]]), tolerance)
+            if _same(full[ref], torch.cat([first[ref], second[ref]]), tolerance)
         )
 
     is_half = any(t.dtype in ("float16", "bfloat16") for kinds in types for t in kinds)
@@ -195,9 +195,9 @@ def arguments(
     ]
 
 
-def _same(whole: torch.Tensor, parts: torch.Tensor, tolerance: float) -> bool:
-    atol = tolerance * largest(whole)
-    return torch.allclose(whole, parts, rtol=tolerance, atol=atol, equal_nan=True)
+def _same(full: torch.Tensor, parts: torch.Tensor, tolerance: float) -> bool:
+    atol = tolerance * largest(full)
+    return torch.allclose(full, parts, rtol=tolerance, atol=atol, equal_nan=True)
 
 
 def largest(tensor: torch.Tensor) -> float:

@@ -139,9 +139,9 @@ class Converter:
             raise _strange(target, where(node))
 
     def _item(self, node: torch.fx.Node) -> None:
-        whole = self._argument(node.args[0])
+        base = self._argument(node.args[0])
         index: Any = node.args[1]
-        self.values[node] = whole[index] if isinstance(whole, tuple) else Ref(whole.value, index)
+        self.values[node] = base[index] if isinstance(base, tuple) else Ref(base.value, index)
 
     def _autocast(self, node: torch.fx.Node, owner: torch.nn.Module) -> None:
         """A region without autocast becomes part of the graph: nothing is converted there, nor

@@ -18,9 +18,9 @@ class _Typed(Runner):
     with.
     """
 
-    def __init__(self, module: torch.nn.Module, here: torch.dtype) -> None:
+    def __init__(self, module: torch.nn.Module, default: torch.dtype) -> None:
         super().__init__(module)
-        self._here = here
+        self._default = default
 
     def run_node(self, node: torch.fx.Node) -> Any:
         """What the node gives, in the type that it has in the graph.
@@ -33,14 +33,14 @@ class _Typed(Runner):
         try:
             found = super().run_node(node)
         except OperatorFailed as error:
-            raise _refusal(node, self._here) from error
+            raise _refusal(node, self._default) from error
         exported = node.meta.get("val")
         if (
             isinstance(found, torch.Tensor)
             and isinstance(exported, torch.Tensor)
             and found.dtype is not exported.dtype
         ):
-            raise _refusal(node, self._here)
+            raise _refusal(node, self._default)
         return found
 
 
@@ -63,9 +63,9 @@ def check_default_type(
     """
     if torch.get_default_dtype() is torch.float32:
         return
-    given, here = arguments(), torch.get_default_dtype()
+    given, default = arguments(), torch.get_default_dtype()
     with _as_on_devices(), torch.no_grad(), torch.random.fork_rng(devices=()):
-        _Typed(module, here).run(*given)
+        _Typed(module, default).run(*given)
 
 
 @contextmanager
@@ -78,8 +78,8 @@ def _as_on_devices() -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def _refusal(node: torch.fx.Node, here: torch.dtype) -> ModelError:
-    name = str(here).removeprefix("torch.")
+def _refusal(node: torch.fx.Node, default: torch.dtype) -> ModelError:
+    name = str(default).removeprefix("torch.")
     return ModelError(
         f"{node.target}{where(node)} makes floats of torch's default type, which is {name} here "
         "and float32 on devices.",

@@ -123,8 +123,9 @@ def _dynamic(dims: Sequence[int | None], lengths: range) -> tuple[dict[int, Any]
 def _limited(text: str, lengths: range) -> range:
     """Those of the lengths that the module takes, as far as an error of torch's tells."""
     found = re.search(rf"\b{SEQUENCE} = Dim\('{SEQUENCE}'(?:, min=(\d+))?(?:, max=(\d+))?\)", text)
-    least, most = found.groups() if found else (None, None)
-    return range(max(lengths.start, int(least or 0)), min(lengths.stop, int(most or MAX_SIZE) + 1))
+    lowest, highest = found.groups() if found else (None, None)
+    stop = min(lengths.stop, int(highest or MAX_SIZE) + 1)
+    return range(max(lengths.start, int(lowest or 0)), stop)
 
 
 def _in_words(error: Exception, again: Callable[[], object]) -> ModelError:
@@ -218,13 +219,13 @@ def _quiet() -> Iterator[None]:
     What we raise instead says enough.
     """
     loggers = [logging.getLogger(name) for name in _LOUD]
-    before, said = [logger.disabled for logger in loggers], io.StringIO()
+    before, output = [logger.disabled for logger in loggers], io.StringIO()
     for logger in loggers:
         logger.disabled = True
     try:
-        with redirect_stderr(said):
+        with redirect_stderr(output):
             yield
-        sys.stderr.write(said.getvalue())  # it went well: these are warnings
+        sys.stderr.write(output.getvalue())  # it went well: these are warnings
     finally:
         for logger, was in zip(loggers, before, strict=True):
             logger.disabled = was
@@ -251,8 +252,8 @@ def _where(frames: Sequence[traceback.FrameSummary]) -> str:
 def first_line(text: str) -> str:
     """The line of an error of torch's that says most."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    told = next(
+    best = next(
         (line for line in lines if "specialized" in line or "data-dependent" in line),
         lines[0] if lines else "",
     )
-    return told[:240].rstrip(".") + "."
+    return best[:240].rstrip(".") + "."

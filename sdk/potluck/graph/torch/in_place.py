@@ -82,11 +82,11 @@ class _Rewrite:
             changed = self._changed(name)
             if changed is None:
                 return
-            whole = changed
+            full = changed
             for view in chain:
-                whole = self._put_back(view, whole)
-            self.again = {base: whole}
-            if whole is changed:
+                full = self._put_back(view, full)
+            self.again = {base: full}
+            if full is changed:
                 self.again[target] = changed
             elif self.node.users:  # a view of the whole again: it may be changed once more
                 self._again(target)

@@ -139,8 +139,8 @@ def _by_rows(mask: Mask, known: Sequence[tuple[Ref, Type]], rows: Collection[Ref
     """Whether the first dimension of what is masked counts rows."""
     if len(known) == 1:
         return mask.shown in rows and bool(multiple(known[0][1].shape))
-    most = max(len(t.shape) for _, t in known)
+    max_dims = max(len(t.shape) for _, t in known)
     counted = [(ref, t) for ref, t in known if any(BATCH in symbols_in(s) for s in t.shape)]
-    return any(len(t.shape) == most for _, t in counted) and all(
+    return any(len(t.shape) == max_dims for _, t in counted) and all(
         ref in rows and bool(multiple(t.shape)) for ref, t in counted
     )

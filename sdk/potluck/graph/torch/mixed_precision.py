@@ -143,18 +143,18 @@ def _observed(
     """What torch converts when it computes this operator, on tensors without values."""
     trial = _Trial(node, {})
     ids = {n: id(trial.known[n]) for n in floats}
-    with autocasting(name), _Conversions() as there:
+    with autocasting(name), _Conversions() as within:
         trial.run()
     has_rule = torch._C._dispatch_has_kernel_for_dispatch_key(node.target.name(), _KEY)  # type: ignore[union-attr]
     if not has_rule:
         with _Conversions() as without:
             trial.run()
-        if len(there.found) == len(without.found):
+        if len(within.found) == len(without.found):
             return {}
-        if not {id(tensor) for tensor, _ in there.found} <= set(ids.values()):
+        if not {id(tensor) for tensor, _ in within.found} <= set(ids.values()):
             raise _inside(node)
     # the first one counts: what comes later is inside the operator
-    converted = {id(tensor): dtype for tensor, dtype in reversed(there.found)}
+    converted = {id(tensor): dtype for tensor, dtype in reversed(within.found)}
     return {n: converted[number] for n, number in ids.items() if number in converted}
 
 

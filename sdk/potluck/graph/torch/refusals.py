@@ -111,13 +111,13 @@ def together(errors: Sequence[ModelError]) -> ModelError:
     """The first of several refusals that has a reason of its own, which knows the others (the fact
     `refusals`) and counts them.
     """
-    every = all_of(errors)
-    first = next((error for error in every if UNKNOWN.text not in str(error)), every[0])
-    if len(every) == 1:
+    refusals = all_of(errors)
+    first = next((error for error in refusals if UNKNOWN.text not in str(error)), refusals[0])
+    if len(refusals) == 1:
         return first
     text = str(first).removesuffix(first.next_step).rstrip()
-    more = f"(Model.check lists all {len(every)} refusals.)"
-    facts: dict[str, Any] = {**first.facts, "refusals": every}
+    more = f"(Model.check lists all {len(refusals)} refusals.)"
+    facts: dict[str, Any] = {**first.facts, "refusals": refusals}
     return ModelError(text, next_step=f"{first.next_step} {more}".strip(), **facts)
 
 

@@ -164,16 +164,16 @@ def _single(
 
 
 def _same(wanted: Sequence[torch.Tensor], got: Sequence[torch.Tensor]) -> bool:
-    most = max([largest(value) for value in wanted if value.is_floating_point()], default=0.0)
+    scale = max([largest(value) for value in wanted if value.is_floating_point()], default=0.0)
     return len(wanted) == len(got) and all(
-        a.shape == b.shape and a.dtype == b.dtype and _close(a, b, most)
+        a.shape == b.shape and a.dtype == b.dtype and _close(a, b, scale)
         for a, b in zip(wanted, got, strict=True)
     )
 
 
-def _close(wanted: torch.Tensor, got: torch.Tensor, most: float) -> bool:
+def _close(wanted: torch.Tensor, got: torch.Tensor, scale: float) -> bool:
     if not wanted.is_floating_point():
         return torch.equal(wanted, got)
     tolerance = _TOLERANCE if wanted.dtype in (torch.float32, torch.float64) else _TOLERANCE_HALF
-    atol = tolerance * largest(wanted) + _ROUNDING * most
+    atol = tolerance * largest(wanted) + _ROUNDING * scale
     return torch.allclose(wanted, got, rtol=tolerance, atol=atol, equal_nan=True)

@@ -71,5 +71,5 @@ def _counts_rows(size: Any, batch: set[str]) -> bool:
 def _dims(node: Any) -> list[int]:
     """The dimensions that a squeeze asks for."""
     n = node.args[0].meta["val"].dim()
-    asked = node.args[1] if len(node.args) > 1 else range(n)
-    return [dim % n for dim in ([asked] if isinstance(asked, int) else asked)] if n else []
+    dims = node.args[1] if len(node.args) > 1 else range(n)
+    return [dim % n for dim in ([dims] if isinstance(dims, int) else dims)] if n else []

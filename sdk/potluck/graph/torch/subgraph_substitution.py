@@ -27,24 +27,24 @@ def put_in(graph: Any, at: Any, made: Any, given: Sequence[Any]) -> tuple[Any, l
 
     `given`: the nodes that it takes. The new ones stand in the same module and line as `at`.
     """
-    here: dict[Any, Any] = {}
+    copies: dict[Any, Any] = {}
     rest = iter(given)
     new = list[Any]()
     results = None
     with graph.inserting_before(at):
         for inner in made.graph.nodes:
             if inner.op == "placeholder":
-                here[inner] = next(rest)
+                copies[inner] = next(rest)
                 continue
             if inner.op == "output":
-                results = pytree.tree_map_only(torch.fx.Node, here.get, inner.args[0])
+                results = pytree.tree_map_only(torch.fx.Node, copies.get, inner.args[0])
                 continue
-            here[inner] = (
+            copies[inner] = (
                 _constant(graph, getattr(made, inner.target), inner)
                 if inner.op == "get_attr"
-                else graph.node_copy(inner, here.__getitem__)
+                else graph.node_copy(inner, copies.__getitem__)
             )
-            new.append(here[inner])
+            new.append(copies[inner])
     for one in new:
         one.meta.update({key: at.meta[key] for key in _COPIED if key in at.meta})
     return results, new

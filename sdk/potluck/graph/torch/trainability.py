@@ -109,7 +109,7 @@ def check_learning(
     ):
         hooked: list[object] = []
         applied: list[str] = []
-        with _told_of_hooks(hooked), _told_of_functions(applied):
+        with _noting_hooks(hooked), _noting_functions(applied):
             loss = module(*tensors)
     _check_gradients(module, hooked)
     if not loss.requires_grad:
@@ -153,15 +153,15 @@ def _own_backward(name: str) -> ModelError:
 
 
 @contextmanager
-def _told_of_functions(applied: list[str]) -> Iterator[None]:
+def _noting_functions(applied: list[str]) -> Iterator[None]:
     """While it lasts, `applied` gets the name of every autograd function that is called."""
     apply = vars(torch.autograd.Function)["apply"]
 
-    def told(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    def apply_noted(cls: Any, *args: Any, **kwargs: Any) -> Any:
         applied.append(cls.__name__)
         return apply.__get__(None, cls)(*args, **kwargs)
 
-    torch.autograd.Function.apply = classmethod(told)  # type: ignore[assignment, method-assign]
+    torch.autograd.Function.apply = classmethod(apply_noted)  # type: ignore[assignment, method-assign]
     try:
         yield
     finally:
@@ -169,15 +169,15 @@ def _told_of_functions(applied: list[str]) -> Iterator[None]:
 
 
 @contextmanager
-def _told_of_hooks(hooked: list[object]) -> Iterator[None]:
+def _noting_hooks(hooked: list[object]) -> Iterator[None]:
     """While it lasts, `hooked` gets every hook that is put on the gradient of a tensor."""
     register = torch.Tensor.register_hook
 
-    def told(tensor: torch.Tensor, hook: Any) -> Any:
+    def register_noted(tensor: torch.Tensor, hook: Any) -> Any:
         hooked.append(hook)
         return register(tensor, hook)  # type: ignore[no-untyped-call]
 
-    torch.Tensor.register_hook = told  # type: ignore[method-assign]
+    torch.Tensor.register_hook = register_noted  # type: ignore[method-assign]
     try:
         yield
     finally:
