@@ -374,7 +374,7 @@ def _observation(number: int, n_devices: int) -> "CockpitObservation":
     from potluck_wire.messages import Reading
 
     names = [f"device-{i}" for i in range(n_devices)]
-    here = [name != "device-3" or number // 50 % 2 == 0 for name in names]
+    present = [name != "device-3" or number // 50 % 2 == 0 for name in names]
     members = tuple(
         Member(
             name=name,
@@ -382,7 +382,7 @@ def _observation(number: int, n_devices: int) -> "CockpitObservation":
             session=Session(device=name, name=name, version=(1, 8), capability={}) if on else None,
             reading=Reading(at_s=float(number // 10), watts=10.0 + number % 7),
         )
-        for name, on in zip(names, here, strict=True)
+        for name, on in zip(names, present, strict=True)
     )
     stage = Stage(start=0, stop=4, devices=("device-0",), shares=(8,))
     plan = Plan(planner="bench", model="net", stages=(stage,), micro_batch=8)

@@ -65,8 +65,8 @@ def fsdp_s(problem: Problem, table: cost.CostTable) -> float:
     for unit in parts:
         done = step.forward(unit, _both(done, gathered(unit)))
     for unit in reversed(parts):
-        here = step.nothing if unit == parts[-1] else gathered(unit)
-        done = step.backward(unit, _both(done, here))
+        weights = step.nothing if unit == parts[-1] else gathered(unit)
+        done = step.backward(unit, _both(done, weights))
         scattered.append(step.ring(table.summed_bytes(*unit), done, step.n - 1))
     return step.ended_s(_both(done, *scattered), part=1 / step.n)
 

@@ -114,9 +114,9 @@ def _try_plans(
     return tried
 
 
-def _different(plans: Sequence["Plan"], most: int) -> list["Plan"]:
+def _different(plans: Sequence["Plan"], max_plans: int) -> list["Plan"]:
     """The best plan of each way to split the model over devices, at most so many."""
     firsts: dict[tuple[tuple[str, ...], ...], Plan] = {}
     for candidate in plans:
         firsts.setdefault(tuple(stage.devices for stage in candidate.stages), candidate)
-    return list(firsts.values())[:most]
+    return list(firsts.values())[:max_plans]

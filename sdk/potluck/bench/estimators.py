@@ -175,8 +175,8 @@ def _table() -> list[list[float]]:
                 inputs=((k, window),),
             )
         )
-    whole = ((len(line) - 1, None),)
-    line.append(Operator(name="y", count=1, row_bytes=4000, inputs=whole, divisible=False))
+    all_rows = ((len(line) - 1, None),)
+    line.append(Operator(name="y", count=1, row_bytes=4000, inputs=all_rows, divisible=False))
     splitter = Splitter(
         OffloadProblem(operators=tuple(line), bytes_per_s=GRID[0], latency_s=2e-3, piece_s=5e-4)
     )

@@ -47,9 +47,9 @@ class BenchWiring:
         if self.cable_bytes_per_s is not None:
             more += f", cable_bytes_per_s = {_number(self.cable_bytes_per_s)}"
         if self.link_fracs is not None:
-            there, back = (_number(RATE * frac) for frac in self.link_fracs)
+            outward, back = (_number(RATE * frac) for frac in self.link_fracs)
             more += (
-                f', links = [{{ sites = ["here", "far"], there_bytes_per_s = {there}, '
+                f', links = [{{ sites = ["here", "far"], there_bytes_per_s = {outward}, '
                 f"back_bytes_per_s = {back} }}]"
             )
         memory = _number(2**32).replace(" }", ', reason = "a bench" }')
@@ -138,10 +138,10 @@ def errors_by_medium(
             continue  # one device's own port
         errors: list[float] = []
         for pair in combinations(over, 2):
-            there = rates(truth, pair)
-            if all(rate < LIMITED * alone[f] for f, rate in zip(pair, there, strict=True)):
-                here = rates(guess, pair)
-                errors += [abs(b / a - 1) for a, b in zip(there, here, strict=True)]
+            true = rates(truth, pair)
+            if all(rate < LIMITED * alone[f] for f, rate in zip(pair, true, strict=True)):
+                guessed = rates(guess, pair)
+                errors += [abs(b / a - 1) for a, b in zip(true, guessed, strict=True)]
         if errors:
             yield tuple(errors)
 

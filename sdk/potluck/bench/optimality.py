@@ -98,7 +98,7 @@ def measure(kind: str, seed: str, settings: Mapping[str, float]) -> OptimalityRo
     problem = small_homes.draw(kind, seed, settings)
     table = CostTable(problem)
     direct = Direct(problem, table)
-    every = sorted(plan_whatever_memory_says(problem), key=_estimated_s)
+    plans_by_time = sorted(plan_whatever_memory_says(problem), key=_estimated_s)
     baselines_s = {}
     for name, planner in BASELINES.items():
         plans = sorted(
@@ -109,7 +109,7 @@ def measure(kind: str, seed: str, settings: Mapping[str, float]) -> OptimalityRo
     return OptimalityRow(
         kind=kind,
         seed=seed,
-        optimum_s=best_s(problem, direct, every, int(settings["judged"])),
+        optimum_s=best_s(problem, direct, plans_by_time, int(settings["judged"])),
         baselines_s=baselines_s,
         ours_s=ours.latency_s or inf if ours else inf,
         own_s=own.latency_s or inf if own else inf,
@@ -117,17 +117,20 @@ def measure(kind: str, seed: str, settings: Mapping[str, float]) -> OptimalityRo
     )
 
 
-def best_s(problem: Problem, direct: Direct, plans: Iterable[Plan], most: float = inf) -> float:
-    """The least simulated latency of the first `most` plans that are within memory as the simulator
-    finds it.
+def best_s(
+    problem: Problem, direct: Direct, plans: Iterable[Plan], max_plans: float = inf
+) -> float:
+    """The least simulated latency of plans that are within memory as the simulator finds it.
+
+    Of the first `max_plans`.
     """
     budgets, best = {device.name: budget_bytes(problem, device) for device in problem.devices}, inf
     for plan in plans:
-        if most <= 0:
+        if max_plans <= 0:
             break
         outcome = direct.run(plan)
         if all(nbytes <= budgets[name] for name, nbytes in outcome.peak_bytes().items()):
-            best, most = min(best, outcome.latency_s), most - 1
+            best, max_plans = min(best, outcome.latency_s), max_plans - 1
     return best
 
 

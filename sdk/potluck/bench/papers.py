@@ -88,12 +88,12 @@ TOP = (1, 2, 4, 8)
 
 def run(settings: Mapping[str, float]) -> Result:
     """Both papers' tables; `every` takes one case in so many."""
-    every = int(settings["every"])
+    stride = int(settings["every"])
     with ProcessPoolExecutor(max_workers=int(settings["processes"])) as pool:
-        table = [*TABLE_4][::every] if settings["asteroid"] else []
+        table = [*TABLE_4][::stride] if settings["asteroid"] else []
         tables = pool.map(table_4, table, [dict(settings)] * len(table))
         figures = {key: value for found in tables for key, value in found.items()}
-        chosen = [*dora()][::every] if settings["dora"] else []
+        chosen = [*dora()][::stride] if settings["dora"] else []
         rows = [*pool.map(planners.measure, chosen, [dict(settings)] * len(chosen))]
     if rows:
         figures |= _speed(rows) | _energy(rows) | _top(rows) | _planning(rows)
@@ -221,15 +221,15 @@ def _energy(rows: list[planners.PlannersRow]) -> dict[str, float]:
 def _top(rows: list[planners.PlannersRow]) -> dict[str, float]:
     """Figure 17: the best of Dora's first K plans, by the best of all that were judged."""
     found: dict[str, float] = {}
-    for most in TOP:
+    for n_first in TOP:
         ratios = [
-            min(plan.latency_s or inf for plan in plans[:most])
+            min(plan.latency_s or inf for plan in plans[:n_first])
             / min(plan.latency_s or inf for plan in plans)
             for plans in (row.plans.get("dora", ()) for row in rows)
             if plans
         ]
         if ratios:
-            found[f"dora_top_{most}_median"], found[f"dora_top_{most}_max"] = (
+            found[f"dora_top_{n_first}_median"], found[f"dora_top_{n_first}_max"] = (
                 median(ratios),
                 max(ratios),
             )

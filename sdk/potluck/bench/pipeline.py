@@ -68,7 +68,7 @@ def run(settings: Mapping[str, float]) -> Result:
     finally:
         torch.set_num_threads(before)
     ratios = {kind: max(figures[f"{kind}_{n}_ratio_1f1b"] for n in stages) for kind in kinds}
-    whole = {
+    totals = {
         "ratio_step_time": max(ratios.values()),
         **{f"{kind}_ratio_step_time": worst for kind, worst in ratios.items()},
         "overhead_frac": max(figures[f"{kind}_overhead_frac"] for kind in kinds),
@@ -76,7 +76,7 @@ def run(settings: Mapping[str, float]) -> Result:
             value for key, value in figures.items() if key.endswith("loss_difference")
         ),
     }
-    return Result(name="pipeline", figures={**whole, **figures}, settings=settings, goals=GOALS)
+    return Result(name="pipeline", figures={**totals, **figures}, settings=settings, goals=GOALS)
 
 
 class _PotluckPipeline:

@@ -13,9 +13,9 @@ class ProcessorTime:
     """This process and all that it has started until now: agents, their workers, ranks."""
 
     def __init__(self) -> None:
-        here = psutil.Process()
-        self._kinds = {here: "notebook"}
-        for child in here.children():
+        notebook = psutil.Process()
+        self._kinds = {notebook: "notebook"}
+        for child in notebook.children():
             is_rank = "potluck.bench.torch_ranks" in child.cmdline()
             self._kinds[child] = "ranks" if is_rank else "agents"
             self._kinds.update(dict.fromkeys(child.children(recursive=True), "workers"))

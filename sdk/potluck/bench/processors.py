@@ -82,14 +82,14 @@ def figures(found: Mapping[int, Mapping[str, Sequence[float]]]) -> dict[str, flo
         for who, own in _COMPARED.items()
     }
     worst = {f"{_key(who)}_rate_frac": min(_of(rates, who)) for who in _COMPARED}
-    least, most = min(found), max(found)
+    fewest, largest = min(found), max(found)
     scaling = {
-        f"{backend}_scaling_frac": rates[backend, most] / rates[backend, least]
+        f"{backend}_scaling_frac": rates[backend, largest] / rates[backend, fewest]
         for backend in BACKENDS
     }
     each = {f"{_key(who)}_rate_{n}_threads_frac": rate for (who, n), rate in rates.items()}
     own = {
-        f"own_speedup_{count}_threads": median(found[least]["own"]) / median(times["own"])
+        f"own_speedup_{count}_threads": median(found[fewest]["own"]) / median(times["own"])
         for count, times in found.items()
     }
     return {**worst, **scaling, **each, **own}

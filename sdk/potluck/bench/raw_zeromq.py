@@ -73,8 +73,8 @@ class RawStream:
         `frame_bytes`: smaller frames than usual.
         """
         frame = self._frame[:frame_bytes] if frame_bytes else self._frame
-        whole, rest = divmod(nbytes, len(frame))
-        frames = [frame] * whole + ([frame[:rest]] if rest else [])
+        n_full, rest = divmod(nbytes, len(frame))
+        frames = [frame] * n_full + ([frame[:rest]] if rest else [])
         start_s = time.perf_counter()
         self._socket.send(len(frames).to_bytes(8, "big"))
         for frame in frames:

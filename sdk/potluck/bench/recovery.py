@@ -145,12 +145,12 @@ class RecoveryCase:
             self.agents.kill(device)
             while len(running.history.recoveries) <= number:
                 time.sleep(0.001)
-            told = running.history.recoveries[number]
-            seconds = ends.at(told.step + 1) - begun_s
+            record = running.history.recoveries[number]
+            seconds = ends.at(record.step + 1) - begun_s
             found.seconds.append(seconds)
-            found.again.append(told.n_again)
-            if told.predicted_s is not None:
-                found.errors.append(abs(told.predicted_s - seconds) / seconds)
+            found.again.append(record.n_again)
+            if record.predicted_s is not None:
+                found.errors.append(abs(record.predicted_s - seconds) / seconds)
             self.agents.restart(device)
             _await(lambda device=device: device in self.home.devices.ready)
             running.switch(self.plan).wait()
@@ -169,14 +169,14 @@ class RecoveryCase:
         alone = copy.deepcopy(self.network)
         optimizer = torch.optim.AdamW(alone.parameters(), lr=LEARNING_RATE)
         x, y = self.batch
-        most = 0.0
+        largest = 0.0
         for loss in losses:
             wanted = self.loss(alone(x), y)
             optimizer.zero_grad()
             wanted.backward()
             optimizer.step()
-            most = max(most, abs(loss - wanted.item()) / abs(wanted.item()))
-        return most
+            largest = max(largest, abs(loss - wanted.item()) / abs(wanted.item()))
+        return largest
 
     def _without_us(self, running: "Run", found: RecoveryTimes) -> None:
         """The heavy way and the restart, both on the devices that one loss would leave. Finding out

@@ -172,11 +172,11 @@ def figures(rows: Sequence[RegionsRow]) -> dict[str, float]:
         "median_ratio_to_one_machine": median(alone),
     }
     for home in dict.fromkeys(row.case.home for row in rows):
-        here = [row for row in rows if row.case.home == home]
+        in_home = [row for row in rows if row.case.home == home]
         for name in (*COLLECTIVE, *ALL):
-            found |= _median(f"speedup_{name}_{home}", [r.all_s[name] / r.ours_s for r in here])
+            found |= _median(f"speedup_{name}_{home}", [r.all_s[name] / r.ours_s for r in in_home])
         for name in (*COLLECTIVE, *(name for name in ALL if name != DEEPCEE)):
-            ups = [row.all_s[name] / row.all_s[DEEPCEE] for row in here]
+            ups = [row.all_s[name] / row.all_s[DEEPCEE] for row in in_home]
             found |= _median(f"deepcee_speedup_{name}_{home}", ups)
     for row in rows:
         key = f"{row.case.home}_{row.case.model}"
@@ -228,23 +228,24 @@ class _Judging:
     ----------
     problem
         What is planned.
-    most
+    max_plans
         Candidates of one planner.
     """
 
-    def __init__(self, problem: Problem, most: int) -> None:
-        self.problem, self.most = problem, most
+    def __init__(self, problem: Problem, max_plans: int) -> None:
+        self.problem, self.max_plans = problem, max_plans
         self.table = CostTable(problem)
         self.simulator = Direct(problem, self.table)
 
     def liked(self, planner: Planner) -> list[Plan]:
         """Its plans, those it estimates fastest first."""
-        found = islice(planner(self.problem, CostTable(self.problem)), self.most)
+        found = islice(planner(self.problem, CostTable(self.problem)), self.max_plans)
         return sorted(found, key=lambda plan: plan.latency_s or inf)
 
-    def levels_s(self, most: int) -> tuple[float, float]:
-        """The least seconds of DeepCEE's first `most` plans for all devices in a few regions: with
-        the second level, and with one stage for each group of the first.
+    def levels_s(self, max_plans: int) -> tuple[float, float]:
+        """The least seconds of DeepCEE's first plans for all devices in a few regions.
+
+        With the second level, and with one stage for each group of the first.
         """
         found = [
             (len(plan.stages) == len(grouping.regions), plan)
@@ -252,8 +253,8 @@ class _Judging:
             if len(grouping.regions) <= MOST_REGIONS and self._is_whole(plan)
         ]
         found.sort(key=lambda pair: pair[1].latency_s or inf)
-        first_s = self.best_s([plan for is_first, plan in found if is_first][:most])
-        return min(first_s, self.best_s([plan for _, plan in found][:most])), first_s
+        first_s = self.best_s([plan for is_first, plan in found if is_first][:max_plans])
+        return min(first_s, self.best_s([plan for _, plan in found][:max_plans])), first_s
 
     def first_s(self, plans: Sequence[Plan]) -> float:
         """Seconds of the first that memory holds, of those that give nearly every device rows."""
@@ -276,11 +277,11 @@ class _Judging:
 
 def scaling(case: PaperCase, scale: tuple[int, ...]) -> dict[str, float]:
     """FSDP's seconds on so many devices of each site by ours and by DeepCEE's there."""
-    whole = case.problem()
-    names = [device.name for device in whole.devices]
+    full = case.problem()
+    names = [device.name for device in full.devices]
     sites = ([name for name in names if name.startswith(site)] for site in SITES)
-    problem = only(whole, [n for site, size in zip(sites, scale, strict=True) for n in site[:size]])
-    judging = _Judging(problem, most=10**6)
+    problem = only(full, [n for site, size in zip(sites, scale, strict=True) for n in site[:size]])
+    judging = _Judging(problem, max_plans=10**6)
     ours_s = make_plans(problem, schedules=names_of(ANY)).best.latency_s or inf
     theirs_s = judging.first_s(judging.liked(plan_deepcee))
     fsdp_s = collectives.fsdp_s(problem, judging.table)

@@ -212,7 +212,7 @@ def service_of(
     alone = padded_times(BATCHES, [overhead_s + s for s in played_s(model, time_scale)])
     measured = MeasuredService(
         alone=alone,
-        beside=replace(alone, seconds=tuple(2 * seconds for seconds in alone.seconds)),
+        in_pairs=replace(alone, seconds=tuple(2 * seconds for seconds in alone.seconds)),
         memory_bytes=int(model.memory_gib * epara_services.GIB),
         item_bytes=int(model.item_gib * epara_services.GIB),
     )
@@ -417,12 +417,14 @@ class OnAgents(InTurn):
         loaded = self._loaded[start.pool[0], self.nodes[index].name]
         n_rows = len(start.requests)
         self._n_computing += 1
-        asked = loaded.ask([self._rows[:n_rows]], n_rows)
-        asked.on_done(lambda _: self._ended.put(partial(self._answered_by, index, start, asked)))
+        in_flight = loaded.ask([self._rows[:n_rows]], n_rows)
+        in_flight.on_done(
+            lambda _: self._ended.put(partial(self._answered_by, index, start, in_flight))
+        )
 
     def _answered_by(
-        self, index: int, start: ComputeBatch, asked: RowsInFlight, now_s: float
+        self, index: int, start: ComputeBatch, in_flight: RowsInFlight, now_s: float
     ) -> None:
-        asked.wait()  # raises where the agent failed
+        in_flight.wait()  # raises where the agent failed
         self._n_computing -= 1
         self.batch_done(index, start, now_s)

@@ -95,15 +95,15 @@ def run(settings: Mapping[str, float]) -> Result:
     curves = {h: [learned(digits, seed, h, settings) for seed in seeds] for h in (0, *LOCAL)}
     rounded = [learned(digits, seed, 0, settings, rounded=True) for seed in seeds]
     figures: dict[str, float] = {}
-    named = {f"local_{every}" if every else "sync": each for every, each in curves.items()}
+    named = {f"local_{n_steps}" if n_steps else "sync": each for n_steps, each in curves.items()}
     for name, each in {**named, "rounded": rounded}.items():
         reached = [curve.steps for curve in each if isfinite(curve.steps)]
         figures[f"reached_frac_{name}"] = len(reached) / len(each)
         figures[f"accuracy_{name}"] = median(curve.accuracy for curve in each)
         if reached:
             figures[f"steps_{name}"] = median(reached)
-    for every in LOCAL:
-        figures[f"apart_{every}"] = max(curve.apart_frac for curve in curves[every])
+    for n_steps in LOCAL:
+        figures[f"apart_{n_steps}"] = max(curve.apart_frac for curve in curves[n_steps])
     for rate in MBIT_PER_S[: int(settings["rates"])]:
         timed = Timed(rate, batch, int(settings["channels"]))
         figures |= _at(rate, timed, curves)
@@ -129,16 +129,16 @@ def _at(rate: int, timed: "Timed", curves: "Mapping[int, Sequence[Curve]]") -> d
     if isfinite(sync_s):
         found[f"sync_s_{rate}"] = sync_s
         found[f"both_s_{rate}"] = sync_s / timed.sync_s * timed.both_s
-    for every in LOCAL:
+    for n_steps in LOCAL:
         seconds = median(
-            curve.steps * timed.local_s + curve.steps / every * timed.exchange_s
-            for curve in curves[every]
+            curve.steps * timed.local_s + curve.steps / n_steps * timed.exchange_s
+            for curve in curves[n_steps]
         )
         if isfinite(seconds):
-            found[f"local_{every}_s_{rate}"] = seconds
+            found[f"local_{n_steps}_s_{rate}"] = seconds
             if isfinite(sync_s):
-                found[f"speedup_{every}_{rate}"] = sync_s / seconds
-                found[f"speedup_{every}_{rate}_to_both"] = found[f"both_s_{rate}"] / seconds
+                found[f"speedup_{n_steps}_{rate}"] = sync_s / seconds
+                found[f"speedup_{n_steps}_{rate}_to_both"] = found[f"both_s_{rate}"] / seconds
     return found
 
 
@@ -156,10 +156,10 @@ class Timed:
     """
 
     def __init__(self, rate_mbit_per_s: int, batch: int, channels: int) -> None:
-        whole = _problem(rate_mbit_per_s, 2 * batch, channels)
-        best = make_plans(whole, schedules=names_of(ANY)).best
+        both = _problem(rate_mbit_per_s, 2 * batch, channels)
+        best = make_plans(both, schedules=names_of(ANY)).best
         self.sync_s, self.n_sync = best.latency_s or inf, len(best.devices)
-        self.both_s = min(_of_both(whole), default=inf)
+        self.both_s = min(_of_both(both), default=inf)
         rounded = _problem(rate_mbit_per_s, 2 * batch, channels, CODE)
         self.rounded_s = min(_of_both(rounded), default=inf)
         own = _problem(rate_mbit_per_s, batch, channels)
@@ -275,7 +275,12 @@ def handing_on(net: "torch.nn.Module") -> "torch.nn.Module":
 
 
 def learned(
-    digits: "Digits", seed: int, every: int, settings: Mapping[str, float], *, rounded: bool = False
+    digits: "Digits",
+    seed: int,
+    n_steps: int,
+    settings: Mapping[str, float],
+    *,
+    rounded: bool = False,
 ) -> Curve:
     """Of two regions with local steps, or of one machine on both regions' rows.
 
@@ -285,23 +290,23 @@ def learned(
         Data.
     seed
         Of the weights and of the order of rows.
-    every
+    n_steps
         Local steps; 0: synchronous.
     settings
         Of the bench.
     rounded
         Layers hand on bfloat16.
     """
-    batch, most = int(settings["batch"]), int(settings["most_steps"])
+    batch, max_steps = int(settings["batch"]), int(settings["most_steps"])
     net = network(int(settings["channels"]), seed)
     net = handing_on(net) if rounded else net
-    turns = _batches(digits, seed, batch, 2 * most)
-    if not every:
-        regions, every = [_Stand(net)], 1
+    turns = _batches(digits, seed, batch, 2 * max_steps)
+    if not n_steps:
+        regions, n_steps = [_Stand(net)], 1
         rounds = [[_both(*pair)] for pair in zip(turns[::2], turns[1::2], strict=True)]
     else:
         regions = [_Stand(copy.deepcopy(net)) for _ in SITES]
-        rounds = [turns[i : i + 2 * every] for i in range(0, len(turns), 2 * every)]
+        rounds = [turns[i : i + 2 * n_steps] for i in range(0, len(turns), 2 * n_steps)]
     together = Together(regions, OuterStep()) if len(regions) > 1 else None
     if together is not None:
         together.begin()
@@ -313,7 +318,7 @@ def learned(
             apart = max(apart, together.round(part).apart_frac)
         looks = together is not None or number % LOOKS == 0
         if looks and steps == inf and regions[0].loss(digits) <= settings["target"]:
-            steps = float(number * every)
+            steps = float(number * n_steps)
     return Curve(steps, digits.accuracy(regions[0].net), apart)
 
 
@@ -323,8 +328,8 @@ def _batches(digits: "Digits", seed: int, batch: int, n: int) -> list[tuple[Any,
     rng, found = torch.Generator().manual_seed(seed), list[tuple[Any, Any]]()
     while len(found) < n:
         order = torch.randperm(len(digits.train_labels), generator=rng)
-        whole = order[: len(order) // batch * batch].view(-1, batch)
-        found += [(digits.train_images[rows], digits.train_labels[rows]) for rows in whole]
+        batches = order[: len(order) // batch * batch].view(-1, batch)
+        found += [(digits.train_images[rows], digits.train_labels[rows]) for rows in batches]
     return found[:n]
 
 

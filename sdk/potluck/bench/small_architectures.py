@@ -132,21 +132,21 @@ def _place(net: torch.nn.Module, inputs: Mapping[str, torch.Tensor]) -> int | No
     """
     try:
         with torch.no_grad():
-            whole = _numbers(net(**inputs))
+            full = _numbers(net(**inputs))
             some = _numbers(net(**{name: x[:SOME_ROWS] for name, x in inputs.items()}))
     except Exception:  # whatever it raises over inputs of another kind
         return None
-    if not whole or whole[0].shape[:1] != (ROWS,) or not whole[0].isfinite().all():
+    if not full or full[0].shape[:1] != (ROWS,) or not full[0].isfinite().all():
         return None
-    return next((i for i, (a, b) in enumerate(zip(whole, some, strict=True)) if _alike(a, b)), 0)
+    return next((i for i, (a, b) in enumerate(zip(full, some, strict=True)) if _alike(a, b)), 0)
 
 
-def _alike(whole: torch.Tensor, some: torch.Tensor) -> bool:
-    rows = whole[:SOME_ROWS] if whole.dim() else whole
+def _alike(full: torch.Tensor, some: torch.Tensor) -> bool:
+    rows = full[:SOME_ROWS] if full.dim() else full
     return (
-        whole.shape[:1] == (ROWS,)
+        full.shape[:1] == (ROWS,)
         and rows.shape == some.shape
-        and bool(whole.isfinite().all())
+        and bool(full.isfinite().all())
         and torch.allclose(rows, some, rtol=1e-3, atol=1e-3)
     )
 

@@ -114,7 +114,7 @@ def _tight(problem: Problem, rng: random.Random) -> Problem:
     table, rows = cost.CostTable(problem), rng.choice(candidates.micro_batches(problem))
     n_micro_batches = problem.workload.batch // rows
     n, n_layers = len(problem.devices), len(problem.layers)
-    whole = footprint.memory_bytes(
+    total_bytes = footprint.memory_bytes(
         table, 0, n_layers, rows, warm_up=1, n_micro_batches=n_micro_batches
     )
     share, how = rng.uniform(0.45, 1.1), rng.choice(["alike", "mixed", "total"])
@@ -123,7 +123,8 @@ def _tight(problem: Problem, rng: random.Random) -> Problem:
         parts = [share * part / sum(parts) for part in parts]
     devices = zip(problem.devices, parts, strict=True)
     return replace(
-        problem, devices=tuple(replace(d, memory_bytes=int(part * whole)) for d, part in devices)
+        problem,
+        devices=tuple(replace(d, memory_bytes=int(part * total_bytes)) for d, part in devices),
     )
 
 

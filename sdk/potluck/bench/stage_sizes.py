@@ -65,14 +65,14 @@ class Outcome:
 def run(settings: Mapping[str, float]) -> Result:
     """The paper's setting, then small homes."""
     figures: dict[str, float] = {}
-    every: list[Outcome] = []
+    outcomes: list[Outcome] = []
     speedups: dict[str, list[float]] = {base: [] for base in BASES}
     for model in MODELS:
         for base, n in BASES.items():
             found = [*_of_setting(model, n, settings)]
             figures |= _figures(f"{model}_{base}", found)
             speedups[base].append(figures[f"speedup_{model}_{base}"])
-            every += found
+            outcomes += found
     homes = [*_of_homes(settings)]
     figures |= _figures("homes", homes)
     ratios = [each.staying_s / each.own_s for each in homes]
@@ -83,7 +83,7 @@ def run(settings: Mapping[str, float]) -> Result:
     figures["speedup_homes_max"] = max(ratios)
     figures["uniform_to_own_homes_median"] = median(against)
     figures["uniform_to_own_homes_max"] = max(against)
-    figures["worst_ratio_to_staying"] = max(e.own_s / e.staying_s for e in (*every, *homes))
+    figures["worst_ratio_to_staying"] = max(e.own_s / e.staying_s for e in (*outcomes, *homes))
     return Result(name="stage_sizes", figures=figures, settings=settings, goals=GOALS)
 
 

@@ -192,16 +192,16 @@ def errors_by_medium(
         pairs = list(combinations(sharing, 2))
         true = _rates(tree, rates, pairs)
         slowed = [
-            (pair, there)
-            for pair, there in zip(pairs, true, strict=True)
-            if all(rate < 0.95 * alone[flow] for flow, rate in zip(pair, there, strict=True))
+            (pair, true_rates)
+            for pair, true_rates in zip(pairs, true, strict=True)
+            if all(rate < 0.95 * alone[flow] for flow, rate in zip(pair, true_rates, strict=True))
         ]
         if slowed:
             believed = _rates(guess, guessed, [pair for pair, _ in slowed])
             yield [
                 abs(b / a - 1)
-                for (_, there), here in zip(slowed, believed, strict=True)
-                for a, b in zip(there, here, strict=True)
+                for (_, true_rates), guessed_rates in zip(slowed, believed, strict=True)
+                for a, b in zip(true_rates, guessed_rates, strict=True)
             ]
 
 
@@ -249,5 +249,5 @@ def _key(node: str | Site) -> frozenset[str]:
     return frozenset((node,)) if isinstance(node, str) else node.key
 
 
-def _share(errors: list[float], most: float) -> float:
-    return sum(error <= most for error in errors) / len(errors)
+def _share(errors: list[float], limit: float) -> float:
+    return sum(error <= limit for error in errors) / len(errors)

@@ -41,7 +41,7 @@ def test_agents_answer_each_request_once_and_share_placement_and_arrivals():
     for outcome in (played.predicted, played.measured):
         late = sum(tally.late for tally in outcome.tallies.values())
         ended = outcome.satisfied + late + sum(outcome.refused.values())
-        assert ended == outcome.asked == len(requests.arrivals)
+        assert ended == outcome.n_asked == len(requests.arrivals)
     assert played.predicted.n_replicas == played.measured.n_replicas > 0
     found = serve_lab.compared([played, replace(played, scheme="another")], 1.0)
     assert found["lab_ours_over_others_worst"] == 1.0

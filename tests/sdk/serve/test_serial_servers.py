@@ -57,7 +57,7 @@ def test_frames_come_one_by_one_and_those_in_time_count(fps, least, most):
     stream = Request(0, "cameras", 0.0, 60 / fps, fps=fps, n_frames=60)
     found = scenario([("s", stream)], [cameras], [server("s")])
     outcome = InTurn(found, OURS).run()
-    assert outcome.asked == 60
+    assert outcome.n_asked == 60
     assert least <= outcome.satisfied <= most
     fluid = simulate(found, OURS).satisfied
     assert outcome.satisfied == pytest.approx(fluid, abs=12)
@@ -75,7 +75,7 @@ def test_each_request_ends_once(scheme, seed):
     found = scenario(asked, services, [server("s"), server("t")], duration_s=2.0)
     outcome = InTurn(found, scheme).run()
     late = sum(tally.late for tally in outcome.tallies.values())
-    assert outcome.satisfied + late + sum(outcome.refused.values()) == outcome.asked == 200
+    assert outcome.satisfied + late + sum(outcome.refused.values()) == outcome.n_asked == 200
 
 
 def test_a_stream_that_is_refused_elsewhere_is_refused_for_good():
@@ -85,4 +85,4 @@ def test_a_stream_that_is_refused_elsewhere_is_refused_for_good():
     found = scenario(streams, [cameras], [server("s"), server("t", n_processors=0)])
     outcome = InTurn(found, OURS).run()
     assert 30 <= outcome.satisfied < 120
-    assert outcome.asked == 180
+    assert outcome.n_asked == 180

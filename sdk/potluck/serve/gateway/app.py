@@ -70,7 +70,7 @@ def application(
         (f"{one}/versions/1/infer", entrance.infer, "POST"),
         ("/metrics", entrance.metrics, "GET"),
     ]
-    own = [Route(path, entrance.told(does), methods=[how]) for path, does, how in routes]
+    own = [Route(path, entrance.guarded(does), methods=[how]) for path, does, how in routes]
     return Starlette(routes=[*own, *more])
 
 
@@ -93,7 +93,7 @@ class GatewayRoutes:
         self._max_body_bytes = max_body_bytes
         self._reader = ThreadPoolExecutor(1, "potluck gateway reader")
 
-    def told(self, endpoint: Endpoint) -> Endpoint:
+    def guarded(self, endpoint: Endpoint) -> Endpoint:
         """The endpoint for who may come in; errors become answers with their status."""
 
         async def answer(request: Request) -> Response:
@@ -183,9 +183,9 @@ class GatewayRoutes:
         service = self._service(request)
         body = await self._body(request)
         json_bytes_given = _json_bytes(request)
-        asked = await self._aside(body, lambda: protocol.read(body, json_bytes_given))
-        outputs = await answered(service, asked)
-        content, json_bytes = protocol.write(service.name, asked, outputs)
+        inference = await self._aside(body, lambda: protocol.read(body, json_bytes_given))
+        outputs = await answered(service, inference)
+        content, json_bytes = protocol.write(service.name, inference, outputs)
         if json_bytes is None:
             return Response(content, media_type="application/json")
         return Response(
@@ -329,14 +329,14 @@ def input_names(model: Any) -> tuple[str, ...]:
     return tuple(name or port.name for name, port in zip(known, traced.given, strict=True))
 
 
-def tensors_of(model: Any, asked: Infer) -> tuple[Any, ...]:
+def tensors_of(model: Any, inference: Infer) -> tuple[Any, ...]:
     """The inputs in order, as tensors.
 
     Parameters
     ----------
     model
         What is served.
-    asked
+    inference
         The request.
 
     Raises
@@ -348,7 +348,7 @@ def tensors_of(model: Any, asked: Infer) -> tuple[Any, ...]:
 
     expected, _ = ports(model)
     names = [port.name for port in expected]
-    for place, name in enumerate(asked.inputs):
+    for place, name in enumerate(inference.inputs):
         if name not in names:
             where = f"inputs[{place}].name"
             raise BadRequest(
@@ -356,9 +356,9 @@ def tensors_of(model: Any, asked: Infer) -> tuple[Any, ...]:
             )
     found = []
     for port in expected:
-        if port.name not in asked.inputs:
+        if port.name not in inference.inputs:
             raise BadRequest(f"inputs: {port.name!r} is missing.", field="inputs")
-        array = asked.inputs[port.name]
+        array = inference.inputs[port.name]
         got = Port(port.name, protocol.NAMES[str(array.dtype)], array.shape)
         fits = len(got.shape) == len(port.shape) and all(
             given == size or (size == -1 and given > 0)
@@ -375,18 +375,18 @@ def tensors_of(model: Any, asked: Infer) -> tuple[Any, ...]:
     return tuple(found)
 
 
-async def answered(service: "Service", asked: Infer) -> Mapping[str, Any]:
+async def answered(service: "Service", inference: Infer) -> Mapping[str, Any]:
     """The outputs by name, as arrays.
 
     Parameters
     ----------
     service
         What is asked.
-    asked
+    inference
         The request.
     """
-    tensors = tensors_of(service.model, asked)
-    pending = service.request(*tensors, limit_s=asked.timeout_s)
+    tensors = tensors_of(service.model, inference)
+    pending = service.request(*tensors, limit_s=inference.timeout_s)
     future: Future[Any] = pending.future
     return arrays(service.model, await asyncio.wrap_future(future))
 

@@ -14,7 +14,7 @@ class ConnectionLimit:
 
     Parameters
     ----------
-    most, most_of_address
+    max_open, max_of_address
         Connections at once, in all and of one address.
     head_s
         How long one may wait without a request.
@@ -22,12 +22,12 @@ class ConnectionLimit:
 
     def __init__(
         self,
-        most: int = MAX_CONNECTIONS,
-        most_of_address: int = MAX_OF_ADDRESS,
+        max_open: int = MAX_CONNECTIONS,
+        max_of_address: int = MAX_OF_ADDRESS,
         head_s: float = HEAD_S,
     ) -> None:
-        self.most = most
-        self.most_of_address = most_of_address
+        self.max_open = max_open
+        self.max_of_address = max_of_address
         self.head_s = head_s
         self._open_requests: dict[Who, int] = {}  # requests that are not answered yet
         self._waiting_since_s: dict[Who, float] = {}  # the longest first
@@ -47,9 +47,9 @@ class ConnectionLimit:
             By any clock that goes forward.
         """
         found: Who | None = None
-        if self._n_of[who[0]] >= self.most_of_address:
+        if self._n_of[who[0]] >= self.max_of_address:
             found = next((each for each in self._waiting_since_s if each[0] == who[0]), who)
-        elif len(self) >= self.most:
+        elif len(self) >= self.max_open:
             found = next(iter(self._waiting_since_s), who)
         if found is not None:
             self.leave(found)

@@ -88,8 +88,8 @@ def _head(name: str, kind: str, about: str) -> list[str]:
 
 
 def _line(name: str, labels: Mapping[str, str], value: float) -> str:
-    told = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels.items())
-    return f"potluck_{name}{{{told}}} {value:g}" if told else f"potluck_{name} {value:g}"
+    pairs = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels.items())
+    return f"potluck_{name}{{{pairs}}} {value:g}" if pairs else f"potluck_{name} {value:g}"
 
 
 def _escaped(text: str) -> str:

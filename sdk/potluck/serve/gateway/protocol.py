@@ -184,12 +184,12 @@ def _check_counts(data: bytes) -> None:
             f"at most {MAX_JSON_BYTES} bytes of JSON are taken, got {len(data)}; send large "
             "tensors as bytes behind it (binary_data_size)",
         )
-    for kind, most, n in (
+    for kind, limit, n in (
         ("lists and objects", MAX_LISTS, data.count(b"[") + data.count(b"{")),
         ("fields", MAX_FIELDS, data.count(b":")),
     ):
-        if n > most:
-            raise _bad("body", f"at most {most} {kind} are taken, got {n}")
+        if n > limit:
+            raise _bad("body", f"at most {limit} {kind} are taken, got {n}")
 
 
 def _rows(document: Mapping[str, Any], name: str) -> Sequence[Mapping[str, Any]]:

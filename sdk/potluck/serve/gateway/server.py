@@ -81,7 +81,7 @@ class Gateway:
         self._services = services
         self.token, self._is_tls = token, certificate is not None
         self._limit = limit or ConnectionLimit()
-        self._limit.most = min(self._limit.most, allow_connections() // 2)
+        self._limit.max_open = min(self._limit.max_open, allow_connections() // 2)
         names = None if token else (host, *OWN_NAMES)
         self._page = PageRoutes(page) if page is not None else None
         more = self._page.routes if self._page is not None else ()

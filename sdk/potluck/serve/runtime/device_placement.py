@@ -159,7 +159,7 @@ def place_all(
     Infeasible
         A service holds its limit nowhere; says the best possible.
     """
-    there = {
+    available = {
         each.name: {
             device: times
             for device, times in measured.get(each.name, {}).items()
@@ -167,14 +167,14 @@ def place_all(
         }
         for each in wanted
     }
-    wanted = [each for each in wanted if there[each.name]]
+    wanted = [each for each in wanted if available[each.name]]
     if not wanted:
         return {}
-    kinds = kinds_of({name: rows for name, rows in there.items() if rows})
+    kinds = kinds_of({name: rows for name, rows in available.items() if rows})
     most_degree = 1  # rows that wait join one batch; two smaller ones beside each other take longer
     while most_degree < min(MOST_DEGREE, len(wanted)):
         most_degree *= 2
-    records = [record(each, there[each.name], kinds, most_degree) for each in wanted]
+    records = [record(each, available[each.name], kinds, most_degree) for each in wanted]
     servers = [
         Server(
             name=name, processors=(Processor(kind=kinds[name], memory_bytes=memory_bytes[name]),)
@@ -189,11 +189,11 @@ def place_all(
     }
     placement = place_best(servers, allocations, demand, remote_frac=1.0)
     if {each.service for each in placement.replicas} < {each.name for each in wanted}:
-        kept = one_of_each(wanted, servers, allocations, there)
+        kept = one_of_each(wanted, servers, allocations, available)
         placement = place_best(servers, allocations, demand, pinned=kept, remote_frac=1.0)
     found: dict[tuple[str, str], dict[str, int]] = {}
     for replica in placement.replicas:
-        if (replica.service, replica.server) in without or not there[replica.service].get(
+        if (replica.service, replica.server) in without or not available[replica.service].get(
             replica.server
         ):
             continue
@@ -209,7 +209,7 @@ def one_of_each(
     wanted: Sequence[Wanted],
     servers: Sequence[Server],
     allocations: Mapping[tuple[str, str], Allocation],
-    there: Measurements,
+    available: Measurements,
 ) -> tuple[Replica, ...]:
     """A replica of each service that there is room for, so that none is left out because others are
     asked for more: the more important first, each where most room is left.
@@ -222,7 +222,7 @@ def one_of_each(
         The devices, of one processor each, and entrances without.
     allocations
         By service and kind.
-    there
+    available
         Times by service and device that may have it.
     """
     free = {
@@ -230,9 +230,9 @@ def one_of_each(
     }
     kinds = {each.name: each.processors[0].kind for each in servers if each.processors}
     found = []
-    for each in sorted(wanted, key=lambda one: (-one.priority, len(there[one.name]))):
+    for each in sorted(wanted, key=lambda one: (-one.priority, len(available[one.name]))):
         fitting: dict[str, tuple[float, int]] = {}
-        for device in (name for name in there[each.name] if name in free):
+        for device in (name for name in available[each.name] if name in free):
             how = allocations.get((each.name, kinds[device]))
             share_frac, nbytes = free[device]
             if how and how.share_frac <= share_frac + ROUNDED and how.memory_bytes <= nbytes:

@@ -222,8 +222,8 @@ class Dispatch:
         with self._lock:
             for held in self._held.values():
                 for each in held.loaded:
-                    here = held.pool.allocation.service == name and each.devices == devices
-                    if here and not each.is_lost:
+                    is_match = held.pool.allocation.service == name and each.devices == devices
+                    if is_match and not each.is_lost:
                         return each
         return None
 
@@ -355,8 +355,8 @@ class Dispatch:
 
     def _least_busy(self, key: PoolKey) -> Loaded | None:
         held = self._held.get(key)
-        there = [each for each in held.loaded if not each.is_lost] if held is not None else []
-        return min(there, key=lambda each: each.n_under_way, default=None)
+        left = [each for each in held.loaded if not each.is_lost] if held is not None else []
+        return min(left, key=lambda each: each.n_under_way, default=None)
 
     def _pump(self, device: str) -> None:
         queue = self._queues[device]
@@ -371,20 +371,22 @@ class Dispatch:
             if not rows:
                 continue
             try:
-                asked = batch.loaded.ask(joined(rows), len(rows))
+                in_flight = batch.loaded.ask(joined(rows), len(rows))
             except PotluckError as error:
                 self._lost(batch, rows, error)
                 return
-            asked.on_done(partial(self._came, batch, rows, asked))
+            in_flight.on_done(partial(self._came, batch, rows, in_flight))
             return
         self._ended(batch)
         self._handle(BatchDone(batch.pool, batch.replica))
 
-    def _came(self, batch: Batch, rows: list[RequestRow], asked: RowsInFlight, _: object) -> None:
+    def _came(
+        self, batch: Batch, rows: list[RequestRow], in_flight: RowsInFlight, _: object
+    ) -> None:
         """In the link's thread: a call has ended."""
         with self._turn():
             try:
-                outputs = asked.wait()
+                outputs = in_flight.wait()
             except RequestFailed as error:
                 if len(rows) == 1:
                     self._fail(rows[0].pending, error)
@@ -444,12 +446,12 @@ class Dispatch:
         before = [each for held in self._held.values() for each in held.loaded]
         self._held = {}
         for held in pools:
-            there = tuple(each for each in held.loaded if not each.is_lost)
-            if not there:
+            left = tuple(each for each in held.loaded if not each.is_lost)
+            if not left:
                 continue
-            n_replicas = -(-held.pool.n_replicas * len(there) // len(held.loaded))
+            n_replicas = -(-held.pool.n_replicas * len(left) // len(held.loaded))
             pool = Pool(held.pool.allocation, n_replicas, held.pool.way)
-            self._held[pool.key] = LoadedPool(pool, there)
+            self._held[pool.key] = LoadedPool(pool, left)
         self._handle(Placed(tuple(held.pool for held in self._held.values())))
         self._let_go(before)
 

@@ -37,9 +37,9 @@ def plan_on(model: Any, device: str, batch: int) -> Plan:
     batch
         Rows.
     """
-    whole = Stage(start=0, stop=len(model.layers(False)), devices=(device,), shares=(batch,))
+    stage = Stage(start=0, stop=len(model.layers(False)), devices=(device,), shares=(batch,))
     return Plan(
-        planner="serve", model=model.name, stages=(whole,), micro_batch=batch, training=False
+        planner="serve", model=model.name, stages=(stage,), micro_batch=batch, training=False
     )
 
 
@@ -157,9 +157,9 @@ class RowsInFlight:
         PotluckError
             A device was lost, or sent what is no output.
         """
-        asked = self._request
-        found = outputs_of(asked.future.result(), asked.compiled, asked.types)
-        return [first_rows(found[name], asked.wanted, asked.batch) for name in self._names]
+        request = self._request
+        found = outputs_of(request.future.result(), request.compiled, request.types)
+        return [first_rows(found[name], request.wanted, request.batch) for name in self._names]
 
 
 def with_batch(plan: Plan, batch: int) -> Plan:

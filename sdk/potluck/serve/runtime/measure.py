@@ -34,17 +34,17 @@ class MeasuredService:
     """Of one model on one device, or on several that share it."""
 
     alone: BatchTimes
-    beside: BatchTimes  # one other under way
+    in_pairs: BatchTimes  # one other under way
     memory_bytes: int
     item_bytes: int
     n_devices: int = 1
 
-    def degrees(self, most: int) -> Mapping[int, BatchTimes]:
-        """Times by how many batches are under way at once: 1, 2, 4, ... up to `most`."""
+    def degrees(self, max_degree: int) -> Mapping[int, BatchTimes]:
+        """Times by how many batches are under way at once: 1, 2, 4, ... up to `max_degree`."""
         found, degree = {1: self.alone}, 2
-        while degree <= most:
-            scaled = tuple(seconds * degree / 2 for seconds in self.beside.seconds)
-            found[degree] = BatchTimes(items=self.beside.items, seconds=scaled)
+        while degree <= max_degree:
+            scaled = tuple(seconds * degree / 2 for seconds in self.in_pairs.seconds)
+            found[degree] = BatchTimes(items=self.in_pairs.items, seconds=scaled)
             degree *= 2
         return found
 
@@ -100,7 +100,7 @@ def measure(
         Not even the smallest batches have room.
     """
     alone: dict[int, float] = {}
-    beside: dict[int, float] = {}
+    in_pairs: dict[int, float] = {}
     memory: dict[int, int] = {}
     for largest in STEPS:
         try:
@@ -111,18 +111,18 @@ def measure(
             break
         try:
             memory[largest] = max(loaded.memory_bytes.values())
-            _times(loaded, model, largest, limit_s, alone, beside, clock)
+            _times(loaded, model, largest, limit_s, alone, in_pairs, clock)
         finally:
             loaded.close()
         if largest not in alone or 2 * alone[largest] > limit_s or not _pays(alone):
             break
-    (few, least), (many, most) = min(memory.items()), max(memory.items())
-    item_bytes = (most - least) // (many - few) if many > few else 0
+    (few, smallest), (many, highest) = min(memory.items()), max(memory.items())
+    item_bytes = (highest - smallest) // (many - few) if many > few else 0
     sizes = tuple(sorted(alone))
     return MeasuredService(
         alone=_rising(sizes, alone),
-        beside=_rising(sizes, beside),
-        memory_bytes=least,
+        in_pairs=_rising(sizes, in_pairs),
+        memory_bytes=smallest,
         item_bytes=item_bytes,
         n_devices=n_devices,
     )
@@ -134,7 +134,7 @@ def _times(
     largest: int,
     limit_s: float,
     alone: dict[int, float],
-    beside: dict[int, float],
+    in_pairs: dict[int, float],
     clock: Clock,
 ) -> None:
     """Up to the first size of which two do not hold the limit: larger ones are never used."""
@@ -143,7 +143,7 @@ def _times(
         loaded.ask(inputs, rows).wait()
         alone[rows] = _alone_s(loaded, inputs, rows, clock)
         pair_s = _beside_s(loaded, inputs, rows, alone[rows], clock)
-        beside[rows] = min(max(alone[rows], pair_s), 2 * alone[rows])  # more is chance
+        in_pairs[rows] = min(max(alone[rows], pair_s), 2 * alone[rows])  # more is chance
         if 2 * alone[rows] > limit_s:
             return
 

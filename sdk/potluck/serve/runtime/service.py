@@ -151,7 +151,7 @@ class Service(Shown):
             )
         return self._answers(frames, stream, max(1, ceil(slo.tolerance_s * asked_fps)))
 
-    def _answers(self, frames: Iterable[Any], stream: int, most: int) -> Iterator[Any]:
+    def _answers(self, frames: Iterable[Any], stream: int, max_under_way: int) -> Iterator[Any]:
         dispatch, under_way = self._serving.dispatch, deque[Pending]()
         try:
             for number, frame in enumerate(frames):
@@ -162,7 +162,7 @@ class Service(Shown):
                         self.name, tensors, rows, self._model.answer, stream=stream, frame=number
                     )
                 )
-                if len(under_way) >= most:
+                if len(under_way) >= max_under_way:
                     yield _answer_of(under_way.popleft())
             while under_way:
                 yield _answer_of(under_way.popleft())

@@ -335,8 +335,8 @@ class Serving:
         """Move models where other services are asked for than before, and clearly more can be
         satisfied; the old ones answer until the new ones are there.
         """
-        asked = {name: self.dispatch.stats(name).n_asked for name in self._wanted}
-        demand = self._load_watch.look(asked, time.monotonic())
+        counts = {name: self.dispatch.stats(name).n_asked for name in self._wanted}
+        demand = self._load_watch.look(counts, time.monotonic())
         if demand is None or satisfied_per_s(self._where, demand) >= sum(demand.values()):
             return
         with self._placing:

@@ -56,7 +56,7 @@ def allocate(
     processor: Processor,
     operators: Operators = EVERY,
     *,
-    most_beside: int | None = None,
+    max_processors: int | None = None,
     per_s: float = 0.0,
 ) -> Allocation:
     """The settings that serve the most per processor of this kind within the limit.
@@ -71,7 +71,7 @@ def allocate(
         Of which kind, and with how much memory.
     operators
         Which of the five may be used.
-    most_beside
+    max_processors
         Processors of this kind that the largest server has; splits that need more of them beside
         each other are left out.
     per_s
@@ -86,7 +86,7 @@ def allocate(
         variant
         for variant in service.variants
         if variant.kind == processor.kind
-        and (variant.across or most_beside is None or variant.n_processors <= most_beside)
+        and (variant.across or max_processors is None or variant.n_processors <= max_processors)
     ]
     if not operators.model_parallel:
         variants = [variant for variant in variants if variant.n_processors == 1]
@@ -128,16 +128,16 @@ def allocate_all(
         If a service can run nowhere; says the best possible on the kind that comes closest.
     """
     kinds: dict[str, Processor] = {}
-    most_beside: dict[str, int] = {}
+    max_processors: dict[str, int] = {}
     for server in servers:
         counts = Counter(processor.kind for processor in server.processors)
         for each in server.processors:
             known = kinds.setdefault(each.kind, each)
             kinds[each.kind] = min(known, each, key=lambda one: one.memory_bytes)
-            most_beside[each.kind] = max(most_beside.get(each.kind, 0), counts[each.kind])
-    asked: dict[str, float] = {}
+            max_processors[each.kind] = max(max_processors.get(each.kind, 0), counts[each.kind])
+    demand_per_s: dict[str, float] = {}
     for (name, _), per_s in (demand or {}).items():
-        asked[name] = asked.get(name, 0.0) + per_s
+        demand_per_s[name] = demand_per_s.get(name, 0.0) + per_s
     found: dict[tuple[str, str], Allocation] = {}
     for service in services:
         failures = []
@@ -147,8 +147,8 @@ def allocate_all(
                     service,
                     processor,
                     operators,
-                    most_beside=most_beside[kind],
-                    per_s=asked.get(service.name, 0.0),
+                    max_processors=max_processors[kind],
+                    per_s=demand_per_s.get(service.name, 0.0),
                 )
             except Infeasible as failure:
                 failures.append(failure)
@@ -194,8 +194,8 @@ def _settings(
 
 
 def _batches(times: BatchTimes, operators: Operators) -> list[int]:
-    most = times.largest if operators.batching else 1
-    return [batch for batch in BATCHES if batch <= most]
+    largest = times.largest if operators.batching else 1
+    return [batch for batch in BATCHES if batch <= largest]
 
 
 def _setting(

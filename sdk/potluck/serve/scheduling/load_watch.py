@@ -29,18 +29,18 @@ class LoadWatch:
         """Models were moved: what came before is not counted again."""
         self._seen.clear()
 
-    def look(self, asked: Mapping[str, int], now_s: float) -> Mapping[str, float] | None:
+    def look(self, counts: Mapping[str, int], now_s: float) -> Mapping[str, float] | None:
         """Requests per second of each service that was there all the time, with what more may come;
         None while they were not watched for long enough.
 
         Parameters
         ----------
-        asked
+        counts
             By service, how many came since it began.
         now_s
             By any clock that goes forward.
         """
-        self._seen.append((now_s, dict(asked)))
+        self._seen.append((now_s, dict(counts)))
         while len(self._seen) > 1 and self._seen[1][0] <= now_s - self._window_s:
             self._seen.popleft()
         then_s, before = self._seen[0]
@@ -48,7 +48,7 @@ class LoadWatch:
             return None
         means = {
             name: (count - before[name]) / (now_s - then_s)
-            for name, count in asked.items()
+            for name, count in counts.items()
             if name in before
         }
         return {name: mean + SPARE_DEVIATIONS * mean**0.5 for name, mean in means.items()}

@@ -353,11 +353,11 @@ class ServerNode:
     def _server_gone(self, server: str, now_s: float, actions: list[Action]) -> None:
         lost = [request for request, to in self._handed_on.values() if to == server]
         for request in lost:
-            whole = self._stream_ended(request.id) or request
+            original = self._stream_ended(request.id) or request
             self._handed_on.pop(request.id, None)
             # it is on the path now, so that nobody hands it there again
-            path = (*whole.path[:-1], server, whole.path[-1])
-            self._decide(replace(whole, path=path), now_s, actions)
+            path = (*original.path[:-1], server, original.path[-1])
+            self._decide(replace(original, path=path), now_s, actions)
 
     def _placed(self, pools: tuple[Pool, ...], now_s: float, actions: list[Action]) -> None:
         before = self._pools

@@ -184,8 +184,8 @@ class _Flow:
     def remove(self, server: str, capacity: float) -> None:
         """It is there no more."""
         before = self.capacity[server]
-        asked = self.demand.get(server, 0.0)
-        local = min(before, asked) - min(before - capacity, asked)
+        demand = self.demand.get(server, 0.0)
+        local = min(before, demand) - min(before - capacity, demand)
         self.capacity[server] = before - capacity
         self.local -= local
         self.waiting += local
@@ -340,21 +340,21 @@ class Greedy:
 
     def meet(self, demand: Demand) -> None:
         """This is the mean demand from now on; what is placed stays."""
-        before, asked = self.flows, dict.fromkeys(self.rooms, 0.0)
+        before, demands = self.flows, dict.fromkeys(self.rooms, 0.0)
         self.flows = {
             service: _Flow({}, each.grain_per_s) for (service, _), each in self.allocations.items()
         }
         for (service, server), per_s in demand.items():
-            if server in asked and per_s > 0 and service in self.flows:
+            if server in demands and per_s > 0 and service in self.flows:
                 self.flows[service].demand[server] = per_s
-                asked[server] += per_s
+                demands[server] += per_s
         for service, flow in self.flows.items():
             flow.waiting = sum(flow.demand.values())
             flow.n_replicas = before[service].n_replicas if before else 0
             for server, capacity in before[service].capacity.items() if before else ():
                 flow.add(server, capacity)
         # what goes anywhere leaves room where many requests arrive, and fills one server first
-        self._quiet_first = sorted(asked, key=asked.__getitem__)
+        self._quiet_first = sorted(demands, key=demands.__getitem__)
         self._places: dict[tuple[str, str, bool], _Places] = {}
 
     def ask(self, service: str, server: str, per_s: float) -> None:
@@ -456,9 +456,9 @@ class Greedy:
 
     def _most(self, key: tuple[str, str], places: _Places) -> float:
         """A bound on the first gain: as if all of it were served where it arrives."""
-        most = max((-entry[0] for entry in places.busy[:1]), default=0.0)
+        highest = max((-entry[0] for entry in places.busy[:1]), default=0.0)
         allocation = self.allocations[key]
-        local = min(most, allocation.rate_per_s)
+        local = min(highest, allocation.rate_per_s)
         return (local + self.remote_frac * (allocation.rate_per_s - local)) * self._per(allocation)
 
     def _per(self, allocation: Allocation) -> float:
@@ -498,15 +498,15 @@ class Greedy:
         flow = self.flows[service]
         room = flow.demand.get(server, 0.0) - flow.capacity.get(server, 0.0)
         alike = int(min(room, flow.waiting - flow.spare) / rate_per_s + ROUNDED)
-        most = self.max_replicas.get(service, flow.n_replicas + alike) - flow.n_replicas
-        return max(1, min(alike, most))
+        n_allowed = self.max_replicas.get(service, flow.n_replicas + alike) - flow.n_replicas
+        return max(1, min(alike, n_allowed))
 
     def _place_across(self, key: tuple[str, str], allocation: Allocation, places: _Places) -> None:
         """On the processors of a hypothetical server that has all of them (S3)."""
         share, nbytes = allocation.share_frac, float(allocation.memory_bytes)
         wanted, found = allocation.variant.n_processors, list[tuple[str, int]]()
-        asked = places.flow.demand
-        busiest_first = sorted(self.rooms, key=lambda name: -asked.get(name, 0.0))
+        demand = places.flow.demand
+        busiest_first = sorted(self.rooms, key=lambda name: -demand.get(name, 0.0))
         for name in busiest_first:
             room = self.rooms[name]
             fitting = [i for i in range(len(room.shares)) if room.fits(i, key[1], share, nbytes)]

@@ -144,12 +144,12 @@ def decide(
     """
     if now_s > request.deadline_s:
         return Refuse(ServeRefusal.TIMED_OUT)
-    here = _here(request, local)
-    if here is not None and (not request.fps or here.fps >= request.fps - ROUNDED_S):
-        return here
-    part_fps = here.fps if here is not None else 0.0
+    served = _here(request, local)
+    if served is not None and (not request.fps or served.fps >= request.fps - ROUNDED_S):
+        return served
+    part_fps = served.fps if served is not None else 0.0
     if request.n_offloads >= rules.max_offloads:
-        return here or Refuse(ServeRefusal.OFFLOADED_TOO_OFTEN)
+        return served or Refuse(ServeRefusal.OFFLOADED_TOO_OFTEN)
     limit_s = request.deadline_s - request.arrived_s
     feasible = [
         each
@@ -158,10 +158,10 @@ def decide(
     ]
     chosen = choose(request, feasible, now_s, rng) if feasible else None
     if chosen is None:
-        return here or Refuse(ServeRefusal.INSUFFICIENT)
-    if here is not None and not rules.splits:
+        return served or Refuse(ServeRefusal.INSUFFICIENT)
+    if served is not None and not rules.splits:
         # a stream that cannot be divided goes where it gets more
-        return here if chosen.idle_per_s <= part_fps else Offload(chosen.server)
+        return served if chosen.idle_per_s <= part_fps else Offload(chosen.server)
     return Offload(chosen.server, part_fps)
 
 

@@ -173,16 +173,16 @@ class Ring:
 
     def _news(self, side: _Side, name: str, now_s: float) -> StateMessage:
         """What this neighbour has not been told, and did not tell."""
-        told = side.sent.setdefault(name, {})
+        versions = side.sent.setdefault(name, {})
         states, ages_s = [], []
         for server, each in self._known.items():
-            new = told.get(server, -1) != each.state.version
+            new = versions.get(server, -1) != each.state.version
             if server == name:  # only what it does not know of itself: it will outbid that
                 wanted = each.state.version > self._claimed.get(name, each.state.version)
             else:
                 wanted = each.side != side.step
             if wanted and new:
-                told[server] = each.state.version
+                versions[server] = each.state.version
                 states.append(each.state)
                 ages_s.append(now_s - each.said_s)
         return StateMessage(tuple(states), tuple(ages_s))

@@ -245,7 +245,7 @@ class ServingSimulation:
         self.outcome.n_events += 1
         self.outcome.n_requests += 1
         tally = self.outcome.tallies.setdefault(request.service, Tally())
-        tally.asked += request.n_frames if request.fps else 1
+        tally.n_asked += request.n_frames if request.fps else 1
         self._deadline_s[request.id] = request.deadline_s
         if request.fps:
             self._streams[request.id] = _Stream(request)

@@ -11,7 +11,7 @@ from potluck.serve.scheduling.request_handler import ServeRefusal
 class Tally:
     """One service: requests or frames that were asked for, and satisfied within the limit."""
 
-    asked: float = 0.0
+    n_asked: float = 0.0
     satisfied: float = 0.0
     late: float = 0.0
 
@@ -29,9 +29,9 @@ class ServingOutcome:
     n_replicas: int = 0
 
     @property
-    def asked(self) -> float:
+    def n_asked(self) -> float:
         """Requests and frames of all services."""
-        return sum(tally.asked for tally in self.tallies.values())
+        return sum(tally.n_asked for tally in self.tallies.values())
 
     @property
     def satisfied(self) -> float:
@@ -46,7 +46,7 @@ class ServingOutcome:
     @property
     def satisfied_frac(self) -> float:
         """Of all that were asked for."""
-        return self.satisfied / self.asked if self.asked else 1.0
+        return self.satisfied / self.n_asked if self.n_asked else 1.0
 
     @property
     def offloads_per_request(self) -> float:
@@ -56,6 +56,6 @@ class ServingOutcome:
     def by_service(self) -> Mapping[str, float]:
         """The part that was satisfied, of each service."""
         return {
-            name: tally.satisfied / tally.asked if tally.asked else 1.0
+            name: tally.satisfied / tally.n_asked if tally.n_asked else 1.0
             for name, tally in sorted(self.tallies.items())
         }

@@ -111,18 +111,18 @@ class InTurn(ServingSimulation):
         super()._opened(request, fps, index, now_s)
         if not is_first:
             return
-        whole, entrance = stream.request, self._entrance[request.id]
-        for number in range(whole.n_frames):
+        streamed, entrance = stream.request, self._entrance[request.id]
+        for number in range(streamed.n_frames):
             self._n_ids += 1
-            at_s = now_s + number / whole.fps
-            limit_s = self.services[whole.service].slo.tolerance_s
+            at_s = now_s + number / streamed.fps
+            limit_s = self.services[streamed.service].slo.tolerance_s
             frame = Request(
                 self._n_ids,
-                whole.service,
+                streamed.service,
                 at_s,
                 at_s + limit_s,
-                priority=whole.priority,
-                stream=whole.id,
+                priority=streamed.priority,
+                stream=streamed.id,
                 frame=number,
             )
             self._at(at_s, FRAME, entrance, frame)

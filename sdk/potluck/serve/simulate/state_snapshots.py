@@ -48,8 +48,8 @@ class ExchangeGroup:
     def begin(self) -> None:
         """The ring has been going on for long when the first request comes."""
         rows = self._states_at(0.0)
-        most = self.rounds.maxlen or 0
-        self.rounds.extend((-ago * self.interval_s, rows) for ago in range(most, 0, -1))
+        n_rounds = self.rounds.maxlen or 0
+        self.rounds.extend((-ago * self.interval_s, rows) for ago in range(n_rounds, 0, -1))
 
     def exchange(self, now_s: float) -> None:
         """One round: everybody says its state."""
@@ -65,8 +65,8 @@ class ExchangeGroup:
 
     def rounds_ago(self, by: int, of: int) -> int:
         """Rounds ago that this server said what the other one knows now."""
-        there = abs(by - of)
-        return min(there, len(self.nodes) - there) - 1
+        hops = abs(by - of)
+        return min(hops, len(self.nodes) - hops) - 1
 
 
 class RingSnapshots:

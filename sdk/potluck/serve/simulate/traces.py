@@ -105,8 +105,8 @@ def llm_arrivals(
         work = max(1.0, tokens) / ANSWER.mean
         arrived_s = at_s - first_s
         deadline_s = arrived_s + service.slo.limit_s * max(1.0, work)
-        asked = Request(index, service.name, arrived_s, deadline_s, work=work)
-        found.append(Arrival(server=servers[index % len(servers)], request=asked))
+        request = Request(index, service.name, arrived_s, deadline_s, work=work)
+        found.append(Arrival(server=servers[index % len(servers)], request=request))
     return found
 
 

@@ -22,7 +22,7 @@ def test_whoever_asks_nothing_for_long_has_to_leave():
 
 
 def test_when_it_is_full_the_longest_without_a_request_makes_room():
-    limit = ConnectionLimit(most=3)
+    limit = ConnectionLimit(max_open=3)
     assert [limit.come(who(n), float(n)) for n in range(3)] == [None] * 3
     limit.ask(who(0))
     assert limit.come(who(3), 3.0) == who(1)
@@ -33,7 +33,7 @@ def test_when_it_is_full_the_longest_without_a_request_makes_room():
 
 
 def test_when_all_have_asked_a_new_one_leaves():
-    limit = ConnectionLimit(most=2)
+    limit = ConnectionLimit(max_open=2)
     for n in range(2):
         limit.come(who(n), 0.0)
         limit.ask(who(n))
@@ -43,7 +43,7 @@ def test_when_all_have_asked_a_new_one_leaves():
 
 
 def test_one_address_takes_no_more_than_its_part():
-    limit = ConnectionLimit(most=10, most_of_address=3)
+    limit = ConnectionLimit(max_open=10, max_of_address=3)
     for n in range(50):
         limit.come(who(n), float(n))
     assert len(limit) == 3
@@ -65,7 +65,7 @@ def test_two_requests_of_a_connection_are_both_waited_for():
 def test_whatever_comes_and_goes_the_bounds_hold_and_nothing_is_left():
     rng = random.Random(0)
     for _ in range(200):
-        limit = ConnectionLimit(most=6, most_of_address=3, head_s=2.0)
+        limit = ConnectionLimit(max_open=6, max_of_address=3, head_s=2.0)
         there = set()
         for now in range(100):
             one = who(rng.randrange(6), rng.choice("abc"))

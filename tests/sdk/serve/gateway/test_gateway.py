@@ -348,7 +348,7 @@ def is_closed(silent):
     "said", [b"", b"GET /v2 HTT", b"GET /v2 HTTP/1.1\r\nHost: localhost\r\nX: "]
 )
 def test_silent_connections_shut_nobody_out_and_are_closed(said):
-    limit = ConnectionLimit(most=8, most_of_address=8, head_s=0.5)
+    limit = ConnectionLimit(max_open=8, max_of_address=8, head_s=0.5)
     with Gateway(dict, limit=limit) as opened:
         silent = [socket.create_connection(("127.0.0.1", opened.port), 60) for _ in range(40)]
         for each in silent:

@@ -33,7 +33,7 @@ def client(listener):
 
 
 def test_the_longest_without_a_request_is_disconnected():
-    with listening(ConnectionLimit(most=2)) as listener:
+    with listening(ConnectionLimit(max_open=2)) as listener:
         clients, guests = [], []
         for _ in range(3):
             clients.append(client(listener))
@@ -46,7 +46,7 @@ def test_the_longest_without_a_request_is_disconnected():
 
 
 def test_who_is_closed_makes_room():
-    door = ConnectionLimit(most=1)
+    door = ConnectionLimit(max_open=1)
     with listening(door) as listener:
         for _ in range(5):
             with client(listener):
@@ -57,7 +57,7 @@ def test_who_is_closed_makes_room():
 
 
 def test_when_all_have_asked_the_next_one_is_closed_at_once():
-    door = ConnectionLimit(most=1)
+    door = ConnectionLimit(max_open=1)
     with listening(door) as listener, client(listener):
         (guest,) = accepted(listener)
         door.ask(guest.getpeername())

@@ -13,7 +13,7 @@ NAMES = ("a", "b", "c")
 def measured(seconds=0.1, n_devices=1):
     times = BatchTimes(items=(1, 2, 4), seconds=(seconds,) * 3)
     return MeasuredService(
-        alone=times, beside=times, memory_bytes=10 * MIB, item_bytes=0, n_devices=n_devices
+        alone=times, in_pairs=times, memory_bytes=10 * MIB, item_bytes=0, n_devices=n_devices
     )
 
 

@@ -24,7 +24,7 @@ LONG_S = 1000.0
 def as_if(load, model, limit_s, clock):
     """A model that fills a device, and does a request in a second."""
     times = BatchTimes(items=(1, 2), seconds=(1.0, 2.0))
-    return MeasuredService(alone=times, beside=times, memory_bytes=150 * MIB, item_bytes=0)
+    return MeasuredService(alone=times, in_pairs=times, memory_bytes=150 * MIB, item_bytes=0)
 
 
 @pytest.fixture

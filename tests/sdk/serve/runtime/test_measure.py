@@ -67,7 +67,7 @@ def test_a_batch_beside_another_takes_twice_as_long_at_most(model):
     looks_s = (n * n * 1e-3 for n in count())  # a machine that gets slower and slower
     device = Device(0.0, 0.0)
     found = measure(device.load, model, 0.01, lambda: next(looks_s))
-    assert all(found.beside.at(n) <= 2 * found.alone.at(n) + 1e-12 for n in found.alone.items)
+    assert all(found.in_pairs.at(n) <= 2 * found.alone.at(n) + 1e-12 for n in found.alone.items)
 
 
 def test_a_batch_between_two_sizes_takes_as_long_as_the_larger_one():
