@@ -95,7 +95,7 @@ SEGMENT = BACKWARDS | {
 # op -> ((fewest, most) inputs, (fewest, most) outputs)
 MAX_VALUES = 4096  # inputs or outputs of one instruction: `state` of a whole segment
 # so many, with the longest names, fit into the message by which a worker is told an instruction
-SURELY_TOLD = 200
+NAMES_AT_ONCE = 200
 _ONE = (1, 1)
 _NONE = (0, 0)
 _ANY = (0, MAX_VALUES)

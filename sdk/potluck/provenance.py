@@ -29,6 +29,6 @@ def reckoned(mark: str) -> str:
     return worst((mark, ASSUMED))
 
 
-def beside(figure: str, mark: str) -> str:
+def marked(figure: str, mark: str) -> str:
     """A figure with its mark, for people; no mark beside what is not known."""
     return figure if mark in ("", UNKNOWN) else f"{figure} {mark}"

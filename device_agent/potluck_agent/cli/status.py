@@ -104,8 +104,8 @@ def status_of(answer: Mapping[str, Any]) -> list[str]:
         *(("run", run) for run in runs or ["none"]),
         *(("fault", fault) for fault in answer["last_faults"]),
     ]
-    told_now = [f"  {label:<{width}}{printable(text)}" for label, text in rows]
-    return [*status_lines.facts_of(answer), *told_now]
+    current = [f"  {label:<{width}}{printable(text)}" for label, text in rows]
+    return [*status_lines.facts_of(answer), *current]
 
 
 WORKER = {

@@ -18,7 +18,7 @@ from potluck_wire.errors import WireCode, WireError
 from potluck_wire.frames import encode
 from potluck_wire.limits import MAX_INT, MAX_WORKER_HEADER_BYTES, MAX_WORKER_ITEMS
 from potluck_wire.messages import Compute, Done, Failed, Put, Value
-from potluck_wire.program import SURELY_TOLD, Instruction
+from potluck_wire.program import NAMES_AT_ONCE, Instruction
 from potluck_wire.replies import read_exports
 
 # of msgpack before a name; all that an order says beside values
@@ -370,7 +370,7 @@ def check_tellable(run: str, epoch: int, layout: DependencyGraph) -> None:
     execution = Execution(Name(run, epoch, layout.name, MAX_INT), layout, "", 0)
     for instruction in layout.program.instructions:
         values = (*instruction.inputs, *instruction.outputs)
-        if layout.is_network(instruction.id) or len(values) <= SURELY_TOLD:
+        if layout.is_network(instruction.id) or len(values) <= NAMES_AT_ONCE:
             continue
         if (
             _most_bytes(execution, instruction) <= MAX_WORKER_HEADER_BYTES

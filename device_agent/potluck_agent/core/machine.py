@@ -109,7 +109,7 @@ class Core:
         """Every part as it is when nothing has happened yet."""
         settings, out = self._settings, self._out
         self._sessions: dict[str, NotebookSession] = {}
-        self._told_members: dict[str, PeerDevice] = {}
+        self._announced_members: dict[str, PeerDevice] = {}
         self._radio_s = 0.0
         self._worker = WorkerProxy(settings, out)
         self._incoming = ReceiveBuffers(settings.inbound_bytes)
@@ -340,21 +340,21 @@ class Core:
     def _set_members(self, now_s: float) -> None:
         """Who is a member, and where: told when that has changed."""
         owners = {run.owner for run in self._work.plans.runs.values()}
-        before = self._told_members
+        before = self._announced_members
         members = known_members(self._sessions, owners, self._measuring.askers, before)
         for key in sorted(before.keys() - members.keys() - self._sessions.keys()):
             self._exchange.lose(key, "it is no member of the home any more", now_s)
         for key in members:
             self._outgoing.reach(key)
         if members != before:
-            self._told_members = members
+            self._announced_members = members
             self._out.add(SetMembers(tuple(members.values())))
 
     def _close_session(self, key: str, now_s: float) -> None:
         """It was closed in words: of what ends with it, its notebook hears no more."""
-        n_said = self._out.n_sent
+        n_before = self._out.n_sent
         self._end_session(key, now_s)
-        self._out.unsend(key, n_said)
+        self._out.unsend(key, n_before)
 
     def _end_session(self, key: str, now_s: float) -> None:
         """A notebook is gone, in good order or not: what it started ends, what it took is given

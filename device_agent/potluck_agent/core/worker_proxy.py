@@ -42,11 +42,11 @@ class WorkerProxy:
         self.facts: dict[str, Any] = {}
         self.n_finished = 0  # tasks done since the agent started: the progress that a pulse tells
         self.busy_s = 0.0
-        self._backlog: list[tuple[ToWorker, int]] = []  # with `_told_bytes` at each
-        # tag, slot or measurement -> `_told_bytes` at each such order
+        self._backlog: list[tuple[ToWorker, int]] = []  # with `_sent_bytes` at each
+        # tag, slot or measurement -> `_sent_bytes` at each such order
         self._owed: dict[int | str, deque[int]] = {}
         # by us and by the worker, which goes through its orders in turn
-        self._told_bytes = self._taken_bytes = 0
+        self._sent_bytes = self._taken_bytes = 0
         self._heard_s = self._done_s = 0.0
         self._longest_s = 0.0
 
@@ -58,7 +58,7 @@ class WorkerProxy:
     @property
     def behind_bytes(self) -> int:
         """About how much waits here, or in its pipe, until the worker comes to it."""
-        return self._told_bytes - self._taken_bytes if self._owed or self._backlog else 0
+        return self._sent_bytes - self._taken_bytes if self._owed or self._backlog else 0
 
     def crowded(self, nbytes: int = 0) -> str:
         """Why it is told nothing more with so many bytes of documents, for what waits is in memory;
@@ -87,15 +87,15 @@ class WorkerProxy:
 
     def _count(self, order: ToWorker) -> int:
         if not self._owed and not self._backlog:  # it is idle: what it was told before it has taken
-            self._taken_bytes = self._told_bytes
-        self._told_bytes += ORDER_BYTES + sum(map(len, order.buffers))
-        return self._told_bytes
+            self._taken_bytes = self._sent_bytes
+        self._sent_bytes += ORDER_BYTES + sum(map(len, order.buffers))
+        return self._sent_bytes
 
-    def _send(self, order: ToWorker, told_bytes: int, now_s: float) -> None:
+    def _send(self, order: ToWorker, sent_bytes: int, now_s: float) -> None:
         if (answer := _answer(order.message)) is not None:
             if not self._owed:
                 self._heard_s = now_s
-            self._owed.setdefault(answer, deque()).append(told_bytes)
+            self._owed.setdefault(answer, deque()).append(sent_bytes)
         self._out.add(order)
 
     def receive(self, message: Message, buffers: Sequence[Buffer], now_s: float) -> None:
@@ -112,8 +112,8 @@ class WorkerProxy:
                 self.state = READY
                 self._heard_s = now_s
                 backlog, self._backlog = self._backlog, []
-                for order, told_bytes in backlog:
-                    self._send(order, told_bytes, now_s)
+                for order, sent_bytes in backlog:
+                    self._send(order, sent_bytes, now_s)
             case Computed() if is_due:
                 check_moments(message, now_s)
                 self.n_finished += 1

@@ -491,10 +491,10 @@ class EventLoop:
             meter=sample.meter,
             resolution_w=sample.resolution_w,
             busy_frac=action.busy_frac,
-            battery_frac=_told(sample.battery_frac) if action.tells_battery else -1.0,
+            battery_frac=_charge(sample.battery_frac) if action.tells_battery else -1.0,
         )
         self._send(ToPeer(key=action.key, message=reading))
 
 
-def _told(charge_frac: float | None) -> float:
+def _charge(charge_frac: float | None) -> float:
     return -1.0 if charge_frac is None else charge_frac

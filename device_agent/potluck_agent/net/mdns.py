@@ -51,14 +51,14 @@ class Announcement:
         self._thread.join(STOP_S)
 
     def _run(self) -> None:
-        is_told = False
+        is_noted = False
         while not self._stop.is_set():
             try:
                 self._announce()
             except Exception as error:  # discovery is a convenience: the agent goes on
-                if not is_told:
+                if not is_noted:
                     self._note(f"not announced by mDNS yet: {type(error).__name__}: {error}")
-                is_told = True
+                is_noted = True
                 self._stop.wait(AGAIN_S)
 
     def _announce(self) -> None:

@@ -60,7 +60,7 @@ class Evening:
     _plans: dict[int, tuple[Plan, ...]] = field(default_factory=dict)
     _judged: dict[tuple[int, tuple[Stage, ...]], Plan] = field(default_factory=dict)
 
-    def there(self, problem: Problem, number: int) -> Problem:
+    def problem_in(self, problem: Problem, number: int) -> Problem:
         """The problem with the devices that are there in a stretch."""
         names = [d.name for d in problem.devices if d.name != self.away[number]]
         return only(problem, names) if self.away[number] else problem
@@ -82,7 +82,7 @@ class Evening:
         """The best plans for a stretch."""
         number = self.same_as(number)
         if number not in self._plans:
-            home = self.there(self.now(number), number)
+            home = self.problem_in(self.now(number), number)
             self._plans[number] = make_plans(home).items[:KEPT]
         return self._plans[number]
 
@@ -316,7 +316,7 @@ class _AdapterWay:
     def leave(self, number: int) -> None:
         """Go over to the best plan of those that stay, where one of the plan leaves."""
         if not self._evening.can(self.way.plan, number):
-            home = self._evening.there(self._problem, number)
+            home = self._evening.problem_in(self._problem, number)
             layers = home.layers
             plans = [p for p in make_plans(home) if same_sums(self.way.plan, p, layers)]
             self._go_over(plans[0], number)
@@ -341,12 +341,12 @@ class _AdapterWay:
 
     def _choose(self, look: StepsSeen, number: int) -> None:
         adapter, plan = self._adapter, self.way.plan
-        home = self._evening.there(self._problem, number)
+        home = self._evening.problem_in(self._problem, number)
         devices = [(DEVICE, device.name) for device in home.devices]
         if not self._found:
             unseen = [each for each in devices if each not in look.ratios]
             self.way.ask(adapter, unseen, number, self._done)
-        home = self._evening.there(self._problem, number)
+        home = self._evening.problem_in(self._problem, number)
         if not self._found:
             self._found = trained_alike(home, plan, make_plans(home), KEPT)
         others = [judge(home, p) for p in self._found if p.stages != plan.stages]

@@ -93,8 +93,8 @@ def run(settings: Mapping[str, float]) -> Result:
         while flows := tomography.next_probe():
             tomography.add(measured(tree, rates, flows, rng, settings["noise_frac"]))
         best, n_first = tomography.best, len(first_probes(tomography.names))
-        n_told = len(tomography.observations) - n_first
-        shares.append(n_told / most_probes(len(tomography.names)))
+        n_probes = len(tomography.observations) - n_first
+        shares.append(n_probes / most_probes(len(tomography.names)))
         of_media = list(errors_by_medium(names, tree, rates, best.tree, best.rates))
         found += [_share(each, RIGHT) >= 0.9 for each in of_media]
         errors += [error for each in of_media for error in each]

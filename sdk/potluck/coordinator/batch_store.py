@@ -205,9 +205,9 @@ class BatchStore:
         """Of each: its rows, of which kind they are, and the bytes of one in a batch."""
         kinds: dict[Any, int] = {}
         whole_bytes = sum(values.nbytes for values in self._whole) / len(self)
-        known, said_bytes = [], 0
+        known, header_bytes = [], 0
         for number in numbers:
-            said_bytes += self._stated_bytes(number, MAX_HEADER_BYTES - said_bytes)
+            header_bytes += self._stated_bytes(number, MAX_HEADER_BYTES - header_bytes)
             parts = [(part.get_dtype(), part.get_shape()) for part in self._opened(number)]
             n_rows = min((shape[0] if shape else 0 for _, shape in parts), default=0)
             kind = tuple((dtype, *shape[1:]) for dtype, shape in parts)

@@ -9,7 +9,7 @@ from typing import Protocol
 
 # what must not happen and did; silent in an honest home
 FAULTS = logging.getLogger("potluck.faults")
-MOST_TOLD = 10  # faults of one task: it may have the same one each time
+MAX_REPORTS = 10  # faults of one task: it may have the same one each time
 
 
 class PeriodicTask(Protocol):
@@ -86,7 +86,7 @@ class ThreadedTask:
             return self._work()
         except Exception:  # the last line of defence
             self._n_faults += 1
-            if self._n_faults <= MOST_TOLD:
+            if self._n_faults <= MAX_REPORTS:
                 FAULTS.exception("a fault in %s", self._thread.name)
             return True
 

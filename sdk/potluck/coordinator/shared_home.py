@@ -163,7 +163,7 @@ class SharedHome(ServingHome):
                 holder = error.facts.get("holder")
                 if not isinstance(holder, int) or error.facts.get("is_coordinator"):
                     raise
-                outcome = _asked(folder, within_s, task, holder)
+                outcome = _outcome_of_asking(folder, within_s, task, holder)
             if isinstance(outcome, HolderAnswer):
                 _wait_until_free(folder)
             try:
@@ -302,7 +302,9 @@ def _save(run: "Run", folder: Path) -> Path:
     return path
 
 
-def _asked(folder: Path, within_s: float, task: Task, holder: int) -> HolderAnswer | HomeError:
+def _outcome_of_asking(
+    folder: Path, within_s: float, task: Task, holder: int
+) -> HolderAnswer | HomeError:
     """What the process that has the home says, or why it says nothing."""
     begun_s = time.monotonic()
 

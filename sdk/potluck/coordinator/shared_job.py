@@ -399,8 +399,8 @@ class SharedJob:
         machine, step = self.line.machine, self.progress.saved[1]
         record = machine.record
         others = set(record.in_sync) - {self._me.key} if record is not None else set()
-        is_told = machine.reported >= self._path.stat().st_size
-        return is_told and all(self._has.get(key, -1) >= step for key in others)
+        is_reported = machine.reported >= self._path.stat().st_size
+        return is_reported and all(self._has.get(key, -1) >= step for key in others)
 
     def add_seat(self, seat: Seat) -> CoordinatorGroup:
         """Another coordinator takes its place at the end of the line.

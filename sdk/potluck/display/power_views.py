@@ -7,7 +7,7 @@ from potluck.display.axes import Scale
 from potluck.display.chart import BOTTOM, COLOURS, HEIGHT, LEFT, RIGHT, WIDTH, frame
 from potluck.display.scene import Line, Scene, legend
 from potluck.display.tables import Table
-from potluck.provenance import beside
+from potluck.provenance import marked
 from potluck.sessions.power_reading import PowerReading
 
 SHOWN_S = 300.0  # before the latest reading
@@ -20,7 +20,7 @@ def table(history: History, faults: Mapping[str, str]) -> Table:
     rows = tuple(
         (
             device,
-            beside(units.power(latest.watts), latest.source),
+            marked(units.power(latest.watts), latest.source),
             units.power(latest.resolution_w) if latest.resolution_w else units.UNKNOWN,
             units.energy(latest.joules),
             units.percent(latest.busy_frac),

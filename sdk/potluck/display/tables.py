@@ -10,7 +10,7 @@ from typing import Any
 
 from potluck import units
 from potluck.display import stage_sizes
-from potluck.provenance import beside
+from potluck.provenance import marked
 from potluck.records import Device, Inference, Layer, LayerCost, Network, Plan, Problem, Trace
 from potluck.simulate.cost import budget_bytes
 from potluck_wire.fingerprint import fingerprint
@@ -259,7 +259,7 @@ def energy_of(plan: Plan | None) -> str:
     """Its joules, and where the watts behind them come from."""
     if plan is None:
         return units.UNKNOWN
-    return beside(units.energy(plan.energy_j), plan.energy_source)
+    return marked(units.energy(plan.energy_j), plan.energy_source)
 
 
 def layer_range(start: int, stop: int, problem: Problem | None) -> str:
@@ -453,7 +453,7 @@ def _compared(
     sources: Sequence[str] = ("", ""),
 ) -> tuple[Cell, ...]:
     predicted, measured = pair
-    shown = [beside(show(value), source) for value, source in zip(pair, sources, strict=True)]
+    shown = [marked(show(value), source) for value, source in zip(pair, sources, strict=True)]
     difference = (predicted - measured) / measured if predicted is not None and measured else None
     return (what, device, *shown, units.change(difference))
 

@@ -231,7 +231,7 @@ class _ProgramCompilation:
         self.model = shareable
         self.sides = sides
         self.programs = programs
-        self.here: list[set[str]] = [set() for _ in sides.names]  # the values of each side
+        self.held: list[set[str]] = [set() for _ in sides.names]  # the values of each side
 
     def feed(self, tensor: str) -> None:
         """The input comes from home to the device."""
@@ -244,7 +244,7 @@ class _ProgramCompilation:
             nbytes=self._bytes(part),
         )
         self.programs.feed(feed, label="in")
-        self.here[DEVICE].add(part.name)
+        self.held[DEVICE].add(part.name)
 
     def run(self, step: SharedPiece, segment: str, turn: int) -> None:
         """One piece."""
@@ -268,13 +268,13 @@ class _ProgramCompilation:
             rows=[0, self.sides.batch, self.sides.batch],
             micro_batch=0,
         )
-        self.here[side].update(outputs)
+        self.held[side].update(outputs)
 
     def send(self, step: Sent, turn: int) -> None:
         """Rows go over; those of the input are cut out of it first."""
         side, part = step.side, step.part
         source, target = self.sides.names[side], self.sides.names[step.to]
-        if part.name not in self.here[side]:
+        if part.name not in self.held[side]:
             input_part, axis = self.model.input_part, self.model.rows_of(part.value)[0]
             nbytes = self._bytes(part)
             self.programs.compute(
@@ -288,9 +288,9 @@ class _ProgramCompilation:
                 start=part.start - input_part.start,
                 stop=part.stop - input_part.start,
             )
-            self.here[side].add(part.name)
+            self.held[side].add(part.name)
         self.programs.send(source, part.name, target, part.name, label=_rows(part), priority=turn)
-        self.here[step.to].add(part.name)
+        self.held[step.to].add(part.name)
 
     def results(self, parts: Sequence[TensorSlice]) -> None:
         """The outputs go home."""

@@ -91,7 +91,7 @@ class Maintenance:
             )
         elif wrong := self._speeds.wrong():
             self._correct(wrong)
-        elif (case := self._loaded.case) and (table := self._tables.whole(case)):
+        elif (case := self._loaded.case) and (table := self._tables.full_table(case)):
             self._loaded.go_over(case, table)
 
     def _should_ask(self, now_s: float) -> bool:

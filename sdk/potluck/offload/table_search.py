@@ -45,7 +45,7 @@ class TableSearch:
             return case.table(case.first_search(bytes_per_s, report))
         return case.table(found or self._store.found(case.sharing, case.spec, report))
 
-    def whole(self, case: SplitCase) -> SplitTable | None:
+    def full_table(self, case: SplitCase) -> SplitTable | None:
         """The whole table of this case, where it has been found since.
 
         Searches for it, if nobody does.

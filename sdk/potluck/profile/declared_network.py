@@ -22,7 +22,7 @@ from potluck.profile.tomography import NOISE_FRAC, Fit, Observation, Tomography
 
 SURE = 4.0  # standard errors; what is further off is no noise
 CLEARLY = 16.0  # of a sum of squared errors, in standard deviations
-MOST_SAID = 3  # flows, the worst of them
+MAX_FLOWS = 3  # flows, the worst of them
 STEP = (
     "Correct home.network (or network.toml beside the keys) and give it back: "
     "home.profile(model, network=...); is_declared = false measures it anew."
@@ -108,7 +108,7 @@ def _of_flows(fit: Fit, observations: Sequence[Observation]) -> Iterator[str]:
             observation.flows, observation.bytes_per_s, rates, strict=True
         )
     ]
-    for _, (source, target), seen, expected, flows in sorted(off, reverse=True)[:MOST_SAID]:
+    for _, (source, target), seen, expected, flows in sorted(off, reverse=True)[:MAX_FLOWS]:
         if abs(log(seen / expected)) <= SURE * NOISE_FRAC:
             return
         others = [f"{a} to {b}" for a, b in flows if (a, b) != (source, target)]

@@ -76,7 +76,7 @@ class Adapting:
         self._adapter = Adapter(self._n_done, "step" if self._trains else "request")
         self._task = Task()
         self._prober = Prober(engine, self._task)
-        self._asked = self._n_done  # from when on somebody may be asked
+        self._next_probe_step = self._n_done  # from when on somebody may be asked
         self._times = LookTimes(self._n_done)
         self._waiting = False  # for a switch to pay
         self._found: Sequence[Plan] = ()  # at the latest planning
@@ -198,11 +198,11 @@ class Adapting:
 
     def _ask(self, things: Iterable[Thing], look: StepsSeen, plan: Plan, profiled: Problem) -> None:
         """Those that no step shows, for a small part of the run's time."""
-        if look.step < self._asked or not (unseen := tuple(things)):
+        if look.step < self._next_probe_step or not (unseen := tuple(things)):
             return
         prober, adapter = self._prober, self._adapter
         adapter.update_slowness(prober.slowness(unseen, plan, profiled, adapter.known), look.step)
-        self._asked = look.step + ceil(prober.spent_s / LOOKING_FRAC / look.step_s)
+        self._next_probe_step = look.step + ceil(prober.spent_s / LOOKING_FRAC / look.step_s)
 
     def _seen(self, steps: Steps, compiled: Compiled, problem: Problem, step: int) -> StepsSeen:
         spans = [(execution.start_s, execution.stop_s) for execution, _ in steps]

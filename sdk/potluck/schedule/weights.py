@@ -16,7 +16,7 @@ from potluck.schedule.program_builder import (
     ProgramBuilder,
     ReceivedValue,
 )
-from potluck_wire.program import SURELY_TOLD
+from potluck_wire.program import NAMES_AT_ONCE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,8 +233,8 @@ def compile_move(
                 else:
                     move.over(slots, device, target.segment, state)
             for source, rows in own.items():
-                for first in range(0, len(rows), SURELY_TOLD):
-                    move.within(device, source, target.segment, rows[first : first + SURELY_TOLD])
+                for first in range(0, len(rows), NAMES_AT_ONCE):
+                    move.within(device, source, target.segment, rows[first : first + NAMES_AT_ONCE])
     return move.programs.finish()
 
 

@@ -28,7 +28,7 @@ from potluck_wire.messages import (
     Value,
 )
 
-_TOLD = {
+_CAUSES = {
     FailureCause.CRASHED: "its worker crashed",
     FailureCause.HUNG: "its worker stopped making progress",
     FailureCause.MEMORY: "its worker ran out of memory",
@@ -291,7 +291,7 @@ def failed(
 
     `alone`: a request, and nothing else.
     """
-    cause = _TOLD.get(message.cause, clean(message.cause))
+    cause = _CAUSES.get(message.cause, clean(message.cause))
     where = (
         f" at instruction {message.instruction} of {clean(message.program)}"
         if message.instruction >= 0

@@ -2,7 +2,7 @@
 
 import threading
 
-from potluck.coordinator.periodic_task import FAULTS, MOST_TOLD, ThreadedTask
+from potluck.coordinator.periodic_task import FAULTS, MAX_REPORTS, ThreadedTask
 
 
 def test_what_is_raised_is_told_and_the_next_time_goes_on(monkeypatch):
@@ -13,11 +13,11 @@ def test_what_is_raised_is_told_and_the_next_time_goes_on(monkeypatch):
     def work():
         nonlocal n
         n += 1
-        if n <= 2 * MOST_TOLD:
+        if n <= 2 * MAX_REPORTS:
             raise ValueError("made up")
-        return n < 3 * MOST_TOLD
+        return n < 3 * MAX_REPORTS
 
     ThreadedTask("again", 0.0, work, ended.set).join()
-    assert n == 3 * MOST_TOLD
+    assert n == 3 * MAX_REPORTS
     assert ended.is_set()
-    assert told == ["a fault in potluck again"] * MOST_TOLD
+    assert told == ["a fault in potluck again"] * MAX_REPORTS

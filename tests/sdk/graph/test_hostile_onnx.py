@@ -94,7 +94,7 @@ def test_a_file_that_takes_all_memory_takes_none_of_this_process(
 def test_constants_that_would_come_home_large_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trial_run, "TOLD_BYTES", 1 << 20)
+    monkeypatch.setattr(trial_run, "OUTPUT_BYTES", 1 << 20)
     made = model(
         [node("ConstantOfShape", ["s"], ["v"]), node("ReduceMax", ["v"], ["r"], keepdims=0)],
         listed("s", 1 << 20),

@@ -222,8 +222,8 @@ class OnnxModel(Model):
     @property
     def signature(self) -> str:
         """A name that is the same for the same graph and layers, whatever the weights."""
-        whole = self.document(0, len(self.layers()))
-        return hashlib.sha256(whole + repr(self._inference.bounds).encode()).hexdigest()[:32]
+        document = self.document(0, len(self.layers()))
+        return hashlib.sha256(document + repr(self._inference.bounds).encode()).hexdigest()[:32]
 
     def state(self) -> "dict[str, torch.Tensor]":
         """All weights that are sent apart, by name."""

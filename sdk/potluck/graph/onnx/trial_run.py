@@ -31,7 +31,7 @@ ROWS, PART = 3, 1
 LASTS_S = 300  # of all runs together
 MOST_OF_MEMORY = 0.5  # of this machine's; only Linux keeps a process to it
 LIBRARY_BYTES = 256 << 20  # onnxruntime itself, and the stacks of its threads
-TOLD_BYTES = 512 << 20  # beside as much as the model has
+OUTPUT_BYTES = 512 << 20  # beside as much as the model has
 _TOLERANCE = 1e-3
 # what reading raises where the process said anything else
 _NONSENSE = (FileError, ValueError, KeyError, TypeError, EOFError, OSError, MemoryError)
@@ -97,7 +97,7 @@ def run_apart(
         "watched": [*watched],
         "still": [*still],
         "wanted": [*wanted],
-        "told_bytes": TOLD_BYTES + len(model),
+        "told_bytes": OUTPUT_BYTES + len(model),
         "memory_bytes": memory_bytes(),
         "lasts_s": LASTS_S,
     }
@@ -209,7 +209,7 @@ def main(orders: IO[bytes], tell: IO[bytes]) -> None:
         tell.write(np.ascontiguousarray(array).tobytes())
 
 
-def _keep_within(memory_bytes: int, told_bytes: int, lasts_s: int) -> None:
+def _keep_within(memory_bytes: int, output_bytes: int, lasts_s: int) -> None:
     """So much memory, output and time of the processor from now on, where the system can."""
     with suppress(OSError):  # whoever needs memory most ends first: this process
         Path("/proc/self/oom_score_adj").write_text("1000")
@@ -219,7 +219,7 @@ def _keep_within(memory_bytes: int, told_bytes: int, lasts_s: int) -> None:
 
     for which, bound in (
         (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_FSIZE, told_bytes),
+        (resource.RLIMIT_FSIZE, output_bytes),
         (resource.RLIMIT_CPU, lasts_s * (os.cpu_count() or 1)),
         (resource.RLIMIT_DATA, memory_bytes),
     ):

@@ -488,7 +488,7 @@ class Dispatch:
 
 def _answer(pending: Pending) -> None:
     try:
-        pending.future.set_result(pending.whole())
+        pending.future.set_result(pending.result())
     except Exception as error:  # the caller hears of it, whatever it is
         pending.future.set_exception(error)
 

@@ -46,7 +46,7 @@ class Pending:
         self.n_left -= 1
         return not self.n_left
 
-    def whole(self) -> Any:
+    def result(self) -> Any:
         """What its caller gets."""
         import torch
 

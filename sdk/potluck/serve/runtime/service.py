@@ -138,9 +138,9 @@ class Service(Shown):
                 f"{self.name} answers single requests, with a limit for each.",
                 next_step="Serve it with slo=potluck.Frequency(fps=30).",
             )
-        asked_fps = slo.fps if fps is None else fps
+        wanted_fps = slo.fps if fps is None else fps
         dispatch = self._serving.dispatch
-        stream, granted_fps = dispatch.open(self.name, asked_fps)
+        stream, granted_fps = dispatch.open(self.name, wanted_fps)
         if not granted_fps:
             raise NotServed(
                 f"{self.name}: other streams take all that its devices give.",
@@ -149,7 +149,7 @@ class Service(Shown):
                 limit_s=slo.tolerance_s,
                 soonest_s=None,
             )
-        return self._answers(frames, stream, max(1, ceil(slo.tolerance_s * asked_fps)))
+        return self._answers(frames, stream, max(1, ceil(slo.tolerance_s * wanted_fps)))
 
     def _answers(self, frames: Iterable[Any], stream: int, max_under_way: int) -> Iterator[Any]:
         dispatch, under_way = self._serving.dispatch, deque[Pending]()

@@ -68,20 +68,20 @@ class HandedOn:
         """
         self._sent.setdefault((service, server), deque(maxlen=MOST_NOTED)).append((now_s, amount))
 
-    def since(self, service: str, server: str, said_s: float) -> float:
+    def since(self, service: str, server: str, stated_s: float) -> float:
         """What was handed on after this moment; older notes are forgotten.
 
         Parameters
         ----------
         service, server
             Which, and to whom.
-        said_s
+        stated_s
             When the server said its last state.
         """
         noted = self._sent.get((service, server))
         if noted is None:
             return 0.0
-        while noted and noted[0][0] <= said_s:
+        while noted and noted[0][0] <= stated_s:
             noted.popleft()
         return sum(amount for _, amount in noted)
 

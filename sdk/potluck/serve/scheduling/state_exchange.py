@@ -66,7 +66,7 @@ class KnownState:
     """The last state of a server, when it was said (by this server's clock), and whence it came."""
 
     state: ServerState
-    said_s: float
+    stated_s: float
     side: int
 
 
@@ -129,9 +129,9 @@ class Ring:
     def states(self, now_s: float) -> dict[str, tuple[ServerState, float]]:
         """Of the others: their last states that are young enough, and how old they are."""
         return {
-            name: (each.state, now_s - each.said_s)
+            name: (each.state, now_s - each.stated_s)
             for name, each in self._known.items()
-            if name != self.me and now_s - each.said_s <= self.most_age_s
+            if name != self.me and now_s - each.stated_s <= self.most_age_s
         }
 
     def handle(self, event: Event, now_s: float) -> list[SendStates]:
@@ -184,7 +184,7 @@ class Ring:
             if wanted and new:
                 versions[server] = each.state.version
                 states.append(each.state)
-                ages_s.append(now_s - each.said_s)
+                ages_s.append(now_s - each.stated_s)
         return StateMessage(tuple(states), tuple(ages_s))
 
     def _take(self, sender: str, message: StateMessage, now_s: float) -> None:
@@ -199,7 +199,7 @@ class Ring:
                 self._claimed[sender] = state.version
             self._learn(state, now_s - max(0.0, age_s), step)
 
-    def _learn(self, state: ServerState, said_s: float, step: int) -> None:
+    def _learn(self, state: ServerState, stated_s: float, step: int) -> None:
         if state.server == self.me:
             # somebody says what this server never said: the next statement outbids it
             self._version = max(self._version, state.version)
@@ -208,4 +208,4 @@ class Ring:
             return
         known = self._known.get(state.server)
         if known is None or state.version > known.state.version:
-            self._known[state.server] = KnownState(state, said_s, step)
+            self._known[state.server] = KnownState(state, stated_s, step)

@@ -104,7 +104,7 @@ class RingSnapshots:
             ago = group.rounds_ago(self.index, holder)
             if holder == self.index or ago >= len(group.rounds):
                 continue
-            said_s, rows = group.rounds[-1 - ago]
+            stated_s, rows = group.rounds[-1 - ago]
             row = rows[service][number]
             if row is not None:
                 name = group.names[holder]
@@ -113,11 +113,11 @@ class RingSnapshots:
                         name,
                         row.idle_per_s,
                         row.queue_s,
-                        now_s - said_s,
+                        now_s - stated_s,
                         row.capacity_per_s,
                         row.batch_s,
                         transfer_s,
-                        self._handed_on.since(service, name, said_s),
+                        self._handed_on.since(service, name, stated_s),
                     )
                 )
         return found
