@@ -133,6 +133,22 @@ class Node:
     args: tuple[Argument, ...] = ()
     kwargs: tuple[tuple[str, Argument], ...] = ()
 
+    def argument(self, position: int, name: str = "", default: Any = None) -> Any:
+        """The argument at that position or of that name.
+
+        Parameters
+        ----------
+        position
+            Among those by position.
+        name
+            Among those by name.
+        default
+            Where it is absent.
+        """
+        if len(self.args) > position:
+            return self.args[position]
+        return dict(self.kwargs).get(name, default)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:

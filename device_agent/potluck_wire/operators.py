@@ -11,34 +11,35 @@ than as many as a value has (bernoulli, multinomial): these are written out in `
 from typing import Any
 
 
-def _names(text: str) -> tuple[str, ...]:
+def aten(text: str) -> tuple[str, ...]:
+    """The full names of operators in a text; a word without an overload is `.default`."""
     return tuple(f"aten.{word}" if "." in word else f"aten.{word}.default" for word in text.split())
 
 
-# by what they are, for readers; a word without an overload is `.default`
+# by what they are, for readers
 KINDS: dict[str, tuple[str, ...]] = {
-    "convolution": _names(
+    "convolution": aten(
         "conv1d conv2d conv3d conv1d.padding conv2d.padding conv3d.padding conv_transpose1d "
         "conv_transpose2d.input conv_transpose3d.input convolution"
     ),
-    "product": _names(
+    "product": aten(
         "linear addmm matmul mm bmm baddbmm einsum mv dot addmv addbmm addr _trilinear "
         "_cdist_forward linalg_cross"
     ),
-    "attention": _names("scaled_dot_product_attention"),
-    "recurrent": _names("lstm.input gru.input rnn_tanh.input rnn_relu.input"),
-    "embedding": _names("embedding"),
-    "normalisation": _names(
+    "attention": aten("scaled_dot_product_attention"),
+    "recurrent": aten("lstm.input gru.input rnn_tanh.input rnn_relu.input"),
+    "embedding": aten("embedding"),
+    "normalisation": aten(
         "batch_norm layer_norm group_norm instance_norm rms_norm linalg_vector_norm "
         "native_layer_norm native_group_norm "
         "_native_batch_norm_legit_no_training renorm"
     ),
-    "activation": _names(
+    "activation": aten(
         "relu relu6 gelu silu sigmoid tanh hardtanh hardswish hardsigmoid leaky_relu elu selu "
         "celu softplus mish prelu log_sigmoid softmax.int log_softmax.int clamp clamp_min "
         "clamp_max threshold hardshrink softshrink glu _softmax _log_softmax"
     ),
-    "pooling": _names(
+    "pooling": aten(
         "max_pool1d max_pool2d avg_pool1d avg_pool2d adaptive_avg_pool1d adaptive_avg_pool2d "
         "adaptive_max_pool2d upsample_nearest2d.vec upsample_bilinear2d.vec max_pool3d "
         "max_pool1d_with_indices max_pool2d_with_indices max_pool3d_with_indices avg_pool3d "
@@ -49,7 +50,7 @@ KINDS: dict[str, tuple[str, ...]] = {
         "_upsample_nearest_exact3d _upsample_bilinear2d_aa _upsample_bicubic2d_aa "
         "grid_sampler_2d grid_sampler_3d im2col col2im"
     ),
-    "shape": _names(
+    "shape": aten(
         "view reshape flatten.using_ints unflatten.int permute transpose.int t numpy_T "
         "swapaxes movedim.int unsqueeze squeeze squeeze.dim squeeze.dims expand expand_as "
         "view_as reshape_as repeat repeat_interleave.self_int contiguous clone detach alias "
@@ -63,13 +64,13 @@ KINDS: dict[str, tuple[str, ...]] = {
         "select_scatter slice_scatter diagonal_scatter masked_scatter take fill.Scalar "
         "fill.Tensor block_diag"
     ),
-    "creation": _names(
+    "creation": aten(
         "arange arange.start arange.start_step full zeros ones full_like zeros_like ones_like "
         "new_zeros new_ones new_full scalar_tensor eye eye.m linspace logspace tril_indices "
         "triu_indices hann_window hann_window.periodic hamming_window hamming_window.periodic "
         "kaiser_window kaiser_window.periodic kaiser_window.beta fft_fftfreq fft_rfftfreq"
     ),
-    "arithmetic": _names(
+    "arithmetic": aten(
         "add.Tensor add.Scalar sub.Tensor sub.Scalar mul.Tensor mul.Scalar div.Tensor "
         "div.Scalar div.Tensor_mode rsub.Scalar neg abs sign exp expm1 log log1p log2 sqrt "
         "rsqrt reciprocal square pow.Tensor_Scalar pow.Tensor_Tensor sin cos erf floor ceil "
@@ -84,7 +85,7 @@ KINDS: dict[str, tuple[str, ...]] = {
         "special_i0e special_i1 special_i1e special_log_ndtr special_ndtri special_xlog1py "
         "special_zeta"
     ),
-    "comparison": _names(
+    "comparison": aten(
         "eq.Tensor eq.Scalar ne.Tensor ne.Scalar lt.Tensor lt.Scalar le.Tensor le.Scalar "
         "gt.Tensor gt.Scalar ge.Tensor ge.Scalar logical_and logical_or logical_not "
         "logical_xor bitwise_and.Tensor bitwise_or.Tensor bitwise_not __and__.Tensor "
@@ -95,31 +96,31 @@ KINDS: dict[str, tuple[str, ...]] = {
         "__lshift__.Tensor __rshift__.Scalar __rshift__.Tensor isneginf isposinf signbit "
         "isin.Tensor_Tensor"
     ),
-    "reduction": _names(
+    "reduction": aten(
         "sum sum.dim_IntList mean mean.dim amax amin max min max.dim min.dim argmax argmin "
         "var.correction std.correction logsumexp cumsum diff topk any any.dim all all.dim "
         "any.dims all.dims prod prod.dim_int cumprod cummax cummin logcumsumexp sort "
         "sort.stable median median.dim nanmedian.dim mode kthvalue aminmax "
         "var_mean.correction std_mean.correction nansum count_nonzero.dim_IntList"
     ),
-    "loss": _names(
+    "loss": aten(
         "cross_entropy_loss nll_loss nll_loss_nd mse_loss l1_loss smooth_l1_loss huber_loss "
         "binary_cross_entropy binary_cross_entropy_with_logits kl_div soft_margin_loss "
         "multi_margin_loss"
     ),
-    "random": _names("dropout feature_dropout"),
+    "random": aten("dropout feature_dropout"),
     # as many random numbers as a value has, whatever its values: in training alone
-    "draw": _names("rand_like randn_like"),
-    "complex": _names(
+    "draw": aten("rand_like randn_like"),
+    "complex": aten(
         "complex polar view_as_complex view_as_real _conj _fft_r2c _fft_c2c _fft_c2r"
     ),
     # of one value in another: not entry by entry, and without derivative
-    "search": _names("searchsorted.Tensor bucketize.Tensor isin.Tensor_Tensor"),
-    "matrix": _names(
+    "search": aten("searchsorted.Tensor bucketize.Tensor isin.Tensor_Tensor"),
+    "matrix": aten(
         "_linalg_det _linalg_slogdet linalg_qr linalg_matrix_exp linalg_solve_triangular"
     ),
     # in place, on a buffer alone: how batch normalisation counts its batches
-    "buffer": _names("add_.Tensor"),
+    "buffer": aten("add_.Tensor"),
 }
 
 KIND_OF: dict[str, str] = {name: kind for kind, names in KINDS.items() for name in names}

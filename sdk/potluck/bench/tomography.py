@@ -42,6 +42,7 @@ from potluck.profile.access_tree import (
     Site,
     attachments,
     crossings,
+    key_of,
     network,
     ports,
     sites,
@@ -150,7 +151,7 @@ def drawn(rng: random.Random, wiring: str) -> tuple[list[str], Site, Rates]:
             cable = rng.choice(CABLES)
             uplink = 10 ** rng.uniform(5.3, 6.5)
             for key, way in attachments(Site((block,))):
-                if not any(key == _key(node) for node in block.nodes):
+                if not any(key == key_of(node) for node in block.nodes):
                     continue  # within a site of it, and drawn there
                 if way == BOTH:
                     slower = rng.choice((1, 1, 1, 2)) if block.kind == AIR else 1
@@ -243,10 +244,6 @@ def _rates(tree: Site, rates: Rates, probes: Sequence[Sequence[Flow]]) -> list[l
     model = FlowModel(tree, probes)
     found = model.rates(np.log([[rates[one] for one in model.attachments]]))[0].tolist()
     return [[found.pop(0) for _ in probe] for probe in probes]
-
-
-def _key(node: str | Site) -> frozenset[str]:
-    return frozenset((node,)) if isinstance(node, str) else node.key
 
 
 def _share(errors: list[float], limit: float) -> float:

@@ -66,8 +66,8 @@ def solve(
         ) from error
     unit_s = max(hint.stop_s) / UNITS
     lags = [0.0 if route == COMPUTE else graph.latency_s[route] for route in graph.route]
-    lengths = [_units(alone_s(graph, task) - lag_s, unit_s) for task, lag_s in enumerate(lags)]
-    lasts = [length + _units(lag_s, unit_s) for length, lag_s in zip(lengths, lags, strict=True)]
+    lengths = [in_units(alone_s(graph, task) - lag_s, unit_s) for task, lag_s in enumerate(lags)]
+    lasts = [length + in_units(lag_s, unit_s) for length, lag_s in zip(lengths, lags, strict=True)]
     groups = _groups(graph)
     order = topological(graph)
     known = _soonest(graph, sorted(order, key=hint.start_s.__getitem__), lengths, lasts)
@@ -157,6 +157,6 @@ def _soonest(
     return starts
 
 
-def _units(seconds: float, unit_s: float) -> int:
+def in_units(seconds: float, unit_s: float) -> int:
     """Whole units, rounded up; what is a whole number but for rounding stays it."""
     return max(0, -int(-(seconds / unit_s - 1e-6) // 1))

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from potluck.contention.cp_sat import in_units
 from potluck.errors import UserError
 from potluck.schedule.bubbles import StageTimes, makespan_s, play
 from potluck.schedule.ir import FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, Action, Schedule
@@ -74,7 +75,7 @@ def best_schedule(
     starts = _variables(model, times, n_micro_batches, horizon)
     for action, (start_s, _) in play(known, times).items():
         model.add_hint(starts[action], round(start_s / unit_s))
-    lasts = {action: _units(times.action_s(*action[:2]), unit_s) for action in starts}
+    lasts = {action: in_units(times.action_s(*action[:2]), unit_s) for action in starts}
     _precede(model, times, n_micro_batches, starts, lasts, unit_s, horizon)
     _share(model, times, starts, lasts)
     end = model.new_int_var(0, horizon, "end")
@@ -135,7 +136,7 @@ def _precede(
         if after:
             model.add(starts[Action(stage, after, m)] >= stop)
         for target, on_way_s in times.targets(stage, kind):
-            on_way = _units(on_way_s, unit_s)
+            on_way = in_units(on_way_s, unit_s)
             model.add(starts[Action(target, kind, m)] >= stop + on_way)
             if on_way:
                 came = model.new_int_var(0, horizon, f"{action}>{target}")
@@ -144,7 +145,7 @@ def _precede(
                 model.add(starts[Action(target, kind, m)] >= came)
     for (stage, target, kind, m), came in arrivals.items():
         if m:
-            on_way = _units(dict(times.targets(stage, kind))[target], unit_s)
+            on_way = in_units(dict(times.targets(stage, kind))[target], unit_s)
             model.add(came >= arrivals[stage, target, kind, m - 1] + on_way)
 
 
@@ -179,8 +180,3 @@ def _unit_s(times: StageTimes, known_s: float) -> float:
         if all(abs(s * parts - round(s * parts)) < 1e-9 for s in seconds):
             return 1 / parts
     return known_s / UNITS
-
-
-def _units(seconds: float, unit_s: float) -> int:
-    """Whole units, rounded up."""
-    return max(0, -int(-(seconds / unit_s - 1e-6) // 1))

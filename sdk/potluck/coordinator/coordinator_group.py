@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from potluck.coordinator.job import JOB
+from potluck.sessions.events import Address
 from potluck_wire.limits import is_key
 
 MAX_SEATS = 8  # their keys fit into one record
@@ -34,7 +35,7 @@ class Seat:
         return [self.key, self.host, self.port]
 
     def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return str(Address(host=self.host, port=self.port))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

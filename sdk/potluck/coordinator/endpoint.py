@@ -18,6 +18,7 @@ from potluck.errors import HomeError
 from potluck.handle import Task
 from potluck.sanitized_text import harmless
 from potluck.sessions.connections import Keys
+from potluck.sessions.events import Address
 from potluck.sessions.socket_memory import ConnectionMemory
 
 CONNECT_S = 5.0
@@ -42,7 +43,7 @@ class Endpoint:
     keys: Keys = field(repr=False)
 
     def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return str(Address(host=self.host, port=self.port))
 
     def ask(
         self, what: str, data: bytes = b"", *, within_s: float = ANSWER_S, **about: Any

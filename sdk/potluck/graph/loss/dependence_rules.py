@@ -26,7 +26,7 @@ from potluck.graph.loss.dependence import (
 )
 from potluck.graph.loss.node_view import NodeView
 from potluck_wire.graph import FLOATS, Dtype, Ref
-from potluck_wire.operators import KINDS
+from potluck_wire.operators import KINDS, aten
 
 _Rule = Callable[[NodeView], "Dependence | list[Dependence] | None"]
 # as many equal values as there may be make no difference
@@ -280,67 +280,63 @@ def _classified(look: NodeView) -> Dependence | None:
     return _reduction(look, look.laid_out_as([x], function(values)), True, 3)
 
 
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(f"aten.{word}" if "." in word else f"aten.{word}.default" for word in text.split())
-
-
 def _spatial(look: NodeView) -> int:
     return next((n for n in (1, 3) if f"{n}d" in look.node.op), 2)
 
 
 _GROUPS: tuple[tuple[tuple[str, ...], _Rule], ...] = (
     (KINDS["activation"] + KINDS["arithmetic"] + KINDS["comparison"], _entries),
-    (_names("add.Tensor add.Scalar sub.Tensor sub.Scalar rsub.Scalar"), _sum),
-    (_names("mul.Tensor mul.Scalar"), _times),
-    (_names("div.Tensor div.Scalar"), _by),
-    (_names("reciprocal"), _reciprocal),
-    (_names("addcmul"), _plus_product),
-    (_names("where.self masked_fill.Scalar masked_fill.Tensor"), _chosen),
-    (_names("select_scatter slice_scatter"), _put_into),
-    (_names("_unsafe_view"), shapes.viewed),
-    (_names("unsafe_split.Tensor"), shapes.part),
-    (_names("eye eye.m linspace logspace tril_indices triu_indices"), lambda look: None),
-    (_names("neg contiguous clone detach alias dropout feature_dropout _conj"), _linear_in),
-    (_names("rand_like randn_like"), _drawn),
-    (_names("to.dtype type_as"), _cast),
+    (aten("add.Tensor add.Scalar sub.Tensor sub.Scalar rsub.Scalar"), _sum),
+    (aten("mul.Tensor mul.Scalar"), _times),
+    (aten("div.Tensor div.Scalar"), _by),
+    (aten("reciprocal"), _reciprocal),
+    (aten("addcmul"), _plus_product),
+    (aten("where.self masked_fill.Scalar masked_fill.Tensor"), _chosen),
+    (aten("select_scatter slice_scatter"), _put_into),
+    (aten("_unsafe_view"), shapes.viewed),
+    (aten("unsafe_split.Tensor"), shapes.part),
+    (aten("eye eye.m linspace logspace tril_indices triu_indices"), lambda look: None),
+    (aten("neg contiguous clone detach alias dropout feature_dropout _conj"), _linear_in),
+    (aten("rand_like randn_like"), _drawn),
+    (aten("to.dtype type_as"), _cast),
     # numbers of two parts: Fourier transforms are sums over their dimensions
-    (_names("complex"), _side_by_side),
-    (_names("polar"), _entries),
-    (_names("view_as_real view_as_complex"), shapes.moved),
-    (_names("_fft_r2c _fft_c2c _fft_c2r"), _along(1, linear=True)),
-    (_names("sum sum.dim_IntList mean mean.dim"), _total),
+    (aten("complex"), _side_by_side),
+    (aten("polar"), _entries),
+    (aten("view_as_real view_as_complex"), shapes.moved),
+    (aten("_fft_r2c _fft_c2c _fft_c2r"), _along(1, linear=True)),
+    (aten("sum sum.dim_IntList mean mean.dim"), _total),
     (
-        _names("amax amin any.dim all.dim argmax argmin logsumexp var.correction std.correction"),
+        aten("amax amin any.dim all.dim argmax argmin logsumexp var.correction std.correction"),
         _reduced(1),
     ),
-    (_names("max min any all max.dim min.dim"), _reduced(1)),
-    (_names("linalg_vector_norm"), _reduced(2)),
-    (_names("softmax.int log_softmax.int _softmax _log_softmax"), _along(1)),
+    (aten("max min any all max.dim min.dim"), _reduced(1)),
+    (aten("linalg_vector_norm"), _reduced(2)),
+    (aten("softmax.int log_softmax.int _softmax _log_softmax"), _along(1)),
     (
-        _names("glu cummax cummin cumprod logcumsumexp median.dim nanmedian.dim mode")
-        + _names("prod.dim_int"),
+        aten("glu cummax cummin cumprod logcumsumexp median.dim nanmedian.dim mode")
+        + aten("prod.dim_int"),
         _along(1),
     ),
-    (_names("kthvalue sort.stable"), _along(2)),
-    (_names("sort"), _along(1)),
-    (_names("prod median"), _reduced(1)),
-    (_names("aminmax"), _reduced(1)),
+    (aten("kthvalue sort.stable"), _along(2)),
+    (aten("sort"), _along(1)),
+    (aten("prod median"), _reduced(1)),
+    (aten("aminmax"), _reduced(1)),
     (
-        _names("any.dims all.dims var_mean.correction std_mean.correction nansum")
-        + _names("count_nonzero.dim_IntList"),
+        aten("any.dims all.dims var_mean.correction std_mean.correction nansum")
+        + aten("count_nonzero.dim_IntList"),
         _reduced(1),
     ),
-    (_names("topk"), _along(2)),
-    (_names("cumsum flip"), _along(1, linear=True)),
-    (_names("roll diff"), _along(2, linear=True)),
-    (_names("pixel_shuffle pixel_unshuffle"), _last_dims(lambda look: 3, linear=True)),
-    (_names("broadcast_tensors"), shapes.broadcast_together),
+    (aten("topk"), _along(2)),
+    (aten("cumsum flip"), _along(1, linear=True)),
+    (aten("roll diff"), _along(2, linear=True)),
+    (aten("pixel_shuffle pixel_unshuffle"), _last_dims(lambda look: 3, linear=True)),
+    (aten("broadcast_tensors"), shapes.broadcast_together),
     (
-        _names("avg_pool1d avg_pool2d adaptive_avg_pool1d adaptive_avg_pool2d"),
+        aten("avg_pool1d avg_pool2d adaptive_avg_pool1d adaptive_avg_pool2d"),
         _last_dims(_spatial, linear=True),
     ),
     (
-        _names(
+        aten(
             "avg_pool3d adaptive_avg_pool3d _adaptive_avg_pool2d _adaptive_avg_pool3d "
             "upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_linear1d "
             "upsample_bilinear2d upsample_trilinear3d upsample_bicubic2d "
@@ -351,66 +347,66 @@ _GROUPS: tuple[tuple[tuple[str, ...], _Rule], ...] = (
         _last_dims(_spatial, linear=True),
     ),
     (
-        _names(
+        aten(
             "max_pool3d max_pool1d_with_indices max_pool2d_with_indices "
             "max_pool3d_with_indices adaptive_max_pool1d adaptive_max_pool3d"
         ),
         _last_dims(_spatial),
     ),
-    (_names("max_pool1d max_pool2d adaptive_max_pool2d"), _last_dims(_spatial)),
-    (_names("upsample_nearest2d.vec upsample_bilinear2d.vec"), _last_dims(_spatial, linear=True)),
-    (_names("im2col"), _last_dims(lambda look: 3, linear=True)),
-    (_names("col2im"), _last_dims(lambda look: 2, linear=True)),
-    (_names("tril triu"), _last_dims(lambda look: 2, linear=True)),
-    (_names("layer_norm rms_norm"), _last_dims(lambda look: len(look.argument(1)))),
+    (aten("max_pool1d max_pool2d adaptive_max_pool2d"), _last_dims(_spatial)),
+    (aten("upsample_nearest2d.vec upsample_bilinear2d.vec"), _last_dims(_spatial, linear=True)),
+    (aten("im2col"), _last_dims(lambda look: 3, linear=True)),
+    (aten("col2im"), _last_dims(lambda look: 2, linear=True)),
+    (aten("tril triu"), _last_dims(lambda look: 2, linear=True)),
+    (aten("layer_norm rms_norm"), _last_dims(lambda look: len(look.argument(1)))),
     (
-        KINDS["convolution"] + _names("group_norm instance_norm prelu native_group_norm"),
+        KINDS["convolution"] + aten("group_norm instance_norm prelu native_group_norm"),
         _batch_first,
     ),
-    (_names("grid_sampler_2d grid_sampler_3d"), _batch_first),
-    (_names("batch_norm"), _batch_norm),
-    (_names("linear"), products.linear),
-    (_names("matmul mm bmm"), products.matmul),
-    (_names("addmm baddbmm"), products.added_matmul),
-    (_names("einsum"), products.einsum),
-    (_names("scaled_dot_product_attention"), products.attention),
-    (_names("lstm.input gru.input rnn_tanh.input rnn_relu.input"), products.recurrent),
-    (_names("view reshape flatten.using_ints unflatten.int view_as reshape_as"), shapes.viewed),
+    (aten("grid_sampler_2d grid_sampler_3d"), _batch_first),
+    (aten("batch_norm"), _batch_norm),
+    (aten("linear"), products.linear),
+    (aten("matmul mm bmm"), products.matmul),
+    (aten("addmm baddbmm"), products.added_matmul),
+    (aten("einsum"), products.einsum),
+    (aten("scaled_dot_product_attention"), products.attention),
+    (aten("lstm.input gru.input rnn_tanh.input rnn_relu.input"), products.recurrent),
+    (aten("view reshape flatten.using_ints unflatten.int view_as reshape_as"), shapes.viewed),
     (
-        _names(
+        aten(
             "permute transpose.int t numpy_T swapaxes movedim.int unsqueeze squeeze.dim "
             "squeeze.dims"
         ),
         shapes.moved,
     ),
-    (_names("squeeze"), shapes.squeezed),
-    (_names("expand expand_as"), shapes.given_to_rows),
-    (_names("repeat"), shapes.repeated),
-    (_names("repeat_interleave.self_int"), shapes.each_repeated),
+    (aten("squeeze"), shapes.squeezed),
+    (aten("expand expand_as"), shapes.given_to_rows),
+    (aten("repeat"), shapes.repeated),
+    (aten("repeat_interleave.self_int"), shapes.each_repeated),
     (
-        _names("select.int slice.Tensor narrow split.Tensor split_with_sizes chunk unbind.int"),
+        aten("select.int slice.Tensor narrow split.Tensor split_with_sizes chunk unbind.int"),
         shapes.part,
     ),
-    (_names("index_select gather"), shapes.taken(1)),
-    (_names("index.Tensor"), shapes.indexed),
-    (_names("cat stack"), shapes.joined),
-    (_names("pad constant_pad_nd"), shapes.padded),
-    (_names("embedding"), shapes.looked_up),
-    (_names("diagonal"), shapes.diagonal),
-    (_names("channel_shuffle"), _batch_first),
+    (aten("index_select gather"), shapes.taken(1)),
+    (aten("index.Tensor"), shapes.indexed),
+    (aten("cat stack"), shapes.joined),
+    (aten("pad constant_pad_nd"), shapes.padded),
+    (aten("embedding"), shapes.looked_up),
+    (aten("diagonal"), shapes.diagonal),
+    (aten("channel_shuffle"), _batch_first),
     (
-        _names(
+        aten(
             "full zeros ones full_like zeros_like ones_like new_zeros new_ones new_full "
             "scalar_tensor fill.Scalar"
         ),
         shapes.made,
     ),
-    (_names("fill.Tensor"), shapes.filled),
-    (_names("arange arange.start arange.start_step"), shapes.numbered),
-    (_names("mse_loss l1_loss smooth_l1_loss huber_loss kl_div"), _compared(2)),
-    (_names("binary_cross_entropy"), _compared(3)),
-    (_names("binary_cross_entropy_with_logits"), _compared(4)),
-    (_names("cross_entropy_loss nll_loss nll_loss_nd"), _classified),
+    (aten("fill.Tensor"), shapes.filled),
+    (aten("arange arange.start arange.start_step"), shapes.numbered),
+    (aten("mse_loss l1_loss smooth_l1_loss huber_loss kl_div"), _compared(2)),
+    (aten("binary_cross_entropy"), _compared(3)),
+    (aten("binary_cross_entropy_with_logits"), _compared(4)),
+    (aten("cross_entropy_loss nll_loss nll_loss_nd"), _classified),
 )
 # these look at the numbers and sizes among their arguments; convolutions have groups
 _SIZED = frozenset(

@@ -90,9 +90,7 @@ class NodeView:
 
     def argument(self, position: int, name: str = "", default: Any = None) -> Any:
         """The argument at that position or of that name."""
-        if len(self.node.args) > position:
-            return self.node.args[position]
-        return dict(self.node.kwargs).get(name, default)
+        return self.node.argument(position, name, default)
 
     @property
     def refs(self) -> list[Ref]:

@@ -26,7 +26,7 @@ class BoundaryTensors:
             for ref, takers in self.hands[layer].items():
                 if any(start <= taker < stop for taker in takers):
                     givers[ref] = layer
-        return tuple(sorted(givers.items(), key=lambda item: _in_order(item[0])))
+        return tuple(sorted(givers.items(), key=lambda item: in_order(item[0])))
 
     def out_of(self, start: int, stop: int) -> tuple[Ref, ...]:
         """The values that layers [start, stop) hand to later ones."""
@@ -36,7 +36,7 @@ class BoundaryTensors:
             for ref, takers in given.items()
             if max(takers) >= stop
         }
-        return tuple(sorted(refs, key=_in_order))
+        return tuple(sorted(refs, key=in_order))
 
 
 def boundary_tensors(
@@ -62,6 +62,6 @@ def _readers(line: Linearization, layer_of: Sequence[int]) -> dict[Ref, set[int]
     }
 
 
-def _in_order(ref: Ref) -> tuple[int, int]:
+def in_order(ref: Ref) -> tuple[int, int]:
     """Values cross in the order in which they are made."""
     return ref.value, ref.item or 0

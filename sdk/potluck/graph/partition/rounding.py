@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import Any
 
+from potluck.graph.partition.boundary_tensors import in_order
 from potluck.graph.partition.cuts import line as make_line
 from potluck.graph.partition.layers import Layers, layers_with_bounds
 from potluck.graph.traced import Traced, Type, moved
@@ -113,12 +114,12 @@ class _Rounding:
         read = {ref for value in values for ref in node_refs(self._node(value))}
         decoded = {
             ref: self._decode(ref)
-            for ref in sorted(read, key=_in_order)
+            for ref in sorted(read, key=in_order)
             if ref.value not in own and ref in self._codes
         }
         for value in values:
             self._copy(value, decoded)
-        for ref in sorted(self._crossing, key=_in_order):
+        for ref in sorted(self._crossing, key=in_order):
             if ref.value in own and self._crossing[ref]:
                 self._codes[ref] = self._encode(ref)
         return len(self._written) - before
@@ -190,7 +191,3 @@ def _block(kind: Type) -> tuple[int, ...]:
 
 def _as(kind: Type, dtype: str) -> Type:
     return replace(kind, dtype=dtype)
-
-
-def _in_order(ref: Ref) -> tuple[int, int]:
-    return ref.value, ref.item or 0

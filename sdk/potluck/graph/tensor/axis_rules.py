@@ -19,7 +19,7 @@ from potluck.graph.tensor.layouts import (
     same,
 )
 from potluck_wire.graph import Ref, node_refs
-from potluck_wire.operators import KINDS
+from potluck_wire.operators import KINDS, aten
 
 # --- where a division begins ---------------------------------------------------------------------
 
@@ -223,10 +223,6 @@ def _attention(view: LayoutView) -> Effect | None:
     return Effect(results=(cut,), slices=slices)
 
 
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(f"aten.{word}" if "." in word else f"aten.{word}.default" for word in text.split())
-
-
 _SOURCES: dict[str, Callable[[LayoutView, int], Effect | None]] = {
     "aten.linear.default": _linear_columns,
     "aten.addmm.default": _addmm_columns,
@@ -236,41 +232,41 @@ _SOURCES: dict[str, Callable[[LayoutView, int], Effect | None]] = {
     "aten.conv1d.padding": _channels,
     "aten.conv2d.padding": _channels,
 }
-_SPECIAL = _names("softmax.int log_softmax.int _softmax _log_softmax glu prelu")
-_UNARY = _names("contiguous clone detach alias")
+_SPECIAL = aten("softmax.int log_softmax.int _softmax _log_softmax glu prelu")
+_UNARY = aten("contiguous clone detach alias")
 _GROUPS: tuple[tuple[tuple[str, ...], Rule], ...] = (
     (tuple(n for n in KINDS["activation"] if n not in _SPECIAL), _element_wise),
     (KINDS["arithmetic"] + KINDS["comparison"], _element_wise),
     (_UNARY, lambda view: shape_rules.partial(view) or _element_wise(view)),
-    (_names("dropout feature_dropout"), _inert),
-    (_names("linear"), _linear),
-    (_names("addmm"), _addmm),
-    (_names("conv1d conv2d conv3d conv1d.padding conv2d.padding"), _convolution),
-    (_names("batch_norm prelu"), _by_channel),
-    (_names("layer_norm rms_norm"), _normalised),
+    (aten("dropout feature_dropout"), _inert),
+    (aten("linear"), _linear),
+    (aten("addmm"), _addmm),
+    (aten("conv1d conv2d conv3d conv1d.padding conv2d.padding"), _convolution),
+    (aten("batch_norm prelu"), _by_channel),
+    (aten("layer_norm rms_norm"), _normalised),
     (
-        _names(
+        aten(
             "max_pool1d max_pool2d avg_pool1d avg_pool2d adaptive_avg_pool1d adaptive_avg_pool2d "
             "adaptive_max_pool2d upsample_nearest2d.vec upsample_bilinear2d.vec"
         ),
         _pooled,
     ),
-    (_names("constant_pad_nd"), _padded),
-    (_names("matmul bmm"), _matmul),
-    (_names("scaled_dot_product_attention"), _attention),
-    (_names("view reshape _unsafe_view"), shape_rules.viewed),
-    (_names("unflatten.int"), shape_rules.unflattened),
-    (_names("flatten.using_ints unsqueeze squeeze.dim squeeze.dims"), shape_rules.squeezed),
-    (_names("expand"), shape_rules.expanded),
-    (_names("permute transpose.int swapaxes"), shape_rules.moved),
-    (_names("repeat_interleave.self_int"), shape_rules.repeated),
-    (_names("split.Tensor split_with_sizes chunk glu"), shape_rules.parted),
+    (aten("constant_pad_nd"), _padded),
+    (aten("matmul bmm"), _matmul),
+    (aten("scaled_dot_product_attention"), _attention),
+    (aten("view reshape _unsafe_view"), shape_rules.viewed),
+    (aten("unflatten.int"), shape_rules.unflattened),
+    (aten("flatten.using_ints unsqueeze squeeze.dim squeeze.dims"), shape_rules.squeezed),
+    (aten("expand"), shape_rules.expanded),
+    (aten("permute transpose.int swapaxes"), shape_rules.moved),
+    (aten("repeat_interleave.self_int"), shape_rules.repeated),
+    (aten("split.Tensor split_with_sizes chunk glu"), shape_rules.parted),
     (
-        _names("softmax.int log_softmax.int _softmax _log_softmax slice.Tensor narrow"),
+        aten("softmax.int log_softmax.int _softmax _log_softmax slice.Tensor narrow"),
         shape_rules.along(1, 0),
     ),
-    (_names("unbind.int select.int"), shape_rules.taken),
-    (_names("cat"), shape_rules.joined),
-    (_names("mean.dim sum.dim_IntList amax amin"), shape_rules.reduced),
+    (aten("unbind.int select.int"), shape_rules.taken),
+    (aten("cat"), shape_rules.joined),
+    (aten("mean.dim sum.dim_IntList amax amin"), shape_rules.reduced),
 )
 RULES: dict[str, Rule] = {name: rule for names, rule in _GROUPS for name in names}

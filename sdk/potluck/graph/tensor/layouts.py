@@ -73,9 +73,7 @@ class LayoutView:
 
     def argument(self, position: int, name: str = "", default: Any = None) -> Any:
         """The argument at that position or of that name."""
-        if len(self.node.args) > position:
-            return self.node.args[position]
-        return dict(self.node.kwargs).get(name, default)
+        return self.node.argument(position, name, default)
 
     def shape_of(self, ref: Ref) -> tuple[int, ...]:
         """The shape of a value."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from potluck.graph.traced import Traced
 from potluck_wire.graph import Node, Ref, evaluate, node_refs
-from potluck_wire.operators import KINDS
+from potluck_wire.operators import KINDS, aten
 
 ELEMENT_WISE = "element-wise"
 BLOCK_WISE = "block-wise"
@@ -75,9 +75,7 @@ class OperatorView:
         default
             Where it is absent.
         """
-        if len(self.node.args) > position:
-            return self.node.args[position]
-        return dict(self.node.kwargs).get(name, default)
+        return self.node.argument(position, name, default)
 
     def shape_of(self, ref: Ref) -> tuple[int, ...]:
         return shape_of(self.traced, ref)
@@ -489,44 +487,40 @@ def per_dim(value: Any, n: int) -> tuple[int, ...]:
     return numbers if len(numbers) == n else (numbers[0] if numbers else 1,) * n
 
 
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(f"aten.{word}" if "." in word else f"aten.{word}.default" for word in text.split())
-
-
-_SPECIAL = _names("softmax.int log_softmax.int _softmax _log_softmax glu prelu")
+_SPECIAL = aten("softmax.int log_softmax.int _softmax _log_softmax glu prelu")
 _GROUPS: tuple[tuple[tuple[str, ...], _Rule], ...] = (
     (tuple(n for n in KINDS["activation"] if n not in _SPECIAL), _element_wise),
     (KINDS["arithmetic"] + KINDS["comparison"] + KINDS["random"], _element_wise),
-    (_names("contiguous clone detach alias"), _element_wise),
-    (_names("batch_norm prelu"), _by_channel),
-    (_names("conv1d conv2d conv3d conv1d.padding conv2d.padding conv3d.padding"), _convolution),
-    (_names("conv_transpose1d conv_transpose2d.input"), _transposed),
-    (_names("max_pool1d max_pool2d avg_pool1d avg_pool2d"), _pooling),
-    (_names("upsample_nearest2d.vec"), _nearest),
-    (_names("upsample_bilinear2d.vec"), _bilinear),
-    (_names("pad constant_pad_nd"), _padded),
-    (_names("pixel_shuffle pixel_unshuffle"), _shuffled),
-    (_names("linear"), _linear),
-    (_names("matmul bmm"), _matmul),
-    (_names("scaled_dot_product_attention"), _attention),
-    (_names("layer_norm rms_norm"), _normalised),
+    (aten("contiguous clone detach alias"), _element_wise),
+    (aten("batch_norm prelu"), _by_channel),
+    (aten("conv1d conv2d conv3d conv1d.padding conv2d.padding conv3d.padding"), _convolution),
+    (aten("conv_transpose1d conv_transpose2d.input"), _transposed),
+    (aten("max_pool1d max_pool2d avg_pool1d avg_pool2d"), _pooling),
+    (aten("upsample_nearest2d.vec"), _nearest),
+    (aten("upsample_bilinear2d.vec"), _bilinear),
+    (aten("pad constant_pad_nd"), _padded),
+    (aten("pixel_shuffle pixel_unshuffle"), _shuffled),
+    (aten("linear"), _linear),
+    (aten("matmul bmm"), _matmul),
+    (aten("scaled_dot_product_attention"), _attention),
+    (aten("layer_norm rms_norm"), _normalised),
     (
-        _names(
+        aten(
             "softmax.int log_softmax.int _softmax _log_softmax split.Tensor split_with_sizes "
             "chunk slice.Tensor narrow"
         ),
         _along(1),
     ),
-    (_names("unbind.int select.int"), _taken),
-    (_names("cat"), _joined),
-    (_names("mean.dim sum.dim_IntList amax amin"), _reduced),
+    (aten("unbind.int select.int"), _taken),
+    (aten("cat"), _joined),
+    (aten("mean.dim sum.dim_IntList amax amin"), _reduced),
     (
-        _names("view reshape flatten.using_ints unflatten.int unsqueeze squeeze.dim squeeze.dims"),
+        aten("view reshape flatten.using_ints unflatten.int unsqueeze squeeze.dim squeeze.dims"),
         _viewed,
     ),
-    (_names("permute transpose.int swapaxes t numpy_T"), _moved),
-    (_names("embedding"), _embedded),
+    (aten("permute transpose.int swapaxes t numpy_T"), _moved),
+    (aten("embedding"), _embedded),
 )
 RULES: dict[str, _Rule] = {name: rule for names, rule in _GROUPS for name in names}
 # The second argument of `split` and `chunk` is a size; their dimension is the third.
-RULES |= {name: _along(2) for name in _names("split.Tensor split_with_sizes chunk")}
+RULES |= {name: _along(2) for name in aten("split.Tensor split_with_sizes chunk")}
