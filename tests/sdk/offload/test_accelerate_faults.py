@@ -268,11 +268,11 @@ def test_closing_ends_a_search_that_is_under_way(home, monkeypatch):
     begun, ended = threading.Event(), threading.Event()
     with fast_of(home, net, x) as fast:
 
-        def searches_on(self, sharing, *, told, **more):
+        def searches_on(self, sharing, *, report, **more):
             begun.set()
             try:
                 while not ended.is_set():
-                    told(1)
+                    report(1)
             finally:
                 ended.set()
 
