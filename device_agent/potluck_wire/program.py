@@ -199,7 +199,7 @@ def from_json(document: Any) -> Program:
     """The program in this parsed document (`Program.to_json` gives one).
 
     It holds when every operation is known and has exactly its attributes and its numbers of inputs
-    and outputs; every value is made once, by an instruction before those that use it; and `after`
+    and outputs. Every value is made once, by an instruction before those that use it; and `after`
     names earlier instructions. So there are no circles, and every value that is not made here is
     received here.
 

@@ -250,7 +250,7 @@ class Layer:
     (those of the first layer are not stated). `norm_values`: values of a channel that its batch
     norms have to learn by, the fewest of them; 0 where it has none. A layer of 1 cannot train on a
     single row. `widest_parameter_bytes`: the parameters of that operator which has most, which
-    backward makes a second gradient of before it adds it to that of the micro-batches before; None
+    backward makes a second gradient of before it adds it to that of the micro-batches before. None
     where nobody knows, so that all parameters count. `reused_bytes`: the parameters that several
     operators read, which have a gradient more within one backward. `frozen_bytes`: the parameters
     that training leaves as they are, which have no gradient, no moments, and no part in an

@@ -1,8 +1,7 @@
 """The compute queue: which ready task goes to the worker next, and which are with it. Pure.
 
 A few tasks are with the worker at a time, so that it never waits for the agent and both wake
-seldom; the others wait here, where a more urgent one can still overtake them.
-"""
+seldom. The others wait here, where a more urgent one can still overtake them."""
 
 from dataclasses import dataclass
 

@@ -2,9 +2,8 @@
 done when. Pure.
 
 The worker carries out its tasks in the order they are queued. So a computing instruction may be
-queued as soon as everything it reads is there or is made by a task queued before it; a send has to
-wait until its value really exists.
-"""
+queued as soon as everything it reads is there or is made by a task queued before it. A send has to
+wait until its value really exists."""
 
 from collections import Counter
 from collections.abc import Hashable
@@ -364,9 +363,8 @@ def check_tellable(run: str, epoch: int, layout: DependencyGraph) -> None:
     """WireError where the worker could not be told an instruction of this program, whatever the
     step.
 
-    Names come to it with those of run, epoch, program and step, up to three times each; so a
-    program may hold and still have more of them in one instruction than fit into a message.
-    """
+    Names come to it with those of run, epoch, program and step, up to three times each. So a
+    program may hold and still have more of them in one instruction than fit into a message."""
     execution = Execution(Name(run, epoch, layout.name, MAX_INT), layout, "", 0)
     for instruction in layout.program.instructions:
         values = (*instruction.inputs, *instruction.outputs)

@@ -1,13 +1,12 @@
 """Values on their way out: the device's one send queue. Which chunk leaves next, and when.
 
 Among all values that wait, the one with the smallest priority goes first, as far as its receiver's
-credit window lets it; so a bulky gradient delays an urgent activation by no more than that window,
+credit window lets it. So a bulky gradient delays an urgent activation by no more than that window,
 of a few chunks as large as the link carries in a moment, and no more than so many values. A value
-with a release time is not among them before that; one with a pace holds the link for as long as its
+with a release time is not among them before that. One with a pace holds the link for as long as its
 chunks take at that pace, or until all that was sent has been credited, and never for long. What
 waits is kept by group, so that the sends of an execution that ends go at once. Pure: the time comes
-in.
-"""
+in."""
 
 import heapq
 from collections.abc import Callable, Collection, Hashable

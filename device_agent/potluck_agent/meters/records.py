@@ -100,9 +100,8 @@ class PowerGauge:
 class CounterGauge:
     """A meter that counts joules, up to `range_j` and then again from 0.
 
-    A smaller count is a wrap where the joules that this makes can be (`MOST_W`); else, and without
-    a range, the counter has begun anew, and what was counted before that nobody knows.
-    """
+    A smaller count is a wrap where the joules that this makes can be (`MOST_W`). Else, and without
+    a range, the counter has begun anew, and what was counted before that nobody knows."""
 
     def __init__(
         self,

@@ -37,9 +37,8 @@ _Autograd = tuple[list[torch.Tensor], list[torch.Tensor], Waiting | None]
 class TrainingSegment:
     """A piece of a model that computes and learns.
 
-    With `seed` None, dropout draws from torch's global generator as an unsplit model would; else
-    its masks are a function of (seed, step, micro-batch, node) and do not depend on the split.
-    """
+    With `seed` None, dropout draws from torch's global generator as an unsplit model would. Else
+    its masks are a function of (seed, step, micro-batch, node) and do not depend on the split."""
 
     def __init__(
         self,

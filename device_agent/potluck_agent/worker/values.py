@@ -2,10 +2,9 @@
 they leave.
 
 An inbound value is a view of shared memory. Its place is free again when the last tensor that looks
-at it is gone; autograd may hold one long after the key is dropped, so the object behind the tensors
+at it is gone. Autograd may hold one long after the key is dropped, so the object behind the tensors
 is watched, not the key. Once such views hold a quarter of that memory, further values are copied:
-there must be room for what lets the others go (a gradient, for the inputs that wait for it).
-"""
+there must be room for what lets the others go (a gradient, for the inputs that wait for it)."""
 
 import weakref
 from collections.abc import Callable, Iterable

@@ -131,7 +131,7 @@ def plans_after(
     """What a run can go on with, the best first.
 
     The plan itself where all its devices are left. Else the lightweight replay and a new planning,
-    by when what is left of the training would end, with what has to be sent before; without a
+    by when what is left of the training would end, with what has to be sent before. Without a
     problem (nobody has profiled), the former alone, or one device alone where none of the plan is
     left. Both keep the rows of a micro-batch where that is possible, so that sums stay in their
     order; and stages' own ones for layers that see them.

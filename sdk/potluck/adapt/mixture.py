@@ -145,7 +145,7 @@ def _pair(
     plans: Sequence[Plan], first: int, second: int, n_steps: int, deadline_s: float, switch_s: float
 ) -> tuple[float, float, list[tuple[int, int]]] | None:
     """(joules, seconds, [(plan, steps)]) of these two in this order, with as many steps of the
-    slower one as the deadline leaves; None where that is late, or leaves only one of them.
+    slower one as the deadline leaves. None where that is late, or leaves only one of them.
     """
     n_switches = (first > 0) + (first != second)
     if first == second:

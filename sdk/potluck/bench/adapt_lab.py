@@ -1,12 +1,11 @@
 """Adapting in a lab: real agents train over air that changes between steps, by four ways.
 
 A home of three like devices on WiFi, emulated. An evening is drawn by a seed: in its first stretch
-the air is as profiled; in each later one it carries 40 to 60 % less (as in DeepCEE, section 5), 80
+the air is as profiled. In each later one it carries 40 to 60 % less (as in DeepCEE, section 5), 80
 to 90 % less (a microwave oven), or as profiled, one as likely as another. All ways train on the
 same batches from the same weights, and the air changes at the same steps. The plan that stays and
-our adapter are told nothing; planning anew and the oracle go over when the air changes, the oracle
-by what the simulator says of all evening.
-"""
+our adapter are told nothing. Planning anew and the oracle go over when the air changes, the oracle
+by what the simulator says of all evening."""
 
 import random
 import tempfile

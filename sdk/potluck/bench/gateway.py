@@ -2,9 +2,8 @@
 Starlette service of the same module on the same machine.
 
 Clients are a process of their own. Both sides take one row as raw bytes over connections that stay
-open. Throughput is of a closed loop; waiting times are of an open loop at a part of the rate that
-the plain service reached, so that both stand under the same load. Rounds take turns.
-"""
+open. Throughput is of a closed loop. Waiting times are of an open loop at a part of the rate that
+the plain service reached, so that both stand under the same load. Rounds take turns."""
 
 import json
 import subprocess

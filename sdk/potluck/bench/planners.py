@@ -10,9 +10,9 @@ contention, likes best and memory holds, as Dora compares (section 6.2); `..._re
 the best of its `judged` plans.
 
 Our forms of these planners may leave devices out and try several orders. `..._published` compares
-with what is printed: Asteroid and Alpa use every device, Alpa in the order listed; they run without
-a schedule for the network, while ours takes turns on it where that is sooner.
-`transfer_order_gain` is the part of our latency that turns save.
+with what is printed: Asteroid and Alpa use every device, Alpa in the order listed. They run without
+a schedule for the network, while ours takes turns on it where that is sooner. `transfer_order_gain`
+is the part of our latency that turns save.
 
 Energy, Dora section 6.2: the least joules at a latency of "0.8x latency performance of the best
 baseline". Performance may be speed or time, so there are three figures: at 1/0.8 times its time

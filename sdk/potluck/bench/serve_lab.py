@@ -1,5 +1,5 @@
 """The testbed of EPARA's section 5.1 as a lab home, scaled down: requests of its workloads to six
-entrances, four of which have a processor; that is a real agent, and lasts as long as the catalogue
+entrances, four of which have a processor. That is a real agent, and lasts as long as the catalogue
 says of a P100, `time_scale` times over.
 
 One scenario by one scheme is played twice with the very same placement, arrivals and decisions

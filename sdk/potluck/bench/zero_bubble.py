@@ -6,7 +6,7 @@ and twice one; `excess` is the makespan of the best policy by the lower bound, a
 what CP-SAT proves (where ortools is installed), at worst.
 
 *A step*: the same networks, cuts in two stages a device, micro-batches, optimizer and machine, one
-thread per device; theirs are ScheduleInterleavedZeroBubble and ScheduleZBVZeroBubble over gloo, in
+thread per device. Theirs are ScheduleInterleavedZeroBubble and ScheduleZBVZeroBubble over gloo, in
 plain and without a notebook. The sides take turns; a ratio is the median over rounds of our time by
 theirs.
 

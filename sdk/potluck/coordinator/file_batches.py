@@ -1,5 +1,5 @@
 """Batches of a job that are made of files of arrays: the job says which files, in which order, and
-how they are told from others; the coordinator reads them in a folder that its owner has given it.
+how they are told from others. The coordinator reads them in a folder that its owner has given it.
 """
 
 import json

@@ -127,9 +127,9 @@ class Model(Shown):
         weights, ignored targets, a mask): what all targets of a batch make up, such as the number
         that counts, is taken of the whole batch, as on one machine. A sum over rows is one. Where
         the module computes its loss itself, as those of `transformers` do, `loss` says which part
-        of its answer that is: "loss", or 0 for the first; it gets its targets by name. Plans
-        call it `name`. `sequence_dims[i]` (or by name) is the dimension of input (then target) i
-        that may change its length too, as far as tables of the module go.
+        of its answer that is: "loss", or 0 for the first. It gets its targets by name. Plans call
+        it `name`. `sequence_dims[i]` (or by name) is the dimension of input (then target) i that
+        may change its length too, as far as tables of the module go.
 
         Parameters
         ----------
@@ -367,9 +367,8 @@ class Model(Shown):
         """The same model whose layers hand on smaller values: for links that are too slow.
 
         A choice of yours, as it changes the result. Every layer rounds what it hands on, whether a
-        plan cuts there or not, so that all plans of this model give the same; what comes from and
-        goes to the notebook stays as it is. `potluck.rounding_effect` measures what it
-        changes.
+        plan cuts there or not, so that all plans of this model give the same. What comes from and
+        goes to the notebook stays as it is. `potluck.rounding_effect` measures what it changes.
 
         Parameters
         ----------

@@ -1,5 +1,5 @@
 """Shared media in user space: bytes of every flow go over at the rate that max-min fairness gives
-it, as in the simulator; packets that get lost cost what TCP makes of them. Pure.
+it, as in the simulator. Packets that get lost cost what TCP makes of them. Pure.
 
 Loss. Somebody's connection crosses a lossy medium by TCP, so nothing is missing in the end. What is
 lost is sent again: of a medium that loses a part p, 1 - p is left. And a sender that has too little

@@ -84,7 +84,7 @@ class Lab:
     tell
         Hears of each event, in a thread; by default failures are logged as warnings.
     links
-        How those of a home of the library are made: "namespaces" or "relay"; by default the first
+        How those of a home of the library are made: "namespaces" or "relay". By default the first
         where it is possible and no path has a latency of its own (which the kernel cannot add
         everywhere).
     """

@@ -89,7 +89,7 @@ def accelerate(
     helper
         The stronger machine: `home["desktop"]`; or several: `[home["desktop"], home["nas"]]`.
     device
-        Where the answers are wanted and the inputs are; default: this machine, by its agent in this
+        Where the answers are wanted and the inputs are. Default: this machine, by its agent in this
         home (the first in `home.devices` where there are several; progress and result name it), or
         by one that is started for it.
     objective
@@ -99,7 +99,7 @@ def accelerate(
         Seconds that a request may take; goes with the objective "energy", and only with it.
     bandwidths
         Bytes per second, ascending from zero: each gets an entry in the table, before the first
-        answer. Default: 8 of them before that; then, while requests are answered, in a process of
+        answer. Default: 8 of them before that. Then, while requests are answered, in a process of
         its own, 19 up to 50 MB/s, and where the best way to share changes much between two, more,
         51 in all, of some 0.1 to 1 s each. That table is taken over when it is whole
         (`fast.is_planned`), and kept for the next time. With several helpers, which take longer to

@@ -1,7 +1,7 @@
 """A model that answers one request at a time, on the device and its helpers together, or on the
 device alone.
 
-Before each request the way to share it is looked up by the bandwidth that transfers have shown; the
+Before each request the way to share it is looked up by the bandwidth that transfers have shown. The
 name of its program goes to all sides, and that is their agreement. If a helper fails, or is late,
 the device answers alone; then those that are left share the requests until it is back (`upkeep`).
 """

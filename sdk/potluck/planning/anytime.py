@@ -1,7 +1,7 @@
 """Our own planner: a first plan at once, better ones as long as time is left.
 
 First each device alone; then pipelines for every micro-batch size, over few cuts and over many;
-then, with what is known to beat, all groups of devices over ever finer cuts; last, what other
+then, with what is known to beat, all groups of devices over ever finer cuts. Last, what other
 planners find. In a home of many devices those come early, and what is done is counted. The search
 estimates, the simulator decides, and the best plans are improved step by step. The clock comes in
 as an argument; without one the effort is fixed, and the outcome always the same.

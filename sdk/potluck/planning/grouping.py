@@ -1,7 +1,7 @@
 """Two levels of groups: devices that are well connected, and among these the ones that are alike.
 
 DeepCEE (Wang et al., section 3.2): agglomerative clustering, first by what the network between two
-devices is capable of, then by compute. What a pair is capable of is p = alpha + beta / m there; we
+devices is capable of, then by compute. What a pair is capable of is p = alpha + beta / m there. We
 take the seconds alpha + beta m that m bytes take, alpha from a tiny payload and beta from a large
 one. The paper leaves its thresholds open: here every one that makes other groups is a candidate,
 and what it does to a plan decides (`best_grouping`).

@@ -46,7 +46,7 @@ def make_plans(
     """All plans that hold the limits, best first.
 
     With a `clock` (seconds, such as `time.monotonic`) and a `budget_s` the search ends when that
-    time is over; without, its effort is fixed (in a home of many devices: counted) and the outcome
+    time is over. Without, its effort is fixed (in a home of many devices: counted) and the outcome
     always the same. The best plan has `gap_frac`, and where joules decide `energy_gap_frac`: how
     far it may be from the optimum at most. With `order_transfers` it has not: the first plans are
     ranked as they are predicted step after step, transfers in order, which an exact solver may

@@ -43,7 +43,7 @@ def joined(network: Network, device: str, like: str) -> Network:
     own.
 
     What only `like` uses (its port's ways up and down, a link measured between two devices) is
-    doubled for the newcomer; what `like` shares with others (the air of a WiFi, a line between
+    doubled for the newcomer. What `like` shares with others (the air of a WiFi, a line between
     sites) it shares with the newcomer too.
 
     Parameters

@@ -245,7 +245,7 @@ class SearchPass:
 
     def lessened(self, judged: Sequence[Plan]) -> list[Plan]:
         """Judged plans of a small home that are found from those that exceed memory least, where
-        nothing else keeps them from being carried out; none where there is no such plan.
+        nothing else keeps them from being carried out. None where there is no such plan.
 
         Parameters
         ----------

@@ -2,7 +2,7 @@
 the devices, or several of them on one, as a fast device may take more than another.
 
 Its layers say which lane they are of. A stage is one layer, so that a device sends its summand the
-moment it is there; what a step costs, exchanges included, is the judge's as for any other plan.
+moment it is there. What a step costs, exchanges included, is the judge's as for any other plan.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,7 +28,7 @@ def n_lanes(layers: Sequence[Layer]) -> int:
 
 def plan_lanes(problem: Problem, table: cost.CostTable | None = None) -> Iterator[Plan]:
     """For every order of the devices, and with several lanes on some of them, the sizes of
-    micro-batches, with one or two under way; none where the model is not divided, or there is one
+    micro-batches, with one or two under way. None where the model is not divided, or there is one
     device alone.
 
     Parameters

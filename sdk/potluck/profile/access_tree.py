@@ -3,7 +3,7 @@ is shared. Pure.
 
 A `Block` joins nodes to the switch above them. A port is one node's own, with a lane each way. All
 nodes of an air share one medium, which a flow between two of them crosses twice (up to the access
-point and down again); on a bus it crosses it once. A `Site` is a node that has nodes of its own:
+point and down again). On a bus it crosses it once. A `Site` is a node that has nodes of its own:
 what stays within it does not cross its attachment. A slow uplink, a second switch behind WiFi, or a
 phone tethered to a laptop are sites.
 

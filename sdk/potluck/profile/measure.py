@@ -271,7 +271,7 @@ def profile(
     Times in `store` are not measured again.
 
     A device with too little memory for a layer, or that cannot compute any, is left out, with a
-    note and a warning, and plans will say so (`excluded`); it is an error where all are. One that
+    note and a warning, and plans will say so (`excluded`). It is an error where all are. One that
     has no torch is not measured for training.
 
     Parameters

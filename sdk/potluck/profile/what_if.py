@@ -1,7 +1,7 @@
 """A device that nobody owns yet, in a profile: its numbers from the library, its times by roofline,
 labelled estimated.
 
-Where the operators of the model are known the estimate is per operator; of a measured profile only
+Where the operators of the model are known the estimate is per operator. Of a measured profile only
 layers are known, and each is taken for one product of matrices: rougher, and the profile's notes
 say so.
 """

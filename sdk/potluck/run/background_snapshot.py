@@ -1,6 +1,6 @@
 """Snapshots that training does not wait for, in two phases as of CheckFreq (Mohan et al., FAST
 2021, section 4.1): at a boundary every device copies its state within its own memory, which is
-quick; while training goes on, the copies of the leads come home behind everything else on the air.
+quick. While training goes on, the copies of the leads come home behind everything else on the air.
 
 The copies stay where they are until the next snapshot or compiled plan: after a loss those that are
 left go on from them (`surviving_copies`).

@@ -194,7 +194,7 @@ def measured_trace(
     """The trace of these executions, oldest first; time 0 is the start of the first.
 
     Energy is what a device's meter read (`metered`: time and joules so far), where it has one that
-    read often enough; else reckoned from busy and radio time, where the powers are known: such
+    read often enough. Else reckoned from busy and radio time, where the powers are known: such
     joules are assumed, not measured.
 
     Parameters

@@ -1,7 +1,7 @@
 """Local steps: regions train by themselves, and from time to time take one outer step together.
 
 Douillard et al., "DiLoCo" (2023), Algorithm 1: each of R regions takes H steps of its own from the
-same weights; the mean of how far they went is the gradient of an outer step with Nesterov momentum.
+same weights. The mean of how far they went is the gradient of an outer step with Nesterov momentum.
 A choice of the user that changes the result, unlike everything else here: only a tenth, or a
 hundredth, as much crosses the slow links, and a step is of a region's batch alone. With H = 1, an
 outer rate of 1, no momentum, SGD and a loss that is a plain mean over rows it is the synchronous

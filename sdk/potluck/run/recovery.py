@@ -2,7 +2,7 @@
 the steps since come once more from the same batches; requests under way are asked again.
 
 Whoever holds the boundary and meets the loss recovers. A device with a session may take part again
-(its worker is started anew); one that fails a second time before a further step or answer is done
+(its worker is started anew). One that fails a second time before a further step or answer is done
 is left out.
 """
 

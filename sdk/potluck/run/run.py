@@ -257,7 +257,7 @@ class Run(Watched):
             to be taken `plan.batch` rows at a time. A batch of any other size is one step, too,
             with the mean over its own rows: the plan's micro-batches and a smaller one. Where batch
             norm learns, no row that had company is alone in it. Replicas normalise their shares of
-            a micro-batch each by itself; after a step, running statistics are the mean of theirs,
+            a micro-batch each by itself. After a step, running statistics are the mean of theirs,
             weighted by the rows of the whole step that each had. Mappings, as collators make them,
             are matched by name: inputs as `forward` calls them; targets as their example or the
             loss does, and a single one as "labels" or another usual name.
@@ -304,7 +304,7 @@ class Run(Watched):
         adapt
             Compare steps with their prediction, in the background; where devices or links have
             changed, order transfers anew or switch to another plan of the same micro-batches, if
-            that pays; devices that the plan in force was made without stay out. What was decided
+            that pays. Devices that the plan in force was made without stay out. What was decided
             and why is in `run.decisions`. Needs a profile. Default: on where there is one and the
             plan has more than one device. Sums over replicas may come in another order after a
             switch, which rounds differently. Looking takes up to 2 % of the notebook's time, and as
@@ -576,7 +576,7 @@ class Run(Watched):
         data
             As for `fit`.
         score
-            Called as score(outputs, *targets) per batch of at most 128 rows; gives a mean over
+            Called as score(outputs, *targets) per batch of at most 128 rows. Gives a mean over
             rows, or what `cross_entropy` and `nll_loss` give with weights or ignored targets; or a
             pair, a sum and what the sum over all batches is divided by (the number of tokens that
             count). Any other ratio, or a root of a mean, is to be such a pair, or a metric with
@@ -756,7 +756,7 @@ class Run(Watched):
     @property
     def protection(self) -> Protection | None:
         """What a training goes back to where a device is lost, how often that is renewed and at
-        what cost; None where a loss ends it, and of a run for inference: the model is here.
+        what cost. None where a loss ends it, and of a run for inference: the model is here.
         """
         return self._engine.protection
 

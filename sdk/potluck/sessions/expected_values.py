@@ -2,8 +2,7 @@
 else. Pure.
 
 So this notebook never holds more bytes of a device's values than its executions under way expect of
-it; what it sends to measure a link is not held at all.
-"""
+it. What it sends to measure a link is not held at all."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -5,8 +5,7 @@ The weighted mean over a batch is no mean of its shares' weighted means: what is
 to all rows. So what depends on inputs and targets alone, and on all their rows at once, is computed
 where the whole batch is, and fed to devices as one more input. A reduction that grows with the rows
 (a sum, nearly always a divisor) is spread evenly over them, and each share divides by its part of
-it; any other (a mean, a maximum) comes whole with every row.
-"""
+it. Any other (a mean, a maximum) comes whole with every row."""
 
 import operator
 from collections.abc import Callable, Mapping, Sequence

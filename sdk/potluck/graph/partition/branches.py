@@ -2,11 +2,10 @@
 
 And what they hand each other.
 
-A join reads several operators. What only one of them depends on is that one's branch; two branches
+A join reads several operators. What only one of them depends on is that one's branch. Two branches
 of a join depend on nothing of each other, so two devices can work on them at once. Branches lighter
 than `least` are not worth a device and are left where they are. A skip connection is none: nothing
-belongs to it alone. Pure: the standard library only.
-"""
+belongs to it alone. Pure: the standard library only."""
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet

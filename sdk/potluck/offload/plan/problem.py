@@ -2,11 +2,10 @@
 where rows may change hands.
 
 Any place in the line of operators is a cut: behind it some values are alive, each of which the
-sides may hold by rows. Between two cuts each side computes what it needs of every operator; where
+sides may hold by rows. Between two cuts each side computes what it needs of every operator. Where
 windows overlap, both compute the same rows (the replication of Intra-DP, section IV-C), so that
 nothing waits inside. Sides are numbered in the order of their rows: the device has the first, then
-its helper, then further helpers.
-"""
+its helper, then further helpers."""
 
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence

@@ -2,9 +2,8 @@
 device then holds.
 
 A Pareto label (when each side is ready, when the link is free, joules) is kept per cut and level,
-unless another is better in everything; of many the ones that are ready first. Times are estimates,
-for the order alone: the best few ways are carried out step by step afterwards.
-"""
+unless another is better in everything. Of many the ones that are ready first. Times are estimates,
+for the order alone: the best few ways are carried out step by step afterwards."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field

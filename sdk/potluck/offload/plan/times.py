@@ -1,9 +1,8 @@
 """When each step of a shared request starts and ends: sides that compute, and what joins them.
 
 As the agents do it: a side carries out the most urgent of its pieces that has all it takes, one
-after the other; rows that it sends go one after the other, to whomever; media are shared by all
-that is on them.
-"""
+after the other. Rows that it sends go one after the other, to whomever; media are shared by all
+that is on them."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

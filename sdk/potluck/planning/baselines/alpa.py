@@ -2,11 +2,11 @@
 slowest stage.
 
 Zheng et al., "Alpa", OSDI 2022, its inter-operator pass: for every bound t_max on a stage's time
-the program F(s, k, d; t_max) minimises the sum over stages; submeshes hold 1, 2, 4, ... devices or
+the program F(s, k, d; t_max) minimises the sum over stages. Submeshes hold 1, 2, 4, ... devices or
 all of them.
 
 Where we differ: inside a submesh only data parallelism is left of its intra-operator search, as
-tensor parallelism does not cross machines here; links between stages are left out, as Alpa does;
+tensor parallelism does not cross machines here. Links between stages are left out, as Alpa does;
 mean devices, real ones in several orders.
 """
 

@@ -2,7 +2,7 @@
 and devices.
 
 Ye et al., "Asteroid", MobiCom 2024, section 3.3, eqs. (4)-(11). Devices sorted by memory, largest
-first, because early stages keep more activations; Q(l, n, p) is the best round of the last l layers
+first, because early stages keep more activations. Q(l, n, p) is the best round of the last l layers
 in p stages on the last n devices.
 
 Where we differ: a device may be left out (Q(l, n, p) may be Q(l, n - 1, p)), the dominant step is

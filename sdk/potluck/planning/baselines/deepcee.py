@@ -10,7 +10,7 @@ the group's collective.
 
 Where we differ: the batch is the user's, so that Algorithm 1's outer loop has one; `t_l` counts for
 every micro-batch, as each waits for it; thresholds of groups are not set but tried, all of them
-(`planning.grouping`); tensor parallelism inside a group is left out. It is synchronous: theirs
+(`planning.grouping`). Tensor parallelism inside a group is left out. It is synchronous: theirs
 takes 6 to 8 % more iterations, as gradients are of older weights (section 4.2).
 """
 

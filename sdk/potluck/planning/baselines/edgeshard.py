@@ -5,7 +5,7 @@ Zhang et al., "EdgeShard", 2024 (arXiv 2405.14371): one program minimises the la
 the sum of computing and sending; another the slowest stage of a pipeline, over (layers done,
 devices used, last device).
 
-Where we differ: one program over sets serves both objectives (a device holds one shard); training,
+Where we differ: one program over sets serves both objectives (a device holds one shard). Training,
 which the paper has not, takes the latter with forward and backward; links are between two devices
 alone, as in the paper. The source need not be the first device.
 """

@@ -2,10 +2,10 @@
 can do.
 
 Um et al., "Metis", ATC 2024: device groups from sequences of node types, sizes powers of two; layer
-load by compute performance, corrected for memory; data split within a group by performance.
+load by compute performance, corrected for memory. Data split within a group by performance.
 
 Where we differ: no tensor parallelism (it does not cross machines here); all candidates are given,
-with the same closed form as the others'; layers are balanced exactly instead of step by step.
+with the same closed form as the others'. Layers are balanced exactly instead of step by step.
 """
 
 from collections.abc import Iterator

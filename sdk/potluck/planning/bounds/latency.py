@@ -12,7 +12,7 @@ ones of a model with parallel branches. The bounds:
   is fastest there.
 - Structure, of a chain. The dynamic program of `subset` with every cost replaced by a lower bound
   of it, for every micro-batch size there may be. A device alone takes what it takes for the whole
-  micro-batch; a group shares the rows without loss, each at its best rate, and hands on as soon as
+  micro-batch. A group shares the rows without loss, each at its best rate, and hands on as soon as
   one row is done. Links at what their paths carry together over the media that they share; memory
   of weights, and of a device alone what its forwards keep, which bounds how many are under way. The
   layers in front of a cut take the free devices at least the work bound. Labels never overestimate,

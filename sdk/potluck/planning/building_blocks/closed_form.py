@@ -1,7 +1,7 @@
 """How long one round of a pipeline takes, estimated in closed form: Asteroid's eqs. (4)-(6).
 
 Glossary. Steps s = 0 .. 2P-2 alternate execution (even) and communication (odd). T_f, T_b: forward
-and backward of one micro-batch in a step; T_a: its all-reduce; T_w, T_e: how long it waits and
+and backward of one micro-batch in a step; T_a: its all-reduce. T_w, T_e: how long it waits and
 executes; M: micro-batches; dm: the dominant step, the one with the fewest bubbles.
 """
 

@@ -153,7 +153,7 @@ def patterns(
     """Patterns of groups that may share a stage, the smallest first.
 
     All of them in a home of at most `ALL_SUBSETS` devices; else single devices, pairs, runs of
-    devices of neighbouring speed or memory, and the first few of each class; where too many are
+    devices of neighbouring speed or memory, and the first few of each class. Where too many are
     unlike for all pairs, for each device those of the fastest links to it. `speeds` are per device.
 
     Parameters

@@ -2,7 +2,7 @@
 on any devices, rows shared in any way, devices in several stages too.
 
 Where links are quick enough a stream is as fast as its busiest device, and so is much of a training
-step. Local search ends where only several changes at once make the busiest device less busy; here
+step. Local search ends where only several changes at once make the busiest device less busy. Here
 nothing that is better by that measure is left out, as long as there are not too many such plans.
 
 A state is the layers so far with the seconds that each device computes and sends, and that each

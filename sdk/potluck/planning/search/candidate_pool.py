@@ -70,7 +70,7 @@ class CandidatePool:
         return self.best < HOLDS
 
     def is_over(self) -> bool:
-        """Whether time is up and there is a plan; in a home of many devices, where counted work
+        """Whether time is up and there is a plan. In a home of many devices, where counted work
         ends the search, also if there is none by the half of it: the other half is for looks at
         plans that may fit after all.
         """

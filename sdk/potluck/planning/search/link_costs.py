@@ -57,7 +57,7 @@ def media_of(table: cost.CostTable) -> Mapping[tuple[int, int], tuple[tuple[str,
 
 def busiest_medium(problem: Problem) -> str | None:
     """Of the media that several devices send over to several others, the one that most paths cross:
-    the air of a home on WiFi, a line between sites; None where each device has only cables of its
+    the air of a home on WiFi, a line between sites. None where each device has only cables of its
     own.
     """
     pairs: dict[str, list[tuple[str, str]]] = {}

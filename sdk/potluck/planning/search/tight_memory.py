@@ -188,7 +188,7 @@ def relieved(pool: CandidatePool, plan: Plan) -> Plan:
 
 def moved_to_room(plan: Plan, room: Mapping[str, int]) -> Plan | None:
     """The plan with one row of the device that lacks most memory on the one of the same stage that
-    has most left; None where none lacks any, or no such row can move.
+    has most left. None where none lacks any, or no such row can move.
 
     Parameters
     ----------

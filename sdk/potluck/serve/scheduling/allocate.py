@@ -5,7 +5,7 @@ are looked up in what was profiled.
 
 Where we differ. The paper takes the fastest batch, then the best replication degree. Here a batch
 must also leave time for the one that is under way when a request arrives, so twice its seconds are
-within the limit, wherever that is possible at all; the frames that wait for their batch (MF) count
+within the limit, wherever that is possible at all. The frames that wait for their batch (MF) count
 towards the same limit. And of settings that serve nearly the same per processor (`NEARLY` as much)
 the one is taken whose parts suit the demand: two of them serve all of it. Smaller parts would be
 slower one by one, larger ones would lie idle while other services wait for room.

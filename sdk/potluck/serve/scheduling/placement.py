@@ -6,7 +6,7 @@ Both are flows of one kind from demand to capacity, so phi is the value of an as
 and submodular in the set of replicas. Hence the greedy's guarantee of 1 / (1 + P), and hence gains
 that only fall, so that a gain worked out earlier is a bound (lazy evaluation; Minoux, 1978).
 
-Where we differ: the paper solves phi by playing the handler; here it is the closed form above, with
+Where we differ: the paper solves phi by playing the handler. Here it is the closed form above, with
 `remote_frac` for what is lost when a request must be handed on. It is exact for steady demand only.
 So what room is left goes to bursts: the same again for the demand and 1, 2, ... standard deviations
 of a Poisson stream of its grains (`STAFFING`; square-root staffing, Halfin and Whitt, 1981).

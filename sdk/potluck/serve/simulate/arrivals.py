@@ -2,14 +2,13 @@
 answers of uneven length; drawn by a seed, or as a trace says.
 
 The shape is that of two public traces. Of Azure Functions 2021 (Zhang et al., SOSP 2021): calls are
-very bursty, and a few functions get orders of magnitude more than others; that is how AlpaServe
+very bursty, and a few functions get orders of magnitude more than others. That is how AlpaServe
 (OSDI 2023, section 6.1, "MAF2") describes it, and it draws them, as here, as Gamma renewals with a
-coefficient of variation. The numbers for it
-(`SIGMA`, `SERVER_SIGMA`, `CV`) are ours. Of Azure LLM inference 2023
-(Patel et al., "Splitwise", ISCA 2024, section III): a conversation's median prompt has 1020 tokens
-and its median answer 129; code has 1500 and 13. Lengths are lognormal by median and mean; the means
-of the conversation file, 1155 and 211, are as commonly reported of it. As in EPARA's section 5.1,
-functions go to models in turn.
+coefficient of variation. The numbers for it (`SIGMA`, `SERVER_SIGMA`, `CV`) are ours. Of Azure LLM
+inference 2023 (Patel et al., "Splitwise", ISCA 2024, section III): a conversation's median prompt
+has 1020 tokens and its median answer 129; code has 1500 and 13. Lengths are lognormal by median and
+mean; the means of the conversation file, 1155 and 211, are as commonly reported of it. As in
+EPARA's section 5.1, functions go to models in turn.
 """
 
 from collections.abc import Mapping, Sequence

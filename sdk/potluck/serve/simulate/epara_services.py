@@ -1,13 +1,13 @@
 """The models of EPARA's evaluation as services on a Tesla P100, by category (Table 1).
 
 The paper prints few of its measured times. Printed (sections 1, 4.3 and 5.3.4) and kept here within
-a tenth: 49 frames per second of one P100 against 97 of two; Qwen2.5-1.5B 87 tokens per second at
+a tenth: 49 frames per second of one P100 against 97 of two. Qwen2.5-1.5B 87 tokens per second at
 batch 2, Llama3-8B 24 at batch 2, DeepSeekV2-16B 46 and Qwen2.5-32B 24 at batch 2 over two stages;
-which models need several processors; batching gains up to 6.9 times and multi-task 1.7 (Fig. 3).
-Everything else is assumed: a batch of n takes `fixed_s + n item_s`, so that batching gains
-(fixed + item) / item at most; r replicas side by side fill the idle time of one, at most 1.7 times
-in all; a split over k processors takes 1.15 / k of the time of one for each doubling, and a tenth
-more where they are in several servers. A chat answers with the mean number of tokens of the trace.
+which models need several processors. Batching gains up to 6.9 times and multi-task 1.7 (Fig. 3).
+Everything else is assumed: a batch of n takes `fixed_s + n item_s`, so that batching gains (fixed +
+item) / item at most; r replicas side by side fill the idle time of one, at most 1.7 times in all. A
+split over k processors takes 1.15 / k of the time of one for each doubling, and a tenth more where
+they are in several servers. A chat answers with the mean number of tokens of the trace.
 """
 
 from dataclasses import dataclass
