@@ -80,11 +80,10 @@ class Device:
     `memory_bytes` is what the owner lets potluck use. Power: `idle_w` doing nothing, `busy_w`
     computing, `radio_w` on top while sending or receiving; `power_source` is where these come from
     (see `provenance`), `power_note` says it in words, `power_error_w` how far off they may be.
-    `overhead_s` is the fixed cost of one
-    instruction, `copy_bytes_per_s` the speed of slicing and adding tensors, in bytes of result (by
-    default that of a slow processor's core). `host` names the physical machine: devices of one host
-    share its processor. `host_cores`: how many of them it lets compute at full speed at once; None:
-    no other one is in its way.
+    `overhead_s` is the fixed cost of one instruction, `copy_bytes_per_s` the speed of slicing and
+    adding tensors, in bytes of result (by default that of a slow processor's core). `host` names
+    the physical machine: devices of one host share its processor. `host_cores`: how many of them it
+    lets compute at full speed at once; None: no other one is in its way.
     """
 
     name: str

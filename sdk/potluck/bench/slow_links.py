@@ -11,9 +11,8 @@ on devices give the same. `seeds` draw weights and the order of the data: 0, 1, 
 `speedup_H_RATE` the one by the other. `both_s_RATE`: of the best synchronous plan that trains in
 both regions, as one has to where a model does not fit into one; `rounded_s_RATE`: the same with
 layers that hand on bfloat16 (`Model.rounded`); `rounded_speedup_MODEL_RATE`: of a step of models of
-the library, by plans over both regions. `steps_...`: of a region, until
-then; `accuracy_...`: of the test digits after `most_steps`; `apart_H`: how far a region strayed
-from the mean, at the most.
+the library, by plans over both regions. `steps_...`: of a region, until then; `accuracy_...`: of
+the test digits after `most_steps`; `apart_H`: how far a region strayed from the mean, at the most.
 """
 
 import copy

@@ -24,9 +24,9 @@ class HomeTrainer(Trainer):  # type: ignore[misc] # transformers' is not typed
     deployed then. Every batch has the same shapes, but for its rows. The model computes its loss
     itself (`labels` among its inputs), as a mean over what it counts in all rows of a step. The
     Trainer may count otherwise: of a causal model whose `loss_type` it does not know, every first
-    token, too. Rates, clipping, accumulation, evaluation, callbacks and
-    checkpoints are the Trainer's. The model here gets the weights when it is evaluated or saved,
-    when training ends, or by `fetch_weights()`. Checkpoints have the moments of the devices, too.
+    token, too. Rates, clipping, accumulation, evaluation, callbacks and checkpoints are the
+    Trainer's. The model here gets the weights when it is evaluated or saved, when training ends, or
+    by `fetch_weights()`. Checkpoints have the moments of the devices, too.
 
     Parameters
     ----------

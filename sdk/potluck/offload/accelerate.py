@@ -82,8 +82,8 @@ def accelerate(
     Parameters
     ----------
     model
-        A torch module, a `potluck.Model`, or the path of an ONNX file.
-        It takes one input tensor: the rows of that are what is divided.
+        A torch module, a `potluck.Model`, or the path of an ONNX file. It takes one input tensor:
+        the rows of that are what is divided.
     example
         An input as requests will have it, of the same shape and number of rows.
     helper

@@ -56,9 +56,8 @@ class SharedMedium:
     """One row of the document. No rate: it is never full, or nobody knows it yet.
 
     `up_bytes_per_s` is what one device sends at most; without `down_bytes_per_s` both ways share
-    it. `latency_s` is of one crossing, `jitter_s` how far the middle half of
-    such waits lie apart. `stations`: devices of an air or a bus with rates of their own, which is
-    else that of the row.
+    it. `latency_s` is of one crossing, `jitter_s` how far the middle half of such waits lie apart.
+    `stations`: devices of an air or a bus with rates of their own, which is else that of the row.
     """
 
     name: str

@@ -152,8 +152,8 @@ class CompiledPlan:
     `compiled` maps program names to what compiling gave.
 
     `train_rows`: of each program that trains, the rows of its batch; `infer_rows`: of each that
-    answers, those of its request. `kinds`: as what each device
-    gets its pieces. `peak_bytes`: what steps on other batches than the plan's need.
+    answers, those of its request. `kinds`: as what each device gets its pieces. `peak_bytes`: what
+    steps on other batches than the plan's need.
     """
 
     run: str

@@ -114,12 +114,11 @@ def left_out(step: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History(Shown):
-    """Losses per step, in order: each the mean over the rows of its batch (or
-    their sum, as the model's loss is). `rows` per step;
-    `gradient_norms` per step, before a limit (NaN where there is none); `notes` for people, one for
-    every batch concerned; `recoveries`: where devices were lost; `departures`: where they wanted to
-    leave; `arrivals`: where they were back and used again; `decisions`: what the adapter made of
-    changes of the home.
+    """Losses per step, in order: each the mean over the rows of its batch (or their sum, as the
+    model's loss is). `rows` per step; `gradient_norms` per step, before a limit (NaN where there is
+    none); `notes` for people, one for every batch concerned; `recoveries`: where devices were lost;
+    `departures`: where they wanted to leave; `arrivals`: where they were back and used again;
+    `decisions`: what the adapter made of changes of the home.
     """
 
     losses: tuple[float, ...] = ()

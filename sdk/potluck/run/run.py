@@ -460,8 +460,8 @@ class Run(Watched):
 
         Of a training run, with the weights of now; of one for inference, with those at its
         deployment. A module that is in training answers as after `net.eval()`. Where the module or
-        its values were changed since, it is refused. (A change of a large
-        tensor in place through `.data`, which torch does not count, is not seen.)
+        its values were changed since, it is refused. (A change of a large tensor in place through
+        `.data`, which torch does not count, is not seen.)
 
         Inputs may come by the names that `forward` gives them, too, or in a mapping: run(x,
         mask=m), run(batch).

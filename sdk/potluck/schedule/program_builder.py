@@ -40,9 +40,9 @@ class ReceivedValue:
     """A value that home receives from `device` under the name `value`.
 
     kind "loss": the mean losses of so many `rows` each, one micro-batch after the other, or where
-    it `sums` their sums. "norm": that of all gradients. "output":
-    entries [start, stop) of the first dimension of output `tensor` over the whole batch. "state":
-    the state `tensor` of `segment`.
+    it `sums` their sums. "norm": that of all gradients. "output": entries [start, stop) of the
+    first dimension of output `tensor` over the whole batch. "state": the state `tensor` of
+    `segment`.
     """
 
     device: str

@@ -31,9 +31,9 @@ class Scheme:
 
     `policy` makes the policy of a server, which may keep its own turn. Of `place` and its
     `alternatives` the one is used that serves most when the period's first requests are played.
-    `handling_s`: seconds that
-    each decision to hand on takes. `group`: servers that exchange states and hand on to each other;
-    None: all. `source` names the paper or project; `differs`: how this form differs from it.
+    `handling_s`: seconds that each decision to hand on takes. `group`: servers that exchange states
+    and hand on to each other; None: all. `source` names the paper or project; `differs`: how this
+    form differs from it.
     """
 
     name: str
