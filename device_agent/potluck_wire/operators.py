@@ -111,9 +111,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "random": aten("dropout feature_dropout"),
     # as many random numbers as a value has, whatever its values: in training alone
     "draw": aten("rand_like randn_like"),
-    "complex": aten(
-        "complex polar view_as_complex view_as_real _conj _fft_r2c _fft_c2c _fft_c2r"
-    ),
+    "complex": aten("complex polar view_as_complex view_as_real _conj _fft_r2c _fft_c2c _fft_c2r"),
     # of one value in another: not entry by entry, and without derivative
     "search": aten("searchsorted.Tensor bucketize.Tensor isin.Tensor_Tensor"),
     "matrix": aten(

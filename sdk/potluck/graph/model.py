@@ -205,7 +205,7 @@ class Model(Shown):
         )
         dims = dims_in_order(sequence_dims, arguments)
         names = [f"input_{i}" if i else "input" for i in range(len(inputs))]
-        every = [*names, *(f"target_{i}" if i else "target" for i in range(len(targets)))]
+        all_names = [*names, *(f"target_{i}" if i else "target" for i in range(len(targets)))]
 
         def laid_out(traced: Traced) -> Layers:
             return layers(
@@ -216,7 +216,7 @@ class Model(Shown):
         traced = partial(traced, autocast=autocast, compares_rows=compares_rows)
         ways = [partial(traced, input_names=names)]
         if criterion is not None:
-            ways.append(partial(traced, input_names=every, loss=criterion, targets=targets))
+            ways.append(partial(traced, input_names=all_names, loss=criterion, targets=targets))
         inference, *rest = map(laid_out, each(ways))
         training = rest[0] if rest else None
         model = cls(

@@ -53,16 +53,16 @@ def answers(
             waiting.append(_requested(engine, given, start, rows))
             start += waiting[-1].wanted
             continue
-        asked = waiting.popleft()
-        execution = _execution_of(engine, asked, n_lost)
+        request = waiting.popleft()
+        execution = _execution_of(engine, request, n_lost)
         if execution is None:  # lost, and those behind it too
-            start, n_lost = asked.start, n_lost + 1
+            start, n_lost = request.start, n_lost + 1
             waiting.clear()
             continue
         n_lost = 0
-        outputs = outputs_of(execution, asked.compiled, asked.types)
-        engine.kept.append((execution, asked.compiled))
-        yield {name: first_rows(t, asked.wanted, asked.batch) for name, t in outputs.items()}
+        outputs = outputs_of(execution, request.compiled, request.types)
+        engine.kept.append((execution, request.compiled))
+        yield {name: first_rows(t, request.wanted, request.batch) for name, t in outputs.items()}
 
 
 def _requested(
@@ -94,19 +94,21 @@ def _make_for(engine: "RunEngine", rows: int) -> None:
         engine.renew(current.plan, None, (*engine.sizes[1 - MOST_SIZES :], rows))
 
 
-def _execution_of(engine: "RunEngine", asked: "RunRequest", n_lost: int) -> ExecutionResult | None:
+def _execution_of(
+    engine: "RunEngine", request: "RunRequest", n_lost: int
+) -> ExecutionResult | None:
     """What came of it; None where it is to be asked again, as the run has recovered."""
-    wait((asked.future,))
-    if not asked.future.cancelled() and asked.future.exception() is None:
-        if asked.group is engine.group:
+    wait((request.future,))
+    if not request.future.cancelled() and request.future.exception() is None:
+        if request.group is engine.group:
             engine.failures.clear()
-        return engine.result(asked.future)
+        return engine.result(request.future)
     with engine.boundary():  # one of all that wait recovers
         engine.check()
-        if asked.group is not engine.group or asked.future.cancelled():
+        if request.group is not engine.group or request.future.cancelled():
             return None  # somebody has, or has broken it off
         try:
-            return engine.result(asked.future)
+            return engine.result(request.future)
         except PotluckError as error:
             # what kills whoever computes it is not asked for ever
             if not engine.can_recover(error) or n_lost > TRIES * len(engine.members):

@@ -359,10 +359,7 @@ _GROUPS: tuple[tuple[tuple[str, ...], _Rule], ...] = (
     (aten("col2im"), _last_dims(lambda look: 2, linear=True)),
     (aten("tril triu"), _last_dims(lambda look: 2, linear=True)),
     (aten("layer_norm rms_norm"), _last_dims(lambda look: len(look.argument(1)))),
-    (
-        KINDS["convolution"] + aten("group_norm instance_norm prelu native_group_norm"),
-        _batch_first,
-    ),
+    (KINDS["convolution"] + aten("group_norm instance_norm prelu native_group_norm"), _batch_first),
     (aten("grid_sampler_2d grid_sampler_3d"), _batch_first),
     (aten("batch_norm"), _batch_norm),
     (aten("linear"), products.linear),

@@ -122,15 +122,15 @@ def apart(
             return watcher.found
 
         try:
-            whole = digests(rows)
+            full = digests(rows)
             parts = [[digests(part, first) for first, part in _divided(rows, n)] for n in _PARTS]
         except OperatorFailed:
             continue
         for ref in [*left]:
             found = [torch.cat([part[ref] for part in split]) for split in parts]
-            if not all(_same(whole[ref], other) for other in found):
+            if not all(_same(full[ref], other) for other in found):
                 left.discard(ref)
-            if whole[ref].isfinite().all() and not _same(whole[ref], whole[ref].flip(0)):
+            if full[ref].isfinite().all() and not _same(full[ref], full[ref].flip(0)):
                 shown.add(ref)
     return frozenset(left & shown)
 
@@ -143,9 +143,9 @@ def _divided(
     return zip(accumulate(sizes, initial=0), parts, strict=False)
 
 
-def _same(whole: torch.Tensor, parts: torch.Tensor) -> bool:
+def _same(full: torch.Tensor, parts: torch.Tensor) -> bool:
     return torch.allclose(
-        whole, parts, rtol=_TOLERANCE, atol=_TOLERANCE * largest(whole), equal_nan=True
+        full, parts, rtol=_TOLERANCE, atol=_TOLERANCE * largest(full), equal_nan=True
     )
 
 
@@ -207,15 +207,15 @@ class _Loss:
 
 
 def _compare(loss: _Loss, rows: Sequence[torch.Tensor]) -> Difference | None:
-    whole = loss(rows)
+    full = loss(rows)
     for sizes in _PARTS:
         found = [
             [value * (len(part[0]) / _ROWS) for value in loss(part, first)]
             for first, part in _divided(rows, sizes)
         ]
         parts = [torch.stack(values).sum(0) for values in zip(*found, strict=True)]
-        noise = _ROUNDING * max([largest(gradient) for gradient in whole[1:]], default=0.0)
-        for i, (a, b) in enumerate(zip(whole, parts, strict=True)):
+        noise = _ROUNDING * max([largest(gradient) for gradient in full[1:]], default=0.0)
+        for i, (a, b) in enumerate(zip(full, parts, strict=True)):
             if not torch.allclose(
                 a,
                 b,
@@ -224,6 +224,6 @@ def _compare(loss: _Loss, rows: Sequence[torch.Tensor]) -> Difference | None:
                 equal_nan=True,
             ):
                 return Difference(
-                    float(whole[0]), float(parts[0]), str(loss.learned[i - 1].name) if i else ""
+                    float(full[0]), float(parts[0]), str(loss.learned[i - 1].name) if i else ""
                 )
     return None
