@@ -7,7 +7,7 @@ import re
 import shlex
 
 import pytest
-from tests.frame.lint import ROOT
+from tests.structure.lint import ROOT
 
 import potluck.bench
 from potluck.bench import harness

@@ -2,7 +2,7 @@
 place.
 """
 
-from tests.frame.lint import ROOT
+from tests.structure.lint import ROOT
 
 LINES = (ROOT / "sdk" / "GLOSSARY.md").read_text(encoding="utf-8").splitlines()
 ROWS = [

@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from tests.frame.lint import ROOT
+from tests.structure.lint import ROOT
 
 if importlib.util.find_spec("pdoc") is None:
     pytest.skip("pdoc is not installed: pip install '.[docs]'", allow_module_level=True)

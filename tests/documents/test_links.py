@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from tests.frame.lint import ROOT
+from tests.structure.lint import ROOT
 
 FOLDERS = ("sdk", "device_agent", "notebooks", "profiles", "tests")
 DOCUMENTS = sorted(

@@ -6,8 +6,8 @@ import importlib
 import importlib.util
 
 import pytest
-from tests.frame.docstrings import lacks
-from tests.frame.lint import ROOT, modules
+from tests.structure.docstrings import lacks
+from tests.structure.lint import ROOT, modules
 
 LINES = (ROOT / "sdk/docs/modules.txt").read_text(encoding="utf-8").splitlines()
 MODULES = [line for line in LINES if line and not line.startswith("#")]

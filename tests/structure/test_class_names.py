@@ -1,8 +1,8 @@
 """A class name of shipped code means one thing, but for a few that say why."""
 
 import pytest
-from tests.frame import lint
-from tests.frame.class_names import SHARED, repeated
+from tests.structure import lint
+from tests.structure.class_names import SHARED, repeated
 
 RUN = "sdk/potluck/run/x.py"
 RUN_TOO = "sdk/potluck/run/y.py"

@@ -1,7 +1,7 @@
-"""Every shipped module keeps the rules of the frame, and every rule catches what it is for."""
+"""Every shipped module keeps the rules of structure, and every rule catches what it is for."""
 
 import pytest
-from tests.frame import lint
+from tests.structure import lint
 
 MODULES = list(lint.modules())
 

@@ -5,7 +5,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-from tests.frame.lint import ROOT
+from tests.structure.lint import ROOT
 
 import potluck
 import potluck_agent

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-from tests.frame import private_access
-from tests.frame.lint import ROOT
+from tests.structure import private_access
+from tests.structure.lint import ROOT
 
 TESTS = {  # but this one, which plants them
     path.relative_to(ROOT).as_posix(): path.read_text()

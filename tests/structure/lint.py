@@ -1,4 +1,4 @@
-"""The rules of the frame as functions: path and source of a module in, broken rules out.
+"""The rules of the code's structure as functions: path and source of a module in, broken rules out.
 
 Exceptions carry reasons.
 """
