@@ -136,15 +136,7 @@ def _run(chosen: Options, directory: Path, log: Any) -> int:
         journal.began(status())
         _announce_ready(chosen, status, identity.public, net.port, code)
         if chosen.mdns:
-            from potluck_agent.net.mdns import Announcement
-
-            announcement = Announcement(
-                name=chosen.name,
-                host=chosen.bind,
-                port=net.port,
-                key=identity.public,
-                note=journal.note,
-            )
+            announcement = _announced(chosen, net.port, identity.public, journal.note)
         net.run(_each_tick(chosen, net, presence, journal, directory, status))
         journal.ended()
     finally:
@@ -154,14 +146,22 @@ def _run(chosen: Options, directory: Path, log: Any) -> int:
         claim.release()
         if announcement is not None:
             announcement.close()
-        if (
-            chosen.scratch is not None
-            and chosen.parent_pid is not None
-            and not _is_alive(chosen.parent_pid)
-        ):
-            # whoever would have done it was killed
-            shutil.rmtree(chosen.scratch, ignore_errors=True)
+        _remove_scratch(chosen)
     return 0
+
+
+def _announced(chosen: Options, port: int, key: str, note: Callable[[str], None]) -> Any:
+    """The announcement by mDNS."""
+    from potluck_agent.net.mdns import Announcement
+
+    return Announcement(name=chosen.name, host=chosen.bind, port=port, key=key, note=note)
+
+
+def _remove_scratch(chosen: Options) -> None:
+    """Where whoever would have done it was killed."""
+    if chosen.scratch is None or chosen.parent_pid is None or _is_alive(chosen.parent_pid):
+        return
+    shutil.rmtree(chosen.scratch, ignore_errors=True)
 
 
 def _each_tick(

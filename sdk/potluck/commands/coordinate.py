@@ -58,18 +58,12 @@ def main(args: argparse.Namespace) -> int:
     from potluck.coordinator.shared_job import CoordinatorCall
     from potluck.discover.key_claim import claim
     from potluck.discover.keyring import Keyring
-    from potluck.errors import UserError
     from potluck.home import Home
     from potluck.sessions.connections import Keys
     from potluck_wire.descriptors import allow_connections
-    from potluck_wire.limits import is_key
 
-    odd = [key for key in args.trust if not is_key(key)]
-    if odd:
-        raise UserError(f"--trust {odd[0]!r} is not a key: 40 characters of Z85 are expected.")
+    _check(args)
     reads = Path(args.data).absolute() if args.data else None
-    if reads is not None and not reads.is_dir():
-        raise UserError(f"--data {args.data!r} is no folder.")
     state = Path(args.state) if args.state else Keyring().directory
     public, secret = Keyring(state).identity()
     folder = folder_of(state)
@@ -111,3 +105,14 @@ def main(args: argparse.Namespace) -> int:
         coordinator.close()
         mine.close()
     return 0
+
+
+def _check(args: argparse.Namespace) -> None:
+    from potluck.errors import UserError
+    from potluck_wire.limits import is_key
+
+    odd = [key for key in args.trust if not is_key(key)]
+    if odd:
+        raise UserError(f"--trust {odd[0]!r} is not a key: 40 characters of Z85 are expected.")
+    if args.data and not Path(args.data).is_dir():
+        raise UserError(f"--data {args.data!r} is no folder.")

@@ -43,6 +43,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("words", nargs="+", metavar="HOME MODEL", help="or one of the words above")
     parser.set_defaults(wrong_usage=parser.error)
+    _add_request(parser)
+    _add_variant(parser)
+    _add_sides(parser)
+    _add_outcome(parser)
+
+
+def _add_request(parser: argparse.ArgumentParser) -> None:
     request = parser.add_argument_group("what is asked")
     mode = request.add_mutually_exclusive_group()
     mode.add_argument(
@@ -90,6 +97,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     request.add_argument(
         "--layers", metavar="N", help="merge the model into N layers (default: 32)"
     )
+
+
+def _add_variant(parser: argparse.ArgumentParser) -> None:
     home = parser.add_argument_group("what if")
     home.add_argument(
         "--with",
@@ -105,6 +115,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     home.add_argument(
         "--medium", action="append", default=[], metavar="NAME=RATE", help="such as air=50Mbit/s"
     )
+
+
+def _add_sides(parser: argparse.ArgumentParser) -> None:
     sides = parser.add_argument_group("who shares one request (`share`)")
     sides.add_argument("--device", default="", metavar="NAME", help="where the answer is wanted")
     sides.add_argument(
@@ -113,6 +126,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     sides.add_argument(
         "--at", action="append", default=[], metavar="RATE", help="between them, such as 20MB/s"
     )
+
+
+def _add_outcome(parser: argparse.ArgumentParser) -> None:
     out = parser.add_argument_group("what comes out")
     out.add_argument(
         "--explain", action="store_true", help="what holds the best plan up, and what would help"

@@ -120,17 +120,7 @@ def accelerate(
     """
     helpers = tuple(helper) if isinstance(helper, list | tuple) else (helper,)
     places = (*helpers, *([] if device is None else [device]))
-    for place in places if helpers else (helper,):
-        if not isinstance(place, HelperDevice):
-            raise UserError(
-                f"a device of a home is expected, got {place!r:.60}.",
-                next_step='Write home["NAME"].',
-            )
-    home = helpers[0].home
-    if any(place.home is not home for place in places) or len(
-        {place.name for place in places}
-    ) < len(places):
-        raise UserError("the device and its helpers are different devices of one home.")
+    home = _home_of(places if helpers else (helper,))
     first: tuple[float, ...] = ()
     n_searches = 0
     if bandwidths is None and len(helpers) == 1:
@@ -190,6 +180,21 @@ def accelerate(
     return Handle(
         work, f"accelerating {whose} with {' and '.join(place.name for place in helpers)}"
     )
+
+
+def _home_of(places: Sequence[Any]) -> "Home":
+    """The home of these devices, which have to be different ones."""
+    for place in places:
+        if not isinstance(place, HelperDevice):
+            raise UserError(
+                f"a device of a home is expected, got {place!r:.60}.",
+                next_step='Write home["NAME"].',
+            )
+    home: Home = places[0].home
+    names = {place.name for place in places}
+    if any(place.home is not home for place in places) or len(names) < len(places):
+        raise UserError("the device and its helpers are different devices of one home.")
+    return home
 
 
 def _check_wishes(objective: str, deadline_s: float | None, bandwidths: Sequence[float]) -> None:
