@@ -94,23 +94,23 @@ class NoGate:
         """As it likes."""
 
 
-def _begun(said: bytes) -> bytes:
+def _begun(data: bytes) -> bytes:
     """The beginning of a handshake; WireError where it is none, as far as it is there."""
-    if len(said) > RELAY_HANDSHAKE_BYTES:
+    if len(data) > RELAY_HANDSHAKE_BYTES:
         text = f"more than {RELAY_HANDSHAKE_BYTES} bytes before the device has let anybody in"
         raise WireError(WireCode.SIZE, text)
-    mechanism = said[12:32]
+    mechanism = data[12:32]
     sound = (
-        said[:1] in (b"", b"\xff")
-        and said[9:10] in (b"", b"\x7f")
+        data[:1] in (b"", b"\xff")
+        and data[9:10] in (b"", b"\x7f")
         and _MECHANISM.startswith(mechanism)
     )
     if not sound:
         raise WireError(WireCode.HEADER, "no greeting of an encrypted ZeroMQ connection")
-    return said
+    return data
 
 
-def _is_ready(said: bytes) -> bool:
+def _is_ready(data: bytes) -> bool:
     """Whether READY is among the commands behind the greeting.
 
     Raises
@@ -119,15 +119,15 @@ def _is_ready(said: bytes) -> bool:
         There is another one than a server says in a handshake.
     """
     at = GREETING_BYTES
-    while at + 2 <= len(said):
-        wide = said[at] == _LONG
-        if said[at] not in (_SHORT, _LONG):
+    while at + 2 <= len(data):
+        wide = data[at] == _LONG
+        if data[at] not in (_SHORT, _LONG):
             raise WireError(WireCode.HEADER, "traffic before the device has let anybody in")
         begin = at + (9 if wide else 2)
-        name = said[begin + 1 : begin + 1 + said[begin]] if begin < len(said) else b""
+        name = data[begin + 1 : begin + 1 + data[begin]] if begin < len(data) else b""
         if name == _READY:
             return True
         if len(name) >= len(_READY) and not _MORE.startswith(name):
             raise WireError(WireCode.STATE, "the device lets this visitor not in")
-        at = begin + int.from_bytes(said[at + 1 : begin], "big")
+        at = begin + int.from_bytes(data[at + 1 : begin], "big")
     return False

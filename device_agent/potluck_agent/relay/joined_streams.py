@@ -83,11 +83,11 @@ async def join(
     loop = asyncio.get_running_loop()
     heard_s = loop.time()
 
-    async def copy(source: TcpStream, target: TcpStream, said: Callable[[bytes], None]) -> None:
+    async def copy(source: TcpStream, target: TcpStream, seen: Callable[[bytes], None]) -> None:
         nonlocal heard_s
         while data := await source.reader.read(READ_BYTES):
             heard_s, was_admitted = loop.time(), gate.admitted
-            said(data)
+            seen(data)
             if gate.admitted and not was_admitted and not admitted():
                 return
             if wait_s := budget.take(len(data), loop.time()):

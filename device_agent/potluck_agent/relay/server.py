@@ -270,8 +270,8 @@ class RelayServer:
 
     def _welcome(self, registered: _Registered) -> None:
         port = registered.device.port(self.port)
-        told = Registered(major=VERSION[0], minor=VERSION[1], port=port)
-        self._say(registered.route, told)
+        reply = Registered(major=VERSION[0], minor=VERSION[1], port=port)
+        self._say(registered.route, reply)
 
     async def _open(self, key: str, registered: _Registered) -> None:
         """Listen on its four ports."""
