@@ -305,10 +305,8 @@ class Controller:
 
     def _welcome(self, device: str, peer: Peer, message: Welcome, buffers: tuple[Any, ...]) -> None:
         version = message.major, message.minor
-        statement = read_statement(buffers[0])
-        peer.session = Session(
-            device=device, name=message.name, version=version, capability=statement
-        )
+        facts = read_statement(buffers[0])
+        peer.session = Session(device=device, name=message.name, version=version, capability=facts)
         self._actions.append(Resolve(ticket=peer.join_ticket, result=peer.session))
 
     def _refused(self, device: str, message: Refused) -> None:
