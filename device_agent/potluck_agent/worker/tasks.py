@@ -84,7 +84,7 @@ class LoadedSegment(Protocol):
         *,
         scaled: bool = False,
     ) -> tuple[Any, Any]:
-        """What gradients are multiplied by so that the norm of all is `max_norm` at the most, and that
+        """What gradients are multiplied by so that the norm of all is at most `max_norm`, and that
         norm. `scaled`: their loss was multiplied.
         """
 
