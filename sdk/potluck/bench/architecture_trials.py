@@ -5,6 +5,7 @@ one machine.
 import copy
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from potluck.errors import ModelError, PotluckError
@@ -43,7 +44,11 @@ def tried(architecture: "Architecture", home: "Home") -> TrialOutcome:
     net, inputs = architecture.net, tuple(architecture.inputs.values())
     with torch.no_grad():
         target = torch.randn_like(net(*inputs))
-    model, refused, untrained = _models(net, inputs, target)
+    found = _models(net, inputs, target)
+    if found[0] is None:  # as a refusal says what to say where rows are compared
+        again = _models(net, inputs, target, compares_rows=True)
+        found = found if again[0] is None else again
+    model, refused, untrained = found
     equal = trained = False
     if model is not None:
         try:
@@ -64,21 +69,24 @@ def tried(architecture: "Architecture", home: "Home") -> TrialOutcome:
     )
 
 
-def _models(net: Any, inputs: tuple[Any, ...], target: Any) -> tuple["Model | None", str, str]:
+def _models(
+    net: Any, inputs: tuple[Any, ...], target: Any, *, compares_rows: bool = False
+) -> tuple["Model | None", str, str]:
     """The model, as far as potluck takes it; why it is refused; and why it is not trained."""
     import torch
 
     from potluck.graph import Model
 
     loss_of = torch.nn.functional.mse_loss
+    of = partial(Model.from_torch, compares_rows=compares_rows)
     try:
-        model = Model.from_torch(net.train(), inputs, loss=loss_of, example_targets=target)
+        model = of(net.train(), inputs, loss=loss_of, example_targets=target)
     except PotluckError as error:
         untrained = f"in training: {cause(error)}"
     else:
         return model, "", ""
     try:
-        return Model.from_torch(net.eval(), inputs), "", untrained
+        return of(net.eval(), inputs), "", untrained
     except PotluckError as error:
         return None, cause(error), untrained
 

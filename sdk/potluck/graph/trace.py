@@ -206,7 +206,8 @@ def _trace(
     dims = [sequence_dims[i] if i < len(sequence_dims) else None for i in range(len(tensors))]
     with modes_of(net, training=loss is not None):
         check_norms(module)
-        program, lengths = export(module, tensors, dims, autocast, lines=lines)
+        functions: dict[type, bool] | None = None if loss is None else {}
+        program, lengths = export(module, tensors, dims, autocast, lines=lines, functions=functions)
     without_maps(program)
     without_assertions(program)
     decompose(program, passed)
@@ -232,7 +233,7 @@ def _trace(
         ):
             check_forgets(module, tensors)
             if loss is not None:
-                check_learning(module, tensors, traced)
+                check_learning(module, tensors, traced, functions or {})
             with as_written(program, written):
                 check_default_type(program.graph_module, lambda: pair.arguments(tensors))
                 check_same(pair, tensors)

@@ -15,12 +15,6 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402 - of to
 
 SAMPLES = 40
 MAX_OPERATORS = 200  # those of more take up to a minute
-# what is refused, some of it in training alone: a part of the reason
-REFUSED = {
-    "bloom": "the backward pass of GeLUFunction",
-    "sew": "belongs to no module",  # its input is made to require a gradient
-    "tapas": "does not hold one result for each row",  # it numbers the rows of all tables
-}
 
 
 class Called(TorchDispatchMode):
@@ -67,9 +61,6 @@ def test_an_architecture_answers_and_trains_on_two_agents_as_on_one_machine(numb
         outcome = tried(architecture, home)
     if not outcome.exports:
         pytest.skip(f"torch.export does not take {architecture.name}")
-    if architecture.name in REFUSED:
-        assert REFUSED[architecture.name] in outcome.refused + outcome.untrained
-    else:
-        assert (outcome.refused, outcome.untrained) == ("", ""), architecture.name
-        assert outcome.equal, architecture.name
-        assert outcome.trained, architecture.name
+    assert (outcome.refused, outcome.untrained) == ("", ""), architecture.name
+    assert outcome.equal, architecture.name
+    assert outcome.trained, architecture.name

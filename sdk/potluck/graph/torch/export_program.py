@@ -9,7 +9,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stderr
+from contextlib import contextmanager, nullcontext, redirect_stderr
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from potluck.errors import ModelError
 from potluck.graph.torch.autocast import check_autocast
 from potluck.graph.torch.fixed_sizes import fixing_call
 from potluck.graph.torch.mixed_precision import autocasting, insert_casts
+from potluck.graph.torch.own_backwards import written_out
 from potluck.graph.torch.source_lines import noted
 from potluck.graph.traced import ANY_LENGTH, MAX_SIZE, SEQUENCE
 from potluck_wire.graph import BATCH
@@ -43,12 +44,15 @@ def export(
     autocast: str = "",
     *,
     lines: bool = False,
+    functions: dict[type, bool] | None = None,
 ) -> tuple[Any, range]:
     """The program of a module for any batch, and for which lengths of the sequence, which is
     dimension `dims[i]`.
 
     With `autocast`, the type that torch.autocast converts to, its conversions are in the program.
-    `lines`: it is noted which line of the user's source each operator comes from. It is any
+    `lines`: it is noted which line of the user's source each operator comes from. `functions`: a
+    backward pass of the user's own counts; gets those that are called, and whether they were
+    written out. The sequence is of any
     length, unless the module itself sets a limit, as a table of positions does. Raises
     ModelError: what is in the way, and where.
     """
@@ -56,14 +60,16 @@ def export(
     lengths = ANY_LENGTH
     while True:
         try:
-            program = _exported(module, tensors, dims, lengths, autocast, lines)
+            program = _exported(module, tensors, dims, lengths, autocast, lines, functions)
             break
         except Exception as error:
             if isinstance(error, ModelError):
                 raise
             narrower = _limited(str(error), lengths)
             if narrower == lengths:
-                again = partial(_exported, module, tensors, dims, lengths, autocast, lines)
+                again = partial(
+                    _exported, module, tensors, dims, lengths, autocast, lines, functions
+                )
                 raise _in_words(error, again) from error
             lengths = narrower
     insert_casts(program, autocast)
@@ -77,6 +83,7 @@ def _exported(
     lengths: range,
     autocast: str,
     lines: bool,
+    functions: dict[type, bool] | None,
 ) -> Any:
     with (
         _quiet(),
@@ -85,6 +92,7 @@ def _exported(
         autocasting(autocast),
         _kept(module),
         _unchecked(),
+        nullcontext() if functions is None else written_out(functions),
     ):
         warnings.filterwarnings("ignore", _OWN_WEIGHTS)
         shapes = (_dynamic(dims, lengths),)
@@ -134,7 +142,7 @@ def _in_words(error: Exception, again: Callable[[], object]) -> ModelError:
     `again` does it once more.
     """
     text, frames = str(error), traceback.extract_tb(error.__traceback__)
-    where = _where(frames)
+    where = where_called(frames)
     if any(frame.name == "_detect_is_causal_mask" for frame in frames):
         return ModelError(
             f"its transformer looks into its mask{where}, to find whether it is causal.",
@@ -162,7 +170,7 @@ def _in_words(error: Exception, again: Callable[[], object]) -> ModelError:
         what = f"{call} fixes it, or bounds it" if call else "it is read as a plain number"
         return ModelError(
             f"it works only for one size of batch (or sequence), or for some: {what}"
-            f"{where or _where(calling)}.",
+            f"{where or where_called(calling)}.",
             next_step="Write x.shape[0] for the number of rows: len(x) is a plain number, that of "
             "the example. "
             "In views and reshapes, -1 does, too.",
@@ -184,9 +192,10 @@ def _in_words(error: Exception, again: Callable[[], object]) -> ModelError:
         )
     if "fake tensor in the exported program" in text:
         return ModelError(
-            f"it cannot be exported{where}: it changes a tensor where that cannot be followed, as "
-            "weight.data.clamp_() does.",
-            next_step="Use the form that returns a new tensor, or torch.nn.utils.parametrize.",
+            f"it cannot be exported{where}: it changes a tensor, or takes a gradient, where that "
+            "cannot be followed, as weight.data.clamp_() and torch.autograd.grad() do.",
+            next_step="Use the form that returns a new tensor, or torch.nn.utils.parametrize. "
+            "Write a derivative out, or take it outside of the model.",
         )
     return ModelError(
         f"it cannot be exported{where}: {type(error).__name__}: {first_line(text)}", next_step=TRY
@@ -231,7 +240,7 @@ def _quiet() -> Iterator[None]:
             logger.disabled = was
 
 
-def _where(frames: Sequence[traceback.FrameSummary]) -> str:
+def where_called(frames: Sequence[traceback.FrameSummary]) -> str:
     """The innermost line of the user's own code among these: of a `forward`, else of the loss; and
     the function of torch that it calls.
     """

@@ -2,12 +2,12 @@
 passes of torch's.
 """
 
-from collections.abc import Iterator, Sequence
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.autograd.function import BackwardCFunction
 from torch.jit._script import RecursiveScriptModule
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
@@ -15,6 +15,7 @@ from torch.nn.parameter import is_lazy
 from potluck.errors import ModelError
 
 from ..traced import Traced
+from .export_program import where_called
 from .statefulness import spared
 
 
@@ -93,24 +94,22 @@ def check_norms(net: torch.nn.Module) -> None:
 
 
 def check_learning(
-    module: torch.nn.Module, tensors: Sequence[torch.Tensor], traced: Traced
+    module: torch.nn.Module,
+    tensors: Sequence[torch.Tensor],
+    traced: Traced,
+    functions: Mapping[type, bool],
 ) -> None:
     """Raise ModelError where no weight learns from the loss that `module` gives, or other ones than
     in its graph.
 
-    Also where a backward is the user's own: what is exported is the forward pass, and a
-    `torch.autograd.Function` would lose its backward without a word.
+    Also where a backward is the user's own, unless `functions` says that it was written out: what
+    is exported is the forward pass, and a `torch.autograd.Function` would lose its backward without
+    a word.
     """
-    with (
-        spared(module),
-        torch.random.fork_rng(devices=()),
-        torch.enable_grad(),
-        torch.compiler.set_stance("force_eager"),
-    ):
-        hooked: list[object] = []
-        applied: list[str] = []
-        with _noting_hooks(hooked), _noting_functions(applied):
-            loss = module(*tensors)
+    hooked: list[object] = []
+    applied: dict[type, str] = {}
+    with _noting_hooks(hooked), _noting_functions(applied):
+        loss = _called(module, tensors)
     _check_gradients(module, hooked)
     if not loss.requires_grad:
         raise ModelError(
@@ -119,46 +118,69 @@ def check_learning(
             next_step="Leave the loss out for inference, or look for detach(), argmax or "
             "requires_grad_(False).",
         )
-    functions = list(_behind(loss.grad_fn))
-    own = next(
-        (
-            type(f).__name__.removesuffix("Backward")
-            for f in functions
-            if isinstance(f, BackwardCFunction)
-        ),
-        "",
-    )
-    if own:
-        raise _own_backward(own)
-    weights = [f.variable for f in functions if hasattr(f, "variable")]
-    own_weights = {id(parameter) for parameter in module.parameters()}
-    strangers = [w for w in weights if id(w) not in own_weights]
-    if strangers:
+    strange = {cls: line for cls, line in applied.items() if not functions.get(cls, False)}
+    behind = list(_behind(loss.grad_fn))
+    for function in behind:
+        called = getattr(function, "_forward_cls", None)  # of a user's own alone
+        if called in strange:
+            raise _own_backward(called, strange)
+    weights = [f.variable for f in behind if hasattr(f, "variable")]
+    known = {id(tensor) for tensor in (*module.parameters(), *tensors)}
+    strangers = [w for w in weights if id(w) not in known]
+    kept = _of_each_call(strangers, module, tensors) if strangers else []
+    if kept:
         raise ModelError(
-            f"a gradient reaches a tensor {list(strangers[0].shape)} that belongs to no module, so "
+            f"a gradient reaches a tensor {list(kept[0].shape)} that belongs to no module, so "
             "that nothing would train it.",
             next_step="Make it a parameter of the network, or of a loss that is a torch.nn.Module; "
             "requires_grad_(False) leaves it as it is.",
         )
-    _check_same({id(weight) for weight in weights}, module, traced, applied)
+    _check_same({id(weight) for weight in weights}, module, traced, strange)
 
 
-def _own_backward(name: str) -> ModelError:
+def _called(module: torch.nn.Module, tensors: Sequence[torch.Tensor]) -> Any:
+    """The loss of a call that leaves everything as it was, inputs too."""
+    with (
+        spared(module),
+        torch.random.fork_rng(devices=()),
+        torch.enable_grad(),
+        torch.compiler.set_stance("force_eager"),
+    ):
+        return module(*tensors)
+
+
+def _of_each_call(
+    strangers: Sequence[torch.Tensor], module: torch.nn.Module, tensors: Sequence[torch.Tensor]
+) -> list[torch.Tensor]:
+    """Those that are there again when the module is called once more. The others it has made
+    itself: their gradient goes with them.
+    """
+    again = {
+        id(f.variable) for f in _behind(_called(module, tensors).grad_fn) if hasattr(f, "variable")
+    }
+    return [tensor for tensor in strangers if id(tensor) in again]
+
+
+def _own_backward(cls: type, applied: Mapping[type, str]) -> ModelError:
+    name = cls.__name__
     return ModelError(
-        f"the backward pass of {name} is Python code of its own, which devices do not run.",
+        f"the backward pass of {name} is Python code of its own, which devices do not "
+        f"run{applied[cls]}.",
         next_step="Call torch.utils.checkpoint with use_reentrant=False."
         if name == "CheckpointFunction"
-        else "Write it with torch's operators.",
+        else "Write it with torch's operators. One that multiplies the gradient of a single value "
+        "is taken: grad * factor, grad.masked_fill(mask, 0).",
     )
 
 
 @contextmanager
-def _noting_functions(applied: list[str]) -> Iterator[None]:
-    """While it lasts, `applied` gets the name of every autograd function that is called."""
+def _noting_functions(applied: dict[type, str]) -> Iterator[None]:
+    """While it lasts, `applied` gets every autograd function that is called, and by which line."""
     apply = vars(torch.autograd.Function)["apply"]
 
     def apply_noted(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        applied.append(cls.__name__)
+        if cls not in applied:
+            applied[cls] = where_called(traceback.extract_stack())
         return apply.__get__(None, cls)(*args, **kwargs)
 
     torch.autograd.Function.apply = classmethod(apply_noted)  # type: ignore[assignment, method-assign]
@@ -211,7 +233,7 @@ def _check_gradients(module: torch.nn.Module, hooked: Sequence[object]) -> None:
 
 
 def _check_same(
-    learned: set[int], module: torch.nn.Module, traced: Traced, applied: Sequence[str]
+    learned: set[int], module: torch.nn.Module, traced: Traced, applied: Mapping[type, str]
 ) -> None:
     """Raise ModelError where a call teaches other weights than the graph does (`learned`: their
     identities; `applied`: functions that may be why).
@@ -220,7 +242,7 @@ def _check_same(
     for name, parameter in module.named_parameters():
         if (id(parameter) in learned) != (id(parameter) in in_graph):
             if applied:
-                raise _own_backward(applied[0])
+                raise _own_backward(next(iter(applied)), applied)
             way = "reaches" if id(parameter) in learned else "does not reach"
             raise ModelError(
                 f"a gradient {way} {name.removeprefix('net.')} when the module is called, and in "
