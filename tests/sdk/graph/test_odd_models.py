@@ -24,7 +24,7 @@ class Does(nn.Module):
         return self._forward(self, *tensors)
 
 
-class Tripled(torch.autograd.Function):
+class Summed(torch.autograd.Function):
     """Doubles, with the gradient of something else."""
 
     @staticmethod
@@ -33,7 +33,7 @@ class Tripled(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient):
-        return gradient * 3
+        return gradient.sum(1, keepdim=True).expand_as(gradient)
 
 
 class Tied(nn.Module):
@@ -205,8 +205,8 @@ def test_says_why_it_is_refused_and_what_to_do(make, example, text):
 
 UNTAUGHT = {
     "a backward of one's own": (
-        Does(lambda self, x: Tripled.apply(self.linear(x))),
-        "Tripled is Python.*operators",
+        Does(lambda self, x: Summed.apply(self.linear(x))),
+        "Summed is Python.*operators",
     ),
     "detached": (Does(lambda self, x: self.linear(x).detach()), "no weight learns.*detach"),
     "frozen": (nn.Linear(4, 4).requires_grad_(False), "no weight learns"),

@@ -8,6 +8,7 @@ drawn from those of the example.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -15,12 +16,15 @@ import torch
 
 from potluck.graph.torch.batch_axis import (
     Complete,
+    LateTensor,
     OperatorFailed,
     RowCounter,
     RowRunner,
     arguments,
+    at_once,
     largest,
     made_up,
+    own_copy,
 )
 from potluck.graph.traced import Type
 from potluck_wire.graph import Ref
@@ -66,6 +70,11 @@ def _doubled(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value.double() if value.dtype in _HALVES else value
     return torch.float64 if isinstance(value, torch.dtype) and value in _HALVES else value
+
+
+def _own_doubled(value: Any) -> Any:
+    """A copy in double precision, of what may be made only now."""
+    return _doubled(at_once(value).clone())
 
 
 def difference(
@@ -116,7 +125,7 @@ def apart(
             part: Sequence[torch.Tensor], first: int = 0, own: Any = weights
         ) -> dict[Ref, torch.Tensor]:
             watcher = _DoubledWatcher(program.graph_module, values, types, len(part[0]), first)
-            given = {h: _doubled(tensor.clone()) for h, tensor in own.items()}
+            given = {h: LateTensor(partial(_own_doubled, tensor)) for h, tensor in own.items()}
             with torch.no_grad():
                 watcher.run(*arguments(program, given, [_doubled(x) for x in complete([*part])]))
             return watcher.found
@@ -151,12 +160,12 @@ def _same(full: torch.Tensor, parts: torch.Tensor) -> bool:
 
 def _trials(
     program: Any, state: Mapping[torch.fx.Node, torch.Tensor], example: Sequence[torch.Tensor]
-) -> Iterator[tuple[list[torch.Tensor], dict[torch.fx.Node, torch.Tensor]]]:
+) -> Iterator[tuple[list[torch.Tensor], dict[torch.fx.Node, torch.Tensor | LateTensor]]]:
     """Rows and weights: first those of the user, then made-up ones of each size."""
     holders = [node for node in program.graph.nodes if node.op == "placeholder"]
     yield (
         [x[torch.arange(_ROWS) % x.shape[0]] for x in example],
-        {h: t.detach().clone() for h, t in state.items()},
+        {h: own_copy(t) for h, t in state.items()},
     )
     for seed, magnitude in enumerate(_MAGNITUDES):
         generator = torch.Generator().manual_seed(seed)
@@ -186,11 +195,11 @@ class _Loss:
     """
 
     program: Any
-    weights: Mapping[torch.fx.Node, torch.Tensor]
+    weights: Mapping[torch.fx.Node, torch.Tensor | LateTensor]
     learned: Sequence[torch.fx.Node]
 
     def __call__(self, rows: Sequence[torch.Tensor], first: int = 0) -> list[torch.Tensor]:
-        weights = {h: _doubled(tensor.clone()) for h, tensor in self.weights.items()}
+        weights = {h: _own_doubled(tensor) for h, tensor in self.weights.items()}
         leaves = [weights[h].requires_grad_() for h in self.learned]
         with torch.enable_grad():
             given = arguments(self.program, weights, [_doubled(x) for x in rows])

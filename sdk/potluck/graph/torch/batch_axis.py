@@ -7,7 +7,10 @@ the whole. It runs as in evaluation (batch normalisation ties rows together), an
 weights, so that no zero of the real ones hides anything.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,6 +23,7 @@ from potluck_wire.graph import Ref
 from potluck_wire.operators import in_evaluation
 
 ROWS = 3
+MOST_KEPT = 1_000_003  # numbers of a weight that is made once; a prime, so that no row comes again
 _FIRST, _SECOND = slice(0, 1), slice(1, ROWS)
 # of the largest: kernels for one and three rows sum in different orders
 _TOLERANCE = 1e-3
@@ -47,10 +51,20 @@ class Runner(torch.fx.Interpreter):
             raise OperatorFailed(node, error) from error
 
 
+@dataclass(frozen=True, slots=True)
+class LateTensor:
+    """A tensor that is made whenever it is read, and kept by nobody: all weights of a large model
+    at once would take its size a second time.
+    """
+
+    make: Callable[[], torch.Tensor]
+
+
 class RowRunner(Runner):
     """Runs a graph on some rows of a batch: `first` is the number of the first of them.
 
-    What it would draw for a row is the same, whichever rows are beside it.
+    What it would draw for a row is the same, whichever rows are beside it. Some of what it is given
+    may be of `LateTensor`.
     """
 
     def __init__(self, module: torch.nn.Module, rows: int, first: int = 0) -> None:
@@ -58,12 +72,21 @@ class RowRunner(Runner):
         self.rows = rows
         self.first = first
 
+    def map_nodes_to_values(self, args: Any, n: torch.fx.Node) -> Any:
+        """The values that a node is given."""
+        return torch.fx.node.map_aggregate(super().map_nodes_to_values(args, n), at_once)
+
     def run_node(self, node: torch.fx.Node) -> Any:
         """What the node gives."""
         if node.target not in draws.DRAWS:
             return super().run_node(node)
         (like,), _ = self.fetch_args_kwargs_from_env(node)
         return draws.stand_in(node, like, self.first, self.rows)
+
+
+def at_once(value: Any) -> Any:
+    """A value, which is made where it is late."""
+    return value.make() if isinstance(value, LateTensor) else value
 
 
 class RowCounter(RowRunner):
@@ -132,7 +155,7 @@ def by_rows(
     """
 
     def seen(
-        inputs: Sequence[torch.Tensor], weights: Mapping[torch.fx.Node, torch.Tensor]
+        inputs: Sequence[torch.Tensor], weights: Mapping[torch.fx.Node, torch.Tensor | LateTensor]
     ) -> frozenset[Ref]:
         def digests(part: slice) -> dict[Ref, torch.Tensor]:
             rows = part.stop - part.start
@@ -162,15 +185,13 @@ def by_rows(
         real = [x[torch.arange(ROWS) % x.shape[0]] for x in example]
         if all(bool((x == x[:1]).all()) for x in real):
             raise  # rows that are all the same show nothing
-        return seen(
-            complete(real), {holder: tensor.detach().clone() for holder, tensor in state.items()}
-        )
+        return seen(complete(real), {holder: own_copy(tensor) for holder, tensor in state.items()})
 
 
 def _run(
     watcher: RowCounter,
     program: Any,
-    state: Mapping[torch.fx.Node, torch.Tensor],
+    state: Mapping[torch.fx.Node, torch.Tensor | LateTensor],
     inputs: Sequence[torch.Tensor],
 ) -> Any:
     """The outputs for these inputs and this state."""
@@ -179,8 +200,8 @@ def _run(
 
 
 def arguments(
-    program: Any, state: Mapping[torch.fx.Node, torch.Tensor], inputs: Sequence[torch.Tensor]
-) -> list[torch.Tensor]:
+    program: Any, state: Mapping[torch.fx.Node, Any], inputs: Sequence[torch.Tensor]
+) -> list[Any]:
     """What a program is called with: its state, then these inputs.
 
     Nothing for state that it does not use.
@@ -205,14 +226,29 @@ def largest(tensor: torch.Tensor) -> float:
     return float(tensor.abs().nan_to_num(posinf=0.0).max()) if tensor.numel() else 0.0
 
 
-def made_up(tensor: torch.Tensor, seed: int) -> torch.Tensor:
+def made_up(tensor: torch.Tensor, seed: int) -> torch.Tensor | LateTensor:
     """A weight of the usual size in place of the real one; buffers and constants as they are."""
     if not isinstance(tensor, torch.nn.Parameter) or not tensor.is_floating_point():
         return tensor.detach().clone()
+    make = partial(_made_up, tensor.shape, tensor.dtype, seed)
+    return LateTensor(make) if tensor.numel() > MOST_KEPT else make()
+
+
+def own_copy(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy of what a graph may change: weights are not."""
+    is_weight = isinstance(tensor, torch.nn.Parameter)
+    return tensor.detach() if is_weight else tensor.detach().clone()
+
+
+def _made_up(shape: torch.Size, dtype: torch.dtype, seed: int) -> torch.Tensor:
+    """Normal numbers; those of a large weight are some of them again and again."""
     generator = torch.Generator().manual_seed(seed)
-    fan_in = max(tensor[0].numel(), 1) if tensor.dim() > 1 and len(tensor) else 1
-    made = torch.randn(tensor.shape, generator=generator) * fan_in**-0.5
-    return torch.as_tensor(made if tensor.dim() > 1 else 1.0 + 0.1 * made, dtype=tensor.dtype)
+    size = math.prod(shape)
+    fan_in = max(size // shape[0], 1) if len(shape) > 1 and shape[0] else 1
+    made = torch.randn(min(size, MOST_KEPT), generator=generator) * fan_in**-0.5
+    made = (made if len(shape) > 1 else 1.0 + 0.1 * made).to(dtype)
+    many: torch.Tensor = made.repeat(-(-size // MOST_KEPT) or 1)[:size]
+    return many.reshape(shape)
 
 
 def varied(example: torch.Tensor) -> torch.Tensor:

@@ -27,7 +27,8 @@ class _Factor:
 
     def __init__(self, value: torch.Tensor) -> None:
         self.value = value
-        self.shape, self.dtype, self.device = value.shape, value.dtype, value.device
+        self.shape, self.dtype = value.shape, value.dtype
+        self.device = value.device
 
     @classmethod
     def __torch_function__(
