@@ -11,6 +11,7 @@ from tests.sdk.run.conftest import make_plan
 import potluck
 from potluck.run import weight_update
 from potluck.sessions.agent_specs import Spec
+from potluck.testing.faults import memory_of
 from potluck.testing.memory import memory_home
 
 torch = pytest.importorskip("torch")
@@ -163,6 +164,30 @@ def test_a_run_that_is_saved_and_one_that_switches_keep_their_factor(home, tmp_p
     expected, _, _ = on_one_machine(net, loss, batches, lambda p: torch.optim.AdamW(p, lr=1e-3))
     check(again, net, begun, losses, expected)
     again.close()
+
+
+@pytest.mark.parametrize("lost", ["a", "b"])
+def test_whoever_is_lost_takes_no_factor_with_it(lost):
+    """Between the steps that are left out at first, and those that are not."""
+    net, loss, model = made(300.0)
+    begun, batches = weights(net), data(20)
+    plan = make_plan(model, *PLANS["two stages"], micro_batch=MICRO, n_micro_batches=2)
+    with memory_home([Spec(name=name) for name in DEVICES]) as home:
+        run = home.deploy(plan, model, optimizer=potluck.AdamW(lr=1e-3)).wait()
+
+        def strike(step, _):
+            if step == 4:
+                memory_of(home).kill(lost)
+
+        history = run.fit(batches, on_step=strike, adapt=False).wait()
+        assert history.recoveries
+        expected, scales, _ = on_one_machine(
+            net, loss, batches, lambda p: torch.optim.AdamW(p, lr=1e-3)
+        )
+        n_left_out = sum("was left out" in note for note in history.notes)
+        assert scales[-1] == 2.0 ** (16 - n_left_out)
+        check(run, net, begun, history.losses, expected)
+        run.close()
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
