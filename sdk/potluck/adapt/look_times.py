@@ -10,6 +10,19 @@ LOOKING_FRAC = 0.02  # of the time of a run, at most, goes into looking and plan
 CHANGED_FRAC = 0.25  # a choice: medians of a window differ by a tenth on a busy machine
 
 
+def rest_steps(spent_s: float, step_s: float) -> int:
+    """For how many steps nothing is looked at after a look.
+
+    Parameters
+    ----------
+    spent_s
+        What it took, s.
+    step_s
+        Of a step, s.
+    """
+    return ceil(spent_s / LOOKING_FRAC / step_s)
+
+
 class LookTimes:
     """The looks at one run.
 
@@ -69,6 +82,6 @@ class LookTimes:
         waits
             Whether a switch is thought of: then the next window is looked at.
         """
-        rest = 0 if waits else ceil(spent_s / LOOKING_FRAC / step_s)
+        rest = 0 if waits else rest_steps(spent_s, step_s)
         self._due = step + max(WINDOW, rest)
         self._may_hurry = self._may_hurry or acts or waits

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import replace
-from math import ceil
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -24,7 +23,7 @@ from potluck.adapt.adapter import (
 )
 from potluck.adapt.alternatives import still_wanted, trained_alike
 from potluck.adapt.conditions import DEVICE, Thing, ratios, under
-from potluck.adapt.look_times import LOOKING_FRAC, WINDOW, LookTimes
+from potluck.adapt.look_times import WINDOW, LookTimes, rest_steps
 from potluck.contention.transfer_order import one_at_a_time, with_ordered_transfers
 from potluck.errors import Infeasible, PotluckError
 from potluck.handle import Task
@@ -202,7 +201,7 @@ class Adapting:
             return
         prober, adapter = self._prober, self._adapter
         adapter.update_slowness(prober.slowness(unseen, plan, profiled, adapter.known), look.step)
-        self._next_probe_step = look.step + ceil(prober.spent_s / LOOKING_FRAC / look.step_s)
+        self._next_probe_step = look.step + rest_steps(prober.spent_s, look.step_s)
 
     def _seen(self, steps: Steps, compiled: Compiled, problem: Problem, step: int) -> StepsSeen:
         spans = [(execution.start_s, execution.stop_s) for execution, _ in steps]
