@@ -171,6 +171,30 @@ def test_noise_that_is_as_long_as_what_rows_make_is_refused():
         )
 
 
+def seeded(x):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return x + torch.randn_like(x)
+
+
+@pytest.mark.parametrize(
+    "noisy",
+    [
+        seeded,
+        lambda x: x + torch.randn(x.shape, generator=torch.Generator().manual_seed(0)),
+        lambda x: x + torch.empty_like(x).uniform_(generator=torch.Generator().manual_seed(0)),
+    ],
+    ids=["the global one", "one of its own", "in place"],
+)
+def test_noise_of_a_generator_that_the_module_seeds_is_refused(noisy):
+    """It would be the same in every step, and here it is another."""
+    x = torch.randn(4, 8)
+    with pytest.raises(ModelError):
+        potluck.Model.from_torch(
+            Net(noisy), x, loss=functional.mse_loss, example_targets=torch.randn(4, 4)
+        )
+
+
 def test_noise_in_answers_is_refused():
     class Always(nn.Module):
         def forward(self, x):

@@ -18,6 +18,8 @@ _MAX = 2
 def own_way(node: Any) -> Callable[..., Any] | None:
     """How a node is written out; None: as torch does it."""
     name = str(node.target)
+    if node.kwargs.get("generator") is not None:
+        return None  # its numbers are those of that generator
     way = WAYS.get(name)
     return way(node) if way is not None else draws.WAYS.get(name)
 

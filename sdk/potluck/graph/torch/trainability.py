@@ -13,6 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 
 from potluck.errors import ModelError
+from potluck.graph.partition.random_masks import draws
 
 from ..traced import Traced
 from .export_program import where_called
@@ -108,9 +109,17 @@ def check_learning(
     """
     hooked: list[object] = []
     applied: dict[type, str] = {}
-    with _noting_hooks(hooked), _noting_functions(applied):
+    seeding: list[str] = []
+    with _noting_hooks(hooked), _noting_functions(applied), _noting_seeds(seeding):
         loss = _called(module, tensors)
     _check_gradients(module, hooked)
+    if seeding and draws(traced, range(len(traced.graph.nodes))):
+        raise ModelError(
+            f"it seeds what it draws in each call{seeding[0]}: devices draw by the seed of the run "
+            "and the step.",
+            next_step="Leave torch.manual_seed out, and say home.deploy(plan, seed=1); noise that "
+            "stays the same is a buffer.",
+        )
     if not loss.requires_grad:
         raise ModelError(
             "no weight learns from the loss: it does not depend on any parameter that requires a "
@@ -188,6 +197,22 @@ def _noting_functions(applied: dict[type, str]) -> Iterator[None]:
         yield
     finally:
         torch.autograd.Function.apply = apply  # type: ignore[method-assign]
+
+
+@contextmanager
+def _noting_seeds(seeding: list[str]) -> Iterator[None]:
+    """While it lasts, `seeding` gets every line that seeds torch's random numbers."""
+    before = torch.manual_seed
+
+    def seed_noted(seed: Any) -> torch.Generator:
+        seeding.append(where_called(traceback.extract_stack()))
+        return before(seed)
+
+    torch.manual_seed = torch.random.manual_seed = seed_noted
+    try:
+        yield
+    finally:
+        torch.manual_seed = torch.random.manual_seed = before
 
 
 @contextmanager
