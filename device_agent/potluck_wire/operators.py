@@ -2,10 +2,11 @@
 
 The SDK, the agent and its worker compare with this one.
 
-Forward ATen operators only: the device's autograd makes the backward calls itself, from values that
-it computed. Left out on purpose: whatever reads files (from_file), hands out memory as it lies
-(empty), takes indices without checking them (every *_backward), or draws random numbers otherwise
-than as many as a value has (bernoulli, multinomial): these are written out in `draw`.
+Forward ATen operators, and two of our own: the device's autograd makes the backward calls itself,
+from values that it computed. Left out on purpose: whatever reads files (from_file), hands out
+memory as it lies (empty), takes indices without checking them (every *_backward), or draws random
+numbers otherwise than as many as a value has (bernoulli, multinomial): these are written out in
+`draw`.
 """
 
 from typing import Any
@@ -117,6 +118,8 @@ KINDS: dict[str, tuple[str, ...]] = {
     "matrix": aten(
         "_linalg_det _linalg_slogdet linalg_qr linalg_matrix_exp linalg_solve_triangular"
     ),
+    # of our own (`worker/blocks.py`): smaller values, whose gradients are as small
+    "code": ("potluck.pack_int8.default", "potluck.unpack_int8.default"),
     # in place, on a buffer alone: how batch normalisation counts its batches
     "buffer": aten("add_.Tensor"),
 }

@@ -435,6 +435,10 @@ SPECIAL |= {name: [(X, (1,)), (X, (0, 2), True)] for name in _DIMS[:5]} | {
     name: [(X, (1,))] for name in _DIMS[5:]
 }
 SPECIAL |= {name: [(X, 1)] for name in _DIM}
+SPECIAL |= {
+    "potluck.pack_int8": [(X, 1), (X, 2), (IMAGE, 2)],
+    "potluck.unpack_int8": [(tensor(2, 3, 2), (4,)), (tensor(2, 7), (4, 6))],
+}
 
 
 def _usual(name):

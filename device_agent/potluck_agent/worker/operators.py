@@ -10,6 +10,8 @@ import torch
 
 from potluck_wire.operators import OPERATORS
 
+from . import blocks
+
 DTYPES: dict[str, torch.dtype] = {
     "float32": torch.float32,
     "float64": torch.float64,
@@ -56,6 +58,8 @@ _FASTER: dict[str, Callable[..., Any]] = {
 
 def _overload(name: str) -> Any:
     """The OpOverload of a name of our own list."""
+    if name in blocks.OVERLOADS:
+        return blocks.OVERLOADS[name]
     _, packet, overload = name.split(".")
     return getattr(getattr(torch.ops.aten, packet), overload)
 

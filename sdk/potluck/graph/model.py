@@ -374,8 +374,9 @@ class Model(Shown):
         ----------
         code
             "bfloat16": half the bytes, of gradients, too. "float16": the same, for answers alone.
-            "int8": a quarter, for answers alone; a scale for each row, and for each of its tokens
-            or channels.
+            "int8": a quarter, of gradients, too; a scale for each row, and for each of its tokens
+            or channels, and the nearest of its 255 steps. In training, a value that several layers
+            read crosses once for each, and what has no rows stays as it is.
 
         Raises
         ------

@@ -32,6 +32,7 @@ _PER_ELEMENT = {
     "comparison": 1,
     "random": 1,
     "draw": 1,
+    "code": 5,  # magnitude, maximum, divide, round, convert
 }
 # mean, variance, subtract, scale, shift; softmax: maximum, subtract, exp, sum, divide
 _PER_NORM = 5

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from potluck.graph.model import Model
     from potluck.graph.partition.layers import Layers
 
-TRAINS = ("bfloat16",)
+TRAINS = ("bfloat16", "int8")
 
 
 def rounded_layers(model: "Model", code: str) -> "tuple[Layers, Layers | None]":
@@ -38,7 +38,10 @@ def rounded_layers(model: "Model", code: str) -> "tuple[Layers, Layers | None]":
     if all(len(each.records) < 2 for each in chosen):
         raise ModelError(f"{model.name} is one layer, which hands nothing on.")
     n_inputs = len(model.traced_line().traced.given)
-    inference, *training = (rounded(each, code, n_inputs) for each in chosen)
+    inference, *training = (
+        rounded(each, code, n_inputs, train=train)
+        for each, train in zip(chosen, modes, strict=True)
+    )
     return inference, training[0] if training else None
 
 
@@ -53,5 +56,6 @@ def _check_code(code: str, *, trains: bool) -> None:
     if trains and code not in TRAINS:
         raise ModelError(
             f"gradients as {code} would lose what is small in them.",
-            next_step="Train with rounded('bfloat16'); for answers alone, leave out the loss.",
+            next_step="Train with rounded('bfloat16') or rounded('int8'); for answers alone, leave "
+            "out the loss.",
         )
