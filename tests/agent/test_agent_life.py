@@ -107,9 +107,9 @@ def test_whoever_shows_a_code_learns_that_it_was_used_also_by_a_notebook_known_b
         for _ in range(n_times):
             with shower(tmp_path) as (process, code):
                 pair(running.port, code, bob, "bob")
-                told, error = process.communicate(timeout=PATIENCE_S)
+                output, error = process.communicate(timeout=PATIENCE_S)
                 assert (process.returncode, error) == (0, "")
-                assert "paired with bob" in told
+                assert "paired with bob" in output
 
 
 @pytest.mark.few(2)

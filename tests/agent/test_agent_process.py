@@ -213,9 +213,9 @@ def test_a_program_runs_on_a_real_worker_and_its_values_come_home(ada):
     ada.say(Hello(major=1, name="ada"))
     welcome, (document,) = ada.receive()
     assert isinstance(welcome, Welcome)
-    said = statement.read(document)
-    assert (said["name"], said["memory_bytes"]) == ("jetson", 64 * 2**20)
-    assert "onnxruntime" in said["backends"]
+    facts = statement.read(document)
+    assert (facts["name"], facts["memory_bytes"]) == ("jetson", 64 * 2**20)
+    assert "onnxruntime" in facts["backends"]
     rows = [
         recv("x"),
         cut("x", "a", 0, 2),

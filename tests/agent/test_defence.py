@@ -244,10 +244,10 @@ def test_a_real_agent_lives_on_and_keeps_a_report_and_a_recording(tmp_path):
         assert isinstance(first.ask(Hello(major=1)), Welcome)
         assert "TypeError: unhashable" in faults_of(state)
         (state / fault_log.FILE).unlink()
-    told = command("replay", recording).stdout  # by an agent that is not broken
-    assert "survived TypeError: unhashable" in told
-    assert "DIFFERS: the agent raised TypeError, the replay did not" in told
-    assert "the replay differs at 1 of them" in told
+    output = command("replay", recording).stdout  # by an agent that is not broken
+    assert "survived TypeError: unhashable" in output
+    assert "DIFFERS: the agent raised TypeError, the replay did not" in output
+    assert "the replay differs at 1 of them" in output
 
 
 def test_a_report_fills_no_disk(tmp_path):

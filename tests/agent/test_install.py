@@ -147,8 +147,8 @@ def test_each_step_is_said_and_print_does_none(tmp_path, platform, system):
     assert only_said(*words_of(platform, system), "--memory", "2GiB", "--print") == 0
     steps = [line for line in done.said if line.startswith(("write ", "run "))]
     assert len(steps) == 1 + len({*done.machine.lines})
-    told = [line.replace("/b/", "/a/") for line in only_said.said]
-    assert [line for line in told if line.startswith(("write ", "run "))] == steps
+    lines = [line.replace("/b/", "/a/") for line in only_said.said]
+    assert [line for line in lines if line.startswith(("write ", "run "))] == steps
     assert any("--memory=2GiB" in line for line in only_said.said)
     assert only_said.machine.lines == []
     assert not (tmp_path / "b").exists()
@@ -276,9 +276,9 @@ GIVEN = [
 @pytest.mark.parametrize("given_words", GIVEN)
 def test_the_service_starts_the_agent_as_these_words_would(given_words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    told = arguments.start_words(["install", "--system", *given_words])
+    start = arguments.start_words(["install", "--system", *given_words])
     wanted = options.start_options(arguments.read(["start", *given_words]), 0)
-    got = options.start_options(arguments.read(["start", *told]), 0)
+    got = options.start_options(arguments.read(["start", *start]), 0)
     for field in wanted.__slots__:
         one, other = getattr(wanted, field), getattr(got, field)
         assert (one.absolute() if isinstance(one, Path) else one) == other, field
@@ -327,8 +327,8 @@ def test_systemd_finds_nothing_wrong_with_the_unit(tmp_path, system):
     runtime.mkdir(mode=0o700)
     environment = {**os.environ, "XDG_RUNTIME_DIR": str(runtime)}
     done = subprocess.run(line, capture_output=True, text=True, check=False, env=environment)
-    told = [row for row in (done.stdout + done.stderr).splitlines() if path.name in row]
-    assert (done.returncode, told) == (0, [])
+    complaints = [row for row in (done.stdout + done.stderr).splitlines() if path.name in row]
+    assert (done.returncode, complaints) == (0, [])
 
 
 # what would take from the worker or the meters what they need -> why
@@ -408,6 +408,6 @@ def test_the_task_follows_the_schema(tmp_path, system):
     principal = root.find("Principals/Principal", space)
     assert root.find("Actions", space).get("Context") == principal.get("id")
     assert root.findtext("Actions/Exec/Command", namespaces=space) == str(PYTHON)
-    told = root.findtext("Actions/Exec/Arguments", namespaces=space)
-    assert told.startswith("-m potluck_agent start ")
-    assert '"--log-file=/my log"' in told
+    line = root.findtext("Actions/Exec/Arguments", namespaces=space)
+    assert line.startswith("-m potluck_agent start ")
+    assert '"--log-file=/my log"' in line

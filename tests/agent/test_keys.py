@@ -219,9 +219,9 @@ def test_a_key_may_begin_like_an_option(first):
 def test_a_command_that_there_is_none_is_named_with_those_that_there_are(word, capsys):
     with pytest.raises(SystemExit) as ended:
         arguments.read([word])
-    told = capsys.readouterr().err
+    output = capsys.readouterr().err
     assert ended.value.code == 2
-    assert f"there is no command {word!r}; there are start, install, " in told
+    assert f"there is no command {word!r}; there are start, install, " in output
 
 
 @pytest.mark.parametrize(

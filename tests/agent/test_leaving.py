@@ -52,15 +52,15 @@ def test_rules_are_looked_at_while_it_runs(tmp_path):
         with RawPeer(running.port, running.key, ADA) as peer:
             begun(peer)
             plant(root, battery("Discharging", 29))
-            (said, _) = peer.receive()
-            assert isinstance(said, Leaving)
-            assert said.within_s == pytest.approx(300)
-            assert "29%" in said.reason
+            (message, _) = peer.receive()
+            assert isinstance(message, Leaving)
+            assert message.within_s == pytest.approx(300)
+            assert "29%" in message.reason
             refusal = peer.ask(Prepare(run="s", epoch=1), *plan(recv("x")))
             assert (type(refusal), refusal.code) == (Refused, RefusalCode.LEAVING)
-            told = running.command("status").stdout
-            assert "battery at 30% or more" in told
-            assert f"not now: {said.reason}" in told
+            second = running.command("status").stdout
+            assert "battery at 30% or more" in second
+            assert f"not now: {message.reason}" in second
             answer = json.loads(running.command("status", "--json").stdout)
             assert [run["name"] for run in answer["runs"]] == ["r"]  # it may move yet
             plant(root, battery("Charging", 36))
@@ -83,9 +83,9 @@ def test_one_that_starts_against_a_rule_says_so_at_once(tmp_path):
         peer.say(HELLO)
         welcome, buffers = peer.receive()
         assert isinstance(welcome, Welcome)
-        said = statement.read(bytes(buffers[0]))
-        assert said["leaving"] == "it runs on its battery"
-        assert said["rules"] == ["only on mains"]
+        facts = statement.read(bytes(buffers[0]))
+        assert facts["leaving"] == "it runs on its battery"
+        assert facts["rules"] == ["only on mains"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -93,8 +93,8 @@ def test_told_to_end_it_waits_for_what_is_under_way_to_move(tmp_path, number):
     with agent(tmp_path, *TRUST) as running, RawPeer(running.port, running.key, ADA) as peer:
         begun(peer)
         running.process.send_signal(number)
-        (said, _) = peer.receive()
-        assert (type(said), said.within_s) == (Leaving, 60)
+        (message, _) = peer.receive()
+        assert (type(message), message.within_s) == (Leaving, 60)
         assert running.alive
         assert isinstance(peer.ask(Drop(run="r")), Dropped)
         assert isinstance(peer.receive()[0], Goodbye)

@@ -127,13 +127,13 @@ def test_less_than_its_level_is_not_kept(path, level):
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full: only Linux has it")
 def test_a_disk_that_is_full_is_told_once_and_stops_nothing(path, clock):
     path.symlink_to("/dev/full")
-    told = []
-    log = LogFile(path, "info", told.append, clock)
+    notes = []
+    log = LogFile(path, "info", notes.append, clock)
     for _ in range(5):
         log.info("kind", "x")
     log.close()
-    assert len(told) == 1
-    assert str(path) in told[0]
+    assert len(notes) == 1
+    assert str(path) in notes[0]
 
 
 def test_a_file_that_cannot_be_is_an_error_with_a_way_out(tmp_path):

@@ -155,7 +155,7 @@ def test_rules_are_read_from_the_command_line():
 
 
 @pytest.mark.parametrize(
-    ("option", "text", "said"),
+    ("option", "text", "expected"),
     [
         ("--min-battery", "130%", "1% to 100%"),
         ("--min-battery", "0", "1% to 100%"),
@@ -172,13 +172,13 @@ def test_rules_are_read_from_the_command_line():
         ("--drain", "-1", "0.1 to 86400"),
     ],
 )
-def test_what_is_no_rule_is_refused_with_what_is_expected(option, text, said, capsys):
+def test_what_is_no_rule_is_refused_with_what_is_expected(option, text, expected, capsys):
     with pytest.raises(SystemExit) as ended:
         arguments.read([option, text])
     assert ended.value.code == 2
-    told = capsys.readouterr().err
-    assert option in told
-    assert said in told
+    output = capsys.readouterr().err
+    assert option in output
+    assert expected in output
 
 
 def test_a_service_gets_the_rules_as_they_were_given():

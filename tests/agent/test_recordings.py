@@ -83,7 +83,7 @@ def test_a_real_agent_s_life_is_told_and_happens_again(recorded, monkeypatch, se
     lines = answer.stdout.splitlines()
     assert lines[0].startswith("recorded by jetson with protocol ")
     assert lines[-1].endswith("; the replay did the same")
-    for told in (
+    for text in (
         "from bob: Hello major=1 name=bob",
         "-> StartWorker",
         "-> to bob: Welcome",
@@ -97,7 +97,7 @@ def test_a_real_agent_s_life_is_told_and_happens_again(recorded, monkeypatch, se
         "-> to bob: Done run=r epoch=1 program=p",
         "-> KillWorker no notebook is connected",
     ):
-        assert any(told in line for line in lines), told
+        assert any(text in line for line in lines), text
     assert "DIFFERS" not in answer.stdout
 
 
@@ -116,8 +116,8 @@ def test_no_secret_and_no_tensor_is_in_the_file(recorded):
 @pytest.mark.slow
 def test_where_a_replay_differs_is_said(recorded, tmp_path):
     path = tmp_path / "other.rec"
-    told, other = b"no notebook is connected", b"no notebook is listening"
-    entries = [entry.replace(told, other) for entry in record_file.read(recorded[0])]
+    old, other = b"no notebook is connected", b"no notebook is listening"
+    entries = [entry.replace(old, other) for entry in record_file.read(recorded[0])]
     file_of(path, *entries)
     answer = command("replay", str(path))
     assert answer.returncode == 1

@@ -64,16 +64,16 @@ def test_the_facts_are_told_with_their_units():
 
 
 @pytest.mark.parametrize(
-    ("backends", "said"),
+    ("backends", "parts"),
     [
         ({}, ["torch or onnxruntime", "pip install"]),
         ({"onnxruntime": "1"}, ["no torch", 'pip install ".[torch]"']),
         ({"torch": "2"}, ["no onnxruntime", 'pip install ".[onnx]"']),
     ],
 )
-def test_what_is_missing_is_said_with_the_command_that_brings_it(backends, said):
+def test_what_is_missing_is_said_with_the_command_that_brings_it(backends, parts):
     (text,) = fact("lacks", backends=backends)
-    assert all(part in text for part in said)
+    assert all(part in text for part in parts)
 
 
 def test_what_the_owner_left_out_is_not_missing():
@@ -95,9 +95,9 @@ def test_meters_connection_and_processors_are_told_where_they_are_known():
     }
     assert fact("power", statement=statement) == ["measured by rapl"]
     assert fact("connection", statement=statement) == ["WiFi, 100 Mbit/s, 5.18 GHz"]
-    told = "\n".join(status_lines.facts_of({**DOCUMENT, "statement": statement}))
-    assert "GPU 0" in told
-    assert "its driver is too old\\x1b[2J" in told
+    text = "\n".join(status_lines.facts_of({**DOCUMENT, "statement": statement}))
+    assert "GPU 0" in text
+    assert "its driver is too old\\x1b[2J" in text
 
 
 def test_the_next_step_is_pairing():
@@ -110,16 +110,16 @@ def test_a_person_is_told_all_that_at_the_start(tmp_path):
     line += ["--state", str(tmp_path), "--die-with-parent", "--name", "jetson", "--memory", "1GiB"]
     process = subprocess.Popen(line, stdout=subprocess.PIPE, text=True)
     try:
-        told = [process.stdout.readline() for _ in range(8)]
-        while not told[-1].startswith("Now run"):
-            assert told[-1]
-            told.append(process.stdout.readline())
+        lines = [process.stdout.readline() for _ in range(8)]
+        while not lines[-1].startswith("Now run"):
+            assert lines[-1]
+            lines.append(process.stdout.readline())
     finally:
         process.terminate()
         process.communicate()
-    text = "".join(told)
-    assert told[0].startswith("trying which processors")  # before the trials, which take seconds
-    assert told[1] == "potluck agent jetson\n"
+    text = "".join(lines)
+    assert lines[0].startswith("trying which processors")  # before the trials, which take seconds
+    assert lines[1] == "potluck agent jetson\n"
     for part in ("listens on", "computes with  torch", "1.0 GiB", "nobody yet", str(tmp_path)):
         assert part in text
     assert "127.0.0.1" not in text or psutil.net_if_addrs().keys() == {"lo"}
@@ -130,10 +130,10 @@ def test_a_person_is_told_all_that_at_the_start(tmp_path):
 
 def test_the_status_is_that_of_the_moment(tmp_path):
     with agent(tmp_path, *TRUST, "--memory", "1GiB") as running:
-        asked = running.command("status")
-        assert asked.returncode == 0, asked.stderr
+        output = running.command("status")
+        assert output.returncode == 0, output.stderr
         for part in ("jetson", f"ports {running.port}", "1.0 GiB", "none: it starts", "run "):
-            assert part in asked.stdout
+            assert part in output.stdout
         with RawPeer(running.port, running.key, ADA) as peer:
             assert isinstance(peer.ask(Hello(major=1)), Welcome)
             assert peer.ask(Prepare(run="r", epoch=1), *plan(recv("x")))
@@ -174,8 +174,8 @@ def test_faults_in_what_is_no_file_are_waited_for_by_nobody(tmp_path, make):
 def test_faults_of_an_agent_that_is_gone_are_told(tmp_path):
     fault_log.keep(tmp_path, "a fault in the agent while handling Hello\nTypeError: x")
     answer = command("status", "--json", "--state", str(tmp_path))
-    (told,) = json.loads(answer.stdout)["last_faults"]
-    assert "while handling Hello" in told
+    (fault,) = json.loads(answer.stdout)["last_faults"]
+    assert "while handling Hello" in fault
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root gives away")

@@ -34,6 +34,6 @@ def test_every_bench_has_a_section():
 def test_commands_and_settings_exist(command):
     parser = argparse.ArgumentParser()
     bench.add_arguments(parser)
-    asked = parser.parse_args(shlex.split(command)[2:])
-    settings = importlib.import_module(f"potluck.bench.{asked.name}").SETTINGS
-    assert {harness.parse_setting(text)[0] for text in asked.set} <= set(settings)
+    arguments = parser.parse_args(shlex.split(command)[2:])
+    settings = importlib.import_module(f"potluck.bench.{arguments.name}").SETTINGS
+    assert {harness.parse_setting(text)[0] for text in arguments.set} <= set(settings)

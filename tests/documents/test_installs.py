@@ -86,12 +86,12 @@ def an_agent(bin_folder, state):
 )
 def test_an_agent_says_what_it_computes_with(tmp_path, wheel, extras, says):
     with an_agent(environment(tmp_path / "venv", wheel, extras), tmp_path / "state") as process:
-        told = ""
-        while says not in " ".join(told.split()):
+        output = ""
+        while says not in " ".join(output.split()):
             line = process.stdout.readline()
-            assert line, told
-            assert not line.startswith("Now "), told
-            told += line
+            assert line, output
+            assert not line.startswith("Now "), output
+            output += line
 
 
 def test_the_notebook_s_computer_plans_trains_and_opens_notebooks(tmp_path, wheel):

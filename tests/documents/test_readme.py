@@ -206,9 +206,9 @@ def test_commands_of_the_agent_are_understood(command):
 def test_benches_and_their_settings_exist(command):
     parser = argparse.ArgumentParser()
     bench.add_arguments(parser)
-    asked = parser.parse_args(arguments_of(command)[1:])
-    settings = importlib.import_module(f"potluck.bench.{asked.name}").SETTINGS
-    assert {harness.parse_setting(text)[0] for text in asked.set} <= set(settings)
+    parsed = parser.parse_args(arguments_of(command)[1:])
+    settings = importlib.import_module(f"potluck.bench.{parsed.name}").SETTINGS
+    assert {harness.parse_setting(text)[0] for text in parsed.set} <= set(settings)
 
 
 @pytest.mark.parametrize(
@@ -242,7 +242,7 @@ def test_what_errors_say_to_install_is_what_the_readme_says_and_exists(extra):
 def test_nobody_is_told_to_get_potluck_from_a_package_registry():
     """There it is not: what works is `pip install ".[EXTRA]"` in its folder."""
     folders = [ROOT / name for name in ("sdk", "device_agent", "notebooks", "profiles")]
-    told = [
+    pages = [
         path
         for folder in folders
         for kind in ("py", "md", "ipynb")
@@ -251,7 +251,7 @@ def test_nobody_is_told_to_get_potluck_from_a_package_registry():
     wrong = re.compile(r"pip3? install [^\n`]*?\bpotluck(?!['’]s folder)\b|['\"`]potluck\[")
     found = [
         f"{path.relative_to(ROOT)}: {line.strip()}"
-        for path in [ROOT / "README.md", *told]
+        for path in [ROOT / "README.md", *pages]
         for line in path.read_text(encoding="utf-8").splitlines()
         if wrong.search(line)
     ]

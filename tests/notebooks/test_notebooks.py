@@ -68,19 +68,19 @@ def test_notebooks_are_valid_and_what_they_show_lasts_and_is_small(path):
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert code
     assert path.stat().st_size < MOST_BYTES
-    told = "\n".join(map(text_of, code))
+    text = "\n".join(map(text_of, code))
     for word in ("widget-view", "Traceback", str(Path.home()), str(FOLDER.parent)):
-        assert word not in told
+        assert word not in text
     assert all(output.output_type != "error" for cell in code for output in cell.outputs)
 
 
 @pytest.mark.slow
 def test_the_first_home_learns_and_names_the_flower(executed):
-    told = "\n".join(text_of(cell) for cell in executed.cells)
-    right = next(line for line in told.splitlines() if "of the test digits are right" in line)
+    text = "\n".join(text_of(cell) for cell in executed.cells)
+    right = next(line for line in text.splitlines() if "of the test digits are right" in line)
     assert float(right.split("%")[0]) > 80
-    assert "flower.jpg: daisy" in told
-    assert float(told.split("whole model on one machine: ")[1].split()[0]) < 1e-3
+    assert "flower.jpg: daisy" in text
+    assert float(text.split("whole model on one machine: ")[1].split()[0]) < 1e-3
 
 
 @pytest.mark.slow
@@ -113,13 +113,13 @@ def test_closing_ends_every_agent(executed):
 def test_four_schedules_learn_the_same_and_show_their_timelines(tmp_path):
     pytest.importorskip("sklearn")
     notebook = execute("03_schedules_and_timelines.ipynb", tmp_path)
-    told = "\n".join(text_of(cell) for cell in notebook.cells)
-    assert "<-- ERROR HERE" in told
-    assert "the same to the last bit: True" in told
+    text = "\n".join(text_of(cell) for cell in notebook.cells)
+    assert "<-- ERROR HERE" in text
+    assert "the same to the last bit: True" in text
     # each picture as a part of the page, and as an image of its own: two timelines, a cockpit;
     # and that of the devices
-    assert told.count("</svg>") == 3 * 2 + 1
-    gain = told.split("taking turns is worth ")[1].split("%")[0]
+    assert text.count("</svg>") == 3 * 2 + 1
+    gain = text.split("taking turns is worth ")[1].split("%")[0]
     assert 0 < float(gain) < 50
     assert "left: []" in text_of(notebook.cells[-1])
 
@@ -180,10 +180,10 @@ def test_exploring_tells_its_story_in_tables_and_numbers(tmp_path):
 def test_an_evening_is_survived_and_no_step_is_left_out(tmp_path):
     notebook = execute("05_survive_the_evening.ipynb", tmp_path)
     cells = {cell.id: text_of(cell) for cell in notebook.cells}
-    told = cells["history"]
-    assert "shelf: the connection to" in told
-    assert "shelf is back. The run goes on with" in told
-    assert "kitchen: no sign of life" in told
+    text = cells["history"]
+    assert "shelf: the connection to" in text
+    assert "shelf is back. The run goes on with" in text
+    assert "kitchen: no sign of life" in text
     assert "330 steps of 330, 330 losses" in cells["steps"]
     right = next(line for line in cells["steps"].splitlines() if "test digits" in line)
     assert float(right.split("%")[0]) > 95
@@ -212,8 +212,8 @@ def test_one_request_is_shared_while_the_air_fades(tmp_path):
         if " J for one" in line
     }
     assert len(seconds) == 3
-    told = cells["summary"].split("Soonest: ")[1].split(", by ")[0]
-    assert seconds[told] == min(seconds.values())
+    text = cells["summary"].split("Soonest: ")[1].split(", by ")[0]
+    assert seconds[text] == min(seconds.values())
     assert "left: []" in text_of(notebook.cells[-1])
 
 

@@ -67,23 +67,23 @@ def once(make):
 
 
 @pytest.mark.few(2)
-@pytest.mark.parametrize("said", SAID)
-def test_one_message_of_one_device_ends_no_training_that_others_can_go_on_with(home, said):
+@pytest.mark.parametrize("case", SAID)
+def test_one_message_of_one_device_ends_no_training_that_others_can_go_on_with(home, case):
     run = deployed(home, protect=2)
-    memory_of(home).take_over(B, once(SAID[said]))
+    memory_of(home).take_over(B, once(SAID[case]))
     history = run.fit(make_data("mlp", 36), epochs=3).wait()
     assert len(history.recoveries) == 1
     check_learned(run, history)
 
 
 @pytest.mark.few(5)
-@pytest.mark.parametrize("said", SAID)
-def test_nor_does_it_lose_a_request(home, said):
+@pytest.mark.parametrize("case", SAID)
+def test_nor_does_it_lose_a_request(home, case):
     _, model = make_model("mlp")
     plan = make_plan(model, ((A,), (4,)), ((B, C), (3, 1)), micro_batch=4, training=False)
     run, (x, _) = home.deploy(plan, model).wait(), make_data("mlp", 8)
     expected = run(x)
-    memory_of(home).take_over(B, once(SAID[said]))
+    memory_of(home).take_over(B, once(SAID[case]))
     for _ in range(8):
         assert torch.allclose(run(x), expected, atol=1e-6)
 

@@ -43,15 +43,17 @@ def overloads(node: Function) -> bool:
 def faults(node: Function, doc: str) -> Iterator[str]:
     """What the docstring of one function lacks."""
     found = sections(doc)
-    given, told = parameters(node), names(found.get("Parameters", ""))
+    given, explained = parameters(node), names(found.get("Parameters", ""))
     if len(given) >= MANY:
-        yield from (f"the parameter {name} is not explained" for name in given if name not in told)
-    if told:
-        yield from (f"it has no parameter {name}" for name in sorted(told - set(given)))
-    raised, said = errors(node), names(found.get("Raises", ""))
-    if raised and not said:
+        yield from (
+            f"the parameter {name} is not explained" for name in given if name not in explained
+        )
+    if explained:
+        yield from (f"it has no parameter {name}" for name in sorted(explained - set(given)))
+    raised, texts = errors(node), names(found.get("Raises", ""))
+    if raised and not texts:
         yield f"it raises {', '.join(sorted(raised))}, and has no Raises section"
-    elif missing := sorted(name for name in raised if name[:1].isupper() and name not in said):
+    elif missing := sorted(name for name in raised if name[:1].isupper() and name not in texts):
         yield f"it raises {', '.join(missing)}, which Raises does not name"
 
 

@@ -154,7 +154,7 @@ def test_a_header_nested_deeper_than_repr_goes_is_a_wire_error(channel, number_,
 
 
 @pytest.mark.parametrize(
-    "told",
+    "fields",
     [
         {},
         {"rows": (1, 2)},
@@ -164,21 +164,21 @@ def test_a_header_nested_deeper_than_repr_goes_is_a_wire_error(channel, number_,
         {"rows": (1, 2), "forward_s": (1.0, 1.0), "memory_bytes": (1, 1), "sgd_s": (1.0, 1.0)},
     ],
 )
-def test_a_measurement_that_is_no_answer_is_refused(told):
+def test_a_measurement_that_is_no_answer_is_refused(fields):
     with pytest.raises(WireError):
-        check_timings(m.Measure(task="t", rows=(1, 2)), m.Measured(task="t", **told))
+        check_timings(m.Measure(task="t", rows=(1, 2)), m.Measured(task="t", **fields))
     good = m.Measured(task="t", rows=(1, 2), forward_s=(1.0, 2.0), memory_bytes=(1, 1))
     check_timings(m.Measure(task="t", rows=(1, 2)), good)
 
 
 @pytest.mark.parametrize("sgd_s", [(1.0,), (1.0, -1.0), (1.0, 1.0, 1.0)])
 def test_two_times_of_sgd_are_told_of_a_layer_that_trains_or_none(sgd_s):
-    asked = m.Measure(task="t", train=True, rows=(1,))
-    told = {"task": "t", "rows": (1,), "forward_s": (1.0,), "backward_s": (1.0,)}
+    request = m.Measure(task="t", train=True, rows=(1,))
+    fields = {"task": "t", "rows": (1,), "forward_s": (1.0,), "backward_s": (1.0,)}
     for right in ((), (1.0, 2.0)):
-        check_timings(asked, m.Measured(**told, memory_bytes=(1,), sgd_s=right))
+        check_timings(request, m.Measured(**fields, memory_bytes=(1,), sgd_s=right))
     with pytest.raises(WireError):
-        check_timings(asked, m.Measured(**told, memory_bytes=(1,), sgd_s=sgd_s))
+        check_timings(request, m.Measured(**fields, memory_bytes=(1,), sgd_s=sgd_s))
 
 
 @pytest.mark.parametrize("seconds", [(), (1.0,), (1.0, -1.0), (1.0, 1.0, 1.0)])

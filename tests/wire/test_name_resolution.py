@@ -29,12 +29,12 @@ class Threads:
 
 
 def test_a_name_takes_one_thread_however_often_it_is_asked_for():
-    asked, threads = [], Threads()
-    resolver = Resolver(lambda host: asked.append(host) or "127.0.0.1", threads)
+    hosts, threads = [], Threads()
+    resolver = Resolver(lambda host: hosts.append(host) or "127.0.0.1", threads)
     assert [resolver.address("jetson.local") for _ in range(5)] == [None] * 5
     threads.run()
     assert resolver.address("jetson.local") == "127.0.0.1"
-    assert asked == ["jetson.local"]
+    assert hosts == ["jetson.local"]
 
 
 def test_an_answer_is_given_once_and_then_asked_for_anew():
@@ -94,13 +94,13 @@ def test_a_name_that_cannot_be_resolved_raises_nothing(host):
 
 
 def test_answers_that_nobody_fetches_are_not_kept_for_ever():
-    asked, threads = [], Threads()
-    resolver = Resolver(lambda host: asked.append(host) or "127.0.0.1", threads)
+    hosts, threads = [], Threads()
+    resolver = Resolver(lambda host: hosts.append(host) or "127.0.0.1", threads)
     for number in range(3 * MOST_KEPT):
         resolver.address(f"host-{number}")
         threads.run()
     for number in range(3 * MOST_KEPT):
         resolver.address(f"host-{number}")  # those that were kept are not asked for again
-    assert len(asked) <= 3 * MOST_KEPT
+    assert len(hosts) <= 3 * MOST_KEPT
     threads.run()
-    assert 2 * 3 * MOST_KEPT - MOST_KEPT - 1 <= len(asked) < 2 * 3 * MOST_KEPT
+    assert 2 * 3 * MOST_KEPT - MOST_KEPT - 1 <= len(hosts) < 2 * 3 * MOST_KEPT

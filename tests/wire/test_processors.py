@@ -6,7 +6,7 @@ from potluck_wire.processors import row, words
 
 
 @pytest.mark.parametrize(
-    ("processor", "cores", "said"),
+    ("processor", "cores", "expected"),
     [
         (
             row("i5", "cpu", threads=4, reason="fastest of 1, 4, 8", flops_per_s=1.9e11),
@@ -25,5 +25,5 @@ from potluck_wire.processors import row, words
         ({"name": "x", "kind": "npu"}, 8, "x (npu)"),  # a newer agent says less
     ],
 )
-def test_a_processor_in_words(processor, cores, said):
-    assert list(words([processor], cores)) == [said]
+def test_a_processor_in_words(processor, cores, expected):
+    assert list(words([processor], cores)) == [expected]

@@ -175,14 +175,17 @@ SAMPLES = [
 
 @given(st.lists(st.sampled_from(SAMPLES), max_size=40))
 def test_no_conversation_commits_what_was_not_prepared(steps):
-    session, said = SessionMachine(), []
+    session, types = SessionMachine(), []
     for message, sender in steps:
         try:
             session.advance(message, sender)
         except WireError:
             continue
-        said.append(type(message))
+        types.append(type(message))
         if EpochState.COMMITTED in session.epochs.values():
             assert (
-                said.index(Hello) < said.index(Prepare) < said.index(Prepared) < said.index(Commit)
+                types.index(Hello)
+                < types.index(Prepare)
+                < types.index(Prepared)
+                < types.index(Commit)
             )

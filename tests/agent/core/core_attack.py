@@ -348,14 +348,14 @@ class CorePlay:
                 return FromWorker(done, (json.dumps(rows).encode(),))
             case m.MeasureTask():
                 times = tuple(0.1 for _ in order.rows)
-                told = m.MeasuredTask(
+                measured = m.MeasuredTask(
                     task=order.task,
                     rows=order.rows,
                     forward_s=times,
                     backward_s=times if order.train else (),
                     memory_bytes=tuple(1 for _ in order.rows),
                 )
-                return FromWorker(told)
+                return FromWorker(measured)
         slot = getattr(order, "slot", "")
         return FromWorker(
             m.ComputeFailed(tag=getattr(order, "tag", -1), slot=slot, cause="bad-input", text="why")

@@ -52,8 +52,8 @@ def steps(actions):
 
 
 def answers(actions):
-    told = [a.message for a in actions if isinstance(a, ToPeer) and a.key == OWNER_KEY]
-    return [(type(m), m.step) for m in told if isinstance(m, Done | Failed)]
+    answered = [a.message for a in actions if isinstance(a, ToPeer) and a.key == OWNER_KEY]
+    return [(type(m), m.step) for m in answered if isinstance(m, Done | Failed)]
 
 
 @pytest.fixture
@@ -119,7 +119,7 @@ def test_is_cancelled_with_the_one_before(talk, fail):
 # --- several of them ------------------------------------------------------------------------------
 
 
-def begun(n_steps, *asked):
+def begun(n_steps, *orders):
     """Values of so many steps are here, step 0 is under way, and (step, after_step) are asked
     for.
     """
@@ -127,7 +127,7 @@ def begun(n_steps, *asked):
     for step in range(n_steps):
         talk.receive(value(step), b"12345678")
     talk.receive(execute(0))
-    for step, after_step in asked:
+    for step, after_step in orders:
         assert talk.receive(execute(step, after_step)) == []
     return talk
 
@@ -137,7 +137,7 @@ def worked_through(talk):
     order, and answers.
     """
     order = []
-    told = []
+    answered = []
     done = set()
     tasks = {1: 0, 2: 0}
     while set(tasks) - done:
@@ -154,8 +154,8 @@ def worked_through(talk):
         ]:
             tasks[task.tag] = task.step
         order += steps(actions)
-        told += answers(actions)
-    return list(dict.fromkeys(order)), told
+        answered += answers(actions)
+    return list(dict.fromkeys(order)), answered
 
 
 CROWDS = {
@@ -169,16 +169,16 @@ CROWDS = {
 
 @pytest.mark.parametrize("crowd", CROWDS)
 def test_several_may_wait_and_each_is_executed_and_answered_once(crowd):
-    asked, order = CROWDS[crowd]
-    begun_steps, told = worked_through(begun(3, *asked))
+    orders, order = CROWDS[crowd]
+    begun_steps, answered = worked_through(begun(3, *orders))
     assert begun_steps == order
-    assert sorted(told, key=lambda answer: answer[1]) == [(Done, 0), (Done, 1), (Done, 2)]
+    assert sorted(answered, key=lambda answer: answer[1]) == [(Done, 0), (Done, 1), (Done, 2)]
 
 
 @pytest.mark.parametrize("crowd", CROWDS)
 def test_all_that_wait_are_cancelled_with_the_one_before_them(crowd):
-    asked, _ = CROWDS[crowd]
-    actions = begun(3, *asked).work(ComputeFailed(tag=1, cause=FailureCause.ARITHMETIC, text="no"))
+    orders, _ = CROWDS[crowd]
+    actions = begun(3, *orders).work(ComputeFailed(tag=1, cause=FailureCause.ARITHMETIC, text="no"))
     assert steps(actions) == []
     assert sorted(answers(actions), key=lambda answer: answer[1]) == [
         (Failed, 0),
@@ -189,6 +189,6 @@ def test_all_that_wait_are_cancelled_with_the_one_before_them(crowd):
 
 def test_one_that_is_aborted_while_it_waits_is_answered_once():
     talk = begun(3, (1, 0), (2, 1))
-    told = answers(talk.receive(Abort(run="r", epoch=1, program="p", step=1)))
-    assert sorted(told, key=lambda answer: answer[1]) == [(Failed, 1), (Failed, 2)]
+    answered = answers(talk.receive(Abort(run="r", epoch=1, program="p", step=1)))
+    assert sorted(answered, key=lambda answer: answer[1]) == [(Failed, 1), (Failed, 2)]
     assert worked_through(talk) == ([], [(Done, 0)])

@@ -38,7 +38,7 @@ def shallow(talk: Talk, message: Message, *buffers: bytes, depth: int = 60):
         sys.setrecursionlimit(limit)
 
 
-def told(actions, kind):
+def messages_of(actions, kind):
     return [a.message for a in actions if isinstance(a, ToPeer) and isinstance(a.message, kind)]
 
 
@@ -54,9 +54,9 @@ def test_loose_sends_that_wait_for_one_another_all_leave_in_order(to):
         talk.receive(value(f"x{i}", transfer=N_LINKS - i), EIGHT)
     talk.core.reach(OWNER_KEY)
     actions = talk.rounds(shallow(talk, value("x0", transfer=N_LINKS), EIGHT))
-    assert len(told(actions, Done)) == 1
+    assert len(messages_of(actions, Done)) == 1
     names = []
-    while sent := told(actions, Value):
+    while sent := messages_of(actions, Value):
         names += [value.name for value in sent]
         actions = []
         for taken in sent:
@@ -72,7 +72,7 @@ def test_executions_behind_one_another_that_have_nothing_left_to_wait_for_all_en
     for step in range(n_steps):
         talk.receive(Execute(run="r", epoch=1, program="p", step=step, after_step=step - 1))
     actions = shallow(talk, value(transfer=n_steps), EIGHT)
-    assert [done.step for done in told(actions, Done)] == list(range(n_steps))
+    assert [done.step for done in messages_of(actions, Done)] == list(range(n_steps))
 
 
 def test_values_that_wait_for_one_place_all_get_it():
@@ -82,10 +82,10 @@ def test_values_that_wait_for_one_place_all_get_it():
     talk.receive(Execute(run="r", epoch=1, program="p"))
     talk.receive(value("x0", chunk_bytes=4), bytes(4))
     for i in range(1, n_values):
-        assert not told(talk.receive(value(f"x{i}", transfer=1 + i), EIGHT), Credit)
+        assert not messages_of(talk.receive(value(f"x{i}", transfer=1 + i), EIGHT), Credit)
     actions = shallow(talk, Chunk(transfer=1, index=1), bytes(4))
-    assert len(told(actions, Done)) == 1
-    assert max(credit.transfer for credit in told(actions, Credit)) == n_values
+    assert len(messages_of(actions, Done)) == 1
+    assert max(credit.transfer for credit in messages_of(actions, Credit)) == n_values
 
 
 def test_executions_that_end_for_one_anothers_room_all_end():
@@ -99,5 +99,5 @@ def test_executions_that_end_for_one_anothers_room_all_end():
             bytes(4 if not step else 8),
         )
     actions = shallow(talk, Chunk(transfer=1, index=1), bytes(4))
-    assert [done.step for done in told(actions, Done)] == list(range(n_steps))
-    assert not told(actions, Failed)
+    assert [done.step for done in messages_of(actions, Done)] == list(range(n_steps))
+    assert not messages_of(actions, Failed)

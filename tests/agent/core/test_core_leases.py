@@ -36,9 +36,9 @@ def asks(talk, message, sender=OWNER_SENDER):
     """The answer, and whether it waits for the disk."""
     *_, action = talk.receive(message, sender=sender)
     is_kept = isinstance(action, KeepLeases)
-    told = action.answer if is_kept else action
-    assert told.key == sender.key
-    return told.message, is_kept
+    reply = action.answer if is_kept else action
+    assert reply.key == sender.key
+    return reply.message, is_kept
 
 
 def test_a_promise_is_on_disk_before_it_is_said():
@@ -61,7 +61,7 @@ def test_a_renewal_changes_nothing_on_disk():
 
 
 @pytest.mark.parametrize(
-    ("asked", "is_granted"),
+    ("lease", "is_granted"),
     [
         (replace(PROMISE, term=2), False),  # the lease is another's
         (replace(WRITE, term=2), False),
@@ -69,11 +69,11 @@ def test_a_renewal_changes_nothing_on_disk():
         (replace(WRITE, serial=2), False),  # that term is another's
     ],
 )
-def test_while_it_is_held_another_one_gets_nothing(asked, is_granted):
+def test_while_it_is_held_another_one_gets_nothing(lease, is_granted):
     talk = two()
     asks(talk, WRITE)
     talk.now_s += 4.9
-    answer, _ = asks(talk, asked, OTHER_SENDER)
+    answer, _ = asks(talk, lease, OTHER_SENDER)
     assert answer.granted is is_granted
     assert answer.left_s == pytest.approx(0.1)
     assert (answer.term, answer.accepted_term, answer.accepted_serial) == (1, 1, 1)
@@ -108,7 +108,7 @@ def test_records_of_a_term_are_written_in_order():
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "lease",
     [
         replace(PROMISE, name=""),
         replace(PROMISE, name="a/b"),
@@ -119,8 +119,8 @@ def test_records_of_a_term_are_written_in_order():
         replace(WRITE, serial=0),
     ],
 )
-def test_what_is_no_question_is_not_granted(asked):
-    answer, is_kept = asks(two(), asked)
+def test_what_is_no_question_is_not_granted(lease):
+    answer, is_kept = asks(two(), lease)
     assert not answer.granted
     assert not is_kept
 
@@ -191,8 +191,8 @@ def test_a_run_without_a_lease_is_nobodys_business():
 
 def crowd(talk, sender, n=MAX_LEASES + 5, lasts_s=0.0):
     """Which of so many leases this notebook is granted."""
-    asked = [replace(WRITE, name=f"own-{number}", lasts_s=lasts_s) for number in range(n)]
-    return [asks(talk, each, sender)[0].granted for each in asked]
+    lease = [replace(WRITE, name=f"own-{number}", lasts_s=lasts_s) for number in range(n)]
+    return [asks(talk, each, sender)[0].granted for each in lease]
 
 
 def test_of_one_notebook_the_latest_leases_are_known():

@@ -41,14 +41,14 @@ def talking():
     return Talk(grace_s=1e6).begin()
 
 
-def told(talk, event):
+def answers(talk, event):
     """What the core says because of this event, by peer."""
     actions = talk.core.handle(event, talk.now_s)
     return [(action.key, action.message) for action in actions if isinstance(action, ToPeer)]
 
 
 def leaves(talk, why=WHY, within_s=DRAIN_S, *, for_good=False):
-    return told(talk, MustLeave(reason=why, within_s=within_s, for_good=for_good))
+    return answers(talk, MustLeave(reason=why, within_s=within_s, for_good=for_good))
 
 
 def goodbyes(actions):
@@ -58,8 +58,8 @@ def goodbyes(actions):
 def test_every_notebook_that_knows_the_message_is_told():
     talk = talking().begin(OTHER_SENDER, minor=7)
     assert leaves(talk) == [(OWNER_KEY, Leaving(reason=WHY, within_s=DRAIN_S))]
-    assert told(talk, MayStay()) == [(OWNER_KEY, Staying())]
-    assert told(talk, MayStay()) == []
+    assert answers(talk, MayStay()) == [(OWNER_KEY, Staying())]
+    assert answers(talk, MayStay()) == []
 
 
 def test_who_comes_while_it_leaves_reads_it_in_the_statement():
@@ -83,7 +83,7 @@ def test_it_takes_no_new_run_and_measures_nothing_until_it_stays():
     assert talk.receive(Measure(task="t", rows=(1,)), b"{}") == [
         refused(Measure, RefusalCode.LEAVING, text)
     ]
-    told(talk, MayStay())
+    answers(talk, MayStay())
     assert talk.receive(*new) == [ToPeer(key=OWNER_KEY, message=Prepared(run="other", epoch=1))]
 
 
@@ -119,7 +119,7 @@ def test_for_good_it_goes_once_it_is_empty_or_it_is_late(moves):
     talk = talking().begin(OTHER_SENDER).load(recv("x"))
     leaves(talk, for_good=True)
     assert not talk.core.has_left
-    assert told(talk, MayStay()) == []  # no battery keeps it
+    assert answers(talk, MayStay()) == []  # no battery keeps it
     actions = talk.receive(Drop(run="r")) if moves else talk.tick(DRAIN_S)
     assert sorted(goodbyes(actions)) == sorted((OWNER_KEY, OTHER_KEY))
     assert talk.core.has_left
@@ -134,12 +134,12 @@ def test_who_cannot_know_is_not_waited_for():
 
 def test_a_long_reason_fits_into_what_is_said():
     talk = talking().load(recv("x"))
-    ((_, said),) = leaves(talk, "°" * 1000)
-    assert len(said.reason.encode()) <= MAX_STR_BYTES
+    ((_, messages),) = leaves(talk, "°" * 1000)
+    assert len(messages.reason.encode()) <= MAX_STR_BYTES
     (refusal,) = talk.receive(Prepare(run="other", epoch=1), *plan(recv("x")))
     assert len(refusal.message.text.encode()) <= MAX_STR_BYTES
-    said = [action.message for action in talk.tick(DRAIN_S) if isinstance(action, ToPeer)]
-    assert [len(message.reason.encode()) <= MAX_STR_BYTES for message in said] == [True]
+    messages = [action.message for action in talk.tick(DRAIN_S) if isinstance(action, ToPeer)]
+    assert [len(message.reason.encode()) <= MAX_STR_BYTES for message in messages] == [True]
 
 
 @pytest.mark.parametrize("hostile", [False, True])

@@ -27,8 +27,8 @@ def say_roster(talk, address, *, name="phone", key=MEMBER_KEY, **sender):
 
 
 def addresses(actions):
-    (told,) = [action for action in actions if isinstance(action, SetMembers)]
-    return [member.address for member in told.members]
+    (update,) = [action for action in actions if isinstance(action, SetMembers)]
+    return [member.address for member in update.members]
 
 
 def test_a_notebook_is_no_member_of_another_ones_home():
@@ -49,8 +49,8 @@ def test_where_a_device_is_says_the_notebook_whose_run_is_on():
     say_roster(talk, "10.0.0.1:1")
     talk.load(recv("x"), send("x", "phone"))
     talk.begin(OTHER_SENDER)
-    said = say_roster(talk, "10.0.0.9:1", sender=OTHER_SENDER)
-    assert said == [ToPeer(key=OTHER_KEY, message=RosterSet(home="h"))]
+    actions = say_roster(talk, "10.0.0.9:1", sender=OTHER_SENDER)
+    assert actions == [ToPeer(key=OTHER_KEY, message=RosterSet(home="h"))]
     assert addresses(talk.receive(Goodbye())) == ["10.0.0.9:1"]
 
 

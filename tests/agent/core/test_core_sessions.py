@@ -73,8 +73,12 @@ def test_welcome_waits_for_the_worker():
         OWNER_KEY,
         Welcome(major=VERSION[0], minor=VERSION[1], name="jetson"),
     )
-    said = statement.read(welcome.buffers[0])
-    assert (said["name"], said["memory_bytes"], said["operators"]) == ("jetson", 1000, ["aten.add"])
+    facts = statement.read(welcome.buffers[0])
+    assert (facts["name"], facts["memory_bytes"], facts["operators"]) == (
+        "jetson",
+        1000,
+        ["aten.add"],
+    )
 
 
 def test_second_hello_is_welcomed_at_once_and_keeps_the_runs():
@@ -94,8 +98,8 @@ def test_another_major_version_is_refused_and_starts_nothing():
 
 def test_a_hello_that_is_refused_leaves_no_session_open():
     talk = Talk().begin().load(recv("x"))
-    said = talk.receive(Hello(major=2))
-    assert [a.message.code for a in said if isinstance(a, ToPeer)] == [RefusalCode.VERSION]
+    actions = talk.receive(Hello(major=2))
+    assert [a.message.code for a in actions if isinstance(a, ToPeer)] == [RefusalCode.VERSION]
     (answer,) = talk.receive(Drop(run="r", epoch=0))
     assert answer.message.code == RefusalCode.STATE
 
@@ -149,8 +153,8 @@ def test_the_notebook_whose_run_is_on_says_where_a_device_is():
     """Another one, which is out of date or means harm, moves nothing of it."""
     talk = Talk().begin().begin(OTHER_SENDER).roster().load(recv("x"))
     there = [{"name": "phone", "key": MEMBER_KEY, "address": "10.9.9.9:9"}]
-    said = talk.receive(Roster(home="o"), json.dumps(there).encode(), sender=OTHER_SENDER)
-    assert said == [ToPeer(key=OTHER_SENDER.key, message=RosterSet(home="o"))]
+    actions = talk.receive(Roster(home="o"), json.dumps(there).encode(), sender=OTHER_SENDER)
+    assert actions == [ToPeer(key=OTHER_SENDER.key, message=RosterSet(home="o"))]
 
 
 def test_a_notebook_whose_run_begins_is_heard_from_then_on():
@@ -158,9 +162,10 @@ def test_a_notebook_whose_run_begins_is_heard_from_then_on():
     there = [{"name": "phone", "key": MEMBER_KEY, "address": "10.9.9.9:9"}]
     talk.receive(Roster(home="o"), json.dumps(there).encode(), sender=OTHER_SENDER)
     talk.roster()
-    said = talk.receive(Prepare(run="r", epoch=1), *plan(recv("x")))
+    actions = talk.receive(Prepare(run="r", epoch=1), *plan(recv("x")))
     assert (
-        SetMembers((PeerDevice(name="phone", key=MEMBER_KEY, address="127.0.0.1:47600"),)) in said
+        SetMembers((PeerDevice(name="phone", key=MEMBER_KEY, address="127.0.0.1:47600"),))
+        in actions
     )
 
 
@@ -223,11 +228,11 @@ def test_one_notebook_at_a_time():
 def test_nothing_is_measured_beside_another_notebooks_run():
     talk = Talk().begin().load(recv("x"))
     talk.receive(Hello(major=1), sender=OTHER_SENDER)
-    asked = [
+    messages = [
         (Measure(task="t", rows=(1,)), (b"{}",)),
         (Probe(task="t", peer="home", nbytes=8, repeats=1), ()),
     ]
-    for message, buffers in asked:
+    for message, buffers in messages:
         text = (
             "another notebook's run is on, and would slow what is measured; ask again when "
             "it is over"
@@ -238,7 +243,7 @@ def test_nothing_is_measured_beside_another_notebooks_run():
             map(is_refusal, talk.receive(message, *buffers))
         )  # whose run it is may measure
     talk.receive(Drop(run="r", epoch=-1))
-    for message, buffers in asked:
+    for message, buffers in messages:
         assert not any(
             map(is_refusal, talk.receive(replace(message, task="u"), *buffers, sender=OTHER_SENDER))
         )
@@ -264,8 +269,10 @@ def test_a_refused_plan_leaves_the_device_free_for_others():
 @pytest.mark.parametrize(("weights", "slot"), [("s", "r/3/s"), ("2/whole", "r/2/whole")])
 def test_a_segment_may_have_the_weights_of_another(weights, slot):
     document = {"segments": [{"name": "t", "kind": "aten", "weights": weights}], "programs": []}
-    asked = Talk().begin().receive(Prepare(run="r", epoch=3), json.dumps(document).encode(), b"{}")
-    assert asked == [ToWorker(LoadSegment(slot="r/3/t", kind="aten", weights=slot), (b"{}",))]
+    messages = (
+        Talk().begin().receive(Prepare(run="r", epoch=3), json.dumps(document).encode(), b"{}")
+    )
+    assert messages == [ToWorker(LoadSegment(slot="r/3/t", kind="aten", weights=slot), (b"{}",))]
 
 
 @pytest.mark.parametrize("weights", ["", "x/y", 3, None])
@@ -413,36 +420,40 @@ def test_a_notebook_that_is_heard_is_not_gone():
 THERE = [{"name": "phone", "key": MEMBER_KEY, "address": "10.9.9.9:9"}]
 
 
-@pytest.mark.parametrize("asked", [[], [Probe(task="t", peer="phone", nbytes=100, repeats=2)]])
-def test_an_idle_notebook_moves_no_device_that_another_one_uses(asked):
+@pytest.mark.parametrize("messages", [[], [Probe(task="t", peer="phone", nbytes=100, repeats=2)]])
+def test_an_idle_notebook_moves_no_device_that_another_one_uses(messages):
     talk = Talk().begin().begin(OTHER_SENDER).roster()
-    for message in asked:
+    for message in messages:
         talk.receive(message)
-    said = talk.receive(Roster(home="o"), json.dumps(THERE).encode(), sender=OTHER_SENDER)
-    assert said == [ToPeer(key=OTHER_SENDER.key, message=RosterSet(home="o"))]
+    actions = talk.receive(Roster(home="o"), json.dumps(THERE).encode(), sender=OTHER_SENDER)
+    assert actions == [ToPeer(key=OTHER_SENDER.key, message=RosterSet(home="o"))]
 
 
 def test_a_probe_goes_where_its_notebook_says():
     talk = Talk().begin().begin(OTHER_SENDER).roster()
     talk.receive(Roster(home="o"), json.dumps(THERE).encode(), sender=OTHER_SENDER)
     probe = Probe(task="t", peer="phone", nbytes=100, repeats=2)
-    said = talk.receive(probe, sender=OTHER_SENDER)
-    assert said[0] == SetMembers((PeerDevice(name="phone", key=MEMBER_KEY, address="10.9.9.9:9"),))
+    actions = talk.receive(probe, sender=OTHER_SENDER)
+    assert actions[0] == SetMembers(
+        (PeerDevice(name="phone", key=MEMBER_KEY, address="10.9.9.9:9"),)
+    )
 
 
 def test_a_notebook_that_leaves_hears_no_more_of_what_it_ran():
     talk = Talk().begin().load(recv("x"))
     talk.receive(Execute(run="r", epoch=1, program="p"))
-    said = talk.receive(Goodbye())  # the talk holds all that is said against the session's tables
-    assert not [action for action in said if isinstance(action, ToPeer)]
+    actions = talk.receive(
+        Goodbye()
+    )  # the talk holds all that is said against the session's tables
+    assert not [action for action in actions if isinstance(action, ToPeer)]
 
 
 def test_a_notebook_that_was_silent_for_too_long_is_told_that_its_session_has_ended():
     """Its computer may have slept: the message waits for it."""
     talk = Talk(grace_s=30.0).begin().load(recv("x"))
     talk.receive(Execute(run="r", epoch=1, program="p"))
-    said = [action for action in talk.tick(31.0) if isinstance(action, ToPeer)]
-    assert [action.message for action in said] == [
+    actions = [action for action in talk.tick(31.0) if isinstance(action, ToPeer)]
+    assert [action.message for action in actions] == [
         Goodbye(reason="it heard nothing of this notebook for 30 s")
     ]
     assert len(talk.core.sessions) == 0

@@ -140,15 +140,15 @@ def test_half_values_of_a_broken_connection_are_forgotten():
 
 
 def test_a_device_whose_only_work_is_a_long_transfer_gets_on():
-    talk, told = Talk().begin().load(recv("x")), []
+    talk, pongs = Talk().begin().load(recv("x")), []
     talk.receive(RUN)
     for message in (value(nbytes=192), Chunk(transfer=1, index=1), Chunk(transfer=1, index=2)):
         (pong,) = [
             action.message for action in talk.receive(Ping()) if isinstance(action.message, Pong)
         ]
-        told.append((pong.busy, pong.progress))
+        pongs.append((pong.busy, pong.progress))
         talk.receive(message, b"x" * 64)
-    assert told == [(True, told[0][1] + n) for n in range(3)]
+    assert pongs == [(True, pongs[0][1] + n) for n in range(3)]
 
 
 def test_nothing_is_sent_home_before_home_was_heard_on_the_data_channel():

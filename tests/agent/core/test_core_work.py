@@ -164,15 +164,15 @@ def test_after_a_send_means_after_its_acknowledgement():
 
 
 @pytest.mark.parametrize(
-    "told", [(Freed(offset=0),), (Computed(tag=1, freed=(0,)), b"[]")], ids=["alone", "at once"]
+    "events", [(Freed(offset=0),), (Computed(tag=1, freed=(0,)), b"[]")], ids=["alone", "at once"]
 )
-def test_a_place_that_is_computed_with_and_sent_on_is_free_after_both(told):
+def test_a_place_that_is_computed_with_and_sent_on_is_free_after_both(events):
     talk = Talk(inbound_bytes=64).begin().load(recv("x"), cut("x", "a"), send("x"))
     talk.receive(RUN)
     talk.receive(value(), EIGHT)
     second = value(step=1, transfer=2)
     assert talk.receive(second, EIGHT) == []
-    assert talk.work(*told) == []
+    assert talk.work(*events) == []
     assert talk.receive(credit())[:3] == [
         Store(0, EIGHT),
         ToPeer(key=OWNER_KEY, message=credit(2)),

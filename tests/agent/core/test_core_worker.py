@@ -115,8 +115,8 @@ def test_a_run_that_went_with_its_worker_is_not_gone_on_with(is_committed, dropp
     talk.core.handle(WorkerDied(FailureCause.CRASHED, "SIGSEGV"), talk.now_s)
     if dropped is not None:
         talk.receive(Drop(run="r", epoch=dropped))
-    said, *_ = talk.receive(Prepare(run="r", epoch=2), *plan(segments=("s",)))
-    assert said == answer
+    actions, *_ = talk.receive(Prepare(run="r", epoch=2), *plan(segments=("s",)))
+    assert actions == answer
 
 
 def test_a_crash_while_loading_refuses_the_plan():

@@ -30,7 +30,7 @@ N_SENDS = 5000
 MOST_ACTIONS = 2 * (N_IN_A_ROUND + N_ON_THE_SPOT) + MAX_AT_ONCE
 
 
-def told(actions, kind):
+def messages_of(actions, kind):
     return [a.message for a in actions if isinstance(a, ToPeer) and isinstance(a.message, kind)]
 
 
@@ -94,10 +94,10 @@ def test_all_leaves_in_the_order_of_priorities_although_it_is_begun_in_parts():
     actions, names = talk.receive(value("x", nbytes=0), b""), []
     assert len(actions) < MOST_ACTIONS
     assert talk.core.wake_s() <= talk.now_s
-    pong = told(talk.receive(Ping(seq=3)), Pong)
+    pong = messages_of(talk.receive(Ping(seq=3)), Pong)
     assert [answer.seq for answer in pong] == [3]
     actions = talk.rounds([])
-    while sent := told(actions, Value):
+    while sent := messages_of(actions, Value):
         names += [one.name for one in sent]
         actions = [
             action
@@ -131,9 +131,9 @@ def test_what_is_aborted_in_the_midst_goes_on_no_more_and_gives_back_its_places(
     talk.receive(Execute(run="r", epoch=1, program="p"))
     assert talk.core.wake_s() == talk.now_s  # more is ready than was seen to at once
     actions = talk.receive(ABORT)
-    assert [failed.text for failed in told(actions, Failed)] == ["it was aborted"]
+    assert [failed.text for failed in messages_of(actions, Failed)] == ["it was aborted"]
     later = talk.rounds([])
-    assert not told(later, Value)
+    assert not messages_of(later, Value)
     assert talk.core.held == ResourceUsage()
 
 
@@ -146,7 +146,7 @@ def test_a_value_that_came_early_and_is_not_used_yet_is_known_when_it_comes_agai
         talk.receive(value(f"x{i}", transfer=1 + i), bytes(8))
     talk.receive(Execute(run="r", epoch=1, program="p"))
     again = talk.receive(value(f"x{n_values - 1}", transfer=n_values + 1), bytes(8))
-    assert [credit.done for credit in told(again, Credit)] == [True]
+    assert [credit.done for credit in messages_of(again, Credit)] == [True]
     assert not [action for action in again if isinstance(action, Store)]
 
 
@@ -201,11 +201,11 @@ def test_early_values_are_as_many_as_executions_under_way_have_instructions(monk
         for step in range(10)
         for i in range(30)
     ]
-    rejected = [one for actions in answers for one in told(actions, Rejected)]
+    rejected = [one for actions in answers for one in messages_of(actions, Rejected)]
     assert {one.code for one in rejected} == {"memory"}
     assert len(rejected) == 7 * 30
     talk.receive(Execute(run="r", epoch=1, program="p", step=0))
-    assert not told(talk.receive(value("x0", step=9, nbytes=0, transfer=999), b""), Rejected)
+    assert not messages_of(talk.receive(value("x0", step=9, nbytes=0, transfer=999), b""), Rejected)
 
 
 def test_early_values_that_the_worker_holds_are_no_more_than_its_memory():
@@ -218,7 +218,7 @@ def test_early_values_that_the_worker_holds_are_no_more_than_its_memory():
         for order in [a.message for a in actions if isinstance(a, ToWorker)]:
             taken_bytes += order.nbytes
             talk.work(Freed(offset=order.offset))  # it has copied it
-        n_rejected += len(told(actions, Rejected))
+        n_rejected += len(messages_of(actions, Rejected))
     assert taken_bytes == 8192
     assert n_rejected == 12
 

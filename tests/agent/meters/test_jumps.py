@@ -55,10 +55,12 @@ def test_samples_that_say_measured_hold_what_the_gauge_told_and_nothing_else(kin
     assert sources == sorted(sources, reverse=True)  # measured, then estimated for good
     values = iter([value for _, value in steps])
     gauge = OPEN[kind](lambda: next(values))
-    told = [gauge.advance(now_s)[1] for now_s in moments]
+    joules_read = [gauge.advance(now_s)[1] for now_s in moments]
     n_measured = sources.count("measured")
     for i in range(1, n_measured):
-        assert samples[i].joules == pytest.approx(sum(joules or 0.0 for joules in told[: i + 1]))
+        assert samples[i].joules == pytest.approx(
+            sum(joules or 0.0 for joules in joules_read[: i + 1])
+        )
 
 
 @given(

@@ -258,18 +258,18 @@ def test_a_charger_silences_the_battery_and_the_model_speaks_until_it_is_gone(tm
     files = {"type": "Battery", "status": "Discharging", "power_now": 8_000_000}
     plant(tmp_path, {f"{BATTERY}/{name}": value for name, value in files.items()})
     meter = meters.open_meter(power=(2.0, 4.0, 0.0), root=tmp_path)
-    said, joules = [], []
+    sources, joules = [], []
     for now_s, status in enumerate(
         ("Discharging", "Discharging", "Charging", "Discharging", "Discharging")
     ):
         plant(tmp_path, {f"{BATTERY}/status": status})
         sample = meter.read(float(now_s), 0.0, 0.0)
-        said.append((sample.source, sample.meter))
+        sources.append((sample.source, sample.meter))
         joules.append(sample.joules)
     measured = ("measured", "battery")
     modelled = ("estimated", "model")
     mixed = ("estimated", "battery")
-    assert said == [measured, measured, modelled, mixed, mixed]
+    assert sources == [measured, measured, modelled, mixed, mixed]
     assert joules == [0.0, 8.0, 10.0, 12.0, 20.0]
 
 

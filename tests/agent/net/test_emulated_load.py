@@ -11,9 +11,9 @@ def test_tasks_that_are_told_their_time_and_measurements_take_so_many_times_long
     task = loaded(ToWorker(Compute(lasts_s=0.2), ()), 3.0)
     assert task.message.lasts_s == pytest.approx(0.6)
     measured = Measured(rows=(1, 4), forward_s=(0.1, 0.2), backward_s=(0.3, 0.4), update_s=0.5)
-    told = loaded(ToPeer(key="key", message=measured), 2.0).message
-    assert (told.forward_s, told.backward_s) == ((0.2, 0.4), (0.6, 0.8))
-    assert told.rows == measured.rows
+    reply = loaded(ToPeer(key="key", message=measured), 2.0).message
+    assert (reply.forward_s, reply.backward_s) == ((0.2, 0.4), (0.6, 0.8))
+    assert reply.rows == measured.rows
 
 
 @pytest.mark.parametrize(

@@ -128,8 +128,8 @@ def without(option, value):
     """A context whose ROUTERs have this value for this option (None: they lack it)."""
 
     class Weak(zmq.Socket):
-        def __setattr__(self, name, told):
-            set_to = value if name == option else told
+        def __setattr__(self, name, given):
+            set_to = value if name == option else given
             if set_to is not None:
                 super().__setattr__(name, set_to)
 

@@ -21,24 +21,24 @@ class Machine:
         self.threads, self.accelerators = threads or {}, accelerators or {}
         self.reason, self.asked = reason, []
 
-    def attempt(self, asked):
-        self.asked.append(asked)
-        if asked.provider:
-            said = self.accelerators[asked.provider]
+    def attempt(self, trial):
+        self.asked.append(trial)
+        if trial.provider:
+            answer = self.accelerators[trial.provider]
             return (
-                ProcessorTried(reason=said)
-                if isinstance(said, str)
-                else ProcessorTried(flops_per_s=(said,))
+                ProcessorTried(reason=answer)
+                if isinstance(answer, str)
+                else ProcessorTried(flops_per_s=(answer,))
             )
         if self.reason:
             return ProcessorTried(reason=self.reason)
-        rates = tuple(self.threads[count] for count in asked.threads)
+        rates = tuple(self.threads[count] for count in trial.threads)
         return ProcessorTried(flops_per_s=rates, providers=tuple(self.accelerators))
 
 
-def choice(machine, found=EIGHT, environment=(), backends=("torch", "onnxruntime"), **asked):
+def choice(machine, found=EIGHT, environment=(), backends=("torch", "onnxruntime"), **options):
     chosen = choose(
-        OwnerChoice(memory_bytes=2**30, **asked),
+        OwnerChoice(memory_bytes=2**30, **options),
         found,
         "i5",
         backends=backends,
@@ -50,7 +50,7 @@ def choice(machine, found=EIGHT, environment=(), backends=("torch", "onnxruntime
     return chosen
 
 
-def said(chosen):
+def reasons_of(chosen):
     return list(words(chosen.rows, 8))
 
 
@@ -60,7 +60,7 @@ RATES = {1: 40e9, 4: 150e9, 8: 110e9}
 def test_the_fastest_count_of_threads_is_taken_and_said():
     chosen = choice(Machine(RATES))
     assert (chosen.threads, chosen.provider) == (4, "")
-    assert said(chosen) == ["i5 (cpu): 4 of 8 threads: fastest of 1, 4, 8: 150 GFLOP/s"]
+    assert reasons_of(chosen) == ["i5 (cpu): 4 of 8 threads: fastest of 1, 4, 8: 150 GFLOP/s"]
     (row,) = chosen.rows
     assert (row["memory_bytes"], row["used"]) == (2**30, True)
     assert "bfloat16" in row["dtypes"]
@@ -93,27 +93,27 @@ NO_TRIAL = [
 ]
 
 
-@pytest.mark.parametrize(("asked", "environment", "count", "text"), NO_TRIAL)
-def test_nothing_is_tried_where_nothing_is_to_be_chosen(asked, environment, count, text):
+@pytest.mark.parametrize(("options", "environment", "count", "text"), NO_TRIAL)
+def test_nothing_is_tried_where_nothing_is_to_be_chosen(options, environment, count, text):
     machine = Machine()
-    chosen = choice(machine, environment=environment, **asked)
+    chosen = choice(machine, environment=environment, **options)
     assert (chosen.threads, machine.asked) == (count, [])
-    assert said(chosen) == [f"i5 (cpu): {text}"]
+    assert reasons_of(chosen) == [f"i5 (cpu): {text}"]
 
 
 def test_the_environment_limits_what_is_tried():
     chosen = choice(Machine({1: 40e9, 2: 75e9}), environment={"OMP_NUM_THREADS": "2"})
-    assert said(chosen) == [
+    assert reasons_of(chosen) == [
         "i5 (cpu): 2 of 8 threads: fastest of 1, 2 (OMP_NUM_THREADS=2): 75 GFLOP/s"
     ]
     without = choice(Machine(RATES), environment={"OMP_NUM_THREADS": "64"})
-    assert "OMP" not in said(without)[0]
+    assert "OMP" not in reasons_of(without)[0]
 
 
 def test_a_trial_that_fails_leaves_one_thread_and_its_reason():
     chosen = choice(Machine(reason="its trial crashed (SIGILL): illegal instruction"))
     assert chosen.threads == 1
-    assert said(chosen) == [
+    assert reasons_of(chosen) == [
         "i5 (cpu): 1 of 8 threads: a trial of 1, 4, 8 failed: its trial crashed (SIGILL): "
         "illegal instruction"
     ]
@@ -137,7 +137,7 @@ def test_the_fastest_accelerator_that_works_is_taken_and_all_others_are_left_out
     )
     chosen = choice(machine)
     assert (chosen.provider, chosen.threads) == ("cuda", 4)
-    assert said(chosen)[1:] == [
+    assert reasons_of(chosen)[1:] == [
         "CUDAExecutionProvider (cuda): for ONNX models: 9,000 GFLOP/s",
         "OpenVINOExecutionProvider (openvino) is left out: no faster than cuda",
         "CoreMLExecutionProvider (coreml) is left out: its trial crashed (SIGSEGV): no last words",
@@ -151,7 +151,7 @@ def test_an_accelerator_that_is_no_faster_than_onnxruntime_on_the_cpu_is_left_ou
     machine = Machine(RATES, {"xnnpack": 149e9})
     chosen = choice(machine)
     assert chosen.provider == ""
-    assert said(chosen)[1:] == [
+    assert reasons_of(chosen)[1:] == [
         "XnnpackExecutionProvider (xnnpack) is left out: no faster than the CPU"
     ]
     # with as many threads as the worker has, and not torch's
@@ -162,14 +162,16 @@ def test_a_slow_accelerator_is_taken_where_the_owner_says_so():
     machine = Machine(RATES, {"cuda": 9e12, "xnnpack": 1e9})
     chosen = choice(machine, device="xnnpack")
     assert chosen.provider == "xnnpack"
-    assert said(chosen)[1] == ("CUDAExecutionProvider (cuda) is left out: xnnpack was asked for")
-    assert "cuda" not in {asked.provider for asked in machine.asked}
+    assert reasons_of(chosen)[1] == (
+        "CUDAExecutionProvider (cuda) is left out: xnnpack was asked for"
+    )
+    assert "cuda" not in {trial.provider for trial in machine.asked}
 
 
 def test_an_accelerator_that_was_asked_for_and_fails_leaves_the_cpu():
     chosen = choice(Machine(RATES, {"cuda": "no driver"}), device="cuda")
     assert chosen.provider == ""
-    assert said(chosen)[1] == "CUDAExecutionProvider (cuda) is left out: no driver"
+    assert reasons_of(chosen)[1] == "CUDAExecutionProvider (cuda) is left out: no driver"
 
 
 @pytest.mark.parametrize(

@@ -85,11 +85,11 @@ def test_counts_to_try_end_at_what_is_allowed(found, limit, expected):
 
 
 @pytest.mark.parametrize(
-    ("said", "limit"),
+    ("text", "limit"),
     [("4", 4), (" 4 ", 4), ("4,2", 4), ("0", None), ("-1", None), ("", None), ("all", None)],
 )
-def test_the_limit_is_read_as_openmp_reads_it(said, limit):
-    assert limit_of({"OMP_NUM_THREADS": said}) == limit
+def test_the_limit_is_read_as_openmp_reads_it(text, limit):
+    assert limit_of({"OMP_NUM_THREADS": text}) == limit
     assert limit_of({}) is None
 
 

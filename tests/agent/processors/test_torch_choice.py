@@ -26,27 +26,27 @@ class Accelerated(Machine):
         super().__init__(RATES, **others)
         self.devices, self.silent = devices, dict(silent)
 
-    def attempt(self, asked):
-        if not asked.device:
-            return super().attempt(asked)
-        self.asked.append(asked)
-        if asked.device in self.silent:
-            return ProcessorTried(reason=self.silent[asked.device])
-        if ":" not in asked.device:
-            of_kind = [name for name in self.devices if name.startswith(asked.device)]
+    def attempt(self, trial):
+        if not trial.device:
+            return super().attempt(trial)
+        self.asked.append(trial)
+        if trial.device in self.silent:
+            return ProcessorTried(reason=self.silent[trial.device])
+        if ":" not in trial.device:
+            of_kind = [name for name in self.devices if name.startswith(trial.device)]
             return ProcessorTried(devices=tuple(of_kind))
-        said = self.devices[asked.device]
-        if isinstance(said, str):
-            return ProcessorTried(reason=said)
-        return ProcessorTried(flops_per_s=(said,), name="T4", memory_bytes=GIB, dtypes=TYPES)
+        answer = self.devices[trial.device]
+        if isinstance(answer, str):
+            return ProcessorTried(reason=answer)
+        return ProcessorTried(flops_per_s=(answer,), name="T4", memory_bytes=GIB, dtypes=TYPES)
 
     def tried(self):
-        return [asked.device for asked in self.asked if ":" in asked.device]
+        return [trial.device for trial in self.asked if ":" in trial.device]
 
 
-def choice(machine, backends=("torch",), **asked):
+def choice(machine, backends=("torch",), **options):
     chosen = choose(
-        OwnerChoice(memory_bytes=GIB, **asked),
+        OwnerChoice(memory_bytes=GIB, **options),
         EIGHT,
         "i5",
         backends=backends,
@@ -60,9 +60,9 @@ def choice(machine, backends=("torch",), **asked):
 
 
 def test_the_fastest_is_taken_and_stated_with_all_that_is_known_of_it():
-    chosen, said = choice(Accelerated({"cuda:0": 4e12, "cuda:1": 9e12}))
+    chosen, reasons = choice(Accelerated({"cuda:0": 4e12, "cuda:1": 9e12}))
     assert (chosen.device, chosen.device_bytes, chosen.provider) == ("cuda:1", GIB, "")
-    assert said == [
+    assert reasons == [
         "T4, cuda:0 (cuda) is left out: torch is no faster there than on cuda:1",
         "T4, cuda:1 (cuda): for torch models: 9,000 GFLOP/s",
     ]
@@ -71,51 +71,51 @@ def test_the_fastest_is_taken_and_stated_with_all_that_is_known_of_it():
 
 
 def test_one_that_is_no_faster_than_the_cpu_is_left_out_unless_its_owner_names_it():
-    chosen, said = choice(Accelerated({"xpu:0": 149e9}))
+    chosen, reasons = choice(Accelerated({"xpu:0": 149e9}))
     assert chosen.device == ""
-    assert said == ["T4, xpu:0 (xpu) is left out: torch is no faster there than on the CPU"]
-    for asked in ("xpu", "xpu:0"):
-        assert choice(Accelerated({"xpu:0": 149e9}), device=asked)[0].device == "xpu:0"
+    assert reasons == ["T4, xpu:0 (xpu) is left out: torch is no faster there than on the CPU"]
+    for name in ("xpu", "xpu:0"):
+        assert choice(Accelerated({"xpu:0": 149e9}), device=name)[0].device == "xpu:0"
 
 
-@pytest.mark.parametrize("asked", ["", "cuda", "cuda:0"])
+@pytest.mark.parametrize("name", ["", "cuda", "cuda:0"])
 @pytest.mark.parametrize("why", ["its trial crashed (SIGSEGV): no last words", "no driver"])
-def test_one_that_fails_leaves_the_cpu_and_its_reason(asked, why):
-    chosen, said = choice(Accelerated({"cuda:0": why}), device=asked)
+def test_one_that_fails_leaves_the_cpu_and_its_reason(name, why):
+    chosen, reasons = choice(Accelerated({"cuda:0": why}), device=name)
     assert (chosen.device, chosen.threads) == ("", 4)
-    assert said == [f"cuda:0 (cuda) is left out: torch: {why}"]
+    assert reasons == [f"cuda:0 (cuda) is left out: torch: {why}"]
 
 
 def test_a_kind_whose_listing_crashes_leaves_the_others():
     machine = Accelerated({"xpu:0": 9e12}, {"cuda": "its trial crashed (SIGABRT): libcuda"})
-    chosen, said = choice(machine)
+    chosen, reasons = choice(machine)
     assert chosen.device == "xpu:0"
-    assert said[1] == "cuda (cuda) is left out: torch: its trial crashed (SIGABRT): libcuda"
+    assert reasons[1] == "cuda (cuda) is left out: torch: its trial crashed (SIGABRT): libcuda"
 
 
 def test_only_what_the_owner_has_named_is_tried():
     machine = Accelerated({"cuda:0": 4e12, "cuda:1": 9e12, "xpu:0": 1e13})
-    chosen, said = choice(machine, device="cuda:0")
+    chosen, reasons = choice(machine, device="cuda:0")
     assert (chosen.device, machine.tried()) == ("cuda:0", ["cuda:0"])
-    assert said[1] == "cuda:1 (cuda) is left out: cuda:0 was asked for"
-    for asked in ({"device": "cpu"}, {"is_emulated": True}):
+    assert reasons[1] == "cuda:1 (cuda) is left out: cuda:0 was asked for"
+    for name in ({"device": "cpu"}, {"is_emulated": True}):
         machine = Accelerated({"cuda:0": 4e12})
-        assert choice(machine, **asked)[0].device == ""
+        assert choice(machine, **name)[0].device == ""
         assert machine.tried() == []
 
 
 def test_both_libraries_may_use_one_accelerator():
     machine = Accelerated({"cuda:0": 9e12}, accelerators={"cuda": 8e12})
-    for asked in ("", "cuda", "cuda:0"):
-        chosen, _ = choice(machine, ("torch", "onnxruntime"), device=asked)
+    for name in ("", "cuda", "cuda:0"):
+        chosen, _ = choice(machine, ("torch", "onnxruntime"), device=name)
         assert (chosen.device, chosen.provider) == ("cuda:0", "cuda")
     assert choice(machine, ("onnxruntime",))[0].device == ""
 
 
-@pytest.mark.parametrize("asked", ["mps", "cuda:3"])
-def test_one_that_is_not_there_is_refused_with_those_that_are(asked):
-    with pytest.raises(AgentError, match=f"--device {asked}: .*there are cpu, cuda:0"):
-        choice(Accelerated({"cuda:0": 9e12}), device=asked)
+@pytest.mark.parametrize("name", ["mps", "cuda:3"])
+def test_one_that_is_not_there_is_refused_with_those_that_are(name):
+    with pytest.raises(AgentError, match=f"--device {name}: .*there are cpu, cuda:0"):
+        choice(Accelerated({"cuda:0": 9e12}), device=name)
 
 
 def test_kinds_are_those_whose_files_are_here():
@@ -128,8 +128,8 @@ def test_a_trial_of_a_device_that_is_not_there_says_so():
     if torch.backends.cuda.is_built():
         pytest.skip("this torch is built for CUDA")
     assert attempt(TryProcessor(device="cuda")) == ProcessorTried()
-    said = attempt(TryProcessor(device="cuda:0", memory_bytes=GIB))
-    assert said == ProcessorTried(reason="Torch not compiled with CUDA enabled")
+    reasons = attempt(TryProcessor(device="cuda:0", memory_bytes=GIB))
+    assert reasons == ProcessorTried(reason="Torch not compiled with CUDA enabled")
 
 
 ANSWERS = {

@@ -25,8 +25,8 @@ CUDA = TryProcessor(provider="cuda", memory_bytes=MEMORY_BYTES)
 @pytest.mark.few(1)
 @pytest.mark.parametrize("backends", [("torch",), ("onnxruntime",), ()])
 def test_a_trial_of_threads_gives_a_rate_for_each_count(backends):
-    asked = TryProcessor(threads=(1, 2, 3), memory_bytes=MEMORY_BYTES, backends=backends)
-    answer = attempt(asked)
+    trial = TryProcessor(threads=(1, 2, 3), memory_bytes=MEMORY_BYTES, backends=backends)
+    answer = attempt(trial)
     assert answer.reason == ""
     assert len(answer.flops_per_s) == 3
     assert all(1e6 < rate < 1e15 for rate in answer.flops_per_s)
@@ -116,11 +116,11 @@ def taken_over(tmp_path, monkeypatch, does, instead=""):
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
 @pytest.mark.parametrize("way", BAD)
 def test_a_trial_that_ends_badly_is_an_answer(tmp_path, monkeypatch, way):
-    does, instead, said = BAD[way]
+    does, instead, reason = BAD[way]
     taken_over(tmp_path, monkeypatch, does, instead)
     patience_s = 2.0 if way == "hangs" else 60.0
     answer = attempt(CUDA, patience_s)
-    assert answer.reason.startswith(said) or said in answer.reason
+    assert answer.reason.startswith(reason) or reason in answer.reason
     assert answer.reason.isprintable()
     assert bool(answer.flops_per_s) == (way == "works")
 

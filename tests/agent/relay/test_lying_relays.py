@@ -34,8 +34,10 @@ class LyingRelay:
         self.keys, self.port = Keys(), free_ports(2)
         self.invitation = folder / "lies.json"
         guest = Keys()
-        told = Invitation(relay=f"{HOST}:{self.port}", key=self.keys.public, secret=guest.secret)
-        write_invitation(self.invitation, told)
+        invitation = Invitation(
+            relay=f"{HOST}:{self.port}", key=self.keys.public, secret=guest.secret
+        )
+        write_invitation(self.invitation, invitation)
         self.context = zmq.Context()
         self.router = self.context.socket(zmq.ROUTER)
         self.router.curve_server = True
@@ -95,9 +97,9 @@ def test_it_gets_to_the_agents_four_ports_and_no_further(tmp_path):
             lying.say(route, *encode(Dial(ticket=odd, offset=0)))
         # in order: had the device dialled for one of those, it would come first
         lying.say(route, *encode(Dial(ticket=b"u" * TICKET_BYTES, offset=PULSE_OFFSET)))
-        one, said = lying.dialled()
+        one, data = lying.dialled()
         with one:
-            assert said == b"u" * TICKET_BYTES
+            assert data == b"u" * TICKET_BYTES
             assert one.recv(10).startswith(b"\xff")  # a greeting: the agent's own socket
         check_near(jetson)
 
@@ -141,8 +143,8 @@ def test_one_of_another_key_is_not_talked_to(tmp_path):
     """Whoever took the relay's address has not its secret key."""
     lying = LyingRelay(tmp_path)
     other = Keys()
-    told = Invitation(relay=f"{HOST}:{lying.port}", key=other.public, secret=Keys().secret)
-    write_invitation(lying.invitation, told)
+    invitation = Invitation(relay=f"{HOST}:{lying.port}", key=other.public, secret=Keys().secret)
+    write_invitation(lying.invitation, invitation)
     try:
         given = ("--relay", str(lying.invitation), "--memory", "64Mi")
         with agent(tmp_path / "jetson", *TRUST, *given) as jetson:

@@ -135,22 +135,22 @@ def test_what_the_bounds_say_holds(place, without):
         line = [sys.executable, "-c", TRIALS, SOURCE, str(agent.pid), str(place), without]
         done = subprocess.run(line, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
-        said = json.loads(done.stdout)
+        report = json.loads(done.stdout)
         assert agent.poll() is None
     finally:
         agent.kill()
         agent.communicate()
-    bounds = said["bounds"]
+    bounds = report["bounds"]
     if bounds["signals"] != seccomp.IN_FORCE:
         pytest.skip(bounds["signals"])
     assert bounds["files"] == sandbox.CHANGES_NONE
-    assert said["changes"] == []
-    assert said["processes"] == []
+    assert report["changes"] == []
+    assert report["processes"] == []
     assert snapshot(place) == before
     if bounds["reading"] == sandbox.READS_LITTLE:
-        assert said["reads"] == []
+        assert report["reads"] == []
     else:
-        assert "a file" in said["reads"]  # it says no more than what holds
+        assert "a file" in report["reads"]  # it says no more than what holds
     assert without != "landlock" or bounds["reading"] == sandbox.READS_ALL
 
 

@@ -64,12 +64,12 @@ def test_a_worker_trains_there_as_on_the_cpu_and_within_its_bounds(device):
 
 def test_a_trial_says_what_the_device_is(device):
     assert device in attempt(TryProcessor(device=device.partition(":")[0])).devices
-    said = attempt(TryProcessor(device=device, memory_bytes=MEMORY_BYTES, budget_s=0.2))
-    assert said.reason == ""
-    assert said.name
-    assert said.memory_bytes > MEMORY_BYTES
-    assert {"float32", "float16", "int64"} <= set(said.dtypes)
-    assert said.flops_per_s[0] > 1e9
+    answer = attempt(TryProcessor(device=device, memory_bytes=MEMORY_BYTES, budget_s=0.2))
+    assert answer.reason == ""
+    assert answer.name
+    assert answer.memory_bytes > MEMORY_BYTES
+    assert {"float32", "float16", "int64"} <= set(answer.dtypes)
+    assert answer.flops_per_s[0] > 1e9
 
 
 def test_more_than_its_memory_ends_the_task_and_not_the_worker(device):

@@ -52,11 +52,11 @@ def do(pipe, urgent=False):
 def test_answers_come_together_when_nothing_is_left_to_do(clock, ends):
     end, pipe = ends
     order(end, pipe, 6)
-    said = []
+    heard_each = []
     for _ in range(6):
         do(pipe)
-        said.append(heard(end))
-    assert said == [[]] * 5 + [list(range(6))]
+        heard_each.append(heard(end))
+    assert heard_each == [[]] * 5 + [list(range(6))]
 
 
 def test_what_is_urgent_is_said_at_once_and_takes_the_rest_along(clock, ends):

@@ -48,20 +48,20 @@ def test_what_is_written_is_computed_with_on_the_accelerator_too(cuda):
 
 
 @pytest.mark.parametrize(
-    "said",
+    "text",
     [
         "Failed to allocate memory for requested buffer of size 1073741824",
         "CUDA failure 2: out of memory ; GPU=0 ; hostname=x",
         "std::bad_alloc",
     ],
 )
-def test_an_accelerator_without_memory_ends_the_task_as_a_worker_without_memory(monkeypatch, said):
+def test_an_accelerator_without_memory_ends_the_task_as_a_worker_without_memory(monkeypatch, text):
     class Full:
         def __init__(self, *_, **named):
             pass
 
         def run(self, *_):
-            raise RuntimeError(said)
+            raise RuntimeError(text)
 
     monkeypatch.setattr(onnxruntime, "InferenceSession", Full)
     one = OnnxSegment(product(), torch_arrays)

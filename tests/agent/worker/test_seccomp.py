@@ -226,9 +226,9 @@ def test_a_worker_that_was_taken_over_cannot_touch_its_agent():
 def test_every_thread_of_a_worker_at_work_is_filtered():
     talk = begin(threads=2, inbound=8 << 20)
     try:
-        said = talk.statement["bounds"]["signals"]
-        if said.startswith("not refused"):
-            pytest.skip(said)
+        state = talk.statement["bounds"]["signals"]
+        if state.startswith("not refused"):
+            pytest.skip(state)
         talk.put("r/0/p/0/x", numbers(1 << 20))
         # large: on both threads
         talk.compute("add", inputs=("r/0/p/0/x", "r/0/p/0/x"), outputs=("r/0/p/0/y",))

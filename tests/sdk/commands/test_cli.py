@@ -140,10 +140,10 @@ def test_agent_hands_over_all_its_arguments(monkeypatch):
 
 @pytest.mark.parametrize("key", ["-" + "a" * 39, "-9" + "x" * 38, "--" + "q" * 38])
 def test_a_key_that_begins_like_an_option_is_a_key(monkeypatch, key):
-    told = []
-    monkeypatch.setattr("potluck.commands.coordinate.main", told.append)
+    calls = []
+    monkeypatch.setattr("potluck.commands.coordinate.main", calls.append)
     assert cli.main(["coordinate", "--trust", key, "--port", "7"]) == 0
-    assert (told[0].trust, told[0].port) == ([key], 7)
+    assert (calls[0].trust, calls[0].port) == ([key], 7)
 
 
 @pytest.mark.few(1)

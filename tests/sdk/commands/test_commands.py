@@ -89,9 +89,9 @@ def test_an_address_where_nobody_is_is_told(capsys):
         taken.bind(("127.0.0.1", 0))
         place = f"127.0.0.1:{taken.getsockname()[1] - PAIRING_OFFSET}"
         assert cli.main(["devices", place]) == 1
-    told = "".join(capsys.readouterr())
-    assert told.count(f"nobody answers at {place}") == told.count(place) == 1
-    assert "not paired" not in told
+    output = "".join(capsys.readouterr())
+    assert output.count(f"nobody answers at {place}") == output.count(place) == 1
+    assert "not paired" not in output
 
 
 @pytest.mark.parametrize(
@@ -99,10 +99,10 @@ def test_an_address_where_nobody_is_is_told(capsys):
 )
 def test_a_name_that_no_network_knows_is_told_as_such(command, capsys):
     assert cli.main([*command, "no-such-host.invalid"]) == 1
-    told = "".join(capsys.readouterr())
-    assert "the name 'no-such-host.invalid' is not known in this network" in told
-    assert told.count("no-such-host.invalid") == 1
-    assert "not paired" not in told
+    output = "".join(capsys.readouterr())
+    assert "the name 'no-such-host.invalid' is not known in this network" in output
+    assert output.count("no-such-host.invalid") == 1
+    assert "not paired" not in output
 
 
 def test_a_paired_device_is_known_by_its_key_at_any_of_its_addresses(tablet, state, capsys):
@@ -122,14 +122,14 @@ def test_who_is_paired_is_not_said_to_be_not_paired(tablet, capsys):
     assert cli.main(["pair", place, "--code", tablet["code"]]) == 0
     capsys.readouterr()
     assert cli.main(["pair", place, "--code", tablet["code"]]) == 1
-    told = capsys.readouterr().err
-    assert "has been paired with this computer as tablet" in told
-    assert "not paired" not in told
-    assert told.count("potluck agent pair") == 1
+    output = capsys.readouterr().err
+    assert "has been paired with this computer as tablet" in output
+    assert "not paired" not in output
+    assert output.count("potluck agent pair") == 1
     assert cli.main(["forget", "tablet"]) == 0
     assert cli.main(["pair", place, "--code", tablet["code"]]) == 1
-    told = capsys.readouterr().err
-    assert told.count("potluck agent pair") == 1
+    output = capsys.readouterr().err
+    assert output.count("potluck agent pair") == 1
 
 
 def test_a_device_that_is_not_paired_is_shown_as_such(tablet, capsys):
@@ -280,10 +280,10 @@ def test_doctor_tells_how_a_device_knows_its_power_or_why_not():
     assert found.level == doctor.HINT
     assert "plans do not know its energy" in found.what
     assert found.remedy.startswith("rapl: energy_uj is readable by root only; or give its watts")
-    told = doctor.metered(
+    checkup = doctor.metered(
         "pc", {"meters": [rapl], "power": {"idle_w": 2, "busy_w": 8, "radio_w": 1}}
     )
-    assert "modelled from the watts that it was given" in told.what
+    assert "modelled from the watts that it was given" in checkup.what
 
 
 @pytest.mark.parametrize(
@@ -296,10 +296,10 @@ def test_a_state_folder_of_another_user_is_named_in_one_line(arguments, state, c
 
     monkeypatch.setattr(keyring.Path, "exists", exists)
     assert cli.main(arguments) == 1
-    said = capsys.readouterr().err
-    assert str(state) in said
-    assert "Permission denied" in said
-    assert said.count("\n") == 1
+    output = capsys.readouterr().err
+    assert str(state) in output
+    assert "Permission denied" in output
+    assert output.count("\n") == 1
 
 
 @pytest.mark.few(2)

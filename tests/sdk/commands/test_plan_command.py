@@ -14,14 +14,14 @@ from potluck.records import Inference, QoE, Training
 SMALL = ["family", "bert-small", "--layers", "6"]
 
 
-def told(capsys, *arguments, code=0):
+def output_of(capsys, *arguments, code=0):
     assert cli.main(["plan", *map(str, arguments)]) == code
     printed = capsys.readouterr()
     return printed.err if code else printed.out
 
 
 def test_plans_and_shows_the_best_with_its_memory(capsys):
-    out = told(capsys, *SMALL, "--train", "batch=8")
+    out = output_of(capsys, *SMALL, "--train", "batch=8")
     headline, _, rest = out.partition("\n\n")
     assert "a step on laptop-1 alone, which is the fastest device." in headline
     assert rest.startswith("Plans\n")
@@ -31,7 +31,7 @@ def test_plans_and_shows_the_best_with_its_memory(capsys):
 
 
 def test_what_a_limit_leaves_of_the_memory_is_what_is_available(capsys, tmp_path):
-    out = told(
+    out = output_of(
         capsys,
         *SMALL,
         "--train",
@@ -49,7 +49,9 @@ def test_what_a_limit_leaves_of_the_memory_is_what_is_available(capsys, tmp_path
 
 def test_a_device_is_added_as_those_are_connected_that_are_left_out(capsys):
     others = [word for name in ("laptop-2", "jetson", "phone") for word in ("--without", name)]
-    out = told(capsys, *SMALL, "--train", "batch=8", "--with", "rtx-4060-laptop", *others, "--json")
+    out = output_of(
+        capsys, *SMALL, "--train", "batch=8", "--with", "rtx-4060-laptop", *others, "--json"
+    )
     assert {name for stage in json.loads(out)["best"]["stage"] for name in stage["devices"]} <= {
         "laptop-1",
         "rtx-4060-laptop",
@@ -57,14 +59,16 @@ def test_a_device_is_added_as_those_are_connected_that_are_left_out(capsys):
 
 
 def test_explains_when_asked(capsys):
-    out = told(capsys, *SMALL, "--train", "batch=8", "--explain")
+    out = output_of(capsys, *SMALL, "--train", "batch=8", "--explain")
     assert "Where the time goes" in out
     assert "What would help" in out
 
 
 def test_prints_json_saves_text_and_writes_a_page(capsys, tmp_path):
     plan, page = tmp_path / "plan.toml", tmp_path / "page.html"
-    out = told(capsys, *SMALL, "--infer", "streaming", "--json", "--save", plan, "--html", page)
+    out = output_of(
+        capsys, *SMALL, "--infer", "streaming", "--json", "--save", plan, "--html", page
+    )
     document = json.loads(out)
     assert document["best"] == document["plans"][0]
     loaded = load_plan(plan)
@@ -75,30 +79,34 @@ def test_prints_json_saves_text_and_writes_a_page(capsys, tmp_path):
 
 def test_a_saved_plan_is_judged_again_with_the_same_outcome_and_on_other_homes(capsys, tmp_path):
     plan = tmp_path / "plan.toml"
-    first = json.loads(told(capsys, *SMALL, "--train", "batch=8", "--json", "--save", plan))["best"]
-    again = json.loads(told(capsys, "judge", plan, "--json"))["best"]
+    first = json.loads(output_of(capsys, *SMALL, "--train", "batch=8", "--json", "--save", plan))[
+        "best"
+    ]
+    again = json.loads(output_of(capsys, "judge", plan, "--json"))["best"]
     assert again["latency_s"] == first["latency_s"]
     (name,) = first["stage"][0]["devices"][:1]
-    assert f"{name}: is not in this home" in told(capsys, "judge", plan, "--without", name, code=1)
-    slow = json.loads(told(capsys, "judge", plan, "--medium", "air=1Mbit/s", "--json"))["best"]
+    assert f"{name}: is not in this home" in output_of(
+        capsys, "judge", plan, "--without", name, code=1
+    )
+    slow = json.loads(output_of(capsys, "judge", plan, "--medium", "air=1Mbit/s", "--json"))["best"]
     assert slow["latency_s"] >= first["latency_s"]
-    assert "its home" not in told(capsys, "judge", plan, "--qoe", "latency=1us")
-    assert "! needs" in told(capsys, "judge", plan, "--qoe", "latency=1us")
-    assert "home 'family', not for 'smart-home-2'" in told(
+    assert "its home" not in output_of(capsys, "judge", plan, "--qoe", "latency=1us")
+    assert "! needs" in output_of(capsys, "judge", plan, "--qoe", "latency=1us")
+    assert "home 'family', not for 'smart-home-2'" in output_of(
         capsys, "judge", plan, "smart-home-2", code=1
     )
 
 
 def test_another_planner_and_all_planners_can_be_asked(capsys):
-    out = told(capsys, *SMALL, "--train", "batch=8", "--planner", "gpipe", "--json")
+    out = output_of(capsys, *SMALL, "--train", "batch=8", "--planner", "gpipe", "--json")
     assert {plan["planner"] for plan in json.loads(out)["plans"]} == {"gpipe"}
-    rows = told(capsys, *SMALL, "--train", "batch=8", "--planner", "all").splitlines()
+    rows = output_of(capsys, *SMALL, "--train", "batch=8", "--planner", "all").splitlines()
     assert sum(line.lstrip("→ ")[:1].isdigit() for line in rows) >= 8
 
 
 def test_a_home_can_be_changed_on_the_way(capsys):
     changed = ["--with", "raspberry-pi-5", "--without", "phone", "--medium", "air=50Mbit/s"]
-    best = json.loads(told(capsys, *SMALL, "--train", "batch=8", *changed, "--json"))["best"]
+    best = json.loads(output_of(capsys, *SMALL, "--train", "batch=8", *changed, "--json"))["best"]
     names = {
         *best.get("unused", {}),
         *(name for stage in best["stage"] for name in stage["devices"]),
@@ -108,33 +116,33 @@ def test_a_home_can_be_changed_on_the_way(capsys):
 
 
 def test_other_planners_get_the_problem_and_their_plans_are_judged(capsys, tmp_path):
-    out = told(capsys, "export", "pipedream", *SMALL, "--into", tmp_path)
+    out = output_of(capsys, "export", "pipedream", *SMALL, "--into", tmp_path)
     assert out == f"wrote 1 file to {tmp_path}\n"
     assert (tmp_path / "graph.txt").read_text().startswith("node1 -- Input0 -- ")
-    told(capsys, "export", "metis", *SMALL, "--into", tmp_path)
+    output_of(capsys, "export", "metis", *SMALL, "--into", tmp_path)
     assert {"hostfile", "clusterfile.json", "README.txt", "profile"} <= {
         path.name for path in tmp_path.iterdir()
     }
     (tmp_path / "printed").write_text("(0, 3) 0.1 1\n(3, 6) 0.1 1\n")
-    best = json.loads(told(capsys, "judge", tmp_path / "printed", *SMALL, "--json"))["best"]
+    best = json.loads(output_of(capsys, "judge", tmp_path / "printed", *SMALL, "--json"))["best"]
     assert [stage["layers"] for stage in best["stage"]] == [[0, 3], [3, 6]]
-    assert "say which HOME and MODEL" in told(capsys, "judge", tmp_path / "printed", code=1)
+    assert "say which HOME and MODEL" in output_of(capsys, "judge", tmp_path / "printed", code=1)
 
 
 def test_lists_what_there_is(capsys):
-    assert "bert-small" in told(capsys, "list", "models").splitlines()
-    assert {"homes", "planners"} <= set(json.loads(told(capsys, "list", "--json")))
-    assert "asteroid" in told(capsys, "list")
+    assert "bert-small" in output_of(capsys, "list", "models").splitlines()
+    assert {"homes", "planners"} <= set(json.loads(output_of(capsys, "list", "--json")))
+    assert "asteroid" in output_of(capsys, "list")
 
 
 def test_planning_ends_when_its_time_is_up(capsys):
-    hasty = json.loads(told(capsys, *SMALL, "--infer", "batch=1", "--time", "1ms", "--json"))
-    whole = json.loads(told(capsys, *SMALL, "--infer", "batch=1", "--json"))
+    hasty = json.loads(output_of(capsys, *SMALL, "--infer", "batch=1", "--time", "1ms", "--json"))
+    whole = json.loads(output_of(capsys, *SMALL, "--infer", "batch=1", "--json"))
     assert hasty["best"]["latency_s"] >= whole["best"]["latency_s"] * (1 - 1e-9)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "text"),
     [
         (["famly", "bert-small"], "there is no home called 'famly'. Did you mean family?"),
         (["family", "bert-smal"], "there is no model called 'bert-smal'. Did you mean bert-small"),
@@ -181,10 +189,10 @@ def test_planning_ends_when_its_time_is_up(capsys):
         (["export", "alpa", *SMALL, "--into", "x"], "there is no export for 'alpa'"),
     ],
 )
-def test_every_slip_is_explained_in_one_line(capsys, arguments, said):
-    err = told(capsys, *arguments, code=1)
+def test_every_slip_is_explained_in_one_line(capsys, arguments, text):
+    err = output_of(capsys, *arguments, code=1)
     (line,) = (line for line in err.splitlines() if not line.startswith("planning "))
-    assert said in line
+    assert text in line
 
 
 @pytest.mark.parametrize(
@@ -217,10 +225,10 @@ def test_what_is_asked_reads_as_typed():
 
 
 def test_share_tells_whether_a_helper_pays(capsys, tmp_path):
-    page, asked = tmp_path / "page.html", ["share", "robot-indoors", "vgg19"]
-    out = told(capsys, *asked, "--at", "20MB/s", "--html", page)
+    page, arguments = tmp_path / "page.html", ["share", "robot-indoors", "vgg19"]
+    out = output_of(capsys, *arguments, "--at", "20MB/s", "--html", page)
     assert "One request of vgg19 on robot, helped by server" in out
     assert "20 MB/s" in out
     assert "best layer cut" in page.read_text()
-    assert "has no device 'toaster'" in told(capsys, *asked, "--helper", "toaster", code=1)
-    assert "above zero" in told(capsys, *asked, "--at", "0B/s", code=1)
+    assert "has no device 'toaster'" in output_of(capsys, *arguments, "--helper", "toaster", code=1)
+    assert "above zero" in output_of(capsys, *arguments, "--at", "0B/s", code=1)

@@ -46,7 +46,7 @@ def test_serves_a_file_until_it_is_told_to_end(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "text"),
     [
         ([], "no entrance is asked for"),
         (["--http", "127.0.0.1:0"], "nothing to serve"),
@@ -57,9 +57,9 @@ def test_serves_a_file_until_it_is_told_to_end(tmp_path, capsys):
         (["top", "--http", "127.0.0.1:1"], "nobody serves"),
     ],
 )
-def test_wrong_usage_is_one_line(options, told, capsys):
+def test_wrong_usage_is_one_line(options, text, capsys):
     assert main(["serve", *options]) == 1
-    assert told in capsys.readouterr().err
+    assert text in capsys.readouterr().err
 
 
 def test_the_table_shows_rates_and_refusals():

@@ -198,10 +198,10 @@ class Coordinators:
         self._see(asker)
         if process.life.is_over:
             raise HomeError(f"no coordinator answers at {place}.", is_silent=True)
-        told = json.loads(json.dumps(answer[0]))
-        if "error" in told:
-            raise HomeError(told["error"])
-        return told, answer[1]
+        document = json.loads(json.dumps(answer[0]))
+        if "error" in document:
+            raise HomeError(document["error"])
+        return document, answer[1]
 
     def _see(self, asker):
         if asker is not None and asker.life.is_over:

@@ -167,11 +167,11 @@ def _perform(w: World, name: str, action: Any) -> World:
                 raise Broken(f"{name} takes over with {each.log}, and {w.told} was told")
             w.coordinators[name] = replace(each, log=(*each.log, (term, 0)))
         case JournalReport(position):
-            told = each.log[:position]
-            n_common = min(len(told), len(w.told))
-            if told[:n_common] != w.told[:n_common]:
-                raise Broken(f"{name} tells {told}, and {w.told} was told")
-            return replace(w, told=max(told, w.told, key=len))
+            shown = each.log[:position]
+            n_common = min(len(shown), len(w.told))
+            if shown[:n_common] != w.told[:n_common]:
+                raise Broken(f"{name} tells {shown}, and {w.told} was told")
+            return replace(w, told=max(shown, w.told, key=len))
         case Follow():
             pass
     return w
@@ -194,19 +194,19 @@ def _asked(w: World, message: Message) -> World:
     table = w.devices[message.target]
     if table is None:
         return w
-    asked: AskVoters = message.what
+    request: AskVoters = message.what
     table = w.devices[message.target] = copy.copy(table)
     lease = Lease(
         name=NAME,
-        term=asked.term,
-        serial=asked.serial,
-        lasts_s=asked.lasts_s,
-        record=_text(asked.record),
+        term=request.term,
+        serial=request.serial,
+        lasts_s=request.lasts_s,
+        record=_text(request.record),
     )
     answer, _ = table.ask(message.source, lease, w.now_s)
     vote = Voted(
         message.target,
-        asked.number,
+        request.number,
         answer.granted,
         answer.term,
         answer.left_s,

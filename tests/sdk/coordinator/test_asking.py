@@ -16,12 +16,12 @@ from potluck.errors import HomeError
 NOBODY = 2**22 + 1  # more than Linux has processes
 
 
-def put(folder, name, told):
-    (folder / name).write_text(told if isinstance(told, str) else json.dumps(told))
+def put(folder, name, document):
+    (folder / name).write_text(document if isinstance(document, str) else json.dumps(document))
 
 
 @pytest.mark.parametrize(
-    "told",
+    "document",
     [
         "",
         "{",
@@ -36,13 +36,13 @@ def put(folder, name, told):
     ],
     ids=range(10),
 )
-def test_what_is_no_question_is_none(tmp_path, told):
-    put(tmp_path, ASKED, told)
+def test_what_is_no_question_is_none(tmp_path, document):
+    put(tmp_path, ASKED, document)
     assert asking.question(tmp_path) is None
 
 
 @pytest.mark.parametrize(
-    "told",
+    "document",
     [
         "{",
         {"number": "b", "state": DONE, "words": "", "saved": []},
@@ -51,14 +51,14 @@ def test_what_is_no_question_is_none(tmp_path, told):
     ],
     ids=range(4),
 )
-def test_what_is_no_answer_is_none(tmp_path, told):
-    put(tmp_path, ANSWER, told)
+def test_what_is_no_answer_is_none(tmp_path, document):
+    put(tmp_path, ANSWER, document)
     assert asking.answered(tmp_path, "a") is None
 
 
 def test_an_answer_is_what_was_said_and_harmless(tmp_path):
-    said = HolderAnswer(number="a", state=UNDER_WAY, words="stops\x1b[2J", saved=("f",))
-    asking.answer(tmp_path, said)
+    reply = HolderAnswer(number="a", state=UNDER_WAY, words="stops\x1b[2J", saved=("f",))
+    asking.answer(tmp_path, reply)
     found = asking.answered(tmp_path, "a")
     assert (found.state, found.saved) == (UNDER_WAY, ("f",))
     assert "\x1b" not in found.words
@@ -73,8 +73,8 @@ def test_whoever_does_not_answer_is_named_and_the_question_is_taken_back(tmp_pat
 
 def test_whoever_takes_too_long_is_told_with_what_they_said_last(tmp_path):
     heard = []
-    said = r"not given it up .* It says: it ends step 4"
-    with answers(tmp_path, UNDER_WAY, "it ends step 4"), pytest.raises(HomeError, match=said):
+    pattern = r"not given it up .* It says: it ends step 4"
+    with answers(tmp_path, UNDER_WAY, "it ends step 4"), pytest.raises(HomeError, match=pattern):
         asking.ask(tmp_path, SHOW, within_s=2.0, say=heard.append)
     assert heard == ["it ends step 4"]
 
@@ -98,8 +98,8 @@ def answers(folder, state, words):
 
     def go_on():
         while not ended.wait(0.01):
-            if (asked := asking.question(folder)) is not None:
-                asking.answer(folder, HolderAnswer(number=asked.number, state=state, words=words))
+            if (request := asking.question(folder)) is not None:
+                asking.answer(folder, HolderAnswer(number=request.number, state=state, words=words))
                 return
 
     thread = threading.Thread(target=go_on, daemon=True)

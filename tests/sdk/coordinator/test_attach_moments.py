@@ -71,17 +71,17 @@ def test_who_acts_is_killed_while_a_training_is_looked_at_and_taken_back(
             home.start("A")
 
     home.n_asked, home.meets = 0, (number, how, strike)
-    told = home.attached("A")
-    seen = told.losses
+    training = home.attached("A")
+    seen = training.losses
     assert seen == case.losses[N_BEFORE:][: len(seen)]
-    told.stop()
+    training.stop()
     home.meets = None
     comes_back(home)
-    assert told.state in (STOPPED, ENDED), told.why
-    losses = told.losses
+    assert training.state in (STOPPED, ENDED), training.why
+    losses = training.losses
     assert losses == case.losses[N_BEFORE:][: len(losses)]
     # who takes over computes the steps since the latest state again, and may be stopped among them
-    until(lambda: again(lambda: told.save(tmp_path / "state")) == told.step)
+    until(lambda: again(lambda: training.save(tmp_path / "state")) == training.step)
     n_done = N_BEFORE + len(losses)
     rest = case.batches[n_done:]
     notebook = home.lab.notebook("taken back", new_keys())

@@ -51,16 +51,16 @@ LIES = {
 @pytest.fixture
 def answers(monkeypatch):
     """What each word is answered with."""
-    said = {"status": (HONEST, b"")}
+    replies = {"status": (HONEST, b"")}
 
     def ask(self, what, *_, since=0, **about):
-        answer, data = said[what]
+        answer, data = replies[what]
         if since:
             answer = {**answer, "losses": answer["losses"][since:]}
         return answer, data
 
     monkeypatch.setattr(Endpoint, "ask", ask)
-    return said
+    return replies
 
 
 @pytest.fixture
@@ -112,8 +112,8 @@ def test_one_that_goes_back_is_followed(answers, place, monkeypatch):
 
 def test_what_a_terminal_would_obey_is_not_shown(answers, place):
     evil = "\x1b[2J\u202eboo\n"
-    said = {"why": evil, "notes": [evil], "plan": evil, "copies": [["k" * 40, evil.strip(), 1]]}
-    answers["status"] = ({**HONEST, **said}, b"")
+    status = {"why": evil, "notes": [evil], "plan": evil, "copies": [["k" * 40, evil.strip(), 1]]}
+    answers["status"] = ({**HONEST, **status}, b"")
     run = DetachedRun(place, "job")
     for shown in (repr(run), run.why, *run.notes, run.plan, *run.copies):
         assert "\x1b" not in shown
@@ -145,10 +145,10 @@ def test_a_state_that_does_not_come_leaves_nothing(tmp_path, answers, place, ans
 def test_no_more_is_fetched_than_a_state_may_have(
     tmp_path, answers, place, monkeypatch, most, nbytes
 ):
-    asked = []
+    requests = []
 
     def ask(self, what, *_, **about):
-        asked.append(what)
+        requests.append(what)
         return answers[what]
 
     monkeypatch.setattr(Endpoint, "ask", ask)
@@ -158,7 +158,7 @@ def test_no_more_is_fetched_than_a_state_may_have(
     for fetch in (lambda: run.save(tmp_path / "state"), run.state_dict):
         with pytest.raises(PotluckError, match=r"it may have|are free at"):
             fetch()
-    assert asked.count("read") == 2
+    assert requests.count("read") == 2
     assert [*tmp_path.iterdir()] == []
 
 

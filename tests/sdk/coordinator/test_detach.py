@@ -161,8 +161,8 @@ def test_the_notebook_ends_the_coordinator_is_killed_and_nothing_is_lost(state):
     process.wait(20.0)
     with potluck.Home(state=state):  # the devices are free again
         pass
-    told = read_json((state / FOLDER / WHERE).read_bytes(), WHERE)
-    assert told["pid"] == process.pid
+    document = read_json((state / FOLDER / WHERE).read_bytes(), WHERE)
+    assert document["pid"] == process.pid
 
 
 @pytest.mark.long
@@ -172,9 +172,9 @@ def test_a_coordinator_on_another_computer_has_keys_of_its_own_and_goes_on(state
     line = [sys.executable, "-m", "potluck", "coordinate", "--state", str(others.directory)]
     process = subprocess.Popen([*line, "--trust", my_key], stdout=subprocess.PIPE, text=True)
     try:
-        told = process.stdout.readline()
-        address = re.search(r"127\.0\.0\.1:\d+", told)[0]
-        assert its_key in told
+        document = process.stdout.readline()
+        address = re.search(r"127\.0\.0\.1:\d+", document)[0]
+        assert its_key in document
         home, run, loader = begun(state)
         fitting = run.fit(loader, epochs=EPOCHS)
         while run.step < 5:

@@ -70,7 +70,7 @@ def test_an_answer_without_an_end_is_given_up_before_it_takes_memory():
     ids=range(11),
 )
 def test_what_is_no_answer_is_an_error_in_words(frames):
-    with answering(*frames) as place, pytest.raises(PotluckError) as told:
+    with answering(*frames) as place, pytest.raises(PotluckError) as caught:
         place.ask("jobs", within_s=LONG_S)
-    assert str(told.value).isprintable()
-    assert len(str(told.value)) < 30_000
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 30_000

@@ -122,17 +122,17 @@ def test_arrays_are_given_by_the_names_of_arguments(tmp_path, case):
 @pytest.mark.parametrize("n_done", [0, 1, 5, 9])
 def test_a_fit_that_is_under_way_is_handed_over_from_where_it_is(home, tmp_path, case, n_done):
     run = home.deploy(case.plan, case.model, optimizer=potluck.AdamW(1e-2)).wait()
-    told = []
+    losses_so_far = []
 
     def on_step(step, loss):
-        told.append(loss)
+        losses_so_far.append(loss)
 
     data = files(case.data)
     for _ in range(n_done):
         next(iter(data))  # somebody has looked at some: the next epoch begins at its beginning
     first = data.begins
     fitting = run.fit(data, epochs=EPOCHS, on_step=on_step)
-    while len(told) < n_done and not fitting.done:
+    while len(losses_so_far) < n_done and not fitting.done:
         pass
     (left,) = run.rest() or [None]
     if left is None:

@@ -148,15 +148,15 @@ LIES = [
 
 @pytest.mark.parametrize("files", LIES, ids=range(len(LIES)))
 def test_files_that_no_job_has_are_not_asked_for(tmp_path, files):
-    asked = []
+    requests = []
 
     def ask(what, data=b"", **about):
-        asked.append(what)
+        requests.append(what)
         return {"files": files}, b""
 
     with pytest.raises(UserError, match=r"not the files of a job|a job has no file"):
         fetch(tmp_path, JOB, ask)
-    assert asked == ["files"]
+    assert requests == ["files"]
     assert [*tmp_path.iterdir()] == []
 
 
@@ -185,7 +185,7 @@ MADE_UP = Journal.line({"acts": new_keys().public, "term": 2**50})
 
 def test_who_copies_is_told_lies_and_keeps_what_it_has(home, monkeypatch):
     """A's answers turn into rubbish; B keeps its copy, says nothing of it, and copies on later."""
-    told = home.shared()
+    training = home.shared()
     server, lies = home.alive["A"].server, iter(range(40))
     honest = server.answer
 
@@ -211,7 +211,7 @@ def test_who_copies_is_told_lies_and_keeps_what_it_has(home, monkeypatch):
     assert home.progress("B").losses[: len(before.losses)] == before.losses
     assert not (home.disk("B") / "x").exists()
     assert home.progress("B").term < 2**40  # else B could never act, nor copy from who does
-    home.ends(told)
+    home.ends(training)
 
 
 FOLLOWS = {
@@ -229,13 +229,13 @@ def test_who_copies_from_one_that_lies_without_end_can_be_ended(home, monkeypatc
 
     def answer(parts, key=""):
         nonlocal n_pulls
-        asked = json.loads(parts[1])
-        if asked["ask"] != "pull":
+        request = json.loads(parts[1])
+        if request["ask"] != "pull":
             return honest(parts, key)
         n_pulls += 1
         state = ["start.safetensors", 0, "", 1]
-        told = {"acts": True, "term": 2**40, "nbytes": nbytes, "told": 0, "state": state}
-        return {**told, "at": place(asked["at"])}, lines
+        status = {"acts": True, "term": 2**40, "nbytes": nbytes, "told": 0, "state": state}
+        return {**status, "at": place(request["at"])}, lines
 
     monkeypatch.setattr(server, "answer", answer)
     until(lambda: n_pulls > 100)

@@ -102,20 +102,20 @@ class Watched(Coordinators):
         until(lambda: self.counts("B"))
         return self.attached("A")
 
-    def ends(self, told=None, back=""):
+    def ends(self, training=None, back=""):
         """Whoever acts trains to the end, and all is as if nothing had happened; of those in
         `back` whoever is killed comes back.
         """
 
         def looked():
-            nonlocal told
+            nonlocal training
             comes_back(self, back)
-            told = told or self.attached((*self.alive, *self.names)[0])
-            return told.state
+            training = training or self.attached((*self.alive, *self.names)[0])
+            return training.state
 
         until(lambda: again(looked) not in ("waiting", "training"))
-        assert (told.state, told.why, told.step) == (ENDED, "", N_STEPS)
-        assert told.losses == self.case.losses[N_BEFORE:]
+        assert (training.state, training.why, training.step) == (ENDED, "", N_STEPS)
+        assert training.losses == self.case.losses[N_BEFORE:]
         name, *_ = [each for each in tuple(self.alive) if self._has_it(each)]
         state = checkpoint.load(self.disk(name) / JOB / self.progress(name).saved[0])
         assert state.step == N_STEPS
@@ -147,21 +147,21 @@ def sample(most, kind, n_few=FEW):
 
 
 def test_without_a_kill_it_ends_and_both_have_all(home):
-    told = home.shared()
-    looks = [(told.copies, repr(told)) for _ in range(5)]
-    home.ends(told)
+    training = home.shared()
+    looks = [(training.copies, repr(training)) for _ in range(5)]
+    home.ends(training)
     for copies, shown in looks:
         assert copies in (("B:1",), ())  # none: it has ended meanwhile
         assert ("its journal copied to B:1" in shown) or "training" not in shown
-    assert told.copies == ()
+    assert training.copies == ()
     until(lambda: all(home.progress(name).state == ENDED for name in "AB"))
 
 
 @sample(500, "takeover")
 def test_who_acts_is_killed_and_a_copy_that_counts_goes_on(home, moment):
-    told = home.shared()
+    training = home.shared()
     home.strike(moment, lambda: home.kill("A"))
-    home.ends(told)
+    home.ends(training)
 
 
 @sample(60, "hand-over", 0)  # half a minute, now and then
@@ -205,36 +205,36 @@ def comes_back(home, names="AB"):
 @pytest.mark.long
 @sample(400, "both")
 def test_both_are_killed_at_once_and_come_back(home, moment):
-    told = home.shared()
+    training = home.shared()
     home.struck(moment, lambda: home.kill("A"), lambda: home.kill("B"))
     comes_back(home)
-    home.ends(told)
+    home.ends(training)
 
 
 @sample(300, "again", 1)
 def test_the_next_one_is_killed_while_it_takes_over_and_comes_back(home, moment):
-    told = home.shared()
+    training = home.shared()
     home.kill("A")
     home.struck(moment, lambda: home.kill("B"))
     comes_back(home, "B")
-    home.ends(told)
+    home.ends(training)
 
 
 @sample(300, "all three", 1)
 def test_who_was_killed_is_back_when_the_next_one_is(home, moment):
-    told = home.shared()
+    training = home.shared()
     home.kill("A")
     home.start("A")
     home.struck(moment, lambda: home.kill("B"))
     comes_back(home, "B")
-    home.ends(told)
+    home.ends(training)
 
 
 @pytest.mark.long
 @sample(400, "parted")
 def test_one_that_is_cut_off_from_the_devices_ends_and_copies_from_the_next(home, moment):
-    told = home.shared()
+    training = home.shared()
     home.struck(moment, lambda: home.part("A"))
     until(lambda: "B" in home.acting() or home.is_over())
     home.mend("A")
-    home.ends(told)
+    home.ends(training)

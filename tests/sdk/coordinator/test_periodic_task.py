@@ -7,8 +7,8 @@ from potluck.coordinator.periodic_task import FAULTS, MAX_REPORTS, ThreadedTask
 
 def test_what_is_raised_is_told_and_the_next_time_goes_on(monkeypatch):
     n, ended = 0, threading.Event()
-    told = []
-    monkeypatch.setattr(FAULTS, "exception", lambda text, *about: told.append(text % about))
+    reports = []
+    monkeypatch.setattr(FAULTS, "exception", lambda text, *about: reports.append(text % about))
 
     def work():
         nonlocal n
@@ -20,4 +20,4 @@ def test_what_is_raised_is_told_and_the_next_time_goes_on(monkeypatch):
     ThreadedTask("again", 0.0, work, ended.set).join()
     assert n == 3 * MAX_REPORTS
     assert ended.is_set()
-    assert told == ["a fault in potluck again"] * MAX_REPORTS
+    assert reports == ["a fault in potluck again"] * MAX_REPORTS

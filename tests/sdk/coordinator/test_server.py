@@ -274,9 +274,9 @@ def rows_of_other_shards(folder):
 
 def state_of(**changes):
     def change(folder):
-        tensors, said = read_tensors(folder / "start.safetensors", "")
-        del said["sha256"]
-        write_tensors(folder / "start.safetensors", tensors, {**said, **changes})
+        tensors, metadata = read_tensors(folder / "start.safetensors", "")
+        del metadata["sha256"]
+        write_tensors(folder / "start.safetensors", tensors, {**metadata, **changes})
 
     return change
 

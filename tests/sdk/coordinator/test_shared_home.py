@@ -96,9 +96,9 @@ def test_a_home_is_taken_over_and_its_training_goes_on_as_if_nothing_had_happene
     process = holder()
     home = potluck.Home.take_over(state=state)
     out, err = process.communicate(timeout=60)
-    cancelled, losses, said = out.splitlines()
+    cancelled, losses, reason = out.splitlines()
     assert cancelled == "CancelledError"
-    assert f"closed: process {os.getpid()} took it over" in said
+    assert f"closed: process {os.getpid()} took it over" in reason
     assert "asks for this home" in err  # its owner is told
     (saved,) = home.taken_over
     assert saved.stat().st_mode & 0o077 == 0
@@ -150,9 +150,9 @@ def test_who_finishes_first_is_waited_for_and_who_does_not_wait_changes_nothing(
         potluck.Home.take_over(1.0, state=state)
     with potluck.Home.take_over(120.0, state=state) as home:
         assert home.taken_over == ()
-        losses, said = process.communicate(timeout=60)[0].splitlines()
+        losses, reason = process.communicate(timeout=60)[0].splitlines()
     assert len(json.loads(losses)) == EPOCHS * 8
-    assert "took it over" in said
+    assert "took it over" in reason
 
 
 @pytest.mark.long

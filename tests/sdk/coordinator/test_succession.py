@@ -257,9 +257,9 @@ def test_one_that_was_to_count_and_lags_is_not_waited_for():
     assert machine.handle(Grew(120), 0.3) == []
     for second in range(1, 6):
         machine.handle(Tick(), float(second))
-        told = machine.handle(yes("d0", number_in(second), 1), float(second))
-        told += machine.handle(yes("d1", number_in(second), 1), float(second))
-        assert told == [JournalReport(120)] * (second == 5)
+        actions = machine.handle(yes("d0", number_in(second), 1), float(second))
+        actions += machine.handle(yes("d1", number_in(second), 1), float(second))
+        assert actions == [JournalReport(120)] * (second == 5)
 
 
 def number_in(second):

@@ -90,9 +90,9 @@ def detached(devices, epochs):
     home, run, loader = begun(state)
     run.fit(loader, epochs=epochs)
     until(lambda: run.step >= 5)
-    told = run.detach(to=devices.places["c0"], key=devices.keys["c0"]).wait()
+    training = run.detach(to=devices.places["c0"], key=devices.keys["c0"]).wait()
     home.close()
-    return told
+    return training
 
 
 def follows(devices, name):
@@ -108,39 +108,39 @@ def follows(devices, name):
     time.sleep(1.0)  # a pull and a renewal
 
 
-def check(told):
+def check(training):
     losses, weights = alone(LONG)
-    n = len(told.losses)
-    assert told.step == len(losses)
-    assert told.losses == pytest.approx(losses[-n:], rel=1e-3)
+    n = len(training.losses)
+    assert training.step == len(losses)
+    assert training.losses == pytest.approx(losses[-n:], rel=1e-3)
     net = make_net()
-    told.load_into(net)
+    training.load_into(net)
     for name, tensor in net.state_dict().items():
         assert torch.allclose(tensor, weights[name], atol=1e-3)
 
 
 def test_who_acts_is_killed_and_the_next_one_in_line_goes_on_where_it_was(devices):
-    told = detached(devices, LONG)
+    training = detached(devices, LONG)
     follows(devices, "c1")
-    seen = told.step
+    seen = training.step
     devices.processes["c0"].kill()
     again = potluck.Home.attach(state=devices.rings["notebook"].directory)
-    assert again.job == told.job
+    assert again.job == training.job
     again.wait(PATIENCE_S)
     assert again.step > seen
     assert devices.journal("c1").acts == devices.keys["c1"]
     check(again)
     devices.start("c0")  # it comes back, and sees who acts; what it has stays its own
-    assert told.step == again.step
+    assert training.step == again.step
 
 
 def test_one_that_stood_still_beyond_its_lease_does_no_more(devices):
-    told = detached(devices, LONG)
+    training = detached(devices, LONG)
     follows(devices, "c1")
     devices.processes["c0"].send_signal(signal.SIGSTOP)
     until(lambda: devices.journal("c1").acts == devices.keys["c1"])
     devices.processes["c0"].send_signal(signal.SIGCONT)
     until(lambda: devices.journal("c0").acts == devices.keys["c1"])  # it copies from the other
-    told.wait(PATIENCE_S)
-    assert told.state == "ended"
-    check(told)
+    training.wait(PATIENCE_S)
+    assert training.state == "ended"
+    check(training)

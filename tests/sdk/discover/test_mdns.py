@@ -50,21 +50,23 @@ def test_a_flood_of_names_stops_at_the_cap():
 def test_a_device_whose_address_came_late_is_asked_for_again(monkeypatch):
     """Its name is announced once; who did not get its address then would never have found it."""
     zeroconf = pytest.importorskip("zeroconf")
-    name, asked = f"late-{secrets.token_hex(4)}", []
+    name, questions = f"late-{secrets.token_hex(4)}", []
     ask = zeroconf.Zeroconf.get_service_info
     announced = Announcement(name=name, host="127.0.0.1", port=1, key="k", note=pytest.fail)
 
     def late(self, service_type, instance, *options):
         is_ours = instance == f"{name}.{SERVICE_TYPE}" and len(options) == 1  # the browser's
-        asked.extend([instance] * is_ours)
-        return None if is_ours and len(asked) < 3 else ask(self, service_type, instance, *options)
+        questions.extend([instance] * is_ours)
+        return (
+            None if is_ours and len(questions) < 3 else ask(self, service_type, instance, *options)
+        )
 
     monkeypatch.setattr(zeroconf.Zeroconf, "get_service_info", late)
     try:
         assert name in browse(PATIENCE_S, enough=lambda found: name in found)
     finally:
         announced.close()
-    assert len(asked) >= 3
+    assert len(questions) >= 3
 
 
 def test_a_device_whose_network_comes_late_is_announced_all_the_same(monkeypatch):
@@ -96,11 +98,11 @@ def test_an_announcement_that_failed_half_way_takes_its_own_name_again(monkeypat
     zeroconf = pytest.importorskip("zeroconf")
     tell = zeroconf.Zeroconf.register_service
     stale = []
-    told = []
+    names = []
     noted = []
 
     def half(self, info, *args, **options):
-        told.append(info.name)
+        names.append(info.name)
         if not stale:
             stale.append(zeroconf.Zeroconf(interfaces=["127.0.0.1"]))
             tell(stale[0], info)
@@ -112,9 +114,9 @@ def test_an_announcement_that_failed_half_way_takes_its_own_name_again(monkeypat
     name = f"half-{secrets.token_hex(4)}"
     announced = Announcement(name=name, host="127.0.0.1", port=1, key="k", note=noted.append)
     try:
-        found = browse(PATIENCE_S, enough=lambda found: name in found and len(told) > 1)
+        found = browse(PATIENCE_S, enough=lambda found: name in found and len(names) > 1)
     finally:
         announced.close()
         stale[0].close()
-    assert told == [f"{name}.{SERVICE_TYPE}"] * 2
+    assert names == [f"{name}.{SERVICE_TYPE}"] * 2
     assert f"{name}-2" not in found

@@ -110,8 +110,8 @@ def test_all_look_alike(name):
 
 
 def test_the_headline_says_how_many_times_as_fast_as_one_device_alone():
-    told = html.plan(example.PLAN, example.PROBLEM)
-    assert '<p class="headline">123 ms a step on laptop, phone: no device could do it' in told
+    page = html.plan(example.PLAN, example.PROBLEM)
+    assert '<p class="headline">123 ms a step on laptop, phone: no device could do it' in page
     stage = replace(example.PLAN.stages[0], stop=3)
     alone = replace(example.PLAN, stages=(stage,), latency_s=0.2468, energy_j=6.8)
     assert headline.against(example.PLAN, alone) == (

@@ -43,7 +43,7 @@ def test_no_two_things_in_the_picture_have_the_same_colour(n_curves):
 def test_many_requests_that_were_answered_alone_do_not_hide_how_far_off_the_shared_ones_were():
     stats = some(n_shared=2, n_alone=20)
     assert stats.prediction_error_frac == pytest.approx(0.01)
-    (told,) = (note for note in offload_views.stats(stats).notes if "off by" in note)
-    assert "of 2 shared, 50 %" in told
-    assert "of 20 alone, 1 %" in told
-    assert "without those that fell back" in told
+    (off_by,) = (note for note in offload_views.stats(stats).notes if "off by" in note)
+    assert "of 2 shared, 50 %" in off_by
+    assert "of 20 alone, 1 %" in off_by
+    assert "without those that fell back" in off_by

@@ -142,11 +142,11 @@ def test_a_long_trace_is_cut_to_whole_steps_from_its_middle():
 
 
 def test_loss_tells_how_far_the_curves_differ():
-    def told(a, b):
+    def words_of(a, b):
         return [item.text for item in chart.loss({"a": a, "b": b}).items if isinstance(item, Text)]
 
-    assert "the curves are equal bit for bit" in told([2.0, 1.0], [2.0, 1.0])
-    assert "largest difference 2.5e-01" in told([2.0, 1.0], [2.0, 1.25])
+    assert "the curves are equal bit for bit" in words_of([2.0, 1.0], [2.0, 1.0])
+    assert "largest difference 2.5e-01" in words_of([2.0, 1.0], [2.0, 1.25])
 
 
 def test_frontier_keeps_what_nothing_beats():
@@ -174,9 +174,9 @@ def test_ticks_are_round(low, high, most, expected):
     ("low", "high"), [(0.0, 1e-13), (1e-45, 5e-45), (-3e38, 3e38), (1.0, 1.0 + 1e-9), (0.0, 7.0)]
 )
 def test_each_tick_value_is_told_apart_and_briefly(low, high):
-    told = axes.labels(axes.ticks(low, high, 6))
-    assert len(set(told)) == len(told) > 1
-    assert max(map(len, told)) <= 12
+    labels = axes.labels(axes.ticks(low, high, 6))
+    assert len(set(labels)) == len(labels) > 1
+    assert max(map(len, labels)) <= 12
 
 
 def test_png_has_the_size_of_the_scene(tmp_path):

@@ -17,10 +17,10 @@ def work(title="profiling"):
     """A handle whose work goes on until its test lets it: (handle, task, let it end)."""
     started = threading.Event()
     let_go = threading.Event()
-    told = []
+    tasks = []
 
     def carry_out(task):
-        told.append(task)
+        tasks.append(task)
         started.set()
         let_go.wait(PATIENCE_S)
         if let_go.error:
@@ -30,7 +30,7 @@ def work(title="profiling"):
     let_go.error = None
     handle = Handle(carry_out, title)
     started.wait(PATIENCE_S)
-    return handle, told[0], let_go
+    return handle, tasks[0], let_go
 
 
 def end(handle, let_go, error=None):

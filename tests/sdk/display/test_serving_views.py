@@ -24,8 +24,12 @@ def ended(at_s, took_s, *devices, limit_s=1.0, refused=False):
 
 
 def test_each_answer_has_the_colour_of_who_computed_it_and_refusals_lie_on_the_axis():
-    asked = [ended(10.0, 0.2, "a"), ended(11.0, 0.4, "b", "b", "a"), ended(12.0, 0.0, refused=True)]
-    scene = serving_views.over_time(asked)
+    requests = [
+        ended(10.0, 0.2, "a"),
+        ended(11.0, 0.4, "b", "b", "a"),
+        ended(12.0, 0.0, refused=True),
+    ]
+    scene = serving_views.over_time(requests)
     dots = [item for item in scene.items if isinstance(item, Dot)]
     by_title = {dot.title.split(",")[0]: dot for dot in dots if dot.title}
     assert set(by_title) == {"birds: a", "birds: b", "birds: refused"}
@@ -45,6 +49,6 @@ def test_a_limit_is_drawn_where_answers_come_near_it():
     assert not dashed(100.0)
 
 
-@pytest.mark.parametrize("asked", [[], [ended(0.0, 0.0, refused=True)]])
-def test_nothing_answered_is_a_picture_too(asked):
-    assert serving_views.over_time(asked).svg().startswith("<svg")
+@pytest.mark.parametrize("requests", [[], [ended(0.0, 0.0, refused=True)]])
+def test_nothing_answered_is_a_picture_too(requests):
+    assert serving_views.over_time(requests).svg().startswith("<svg")

@@ -44,9 +44,9 @@ SMALL = [10.0**-power * sign for power in range(1, 30) for sign in (7, -7)]
 @pytest.mark.parametrize("show", [units.duration, units.energy, units.power, units.count])
 @pytest.mark.parametrize("value", SMALL)
 def test_what_is_shown_is_never_a_row_of_noughts(show, value):
-    told = show(value)
-    assert told.strip(" sJW-") == "0" or "0.0000" not in told, told
-    assert len(told) <= 11
+    shown = show(value)
+    assert shown.strip(" sJW-") == "0" or "0.0000" not in shown, shown
+    assert len(shown) <= 11
 
 
 def test_three_digits_survive_rounding_up_to_the_next_power_of_ten():

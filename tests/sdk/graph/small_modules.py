@@ -632,5 +632,5 @@ class Net(nn.Module):
         y = (y[0] if isinstance(y, tuple) else y).float()
         # what several entries of a row make up, with weights that tell them apart
         flat = y.reshape(x.shape[0], -1)
-        told = (flat * torch.cos(torch.arange(flat.shape[1]))).sum(1, keepdim=True)
-        return self.after(hidden.flatten(1)) + told * 0.1
+        place = (flat * torch.cos(torch.arange(flat.shape[1]))).sum(1, keepdim=True)
+        return self.after(hidden.flatten(1)) + place * 0.1

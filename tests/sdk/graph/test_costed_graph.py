@@ -84,9 +84,9 @@ def test_a_model_of_ones_own_is_planned_for_a_home_that_is_not_there(workload):
     names = [node.name for node in graph.in_order().nodes]
     branches = [{name.split(".")[0] for name in names[a:b]} for a, b in graph.branches().spans]
     assert [next(iter(names & {"vision", "audio"})) for names in branches] == ["vision", "audio"]
-    asked = problem(load_home("smart-home-1"), graph, workload, max_layers=6)
-    assert asked.branches
-    assert make_plans(asked).best.latency_s > 0
+    problem_of_home = problem(load_home("smart-home-1"), graph, workload, max_layers=6)
+    assert problem_of_home.branches
+    assert make_plans(problem_of_home).best.latency_s > 0
 
 
 def test_all_outputs_of_a_detector_stay_alive_and_are_written_down():

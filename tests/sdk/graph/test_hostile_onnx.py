@@ -258,7 +258,7 @@ def undefined() -> "onnx.ModelProto":
 
 
 @pytest.mark.parametrize(
-    ("made", "said"),
+    ("made", "text"),
     [
         (undefined(), "no node gives the output nobody"),
         (lying(data_type=77), "the tensor w .* does not hold"),
@@ -274,8 +274,8 @@ def undefined() -> "onnx.ModelProto":
         (model([node("\x1b[2J", ["x"], ["r"])]), "not on the devices' list"),
     ],
 )
-def test_what_cannot_be_is_said(made: "onnx.ModelProto", said: str, tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=said) as caught:
+def test_what_cannot_be_is_said(made: "onnx.ModelProto", text: str, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=text) as caught:
         Model.from_onnx(saved(tmp_path, made))
     assert len(str(caught.value)) < 1000
     assert str(caught.value).isprintable()
@@ -302,7 +302,7 @@ def test_an_honest_model_is_run_in_one_process(
 
 
 @pytest.mark.parametrize(
-    "said",
+    "text",
     [
         b"",
         b"[" * 100_000,
@@ -316,11 +316,11 @@ def test_an_honest_model_is_run_in_one_process(
         b'{"values": 1e400, "still": 7, "wanted": ["y"], "arrays": {}}',
     ],
 )
-def test_what_a_model_makes_its_process_say_is_an_error_or_nothing(monkeypatch, said):
+def test_what_a_model_makes_its_process_say_is_an_error_or_nothing(monkeypatch, text):
     """A model that has taken its process over can make it say anything."""
 
     def run(command, *, stdout, **more):
-        stdout.write(said)
+        stdout.write(text)
         return subprocess.CompletedProcess(command, 0)
 
     monkeypatch.setattr(trial_run.subprocess, "run", run)

@@ -37,7 +37,7 @@ except potluck.PotluckError as error:
 """
 
 
-def told(call, folder, without=tuple(EXTRAS)):
+def output_of(call, folder, without=tuple(EXTRAS)):
     """What a call ends with where those packages are not installed.
 
     Nothing but an error of potluck's is caught.
@@ -54,9 +54,9 @@ def told(call, folder, without=tuple(EXTRAS)):
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 def test_a_call_that_needs_a_package_says_what_to_install(call, tmp_path):
     (tmp_path / "small.onnx").write_bytes(SMALL)
-    said = told(call, tmp_path)
-    assert said.startswith("UserError this needs the package")
-    assert 'pip install ".[' in said
+    output = output_of(call, tmp_path)
+    assert output.startswith("UserError this needs the package")
+    assert 'pip install ".[' in output
 
 
 @pytest.mark.few(2)
@@ -65,5 +65,5 @@ def test_a_call_that_needs_a_package_says_what_to_install(call, tmp_path):
 def test_a_wrong_onnx_file_is_told_as_such_without_the_package_too(call, data, tmp_path):
     if data is not None:
         (tmp_path / "small.onnx").write_bytes(data)
-    said = told(call, tmp_path)
-    assert said.startswith("FileError small.onnx")
+    output = output_of(call, tmp_path)
+    assert output.startswith("FileError small.onnx")

@@ -233,8 +233,8 @@ def test_kept_activations_are_what_autograd_keeps(digits):
     _, graph = digits.segment(0, 5, train=True)
     segment = TrainingSegment(graph)
     measured = segment.kept_bytes(segment.example(64)) / 64
-    told = sum(layer.activation_bytes for layer in digits.layers(True))
-    assert 0.6 < told / measured < 1.4
+    stated = sum(layer.activation_bytes for layer in digits.layers(True))
+    assert 0.6 < stated / measured < 1.4
 
 
 def test_segments_fit_together(digits):

@@ -157,8 +157,8 @@ def test_what_a_file_says_is_checked_though_its_checksum_is_right(tmp_path):
     """Whoever spoils one may write its checksum, too."""
     _, model = make_model("mlp")
     model.save(tmp_path / "whole")
-    tensors, said = read_tensors(tmp_path / "whole", "")
-    document = json.loads(said["model"])
+    tensors, metadata = read_tensors(tmp_path / "whole", "")
+    document = json.loads(metadata["model"])
     rng = random.Random(0)
     n_held = 0
     for part in ("inference", "training"):
@@ -169,8 +169,8 @@ def test_what_a_file_says_is_checked_though_its_checksum_is_right(tmp_path):
         for part in ("inference", "training"):
             if isinstance(other.get(part), dict) and isinstance(other[part].get("graph"), dict):
                 other[part]["graph"] = json.dumps(other[part]["graph"])
-        told = {"format": said["format"], "model": json.dumps(other)}
-        write_tensors(tmp_path / "spoiled", tensors, told)
+        spoiled = {"format": metadata["format"], "model": json.dumps(other)}
+        write_tensors(tmp_path / "spoiled", tensors, spoiled)
         try:
             loaded = Model.load(tmp_path / "spoiled")
             estimate("robot-indoors", loaded)
@@ -195,8 +195,8 @@ def numbers(document, at=()):
 def test_no_number_in_a_file_makes_its_reader_wait_or_fall(tmp_path, number):
     _, model = make_model("mlp")
     model.save(tmp_path / "whole")
-    tensors, said = read_tensors(tmp_path / "whole", "")
-    document = json.loads(said["model"])
+    tensors, metadata = read_tensors(tmp_path / "whole", "")
+    document = json.loads(metadata["model"])
     places = list(numbers(document))
     assert ("training", "n_reductions") in places
     for at in places:
@@ -206,7 +206,9 @@ def test_no_number_in_a_file_makes_its_reader_wait_or_fall(tmp_path, number):
             inner = inner[key]
         inner[at[-1]] = number
         write_tensors(
-            tmp_path / "spoiled", tensors, {"format": said["format"], "model": json.dumps(other)}
+            tmp_path / "spoiled",
+            tensors,
+            {"format": metadata["format"], "model": json.dumps(other)},
         )
         try:
             loaded = Model.load(tmp_path / "spoiled")

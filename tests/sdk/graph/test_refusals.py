@@ -41,12 +41,12 @@ class Mixing(torch.nn.Module):
         return x / x.sum(0)  # over the rows
 
 
-def told(net, **how):
+def refusal_of(net, **how):
     return [str(error) for error in Model.check(net, torch.randn(3, 4), **how)]
 
 
 def test_all_refusals_are_told_at_once_each_with_its_line_and_a_next_step():
-    strided, random = told(Net())
+    strided, random = refusal_of(Net())
     assert "aten.as_strided.default reads memory as it lies" in strided
     assert "in Net.forward: x = x.masked_scatter" in strided
     assert "it draws random numbers when it answers: randn_like" in random
@@ -66,18 +66,18 @@ def test_what_the_loss_adds_is_told_beside():
     def loss(output, target):
         return MSE(output, torch.poisson(target))
 
-    every = told(Net(), loss=loss, example_targets=torch.rand(3, 4))
+    every = refusal_of(Net(), loss=loss, example_targets=torch.rand(3, 4))
     assert len(every) == 3
     assert "draws random numbers" in every[-1]
 
 
 def test_rows_that_mix_are_told_with_their_line():
-    (mixed,) = told(Mixing())
+    (mixed,) = refusal_of(Mixing())
     assert "in Mixing.forward: return x / x.sum(0)" in mixed
 
 
 def test_nothing_is_told_where_nothing_is_refused():
-    assert told(Fine(), loss=MSE, example_targets=torch.rand(3, 4)) == []
+    assert refusal_of(Fine(), loss=MSE, example_targets=torch.rand(3, 4)) == []
 
 
 def test_nan_as_a_plain_number_is_refused_and_as_a_tensor_taken():
@@ -93,7 +93,7 @@ def test_nan_as_a_plain_number_is_refused_and_as_a_tensor_taken():
 
     with pytest.raises(ModelError, match=r"given NaN as a plain number .*register_buffer"):
         Model.from_torch(Masked(False), torch.randn(4, 3))
-    assert told(Masked(True)) == []
+    assert refusal_of(Masked(True)) == []
 
 
 @pytest.mark.parametrize(

@@ -142,11 +142,11 @@ def test_of_two_homes_with_the_same_keys_the_second_is_refused_and_the_first_goe
     """
     with potluck.Home(state=tmp_path) as first:
         other = f"import potluck; potluck.Home(state={str(tmp_path)!r})"
-        said = subprocess.run(
+        output = subprocess.run(
             [sys.executable, "-c", other], capture_output=True, text=True, check=False
         ).stderr
-        assert f"another one on this computer (process {os.getpid()}) has open" in said
-        assert "Home(state=FOLDER)" in said
+        assert f"another one on this computer (process {os.getpid()}) has open" in output
+        assert "Home(state=FOLDER)" in output
         assert first.key
     with potluck.Home(state=tmp_path) as again:
         assert again.key == first.key
@@ -336,7 +336,7 @@ def test_a_device_that_can_compute_nothing_says_so_with_what_to_install(tmp_path
         assert 'pip install ".[torch]"' in str(member.error)
         home.close()
         monkeypatch.setenv("POTLUCK_HOME", str(tmp_path / "home"))
-        (told,) = doctor.sessions([place(ready)])
-    assert "computes nothing" in told.what
-    assert told.level == doctor.BAD
-    assert 'pip install ".[torch]"' in told.remedy
+        (checkup,) = doctor.sessions([place(ready)])
+    assert "computes nothing" in checkup.what
+    assert checkup.level == doctor.BAD
+    assert 'pip install ".[torch]"' in checkup.remedy

@@ -111,8 +111,8 @@ def test_a_handle_at_the_end_of_a_cell_is_replaced_by_its_result(monkeypatch):
     made.on_done(lambda handle: heard.set())
     go.set()
     assert heard.wait(PATIENCE_S)
-    told = [shown["text/plain"] for shown in places[0].shown]
-    assert (told[0], told[-1]) == ("<waiting: 0%>", "True")
+    texts = [shown["text/plain"] for shown in places[0].shown]
+    assert (texts[0], texts[-1]) == ("<waiting: 0%>", "True")
     assert "0 %" in places[0].shown[0]["text/html"]
     assert "text/html" not in places[0].shown[-1]
 
@@ -204,34 +204,34 @@ def outcome_of(call):
 
 
 def test_work_that_waits_for_itself_is_told_so():
-    told, going = [], threading.Event()
+    outcomes, going = [], threading.Event()
 
     def work(task):
         going.wait(PATIENCE_S)
-        told.append(outcome_of(made.wait))
-        told.append(outcome_of(lambda: made.colour))
+        outcomes.append(outcome_of(made.wait))
+        outcomes.append(outcome_of(lambda: made.colour))
 
     made = Handle(work, "counting")
     going.set()
     made.wait(PATIENCE_S)
-    assert all(isinstance(error, UserError) for error in told)
-    assert "counting would wait for itself" in str(told[0])
-    assert "after the work has ended" in str(told[0])
+    assert all(isinstance(error, UserError) for error in outcomes)
+    assert "counting would wait for itself" in str(outcomes[0])
+    assert "after the work has ended" in str(outcomes[0])
 
 
 def test_work_that_waits_for_what_comes_after_it_is_told_so():
-    told, going = [], threading.Event()
+    outcomes, going = [], threading.Event()
 
     def work(task):
         going.wait(PATIENCE_S)
         second = Handle(lambda task: 2, "second", after=first)
         third = Handle(lambda task: 3, "third", after=second)
-        told.extend([outcome_of(third.wait), second, third])
+        outcomes.extend([outcome_of(third.wait), second, third])
 
     first = Handle(work, "first")
     going.set()
     first.wait(PATIENCE_S)
-    error, second, third = told
+    error, second, third = outcomes
     assert "third would wait for itself" in str(error)
     assert (second.wait(PATIENCE_S), third.wait(PATIENCE_S)) == (2, 3)
 

@@ -44,6 +44,6 @@ def test_every_public_name_is_there():
 
 
 def test_plan_is_a_function_that_explains_itself():
-    said = pydoc.render_doc(potluck.plan, renderer=pydoc.plaintext)
+    text = pydoc.render_doc(potluck.plan, renderer=pydoc.plaintext)
     assert inspect.isfunction(potluck.plan)
-    assert all(name in said for name in inspect.signature(potluck.plan).parameters)
+    assert all(name in text for name in inspect.signature(potluck.plan).parameters)

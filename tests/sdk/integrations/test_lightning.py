@@ -67,12 +67,12 @@ def test_a_batch_may_be_one_tensor_and_a_step_give_a_mapping(made, pair, on_both
 
 def test_steps_of_unlike_batches_are_said_not_to_be_lightnings(made, pair, on_both, tmp_path):
     strategy = made.HomeStrategy(pair, choose=on_both)
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         made.trained(
             made.Net(), tmp_path, data=made.loader(44), strategy=strategy, accumulate_grad_batches=2
         )
-    assert sum("8, 4 rows" in str(each.message) for each in said) == 1
+    assert sum("8, 4 rows" in str(each.message) for each in caught) == 1
 
 
 def test_what_devices_cannot_do_is_refused(made, pair, tmp_path):

@@ -102,8 +102,8 @@ def check_alike(ours, theirs):
         mine, its = logged(ours, what), logged(theirs, what)
         assert set(mine) <= set(its)
         assert len(mine) == len(its) or "eval" in what  # a checkpoint is older than its evaluation
-        for step, told in mine.items():
-            assert told == pytest.approx(its[step], rel=1e-4)
+        for step, metrics in mine.items():
+            assert metrics == pytest.approx(its[step], rel=1e-4)
 
 
 def logged(trainer, what):

@@ -235,11 +235,11 @@ def test_a_happening_that_fails_is_noted_and_told_and_the_next_comes(log):
 
 
 def test_a_lab_that_is_slower_takes_longer_and_tells_what_the_script_says():
-    told, script = [], [Freeze(at_s=0.001, device="a", lasts_s=0.002)]
-    scenario = ScenarioRunner(script, Recorded(), None, time_scale=10, tell=told.append)
+    happened, script = [], [Freeze(at_s=0.001, device="a", lasts_s=0.002)]
+    scenario = ScenarioRunner(script, Recorded(), None, time_scale=10, tell=happened.append)
     assert scenario.wait(PATIENCE_S)
-    assert [(each.item, each.over) for each in told] == [(script[0], False), (script[0], True)]
-    assert all(each.passed_s >= at_s for each, at_s in zip(told, (0.01, 0.03), strict=True))
+    assert [(each.item, each.over) for each in happened] == [(script[0], False), (script[0], True)]
+    assert all(each.passed_s >= at_s for each, at_s in zip(happened, (0.01, 0.03), strict=True))
 
 
 def test_a_script_can_be_ended_early():

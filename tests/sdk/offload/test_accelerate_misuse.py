@@ -98,11 +98,11 @@ def test_it_shows_what_it_does_now_and_tells_that_it_is_closed_and_is_closed_twi
     fast.bytes_per_s = 1e8
     fast(x)
     fast.bytes_per_s = 1e8
-    said = repr(fast)
-    assert "Accelerated: local-1 with local-2" in said
-    assert f"{units.rate(1e8)}, as transfers have shown" in said
-    assert "local-2 computes" in said
-    assert "1 request, typically" in said
+    shown = repr(fast)
+    assert "Accelerated: local-1 with local-2" in shown
+    assert f"{units.rate(1e8)}, as transfers have shown" in shown
+    assert "local-2 computes" in shown
+    assert "1 request, typically" in shown
     fast.bytes_per_s = 0.0
     assert "local-1 answers alone" in repr(fast)
     assert fast._repr_html_().count("<svg") == 1

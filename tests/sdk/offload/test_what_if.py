@@ -60,7 +60,7 @@ def test_a_second_helper_never_makes_it_later(model):
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "pattern"),
     [
         ({"device": "toaster"}, "has no device 'toaster'"),
         ({"helper": "robot"}, "different devices"),
@@ -69,8 +69,8 @@ def test_a_second_helper_never_makes_it_later(model):
         ({"bandwidths": ()}, "above zero"),
     ],
 )
-def test_says_what_is_wrong(model, options, said):
-    with pytest.raises(PotluckError, match=said):
+def test_says_what_is_wrong(model, options, pattern):
+    with pytest.raises(PotluckError, match=pattern):
         potluck.offload_what_if("robot-indoors", model, **options)
 
 

@@ -33,7 +33,7 @@ def powerless(problem):
 
 @pytest.mark.parametrize("name", ["potluck", "asteroid", "single"])
 @pytest.mark.parametrize(
-    ("problem", "kind", "said"),
+    ("problem", "kind", "pattern"),
     [
         (
             disconnected(random_home(0)),
@@ -54,8 +54,8 @@ def powerless(problem):
     ],
     ids=["disconnected", "empty", "unknown power", "unknown power of one"],
 )
-def test_what_cannot_be_planned_is_named_by_every_planner(name, problem, kind, said):
-    with pytest.raises(kind, match=said):
+def test_what_cannot_be_planned_is_named_by_every_planner(name, problem, kind, pattern):
+    with pytest.raises(kind, match=pattern):
         make_plans(problem) if name == "potluck" else ask(problem, name)
 
 

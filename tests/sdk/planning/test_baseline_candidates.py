@@ -30,8 +30,8 @@ def many(kind, network, workload, *, n=9, n_layers=6, batch=8):
     """A home of many devices with a model of few layers."""
     problem = LargeHome(n, kind, network, workload, 21).problem()
     costs = {name: rows[:n_layers] for name, rows in problem.costs.items()}
-    asked = replace(problem.workload, batch=min(problem.workload.batch, batch))
-    return replace(problem, layers=problem.layers[:n_layers], costs=costs, workload=asked)
+    calls = replace(problem.workload, batch=min(problem.workload.batch, batch))
+    return replace(problem, layers=problem.layers[:n_layers], costs=costs, workload=calls)
 
 
 def make_pool(problem):
@@ -57,32 +57,32 @@ def test_when_our_own_search_has_no_time_left_every_other_planner_is_asked(home)
 
 
 def test_who_is_late_is_asked_again_and_who_was_done_is_not(monkeypatch):
-    problem, asked = many(*HOMES[0]), []
+    problem, calls = many(*HOMES[0]), []
     monkeypatch.setattr(
-        baseline_candidates, "in_time", lambda planner, *_: asked.append(planner) or []
+        baseline_candidates, "in_time", lambda planner, *_: calls.append(planner) or []
     )
     pool = make_pool(problem)
-    pool.is_late = lambda: len(asked) > 2
+    pool.is_late = lambda: len(calls) > 2
     list(baseline_candidates.borrow_cheap(pool))
     pool.is_late = lambda: False
     list(baseline_candidates.borrow_cheap(pool))
-    assert asked == [*baseline_candidates.CHEAP, *baseline_candidates.CHEAP[2:]]
+    assert calls == [*baseline_candidates.CHEAP, *baseline_candidates.CHEAP[2:]]
 
 
 def test_dear_planners_are_asked_for_the_best_micro_batches_first_and_end_with_their_part(
     monkeypatch,
 ):
-    problem, asked = many(*HOMES[0]), []
+    problem, calls = many(*HOMES[0]), []
 
     def ask(planner, problem, budget, is_late, limit_s):
         if not is_late():
-            asked.append((planner, problem.workload.micro_batch))
+            calls.append((planner, problem.workload.micro_batch))
         budget.count(1, given_s(problem))
         return []
 
     monkeypatch.setattr(baseline_candidates, "in_time", ask)
     list(baseline_candidates.borrow_dear(make_pool(problem), [4, 8, 2]))
-    assert asked == [(planner, 4) for planner in baseline_candidates.DEAR]
+    assert calls == [(planner, 4) for planner in baseline_candidates.DEAR]
 
 
 @pytest.mark.few(3)

@@ -92,6 +92,6 @@ def test_metis_groups_are_powers_of_two():
 def test_dora_spares_energy_where_latency_is_given():
     problem = random_home(2)
     free = min(plan_dora(problem), key=lambda plan: plan.latency_s)
-    asked = replace(problem, qoe=QoE(latency_s=free.latency_s * 10))
-    judged = [judge(asked, plan) for plan in plan_dora(asked)]
+    hurried = replace(problem, qoe=QoE(latency_s=free.latency_s * 10))
+    judged = [judge(hurried, plan) for plan in plan_dora(hurried)]
     assert min(plan.energy_j for plan in judged) <= judge(problem, free).energy_j

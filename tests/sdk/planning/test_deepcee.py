@@ -74,8 +74,8 @@ def test_ours_is_never_worse_when_it_chooses_among_schedules(problem):
 
 def test_inference_has_its_pipelines_without_a_schedule():
     profile = potluck.estimate("edge-cluster", "bert-small", max_layers=5, rows=(1, 4))
-    asked = profile.problem(potluck.Inference(batch=4), potluck.QoE())
-    plans = list(plan_deepcee(asked))
+    problem = profile.problem(potluck.Inference(batch=4), potluck.QoE())
+    plans = list(plan_deepcee(problem))
     assert plans
     assert not any(plan.schedule for plan in plans)
     assert "deepcee" in PLANNERS

@@ -61,10 +61,10 @@ def test_no_plan_takes_fewer_joules_than_the_bound(seed, workload):
         assert least_energy_j(problem, table) > 0
         limit_s = sorted(plan.latency_s for plan in judged)[len(judged) // 10]
         on_time = min(plan.energy_j for plan in judged if plan.latency_s <= limit_s)
-        asked = replace(problem, qoe=QoE(latency_s=limit_s))
+        limited = replace(problem, qoe=QoE(latency_s=limit_s))
         assert (
             least_energy_j(problem, table)
-            <= least_energy_j(asked, CostTable(asked))
+            <= least_energy_j(limited, CostTable(limited))
             <= on_time * (1 + 1e-9)
         )
 
@@ -103,11 +103,11 @@ def test_the_thriftiest_plan_says_how_far_it_is_from_the_bound(seed):
     problem = random_home(seed)
     fastest = make_plans(problem).best
     assert fastest.energy_gap_frac is None  # nobody asked for joules
-    asked = replace(problem, qoe=QoE(latency_s=fastest.latency_s * 2))
-    best = make_plans(asked).best
+    limited = replace(problem, qoe=QoE(latency_s=fastest.latency_s * 2))
+    best = make_plans(limited).best
     assert 0 <= best.energy_gap_frac < 1
     assert best.energy_j * (1 - best.energy_gap_frac) == pytest.approx(
-        least_energy_j(asked, CostTable(asked))
+        least_energy_j(limited, CostTable(limited))
     )
 
 

@@ -55,13 +55,13 @@ def test_whoever_reads_a_plan_its_table_or_its_explanation_sees_the_mark():
     problem = marked(random_home(0), "assumed")
     plans = make_plans(problem)
     explanation = explain(plans.best, improvements=False)
-    for said in (
+    for shown in (
         text.plan(plans.best, problem),
         text.plans(plans.items, plans.best),
         html.plan(plans.best, problem),
         repr(explanation),
     ):
-        assert "J assumed" in said
+        assert "J assumed" in shown
     names = ", ".join(device.name for device in problem.devices)
     assert plans.watts == (f"watts of {names}: assumed: a note",)
     assert plans.watts[0] in repr(explanation)

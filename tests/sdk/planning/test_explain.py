@@ -97,10 +97,10 @@ def test_shows_itself_as_text_and_html():
         paths={pair: Path(media=(("<air>", 1),)) for pair in random_home(2).network.paths},
     )
     found = explain(make_plans(replace(random_home(2), network=network)).best)
-    told = repr(found)
-    assert "bottleneck:" in told
-    assert "What would help" in told
-    assert "alone:" in told
+    representation = repr(found)
+    assert "bottleneck:" in representation
+    assert "What would help" in representation
+    assert "alone:" in representation
     shown = html.explanation(found)
     assert 'id="potluck-explanation-' in shown
     assert "<air>" not in shown

@@ -60,9 +60,9 @@ def test_a_profile_becomes_a_model_whose_cuts_carry_the_skip():
 
 def test_a_profile_of_pipedream_is_planned_on_a_home(problem):
     profile = imported("asteroid-a-1000", GRAPH, rows=32, max_layers=3, name="tiny")
-    asked = profile.problem(Training(batch=32))
-    assert [layer.parameter_bytes for layer in asked.layers] == [7168, 0, 0]
-    assert [cost.backward_s for cost in asked.costs["nano-1"]] == [(3e-3,), (5e-4,), (2e-4,)]
+    on_home = profile.problem(Training(batch=32))
+    assert [layer.parameter_bytes for layer in on_home.layers] == [7168, 0, 0]
+    assert [cost.backward_s for cost in on_home.costs["nano-1"]] == [(3e-3,), (5e-4,), (2e-4,)]
     best = potluck.plan(profile, Training(batch=32)).best
     assert 0 < best.latency_s <= 5.55e-3 + 0.01  # one device computes 5.55 ms
     whole = pipedream.write(pipedream.of_problem(problem, rows=8, device="laptop-1"))
@@ -182,7 +182,7 @@ def test_metis_gets_no_inference_and_no_more_kinds_than_it_knows(problem):
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "text"),
     [
         ("node3 -- node10", "node3 -- node11", "an edge joins node11, and there is no such node"),
         ("\tnode1 -- node2", "\tnode10 -- node2", "there is a cycle: "),
@@ -205,15 +205,15 @@ def test_metis_gets_no_inference_and_no_more_kinds_than_it_knows(problem):
         ),
     ],
 )
-def test_says_what_is_wrong_with_a_graph(old, new, said):
+def test_says_what_is_wrong_with_a_graph(old, new, text):
     assert old in GRAPH
     with pytest.raises(FileError) as error:
         pipedream.read(GRAPH.replace(old, new))
-    assert said in str(error.value)
+    assert text in str(error.value)
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected"),
     [
         ("hello", "no plan that is known here. Known: a potluck plan, a PipeDream graph.txt"),
         ("(0, 5) 0.1 1\n(5, 9) 0.1 1\n", "covers 9 layers; bert-small has 8"),
@@ -229,10 +229,10 @@ def test_says_what_is_wrong_with_a_graph(old, new, said):
         ),
     ],
 )
-def test_a_plan_for_something_else_is_refused(problem, text, said):
+def test_a_plan_for_something_else_is_refused(problem, text, expected):
     with pytest.raises(PlanError) as error:
         judged(text, problem)
-    assert said in str(error.value)
+    assert expected in str(error.value)
 
 
 def test_stages_that_are_no_runs_of_neighbours_are_refused(problem):

@@ -95,8 +95,8 @@ def test_where_several_limits_are_broken_the_advice_names_all_that_must_be_allow
     qoe = QoE(device_energy_j=joules, latency_s=slow and latency_s / slow)
     with pytest.raises(Infeasible) as refused:
         make_plans(replace(problem, qoe=qoe))
-    asked = followed(replace(problem, qoe=qoe), refused.value)
-    assert not breaches(asked, make_plans(asked).best)
+    allowed = followed(replace(problem, qoe=qoe), refused.value)
+    assert not breaches(allowed, make_plans(allowed).best)
 
 
 @pytest.mark.few(1)

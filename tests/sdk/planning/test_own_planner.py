@@ -179,8 +179,8 @@ def test_a_latency_that_is_met_leaves_energy_to_decide():
 def test_a_latency_that_some_plan_reaches_can_be_asked_for(seed):
     problem = random_home(seed, Training(batch=16), devices=4, layers=7)
     fastest_s = make_plans(problem).best.latency_s
-    asked = replace(problem, qoe=QoE(latency_s=fastest_s, lambda_j_per_s=1e-3))
-    assert make_plans(asked).best.latency_s <= fastest_s
+    limited = replace(problem, qoe=QoE(latency_s=fastest_s, lambda_j_per_s=1e-3))
+    assert make_plans(limited).best.latency_s <= fastest_s
 
 
 def test_an_energy_limit_is_held_even_if_the_fastest_plans_break_it():

@@ -48,7 +48,7 @@ def names_in_order(plans, problem):
 
 def in_other_units(plans, problem, seconds, joules):
     """The same, told in units of so many seconds and joules."""
-    told = [
+    converted = [
         replace(
             p,
             latency_s=p.latency_s / seconds,
@@ -59,7 +59,7 @@ def in_other_units(plans, problem, seconds, joules):
     qoe = problem.qoe
     latency_s = None if qoe.latency_s is None else qoe.latency_s / seconds
     limits = replace(qoe, latency_s=latency_s, lambda_j_per_s=qoe.lambda_j_per_s / joules * seconds)
-    return told, replace(problem, qoe=limits)
+    return converted, replace(problem, qoe=limits)
 
 
 @pytest.mark.parametrize("powers", ["known", "one unknown"])

@@ -104,13 +104,13 @@ def test_a_device_alone_computes_its_layers_again_in_segments_and_says_what_that
     assert len(best.stages) > 1
     assert not breaches(problem, best)
     assert judge(problem, keeping).peak_bytes[best.devices[0]] > problem.devices[0].memory_bytes
-    (said,) = recomputation_notes(best)
-    assert "recompute" in said
-    assert f"on {best.devices[0]}, costs" in said
+    (note,) = recomputation_notes(best)
+    assert "recompute" in note
+    assert f"on {best.devices[0]}, costs" in note
     for shown in (display.plan(best, best.problem), repr(best.explain())):
-        assert said in shown
+        assert note in shown
     bare = replace(best, problem=None)
-    assert recomputation_notes(bare)[0] == said.split(":")[0]
+    assert recomputation_notes(bare)[0] == note.split(":")[0]
 
 
 def test_a_plan_in_a_file_says_which_stages_recompute_and_older_files_mean_none():

@@ -23,7 +23,7 @@ def feasible(problem):
         return False
 
 
-def asked(problem, **limits):
+def limited(problem, **limits):
     return replace(problem, qoe=replace(problem.qoe, **limits))
 
 
@@ -33,22 +33,22 @@ def asked(problem, **limits):
     "workload", [Training(batch=8, micro_batch=2), Inference(batch=4)], ids=["train", "infer"]
 )
 def test_the_latency_that_is_named_can_be_asked_for_and_little_less_cannot(seed, workload):
-    problem = asked(random_home(seed, workload), latency_s=1e-6)
+    problem = limited(random_home(seed, workload), latency_s=1e-6)
     (remedy,) = remedies(problem, make_plans, make_plans)
     assert remedy.limit == "latency"
     assert remedy.plan.latency_s <= remedy.value
-    assert feasible(asked(problem, latency_s=remedy.value))
-    assert not feasible(asked(problem, latency_s=remedy.value * 0.98))
+    assert feasible(limited(problem, latency_s=remedy.value))
+    assert not feasible(limited(problem, latency_s=remedy.value * 0.98))
 
 
 def test_the_energy_that_is_named_can_be_asked_for():
-    problem = asked(random_home(2, Training(batch=8)), energy_j=1e-3)
+    problem = limited(random_home(2, Training(batch=8)), energy_j=1e-3)
     (remedy,) = remedies(problem, make_plans, make_plans)
-    assert feasible(asked(problem, energy_j=remedy.value))
+    assert feasible(limited(problem, energy_j=remedy.value))
 
 
 def test_where_two_limits_are_impossible_no_single_one_is_blamed():
-    problem = asked(random_home(2, Training(batch=8)), energy_j=1e-3, latency_s=1e-6)
+    problem = limited(random_home(2, Training(batch=8)), energy_j=1e-3, latency_s=1e-6)
     assert list(remedies(problem, make_plans, make_plans)) == []
     with pytest.raises(Infeasible, match=r"^no\. No single limit is to blame"):
         raise explained(Infeasible("no.", next_step="x"), problem, make_plans, make_plans)
@@ -57,11 +57,11 @@ def test_where_two_limits_are_impossible_no_single_one_is_blamed():
 def test_the_joules_of_one_device_are_loosened_alone():
     problem = random_home(4, Training(batch=8))
     limits = {device.name: 1e-6 for device in problem.devices}
-    found = list(remedies(asked(problem, device_energy_j=limits), make_plans, make_plans))
+    found = list(remedies(limited(problem, device_energy_j=limits), make_plans, make_plans))
     assert {remedy.device for remedy in found} == set(limits)
     for remedy in found:
         assert remedy.plan.devices == (remedy.device,)
-        assert feasible(asked(problem, device_energy_j={**limits, remedy.device: remedy.value}))
+        assert feasible(limited(problem, device_energy_j={**limits, remedy.device: remedy.value}))
 
 
 @pytest.mark.long

@@ -53,11 +53,11 @@ def test_a_newcomer_behind_a_port_that_several_share_shares_it_too():
 @pytest.mark.parametrize("paced", [False, True])
 @pytest.mark.parametrize("n", [2, 3])
 def test_a_newcomer_in_a_measured_home_has_links_of_its_own(n, paced):
-    said = {"emulated": {"link_bytes_per_s": 1e6}} if paced else {}
+    capability = {"emulated": {"link_bytes_per_s": 1e6}} if paced else {}
     names = [f"d{i}" for i in range(n)]
-    network = network_of(dict.fromkeys(names, said), {})
+    network = network_of(dict.fromkeys(names, capability), {})
     found = joined(network, "new", "d1")
-    whole = network_of(dict.fromkeys([*names, "new"], said), {})
+    whole = network_of(dict.fromkeys([*names, "new"], capability), {})
     capacity = {medium.name: medium.capacity_bytes_per_s for medium in whole.media}
     assert {medium.name: medium.capacity_bytes_per_s for medium in found.media} == capacity
     assert found.paths == whole.paths
@@ -143,7 +143,7 @@ def test_numbers_that_the_caller_knows_come_first(profile):
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "text"),
     [
         (
             lambda p: p.with_device("jetson-orin"),
@@ -178,10 +178,10 @@ def test_numbers_that_the_caller_knows_come_first(profile):
         (lambda p: p.with_medium("air", 0), "capacity_bytes_per_s must be above zero"),
     ],
 )
-def test_what_cannot_be_imagined_is_said(profile, change, said):
+def test_what_cannot_be_imagined_is_said(profile, change, text):
     with pytest.raises(UserError) as error:
         change(profile)
-    assert said in str(error.value)
+    assert text in str(error.value)
 
 
 def test_a_slower_wifi_and_a_missing_device_change_the_plan(profile):

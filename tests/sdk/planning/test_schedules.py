@@ -32,9 +32,9 @@ def usual(profile):
     """1F1B on a stage of two layers for each device."""
     devices = [((device.name,), (4,)) for device in profile.devices]
     plan = make_plan(SimpleNamespace(layers=lambda _: [None] * 8), *devices, micro_batch=4)
-    asked = replace(plan, model=profile.model, n_micro_batches=8)
-    deep = tuple(replace(s, warm_up=7 - 2 * p) for p, s in enumerate(asked.stages))
-    return potluck.judge(replace(asked, stages=deep), profile)
+    named = replace(plan, model=profile.model, n_micro_batches=8)
+    deep = tuple(replace(s, warm_up=7 - 2 * p) for p, s in enumerate(named.stages))
+    return potluck.judge(replace(named, stages=deep), profile)
 
 
 @pytest.fixture(scope="module")

@@ -98,7 +98,7 @@ def test_a_plan_from_a_file_is_judged_as_before(profile, best, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("home", "model", "workload", "said"),
+    ("home", "model", "workload", "pattern"),
     [
         ("smart-home-2", "bert-base", None, "for the model 'bert-small', not for 'bert-base'"),
         ("smart-home-1", "bert-small", None, "for the home 'smart-home-2', not for 'smart-home-1'"),
@@ -111,9 +111,9 @@ def test_a_plan_from_a_file_is_judged_as_before(profile, best, tmp_path):
         ("smart-home-2", "bert-small", potluck.Training(batch=9), "8 in all; the batch has 9"),
     ],
 )
-def test_a_plan_for_something_else_is_refused(best, home, model, workload, said):
+def test_a_plan_for_something_else_is_refused(best, home, model, workload, pattern):
     other = potluck.estimate(home, model, max_layers=6, rows=(1, 8))
-    with pytest.raises(PlanError, match=said):
+    with pytest.raises(PlanError, match=pattern):
         potluck.judge(best, other, workload)
 
 

@@ -11,13 +11,13 @@ PI = "Raspberry Pi 5 Model B Rev 1.0"
 
 
 def test_every_name_that_systems_use_finds_its_device_and_no_other():
-    said = [
+    names = [
         (called, kind)
         for kind in library.names("devices")
         for called in library.load_device(kind).known_as
     ]
-    assert len({plain_name(called) for called, _ in said}) == len(said)
-    for called, kind in said:
+    assert len({plain_name(called) for called, _ in names}) == len(names)
+    for called, kind in names:
         assert kind_called(called) == kind
         assert kind_called(called.upper()) == kind
 
@@ -43,7 +43,7 @@ def test_what_is_only_like_a_known_device_is_not_taken_for_it(name):
 
 
 @pytest.mark.parametrize(
-    ("capability", "idle_w", "busy_w", "source", "said"),
+    ("capability", "idle_w", "busy_w", "source", "note"),
     [
         ({"hardware": [PI], "cores": 4}, 3.3, 11, ASSUMED, "raspberry-pi-5 in the library"),
         (
@@ -83,13 +83,13 @@ def test_what_is_only_like_a_known_device_is_not_taken_for_it(name):
     ],
     ids=["library", "processor", "stated", "played", "guess", "graphics first"],
 )
-def test_watts_are_the_best_that_is_known_and_say_whence(capability, idle_w, busy_w, source, said):
+def test_watts_are_the_best_that_is_known_and_say_whence(capability, idle_w, busy_w, source, note):
     device = device_of("a", {"memory_bytes": 2**30, **capability})
     if idle_w is not None:
         assert (device.idle_w, device.busy_w) == (pytest.approx(idle_w), pytest.approx(busy_w))
     assert 0 <= device.idle_w <= device.busy_w
     assert (device.power_mark, device.power_error_w) == (source, None)
-    assert said in device.power_note
+    assert note in device.power_note
 
 
 @pytest.mark.parametrize("capability", [{}, {"emulated": {"slowdown": 2.0}, "cores": 4}])

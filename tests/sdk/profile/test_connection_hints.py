@@ -21,7 +21,7 @@ def wifi(mhz=None, gateway="192.168.1.1"):
 
 
 def test_a_statement_is_a_hint_for_its_machine():
-    said = {
+    statements = {
         "a": {"connection": {"kind": "wifi", "gateway": "10.0.0.1", "frequency_hz": 2.437e9}},
         "b": {"connection": {"kind": "wired"}},
         "c": {"connection": None},
@@ -29,7 +29,7 @@ def test_a_statement_is_a_hint_for_its_machine():
         "e": {"connection": {"kind": "wifi"}},
     }
     machines = {HOME: [HOME, "a"], "b": ["b"], "c": ["c"], "d": ["d", "b"], "e": ["e"]}
-    assert hints_of(said, machines) == {
+    assert hints_of(statements, machines) == {
         HOME: wifi(2437, "10.0.0.1"),
         "b": CABLE,
         "d": CABLE,

@@ -82,22 +82,22 @@ def test_resnet50_is_cut_where_nothing_skips():
 
 def test_a_problem_is_complete_and_says_that_it_is_estimated():
     home, graph = library.load_home("smart-home-2"), library.load_model("bert-base")
-    asked = problem(home, graph, Training(batch=32), QoE(latency_s=1.0), max_layers=10, rows=(1, 8))
-    assert [device.name for device in asked.devices] == [
+    made = problem(home, graph, Training(batch=32), QoE(latency_s=1.0), max_layers=10, rows=(1, 8))
+    assert [device.name for device in made.devices] == [
         "laptop-1",
         "laptop-2",
         "xiaomi-1",
         "xiaomi-2",
         "galaxy",
     ]
-    assert len(asked.layers) == 10
+    assert len(made.layers) == 10
     # a loss comes back
-    assert (asked.input_bytes, asked.target_bytes, asked.result_bytes) == (512 * 8, 8, 4)
+    assert (made.input_bytes, made.target_bytes, made.result_bytes) == (512 * 8, 8, 4)
     tables = roofline.estimate(home.specs["galaxy"], graph, rows=(1, 8))
     for batch in range(2):
-        total = sum(table.forward_s[batch] for table in asked.costs["galaxy"])
+        total = sum(table.forward_s[batch] for table in made.costs["galaxy"])
         assert total == pytest.approx(sum(table.forward_s[batch] for table in tables))
-    assert {table.source for tables in asked.costs.values() for table in tables} == {"estimated"}
+    assert {table.source for tables in made.costs.values() for table in tables} == {"estimated"}
     answers = problem(home, library.load_model("vgg19"), Inference(), max_layers=5)
     assert (answers.target_bytes, answers.result_bytes) == (0, 8)
     words = problem(home, library.load_model("gpt2"), Inference(), max_layers=5)
@@ -108,10 +108,10 @@ def test_who_has_onnxruntime_alone_answers_requests_and_does_not_train():
     profile = estimate("family", "mobilenet-v2-cifar", max_layers=4, rows=(1, 8)).with_device(
         "galaxy-s25"
     )
-    asked = profile.problem(Training(batch=8), QoE(memory_bytes={"phone": 10**9}))
-    assert [device.name for device in asked.devices] == ["laptop-1", "laptop-2", "jetson"]
+    made = profile.problem(Training(batch=8), QoE(memory_bytes={"phone": 10**9}))
+    assert [device.name for device in made.devices] == ["laptop-1", "laptop-2", "jetson"]
     why = "has onnxruntime, and training needs torch"
-    assert asked.excluded == {"phone": why, "galaxy-s25": why}
+    assert made.excluded == {"phone": why, "galaxy-s25": why}
     assert {device.name for device in profile.problem(Inference()).devices} > {
         "phone",
         "galaxy-s25",

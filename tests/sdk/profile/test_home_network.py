@@ -103,7 +103,7 @@ def test_latencies_are_those_of_the_media_that_are_crossed():
 
 
 @pytest.mark.parametrize(
-    ("rows", "said"),
+    ("rows", "pattern"),
     [
         ([shared(AIR, "a", "b"), shared(AIR, "b", "c")], "a device has one medium"),
         ([shared(UPLINK, "a", "b"), shared(UPLINK, "b", "c")], "overlap"),
@@ -116,8 +116,8 @@ def test_latencies_are_those_of_the_media_that_are_crossed():
         ([shared(SWITCH, f"d{i}") for i in range(300)], "at most"),
     ],
 )
-def test_rows_that_no_home_has_are_refused(rows, said):
-    with pytest.raises(UserError, match=said):
+def test_rows_that_no_home_has_are_refused(rows, pattern):
+    with pytest.raises(UserError, match=pattern):
         HomeNetwork(media=tuple(rows))
 
 
@@ -148,7 +148,7 @@ HEAD = "schema = 1\nis_declared = true\n[[media]]\nname = 'a'\nkind = 'switch'\n
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "pattern"),
     [
         ("schema = 1\nis_declared = ?", r"line 2"),
         ("", "schema: expected 1, got nothing"),
@@ -172,10 +172,10 @@ HEAD = "schema = 1\nis_declared = true\n[[media]]\nname = 'a'\nkind = 'switch'\n
         ("x = " + "[" * 5000, "expected TOML"),
     ],
 )
-def test_a_file_that_cannot_be_used_says_where(text, said, tmp_path):
+def test_a_file_that_cannot_be_used_says_where(text, pattern, tmp_path):
     path = tmp_path / "network.toml"
     path.write_text(text)
-    with pytest.raises(FileError, match=said) as caught:
+    with pytest.raises(FileError, match=pattern) as caught:
         load_network(path)
     assert str(path) in str(caught.value)
     assert "delete the file" in str(caught.value)
@@ -245,8 +245,8 @@ def test_a_declaration_that_holds_is_not_contradicted():
     tree, rates, tomography = seen("wifi and cables", 1)[1:]
     declared_rates = {one: Figure(value=rate) for one, rate in rates.items()}
     truth = document_of(tree, declared_rates, {})
-    document, said = fitted(replace(truth, is_declared=True), tomography, {})
-    assert said == []
+    document, contradictions = fitted(replace(truth, is_declared=True), tomography, {})
+    assert contradictions == []
     assert document.is_declared
     assert tree_of(document) == tree_of(truth)
     for (key, way), figure in rates_of(document).items():
@@ -257,9 +257,9 @@ def test_a_declaration_that_holds_is_not_contradicted():
 def test_a_rate_that_was_not_measured_is_said_with_both_numbers():
     tree, rates, tomography = seen("wifi", 2)[1:]
     wrong = {one: Figure(value=3 * rate) for one, rate in rates.items()}
-    document, said = fitted(document_of(tree, wrong, {}), tomography, {})
-    assert any("was declared gives" in line and "measured is" in line for line in said)
-    assert all("home.network" in line for line in said)
+    document, contradictions = fitted(document_of(tree, wrong, {}), tomography, {})
+    assert any("was declared gives" in line and "measured is" in line for line in contradictions)
+    assert all("home.network" in line for line in contradictions)
     quickest = max(rate.value for rate in rates_of(document).values())
     assert quickest == pytest.approx(max(rates.values()), rel=0.3)
 
@@ -267,8 +267,8 @@ def test_a_rate_that_was_not_measured_is_said_with_both_numbers():
 def test_a_structure_that_explains_nothing_is_kept_and_said():
     names, _, _, tomography = seen("wifi", 3)
     ports = HomeNetwork(media=tuple(shared(SWITCH, name) for name in names), is_declared=True)
-    document, said = fitted(ports, tomography, {})
-    assert any("cannot explain" in line and "it gives" in line for line in said)
+    document, contradictions = fitted(ports, tomography, {})
+    assert any("cannot explain" in line and "it gives" in line for line in contradictions)
     assert tree_of(document) == access_tree.ports(sorted(names))
 
 

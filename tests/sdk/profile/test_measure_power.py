@@ -97,7 +97,7 @@ def test_only_a_real_device_with_a_meter_that_measures_is_asked(capability, has)
     assert has_meter(capability) == has
 
 
-def told(*watts, source=MEASURED, resolution_w=0.1):
+def readings_of(*watts, source=MEASURED, resolution_w=0.1):
     """A reading a second."""
     return tuple(
         PowerReading(
@@ -113,21 +113,21 @@ def told(*watts, source=MEASURED, resolution_w=0.1):
 
 
 def test_the_error_is_the_spread_of_the_readings_and_the_meters_resolution():
-    steady, shaky = mean_of(told(4, 4, 4, 4, 4)), mean_of(told(4, 3, 5, 3, 5))
+    steady, shaky = mean_of(readings_of(4, 4, 4, 4, 4)), mean_of(readings_of(4, 3, 5, 3, 5))
     assert (steady.watts, steady.error_w) == (4.0, pytest.approx(0.1))
     assert (shaky.watts, shaky.error_w) == (4.0, pytest.approx(1.005, abs=1e-3))
 
 
 @pytest.mark.parametrize(
-    ("readings", "said"),
+    ("readings", "pattern"),
     [
         ((), "told 0 readings"),
-        (told(4, 4, 4), "told 3 readings"),
-        (told(4, 4, 4, 4, source=ASSUMED), "fell silent or jumped"),
+        (readings_of(4, 4, 4), "told 3 readings"),
+        (readings_of(4, 4, 4, 4, source=ASSUMED), "fell silent or jumped"),
     ],
 )
-def test_what_was_not_measured_is_not_called_so(readings, said):
-    with pytest.raises(NotMeasured, match=said):
+def test_what_was_not_measured_is_not_called_so(readings, pattern):
+    with pytest.raises(NotMeasured, match=pattern):
         mean_of(readings)
 
 

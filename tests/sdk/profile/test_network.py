@@ -93,9 +93,16 @@ def test_cores_by_how_much_devices_slow_each_other(n_devices, room, speed_frac, 
 
 
 def test_what_is_between_machines_is_shared_by_all_that_are_on_them():
-    said = {name: {"host": host} for name, host in (("a", "x"), ("b", "x"), ("c", "y"), ("d", ""))}
-    said["paced"] = {"host": "y", "emulated": {"link_bytes_per_s": 1e6}}
-    assert machines(said, "here") == {"home": ["home"], "a": ["a", "b"], "c": ["c"], "d": ["d"]}
+    capabilities = {
+        name: {"host": host} for name, host in (("a", "x"), ("b", "x"), ("c", "y"), ("d", ""))
+    }
+    capabilities["paced"] = {"host": "y", "emulated": {"link_bytes_per_s": 1e6}}
+    assert machines(capabilities, "here") == {
+        "home": ["home"],
+        "a": ["a", "b"],
+        "c": ["c"],
+        "d": ["d"],
+    }
     over_air = Path(media=(("air", 2),), latency_s=0.5)
     speakers = ("home", "a", "c", "d")
     between = Network(
@@ -103,7 +110,7 @@ def test_what_is_between_machines_is_shared_by_all_that_are_on_them():
         paths={(s, t): over_air for s in speakers for t in speakers if s != t},
     )
     network = network_of(
-        said, {("a", "b"): LinkLine(latency_s=0.0, bytes_per_s=5e8)}, "here", between
+        capabilities, {("a", "b"): LinkLine(latency_s=0.0, bytes_per_s=5e8)}, "here", between
     )
     assert network.path("b", "c") == network.path("home", "b") == over_air
     assert network.bandwidth("a", "b") == 5e8

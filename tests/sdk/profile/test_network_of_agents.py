@@ -28,7 +28,7 @@ def paired(tmp_path, monkeypatch):
     monkeypatch.setenv("POTLUCK_HOME", str(tmp_path))
     for module in (measure_network, network):
         monkeypatch.setattr(
-            module, "machines", lambda said, host: {HOME: [HOME], **{n: [n] for n in said}}
+            module, "machines", lambda found, host: {HOME: [HOME], **{n: [n] for n in found}}
         )
     agents = LocalAgents([Spec(name=name) for name in NAMES], None, extra=["--pair"])
     try:

@@ -26,7 +26,7 @@ def main(state: str, epochs: str, *peers: str) -> None:
     with potluck.Home(state=Path(state)) as home:
         for name, address, key in (peer.split("=", 2) for peer in peers):
             home.trust(address, key, name=name)
-        told(devices={member.name: member.status for member in home.devices.values()})
+        tell(devices={member.name: member.status for member in home.devices.values()})
         names = tuple(peer.partition("=")[0] for peer in peers)
         home.devices.need(names)
         train(home, names, int(epochs))
@@ -42,7 +42,7 @@ def train(home: potluck.Home, names: tuple[str, ...], epochs: int) -> None:
     handle.listen(lambda done_frac, text: run.step >= UNDER_WAY and under_way.set())
     handle.on_done(lambda _: under_way.set())
     under_way.wait()
-    told(under_way=run.step)
+    tell(under_way=run.step)
     history = handle.wait()
     alone = copy.deepcopy(net)
     losses = train_alone(
@@ -55,7 +55,7 @@ def train(home: potluck.Home, names: tuple[str, ...], epochs: int) -> None:
         make_optimizer=lambda p: torch.optim.SGD(p, 0.05),
     )
     learned = run.state_dict()
-    told(
+    tell(
         steps=run.step,
         recoveries=len(history.recoveries),
         losses=max(abs(a - b) for a, b in zip(history.losses, losses, strict=True)),
@@ -68,7 +68,7 @@ def train(home: potluck.Home, names: tuple[str, ...], epochs: int) -> None:
         run.close()
 
 
-def told(**facts: Any) -> None:
+def tell(**facts: Any) -> None:
     """One line for the test."""
     sys.stdout.write(json.dumps(facts) + "\n")
     sys.stdout.flush()

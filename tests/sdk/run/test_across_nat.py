@@ -59,12 +59,12 @@ class RelayedHome(Home):
         for name in DEVICES:
             self.keys[name] = self.start_device(name, "--relay", str(self.invitation(name)))
         for _ in DEVICES:
-            said(self.relay, "is reached")
+            line_with(self.relay, "is reached")
 
     def start_relay(self):
         line = [*POTLUCK, "relay", "start", "--state", str(self.folder / "relay"), "--rate", "1e9"]
         relay = self.net.start("relay", line)
-        said(relay, "relay on")
+        line_with(relay, "relay on")
         return relay
 
     def invitation(self, name):
@@ -86,7 +86,7 @@ def internet():
         yield net
 
 
-def said(process, text):
+def line_with(process, text):
     """The next line with this text."""
     for line in process.stdout:
         if text in line:
@@ -95,7 +95,7 @@ def said(process, text):
 
 
 def fact(process, name):
-    return json.loads(said(process, f'"{name}"'))
+    return json.loads(line_with(process, f'"{name}"'))
 
 
 def check_learned(result, steps):
@@ -131,8 +131,8 @@ def test_a_device_whose_public_address_changes_is_there_again(internet, tmp_path
     notebook = home.notebook(300, home.through_relay())
     assert fact(notebook, "under_way")["under_way"] < 600
     internet.renumber("ada", DEVICES["ada"], 33)
-    said(home.relay, "ada has")
-    said(home.relay, "ada is reached")
+    line_with(home.relay, "ada has")
+    line_with(home.relay, "ada is reached")
     result = fact(notebook, "steps")
     assert result["recoveries"] >= 1
     check_learned(result, 600)

@@ -119,10 +119,10 @@ def test_a_run_learns_what_it_learns_of_a_loader_and_goes_on_from_a_file(home, t
     assert run.fit(files(), epochs=3).wait().losses == losses
     run.close()
     run = deployed()
-    told = []
+    losses_so_far = []
 
     def until_seven(step, loss):
-        told.append(loss)
+        losses_so_far.append(loss)
         if step == 7:
             raise potluck.StopTraining
 
@@ -130,7 +130,7 @@ def test_a_run_learns_what_it_learns_of_a_loader_and_goes_on_from_a_file(home, t
     run.save(tmp_path / "state")
     run.close()
     again = deployed(resume=tmp_path / "state")
-    assert (*told, *again.fit(files(), epochs=3, resume=True).wait().losses) == losses
+    assert (*losses_so_far, *again.fit(files(), epochs=3, resume=True).wait().losses) == losses
 
 
 @pytest.mark.parametrize(
@@ -220,26 +220,26 @@ def head(text, version=1):
     return b"\x93NUMPY" + bytes([version, 0]) + struct.pack(width, len(text)) + text.encode()
 
 
-def said(shape="(3,)", descr="'<f8'", order="False"):
+def header(shape="(3,)", descr="'<f8'", order="False"):
     return head(f"{{'descr': {descr}, 'fortran_order': {order}, 'shape': {shape}, }}\n")
 
 
 ODD_ARRAYS = {
     "nothing": b"",
     "no array": b"\x93NUMPZ" + bytes(100),
-    "cut": said()[:-5],
-    "an object": said(descr="'|O'") + bytes(24),
-    "a record": said(descr="[('a', '<f8')]") + bytes(24),
-    "text": said(descr="'<U2'") + bytes(24),
-    "complex": said(descr="'<c16'") + bytes(48),
-    "a date": said(descr="'<M8[s]'") + bytes(24),
-    "too little": said() + bytes(23),
-    "too much": said() + bytes(25),
-    "no rows": said("(0, 3)"),
-    "one number": said("()") + bytes(8),
-    "rows below none": said("(-3,)") + bytes(24),
-    "rows without end": said("(2305843009213693952,)") + bytes(24),
-    "a true shape": said("(True, 3)") + bytes(24),
+    "cut": header()[:-5],
+    "an object": header(descr="'|O'") + bytes(24),
+    "a record": header(descr="[('a', '<f8')]") + bytes(24),
+    "text": header(descr="'<U2'") + bytes(24),
+    "complex": header(descr="'<c16'") + bytes(48),
+    "a date": header(descr="'<M8[s]'") + bytes(24),
+    "too little": header() + bytes(23),
+    "too much": header() + bytes(25),
+    "no rows": header("(0, 3)"),
+    "one number": header("()") + bytes(8),
+    "rows below none": header("(-3,)") + bytes(24),
+    "rows without end": header("(2305843009213693952,)") + bytes(24),
+    "a true shape": header("(True, 3)") + bytes(24),
     "code": head("__import__('os').abort()\n"),
     "many brackets": head("(" * 5000 + "\n"),
     "a long head": head(" " * 60000),

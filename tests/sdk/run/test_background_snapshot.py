@@ -49,11 +49,11 @@ def started(home):
     """All programs that are begun from now on, and how many tensors are sent for each."""
     found = []
 
-    def told(event, actions):
+    def observe(event, actions):
         if isinstance(event, StartExecution):
             found.append((event.program, sum(len(fed) for fed in event.feeds.values())))
 
-    link_of(home).watch(told)
+    link_of(home).watch(observe)
     return found
 
 

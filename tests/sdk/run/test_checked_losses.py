@@ -12,7 +12,7 @@ from potluck.sessions.traffic import Raw
 ASKED = ReceivedValue(device="tv", value="losses", tensor="", kind="loss", rows=(2, 2))
 
 
-def told(dtype: str, shape: tuple[int, ...], n_bytes: int) -> float:
+def checked_loss(dtype: str, shape: tuple[int, ...], n_bytes: int) -> float:
     raw = Raw(dtype=dtype, shape=shape, data=bytearray(n_bytes))
     execution = SimpleNamespace(outputs={("tv", "losses"): raw})
     return loss_of(execution, SimpleNamespace(results=[ASKED]))
@@ -32,9 +32,9 @@ def told(dtype: str, shape: tuple[int, ...], n_bytes: int) -> float:
 )
 def test_other_losses_name_the_device(dtype: str, shape: tuple[int, ...]) -> None:
     with pytest.raises(ProtocolError, match=r"tv: it sent .* as the losses of 2 micro-batches"):
-        told(dtype, shape, 8)
+        checked_loss(dtype, shape, 8)
 
 
 @pytest.mark.parametrize(("dtype", "n_bytes"), [("float32", 8), ("float64", 16), ("float16", 4)])
 def test_losses_in_any_float_are_taken(dtype: str, n_bytes: int) -> None:
-    assert told(dtype, (2,), n_bytes) == 0.0
+    assert checked_loss(dtype, (2,), n_bytes) == 0.0

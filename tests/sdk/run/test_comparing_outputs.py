@@ -99,8 +99,8 @@ def test_several_threads_ask_for_different_numbers_of_rows(trio):
     model = model_of(net)
     run = trio.deploy(plan_of(model, "pipeline"), model).wait()
     with ThreadPoolExecutor(4) as pool:
-        asked = [pool.submit(check_answers, run, net, 1 + i % 5, seed=i) for i in range(20)]
-        for each in asked:
+        futures = [pool.submit(check_answers, run, net, 1 + i % 5, seed=i) for i in range(20)]
+        for each in futures:
             each.result()
     run.close()
 

@@ -149,8 +149,8 @@ def test_of_a_stream_its_rate_and_the_time_of_a_request_are_told(apart_s, expect
         for source in ("predicted", "measured")
     ]
     for table in (tables.comparison(*stream), tables.compared(compare(*stream, PROGRAMS, NETWORK))):
-        told = {row[0]: row[2:4] for row in table.rows if row[0].startswith("time")}
-        assert told == {what: (time, time) for what, time in expected.items()}
+        times = {row[0]: row[2:4] for row in table.rows if row[0].startswith("time")}
+        assert times == {what: (time, time) for what, time in expected.items()}
 
 
 def test_transfers_are_counted_per_step_from_the_first_byte_sent_to_the_last_one_there():

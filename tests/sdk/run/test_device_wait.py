@@ -49,34 +49,34 @@ def lose_all(home, lab, after):
 def test_a_training_that_all_have_left_waits_and_learns_what_one_machine_learns(
     home, lab, after, back
 ):
-    run, told = deployed(home), []
+    run, notes = deployed(home), []
     lose_all(home, lab, after)
     fit = run.fit(loader(), epochs=EPOCHS)
 
     def watch(_, text):
         if text.startswith("waiting"):
-            told.append(text)
-            if len(told) == 40 and not lab.is_there(back):
+            notes.append(text)
+            if len(notes) == 40 and not lab.is_there(back):
                 lab.restart(back)
 
     fit.listen(watch)
     history = fit.wait()
     check_learned(run, history)
-    assert A in told[0]
-    assert "10 min" in told[0]
+    assert A in notes[0]
+    assert "10 min" in notes[0]
     assert run.plan.devices == (back,)
 
 
 @pytest.mark.parametrize("seconds", [5, 60])  # in which agents keep a session, and end it
 def test_a_network_that_was_away_for_a_while_costs_time_alone(home, lab, seconds):
-    run, told = deployed(home), []
+    run, notes = deployed(home), []
     strike_after(home, [(90, lambda: [lab.pull(name) for name in (A, B, C)])])
     fit = run.fit(loader(), epochs=EPOCHS)
 
     def watch(_, text):
         if text.startswith("waiting"):
-            told.append(text)
-            if len(told) == 2 * seconds:
+            notes.append(text)
+            if len(notes) == 2 * seconds:
                 for name in (A, B, C):
                     lab.plug(name)
 

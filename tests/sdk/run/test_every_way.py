@@ -260,18 +260,18 @@ def test_each_request_is_answered_once(trio, subject, policy, pattern, switch):
     )
     run = trio.deploy(before, subject.model).wait()
     over = threading.Event()
-    asked = []
+    counts = []
 
     def ask():
         while not over.is_set():
             rows = BATCH - 1 if policy == "streaming" else MICRO
             out = run(*(tensor[:rows] for tensor in subject.data[:-1]))
             assert (out - subject.outputs[:rows]).abs().max().item() <= 1e-6
-            asked.append(-(-rows // before.batch))
+            counts.append(-(-rows // before.batch))
 
     with ThreadPoolExecutor(2) as pool:
         asking = [pool.submit(ask) for _ in range(2 if policy == "streaming" else 1)]
-        while len(asked) < 3 and not any(future.done() for future in asking):
+        while len(counts) < 3 and not any(future.done() for future in asking):
             time.sleep(0)
         if after is not None:
             run.switch(after).wait()
@@ -279,5 +279,5 @@ def test_each_request_is_answered_once(trio, subject, policy, pattern, switch):
         over.set()
         for future in asking:
             future.result()
-    assert engine_of(run).n_requests == sum(asked)
+    assert engine_of(run).n_requests == sum(counts)
     run.close()

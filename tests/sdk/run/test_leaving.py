@@ -220,15 +220,15 @@ def test_requests_are_answered_while_a_device_leaves(home, device):
     plan = make_plan(model, ((A,), (4,)), ((B,), (4,)), micro_batch=4, training=False)
     run = home.deploy(plan, model).wait()
     x, _ = make_data("mlp", 40)
-    asked = threading.Event()
+    is_asked = threading.Event()
 
     def ask(index):
-        asked.set()
+        is_asked.set()
         return run(x[index : index + 1])
 
     with ThreadPoolExecutor(2) as pool:
         answers = [pool.submit(ask, index) for index in range(40)]
-        asked.wait()
+        is_asked.wait()
         leave(home, device, for_good=True)
         found = torch.cat([answer.result() for answer in answers])
     settled(home, run)

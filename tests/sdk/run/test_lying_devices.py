@@ -42,7 +42,7 @@ def lying(run, monkeypatch, lie, device=B):
     engine = engine_of(run)
     result = engine.result
 
-    def told(future):
+    def lying_result(future):
         execution = result(future)
         outputs = {
             (name, value): lie(raw) if name == device and len(raw.shape) > 1 else raw
@@ -50,7 +50,7 @@ def lying(run, monkeypatch, lie, device=B):
         }
         return replace(execution, outputs=outputs)
 
-    monkeypatch.setattr(engine, "result", told)
+    monkeypatch.setattr(engine, "result", lying_result)
 
 
 @pytest.mark.few(5)

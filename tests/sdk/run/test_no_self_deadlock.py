@@ -35,14 +35,14 @@ USES = {
 @pytest.mark.parametrize("use", USES)
 @pytest.mark.parametrize("where", ["on_step", "loader"])
 def test_waiting_for_a_fit_inside_one_is_refused(run, use, where):
-    batch, told = make_data("mlp", 4), []
+    batch, raised = make_data("mlp", 4), []
 
     def inside(*_):
-        if not told:
-            told.append(None)
+        if not raised:
+            raised.append(None)
             with pytest.raises(UserError, match=r"would wait for itself.*after the work") as found:
                 USES[use](run, batch)
-            told[0] = found.value
+            raised[0] = found.value
 
     def loader():
         for _ in range(N_STEPS):
@@ -52,7 +52,7 @@ def test_waiting_for_a_fit_inside_one_is_refused(run, use, where):
 
     fitted = run.fit(loader(), on_step=inside if where == "on_step" else None)
     assert len(fitted.wait(PATIENCE_S).losses) == N_STEPS
-    assert isinstance(told[0], UserError)
+    assert isinstance(raised[0], UserError)
     run.fit([batch]).wait(PATIENCE_S)  # comes after those that were only begun
     extra = {"another fit": 1, "a fit behind another": 2, "its losses": 1}[use]
     assert run.step == N_STEPS + extra + 1

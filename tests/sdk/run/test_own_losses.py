@@ -85,8 +85,8 @@ def test_a_module_that_computes_its_loss_learns_as_on_one_machine(pair, plan, fo
     learned = run.state_dict()
     for name, tensor in alone.state_dict().items():
         assert torch.allclose(learned[name], tensor, atol=1e-6)
-    asked = {name: tensor for name, tensor in batches[0].items() if name != "labels"}
-    answer, expected = run(asked), alone.eval()(**asked)
+    inputs = {name: tensor for name, tensor in batches[0].items() if name != "labels"}
+    answer, expected = run(inputs), alone.eval()(**inputs)
     assert answer.keys() == expected.keys()
     assert torch.allclose(answer["side"][0], expected["side"][0], atol=1e-6)
     run.close()

@@ -81,7 +81,7 @@ def test_a_device_that_the_notebook_never_reaches_again_is_gone(home, way, devic
     history = run.fit(make_data("mlp", ROWS), epochs=EPOCHS).wait()
     link_of(home).watch(None)
     check_learned(run, history)
-    assert [told.device for told in history.recoveries] == [device]
+    assert [recovery.device for recovery in history.recoveries] == [device]
     assert re.search("reaches it|has answered nothing", history.recoveries[0].cause)
     assert device not in run.plan.devices
 

@@ -21,7 +21,7 @@ NOBODY_CHANGED = Conditions(factors=MappingProxyType({}))
 
 
 @pytest.fixture(params=["measured", "estimated"])
-def asked(request):
+def probed(request):
     """A home, its run on one device, and what asks the others."""
     specs = [Spec(name=name, link_rate=RATE) for name in (A, B, C)]
     with memory_home(specs) as home:
@@ -50,8 +50,8 @@ def limit(problem, source, target):
     return MEDIUM, min(path.media, key=lambda crossed: media[crossed[0]] / crossed[1])[0]
 
 
-def test_a_loaded_device_says_so_where_its_profile_is_no_estimate(asked):
-    home, _, slowness, estimated = asked
+def test_a_loaded_device_says_so_where_its_profile_is_no_estimate(probed):
+    home, _, slowness, estimated = probed
     memory_of(home).load(B, 100.0)
     found = slowness((DEVICE, B), (DEVICE, C))
     if estimated:
@@ -60,8 +60,8 @@ def test_a_loaded_device_says_so_where_its_profile_is_no_estimate(asked):
         assert found[DEVICE, B] > 5 * found[DEVICE, C]
 
 
-def test_a_slow_link_says_so_whatever_was_known_of_it(asked):
-    home, problem, slowness, _ = asked
+def test_a_slow_link_says_so_whatever_was_known_of_it(probed):
+    home, problem, slowness, _ = probed
     thing = limit(problem, B, A)
     assert slowness(thing)[thing] == pytest.approx(1.0, abs=0.2)
     memory_of(home).slow(B, 1e5)
@@ -70,8 +70,8 @@ def test_a_slow_link_says_so_whatever_was_known_of_it(asked):
         assert each[thing] == pytest.approx(10.0, rel=0.2)
 
 
-def test_who_is_gone_says_nothing_and_the_others_do(asked):
-    home, problem, slowness, estimated = asked
+def test_who_is_gone_says_nothing_and_the_others_do(probed):
+    home, problem, slowness, estimated = probed
     memory_of(home).kill(B)
     thing = limit(problem, C, A)
     found = slowness((DEVICE, B), limit(only(problem, [A, B]), B, A), thing, (DEVICE, C))

@@ -170,16 +170,16 @@ def test_where_nothing_else_fits_the_plan_recomputes_and_trains_within_its_memor
     x, y = torch.randn(rows, wide), torch.randint(0, 8, (rows,))
     loss = nn.functional.cross_entropy
     model = potluck.Model.from_torch(net, x[:8], loss=loss, example_targets=y[:8])
-    asked = potluck.Training(batch=rows, micro_batch=rows)
+    workload = potluck.Training(batch=rows, micro_batch=rows)
     with potluck.Home.lab([Spec(name=A, memory="2 GiB")]) as home:
         profile = home.profile(model, rows=(64, rows), repeats=1).wait()
-    ample = potluck.plan(profile, asked).best
+    ample = potluck.plan(profile, workload).best
     assert not any(stage.recompute for stage in ample.stages)  # nothing is short
     keeping = replace(make_plan(model, ((A,), (rows,)), micro_batch=rows), model=profile.model)
     least = potluck.judge(keeping, profile).peak_bytes[A]
     limit = least - 120 * 2**20
     short = replace(profile, devices=tuple(replace(d, memory_bytes=limit) for d in profile.devices))
-    plan = potluck.plan(short, asked).best
+    plan = potluck.plan(short, workload).best
     assert any(stage.recompute for stage in plan.stages)
     assert plan.peak_bytes[A] <= limit
     with potluck.Home.lab([Spec(name=A, memory=limit)]) as home:

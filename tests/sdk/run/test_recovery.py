@@ -82,13 +82,13 @@ def strike_after(home, blows):
     """Each blow, a pair of a number of messages to the notebook and what then happens."""
     left, seen = sorted(blows, key=lambda blow: blow[0]), 0
 
-    def told(event, actions):
+    def observe(event, actions):
         nonlocal seen
         seen += isinstance(event, Received)
         while left and seen > left[0][0]:
             left.pop(0)[1]()
 
-    link_of(home).watch(told)
+    link_of(home).watch(observe)
 
 
 def some_blows(rng, lab):
@@ -194,8 +194,8 @@ def test_a_way_of_recovery_is_taken_by_its_name(home, recovery, planner):
 
     data = make_data("mlp", ROWS)
     history = run.fit(data, epochs=EPOCHS, on_step=on_step, adapt=False).wait()
-    (told,) = history.recoveries
-    assert told.planner.endswith(planner)
+    (steps,) = history.recoveries
+    assert steps.planner.endswith(planner)
     check_learned(run, history)
 
 
@@ -208,16 +208,16 @@ def test_no_other_way_of_recovery_is_taken(home, recovery):
 
 
 def test_on_step_hears_of_every_step_once(home):
-    run, told = deployed(home, protect=5), []
+    run, steps = deployed(home, protect=5), []
 
     def on_step(step, loss):
-        told.append((step, loss))
+        steps.append((step, loss))
         if step in (6, 13):
             memory_of(home).kill_worker(A)
 
     history = run.fit(make_data("mlp", ROWS), epochs=EPOCHS, on_step=on_step).wait()
     assert len(history.recoveries) == 2
-    assert told == list(enumerate(history.losses, start=1))
+    assert steps == list(enumerate(history.losses, start=1))
 
 
 def test_what_becomes_of_the_module_meanwhile_does_not_matter(home):

@@ -199,11 +199,11 @@ def test_whoever_waits_for_a_request_that_is_given_up_hears_of_it(home, mlp):
     """A caller is seldom so late that it is not asked before the loss is known."""
     run, given_up = deployed(home, mlp), threading.Event()
     link_of(home).watch(lambda event, actions: given_up.wait())  # no answer until then
-    asked = engine_of(run).request(make_data("mlp", 4)[:1], 0, 4)
+    request = engine_of(run).request(make_data("mlp", 4)[:1], 0, 4)
     engine_of(run).requests.give_up()
     given_up.set()
-    assert wait((asked.future,), PATIENCE_S).done
-    assert asked.future.cancelled()
+    assert wait((request.future,), PATIENCE_S).done
+    assert request.future.cancelled()
     memory_of(home).pass_time(1.0)
     assert link_of(home).n_unanswered == 0
 

@@ -172,10 +172,10 @@ def test_training_goes_on_during_a_switch_and_equals_one_machine_to_the_bit(lab,
 
 def test_a_run_answers_while_it_trains_and_switches_and_each_step_is_told_once(lab, model):
     """Whoever is told of a step may ask for the next boundary: nobody waits for himself."""
-    run, told = lab.deploy(plan_of(model, "ab"), model).wait(), []
+    run, steps = lab.deploy(plan_of(model, "ab"), model).wait(), []
 
     def on_step(step, loss):
-        told.append((step, loss))
+        steps.append((step, loss))
         if step == 3:
             assert run.switch(plan_of(model, "abc")).wait() is run
             run.state_dict()
@@ -188,11 +188,11 @@ def test_a_run_answers_while_it_trains_and_switches_and_each_step_is_told_once(l
     net = make_net().eval()
     net.load_state_dict(alone(evaluation.weights_of[0])[1])
     assert torch.allclose(answer, net(x[:4]), atol=1e-6)
-    while len(told) < 3:
+    while len(steps) < 3:
         assert not handle.done
     stop(run, handle)
     assert run.plan == plan_of(model, "abc")
-    assert told == list(enumerate(run.history.losses, 1))
+    assert steps == list(enumerate(run.history.losses, 1))
     check_equal(run)
     run.close()
 
@@ -200,17 +200,17 @@ def test_a_run_answers_while_it_trains_and_switches_and_each_step_is_told_once(l
 def test_what_is_asked_while_a_switch_ends_is_answered(lab, model, monkeypatch):
     run, (x, _) = lab.deploy(plan_of(model, "ab"), model).wait(), make_data()
     expected = run(x[:4])
-    asked = evaluation_of(run).run
-    ask = engine_of(asked).request
+    evaluating = evaluation_of(run).run
+    ask = engine_of(evaluating).request
 
     def switch_first(*request):
         monkeypatch.undo()
         run.switch(plan_of(model, "abc")).wait()
         return ask(*request)
 
-    monkeypatch.setattr(engine_of(asked), "request", switch_first)
+    monkeypatch.setattr(engine_of(evaluating), "request", switch_first)
     assert torch.equal(run(x[:4]), expected)
-    assert not asked.is_open  # once it has answered
+    assert not evaluating.is_open  # once it has answered
     assert torch.allclose(run(x[:4]), expected)
     run.close()
 

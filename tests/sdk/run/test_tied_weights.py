@@ -211,8 +211,8 @@ def test_whatever_happens_meanwhile_tied_weights_are_those_of_one_machine(seed, 
                 memory_of(home).kill(run.plan.devices[-1])
             return potluck.StopTraining if step == when and happens == "resume" else None
 
-        asked = {"clip_norm": clip, "ema": 0.9 if ema else None}
-        run.fit(batches, optimizer=make(net), on_step=on_step, **asked).wait()
+        options = {"clip_norm": clip, "ema": 0.9 if ema else None}
+        run.fit(batches, optimizer=make(net), on_step=on_step, **options).wait()
         history = run.history.losses
         if happens == "resume":
             run.save(tmp_path / "run")
@@ -248,8 +248,8 @@ def test_both_simulators_say_the_same_of_it(profiled, name, clipped):
     pieces = [model.segment(stage.start, stage.stop, train=True) for stage in plan.stages]
     trained = [[p.name for p in graph.parameters if p.trainable] for _, graph in pieces]
     update = Update(optimizer=potluck.AdamW(), clip_norm=0.5 if clipped else None)
-    told = update.of_stages(trained, [p.name for p in model.trained])
-    trace = simulate(compile_training(plan, tuple(s for s, _ in pieces), told), problem)
+    update_of_stages = update.of_stages(trained, [p.name for p in model.trained])
+    trace = simulate(compile_training(plan, tuple(s for s, _ in pieces), update_of_stages), problem)
     outcome = Direct(problem).run(plan)
     # one does not know how many pieces are between those of the vector that are shared
     assert outcome.latency_s == pytest.approx(trace.step_s[0], rel=4e-2)

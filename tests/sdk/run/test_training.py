@@ -257,9 +257,9 @@ def test_weights_told_after_a_step_are_those_of_the_step_that_the_run_gives(home
     net, model = make_model("mlp")
     x, y = make_data("mlp", 16)
     run = home.deploy(make_plan(model, ((A,), (4,)), micro_batch=4), model).wait()
-    told = []
-    run.fit((x, y), on_step=lambda *_: told.append((run.state_dict(), run.step))).wait()
-    for state, step in told:
+    states = []
+    run.fit((x, y), on_step=lambda *_: states.append((run.state_dict(), run.step))).wait()
+    for state, step in states:
         alone, rows = copy.deepcopy(net), 4 * step
         train_alone(
             alone,
@@ -271,7 +271,7 @@ def test_weights_told_after_a_step_are_those_of_the_step_that_the_run_gives(home
             make_optimizer=lambda p: torch.optim.AdamW(p, 1e-3),
         )
         assert largest_difference(state, alone) == 0.0
-    assert [step for _, step in told] == sorted(step for _, step in told)
+    assert [step for _, step in states] == sorted(step for _, step in states)
     run.close()
 
 

@@ -79,17 +79,17 @@ def test_a_step_may_begin_a_fit_while_the_run_is_stopped(pair):
 
 
 def test_each_epoch_is_told_when_all_its_steps_are_done(pair):
-    run, told = deployed(pair), []
+    run, epochs = deployed(pair), []
 
     def on_epoch(epoch, history):
-        told.append((epoch, run.step, history.losses))
+        epochs.append((epoch, run.step, history.losses))
         assert not engine_of(run).n_in_flight
         run.state_dict()
 
     history = run.fit(make_data(), epochs=3, on_epoch=on_epoch).wait()
-    assert [epoch for epoch, _, _ in told] == [0, 1, 2]
-    assert [step for _, step, _ in told] == [N_BATCHES * (i + 1) for i in range(3)]
-    assert sum((losses for _, _, losses in told), ()) == history.losses
+    assert [epoch for epoch, _, _ in epochs] == [0, 1, 2]
+    assert [step for _, step, _ in epochs] == [N_BATCHES * (i + 1) for i in range(3)]
+    assert sum((losses for _, _, losses in epochs), ()) == history.losses
     run.close()
 
 
@@ -125,7 +125,7 @@ def test_what_a_callback_raises_ends_the_training_with_it(pair):
 
 
 @pytest.mark.parametrize(
-    ("asked", "says"),
+    ("options", "says"),
     [
         ({"on_step": 7}, "on_step is called"),
         ({"on_epoch": "epoch"}, "on_epoch is called"),
@@ -149,10 +149,10 @@ def test_what_a_callback_raises_ends_the_training_with_it(pair):
         ({"optimizer": torch.optim.AdamW}, "got type"),
     ],
 )
-def test_what_cannot_be_is_said_before_anything_is_trained(pair, asked, says):
+def test_what_cannot_be_is_said_before_anything_is_trained(pair, options, says):
     run = deployed(pair)
     with pytest.raises(UserError, match=says):
-        run.fit(make_data(), **asked)
+        run.fit(make_data(), **options)
     assert run.step == 0
     run.close()
 
@@ -340,18 +340,18 @@ LOADERS = dict(loaders())
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_a_resumed_run_goes_on_with_the_next_batch(pair, tmp_path, kind, accumulate, part):
     """The next losses are those of a run that was not interrupted, to the bit, at every step."""
-    asked = {"epochs": 3, "optimizer": potluck.AdamW(1e-2), "accumulate": accumulate}
+    options = {"epochs": 3, "optimizer": potluck.AdamW(1e-2), "accumulate": accumulate}
     whole = deployed(pair)
-    expected = whole.fit(LOADERS[kind](), **asked).wait().losses
+    expected = whole.fit(LOADERS[kind](), **options).wait().losses
     whole.close()
     stop = random.Random(kind).sample(range(1, len(expected) - 1), 3)[part]
     run = deployed(pair)
-    run.fit(LOADERS[kind](), on_step=lambda step, _: ended(step == stop), **asked).wait()
+    run.fit(LOADERS[kind](), on_step=lambda step, _: ended(step == stop), **options).wait()
     run.save(tmp_path / "run")
     begun = run.history.losses
     run.close()
     again = deployed(pair, resume=tmp_path / "run")
-    rest = again.fit(LOADERS[kind](), resume=True, **asked).wait().losses
+    rest = again.fit(LOADERS[kind](), resume=True, **options).wait().losses
     assert (*begun, *rest) == expected
     again.close()
 
@@ -551,26 +551,26 @@ def test_batches_that_are_made_in_the_same_memory_are_each_their_own(pair, accum
 
 
 def test_a_fit_that_was_cancelled_goes_on_in_the_same_run(pair):
-    asked = {"epochs": 4, "optimizer": potluck.SGD(0.1)}
+    options = {"epochs": 4, "optimizer": potluck.SGD(0.1)}
     whole = deployed(pair)
-    expected = whole.fit(LOADERS["generator"](), **asked).wait().losses
+    expected = whole.fit(LOADERS["generator"](), **options).wait().losses
     whole.close()
     run, loader = deployed(pair), LOADERS["generator"]()
     holder = []
     holder.append(
-        run.fit(loader, on_step=lambda step, _: step == 6 and holder[0].cancel(), **asked)
+        run.fit(loader, on_step=lambda step, _: step == 6 and holder[0].cancel(), **options)
     )
     with pytest.raises(CancelledError):
         holder[0].wait()
-    run.fit(loader, resume=True, **asked).wait()
+    run.fit(loader, resume=True, **options).wait()
     assert run.history.losses == expected
     run.close()
 
 
 def test_a_run_saves_itself_and_goes_on_from_there_after_any_end(pair, tmp_path):
-    asked = {"epochs": 3, "optimizer": potluck.AdamW(1e-2)}
+    options = {"epochs": 3, "optimizer": potluck.AdamW(1e-2)}
     whole = deployed(pair)
-    expected = whole.fit(LOADERS["generator"](), **asked).wait().losses
+    expected = whole.fit(LOADERS["generator"](), **options).wait().losses
     whole.close()
     run, steps = deployed(pair), []
 
@@ -581,12 +581,16 @@ def test_a_run_saves_itself_and_goes_on_from_there_after_any_end(pair, tmp_path)
 
     with pytest.raises(KeyError):
         run.fit(
-            LOADERS["generator"](), on_step=on_step, save_to=tmp_path / "run", save_every=4, **asked
+            LOADERS["generator"](),
+            on_step=on_step,
+            save_to=tmp_path / "run",
+            save_every=4,
+            **options,
         ).wait()
     run.close()
     again = deployed(pair, resume=tmp_path / "run")
     assert again.step == 8
-    rest = again.fit(LOADERS["generator"](), resume=True, **asked).wait().losses
+    rest = again.fit(LOADERS["generator"](), resume=True, **options).wait().losses
     assert rest == expected[8:]
     again.close()
 
@@ -602,7 +606,7 @@ def test_a_run_saves_itself_by_time(pair, tmp_path):
 def test_the_state_that_is_gone_back_to_knows_its_place_too(tmp_path):
     with memory_home(2) as home:
         run = deployed(home, protect=3)
-        asked = {"epochs": 3, "optimizer": potluck.AdamW(1e-2)}
+        options = {"epochs": 3, "optimizer": potluck.AdamW(1e-2)}
 
         def on_step(step, loss):
             if step == 8:
@@ -610,12 +614,12 @@ def test_the_state_that_is_gone_back_to_knows_its_place_too(tmp_path):
             if step == 10:
                 run.save(tmp_path / "run", latest=False)
 
-        expected = run.fit(LOADERS["generator"](), on_step=on_step, **asked).wait().losses
+        expected = run.fit(LOADERS["generator"](), on_step=on_step, **options).wait().losses
         assert run.history.recoveries
         run.close()
     with memory_home(2) as home:
         again = deployed(home, resume=tmp_path / "run")
-        rest = again.fit(LOADERS["generator"](), resume=True, **asked).wait().losses
+        rest = again.fit(LOADERS["generator"](), resume=True, **options).wait().losses
         assert rest == pytest.approx(expected[-len(rest) :], abs=1e-6)
         assert len(rest) in (6, 7, 8, 9, 10)
 
@@ -636,24 +640,24 @@ def test_an_order_that_nobody_knows_again_is_refused(pair, tmp_path):
 
 @pytest.mark.parametrize("every", ["step", "epoch"])
 def test_a_schedule_goes_on_where_the_saved_one_stood(pair, tmp_path, every):
-    def asked(net):
+    def options(net):
         made = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
         rates = torch.optim.lr_scheduler.ExponentialLR(made, 0.7)
         return {"optimizer": made, "schedule": rates, "schedule_every": every, "epochs": 3}
 
     net = make_net()
     whole = deployed(pair, net)
-    expected = whole.fit(make_data(), **asked(net)).wait().losses
+    expected = whole.fit(make_data(), **options(net)).wait().losses
     whole.close()
     net = make_net()
     run = deployed(pair, net)
-    run.fit(make_data(), on_step=lambda step, _: ended(step == 8), **asked(net)).wait()
+    run.fit(make_data(), on_step=lambda step, _: ended(step == 8), **options(net)).wait()
     run.save(tmp_path / "run")
     begun = run.history.losses
     run.close()
     net = make_net()
     again = deployed(pair, net, resume=tmp_path / "run")
-    rest = again.fit(make_data(), resume=True, **asked(net)).wait().losses
+    rest = again.fit(make_data(), resume=True, **options(net)).wait().losses
     assert (*begun, *rest) == expected
     again.close()
 

@@ -255,9 +255,9 @@ def test_whatever_happens_meanwhile_steps_are_those_of_one_machine(seed, tmp_pat
                 raise potluck.StopTraining
 
         made = maker(net)
-        asked = {"ema": case["ema"], "epochs": 2, **limits}
+        options = {"ema": case["ema"], "epochs": 2, **limits}
         rates = SCHEDULES[case["schedule"]](made)
-        run.fit(make_data(), optimizer=made, schedule=rates, on_step=on_step, **asked).wait()
+        run.fit(make_data(), optimizer=made, schedule=rates, on_step=on_step, **options).wait()
         history = run.history.losses
         if case["happens"] == "resume":
             run.save(tmp_path / "run")
@@ -267,7 +267,7 @@ def test_whatever_happens_meanwhile_steps_are_those_of_one_machine(seed, tmp_pat
             run = home.deploy(plan_of(model, case["other"]), model, resume=tmp_path / "run").wait()
             made = maker(own)
             rates = SCHEDULES[case["schedule"]](made)
-            run.fit(make_data(), optimizer=made, schedule=rates, resume=True, **asked).wait()
+            run.fit(make_data(), optimizer=made, schedule=rates, resume=True, **options).wait()
             history = (*history, *run.history.losses)
         reference = make_net()
         losses, average = alone(reference, maker, limits, case["schedule"], 2, case["ema"])

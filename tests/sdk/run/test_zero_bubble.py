@@ -179,8 +179,8 @@ def test_peaks_are_within_those_predicted(process_home, schedule):
     plan = make_plan(
         model, ((A,), (micro,)), ((B,), (micro,)), micro_batch=micro, n_micro_batches=rows // micro
     )
-    asked = replace(plan, model=profile.model, schedule=schedule)
-    judged = potluck.judge(asked, profile)
+    scheduled = replace(plan, model=profile.model, schedule=schedule)
+    judged = potluck.judge(scheduled, profile)
     run = process_home.deploy(judged, model, order_transfers=False).wait()
     run.fit([(x, y)] * 2).wait()
     for expected, measured in run.compare().peak_bytes.values():

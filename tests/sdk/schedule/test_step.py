@@ -214,8 +214,8 @@ def test_every_action_gets_its_rows_of_all_that_it_takes(seed, training, before)
         index: sum(part.shares[index] > 0 for part in spec.division[-1])
         for index in range(len(spec.devices[-1]))
     }
-    told = {index: len(values) for index, values in sink.told.items()}
-    assert told == ({i: n for i, n in losses.items() if n} if training else {})
+    counts = {index: len(values) for index, values in sink.told.items()}
+    assert counts == ({i: n for i, n in losses.items() if n} if training else {})
     replicas = [(p, i) for p, names in enumerate(spec.devices) for i in range(len(names))]
     assert sink.updates == (replicas if training else [])
 

@@ -91,9 +91,9 @@ def test_a_stream_that_one_processor_cannot_keep_up_with_takes_several():
 
 
 def test_says_the_best_possible():
-    with pytest.raises(Infeasible, match=r"0\.02 s on gpu at best, its limit is 0\.01 s") as told:
+    with pytest.raises(Infeasible, match=r"0\.02 s on gpu at best, its limit is 0\.01 s") as caught:
         allocate(service(slo=Latency(0.01)), GPU)
-    assert told.value.facts["best_s"] == pytest.approx(0.02)
+    assert caught.value.facts["best_s"] == pytest.approx(0.02)
 
 
 def test_says_what_memory_is_needed_and_there():

@@ -82,8 +82,8 @@ def test_a_longer_answer_has_a_later_deadline():
 def test_demand_counts_the_requests_of_the_period():
     found = drawn()
     counted = demand(found, 100.0)
-    asked = sum(each.request.n_frames if each.request.fps else 1 for each in found)
-    assert sum(counted.values()) == pytest.approx(asked / 100)
+    n_requests = sum(each.request.n_frames if each.request.fps else 1 for each in found)
+    assert sum(counted.values()) == pytest.approx(n_requests / 100)
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_reads_a_trace_of_conversations():
 
 
 @pytest.mark.parametrize(
-    ("lines", "told"),
+    ("lines", "pattern"),
     [
         (["a,b"], "line 1: expected app,func"),
         ([], "line 1"),
@@ -137,8 +137,8 @@ def test_reads_a_trace_of_conversations():
         ([FUNCTIONS[0], "x,f,5,1", "x,f,inf,1"], "line 3: expected a number"),
     ],
 )
-def test_refuses_another_file_and_names_the_line(lines, told):
-    with pytest.raises(FileError, match=told):
+def test_refuses_another_file_and_names_the_line(lines, pattern):
+    with pytest.raises(FileError, match=pattern):
         function_arrivals(lines, [CHAT], SERVERS, Random(0))
 
 

@@ -71,9 +71,9 @@ def test_no_replica_ever_has_more_than_it_computes(seed):
     for number in range(60):
         if alive and rng.random() < 0.4:
             ledger.end(alive.popitem()[0])
-        asked = rng.uniform(1, 150)
-        expected = ledger.free_fps(asked)
-        grant = ledger.admit(number, asked)
+        wanted_fps = rng.uniform(1, 150)
+        expected = ledger.free_fps(wanted_fps)
+        grant = ledger.admit(number, wanted_fps)
         assert grant.total_fps == pytest.approx(expected)
         alive[number] = grant
         used = sum(each.total_fps for each in alive.values())

@@ -14,7 +14,7 @@ class Runs:
 
 def looked(*looks, window_s=10.0):
     watch = LoadWatch(window_s)
-    return [watch.look(asked, now_s) for now_s, asked in looks]
+    return [watch.look(counts, now_s) for now_s, counts in looks]
 
 
 def test_nothing_is_known_before_a_window_is_over():

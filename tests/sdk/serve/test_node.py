@@ -74,8 +74,8 @@ def test_a_request_is_computed_here():
 
 
 def test_what_nobody_knows_is_refused():
-    (told,) = node().handle(RequestArrived(request(1, name="cats")), 0.0)
-    assert told.reason is ServeRefusal.UNKNOWN_SERVICE
+    (refusal,) = node().handle(RequestArrived(request(1, name="cats")), 0.0)
+    assert refusal.reason is ServeRefusal.UNKNOWN_SERVICE
 
 
 def test_a_full_queue_hands_on_and_a_view_is_told():
@@ -135,8 +135,8 @@ def test_a_failed_batch_is_decided_anew():
     here.handle(RequestArrived(request(1)), 0.0)
     (again,) = here.handle(BatchFailed(BIRD_POOL.key, 0), 0.1)
     assert [each.id for each in again.requests] == [1]
-    (told,) = here.handle(BatchFailed(BIRD_POOL.key, 0), 0.99)
-    assert told.reason in (ServeRefusal.INSUFFICIENT, ServeRefusal.CANNOT_MEET)
+    (refusal,) = here.handle(BatchFailed(BIRD_POOL.key, 0), 0.99)
+    assert refusal.reason in (ServeRefusal.INSUFFICIENT, ServeRefusal.CANNOT_MEET)
 
 
 def test_what_was_handed_to_a_server_that_is_gone_goes_elsewhere():
@@ -144,8 +144,8 @@ def test_what_was_handed_to_a_server_that_is_gone_goes_elsewhere():
     (first,) = here.handle(RequestArrived(request(1)), 0.0)
     (again,) = here.handle(ServerGone(first.server), 0.1)
     assert {first.server, again.server} == {"b", "c"}
-    (told,) = here.handle(ServerGone(again.server), 0.2)
-    assert told.reason is ServeRefusal.INSUFFICIENT
+    (refusal,) = here.handle(ServerGone(again.server), 0.2)
+    assert refusal.reason is ServeRefusal.INSUFFICIENT
     assert here.handle(ServerGone(again.server), 0.3) == []
 
 
@@ -224,10 +224,10 @@ def test_tells_its_idle_goodput_by_the_last_whole_interval():
     for number in range(10):
         here.handle(RequestArrived(request(number, number * 0.1)), number * 0.1)
         here.handle(BatchDone(BIRD_POOL.key, 0), number * 0.1 + 0.02)
-    told = here.state(1.0).services["birds"]
-    assert told.capacity_per_s == pytest.approx(BIRD_POOL.allocation.rate_per_s)
-    assert told.idle_per_s == pytest.approx(told.capacity_per_s - 10)
-    assert here.state(2.0).services["birds"].idle_per_s == pytest.approx(told.capacity_per_s)
+    state = here.state(1.0).services["birds"]
+    assert state.capacity_per_s == pytest.approx(BIRD_POOL.allocation.rate_per_s)
+    assert state.idle_per_s == pytest.approx(state.capacity_per_s - 10)
+    assert here.state(2.0).services["birds"].idle_per_s == pytest.approx(state.capacity_per_s)
 
 
 def test_wakes_up_when_a_batch_has_waited_long_enough():

@@ -36,9 +36,9 @@ def satisfied(demand, replicas, allocations, remote_frac):
             if replica.service == name:
                 rate = allocations[name, "gpu"].rate_per_s
                 capacity[replica.server] = capacity.get(replica.server, 0.0) + rate
-        asked = {where: per_s for (each, where), per_s in demand.items() if each == name}
-        local = {where: min(per_s, capacity.get(where, 0.0)) for where, per_s in asked.items()}
-        waiting = sum(asked.values()) - sum(local.values())
+        demanded = {where: per_s for (each, where), per_s in demand.items() if each == name}
+        local = {where: min(per_s, capacity.get(where, 0.0)) for where, per_s in demanded.items()}
+        waiting = sum(demanded.values()) - sum(local.values())
         spare = sum(capacity.values()) - sum(local.values())
         total += sum(local.values()) + remote_frac * min(waiting, spare)
     return total

@@ -31,7 +31,7 @@ def candidate(name, idle_per_s=1.0, queue_s=0.0, delay_s=0.1, **changes):
     )
 
 
-def asked(each, local=(), others=(), now_s=0.0, choose=by_idle_goodput, rules=None, seed=0):
+def decision_on(each, local=(), others=(), now_s=0.0, choose=by_idle_goodput, rules=None, seed=0):
     return decide(each, local, lambda: others, now_s, Random(seed), choose, rules or HandlerRules())
 
 
@@ -91,28 +91,28 @@ STEPS = {
 @pytest.mark.parametrize("step", STEPS)
 def test_steps_of_section_3_2(step):
     arguments, decision = STEPS[step]
-    assert asked(**arguments) == decision
+    assert decision_on(**arguments) == decision
 
 
 STREAM = request(fps=30.0, path=("a",))
 
 
 def test_a_stream_is_served_whole_where_it_can_be():
-    assert asked(STREAM, [LocalOption(Way.ALONE, 0.0, 45.0)]) == Serve(Way.ALONE, 30.0)
+    assert decision_on(STREAM, [LocalOption(Way.ALONE, 0.0, 45.0)]) == Serve(Way.ALONE, 30.0)
     ways = [LocalOption(Way.ALONE, 0.0, 20.0), LocalOption(Way.EDGE_DEVICE, 0.0, 30.0)]
-    assert asked(STREAM, ways) == Serve(Way.EDGE_DEVICE, 30.0)
+    assert decision_on(STREAM, ways) == Serve(Way.EDGE_DEVICE, 30.0)
 
 
 def test_a_stream_gets_a_part_here_and_the_rest_elsewhere():
     part = [LocalOption(Way.ALONE, 0.0, 12.0)]
-    assert asked(STREAM, part, [candidate("b")]) == Offload("b", 12.0)
-    assert asked(STREAM, part) == Serve(Way.ALONE, 12.0)
+    assert decision_on(STREAM, part, [candidate("b")]) == Offload("b", 12.0)
+    assert decision_on(STREAM, part) == Serve(Way.ALONE, 12.0)
 
 
 def test_a_stream_that_may_not_be_divided_goes_where_it_gets_more():
     part, whole = [LocalOption(Way.ALONE, 0.0, 12.0)], HandlerRules(splits=False)
-    assert asked(STREAM, part, [candidate("b", 20.0)], rules=whole) == Offload("b")
-    assert asked(STREAM, part, [candidate("b", 5.0)], rules=whole) == Serve(Way.ALONE, 12.0)
+    assert decision_on(STREAM, part, [candidate("b", 20.0)], rules=whole) == Offload("b")
+    assert decision_on(STREAM, part, [candidate("b", 5.0)], rules=whole) == Serve(Way.ALONE, 12.0)
 
 
 def test_equation_1():
@@ -128,7 +128,7 @@ def test_equation_1():
 
 def test_the_same_numbers_give_the_same_decision():
     others = [candidate(name, 1.0) for name in "bcdefgh"]
-    drawn = {asked(request(path=("a",)), (), others, seed=4) for _ in range(20)}
+    drawn = {decision_on(request(path=("a",)), (), others, seed=4) for _ in range(20)}
     assert len(drawn) == 1
 
 
@@ -146,10 +146,11 @@ def test_ours_asks_nobody_who_would_be_late():
     slow = candidate("d", 10.0, delay_s=0.0, transfer_s=0.1, batch_s=0.95)
     others = [busy, soon, slow]
     drawn = {
-        asked(request(path=("a",)), (), others, choose=by_spare_finish, seed=n) for n in range(20)
+        decision_on(request(path=("a",)), (), others, choose=by_spare_finish, seed=n)
+        for n in range(20)
     }
     assert drawn == {Offload("c")}
-    assert asked(request(path=("a",)), (), [slow], choose=by_spare_finish) == Refuse(
+    assert decision_on(request(path=("a",)), (), [slow], choose=by_spare_finish) == Refuse(
         ServeRefusal.INSUFFICIENT
     )
 
@@ -157,7 +158,7 @@ def test_ours_asks_nobody_who_would_be_late():
 def test_ours_asks_somebody_all_the_same_where_nobody_seems_to_have_time():
     """What is known is old: a queue of a second may be gone by now."""
     full = candidate("b", 10.0, queue_s=0.95, delay_s=0.0, batch_s=0.2)
-    assert asked(request(path=("a",)), (), [full], choose=by_spare_finish) == Offload("b")
+    assert decision_on(request(path=("a",)), (), [full], choose=by_spare_finish) == Offload("b")
 
 
 def test_ours_counts_what_it_sent_and_what_has_drained():
@@ -166,14 +167,15 @@ def test_ours_counts_what_it_sent_and_what_has_drained():
     filled = candidate("c", 5.0, queue_s=0.8, delay_s=1.0, batch_s=0.5, sent=3.0)
     others = [drained, filled]
     drawn = {
-        asked(request(path=("a",)), (), others, choose=by_spare_finish, seed=n) for n in range(20)
+        decision_on(request(path=("a",)), (), others, choose=by_spare_finish, seed=n)
+        for n in range(20)
     }
     assert drawn == {Offload("b")}
 
 
 def test_ours_gives_a_stream_to_one_that_has_room_for_all_of_it():
     others = [candidate("b", 29.0), candidate("c", 31.0), candidate("d", 90.0, sent=80.0)]
-    drawn = {asked(STREAM, (), others, choose=by_spare_finish, seed=n) for n in range(20)}
+    drawn = {decision_on(STREAM, (), others, choose=by_spare_finish, seed=n) for n in range(20)}
     assert drawn == {Offload("c")}
 
 
@@ -200,7 +202,7 @@ def test_whatever_the_numbers_a_request_goes_only_where_it_may(choose, seed):
         if rng.random() < 0.7
         else []
     )
-    decision = asked(each, local, others, rng.uniform(0, 1.2), choose, seed=seed)
+    decision = decision_on(each, local, others, rng.uniform(0, 1.2), choose, seed=seed)
     if isinstance(decision, Offload):
         there = next(one for one in others if one.server == decision.server)
         assert there.server not in path

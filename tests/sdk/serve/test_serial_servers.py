@@ -24,7 +24,7 @@ class Told(InTurn):
         super().batch_done(index, start, now_s)
 
 
-def told(found, scheme=OURS):
+def outcome_of(found, scheme=OURS):
     playing = Told(found, scheme)
     return playing.ended, playing.run()
 
@@ -36,16 +36,18 @@ def of(name, **changes):
 def test_by_hand_batches_of_several_services_come_one_after_the_other():
     """0.02 s for one row, 0.03 s for two, whatever is placed beside."""
     services = [of("a"), of("b")]
-    asked = [("s", Request(n, name, 0.0, 1.0)) for n, name in enumerate("abab")]
-    ended, outcome = told(scenario(asked, services, [server("s")]))
+    requests = [("s", Request(n, name, 0.0, 1.0)) for n, name in enumerate("abab")]
+    ended, outcome = outcome_of(scenario(requests, services, [server("s")]))
     # the first of each go alone; the second of each come while those are computed
     assert ended == [("a", 1, 0.02), ("b", 1, 0.04), ("a", 1, 0.06), ("b", 1, 0.08)]
     assert outcome.satisfied == 4
 
 
 def test_by_hand_rows_that_came_meanwhile_are_computed_together():
-    asked = [("s", Request(n, "a", at_s, at_s + 1.0)) for n, at_s in enumerate((0.0, 0.01, 0.015))]
-    ended, outcome = told(scenario(asked, [service("a")], [server("s")]))
+    requests = [
+        ("s", Request(n, "a", at_s, at_s + 1.0)) for n, at_s in enumerate((0.0, 0.01, 0.015))
+    ]
+    ended, outcome = outcome_of(scenario(requests, [service("a")], [server("s")]))
     assert ended == [("a", 1, 0.02), ("a", 2, 0.05)]
     assert outcome.satisfied == 3
 
@@ -68,11 +70,11 @@ def test_frames_come_one_by_one_and_those_in_time_count(fps, least, most):
 def test_each_request_ends_once(scheme, seed):
     rng = Random(seed)
     services = [of("a"), of("b", item_s=0.03), of("c", fixed_s=0.05)]
-    asked = [
+    requests = [
         (rng.choice("st"), Request(n, rng.choice("abc"), at_s, at_s + 0.3))
         for n, at_s in enumerate(sorted(rng.uniform(0, 2) for _ in range(200)))
     ]
-    found = scenario(asked, services, [server("s"), server("t")], duration_s=2.0)
+    found = scenario(requests, services, [server("s"), server("t")], duration_s=2.0)
     outcome = InTurn(found, scheme).run()
     late = sum(tally.late for tally in outcome.tallies.values())
     assert outcome.satisfied + late + sum(outcome.refused.values()) == outcome.n_asked == 200

@@ -137,8 +137,8 @@ def test_snapshots_are_what_the_ring_brings(n_servers):
         states = group.rounds[-1][1]["birds"]
         for name in names:
             row = states[names.index(name)]
-            told = ServerState(server=name, version=0, services={"birds": row})
-            sent += [(name, tell) for tell in rings[name].handle(IntervalOver(told), float(now_s))]
+            state = ServerState(server=name, version=0, services={"birds": row})
+            sent += [(name, tell) for tell in rings[name].handle(IntervalOver(state), float(now_s))]
         for name, tell in sent:
             rings[tell.server].handle(NeighbourMessage(name, tell.message), float(now_s))
     for index, name in enumerate(names):

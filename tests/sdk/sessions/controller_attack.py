@@ -107,8 +107,10 @@ class ControllerPlay:
             if self.controller.session(device) is None and rng.random() < 0.5:
                 self._join(device)
                 welcome = m.Welcome(major=1, minor=rng.choice((0, 5)))
-                said = STATEMENT if rng.random() < 0.8 else document(json.loads(STATEMENT), rng)
-                self.do(Received(device=device, message=welcome, buffers=(said,)))
+                statement = (
+                    STATEMENT if rng.random() < 0.8 else document(json.loads(STATEMENT), rng)
+                )
+                self.do(Received(device=device, message=welcome, buffers=(statement,)))
         self.do(getattr(self, some(rng, self.MOVES))(rng))
 
     def _tick(self, rng: random.Random) -> Any:
@@ -147,9 +149,9 @@ class ControllerPlay:
     def _ask(self, rng: random.Random) -> Any:
         kind = rng.choice(ASKED)
         known = {"epoch": 1} if kind in (m.Prepare, m.Commit) else {}
-        asked = message(kind, rng, **known)
+        request = message(kind, rng, **known)
         buffers = (b"{}",) * m.MESSAGES[m.NUMBER_OF[kind]].buffers[0]
-        return RequestAll(ticket=self._new(), requests=dict.fromkeys(DEVICES, (asked, buffers)))
+        return RequestAll(ticket=self._new(), requests=dict.fromkeys(DEVICES, (request, buffers)))
 
     def _anything(self, rng: random.Random) -> Any:
         """Any message that decodes, from a side that may or may not send it."""
@@ -162,51 +164,51 @@ class ControllerPlay:
 
     def _answer(self, rng: random.Random) -> Any:
         """What fits the last things that were sent, right or wrong in one place."""
-        told = rng.choice(self.sent)
-        said, buffers = _reply(told.message, rng)
-        return Received(device=told.device, message=said, buffers=buffers)
+        sent = rng.choice(self.sent)
+        reply, buffers = _reply(sent.message, rng)
+        return Received(device=sent.device, message=reply, buffers=buffers)
 
 
-def _reply(told: m.Message, rng: random.Random) -> tuple[m.Message, tuple[bytes, ...]]:
-    match told:
+def _reply(order: m.Message, rng: random.Random) -> tuple[m.Message, tuple[bytes, ...]]:
+    match order:
         case m.Hello():
             return m.Welcome(major=1, minor=5, name="a"), (document(json.loads(STATEMENT), rng),)
         case m.Ping():
-            return message(m.Pong, rng, seq=told.seq), ()
+            return message(m.Pong, rng, seq=order.seq), ()
         case m.Execute() | m.Abort():
             where = {
-                "run": told.run,
-                "epoch": told.epoch,
-                "program": told.program,
-                "step": told.step,
+                "run": order.run,
+                "epoch": order.epoch,
+                "program": order.program,
+                "step": order.step,
             }
             return _outcome(where, rng)
         case m.Prepare() | m.Commit() | m.Drop():
-            kind = {m.Prepare: m.Prepared, m.Commit: m.Committed, m.Drop: m.Dropped}[type(told)]
+            kind = {m.Prepare: m.Prepared, m.Commit: m.Committed, m.Drop: m.Dropped}[type(order)]
             refusal = message(
                 m.Refused,
                 rng,
-                about=m.NUMBER_OF[type(told)],
-                run=told.run,
-                epoch=max(0, told.epoch),
+                about=m.NUMBER_OF[type(order)],
+                run=order.run,
+                epoch=max(0, order.epoch),
             )
-            return rng.choice((kind(run=told.run, epoch=told.epoch), refusal)), ()
+            return rng.choice((kind(run=order.run, epoch=order.epoch), refusal)), ()
         case m.Measure():
-            n = len(told.rows)
-            times, back = (0.1,) * n, (0.1,) * n if told.train else ()
+            n = len(order.rows)
+            times, back = (0.1,) * n, (0.1,) * n if order.train else ()
             good = m.Measured(
-                task=told.task,
-                rows=told.rows,
+                task=order.task,
+                rows=order.rows,
                 forward_s=times,
                 backward_s=back,
                 memory_bytes=(1,) * n,
             )
-            return rng.choice((good, message(m.Measured, rng, task=told.task))), ()
+            return rng.choice((good, message(m.Measured, rng, task=order.task))), ()
         case m.Probe():
-            return message(m.Probed, rng, task=told.task, peer=told.peer), ()
+            return message(m.Probed, rng, task=order.task, peer=order.peer), ()
         case m.Value():
-            good = m.Credit(transfer=told.transfer, received_bytes=told.nbytes, done=True)
-            wrong = message(rng.choice((m.Credit, m.Rejected)), rng, transfer=told.transfer)
+            good = m.Credit(transfer=order.transfer, received_bytes=order.nbytes, done=True)
+            wrong = message(rng.choice((m.Credit, m.Rejected)), rng, transfer=order.transfer)
             return rng.choice((good, wrong)), ()
     return message(m.Reading, rng), ()
 

@@ -76,11 +76,11 @@ def test_nobody_answering_ends_the_wait_and_a_slow_worker_does_not():
 def test_runs_of_a_process_before_end_at_the_first_meeting_and_at_no_later_one():
     play = Play()
     join = OpenSession(ticket=1, device="a", address=Address(host="h", port=1), key="k")
-    said = []
+    types = []
     for _ in range(2):  # the second time its connection broke
-        said += [type(message) for _, message in play.sent(m.Goodbye | m.Hello, play.do(join))]
+        types += [type(message) for _, message in play.sent(m.Goodbye | m.Hello, play.do(join))]
         play.receive("a", m.Welcome(major=1), STATEMENT)
-    assert said == [m.Goodbye, m.Hello, m.Hello]
+    assert types == [m.Goodbye, m.Hello, m.Hello]
 
 
 def test_leaving_says_goodbye():
@@ -243,25 +243,25 @@ def silence(play, seconds, *, reach=(), silent="b"):
     """Let time pass in which nothing is heard of `silent`, and those in `reach` say that they
     reach it; what has ended, and who was asked.
     """
-    ended, asked = {}, set()
+    ended, devices_asked = {}, set()
     for _ in range(round(seconds / 0.1)):
         actions = play.tick(0.1, answer=("a", "c"))
         ended |= play.ended(actions)
         for device, probe in play.sent(m.Probe, actions):
-            asked.add(device)
+            devices_asked.add(device)
             assert probe.peer == silent
             if device in reach:
                 answer = m.Probed(task=probe.task, peer=silent, seconds=(0.01,))
                 ended |= play.ended(play.receive(device, answer))
-    return ended, asked
+    return ended, devices_asked
 
 
 def test_others_are_asked_before_a_device_is_given_up():
     play = Play("a", "b", "c")
     play.tick(1.0, answer=("a", "b", "c"))
     play.launch(ticket=1, devices=("a", "b"))
-    ended, asked = silence(play, PULSE_LOST_S + 0.5)
-    assert asked == {"a", "c"}
+    ended, devices_asked = silence(play, PULSE_LOST_S + 0.5)
+    assert devices_asked == {"a", "c"}
     assert ended[1].error.device == "b"
     assert "reaches it" not in str(ended[1].error)
 

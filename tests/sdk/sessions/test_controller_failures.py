@@ -120,18 +120,18 @@ def test_one_that_is_cancelled_ends_the_others_of_its_plan():
 
 def test_one_that_a_device_has_cancelled_is_waited_for_no_more_and_a_better_cause_comes_first():
     play = Play("a", "b")
-    for told, cause in ((False, WorkerFailed), (True, DeviceGone)):
+    for is_lost, cause in ((False, WorkerFailed), (True, DeviceGone)):
         play.launch(ticket=1)
         assert not play.ended(
             play.receive("a", m.Failed(**place(), cause="cancelled", text="its plan was dropped"))
         )
-        if told:
+        if is_lost:
             play.do(
                 ConnectionLost(device="b", error=DeviceGone("the connection broke.", device="b"))
             )
         ended = (
             play.ended()
-            if told
+            if is_lost
             else play.ended(play.tick(PEER_LOST_GRACE_S + 0.5, answer=("a", "b")))
         )
         assert isinstance(ended[1].error, cause)
@@ -321,19 +321,19 @@ def test_a_device_that_waits_for_a_value_of_ours_owes_nothing():
 
 
 @pytest.mark.parametrize(
-    ("asked", "most_s"), [(m.Roster(), 10), (m.Commit(run="r"), 60), (m.Prepare(run="r"), 900)]
+    ("message", "most_s"), [(m.Roster(), 10), (m.Commit(run="r"), 60), (m.Prepare(run="r"), 900)]
 )
-def test_a_device_that_lives_and_does_not_answer_is_given_up(asked, most_s):
+def test_a_device_that_lives_and_does_not_answer_is_given_up(message, most_s):
     play = Play("a", "b")
     play.tick(1.0, answer=("a", "b"))
-    play.do(RequestAll(ticket=1, requests={"a": (asked, ()), "b": (asked, ())}))
+    play.do(RequestAll(ticket=1, requests={"a": (message, ()), "b": (message, ())}))
     for actions in (play.tick(most_s - 2, answer=("a", "b")), play.do(Tick())):
         assert not play.ended(actions)
     play.now_s += 3600.0  # our own standstill
     assert not play.ended(play.do(Tick()))
     failed = play.ended(play.tick(4, answer=("a", "b")))[1]
     assert type(failed.error) is DeviceGone
-    assert f"did not answer {type(asked).__name__}" in str(failed.error)
+    assert f"did not answer {type(message).__name__}" in str(failed.error)
     assert play.controller.session("a") is None
 
 

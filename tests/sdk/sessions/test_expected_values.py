@@ -53,16 +53,16 @@ def test_a_probe_that_was_asked_for_is_measured_and_not_held():
 
 
 @pytest.mark.parametrize(
-    "asked", ["never", "of another", "once more than it says", "and has said its times"]
+    "case", ["never", "of another", "once more than it says", "and has said its times"]
 )
-def test_a_probe_is_rejected_that_is_not_under_way(asked):
+def test_a_probe_is_rejected_that_is_not_under_way(case):
     play = Play("a")
-    probe = m.Probe(task="other", peer="home", nbytes=8) if asked == "of another" else PROBE
-    if asked != "never":
+    probe = m.Probe(task="other", peer="home", nbytes=8) if case == "of another" else PROBE
+    if case != "never":
         play.do(RequestAll(ticket=1, requests={"a": (probe, ())}))
-    for transfer in range(PROBE.repeats if asked == "once more than it says" else 0):
+    for transfer in range(PROBE.repeats if case == "once more than it says" else 0):
         play.receive("a", probe_value(transfer=transfer), bytes(8))
-    if asked == "and has said its times":
+    if case == "and has said its times":
         play.receive("a", m.Probed(task="t", peer="home", seconds=(0.1, 0.1)))
     play.receive("a", probe_value(transfer=9), bytes(8))
     assert [message.transfer for _, message in play.sent(m.Rejected)] == [9]
@@ -81,7 +81,7 @@ HUGE = {"nbytes": MAX_VALUE_BYTES, "chunk_bytes": MAX_CHUNK_BYTES}
 
 
 @pytest.mark.parametrize(
-    ("said", "word"),
+    ("value_said", "word"),
     [
         (value(9), "9 bytes, at most 8"),
         (value(**HUGE), "at most 8"),
@@ -90,10 +90,10 @@ HUGE = {"nbytes": MAX_VALUE_BYTES, "chunk_bytes": MAX_CHUNK_BYTES}
     ],
     ids=["a byte too large", "four gigabytes", "a larger probe", "another name"],
 )
-def test_what_nobody_can_have_asked_for_ends_the_session_of_that_device_alone(said, word):
+def test_what_nobody_can_have_asked_for_ends_the_session_of_that_device_alone(value_said, word):
     play = begun()
     play.do(RequestAll(ticket=2, requests={"a": (PROBE, ())}))
-    play.receive("a", said, bytes(min(said.nbytes, said.chunk_bytes)))
+    play.receive("a", value_said, bytes(min(value_said.nbytes, value_said.chunk_bytes)))
     error = play.ended()[1].error
     assert (type(error), error.device) == (ProtocolError, "a")
     assert word in str(error)
@@ -167,16 +167,16 @@ class Hoarder:
         check_held(self.play.controller)
 
     def _value(self, rng: random.Random) -> None:
-        said = {
+        fields = {
             "run": rng.choice(("", "r", "r", "r", "q")),
             "step": rng.choice((0, 1)),
             "name": rng.choice("yt"),
         }
-        said |= {
-            "program": "p" if said["run"] else "probe",
+        fields |= {
+            "program": "p" if fields["run"] else "probe",
             "transfer": rng.choice((1, 2, 3, 4, 5, self.ticket)),
         }
-        made = value(rng.choice((0, 1, 8, 8, 16, 900)), rng.choice((4, 8, 900)), **said)
+        made = value(rng.choice((0, 1, 8, 8, 16, 900)), rng.choice((4, 8, 900)), **fields)
         self.play.receive("a", made, bytes(min(made.nbytes, made.chunk_bytes)))
 
     def _chunk(self, rng: random.Random) -> None:

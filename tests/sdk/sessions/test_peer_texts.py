@@ -102,7 +102,7 @@ def shown(actions):
     )
 
 
-def asked():
+def playing():
     play = Play("a")
     play.launch(ticket=1, devices=("a",), feeds={"a": {"x": FEED}})
     play.do(RequestAll(ticket=2, requests={"a": (m.Prepare(run="r"), (b"{}",))}))
@@ -128,12 +128,12 @@ FITS = {
     [(kind, field.name) for kind in SAID for field in fields(kind) if field.type is str],
 )
 def test_no_text_of_a_message_is_shown_as_it_came(kind, name):
-    play = asked()
-    told = kind(**FITS.get(kind, {}) | {name: WORDS})
+    play = playing()
+    message = kind(**FITS.get(kind, {}) | {name: WORDS})
     buffers = (b"[]",) * m.MESSAGES[m.NUMBER_OF[kind]].buffers[0]
-    actions = play.receive("a", told, *buffers)
+    actions = play.receive("a", message, *buffers)
     assert "".join(map("".join, map(hidden_in, shown(actions)))) == ""
-    assert getattr(told, name) == WORDS  # the message itself is left alone
+    assert getattr(message, name) == WORDS  # the message itself is left alone
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_no_text_of_a_message_is_shown_as_it_came(kind, name):
     ],
 )
 def test_what_it_says_is_told_all_the_same(kind, name):
-    actions = asked().receive("a", kind(**FITS.get(kind, {}) | {name: WORDS}))
+    actions = playing().receive("a", kind(**FITS.get(kind, {}) | {name: WORDS}))
     assert any("gnp." in text and "exe" in text for text in shown(actions))
 
 
@@ -170,13 +170,13 @@ def joined(statement):
 def test_what_a_device_says_of_itself_is_harmless_everywhere():
     words = WORDS.replace("\ud800", "")
     meters = [{"name": words, "source": "measured", words: words}]
-    said = json.loads(STATEMENT) | {
+    statement = json.loads(STATEMENT) | {
         "platform": words,
         "backends": {words: words},
         "meters": meters,
         words: [[words]],
     }
-    session = joined(said)
+    session = joined(statement)
     assert hidden_in("".join(texts_of([session.name, dict(session.capability)]))) == []
     member = Member(name="a", key="k", session=session)
     assert hidden_in(html.members([member], "Devices").replace("\n", "")) == []
@@ -184,7 +184,7 @@ def test_what_a_device_says_of_itself_is_harmless_everywhere():
 
 def test_the_command_line_and_tracebacks_show_it_harmless():
     (reject,) = [
-        x for x in asked().receive("a", m.Failed(**place(), text=WORDS)) if isinstance(x, Reject)
+        x for x in playing().receive("a", m.Failed(**place(), text=WORDS)) if isinstance(x, Reject)
     ]
     assert hidden_in(str(reject.error)) == hidden_in(cli.one_line(reject.error)) == []
 

@@ -54,10 +54,10 @@ def readings(*names, wishes=None):
     return Readings(wishes or Wishes(), lambda: dict.fromkeys(names or ("a", "b")))
 
 
-@given(told=st.lists(TOLD, max_size=20))
-def test_whatever_a_device_tells_energy_never_falls_and_is_never_absurd(told):
+@given(sent=st.lists(TOLD, max_size=20))
+def test_whatever_a_device_tells_energy_never_falls_and_is_never_absurd(sent):
     home = readings("a")
-    for each in told:
+    for each in sent:
         home.receive("a", each)
     kept = home.history.get("a", ())
     for before, after in pairwise(kept):

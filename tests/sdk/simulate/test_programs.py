@@ -115,14 +115,14 @@ def test_training_pipeline_by_hand():
 
 
 def test_memory_peaks_by_hand():
-    asked = problem(Training(batch=4))
-    trace = predict(asked, pipeline(2))
+    trained = problem(Training(batch=4))
+    trace = predict(trained, pipeline(2))
     # a, during 0F0: 4 x 40 of weights, gradients and two moments, 2 x 7 kept, (100 + 50) x 2 worked
     # on, the inputs of both micro-batches (they come at once, no path from home is known), and the
     # output of 100.
     assert trace.peak_bytes["a"] == 160 + 14 + 300 + 400 + 100
     assert trace.peak_bytes["a"] <= memory_bytes(
-        CostTable(asked), 0, 1, 2, warm_up=2, n_micro_batches=2
+        CostTable(trained), 0, 1, 2, warm_up=2, n_micro_batches=2
     )
 
 
@@ -139,15 +139,15 @@ def test_inputs_come_from_home_over_the_same_air():
 
 
 def test_streaming_is_limited_by_the_slowest_step():
-    asked = problem(Inference(batch=2, streaming=True), capacity=50.0)
-    trace = predict(asked, pipeline(1, training=False))
+    trained = problem(Inference(batch=2, streaming=True), capacity=50.0)
+    trace = predict(trained, pipeline(1, training=False))
     assert steady_s(trace, 4) == pytest.approx(2.0)  # 100 bytes over the cut at 50 bytes per second
-    assert judge(asked, pipeline(1, training=False)).latency_s == pytest.approx(2.0)
+    assert judge(trained, pipeline(1, training=False)).latency_s == pytest.approx(2.0)
 
 
 def test_training_steps_follow_each_other_on_every_device():
-    asked = problem(Training(batch=4))
-    trace = simulate(compile_plan(asked, pipeline(2)), asked, steps=3, in_flight=2, serial=True)
+    trained = problem(Training(batch=4))
+    trace = simulate(compile_plan(trained, pipeline(2)), trained, steps=3, in_flight=2, serial=True)
     for device in "ab":
         spans = [
             (min(e.start_s for e in events), max(e.stop_s for e in events))
@@ -167,9 +167,9 @@ def test_training_steps_follow_each_other_on_every_device():
 
 
 def test_unknown_power_is_unknown_energy():
-    asked = problem(Training(batch=4), busy_w=None)
-    assert predict(asked, pipeline(2)).energy_j == {}
-    assert judge(asked, pipeline(2)).energy_j is None
+    trained = problem(Training(batch=4), busy_w=None)
+    assert predict(trained, pipeline(2)).energy_j == {}
+    assert judge(trained, pipeline(2)).energy_j is None
 
 
 def replicated(rng):
@@ -213,7 +213,7 @@ def replicated(rng):
 def test_any_plan_ends_at_any_speeds_and_memory_stays_within_the_equation(seed):
     rng = random.Random(seed)
     plan = replicated(rng)
-    asked = problem(
+    trained = problem(
         Training(batch=plan.batch), layers=4, names="abcde", with_home=True, latency_s=0.01
     )
     costs = {
@@ -227,8 +227,8 @@ def test_any_plan_ends_at_any_speeds_and_memory_stays_within_the_equation(seed):
         )
         for name in "abcde"
     }
-    asked = replace(asked, costs=costs)
-    trace = predict(asked, plan)
+    trained = replace(trained, costs=costs)
+    trace = predict(trained, plan)
     busiest = max(trace.busy_s.values())
     assert trace.step_s[0] >= busiest - 1e-9
     n_sent = sum(1 for e in trace.events if e.lane == "send" and e.peer != "home")
@@ -242,7 +242,7 @@ def test_any_plan_ends_at_any_speeds_and_memory_stays_within_the_equation(seed):
                 if e.device == device and e.op in ("run", "backward")
             )
             table, rows = (
-                CostTable(asked),
+                CostTable(trained),
                 dict(zip(stage.devices, stage.shares, strict=True))[device],
             )
             one = table.forward_s(device, stage.start, stage.stop, rows) * 3

@@ -9,7 +9,7 @@ from potluck.simulate.direct_simulation import Direct
 from potluck.simulate.simulator_cache import SimulatorCache
 
 
-def _told(outcome):
+def _times(outcome):
     return outcome.latency_s, outcome.peak_bytes(), outcome.device_energy_j()
 
 
@@ -19,7 +19,7 @@ def test_every_plan_is_simulated_once_and_told_alike():
     assert len(plans) > 1
     once, again = Direct(home), SimulatorCache(home)
     for plan in plans * 2:
-        assert _told(again.run(plan)) == _told(once.run(plan))
+        assert _times(again.run(plan)) == _times(once.run(plan))
     assert again.n_simulated * 2 == once.n_simulated
 
 
@@ -27,10 +27,10 @@ def test_what_was_asked_for_longest_ago_is_forgotten_and_simulated_anew():
     home = random_home(3)
     first, *_, second = plan_dapple(home)
     simulator = SimulatorCache(home, most_tasks=1)
-    told = _told(simulator.run(first))
+    times = _times(simulator.run(first))
     simulator.run(second)
     before = simulator.n_simulated
-    assert _told(simulator.run(first)) == told
+    assert _times(simulator.run(first)) == times
     assert simulator.n_simulated > before
 
 

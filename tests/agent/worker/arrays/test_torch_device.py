@@ -190,19 +190,19 @@ def test_memory_is_counted_on_the_device(counters):
 
 
 @pytest.mark.parametrize(
-    "said",
+    "text",
     [
         "CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 139.8 GiB",
         "XPU out of memory. Tried to allocate 2.00 GiB",
         "MPS backend out of memory (MPS allocated: 9.05 GB, other allocations: 1 MB)",
     ],
 )
-def test_a_device_without_memory_ends_the_task_and_not_the_worker(said, counters, monkeypatch):
+def test_a_device_without_memory_ends_the_task_and_not_the_worker(text, counters, monkeypatch):
     worker = Worker(device="cpu:0")
     worker.step()
 
     def full(*_, **__):
-        raise torch.OutOfMemoryError(said)
+        raise torch.OutOfMemoryError(text)
 
     monkeypatch.setattr(torch.autograd, "backward", full)
     worker.compute(
@@ -211,7 +211,7 @@ def test_a_device_without_memory_ends_the_task_and_not_the_worker(said, counters
     worker.compute("backward", {"key": "f"}, inputs=("r/0/p/0/g",), outputs=("r/0/p/0/dz",))
     failed = worker.pipe.sent[-1]
     assert isinstance(failed, ComputeFailed)
-    assert failed.cause == "out-of-memory" == cause_of(torch.OutOfMemoryError(said))[0]
+    assert failed.cause == "out-of-memory" == cause_of(torch.OutOfMemoryError(text))[0]
 
 
 def test_a_device_that_is_lost_ends_the_worker(counters):

@@ -224,9 +224,9 @@ def test_what_a_run_decided_and_survived_is_told_once(machine):
     run = replace(run, history=replace(run.history, decisions=(decision,), recoveries=(lost,)))
     for _ in range(3):
         look(machine, observations.seen(observations.member("a"), run=run))
-    told = words_of(machine)
-    assert told.count("step 8: b is slow.") == 1
-    assert told.count(lost.words) == 1
+    words = words_of(machine)
+    assert words.count("step 8: b is slow.") == 1
+    assert words.count(lost.words) == 1
 
 
 def test_tasks_are_rows_of_the_newest_step_and_transfers_load_the_air(machine):
@@ -293,9 +293,9 @@ def test_a_click_that_changes_nothing_says_why(machine, plan, ended, words):
     look(machine, observations.seen(observations.member("a"), run=run), 2.0)
     before = machine.state.sections.get("said", {}).get("n", 0)
     assert machine.handle(Go(name=name_of(plan)), 2.1) == []
-    said = machine.state.sections["said"]
-    assert said["n"] > before
-    assert words in said["words"]
+    complaint = machine.state.sections["said"]
+    assert complaint["n"] > before
+    assert words in complaint["words"]
 
 
 def test_nothing_is_planned_for_a_home_that_is_closed(machine):
@@ -357,8 +357,8 @@ def test_what_a_run_told_is_not_told_again_after_another(machine):
     other = replace(BOTH, model="another")
     look(machine, observations.seen(*members, run=observations.running(other, number=2)), 2.0)
     look(machine, observations.seen(*members, run=observations.running(BOTH)), 2.1)
-    told = words_of(machine)[len(before) :]
-    assert told == ["another is deployed on a, b"]
+    words = words_of(machine)[len(before) :]
+    assert words == ["another is deployed on a, b"]
 
 
 def test_names_that_look_the_same_keep_figures_of_their_own():

@@ -75,8 +75,8 @@ def test_a_click_shows_another_plan_and_its_step(planned, observer):
 
 
 def test_slower_air_and_absent_devices_are_planned_for(observer):
-    asked = {"ask": "imagine", "media": {"air": 2e6}, "without": ["laptop-2"], "added": []}
-    observer.clicked(asked)
+    click = {"ask": "imagine", "media": {"air": 2e6}, "without": ["laptop-2"], "added": []}
+    observer.clicked(click)
     until(observer, lambda seen: seen.get("imagined_plans"))
     imagined = observer.machine.state.sections["imagined_plans"].values()
     assert all("laptop-2" not in plan["devices"] for plan in imagined)

@@ -33,12 +33,12 @@ class PageOfTest:
         return self.reader.sections
 
     @property
-    def told(self):
+    def words(self):
         return [event["words"] for event in self.reader.texts.get("events", {}).values()]
 
     def until(self, holds):
         with self.news:
-            assert self.news.wait_for(lambda: holds(self), LONG_S), (self.sections, self.told)
+            assert self.news.wait_for(lambda: holds(self), LONG_S), (self.sections, self.words)
 
 
 def network():
@@ -120,7 +120,7 @@ def test_a_click_switches_a_run_that_trains_and_losses_stay_what_they_are(watche
 
     losses = run.fit(data(), epochs=20, adapt=False, on_step=click).wait().losses
     assert clicked.is_set()
-    page.until(lambda p: any("switched by a click" in words for words in p.told))
+    page.until(lambda p: any("switched by a click" in words for words in p.words))
     assert name_of(run.plan) == other
     # sums over replicas may come in another order
     assert losses == pytest.approx(expected, rel=1e-5)

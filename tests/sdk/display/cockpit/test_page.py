@@ -122,9 +122,9 @@ def opened(browser, served):
     contexts, faults = [], []
     outside = []
 
-    def listen(said):  # connections break where a test ends the server
-        if said.type == "error" and "Failed to load resource" not in said.text:
-            faults.append(said.text)
+    def listen(message):  # connections break where a test ends the server
+        if message.type == "error" and "Failed to load resource" not in message.text:
+            faults.append(message.text)
 
     def open_it(width=1200, height=1000, dark=False):
         context = browser.new_context(
@@ -191,11 +191,11 @@ def test_names_of_others_are_text(opened, played):
     page = opened()
     cards = page.locator(".card .name")
     page.wait_for_function("n => ROOT().querySelectorAll('.card').length === n", arg=len(HOSTILE))
-    told = cards.all_inner_texts()
-    assert HOSTILE[0] in told
-    assert HOSTILE[1] in told
-    assert "__proto__" in told
-    assert not any("\u202e" in name or "\x07" in name for name in told)
+    texts = cards.all_inner_texts()
+    assert HOSTILE[0] in texts
+    assert HOSTILE[1] in texts
+    assert "__proto__" in texts
+    assert not any("\u202e" in name or "\x07" in name for name in texts)
     assert page.evaluate("window.hurt === undefined && ({}).status === undefined")
     assert page.locator("#cockpit img, #cockpit script").count() == 0
 
@@ -305,8 +305,8 @@ def test_long_and_foreign_names_stay_inside(opened, played, width):
     page.get_by_role("button", name="Switch to this plan").wait_for()
     assert lines_that_stick_out(page) == []
     # a sentence stays one, whoever is its subject
-    told = page.locator("li span", has_text=names[3]).last
-    assert told.evaluate("e => getComputedStyle(e).direction") == "ltr"
+    shown_name = page.locator("li span", has_text=names[3]).last
+    assert shown_name.evaluate("e => getComputedStyle(e).direction") == "ltr"
 
 
 @pytest.mark.slow
@@ -388,7 +388,7 @@ def test_what_was_picked_stays_picked_while_steps_come(opened, played):
 # --- who may have it ------------------------------------------------------------------------------
 
 
-def asked(server, path, *, method="GET", body=None, host=None):
+def answer_of(server, path, *, method="GET", body=None, host=None):
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
     headers = {"Host": host} if host else {}
     connection.request(method, path, body=body, headers=headers)
@@ -400,32 +400,32 @@ def asked(server, path, *, method="GET", body=None, host=None):
 
 def test_without_the_token_there_is_nothing(served):
     for path in ("/", "/page.js", "/x/", f"/{served.token[:-1]}/", f"/{served.token}x/"):
-        assert asked(served, path)[0] == 403
-    status, body, headers = asked(served, f"/{served.token}/")
+        assert answer_of(served, path)[0] == 403
+    status, body, headers = answer_of(served, f"/{served.token}/")
     assert (status, b"<div id" in body) == (200, True)
     assert "default-src 'none'" in headers["Content-Security-Policy"]
 
 
 def test_another_name_for_this_machine_gets_nothing(served):
-    assert asked(served, f"/{served.token}/", host=f"evil.example:{served.port}")[0] == 403
+    assert answer_of(served, f"/{served.token}/", host=f"evil.example:{served.port}")[0] == 403
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[" * 100_000, b"x" * 70_000])
 def test_what_is_no_message_is_refused(served, played, body):
-    assert asked(served, f"/{served.token}/ask", method="POST", body=body)[0] in (400, 413)
+    assert answer_of(served, f"/{served.token}/ask", method="POST", body=body)[0] in (400, 413)
     assert played.asked == []
 
 
 def test_a_click_that_is_not_understood_is_told(served):
     body = json.dumps({"ask": "format"}).encode()
-    status, answer, _ = asked(served, f"/{served.token}/ask", method="POST", body=body)
+    status, answer, _ = answer_of(served, f"/{served.token}/ask", method="POST", body=body)
     assert (status, "cannot ask" in json.loads(answer)["words"]) == (200, True)
 
 
 def test_a_page_to_look_at_says_so_to_what_acts(played):
     server = PageServer(played)
     body = json.dumps({"ask": "hello"}).encode()
-    asked(server, f"/{server.token}/ask", method="POST", body=body)
+    answer_of(server, f"/{server.token}/ask", method="POST", body=body)
     server.close()
     assert played.asked == [({"ask": "hello"}, False)]
 

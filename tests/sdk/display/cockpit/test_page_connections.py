@@ -46,11 +46,11 @@ def page(monkeypatch):
     server.close()
 
 
-def strangers(port, said, n):
+def strangers(port, data, n):
     found = []
     for _ in range(n):
         found.append(socket.create_connection(("127.0.0.1", port), timeout=LONG_S))
-        found[-1].sendall(said)
+        found[-1].sendall(data)
     return found
 
 
@@ -62,9 +62,9 @@ def status_of(page):
     return found
 
 
-@pytest.mark.parametrize("said", SAID.values(), ids=SAID)
-def test_however_many_strangers_there_are_few_stay_and_the_owner_is_answered(page, said):
-    there = strangers(page.port, said, 3 * MOST_CONNECTIONS)
+@pytest.mark.parametrize("data", SAID.values(), ids=SAID)
+def test_however_many_strangers_there_are_few_stay_and_the_owner_is_answered(page, data):
+    there = strangers(page.port, data, 3 * MOST_CONNECTIONS)
     assert status_of(page) == 200
     assert all(map(_is_over, there[: 2 * MOST_CONNECTIONS]))
     for each in there:
@@ -108,8 +108,8 @@ def test_who_asks_nothing_in_time_has_to_leave():
 
 
 def test_connections_that_break_fill_nobodys_screen(page, capfd):
-    for said in SAID.values():
-        for each in strangers(page.port, said, 4):
+    for data in SAID.values():
+        for each in strangers(page.port, data, 4):
             each.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
             each.close()  # with a reset
     assert status_of(page) == 200

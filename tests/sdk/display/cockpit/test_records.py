@@ -47,14 +47,14 @@ def column(page, within=""):
 @pytest.mark.parametrize("name", VALUES)
 def test_a_column_sorts_by_value_whatever_its_units(page, name):
     values, say = VALUES[name]
-    told = [say(value) for value in values]
-    given = [*told, units.UNKNOWN] if name != "words" else [*told]
+    texts = [say(value) for value in values]
+    given = [*texts, units.UNKNOWN] if name != "words" else [*texts]
     random.Random(0).shuffle(given)
     rows = tuple((text, str(i)) for i, text in enumerate(given))
     put(page, html.of_table("x", Table(title="T", columns=(f">{name}", "row"), rows=rows)))
     heading = page.get_by_role("button", name=name)
     heading.click()
-    known = [text for text in told if text]
+    known = [text for text in texts if text]
     assert [t for t in column(page) if t not in ("", units.UNKNOWN)] == known
     assert column(page)[-1] in ("", units.UNKNOWN)  # what nobody knows stays below
     heading.click()

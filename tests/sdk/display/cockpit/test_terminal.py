@@ -49,10 +49,10 @@ def at_work():
 
 
 def test_a_terminal_shows_the_same_numbers(at_work):
-    told = text_of(at_work)
+    shown = text_of(at_work)
     for words in ("net", "step 3", "500 ms a step", "0-1", "10.0 W est.", "gone", "air", "single"):
-        assert words in told
-    assert "b is gone: b: no sign of life." in told
+        assert words in shown
+    assert "b is gone: b: no sign of life." in shown
 
 
 def test_an_empty_home_is_said_in_words():
@@ -66,9 +66,9 @@ def test_names_are_no_markup_and_no_commands():
     machine.handle(
         HomeObserved(observation=observations.seen(observations.member("[red]x\x1b[2J"))), 1.0
     )
-    told = text_of(machine)
-    assert "[red]x" in told
-    assert "\x1b" not in told
+    shown = text_of(machine)
+    assert "[red]x" in shown
+    assert "\x1b" not in shown
 
 
 def test_frames_are_followed_over_the_page(at_work):
@@ -117,12 +117,12 @@ def test_one_reader_too_many_is_told_so(at_work):
 def test_nobody_is_found_through_no_window(tmp_path):
     with pytest.raises(HomeError, match=r"home\.window"):
         window.find(tmp_path)
-    for told in ({"url": "http://127.0.0.1:1/x/", "process": 2**22 + 1}, {"url": 5}, []):
-        (tmp_path / window.FILE).write_text(json.dumps(told))
+    for document in ({"url": "http://127.0.0.1:1/x/", "process": 2**22 + 1}, {"url": 5}, []):
+        (tmp_path / window.FILE).write_text(json.dumps(document))
         with pytest.raises(HomeError):
             window.find(tmp_path)
-    told = {"url": "http://elsewhere.example/", "process": os.getpid()}
-    (tmp_path / window.FILE).write_text(json.dumps(told))
+    document = {"url": "http://elsewhere.example/", "process": os.getpid()}
+    (tmp_path / window.FILE).write_text(json.dumps(document))
     with pytest.raises(HomeError, match="not on this machine"):
         window.find(tmp_path)
 

@@ -39,9 +39,9 @@ def drawn(page):
 
 def test_it_shows_a_trace_zooms_and_tells_of_each_slice(opened, shots):
     page = opened(example.PREDICTED, example.MEASURED)
-    told, trace = page.locator("#told"), page.locator("#trace")
+    status, trace = page.locator("#told"), page.locator("#trace")
     n_slices = len(example.PREDICTED.events) + len(example.MEASURED.events)
-    assert f"{n_slices} slices" in told.text_content()
+    assert f"{n_slices} slices" in status.text_content()
     page.screenshot(path=str(shots / "trace.png"))
     whole = drawn(page)
     page.get_by_role("button", name="+", exact=True).click()
@@ -50,8 +50,8 @@ def test_it_shows_a_trace_zooms_and_tells_of_each_slice(opened, shots):
     assert drawn(page) == whole
     trace.focus()
     page.keyboard.press("Home")
-    assert "0F0 on predicted: laptop" in told.text_content()
-    assert "µs from" in told.text_content()
+    assert "0F0 on predicted: laptop" in status.text_content()
+    assert "µs from" in status.text_content()
 
 
 def test_names_of_others_are_text(opened):

@@ -54,7 +54,7 @@ def expected(net, x):
         return net(torch.from_numpy(x)).numpy()
 
 
-def asked(gateway, method, path, body=b"", **headers):
+def answer_of(gateway, method, path, body=b"", **headers):
     connection = http.client.HTTPConnection("127.0.0.1", gateway.port, timeout=60)
     try:
         connection.request(method, path, body, {k.replace("_", "-"): v for k, v in headers.items()})
@@ -96,7 +96,7 @@ def test_many_clients_at_once_get_their_own_answers(gateway, net):
     def ask(n):
         x = rows(1 + n % 4)
         row = {"name": "input", "datatype": "FP32", "shape": [*x.shape], "data": x.tolist()}
-        status, body, _ = asked(
+        status, body, _ = answer_of(
             gateway, "POST", "/v2/models/birds/infer", json.dumps({"inputs": [row]})
         )
         assert status == 200
@@ -120,7 +120,7 @@ def test_a_stream_of_frames_is_answered_in_order_as_events(gateway, net):
         )
         for i in range(12)
     ]
-    status, body, headers = asked(
+    status, body, headers = answer_of(
         gateway, "POST", "/v2/models/camera/stream", "\n".join(lines).encode()
     )
     assert status == 200
@@ -137,7 +137,7 @@ def test_prometheus_reads_the_metrics(gateway, client):
     given = triton.InferInput("input", [1, 8], "FP32")
     given.set_data_from_numpy(rows(1))
     client.infer("birds", [given])
-    status, body, headers = asked(gateway, "GET", "/metrics")
+    status, body, headers = answer_of(gateway, "GET", "/metrics")
     assert status == 200
     assert headers["content-type"].startswith("text/plain; version=0.0.4")
     families = {f.name: f for f in parser.text_string_to_metric_families(body.decode())}
@@ -216,14 +216,14 @@ def test_what_is_no_request_is_refused_by_its_field(gateway, document, status, f
     body = document if isinstance(document, bytes) else json.dumps(document).encode()
     if verb == "camera/stream" and field == "outputs":
         pytest.skip("a stream answers with all outputs")
-    got, answer, _ = asked(gateway, "POST", f"/v2/models/{verb}", body)
-    told = json.loads(answer)
-    assert (got, told["field"]) == (status, field), told
+    got, answer, _ = answer_of(gateway, "POST", f"/v2/models/{verb}", body)
+    refusal = json.loads(answer)
+    assert (got, refusal["field"]) == (status, field), refusal
 
 
 def test_a_header_length_beyond_the_body_is_refused(gateway):
     for length in ("999999", "-1", "x", "9" * 30):
-        status, body, _ = asked(
+        status, body, _ = answer_of(
             gateway, "POST", "/v2/models/birds/infer", b"{}", Inference_Header_Content_Length=length
         )
         assert (status, json.loads(body)["field"]) == (400, "Inference-Header-Content-Length")
@@ -243,7 +243,7 @@ def test_a_body_in_chunks_that_becomes_too_long_is_refused(gateway):
         for _ in range(10):
             yield b" " * (MAX_BODY_BYTES // 4)
 
-    status, body, _ = asked(gateway, "POST", "/v2/models/birds/infer", chunks())
+    status, body, _ = answer_of(gateway, "POST", "/v2/models/birds/infer", chunks())
     assert status == 413
     assert str(MAX_BODY_BYTES) in json.loads(body)["error"]
 
@@ -255,7 +255,7 @@ def test_a_client_that_leaves_half_way_harms_nobody(gateway, net):
             b"Content-Length: 900\r\n\r\n{"
         )
     body = json.dumps({"inputs": [ROW]}).encode()
-    assert asked(gateway, "POST", "/v2/models/birds/infer", body)[0] == 200
+    assert answer_of(gateway, "POST", "/v2/models/birds/infer", body)[0] == 200
 
 
 def test_unknown_models_and_routes_are_404(gateway):
@@ -265,19 +265,19 @@ def test_unknown_models_and_routes_are_404(gateway):
         ("GET", "/v2/models/..%2f..%2fetc/ready"),
         ("GET", "/nothing"),
     ]:
-        assert asked(gateway, method, path)[0] == 404
-    assert asked(gateway, "GET", "/v2/models/birds/infer")[0] == 405
+        assert answer_of(gateway, method, path)[0] == 404
+    assert answer_of(gateway, "GET", "/v2/models/birds/infer")[0] == 405
 
 
 def test_a_limit_of_the_clients_own_that_cannot_be_held_is_a_503_at_once(gateway):
     document = {"inputs": [ROW], "parameters": {"timeout": 1}}  # microseconds
-    status, body, headers = asked(
+    status, body, headers = answer_of(
         gateway, "POST", "/v2/models/birds/infer", json.dumps(document).encode()
     )
-    told = json.loads(body)
+    refusal = json.loads(body)
     assert status == 503
-    assert told["limit_s"] == 1e-6
-    assert told["soonest_s"] > 1e-6
+    assert refusal["limit_s"] == 1e-6
+    assert refusal["soonest_s"] > 1e-6
     assert int(headers["retry-after"]) >= 1
 
 
@@ -288,11 +288,11 @@ def test_a_token_is_asked_for_and_compared(net):
         with home.gateway(token="sesame") as opened:
             body = json.dumps({"inputs": [ROW]}).encode()
             path = "/v2/models/birds/infer"
-            assert asked(opened, "POST", path, body)[0] == 401
-            assert asked(opened, "POST", path, body, Authorization="Bearer wrong")[0] == 401
-            assert asked(opened, "POST", path, body, Authorization="Bearer sesame")[0] == 200
-            assert asked(opened, "GET", "/metrics")[0] == 401
-            assert asked(opened, "GET", "/v2/health/live")[0] == 200
+            assert answer_of(opened, "POST", path, body)[0] == 401
+            assert answer_of(opened, "POST", path, body, Authorization="Bearer wrong")[0] == 401
+            assert answer_of(opened, "POST", path, body, Authorization="Bearer sesame")[0] == 200
+            assert answer_of(opened, "GET", "/metrics")[0] == 401
+            assert answer_of(opened, "GET", "/v2/health/live")[0] == 200
 
 
 def test_it_is_not_open_to_others_without_a_token():
@@ -325,14 +325,14 @@ def test_a_token_that_no_client_can_show_is_told_at_once(token):
 )
 @pytest.mark.parametrize("path", ["/v2/health/live", "/metrics", "/v2/models/birds"])
 def test_who_comes_by_another_name_than_this_computers_gets_nothing(gateway, path, headers, status):
-    assert asked(gateway, "GET", path, **headers)[0] == status
+    assert answer_of(gateway, "GET", path, **headers)[0] == status
 
 
 def test_a_page_of_another_place_computes_nothing(gateway):
     n_before = gateway.services["birds"].stats.n_answered
     body, headers = json.dumps({"inputs": [ROW]}), {"Content_Type": "text/plain"}
     path = "/v2/models/birds/infer"
-    assert asked(gateway, "POST", path, body, Origin="http://evil.example", **headers)[0] == 403
+    assert answer_of(gateway, "POST", path, body, Origin="http://evil.example", **headers)[0] == 403
     assert gateway.services["birds"].stats.n_answered == n_before
 
 
@@ -345,20 +345,20 @@ def is_closed(silent):
 
 
 @pytest.mark.parametrize(
-    "said", [b"", b"GET /v2 HTT", b"GET /v2 HTTP/1.1\r\nHost: localhost\r\nX: "]
+    "data", [b"", b"GET /v2 HTT", b"GET /v2 HTTP/1.1\r\nHost: localhost\r\nX: "]
 )
-def test_silent_connections_shut_nobody_out_and_are_closed(said):
+def test_silent_connections_shut_nobody_out_and_are_closed(data):
     limit = ConnectionLimit(max_open=8, max_of_address=8, head_s=0.5)
     with Gateway(dict, limit=limit) as opened:
         silent = [socket.create_connection(("127.0.0.1", opened.port), 60) for _ in range(40)]
         for each in silent:
             with suppress(OSError):
-                each.sendall(said)
-        assert asked(opened, "GET", "/v2/health/live")[0] == 200
+                each.sendall(data)
+        assert answer_of(opened, "GET", "/v2/health/live")[0] == 200
         assert all(map(is_closed, silent))
         for each in silent:
             each.close()
-        assert asked(opened, "GET", "/v2/health/live")[0] == 200
+        assert answer_of(opened, "GET", "/v2/health/live")[0] == 200
 
 
 def test_bodies_have_room_together_and_give_it_back(gateway):
@@ -377,9 +377,9 @@ def test_bodies_have_room_together_and_give_it_back(gateway):
         assert refused
         assert all(each.recv(100).startswith(b"HTTP/1.1 503 ") for each in refused)
     body = json.dumps({"inputs": [ROW]}).encode()
-    while asked(gateway, "POST", "/v2/models/birds/infer", body + b" " * 15_000)[0] == 503:
+    while answer_of(gateway, "POST", "/v2/models/birds/infer", body + b" " * 15_000)[0] == 503:
         pass  # until it has noticed that they are gone
-    assert asked(gateway, "POST", "/v2/models/birds/infer", body)[0] == 200
+    assert answer_of(gateway, "POST", "/v2/models/birds/infer", body)[0] == 200
 
 
 def test_a_port_that_is_taken_is_said(gateway):
@@ -390,6 +390,6 @@ def test_a_port_that_is_taken_is_said(gateway):
 def test_it_closes_with_its_home(net):
     with memory_home(1) as home:
         opened = home.gateway()
-        assert asked(opened, "GET", "/v2/health/live")[0] == 200
+        assert answer_of(opened, "GET", "/v2/health/live")[0] == 200
     with pytest.raises(OSError, match="refused"):
-        asked(opened, "GET", "/v2/health/live")
+        answer_of(opened, "GET", "/v2/health/live")

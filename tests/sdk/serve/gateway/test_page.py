@@ -38,7 +38,7 @@ def certified(folder):
 
 
 @contextmanager
-def asked(gateway, path, certificate=None, method="GET"):
+def answer_of(gateway, path, certificate=None, method="GET"):
     if certificate is None:
         connection = http.client.HTTPConnection("127.0.0.1", gateway.port, timeout=PATIENCE_S)
     else:
@@ -62,13 +62,13 @@ def test_the_page_its_script_and_live_frames_come_over_tls(home, tmp_path):
     with home.gateway(certificate=certificate, key=key, token="t0k", watch=True) as gateway:
         assert gateway.watch_url.startswith("https://127.0.0.1:")
         path = path_of(gateway)
-        with asked(gateway, path, certificate) as answer:
+        with answer_of(gateway, path, certificate) as answer:
             assert answer.status == 200
             assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
             assert b"start.js" in answer.read()
-        with asked(gateway, path + "start.js", certificate) as answer:
+        with answer_of(gateway, path + "start.js", certificate) as answer:
             assert b"to look at only" in answer.read()
-        with asked(gateway, path + "frames", certificate) as answer:
+        with answer_of(gateway, path + "frames", certificate) as answer:
             reader = FrameReader()
             while len(reader.sections.get("devices", {})) < 2:
                 (n_bytes,) = LENGTH.unpack(answer.read(LENGTH.size))
@@ -80,27 +80,27 @@ def test_without_its_token_nothing_is_served_and_clicks_are_not_heard(home):
     with home.gateway(watch=True) as gateway:
         path = path_of(gateway)
         for other in ("/watch/", "/watch/guess/", "/watch/guess/frames", path + "../../secret"):
-            with asked(gateway, other) as answer:
+            with answer_of(gateway, other) as answer:
                 assert answer.status == 404, other
         for asked_for in (path, path + "ask"):
-            with asked(gateway, asked_for, method="POST") as answer:
+            with answer_of(gateway, asked_for, method="POST") as answer:
                 assert answer.status in (404, 405)
 
 
 def test_an_entrance_without_it_has_no_page(home):
     with home.gateway() as gateway:
         assert gateway.watch_url == ""
-        with asked(gateway, "/watch/guess/") as answer:
+        with answer_of(gateway, "/watch/guess/") as answer:
             assert answer.status == 404
 
 
 def test_who_still_looks_when_the_entrance_closes_is_told_that_it_ends(home):
     gateway = home.gateway(watch=True)
-    with asked(gateway, path_of(gateway) + "frames") as answer:
+    with answer_of(gateway, path_of(gateway) + "frames") as answer:
         (n_bytes,) = LENGTH.unpack(answer.read(LENGTH.size))
         answer.read(n_bytes)
         gateway.close()
         rest = answer.read()  # to its end
     assert isinstance(rest, bytes)
-    with pytest.raises(ConnectionRefusedError), asked(gateway, "/"):
+    with pytest.raises(ConnectionRefusedError), answer_of(gateway, "/"):
         pass

@@ -19,9 +19,9 @@ torch = pytest.importorskip("torch")
 ROUNDS = 4
 
 
-def settled(asked, net, x):
+def settled(futures, net, x):
     """Each has ended; how many were answered, rightly."""
-    done, left = wait(asked, PATIENCE_S)
+    done, left = wait(futures, PATIENCE_S)
     assert not left
     with torch.no_grad():
         expected = net(x)
@@ -51,10 +51,10 @@ def test_requests_of_a_device_that_is_lost_are_answered_by_the_other(model, net,
     with memory_home(2) as home:
         service = home.serve(model, "birds", slo=potluck.Latency(LONG_S)).wait()
         x = torch.randn(1, 8)
-        asked = [service.ask(x) for _ in range(40)]
+        futures = [service.ask(x) for _ in range(40)]
         getattr(memory_of(home), how)("local-1")
-        asked += [service.ask(x) for _ in range(40)]
-        assert settled(asked, net, x) == 80
+        futures += [service.ask(x) for _ in range(40)]
+        assert settled(futures, net, x) == 80
         stats = service.stats
         assert (stats.n_answered, stats.n_asked, stats.n_refused) == (80, 80, 0)
 
@@ -62,18 +62,18 @@ def test_requests_of_a_device_that_is_lost_are_answered_by_the_other(model, net,
 def test_agents_are_killed_one_after_the_other_and_each_request_ends_once(model, net):
     with memory_home(3) as home:
         service = home.serve(model, "birds", slo=potluck.Latency(LONG_S)).wait()
-        x, asked = torch.randn(1, 8), []
+        x, futures = torch.randn(1, 8), []
         names = [f"local-{i}" for i in (1, 2, 3)]
         for round_ in range(ROUNDS):
             lost = names[round_ % 3]
-            asked += [service.ask(x) for _ in range(20)]
+            futures += [service.ask(x) for _ in range(20)]
             memory_of(home).kill(lost)
-            asked += [service.ask(x) for _ in range(20)]
-            assert settled(asked, net, x) > 0
+            futures += [service.ask(x) for _ in range(20)]
+            assert settled(futures, net, x) > 0
             memory_of(home).restart(lost)
             until_back(home, service, names)
         stats = service.stats
-        assert stats.n_asked == len(asked) == 40 * ROUNDS
+        assert stats.n_asked == len(futures) == 40 * ROUNDS
         assert stats.n_answered + stats.n_refused + stats.n_failed == stats.n_asked
         assert stats.n_answered >= 39 * ROUNDS
 
@@ -83,8 +83,8 @@ def test_nobody_is_left_and_somebody_comes_back(model, net):
         service = home.serve(model, "birds", slo=potluck.Latency(LONG_S)).wait()
         x = torch.randn(1, 8)
         memory_of(home).kill("local-1")
-        asked = [service.ask(x) for _ in range(10)]
-        assert settled(asked, net, x) == 0
+        futures = [service.ask(x) for _ in range(10)]
+        assert settled(futures, net, x) == 0
         with pytest.raises(NotServed):
             service(x)
         memory_of(home).restart("local-1")
@@ -96,12 +96,12 @@ def test_a_device_that_wants_to_leave_is_drained(model, net):
     with memory_home(2) as home:
         service = home.serve(model, "birds", slo=potluck.Latency(LONG_S)).wait()
         x = torch.randn(1, 8)
-        asked = [service.ask(x) for _ in range(30)]
+        futures = [service.ask(x) for _ in range(30)]
         memory_of(home).leave("local-2", "the battery is low")
-        asked += [service.ask(x) for _ in range(30)]
+        futures += [service.ask(x) for _ in range(30)]
         until_back(home, service, ["local-1"])
-        asked += [service.ask(x) for _ in range(30)]
-        assert settled(asked, net, x) == 90
+        futures += [service.ask(x) for _ in range(30)]
+        assert settled(futures, net, x) == 90
         assert service.stats.n_again == 0
 
 
@@ -123,5 +123,5 @@ def test_a_device_that_is_back_answers_by_the_values_that_the_others_have(shares
         assert settled([service.ask(x)], before, x) == 1
         memory_of(home).restart("local-1")
         until_back(home, service, ["local-1", "local-2"])
-        asked = [service.ask(x) for _ in range(40)]
-        assert settled(asked, before, x) == 40
+        futures = [service.ask(x) for _ in range(40)]
+        assert settled(futures, before, x) == 40

@@ -46,10 +46,10 @@ def test_a_small_service_runs_beside_it(wide, model, net):
     with home_of(a=FEW, b=FEW) as home:
         large = home.serve(wide[1], "wide", slo=potluck.Latency(LONG_S)).wait()
         small = home.serve(model, "birds", slo=potluck.Latency(LONG_S)).wait()
-        asked = [large.ask(torch.randn(1, WIDTH)) for _ in range(5)]
+        futures = [large.ask(torch.randn(1, WIDTH)) for _ in range(5)]
         x = torch.randn(1, 8)
         assert settled([small.ask(x) for _ in range(20)], net, x) == 20
-        assert all(future.result().shape == (1, WIDTH) for future in asked)
+        assert all(future.result().shape == (1, WIDTH) for future in futures)
 
 
 def test_when_one_of_them_goes_the_others_share_it(wide):

@@ -42,17 +42,17 @@ def test_who_is_asked_for_gets_the_devices_and_every_request_is_answered(crowded
     names = ("birds", "words")
     served = {n: crowded.serve(model, n, slo=potluck.Latency(LONG_S)).wait() for n in names}
     assert sum(len(service.devices) for service in served.values()) == 3
-    x, asked = torch.randn(1, 8), []
+    x, futures = torch.randn(1, 8), []
     ended_s = time.monotonic() + PATIENCE_S
     waiting = threading.Event()
-    while len(served[hot].devices) < 2 or not asked:
+    while len(served[hot].devices) < 2 or not futures:
         assert time.monotonic() < ended_s, {n: s.devices for n, s in served.items()}
-        asked += [served[hot].ask(x) for _ in range(20)]
+        futures += [served[hot].ask(x) for _ in range(20)]
         waiting.wait(0.1)
     other = next(service for name, service in served.items() if name != hot)
     assert len(other.devices) >= 1  # nobody is left out
     with torch.no_grad():
         expected = net(x)
-    asked.append(other.ask(x))
-    assert all(torch.allclose(f.result(PATIENCE_S), expected, atol=1e-6) for f in asked)
+    futures.append(other.ask(x))
+    assert all(torch.allclose(f.result(PATIENCE_S), expected, atol=1e-6) for f in futures)
     assert served[hot].stats.n_refused == 0

@@ -33,13 +33,13 @@ def test_answers_any_number_of_rows_as_one_machine(birds, net):
 
 def test_what_was_asked_may_be_overwritten_at_once(birds, net):
     x = torch.empty(2, 8)
-    asked = []
+    futures = []
     expected = []
     for _ in range(20):
         x.normal_()
         expected.append(of_net(net, x))
-        asked.append(birds.ask(x))
-    for answer, each in zip(asked, expected, strict=True):
+        futures.append(birds.ask(x))
+    for answer, each in zip(futures, expected, strict=True):
         assert torch.allclose(answer.result(PATIENCE_S), each, atol=1e-6)
 
 
@@ -63,11 +63,11 @@ def test_rows_of_many_callers_are_joined_and_answered_apart(own_home, model, net
     xs = [torch.randn(1 + i % 3, 8) for i in range(120)]
     with own_home.serve(model, name="birds", slo=potluck.Latency(LONG_S)).wait() as birds:
         with standing_still(own_home):
-            asked = [birds.request(x) for x in xs]
-        for x, each in zip(xs, asked, strict=True):
+            requests = [birds.request(x) for x in xs]
+        for x, each in zip(xs, requests, strict=True):
             assert torch.allclose(each.future.result(), of_net(net, x), atol=1e-6)
         # each device begins with who came first; all others have come when it is done with that
-        assert all(each.n_together > 100 for each in asked[len(birds.devices) :])
+        assert all(each.n_together > 100 for each in requests[len(birds.devices) :])
         assert birds.stats.n_answered == 120
         assert set(birds.stats.by_device) <= set(birds.devices)
 
@@ -77,8 +77,8 @@ def test_several_services_run_side_by_side(own_home, model, net):
     served = [own_home.serve(model, n, slo=potluck.Latency(LONG_S)).wait() for n in names]
     assert set(own_home.services) == set(names)
     x = torch.randn(5, 8)
-    asked = [service.ask(x) for _ in range(10) for service in served]
-    assert all(torch.allclose(f.result(), of_net(net, x), atol=1e-6) for f in asked)
+    futures = [service.ask(x) for _ in range(10) for service in served]
+    assert all(torch.allclose(f.result(), of_net(net, x), atol=1e-6) for f in futures)
     served[0].close()
     assert set(own_home.services) == {"b", "c"}
     assert torch.allclose(served[1](x), of_net(net, x), atol=1e-6)
@@ -96,16 +96,18 @@ def test_a_stream_is_answered_in_order(own_home, model, net):
 
 
 def test_a_limit_that_no_device_holds_is_refused_with_the_best_possible(own_home, model):
-    with pytest.raises(Infeasible, match=r"takes .* s on .* at best, its limit is 1e-07 s") as told:
+    with pytest.raises(
+        Infeasible, match=r"takes .* s on .* at best, its limit is 1e-07 s"
+    ) as caught:
         own_home.serve(model, "birds", slo=potluck.Latency(1e-7)).wait()
-    assert told.value.facts["best_s"] > 1e-7
+    assert caught.value.facts["best_s"] > 1e-7
     assert not own_home.services
 
 
 def test_what_cannot_be_answered_in_time_is_refused_at_once(birds):
-    with pytest.raises(NotServed, match=r"birds: .*limit is 1e-09 s") as told:
+    with pytest.raises(NotServed, match=r"birds: .*limit is 1e-09 s") as caught:
         birds.request(torch.randn(1, 8), limit_s=1e-9).future.result()
-    assert told.value.facts["soonest_s"] > 1e-9
+    assert caught.value.facts["soonest_s"] > 1e-9
     assert birds.stats.n_refused == 1
 
 
@@ -115,12 +117,12 @@ def test_a_full_queue_refuses_at_once_and_every_request_ends_once(own_home, mode
         with pytest.raises(NotServed, match="its queue takes 4 rows, not 5"):
             service(torch.randn(5, 8))
         x = torch.randn(1, 8)
-        asked = [service.ask(x) for _ in range(400)]
-        wait(asked)
-        failed = [f.exception() for f in asked if f.exception() is not None]
+        futures = [service.ask(x) for _ in range(400)]
+        wait(futures)
+        failed = [f.exception() for f in futures if f.exception() is not None]
         assert all(isinstance(error, NotServed) for error in failed)
         assert len(failed) > 0
-        answers = [f.result() for f in asked if f.exception() is None]
+        answers = [f.result() for f in futures if f.exception() is None]
         assert all(torch.allclose(y, of_net(net, x), atol=1e-6) for y in answers)
         stats = service.stats
         assert stats.n_answered + stats.n_refused == stats.n_asked == 401
@@ -141,9 +143,9 @@ def test_one_whose_values_fail_does_not_fail_its_neighbours(own_home):
     model = potluck.Model.from_torch(Sums(), torch.zeros(4, 2, dtype=torch.int64))
     with own_home.serve(model, "sums", slo=potluck.Latency(LONG_S)).wait() as service:
         good, bad = torch.tensor([[1, 1]]), torch.tensor([[3, 3]])
-        asked = [service.ask(bad if i % 5 == 2 else good) for i in range(40)]
-        wait(asked)
-        for i, future in enumerate(asked):
+        futures = [service.ask(bad if i % 5 == 2 else good) for i in range(40)]
+        wait(futures)
+        for i, future in enumerate(futures):
             if i % 5 == 2:
                 assert isinstance(future.exception(), RequestFailed)
             else:
@@ -168,7 +170,7 @@ def test_wrong_inputs_are_refused_before_they_are_queued(birds, given, error):
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told"),
+    ("wrong", "caught"),
     [
         ({"name": "a b"}, "letters, digits"),
         ({"name": "../x"}, "letters, digits"),
@@ -178,8 +180,8 @@ def test_wrong_inputs_are_refused_before_they_are_queued(birds, given, error):
         ({"per_s": float("nan")}, "per_s"),
     ],
 )
-def test_wrong_settings_are_refused_by_name(own_home, model, wrong, told):
-    with pytest.raises(UserError, match=told):
+def test_wrong_settings_are_refused_by_name(own_home, model, wrong, caught):
+    with pytest.raises(UserError, match=caught):
         own_home.serve(model, **{"name": "birds", "slo": potluck.Latency(1), **wrong})
 
 
