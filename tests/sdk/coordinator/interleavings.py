@@ -97,7 +97,7 @@ def world(
         machine = kind(name, rank, voters, reached=len(log), founds=rank == 0)
         machine.leader = "A"
         found[name] = Coordinator(machine, log, len(log))
-    return World(found, {name: table(most=MOST_LEASES) for name in voters}, table=table)
+    return World(found, {name: table(max_leases=MOST_LEASES) for name in voters}, table=table)
 
 
 # --- what may happen next -------------------------------------------------------------------------
@@ -315,7 +315,7 @@ def _off(w: World, name: str) -> World:
 
 
 def _on(w: World, name: str) -> World:
-    w.devices[name] = w.table(w.disks.pop(name), most=MOST_LEASES)
+    w.devices[name] = w.table(w.disks.pop(name), max_leases=MOST_LEASES)
     return w
 
 
