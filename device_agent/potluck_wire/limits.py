@@ -69,6 +69,8 @@ MAX_PROBES = 256  # links that one notebook wants timed, likewise
 # what the worker has not come to yet: it may be busy for minutes
 MAX_BEHIND_BYTES = 2 * MAX_MESSAGE_BYTES
 
+MAX_WORKERS = 8  # one for each notebook that computes on a device; each takes memory of its own
+
 # --- sockets --------------------------------------------------------------------------------------
 
 # silent connections are dropped after it (default 30 s: 500 of them held 500 files)
@@ -79,7 +81,7 @@ LINGER_MS = 100
 # whole messages of one connection that wait to be read; the default is 1,000
 HIGH_WATER_MARK = 64
 # Came and was not read yet, whole or not: of all connections of an agent together (and one window
-# for each member), or of one device at a notebook. Looked at every 0.2 s at least.
+# for each notebook and member), or of one device at a notebook. Looked at every 0.2 s at least.
 MAX_UNREAD_BYTES = 2 * MAX_MESSAGE_BYTES
 MAX_HALF_OPEN = 10  # pairing connections waiting their turn
 

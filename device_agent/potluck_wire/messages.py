@@ -142,6 +142,18 @@ class Staying(Message):
     """Since 1.8. What was said with `Leaving` holds no longer: the device takes part again."""
 
 
+@_message
+class Available(Message):
+    """Since 1.10. What other notebooks leave of what the owner allows: `memory_bytes`.
+
+    `n_beside` of them have runs here now. Said behind a `Welcome` where there are any, and whenever
+    that has changed.
+    """
+
+    memory_bytes: int = 0
+    n_beside: int = 0
+
+
 # --- control: runs --------------------------------------------------------------------------------
 
 
@@ -351,7 +363,8 @@ class Measured(Message):
     `memory_bytes`: kept for backward. `update_s`: one step of AdamW on the layer's parameters;
     `sgd_s` of SGD, without momentum and with it (nothing before 1.8, or for inference).
     `weight_frac`: which part of a backward is that of the weights, which can wait (since 1.9;
-    negative: not measured).
+    negative: not measured). `n_beside`: other notebooks whose runs went on meanwhile (since
+    1.10).
     """
 
     task: str = ""
@@ -362,6 +375,7 @@ class Measured(Message):
     update_s: float = 0.0
     sgd_s: tuple[float, ...] = ()
     weight_frac: float = -1.0
+    n_beside: int = 0
 
 
 @_message
@@ -379,12 +393,13 @@ class Probe(Message):
 @_message
 class Probed(Message):
     """Seconds from handing over the first chunk to the receiver's acknowledgement of the last, for
-    each repeat.
+    each repeat. `n_beside` as in `Measured` (since 1.10).
     """
 
     task: str = ""
     peer: str = ""
     seconds: tuple[float, ...] = ()
+    n_beside: int = 0
 
 
 @_message
@@ -627,6 +642,13 @@ class Forget(Message):
 
 
 @_message
+class Limit(Message):
+    """From now on tensors on its accelerator may take `memory_bytes`, for others have the rest."""
+
+    memory_bytes: int = 0
+
+
+@_message
 class Put(Message):
     """A value has arrived: `nbytes` at `offset` of the inbound arena.
 
@@ -829,6 +851,7 @@ MESSAGES: dict[int, MessageEntry] = {
     6: MessageEntry(Goodbye, _C, "either"),
     7: MessageEntry(Leaving, _C, "agent"),
     8: MessageEntry(Staying, _C, "agent"),
+    9: MessageEntry(Available, _C, "agent"),
     10: MessageEntry(Prepare, _C, "controller", (1, 257)),
     11: MessageEntry(Prepared, _C, "agent"),
     12: MessageEntry(Commit, _C, "controller"),
@@ -875,6 +898,7 @@ MESSAGES: dict[int, MessageEntry] = {
     112: MessageEntry(MeasuredTask, _W, "worker"),
     113: MessageEntry(TryProcessor, _W, "agent"),
     114: MessageEntry(ProcessorTried, _W, "worker"),
+    115: MessageEntry(Limit, _W, "agent"),
 }
 
 NUMBER_OF: dict[type[Message], int] = {entry.type: number for number, entry in MESSAGES.items()}

@@ -463,8 +463,7 @@ class Home(SharedHome, Shown):
         """What this run showed of layers and links goes into the profile of its model and into
         `home.network`, here and on disk: see `profile.from_runs`.
         """
-        from potluck.profile.layer_times_store import LayerTimesStore
-        from potluck.profile.measure import keep
+        from potluck.profile.layer_times_store import LayerTimesStore, keep
         from potluck.profile.network_file import keep_network
 
         profile = self._profiles[run.signature] = run.learn()

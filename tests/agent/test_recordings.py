@@ -95,7 +95,7 @@ def test_a_real_agent_s_life_is_told_and_happens_again(recorded, monkeypatch, se
         "-> to the worker: Compute",
         "from the worker: Computed",
         "-> to bob: Done run=r epoch=1 program=p",
-        "-> KillWorker no notebook is connected",
+        "-> KillWorker its notebook is gone",
     ):
         assert any(text in line for line in lines), text
     assert "DIFFERS" not in answer.stdout
@@ -116,13 +116,13 @@ def test_no_secret_and_no_tensor_is_in_the_file(recorded):
 @pytest.mark.slow
 def test_where_a_replay_differs_is_said(recorded, tmp_path):
     path = tmp_path / "other.rec"
-    old, other = b"no notebook is connected", b"no notebook is listening"
+    old, other = b"its notebook is gone", b"its notebook is lost"
     entries = [entry.replace(old, other) for entry in record_file.read(recorded[0])]
     file_of(path, *entries)
     answer = command("replay", str(path))
     assert answer.returncode == 1
     assert (
-        "DIFFERS: recorded was KillWorker no notebook is listening; the replay has KillWorker"
+        "DIFFERS: recorded was KillWorker its notebook is lost; the replay has KillWorker"
         in answer.stdout
     )
     assert "the replay differs at 1 of them, first at +" in answer.stdout.splitlines()[-1]

@@ -132,14 +132,18 @@ def test_the_status_is_that_of_the_moment(tmp_path):
     with agent(tmp_path, *TRUST, "--memory", "1GiB") as running:
         output = running.command("status")
         assert output.returncode == 0, output.stderr
-        for part in ("jetson", f"ports {running.port}", "1.0 GiB", "none: it starts", "run "):
+        for part in ("jetson", f"ports {running.port}", "1.0 GiB", "none: one starts", "run "):
             assert part in output.stdout
         with RawPeer(running.port, running.key, ADA) as peer:
             assert isinstance(peer.ask(Hello(major=1)), Welcome)
             assert peer.ask(Prepare(run="r", epoch=1), *plan(recv("x")))
             assert isinstance(peer.ask(Commit(run="r", epoch=1)), Committed)
             answer = json.loads(running.command("status", "--json").stdout)
-            assert (answer["running"], answer["worker"]) == (True, "ready")
+            assert answer["running"]
+            assert [
+                (worker["notebook"], worker["state"], worker["limit_bytes"])
+                for worker in answer["workers"]
+            ] == [("ada", "ready", 1024**3)]
             assert answer["notebooks"] == [
                 {"name": "ada", "fingerprint": fingerprint(ADA.public), "connected": True}
             ]

@@ -527,6 +527,34 @@ ROWS: dict[str, Row] = {
         "a relay sees who talks when and how much, and may cut anybody; strangers with very many "
         "addresses can keep new visitors waiting",
     ),
+    "S21": Row(
+        "a paired notebook, its worker and its devices do anything beside another notebook's run on "
+        "the same agent: names of its runs and devices, values for it, plans larger than what is "
+        "left, urgent bulk on the links, workers that die, hang or lie",
+        "the other one is told and sent, and its worker computes, exactly what it would alone; the "
+        "limits of all workers together are the owner's; links take turns by bytes",
+        tests_of(
+            "agent/core/test_sharing:"
+            "test_whatever_another_notebook_and_its_worker_do_this_one_notices_nothing "
+            "test_anothers_run_is_unknown "
+            "test_anothers_name_of_a_run_is_taken_also_when_that_was_lost_with_its_worker "
+            "test_a_value_for_anothers_run_is_not_taken "
+            "test_what_others_claim_is_not_there_to_be_claimed_and_the_refusal_says_so "
+            "test_the_limits_of_all_workers_are_the_owners_together "
+            "test_no_more_notebooks_compute_than_may "
+            "test_the_end_of_anothers_worker_ends_nothing_here "
+            "test_a_worker_that_hangs_is_ended_and_the_other_one_is_not",
+            "agent/core/test_lanes:"
+            "test_a_window_that_another_notebooks_values_have_used_up_is_not_this_ones "
+            "test_lanes_take_turns_whatever_their_priorities "
+            "test_many_small_values_have_no_more_of_a_link_than_a_large_one "
+            "test_a_pace_holds_no_other_notebooks_values",
+            "agent/test_shared_agent:"
+            "test_two_notebooks_compute_side_by_side_each_within_its_memory",
+        ),
+        "the system divides the processor, evenly between workers; memory is claimed by whoever "
+        "comes first; whoever guesses the name of a run (48 random bits) may take it before",
+    ),
     "L1": Row(
         "load",
         "memory and open files stay as they were",

@@ -426,6 +426,35 @@ guard(
     "tests/agent/core/test_core_work.py",
     "tests/agent/core/test_core_sessions.py",
 )
+SHARING = "tests/agent/core/test_sharing.py"
+guard(
+    "another notebook's name of a run is not taken",
+    AGENT + "core/epochs.py",
+    "if self._others.know(message.run):",
+    "if False:",
+    SHARING,
+)
+guard(
+    "what another notebook claims is not claimed twice",
+    AGENT + "core/epochs.py",
+    "left_bytes = self._settings.memory_bytes - self._others.claimed_bytes",
+    "left_bytes = self._settings.memory_bytes",
+    SHARING,
+)
+guard(
+    "each notebook has a window of its own",
+    AGENT + "core/send_queue.py",
+    "return self.owner, self.key",
+    'return "", self.key',
+    "tests/agent/core/test_lanes.py",
+)
+guard(
+    "a worker does not raise its limits",
+    WORKER + "seccomp.py",
+    'SETS = {"prlimit64": 2}',
+    "SETS = {}",
+    "tests/agent/worker/test_seccomp.py",
+)
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from tests.wire.samples import sample, sample_buffers
 
 from potluck_wire.frames import encode
 from potluck_wire.messages import MESSAGES, Channel
-from potluck_wire.version import show
+from potluck_wire.version import parse, show
 
 FOLDER = Path(__file__).parent / "golden"
 
@@ -24,7 +24,8 @@ LASTING = tuple(entry for entry in MESSAGES.values() if entry.channel is not Cha
 
 def golden() -> dict[str, dict[str, list[str]]]:
     """Version -> message name -> its frames in hexadecimal."""
-    return {path.stem: json.loads(path.read_text()) for path in sorted(FOLDER.glob("*.json"))}
+    paths = sorted(FOLDER.glob("*.json"), key=lambda path: parse(path.stem))
+    return {path.stem: json.loads(path.read_text()) for path in paths}
 
 
 def add_missing() -> None:

@@ -95,12 +95,16 @@ def status_of(answer: Mapping[str, Any]) -> list[str]:
     """The answer for people: the facts as at the start, and what goes on."""
     width = status_lines.WIDTH
     runs = [
-        f"{run['name']} of {run['notebook']}, {run['memory_bytes'] / status_lines.GIB:.1f} GiB"
-        for run in answer["runs"]
+        f"{run['name']} of {_whose(run)}, {_gib(run['memory_bytes'])}" for run in answer["runs"]
+    ]
+    workers = [
+        f"of {_whose(worker)}: {WORKER[worker['state']]}, has computed "
+        f"{worker['computed_s']:.0f} s, may take {_gib(worker['limit_bytes'])}"
+        for worker in answer["workers"]
     ]
     rows = [
         ("runs since", f"{answer['started']} (process {answer['pid']})"),
-        ("worker", WORKER[answer["worker"]]),
+        *(("worker", worker) for worker in workers or [NO_WORKER]),
         *(("run", run) for run in runs or ["none"]),
         *(("fault", fault) for fault in answer["last_faults"]),
     ]
@@ -108,12 +112,16 @@ def status_of(answer: Mapping[str, Any]) -> list[str]:
     return [*status_lines.facts_of(answer), *current]
 
 
-WORKER = {
-    "absent": "none: it starts when a notebook connects",
-    "starting": "starts",
-    "ready": "ready",
-    "computing": "computes",
-}
+def _whose(row: Mapping[str, Any]) -> str:
+    return f"{row['notebook']} ({row['fingerprint']})"
+
+
+def _gib(nbytes: int) -> str:
+    return f"{nbytes / status_lines.GIB:.1f} GiB"
+
+
+NO_WORKER = "none: one starts when a notebook connects"
+WORKER = {"starting": "starts", "ready": "ready", "computing": "computes"}
 
 
 def document(

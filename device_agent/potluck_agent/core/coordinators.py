@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
-from potluck_agent.core.epochs import EpochTable
 from potluck_agent.core.events import KeepLeases, ToPeer
 from potluck_agent.core.leases import LeaseTable
 from potluck_agent.core.outbox import Outbox
+from potluck_agent.core.workspaces import Workspaces
 from potluck_wire.limits import MAX_LEASES, is_identifier
 from potluck_wire.messages import Lease, Prepare, RefusalCode
 
@@ -21,7 +21,7 @@ class Coordinators:
         self._leases.not_kept()
 
     def lets(
-        self, out: Outbox, plans: EpochTable, key: str, message: Prepare, now_s: float
+        self, out: Outbox, workspaces: Workspaces, key: str, message: Prepare, now_s: float
     ) -> Prepare | None:
         """The plan as it is prepared; None, and it is refused, where it may not be."""
         if not message.lease:
@@ -40,13 +40,15 @@ class Coordinators:
             text = f"this notebook holds {MAX_LEASES} leases already"
             out.refuse(key, message, RefusalCode.BUSY, text)
             return None
-        plans.end_older(key, message.lease, message.term, now_s)
+        workspaces.end_older(key, message.lease, message.term, now_s)
         return message
 
-    def ask(self, out: Outbox, plans: EpochTable, key: str, message: Lease, now_s: float) -> None:
+    def ask(
+        self, out: Outbox, workspaces: Workspaces, key: str, message: Lease, now_s: float
+    ) -> None:
         """A coordinator asks whether it may act: what older terms do here ends with that."""
         answer, has_changed = self._leases.ask(key, message, now_s)
         if answer.granted:
-            plans.end_older(key, message.name, message.term, now_s)
+            workspaces.end_older(key, message.name, message.term, now_s)
         reply = ToPeer(key=key, message=answer)
         out.add(KeepLeases(self._leases.rows(), reply) if has_changed else reply)

@@ -1,12 +1,12 @@
 """What is loaded: runs and their plan epochs, prepared beside each other and switched in two
 phases. Pure.
 
-Every run belongs to the notebook that prepared it. One notebook's runs at a time.
+All runs here are of one notebook. What others have on this device leaves less memory for it.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from potluck_agent.core.dependencies import DependencyGraph
 from potluck_agent.core.events import Buffer
@@ -51,6 +51,21 @@ class LostRun:
     text: str
 
 
+class Others(Protocol):
+    """What other notebooks have on this device."""
+
+    @property
+    def n_at_work(self) -> int:
+        """How many of them have runs here."""
+
+    @property
+    def claimed_bytes(self) -> int:
+        """Memory that is theirs."""
+
+    def know(self, run: str) -> bool:
+        """Whether one of them has, or had, a run of this name."""
+
+
 class Refusal(NamedTuple):
     """Why an epoch is not even tried; the sizes where it is too large."""
 
@@ -61,8 +76,8 @@ class Refusal(NamedTuple):
 
 
 class EpochTable:
-    """Runs by name. `end_epoch(run, epoch, now_s)` is called when an epoch ends: nothing of it is
-    executed any more.
+    """Runs of a notebook by name. `end_epoch(run, epoch, now_s)` is called when an epoch ends:
+    nothing of it is executed any more.
     """
 
     def __init__(
@@ -71,11 +86,13 @@ class EpochTable:
         out: Outbox,
         worker: WorkerProxy,
         end_epoch: Callable[[LoadedRun, int, float], None],
+        others: Others,
     ) -> None:
         self._settings = settings
         self._out = out
         self._worker = worker
         self._end_epoch = end_epoch
+        self._others = others
         self.runs: dict[str, LoadedRun] = {}
         self._lost: dict[str, LostRun] = {}
         self.n_old = 0  # messages of an epoch that is over
@@ -128,8 +145,8 @@ class EpochTable:
             return Refusal(RefusalCode.DOCUMENT, "the run's name is not an identifier")
         if message.run in self._lost:
             return Refusal(RefusalCode.UNKNOWN_RUN, self.why_not(message.run))
-        if self.is_taken(key):
-            return Refusal(RefusalCode.BUSY, "another notebook's run is on")
+        if self._others.know(message.run):
+            return Refusal(RefusalCode.BUSY, "another notebook's run has this name")
         if run is None and len(self.runs) >= MAX_RUNS:
             return Refusal(RefusalCode.BUSY, f"{MAX_RUNS} runs are loaded: close one, run.close()")
         if run is not None and message.epoch not in run.epochs:
@@ -140,15 +157,28 @@ class EpochTable:
                     RefusalCode.STATE, f"{MAX_EPOCHS} epochs are loaded; commit or drop one"
                 )
         taken_bytes = sum(other.memory_bytes for other in self.runs.values() if other is not run)
-        available_bytes = self._settings.memory_bytes - taken_bytes
+        left_bytes = self._settings.memory_bytes - self._others.claimed_bytes
+        available_bytes = max(0, left_bytes - taken_bytes)
         if message.memory_bytes > available_bytes:
             text = f"{message.memory_bytes} bytes needed, {available_bytes} bytes available"
-            return Refusal(RefusalCode.MEMORY, text, message.memory_bytes, max(0, available_bytes))
+            if self._others.claimed_bytes:
+                text += f"; other notebooks have {self._others.claimed_bytes}"
+            return Refusal(RefusalCode.MEMORY, text, message.memory_bytes, available_bytes)
         return None
 
-    def is_taken(self, key: str) -> bool:
-        """Whether a run of another notebook than this one is loaded."""
-        return any(run.owner != key for run in self.runs.values())
+    @property
+    def claimed_bytes(self) -> int:
+        """Memory that is this notebook's: what its plans say, or what its worker was seen to
+        hold.
+        """
+        if not self.runs:
+            return 0
+        said_bytes = sum(run.memory_bytes for run in self.runs.values())
+        return min(max(said_bytes, self._worker.held_bytes), self._settings.memory_bytes)
+
+    def knows(self, run: str) -> bool:
+        """Whether a run of this name is loaded, or went with the worker."""
+        return run in self.runs or run in self._lost
 
     def _crowded(self, buffers: Sequence[Buffer]) -> str:
         """Why these documents are not even looked at now; empty: they are."""
@@ -201,6 +231,7 @@ class EpochTable:
             )
         else:
             run.committed = message.epoch
+            self._worker.held_bytes = 0  # what loading took besides is given back
             run.epochs[message.epoch].need_alone(message.memory_bytes)
             for older in [number for number in run.epochs if number < message.epoch]:
                 if run.epochs[older].loading:
@@ -328,6 +359,8 @@ class EpochTable:
         del run.epochs[number]
         if not run.epochs:
             self.runs.pop(run.name, None)
+        if not self.runs:
+            self._worker.held_bytes = 0
         self._worker.send(Forget(prefix=f"{run.name}/{number}/"), (), now_s)
 
     def lose_all(self, cause: str, text: str) -> None:

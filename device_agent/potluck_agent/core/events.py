@@ -1,4 +1,7 @@
-"""What the agent's core is told and what it answers: events in, actions out, all plain values."""
+"""What the agent's core is told and what it answers: events in, actions out, all plain values.
+
+Each notebook that computes here has a worker of its own: `worker` is its number.
+"""
 
 from dataclasses import dataclass
 from typing import Any
@@ -31,6 +34,7 @@ class Span:
     arena: str
     offset: int
     nbytes: int
+    worker: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,18 +60,20 @@ class FromPeer:
 
 @dataclass(frozen=True, slots=True)
 class FromWorker:
-    """A message from the worker."""
+    """A message from a worker."""
 
     message: Message
     buffers: tuple[Buffer, ...] = ()
+    worker: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerDied:
-    """The worker is gone, and nobody asked for it. `cause` is a FailureCause."""
+    """A worker is gone, and nobody asked for it. `cause` is a FailureCause."""
 
     cause: str
     text: str
+    worker: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,26 +165,39 @@ class Store:
 
     offset: int
     data: Buffer
+    worker: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class StartWorker:
     """Start a worker."""
 
+    worker: int = 0
+
 
 @dataclass(frozen=True, slots=True)
 class ToWorker:
-    """Tell the worker."""
+    """Tell a worker."""
 
     message: Message
     buffers: tuple[Buffer, ...] = ()
+    worker: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class KillWorker:
-    """End the worker; it will not be reported as died."""
+    """End a worker; it will not be reported as died."""
 
     reason: str
+    worker: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LimitWorker:
+    """From now on a worker may take so much for tensors: others have the rest."""
+
+    memory_bytes: int
+    worker: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +242,7 @@ Action = (
     | StartWorker
     | ToWorker
     | KillWorker
+    | LimitWorker
     | SetMembers
     | ReadMeter
     | KeepLeases

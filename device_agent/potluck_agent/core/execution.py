@@ -22,7 +22,6 @@ from potluck_wire.replies import read_exports
 
 # of msgpack before a name; all that an order says beside values
 _NAME_BYTES, _FIELDS_BYTES = 3, 2048
-ONE_WAY = "one-way"  # the group of all one-way sends
 MAX_HOLD_S = 10.0  # a release time is a hint: whatever the clocks say, no value waits longer for it
 
 
@@ -78,6 +77,13 @@ class Early:
     stop_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class OneWay:
+    """All one-way sends of a notebook."""
+
+    owner: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendOf:
     """Which send a transfer is of. `one_way`: it is for another program, and its own one does not
@@ -88,10 +94,9 @@ class SendOf:
     index: int
     one_way: bool = False
 
-    @property
-    def group(self) -> Hashable:
+    def group(self, owner: str) -> Hashable:
         """What it is cancelled with: its execution, which a one-way send outlives."""
-        return ONE_WAY if self.one_way else self.name
+        return OneWay(owner) if self.one_way else self.name
 
 
 @dataclass(slots=True)
@@ -225,8 +230,10 @@ class Execution:
             value for value in self.instruction(index).outputs if value in self.layout.sends
         )
 
-    def exported(self, index: int, document: Buffer, arena_bytes: int) -> dict[str, Located]:
-        """Where its worker says that it has put the exports of a task.
+    def exported(
+        self, index: int, document: Buffer, arena_bytes: int, worker: int = 0
+    ) -> dict[str, Located]:
+        """Where its worker, of that number, says that it has put the exports of a task.
 
         WireError where it cannot have.
         """
@@ -236,7 +243,9 @@ class Execution:
         )
         return {
             key.removeprefix(prefix): Located(
-                span=Span(arena="outbound", offset=offset, nbytes=nbytes), dtype=dtype, shape=shape
+                span=Span(arena="outbound", offset=offset, nbytes=nbytes, worker=worker),
+                dtype=dtype,
+                shape=shape,
             )
             for key, offset, nbytes, dtype, shape in rows
         }
@@ -312,7 +321,8 @@ def transfer_of(
         place=located.span,
         priority=instruction.priority,
         about=about,
-        group=about.group,
+        group=about.group(execution.owner),
+        owner=execution.owner,
         release_s=min(execution.release_s(index), now_s + MAX_HOLD_S),
         pace_bytes_per_s=execution.layout.pace_bytes_per_s(index),
     )

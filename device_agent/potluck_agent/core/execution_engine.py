@@ -11,14 +11,14 @@ from functools import partial
 from potluck_agent.core.compute_queue import ComputeQueue, QueuedTask
 from potluck_agent.core.deferred_work import DeferredWork, Piece
 from potluck_agent.core.early_values import EarlyValues
-from potluck_agent.core.epochs import EpochTable
+from potluck_agent.core.epochs import EpochTable, Others
 from potluck_agent.core.events import Buffer, PeerDevice, Span
 from potluck_agent.core.execution import (
-    ONE_WAY,
     Early,
     Execution,
     Located,
     Name,
+    OneWay,
     Ready,
     SendOf,
     Unwanted,
@@ -53,19 +53,22 @@ N_EVENTS = 1000  # of the times of an execution, written at once: it takes some 
 
 
 class ExecutionEngine:
-    """Executions by name. `members(owner)` gives the roster of a notebook's home, by device
-    name.
+    """Executions of the runs of one notebook, `owner`, by name. `members(owner)` gives the roster
+    of its home, by device name. `others`: what other notebooks have here.
     """
 
     def __init__(
         self,
+        owner: str,
         settings: Settings,
         out: Outbox,
         worker: WorkerProxy,
         incoming: ReceiveBuffers,
         outgoing: SendQueue,
         members: Callable[[str], dict[str, PeerDevice]],
+        others: Others,
     ) -> None:
+        self._owner = owner
         self._out = out
         self._worker = worker
         self._hang_s = settings.hang_s
@@ -74,7 +77,7 @@ class ExecutionEngine:
         self._outgoing = outgoing
         self._members = members
         self._compute_queue = ComputeQueue()
-        self.plans = EpochTable(settings, out, worker, self._end_epoch)
+        self.plans = EpochTable(settings, out, worker, self._end_epoch, others)
         self._executions: dict[Name, Execution] = {}
         self.early = EarlyValues(settings.memory_bytes + settings.inbound_bytes)
         self._behind = Behind()
@@ -215,7 +218,9 @@ class ExecutionEngine:
         if task is None:
             return
         execution = task.execution
-        exports = execution.exported(task.index, buffers[0], self._outbound_bytes)
+        exports = execution.exported(
+            task.index, buffers[0], self._outbound_bytes, self._worker.number
+        )
         if execution.over:
             for located in exports.values():
                 self._give_back(located.span, now_s)
@@ -305,7 +310,7 @@ class ExecutionEngine:
     def lost(self, transfers: dict[Hashable, list[Transfer]], text: str, now_s: float) -> None:
         """These values of ours, by group, will not get where they should."""
         for group, lost in transfers.items():
-            if group == ONE_WAY:
+            if isinstance(group, OneWay):
                 spans = [transfer.place for transfer in lost]
                 self._closing.do(self._give_back_all(spans, now_s))
             else:  # with one of its values the whole execution fails
@@ -507,7 +512,7 @@ class ExecutionEngine:
         self._out.add(*self._incoming.clear().actions)
         self._compute_queue.clear()
         self.fail_all(cause, text, now_s)
-        self._outgoing.cancel((ONE_WAY,))
+        self._outgoing.cancel((OneWay(self._owner),))
         self.early.clear()
         self._starting.clear()
         self._closing.clear()  # places of an arena that is no more

@@ -2,8 +2,9 @@
 
 No sockets, clock, threads or files.
 
-It decides who may say what, and hands everything else to its parts: `ExecutionEngine` (plans,
-programs, values), `MeasurementQueue` (layers, links, power) and `WorkerProxy` (the worker).
+It decides who may say what, and hands everything else to its parts. Each notebook has a
+`Workspace` with its own `ExecutionEngine` (plans, programs, values), `MeasurementQueue` (layers,
+links, power) and `WorkerProxy` (its worker).
 """
 
 from collections import deque
@@ -21,6 +22,7 @@ from potluck_agent.core.events import (
     FromWorker,
     KeepLeases,
     KillWorker,
+    LimitWorker,
     LinkReset,
     MayStay,
     MemberLost,
@@ -37,17 +39,14 @@ from potluck_agent.core.events import (
     Undone,
     WorkerDied,
 )
-from potluck_agent.core.execution_engine import ExecutionEngine
 from potluck_agent.core.graceful_leave import GracefulLeave
-from potluck_agent.core.measurements import MeasurementQueue
 from potluck_agent.core.members import read_roster
 from potluck_agent.core.outbox import Outbox, Settings
-from potluck_agent.core.receive_buffers import ReceiveBuffers
 from potluck_agent.core.resource_usage import ResourceUsage, resource_usage
-from potluck_agent.core.send_queue import SendQueue
 from potluck_agent.core.sessions import NotebookSession, known_members, state_of, welcomed
 from potluck_agent.core.value_exchange import ValueExchange
-from potluck_agent.core.worker_proxy import COMPUTING, READY, WorkerProxy
+from potluck_agent.core.worker_proxy import READY, STARTING
+from potluck_agent.core.workspaces import Workspaces
 from potluck_wire.documents import dump
 from potluck_wire.errors import WireError
 from potluck_wire.limits import clip
@@ -59,19 +58,16 @@ from potluck_wire.messages import (
     Chunk,
     Commit,
     Compute,
-    Computed,
     ComputeFailed,
     Done,
     Drop,
     Execute,
     FailureCause,
-    Freed,
     Goodbye,
     Hello,
     Lease,
     LoadSegment,
     Measure,
-    MeasuredTask,
     MeasureTask,
     Message,
     Meter,
@@ -84,7 +80,6 @@ from potluck_wire.messages import (
     Rejected,
     Roster,
     RosterSet,
-    SegmentLoaded,
     Value,
     Welcome,
 )
@@ -111,20 +106,10 @@ class Core:
         self._sessions: dict[str, NotebookSession] = {}
         self._announced_members: dict[str, PeerDevice] = {}
         self._radio_s = 0.0
-        self._worker = WorkerProxy(settings, out)
-        self._incoming = ReceiveBuffers(settings.inbound_bytes)
-        self._outgoing = SendQueue(
-            link_bytes_per_s=settings.link_bytes_per_s, along=self._incoming.along
-        )
-        self._work = ExecutionEngine(
-            settings, out, self._worker, self._incoming, self._outgoing, self._members
-        )
-        self._measuring = MeasurementQueue(
-            out, self._worker, self._outgoing, self._members, self._work.plans.is_taken
-        )
-        self._exchange = ValueExchange(
-            settings, out, self._worker, self._incoming, self._outgoing, self._work, self._measuring
-        )
+        self._facts: dict[str, Any] | None = None  # what a worker has said of itself
+        self._workspaces = Workspaces(settings, out, self._members)
+        self._outgoing = self._workspaces.outgoing
+        self._exchange = ValueExchange(settings, out, self._outgoing, self._workspaces)
 
     def handle(self, event: Event, now_s: float) -> list[Action]:
         """What to do because of this event, in order.
@@ -136,9 +121,9 @@ class Core:
             case FromPeer():
                 self._from_peer(event, now_s)
             case FromWorker():
-                self._from_worker(event.message, event.buffers, now_s)
+                self._from_worker(event, now_s)
             case WorkerDied():
-                self._lose_worker(event.cause, event.text, now_s)
+                self._lose_worker(event.worker, event.cause, event.text, now_s)
             case PeerRevoked():
                 self._end_session(event.key, now_s)
             case LinkReset():
@@ -158,28 +143,21 @@ class Core:
         return self._go_on(now_s)
 
     def _go_on(self, now_s: float) -> list[Action]:
-        """The worker is fed, what waits is sent; all that is to be done."""
-        if self._worker.state == READY:
-            self._work.feed(now_s)
-        if not self._work.is_starting:
-            self._out.add(*self._outgoing.pump(now_s))
-        self._out.add(*self._incoming.credit(now_s))
+        """The workers are fed, what waits is sent; all that is to be done."""
+        self._workspaces.feed(now_s)
+        self._out.add(*self._outgoing.pump(now_s, self._workspaces.starting))
+        self._out.add(*self._workspaces.credit(now_s))
         return self._out.take()
 
     def wake_s(self) -> float | None:
         """When the next `Tick` is needed, if no event comes first."""
-        parts = (
-            self._work.wake_s(self._last_s or 0.0),
-            self._outgoing.wake_s(),
-            self._incoming.wake_s(),
-            self._measuring.wake_s(),
-        )
-        return min((wake_s for wake_s in parts if wake_s is not None), default=None)
+        times = [self._workspaces.wake_s(self._last_s or 0.0), self._outgoing.wake_s()]
+        return min((wake_s for wake_s in times if wake_s is not None), default=None)
 
     @property
     def spent_s(self) -> tuple[float, float]:
         """Seconds of computing and of radio since the agent started."""
-        return self._worker.busy_s, self._radio_s
+        return self._workspaces.busy.total_s, self._radio_s
 
     def reach(self, key: str) -> None:
         """A notebook's data connection stands: values can go home."""
@@ -191,43 +169,38 @@ class Core:
         return self._sessions.keys()
 
     def state(self) -> dict[str, Any]:
-        """What goes on: the worker, the runs by the keys of their notebooks, the capability
+        """What goes on: the workers and the runs by the keys of their notebooks, the capability
         statement.
         """
-        runs = [
-            {"name": run.name, "notebook": run.owner, "memory_bytes": run.memory_bytes}
-            for run in self._work.plans.runs.values()
-        ]
-        return {
-            "worker": COMPUTING if self._worker.is_working else self._worker.state,
-            "runs": runs,
-            "n_faults": self.n_faults,
-            "statement": self._departure.stated(self._settings.statement(self._worker.facts)),
-        }
+        now = {"n_faults": self.n_faults, "statement": self._stated()}
+        return {**self._workspaces.state(), **now}
+
+    def _stated(self) -> dict[str, Any]:
+        return self._departure.stated(self._settings.statement(self._facts or {}))
 
     @property
     def has_left(self) -> bool:
         """Whether it was to leave for good, and has."""
         return self._departure.has_left
 
-    @property
-    def is_working(self) -> bool:
-        """Whether its worker owes an answer."""
-        return self._worker.is_working
+    def is_working(self, worker: int = 0) -> bool:
+        """Whether the worker of this number owes an answer."""
+        workspace = self._workspaces.of_worker(worker)
+        return workspace is not None and workspace.worker.is_working
 
     @property
     def n_old_messages(self) -> int:
         """Messages that were refused because their epoch is over."""
-        return self._work.plans.n_old
+        return sum(each.plans.n_old for each in self._workspaces)
 
     @property
     def held(self) -> ResourceUsage:
         """What it holds of others' values and orders now."""
-        return resource_usage(self._incoming, self._outgoing, self._work.early, self._worker)
+        return resource_usage(self._workspaces, self._outgoing, self._exchange.n_sinks)
 
     def _pass_time(self, now_s: float) -> None:
         """Count for how long values have been on a link."""
-        if self._last_s is not None and (self._outgoing.busy or self._incoming.busy):
+        if self._last_s is not None and (self._outgoing.busy or self._exchange.is_receiving):
             self._radio_s += max(0.0, now_s - self._last_s)
         self._last_s = now_s
 
@@ -252,8 +225,8 @@ class Core:
         if session is not None:
             session.heard_s = now_s
         if isinstance(message, Ping):
-            busy = self._work.busy or self._worker.is_working
-            progress = self._worker.n_finished + self._exchange.n_moved
+            own = self._workspaces.get(key)
+            progress, busy = (own.progress, own.is_busy) if own is not None else (0, False)
             self._out.send(key, Pong(seq=message.seq, clock_s=now_s, progress=progress, busy=busy))
             return
         try:
@@ -261,44 +234,52 @@ class Core:
         except WireError as error:
             self._out.refuse(key, message, RefusalCode.STATE, error.text)
             return
-        if not self._departure.refuses(self._out, key, message, self._work.plans.runs):
+        own = self._workspaces.get(key)
+        runs = own.plans.runs if own is not None else ()
+        if not self._departure.refuses(self._out, key, message, runs):
             self._from_notebook(key, message, event.buffers, now_s)
+            if not isinstance(message, Execute):  # it takes nothing that was not claimed
+                self._workspaces.divide(self._sessions)
 
     def _from_notebook(
         self, key: str, message: Message, buffers: tuple[Buffer, ...], now_s: float
     ) -> None:
+        own = self._workspaces.open(key)
         match message:
             case Hello():
                 self._hello(key, message, now_s)
-            case Roster():
-                self._roster(key, message, buffers, now_s)
             case Goodbye():
                 self._close_session(key, now_s)
+            case Roster():
+                self._roster(key, message, buffers, now_s)
+            case Prepare() | Measure() if crowded := self._workspaces.crowded(key):
+                self._out.refuse(key, message, RefusalCode.BUSY, crowded)
             case Prepare():
-                plans = self._work.plans
-                if plan := self._coordinators.lets(self._out, plans, key, message, now_s):
-                    plans.prepare(key, plan, buffers, now_s)
+                if plan := self._coordinators.lets(
+                    self._out, self._workspaces, key, message, now_s
+                ):
+                    own.plans.prepare(key, plan, buffers, now_s)
                     self._set_members(now_s)  # it is this notebook's word that counts now
             case Lease():
-                self._coordinators.ask(self._out, self._work.plans, key, message, now_s)
+                self._coordinators.ask(self._out, self._workspaces, key, message, now_s)
             case Commit():
-                self._work.plans.commit(key, message, now_s)
+                own.plans.commit(key, message, now_s)
             case Drop():
-                self._work.plans.drop(key, message, now_s)
+                own.plans.drop(key, message, now_s)
             case Execute():
-                self._work.execute(key, message, now_s)
+                own.work.execute(key, message, now_s)
             case Abort():
-                self._work.abort(key, message, now_s)
+                own.work.abort(key, message, now_s)
             case Measure():
-                self._measuring.measure(key, message, buffers, now_s)
+                own.measuring.measure(key, message, buffers, now_s)
             case Probe():
-                self._measuring.probe(key, message, now_s)
+                own.measuring.probe(key, message, now_s)
                 self._set_members(now_s)  # it goes where this notebook says
             case Meter():
-                self._measuring.meter(key, message, now_s)
+                own.measuring.meter(key, message, now_s)
 
     def _hello(self, key: str, message: Hello, now_s: float) -> None:
-        """A session begins; the welcome waits until the worker has said what it can do."""
+        """A session begins; the welcome waits until a worker has said what it can do."""
         try:
             self._out.versions[key] = agree(message.major, message.minor)
         except WireError as error:
@@ -307,24 +288,29 @@ class Core:
             return
         self._sessions.setdefault(key, NotebookSession(now_s, None)).hello = message
         self._set_members(now_s)
-        self._worker.need(now_s)
-        if self._worker.state == READY:
-            self._welcome()
+        self._welcome(now_s)
 
     def _end_if_late(self, now_s: float) -> None:
         """The device leaves: whoever has not moved elsewhere is given up."""
-        owners = {run.owner for run in self._work.plans.runs.values()}
+        owners = self._workspaces.owners
         for key in self._departure.ends(self._out, self._sessions, owners, now_s):
             self._out.send(key, Goodbye(reason=clip(f"it leaves: {self._departure.reason}")))
             self._close_session(key, now_s)
 
-    def _welcome(self) -> None:
-        stated = self._departure.stated(self._settings.statement(self._worker.facts))
-        for key, session in self._sessions.items():
-            if session.hello is not None:
-                session.hello = None
-                welcome = Welcome(major=VERSION[0], minor=VERSION[1], name=self._settings.name)
-                self._out.send(key, welcome, (dump(stated),))
+    def _welcome(self, now_s: float) -> None:
+        """Those who have greeted, as soon as a worker has said what it can do."""
+        greeting = {key: each for key, each in self._sessions.items() if each.hello is not None}
+        states = {each.worker.state for each in self._workspaces}
+        if READY not in states:
+            if greeting and STARTING not in states:
+                self._workspaces.open(next(iter(greeting))).worker.need(now_s)
+            return
+        for key, session in greeting.items():
+            session.hello = None
+            welcome = Welcome(major=VERSION[0], minor=VERSION[1], name=self._settings.name)
+            self._out.send(key, welcome, (dump(self._stated()),))
+            session.told = None
+            self._workspaces.tell_what_is_left(key, session)
 
     def _roster(self, key: str, message: Roster, buffers: tuple[Buffer, ...], now_s: float) -> None:
         """The members of a notebook's home, all of them each time."""
@@ -339,9 +325,9 @@ class Core:
 
     def _set_members(self, now_s: float) -> None:
         """Who is a member, and where: told when that has changed."""
-        owners = {run.owner for run in self._work.plans.runs.values()}
         before = self._announced_members
-        members = known_members(self._sessions, owners, self._measuring.askers, before)
+        owners, askers = self._workspaces.owners, self._workspaces.askers
+        members = known_members(self._sessions, owners, askers, before)
         for key in sorted(before.keys() - members.keys() - self._sessions.keys()):
             self._exchange.lose(key, "it is no member of the home any more", now_s)
         for key in members:
@@ -361,69 +347,69 @@ class Core:
         back.
         """
         if self._sessions.pop(key, None) is None:
+            self._workspaces.close(key)
             return
         self._out.versions.pop(key, None)
-        self._work.plans.leave(key, now_s)
-        self._measuring.leave(key)
+        own = self._workspaces.open(key)
+        own.plans.leave(key, now_s)
+        own.measuring.leave(key)
         self._exchange.lose(key, "its notebook is gone", now_s)
-        self._work.apply(self._incoming.reset(key), now_s)
+        self._exchange.forget_arrivals(key, now_s)
         self._set_members(now_s)
-        if not self._sessions:
-            self._lose_worker(FailureCause.CANCELLED, "no notebook is connected", now_s, kill=True)
+        own.worker.kill("its notebook is gone")
+        self._workspaces.close(key)
+        self._workspaces.divide(self._sessions)
+        self._welcome(now_s)  # whoever waited for this worker gets another one
 
-    # --- the worker -------------------------------------------------------------------------------
+    # --- workers ----------------------------------------------------------------------------------
 
-    def _from_worker(self, message: Message, buffers: tuple[Buffer, ...], now_s: float) -> None:
+    def _from_worker(self, event: FromWorker, now_s: float) -> None:
+        workspace = self._workspaces.of_worker(event.worker)
+        if workspace is None:
+            return
+        was_ready = workspace.worker.state == READY
         try:
-            self._read_worker(message, buffers, now_s)
+            workspace.receive(event.message, event.buffers, now_s)
         # it runs native code on foreign data, and may have been taken over
         except WireError as error:
             text = f"the worker broke the protocol: {error}"
-            self._lose_worker(FailureCause.CRASHED, text, now_s, kill=True)
+            self._lose_worker(event.worker, FailureCause.CRASHED, text, now_s, kill=True)
+            return
+        if not was_ready and workspace.worker.state == READY:
+            self._facts = workspace.worker.facts
+            self._welcome(now_s)
+            self._workspaces.divide(self._sessions)
 
-    def _read_worker(self, message: Message, buffers: tuple[Buffer, ...], now_s: float) -> None:
-        was_ready = self._worker.state == READY
-        self._worker.receive(message, buffers, now_s)
-        if not was_ready and self._worker.state == READY:
-            self._welcome()
-        match message:
-            case SegmentLoaded():
-                self._work.plans.loaded(message)
-            case Computed():
-                self._work.computed(message, buffers, now_s)
-                for offset in message.freed:
-                    self._work.freed(offset, now_s)
-            case MeasuredTask():
-                self._measuring.measured(message)
-            case ComputeFailed():
-                if not self._work.task_failed(message, now_s) and not self._measuring.failed(
-                    message
-                ):
-                    self._work.plans.not_loaded(message, now_s)
-            case Freed():
-                self._work.freed(message.offset, now_s)
-
-    def _lose_worker(self, cause: str, text: str, now_s: float, *, kill: bool = False) -> None:
-        """The worker is gone, or has to go; another one is started when it is needed."""
+    def _lose_worker(
+        self, number: int, cause: str, text: str, now_s: float, *, kill: bool = False
+    ) -> None:
+        """A worker is gone, or has to go; another one is started when it is needed."""
+        workspace = self._workspaces.of_worker(number)
+        if workspace is None:
+            return
+        was_starting = workspace.worker.state == STARTING
         if kill:
-            self._worker.kill(text)
+            workspace.worker.kill(text)
         else:
-            self._worker.gone()
-        self._work.lose_worker(cause, text, now_s)
-        self._measuring.lose_worker(RefusalCode.STATE, text)
-        for key, session in list(self._sessions.items()):
-            if session.hello is not None:
-                self._out.refuse(
-                    key, session.hello, RefusalCode.BACKEND, f"the worker does not start: {text}"
-                )
-                self._close_session(key, now_s)
+            workspace.worker.gone()
+        workspace.work.lose_worker(cause, text, now_s)
+        workspace.measuring.lose_worker(RefusalCode.STATE, text)
+        if was_starting:
+            self._refuse_greetings(f"the worker does not start: {text}", now_s)
+
+    def _refuse_greetings(self, text: str, now_s: float) -> None:
+        greeting = {key: each.hello for key, each in self._sessions.items() if each.hello}
+        for key in greeting:
+            self._sessions[key].hello = None
+        for key, hello in greeting.items():
+            self._out.refuse(key, hello, RefusalCode.BACKEND, text)
+            self._close_session(key, now_s)
 
     def _tick(self, now_s: float) -> None:
-        overdue_s = self._worker.overdue_s(now_s)
-        if overdue_s is not None:
-            self._lose_worker(
-                FailureCause.HUNG, f"the worker was silent for {overdue_s:.0f} s", now_s, kill=True
-            )
+        for each in self._workspaces:
+            if (overdue_s := each.worker.overdue_s(now_s)) is not None:
+                text = f"the worker was silent for {overdue_s:.0f} s"
+                self._lose_worker(each.number, FailureCause.HUNG, text, now_s, kill=True)
         for key in [
             k for k, s in self._sessions.items() if now_s - s.heard_s > self._settings.grace_s
         ]:
@@ -431,9 +417,10 @@ class Core:
             text = f"it heard nothing of this notebook for {self._settings.grace_s:.0f} s"
             self._out.send(key, Goodbye(reason=text))
             self._close_session(key, now_s)
-        self._work.tick(now_s)
-        self._work.go_on()
-        self._measuring.tick(now_s, self._radio_s)
+        self._workspaces.make_room(now_s)
+        self._workspaces.divide(self._sessions)
+        for each in self._workspaces:
+            each.tick(now_s, self._radio_s)
 
     # --- what must not happen ---------------------------------------------------------------------
 
@@ -478,14 +465,15 @@ class Core:
     def _give_up(self, event: Event, text: str, now_s: float) -> None:
         key = event.sender.key if isinstance(event, FromPeer) else getattr(event, "key", "")
         if isinstance(event, FromWorker | WorkerDied):
-            self._lose_worker(FailureCause.INTERNAL, text, now_s, kill=True)
+            self._lose_worker(event.worker, FailureCause.INTERNAL, text, now_s, kill=True)
         elif key in self._sessions:
             self._out.send(key, Goodbye(reason=text))
             self._close_session(key, now_s)
         elif key:
             self._exchange.lose_member(key, now_s)
-            self._work.apply(self._incoming.reset(key), now_s)
-            self._work.fail_all(FailureCause.PEER_LOST, text, now_s)
+            self._exchange.forget_arrivals(key, now_s)
+            for workspace in self._workspaces:
+                workspace.work.fail_all(FailureCause.PEER_LOST, text, now_s)
         else:
             raise RuntimeError("nobody is to blame")
 
@@ -493,7 +481,9 @@ class Core:
         """As after a start: every session ends, and the worker."""
         for key in self._sessions:
             self._out.send(key, Goodbye(reason="a fault in the agent: it begins anew"))
-        self._out.add(SetMembers(()), KillWorker("a fault in the agent"))
+        self._out.add(SetMembers(()))
+        for each in self._workspaces:
+            self._out.add(KillWorker("a fault in the agent", each.number))
         self._set_up()
 
     def _undone(self, event: Undone, now_s: float) -> None:
@@ -501,22 +491,23 @@ class Core:
         self.n_faults += 1
         self._out.add(Report(event.text))
         match event.action:
-            case ToWorker(message=Compute() as order):
+            case ToWorker(message=Compute() as order, worker=worker):
                 failed = ComputeFailed(tag=order.tag, cause=FailureCause.INTERNAL, text=event.text)
-                self._from_worker(failed, (), now_s)
-            case ToWorker(message=LoadSegment(slot=name) | MeasureTask(task=name)):
-                self._from_worker(
-                    ComputeFailed(slot=name, cause=RefusalCode.DOCUMENT, text=event.text), (), now_s
-                )
-            case ToWorker() | Store() | StartWorker():
-                self._lose_worker(FailureCause.INTERNAL, event.text, now_s, kill=True)
+                self._from_worker(FromWorker(failed, (), worker), now_s)
+            case ToWorker(message=LoadSegment(slot=name) | MeasureTask(task=name), worker=worker):
+                failed = ComputeFailed(slot=name, cause=RefusalCode.DOCUMENT, text=event.text)
+                self._from_worker(FromWorker(failed, (), worker), now_s)
+            case ToWorker() | Store() | StartWorker() | LimitWorker() as action:
+                cause = FailureCause.INTERNAL
+                self._lose_worker(action.worker, cause, event.text, now_s, kill=True)
             case ToPeer(message=(Value() | Chunk()) as sent):
                 rejected = Rejected(transfer=sent.transfer, code=RefusalCode.STATE, text=event.text)
                 self._exchange.rejected(event.action.key, rejected, now_s)
             case KeepLeases():
                 self._coordinators.not_kept()
             case ToPeer(message=Done() as done):
-                self._work.plans.answer_failed(done, event.text)
+                if own := self._workspaces.get(event.action.key):
+                    own.plans.answer_failed(done, event.text)
             case ToPeer() if event.action.key in self._sessions and not isinstance(
                 event.action.message, Goodbye
             ):

@@ -5,11 +5,11 @@ time. Pure.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from potluck_agent.core.epochs import refusal_code
+from potluck_agent.core.epochs import Others, refusal_code
 from potluck_agent.core.events import Buffer, PeerDevice, ReadMeter, Span
 from potluck_agent.core.outbox import Outbox
 from potluck_agent.core.send_queue import SendQueue, Transfer
-from potluck_agent.core.worker_proxy import WorkerProxy
+from potluck_agent.core.worker_proxy import BusyTime, WorkerProxy
 from potluck_wire.limits import MAX_ITEMS, MAX_MEASURES, MAX_PROBES, MIB, PROBE, is_identifier
 from potluck_wire.messages import (
     HOME,
@@ -26,9 +26,8 @@ from potluck_wire.messages import (
 )
 from potluck_wire.replies import check_timings
 from potluck_wire.statement import BACKEND_OF
-from potluck_wire.version import READING_BATTERY, SPLIT_BACKWARD, VERSION
+from potluck_wire.version import READING_BATTERY, SHARING, SPLIT_BACKWARD, VERSION
 
-TAKEN = "another notebook's run is on, and would slow what is measured; ask again when it is over"
 PROBE_PRIORITY = 2**53  # behind everything that is needed
 REACH_BYTES = 64  # up to so many only ask whether a device is there, which cannot wait
 MAX_PROBE_BYTES = 64 * MIB
@@ -50,6 +49,7 @@ class Series:
 
     request: Probe
     peer_key: str
+    n_beside: int
     seconds: list[float] = field(default_factory=list)
 
 
@@ -72,22 +72,24 @@ class MeasurementQueue:
         worker: WorkerProxy,
         outgoing: SendQueue,
         members: Callable[[str], dict[str, PeerDevice]],
-        is_taken: Callable[[str], bool],
+        others: Others,
+        busy: BusyTime,
     ) -> None:
         self._out = out
+        self._busy = busy
         self._worker = worker
         self._outgoing = outgoing
         self._members = members
-        # by another notebook's run, which would slow what is measured and be slowed by it
-        self._is_taken = is_taken
-        self._measures: dict[str, tuple[str, Measure]] = {}  # by task: who asked what
+        self._others = others
+        # by task: who asked what, beside how many others
+        self._measures: dict[str, tuple[str, Measure, int]] = {}
         self._probes: dict[ProbeOf, Series] = {}
         self._meters: dict[str, Subscription] = {}
 
     @property
     def askers(self) -> set[str]:
         """Whose measurements are under way."""
-        return {key for key, _ in self._measures.values()} | {about.key for about in self._probes}
+        return {key for key, *_ in self._measures.values()} | {about.key for about in self._probes}
 
     # --- layers -----------------------------------------------------------------------------------
 
@@ -110,10 +112,9 @@ class MeasurementQueue:
             )
             self._out.refuse(key, message, RefusalCode.DOCUMENT, text)
             return
-        if self._is_taken(key):
-            self._out.refuse(key, message, RefusalCode.BUSY, TAKEN)
+        if self._must_wait(key, message):
             return
-        n_waiting = sum(owner == key for owner, _ in self._measures.values())
+        n_waiting = sum(owner == key for owner, *_ in self._measures.values())
         crowded = self._worker.crowded(sum(map(len, buffers)))
         if n_waiting >= MAX_MEASURES:
             crowded = (
@@ -122,7 +123,7 @@ class MeasurementQueue:
         if crowded:
             self._out.refuse(key, message, RefusalCode.BUSY, crowded)
             return
-        self._measures[message.task] = (key, message)
+        self._measures[message.task] = (key, message, self._others.n_at_work)
         self._worker.need(now_s)
         order = MeasureTask(
             task=message.task,
@@ -133,13 +134,26 @@ class MeasurementQueue:
         )
         self._worker.send(order, buffers, now_s)
 
+    def _must_wait(self, key: str, message: Measure | Probe) -> bool:
+        """Whether nothing is measured now: a notebook that cannot be told that it was beside
+        others' runs would take that for the device's speed.
+        """
+        if not self._others.n_at_work or self._knows_others(key):
+            return False
+        text = "another notebook's run is on, and would slow what is measured; ask again later"
+        self._out.refuse(key, message, RefusalCode.BUSY, text)
+        return True
+
+    def _knows_others(self, key: str) -> bool:
+        return self._out.versions.get(key, VERSION) >= SHARING
+
     def measured(self, message: MeasuredTask) -> None:
         """It has been timed. WireError where something else was measured than what was asked
         for.
         """
         if message.task not in self._measures:  # whoever asked is gone
             return
-        key, request = self._measures[message.task]
+        key, request, n_beside = self._measures[message.task]
         check_timings(request, message)
         del self._measures[message.task]
         tells_frac = self._out.versions.get(key, VERSION) >= SPLIT_BACKWARD
@@ -152,14 +166,19 @@ class MeasurementQueue:
             update_s=message.update_s,
             sgd_s=message.sgd_s,
             weight_frac=message.weight_frac if tells_frac else -1.0,
+            n_beside=self._n_beside(key, n_beside),
         )
         self._out.send(key, answer)
+
+    def _n_beside(self, key: str, n_at_first: int) -> int:
+        """Notebooks whose runs went on meanwhile."""
+        return max(n_at_first, self._others.n_at_work) if self._knows_others(key) else 0
 
     def failed(self, message: ComputeFailed) -> bool:
         """A layer could not be loaded or timed; False where it is none of ours."""
         if message.tag >= 0 or message.slot not in self._measures:
             return False
-        key, request = self._measures.pop(message.slot)
+        key, request, _ = self._measures.pop(message.slot)
         self._out.refuse(
             key, request, refusal_code(message.cause), f"{request.task}: {message.text}"
         )
@@ -167,7 +186,7 @@ class MeasurementQueue:
 
     def lose_worker(self, code: str, text: str) -> None:
         """Nothing of this will be answered by the worker."""
-        for key, request in self._measures.values():
+        for key, request, _ in self._measures.values():
             self._out.refuse(key, request, code, f"{request.task}: {text}")
         self._measures.clear()
 
@@ -190,8 +209,7 @@ class MeasurementQueue:
             )
             self._out.refuse(key, message, RefusalCode.DOCUMENT, text)
             return
-        if self._is_taken(key):
-            self._out.refuse(key, message, RefusalCode.BUSY, TAKEN)
+        if self._must_wait(key, message):
             return
         n_waiting = sum(other.key == key for other in self._probes)
         if n_waiting >= MAX_PROBES:
@@ -200,7 +218,7 @@ class MeasurementQueue:
             )
             self._out.refuse(key, message, RefusalCode.BUSY, text)
             return
-        self._probes[about] = Series(message, peer_key)
+        self._probes[about] = Series(message, peer_key, self._others.n_at_work)
         self._send_probe(about)
 
     def _send_probe(self, about: ProbeOf) -> None:
@@ -210,7 +228,14 @@ class MeasurementQueue:
         place = Span(arena="zeros", offset=0, nbytes=nbytes)
         priority = 0 if nbytes <= REACH_BYTES else PROBE_PRIORITY
         self._outgoing.add(
-            Transfer(key=series.peer_key, value=value, place=place, priority=priority, about=about)
+            Transfer(
+                key=series.peer_key,
+                value=value,
+                place=place,
+                priority=priority,
+                about=about,
+                owner=about.key,
+            )
         )
 
     def delivered(self, transfer: Transfer, now_s: float) -> None:
@@ -224,7 +249,12 @@ class MeasurementQueue:
             self._send_probe(about)
             return
         del self._probes[about]
-        answer = Probed(task=about.task, peer=series.request.peer, seconds=tuple(series.seconds))
+        answer = Probed(
+            task=about.task,
+            peer=series.request.peer,
+            seconds=tuple(series.seconds),
+            n_beside=self._n_beside(about.key, series.n_beside),
+        )
         self._out.send(about.key, answer)
 
     def refused(self, transfer: Transfer, text: str) -> None:
@@ -249,14 +279,14 @@ class MeasurementQueue:
             return
         self._meters.pop(key, None)
         if message.period_s:
-            self._meters[key] = Subscription(message.period_s, now_s, self._worker.busy_s, now_s)
+            self._meters[key] = Subscription(message.period_s, now_s, self._busy.total_s, now_s)
 
     def tick(self, now_s: float, radio_s: float) -> None:
         """Readings that are due."""
         for key, meter in self._meters.items():
             if now_s < meter.due_s:
                 continue
-            busy_s, span_s = self._worker.busy_s, now_s - meter.since_s
+            busy_s, span_s = self._busy.total_s, now_s - meter.since_s
             busy_frac = min(1.0, max(0.0, (busy_s - meter.busy_s) / span_s)) if span_s > 0 else 0.0
             tells_battery = self._out.versions.get(key, VERSION) >= READING_BATTERY
             self._out.add(
@@ -286,5 +316,5 @@ class MeasurementQueue:
         self._outgoing.cancel(probes)
         for about in probes:
             del self._probes[about]
-        for task in [task for task, (owner, _) in self._measures.items() if owner == key]:
+        for task in [task for task, (owner, *_) in self._measures.items() if owner == key]:
             del self._measures[task]

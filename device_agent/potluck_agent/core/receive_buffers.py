@@ -71,6 +71,7 @@ class IncomingValue:
     key: str
     assembly: Reassembler
     about: Hashable
+    worker: int = 0  # in whose arena it lies
     sink: bool = False
     may_wait: bool = False  # its credit
     offset: int | None = None
@@ -88,7 +89,9 @@ class IncomingValue:
     def span(self) -> Span:
         """Where it is."""
         assert self.offset is not None
-        return Span(arena="inbound", offset=self.offset, nbytes=self.value.nbytes)
+        return Span(
+            arena="inbound", offset=self.offset, nbytes=self.value.nbytes, worker=self.worker
+        )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -100,9 +103,10 @@ class ChunkOutcome:
 
 
 class ReceiveBuffers:
-    """All arrivals of this device."""
+    """All arrivals for one worker, into its inbound arena of so many bytes."""
 
-    def __init__(self, inbound_bytes: int) -> None:
+    def __init__(self, inbound_bytes: int, worker: int = 0) -> None:
+        self._worker = worker
         self.space = Space(inbound_bytes)
         self._arrivals: OrderedDict[tuple[str, int], IncomingValue] = OrderedDict()
         self._queue: deque[IncomingValue] = deque()  # without a place, oldest first
@@ -149,6 +153,7 @@ class ReceiveBuffers:
             key=key,
             assembly=Reassembler(value),
             about=about,
+            worker=self._worker,
             sink=sink,
             may_wait=may_wait,
             start_s=now_s,
@@ -159,6 +164,10 @@ class ReceiveBuffers:
             self._queue.append(arrival)
         self._arrivals[key, value.transfer] = arrival
         return self._accept(arrival, 0, data)
+
+    def awaits(self, key: str, transfer: int) -> bool:
+        """Whether this transfer of that sender is coming in."""
+        return (key, transfer) in self._arrivals
 
     def chunk(self, key: str, chunk: Chunk, data: Buffer) -> ChunkOutcome:
         """A further chunk. One of a transfer that is not wanted any more is dropped."""
@@ -177,7 +186,7 @@ class ReceiveBuffers:
             return self._acknowledge(arrival)
         if arrival.offset is not None:
             step = self._acknowledge(arrival)
-            step.actions.insert(0, Store(arrival.offset + start, data))
+            step.actions.insert(0, Store(arrival.offset + start, data, self._worker))
             return step
         arrival.held.append((start, data))
         arrival.held_bytes += len(data)
@@ -239,7 +248,9 @@ class ReceiveBuffers:
             if arrival.offset is None:
                 break
             self._queue.popleft()
-            step.actions += [Store(arrival.offset + start, data) for start, data in arrival.held]
+            step.actions += [
+                Store(arrival.offset + start, data, self._worker) for start, data in arrival.held
+            ]
             arrival.held, arrival.held_bytes = [], 0
             more = self._acknowledge(arrival)
             step.actions += more.actions

@@ -23,6 +23,7 @@ from potluck_agent.core.events import (
     FromWorker,
     KeepLeases,
     KillWorker,
+    LimitWorker,
     LinkReset,
     MayStay,
     MemberLost,
@@ -231,16 +232,19 @@ def _facts(action: Action) -> list[Any]:
     row: list[Any] = []
     match action:
         case ToPeer() | ToWorker():
-            key = action.key if isinstance(action, ToPeer) else ""
             row = [
-                key,
+                action.key if isinstance(action, ToPeer) else _worker(action.worker),
                 _pack_message(action.message),
                 [_pack_part(action.message, part) for part in action.buffers],
             ]
         case Store():
-            row = [action.offset, len(action.data)]
+            row = [action.offset, len(action.data), *_other(action.worker)]
+        case StartWorker():
+            row = _other(action.worker)
         case KillWorker():
-            row = [action.reason]
+            row = [action.reason, *_other(action.worker)]
+        case LimitWorker():
+            row = [action.memory_bytes, action.worker]
         case SetMembers():
             row = [[[member.name, member.key, member.address] for member in action.members]]
         case ReadMeter():
@@ -251,6 +255,15 @@ def _facts(action: Action) -> list[Any]:
         case Report():
             row = [action.text.partition("\n")[0].partition("(")[0]]
     return row
+
+
+def _worker(number: int) -> str:
+    """In the place of a peer's key; the first worker was the only one once, and is not told."""
+    return f"worker {number}" if number else ""
+
+
+def _other(number: int) -> list[int]:
+    return [number] if number else []
 
 
 def open_outline(packed: bytes) -> tuple[str, str, Message | None, list[Any]]:
@@ -283,10 +296,10 @@ def _pack_event(event: Event) -> list[Any]:
                 _pack_message(message),
                 _kept(message, buffers),
             ]
-        case FromWorker(message, buffers):
-            return [name, _pack_message(message), _kept(message, buffers)]
+        case FromWorker(message, buffers, worker):
+            return [name, _pack_message(message), _kept(message, buffers), worker]
         case Undone(action, text):
-            return [name, *_pack_undone(action), text]
+            return [name, *_pack_undone(action), text, getattr(action, "worker", 0)]
     return [name, *(getattr(event, field.name) for field in fields(event))]
 
 
@@ -296,11 +309,11 @@ def _unpack_event(name: str, *row: Any) -> Event:
         message, buffers = _unpack_message(message, _restored(buffers))
         return FromPeer(sender=_made(Sender, sender), message=message, buffers=buffers)
     if name == "FromWorker":
-        message, buffers = row
-        return FromWorker(*_unpack_message(message, _restored(buffers)))
+        message, buffers, *worker = row
+        return FromWorker(*_unpack_message(message, _restored(buffers)), *worker)
     if name == "Undone":
-        kind, key, message, text = row
-        return Undone(_unpack_undone(kind, key, message), text)
+        kind, key, message, text, *worker = row
+        return Undone(_unpack_undone(kind, key, message, *worker), text)
     event: Event = _made(_PLAIN[name], row)
     return event
 
@@ -314,23 +327,25 @@ def _made(kind: Any, values: Sequence[Any]) -> Any:
 
 
 def _pack_undone(action: Action) -> list[Any]:
-    """Of an action that could not be carried out the core looks at its kind, its message and the
-    peer.
+    """Of an action that could not be carried out the core looks at its kind, its message, and the
+    peer or the worker.
     """
     message = _pack_message(action.message) if isinstance(action, ToPeer | ToWorker) else None
     return [type(action).__name__, action.key if isinstance(action, ToPeer) else "", message]
 
 
-def _unpack_undone(kind: str, key: str, message: Any) -> Action:
+def _unpack_undone(kind: str, key: str, message: Any, worker: int = 0) -> Action:
     match kind:
         case "ToPeer":
             return ToPeer(key=key, message=_unpack_message(message)[0])
         case "ToWorker":
-            return ToWorker(_unpack_message(message)[0])
+            return ToWorker(_unpack_message(message)[0], (), worker)
         case "Store":
-            return Store(0, b"")
+            return Store(0, b"", worker)
         case "StartWorker":
-            return StartWorker()
+            return StartWorker(worker)
+        case "LimitWorker":
+            return LimitWorker(0, worker)
         case "KeepLeases":
             return KeepLeases((), ToPeer(key="", message=Leased()))
     return Report("")  # any other is only counted
@@ -398,5 +413,5 @@ def _pack_part(message: Message, part: Buffer | Span) -> Any:
     its checksum.
     """
     if isinstance(part, Span):
-        return [part.arena, part.offset, part.nbytes]
+        return [part.arena, part.offset, part.nbytes, *_other(part.worker)]
     return len(part) if isinstance(message, UNREAD) else [len(part), zlib.crc32(part)]

@@ -5,10 +5,8 @@ All are 0 when nothing is under way: what stays above 0 then is a leak.
 
 from dataclasses import dataclass
 
-from potluck_agent.core.early_values import EarlyValues
-from potluck_agent.core.receive_buffers import ReceiveBuffers
 from potluck_agent.core.send_queue import SendQueue
-from potluck_agent.core.worker_proxy import WorkerProxy
+from potluck_agent.core.workspaces import Workspaces
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,16 +30,15 @@ class ResourceUsage:
     order_bytes: int = 0
 
 
-def resource_usage(
-    incoming: ReceiveBuffers, outgoing: SendQueue, early: EarlyValues, worker: WorkerProxy
-) -> ResourceUsage:
-    """What these parts of one core hold."""
+def resource_usage(workspaces: Workspaces, outgoing: SendQueue, n_sinks: int) -> ResourceUsage:
+    """What all notebooks have of one core; `n_sinks` values come in to be measured."""
+    every = list(workspaces)
     return ResourceUsage(
-        inbound_bytes=incoming.space.used_bytes,
-        n_arriving=incoming.n_arriving,
+        inbound_bytes=sum(each.incoming.space.used_bytes for each in every),
+        n_arriving=n_sinks + sum(each.incoming.n_arriving for each in every),
         n_leaving=outgoing.n_leaving,
-        n_early=len(early),
-        n_early_instructions=early.n_instructions,
-        early_bytes=early.worker_bytes,
-        order_bytes=worker.behind_bytes,
+        n_early=sum(len(each.work.early) for each in every),
+        n_early_instructions=sum(each.work.early.n_instructions for each in every),
+        early_bytes=sum(each.work.early.worker_bytes for each in every),
+        order_bytes=sum(each.worker.behind_bytes for each in every),
     )

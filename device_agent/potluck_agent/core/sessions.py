@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from potluck_agent.core.events import PeerDevice
-from potluck_wire.messages import Hello
+from potluck_wire.messages import Available, Hello
 from potluck_wire.session import SessionState
 
 
@@ -15,6 +15,7 @@ class NotebookSession:
     heard_s: float
     hello: Hello | None
     members: dict[str, PeerDevice] = field(default_factory=dict)
+    told: Available | None = None  # what others leave, as it heard last
 
 
 def state_of(session: NotebookSession | None) -> SessionState:

@@ -1,21 +1,19 @@
 """Values between this device and its peers, as their messages come: what is taken, what has
 arrived, what is refused.
 
-`ReceiveBuffers` and `SendQueue` keep the accounts; here their news go to the work and to the
-measurements. Pure.
+`ReceiveBuffers` and `SendQueue` keep the accounts; here their news go to the notebook's work and
+measurements that they are of. Pure.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 from potluck_agent.core.events import Buffer, LinkReset
 from potluck_agent.core.execution import Unwanted
-from potluck_agent.core.execution_engine import ExecutionEngine
-from potluck_agent.core.measurements import MeasurementQueue
 from potluck_agent.core.outbox import Outbox, Settings
 from potluck_agent.core.receive_buffers import ReceiveBuffers
 from potluck_agent.core.send_queue import SendQueue, Transfer
-from potluck_agent.core.worker_proxy import WorkerProxy
+from potluck_agent.core.workspaces import Workspace, Workspaces
 from potluck_wire.errors import WireError
 from potluck_wire.limits import PROBE
 from potluck_wire.messages import Chunk, Credit, Message, RefusalCode, Rejected, Value
@@ -25,23 +23,13 @@ class ValueExchange:
     """Everything that is said on the data channel."""
 
     def __init__(
-        self,
-        settings: Settings,
-        out: Outbox,
-        worker: WorkerProxy,
-        incoming: ReceiveBuffers,
-        outgoing: SendQueue,
-        work: ExecutionEngine,
-        measuring: MeasurementQueue,
+        self, settings: Settings, out: Outbox, outgoing: SendQueue, workspaces: Workspaces
     ) -> None:
         self._is_emulated = settings.is_emulated
         self._out = out
-        self._worker = worker
-        self._incoming = incoming
         self._outgoing = outgoing
-        self._work = work
-        self._measuring = measuring
-        self.n_moved = 0  # messages of values that come in and go out: a long transfer gets on, too
+        self._workspaces = workspaces
+        self._sinks = ReceiveBuffers(0)  # values that are only measured, whoever asked for it
         self._receivers: dict[
             type[Message], Callable[[str, Any, tuple[Buffer, ...], float], None]
         ] = {
@@ -51,28 +39,33 @@ class ValueExchange:
             Rejected: lambda key, message, buffers, now_s: self.rejected(key, message, now_s),
         }
 
+    @property
+    def is_receiving(self) -> bool:
+        """Whether anything is coming in."""
+        return self._sinks.busy or any(each.incoming.busy for each in self._workspaces)
+
+    @property
+    def n_sinks(self) -> int:
+        """Values that come in to be measured."""
+        return self._sinks.n_arriving
+
     def receive(
         self, key: str, message: Message, buffers: tuple[Buffer, ...], now_s: float
     ) -> None:
         """A message of the data channel."""
-        self.n_moved += 1
         self._receivers[type(message)](key, message, buffers, now_s)
 
     def _value(self, key: str, message: Value, buffers: tuple[Buffer, ...], now_s: float) -> None:
         for transfer in message.received:
             self._delivered(self._outgoing.arrived(key, transfer, now_s), now_s)
         try:
-            sink = not message.run and message.program == PROBE
-            about = None if sink else self._work.expect(key, message)
-            if about is None and not sink:
-                known = Credit(transfer=message.transfer, received_bytes=message.nbytes, done=True)
-                self._out.send(key, known)
-                return
-            may_wait = not (sink or self._is_emulated) and self._work.goes_on_after(message)
-            step = self._incoming.begin(
-                key, message, buffers[0], about, sink=sink, now_s=now_s, may_wait=may_wait
-            )
-            self._work.apply(step, now_s)
+            if not message.run and message.program == PROBE:
+                step = self._sinks.begin(key, message, buffers[0], None, sink=True, now_s=now_s)
+                self._out.add(*step.actions)
+            elif (workspace := self._workspaces.of_run(message.run)) is None:
+                raise Unwanted(RefusalCode.UNKNOWN_RUN, f"no run {message.run} is loaded")
+            else:
+                self._take(workspace, key, message, buffers[0], now_s)
         except Unwanted as unwanted:
             self._out.send(
                 key, Rejected(transfer=message.transfer, code=unwanted.code, text=str(unwanted))
@@ -82,10 +75,38 @@ class ValueExchange:
                 key, Rejected(transfer=message.transfer, code=RefusalCode.DOCUMENT, text=error.text)
             )
 
+    def _take(
+        self, workspace: Workspace, key: str, message: Value, data: Buffer, now_s: float
+    ) -> None:
+        workspace.n_moved += 1
+        about = workspace.work.expect(key, message)
+        if about is None:
+            known = Credit(transfer=message.transfer, received_bytes=message.nbytes, done=True)
+            self._out.send(key, known)
+            return
+        may_wait = not self._is_emulated and workspace.work.goes_on_after(message)
+        step = workspace.incoming.begin(
+            key, message, data, about, sink=False, now_s=now_s, may_wait=may_wait
+        )
+        workspace.work.apply(step, now_s)
+
     def _chunk(self, key: str, message: Chunk, buffers: tuple[Buffer, ...], now_s: float) -> None:
-        self._work.apply(self._incoming.chunk(key, message, buffers[0]), now_s)
+        if self._sinks.awaits(key, message.transfer):
+            self._out.add(*self._sinks.chunk(key, message, buffers[0]).actions)
+            return
+        for workspace in self._workspaces:
+            if workspace.incoming.awaits(key, message.transfer):
+                workspace.n_moved += 1
+                step = workspace.incoming.chunk(key, message, buffers[0])
+                workspace.work.apply(step, now_s)
+                return
 
     def _credit(self, key: str, message: Credit, buffers: tuple[Buffer, ...], now_s: float) -> None:
+        workspace = self._workspaces.get(self._outgoing.owner_of(key, message.transfer))
+        if workspace is None:
+            return
+        workspace.n_moved += 1
+        workspace.worker.moved(now_s)
         try:
             transfer = self._outgoing.credited(key, message, now_s)
         except WireError as error:  # it counts wrongly: this value cannot be finished with it
@@ -96,25 +117,36 @@ class ValueExchange:
         self._delivered(transfer, now_s)
 
     def _delivered(self, transfer: Transfer | None, now_s: float) -> None:
-        self._worker.moved(now_s)
-        if transfer is not None:
-            self._work.delivered(transfer, now_s)
-            self._measuring.delivered(transfer, now_s)
+        workspace = self._workspaces.get(transfer.owner) if transfer is not None else None
+        if transfer is None or workspace is None:
+            return
+        workspace.worker.moved(now_s)
+        workspace.work.delivered(transfer, now_s)
+        workspace.measuring.delivered(transfer, now_s)
 
     def rejected(self, key: str, message: Rejected, now_s: float) -> None:
         """A value of ours is not wanted there, or cannot be sent."""
         transfer = self._outgoing.rejected(key, message.transfer)
-        if transfer is not None:
-            self._work.refused(transfer, message.code, message.text, now_s)
-            self._measuring.refused(transfer, message.text)
+        workspace = self._workspaces.get(transfer.owner) if transfer is not None else None
+        if transfer is None or workspace is None:
+            return
+        workspace.n_moved += 1
+        workspace.work.refused(transfer, message.code, message.text, now_s)
+        workspace.measuring.refused(transfer, message.text)
 
     def reset(self, event: LinkReset, now_s: float) -> None:
         """A connection is a new one: what was under way on the old one is lost."""
         if event.incoming:
-            self._work.apply(self._incoming.reset(event.key), now_s)
+            self.forget_arrivals(event.key, now_s)
             self._outgoing.begin_anew(event.key)
         if event.outgoing:
             self._outgoing.restart(event.key)
+
+    def forget_arrivals(self, key: str, now_s: float) -> None:
+        """What was coming from this peer comes anew, or never."""
+        self._out.add(*self._sinks.reset(key).actions)
+        for workspace in self._workspaces:
+            workspace.work.apply(workspace.incoming.reset(key), now_s)
 
     def lose_member(self, key: str, now_s: float) -> None:
         """There is no connection to this device: what waits for it will not get there."""
@@ -123,7 +155,12 @@ class ValueExchange:
 
     def lose(self, key: str, text: str, now_s: float) -> None:
         """Nothing that waits for this peer will get there."""
-        lost = self._outgoing.forget(key)
-        self._work.lost(lost, text, now_s)
-        for transfers in lost.values():
-            self._measuring.refused(transfers[0], text)
+        lost: dict[str, dict[Hashable, list[Transfer]]] = {}
+        for group, transfers in self._outgoing.forget(key).items():
+            lost.setdefault(transfers[0].owner, {})[group] = transfers
+        for owner, groups in lost.items():
+            workspace = self._workspaces.get(owner)
+            if workspace is not None:
+                workspace.work.lost(groups, text, now_s)
+                for transfers in groups.values():
+                    workspace.measuring.refused(transfers[0], text)

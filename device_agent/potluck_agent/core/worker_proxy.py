@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from potluck_agent.core.events import Buffer, KillWorker, StartWorker, ToWorker
+from potluck_agent.core.events import Buffer, KillWorker, LimitWorker, StartWorker, ToWorker
 from potluck_agent.core.outbox import Outbox, Settings
 from potluck_wire.limits import MAX_BEHIND_BYTES
 from potluck_wire.messages import (
@@ -33,22 +33,43 @@ READY = "ready"
 COMPUTING = "computing"  # only told: ready, and it owes an answer
 
 
-class WorkerProxy:
-    """Messages for a worker that is not ready yet wait here."""
+class BusyTime:
+    """Seconds in which any worker of this device computed."""
 
-    def __init__(self, settings: Settings, out: Outbox) -> None:
+    def __init__(self) -> None:
+        self.total_s = self._done_s = 0.0
+
+    def add(self, start_s: float, stop_s: float) -> None:
+        """One computed from then to then; what another one did meanwhile is not counted twice."""
+        self.total_s += max(0.0, stop_s - max(start_s, self._done_s))
+        self._done_s = max(self._done_s, stop_s)
+
+
+class WorkerProxy:
+    """Messages for a worker that is not ready yet wait here. `number`: by which the edge knows it.
+
+    `busy` counts what it computes.
+    """
+
+    def __init__(
+        self, settings: Settings, out: Outbox, number: int = 0, busy: BusyTime | None = None
+    ) -> None:
         self._settings, self._out = settings, out
+        self.number = number
+        self._busy = busy or BusyTime()
         self.state = ABSENT
         self.facts: dict[str, Any] = {}
         self.n_finished = 0  # tasks done since the agent started: the progress that a pulse tells
-        self.busy_s = 0.0
+        self.computed_s = 0.0  # since the agent started
+        self.held_bytes = 0  # of tensors, the most that it was seen to hold
+        self.limit_bytes = settings.memory_bytes
         self._backlog: list[tuple[ToWorker, int]] = []  # with `_sent_bytes` at each
         # tag, slot or measurement -> `_sent_bytes` at each such order
         self._owed: dict[int | str, deque[int]] = {}
         # by us and by the worker, which goes through its orders in turn
         self._sent_bytes = self._taken_bytes = 0
         self._heard_s = self._done_s = 0.0
-        self._longest_s = 0.0
+        self._idle_s = self._longest_s = 0.0
 
     @property
     def is_working(self) -> bool:
@@ -75,11 +96,12 @@ class WorkerProxy:
         """Have a worker started, if there is none."""
         if self.state == ABSENT:
             self.state, self._heard_s = STARTING, now_s
-            self._out.add(StartWorker())
+            self.limit_bytes = self._settings.memory_bytes
+            self._out.add(StartWorker(self.number))
 
     def send(self, message: Message, buffers: Sequence[Buffer], now_s: float) -> None:
         """Send this, as soon as there is a worker; nothing is kept for one that nobody started."""
-        order = ToWorker(message, tuple(buffers))
+        order = ToWorker(message, tuple(buffers), self.number)
         if self.state == STARTING:
             self._backlog.append((order, self._count(order)))
         elif self.state == READY:
@@ -110,7 +132,7 @@ class WorkerProxy:
             case WorkerReady() if self.state == STARTING:
                 self.facts = read_facts(buffers[0])
                 self.state = READY
-                self._heard_s = now_s
+                self._heard_s = self._idle_s = now_s
                 backlog, self._backlog = self._backlog, []
                 for order, sent_bytes in backlog:
                     self._send(order, sent_bytes, now_s)
@@ -118,14 +140,16 @@ class WorkerProxy:
                 check_moments(message, now_s)
                 self.n_finished += 1
                 # one after the other
-                self.busy_s += max(0.0, message.stop_s - max(message.start_s, self._done_s))
+                self.computed_s += max(0.0, message.stop_s - max(message.start_s, self._done_s))
+                self.held_bytes = max(self.held_bytes, message.memory_bytes)
+                self._busy.add(message.start_s, message.stop_s)
                 self._done_s = message.stop_s
                 self._longest_s = max(self._longest_s, message.stop_s - message.start_s)
             case MeasuredTask() if is_due:  # a measurement is work, too: readings of power tell it
-                self.busy_s += max(0.0, now_s - max(self._heard_s, self._done_s))
+                self._busy.add(max(self._heard_s, self._done_s), now_s)
                 self._done_s = now_s
         if answer is not None and is_due:
-            self._heard_s = now_s
+            self._heard_s = self._idle_s = now_s
             self._taken_bytes = max(self._taken_bytes, self._owed[answer].popleft())
             if not self._owed[answer]:
                 del self._owed[answer]
@@ -147,15 +171,26 @@ class WorkerProxy:
             else None
         )
 
+    def idle_s(self, now_s: float) -> float:
+        """For how long it has been ready and owed nothing."""
+        return now_s - self._idle_s if self.state == READY and not self._owed else 0.0
+
+    def limit(self, memory_bytes: int) -> None:
+        """It may take so much for tensors from now on; one that is not ready hears it later."""
+        if self.state == READY and memory_bytes != self.limit_bytes:
+            self.limit_bytes = memory_bytes
+            self._out.add(LimitWorker(memory_bytes, self.number))
+
     def kill(self, reason: str) -> None:
         """End it."""
         if self.state != ABSENT:
-            self._out.add(KillWorker(reason))
+            self._out.add(KillWorker(reason, self.number))
         self.gone()
 
     def gone(self) -> None:
         """There is none any more."""
-        self.state, self._backlog = ABSENT, []
+        self.state, self.held_bytes = ABSENT, 0
+        self._backlog = []
         self._owed.clear()
 
 

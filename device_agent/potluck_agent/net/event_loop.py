@@ -23,6 +23,7 @@ from potluck_agent.core.events import (
     FromPeer,
     KeepLeases,
     KillWorker,
+    LimitWorker,
     LinkReset,
     MayStay,
     MustLeave,
@@ -56,7 +57,7 @@ from potluck_agent.net.peer_connections import PeerConnections
 from potluck_agent.net.poller import Poller
 from potluck_agent.net.server_sockets import ServerSockets, check_library, self_test
 from potluck_agent.net.socket_memory import Inlet, SocketMemory
-from potluck_agent.net.worker_supervisor import WorkerSupervisor
+from potluck_agent.net.worker_pool import WorkerPool
 from potluck_wire.errors import WireError
 from potluck_wire.frames import decode, encode
 from potluck_wire.limits import LINGER_MS, MAX_CHUNK_BYTES, MAX_UNREAD_BYTES, WINDOW_BYTES
@@ -115,7 +116,7 @@ class EventLoop:
         self._members: tuple[PeerDevice, ...] = ()
         self._routes: dict[tuple[Channel, str], _Route] = {}
         self._sources = Poller()
-        self._workplace = WorkerSupervisor(self._sources, start_worker, may_rest=may_rest)
+        self._workers = WorkerPool(self._sources, start_worker, may_rest=may_rest)
         self._context: Any = zmq.Context()
         self._inflow = SocketMemory()
         self._intake = FairReceiver(self._sources, self._inflow, self._take)
@@ -161,7 +162,7 @@ class EventLoop:
                     self._feed(Tick())
                     wake_s = self._core.wake_s()
                 until_s = next_tick_s if wake_s is None else min(next_tick_s, wake_s)
-                self._workplace.supply()
+                self._workers.supply()
                 self._round(self._sources.wait(max(0.0, until_s - time.monotonic())))
         finally:
             self.close()
@@ -177,12 +178,12 @@ class EventLoop:
                 self._intake.read(channel, sockets.routers)
         if sockets.zap in ready:
             self._guarded(sockets.answer_zap)
-        if self._workplace.has_news(ready):
-            self._read_worker()
-            self._workplace.supply()
+        if self._workers.has_news(ready):
+            self._read_workers(ready)
+            self._workers.supply()
         if sockets.routers.get(Channel.DATA) in ready:
             self._intake.read(Channel.DATA, sockets.routers)
-            self._workplace.supply()
+            self._workers.supply()
         self._guarded(self._links.serve, ready)
         self._guarded(self._pairing_listener.serve, ready)
 
@@ -207,7 +208,7 @@ class EventLoop:
         self._guarded(self._pairing_listener.tick, now_s)
         self._guarded(self._links.tick, now_s)
         self._guarded(self._cut_full)
-        self._guarded(self._workplace.listen)
+        self._guarded(self._workers.listen)
         self._guarded(self._end_hung, now_s)
         self._guarded(self._meter.tick, now_s, *self._core.spent_s)
         self._feed(Tick())
@@ -222,12 +223,13 @@ class EventLoop:
             self._journal.note_state(keys.PEERS, f"the peers cannot be read: {error}")
 
     def _cut_full(self) -> None:
-        most_bytes = MAX_UNREAD_BYTES + len(self._links) * WINDOW_BYTES
+        n_windows = len(self._links) * max(1, len(self._core.sessions))
+        most_bytes = MAX_UNREAD_BYTES + n_windows * WINDOW_BYTES
         if n_cut := self._inflow.check(most_bytes, self._sources.is_empty):
             self._journal.cut(n_cut, most_bytes)
 
     def _end_hung(self, now_s: float) -> None:
-        for event in self._workplace.hung(now_s, self._core.is_working):
+        for event in self._workers.hung(now_s, self._core.is_working):
             self._feed(event)
 
     def leave(self, reason: str, within_s: float, *, for_good: bool = False) -> None:
@@ -254,7 +256,7 @@ class EventLoop:
         if self._closed:
             return
         self._closed = True
-        self._workplace.kill()
+        self._workers.kill_all()
         self._links.close()
         self._pairing_listener.hang_up()
         self._sources.close()
@@ -412,15 +414,15 @@ class EventLoop:
                 self._send(action)
             case Store():
                 with suppress(LookupError):
-                    self._workplace.view("inbound", action.offset, len(action.data))[:] = (
-                        action.data
-                    )
+                    self._workers.store(action)
             case ToWorker():
-                self._workplace.hold(action.message, action.buffers)
+                self._workers.hold(action)
             case StartWorker():
-                self._start_worker()
+                self._start_worker(action.worker)
+            case LimitWorker():
+                self._workers.limit(action)
             case KillWorker():
-                self._workplace.kill()
+                self._workers.kill(action.worker)
                 self._journal.worker_ends(action)
             case SetMembers():
                 self._members = action.members
@@ -463,22 +465,24 @@ class EventLoop:
             return part
         if part.arena == "zeros":
             return _ZEROS[: part.nbytes]
-        return self._workplace.view(part.arena, part.offset, part.nbytes)
+        return self._workers.view(part)
 
-    def _start_worker(self) -> None:
+    def _start_worker(self, number: int) -> None:
         try:
-            self._workplace.start()
+            self._workers.start(number)
             self._journal.worker_starts()
         except (AgentError, OSError) as error:
-            self._feed(WorkerDied(FailureCause.CRASHED, f"no worker can be started: {error}"))
+            text = f"no worker can be started: {error}"
+            self._feed(WorkerDied(FailureCause.CRASHED, text, number))
 
-    def _read_worker(self) -> None:
-        try:
-            for event in self._workplace.news():
-                self._feed(event)
-        except Exception as error:
-            died = WorkerDied(FailureCause.CRASHED, "what it says cannot be read")
-            self._perform(self._core.survive(died, error, time.monotonic()))
+    def _read_workers(self, ready: Container[Any]) -> None:
+        for number in self._workers.numbers:
+            try:
+                for event in self._workers.news(number, ready):
+                    self._feed(event)
+            except Exception as error:
+                died = WorkerDied(FailureCause.CRASHED, "what it says cannot be read", number)
+                self._perform(self._core.survive(died, error, time.monotonic()))
 
     def _read_meter(self, action: ReadMeter) -> None:
         now_s = time.monotonic()

@@ -15,5 +15,10 @@ def view(core: Core, owners: Mapping[str, TrustedPeer]) -> dict[str, Any]:
         {"name": peer.name, "fingerprint": fingerprint(key), "connected": key in core.sessions}
         for key, peer in owners.items()
     ]
-    runs = [{**run, "notebook": owners[run["notebook"]].name} for run in state["runs"]]
-    return {**state, "notebooks": notebooks, "runs": runs}
+
+    def named(row: Mapping[str, Any]) -> dict[str, Any]:
+        key = row["notebook"]
+        return {**row, "notebook": owners[key].name, "fingerprint": fingerprint(key)}
+
+    told = {what: [named(row) for row in state[what]] for what in ("runs", "workers")}
+    return {**state, "notebooks": notebooks, **told}

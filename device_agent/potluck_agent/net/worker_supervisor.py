@@ -1,4 +1,4 @@
-"""The worker of the moment as the loop sees it: started, fed, read and ended.
+"""One worker as the loop sees it: started, fed, read and ended.
 
 Its news are events for the core.
 """
@@ -17,16 +17,16 @@ NOTHING = Forget(prefix="nothing")
 
 
 class WorkerSupervisor:
-    """At most one worker; `start()` gives a new worker link.
+    """The worker of this number; `start()` gives a new worker link.
 
     `may_rest`: it may do nothing for long while there is work, as one does that plays a slower
     device, or whose accelerator computes.
     """
 
     def __init__(
-        self, sources: Poller, start: Callable[[], Any], *, may_rest: bool = False
+        self, sources: Poller, start: Callable[[], Any], number: int = 0, *, may_rest: bool = False
     ) -> None:
-        self._sources = sources
+        self._sources, self._number = sources, number
         self._start = start
         self._may_rest = may_rest
         self._worker: Any = None
@@ -44,6 +44,11 @@ class WorkerSupervisor:
         """Tell it this with the next `supply`; WireError where that is no message."""
         if self._worker is not None:
             self._worker.hold(message, buffers)
+
+    def limit(self, memory_bytes: int) -> None:
+        """It may take so much from now on; OSError where that cannot be set."""
+        if self._worker is not None:
+            self._worker.limit(memory_bytes)
 
     def start(self) -> None:
         """Start a worker; OSError or AgentError where that is impossible."""
@@ -91,7 +96,7 @@ class WorkerSupervisor:
             text = (
                 f"the worker was stopped, or hung: it had work and did nothing for {still_s:.1f} s"
             )
-            yield WorkerDied(FailureCause.HUNG, text)
+            yield WorkerDied(FailureCause.HUNG, text, self._number)
         elif still_s > STILL_S / 2 and not worker.has_unread:
             worker.hold(NOTHING)
 
@@ -113,8 +118,8 @@ class WorkerSupervisor:
             reason = (FailureCause.CRASHED, f"the worker broke the protocol: {error}")
         for message, buffers in messages:
             if self._worker is worker:
-                yield FromWorker(message, buffers)
+                yield FromWorker(message, buffers, self._number)
         if self._worker is worker and (worker.closed or reason is not None):
-            reason = reason or worker.exit_reason()
+            cause, text = reason or worker.exit_reason()
             self.kill()
-            yield WorkerDied(*reason)
+            yield WorkerDied(cause, text, self._number)

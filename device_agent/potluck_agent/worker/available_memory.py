@@ -23,6 +23,9 @@ class Memory(Protocol):
     def available_bytes(self) -> int:
         """Bytes that they may still take."""
 
+    def limit(self, memory_bytes: int) -> None:
+        """So many they may take in all from now on."""
+
 
 _elsewhere: list[Memory] = []
 _small_bytes = [0]  # of small values since the system was asked
@@ -31,6 +34,14 @@ _small_bytes = [0]  # of small values since the system was asked
 def look_at(memory: Memory | None) -> None:
     """From now on tensors are in this memory, an accelerator's; None: in this process's own."""
     _elsewhere[:] = [] if memory is None else [memory]
+
+
+def limit(memory_bytes: int) -> None:
+    """So many bytes tensors may take on the accelerator from now on; elsewhere the agent limits
+    this process.
+    """
+    for memory in _elsewhere:
+        memory.limit(memory_bytes)
 
 
 def available_bytes() -> int:

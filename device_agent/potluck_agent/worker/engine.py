@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from potluck_agent.worker import available_memory
 from potluck_agent.worker.arena import Arena
 from potluck_agent.worker.arrays.backends import arrays_of, backends
 from potluck_agent.worker.emulation import Kind, Stretch, wait_until
@@ -31,6 +32,7 @@ from potluck_wire.messages import (
     Configure,
     Forget,
     Freed,
+    Limit,
     LoadSegment,
     MeasuredTask,
     MeasureTask,
@@ -67,6 +69,7 @@ class WorkerEngine:
             Compute: self._compute,
             Forget: self._forget,
             MeasureTask: self._measure,
+            Limit: self._limit,
         }
 
     def ready(self, bounds: dict[str, str]) -> None:
@@ -91,6 +94,9 @@ class WorkerEngine:
         self._release()
         self._send_freed()
         self._pipe.flush_in_time()
+
+    def _limit(self, message: Limit, buffers: Buffers) -> None:
+        available_memory.limit(message.memory_bytes)
 
     def _put(self, message: Put, buffers: Buffers) -> None:
         try:

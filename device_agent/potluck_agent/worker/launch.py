@@ -18,7 +18,7 @@ from pathlib import Path
 from potluck_agent.worker.arena import Arena
 from potluck_agent.worker.process import EXIT_MEMORY
 from potluck_wire.limits import clip
-from potluck_wire.messages import Channel, Configure, FailureCause, Message, TryProcessor
+from potluck_wire.messages import Channel, Configure, FailureCause, Limit, Message, TryProcessor
 from potluck_wire.stream import StreamReader, pack
 
 # what a worker runs
@@ -67,8 +67,14 @@ class WorkerLink:
     """
 
     def __init__(
-        self, process: subprocess.Popen[bytes], pipe: socket.socket, inbound: Arena, outbound: Arena
+        self,
+        process: subprocess.Popen[bytes],
+        pipe: socket.socket,
+        inbound: Arena,
+        outbound: Arena,
+        configure: Configure | None = None,
     ) -> None:
+        self._configure = configure
         self.socket = pipe
         self.inbound = inbound
         self.outbound = outbound
@@ -96,6 +102,25 @@ class WorkerLink:
 
         n_unread = fcntl.ioctl(self.socket.fileno(), termios.TIOCOUTQ, bytes(4))
         return any(n_unread)
+
+    def limit(self, memory_bytes: int) -> None:
+        """Tensors may take so much from now on, of what it was started with; once it is ready.
+
+        OSError where the system does not let it be set. Where the system limits no worker, nothing
+        happens.
+        """
+        if self._configure is None:
+            return
+        if self._configure.device:  # the accelerator's memory, which torch counts
+            self.hold(Limit(memory_bytes=memory_bytes))
+        elif sys.platform == "linux":
+            import resource
+
+            most_bytes = resource.prlimit(self.pid, resource.RLIMIT_DATA)[1]
+            if most_bytes != resource.RLIM_INFINITY:
+                less_bytes = max(0, self._configure.memory_bytes - memory_bytes)
+                limits = (max(0, most_bytes - less_bytes), most_bytes)
+                resource.prlimit(self.pid, resource.RLIMIT_DATA, limits)
 
     def send(self, message: Message, buffers: Buffers = ()) -> None:
         """Send, or keep until `flush` where the pipe is full. To a worker that is gone: nothing."""
@@ -282,7 +307,8 @@ def _started(
     finally:
         theirs.close()
     ours.setblocking(False)
-    link = WorkerLink(process, ours, inbound, outbound)
+    configure = first if isinstance(first, Configure) else None
+    link = WorkerLink(process, ours, inbound, outbound, configure)
     link.send(first)
     return link
 

@@ -124,16 +124,17 @@ def confine(
     is_alone = threads == 1 and not any(uses)
     if is_alone:
         limit(resource.RLIMIT_NPROC, 0)
+    data_bytes = private_bytes()
+    if data_bytes is not None:  # its agent may lower and raise that from outside
+        limit(resource.RLIMIT_DATA, data_bytes + memory_bytes + OWN_BYTES)
     bounds = {"signals": seccomp.refuse(os.getpid(), opens_devices=opens_devices)}
     is_filtered = bounds["signals"] == seccomp.IN_FORCE
     bounds["files"] = CHANGES_NONE if is_filtered else GROWS_NONE
     if is_filtered and opens_devices:
         bounds["files"] = CHANGES_DEVICES
     bounds["processes"] = _WHY_NOT[is_alone] if _can_fork() else "none started"
-    data_bytes = private_bytes()
     if data_bytes is None:
         return bounds | {"memory": "not limited: only Linux counts a process's own memory"}
-    limit(resource.RLIMIT_DATA, data_bytes + memory_bytes + OWN_BYTES)
     return bounds | {"memory": "limited"}
 
 

@@ -1,5 +1,5 @@
-"""What the kernel refuses a worker that was taken over: to change a file or the system, to touch
-another process, and children, programs and sockets of its own.
+"""What the kernel refuses a worker that was taken over: to change a file, the system or its own
+limits, to touch another process, and children, programs and sockets of its own.
 
 A worker has the same user as its agent, root perhaps, so the kernel would let it do all that. A
 filter of system calls (seccomp, Linux) refuses it with EPERM, for every thread and for good. It
@@ -48,7 +48,7 @@ PROCESSES = _names(
     pidfd_send_signal migrate_pages move_pages kcmp setpriority ioprio_set setsid setpgid fork vfork
     execve execveat socket sched_setparam sched_setscheduler sched_setattr shmget shmat shmctl
     semget semop semtimedop semctl msgget msgsnd msgrcv msgctl mq_open mq_unlink inotify_add_watch
-    fanotify_init"""
+    fanotify_init setrlimit"""
 )
 REFUSED = FILES + SYSTEM + PROCESSES
 # Told that they are not there, so that callers ask a call whose arguments can be looked at.
@@ -57,6 +57,8 @@ ABSENT_CALLS = _names("clone3 openat2 io_uring_setup io_uring_enter io_uring_reg
 TO_ITSELF = ("kill", "tkill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo")
 # the same; 0 is itself, too
 OF_ITSELF = ("prlimit64", "sched_setaffinity")
+# of these, a pointer to what is to be set; its own limits it may look at and not change
+SETS = {"prlimit64": 2}
 # call -> (which argument, values that are refused): who gets the signals of a socket, and which;
 # the end with the agent
 VALUES = {
@@ -139,9 +141,12 @@ def program(machine: CpuArchitecture, pid: int, opens_devices: bool = False) -> 
             numbers[name], [_argument(0), *_unless_equal((pid,), _EPERM), (_RETURN, 0, 0, _ALLOW)]
         )
     for name in OF_ITSELF:
-        steps += _rule(
-            numbers[name], [_argument(0), *_unless_equal((0, pid), _EPERM), (_RETURN, 0, 0, _ALLOW)]
-        )
+        own = [_argument(0), *_unless_equal((0, pid), _EPERM)]
+        if name in SETS:
+            for half in (0, 4):
+                look = (_LOAD, 0, 0, _ARGUMENTS + 8 * SETS[name] + half)
+                own += [look, *_unless_equal((0,), _EPERM)]
+        steps += _rule(numbers[name], [*own, (_RETURN, 0, 0, _ALLOW)])
     for name, (index, bits) in BITS.items():
         if name in numbers:
             refused = bits & ~_TO_WRITE if opens_devices else bits

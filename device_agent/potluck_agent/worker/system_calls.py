@@ -29,7 +29,7 @@ _X86_64 = _numbers(
     truncate 76 ftruncate 77 rename 82 mkdir 83 rmdir 84 creat 85 link 86 unlink 87 symlink 88
     chmod 90 fchmod 91 chown 92 fchown 93 lchown 94 ptrace 101 syslog 103 setpgid 109 setsid 112
     rt_sigqueueinfo 129 utime 132 mknod 133 setpriority 141 sched_setparam 142
-    sched_setscheduler 144 pivot_root 155 prctl 157 adjtimex 159 chroot 161 acct 163
+    sched_setscheduler 144 pivot_root 155 prctl 157 adjtimex 159 setrlimit 160 chroot 161 acct 163
     settimeofday 164 mount 165 umount2 166 swapon 167 swapoff 168 reboot 169 sethostname 170
     setdomainname 171 iopl 172 ioperm 173 init_module 175 delete_module 176 quotactl 179
     setxattr 188 lsetxattr 189 fsetxattr 190 removexattr 197 lremovexattr 198 fremovexattr 199
@@ -57,7 +57,7 @@ _AARCH64 = _numbers(
     rt_tgsigqueueinfo 240 perf_event_open 241 prlimit64 261 fanotify_init 262
     open_by_handle_at 265 clock_adjtime 266 setns 268 process_vm_readv 270 process_vm_writev 271
     kcmp 272 finit_module 273 sched_setattr 274 renameat2 276 seccomp 277 bpf 280 execveat 281
-    userfaultfd 282 kexec_file_load 294"""
+    userfaultfd 282 kexec_file_load 294 setrlimit 164"""
 )
 MACHINES = {
     "x86_64": CpuArchitecture(0xC000003E, _X86_64 | _SHARED),

@@ -12,11 +12,16 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from potluck.documents import read_json, write_whole
 from potluck.errors import FileError, UserError
 from potluck.records import LayerCost
+from potluck_wire.processors import CPU
+
+if TYPE_CHECKING:
+    from potluck.profile.profiles import Profile
+    from potluck.sessions.members import Members
 
 SCHEMA = 2  # a newer one measures anew
 
@@ -144,3 +149,44 @@ def _unusable(path: Path, why: str) -> FileError:
         next_step="It is measured anew.",
         path=str(path),
     )
+
+
+def keep(store: LayerTimesStore, profile: "Profile", members: "Members") -> None:
+    """Write the layer times of a profile into the cache, but for emulated devices and those that
+    other notebooks use now.
+
+    Parameters
+    ----------
+    store
+        The cache.
+    profile
+        What is kept.
+    members
+        Tells who is emulated or used.
+    """
+    for mode, known in ((True, profile.training), (False, profile.inference)):
+        for name, costs in known.costs.items() if known else ():
+            said = members[name].capability
+            if not (said.get("emulated") or said.get("n_beside")):
+                about = about_of(members[name].key, members[name].capability)
+                store.save(profile.signature, about, costs, train=mode)
+
+
+def about_of(key: str, capability: Mapping[str, Any]) -> dict[str, Any]:
+    """What the times of a device depend on.
+
+    An emulated device makes a new key each time: its host stands for it.
+    """
+    emulated = capability.get("emulated")
+    who = f"emulated on {capability.get('host')}" if emulated else key
+    return {
+        "who": who,
+        "slowdown": (emulated or {}).get("slowdown"),
+        "threads": capability.get("threads"),
+        "backends": capability.get("backends"),
+        "accelerators": sorted(
+            str(entry["name"])
+            for entry in capability.get("processors", ())
+            if entry["kind"] != CPU and entry.get("used") is not False
+        ),
+    }

@@ -16,7 +16,7 @@ from potluck.graph.backends import WEIGHT_COPIES, document_for, kind_on
 from potluck.handle import Task
 from potluck.profile.assumed_power import assumed_watts
 from potluck.profile.home_network import HomeNetwork
-from potluck.profile.layer_times_store import LayerTimesStore
+from potluck.profile.layer_times_store import LayerTimesStore, about_of
 from potluck.profile.link_probes import WAIT_BYTES
 from potluck.profile.links import LinkLine, fit_line
 from potluck.profile.measure_network import measure_network, pairs_to_probe
@@ -29,7 +29,6 @@ from potluck.sessions.events import RequestAll, UplinkProbe
 from potluck.sessions.link import SessionLink
 from potluck.sessions.members import Member, Members
 from potluck_wire.messages import Measure, Probe
-from potluck_wire.processors import CPU
 
 PROBE_BYTES = (WAIT_BYTES, 256 * 1024, 2 * 2**20)  # latency; one chunk; a window's worth
 PROBE_REPEATS = 3
@@ -63,6 +62,7 @@ class Bench:
         self._members = members
         self._task = task
         self._n_tasks, self._n_done = max(n_tasks, 1), 0
+        self.beside: dict[str, int] = {}  # devices that others used meanwhile -> how many did
 
     def done(self, text: str) -> None:
         """One more thing is measured."""
@@ -99,6 +99,8 @@ class Bench:
         self._task.check()
         answers = self._link.ask(RequestAll(requests={device: (order, (document,))})).result()
         answer, _ = answers[device]
+        if answer.n_beside:
+            self.beside[device] = max(answer.n_beside, self.beside.get(device, 0))
         self.done(f"{device}: {name}")
         return LayerCost(
             rows=tuple(answer.rows),
@@ -474,7 +476,12 @@ def _costs(
     costs = tuple(
         bench.layer(device, model, index, train, needed, repeats) for index in range(n_layers)
     )
-    if save is not None:
+    if n_beside := bench.beside.get(device):  # slower than it is: true for now, and not for later
+        notes.append(
+            f"{device} was measured beside the runs of {n_beside} other notebook(s), as fast as "
+            "they leave it; profile it again when they are over."
+        )
+    elif save is not None:
         save.save(model.signature, about, costs, train=train)
     return costs
 
@@ -485,25 +492,6 @@ def _possible(rows: Sequence[int], layers: Sequence[Layer], train: bool) -> tupl
     """
     fewest = 2 if train and any(layer.norm_values == 1 for layer in layers) else 1
     return tuple(dict.fromkeys(max(fewest, n) for n in rows))
-
-
-def keep(store: LayerTimesStore, profile: Profile, members: Members) -> None:
-    """Write the layer times of a profile into the cache, but for emulated devices.
-
-    Parameters
-    ----------
-    store
-        The cache.
-    profile
-        What is kept.
-    members
-        Tells who is emulated.
-    """
-    for mode, known in ((True, profile.training), (False, profile.inference)):
-        for name, costs in known.costs.items() if known else ():
-            if not members[name].capability.get("emulated"):
-                about = about_of(members[name].key, members[name].capability)
-                store.save(profile.signature, about, costs, train=mode)
 
 
 def sharing_hosts(capabilities: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, ...]]:
@@ -593,26 +581,6 @@ def by_host(
     return {name: found[name] for group in groups.values() for name in group}
 
 
-def about_of(key: str, capability: Mapping[str, Any]) -> dict[str, Any]:
-    """What the times of a device depend on.
-
-    An emulated device makes a new key each time: its host stands for it.
-    """
-    emulated = capability.get("emulated")
-    who = f"emulated on {capability.get('host')}" if emulated else key
-    return {
-        "who": who,
-        "slowdown": (emulated or {}).get("slowdown"),
-        "threads": capability.get("threads"),
-        "backends": capability.get("backends"),
-        "accelerators": sorted(
-            str(entry["name"])
-            for entry in capability.get("processors", ())
-            if entry["kind"] != CPU and entry.get("used") is not False
-        ),
-    }
-
-
 def device_of(name: str, capability: Mapping[str, Any], host_cores: float | None = None) -> Device:
     """The device as planners see it, from its capability statement.
 
@@ -627,7 +595,7 @@ def device_of(name: str, capability: Mapping[str, Any], host_cores: float | None
     """
     device = Device(
         name=name,
-        memory_bytes=int(capability["memory_bytes"]),
+        memory_bytes=int(capability.get("available_bytes", capability["memory_bytes"])),
         overhead_s=float(capability.get("overhead_s") or 0.0),
         copy_bytes_per_s=float(capability.get("copy_bytes_per_s") or 4e9),
         floor_bytes=FLOOR_BYTES,

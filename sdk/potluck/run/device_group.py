@@ -57,10 +57,8 @@ class DeviceGroup:
             Names the first such device.
         """
         for device, (order, _) in requests.items():
-            needed, available = (
-                order.memory_bytes,
-                self._members[device].capability.get("memory_bytes"),
-            )
+            needed = order.memory_bytes
+            available = self._members[device].capability.get("memory_bytes")
             if available is not None and needed > available:
                 much, little = sizes(needed, available)
                 raise OutOfMemory(

@@ -47,6 +47,7 @@ from potluck_wire.limits import HUNG_S, PULSE_S
 from potluck_wire.messages import (
     MESSAGES,
     NUMBER_OF,
+    Available,
     Channel,
     Chunk,
     Credit,
@@ -292,7 +293,7 @@ class Controller:
             case Reading():
                 timed = replace(message, at_s=message.at_s + (peer.pulse.offset_s or 0.0))
                 self._actions.append(Notification(device=event.device, message=timed))
-            case Leaving() | Staying():
+            case Leaving() | Staying() | Available():
                 self._actions.append(Notification(device=event.device, message=message))
             case Goodbye():
                 why = f"the agent said goodbye: {failures.clean(message.reason)}."
@@ -312,8 +313,7 @@ class Controller:
     def _refused(self, device: str, message: Refused) -> None:
         error = failures.refused(device, message)
         if message.about == NUMBER_OF[Hello]:
-            is_open = self.session(device) is not None
-            self._lose(device, failures.ended(device, message) if is_open else error)
+            self._lose(device, failures.ended(device, message) if self.session(device) else error)
             return
         if message.about == NUMBER_OF[Execute]:
             self._fail_all(self._executions.on(device, (message.run, message.epoch)), error)

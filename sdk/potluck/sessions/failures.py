@@ -239,7 +239,10 @@ def _without_worker(device: str, text: str) -> RefusedError:
     )
 
 
-_LESS = "Give it fewer layers or rows, close another run that it is in, or raise its --memory."
+_LESS = (
+    "Give it fewer layers or rows, close another run that it is in, here or in another notebook, "
+    "or raise its --memory."
+)
 
 
 def sizes(needed: int, available: int) -> tuple[str, str]:

@@ -29,7 +29,16 @@ from potluck.sessions.events import (
 from potluck.sessions.link import SessionLink
 from potluck.sessions.metering import Metering
 from potluck.sessions.readings import Readings
-from potluck_wire.messages import Lease, Leased, Leaving, Reading, RefusalCode, Roster, Staying
+from potluck_wire.messages import (
+    Available,
+    Lease,
+    Leased,
+    Leaving,
+    Reading,
+    RefusalCode,
+    Roster,
+    Staying,
+)
 from potluck_wire.version import LEASE, parse
 
 MAX_METERED = 600  # ten minutes of readings
@@ -61,11 +70,20 @@ class Member(Shown):
     # another program has this notebook's keys, so that nobody here can ask the device
     in_use: bool = False
     leaving: str = ""
+    beside: Available | None = None  # what other notebooks leave of it
 
     @property
     def capability(self) -> Mapping[str, Any]:
-        """What the device says of itself; empty while there is no session."""
-        return self.session.capability if self.session else {}
+        """What the device says of itself; empty while there is no session.
+
+        Where other notebooks use it, `available_bytes` is what they leave of `memory_bytes`, and
+        `n_beside` how many of them have runs there.
+        """
+        said = self.session.capability if self.session else {}
+        if self.beside is None or not said:
+            return said
+        left_bytes = min(self.beside.memory_bytes, int(said["memory_bytes"]))
+        return {**said, "available_bytes": left_bytes, "n_beside": self.beside.n_beside}
 
     def speaks(self, version: tuple[int, int]) -> bool:
         """Whether the device understands this version of the protocol."""
@@ -114,6 +132,7 @@ class Members(Shown, Mapping[str, Member]):
         self._closed = threading.Event()
         # what each said last of leaving in this session, which may be newer than its statement
         self._leave_reasons: dict[str, str] = {}
+        self._beside: dict[str, Available] = {}  # likewise, of what others leave of it
         self._watchers: weakref.WeakSet[Watcher] = weakref.WeakSet()
         self.metering = Metering(link, lambda: self.ready)
         self.readings = Readings(self.metering, lambda: self._members)
@@ -174,11 +193,16 @@ class Members(Shown, Mapping[str, Member]):
                 return
             if isinstance(news, PotluckError):
                 self._leave_reasons.pop(device, None)
-                self._members[device] = replace(member, session=None, error=news, leaving="")
+                self._beside.pop(device, None)
+                gone = replace(member, session=None, error=news, leaving="", beside=None)
+                self._members[device] = gone
                 self._look_for_lost()
             elif isinstance(news, Leaving | Staying):
                 self._leave_reasons[device] = news.reason if isinstance(news, Leaving) else ""
                 self._members[device] = replace(member, leaving=self._leave_reasons[device])
+            elif isinstance(news, Available):
+                self._beside[device] = news
+                self._members[device] = replace(member, beside=news)
             elif isinstance(news, Reading):
                 point = ((news.at_s, news.joules),) if news.source == "measured" else ()
                 begun_anew = bool(member.metered) and news.joules < member.metered[-1][1]
@@ -251,6 +275,7 @@ class Members(Shown, Mapping[str, Member]):
                     addresses=(address, *others),
                     error=None,
                     leaving=leaving,
+                    beside=self._beside.get(name),
                 )
             )
         self.readings.joined(name)

@@ -101,9 +101,9 @@ class Talk:
                 self._sessions[sender.key].advance(message, CONTROLLER)
         return self._handle(FromPeer(sender=sender, message=message, buffers=buffers))
 
-    def work(self, message: Message, *buffers: Any) -> list[Action]:
-        """What it does about a message of its worker."""
-        return self._handle(FromWorker(message, buffers))
+    def work(self, message: Message, *buffers: Any, worker: int = 0) -> list[Action]:
+        """What it does about a message of this worker."""
+        return self._handle(FromWorker(message, buffers, worker))
 
     def reset(self, key: str, **which: bool) -> list[Action]:
         """What it does when the data connections from and to this peer are new ones."""
@@ -127,13 +127,13 @@ class Talk:
         self.work(WorkerReady(), json.dumps(CAN).encode())
         return self
 
-    def roster(self) -> "Talk":
+    def roster(self, sender: Sender = OWNER_SENDER) -> "Talk":
         """A home with one other member, `phone`."""
         rows = [
             {"name": "phone", "key": MEMBER_KEY, "address": "127.0.0.1:47600"},
             {"name": "jetson", "key": OWN_KEY, "address": "127.0.0.1:47604"},
         ]
-        self.receive(Roster(home="h"), json.dumps(rows).encode())
+        self.receive(Roster(home="h"), json.dumps(rows).encode(), sender=sender)
         return self
 
     def load(
@@ -142,16 +142,19 @@ class Talk:
         epoch: int = 1,
         run: str = "r",
         segments: tuple[str, ...] = (),
+        sender: Sender = OWNER_SENDER,
+        worker: int = 0,
         **more: Any,
     ) -> "Talk":
         """An epoch with one program `p` of these rows, in force.
 
         `more` is said in its `Prepare`.
         """
-        self.receive(Prepare(run=run, epoch=epoch, **more), *plan(*rows, segments=segments))
+        asked = Prepare(run=run, epoch=epoch, **more)
+        self.receive(asked, *plan(*rows, segments=segments), sender=sender)
         for name in segments:
-            self.work(SegmentLoaded(slot=f"{run}/{epoch}/{name}"))
-        self.receive(Commit(run=run, epoch=epoch))
+            self.work(SegmentLoaded(slot=f"{run}/{epoch}/{name}"), worker=worker)
+        self.receive(Commit(run=run, epoch=epoch), sender=sender)
         return self
 
 

@@ -21,14 +21,14 @@ from potluck_agent.net.pairing_listener import PairingListener
 from potluck_agent.net.peer_connections import PeerConnections
 from potluck_agent.net.server_sockets import ServerSockets
 from potluck_agent.net.socket_memory import SocketMemory
-from potluck_agent.net.worker_supervisor import WorkerSupervisor
+from potluck_agent.net.worker_pool import WorkerPool
 from potluck_wire.messages import Channel, Ping, Pong
 
 STEPS = {
     PairingListener: "tick",
     PeerConnections: "tick",
     SocketMemory: "check",
-    WorkerSupervisor: "listen",
+    WorkerPool: "listen",
     Core: "handle",
 }
 BREAKABLE = [part for part in STEPS if part is not Core]  # which has a defence of its own

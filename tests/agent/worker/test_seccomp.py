@@ -34,12 +34,15 @@ PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
 PTHREAD = 0x3D0F00
 SIGCHLD = 17
 KILL = 9
+RLIMIT_DATA = 2
 
 
 def answer(steps, audit, number, *arguments):
     """What these steps return for a call."""
     shown = {0: number, 4: audit} | {
-        16 + 8 * index: value & 0xFFFFFFFF for index, value in enumerate(arguments)
+        16 + 8 * index + 4 * half: value >> 32 * half & 0xFFFFFFFF
+        for index, value in enumerate(arguments)
+        for half in (0, 1)
     }
     at = value = 0
     while True:
@@ -65,7 +68,10 @@ REFUSED = {
     "kill of everybody": ("kill", -1, KILL),
     **{name: (name, 3, KILL) for name in seccomp.REFUSED},
     "a child": ("clone", SIGCHLD),
-    "the limits of the agent": ("prlimit64", AGENT, 0),
+    "the limits of the agent": ("prlimit64", AGENT, RLIMIT_DATA, 0),
+    "its own limits, changed": ("prlimit64", 0, RLIMIT_DATA, 0x1000),
+    "by its number, too": ("prlimit64", OWN, RLIMIT_DATA, 0x1000),
+    "by what lies in the upper half": ("prlimit64", 0, RLIMIT_DATA, 0x7FFF00000000),
     "the agent owns a socket": ("fcntl", 3, F_SETOWN, AGENT),
     "or so": ("fcntl", 3, F_SETOWN_EX, 0),
     "which signal it gets": ("fcntl", 3, F_SETSIG, KILL),
@@ -76,8 +82,8 @@ REFUSED = {
 PERMITTED = {
     **{f"{name} of itself": (name, OWN, KILL) for name in seccomp.TO_ITSELF},
     "a thread": ("clone", PTHREAD),
-    "its own limits": ("prlimit64", 0, 0),
-    "and by its number": ("prlimit64", OWN, 0),
+    "a look at its own limits": ("prlimit64", 0, RLIMIT_DATA, 0, 0x1000),
+    "and by its number": ("prlimit64", OWN, RLIMIT_DATA, 0, 0x1000),
     "flags of a socket": ("fcntl", 3, F_GETFL),
     "what waits in it": ("ioctl", 3, FIONREAD),
     "the name of a thread": ("prctl", PR_SET_NAME, 0),
@@ -180,6 +186,7 @@ WAYS = {
     "owner": lambda: fcntl.fcntl(theirs, fcntl.F_SETOWN, agent),
     "trace": lambda: call("ptrace", 16, agent, None, None),
     "limits": lambda: resource.prlimit(agent, resource.RLIMIT_CPU, (1, 1)),
+    "own limits": lambda: resource.prlimit(0, resource.RLIMIT_DATA, (1 << 40, 1 << 40)),
     "session": os.setsid,
     "group": lambda: os.setpgid(0, 0),
     "outlive": lambda: call("prctl", 1, 0, 0, 0, 0),
@@ -208,12 +215,12 @@ def test_a_worker_that_was_taken_over_cannot_touch_its_agent():
     try:
         line = [sys.executable, "-c", TRIALS, SOURCE, str(agent.pid)]
         done = subprocess.run(line, capture_output=True, text=True, check=False)
-        bounds, *tried = done.stderr.splitlines()[:14]
+        bounds, *tried = done.stderr.splitlines()[:15]
         if bounds.startswith("not refused"):
             pytest.skip(bounds)
         assert bounds == "refused, but to itself|none started"
         assert {line.rpartition(" ")[2] for line in tried} == {"1"}, tried
-        assert len(tried) == 13
+        assert len(tried) == 14
         assert done.returncode == -6, done.stderr  # it can end itself: a crash stays one
         assert agent.poll() is None
         assert psutil.Process(agent.pid).status() != psutil.STATUS_STOPPED

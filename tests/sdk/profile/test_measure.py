@@ -86,7 +86,7 @@ def test_the_second_time_nothing_is_measured(home, tmp_path):
     assert second.inference.costs == first.inference.costs
     broken = store.path(
         model.signature,
-        potluck.profile.measure.about_of(
+        potluck.profile.layer_times_store.about_of(
             home.devices["local-1"].key, home.devices["local-1"].capability
         ),
     )

@@ -126,6 +126,10 @@ class DeviceArrays:
         """Bytes that tensors may still take."""
         return max(0, min(self._memory_bytes - self.allocated_bytes(), self.free_bytes()))
 
+    def limit(self, memory_bytes: int) -> None:
+        """So many tensors may take in all from now on."""
+        self._memory_bytes = memory_bytes
+
     def free_bytes(self) -> int:
         """What is free on the device, and what torch has there for new tensors."""
         taken_bytes = self.allocated_bytes()

@@ -115,7 +115,7 @@ class MemoryAgent:
         self._members: dict[str, PeerDevice] = {}
         # of devices that this one does not know yet, which a connection holds until it does
         self._early: list[tuple[str, Channel, Frames]] = []
-        self._worker: MemoryWorker | None = None
+        self._workers: dict[int, MemoryWorker] = {}
         self._wake_s = float("inf")
         self.is_gone = False
         self._tick()
@@ -176,7 +176,8 @@ class MemoryAgent:
     def end(self) -> None:
         """The device is gone, and its worker with it."""
         self.is_gone = True
-        self._kill_worker()
+        for number in tuple(self._workers):
+            self._kill_worker(number)
 
     def leave(self, reason: str, within_s: float, *, for_good: bool) -> None:
         """By its owner's rules it has to leave, or it was told to end.
@@ -197,14 +198,16 @@ class MemoryAgent:
         self._feed(MayStay())
 
     def kill_worker(self) -> None:
-        """Its worker is killed from outside."""
-        self._kill_worker()
-        self._feed(WorkerDied(FailureCause.CRASHED, "the worker was killed from outside"))
+        """Its workers are killed from outside."""
+        for number in tuple(self._workers):
+            self._kill_worker(number)
+            text = "the worker was killed from outside"
+            self._feed(WorkerDied(FailureCause.CRASHED, text, number))
 
     def load(self, times: float) -> None:
-        """Its worker's tasks last so many times longer from now on."""
-        if self._worker is not None:
-            self._worker.load = times
+        """Its workers' tasks last so many times longer from now on."""
+        for worker in self._workers.values():
+            worker.load = times
 
     # --- the loop ---------------------------------------------------------------------------------
 
@@ -253,14 +256,14 @@ class MemoryAgent:
         match action:
             case ToPeer():
                 self._send(action)
-            case Store() if self._worker is not None:
-                self._worker.inbound.view(action.offset, len(action.data))[:] = action.data
-            case ToWorker() if self._worker is not None:
-                self._worker.send(action.message, action.buffers)
+            case Store() if worker := self._workers.get(action.worker):
+                worker.inbound.view(action.offset, len(action.data))[:] = action.data
+            case ToWorker() if worker := self._workers.get(action.worker):
+                worker.send(action.message, action.buffers)
             case StartWorker():
-                self._start_worker()
+                self._start_worker(action.worker)
             case KillWorker():
-                self._kill_worker()
+                self._kill_worker(action.worker)
             case SetMembers():
                 self._members = {member.key: member for member in action.members}
                 early, self._early = self._early, []
@@ -295,9 +298,10 @@ class MemoryAgent:
             return part
         if part.arena == "zeros":
             return _ZEROS[: part.nbytes]
-        if self._worker is None:
+        worker = self._workers.get(part.worker)
+        if worker is None:
             raise LookupError("its memory is gone with the worker")
-        memory = self._worker.inbound if part.arena == "inbound" else self._worker.outbound
+        memory = worker.inbound if part.arena == "inbound" else worker.outbound
         return memory.view(part.offset, part.nbytes)
 
     def _reading(self, action: ReadMeter) -> Reading:
@@ -324,11 +328,11 @@ class MemoryAgent:
             return "measured"
         return "simulated" if self._settings.is_emulated else "estimated"
 
-    # --- the worker -------------------------------------------------------------------------------
+    # --- workers ----------------------------------------------------------------------------------
 
-    def _start_worker(self) -> None:
+    def _start_worker(self, number: int) -> None:
         settings = self._settings
-        self._worker = MemoryWorker(
+        self._workers[number] = MemoryWorker(
             Configure(
                 memory_bytes=settings.memory_bytes,
                 inbound_bytes=settings.inbound_bytes,
@@ -338,14 +342,14 @@ class MemoryAgent:
             self._spec.slowdown,
             clock_s=self._now_s,
             after=self._clock.after,
-            say=lambda message, buffers: self._feed(FromWorker(message, buffers)),
+            say=lambda message, buffers: self._feed(FromWorker(message, buffers, number)),
             wait=self._clock.step,
         )
 
-    def _kill_worker(self) -> None:
-        if self._worker is not None:
-            self._worker.kill()
-            self._worker = None
+    def _kill_worker(self, number: int) -> None:
+        worker = self._workers.pop(number, None)
+        if worker is not None:
+            worker.kill()
 
 
 def _settings(spec: Spec, key: str, is_metered: bool) -> Settings:
