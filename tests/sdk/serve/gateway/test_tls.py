@@ -1,0 +1,134 @@
+"""The entrance with a certificate, asked by real clients: who trusts it is served, and nobody else
+learns or stops anything.
+"""
+
+import http.client
+import json
+import socket
+import ssl
+
+import pytest
+from tests.sdk.serve.gateway.test_gateway import rows
+from tests.sdk.serve.gateway.test_page import certified
+from tests.timeouts import PATIENCE_S
+
+import potluck
+from potluck.testing.memory import memory_home
+
+torch = pytest.importorskip("torch")
+triton = pytest.importorskip("tritonclient.http")
+pytest.importorskip("potluck.serve.gateway.server")
+LONG_S = 120.0
+TOKEN = "t0ken"
+HELD = {"Authorization": f"Bearer {TOKEN}"}
+
+
+@pytest.fixture(scope="module")
+def net():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(8, 4))
+
+
+@pytest.fixture(scope="module")
+def entrance(net, tmp_path_factory):
+    """A gateway, its certificate, and another certificate."""
+    torch.set_num_threads(1)
+    folders = [tmp_path_factory.mktemp(name) for name in ("own", "foreign")]
+    (certificate, key), (foreign, _) = [certified(folder) for folder in folders]
+    model = potluck.Model.from_torch(net, torch.randn(6, 8))
+    with memory_home(1) as home:
+        home.serve(model, "birds", slo=potluck.Latency(LONG_S)).wait()
+        with home.gateway(certificate=certificate, key=key, token=TOKEN) as gateway:
+            yield gateway, certificate, foreign
+
+
+def triton_client(gateway, trusted):
+    return triton.InferenceServerClient(
+        f"127.0.0.1:{gateway.port}",
+        ssl=True,
+        ssl_context_factory=lambda: ssl.create_default_context(cafile=str(trusted)),
+        connection_timeout=PATIENCE_S,
+        network_timeout=PATIENCE_S,
+    )
+
+
+def answered(entrance, net):
+    """Whether a client that trusts the certificate gets what the module answers."""
+    gateway, certificate, _ = entrance
+    client = triton_client(gateway, certificate)
+    try:
+        x = rows(3)
+        given = triton.InferInput("input", [3, 8], "FP32")
+        given.set_data_from_numpy(x)
+        name = client.get_model_metadata("birds", headers=HELD)["outputs"][0]["name"]
+        found = client.infer("birds", [given], headers=HELD).as_numpy(name)
+    finally:
+        client.close()
+    with torch.no_grad():
+        expected = net(torch.from_numpy(x)).numpy()
+    return abs(found - expected).max() < 1e-6
+
+
+def test_tritons_client_is_served_by_its_certificate(entrance, net):
+    assert entrance[0].url.startswith("https://")
+    assert answered(entrance, net)
+
+
+def test_a_client_that_trusts_another_certificate_says_nothing(entrance, net):
+    gateway, _, foreign = entrance
+    client = triton_client(gateway, foreign)
+    with pytest.raises(ssl.SSLCertVerificationError):
+        client.is_server_live(headers=HELD)
+    client.close()
+    assert answered(entrance, net)
+
+
+def test_without_the_token_a_trusted_connection_gets_nothing(entrance):
+    gateway, certificate, _ = entrance
+    trusting = ssl.create_default_context(cafile=str(certificate))
+    connection = http.client.HTTPSConnection(
+        "127.0.0.1", gateway.port, timeout=PATIENCE_S, context=trusting
+    )
+    connection.request("GET", "/v2/models/birds")
+    answer = connection.getresponse()
+    assert (answer.status, "error" in json.loads(answer.read())) == (401, True)
+    connection.close()
+
+
+STRANGERS = {
+    "plain": b"GET /v2 HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n",
+    "half a hello": b"\x16\x03\x01\x02\x00\x01\x00",
+    "noise": bytes(range(256)) * 8,
+    "nothing": b"",
+}
+
+
+@pytest.mark.parametrize("said", STRANGERS.values(), ids=STRANGERS)
+def test_what_is_no_handshake_is_told_nothing_and_keeps_nobody_waiting(entrance, net, said):
+    gateway = entrance[0]
+    with socket.create_connection(("127.0.0.1", gateway.port), PATIENCE_S) as stranger:
+        stranger.sendall(said)
+        assert answered(entrance, net)  # meanwhile
+        stranger.shutdown(socket.SHUT_WR)
+        told = b""
+        try:
+            while part := stranger.recv(4096):
+                told += part
+        except ConnectionError:
+            pass
+        assert b"HTTP" not in told
+        assert b"potluck" not in told
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1, ssl.TLSVersion.TLSv1_1])
+def test_an_old_version_of_tls_is_refused(entrance, version):
+    gateway, certificate, _ = entrance
+    old = ssl.create_default_context(cafile=str(certificate))
+    old.set_ciphers("ALL:@SECLEVEL=0")
+    with pytest.warns(DeprecationWarning, match="TLSv1"):
+        old.minimum_version = old.maximum_version = version
+    with (
+        socket.create_connection(("127.0.0.1", gateway.port), PATIENCE_S) as plain,
+        pytest.raises((ssl.SSLError, ConnectionError)),
+    ):
+        old.wrap_socket(plain, server_hostname="127.0.0.1")
