@@ -390,10 +390,8 @@ class SendQueue:
         link may be faster than was thought.
         """
         is_paced = not self._rate and self._lanes[owner].paced_until_s > now_s
-        is_over = not (
-            is_paced and any(n for way, n in self._outstanding.items() if way[0] == owner)
-        )
-        return owner not in self._waits_for and is_over
+        is_held = is_paced and any(n for way, n in self._outstanding.items() if way[0] == owner)
+        return owner not in self._waits_for and not is_held
 
     def wake_s(self) -> float | None:
         """When `pump` is to be called again, if no event comes first."""
