@@ -15,6 +15,7 @@ from potluck.adapt.adapter import Decision
 from potluck.errors import PlanError, PotluckError, UserError
 from potluck.graph.torch.autocast import check_autocast
 from potluck.graph.torch.state_names import check_shapes
+from potluck.graph.traced import MAX_SIZE
 from potluck.graph.values import check_as_sent
 from potluck.handle import Handle, Task
 from potluck.profile.from_runs import learned
@@ -595,10 +596,14 @@ class Run(Watched):
             The data has no batch.
         """
         self._engine.check(training=ema)
-        arguments = arguments_of(self._engine.model.arguments, score)
-        found = batches.batches(data, EVALUATION_ROWS * REQUESTS_IN_FLIGHT, arguments)
+        model = self._engine.model
+        arguments = arguments_of(model.arguments, score)
+        compares = any(layer.whole_batch for layer in model.layers())
+        # what compares rows compares all that are given at once
+        most_rows = MAX_SIZE if compares else EVALUATION_ROWS * REQUESTS_IN_FLIGHT
+        found = batches.batches(data, most_rows, arguments)
         answer = partial(self._answer, ema=True) if ema else self
-        return evaluated(found, answer, len(self._engine.model.inputs()), score)
+        return evaluated(found, answer, len(model.inputs()), score)
 
     def detach(
         self,

@@ -238,6 +238,17 @@ def test_a_loss_of_the_output_alone_is_divided_where_it_is_a_mean_over_rows(trio
     run.close()
 
 
+def test_rows_that_are_scored_together_are_compared_with_each_other(trio):
+    net, rows = Scores(), 700
+    model = model_of(net)
+    run = trio.deploy(plan_of(model, "pipeline"), model).wait()
+    batch = batch_of(rows)
+    with torch.no_grad():
+        expected = contrastive(net.eval()(*batch)).item()
+    assert run.evaluate(batch, lambda answer: contrastive(answer)) == pytest.approx(expected)
+    run.close()
+
+
 def test_a_loss_alone_that_compares_rows_leaves_answers_divided(trio):
     class Apart(Scores):
         def forward(self, x, y):
