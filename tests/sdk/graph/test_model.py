@@ -77,7 +77,7 @@ class Items(nn.Module):
 REFUSED = {
     "control flow": (Branching(), "data"),
     "one batch": (OneBatch(), "batch"),
-    "operator": (Drawing(), "aten.randn_like"),
+    "operator": (Drawing(), "draws random numbers when it answers: randn_like"),
     "input changed": (InPlaceOnInput(), "in place"),
     "causal or not": (Masked(), "its mask.*is_causal=True"),
     "number from data": (Items(), "aten.item|from the data"),
