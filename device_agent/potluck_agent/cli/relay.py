@@ -49,9 +49,10 @@ def _invite(given: Namespace, state: Path, say: Callable[[str], None]) -> int:
     colons = given.relay.count(":")
     has_port = colons == 1 or (given.relay.startswith("[") and not given.relay.endswith("]"))
     relay = given.relay if has_port else f"{given.relay}:{RELAY_PORT}"
-    invitation = invitations.invite(state, given.name, relay)
     path = Path(given.to or f"{given.name}.relay.json").absolute()
-    invitations.write_invitation(path, invitation)
+    invitations.invite(
+        state, given.name, relay, lambda made: invitations.write_invitation(path, made)
+    )
     say(f"{path} lets {given.name} in, and whoever else has it: move it there, and start its")
     say("agent with it: potluck agent start --relay FILE")
     return 0

@@ -4,7 +4,7 @@ ports; and the invitation that tells a device where the relay is and who it is.
 A device's own key stays with it. A relay never has it, and cannot pass for the device.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -83,10 +83,13 @@ def devices(state: Path) -> tuple[RelayDevice, ...]:
     return found
 
 
-def invite(state: Path, name: str, relay: str) -> Invitation:
+def invite(
+    state: Path, name: str, relay: str, write: Callable[[Invitation], None] = lambda _: None
+) -> Invitation:
     """Let a device of this name in from now on; an invitation that it had before counts no more.
 
-    `relay`: HOST:PORT under which others reach this relay.
+    `relay`: HOST:PORT under which others reach this relay. `write` puts the invitation where it is
+    taken from; where that fails, all stays as it was.
     """
     import zmq
 
@@ -108,8 +111,10 @@ def invite(state: Path, name: str, relay: str) -> Invitation:
                 f"this relay serves {RELAY_DEVICES} devices already. Remove one: potluck agent "
                 "relay remove NAME."
             )
+        invitation = Invitation(relay=relay, key=identity.public, secret=secret)
+        write(invitation)
         _write(state, (*others, RelayDevice(name=name, key=public, place=places[0])))
-    return Invitation(relay=relay, key=identity.public, secret=secret)
+    return invitation
 
 
 def remove(state: Path, name: str) -> None:

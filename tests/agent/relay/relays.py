@@ -4,6 +4,7 @@ import secrets
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -51,9 +52,14 @@ class RunningRelay:
     def said(self, text: str) -> str:
         """The next line that it prints with this text."""
         assert self.process.stdout is not None
-        for line in self.process.stdout:
-            if text in line:
-                return line
+        patience = threading.Timer(PATIENCE_S, self.process.kill)
+        patience.start()
+        try:
+            for line in self.process.stdout:
+                if text in line:
+                    return line
+        finally:
+            patience.cancel()
         raise AssertionError(f"the relay ended before it said {text!r}")
 
     def kill(self) -> None:

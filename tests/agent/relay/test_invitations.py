@@ -34,6 +34,18 @@ def test_an_invitation_that_was_replaced_counts_no_more(state):
     assert len({each.key for each in invitations.devices(state)}) == 1
 
 
+def test_an_invitation_that_cannot_be_written_leaves_the_one_before(state):
+    invitations.invite(state, "ada", "relay.example:47700")
+    before = invitations.devices(state)
+    done = command(
+        *("relay", "invite", "ada", "relay.example", "--to", str(state / "none" / "ada.json")),
+        *("--state", str(state)),
+    )
+    assert done.returncode == 1
+    assert "cannot write" in done.stderr
+    assert invitations.devices(state) == before
+
+
 def test_no_more_are_invited_than_there_are_ports_for(state):
     for number in range(RELAY_DEVICES):
         invitations.invite(state, f"device-{number}", "relay.example:47700")
