@@ -9,6 +9,8 @@ from tests.sdk.run.conftest import make_plan
 
 import potluck
 from potluck.errors import ModelError
+from potluck.testing.faults import memory_of
+from potluck.testing.memory import memory_home
 
 torch = pytest.importorskip("torch")
 nn, functional = torch.nn, torch.nn.functional
@@ -126,6 +128,27 @@ def test_activations_that_are_computed_again_have_the_same_noise(home, recompute
     losses = run.fit((x, y), epochs=4).wait().losses
     run.close()
     assert losses == pytest.approx(trained(home, model, (x, y), ((A,), (6,)))[0], abs=1e-5)
+
+
+def losses_where(killed):
+    """Of ten steps on two of three devices, of which one may die behind the fifth."""
+    _, x, y, model = case("several times")
+    with memory_home(3) as home:
+        plan = make_plan(model, *PLANS["two stages"], micro_batch=6, n_micro_batches=2)
+        run = home.deploy(plan, model, optimizer=potluck.SGD(0.3), seed=5, protect=3).wait()
+
+        def on_step(step, _loss):
+            if killed and step == 5:
+                memory_of(home).kill(killed)
+
+        return run.fit((x, y), epochs=10, on_step=on_step).wait().losses
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("killed", [A, B])
+def test_steps_that_are_computed_again_draw_the_same(killed):
+    torch.set_num_threads(1)
+    assert losses_where(killed) == pytest.approx(losses_where(""), rel=1e-6)
 
 
 def test_without_the_noise_it_learns_as_on_one_machine(home):
