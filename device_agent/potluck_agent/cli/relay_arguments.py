@@ -60,9 +60,9 @@ def add_to(commands: Any) -> None:
 def _port(text: str) -> int:
     from potluck_wire.limits import RELAY_DEVICES, RELAY_DEVICES_OFFSET
 
-    most = 65535 - RELAY_DEVICES_OFFSET - 4 * RELAY_DEVICES
-    if not (text.isascii() and text.isdecimal() and 1 <= int(text) <= most):
-        raise argparse.ArgumentTypeError(f"{text!r}: a port from 1 to {most} is expected")
+    highest = 65535 - RELAY_DEVICES_OFFSET - 4 * RELAY_DEVICES
+    if not (text.isascii() and text.isdecimal() and 1 <= int(text) <= highest):
+        raise argparse.ArgumentTypeError(f"{text!r}: a port from 1 to {highest} is expected")
     return int(text)
 
 

@@ -32,13 +32,13 @@ class ResourceUsage:
 
 def resource_usage(workspaces: Workspaces, outgoing: SendQueue, n_sinks: int) -> ResourceUsage:
     """What all notebooks have of one core; `n_sinks` values come in to be measured."""
-    every = list(workspaces)
+    present = list(workspaces)
     return ResourceUsage(
-        inbound_bytes=sum(each.incoming.space.used_bytes for each in every),
-        n_arriving=n_sinks + sum(each.incoming.n_arriving for each in every),
+        inbound_bytes=sum(each.incoming.space.used_bytes for each in present),
+        n_arriving=n_sinks + sum(each.incoming.n_arriving for each in present),
         n_leaving=outgoing.n_leaving,
-        n_early=sum(len(each.work.early) for each in every),
-        n_early_instructions=sum(each.work.early.n_instructions for each in every),
-        early_bytes=sum(each.work.early.worker_bytes for each in every),
-        order_bytes=sum(each.worker.behind_bytes for each in every),
+        n_early=sum(len(each.work.early) for each in present),
+        n_early_instructions=sum(each.work.early.n_instructions for each in present),
+        early_bytes=sum(each.work.early.worker_bytes for each in present),
+        order_bytes=sum(each.worker.behind_bytes for each in present),
     )

@@ -20,5 +20,5 @@ def view(core: Core, owners: Mapping[str, TrustedPeer]) -> dict[str, Any]:
         key = row["notebook"]
         return {**row, "notebook": owners[key].name, "fingerprint": fingerprint(key)}
 
-    told = {what: [named(row) for row in state[what]] for what in ("runs", "workers")}
-    return {**state, "notebooks": notebooks, **told}
+    named_rows = {what: [named(row) for row in state[what]] for what in ("runs", "workers")}
+    return {**state, "notebooks": notebooks, **named_rows}

@@ -166,8 +166,8 @@ def keep(store: LayerTimesStore, profile: "Profile", members: "Members") -> None
     """
     for mode, known in ((True, profile.training), (False, profile.inference)):
         for name, costs in known.costs.items() if known else ():
-            said = members[name].capability
-            if not (said.get("emulated") or said.get("n_beside")):
+            capability = members[name].capability
+            if not (capability.get("emulated") or capability.get("n_beside")):
                 about = about_of(members[name].key, members[name].capability)
                 store.save(profile.signature, about, costs, train=mode)
 

@@ -79,11 +79,11 @@ class Member(Shown):
         Where other notebooks use it, `available_bytes` is what they leave of `memory_bytes`, and
         `n_beside` how many of them have runs there.
         """
-        said = self.session.capability if self.session else {}
-        if self.beside is None or not said:
-            return said
-        left_bytes = min(self.beside.memory_bytes, int(said["memory_bytes"]))
-        return {**said, "available_bytes": left_bytes, "n_beside": self.beside.n_beside}
+        stated = self.session.capability if self.session else {}
+        if self.beside is None or not stated:
+            return stated
+        left_bytes = min(self.beside.memory_bytes, int(stated["memory_bytes"]))
+        return {**stated, "available_bytes": left_bytes, "n_beside": self.beside.n_beside}
 
     def speaks(self, version: tuple[int, int]) -> bool:
         """Whether the device understands this version of the protocol."""

@@ -255,8 +255,8 @@ class Serving:
         return found
 
     def _memory_bytes(self, device: str) -> int:
-        said = self._members[device].capability
-        return int(said.get("available_bytes", said.get("memory_bytes")) or 2**62)
+        capability = self._members[device].capability
+        return int(capability.get("available_bytes", capability.get("memory_bytes")) or 2**62)
 
     def _load(
         self, places: Mapping[tuple[str, str], ServicePlace]
