@@ -21,7 +21,7 @@ from potluck_agent.worker.onnx.segment import OnnxSegment
 from potluck_agent.worker.shared_state import BorrowingSegment
 from potluck_agent.worker.training import TrainingSegment
 from potluck_wire.graph import Graph, Input, Node, Output, Ref, SegmentError, Symbol
-from potluck_wire.messages import Compute, ComputeFailed, Configure, LoadSegment, Put
+from potluck_wire.messages import Compute, ComputeFailed, Configure, Limit, LoadSegment, Put
 
 META = torch.device("meta")
 OPTIMIZERS = [
@@ -187,6 +187,15 @@ def test_memory_is_counted_on_the_device(counters):
     with pytest.raises(SegmentError) as caught:
         available_memory.require(2 * MIB, "its result")
     assert caught.value.cause == "out-of-memory"
+
+
+def test_what_tensors_may_take_there_is_as_the_agent_said_last(counters):
+    worker = Worker(device="cpu:0")
+    counters.allocated_bytes = 12_345
+    worker.engine.handle(Limit(memory_bytes=MIB // 2), ())
+    assert available_memory.available_bytes() == MIB // 2 - 12_345
+    worker.engine.handle(Limit(memory_bytes=MIB), ())
+    assert available_memory.available_bytes() == MIB - 12_345
 
 
 @pytest.mark.parametrize(
