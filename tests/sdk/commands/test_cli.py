@@ -59,7 +59,8 @@ def test_help_and_version_import_nothing_heavy(arguments):
 def test_help_of_the_agent_waits_for_nothing_of_the_agent():
     modules, printed = modules_of("--help", program="potluck_agent")
     ours = {name for name in modules if name.startswith("potluck_agent.")}
-    assert ours == {"potluck_agent.cli", "potluck_agent.cli.arguments"}
+    arguments = {f"potluck_agent.cli.{name}" for name in ("arguments", "relay_arguments")}
+    assert ours == {"potluck_agent.cli", *arguments}
     assert modules.isdisjoint({*HEAVY, "dataclasses", "msgpack"})
     assert "forget" in printed
 
