@@ -9,9 +9,12 @@ from potluck_wire.graph import FLOATS, Dtype, Node, Ref, refs
 from potluck_wire.operators import KIND_OF
 
 torch = pytest.importorskip("torch")
+blocks = pytest.importorskip("potluck_agent.worker.blocks")
 
 
 def operator(name):
+    if name in blocks.OVERLOADS:
+        return blocks.OVERLOADS[name]
     packet, overload = name.removeprefix("aten.").rsplit(".", 1)
     return getattr(getattr(torch.ops.aten, packet), overload)
 
