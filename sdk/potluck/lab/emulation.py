@@ -108,8 +108,7 @@ class Emulation:
 
     def fits(self, works: "Sequence[LayerWork]", cores: int) -> bool:
         """Whether this machine is quick enough to play these devices."""
-        worst = _worst(works, cores)
-        return worst is None or worst.slowness <= FULL_FRAC
+        return _too_slow(works, cores) is None
 
     def check_fit(self, works: "Sequence[LayerWork]", cores: int) -> None:
         """Refuse where this machine is too slow to play these devices, with one time scale at which
@@ -122,8 +121,8 @@ class Emulation:
         UserError
             Which device, which layer, by how much; and the time scale at which it fits.
         """
-        worst = _worst(works, cores)
-        if worst is None or worst.slowness <= FULL_FRAC:
+        worst = _too_slow(works, cores)
+        if worst is None:
             return
         needed = self.time_scale * worst.slowness / FULL_FRAC * UNSTEADY
         raise UserError(
@@ -184,9 +183,11 @@ class _Demand:
     n_devices: int
 
 
-def _worst(works: Sequence[LayerWork], cores: int) -> _Demand | None:
+def _too_slow(works: Sequence[LayerWork], cores: int) -> _Demand | None:
+    """The worst of what this machine is too slow for; None: it is quick enough."""
     demands = [demand for work in works for demand in work.demands(cores)]
-    return max(demands, key=lambda demand: demand.slowness, default=None)
+    too_slow = (demand for demand in demands if demand.slowness > FULL_FRAC)
+    return max(too_slow, key=lambda demand: demand.slowness, default=None)
 
 
 def _shorter(cost: LayerCost, other: LayerCost) -> LayerCost:
