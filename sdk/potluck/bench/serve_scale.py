@@ -24,7 +24,6 @@ from potluck.serve.scheduling.allocate import allocate_all
 from potluck.serve.scheduling.live_placement import LivePlacement
 from potluck.serve.scheduling.placement import place
 from potluck.serve.scheduling.records import Frequency, Request, ServerState, ServiceState, by_name
-from potluck.serve.scheduling.request_handler import CandidateServer, by_spare_finish, decide
 from potluck.serve.scheduling.state_exchange import (
     IntervalOver,
     NeighbourMessage,
@@ -34,6 +33,7 @@ from potluck.serve.scheduling.state_exchange import (
 from potluck.serve.simulate import arrivals, epara_services
 from potluck.serve.simulate.cases import SweepCase, equal_parts
 from potluck.serve.simulate.engine import ServingSimulation
+from potluck_wire.request_handler import CandidateServer, by_spare_finish, decide
 
 Answer = TypeVar("Answer")
 SETTINGS: Mapping[str, float] = {

@@ -27,9 +27,9 @@ from potluck.serve.scheduling.known_servers import NoView, RingView
 from potluck.serve.scheduling.node import EPARA, OURS, ServerNode
 from potluck.serve.scheduling.placement import place
 from potluck.serve.scheduling.replica_pools import Pool, pools_by_server
-from potluck.serve.scheduling.request_handler import CandidateServer, ServeRefusal, Way
 from potluck.serve.scheduling.state_exchange import IntervalOver as RingTick
 from potluck.serve.scheduling.state_exchange import NeighbourMessage, Ring
+from potluck_wire.request_handler import CandidateServer, ServeRefusal, Way
 
 BIRDS = service("birds")
 CAMERAS = stream_service("cameras", fps=60, tolerance_s=0.2, fixed_s=0.005, item_s=0.005)

@@ -15,13 +15,8 @@ from potluck.serve.scheduling.allocate import Operators
 from potluck.serve.scheduling.node import Policy
 from potluck.serve.scheduling.placement import Allocations, Demand, Placement, place, place_best
 from potluck.serve.scheduling.records import Server
-from potluck.serve.scheduling.request_handler import (
-    Choose,
-    HandlerRules,
-    by_idle_goodput,
-    by_spare_finish,
-)
 from potluck.serve.simulate.scheme import Knows, Scheme
+from potluck_wire.request_handler import Choose, HandlerRules, by_idle_goodput, by_spare_finish
 
 SPLIT_ONLY = Operators(batching=False, multi_task=False)
 WHOLE_STREAMS = HandlerRules(splits=False)

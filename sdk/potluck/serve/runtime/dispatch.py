@@ -40,8 +40,8 @@ from potluck.serve.scheduling.node import OURS, Policy, ServerNode
 from potluck.serve.scheduling.records import Request
 from potluck.serve.scheduling.records import ServiceSpec as Record
 from potluck.serve.scheduling.replica_pools import Pool, PoolKey
-from potluck.serve.scheduling.request_handler import ServeRefusal
 from potluck.serve.stats import Counts, ServiceStats
+from potluck_wire.request_handler import ServeRefusal
 
 if TYPE_CHECKING:
     import torch

@@ -25,9 +25,9 @@ from potluck.serve.runtime.measure import MeasuredService, measure
 from potluck.serve.scheduling import load_watch
 from potluck.serve.scheduling.load_watch import LoadWatch, Places, satisfied_per_s, should_move
 from potluck.serve.scheduling.replica_pools import Pool
-from potluck.serve.scheduling.request_handler import Way
 from potluck.sessions.link import SessionLink
 from potluck.sessions.members import Members
+from potluck_wire.request_handler import Way
 
 if TYPE_CHECKING:
     from potluck.profile.profiles import Profile

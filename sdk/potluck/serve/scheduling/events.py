@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from potluck.serve.scheduling.frame_streams import Grant
 from potluck.serve.scheduling.records import Request
 from potluck.serve.scheduling.replica_pools import Pool, PoolKey
-from potluck.serve.scheduling.request_handler import ServeRefusal
+from potluck_wire.request_handler import ServeRefusal
 
 # --- events
 

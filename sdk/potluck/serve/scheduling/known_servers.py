@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from potluck.serve.scheduling.request_handler import CandidateServer
 from potluck.serve.scheduling.state_exchange import Ring
+from potluck_wire.request_handler import CandidateServer
 
 MOST_NOTED = 1000  # of one service to one server: more would fill any queue
 TransferS = Callable[[str, str], float]  # (server, service) -> there, and the answer back

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from math import inf
 from random import Random
 
-from potluck.serve.scheduling import batching, request_handler
+from potluck.serve.scheduling import batching
 from potluck.serve.scheduling.batching import Batcher
 from potluck.serve.scheduling.events import (
     Action,
@@ -35,7 +35,8 @@ from potluck.serve.scheduling.frame_streams import StreamLedger
 from potluck.serve.scheduling.known_servers import View
 from potluck.serve.scheduling.records import Request, ServerState, ServiceSpec, ServiceState
 from potluck.serve.scheduling.replica_pools import Pool, PoolKey
-from potluck.serve.scheduling.request_handler import (
+from potluck_wire import request_handler
+from potluck_wire.request_handler import (
     Choose,
     HandlerRules,
     LocalOption,

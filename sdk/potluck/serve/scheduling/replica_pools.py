@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from potluck.serve.scheduling.placement import Allocations, Placement
 from potluck.serve.scheduling.records import Allocation
-from potluck.serve.scheduling.request_handler import Way
+from potluck_wire.request_handler import Way
 
 PoolKey = tuple[str, str, Way]  # service, kind of processor, way
 

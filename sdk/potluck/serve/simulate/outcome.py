@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from potluck.serve.scheduling.request_handler import ServeRefusal
+from potluck_wire.request_handler import ServeRefusal
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from potluck.serve.scheduling.known_servers import HandedOn
 from potluck.serve.scheduling.node import ServerNode
 from potluck.serve.scheduling.records import ServiceState
-from potluck.serve.scheduling.request_handler import CandidateServer
+from potluck_wire.request_handler import CandidateServer
 
 Rows = Sequence[ServiceState | None]
 

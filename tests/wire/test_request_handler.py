@@ -6,7 +6,7 @@ from random import Random
 import pytest
 from tests.sdk.serve.serving import request
 
-from potluck.serve.scheduling.request_handler import (
+from potluck_wire.request_handler import (
     CandidateServer,
     HandlerRules,
     LocalOption,

@@ -11,17 +11,55 @@ EPARA, section 3.2, in the paper's order:
 A server on the request's path is never asked again. One whose queue exceeds the delay of state
 exchange plus the limit is left out. `choose` is the step that differs between EPARA, its baselines
 and ours; all get the same candidates. Randomness is an argument.
+
+Agents decide by it, the entrance of a home, and the simulator.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from random import Random
-
-from potluck.serve.scheduling.records import Request
+from typing import Protocol
 
 MAX_OFFLOADS = 5  # section 4.1: the paper's default
 ROUNDED_S = 1e-9
+
+
+class AskedRequest(Protocol):
+    """What is asked for: one request, or a stream of frames (`fps` above zero).
+
+    `deadline_s`: by when its answer must be back; `arrived_s`: since when that runs. `path`: who
+    has had it, in order, the entrance first. `n_offloads`: how often it was handed on. `work`: how
+    much longer it takes than one of those that were measured.
+    """
+
+    @property
+    def service(self) -> str:
+        """Which is asked for."""
+
+    @property
+    def arrived_s(self) -> float:
+        """When it came."""
+
+    @property
+    def deadline_s(self) -> float:
+        """By when its answer must be back."""
+
+    @property
+    def path(self) -> tuple[str, ...]:
+        """The servers that it went through, in order."""
+
+    @property
+    def n_offloads(self) -> int:
+        """How often it was handed on."""
+
+    @property
+    def work(self) -> float:
+        """How much longer it takes than a usual one."""
+
+    @property
+    def fps(self) -> float:
+        """Frames per second of a stream; 0: a single request."""
 
 
 class Way(Enum):
@@ -100,7 +138,7 @@ class CandidateServer:
 
 
 # which candidate a request goes to; None: to none of them
-Choose = Callable[[Request, Sequence[CandidateServer], float, Random], CandidateServer | None]
+Choose = Callable[[AskedRequest, Sequence[CandidateServer], float, Random], CandidateServer | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +153,7 @@ EPARA_RULES = HandlerRules()
 
 
 def decide(
-    request: Request,
+    request: AskedRequest,
     local: Sequence[LocalOption],
     candidates: Callable[[], Sequence[CandidateServer]],
     now_s: float,
@@ -165,7 +203,7 @@ def decide(
     return Offload(chosen.server, part_fps)
 
 
-def _here(request: Request, local: Sequence[LocalOption]) -> Serve | None:
+def _here(request: AskedRequest, local: Sequence[LocalOption]) -> Serve | None:
     """The preferred way that is enough; for a stream that none is enough for, the best part."""
     if not request.fps:
         for each in local:
@@ -180,7 +218,7 @@ def _here(request: Request, local: Sequence[LocalOption]) -> Serve | None:
 
 
 def by_idle_goodput(
-    request: Request, candidates: Sequence[CandidateServer], now_s: float, rng: Random
+    request: AskedRequest, candidates: Sequence[CandidateServer], now_s: float, rng: Random
 ) -> CandidateServer | None:
     """One of the candidates, with probability in proportion to its idle goodput: eq. (1).
 
@@ -199,7 +237,7 @@ def by_idle_goodput(
 
 
 def by_spare_finish(
-    request: Request, candidates: Sequence[CandidateServer], now_s: float, rng: Random
+    request: AskedRequest, candidates: Sequence[CandidateServer], now_s: float, rng: Random
 ) -> CandidateServer | None:
     """Ours: one of those expected to finish it in time, by how many more they could.
 
@@ -232,7 +270,7 @@ def by_spare_finish(
 
 
 def _for_stream(
-    request: Request, candidates: Sequence[CandidateServer], now_s: float, rng: Random
+    request: AskedRequest, candidates: Sequence[CandidateServer], now_s: float, rng: Random
 ) -> CandidateServer | None:
     """One that has room for all of it, if there is one; else by room; else by what it last said."""
     room = [max(0.0, each.idle_per_s - each.sent) for each in candidates]
@@ -257,7 +295,7 @@ def _drawn(
     return max(zip(weights, candidates, strict=True), key=lambda pair: pair[0])[1]
 
 
-def _spare(request: Request, candidate: CandidateServer, now_s: float) -> float:
+def _spare(request: AskedRequest, candidate: CandidateServer, now_s: float) -> float:
     """Requests that a candidate could still finish before this one's deadline."""
     rate = candidate.capacity_per_s or candidate.idle_per_s
     if rate <= 0:
@@ -268,6 +306,6 @@ def _spare(request: Request, candidate: CandidateServer, now_s: float) -> float:
     return left_s * rate if left_s > 0 else 0.0
 
 
-def _left_s(request: Request, candidate: CandidateServer, now_s: float) -> float:
+def _left_s(request: AskedRequest, candidate: CandidateServer, now_s: float) -> float:
     """Seconds to spare, were it idle."""
     return request.deadline_s - now_s - candidate.transfer_s - candidate.batch_s * request.work
