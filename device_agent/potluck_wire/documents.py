@@ -2,8 +2,8 @@
 is looked at first.
 
 What JSON leaves open (sizes, depth, repeated keys, NaN, halves of characters) is refused before
-anything is built of it, and a check (`potluck_wire.checks`) has seen every field before anybody
-reads one.
+anything is built of it. A check (`potluck_wire.checks`) has seen every field before anybody reads
+one.
 """
 
 import json

@@ -4,8 +4,8 @@ The SDK, the agent and its worker compare with this one.
 
 Forward ATen operators, and two of our own: the device's autograd makes the backward calls itself,
 from values that it computed. Left out on purpose: whatever reads files (from_file), hands out
-memory as it lies (empty), takes indices without checking them (every *_backward), or draws random
-numbers otherwise than as many as a value has (bernoulli, multinomial): these are written out in
+memory as it lies (empty), or takes indices without checking them (every *_backward). What draws
+random numbers otherwise than as many as a value has (bernoulli, multinomial) is written out in
 `draw`.
 """
 

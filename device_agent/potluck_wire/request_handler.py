@@ -243,11 +243,11 @@ def by_spare_finish(
 
     What is known of a candidate is old. Its queue has shrunk since, and grown by what this server
     sent (`sent`) and others may have. A candidate's spare is the number of requests that it could
-    still finish before this one's deadline, from the queue expected now. Drawing in proportion to
-    the spare, instead of joining the shortest queue, keeps servers that share stale information
-    from running to the same one (Dahlin, "Interpreting stale load information", TPDS 2000). Where
-    nobody has any, eq. (1) decides; one that could not finish it in time even if it were idle is
-    never asked. A stream goes where all of it has room, if it has anywhere.
+    still finish before this one's deadline, from the queue expected now. Servers that share stale
+    information would all join the same shortest queue. Drawing in proportion to the spare keeps
+    them from it (Dahlin, "Interpreting stale load information", TPDS 2000). Where nobody has any,
+    eq. (1) decides; one that could not finish it in time even if it were idle is never asked. A
+    stream goes where all of it has room, if it has anywhere.
 
     Parameters
     ----------

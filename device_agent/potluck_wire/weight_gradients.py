@@ -1,5 +1,5 @@
-"""Which operators of a graph have a gradient of their weights that is a computation of its own, so
-that it can be taken later than the gradient of what flows through them.
+"""Which operators of a graph have a gradient of their weights that is a computation of its own. It
+can be taken later than the gradient of what flows through them.
 
 The worker splits the backward by this, and the SDK knows by it how much of a backward can wait.
 """

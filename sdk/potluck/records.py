@@ -449,8 +449,8 @@ class QoE:
 class Problem(Shown):
     """One home, one model, one workload, the user's limits. `costs[device name][layer index]`.
 
-    `input_bytes` and `target_bytes` are per row, sent by `home` to the first and the last stage
-    (inputs that a later layer is the first to read, its `feed_bytes`, to that one's stage);
+    `input_bytes` and `target_bytes` are per row, sent by `home` to the first and the last stage.
+    Inputs that a later layer is the first to read, its `feed_bytes`, go to that one's stage;
     `result_bytes` comes back. `home` names a home of the library, where it is one. `excluded`:
     devices of the home that cannot do this at all, and why. `weight_copies`: how often a device
     holds its weights for inference.

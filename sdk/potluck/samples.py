@@ -49,9 +49,9 @@ def digits_network(seed: int = 0) -> nn.Module:
     Some 150,000 parameters.
 
     Made so that rounding stays rounding when devices share a stage and sum in another order. A bias
-    before a norm has a gradient of rounding alone, which AdamW makes as large as any (losses were
-    0.07 off after 60 steps), and kinks of ReLU decide by the last bit (0.013). Like this they are
-    5e-7 off.
+    before a norm has a gradient of rounding alone, which AdamW makes as large as any: losses were
+    0.07 off after 60 steps. Kinks of ReLU decide by the last bit (0.013). Like this they are 5e-7
+    off.
     """
     torch.manual_seed(seed)
     return nn.Sequential(

@@ -4,11 +4,11 @@ Each notebook whose runs send has a lane. Lanes with something to send take turn
 (start-time fair queueing, Goyal et al., SIGCOMM 1996), and each has a window of its own with each
 receiver: no notebook's values wait for those of another one. Of all values of a lane, the one with
 the smallest priority goes first, as far as its receiver's credit window lets it. So a bulky
-gradient delays an urgent activation by no more than that window, of a few chunks as large as the
-link carries in a moment, and no more than so many values. A value with a release time is not among
-them before that. One with a pace holds its lane for as long as its chunks take at that pace, or
-until all that was sent has been credited, and never for long. What waits is kept by group, so that
-the sends of an execution that ends go at once. Pure: the time comes in.
+gradient delays an urgent activation by no more than that window. It is of a few chunks as large as
+the link carries in a moment, and of no more than so many values. A value with a release time is not
+among them before that. One with a pace holds its lane for as long as its chunks take at that pace,
+or until all that was sent has been credited, and never for long. What waits is kept by group, so
+that the sends of an execution that ends go at once. Pure: the time comes in.
 """
 
 import heapq

@@ -3,10 +3,10 @@ runtime adapter (section 4.3). Pure.
 
 A look compares some steps with their prediction. Below 10 % of change only the order of transfers
 is renewed; what is larger, or lasts, is planned for again. A switch must pay for itself: over the
-steps that are left, and in what has been lost since the change was seen (so that a change that
-comes and goes costs at most about twice what an oracle would pay, as in the ski-rental problem).
-And it must still look good at the next look, whose noise is another, unless it saves far more than
-noise can feign.
+steps that are left, and in what has been lost since the change was seen. So a change that comes and
+goes costs at most about twice what an oracle would pay, as in the ski-rental problem. And it must
+still look good at the next look, whose noise is another, unless it saves far more than noise can
+feign.
 
 What no step shows any more (a device that was left, for it was slow) is asked from time to time.
 """

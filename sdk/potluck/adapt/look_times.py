@@ -1,6 +1,5 @@
-"""When the adapter looks at a run: as often as a small part of the run's time pays for, and before
-that where steps take another time than they took at the latest look, or another plan is at work.
-Pure.
+"""When the adapter looks at a run: as often as a small part of the run's time pays for. It looks
+before that where steps take another time than at the latest look, or another plan is at work. Pure.
 """
 
 from math import ceil

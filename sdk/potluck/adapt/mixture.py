@@ -1,9 +1,9 @@
 """Several plans over one horizon, so that a deadline is held with the least energy: Dora's small
 program (section 4.3, eqs. 7 and 8). Pure.
 
-For part x_p of the horizon D_rem plan p is at work: sum over p of x_p <= 1, and the progress
-sum of r_p x_p (D_rem - d_p) >= the steps to go (the uniform progress of one horizon, which ends at
-the deadline). As printed, d_p is taken off a plan by the part that it is used. A switch is paid for
+For part x_p of the horizon D_rem plan p is at work: sum over p of x_p <= 1, and the progress sum of
+r_p x_p (D_rem - d_p) >= the steps to go. That is the uniform progress of one horizon, which ends at
+the deadline. As printed, d_p is taken off a plan by the part that it is used. A switch is paid for
 whole, so whole switches judge the whole steps here; the fractions are those of the program. As it
 has two constraints, two plans at most are mixed.
 """

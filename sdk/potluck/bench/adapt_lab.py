@@ -2,7 +2,7 @@
 
 A home of three like devices on WiFi, emulated. An evening is drawn by a seed: in its first stretch
 the air is as profiled. In each later one it carries 40 to 60 % less (as in DeepCEE, section 5), 80
-to 90 % less (a microwave oven), or as profiled, one as likely as another. All ways train on the
+to 90 % less (a microwave oven), or as profiled. One is as likely as another. All ways train on the
 same batches from the same weights, and the air changes at the same steps. The plan that stays and
 our adapter are told nothing. Planning anew and the oracle go over when the air changes, the oracle
 by what the simulator says of all evening."""

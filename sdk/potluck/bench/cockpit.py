@@ -1,5 +1,5 @@
 """What the cockpit costs: a training that is watched against one that is not, a browser that shows
-it, the first sign after a click, bytes on the way, and an hour's events in kernel and tab.
+it, and the first sign after a click; bytes on the way, and an hour's events in kernel and tab.
 
 Watched and unwatched stretches of one fit take turns. The browser is a real Chromium (playwright)
 over the page of `potluck watch`; where none is, its figures are left out, and a note says so.

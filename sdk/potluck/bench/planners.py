@@ -5,8 +5,8 @@ shared network.
 plans the simulator judges the `judged` that it estimates fastest: more than its authors give it.
 The first plans of those in `CANDIDATES` are among the plans that ours looks at, so that it can
 hardly be worse; `max_ratio_to_other_baselines` is over all others. The speed-ups are over the best
-of Asteroid, EdgeShard, Alpa and Metis, each with the one plan that its own model of costs, without
-contention, likes best and memory holds, as Dora compares (section 6.2); `..._rejudged`: each with
+of Asteroid, EdgeShard, Alpa and Metis, as Dora compares (section 6.2). Each has the one plan that
+its own model of costs, without contention, likes best and memory holds. `..._rejudged`: each with
 the best of its `judged` plans.
 
 Our forms of these planners may leave devices out and try several orders. `..._published` compares
@@ -17,8 +17,8 @@ is the part of our latency that turns save.
 Energy, Dora section 6.2: the least joules at a latency of "0.8x latency performance of the best
 baseline". Performance may be speed or time, so there are three figures: at 1/0.8 times its time
 (`energy_saving`), at its time (`..._equal`) and at 0.8 times its time (`..._urgent`, which only
-ours may reach), always against the thriftiest of the papers' plans that is on time, or for the last
-against the fastest; `..._published` the same with what is printed. The figures n_... count the
+ours may reach). Each is against the thriftiest of the papers' plans that is on time, the last
+against the fastest. `..._published` is the same with what is printed. The figures n_... count the
 cases.
 
 All 64 cases are looked at, or one in `every`.

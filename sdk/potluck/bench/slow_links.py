@@ -3,9 +3,9 @@ time to a given loss on scikit-learn's digits.
 
 The times are simulated: the synchronous plan is the best of our search over all schedules, on one
 region or both. A round of local steps takes H steps of the best plan of a region, or what the link
-takes for their batches, and what its weights take to the notebook, which is in the other one, and
-back. The training is real, in this process, with the library's own outer step: tests show that runs
-on devices give the same. `seeds` draw weights and the order of the data: 0, 1, 2 ...
+takes for their batches. To it comes what the region's weights take to the notebook, which is in the
+other one, and back. The training is real, in this process, with the library's own outer step: tests
+show that runs on devices give the same. `seeds` draw weights and the order of the data: 0, 1, 2 ...
 
 `sync_s_RATE`, `local_H_s_RATE`: median seconds to a mean loss of `target` over 360 training digits;
 `speedup_H_RATE` the one by the other. `both_s_RATE`: of the best synchronous plan that trains in

@@ -2,12 +2,12 @@
 frames of the same size.
 
 Ours: one agent sends to the other, with headers, checks, credits and encryption, in chunks as large
-as the link has shown to carry in 20 ms (256 KiB at first and on slow links, at most an eighth of
-the tensor above 1 MiB). The receiver checks what comes and keeps none of it, as theirs does. Timed
-by the sender from the first chunk to the acknowledgement of the last. Theirs: the same bytes to
-another process that drops them, until its one answer, in frames as large as our chunks on a fast
-link (1 MiB of a tensor of 1 MiB, else 2 MiB), or of `frame_kib`. All three take turns in each
-round; ratios are medians over rounds, `_low` and `_high` their first and last tenth.
+as the link has shown to carry in 20 ms. They have 256 KiB at first and on slow links, and at most
+an eighth of the tensor above 1 MiB. The receiver checks what comes and keeps none of it, as theirs
+does. Timed by the sender from the first chunk to the acknowledgement of the last. Theirs: the same
+bytes to another process that drops them, until its one answer. Their frames are as large as our
+chunks on a fast link (1 MiB of a tensor of 1 MiB, else 2 MiB), or of `frame_kib`. All three take
+turns in each round; ratios are medians over rounds, `_low` and `_high` their first and last tenth.
 """
 
 from collections.abc import Mapping

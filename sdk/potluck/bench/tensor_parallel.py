@@ -9,10 +9,10 @@ word was, of the profile that was measured just before.
 *Lab*: a smaller block on two emulated devices behind shaped links; `prediction_error` is the worst
 of `Run.compare`.
 
-*Simulated*: the forward of one new token (a request of one row and one position, no text before
-it) through models of 135 million and a billion parameters in float32 on two like devices, alone and
-divided. Weights make the time, so data sheets tell it. A model of many blocks is told from one
-of one and one of two: each more adds the same.
+*Simulated*: the forward of one new token: a request of one row and one position, no text before it.
+Models have 135 million and a billion parameters in float32, on two like devices, alone and divided.
+Weights make the time, so data sheets tell it. A model of many blocks is told from one of one and
+one of two: each more adds the same.
 """
 
 import time

@@ -8,8 +8,8 @@ Nothing is told to the estimator but the names.
 A medium of the truth that flows share is found when flows over it are predicted to slow each other
 down as they do: of all pairs of flows at once that it limits, the rates are right within `RIGHT` in
 nine of ten. (What no measurement can tell apart is the same: two wired devices behind an access
-point, and an air that one crossing fills.) A plan's regret is its simulated time over that of the
-plan by the true network, both on the true network, less one.
+point, and an air that one crossing fills.) A plan's regret is how much longer it takes, simulated
+on the true network, than the plan that was made by the true network.
 
 Where this machine may (Linux, root), some homes are also played in network namespaces and measured
 as real ones are; `probe_s` is the slowest of them.

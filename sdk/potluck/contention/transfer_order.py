@@ -4,8 +4,8 @@ Dora (section 4.2) adds the transfers to the graph of computations and asks for 
 bandwidths (eq. 6). As printed that is not linear: duration times bandwidth is constant, and "at
 every moment" ranges over unknown intervals. But on one medium whatever sharing achieves, taking
 turns achieves no later, so what is left to decide is the order. A list scheduler decides it: of the
-transfers whose media are free, the one with the longest way to the end of the step goes first (0 to
-2 % from the optimum on pipelines of 4 stages, where fair sharing is 2 to 14 % off).
+transfers whose media are free, the one with the longest way to the end of the step goes first. On
+pipelines of 4 stages it is 0 to 2 % from the optimum, and fair sharing 2 to 14 %.
 
 Access points cannot be told about turns. So every send gets a priority, which holds among the sends
 of its device; a release time where it has to let another device go first; and a pace, so that what

@@ -1,6 +1,5 @@
-"""One home at a time has a notebook's keys: a device knows a notebook by its key alone, so that two
-homes with one key would take each other's answers, and the first to close would end the runs of
-both.
+"""One home at a time has a notebook's keys. A device knows a notebook by its key alone: two homes
+with one key would take each other's answers, and the first to close would end the runs of both.
 
 In one program a new home takes the place of an earlier one that has nothing under way: a notebook's
 cell may run twice.

@@ -5,8 +5,8 @@ Loss. Somebody's connection crosses a lossy medium by TCP, so nothing is missing
 lost is sent again: of a medium that loses a part p, 1 - p is left. And a sender that has too little
 under way to notice waits for its time-out: `timeouts` says how often, fitted to long flows in
 namespaces of this lab (Linux 6.18, cubic, paths of 0.2 and 2 MB/s). Goodput is that of namespaces
-within an eighth where up to 2 % of the packets are lost on the way, and within a factor of 2.5 up
-to 10 %, where two runs of the kernel differ as much.
+within an eighth where up to 2 % of the packets are lost on the way. Up to 10 % it is within a
+factor of 2.5, and two runs of the kernel differ as much.
 """
 
 from collections import deque

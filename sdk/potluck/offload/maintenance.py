@@ -1,6 +1,6 @@
-"""The upkeep of an accelerated model, in the background: let helpers go that want to leave, reach
-those that were lost, ask for the bandwidth where no request shows it, plan anew where sides turn
-out to be faster or slower, take over the whole table when it is found.
+"""The upkeep of an accelerated model, in the background. It lets helpers go that want to leave, and
+reaches those that were lost. It asks for the bandwidth where no request shows it, and plans anew
+where sides turn out to be faster or slower. It takes over the whole table when it is found.
 """
 
 import threading

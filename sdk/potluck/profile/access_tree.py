@@ -8,7 +8,7 @@ what stays within it does not cross its attachment. A slow uplink, a second swit
 phone tethered to a laptop are sites.
 
 Each attachment has a rate. An air is full when the time that its attachments are sending adds up to
-all of the time, so a slow station costs the others more than a quick one (M. Heusse et al.,
+all of the time. So a slow station costs the others more than a quick one (M. Heusse et al.,
 "Performance anomaly of 802.11b", INFOCOM 2003).
 """
 

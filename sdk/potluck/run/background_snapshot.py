@@ -30,8 +30,8 @@ STREAM = "snapshot"
 def keep_protected(engine: "RunEngine") -> None:
     """Begin a snapshot where one is due, and take in what has come home.
 
-    Training waits for the whole of it where the user has said how often, where a device lacks the
-    memory for a copy, and on the way to another plan, when memory is short anyway.
+    Training waits for the whole of it where the user has said how often, or a device lacks the
+    memory for a copy. It also waits on the way to another plan, when memory is short anyway.
 
     Parameters
     ----------

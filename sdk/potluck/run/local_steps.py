@@ -3,10 +3,10 @@
 Douillard et al., "DiLoCo" (2023), Algorithm 1: each of R regions takes H steps of its own from the
 same weights. The mean of how far they went is the gradient of an outer step with Nesterov momentum.
 A choice of the user that changes the result, unlike everything else here: only a tenth, or a
-hundredth, as much crosses the slow links, and a step is of a region's batch alone. With H = 1, an
-outer rate of 1, no momentum, SGD and a loss that is a plain mean over rows it is the synchronous
-step on all regions' batches. (Of a weighted mean no region knows what the others divide by; of a
-sum, the outer step takes the mean of the regions' sums.)
+hundredth, as much crosses the slow links, and a step is of a region's batch alone. It is the
+synchronous step on all regions' batches where H = 1, the outer rate is 1 without momentum, by SGD,
+and the loss is a plain mean over rows. (Of a weighted mean no region knows what the others divide
+by; of a sum, the outer step takes the mean of the regions' sums.)
 
 Glossary: theta the weights, `every` H, `before` theta of the round before, `gone` the outer
 gradient.

@@ -1,11 +1,11 @@
 """What a run can go back to when a device is lost: a snapshot of all state of one step, here on the
 notebook, and the batches since.
 
-How often: by Young (1974) and Daly (2006), every sqrt(2 C M) seconds, where C is what training
-waits for a snapshot and M the mean time between losses, but never more than `MOST_FRAC` of the
-time. One that comes home in the background uses the air for `MOST_AIR_FRAC` of it at most. M is at
-first what homes are thought to be like, and shorter after losses. A fault in between costs the
-steps since the snapshot, which are computed again from the same batches.
+How often: by Young (1974) and Daly (2006), every sqrt(2 C M) seconds. C is what training waits for
+a snapshot, never more than `MOST_FRAC` of the time, and M the mean time between losses. One that
+comes home in the background uses the air for `MOST_AIR_FRAC` of it at most. M is at first what
+homes are thought to be like, and shorter after losses. A fault in between costs the steps since the
+snapshot, which are computed again from the same batches.
 """
 
 import math

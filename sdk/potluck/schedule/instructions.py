@@ -2,8 +2,8 @@
 concatenations.
 
 Glossary of value names, all local to one device: `in` fed by home, `x` input of a stage, `y`
-output, `dy` and `dx` their gradients, `f` and `b` pieces passed over a cut forward and backward
-(`b` and `dy` with the stage they come from); then stage, tensor, micro-batch, row.
+output, `dy` and `dx` their gradients, `f` and `b` pieces passed over a cut forward and backward.
+`b` and `dy` come with the stage they are from. Then stage, tensor, micro-batch, row.
 """
 
 from typing import Any

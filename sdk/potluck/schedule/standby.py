@@ -1,11 +1,11 @@
 """Standbys: devices that will take over a stage hold a copy of it and stay in step while others
 train it.
 
-A standby gets the stage's state as it was after some step, late and slowly, and then catches up: it
-replays every step since on the same inputs and gradients (REPLAY, few bytes over the network, and
-computing), or takes the optimizer's step with the same gradient vector (COPY, as many bytes as
-there are parameters). Both give the very same numbers, so nothing has to be moved when the standby
-becomes the owner. Compare Dora 4.3, which prefetches immutable weights only.
+A standby gets the stage's state as it was after some step, late and slowly, and then catches up.
+Either it replays every step since on the same inputs and gradients (REPLAY: few bytes over the
+network, and computing). Or it takes the optimizer's step with the same gradient vector (COPY: as
+many bytes as there are parameters). Both give the very same numbers, so nothing has to be moved
+when the standby becomes the owner. Compare Dora 4.3, which prefetches immutable weights only.
 """
 
 from collections.abc import Mapping, Sequence

@@ -25,10 +25,10 @@ def peak_bytes(
     `spans[step][instruction id]` is when each instruction took place.
 
     A value is there from the start of what makes it to the end of its last use; what never is used
-    goes at once. A `run` keeps its activations until its `backward` has ended, where it has one,
-    and a vector of gradients is there as long as any piece of it, as pieces are no copies. A
-    `backward` takes room for gradients of parameters that have one. What a backward in two parts
-    keeps for the second is there from the start of the first to the end of the second.
+    goes at once. A `run` keeps its activations until its `backward` has ended, where it has one. A
+    vector of gradients is there as long as any piece of it, as pieces are no copies. A `backward`
+    takes room for gradients of parameters that have one. What a backward in two parts keeps for the
+    second is there from the start of the first to the end of the second.
 
     Parameters
     ----------

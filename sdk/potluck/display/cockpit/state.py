@@ -1,8 +1,7 @@
 """What the cockpit shows, as data: sections that change, and logs that only grow. Pure.
 
-A section is what JSON can hold, in dictionaries by name wherever there are several things of a
-kind, so that a change of one is a change of that one. A log keeps its latest items and knows how
-many there have been.
+A section is what JSON can hold. Several things of a kind are a dictionary by name, so that a change
+of one is a change of that one. A log keeps its latest items and knows how many there have been.
 """
 
 from collections import deque

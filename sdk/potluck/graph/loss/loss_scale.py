@@ -1,9 +1,9 @@
 """A loss whose gradient is larger than it is, for training in float16: small gradients would be
 lost there. Pure of devices: the factor is part of the graph, and devices change it.
 
-As torch.amp.GradScaler: the gradient of the loss is multiplied by 2**n, weights' gradients are
-divided by it, a step whose gradients are not finite is left out and halves the factor, and many
-steps in a row that are finite double it.
+As torch.amp.GradScaler: the gradient of the loss is multiplied by 2**n, and weights' gradients are
+divided by it. A step whose gradients are not finite is left out and halves the factor. Many finite
+steps in a row double it.
 """
 
 from dataclasses import replace

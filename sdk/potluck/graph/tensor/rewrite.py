@@ -1,8 +1,8 @@
 """A traced graph with its regions divided among lanes, one for each device. Pure.
 
 Each lane computes its piece of what is divided, and all that its pieces need. So the sum of a
-residual block and the norm behind it are computed on every lane, and what crosses between lanes is
-one summand from each to each for every region: an all-reduce of one round, forward and, as the
+residual block and the norm behind it are computed on every lane. What crosses between lanes is one
+summand from each to each for every region: an all-reduce of one round, forward and, as the
 derivative of the same graph, backward. A weight that several lanes read is a shared weight as any
 other: its gradient is the sum of all lanes'. What must be done once (statistics, a heavy product
 that is not divided) is done on the first lane.

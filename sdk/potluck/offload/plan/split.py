@@ -2,9 +2,9 @@
 LOSS, IV-C).
 
 The paper searches intervals per operator by differential evolution. Here a Pareto search over cuts
-and levels (`search`) names some promising ways, which are then carried out in time step by step, as
-the agents would (`times`), next to what others would do (`baselines`). The best of them is improved
-by moving rows, moving cuts and changing the size of what is sent, while that helps. So it is never
+and levels (`search`) names some promising ways. They are carried out in time step by step, as the
+agents would (`times`), next to what others would do (`baselines`). The best of them is improved by
+moving rows, moving cuts and changing the size of what is sent, while that helps. So it is never
 worse than any of the others.
 
 With several helpers (the paper has one) the search takes them for one that is as fast as all

@@ -3,8 +3,8 @@ slice, pad, run, join.
 
 A `TensorSlice` is an interval of rows of one value. A piece takes parts in, computes an interval of
 rows of each of its nodes, and gives parts out. Rows of padding that lie outside the tensor are put
-back where the interval touches its edge, and nowhere else, so that every row is computed from
-exactly the numbers it has in the whole. Pure: no torch.
+back where the interval touches its edge, and nowhere else. So every row is computed from exactly
+the numbers it has in the whole. Pure: no torch.
 """
 
 import math

@@ -5,8 +5,8 @@ Ye et al., "Asteroid", MobiCom 2024, section 3.3, eqs. (4)-(11). Devices sorted 
 first, because early stages keep more activations. Q(l, n, p) is the best round of the last l layers
 in p stages on the last n devices.
 
-Where we differ: a device may be left out (Q(l, n, p) may be Q(l, n - 1, p)), the dominant step is
-sought among all steps instead of three, transfers follow the real shares on both sides of a cut,
+Where we differ: a device may be left out (Q(l, n, p) may be Q(l, n - 1, p)), and the dominant step
+is sought among all steps instead of three. Transfers follow the real shares on both sides of a cut,
 and inference has its own objective.
 """
 

@@ -10,10 +10,10 @@ Objective, eq. (2): energy + lambda max(0, T - T_QoE), or T where nothing limits
 
 Where we differ: built from the last stage to the first, so that warm-up depths are known; devices
 in several orders. The number of stages is not part of the state (the best K over all are kept).
-Where a stage has several chains there is also the plan in which its device takes them one by one,
-so that the first need not wait for what the last needs. T is estimated by Asteroid's closed form
-along the longest way through the stages, not by Dora's appendix; the simulator has the last word on
-what is found.
+Where a stage has several chains there is also the plan in which its device takes them one by one:
+the first need not wait for what the last needs. T is estimated by Asteroid's closed form along the
+longest way through the stages, not by Dora's appendix; the simulator has the last word on what is
+found.
 """
 
 from collections.abc import Iterator, Sequence

@@ -83,7 +83,7 @@ def _may_gain(table: cost.CostTable) -> bool:
 
 def _rise_frac(table: cost.CostTable, name: str) -> float:
     """The most by which a row of some layers costs more at a measured size than at a smaller one,
-    added up, as a part of the least that a row of the whole model costs.
+    added up. It is a part of the least that a row of the whole model costs.
     """
     batch, layers = table.problem.workload.batch, table.problem.costs[name]
     sizes = sorted({1, batch, *(rows for layer in layers for rows in layer.rows if rows < batch)})

@@ -2,10 +2,10 @@
 labels.
 
 Pipelines are built from the last stage to the first, as in Asteroid's Algorithm 2, but the state is
-the *set* of devices that are taken (how many of each class of alike ones), so every order of
-devices is tried, and every state keeps several labels, because what is best behind a cut depends on
-what comes before it. A label counts what shared links do too: the seconds for which all transfers
-together take the busiest medium.
+the *set* of devices that are taken: how many of each class of alike ones. So every order of devices
+is tried. Every state keeps several labels, because what is best behind a cut depends on what comes
+before it. A label counts what shared links do too: the seconds for which all transfers together
+take the busiest medium.
 
 Glossary. M: micro-batches. A label describes the stages behind a cut: `span_s` from their first
 input to their last gradient (inference: the way of one micro-batch), `done_s` to the end of all

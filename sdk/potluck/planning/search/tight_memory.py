@@ -166,8 +166,8 @@ def _keeping(plan: Plan) -> Plan:
 
 
 def relieved(pool: CandidatePool, plan: Plan) -> Plan:
-    """The plan as flat as can be, with rows of devices that hold too much when it is simulated on
-    those of the same stage that have most room, until it holds or no row is left to move.
+    """The plan as flat as can be. Where a device holds too much when it is simulated, rows go to
+    those of its stage that have most room. It ends when the plan holds or no row is left to move.
 
     Parameters
     ----------

@@ -51,9 +51,9 @@ class ServingHome:
         """Answer requests to a model from now on, within a limit, on all devices beside whatever
         else they serve.
 
-        Batches of growing size are measured on each device, the allocator chooses how many rows
-        are computed together where, and what has no chance to be answered in time is refused at
-        once. Values of the model are those of now, of which a copy is kept here.
+        Batches of growing size are measured on each device, and the allocator chooses how many rows
+        are computed together where. What has no chance to be answered in time is refused at once.
+        Values of the model are those of now, of which a copy is kept here.
 
         Parameters
         ----------

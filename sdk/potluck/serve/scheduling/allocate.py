@@ -4,7 +4,7 @@ EPARA, sections 3.1 and 4.1, eqs. (4) and (5). Batch sizes 2^0..2^9 and replicat
 are looked up in what was profiled.
 
 Where we differ. The paper takes the fastest batch, then the best replication degree. Here a batch
-must also leave time for the one that is under way when a request arrives, so twice its seconds are
+must also leave time for the one that is under way when a request arrives: twice its seconds are
 within the limit, wherever that is possible at all. The frames that wait for their batch (MF) count
 towards the same limit. And of settings that serve nearly the same per processor (`NEARLY` as much)
 the one is taken whose parts suit the demand: two of them serve all of it. Smaller parts would be

@@ -1,5 +1,5 @@
 """The simulator where each server has one processor that computes one batch after the other, as the
-worker of an agent does, and where the frames of a stream come one by one.
+worker of an agent does. The frames of a stream come one by one.
 
 `ServingSimulation` plays replicas side by side as they were profiled, and a stream by the rate that
 it was granted. Here a batch takes the time that it takes alone, once those before it are done, and
