@@ -16,11 +16,13 @@ import logging
 import os
 import signal
 import sys
+import threading
 
 import pytest
 from hypothesis import HealthCheck, settings
 from tests.few import few
 
+from potluck.sessions import fork_server
 from potluck.sessions.local_agents import LocalAgents
 from potluck_agent import fault_log
 from potluck_wire import chunks
@@ -123,6 +125,15 @@ def seeds_of_what_is_there():
             if not getattr(torch, kind).is_available():
                 patch.setattr(getattr(torch, kind), "manual_seed_all", lambda seed: None)
         yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_fork_server():
+    """For all homes of all tests: loading torch takes two seconds each time."""
+    holder = threading.Event()
+    fork_server.keep(holder)
+    yield
+    fork_server.give_back(holder)
 
 
 def pytest_collection_finish():

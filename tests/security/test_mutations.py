@@ -414,7 +414,7 @@ guard(
 guard(
     "the environment is left behind",
     WORKER + "launch.py",
-    "env=_environment(os.environ, threads),",
+    "env=worker_environment(threads),",
     "env=dict(os.environ),",
     "tests/agent/worker/test_sandbox.py",
 )

@@ -284,6 +284,13 @@ def _add_for_programs(add: Callable[..., object]) -> None:
         help="read battery, mains and temperature below it, as DIR/sys/...",
     )
     add(
+        "--fork-server",
+        type=_path,
+        default=None,
+        metavar="SOCKET",
+        help="let the fork server there start workers",
+    )
+    add(
         "--scratch",
         type=_path,
         default=None,

@@ -309,6 +309,7 @@ def _start_worker(chosen: Options, settings: Any, computes: "Choice") -> Any:
         backends=chosen.backends,
         provider=computes.provider,
         device=computes.device,
+        fork_server=chosen.fork_server,
     )
 
 

@@ -57,6 +57,7 @@ class Options:
     trusted: tuple[TrustedPeer, ...] = ()
     parent_pid: int | None = None
     scratch: Path | None = None
+    fork_server: Path | None = None
     mdns: bool = True
     as_json: bool = False
     ready_fd: int | None = None
@@ -97,6 +98,7 @@ def start_options(given: argparse.Namespace, own_parent: int) -> Options:
         trusted=tuple(given.trust),
         parent_pid=given.parent_pid or (own_parent if given.die_with_parent else None),
         scratch=given.scratch,
+        fork_server=given.fork_server,
         mdns=given.mdns,
         as_json=given.as_json,
         ready_fd=given.ready_fd,

@@ -12,10 +12,11 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from potluck_agent.worker.arena import Arena
+from potluck_agent.worker.forked_worker import ForkedWorker
 from potluck_agent.worker.process import EXIT_MEMORY
 from potluck_wire.limits import clip
 from potluck_wire.messages import Channel, Configure, FailureCause, Limit, Message, TryProcessor
@@ -68,7 +69,7 @@ class WorkerLink:
 
     def __init__(
         self,
-        process: subprocess.Popen[bytes],
+        process: subprocess.Popen[bytes] | ForkedWorker,
         pipe: socket.socket,
         inbound: Arena,
         outbound: Arena,
@@ -183,7 +184,7 @@ class WorkerLink:
         except subprocess.TimeoutExpired:
             goes_on = True
         self._end()
-        code = self._process.returncode
+        code = self._process.returncode or 0
         if self._killed:
             return FailureCause.CANCELLED, "the worker was stopped by its agent"
         if goes_on:  # so it was this agent that ended it
@@ -246,8 +247,11 @@ def start(
     backends: Sequence[str] = (),
     provider: str = "",
     device: str = "",
+    fork_server: Path | None = None,
 ) -> WorkerLink:
     """A new worker, configured; it answers `WorkerReady` once its libraries are loaded (seconds).
+
+    Where a `fork_server` listens there, and has loaded the same ones, it answers at once.
 
     Call it from a thread that lives as long as the worker shall: on Linux the worker ends with that
     thread.
@@ -262,7 +266,9 @@ def start(
         provider=provider,
         device=device,
     )
-    return _started(configure, threads, (provider, device), inbound_bytes, outbound_bytes)
+    uses = (provider, device)
+    forks = None if backends else fork_server  # which has loaded all that are installed
+    return _started(configure, threads, uses, inbound_bytes, outbound_bytes, forks)
 
 
 def start_trial(message: TryProcessor) -> WorkerLink:
@@ -272,33 +278,21 @@ def start_trial(message: TryProcessor) -> WorkerLink:
 
 
 def _started(
-    first: Message, threads: int, uses: tuple[str, str], inbound_bytes: int, outbound_bytes: int
+    first: Message,
+    threads: int,
+    uses: tuple[str, str],
+    inbound_bytes: int,
+    outbound_bytes: int,
+    fork_server: Path | None = None,
 ) -> WorkerLink:
     """A process that is told this first; `uses`: onnxruntime's accelerator, and torch's."""
     ours, theirs = socket.socketpair()
     inbound, outbound = Arena(inbound_bytes), Arena(outbound_bytes)
-    fds = () if sys.platform == "win32" else (theirs.fileno(), *inbound.fds, *outbound.fds)
-    handles = [
-        "stdin" if sys.platform == "win32" else str(theirs.fileno()),
-        inbound.handle,
-        outbound.handle,
-        *uses,
-    ]
     try:
-        process = subprocess.Popen(
-            [sys.executable, "-E", *SAFE_PATH, "-B", *PROGRAM, *handles],
-            env=_environment(os.environ, threads),
-            # it moves into a folder that does not exist any more once its libraries are loaded
-            cwd=Path(PROGRAM[0]).anchor,
-            pass_fds=fds,
-            stdin=subprocess.PIPE if sys.platform == "win32" else subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL if sys.platform == "win32" else subprocess.PIPE,
-            start_new_session=True,
+        process = _forked(fork_server, threads, uses, theirs, inbound, outbound) or _new_process(
+            threads, uses, theirs, inbound, outbound
         )
-        if sys.platform == "win32":
-            _hand_over(process, theirs)
-        elif process.stderr is not None:
+        if process.stderr is not None and sys.platform != "win32":
             os.set_blocking(process.stderr.fileno(), False)
     except BaseException:
         for end in (ours, inbound, outbound):
@@ -313,9 +307,57 @@ def _started(
     return link
 
 
-def _environment(environment: Mapping[str, str], threads: int) -> dict[str, str]:
-    """The few variables that the worker gets."""
-    kept = {name: environment[name] for name in KEPT_ENVIRONMENT if name in environment}
+def _forked(
+    path: Path | None,
+    threads: int,
+    uses: tuple[str, str],
+    theirs: socket.socket,
+    inbound: Arena,
+    outbound: Arena,
+) -> ForkedWorker | None:
+    """A worker of the fork server there; None where there is none that has loaded the same."""
+    if path is None or any(uses) or sys.platform != "linux":
+        return None
+    request = {
+        "agent": os.getpid(),
+        "command": worker_command(),
+        "environment": worker_environment(threads),
+        "affinity": sorted(os.sched_getaffinity(0)),
+    }
+    with contextlib.suppress(OSError):
+        return ForkedWorker(path, request, [theirs.fileno(), *inbound.fds, *outbound.fds])
+    return None
+
+
+def _new_process(
+    threads: int, uses: tuple[str, str], theirs: socket.socket, inbound: Arena, outbound: Arena
+) -> "subprocess.Popen[bytes]":
+    fds = () if sys.platform == "win32" else (theirs.fileno(), *inbound.fds, *outbound.fds)
+    pipe = "stdin" if sys.platform == "win32" else str(theirs.fileno())
+    process = subprocess.Popen(
+        worker_command(pipe, inbound.handle, outbound.handle, *uses),
+        env=worker_environment(threads),
+        # it moves into a folder that does not exist any more once its libraries are loaded
+        cwd=Path(PROGRAM[0]).anchor,
+        pass_fds=fds,
+        stdin=subprocess.PIPE if sys.platform == "win32" else subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL if sys.platform == "win32" else subprocess.PIPE,
+        start_new_session=True,
+    )
+    if sys.platform == "win32":
+        _hand_over(process, theirs)
+    return process
+
+
+def worker_command(*arguments: str) -> list[str]:
+    """What starts a worker, or a fork server."""
+    return [sys.executable, "-E", *SAFE_PATH, "-B", *PROGRAM, *arguments]
+
+
+def worker_environment(threads: int) -> dict[str, str]:
+    """The few variables that a worker gets."""
+    kept = {name: os.environ[name] for name in KEPT_ENVIRONMENT if name in os.environ}
     counts = {
         name: str(threads)
         for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")

@@ -6,6 +6,8 @@ from contextlib import suppress
 
 import psutil
 
+from potluck_agent.worker.launch import PROGRAM
+
 WITH_IO = ("agents", "ranks")  # kinds whose first thread decides, while others send and receive
 
 
@@ -16,8 +18,7 @@ class ProcessorTime:
         notebook = psutil.Process()
         self._kinds = {notebook: "notebook"}
         for child in notebook.children():
-            is_rank = "potluck.bench.torch_ranks" in child.cmdline()
-            self._kinds[child] = "ranks" if is_rank else "agents"
+            self._kinds[child] = _kind(child.cmdline())
             self._kinds.update(dict.fromkeys(child.children(recursive=True), "workers"))
 
     def spent_s(self) -> Mapping[str, float]:
@@ -34,6 +35,12 @@ class ProcessorTime:
                 if kind in WITH_IO:
                     spent[f"{kind}_io"] += others_s
         return spent
+
+
+def _kind(command: list[str]) -> str:
+    if "potluck.bench.torch_ranks" in command:
+        return "ranks"
+    return "agents" if PROGRAM[0] not in command else "workers"  # what forks them
 
 
 def _others_s(process: psutil.Process) -> float:

@@ -79,20 +79,31 @@ def accelerate(
 ) -> Handle[AcceleratedModel]:
     """The model as something to call: it answers as the model does, sooner or with less energy.
 
-    Parameters ---------- model A torch module, a `potluck.Model`, or the path of an ONNX file. It
-    takes one input tensor: the rows of that are what is divided. example An input as requests will
-    have it, of the same shape and number of rows. helper The stronger machine: `home["desktop"]`;
-    or several: `[home["desktop"], home["nas"]]`. device Where the answers are wanted and the inputs
-    are. Default: this machine, by its agent in this home (the first in `home.devices` where there
-    are several; progress and result name it), or by one that is started for it. objective
-    "latency": as soon as possible. "energy": with the fewest joules of the device within
-    `deadline_s`. deadline_s Seconds that a request may take; goes with the objective "energy", and
-    only with it. bandwidths Bytes per second, ascending from zero: each gets an entry in the table,
-    before the first answer. Default: 8 of them before that. Then, while requests are answered, in a
-    process of its own: 19 up to 50 MB/s, of some 0.1 to 1 s each. Where the best way to share
-    changes much between two there are more, 51 in all. That table is taken over when it is whole
-    (`fast.is_planned`), and kept for the next time. With several helpers, which take longer to
-    plan, 2, then 6.
+    Parameters
+    ----------
+    model
+        A torch module, a `potluck.Model`, or the path of an ONNX file. It takes one input tensor:
+        the rows of that are what is divided.
+    example
+        An input as requests will have it, of the same shape and number of rows.
+    helper
+        The stronger machine: `home["desktop"]`; or several: `[home["desktop"], home["nas"]]`.
+    device
+        Where the answers are wanted and the inputs are. Default: this machine, by its agent in this
+        home (the first in `home.devices` where there are several; progress and result name it), or
+        by one that is started for it.
+    objective
+        "latency": as soon as possible. "energy": with the fewest joules of the device within
+        `deadline_s`.
+    deadline_s
+        Seconds that a request may take; goes with the objective "energy", and only with it.
+    bandwidths
+        Bytes per second, ascending from zero: each gets an entry in the table, before the first
+        answer. Default: 8 of them before that. Then, while requests are answered, in a process of
+        its own, 19 up to 50 MB/s, of some 0.1 to 1 s each. Where the best way to share changes much
+        between two there are more, 51 in all. That table is taken over when it is whole
+        (`fast.is_planned`), and kept for the next time. With several helpers, which take longer to
+        plan, 2, then 6.
 
     Returns
     -------

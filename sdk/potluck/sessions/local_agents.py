@@ -26,6 +26,7 @@ import psutil
 
 import potluck_agent
 from potluck.errors import DeviceError, HomeError
+from potluck.sessions import fork_server
 from potluck.sessions.agent_specs import Spec
 from potluck.sessions.events import Address
 from potluck_wire.limits import PORT
@@ -94,6 +95,7 @@ class LocalAgents:
         self._extra = tuple(extra)
         sweep()
         self.directory = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-"))
+        self._forks = fork_server.lease(self)
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._frozen: dict[str, subprocess.Popen[bytes]] = {}
         # killed or told to stop: others see it before we have waited for it
@@ -107,6 +109,7 @@ class LocalAgents:
             self.agents = tuple(
                 self._await_ready(name, process) for name, process in self._processes.items()
             )
+            self._forks.await_ready()
         except BaseException:
             self.close()
             raise
@@ -132,6 +135,7 @@ class LocalAgents:
             "--json",
         ]
         command += ["--parent-pid", str(os.getpid()), "--scratch", str(self.directory)]
+        command += self._forks.arguments()
         # one word: a key may begin with a hyphen
         command += [f"--trust={self._trust[1]}:{self._trust[0]}"] if self._trust else []
         command += [] if self._announce else ["--no-mdns"]
@@ -184,13 +188,17 @@ class LocalAgents:
         if not self.is_there(name):
             raise HomeError("it is gone.", device=name)
 
-    def _pids(self, name: str) -> list[int]:
-        """An agent and all that it has started."""
+    def workers(self, name: str) -> list[psutil.Process]:
+        """What an agent has started, whoever forked it; HomeError where the agent is gone."""
+        agent = self._processes[name].pid
         try:
-            agent = psutil.Process(self._processes[name].pid)
-            return [process.pid for process in (agent, *agent.children(recursive=True))]
+            found: list[psutil.Process] = psutil.Process(agent).children(recursive=True)
         except psutil.Error as error:
             raise HomeError("it is gone.", device=name) from error
+        for pid in self._forks.workers_of(agent):
+            with suppress(psutil.NoSuchProcess):
+                found.append(psutil.Process(pid))
+        return found
 
     # --- what happens to devices ------------------------------------------------------------------
 
@@ -223,7 +231,8 @@ class LocalAgents:
         """Let an agent and its worker stand still until `thaw`, or until this process is gone."""
         self._need(name)
         self.thaw(name)
-        pids = " ".join(map(str, self._pids(name)))
+        workers = [worker.pid for worker in self.workers(name)]
+        pids = " ".join(map(str, (self._processes[name].pid, *workers)))
         script = f"kill -STOP {pids}; cat >/dev/null; kill -CONT {pids}"
         self._frozen[name] = subprocess.Popen(
             ["sh", "-c", script],
@@ -254,6 +263,7 @@ class LocalAgents:
         try:
             self._end_all()
         finally:  # a second Ctrl-C ends the waiting, and leaves no keys behind
+            fork_server.give_back(self)
             shutil.rmtree(self.directory, ignore_errors=True)
         _open.discard(self)
 

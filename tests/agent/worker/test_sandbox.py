@@ -24,10 +24,16 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals")
 SOURCE = str(Path(sys.modules["potluck_agent.worker.launch"].__file__).resolve().parents[2])
 
 
+@pytest.fixture(params=["own process", "forked"])
+def forks(request):
+    """Where workers come from."""
+    return None if request.param == "own process" else request.getfixturevalue("fork_server")
+
+
 @pytest.fixture
-def link():
+def link(forks):
     """A worker that is only just starting: enough for how it ends."""
-    link = start(memory_bytes=1 << 20, inbound_bytes=64, outbound_bytes=64)
+    link = start(memory_bytes=1 << 20, inbound_bytes=64, outbound_bytes=64, fork_server=forks)
     yield link
     link.kill()
 
@@ -154,9 +160,10 @@ def test_the_environment_holds_no_secret(monkeypatch):
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
-def test_a_ready_worker_is_in_its_bounds(tmp_path, monkeypatch):
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    talk = begin()
+def test_a_ready_worker_is_in_its_bounds(forks, tmp_path, monkeypatch):
+    if forks is None:
+        monkeypatch.setenv("TMPDIR", str(tmp_path))
+    talk = begin(fork_server=forks)
     try:
         process = psutil.Process(talk.link.pid)
         assert os.readlink(f"/proc/{talk.link.pid}/cwd").endswith("(deleted)")

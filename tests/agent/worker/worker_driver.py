@@ -3,6 +3,7 @@
 import json
 import select
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 from tests.timeouts import PATIENCE_S
@@ -127,6 +128,7 @@ def begin(
     backends: tuple[str, ...] = (),
     threads: int = 1,
     device: str = "",
+    fork_server: Path | None = None,
 ) -> Talk:
     """A worker that is ready."""
     link = start(
@@ -137,6 +139,7 @@ def begin(
         outbound_bytes=outbound,
         backends=backends,
         device=device,
+        fork_server=fork_server,
     )
     talk = Talk(link, inbound=Allocator(inbound))
     try:

@@ -297,7 +297,7 @@ def test_a_worker_that_hangs_ends_the_run_with_its_cause_and_its_agent_lives(sma
     plan = make_plan(model, (("tiny",), (4,)), micro_batch=4)
     run = small_home.deploy(plan, model, protect=False).wait()
     handle = run.fit(make_data("mlp", 8), epochs=1_000_000)
-    (worker,) = psutil.Process(agents_of(small_home).process("tiny").pid).children(recursive=True)
+    (worker,) = agents_of(small_home).workers("tiny")
     worker.suspend()
     with pytest.raises(WorkerFailed, match=r"tiny.*no progress|tiny.*stopped making progress"):
         handle.wait()

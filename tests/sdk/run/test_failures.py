@@ -48,7 +48,7 @@ def agent(home, name):
 
 def test_a_killed_worker_is_named_and_its_agent_lives(fresh_home):
     model, run, handle = start_training(fresh_home)
-    (worker,) = agent(fresh_home, B).children(recursive=True)
+    (worker,) = agents_of(fresh_home).workers(B)
     worker.kill()
     with pytest.raises(WorkerFailed, match=r"local-2.*worker"):
         handle.wait()
@@ -208,11 +208,8 @@ def test_no_process_outlives_the_script(number):
         text=True,
     )
     *pids, directory = script.stdout.readline().split()
-    family = [
-        p
-        for pid in pids
-        for p in (psutil.Process(int(pid)), *psutil.Process(int(pid)).children(recursive=True))
-    ]
+    family = psutil.Process(script.pid).children(recursive=True)
+    assert {process.pid for process in family} > {*map(int, pids)}
     if number is not None:
         os.kill(script.pid, number)
     else:

@@ -253,7 +253,8 @@ def test_killing_the_notebook_leaves_nothing(tmp_path, links, moment, after):
     )
     directory, *pids = notebook.stdout.readline().split()
     came = interfaces() - before
-    family = fault_injection.family_of(int(pid) for pid in pids)
+    family = psutil.Process(notebook.pid).children(recursive=True)
+    assert {process.pid for process in family} > {*map(int, pids)}
     notebook.stdout.close()
     assert notebook.wait(PATIENCE_S) == -9
     assert not psutil.wait_procs(

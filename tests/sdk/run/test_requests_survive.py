@@ -9,7 +9,6 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import cycle
 
-import psutil
 import pytest
 from tests.sdk.run import fault_injection
 from tests.sdk.run import test_switching as switching
@@ -333,7 +332,7 @@ def test_real_processes_killed_again_and_again_lose_no_request(mlp, n_kills):
                 some_more()
                 device = rng.choice(run.plan.devices)
                 if number % 3 == 1:
-                    for worker in psutil.Process(agents.process(device).pid).children():
+                    for worker in agents.workers(device):
                         worker.kill()
                     some_more()
                     continue

@@ -15,10 +15,9 @@ from typing import Any
 FREQUENT = {"Tick"}  # comes by the clock
 
 
-def _arm(directory: Path) -> None:
-    import psutil
-
+def _arm(directory: Path, forks: Path) -> None:
     from potluck_agent.core.machine import Core
+    from potluck_agent.worker.forked_worker import workers_of
     from potluck_wire.messages import Ping
 
     order = directory / "strike"
@@ -35,11 +34,7 @@ def _arm(directory: Path) -> None:
             left[:] = [(left[0] if left else int(number)) - 1]
             if left == [0]:
                 order.rename(directory / "struck")
-                victims = (
-                    [os.getpid()]
-                    if whom == "agent"
-                    else [p.pid for p in psutil.Process().children()]
-                )
+                victims = [os.getpid()] if whom == "agent" else workers_of(forks, os.getpid())
                 for pid in victims:
                     os.kill(pid, signal.SIGKILL)
         return handle(core, event, now_s)
@@ -47,5 +42,9 @@ def _arm(directory: Path) -> None:
     Core.handle = counted
 
 
+def _given(option: str) -> Path:
+    return Path(sys.orig_argv[sys.orig_argv.index(option) + 1])
+
+
 if "potluck_agent" in sys.orig_argv and "--state" in sys.orig_argv:
-    _arm(Path(sys.orig_argv[sys.orig_argv.index("--state") + 1]))
+    _arm(_given("--state"), _given("--fork-server"))

@@ -1,0 +1,170 @@
+"""Workers that a fork server starts are confined and ended as processes of their own are."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from tests.agent.worker.worker_driver import begin, load
+from tests.timeouts import PATIENCE_S
+
+from potluck_agent.worker import fork_server as servers
+from potluck_agent.worker.forked_worker import workers_of
+from potluck_agent.worker.launch import start
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks on Linux alone")
+
+OWNER = """
+import sys
+from pathlib import Path
+from potluck_agent.worker import fork_server
+process = fork_server.start(Path(sys.argv[1]))
+process.stdout.read(1)
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def forked(fork_server):
+    talk = begin(fork_server=fork_server)
+    yield talk
+    talk.link.kill()
+
+
+def eventually(holds) -> bool:
+    until_s = time.monotonic() + PATIENCE_S
+    while not holds() and time.monotonic() < until_s:
+        time.sleep(0.01)
+    return holds()
+
+
+def is_forked(link, path) -> bool:
+    return link.pid in workers_of(path, os.getpid())
+
+
+def test_it_says_of_itself_what_a_process_of_its_own_does(forked, fork_server):
+    other = begin()
+    try:
+        assert is_forked(forked.link, fork_server)
+        assert not is_forked(other.link, fork_server)
+        for name in ("bounds", "backends", "operators", "dtypes"):
+            assert forked.statement[name] == other.statement[name]
+    finally:
+        other.link.kill()
+
+
+def test_it_computes_the_same_bits(forked):
+    other = begin()
+    try:
+        x = torch.linspace(-1, 1, 12).reshape(4, 3)
+        results = []
+        for talk in (forked, other):
+            load(talk)
+            talk.put("x", x)
+            results += talk.compute(
+                "run", slot="r/0/s", inputs=("x",), outputs=("y",), exports=("y",), frees=("x",)
+            )
+    finally:
+        other.link.kill()
+    assert torch.equal(*results)
+
+
+def descriptors(talk):
+    """What it has open, without the numbers of sockets and pipes."""
+    found = (os.readlink(fd) for fd in Path(f"/proc/{talk.link.pid}/fd").iterdir())
+    return Counter(path.partition(":[")[0] for path in found)
+
+
+def test_it_holds_nothing_of_its_server_or_of_others(fork_server):
+    talks = [begin(), *(begin(fork_server=fork_server) for _ in range(2))]
+    try:
+        alone, *forked = map(descriptors, talks)
+        assert forked == [alone, alone]
+        assert all(os.getpgid(talk.link.pid) == talk.link.pid for talk in talks)
+    finally:
+        for talk in talks:
+            talk.link.kill()
+
+
+def test_one_ends_without_the_others(fork_server):
+    talks = [begin(fork_server=fork_server) for _ in range(2)]
+    talks[0].link.kill()
+    assert not psutil.pid_exists(talks[0].link.pid)
+    assert workers_of(fork_server, os.getpid()) == [talks[1].link.pid]
+    talks[1].link.kill()
+    assert workers_of(fork_server, os.getpid()) == []
+
+
+def test_it_ends_with_its_agent_though_it_computes_and_reads_nothing(fork_server):
+    script = (
+        "import os, sys; from pathlib import Path; from potluck_agent.worker.launch import start;"
+        "link = start(memory_bytes=1 << 20, inbound_bytes=64, outbound_bytes=64,"
+        " fork_server=Path(sys.argv[1])); os.kill(link.pid, 19); print(link.pid, flush=True);"
+        "os._exit(0)"
+    )
+    done = subprocess.run([sys.executable, "-c", script, fork_server], stdout=subprocess.PIPE)
+    assert eventually(lambda: not psutil.pid_exists(int(done.stdout)))
+
+
+@pytest.mark.parametrize("ends", ["SIGKILL", "SIGTERM"])
+def test_server_and_workers_end_with_whoever_started_them(tmp_path, ends):
+    path = tmp_path / "own" / "socket"
+    path.parent.mkdir()
+    owner = psutil.Popen(
+        [sys.executable, "-c", OWNER, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert owner.stdout.readline()
+    link = start(memory_bytes=1 << 20, inbound_bytes=64, outbound_bytes=64, fork_server=path)
+    assert is_forked(link, path)
+    (server,) = owner.children()
+    getattr(owner, {"SIGKILL": "kill", "SIGTERM": "terminate"}[ends])()
+    owner.communicate()
+    assert eventually(lambda: not server.is_running())
+    assert link.exit_reason()[1] == "the worker was killed from outside"
+    assert not path.parent.exists()
+    link.kill()
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"threads": 2}, {"backends": ("torch",)}, {"environment": "ATEN_CPU_CAPABILITY"}],
+    ids=["threads", "backends", "environment"],
+)
+def test_where_it_loaded_other_things_the_worker_is_a_process_of_its_own(
+    fork_server, monkeypatch, other
+):
+    if name := other.pop("environment", None):
+        monkeypatch.setenv(name, "default")
+    talk = begin(fork_server=fork_server, **other)
+    assert not is_forked(talk.link, fork_server)
+    talk.link.kill()
+
+
+def test_without_a_server_the_worker_is_a_process_of_its_own(tmp_path):
+    talk = begin(fork_server=tmp_path / "nobody")
+    assert talk.statement["bounds"]
+    talk.link.kill()
+
+
+@pytest.mark.parametrize("said", [b"", b"[]", b"\xff", b"{}", json.dumps({"workers_of": []})])
+def test_what_is_no_request_ends_its_connection_and_nothing_else(fork_server, forked, said):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+        connection.connect(str(fork_server))
+        connection.send(said if isinstance(said, bytes) else said.encode())
+        connection.settimeout(PATIENCE_S)
+        assert connection.recv(64) in (b"", b"0", b"[]")
+    assert is_forked(forked.link, fork_server)
+
+
+def test_a_server_needs_a_path_that_nobody_has(tmp_path):
+    (tmp_path / "taken").touch()
+    with pytest.raises(OSError, match="in use"):
+        servers.start(tmp_path / "taken")
