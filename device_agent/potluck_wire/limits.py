@@ -128,6 +128,8 @@ RELAY_DEVICES = 16  # of one relay, at most; as many as a home has
 # between two `Register`, so that routers on the way remember the connection (the hastiest: 30 s)
 RELAY_KEEP_S = 5.0
 RELAY_GONE_S = 20.0  # nothing was heard for so long: either side takes the other for gone
+RELAY_MAX_FRAME_BYTES = 4 * KIB  # of what a relay and a device say to each other: some dozen
+RELAY_MAX_UNREAD_BYTES = MIB  # of it, in memory of either; else the connection ends
 TICKET_BYTES = 16  # too many to be guessed while it is valid
 # from the connection to the end of the encrypted handshake: the agent's own limit, and the way
 RELAY_HANDSHAKE_S = 4.0

@@ -416,6 +416,8 @@ ROWS: dict[str, Row] = {
         tests_of(
             "sdk/serve/gateway/test_gateway:test_what_is_no_request_is_refused_by_its_field "
             "test_silent_connections_shut_nobody_out_and_are_closed "
+            "test_connections_that_break_and_come_again_from_one_port_take_one_place "
+            "test_no_header_says_which_connection_asks test_a_stream_whose_reader_has_left_ends "
             "test_bodies_have_room_together_and_give_it_back "
             "test_a_body_in_chunks_that_becomes_too_long_is_refused "
             "test_who_comes_by_another_name_than_this_computers_gets_nothing "
@@ -516,6 +518,7 @@ ROWS: dict[str, Row] = {
             "test_a_device_that_is_removed_is_cut_off_at_once",
             "agent/relay/test_lying_relays:test_it_gets_to_the_agents_four_ports_and_no_further "
             "test_nonsense_is_passed_over test_what_it_asks_for_is_bounded "
+            "test_a_message_of_very_many_frames_takes_bounded_memory "
             "test_one_of_another_key_is_not_talked_to "
             "test_what_it_spoils_ends_a_connection_and_changes_no_message",
             "agent/relay/test_handshake:test_it_opens_with_the_devices_ready_and_not_before "

@@ -32,14 +32,14 @@ from potluck_wire.errors import WireError
 from potluck_wire.frames import decode, encode
 from potluck_wire.limits import (
     HANDSHAKE_S,
-    KIB,
     LINGER_MS,
-    MIB,
     PAIRING_OFFSET,
     RELAY_DIAL_OFFSET,
     RELAY_GONE_S,
     RELAY_HANDSHAKE_S,
     RELAY_IDLE_S,
+    RELAY_MAX_FRAME_BYTES,
+    RELAY_MAX_UNREAD_BYTES,
     RELAY_PAIRING_S,
     TICKET_BYTES,
     ZAP_DOMAIN,
@@ -50,8 +50,6 @@ from potluck_wire.version import VERSION
 N_PORTS = 4  # of a device: control, pairing, data, pulse
 TICK_S = 0.2
 AT_ONCE = 64  # messages of one socket before everything else has its turn
-MAX_FRAME_BYTES = 4 * KIB  # a Register has a dozen
-MAX_UNREAD_BYTES = MIB
 MAX_DIALS = 64  # connections of devices that have not said their ticket yet
 _ROUTE_AND_HEADER = 2  # frames
 
@@ -123,7 +121,7 @@ class RelayServer:
         router.zap_domain = ZAP_DOMAIN.encode()
         router.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
         router.router_mandatory = True
-        router.maxmsgsize = MAX_FRAME_BYTES
+        router.maxmsgsize = RELAY_MAX_FRAME_BYTES
         router.handshake_ivl = int(HANDSHAKE_S * 1000)
         router.rcvhwm = router.sndhwm = AT_ONCE
         self._monitor = router.get_monitor_socket(socket_memory.WATCHED)
@@ -220,7 +218,7 @@ class RelayServer:
                 self._drop(key, "is removed")
             elif now_s - registered.heard_s > RELAY_GONE_S:
                 self._drop(key, f"has said nothing for {RELAY_GONE_S:g} s")
-        self._memory.check(MAX_UNREAD_BYTES, lambda socket: not socket.poll(0))
+        self._memory.check(RELAY_MAX_UNREAD_BYTES, lambda socket: not socket.poll(0))
 
     def _load_devices(self) -> None:
         path = self._state / invitations.DEVICES

@@ -13,12 +13,16 @@ from contextlib import suppress
 from typing import Any
 
 import zmq
+from zmq.utils.monitor import recv_monitor_message
 
+from potluck_agent.net import socket_memory
 from potluck_agent.net.own_addresses import ANYWHERE
 from potluck_agent.net.server_sockets import N_PORTS, endpoint
+from potluck_agent.net.socket_memory import SocketMemory
 from potluck_agent.relay.handshake import NoGate
 from potluck_agent.relay.invitations import Invitation
 from potluck_agent.relay.joined_streams import Budget, TcpStream, connect, join
+from potluck_wire.bounded_receive import MessageReader
 from potluck_wire.dealer_sockets import set_up_dealer
 from potluck_wire.errors import WireError
 from potluck_wire.frames import decode, encode
@@ -30,7 +34,9 @@ from potluck_wire.limits import (
     RELAY_IDLE_S,
     RELAY_KEEP_S,
     RELAY_MAX_ADMITTED_EACH,
+    RELAY_MAX_FRAME_BYTES,
     RELAY_MAX_PENDING,
+    RELAY_MAX_UNREAD_BYTES,
     TICKET_BYTES,
 )
 from potluck_wire.messages import Channel, Dial, Register, Registered
@@ -39,6 +45,7 @@ from potluck_wire.version import VERSION
 AGAIN_S = 1.0  # after a failure
 STOP_S = 3.0
 AT_ONCE = 64  # messages in one round
+CHECK_S = 0.5  # between looks at how much waits of what a relay has said
 # visitors at a time, whatever a relay says: what a true one asks for at most
 MAX_JOINED = RELAY_MAX_ADMITTED_EACH + RELAY_MAX_PENDING
 _LOCAL = {"0.0.0.0": "127.0.0.1", "::": "::1", "*": "127.0.0.1"}  # noqa: S104
@@ -119,12 +126,15 @@ class Tunnel:
         loop = asyncio.get_running_loop()
         context: Any = zmq.Context()
         dealer: Any = context.socket(zmq.DEALER)
+        memory, reader = SocketMemory(), MessageReader(Channel.RELAY)
         news = asyncio.Event()
         secret = self._invitation.secret
         public = zmq.curve_public(secret.encode()).decode()
         try:
             set_up_dealer(dealer, host, self._invitation.key, public, secret)
+            dealer.maxmsgsize = RELAY_MAX_FRAME_BYTES
             dealer.sndhwm = AT_ONCE
+            monitor = dealer.get_monitor_socket(socket_memory.WATCHED)
             dealer.connect(endpoint(host, port))
             loop.add_reader(dealer.get(zmq.FD), news.set)
             heard_s, next_s = loop.time(), loop.time()
@@ -136,32 +146,43 @@ class Tunnel:
                             encode(Register(major=VERSION[0], minor=VERSION[1])), zmq.DONTWAIT
                         )
                 news.clear()
-                n_heard = self._hear(dealer, host, port)
+                with suppress(zmq.Again):
+                    while True:
+                        memory.watch(dealer, recv_monitor_message(monitor, zmq.DONTWAIT))
+                memory.check(RELAY_MAX_UNREAD_BYTES, lambda socket: not socket.poll(0))
+                n_heard = self._hear(dealer, reader, memory, (host, port))
                 heard_s = loop.time() if n_heard else heard_s
                 if n_heard < AT_ONCE:  # else there may be more
                     with suppress(asyncio.TimeoutError):
-                        await asyncio.wait_for(news.wait(), max(next_s - loop.time(), 0.0))
+                        wait_s = min(next_s - loop.time(), CHECK_S)
+                        await asyncio.wait_for(news.wait(), max(wait_s, 0.0))
                 else:
                     await asyncio.sleep(0)
         finally:
             loop.remove_reader(dealer.get(zmq.FD))
+            dealer.disable_monitor()
             context.destroy(LINGER_MS)
 
-    def _hear(self, dealer: Any, host: str, port: int) -> int:
+    def _hear(
+        self, dealer: Any, reader: MessageReader, memory: SocketMemory, relay: tuple[str, int]
+    ) -> int:
         """What the relay says; returns how many messages were read."""
         for number in range(AT_ONCE):
             try:
-                frames = dealer.recv_multipart(zmq.DONTWAIT)
+                frames = reader.read(lambda: dealer.recv(zmq.DONTWAIT, copy=False))
             except zmq.Again:
                 return number
+            if not frames:
+                continue
+            memory.read(dealer, frames)
             try:
-                message, _ = decode(frames, Channel.RELAY)
+                message, _ = decode([frame.bytes for frame in frames], Channel.RELAY)
             except WireError:
                 continue
             if isinstance(message, Registered):
                 self._registered(message)
             elif isinstance(message, Dial) and len(self._joined) < MAX_JOINED:
-                self._dial(message, host, port)
+                self._dial(message, *relay)
         return AT_ONCE
 
     def _registered(self, message: Registered) -> None:

@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 from itertools import count
 from random import Random
 
+import psutil
 import pytest
 import zmq
 from tests.agent.agents import Keys, RawPeer, agent
@@ -149,6 +150,30 @@ def test_what_it_asks_for_is_bounded(tmp_path, record_property):
             for one in held:
                 one.close()
     record_property("inputs", n_asked)
+
+
+@pytest.mark.parametrize("n_bytes", [4000, 2**20])
+def test_a_message_of_very_many_frames_takes_bounded_memory(tmp_path, n_bytes, record_property):
+    """Of 400 MiB, 280 stayed in the agent's memory."""
+    n_frames, part = 400 * 2**20 // n_bytes, bytes(n_bytes)
+    with deceived(tmp_path) as (lying, jetson, route):
+        process = psutil.Process(jetson.process.pid)
+        before = process.memory_info().rss
+        monitor = lying.router.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        lying.router.send(route, zmq.SNDMORE)
+        for _ in range(n_frames):
+            lying.router.send(part, zmq.SNDMORE)
+        lying.router.send(part)
+        while not monitor.poll(0):  # until it is cut off
+            assert process.memory_info().rss < before + 192 * 2**20
+            check_near(jetson)
+        lying.router.disable_monitor()
+        monitor.close(0)
+        route = lying.registered()
+        lying.say(route, *encode(Dial(ticket=bytes(TICKET_BYTES), offset=0)))
+        lying.dialled()[0].close()
+        assert process.memory_info().rss < before + 32 * 2**20
+    record_property("inputs", n_frames)
 
 
 def test_one_of_another_key_is_not_talked_to(tmp_path):

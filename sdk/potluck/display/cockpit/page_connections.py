@@ -45,7 +45,8 @@ class BoundedPageServer(ThreadingHTTPServer):
         handler: type[BaseHTTPRequestHandler],
         limit: ConnectionLimit | None = None,
     ) -> None:
-        self._limit = limit or ConnectionLimit(MOST_CONNECTIONS, MOST_CONNECTIONS)
+        most = ConnectionLimit(MOST_CONNECTIONS, MOST_CONNECTIONS)
+        self._limit = most if limit is None else limit
         self._connections: dict[Who, socket.socket] = {}
         self._lock = threading.Lock()
         super().__init__(address, handler)

@@ -8,7 +8,7 @@ metrics, as Starlette has them.
 import asyncio
 import hmac
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -24,6 +24,7 @@ from potluck.serve.gateway.protocol import BadRequest, Infer, Port
 from potluck_wire import __version__
 
 if TYPE_CHECKING:
+    from potluck.serve.runtime.pending_requests import Pending
     from potluck.serve.runtime.service import Service
 
 MAX_BODY_BYTES = 64 * 2**20
@@ -197,7 +198,7 @@ class GatewayRoutes:
         service = self._service(request)
         body = await self._body(request)
         frames, tensors = await self._aside(body, lambda: _frames(service.model, body))
-        found = service.stream(tensors)
+        found = service.pending_frames(tensors)
         return StreamingResponse(
             _events(service, frames, found),
             media_type="text/event-stream",
@@ -411,16 +412,16 @@ def arrays(model: Any, answer: Any) -> dict[str, Any]:
     }
 
 
-async def _events(service: "Service", frames: list[Infer], found: Any) -> AsyncIterator[bytes]:
+async def _events(
+    service: "Service", frames: list[Infer], found: "Generator[Pending, None, None]"
+) -> AsyncIterator[bytes]:
     """One event per frame: its answer, or that it had none in time; or an error, and the end."""
-    loop = asyncio.get_running_loop()
-    end, number = object(), 0
+    number = 0
     try:
-        for number, frame in enumerate(frames):
-            answer = await loop.run_in_executor(None, next, found, end)
-            if answer is end:
-                return
-            if answer is None:
+        for number, (frame, pending) in enumerate(zip(frames, found, strict=True)):
+            try:
+                answer = await asyncio.wrap_future(pending.future)
+            except NotServed:
                 text = json.dumps({"error": "no answer in time", "frame": number})
                 yield f"id: {number}\nevent: late\ndata: {text}\n\n".encode()
                 continue

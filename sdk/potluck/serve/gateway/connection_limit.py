@@ -37,7 +37,8 @@ class ConnectionLimit:
         return len(self._open_requests)
 
     def come(self, who: Who, now_s: float) -> Who | None:
-        """Somebody is there; who has to leave for it: perhaps itself, or nobody.
+        """Somebody is there; who has to leave for it: perhaps itself, or nobody. One that was
+        there under this address and port has ended: they are given again once they are free.
 
         Parameters
         ----------
@@ -46,6 +47,7 @@ class ConnectionLimit:
         now_s
             By any clock that goes forward.
         """
+        self.leave(who)
         found: Who | None = None
         if self._n_of[who[0]] >= self.max_of_address:
             found = next((each for each in self._waiting_since_s if each[0] == who[0]), who)
@@ -65,8 +67,8 @@ class ConnectionLimit:
             self._waiting_since_s.pop(who, None)
 
     def answer(self, who: Who, now_s: float) -> None:
-        """A request is answered."""
-        if who not in self._open_requests:
+        """A request is answered; or one of a connection that had this address and port before."""
+        if not self._open_requests.get(who):
             return
         self._open_requests[who] -= 1
         if not self._open_requests[who]:

@@ -89,7 +89,7 @@ def _head(name: str, kind: str, about: str) -> list[str]:
 
 def _line(name: str, labels: Mapping[str, str], value: float) -> str:
     pairs = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels.items())
-    return f"potluck_{name}{{{pairs}}} {value:g}" if pairs else f"potluck_{name} {value:g}"
+    return f"potluck_{name}{{{pairs}}} {value}" if pairs else f"potluck_{name} {value}"
 
 
 def _escaped(text: str) -> str:

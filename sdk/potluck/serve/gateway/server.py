@@ -80,7 +80,7 @@ class Gateway:
         check_entrance(host, token)
         self._services = services
         self.token, self._is_tls = token, certificate is not None
-        self._limit = limit or ConnectionLimit()
+        self._limit = ConnectionLimit() if limit is None else limit
         self._limit.max_open = min(self._limit.max_open, allow_connections() // 2)
         names = None if token else (host, *OWN_NAMES)
         self._page = PageRoutes(page) if page is not None else None
@@ -105,6 +105,7 @@ class Gateway:
             ssl_certfile=certificate,
             ssl_keyfile=key,
             server_header=False,
+            proxy_headers=False,  # else whoever asks would say which connection it comes by
         )
         try:
             config.load()

@@ -34,6 +34,7 @@ class Pending:
 
     def __post_init__(self) -> None:
         self.parts, self.n_left = [None] * self.rows, self.rows
+        self.future.set_running_or_notify_cancel()  # who cancels one would take others' answers
 
     @property
     def is_late(self) -> bool:

@@ -1,7 +1,7 @@
 """Service: a model that the home answers for, within a limit. Call it; ask it; give it a stream."""
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from math import ceil
 from typing import Any
@@ -132,6 +132,27 @@ class Service(Shown):
         NotServed
             Other streams take all there is.
         """
+        return (_answer_of(pending) for pending in self.pending_frames(frames, fps))
+
+    def pending_frames(
+        self, frames: Iterable[Any], fps: float | None = None
+    ) -> Generator[Pending, None, None]:
+        """As `stream`, without waiting: what becomes of each frame, in their order.
+
+        The stream ends with the last frame, and when what this gives is closed or forgotten.
+
+        Parameters
+        ----------
+        frames, fps
+            As for `stream`.
+
+        Raises
+        ------
+        UserError
+            This is no frequency service.
+        NotServed
+            Other streams take all there is.
+        """
         slo = self.slo
         if not isinstance(slo, Frequency):
             raise UserError(
@@ -149,11 +170,16 @@ class Service(Shown):
                 limit_s=slo.tolerance_s,
                 soonest_s=None,
             )
-        return self._answers(frames, stream, max(1, ceil(slo.tolerance_s * wanted_fps)))
+        asked = self._asked(frames, stream, max(1, ceil(slo.tolerance_s * wanted_fps)))
+        next(asked)  # one that has not begun would not end its stream
+        return asked
 
-    def _answers(self, frames: Iterable[Any], stream: int, max_under_way: int) -> Iterator[Any]:
+    def _asked(
+        self, frames: Iterable[Any], stream: int, max_under_way: int
+    ) -> Generator[Any, None, None]:
         dispatch, under_way = self._serving.dispatch, deque[Pending]()
         try:
+            yield None
             for number, frame in enumerate(frames):
                 inputs = frame if isinstance(frame, tuple) else (frame,)
                 tensors, rows = self._checked(inputs, {})
@@ -163,9 +189,9 @@ class Service(Shown):
                     )
                 )
                 if len(under_way) >= max_under_way:
-                    yield _answer_of(under_way.popleft())
+                    yield under_way.popleft()
             while under_way:
-                yield _answer_of(under_way.popleft())
+                yield under_way.popleft()
         finally:
             dispatch.end(self.name, stream)
 

@@ -4,6 +4,7 @@ import http.client
 import json
 import select
 import socket
+import struct
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 import potluck
-from potluck.errors import HomeError, UserError
+from potluck.errors import HomeError, NotServed, UserError
 from potluck.serve.gateway.connection_limit import ConnectionLimit
 from potluck.testing.memory import memory_home
 
@@ -359,6 +360,83 @@ def test_silent_connections_shut_nobody_out_and_are_closed(data):
         for each in silent:
             each.close()
         assert answer_of(opened, "GET", "/v2/health/live")[0] == 200
+
+
+def test_the_limit_that_is_given_counts():
+    limit = ConnectionLimit()
+    with (
+        Gateway(dict, limit=limit) as opened,
+        socket.create_connection(("127.0.0.1", opened.port), 60) as first,
+    ):
+        first.sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert first.recv(12) == b"HTTP/1.1 200"
+        assert len(limit) == 1
+
+
+def test_no_header_says_which_connection_asks():
+    """Else a request would be cut off as silence while it is computed, and others be named."""
+    asked = []
+
+    class Noting(ConnectionLimit):
+        def ask(self, who):
+            asked.append(who)
+            super().ask(who)
+
+    with Gateway(dict, limit=Noting()) as opened:
+        headers = {"X-Forwarded-For": "192.0.2.1", "Forwarded": "for=192.0.2.1"}
+        connection = http.client.HTTPConnection("127.0.0.1", opened.port, timeout=60)
+        connection.connect()
+        own = connection.sock.getsockname()
+        connection.request("GET", "/v2/health/live", headers=headers)
+        assert connection.getresponse().status == 200
+        connection.close()
+    assert asked == [own]
+
+
+def test_connections_that_break_and_come_again_from_one_port_take_one_place():
+    limit = ConnectionLimit(max_of_address=8)
+    with Gateway(dict, limit=limit) as opened:
+        with socket.socket() as any_port:
+            any_port.bind(("127.0.0.1", 0))
+            port = any_port.getsockname()[1]
+        for _ in range(3000):  # some come before the end of the one before is seen
+            with socket.socket() as again:
+                again.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                again.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                again.bind(("127.0.0.1", port))
+                again.connect(("127.0.0.1", opened.port))
+        with ExitStack() as stack:
+            for _ in range(8):
+                silent = socket.create_connection(("127.0.0.1", opened.port), 60)
+                stack.enter_context(silent)
+                silent.sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                assert silent.recv(12) == b"HTTP/1.1 200"
+
+
+def n_free_streams(service):
+    """How many more it would take; all of them end as they are forgotten."""
+    held = []
+    with suppress(NotServed):
+        while True:
+            held.append(service.stream([torch.zeros(1, 8)], fps=20))
+    return len(held)
+
+
+@pytest.mark.parametrize("n_blanks", [0, 100_000])
+def test_a_stream_whose_reader_has_left_ends(gateway, n_blanks):
+    """Before its first event, too: a long body is read beside the rest, and it leaves meanwhile."""
+    row = {"name": "input", "datatype": "FP32", "shape": [1, 8], "data": [0.0] * 8}
+    body = json.dumps({"inputs": [row]}).encode() + b" " * n_blanks
+    path, camera = "/v2/models/camera/stream", gateway.services["camera"]
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+    n_free = n_free_streams(camera)
+    assert n_free > 1
+    with Gateway(lambda: gateway.services) as opened:
+        for _ in range(50):
+            with socket.create_connection(("127.0.0.1", opened.port), 60) as leaving:
+                leaving.sendall(head.encode() + body)
+        assert answer_of(opened, "POST", path, body)[0] == 200
+    assert n_free_streams(camera) == n_free
 
 
 def test_bodies_have_room_together_and_give_it_back(gateway):

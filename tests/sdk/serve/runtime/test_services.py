@@ -95,6 +95,29 @@ def test_a_stream_is_answered_in_order(own_home, model, net):
     assert torch.allclose(torch.cat(answers), of_net(net, x), atol=1e-6)
 
 
+def test_a_stream_that_is_forgotten_leaves_its_part_to_the_next_one(own_home, model):
+    """Whether its first answer was taken or not."""
+    frames = [torch.randn(1, 8)] * 3
+    slo = potluck.Frequency(fps=2, tolerance_s=LONG_S)
+    with own_home.serve(model, "camera", slo=slo).wait() as service:
+        for n_taken in (0, 1, 0, 1):
+            held = []
+            with pytest.raises(NotServed, match="other streams take all"):
+                held.extend(iter(lambda: service.stream(frames, fps=1e9), None))
+            assert held
+            assert all(next(stream).shape == (1, 4) for stream in held[:n_taken])
+            held.clear()
+
+
+def test_who_cancels_a_request_takes_no_answer_of_the_others(birds, net):
+    x = torch.randn(40, 8)
+    asked = [birds.ask(x[i : i + 1]) for i in range(40)]
+    for each in asked[::2]:
+        each.cancel()
+    answers = torch.cat([each.result(timeout=LONG_S) for each in asked[1::2]])
+    assert torch.allclose(answers, of_net(net, x)[1::2], atol=1e-6)
+
+
 def test_a_limit_that_no_device_holds_is_refused_with_the_best_possible(own_home, model):
     with pytest.raises(
         Infeasible, match=r"takes .* s on .* at best, its limit is 1e-07 s"
