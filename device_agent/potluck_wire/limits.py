@@ -98,6 +98,12 @@ HUNG_S = 5.0
 MAX_LEASE_S = 60.0  # longer, and nobody takes over from one that ended meanwhile
 MAX_LEASES = 64  # of one notebook, that a device knows: its latest, and all that are held
 
+# --- services ------------------------------------------------------------------------------------
+
+MAX_GRANTS = 64  # services of one notebook that can be asked for on a device
+MAX_ASKS = 64  # requests for them that are under way; a quarter of its executions
+STANDING_S = 1.0  # between two `Standing`: the delay of state exchange
+
 # --- pairing --------------------------------------------------------------------------------------
 
 PAIRING_DIGITS = 8  # 26.6 bits: three guesses hit with 3e-8
@@ -192,4 +198,6 @@ def clip(text: str) -> str:
     )
 
 
+ASK = "ask"  # the program of values without a run that are inputs of an `Ask`
+ANSWER = "answer"  # the same of its outputs
 PROBE = "probe"  # the program of values without a run: they are measured and thrown away

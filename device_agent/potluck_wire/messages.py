@@ -286,7 +286,7 @@ class Abort(Message):
     """End one execution, begun or not, and nothing else: its values are given back, and none is
     taken any more.
 
-    Answered by its `Failed` (cause `cancelled`), unless it is over and so answered already.
+    AskEnded by its `Failed` (cause `cancelled`), unless it is over and so answered already.
     """
 
     run: str = ""
@@ -429,6 +429,34 @@ class Reading(Message):
     battery_frac: float = -1.0
 
 
+@_message
+class GrantService(Message):
+    """Since 1.11. `service` can be asked for here, and by whom: it is `program` of that epoch of
+    `run`.
+
+    Buffer 0: JSON {"inputs": [{name, dtype, shape}], "peers": [{name, asks_per_s, hands_on}]}. The
+    whole each time: who is no longer in it may ask no more, and what it has asked for ends. Without
+    a `run` the service is withdrawn. `asks_per_s`: how often that member may ask here, 0: not at
+    all; `hands_on`: requests may be handed on to it. `run_s`: what one takes here. `limit_s`: none
+    may take longer. `lasts_s`: then all that is granted here is over; 0: as long as the run.
+    """
+
+    service: str = ""
+    run: str = ""
+    epoch: int = 0
+    program: str = ""
+    run_s: float = 0.0
+    limit_s: float = 0.0
+    lasts_s: float = 0.0
+
+
+@_message
+class ServiceGranted(Message):
+    """Since 1.11. That is in force."""
+
+    service: str = ""
+
+
 # --- data -----------------------------------------------------------------------------------------
 
 
@@ -485,6 +513,51 @@ class Rejected(Message):
     transfer: int = 0
     code: str = ""
     text: str = ""
+
+
+@_message
+class Ask(Message):
+    """Since 1.11. A request for a service: its inputs follow as values of no run, program `ask` and
+    step `number`.
+
+    The outputs come back as values of program `answer`, then `AskEnded`. From a member that it is
+    granted to, or from the service's own controller. `number` grows on each connection. `left_s`:
+    until the answer must be there. `path`: the members that it went through, the entrance first.
+    """
+
+    number: int = 0
+    service: str = ""
+    left_s: float = 0.0
+    path: tuple[str, ...] = ()
+
+
+@_message
+class AskEnded(Message):
+    """Since 1.11. How that request ended: `code` is empty, from `RefusalCode` or `FailureCause`.
+
+    `path`: who has had it, from the one who says this on, and `hops_s`: for how long each.
+    """
+
+    number: int = 0
+    code: str = ""
+    text: str = ""
+    path: tuple[str, ...] = ()
+    hops_s: tuple[float, ...] = ()
+
+
+@_message
+class Standing(Message):
+    """Since 1.11. How a service stands here: said every second to who may ask for it.
+
+    `capacity_per_s` requests are possible, of which `idle_per_s` were not used lately. What waits
+    takes `queue_s`, one `run_s`.
+    """
+
+    service: str = ""
+    capacity_per_s: float = 0.0
+    idle_per_s: float = 0.0
+    queue_s: float = 0.0
+    run_s: float = 0.0
 
 
 # --- pulse ----------------------------------------------------------------------------------------
@@ -808,6 +881,12 @@ class RefusalCode:
     STATE = "state"  # not now: see the session states
     LEAVING = "leaving"  # the device wants to leave: see `Leaving` (since 1.8)
     OLD_TERM = "old-term"  # another coordinator acts in a newer term: see `Lease` (since 1.9)
+    NOT_GRANTED = "not-granted"  # see `GrantService` (since 1.11)
+    TOO_OFTEN = "too-often"  # more often than was granted (since 1.11)
+    PATH = "path"  # a request went where it cannot have, or comes again (since 1.11)
+    LATE = "late"  # its time is over, or would be (since 1.11)
+    HOPS = "hops"  # handed on too often (since 1.11)
+    INSUFFICIENT = "insufficient"  # neither this device nor another one can take it (since 1.11)
 
 
 class FailureCause:
@@ -870,10 +949,15 @@ MESSAGES: dict[int, MessageEntry] = {
     25: MessageEntry(Reading, _C, "agent"),
     26: MessageEntry(Lease, _C, "controller"),
     27: MessageEntry(Leased, _C, "agent"),
+    28: MessageEntry(GrantService, _C, "controller", (1, 1)),
+    29: MessageEntry(ServiceGranted, _C, "agent"),
     40: MessageEntry(Value, _D, "either", (1, 1)),
     41: MessageEntry(Chunk, _D, "either", (1, 1)),
     42: MessageEntry(Credit, _D, "either"),
     43: MessageEntry(Rejected, _D, "either"),
+    44: MessageEntry(Ask, _D, "either"),
+    45: MessageEntry(AskEnded, _D, "agent"),
+    46: MessageEntry(Standing, _D, "agent"),
     60: MessageEntry(Ping, _P, "controller"),
     61: MessageEntry(Pong, _P, "agent"),
     80: MessageEntry(PairHello, Channel.PAIRING, "either"),

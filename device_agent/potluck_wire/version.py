@@ -8,7 +8,7 @@ import re
 
 from potluck_wire.errors import WireCode, WireError
 
-VERSION: tuple[int, int] = (1, 10)
+VERSION: tuple[int, int] = (1, 11)
 
 # The versions that have a feature.
 COMMON_BEGIN = (1, 1)  # `Execute.begin_s`
@@ -25,6 +25,7 @@ SPLIT_BACKWARD = (1, 9)  # `backward_input`, `backward_weight` and the attribute
 UPDATES = (1, 9)  # `norms`, `limit`, what else `step` may have, and optimizers beside `OLDER`
 LEASE = (1, 9)  # `Lease`, `Prepare.lease` and `Prepare.term`
 SHARING = (1, 10)  # `Available`, `Measured.n_beside` and `Probed.n_beside`
+GRANTS = (1, 11)  # `GrantService`, `Ask`, and what belongs to them
 # 1.7 has `connection` in the capability statement, 1.8 `processors`, `hardware`, `rules` and
 # `leaving`, and `Measured.sgd_s`, 1.9 `Measured.weight_frac`: who does not know them ignores them
 

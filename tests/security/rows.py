@@ -558,6 +558,37 @@ ROWS: dict[str, Row] = {
         "the system divides the processor, evenly between workers; memory is claimed by whoever "
         "comes first; whoever guesses the name of a run (48 random bits) may take it before",
     ),
+    "S22": Row(
+        "a member asks for a service that it was not granted, more often than it may, with inputs "
+        "of another shape, a path that is forged or goes round, again, or after its grant is over; "
+        "one that was asked lies about path, answer or how idle it is",
+        "each is refused by name before anything is computed, and learns nothing of services that "
+        "are not its own; what is revoked ends at once; a grant computes and changes nothing; no "
+        "path that cannot be is told on; others are answered meanwhile",
+        tests_of(
+            "agent/core/test_core_grants:"
+            "test_refuses_by_name_before_anything_is_computed "
+            "test_who_has_no_grant_does_not_learn_whether_there_is_such_a_service "
+            "test_a_granted_member_of_another_home_is_nobody_here "
+            "test_another_notebook_neither_asks_nor_grants_what_is_not_its_own "
+            "test_a_revoked_member_may_not_ask_and_what_it_has_under_way_ends "
+            "test_a_grant_is_over_when_its_time_is test_a_grant_is_gone_with_its_run "
+            "test_nobody_asks_more_often_than_was_granted test_a_renewal_gives_nobody_more_at_once "
+            "test_a_member_that_may_only_be_handed_requests_may_not_ask "
+            "test_a_request_that_comes_again_is_not_done_again "
+            "test_refuses_what_is_not_an_input_that_was_granted "
+            "test_nobody_adds_to_another_one_s_request "
+            "test_requests_without_inputs_are_bounded_and_end "
+            "test_a_path_that_cannot_be_is_not_told_on test_who_was_not_asked_cannot_answer "
+            "test_only_those_who_may_be_handed_requests_are_believed_to_be_idle "
+            "test_less_than_nothing_is_not_believed "
+            "test_refuses_to_grant_what_does_more_than_answer "
+            "test_refuses_grants_that_do_not_hold test_refuses_members_that_do_not_hold "
+            "test_services_are_counted"
+        ),
+        "who is handed a request sees its inputs, and may answer wrongly; how idle it is, it says "
+        "itself",
+    ),
     "L1": Row(
         "load",
         "memory and open files stay as they were",

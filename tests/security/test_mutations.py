@@ -448,6 +448,38 @@ guard(
     'return "", self.key',
     "tests/agent/core/test_lanes.py",
 )
+GRANTS = "tests/agent/core/test_core_grants.py"
+ASKS = AGENT + "core/asks.py"
+guard(
+    "a service is asked for by who was granted it",
+    ASKS,
+    "if peer is None or not peer.asks_per_s:",
+    "if peer is None:",
+    GRANTS,
+)
+guard("no more often than granted", ASKS, "if not peer.takes(now_s):", "if False:", GRANTS)
+guard("a path ends with who asks", ASKS, "if path[-1:] != (", "if False and (", GRANTS)
+guard("nothing goes round", ASKS, "if self._name in path:", "if False:", GRANTS)
+AGAIN = "if ask.number <= self._latest.get(sender.key, 0):"
+guard("no request is done again", ASKS, AGAIN, "if False:", GRANTS)
+guard("inputs are those of the grant", ASKS, "if wanted != got:", "if False:", GRANTS)
+guard(
+    "what is revoked ends", ASKS, "if not self._may_go_on(own, each, now_s):", "if False:", GRANTS
+)
+guard(
+    "a grant has an end",
+    AGENT + "core/grants.py",
+    "return self.peers.get(name) if now_s < self.until_s else None",
+    "return self.peers.get(name)",
+    GRANTS,
+)
+guard(
+    "a granted program only answers",
+    AGENT + "core/grants.py",
+    "is_plain = each.op in HARMLESS and",
+    "is_plain =",
+    GRANTS,
+)
 guard(
     "a worker does not raise its limits",
     WORKER + "seccomp.py",

@@ -311,8 +311,11 @@ class EpochTable:
             run.answered(name, (failed, ()))
             self._out.send(run.owner, failed)
 
-    def taker(self, value: Value) -> tuple[LoadedRun, str]:
-        """The run that takes this value, and from which device; `Unwanted` where none does."""
+    def taker(self, value: Value, known: DependencyGraph | None) -> tuple[LoadedRun, str]:
+        """The run that takes this value, and from which device; `Unwanted` where none does.
+
+        `known`: the layout of its program, where that is none of the epoch's.
+        """
         run = self.runs.get(value.run)
         if run is None:
             raise Unwanted(RefusalCode.UNKNOWN_RUN, self.why_not(value.run))
@@ -322,7 +325,7 @@ class EpochTable:
             raise Unwanted(RefusalCode.OLD_EPOCH, f"epoch {run.committed} is in force")
         if epoch is None:
             raise Unwanted(RefusalCode.UNKNOWN_RUN, f"epoch {value.epoch} is not prepared here")
-        layout = epoch.layouts.get(value.program)
+        layout = known or epoch.layouts.get(value.program)
         receive = layout.receives.get(value.name) if layout else None
         if receive is None:
             raise Unwanted(RefusalCode.DOCUMENT, f"{value.name} is not received in that program")

@@ -6,22 +6,23 @@ queued as soon as everything it reads is there or is made by a task queued befor
 wait until its value really exists."""
 
 from collections import Counter
-from collections.abc import Hashable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from potluck_agent.core.dependencies import DependencyGraph
-from potluck_agent.core.events import Buffer, Span
+from potluck_agent.core.events import Buffer, PeerDevice, Span
 from potluck_agent.core.send_queue import Transfer
 from potluck_wire.errors import WireCode, WireError
 from potluck_wire.frames import encode
 from potluck_wire.limits import MAX_INT, MAX_WORKER_HEADER_BYTES, MAX_WORKER_ITEMS
-from potluck_wire.messages import Compute, Done, Failed, Put, Value
+from potluck_wire.messages import HOME, Compute, Done, Failed, Put, Value
 from potluck_wire.program import NAMES_AT_ONCE, Instruction
 from potluck_wire.replies import read_exports
 
 # of msgpack before a name; all that an order says beside values
 _NAME_BYTES, _FIELDS_BYTES = 3, 2048
+ASKED_STEP = 2**52  # steps from here on are of requests for services: no notebook counts so far
 MAX_HOLD_S = 10.0  # a release time is a hint: whatever the clocks say, no value waits longer for it
 
 
@@ -45,9 +46,23 @@ class Name(NamedTuple):
         """
         return self if target is None else self._replace(epoch=target[0], program=target[1])
 
+    def value(self, value: Value) -> Value:
+        """A value of a request for a service, as one of this execution."""
+        return replace(value, **self._asdict())
+
     def failed(self, cause: str, text: str, instruction: int = -1) -> Failed:
         """How it is told that it failed."""
         return Failed(**self._asdict(), instruction=instruction, cause=cause, text=text)
+
+
+class Correspondent(NamedTuple):
+    """Who stands for a peer of a program that was asked for, and how values are called there: of no
+    run, of this program, at step `number`.
+    """
+
+    key: str
+    program: str
+    number: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +143,9 @@ class Execution:
         self.busy_s = self._done_s = 0.0
         self.peak_bytes = 0
         self.early: dict[str, Early] = {}  # values that came before it began and are not used yet
+        # of a request for a service: who its peers are, and who hears how it ends
+        self.peers: Mapping[str, Correspondent] = {}
+        self.ends: Callable[[Done | Failed, float], None] | None = None
         self.over = False
         self.closing = False  # all is done, and its answer is being written
         self._uses_left = dict(layout.uses)
@@ -298,6 +316,20 @@ class Execution:
         self._n_left -= 1
 
 
+def key_of(
+    peer: str,
+    owner: str,
+    members: Callable[[str], dict[str, PeerDevice]],
+    execution: Execution | None,
+) -> str:
+    """Who that peer of a program of notebook `owner` is; empty: nobody."""
+    if execution is not None and execution.peers:
+        known = execution.peers.get(peer)
+        return known.key if known is not None else ""
+    member = members(owner).get(peer)
+    return owner if peer == HOME else member.key if member else ""
+
+
 def transfer_of(
     execution: Execution, index: int, located: Located, key: str, now_s: float
 ) -> Transfer:
@@ -307,8 +339,11 @@ def transfer_of(
     """
     instruction = execution.instruction(index)
     target = execution.layout.targets.get(index)
+    name = execution.name.towards(target)
+    if (to := execution.peers.get(instruction.attrs["peer"])) is not None:
+        name = Name("", 0, to.program, to.number)
     value = Value(
-        **execution.name.towards(target)._asdict(),
+        **name._asdict(),
         name=instruction.attrs["name"],
         dtype=located.dtype,
         shape=located.shape,

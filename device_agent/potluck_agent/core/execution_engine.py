@@ -14,6 +14,7 @@ from potluck_agent.core.early_values import EarlyValues
 from potluck_agent.core.epochs import EpochTable, Others
 from potluck_agent.core.events import Buffer, PeerDevice, Span
 from potluck_agent.core.execution import (
+    ASKED_STEP,
     Early,
     Execution,
     Located,
@@ -23,6 +24,7 @@ from potluck_agent.core.execution import (
     SendOf,
     Unwanted,
     compute_of,
+    key_of,
     put_of,
     transfer_of,
 )
@@ -35,12 +37,12 @@ from potluck_agent.core.work_queue import WorkQueue
 from potluck_agent.core.worker_proxy import WorkerProxy
 from potluck_wire.documents import dump
 from potluck_wire.messages import (
-    HOME,
     Abort,
     Computed,
     ComputeFailed,
     Done,
     Execute,
+    Failed,
     FailureCause,
     Forget,
     Message,
@@ -244,8 +246,7 @@ class ExecutionEngine:
         """Hand a value to the send queue; what may go on because of that does so at once."""
         instruction = execution.instruction(index)
         peer = instruction.attrs["peer"]
-        member = self._members(execution.owner).get(peer)
-        key = execution.owner if peer == HOME else member.key if member else ""
+        key = key_of(peer, execution.owner, self._members, execution)
         located = execution.places.get(instruction.inputs[0])
         is_one_way = index in execution.layout.targets
         if is_one_way and not key and located is not None:  # nobody is there to have it
@@ -338,7 +339,12 @@ class ExecutionEngine:
         execution.over = True
         del self._executions[name]
         self._compute_queue.drop(execution)
-        self._answer(name, execution.owner, answer, buffers, now_s)
+        if execution.ends is None:
+            self._answer(name, execution.owner, answer, buffers, now_s)
+        else:
+            assert isinstance(answer, Done | Failed)
+            self.apply(self._incoming.settle(name), now_s)
+            execution.ends(answer, now_s)
         self._outgoing.cancel((name,))
         spans = [located.span for located in execution.places.values()]
         self._closing.do(self._give_back_all(spans, now_s))
@@ -400,12 +406,12 @@ class ExecutionEngine:
 
         `Unwanted` where it does not belong.
         """
-        run, peer = self.plans.taker(value)
-        member = self._members(run.owner).get(peer)
-        if key != (run.owner if peer == HOME else member.key if member else None):
-            raise Unwanted(RefusalCode.DOCUMENT, f"{value.name} is to come from {peer}")
         name = Name(value.run, value.epoch, value.program, value.step)
         execution = self._executions.get(name)
+        known = execution.layout if execution is not None and execution.peers else None
+        run, peer = self.plans.taker(value, known)
+        if key != key_of(peer, run.owner, self._members, execution):
+            raise Unwanted(RefusalCode.DOCUMENT, f"{value.name} is to come from {peer}")
         has_arrived = (
             execution.has_arrived(value.name) if execution else self.early.has(name, value.name)
         )
@@ -449,10 +455,11 @@ class ExecutionEngine:
         has_arrived = (
             execution.has_arrived(value.name) if execution else self.early.has(name, value.name)
         )
-        if run is None or epoch is None or has_arrived or name in run.answers:
+        is_over = execution is None and value.step >= ASKED_STEP
+        if run is None or epoch is None or has_arrived or is_over or name in run.answers:
             self._give_back(span, now_s)
             return
-        layout = epoch.layouts[value.program]
+        layout = execution.layout if execution else epoch.layouts[value.program]
         uses, sends = layout.uses.get(value.name, 0), layout.sends.get(value.name, 0)
         if uses:
             self._incoming.space.lend(span.offset)

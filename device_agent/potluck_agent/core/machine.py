@@ -12,6 +12,7 @@ from collections.abc import Collection
 from typing import Any
 
 from potluck_agent import fault_log
+from potluck_agent.core.asks import AskExchange
 from potluck_agent.core.coordinators import Coordinators
 from potluck_agent.core.events import (
     OWNER,
@@ -64,6 +65,7 @@ from potluck_wire.messages import (
     Execute,
     FailureCause,
     Goodbye,
+    GrantService,
     Hello,
     Lease,
     LoadSegment,
@@ -109,7 +111,8 @@ class Core:
         self._facts: dict[str, Any] | None = None  # what a worker has said of itself
         self._workspaces = Workspaces(settings, out, self._members)
         self._outgoing = self._workspaces.outgoing
-        self._exchange = ValueExchange(settings, out, self._outgoing, self._workspaces)
+        self._asks = AskExchange(settings, out, self._workspaces, self._members, self._departure)
+        self._exchange = ValueExchange(settings, out, self._outgoing, self._workspaces, self._asks)
 
     def handle(self, event: Event, now_s: float) -> list[Action]:
         """What to do because of this event, in order.
@@ -151,7 +154,8 @@ class Core:
 
     def wake_s(self) -> float | None:
         """When the next `Tick` is needed, if no event comes first."""
-        times = [self._workspaces.wake_s(self._last_s or 0.0), self._outgoing.wake_s()]
+        parts = self._workspaces.wake_s(self._last_s or 0.0), self._outgoing.wake_s()
+        times = (*parts, self._asks.wake_s())
         return min((wake_s for wake_s in times if wake_s is not None), default=None)
 
     @property
@@ -196,7 +200,8 @@ class Core:
     @property
     def held(self) -> ResourceUsage:
         """What it holds of others' values and orders now."""
-        return resource_usage(self._workspaces, self._outgoing, self._exchange.n_sinks)
+        n_sinks, n_asks = self._exchange.n_sinks, len(self._asks)
+        return resource_usage(self._workspaces, self._outgoing, n_sinks, n_asks)
 
     def _pass_time(self, now_s: float) -> None:
         """Count for how long values have been on a link."""
@@ -217,7 +222,7 @@ class Core:
         if entry.channel is Channel.DATA:
             if event.sender.role == OWNER:
                 self._outgoing.reach(key)
-            self._exchange.receive(key, message, event.buffers, now_s)
+            self._exchange.receive(event.sender, message, event.buffers, now_s)
             return
         if event.sender.role != OWNER:  # a member sends values and nothing else
             return
@@ -262,6 +267,8 @@ class Core:
                     self._set_members(now_s)  # it is this notebook's word that counts now
             case Lease():
                 self._coordinators.ask(self._out, self._workspaces, key, message, now_s)
+            case GrantService():
+                self._asks.grant(own, key, message, buffers[0], now_s)
             case Commit():
                 own.plans.commit(key, message, now_s)
             case Drop():
@@ -417,6 +424,7 @@ class Core:
             text = f"it heard nothing of this notebook for {self._settings.grace_s:.0f} s"
             self._out.send(key, Goodbye(reason=text))
             self._close_session(key, now_s)
+        self._asks.tick(now_s)
         self._workspaces.make_room(now_s)
         self._workspaces.divide(self._sessions)
         for each in self._workspaces:

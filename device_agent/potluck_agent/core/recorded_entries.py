@@ -52,6 +52,7 @@ from potluck_wire.messages import (
     Channel,
     Chunk,
     Computed,
+    GrantService,
     Leased,
     LoadSegment,
     MeasureTask,
@@ -65,7 +66,13 @@ from potluck_wire.messages import (
 # in one entry: an answer of the core has some thousand actions at most, each a text of its own
 MAX_THINGS = 100_000
 # buffers that the core reads
-N_READ: dict[type[Message], int] = {Roster: 1, Prepare: 1, WorkerReady: 1, Computed: 1}
+N_READ: dict[type[Message], int] = {
+    Roster: 1,
+    Prepare: 1,
+    GrantService: 1,
+    WorkerReady: 1,
+    Computed: 1,
+}
 # actions' messages whose buffers are tensors or models
 UNREAD = (Value, Chunk, LoadSegment, MeasureTask)
 _PLAIN: dict[str, Any] = {

@@ -18,7 +18,7 @@ class ResourceUsage:
     `n_early`: executions that values wait for before they begin; `n_early_instructions` is of their
     programs, `early_bytes` of those values, as the worker has them.
 
-    `order_bytes`: about what waits until the worker comes to it.
+    `order_bytes`: about what waits until the worker comes to it. `n_asks`: requests for services.
     """
 
     inbound_bytes: int = 0
@@ -28,10 +28,16 @@ class ResourceUsage:
     n_early_instructions: int = 0
     early_bytes: int = 0
     order_bytes: int = 0
+    n_asks: int = 0
 
 
-def resource_usage(workspaces: Workspaces, outgoing: SendQueue, n_sinks: int) -> ResourceUsage:
-    """What all notebooks have of one core; `n_sinks` values come in to be measured."""
+def resource_usage(
+    workspaces: Workspaces, outgoing: SendQueue, n_sinks: int, n_asks: int
+) -> ResourceUsage:
+    """What all notebooks have of one core.
+
+    `n_sinks` values come in to be measured; `n_asks` requests for services are not answered.
+    """
     present = list(workspaces)
     return ResourceUsage(
         inbound_bytes=sum(each.incoming.space.used_bytes for each in present),
@@ -41,4 +47,5 @@ def resource_usage(workspaces: Workspaces, outgoing: SendQueue, n_sinks: int) ->
         n_early_instructions=sum(each.work.early.n_instructions for each in present),
         early_bytes=sum(each.work.early.worker_bytes for each in present),
         order_bytes=sum(each.worker.behind_bytes for each in present),
+        n_asks=n_asks,
     )

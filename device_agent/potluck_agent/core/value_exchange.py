@@ -8,14 +8,15 @@ measurements that they are of. Pure.
 from collections.abc import Callable, Hashable
 from typing import Any
 
-from potluck_agent.core.events import Buffer, LinkReset
+from potluck_agent.core.asks import AskExchange
+from potluck_agent.core.events import Buffer, LinkReset, Sender
 from potluck_agent.core.execution import Unwanted
 from potluck_agent.core.outbox import Outbox, Settings
 from potluck_agent.core.receive_buffers import ReceiveBuffers
 from potluck_agent.core.send_queue import SendQueue, Transfer
 from potluck_agent.core.workspaces import Workspace, Workspaces
 from potluck_wire.errors import WireError
-from potluck_wire.limits import PROBE
+from potluck_wire.limits import ANSWER, ASK, PROBE
 from potluck_wire.messages import Chunk, Credit, Message, RefusalCode, Rejected, Value
 
 
@@ -23,12 +24,18 @@ class ValueExchange:
     """Everything that is said on the data channel."""
 
     def __init__(
-        self, settings: Settings, out: Outbox, outgoing: SendQueue, workspaces: Workspaces
+        self,
+        settings: Settings,
+        out: Outbox,
+        outgoing: SendQueue,
+        workspaces: Workspaces,
+        asks: AskExchange,
     ) -> None:
         self._is_emulated = settings.is_emulated
         self._out = out
         self._outgoing = outgoing
         self._workspaces = workspaces
+        self._asks = asks
         self._sinks = ReceiveBuffers(0)  # values that are only measured, whoever asked for it
         self._receivers: dict[
             type[Message], Callable[[str, Any, tuple[Buffer, ...], float], None]
@@ -50,10 +57,14 @@ class ValueExchange:
         return self._sinks.n_arriving
 
     def receive(
-        self, key: str, message: Message, buffers: tuple[Buffer, ...], now_s: float
+        self, sender: Sender, message: Message, buffers: tuple[Buffer, ...], now_s: float
     ) -> None:
         """A message of the data channel."""
-        self._receivers[type(message)](key, message, buffers, now_s)
+        receiver = self._receivers.get(type(message))
+        if receiver is None:
+            self._asks.receive(sender, message, now_s)
+        else:
+            receiver(sender.key, message, buffers, now_s)
 
     def _value(self, key: str, message: Value, buffers: tuple[Buffer, ...], now_s: float) -> None:
         for transfer in message.received:
@@ -62,6 +73,8 @@ class ValueExchange:
             if not message.run and message.program == PROBE:
                 step = self._sinks.begin(key, message, buffers[0], None, sink=True, now_s=now_s)
                 self._out.add(*step.actions)
+            elif not message.run and message.program in (ASK, ANSWER):
+                self._take_asked(key, message, buffers[0], now_s)
             elif (workspace := self._workspaces.of_run(message.run)) is None:
                 raise Unwanted(RefusalCode.UNKNOWN_RUN, f"no run {message.run} is loaded")
             else:
@@ -74,6 +87,18 @@ class ValueExchange:
             self._out.send(
                 key, Rejected(transfer=message.transfer, code=RefusalCode.DOCUMENT, text=error.text)
             )
+
+    def _take_asked(self, key: str, message: Value, data: Buffer, now_s: float) -> None:
+        """A value of a request for a service: what does not hold ends that request."""
+        try:
+            workspace, value = self._asks.place(key, message)
+            self._take(workspace, key, value, data, now_s)
+        except Unwanted as unwanted:
+            self._asks.spoil(key, message, unwanted.code, unwanted.text, now_s)
+            raise
+        except WireError as error:
+            self._asks.spoil(key, message, RefusalCode.DOCUMENT, error.text, now_s)
+            raise
 
     def _take(
         self, workspace: Workspace, key: str, message: Value, data: Buffer, now_s: float
@@ -136,6 +161,7 @@ class ValueExchange:
 
     def reset(self, event: LinkReset, now_s: float) -> None:
         """A connection is a new one: what was under way on the old one is lost."""
+        self._asks.lose(event.key, "the connection is a new one", now_s)
         if event.incoming:
             self.forget_arrivals(event.key, now_s)
             self._outgoing.begin_anew(event.key)
@@ -155,6 +181,7 @@ class ValueExchange:
 
     def lose(self, key: str, text: str, now_s: float) -> None:
         """Nothing that waits for this peer will get there."""
+        self._asks.lose(key, text, now_s)
         lost: dict[str, dict[Hashable, list[Transfer]]] = {}
         for group, transfers in self._outgoing.forget(key).items():
             lost.setdefault(transfers[0].owner, {})[group] = transfers

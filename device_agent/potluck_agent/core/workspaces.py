@@ -11,10 +11,11 @@ from typing import Any
 
 from potluck_agent.core.epochs import EpochTable
 from potluck_agent.core.events import Buffer, PeerDevice, ToPeer
-from potluck_agent.core.execution_engine import ExecutionEngine
+from potluck_agent.core.grants import GrantTable
 from potluck_agent.core.measurements import MeasurementQueue
 from potluck_agent.core.outbox import Outbox, Settings
 from potluck_agent.core.receive_buffers import ReceiveBuffers
+from potluck_agent.core.request_engine import RequestEngine
 from potluck_agent.core.send_queue import SendQueue
 from potluck_agent.core.sessions import NotebookSession
 from potluck_agent.core.worker_proxy import ABSENT, COMPUTING, READY, BusyTime, WorkerProxy
@@ -52,9 +53,10 @@ class Workspace:
         self.n_moved = 0  # messages of values that came in and went out
         self.worker = WorkerProxy(settings, out, number, busy)
         self.incoming = ReceiveBuffers(settings.inbound_bytes, number)
-        self.work = ExecutionEngine(
+        self.work = RequestEngine(
             key, settings, out, self.worker, self.incoming, outgoing, members, others
         )
+        self.grants = GrantTable()
         self.measuring = MeasurementQueue(out, self.worker, outgoing, members, others, busy)
 
     @property
@@ -178,6 +180,10 @@ class Workspaces:
     def of_run(self, name: str) -> Workspace | None:
         """That which has, or had, a run of this name; no two have."""
         return next((each for each in self if each.plans.knows(name)), None)
+
+    def of_service(self, name: str) -> Workspace | None:
+        """That whose service this is; no two have one of this name."""
+        return next((each for each in self if name in each.grants.services), None)
 
     @property
     def owners(self) -> set[str]:

@@ -61,11 +61,24 @@ from potluck_agent.net.worker_pool import WorkerPool
 from potluck_wire.errors import WireError
 from potluck_wire.frames import decode, encode
 from potluck_wire.limits import LINGER_MS, MAX_CHUNK_BYTES, MAX_UNREAD_BYTES, WINDOW_BYTES
-from potluck_wire.messages import MESSAGES, NUMBER_OF, Channel, Chunk, FailureCause, Reading, Value
+from potluck_wire.messages import (
+    MESSAGES,
+    NUMBER_OF,
+    Ask,
+    AskEnded,
+    Channel,
+    Chunk,
+    FailureCause,
+    Reading,
+    Standing,
+    Value,
+)
 from potluck_wire.pairing import Paired
 
 TICK_S = 0.2
 EVENTS_AT_ONCE = 256  # connections that came or went; strangers make a thousand a second
+
+ON_OWN_LINKS = (Value, Chunk, Ask, AskEnded, Standing)  # to members; the rest answers on theirs
 
 _ZEROS = memoryview(bytes(MAX_CHUNK_BYTES))
 
@@ -438,7 +451,7 @@ class EventLoop:
 
     def _send(self, action: ToPeer) -> None:
         channel = MESSAGES[NUMBER_OF[type(action.message)]].channel
-        link = self._links.get(action.key) if isinstance(action.message, Value | Chunk) else None
+        link = self._links.get(action.key) if isinstance(action.message, ON_OWN_LINKS) else None
         route = self._routes.get((channel, action.key)) if link is None else None
         if route is None and (link is None or link.socket is None):
             return

@@ -63,6 +63,7 @@ NAMES = {
     "task": TASKS,
     "peer": ("phone", "home", "x"),
 }
+NAMES |= {"service": ("v", "v", "v", "x")}
 NAMES |= {
     "kind": ("aten", "onnx"),
     "dtype": ("float32", "int8", "bool", "x"),
@@ -74,7 +75,13 @@ NAMES |= {"slot": ("r/1/s0", "r/1/s1", "s/1/s0", "t"), "prefix": ("r/1/",), "val
 CONTROLS = [e for e in m.MESSAGES.values() if e.channel is m.Channel.CONTROL]
 FROM_WORKER = [e for e in m.MESSAGES.values() if e.channel is m.Channel.WORKER]
 # what notebooks say, the usual more often
-REQUESTS = (1, 4, 12, 12, 14, 16, 16, 16, 16, 19, 20, 20, 22, 24)
+REQUESTS = (1, 4, 12, 12, 14, 16, 16, 16, 16, 19, 20, 20, 22, 24, 28, 28)
+GRANT = {
+    "inputs": [{"name": "x", "dtype": "float32", "shape": [2]}],
+    "peers": [{"name": "phone", "asks_per_s": 1e3, "hands_on": True}],
+}
+OF_ASKS = (m.Ask, m.Ask, m.Value, m.Value, m.AskEnded, m.Standing)
+PATHS = ((), ("phone",), ("phone",), ("jetson",), ("x", "phone"), ("phone", "phone"), ("\x1b",))
 RUN_ATTRS = {"segment": "s0", "key": "k", "train": True, "rows": [0, 1, 1], "micro_batch": 0}
 
 
@@ -99,6 +106,8 @@ def message(kind: type, rng: random.Random, **known: Any) -> m.Message:
             values[field.name] = tuple(
                 rng.choice((0, 1, 2, 8)) for _ in range(rng.choice((0, 1, 1, 2)))
             )
+        elif field.type == tuple[str, ...]:
+            values[field.name] = rng.choice(PATHS)
         elif field.type == tuple[float, ...]:
             values[field.name] = tuple(
                 rng.choice((0.0, 1.0, -1.0)) for _ in range(rng.choice((0, 1, 2, 70)))
@@ -117,7 +126,7 @@ class CorePlay:
         self.orders: list[ToWorker] = []  # that the worker has not answered
         self.sent: list[tuple[str, m.Value]] = []
         self.last: Any = StartWorker()
-        self._n_transfers = 0
+        self._n_transfers = self._n_asks = 0
         self._offset = 0
         self.do(FromPeer(sender=OWNER_SENDER, message=m.Hello(major=1)))
         self.do(FromWorker(m.WorkerReady(), (json.dumps(CAN).encode(),)))
@@ -137,6 +146,15 @@ class CorePlay:
             self.do(self._honest(rng))
         self.do(FromPeer(sender=OWNER_SENDER, message=m.Commit(run="r", epoch=1)))
         self.do(FromPeer(sender=OWNER_SENDER, message=m.Execute(run="r", epoch=1, program="p")))
+        self.do(self._grant(rng, good=True))
+        standing = m.Standing(service="v", capacity_per_s=2.0, idle_per_s=2.0, run_s=0.5)
+        self.do(FromPeer(sender=MEMBER_SENDER, message=standing))
+        for _ in range(rng.choice((0, 1, 2, 3, 4))):
+            self._n_asks += 1
+            ask = m.Ask(number=self._n_asks, service="v", left_s=1.0)
+            self.do(FromPeer(sender=OWNER_SENDER, message=ask))
+            if rng.random() < 0.7:
+                self.do(self._asked(rng, OWNER_SENDER, "ask", self._n_asks))
         if rng.random() < 0.8:
             for name, sender in (("x", OWNER_SENDER), ("y", MEMBER_SENDER)):
                 value = m.Value(
@@ -184,6 +202,7 @@ class CorePlay:
     MOVES = (
         (40, "_worker"),
         (28, "_data"),
+        (14, "_service"),
         (16, "_control"),
         (6, "_plan"),
         (3, "_edge"),
@@ -228,11 +247,58 @@ class CorePlay:
             buffers = [document(ROSTER, rng)]
         if entry.type is m.Prepare:
             return self._plan(rng)
+        if entry.type is m.GrantService:
+            return self._grant(rng)
         return FromPeer(
             sender=self._sender(rng),
             message=message(entry.type, rng, **known),
             buffers=tuple(buffers),
         )
+
+    def _grant(self, rng: random.Random, *, good: bool = False) -> Any:
+        """Two requests at once are in time; the next is handed on."""
+        said = {"service": "v", "run": "r", "epoch": 1, "program": "g", "run_s": 0.5}
+        if good or rng.random() < 0.6:
+            grant = m.GrantService(**said, limit_s=rng.choice((1.0, 6.0)))
+        else:
+            grant = message(m.GrantService, rng)
+        document_ = json.dumps(GRANT).encode() if good else document(GRANT, rng)
+        sender = OWNER_SENDER if good else self._sender(rng)
+        return FromPeer(sender=sender, message=grant, buffers=(document_,))
+
+    def _service(self, rng: random.Random) -> Any:
+        """About a request for a service: from whoever may ask, and who was asked."""
+        sender = rng.choice((MEMBER_SENDER, MEMBER_SENDER, OWNER_SENDER, OTHER_SENDER))
+        kind, number = rng.choice(OF_ASKS), rng.randint(0, self._n_asks)
+        path = () if sender is OWNER_SENDER else ("phone",)
+        known: dict[str, Any] = {"number": number}
+        if kind is m.Ask:
+            self._n_asks += rng.random() < 0.9
+            known = {"number": self._n_asks, "service": "v", "path": path, "left_s": 1.0}
+        if kind is m.Value:
+            return self._asked(rng, sender, rng.choice(("ask", "ask", "answer")), number)
+        if kind is m.AskEnded and rng.random() < 0.5:
+            known |= {"code": "", "path": ("phone",), "hops_s": (0.1,)}
+        if kind is m.Standing:
+            known = {"service": "v"}
+        elif rng.random() < 0.3:
+            known["path"] = rng.choice(PATHS)
+        return FromPeer(sender=sender, message=message(kind, rng, **known))
+
+    def _asked(self, rng: random.Random, sender: Any, program: str, number: int) -> Any:
+        """An input or an output of a request."""
+        self._n_transfers += 1
+        name = rng.choice("xxxxy" if program == "ask" else "xyyyy")
+        value = m.Value(
+            transfer=self._n_transfers,
+            program=program,
+            step=number,
+            name=name,
+            shape=(2,),
+            nbytes=8,
+            chunk_bytes=8,
+        )
+        return FromPeer(sender=sender, message=value, buffers=(bytes(8),))
 
     def _plan(self, rng: random.Random) -> Any:
         buffers = self.plan(rng)
@@ -264,6 +330,8 @@ class CorePlay:
         rows = rows[: rng.choice((3, 4, 6, 8, 10))]
         other = [recv("b", "phone"), send("b")]
         programs = [{"name": "p", "instructions": rows}, {"name": "q", "instructions": other}]
+        granted = [recv("x"), add("x", "x", "y"), send("y")]
+        programs.append({"name": "g", "instructions": granted})
         if rng.random() < 0.3:
             programs[0]["release_s"] = [0.5] * len(rows)
             programs[0]["pace_bytes_per_s"] = [1e6] * len(rows)

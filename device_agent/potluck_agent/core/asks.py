@@ -1,0 +1,472 @@
+"""Requests for services, from the service's own notebook or from members that it granted them to:
+computed here, handed on, or refused by name. Pure.
+
+`potluck_wire.request_handler` decides. To a program that is asked for, whoever asked stands where
+the notebook stands otherwise. A request that is handed on is such a program, too: its inputs go to
+the other device, and that one's outputs come back.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from random import Random
+
+from potluck_agent.core.events import OWNER, Buffer, PeerDevice, Sender
+from potluck_agent.core.execution import ASKED_STEP, Correspondent, Name, Unwanted
+from potluck_agent.core.graceful_leave import GracefulLeave
+from potluck_agent.core.grants import HAND_ON, PeerGrant, ServiceGrant
+from potluck_agent.core.outbox import Outbox, Settings
+from potluck_agent.core.worker_proxy import READY
+from potluck_agent.core.workspaces import Workspace, Workspaces
+from potluck_wire.errors import WireError
+from potluck_wire.limits import ANSWER, ASK, MAX_ASKS, STANDING_S, clip, is_device_name
+from potluck_wire.messages import (
+    HOME,
+    Ask,
+    AskEnded,
+    Done,
+    Failed,
+    FailureCause,
+    GrantService,
+    Message,
+    RefusalCode,
+    ServiceGranted,
+    Standing,
+    Value,
+)
+from potluck_wire.request_handler import (
+    MAX_OFFLOADS,
+    CandidateServer,
+    LocalOption,
+    Offload,
+    Refuse,
+    Serve,
+    ServeRefusal,
+    Way,
+    by_idle_goodput,
+    decide,
+)
+
+CODES = {
+    value for kind in (RefusalCode, FailureCause) for name, value in vars(kind).items()
+    if name.isupper()
+}  # fmt: skip
+REFUSALS = {
+    ServeRefusal.TIMED_OUT: RefusalCode.LATE,
+    ServeRefusal.OFFLOADED_TOO_OFTEN: RefusalCode.HOPS,
+}
+
+SILENT_S = 5 * STANDING_S  # who has not said for so long how it stands is not asked
+
+Key = tuple[str, int]  # of who asked, or is asked, and its number there
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceRequest:
+    """A request as the decision sees it; `path` ends with this device."""
+
+    service: str
+    arrived_s: float
+    deadline_s: float
+    path: tuple[str, ...]
+    work: float = 1.0
+    fps: float = 0.0
+
+    @property
+    def n_offloads(self) -> int:
+        """How often it was handed on."""
+        return len(self.path) - 1
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class AskUnderWay:
+    """A request that is not answered yet. `to`: whom it was handed on to; its report is kept until
+    all of the answer has gone on.
+    """
+
+    asker: Key
+    asker_name: str  # HOME: its own notebook
+    request: DeviceRequest
+    name: Name
+    to: Key | None = None
+    to_name: str = ""
+    report: AskEnded | None = None
+    is_through: bool = False
+
+
+class AskExchange:
+    """All requests for services on this device. `members(owner)`: the roster of that notebook, by
+    device name. Its chance is seeded by the device's key, so that a recording can be replayed.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        out: Outbox,
+        workspaces: Workspaces,
+        members: Callable[[str], dict[str, PeerDevice]],
+        departure: GracefulLeave,
+    ) -> None:
+        self._name, self._out = settings.name, out
+        self._workspaces, self._members = workspaces, members
+        self._departure = departure
+        self._rng = Random(settings.key)
+        self._asked: dict[Key, AskUnderWay] = {}
+        self._handed_on: dict[Key, AskUnderWay] = {}
+        self._latest: dict[str, int] = {}  # the number that each asked under last
+        self._n_numbers = 0
+
+    def __len__(self) -> int:
+        """Requests that are not answered yet."""
+        return len(self._asked)
+
+    # --- grants -----------------------------------------------------------------------------------
+
+    def grant(
+        self, own: Workspace, key: str, message: GrantService, document: Buffer, now_s: float
+    ) -> None:
+        """What a notebook lets others ask for; what it does not any more ends."""
+        grants = own.grants.services
+        for name in [n for n, each in grants.items() if each.said.run not in own.plans.runs]:
+            del grants[name]
+        if not message.run:
+            grants.pop(message.service, None)
+        elif refusal := self._put(own, message, document, now_s):
+            self._out.refuse(key, message, *refusal)
+            return
+        self._out.send(key, ServiceGranted(service=message.service))
+        for each in [each for each in self._asked.values() if each.name.run in own.plans.runs]:
+            if not self._may_go_on(own, each, now_s):
+                self._fail(each, RefusalCode.NOT_GRANTED, "its grant was revoked", now_s)
+
+    def _put(
+        self, own: Workspace, message: GrantService, document: Buffer, now_s: float
+    ) -> tuple[str, str] | None:
+        known = self._workspaces.of_service(message.service)
+        if known is not None and known is not own:
+            return RefusalCode.BUSY, "another notebook's service has this name"
+        run = own.plans.runs.get(message.run)
+        epoch = run.epochs.get(message.epoch) if run is not None else None
+        layout = epoch.layouts.get(message.program) if epoch is not None else None
+        if layout is None:
+            return RefusalCode.UNKNOWN_RUN, "no such program is loaded"
+        try:
+            own.grants.put(message, document, layout, now_s)
+        except WireError as error:
+            return RefusalCode.DOCUMENT, error.text
+        return None
+
+    def _may_go_on(self, own: Workspace, each: AskUnderWay, now_s: float) -> bool:
+        grant = own.grants.services.get(each.request.service)
+        if grant is None or grant.said.run != each.name.run:
+            return False
+        asks = grant.peer(each.asker_name, now_s)
+        hands = grant.peer(each.to_name, now_s)
+        may_ask = each.asker_name == HOME or (asks is not None and asks.asks_per_s > 0)
+        return may_ask and (each.to is None or (hands is not None and hands.hands_on))
+
+    # --- what peers say ---------------------------------------------------------------------------
+
+    def receive(self, sender: Sender, message: Message, now_s: float) -> None:
+        """A message about a request."""
+        match message:
+            case Ask():
+                self._ask(sender, message, now_s)
+            case AskEnded() if each := self._handed_on.get((sender.key, message.number)):
+                self._reported(each, message, now_s)
+            case Standing() if own := self._workspaces.of_service(message.service):
+                if min(message.capacity_per_s, message.idle_per_s, message.queue_s) < 0:
+                    return
+                peer = self._peer(own, message.service, sender.key, now_s)
+                if peer is not None and peer.hands_on:
+                    peer.heard, peer.heard_s = message, now_s
+                    peer.n_sent = 0
+
+    def _peer(self, own: Workspace, service: str, key: str, now_s: float) -> PeerGrant | None:
+        return own.grants.services[service].peer(self._name_of(own, key), now_s)
+
+    def _name_of(self, own: Workspace, key: str) -> str:
+        """What that notebook calls the member with this key; empty: it is none of its home."""
+        return next((m.name for m in self._members(own.key).values() if m.key == key), "")
+
+    def _ask(self, sender: Sender, ask: Ask, now_s: float) -> None:
+        try:
+            name, (own, grant) = self._admit(sender, ask, now_s)
+        except Unwanted as unwanted:
+            self._refuse((sender.key, ask.number), unwanted.code, unwanted.text)
+            return
+        request = DeviceRequest(
+            service=ask.service,
+            arrived_s=now_s,
+            deadline_s=now_s + min(ask.left_s, grant.said.limit_s),
+            path=(*ask.path, self._name),
+        )
+        decision = decide(
+            request,
+            self._local(own, grant, now_s),
+            lambda: self._candidates(own, grant, sender.key, now_s),
+            now_s,
+            self._rng,
+            by_idle_goodput,
+        )
+        asker = (sender.key, ask.number)
+        match decision:
+            case Serve():
+                self._begin(own, grant, asker, name, request, "", now_s)
+            case Offload(server):
+                self._begin(own, grant, asker, name, request, server, now_s)
+            case Refuse(reason):
+                self._refuse(asker, REFUSALS.get(reason, RefusalCode.INSUFFICIENT), reason.value)
+
+    def _admit(
+        self, sender: Sender, ask: Ask, now_s: float
+    ) -> tuple[str, tuple[Workspace, ServiceGrant]]:
+        """What its notebook calls who asks, and the service. `Unwanted` where that may not be."""
+        if ask.number <= self._latest.get(sender.key, 0):
+            raise Unwanted(RefusalCode.PATH, f"number {ask.number} was asked under before")
+        self._latest[sender.key] = ask.number
+        own = self._workspaces.of_service(ask.service)
+        grant = own.grants.services[ask.service] if own is not None else None
+        name = HOME if sender.role == OWNER else self._name_of(own, sender.key) if own else ""
+        if own is None or grant is None or (name == HOME and own.key != sender.key):
+            raise Unwanted(RefusalCode.NOT_GRANTED, "no such service is granted to who asks")
+        if name != HOME:
+            peer = grant.peer(name, now_s)
+            if peer is None or not peer.asks_per_s:
+                raise Unwanted(RefusalCode.NOT_GRANTED, "no such service is granted to who asks")
+            if not peer.takes(now_s):
+                text = f"{peer.asks_per_s:g} requests a second are granted"
+                raise Unwanted(RefusalCode.TOO_OFTEN, text)
+        self._check_path(ask.path, name)
+        self._check_room(own, grant)
+        return name, (own, grant)
+
+    def _check_path(self, path: tuple[str, ...], name: str) -> None:
+        """`Unwanted` where a request that comes from there cannot have gone this way."""
+        if path[-1:] != (() if name == HOME else (name,)):
+            raise Unwanted(RefusalCode.PATH, "its path does not end with who asks")
+        if len({*path}) < len(path) or not all(map(is_device_name, path)):
+            raise Unwanted(RefusalCode.PATH, "its path names no devices, or one twice")
+        if self._name in path:
+            raise Unwanted(RefusalCode.PATH, "it has been here before")
+        if len(path) > MAX_OFFLOADS:
+            raise Unwanted(RefusalCode.HOPS, f"it was handed on {len(path)} times")
+
+    def _check_room(self, own: Workspace, grant: ServiceGrant) -> None:
+        """`Unwanted` where nothing more is begun."""
+        run = own.plans.runs.get(grant.said.run)
+        if run is None or grant.said.epoch not in run.epochs:
+            raise Unwanted(RefusalCode.UNKNOWN_RUN, "its model is not loaded any more")
+        if why := self._departure.reason:
+            raise Unwanted(RefusalCode.LEAVING, f"it wants to leave: {why}")
+        n_asks = sum(each.name.run in own.plans.runs for each in self._asked.values())
+        if n_asks >= MAX_ASKS:
+            raise Unwanted(RefusalCode.BUSY, f"{n_asks} requests are under way")
+        if crowded := own.work.crowded(grant.layout):
+            raise Unwanted(RefusalCode.BUSY, crowded)
+
+    # --- computing and handing on -----------------------------------------------------------------
+
+    def _local(self, own: Workspace, grant: ServiceGrant, now_s: float) -> list[LocalOption]:
+        if own.worker.state != READY:
+            return []
+        n_runs = self._n_before(own, grant) + 1
+        return [LocalOption(Way.ALONE, now_s + n_runs * grant.said.run_s)]
+
+    def _n_before(self, own: Workspace, grant: ServiceGrant) -> int:
+        """Executions of its run that are under way on this device's worker."""
+        return own.work.n_under_way(grant.said.run, but=HAND_ON)
+
+    def _candidates(
+        self, own: Workspace, grant: ServiceGrant, asker: str, now_s: float
+    ) -> list[CandidateServer]:
+        """The members that it may be handed on to, as they told of themselves last."""
+        members = self._members(own.key)
+        found = []
+        for name in grant.peers:
+            peer, member = grant.peer(name, now_s), members.get(name)
+            if peer is None or member is None or member.key == asker:
+                continue
+            heard, delay_s = peer.heard, now_s - peer.heard_s
+            if peer.hands_on and heard is not None and delay_s <= SILENT_S:
+                candidate = CandidateServer(
+                    server=name,
+                    idle_per_s=heard.idle_per_s,
+                    queue_s=heard.queue_s,
+                    delay_s=delay_s,
+                    capacity_per_s=heard.capacity_per_s,
+                    batch_s=heard.run_s,
+                    sent=peer.n_sent,
+                )
+                found.append(candidate)
+        return found
+
+    def _begin(
+        self,
+        own: Workspace,
+        grant: ServiceGrant,
+        asker: Key,
+        asker_name: str,
+        request: DeviceRequest,
+        to_name: str,
+        now_s: float,
+    ) -> None:
+        """Have it computed here, or by `to_name`."""
+        self._n_numbers += 1
+        number, said = self._n_numbers, grant.said
+        name = Name(said.run, said.epoch, HAND_ON if to_name else said.program, ASKED_STEP + number)
+        each = AskUnderWay(asker=asker, asker_name=asker_name, request=request, name=name)
+        peers = {HOME: Correspondent(asker[0], ANSWER, asker[1])}
+        layout = grant.layout
+        if to_name:
+            layout = grant.relay(to_name)
+            each.to_name, each.to = to_name, (self._members(own.key)[to_name].key, number)
+            peers[to_name] = Correspondent(each.to[0], ASK, number)
+            self._handed_on[each.to] = each
+            grant.peers[to_name].n_sent += 1
+            left_s = request.deadline_s - now_s
+            ask = Ask(number=number, service=said.service, left_s=left_s, path=request.path)
+            self._out.send(each.to[0], ask)
+        self._asked[asker] = each
+        own.work.begin_asked(name, layout, peers, partial(self._ended, each), now_s)
+
+    def place(self, key: str, value: Value) -> tuple[Workspace, Value]:
+        """Whose value this is, and as which it goes on here. `Unwanted` where nobody waits for it,
+        or it is another one than was granted.
+        """
+        table = self._asked if value.program == ASK else self._handed_on
+        each = table.get((key, value.step))
+        own = self._workspaces.of_run(each.name.run) if each is not None else None
+        if each is None or own is None:
+            raise Unwanted(RefusalCode.UNKNOWN_RUN, "it belongs to no request that is under way")
+        grant = own.grants.services.get(each.request.service)
+        if value.program == ASK and grant is not None:
+            wanted, got = grant.inputs.get(value.name), (value.dtype, value.shape)
+            if wanted != got:
+                raise Unwanted(RefusalCode.DOCUMENT, f"{value.name!r:.80} is not {wanted}")
+        return own, each.name.value(value)
+
+    def spoil(self, key: str, value: Value, code: str, text: str, now_s: float) -> None:
+        """A value of a request does not hold, and so the request does not."""
+        table = self._asked if value.program == ASK else self._handed_on
+        if each := table.get((key, value.step)):
+            self._fail(each, code, text, now_s)
+
+    # --- how they end -----------------------------------------------------------------------------
+
+    def _reported(self, each: AskUnderWay, report: AskEnded, now_s: float) -> None:
+        """Whom it was handed on to says how it went."""
+        before, after = each.request.path, report.path
+        if report.code:
+            code = report.code if report.code in CODES else RefusalCode.STATE
+            self._fail(each, code, f"{each.to_name}: {report.text}", now_s)
+        elif (
+            after[:1] != (each.to_name,)
+            or len({*before, *after}) < len(before) + len(after)
+            or len(before) + len(after) > 1 + MAX_OFFLOADS
+            or not all(map(is_device_name, after))
+            or len(report.hops_s) != len(after)
+            or min(report.hops_s) < 0
+        ):
+            text = f"{each.to_name} tells of a path that cannot be"
+            self._fail(each, RefusalCode.PATH, text, now_s)
+        else:
+            each.report = report
+            if each.is_through:
+                self._answer(each, "", "", now_s)
+
+    def _ended(self, each: AskUnderWay, end: Done | Failed, now_s: float) -> None:
+        """Its execution is over."""
+        if isinstance(end, Failed):
+            self._answer(each, end.cause, end.text, now_s)
+            return
+        each.is_through = True
+        own = self._workspaces.of_run(each.name.run)
+        grant = own.grants.services.get(each.request.service) if own is not None else None
+        if each.to is None and grant is not None:
+            grant.n_answered += 1
+        if each.to is None or each.report is not None:
+            self._answer(each, "", "", now_s)
+
+    def _answer(self, each: AskUnderWay, code: str, text: str, now_s: float) -> None:
+        if self._asked.pop(each.asker, None) is None:
+            return
+        if each.to is not None:
+            self._handed_on.pop(each.to, None)
+        after = each.report if each.report is not None and not code else AskEnded()
+        answered = AskEnded(
+            number=each.asker[1],
+            code=code,
+            text=clip(text),
+            path=(self._name, *after.path),
+            hops_s=(max(0.0, now_s - each.request.arrived_s), *after.hops_s),
+        )
+        self._out.send(each.asker[0], answered)
+
+    def _refuse(self, asker: Key, code: str, text: str) -> None:
+        """Say at once why it is not done."""
+        refused = AskEnded(
+            number=asker[1], code=code, text=clip(text), path=(self._name,), hops_s=(0.0,)
+        )
+        self._out.send(asker[0], refused)
+
+    def _fail(self, each: AskUnderWay, code: str, text: str, now_s: float) -> None:
+        own = self._workspaces.of_run(each.name.run)
+        if each.is_through or own is None or not own.work.fail_asked(each.name, code, text, now_s):
+            self._answer(each, code, text, now_s)
+
+    def lose(self, key: str, text: str, now_s: float) -> None:
+        """Nothing more comes from, or gets to, this peer: what it asked for ends, and what was
+        handed on to it.
+        """
+        self._latest.pop(key, None)
+        self._fail_all(
+            [each for each in self._under_way() if key in (each.asker[0], (each.to or ("",))[0])],
+            FailureCause.PEER_LOST,
+            text,
+            now_s,
+        )
+        for own in self._workspaces:
+            for grant in own.grants.services.values():
+                if peer := grant.peers.get(self._name_of(own, key)):
+                    peer.heard = None
+
+    def _under_way(self) -> list[AskUnderWay]:
+        return list(self._asked.values())
+
+    def _fail_all(self, failing: Iterable[AskUnderWay], code: str, text: str, now_s: float) -> None:
+        for each in failing:
+            self._fail(each, code, text, now_s)
+
+    # --- time -------------------------------------------------------------------------------------
+
+    def tick(self, now_s: float) -> None:
+        """Requests whose time is over end, and members hear how services stand."""
+        late = [each for each in self._under_way() if now_s >= each.request.deadline_s]
+        self._fail_all(late, RefusalCode.LATE, "its time is over", now_s)
+        for own in self._workspaces:
+            members = self._members(own.key)
+            for grant in own.grants.services.values():
+                if grant.count(now_s):
+                    self._tell(own, grant, members, now_s)
+
+    def _tell(
+        self, own: Workspace, grant: ServiceGrant, members: dict[str, PeerDevice], now_s: float
+    ) -> None:
+        if own.worker.state != READY:
+            return
+        standing = grant.standing(self._n_before(own, grant))
+        for name in grant.peers:
+            peer, member = grant.peer(name, now_s), members.get(name)
+            if peer is not None and peer.asks_per_s and member is not None:
+                self._out.send(member.key, standing)
+
+    def wake_s(self) -> float | None:
+        """When `tick` is to be called again, if no event comes first."""
+        times = [each.request.deadline_s for each in self._asked.values()]
+        times += [
+            grant.stated_s + STANDING_S
+            for own in self._workspaces
+            for grant in own.grants.services.values()
+        ]
+        return min(times, default=None)

@@ -1,0 +1,44 @@
+"""The work of this device, with programs that others than its notebook asked for. Pure."""
+
+from collections.abc import Callable, Mapping
+
+from potluck_agent.core.dependencies import DependencyGraph
+from potluck_agent.core.execution import Correspondent, Execution, Name
+from potluck_agent.core.execution_engine import ExecutionEngine
+from potluck_agent.core.waiting_executions import crowded
+from potluck_wire.messages import Done, Failed
+
+
+class RequestEngine(ExecutionEngine):
+    """As `ExecutionEngine`. Of a request for a service, whoever asked has the notebook's part."""
+
+    def begin_asked(
+        self,
+        name: Name,
+        layout: DependencyGraph,
+        peers: Mapping[str, Correspondent],
+        ends: Callable[[Done | Failed, float], None],
+        now_s: float,
+    ) -> None:
+        """Execute it once; `ends(answer, now_s)` hears how that went, and its notebook does not."""
+        self._n_executions += 1
+        execution = Execution(name, layout, self._owner, self._n_executions)
+        execution.peers, execution.ends = peers, ends
+        self._executions[name] = execution
+        self._go_on(execution, execution.start(), now_s)
+
+    def fail_asked(self, name: Name, cause: str, text: str, now_s: float) -> bool:
+        """End it; False where it is over."""
+        execution = self._executions.get(name)
+        if execution is None:
+            return False
+        self._fail(execution, cause, text, now_s)
+        return True
+
+    def crowded(self, layout: DependencyGraph) -> str:
+        """Why no further execution of this layout is begun; empty: one is."""
+        return crowded(self._executions.values(), self._behind, layout) or self._worker.crowded()
+
+    def n_under_way(self, run: str, *, but: str) -> int:
+        """Executions of a run, `but` those of one program."""
+        return sum(name.run == run and name.program != but for name in self._executions)

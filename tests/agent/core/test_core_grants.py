@@ -1,0 +1,346 @@
+"""Who may ask for which service, and what is refused by name before anything is computed."""
+
+import json
+
+import pytest
+from tests.agent.core.core_driver import OTHER_KEY, OTHER_SENDER, add, cut, plan, recv, send
+from tests.agent.core.core_house import DOUBLE, LIMIT_S, SERVICE, House, X, floats, may
+
+from potluck_agent.core.events import FromPeer
+from potluck_wire import messages as m
+from potluck_wire.limits import ANSWER, MAX_ASKS, MAX_GRANTS
+from potluck_wire.messages import RefusalCode
+
+VALUE = floats(1.0, 2.0)
+
+
+def ask(number=1, service=SERVICE, left_s=LIMIT_S, path=("a",)):
+    return m.Ask(number=number, service=service, left_s=left_s, path=path)
+
+
+def asked(house, request, *, sender="a", to="b", **changes):
+    """The codes that a member hears of its own request and its input."""
+    n_heard = len(house.ended_for(sender))
+    house.as_member(sender, to, request)
+    house.as_member(sender, to, house.value(request.number, **changes), VALUE)
+    return [each.code for each in house.ended_for(sender)[n_heard:]]
+
+
+def granted(*peers, names="abc", **changes):
+    house = House(names)
+    answer = house.grant("b", *(peers or (may("a"),)), **changes)
+    assert isinstance(answer, m.ServiceGranted), answer
+    return house
+
+
+def test_who_is_granted_a_service_is_answered():
+    house = granted()
+    assert asked(house, ask()) == [""]
+    outputs = [v for s, to, v in house.said if to == "a" and isinstance(v, m.Value)]
+    assert [(v.run, v.program, v.step, v.name) for v in outputs] == [("", ANSWER, 1, "y")]
+
+
+# what a member says -> with which word it is refused
+REFUSED = {
+    "a service that is not there": (ask(service="x"), "a", RefusalCode.NOT_GRANTED),
+    "a member without a grant": (ask(path=("c",)), "c", RefusalCode.NOT_GRANTED),
+    "the path of a notebook": (ask(path=()), "a", RefusalCode.PATH),
+    "a path that ends elsewhere": (ask(path=("c",)), "a", RefusalCode.PATH),
+    "a path that was here": (ask(path=("b", "a")), "a", RefusalCode.PATH),
+    "a path with a circle": (ask(path=("a", "c", "a")), "a", RefusalCode.PATH),
+    "a path of what is no device": (ask(path=("../x", "a")), "a", RefusalCode.PATH),
+    "a sixth hop": (ask(path=(*"cdefg", "a")), "a", RefusalCode.HOPS),
+    "a number that is none": (ask(number=0), "a", RefusalCode.PATH),
+    "time that is over": (ask(left_s=-1.0), "a", RefusalCode.LATE),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_refuses_by_name_before_anything_is_computed(what):
+    request, sender, code = REFUSED[what]
+    house = granted()
+    assert asked(house, request, sender=sender) == [code]
+    assert house.n_computed == 0
+    assert house.cores["b"].held.n_asks == 0
+    assert asked(house, ask(number=2)) == [""]  # nobody else is harmed
+
+
+def test_who_has_no_grant_does_not_learn_whether_there_is_such_a_service():
+    house = granted()
+    house.as_member("c", "b", ask(1, SERVICE, path=("c",)))
+    house.as_member("c", "b", ask(2, "x", path=("c",)))
+    first, second = house.ended_for("c")
+    assert (first.code, first.text) == (second.code, second.text)
+
+
+def test_a_granted_member_of_another_home_is_nobody_here():
+    house = granted()
+    rows = [row for row in house.roster() if row["name"] != "a"]
+    house.tell("b", m.Roster(home="h"), json.dumps(rows).encode())
+    assert asked(house, ask()) == [RefusalCode.NOT_GRANTED]
+
+
+def test_another_notebook_neither_asks_nor_grants_what_is_not_its_own():
+    house = granted()
+    core = house.cores["b"]
+    heard = []
+
+    def other(message, *buffers):
+        event = FromPeer(sender=OTHER_SENDER, message=message, buffers=buffers)
+        for action in core.handle(event, house.now_s):
+            if getattr(action, "key", "") == OTHER_KEY:
+                heard.append(action.message)
+
+    other(m.Hello(major=1, minor=11, name="tablet"))
+    other(ask(path=()))
+    assert heard[-1].code == RefusalCode.NOT_GRANTED
+    document = json.dumps({"inputs": [X], "peers": [may("c")]}).encode()
+    said = {"service": SERVICE, "program": "p", "run_s": 0.1, "limit_s": 1.0}
+    other(m.GrantService(run="r-b", **said), document)
+    assert heard[-1].code == RefusalCode.BUSY
+    other(m.GrantService(run="r-b", **{**said, "service": "mine"}), document)
+    assert heard[-1].code == RefusalCode.UNKNOWN_RUN
+    other(m.GrantService(service=SERVICE), document)  # it withdraws nothing either
+    assert asked(house, ask()) == [""]
+
+
+def test_a_revoked_member_may_not_ask_and_what_it_has_under_way_ends():
+    house = granted()
+    house.workers["b"].answers = False
+    assert asked(house, ask()) == []
+    house.grant("b", may("c"))
+    assert [each.code for each in house.ended_for("a")] == [RefusalCode.NOT_GRANTED]
+    house.workers["b"].answers = True
+    assert asked(house, ask(2)) == [RefusalCode.NOT_GRANTED]
+    assert asked(house, ask(path=("c",)), sender="c") == [""]
+
+
+def test_a_service_that_is_withdrawn_is_unknown():
+    house = granted()
+    assert isinstance(house.grant("b", run=""), m.ServiceGranted)
+    assert asked(house, ask()) == [RefusalCode.NOT_GRANTED]
+
+
+def test_a_grant_is_over_when_its_time_is():
+    house = granted(lasts_s=5.0)
+    house.tick(4.9)
+    assert asked(house, ask()) == [""]
+    house.tick(0.1)
+    assert asked(house, ask(2)) == [RefusalCode.NOT_GRANTED]
+
+
+def test_a_grant_that_was_renewed_goes_on():
+    house = granted(lasts_s=5.0)
+    house.tick(4.0)
+    house.grant("b", may("a"), lasts_s=5.0)
+    house.tick(4.0)
+    assert asked(house, ask()) == [""]
+
+
+def test_a_grant_is_gone_with_its_run():
+    house = granted()
+    house.tell("b", m.Drop(run="r-b"))
+    assert asked(house, ask()) == [RefusalCode.UNKNOWN_RUN]
+    house.tell("b", m.Goodbye())
+    assert asked(house, ask(2)) == [RefusalCode.NOT_GRANTED]
+
+
+def test_nobody_asks_more_often_than_was_granted():
+    house = granted(may("a", 2.0), may("c", 2.0))
+    house.tick(1.0)
+    codes = [code for number in range(1, 6) for code in asked(house, ask(number))]
+    assert codes == ["", "", *[RefusalCode.TOO_OFTEN] * 3]
+    assert asked(house, ask(path=("c",)), sender="c") == [""]
+    house.tick(0.5)
+    assert asked(house, ask(6)) == [""]
+    assert house.n_computed == 4
+
+
+def test_a_renewal_gives_nobody_more_at_once():
+    house = granted(may("a", 0.5))
+    assert asked(house, ask(1)) == [""]
+    house.grant("b", may("a", 0.5))
+    assert asked(house, ask(2)) == [RefusalCode.TOO_OFTEN]
+
+
+def test_a_member_that_may_only_be_handed_requests_may_not_ask():
+    house = granted(may("a", 0.0))
+    assert asked(house, ask()) == [RefusalCode.NOT_GRANTED]
+
+
+def test_a_request_that_comes_again_is_not_done_again():
+    house = granted()
+    assert asked(house, ask(5)) == [""]
+    assert asked(house, ask(5))[0] == RefusalCode.PATH
+    assert asked(house, ask(4))[0] == RefusalCode.PATH
+    assert house.n_computed == 1
+
+
+WRONG = {
+    "another shape": {"shape": (1, 2)},
+    "another type": {"dtype": "int32"},
+    "another size": {"shape": (4,), "nbytes": 16},
+    "bytes that do not fit": {"nbytes": 4, "chunk_bytes": 4},
+    "another name": {"name": "y"},
+    "a name that is none": {"name": "\x1b[2J"},
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_refuses_what_is_not_an_input_that_was_granted(what):
+    house = granted()
+    assert asked(house, ask(), **WRONG[what]) == [RefusalCode.DOCUMENT]
+    assert house.n_computed == 0
+    assert asked(house, ask(2)) == [""]
+
+
+def test_nobody_adds_to_another_one_s_request():
+    house = granted(may("a"), may("c"))
+    house.as_member("a", "b", ask(1))
+    house.as_member("c", "b", house.value(1), VALUE)
+    house.as_member("c", "b", house.value(1, program=ANSWER, name="y"), VALUE)
+    assert house.n_computed == 0
+    house.as_member("a", "b", house.value(1), VALUE)
+    assert [each.code for each in house.ended_for("a")] == [""]
+
+
+def test_requests_without_inputs_are_bounded_and_end():
+    house = granted(may("a", 1e6), may("c"))
+    house.tick(1.0)
+    house.workers["b"].answers = False
+    for number in range(1, 2 * MAX_ASKS):
+        house.as_member("a", "b", ask(number))
+    assert house.cores["b"].held.n_asks <= MAX_ASKS
+    house.tick(LIMIT_S)
+    assert house.cores["b"].held.n_asks == 0
+    house.workers["b"].answers = True
+    assert asked(house, ask(path=("c",)), sender="c") == [""]
+
+
+# --- who was asked lies ---------------------------------------------------------------------------
+
+LIES = {
+    "it names somebody else": {"path": ("c",), "hops_s": (0.1,)},
+    "nobody": {},
+    "it comes back to the entrance": {"path": ("b", "a"), "hops_s": (0.1, 0.1)},
+    "a circle": {"path": ("b", "c", "b"), "hops_s": (0.1, 0.1, 0.1)},
+    "more than five hops": {"path": (*"bcdefg",), "hops_s": (0.1,) * 6},
+    "names that are none": {"path": ("b", "\x1b[2J"), "hops_s": (0.1, 0.1)},
+    "times before there was time": {"path": ("b",), "hops_s": (-1.0,)},
+    "other times than devices": {"path": ("b",), "hops_s": (0.1, 0.1)},
+}
+
+
+@pytest.mark.parametrize("what", LIES)
+def test_a_path_that_cannot_be_is_not_told_on(what):
+    house = House("abc").grant_all()
+    house.grant("a", may("b"))
+    house.workers["a"].answers = False
+    for _ in range(10):
+        house.ask("a")
+    house.lost = lambda sender, to, message: to == "b"
+    number = house.ask("a")
+    house.lost = lambda *_: False
+    house.as_member("b", "a", m.AskEnded(number=11, **LIES[what]))  # it is the eleventh that a has
+    ended, output = house.answer(number)
+    assert (ended.code, ended.path, output) == (RefusalCode.PATH, ("a",), None)
+
+
+def test_who_was_not_asked_cannot_answer():
+    house = House("abc").grant_all()
+    house.workers["a"].answers = False
+    house.workers["b"].answers = False
+    house.grant("a", may("b"), may("c", hands_on=False))
+    for _ in range(10):
+        house.ask("a")
+    number = house.ask("a")
+    (handed,) = [q for _, to, q in house.said if isinstance(q, m.Ask) and to == "b"]
+    forged = m.AskEnded(number=handed.number, path=("c",), hops_s=(0.1,))
+    house.as_member("c", "a", forged)
+    output = house.value(handed.number, program=ANSWER, name="y")
+    house.as_member("c", "a", output, VALUE)
+    assert not [e for _, e, _ in house.home if isinstance(e, m.AskEnded) and e.number == number]
+
+
+def test_only_those_who_may_be_handed_requests_are_believed_to_be_idle():
+    house = House("abc")
+    house.grant("a", may("b"), may("c", hands_on=False))
+    house.workers["a"].answers = False
+    idle = m.Standing(service=SERVICE, capacity_per_s=1e9, idle_per_s=1e9, run_s=1e-3)
+    house.as_member("c", "a", idle)
+    for _ in range(11):
+        house.ask("a")
+    assert not [q for _, to, q in house.said if isinstance(q, m.Ask)]
+
+
+def test_less_than_nothing_is_not_believed():
+    house = House("abc").grant_all()
+    house.workers["a"].answers = False
+    less = {"capacity_per_s": 1.0, "idle_per_s": -1e9, "run_s": 0.1}
+    house.as_member("c", "a", m.Standing(service=SERVICE, **less))
+    for _ in range(10):
+        house.ask("a")
+    house.as_member("b", "a", m.Standing(service=SERVICE, **{**less, "idle_per_s": 1e-9}))
+    house.ask("a")
+    assert "c" in [to for _, to, q in house.said if isinstance(q, m.Ask)]
+
+
+# --- grants that are refused ----------------------------------------------------------------------
+
+TRAINS = {"segment": "s0", "key": "k", "train": True, "rows": [0, 1, 1], "micro_batch": 0}
+OUTPUT = [recv("x"), add("x", "x", "y")]
+PROGRAMS = {
+    "it sends to a member": [*DOUBLE, send("x", "a")],
+    "it waits for a member": [*OUTPUT, recv("z", "a"), send("y")],
+    "it sends to another program": [*OUTPUT, send("y", to="0/q")],
+    "it trains": [recv("x"), ["run", ["x"], ["y"], [], 0, TRAINS], send("y")],
+    "it reads weights": [
+        recv("x"),
+        ["state", [], ["w"], [], 0, {"segment": "s0", "names": ["w"]}],
+        send("w"),
+    ],
+    "it writes weights": [*DOUBLE, ["assign", ["x"], [], [], 0, {"segment": "s0", "names": ["w"]}]],
+    "it answers nothing": [recv("x"), cut("x", "y")],
+    "its answer has the name of an input": [*OUTPUT, send("y", name="x")],
+}
+
+
+@pytest.mark.parametrize("what", PROGRAMS)
+def test_refuses_to_grant_what_does_more_than_answer(what):
+    house = House("ab")
+    house.tell("a", m.Prepare(run="r", epoch=0), *plan(*PROGRAMS[what], segments=("s0",)))
+    house.tell("a", m.Commit(run="r", epoch=0))
+    answer = house.grant("a", may("b"), run="r")
+    assert (answer.about, answer.code) == (28, RefusalCode.DOCUMENT)
+
+
+GRANTS = {
+    "a service without a name": {"service": ""},
+    "no time": {"run_s": 0.0},
+    "less time than one takes": {"limit_s": 0.01},
+    "time without end": {"limit_s": 1e9},
+    "a time before now": {"lasts_s": -1.0},
+    "other inputs": {"inputs": [{**X, "name": "z"}]},
+    "an input twice": {"inputs": [X, X]},
+    "a type that is none": {"inputs": [{**X, "dtype": "object"}]},
+    "a shape that is none": {"inputs": [{**X, "shape": [-1]}]},
+}
+
+
+@pytest.mark.parametrize("what", GRANTS)
+def test_refuses_grants_that_do_not_hold(what):
+    house = House("ab")
+    answer = house.grant("a", may("b"), **GRANTS[what])
+    assert (answer.about, answer.code) == (28, RefusalCode.DOCUMENT)
+
+
+@pytest.mark.parametrize("rows", [[may("b"), may("b")], [may("b", -1.0)], [may("home")], [{}]])
+def test_refuses_members_that_do_not_hold(rows):
+    assert House("ab").grant("a", *rows).code == RefusalCode.DOCUMENT
+
+
+def test_services_are_counted():
+    house = House("a")
+    answers = [house.grant("a", service=f"s{n}") for n in range(MAX_GRANTS + 1)]
+    assert isinstance(answers[-2], m.ServiceGranted)
+    assert answers[-1].code == RefusalCode.DOCUMENT
