@@ -10,14 +10,14 @@ from potluck.errors import FileError, UserError
 from potluck.handle import Task
 from potluck.records import Plan
 from potluck.run import checkpoint
-from potluck.run.checkpoint import MAX_SEED
+from potluck.run.checkpoint import MAX_SEED, Checkpoint
 from potluck.run.compiled_plan import CompiledPlan
 from potluck.run.device_wait import PATIENCE_S
 from potluck.run.engine import RunEngine
 from potluck.run.run import Run
 from potluck.run.snapshots import Protection, Snapshot, check_protect
 from potluck.run.tensors import kept
-from potluck.run.update_source import source_of
+from potluck.run.update_source import UpdateSource, source_of
 from potluck.run.weight_update import PLAIN, Update, is_average, keep_alike
 from potluck.schedule.policies import Policy
 from potluck.sessions.link import SessionLink
@@ -83,7 +83,50 @@ def deploy(
     OutOfMemory
         A device needs more memory than it may use.
     """
-    for name, given in (("refine_s", refine_s), ("patience_s", patience_s)):
+    _check(seed, recovery, refine_s=refine_s, patience_s=patience_s)
+    check_protect(protect, training=plan.training)
+    source = source_of(model, optimizer) if optimizer is not None else None
+    model.check_as_traced(train=plan.training)
+    saved = _saved_run(Path(resume), model, source) if resume is not None else None
+    task.update(0.1, "loading the plan")
+    usual = replace(saved.optimizer, rated=()) if saved is not None else PLAIN
+    chosen = (source.update if source is not None else usual) if plan.training else None
+    engine = RunEngine(
+        link,
+        members,
+        model,
+        plan,
+        optimizer=chosen,
+        seed=saved.seed if saved is not None else seed,
+        profile=profile,
+        schedule=schedule,
+        order_transfers=order_transfers,
+        refine_s=refine_s,
+    )
+    engine.patience_s = patience_s if plan.training else 0.0
+    engine.recovery = recovery
+    run = Run(engine, link)
+    try:
+        task.update(0.5, "sending weights")
+        if saved is None and not plan.training:
+            engine.value_marks = model.value_marks()
+        weights = saved.weights if saved else model.state()
+        engine.loss_constants = model.loss_constants(weights) if plan.training else None
+        engine.state.push(weights)
+        moments = _go_on(engine, model, saved) if saved is not None else {}
+        engine.is_protected = protect is not False
+        if chosen is not None and engine.is_protected:
+            engine.protection = _protection(engine, chosen, weights, moments, protect)
+        engine.group.meter()
+    except BaseException:
+        run.close()
+        raise
+    run.watch_devices()
+    return run
+
+
+def _check(seed: int, recovery: str, **seconds: float) -> None:
+    for name, given in seconds.items():
         if (
             isinstance(given, bool)
             or not isinstance(given, int | float)
@@ -96,78 +139,48 @@ def deploy(
         raise UserError(
             f"there is no way of recovery called {recovery!r}; there are {', '.join(POLICIES)}."
         )
-    check_protect(protect, training=plan.training)
-    source = source_of(model, optimizer) if optimizer is not None else None
-    model.check_as_traced(train=plan.training)
-    saved = checkpoint.load(Path(resume)) if resume is not None else None
-    if saved is not None:
-        if saved.signature != model.signature:
+
+
+def _saved_run(path: Path, model: Any, source: UpdateSource | None) -> Checkpoint:
+    """What is in that file, which is of this model and of the optimizer, where one was chosen."""
+    saved = checkpoint.load(path)
+    if saved.signature != model.signature:
+        raise FileError(
+            f"{path} was saved from another model.",
+            next_step="One of which other weights are trained, or of another loss, is another: "
+            "resume the one that was saved, run.load_into(), and deploy the new one.",
+            path=str(path),
+        )
+    unused = model.unused_state()
+    for name, tensor in saved.unused.items():
+        wanted = unused.get(name, tensor)
+        if (wanted.shape, wanted.dtype) != (tensor.shape, tensor.dtype):
             raise FileError(
-                f"{resume} was saved from another model.",
-                next_step="One of which other weights are trained, or of another loss, is another: "
-                "resume the one that was saved, run.load_into(), and deploy the new one.",
-                path=str(resume),
+                f"{path} has {name} as {tensor.dtype} {list(tensor.shape)}, the module as "
+                f"{wanted.dtype} {list(wanted.shape)}.",
+                next_step="Resume with a module of the kind that was saved.",
+                path=str(path),
             )
-        unused = model.unused_state()
-        for name, tensor in saved.unused.items():
-            wanted = unused.get(name, tensor)
-            if (wanted.shape, wanted.dtype) != (tensor.shape, tensor.dtype):
-                raise FileError(
-                    f"{resume} has {name} as {tensor.dtype} {list(tensor.shape)}, the module as "
-                    f"{wanted.dtype} {list(wanted.shape)}.",
-                    next_step="Resume with a module of the kind that was saved.",
-                    path=str(resume),
-                )
-        if source is not None and saved.moments and not keep_alike(source.update, saved.optimizer):
-            raise FileError(f"{resume} holds the state of another optimizer.", path=str(resume))
-        seed = saved.seed
-    task.update(0.1, "loading the plan")
-    usual = replace(saved.optimizer, rated=()) if saved is not None else PLAIN
-    chosen = (source.update if source is not None else usual) if plan.training else None
-    engine = RunEngine(
-        link,
-        members,
-        model,
-        plan,
-        optimizer=chosen,
-        seed=seed,
-        profile=profile,
-        schedule=schedule,
-        order_transfers=order_transfers,
-        refine_s=refine_s,
-    )
-    engine.patience_s = patience_s if plan.training else 0.0
-    engine.recovery = recovery
-    run = Run(engine, link)
+    if source is not None and saved.moments and not keep_alike(source.update, saved.optimizer):
+        raise FileError(f"{path} holds the state of another optimizer.", path=str(path))
+    return saved
+
+
+def _go_on(engine: RunEngine, model: Any, saved: Checkpoint) -> "Mapping[str, torch.Tensor]":
+    """From where the saved run was: its optimizer's state, which is returned, and its place."""
+    training, unused = engine.compiled_plan.plan.training, model.unused_state()
+    trained = model.laid_out(True).line.traced.state_types if training else {}
+    engine.weights_of_file = {n: t for n, t in saved.weights.items() if n not in trained}
+    engine.unused_of_file = {n: t for n, t in saved.unused.items() if n in unused}
     moments: Mapping[str, torch.Tensor] = {}
-    try:
-        task.update(0.5, "sending weights")
-        if saved is None and not plan.training:
-            engine.value_marks = model.value_marks()
-        weights = saved.weights if saved else model.state()
-        if saved is not None:
-            trained = model.laid_out(True).line.traced.state_types if plan.training else {}
-            engine.weights_of_file = {n: t for n, t in weights.items() if n not in trained}
-            engine.unused_of_file = {n: t for n, t in saved.unused.items() if n in unused}
-        engine.loss_constants = model.loss_constants(weights) if plan.training else None
-        engine.state.push(weights)
-        if saved is not None:
-            if saved.moments and chosen is not None:
-                moments = completed(saved.moments, weights, engine.compiled_plan)
-                engine.state.push(moments, moments=True)
-            engine.step = engine.first_step = saved.step
-            engine.resumed_schedule = saved.schedule
-            if saved.position is not None:
-                engine.positions[saved.step] = saved.position
-        engine.is_protected = protect is not False
-        if chosen is not None and engine.is_protected:
-            engine.protection = _protection(engine, chosen, weights, moments, protect)
-        engine.group.meter()
-    except BaseException:
-        run.close()
-        raise
-    run.watch_devices()
-    return run
+    if saved.moments and training:
+        moments = completed(saved.moments, saved.weights, engine.compiled_plan)
+        engine.state.push(moments, moments=True)
+    engine.step = engine.first_step = saved.step
+    engine.resumed_schedule = saved.schedule
+    if saved.position is not None:
+        engine.positions[saved.step] = saved.position
+    return moments
 
 
 def completed(
