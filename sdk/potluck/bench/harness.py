@@ -88,14 +88,19 @@ def interleaved(
     return {name: tuple(values) for name, values in seconds.items()}
 
 
+def elapsed_s(work: Callable[[], object]) -> float:
+    """Seconds that some work takes."""
+    start_s = time.perf_counter()
+    work()
+    return time.perf_counter() - start_s
+
+
 def _timed_s(side: Callable[[], object]) -> float:
     gc.collect()
     was_on = gc.isenabled()
     gc.disable()
     try:
-        start_s = time.perf_counter()
-        side()
-        return time.perf_counter() - start_s
+        return elapsed_s(side)
     finally:
         if was_on:
             gc.enable()

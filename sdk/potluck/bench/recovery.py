@@ -12,11 +12,12 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from potluck.bench.harness import Result
+from potluck.bench.harness import Result, elapsed_s
 from potluck.errors import HomeError
 
 if TYPE_CHECKING:
@@ -188,7 +189,7 @@ class RecoveryCase:
 
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "run.safetensors"
-            gathered_s = _timed_s(lambda: running.save(path))
+            gathered_s = elapsed_s(lambda: running.save(path))
             running.close()
             names = [device.name for device in self.problem.devices]
             left = [name for name in names if name != self.plan.devices[-1]]
@@ -206,13 +207,16 @@ class RecoveryCase:
         found.restarts_s.append(planned_s + sent_s + n_again * step_s)
         found.heavy_ratios.append((gathered_s + found.restarts_s[-1]) / own_s)
 
+    def _train(self, run: "Run", n_steps: int) -> None:
+        run.fit([self.batch] * n_steps).wait()
+
     def overhead_frac(self) -> float:
         """StepMoments with protection against steps without, side by side."""
         n, seconds = int(self.settings["overhead_steps"]), {True: 0.0, False: 0.0}
         for protect in (True, False, False, True):
             running = self.deploy(self.plan, protect=protect)
             running.fit([self.batch] * 2).wait()
-            seconds[protect] += _timed_s(lambda run=running: run.fit([self.batch] * n).wait())
+            seconds[protect] += elapsed_s(partial(self._train, running, n))
             running.close()
         return seconds[True] / seconds[False] - 1
 
@@ -265,12 +269,6 @@ def _network(kind: str, batch: int) -> tuple[Any, tuple[Any, Any], Any]:
         nn.Linear(8 * 64, 10),
     )
     return network, (images.reshape(batch, 8, 8, 1), labels), nn.functional.cross_entropy
-
-
-def _timed_s(work: Any) -> float:
-    begun_s = time.perf_counter()
-    work()
-    return time.perf_counter() - begun_s
 
 
 def _await(holds: Any) -> None:

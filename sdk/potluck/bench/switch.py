@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from potluck.bench.harness import Result
+from potluck.bench.harness import Result, elapsed_s
 
 if TYPE_CHECKING:
     from potluck.home import Home
@@ -89,15 +89,15 @@ def _requests(home: "Home", settings: Mapping[str, float]) -> dict[str, float]:
     net, x = _network(settings, copies=1)
     before, after, model = _plans(net, x, None)
     running = home.deploy(before, model).wait()
-    usual_s = median(_timed_s(lambda: running(x)) for _ in range(int(settings["steps_before"])))
+    usual_s = median(elapsed_s(lambda: running(x)) for _ in range(int(settings["steps_before"])))
     switching = running.switch(after)
     begin_s = time.perf_counter()
     seconds = []
     while not switching.done:
-        seconds.append(_timed_s(lambda: running(x)))
+        seconds.append(elapsed_s(lambda: running(x)))
     switch_s = time.perf_counter() - begin_s
     switching.wait()
-    new_s = median(_timed_s(lambda: running(x)) for _ in range(int(settings["steps_before"])))
+    new_s = median(elapsed_s(lambda: running(x)) for _ in range(int(settings["steps_before"])))
     begin_s = time.perf_counter()
     running.close()
     again = home.deploy(before, model).wait()
@@ -165,12 +165,6 @@ def _plans(net: Any, x: Any, y: Any) -> "tuple[Plan, Plan, Any]":
 
     half = n_layers // 2
     return plan((0, n_layers, NEAR)), plan((0, half, NEAR), (half, n_layers, FAR)), model
-
-
-def _timed_s(work: Callable[[], object]) -> float:
-    begin_s = time.perf_counter()
-    work()
-    return time.perf_counter() - begin_s
 
 
 def _until(holds: Callable[[], bool]) -> None:

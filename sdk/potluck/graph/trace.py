@@ -2,7 +2,7 @@
 inside for training.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -302,14 +302,15 @@ def _traced(
         masks = [mask for mask in converter.masks if mask.value in number]
         check_masks(full, masks, types, rows, converter.modules)
     names_left = {p.name for p in graph.parameters} | {b.name for b in graph.buffers}
+    crossing = (
+        Ref(number[ref.value], ref.item)
+        for ref in rows
+        if ref.value in number and _crosses(types[ref.value][ref.item or 0])
+    )
     traced = Traced(
         graph=graph,
         types=tuple(types[value] for value in kept),
-        by_rows=frozenset(
-            Ref(number[ref.value], ref.item)
-            for ref in rows
-            if ref.value in number and _crosses(types[ref.value][ref.item or 0])
-        ),
+        by_rows=frozenset(crossing),
         tensors={name: tensor for name, tensor in state.values() if name in names_left},
         modules=tuple(converter.modules[value - n_holders] for value in kept if value >= n_holders),
         reductions=reductions or (),
@@ -324,20 +325,27 @@ def _traced(
         train=train,
         has_draws=has_draws,
     )
-    if meta:
-        return traced, pair
-    if not train and not compares_rows:
-        check_outputs(traced, next_step=OR_WHOLE)
-        return replace(traced, unproven=check_apart(traced)), pair
-    if not train:
-        check_computes(traced)
-        return replace(traced, whole_batch=mixes_rows(traced)), pair
+    if not meta:
+        traced = _judged(traced, pair, tensors, compares_rows)
+    return traced, pair
+
+
+def _judged(
+    traced: Traced, pair: ModuleAndProgram, tensors: list[torch.Tensor], compares_rows: bool
+) -> Traced:
+    """With what is known of its rows; ModelError where a batch cannot be divided by them."""
+    if pair.train and compares_rows:
+        return replace(traced, whole_batch=True)
+    if pair.train:
+        unproven, sums_rows = check_loss(traced)
+        if unproven:
+            _check_trials(pair.program, pair.state, tensors, pair.complete, unproven)
+        return replace(traced, unproven=unproven, sums_rows=sums_rows)
     if compares_rows:
-        return replace(traced, whole_batch=True), pair
-    unproven, sums_rows = check_loss(traced)
-    if unproven:
-        _check_trials(program, own, tensors, complete, unproven)
-    return replace(traced, unproven=unproven, sums_rows=sums_rows), pair
+        check_computes(traced)
+        return replace(traced, whole_batch=mixes_rows(traced))
+    check_outputs(traced, next_step=OR_WHOLE)
+    return replace(traced, unproven=check_apart(traced))
 
 
 def _crosses(kind: Type) -> bool:
@@ -394,7 +402,7 @@ def _settled(
 
 def _check_trials(
     program: Any,
-    state: dict[Any, torch.Tensor],
+    state: Mapping[Any, torch.Tensor],
     tensors: list[torch.Tensor],
     complete: Complete,
     unproven: str,

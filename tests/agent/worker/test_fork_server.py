@@ -32,6 +32,14 @@ sys.stdin.read()
 """
 
 
+@pytest.fixture(scope="module")
+def alone():
+    """A process of its own."""
+    talk = begin()
+    yield talk
+    talk.link.kill()
+
+
 @pytest.fixture
 def forked(fork_server):
     talk = begin(fork_server=fork_server)
@@ -50,30 +58,22 @@ def is_forked(link, path) -> bool:
     return link.pid in workers_of(path, os.getpid())
 
 
-def test_it_says_of_itself_what_a_process_of_its_own_does(forked, fork_server):
-    other = begin()
-    try:
-        assert is_forked(forked.link, fork_server)
-        assert not is_forked(other.link, fork_server)
-        for name in ("bounds", "backends", "operators", "dtypes"):
-            assert forked.statement[name] == other.statement[name]
-    finally:
-        other.link.kill()
+def test_it_says_of_itself_what_a_process_of_its_own_does(forked, alone, fork_server):
+    assert is_forked(forked.link, fork_server)
+    assert not is_forked(alone.link, fork_server)
+    for name in ("bounds", "backends", "operators", "dtypes"):
+        assert forked.statement[name] == alone.statement[name]
 
 
-def test_it_computes_the_same_bits(forked):
-    other = begin()
-    try:
-        x = torch.linspace(-1, 1, 12).reshape(4, 3)
-        results = []
-        for talk in (forked, other):
-            load(talk)
-            talk.put("x", x)
-            results += talk.compute(
-                "run", slot="r/0/s", inputs=("x",), outputs=("y",), exports=("y",), frees=("x",)
-            )
-    finally:
-        other.link.kill()
+def test_it_computes_the_same_bits(forked, alone):
+    x = torch.linspace(-1, 1, 12).reshape(4, 3)
+    results = []
+    for talk in (forked, alone):
+        load(talk)
+        talk.put("x", x)
+        results += talk.compute(
+            "run", slot="r/0/s", inputs=("x",), outputs=("y",), exports=("y",), frees=("x", "y")
+        )
     assert torch.equal(*results)
 
 
@@ -83,11 +83,10 @@ def descriptors(talk):
     return Counter(path.partition(":[")[0] for path in found)
 
 
-def test_it_holds_nothing_of_its_server_or_of_others(fork_server):
-    talks = [begin(), *(begin(fork_server=fork_server) for _ in range(2))]
+def test_it_holds_nothing_of_its_server_or_of_others(fork_server, alone):
+    talks = [begin(fork_server=fork_server) for _ in range(2)]
     try:
-        alone, *forked = map(descriptors, talks)
-        assert forked == [alone, alone]
+        assert [descriptors(talk) for talk in talks] == [descriptors(alone)] * 2
         assert all(os.getpgid(talk.link.pid) == talk.link.pid for talk in talks)
     finally:
         for talk in talks:
@@ -135,23 +134,22 @@ def test_server_and_workers_end_with_whoever_started_them(tmp_path, ends):
 
 @pytest.mark.parametrize(
     "other",
-    [{"threads": 2}, {"backends": ("torch",)}, {"environment": "ATEN_CPU_CAPABILITY"}],
-    ids=["threads", "backends", "environment"],
+    [{"threads": 2}, {"backends": ("torch",)}, {"variable": "ATEN_CPU_CAPABILITY"}, {"path": "/x"}],
+    ids=["threads", "backends", "environment", "nobody there"],
 )
-def test_where_it_loaded_other_things_the_worker_is_a_process_of_its_own(
+def test_where_none_has_loaded_the_same_the_worker_is_a_process_of_its_own(
     fork_server, monkeypatch, other
 ):
-    if name := other.pop("environment", None):
+    other = dict(other)
+    path = Path(other.pop("path", fork_server))
+    if name := other.pop("variable", None):
         monkeypatch.setenv(name, "default")
-    talk = begin(fork_server=fork_server, **other)
-    assert not is_forked(talk.link, fork_server)
-    talk.link.kill()
-
-
-def test_without_a_server_the_worker_is_a_process_of_its_own(tmp_path):
-    talk = begin(fork_server=tmp_path / "nobody")
-    assert talk.statement["bounds"]
-    talk.link.kill()
+    link = start(memory_bytes=1, inbound_bytes=64, outbound_bytes=64, fork_server=path, **other)
+    try:
+        assert link.pid in [child.pid for child in psutil.Process().children()]
+        assert not is_forked(link, fork_server)
+    finally:
+        link.kill()
 
 
 @pytest.mark.parametrize("said", [b"", b"[]", b"\xff", b"{}", json.dumps({"workers_of": []})])
