@@ -325,9 +325,7 @@ def _traced(
         train=train,
         has_draws=has_draws,
     )
-    if not meta:
-        traced = _judged(traced, pair, tensors, compares_rows)
-    return traced, pair
+    return traced if meta else _judged(traced, pair, tensors, compares_rows), pair
 
 
 def _judged(
