@@ -145,6 +145,7 @@ RELAY_PAIRING_S = 30.0  # a whole exchange: four steps of 5 s, and the way
 RELAY_PAIRING_BYTES = 4 * MAX_PAIRING_BYTES  # the same, each way
 # connections whose handshake is not done, of all devices; then those of the busiest address go
 RELAY_MAX_PENDING = 128
+RELAY_MAX_PENDING_EACH = 32  # of one address: of more, its oldest go
 RELAY_MAX_ADMITTED = 256  # connections with a handshake behind them, of all devices
 RELAY_MAX_ADMITTED_EACH = 64  # of one device: 16 others and notebooks have three each
 RELAY_IDLE_S = 900.0  # nothing came either way: both ends connect again when they need to

@@ -525,6 +525,7 @@ ROWS: dict[str, Row] = {
             "test_a_visitor_cannot_open_it_itself test_nothing_else_crosses_in_either_direction "
             "test_whoever_the_device_refuses_is_cut_off test_a_pairing_has_its_bytes_and_no_more",
             "agent/relay/test_visits:test_a_stranger_takes_places_of_its_own_only "
+            "test_strangers_of_many_addresses_have_so_many_places_together "
             "test_one_device_does_not_take_all_places",
         ),
         "a relay sees who talks when and how much, and may cut anybody; strangers with very many "

@@ -45,7 +45,8 @@ def strike(home, device, how):
     """Kill an agent or its worker, or send the worker another signal."""
     whom, number = how
     process = psutil.Process(agents_of(home).process(device).pid)
-    (process if whom == "agent" else process.children()[0]).send_signal(number)
+    struck = [process] if whom == "agent" else agents_of(home).workers(device)
+    struck[0].send_signal(number)
 
 
 def mend(home, device, how):

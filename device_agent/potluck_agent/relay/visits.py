@@ -3,7 +3,12 @@
 from collections import Counter
 from dataclasses import dataclass
 
-from potluck_wire.limits import RELAY_MAX_ADMITTED, RELAY_MAX_ADMITTED_EACH, RELAY_MAX_PENDING
+from potluck_wire.limits import (
+    RELAY_MAX_ADMITTED,
+    RELAY_MAX_ADMITTED_EACH,
+    RELAY_MAX_PENDING,
+    RELAY_MAX_PENDING_EACH,
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,14 +30,14 @@ class Visits:
         return len(self._pending) + len(self._admitted)
 
     def arrive(self, visit: Visit) -> Visit | None:
-        """One more waits. Returns whose place is needed: the oldest of the address that has most,
-        so that one stranger takes no places but its own.
+        """One more waits. Returns whose place is needed: the oldest of the address that has too
+        many, or the most of all, so that one stranger takes no places but its own.
         """
         self._pending[visit] = None
-        if len(self._pending) <= RELAY_MAX_PENDING:
-            return None
         counts = Counter(each.address for each in self._pending)
-        busiest, _ = counts.most_common(1)[0]
+        busiest, most = counts.most_common(1)[0]
+        if len(self._pending) <= RELAY_MAX_PENDING and most <= RELAY_MAX_PENDING_EACH:
+            return None
         return next(each for each in self._pending if each.address == busiest)
 
     def admit(self, visit: Visit) -> bool:

@@ -138,7 +138,7 @@ def _scraped(host: str, port: int) -> dict[str, dict[str, float]]:
         )
         response = connection.getresponse()
         page = response.read(2**20).decode(errors="replace")
-    except OSError as error:
+    except (OSError, http.client.HTTPException) as error:
         raise UserError(
             f"nobody serves at {host}:{port} ({error}).", next_step=f"potluck serve --http {HTTP}"
         ) from error

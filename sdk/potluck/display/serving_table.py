@@ -2,28 +2,43 @@
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from potluck.sanitized_text import harmless
 
-_LINE = re.compile(r'potluck_(\w+)\{service="([^"]*)"(?:,(\w+)="([^"]*)")?\} ([-+.\de]+)$')
+_TEXT = r'"((?:[^"\\]|\\.)*)"'
+_LINE = re.compile(rf"potluck_(\w+)\{{service={_TEXT}(?:,(\w+)={_TEXT})?\}} ([-+.\de]+)$")
+_ESCAPED = re.compile(r"\\(.)")
+MAX_SERVICES = 256
 Metrics = Mapping[str, Mapping[str, float]]  # by service: count by name; labels are after a colon
 
 
 def read_metrics(page: str) -> dict[str, dict[str, float]]:
-    """The counts of our own page of metrics, by service."""
+    """The counts of our own page of metrics, by service; of another page what is like them."""
     found: dict[str, dict[str, float]] = {}
     for line in page.split("\n"):
-        if match := _LINE.match(line):
-            name, service, _, label, value = match.groups()
-            row = found.setdefault(harmless(service), {})
-            row[f"{name}:{harmless(label)}" if label else name] = float(value)
+        match = _LINE.match(line)
+        if match is None:
+            continue
+        name, service, _, label, value = match.groups()
+        if len(found) == MAX_SERVICES and _shown(service) not in found:
+            continue
+        with suppress(ValueError):  # no number
+            count = float(value)
+            row = found.setdefault(_shown(service), {})
+            row[f"{name}:{_shown(label)}" if label else name] = count
     return found
+
+
+def _shown(text: str) -> str:
+    return harmless(_ESCAPED.sub(lambda match: match[1].replace("n", "\n"), text))
 
 
 def serving_table(now: Metrics, before: Metrics, seconds: float) -> Any:
     """A rich table of what services do: counts, and rates since the look before."""
     from rich.table import Table
+    from rich.text import Text
 
     columns = ("service", "devices", "answers/s", "late", "refused", "failed", "under way", "mean")
     table = Table(*columns, title="services")
@@ -33,8 +48,8 @@ def serving_table(now: Metrics, before: Metrics, seconds: float) -> Any:
         mean_s = row.get("latency_seconds_sum", 0.0) / answers if answers else 0.0
         refused = sum(n for key, n in row.items() if key.startswith("refused_total:"))
         table.add_row(
-            name,
-            ", ".join(key.partition(":")[2] for key in row if key.startswith("rows_total:")),
+            Text(name),  # not as rich's own marks
+            Text(", ".join(key.partition(":")[2] for key in row if key.startswith("rows_total:"))),
             f"{rate:.1f}",
             f"{row.get('late_total', 0.0):.0f}",
             f"{refused:.0f}",

@@ -2,7 +2,12 @@
 
 from potluck_agent.relay.joined_streams import BURST_S, Budget
 from potluck_agent.relay.visits import Visit, Visits
-from potluck_wire.limits import RELAY_MAX_ADMITTED, RELAY_MAX_ADMITTED_EACH, RELAY_MAX_PENDING
+from potluck_wire.limits import (
+    RELAY_MAX_ADMITTED,
+    RELAY_MAX_ADMITTED_EACH,
+    RELAY_MAX_PENDING,
+    RELAY_MAX_PENDING_EACH,
+)
 
 
 def test_a_stranger_takes_places_of_its_own_only():
@@ -15,9 +20,19 @@ def test_a_stranger_takes_places_of_its_own_only():
         if (cut := visits.arrive(stranger)) is not None:
             visits.leave(cut)
             gone.append(cut)
-        assert len(visits) <= RELAY_MAX_PENDING
+        # each takes the device two connections, which it has for others, too
+        assert len(visits) <= 1 + RELAY_MAX_PENDING_EACH
     assert gone == strangers[: len(gone)]  # the oldest first
     assert visits.admit(friend)
+
+
+def test_strangers_of_many_addresses_have_so_many_places_together():
+    visits = Visits()
+    for number in range(3 * RELAY_MAX_PENDING):
+        gone = visits.arrive(Visit("key", f"198.51.100.{number // 3}"))
+        if gone is not None:
+            visits.leave(gone)
+        assert len(visits) <= RELAY_MAX_PENDING
 
 
 def test_one_device_does_not_take_all_places():

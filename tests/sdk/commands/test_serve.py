@@ -4,14 +4,16 @@ import http.client
 import json
 import re
 import signal
+import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 import potluck
 from potluck.cli import main
-from potluck.display.serving_table import read_metrics, serving_table
+from potluck.display.serving_table import MAX_SERVICES, read_metrics, serving_table
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("uvicorn")
@@ -73,4 +75,61 @@ def test_the_table_shows_rates_and_refusals():
     )
     table = serving_table(read_metrics(page % 30), read_metrics(page % 10), 2.0)
     row = [next(iter(column.cells)) for column in table.columns]
-    assert row == ["birds", "nas", "10.0", "0", "7", "0", "0", "50.0 ms"]
+    assert [*map(str, row)] == ["birds", "nas", "10.0", "0", "7", "0", "0", "50.0 ms"]
+
+
+def top_of(answer, capsys):
+    """What `serve top` says of a server that says this: code, output and errors."""
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as pool:
+
+        def say():
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(4096)
+                connection.sendall(answer)
+
+        said = pool.submit(say)
+        code = main(["serve", "top", "--once", "--http", f"127.0.0.1:{server.getsockname()[1]}"])
+        said.result()
+    return code, *capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"",
+        b"nonsense\r\n\r\n",
+        b"HTTP/1.1 200 " + b"a" * 100_000 + b"\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\n" + b"A: b\r\n" * 200 + b"\r\n",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+    ],
+)
+def test_what_is_no_answer_is_told_in_one_line(answer, capsys):
+    code, out, err = top_of(answer, capsys)
+    assert (code, out) == (1, "")
+    assert "nobody serves at 127.0.0.1" in err
+
+
+@pytest.mark.parametrize(
+    ("page", "shown"),
+    [
+        (r'potluck_answers_total{service="[/]"} 5', "[/]"),
+        (r'potluck_answers_total{service="[b]x[/b]"} 5', "[b]x[/b]"),
+        (r'potluck_rows_total{service="a",device="[/]"} 5', "[/]"),
+        (r'potluck_answers_total{service="a\"b\\c"} 5', 'a"b\\c'),
+        ('potluck_answers_total{service="\x1b[2Ja"} 5', "a"),
+        ('potluck_answers_total{service="a"} e-+.', "services"),
+        (
+            "".join(f'potluck_answers_total{{service="s{n}"}} 5\n' for n in range(3000)),
+            f"s{MAX_SERVICES - 1}",
+        ),
+    ],
+)
+def test_what_another_page_says_is_shown_as_it_is_and_harmless(page, shown, capsys):
+    body = page.encode()
+    head = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body)
+    code, out, _ = top_of(head + body, capsys)
+    assert code == 0
+    assert shown in out
+    assert "\x1b" not in out
+    assert out.count("\n") < MAX_SERVICES + 20
