@@ -585,7 +585,13 @@ ROWS: dict[str, Row] = {
             "test_less_than_nothing_is_not_believed "
             "test_refuses_to_grant_what_does_more_than_answer "
             "test_refuses_grants_that_do_not_hold test_refuses_members_that_do_not_hold "
-            "test_services_are_counted"
+            "test_services_are_counted",
+            "sdk/sessions/test_service_requests:"
+            "test_a_device_that_tells_what_cannot_be_loses_its_session "
+            "test_outputs_that_nobody_expects_end_the_session",
+            "sdk/serve/runtime/test_entrances:"
+            "test_a_device_without_time_hands_on_and_the_answer_tells_the_way "
+            "test_nobody_is_an_entrance_of_what_has_ended",
         ),
         "who is handed a request sees its inputs, and may answer wrongly; how idle it is, it says "
         "itself",

@@ -6,9 +6,12 @@ Each notebook that computes here has a worker of its own: `worker` is its number
 from dataclasses import dataclass
 from typing import Any
 
-from potluck_wire.messages import Message
+from potluck_wire.messages import Ask, AskEnded, Chunk, Message, Standing, Value
 
 OWNER, MEMBER = "owner", "member"  # a paired notebook; another device of the same home
+
+# what goes to a member on our own connection to it; all else answers on that one's to us
+ON_OWN_LINKS = (Value, Chunk, Ask, AskEnded, Standing)
 
 Buffer = bytes | memoryview
 

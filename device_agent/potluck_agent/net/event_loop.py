@@ -17,6 +17,7 @@ from zmq.utils.monitor import recv_monitor_message
 from potluck_agent import fault_log, keys, lease_file
 from potluck_agent.core.events import (
     MEMBER,
+    ON_OWN_LINKS,
     OWNER,
     Action,
     Event,
@@ -61,24 +62,11 @@ from potluck_agent.net.worker_pool import WorkerPool
 from potluck_wire.errors import WireError
 from potluck_wire.frames import decode, encode
 from potluck_wire.limits import LINGER_MS, MAX_CHUNK_BYTES, MAX_UNREAD_BYTES, WINDOW_BYTES
-from potluck_wire.messages import (
-    MESSAGES,
-    NUMBER_OF,
-    Ask,
-    AskEnded,
-    Channel,
-    Chunk,
-    FailureCause,
-    Reading,
-    Standing,
-    Value,
-)
+from potluck_wire.messages import MESSAGES, NUMBER_OF, Channel, FailureCause, Reading
 from potluck_wire.pairing import Paired
 
 TICK_S = 0.2
 EVENTS_AT_ONCE = 256  # connections that came or went; strangers make a thousand a second
-
-ON_OWN_LINKS = (Value, Chunk, Ask, AskEnded, Standing)  # to members; the rest answers on theirs
 
 _ZEROS = memoryview(bytes(MAX_CHUNK_BYTES))
 

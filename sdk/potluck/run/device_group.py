@@ -178,7 +178,7 @@ class DeviceGroup:
         """
         feeds: dict[str, dict[str, Raw]] = {}
         for feed in sorted(compiled.feeds, key=lambda feed: feed.priority):
-            feeds.setdefault(feed.device, {})[feed.value] = _raw(feed, batch or {}, states or {})
+            feeds.setdefault(feed.device, {})[feed.value] = raw_of(feed, batch or {}, states or {})
         expects: dict[str, dict[str, int]] = {}
         for result in compiled.results:
             expects.setdefault(result.device, {})[result.value] = _most_bytes(
@@ -226,9 +226,25 @@ class DeviceGroup:
         return future
 
 
-def _raw(
+def raw_of(
     feed: InputBinding, batch: "Mapping[str, torch.Tensor]", states: "Mapping[str, torch.Tensor]"
 ) -> Raw:
+    """What home feeds, of the rows of a batch or of states.
+
+    Parameters
+    ----------
+    feed
+        What a program asks for.
+    batch
+        By name; each [rows, ...].
+    states
+        By name.
+
+    Raises
+    ------
+    PlanError
+        It is in neither.
+    """
     source = states if feed.kind == "state" else batch
     if feed.tensor not in source:
         raise PlanError(

@@ -9,13 +9,14 @@ fails on one device fails the whole with that device's name.
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from potluck.errors import DeviceGone, PotluckError, ProtocolError
 from potluck.sessions import failures
 from potluck.sessions.events import (
     Action,
     ActUnder,
+    AskService,
     CancelExecution,
     CloseSession,
     Connect,
@@ -35,18 +36,20 @@ from potluck.sessions.events import (
     UplinkProbe,
 )
 from potluck.sessions.executions import Executions
-from potluck.sessions.expected_values import ExpectedValues
+from potluck.sessions.expected_values import ExpectedValues, HeldValues
 from potluck.sessions.heartbeat import Heartbeat
 from potluck.sessions.indirect_probes import DOUBT_S, UNREACHED_S, Suspicions
 from potluck.sessions.peer_texts import legible, read_statement
 from potluck.sessions.pending_records import Launched, Peer, is_over, read_timeline
 from potluck.sessions.pending_requests import PendingRequests
+from potluck.sessions.service_requests import ServiceRequests
 from potluck.sessions.traffic import Envelope, Traffic, place_of
 from potluck_wire.errors import WireError
-from potluck_wire.limits import HUNG_S, PULSE_S
+from potluck_wire.limits import ANSWER, PROBE, PULSE_S
 from potluck_wire.messages import (
     MESSAGES,
     NUMBER_OF,
+    AskEnded,
     Available,
     Channel,
     Chunk,
@@ -83,15 +86,6 @@ PEER_LOST_GRACE_S = 1.0
 OWED_S = 30.0  # a chunk of 2 MiB takes 17 s on a link of 1 Mbit/s
 
 
-class HeldValues(NamedTuple):
-    """Bytes of a device's values that are here, whole or not, and those that the executions under
-    way expect of it: no more are kept.
-    """
-
-    here_bytes: int
-    expected_bytes: int
-
-
 class Controller:
     """All sessions of one notebook, which introduces itself to the agents by `name`."""
 
@@ -101,6 +95,7 @@ class Controller:
         self._pending = PendingRequests()
         self._executions = Executions(self._peers)
         self._suspicions = Suspicions()
+        self._asks = ServiceRequests()
         self._met: set[str] = set()  # the keys of devices that have heard of it
         self._gone: dict[str, PotluckError] = {}  # why a device's last session ended
         self._now_s = self._ticked_s = 0.0
@@ -114,14 +109,7 @@ class Controller:
 
     def held(self) -> dict[str, HeldValues]:
         """By device, how much is held of its values, and how much may be."""
-        executions = self._executions
-        return {
-            device: HeldValues(
-                peer.traffic.held_bytes + executions.arrived_bytes(device),
-                executions.expected_bytes(device),
-            )
-            for device, peer in self._peers.items()
-        }
+        return self._executions.held(self._asks.held)
 
     # --- events -----------------------------------------------------------------------------------
 
@@ -135,6 +123,8 @@ class Controller:
                 self._start(event)
             case RequestAll():
                 self._request_all(event)
+            case AskService():
+                self._ask(event)
             case UplinkProbe():
                 self._probe_uplink(event)
             case OpenSession():
@@ -164,7 +154,7 @@ class Controller:
             f"what it led to could not be handled ({type(error).__name__}); this is a fault of "
             "potluck's."
         )
-        if isinstance(event, OpenSession | RequestAll | UplinkProbe | StartExecution):
+        if isinstance(event, OpenSession | RequestAll | UplinkProbe | StartExecution | AskService):
             self._actions.append(Reject(ticket=event.ticket, error=ProtocolError(text)))
             self._cancel(event.ticket)
         device = getattr(event, "device", "")
@@ -221,6 +211,11 @@ class Controller:
                     self._peers[device].expected.probe(message)
         self._actions += self._pending.ask(event.ticket, event.requests)
 
+    def _ask(self, event: AskService) -> None:
+        if not self._is_missing(event.ticket, [event.device]):
+            peer = self._peers[event.device]
+            self._post(event.device, self._asks.begin(event, peer, self._now_s))
+
     def _drop(self, device: str, message: Drop) -> None:
         self._post(device, self._peers[device].traffic.drop(message.run, message.epoch))
         dropped = failures.dropped(device)
@@ -253,6 +248,7 @@ class Controller:
 
     def _cancel(self, ticket: int) -> None:
         self._pending.cancel(ticket)
+        self._asks.cancel(ticket)
         if launched := self._executions.of(ticket):
             self._executions.end(launched)
             self._fail(launched.launch, failures.dropped())
@@ -276,6 +272,8 @@ class Controller:
                 peer.pulse.pong(message, self._now_s)
             case Value() | Chunk() | Credit() | Rejected():
                 self._receive_data(event.device, peer, message, event.buffers)
+            case AskEnded():
+                self._actions += self._asks.ended(event.device, message)
             case _:
                 self._receive_control(event, peer, message)
 
@@ -331,6 +329,8 @@ class Controller:
         while peer.traffic.probed:
             self._actions += self._pending.probed(peer.traffic.probed.pop(), self._now_s)
         for value, raw in arrived:
+            if value.program == ANSWER and not value.run:
+                self._asks.arrived(device, value.step, value.name, raw)
             launched = self._executions.at(device, place_of(value))
             if launched is not None and (device, value.name) in launched.waiting_values:
                 launched.waiting_values.discard((device, value.name))
@@ -338,7 +338,7 @@ class Controller:
                 self._finish(launched)
         while peer.traffic.rejected:
             value, rejection = peer.traffic.rejected.pop()
-            if not value.run:
+            if not value.run and value.program == PROBE:
                 refusal = failures.rejected(device, value, rejection)
                 self._actions += self._pending.give_up(
                     device, refusal, lambda it: isinstance(it, Value)
@@ -428,6 +428,7 @@ class Controller:
         else:  # before anybody learns that work has failed: they look at the device next
             self._actions.append(Notification(device=device, message=error))
         self._actions += self._pending.give_up(device, error)
+        self._actions += self._asks.lose(device, error)
         self._fail_all(self._executions.on(device), error)
         self._gone[device] = error
         self._actions.append(Disconnect(device=device))
@@ -468,8 +469,14 @@ class Controller:
                 self._lose(device, failures.deaf(device, UNREACHED_S))
             elif hung_s is not None:
                 hung = [x for x in self._executions.on(device) if device in x.running]
-                self._fail_all(hung, failures.hung(device, hung_s, self._still(hung, device)))
+                self._fail_all(
+                    hung,
+                    failures.hung(
+                        device, hung_s, self._executions.still(hung, device, self._now_s)
+                    ),
+                )
             self._demand(device, peer, passed_s)
+        self._actions += self._asks.late(self._now_s)
         for device, question, waited_s in self._pending.pass_time(passed_s):
             self._lose(device, failures.mute(device, question, waited_s))
         for launched in self._executions:
@@ -489,15 +496,6 @@ class Controller:
         ]
         for other, probe in self._suspicions.ask(device, heard, self._now_s):
             self._send(other, probe)
-
-    def _still(self, hung: list[Launched], device: str) -> list[str]:
-        """The other devices of these executions that make no progress either, for about as long."""
-        others = {name for launched in hung for name in launched.launch.devices} - {device}
-        return sorted(
-            name
-            for name in others & self._peers.keys()
-            if self._peers[name].pulse.still_s(self._now_s) > HUNG_S / 2
-        )
 
     # --- sending ----------------------------------------------------------------------------------
 

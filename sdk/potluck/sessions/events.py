@@ -100,6 +100,22 @@ class StartExecution:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AskService:
+    """Ask a device for a service that was granted there, with these values from here. Resolves with
+    a `ServiceAnswer`.
+
+    `expects`: the outputs, each with its most bytes.
+    """
+
+    ticket: int = 0
+    device: str
+    service: str
+    left_s: float
+    feeds: Mapping[str, Raw]
+    expects: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CancelExecution:
     """Nobody waits for that ticket any more; what it started is dropped."""
 
@@ -135,6 +151,7 @@ Event = (
     | RequestAll
     | UplinkProbe
     | StartExecution
+    | AskService
     | CancelExecution
     | Received
     | ConnectionLost
@@ -234,3 +251,14 @@ class ExecutionResult:
     timelines: Mapping[str, Timeline]
     start_s: float
     stop_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceAnswer:
+    """What a service answered: the outputs, the devices that the request went through, the entrance
+    first, and the seconds that each had it.
+    """
+
+    outputs: Mapping[str, Raw]
+    path: tuple[str, ...]
+    hops_s: tuple[float, ...]

@@ -2,11 +2,13 @@
 home. Pure.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from potluck.sessions.events import StartExecution
+from potluck.sessions.expected_values import HeldValues
 from potluck.sessions.pending_records import Launched, Peer, startable
 from potluck.sessions.traffic import Place
+from potluck_wire.limits import HUNG_S
 
 
 class Executions:
@@ -52,6 +54,28 @@ class Executions:
     def at(self, device: str, place: Place) -> Launched | None:
         """The one of that program and step."""
         return next((launched for launched in self.on(device) if launched.place == place), None)
+
+    def still(self, hung: list[Launched], device: str, now_s: float) -> list[str]:
+        """The other devices of these executions that make no progress either, for about as long."""
+        others = {name for launched in hung for name in launched.launch.devices} - {device}
+        return sorted(
+            name
+            for name in others & self._peers.keys()
+            if self._peers[name].pulse.still_s(now_s) > HUNG_S / 2
+        )
+
+    def held(self, asked: Callable[[str], HeldValues]) -> dict[str, HeldValues]:
+        """By device, how much is held of its values, and how much may be.
+
+        `asked(device)`: the same of the services that it was asked for.
+        """
+        return {
+            device: HeldValues(
+                peer.traffic.held_bytes + self.arrived_bytes(device) + asked(device).here_bytes,
+                self.expected_bytes(device) + asked(device).expected_bytes,
+            )
+            for device, peer in self._peers.items()
+        }
 
     def expected_bytes(self, device: str) -> int:
         """Of the values that a device may send home."""

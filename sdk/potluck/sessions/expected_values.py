@@ -6,16 +6,26 @@ it. What it sends to measure a link is not held at all."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from potluck.sessions.traffic import Place, place_of
 from potluck_wire.errors import WireCode, WireError
-from potluck_wire.limits import PROBE
+from potluck_wire.limits import ANSWER, PROBE
 from potluck_wire.messages import HOME, Probe, RefusalCode, Value
 
 # Values of executions that are over may still be under way, those of a session that broke are sent
 # again in the next, and a process that was killed has left some to who comes next with its key: so
 # many a session, and all that its own executions have left. More are sent by nobody who is honest.
 LATE_VALUES = 1024
+
+
+class HeldValues(NamedTuple):
+    """Bytes of a device's values that are here, whole or not, and those that the executions under
+    way expect of it: no more are kept.
+    """
+
+    here_bytes: int
+    expected_bytes: int
 
 
 @dataclass(slots=True)
@@ -61,7 +71,7 @@ class ExpectedValues:
             Where no honest device sends that: nobody asked for it, or it is larger than was
             predicted.
         """
-        if not value.run:
+        if not value.run and value.program != ANSWER:
             return self._code_of_probe(value)
         place = place_of(value)
         expected = self._expected.get(place)

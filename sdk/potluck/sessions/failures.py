@@ -6,6 +6,7 @@ from potluck.errors import (
     DeviceGone,
     IdentityChanged,
     NotPaired,
+    NotServed,
     OutOfMemory,
     PlanError,
     PotluckError,
@@ -18,6 +19,7 @@ from potluck.sanitized_text import harmless
 from potluck_wire.errors import WireError
 from potluck_wire.messages import (
     MESSAGES,
+    AskEnded,
     Execute,
     Failed,
     FailureCause,
@@ -285,6 +287,26 @@ def rejected(device: str, value: Value, message: Rejected) -> PotluckError:
     if message.code == RefusalCode.MEMORY:
         return OutOfMemory(text, device=device, needed_bytes=value.nbytes)
     return RefusedError(text, device=device, code=message.code)
+
+
+def not_answered(device: str, message: AskEnded) -> PotluckError:
+    """A service did not answer a request that this device was asked for."""
+    text = clean(message.text).rstrip(".") or message.code
+    if message.code in (FailureCause.INPUT, FailureCause.ARITHMETIC):
+        step = "Other requests are answered: look at the inputs of this one."
+        return RequestFailed(f"{text}.", device=device, next_step=step, cause=message.code)
+    return NotServed(
+        f"{device}: {text}.",
+        next_step="Ask again, or another device.",
+        reason=message.code,
+        limit_s=None,
+        soonest_s=None,
+    )
+
+
+def unanswered(device: str) -> DeviceGone:
+    """It said nothing about a request, though its time is over."""
+    return DeviceGone("it did not answer a request in time.", device=device)
 
 
 def failed(

@@ -23,6 +23,7 @@ from potluck.sessions import failures
 from potluck.sessions.controller import Controller
 from potluck.sessions.events import (
     Action,
+    AskService,
     CancelExecution,
     Connect,
     ConnectionLost,
@@ -75,7 +76,9 @@ class SessionLink(ABC):
 
     # --- for any thread ---------------------------------------------------------------------------
 
-    def ask(self, event: OpenSession | RequestAll | UplinkProbe | StartExecution) -> "Future[Any]":
+    def ask(
+        self, event: OpenSession | RequestAll | UplinkProbe | StartExecution | AskService
+    ) -> "Future[Any]":
         """Submit an event that has a result."""
         self._check()
         future: Future[Any] = Future()

@@ -17,6 +17,7 @@ from potluck_wire.messages import (
     Drop,
     Dropped,
     Goodbye,
+    GrantService,
     Lease,
     Leased,
     Measure,
@@ -30,6 +31,7 @@ from potluck_wire.messages import (
     Refused,
     Roster,
     RosterSet,
+    ServiceGranted,
     Value,
 )
 from potluck_wire.replies import check_seconds, check_timings
@@ -42,6 +44,7 @@ ANSWERS: dict[type[Message], type[Message]] = {
     Measure: Measured,
     Probe: Probed,
     Lease: Leased,
+    GrantService: ServiceGranted,
 }
 UNANSWERED = (Meter, Goodbye)
 # how long a device that lives may take to answer: what it has at hand; what frees memory; and what
@@ -52,6 +55,7 @@ WORKS_S = 900.0
 ANSWER_S: dict[type[Message], float] = {
     Roster: AT_HAND_S,
     Lease: AT_HAND_S,
+    GrantService: AT_HAND_S,
     Commit: FREES_S,
     Drop: FREES_S,
 }
@@ -139,7 +143,7 @@ class PendingRequests:
     def refused(self, device: str, message: Refused, error: PotluckError) -> list[Action]:
         """A device will not do what it was asked."""
         for ticket, question in self._open(device):
-            is_of_it = _subject(question)[:2] in ((message.run, message.epoch), ("", ""))
+            is_of_it = _run_of(question) in ((message.run, message.epoch), ("", ""))
             if NUMBER_OF[type(question)] == message.about and is_of_it:
                 return self.cancel(ticket, error)
         return []
@@ -170,4 +174,10 @@ class PendingRequests:
 
 def _subject(message: Message) -> tuple[Any, ...]:
     """What a question and its answer have in common."""
-    return tuple(getattr(message, name, "") for name in ("run", "epoch", "task"))
+    if isinstance(message, GrantService | ServiceGranted):
+        return (message.service,)
+    return (*_run_of(message), getattr(message, "task", ""))
+
+
+def _run_of(message: Message) -> tuple[Any, Any]:
+    return getattr(message, "run", ""), getattr(message, "epoch", "")

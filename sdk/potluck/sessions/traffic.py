@@ -167,7 +167,9 @@ class Traffic:
             ], []
         if value.transfer in self._incoming:
             raise WireError(WireCode.CHUNK, f"transfer {value.transfer} has begun already")
-        data = bytearray() if value.run else None  # as large as what has really come
+        data = (
+            bytearray() if value.program != PROBE or value.run else None
+        )  # as large as what has really come
         self._incoming[value.transfer] = _Incoming(Reassembler(value), data)
         return self._continue(value.transfer, 0, buffers)
 

@@ -16,6 +16,7 @@ from potluck.errors import DeviceGone
 from potluck.sessions.controller import Controller
 from potluck.sessions.events import (
     Address,
+    AskService,
     CancelExecution,
     CloseSession,
     ConnectionLost,
@@ -46,6 +47,7 @@ ASKED: tuple[type[m.Message], ...] = (
     m.Probe,
     m.Roster,
     m.Meter,
+    m.GrantService,
 )
 TIMELINE = [[0, 1.0, 2.0], [1, 2.0, 2.5]]
 
@@ -97,6 +99,7 @@ class ControllerPlay:
         (25, "_anything"),
         (10, "_ask"),
         (8, "_launch"),
+        (8, "_service"),
         (6, "_tick"),
         (6, "_other"),
     )
@@ -144,6 +147,16 @@ class ControllerPlay:
             stream=rng.choice(("", "train")),
             together=rng.random() < 0.3,
             request=rng.random() < 0.3,
+        )
+
+    def _service(self, rng: random.Random) -> Any:
+        return AskService(
+            ticket=self._new(),
+            device=rng.choice(DEVICES),
+            service="v",
+            left_s=rng.choice((0.1, 1.0)),
+            feeds={"x": FEED} if rng.random() < 0.7 else {},
+            expects=rng.choice(({"y": 8}, {"x": 8, "y": 300}, {})),
         )
 
     def _ask(self, rng: random.Random) -> Any:
@@ -206,11 +219,30 @@ def _reply(order: m.Message, rng: random.Random) -> tuple[m.Message, tuple[bytes
             return rng.choice((good, message(m.Measured, rng, task=order.task))), ()
         case m.Probe():
             return message(m.Probed, rng, task=order.task, peer=order.peer), ()
+        case m.GrantService():
+            return m.ServiceGranted(service=rng.choice((order.service, "x"))), ()
+        case m.Ask() | m.Value(run="", program="ask") if rng.random() < 0.8:
+            number = order.number if isinstance(order, m.Ask) else order.step
+            return _ask_answered(number, rng)
         case m.Value():
             good = m.Credit(transfer=order.transfer, received_bytes=order.nbytes, done=True)
             wrong = message(rng.choice((m.Credit, m.Rejected)), rng, transfer=order.transfer)
             return rng.choice((good, wrong)), ()
     return message(m.Reading, rng), ()
+
+
+def _ask_answered(number: int, rng: random.Random) -> tuple[m.Message, tuple[bytes, ...]]:
+    """The end of a request for a service, or one of its outputs."""
+    if rng.random() < 0.6:
+        known = {"program": "answer", "step": number, "name": rng.choice("yyx"), "run": ""}
+        known |= {"shape": (2,), "nbytes": 8, "chunk_bytes": 8, "dtype": "float32", "epoch": 0}
+        known |= {"transfer": rng.randint(0, 2**20)} if rng.random() < 0.8 else {}
+        return message(m.Value, rng, **known), (bytes(8),)
+    paths: tuple[tuple[str, ...], ...] = (("a",), ("b",), ("a", "b"), ("b", "a"), ("b", "b"), ())
+    path = rng.choice(paths)
+    code = rng.choice(("", "", "late", "arithmetic"))
+    hops_s = (0.1,) * rng.choice((len(path), len(path), 1))
+    return m.AskEnded(number=number, code=code, path=path, hops_s=hops_s), ()
 
 
 def _outcome(where: dict[str, Any], rng: random.Random) -> tuple[m.Message, tuple[bytes, ...]]:

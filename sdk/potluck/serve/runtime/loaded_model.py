@@ -4,21 +4,24 @@ up to a largest one go there, each to the smallest program that takes it.
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from potluck.errors import PotluckError
 from potluck.records import Plan, Stage
-from potluck.run.device_group import outputs_of
+from potluck.run.device_group import outputs_of, raw_of
 from potluck.run.engine import RunEngine
-from potluck.run.tensors import first_rows
+from potluck.run.tensors import first_rows, kept
+from potluck.schedule import Compiled
 from potluck.sessions.events import ExecutionResult
 from potluck.sessions.link import SessionLink
 from potluck.sessions.members import Members
+from potluck.sessions.traffic import Raw
 
 if TYPE_CHECKING:
     import torch
 
+    from potluck.graph.traced import Type
     from potluck.profile.profiles import Profile
     from potluck.run.in_flight import RunRequest
 
@@ -120,6 +123,30 @@ class Loaded:
         self._engine.check()
         return RowsInFlight(self._engine.request(inputs, 0, rows), self._names)
 
+    def row_program(self) -> "RowProgram | None":
+        """What answers one row, where one device does and its inputs have one shape."""
+        plan = self._engine.compiled_plan
+        program = next((name for name, rows in plan.infer_rows.items() if rows == 1), None)
+        if len(self.devices) > 1 or program is None:
+            return None
+        compiled, model = plan.compiled[program], self._engine.model
+        ports = {port.name: port for port in model.traced_line().traced.graph.inputs}
+        inputs = []
+        for feed in compiled.feeds:
+            port = ports[feed.tensor]
+            shape = port.shape if feed.whole else (feed.stop - feed.start, *port.shape[1:])
+            if not all(type(size) is int for size in shape):
+                return None
+            inputs.append((feed.value, port.dtype, shape))
+        return RowProgram(
+            run=plan.run,
+            epoch=plan.epoch,
+            name=program,
+            model=model,
+            compiled=compiled,
+            inputs=tuple(inputs),
+        )
+
     def close(self) -> None:
         """Its devices forget it, where they can be reached."""
         self.is_lost = True
@@ -127,6 +154,69 @@ class Loaded:
             self._engine.group.drop()
         except PotluckError:
             return  # the home is closed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowProgram:
+    """The program of one device that answers one row: how it is called there, and its `inputs`
+    (name, dtype, shape) and `compiled` form.
+    """
+
+    run: str
+    epoch: int
+    name: str
+    model: Any
+    compiled: Compiled
+    inputs: tuple[tuple[str, str, tuple[int, ...]], ...]
+
+    @property
+    def expects(self) -> Mapping[str, int]:
+        """The outputs, each with its most bytes."""
+        return {result.value: result.nbytes for result in self.compiled.results}
+
+    def feeds(self, inputs: "Sequence[torch.Tensor]") -> Mapping[str, Raw]:
+        """These as the program takes them.
+
+        Parameters
+        ----------
+        inputs
+            Each [1, ...].
+        """
+        named = {port.name: kept(x) for port, x in zip(self.model.inputs(), inputs, strict=True)}
+        return {feed.value: raw_of(feed, named, {}) for feed in self.compiled.feeds}
+
+    def types(self, inputs: "Sequence[torch.Tensor]") -> "Mapping[str, Type]":
+        """Of what it answers to these."""
+        types: Mapping[str, Type] = self.model.traced_line().traced.output_types(inputs)
+        return types
+
+    def outputs(self, raws: Mapping[str, Raw], types: "Mapping[str, Type]") -> "list[torch.Tensor]":
+        """What came, in order, checked.
+
+        Parameters
+        ----------
+        raws
+            By name of the program.
+        types
+            What each must be.
+
+        Raises
+        ------
+        ProtocolError
+            It is something else.
+        """
+        device = next(iter(self.compiled.programs))
+        result = ExecutionResult(
+            run=self.run,
+            epoch=self.epoch,
+            program=self.name,
+            step=0,
+            outputs={(device, value): raw for value, raw in raws.items()},
+            timelines={},
+            start_s=0.0,
+            stop_s=0.0,
+        )
+        return [*outputs_of(result, self.compiled, types).values()]
 
 
 class RowsInFlight:

@@ -9,6 +9,7 @@ from typing import Any
 from potluck.display_hooks import Shown
 from potluck.errors import NotServed, UserError
 from potluck.run import batches
+from potluck.serve.runtime.entrance import Entrance
 from potluck.serve.runtime.pending_requests import Pending
 from potluck.serve.runtime.serving import Serving
 from potluck.serve.scheduling.records import Frequency, Slo
@@ -83,6 +84,21 @@ class Service(Shown):
     def ask(self, *inputs: Any, **named: Any) -> "Future[Any]":
         """As a call, in the background: for many requests at once."""
         return self.request(*inputs, **named).future
+
+    def at(self, device: str) -> Entrance:
+        """A device that has it as its entrance: it decides by itself who answers.
+
+        Parameters
+        ----------
+        device
+            One of `devices`.
+
+        Raises
+        ------
+        NotServed
+            That device is no entrance of it.
+        """
+        return Entrance(self._serving, self.name, device)
 
     def request(self, *inputs: Any, limit_s: float | None = None, **named: Any) -> Pending:
         """As `ask`, with what became of it: `future`, `devices`, `n_together`.

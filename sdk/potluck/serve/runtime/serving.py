@@ -20,6 +20,7 @@ from potluck.serve.runtime.device_placement import (
 )
 from potluck.serve.runtime.dispatch import Dispatch
 from potluck.serve.runtime.divided_service import DividedService, divide
+from potluck.serve.runtime.entrances import Entrances
 from potluck.serve.runtime.loaded_model import Loaded, plan_on, with_batch
 from potluck.serve.runtime.measure import MeasuredService, measure
 from potluck.serve.scheduling import load_watch
@@ -61,6 +62,7 @@ class Serving:
     ) -> None:
         self.dispatch = Dispatch()
         self._link, self._members = link, members
+        self.entrances = Entrances(link, members)
         self._profiled, self._is_played = profiled, is_played
         self._divisions: dict[str, DividedService] = {}
         self._wanted: dict[str, Wanted] = {}
@@ -144,6 +146,7 @@ class Serving:
 
     def close_service(self, name: str) -> None:
         """End one service; the others may get its devices."""
+        self.entrances.revoke(name)
         self.dispatch.remove(name)
         with self._placing:
             for known in (self._wanted, self._models, self._measured, self._divisions):
@@ -217,6 +220,7 @@ class Serving:
                 if (pools := self._load(places)) is not None:
                     self._take(places)
                     self.dispatch.place(pools)
+                    self._grant(pools)
                     self._where = _counted(places)
                     self._load_watch.begin()
                     return places
@@ -224,6 +228,15 @@ class Serving:
                 "the devices of this home do not stay long enough for a service to be loaded.",
                 next_step="Look at home.devices, and serve again.",
             )
+
+    def _grant(self, pools: Sequence[tuple[Pool, Sequence[Loaded]]]) -> None:
+        """Devices that have a service may ask each other for it from now on."""
+        placed: dict[str, list[tuple[Loaded, float]]] = {name: [] for name in self._wanted}
+        for pool, loaded in pools:
+            row_s = pool.allocation.batch_s[1]
+            placed[pool.allocation.service] += [(each, row_s) for each in loaded]
+        for name, where in placed.items():
+            self.entrances.grant(name, self._wanted[name].slo.tolerance_s, where)
 
     def _places(self, strict: bool) -> dict[tuple[str, str], ServicePlace]:
         memory = {name: self._memory_bytes(name) for name in self._devices}

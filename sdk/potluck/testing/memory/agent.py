@@ -14,6 +14,7 @@ from potluck.testing.memory.worker import MemoryWorker
 from potluck.units import parse_bytes, parse_rate
 from potluck_agent.core.events import (
     MEMBER,
+    ON_OWN_LINKS,
     OWNER,
     Action,
     Event,
@@ -43,16 +44,7 @@ from potluck_agent.core.machine import Core
 from potluck_agent.core.outbox import Settings
 from potluck_wire.frames import decode, encode
 from potluck_wire.limits import MAX_CHUNK_BYTES
-from potluck_wire.messages import (
-    MESSAGES,
-    NUMBER_OF,
-    Channel,
-    Chunk,
-    Configure,
-    FailureCause,
-    Reading,
-    Value,
-)
+from potluck_wire.messages import MESSAGES, NUMBER_OF, Channel, Configure, FailureCause, Reading
 
 TICK_S = 0.2
 MEMORY_BYTES = 2 * 1024**3
@@ -290,7 +282,7 @@ class MemoryAgent:
             buffers = [self._bytes(part) for part in action.buffers]
             frames = [bytes(frame) for frame in encode(action.message, buffers)]
             channel = MESSAGES[NUMBER_OF[type(action.message)]].channel
-            back = receiver in self._owners or not isinstance(action.message, Value | Chunk)
+            back = receiver in self._owners or not isinstance(action.message, ON_OWN_LINKS)
             self._network.send(self.name, receiver, channel, frames, back=back)
 
     def _bytes(self, part: bytes | memoryview | Span) -> bytes | memoryview:

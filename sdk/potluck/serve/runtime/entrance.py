@@ -1,0 +1,85 @@
+"""A device as the entrance of a service: ask it, and see where the answer came from."""
+
+from concurrent.futures import Future
+from typing import Any
+
+from potluck.errors import UserError
+from potluck.run import batches
+from potluck.serve.runtime.entrances import RoutedAnswer
+from potluck.serve.runtime.serving import Serving
+
+
+class Entrance:
+    """Made by `service.at(device)`. That device decides, not this notebook: it answers, hands the
+    request on to another device that has the service, or refuses.
+
+    Parameters
+    ----------
+    serving
+        All services of the home.
+    name
+        Of the service.
+    device
+        Who is asked.
+    """
+
+    def __init__(self, serving: Serving, name: str, device: str) -> None:
+        serving.entrances.program(name, device)
+        self._serving, self._model = serving, serving.model(name)
+        self.name, self.device = name, device
+
+    def __call__(self, *inputs: Any, **named: Any) -> Any:
+        """What the module answers to one row.
+
+        Raises
+        ------
+        NotServed
+            It was refused; `reason` says why.
+        UserError
+            There are more rows than one.
+        """
+        return self.ask(*inputs, **named).result().value
+
+    def ask(
+        self, *inputs: Any, limit_s: float | None = None, **named: Any
+    ) -> "Future[RoutedAnswer]":
+        """As a call, in the background, with where the answer came from.
+
+        Parameters
+        ----------
+        *inputs, **named
+            As `forward` takes them, of one row.
+        limit_s
+            A limit of its own, if it is shorter than the service's.
+
+        Raises
+        ------
+        UserError
+            There are more rows than one.
+        """
+        given = batches.as_tuple((*inputs, named), self._model.arguments.requested)
+        if (rows := self._model.check_inputs(*given)) != 1:
+            raise UserError(
+                f"an entrance takes one row at a time, got {rows}.",
+                next_step="Ask row by row, or the service itself.",
+            )
+        program = self._serving.entrances.program(self.name, self.device)
+        types = program.types(given)
+        asked = self._serving.entrances.ask(self.name, self.device, given, limit_s)
+        answer: Future[RoutedAnswer] = Future()
+
+        def give(done: "Future[Any]") -> None:
+            try:
+                found = done.result()
+                outputs = program.outputs(found.outputs, types)
+                value = self._model.answer(outputs)
+            except Exception as error:  # the caller hears of it, whatever it is
+                answer.set_exception(error)
+            else:
+                answer.set_result(RoutedAnswer(value, found.path, found.hops_s))
+
+        asked.add_done_callback(give)
+        return answer
+
+    def __repr__(self) -> str:
+        return f"<Entrance of {self.name} at {self.device}>"

@@ -1,0 +1,123 @@
+"""Devices of a home as entrances of its services: they answer and hand on by themselves."""
+
+import threading
+from concurrent.futures import wait
+from itertools import count
+
+import pytest
+from tests.timeouts import PATIENCE_S
+
+import potluck
+from potluck.errors import NotServed, UserError
+from potluck.serve.runtime import serving
+from potluck.serve.runtime.measure import measure
+from potluck.testing.faults import memory_of
+from potluck.testing.memory import memory_home
+
+torch = pytest.importorskip("torch")
+LIMIT_S = 20.0
+
+
+@pytest.fixture
+def birds(own_home, model):
+    with own_home.serve(model, name="birds", slo=potluck.Latency(LIMIT_S)).wait() as service:
+        yield service
+
+
+def of_net(net, x):
+    with torch.no_grad():
+        return net(x)
+
+
+def test_every_device_that_has_it_answers_as_one_machine(birds, net):
+    for device in birds.devices:
+        x = torch.randn(1, 8)
+        answer = birds.at(device).ask(x).result(PATIENCE_S)
+        assert torch.allclose(answer.value, of_net(net, x), atol=1e-6)
+        assert answer.path[0] == device
+        assert len(answer.hops_s) == len(answer.path)
+
+
+def test_many_at_once_are_answered_rightly_and_tell_who_had_them(birds, net):
+    xs = [torch.randn(1, 8) for _ in range(60)]
+    entrance = birds.at("local-1")
+    asked = [entrance.ask(x) for x in xs]
+    assert not wait(asked, PATIENCE_S).not_done
+    answered = 0
+    for x, each in zip(xs, asked, strict=True):
+        if each.exception() is None:
+            assert torch.allclose(each.result().value, of_net(net, x), atol=1e-6)
+            answered += 1
+        else:
+            assert isinstance(each.exception(), NotServed)
+    assert answered
+
+
+PAUSES = {
+    "own_home": lambda home: memory_of(home).pass_time(1.0),
+    "process_home": lambda home: threading.Event().wait(0.1),
+}
+
+
+@pytest.mark.parametrize("where", PAUSES)
+def test_a_device_without_time_hands_on_and_the_answer_tells_the_way(
+    where, request, model, net, monkeypatch
+):
+    """One is measured as slow as ten limits. In memory, and between processes."""
+    home = request.getfixturevalue(where)
+    steps_s = iter((1.0, 1e-4))
+
+    def uneven(load, model, limit_s, _):
+        step_s = next(steps_s)
+        looks_s = (step_s * i for i in count())
+        return measure(load, model, limit_s, looks_s.__next__)
+
+    monkeypatch.setattr(serving, "measure", uneven)
+    with home.serve(model, "birds", slo=potluck.Latency(LIMIT_S)).wait() as birds:
+        assert set(birds.devices) == {"local-1", "local-2"}
+        x = torch.randn(1, 8)
+        answer = handed_on(birds.at("local-1"), x, lambda: PAUSES[where](home))
+        assert torch.allclose(answer.value, of_net(net, x), atol=1e-6)
+        first_s, second_s = answer.hops_s
+        assert first_s >= second_s >= 0
+
+
+def handed_on(entrance, x, pause):
+    """The answer, as soon as the entrance has heard how the other one stands."""
+    for _ in range(int(PATIENCE_S * 10)):
+        try:
+            answer = entrance.ask(x, limit_s=0.5).result(PATIENCE_S)
+        except NotServed:
+            pause()
+        else:
+            assert answer.path == ("local-1", "local-2")
+            return answer
+    raise AssertionError("nobody hands on")
+
+
+def test_an_entrance_takes_a_row_at_a_time(birds):
+    with pytest.raises(UserError, match="one row at a time"):
+        birds.at("local-1").ask(torch.randn(2, 8))
+
+
+def test_who_has_it_not_is_no_entrance(birds):
+    with pytest.raises(NotServed, match="no entrance"):
+        birds.at("nobody")
+
+
+def test_nobody_is_an_entrance_of_what_has_ended(own_home, model):
+    service = own_home.serve(model, name="birds", slo=potluck.Latency(LIMIT_S)).wait()
+    entrance = service.at("local-1")
+    service.close()
+    with pytest.raises(NotServed):
+        entrance.ask(torch.randn(1, 8))
+
+
+def test_a_device_that_went_is_handed_nothing_and_the_other_answers(model, net):
+    with memory_home(2) as home:
+        service = home.serve(model, "birds", slo=potluck.Latency(LIMIT_S)).wait()
+        memory_of(home).kill("local-2")
+        x = torch.randn(1, 8)
+        answer = service.at("local-1").ask(x).result(PATIENCE_S)
+        assert answer.path == ("local-1",)
+        assert torch.allclose(answer.value, of_net(net, x), atol=1e-6)
