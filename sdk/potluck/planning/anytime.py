@@ -26,7 +26,6 @@ from potluck.planning.search.branch_placement import Places
 from potluck.planning.search.candidate_pool import CandidatePool
 from potluck.planning.search.local_search import deeper, fits, neighbours, reordered, reshared
 from potluck.planning.search.micro_batch_sizes import promising, usual
-from potluck.planning.search.plan_floor import least_s
 from potluck.planning.search.stage_merging import joined
 from potluck.planning.search.subset_dp import ParetoLabel, SubsetSearch
 from potluck.planning.search.tight_memory import (
@@ -236,11 +235,7 @@ def _fewer(pool: CandidatePool) -> Iterator[None]:
     sets: dict[frozenset[str], list[Plan]] = {}
     for plan in pool.ranking():
         sets.setdefault(frozenset(plan.devices), []).append(plan)
-    near = [
-        names
-        for names, plans in sets.items()
-        if (plans[0].latency_s or inf) <= pool.best * NEAR_SETS
-    ]
+    near = [names for names, plans in sets.items() if pool.score(plans[0]) <= pool.best * NEAR_SETS]
     for names in [names for names in near if 1 < len(names) < len(pool.problem.devices)][:N_SETS]:
         part = only(pool.problem, names)
         budgets = {} if pool.budgets is pool.table.budgets else pool.budgets
@@ -265,7 +260,7 @@ def _place(pool: CandidatePool, places: Places) -> Iterator[None]:
             pool.score(plan)
             yield
         for plan in heapq.nsmallest(N_APART, places.apart(micro_batch), key=places.least_s):
-            if places.least_s(plan) < pool.best:
+            if places.least_s(plan) < pool.best or is_thrifty(pool.problem):
                 yield from _deep_enough(pool, plan)
             yield
     yield from improve(
@@ -314,7 +309,7 @@ def _of_each_size(pool: CandidatePool) -> list[Plan]:
     sizes: dict[int, Plan] = {}
     for plan in pool.ranking():
         sizes.setdefault(plan.micro_batch, plan)
-    return [plan for plan in sizes.values() if (plan.latency_s or inf) <= pool.best * NEAR_SIZES]
+    return [plan for plan in sizes.values() if pool.score(plan) <= pool.best * NEAR_SIZES]
 
 
 def _best_pipeline(pool: CandidatePool, sizes: Sequence[int]) -> list[Plan]:
@@ -419,7 +414,7 @@ def _reshare(pool: CandidatePool, plan: Plan) -> Iterator[None]:
     where links or the requests under way hold it up, rows by speed are not the best ones, nor need
     those next to them be better.
     """
-    promising = (other for other in reshared(plan) if least_s(pool.table, other) < pool.best)
+    promising = (other for other in reshared(plan) if pool.may_beat(other, pool.best))
     for other in islice(promising, MAX_SHARES):
         if fits(pool.table, other, other.stages):
             pool.score(other)
@@ -521,7 +516,7 @@ def improve(
             for other in others(pool.table, current):
                 if tries >= max_here:
                     break
-                if pool.knows(other) or least_s(pool.table, other) >= reached:
+                if pool.knows(other) or not pool.may_beat(other, reached):
                     continue
                 tries += 1
                 ours = score_flat_too(pool, replace(other, planner="potluck"))  # whoever made it

@@ -20,7 +20,6 @@ from potluck.planning.baselines.metis import plan_metis
 from potluck.planning.baselines.pipedream import plan_pipedream
 from potluck.planning.plans import is_thrifty
 from potluck.planning.search.candidate_pool import CandidatePool
-from potluck.planning.search.plan_floor import least_s
 from potluck.planning.search.work_budget import given_s, in_time
 from potluck.records import Plan, Problem, Training
 from potluck.simulate import cost
@@ -95,7 +94,7 @@ def _limit_s(pool: CandidatePool) -> float:
 def _taken(pool: CandidatePool, found: Sequence[Plan]) -> Iterator[None]:
     """Simulate the best of them, the first few however late it is."""
     for number, plan in enumerate(found[:N_BORROWED], 1):
-        if is_thrifty(pool.problem) or least_s(pool.table, plan) < pool.best:
+        if pool.may_beat(plan, pool.best):
             pool.score(plan)
         if number >= N_FIRST:
             yield

@@ -181,8 +181,7 @@ def _made(
     if not judged or may_hide_plans(problem, table):
         judged += replace(look, borrow=borrow and not judged).beyond(judged)
     judged += look.recomputing(judged)
-    if all(feasibility.breaches(problem, plan) for plan in judged):
-        judged += look.lessened(judged)
+    judged += look.as_simulated(judged)
     if schedules:
         judged += scheduled(problem, table, _best_of(problem, judged), schedules)
         judged += _of_regions(problem, table, judged) if borrow else []

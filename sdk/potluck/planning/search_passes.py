@@ -1,5 +1,5 @@
 """Looks at a problem: as it is; with more memory than there is, since closed forms of memory take
-links to be as slow as they may be; and with activations computed again.
+links to be as slow as they may be; with activations computed again; and next to the best plans.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -8,7 +8,7 @@ from itertools import count
 from math import inf
 
 from potluck.planning import feasibility
-from potluck.planning.anytime import improve, is_small, search
+from potluck.planning.anytime import TRIES, improve, is_small, search
 from potluck.planning.baselines.data_parallel import plan_data_parallel
 from potluck.planning.baselines.dora import plan_dora
 from potluck.planning.bounds.energy import holds_weights
@@ -38,6 +38,7 @@ GLANCE, LOOK = 15, 300
 LEAST_LOOK = 40  # of those, where they have thousands of micro-batches
 # plans that exceed memory least, by what part in all, and simulations to lessen that of each
 N_NEAREST, NEAR_FRAC = 6, 0.6
+N_NEAR = 8  # plans of those that hold, next to which others are looked for as simulated
 MAX_LESSENED = 250
 N_AMPLE = 12  # plans of ample memory that those that recompute begin with
 # Looked at where nothing fits by closed forms: times the memory there is, and how many
@@ -243,35 +244,44 @@ class SearchPass:
             found += stated.recomputing(holding)
         return found if holding or found else again.beyond(())
 
-    def lessened(self, judged: Sequence[Plan]) -> list[Plan]:
-        """Judged plans of a small home that are found from those that exceed memory least, where
-        nothing else keeps them from being carried out. None where there is no such plan.
+    def as_simulated(self, judged: Sequence[Plan]) -> list[Plan]:
+        """Judged plans of a small home next to the best, or where none holds next to those that
+        exceed memory least, whatever closed forms of memory say: what is simulated has to hold.
+        None where memory keeps no plan away.
 
         Parameters
         ----------
         judged
-            Without any that holds.
+            All so far.
         """
-        problem, table = self.problem, self.table
+        problem, table, qoe = self.problem, self.table, self.problem.qoe
+        holding = [plan for plan in judged if not feasibility.breaches(problem, plan)]
         if self.is_late(0.0) or not is_small(table):
             return []
-        single = alone(problem, min(candidates.micro_batches(problem)))
-        judged = [*judged, *(judge(problem, plan, self.table, self.simulator) for plan in single)]
-        nearest = sorted((_excess_frac(problem, plan), i) for i, plan in enumerate(judged))
-        starts = [judged[i] for excess, i in nearest[:N_NEAREST] if excess <= NEAR_FRAC]
-        table = table.of(_may_recompute(problem, table))
-        ample = self._ample(table)
-        pool = ample._pool(ample.problem, keeps_joules=True)
-        pool.is_late = lambda: self.is_late(0.0)
-        found = within_memory(pool, starts, MAX_LESSENED)
-        if found is None:
+        if holding and not may_hide_plans(problem, table):
             return []
-        pool.score(found)
-        for _ in improve(pool, [found], MAX_LESSENED, Places(pool.table).ranked):
+        again = not holding and _may_recompute(problem, table)
+        ample = self._ample(table.of(again))
+        limited = qoe.energy_j is not None or bool(qoe.device_energy_j)
+        pool = ample._pool(ample.problem, keeps_joules=limited or not holding)
+        pool.is_late = lambda: self.is_late(0.0)
+        starts, tries = self._best(holding)[:N_NEAR], TRIES
+        if not holding:
+            found = within_memory(pool, self._nearest(judged), MAX_LESSENED)
+            starts, tries = [found] if found is not None else [], MAX_LESSENED
+        for _ in improve(pool, starts, tries, Places(pool.table).ranked):
             if pool.is_over():
                 break
         best = pool.ranking()[:N_NEAREST]
         return [judge(problem, plan, self.table, self.simulator) for plan in best]
+
+    def _nearest(self, judged: Sequence[Plan]) -> list[Plan]:
+        """Those that exceed memory or joules least, and no other limit; of devices alone, too."""
+        problem = self.problem
+        single = alone(problem, min(candidates.micro_batches(problem)))
+        judged = [*judged, *(judge(problem, plan, self.table, self.simulator) for plan in single)]
+        nearest = sorted((_excess_frac(problem, plan), i) for i, plan in enumerate(judged))
+        return [judged[i] for excess, i in nearest[:N_NEAREST] if excess <= NEAR_FRAC]
 
     def _ample(self, table: cost.CostTable) -> "SearchPass":
         """A look whose closed forms take memory to be no limit; what is simulated has to hold."""

@@ -7,6 +7,7 @@ for energy.
 """
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from itertools import accumulate, groupby, pairwise
 from math import inf
 from operator import itemgetter
@@ -455,6 +456,7 @@ def optimizer_copies(problem: Problem) -> int:
     return problem.workload.optimizer_copies if isinstance(problem.workload, Training) else 0
 
 
+@lru_cache(maxsize=1 << 16)  # a search asks for the same layers again and again
 def static_bytes(table: CostTable, start: int, stop: int) -> int:
     """Bytes that stand as long as the plan does: weights and buffers, and for training gradients
     and optimizer state.

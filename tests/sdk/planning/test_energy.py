@@ -111,6 +111,32 @@ def test_the_thriftiest_plan_says_how_far_it_is_from_the_bound(seed):
     )
 
 
+LITTLE = 2.0**-13  # times as many joules; sums are exact still
+
+
+def of_little_power(problem):
+    """The problem where everything takes few joules, and a second counts as few."""
+    devices = tuple(
+        replace(d, idle_w=LITTLE * d.idle_w, busy_w=LITTLE * d.busy_w, radio_w=LITTLE * d.radio_w)
+        for d in problem.devices
+    )
+    qoe = replace(problem.qoe, lambda_j_per_s=LITTLE * problem.qoe.lambda_j_per_s)
+    return replace(problem, devices=devices, qoe=qoe)
+
+
+@pytest.mark.few(3)
+@pytest.mark.parametrize("drawn", [random_home, random_branches])
+@pytest.mark.parametrize("workload", WORKLOADS[:2], ids=str)
+@pytest.mark.parametrize("seed", [0, *later(range(1, 4))])
+def test_of_devices_that_take_little_power_the_thriftiest_plan_is_as_thrifty(seed, workload, drawn):
+    problem = drawn(seed, workload)
+    ample = tuple(replace(d, memory_bytes=10**9) for d in powered(problem, seed).devices)
+    problem = replace(problem, devices=ample)
+    problem = replace(problem, qoe=QoE(latency_s=1.5 * make_plans(problem).best.latency_s))
+    few_j = make_plans(of_little_power(problem)).best.energy_j
+    assert few_j == pytest.approx(LITTLE * make_plans(problem).best.energy_j, rel=1e-9)
+
+
 @pytest.mark.parametrize("limit", ["latency_s", "energy_j"])
 def test_a_limit_below_the_bound_is_refused_by_the_bound(limit):
     problem = random_home(3)

@@ -64,17 +64,18 @@ def grouped_plans(problem: Problem, table: cost.CostTable) -> Iterator[tuple[Gro
         Of this problem.
     """
     known, places = dict[tuple[str, int], list[float]](), candidates.cuts(problem)
-    searched = dict[tuple[Order, int], tuple[BeamSearch, list[GroupedPipeline]]]()
+    searches = dict[int, BeamSearch]()
+    found_of = dict[tuple[Order, int], list[GroupedPipeline]]()
     for grouping in groupings(problem):
         if len(grouping.regions) >= min(len(places), MAX_REGIONS + 1):
             continue
         for micro_batch in candidates.micro_batches(problem):
-            key = grouping.regions, micro_batch
-            if key not in searched:
-                search = BeamSearch(table, places, micro_batch, known)
-                searched[key] = search, search.run(grouping.regions)[:2]
-            search, best = searched[key]
-            for found in best:
+            if micro_batch not in searches:
+                searches[micro_batch] = BeamSearch(table, places, micro_batch, known)
+            search, key = searches[micro_batch], (grouping.regions, micro_batch)
+            if key not in found_of:
+                found_of[key] = search.run(grouping.regions)[:2]
+            for found in found_of[key]:
                 for plan in _built(table, grouping, found, micro_batch, search):
                     yield grouping, plan
 

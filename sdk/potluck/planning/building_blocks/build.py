@@ -5,12 +5,8 @@ from dataclasses import replace
 from itertools import pairwise
 from math import inf
 
-from potluck.planning.building_blocks.stages import (
-    communication,
-    estimate_of,
-    execution,
-    make_stage,
-)
+from potluck.planning.building_blocks.closed_form import PipelineStep
+from potluck.planning.building_blocks.stages import communication, estimate_of, make_stage
 from potluck.records import Device, LayerCost, Medium, Network, Path, Plan, Problem, Stage, Training
 from potluck.schedule.policies import warm_up_depth
 from potluck.simulate import cost
@@ -50,16 +46,15 @@ def build(
     """
     problem, n_stages = table.problem, len(groups)
     n_micro_batches = problem.workload.batch // micro_batch
-    stages: list[Stage] = []
+    stages, steps = list[Stage](), list[PipelineStep]()
     for p, ((start, stop), group) in enumerate(zip(pairwise(bounds), groups, strict=True)):
         depth = depths[p] if depths is not None else warm_up_depth(p, n_stages, n_micro_batches)
         made = make_stage(table, start, stop, group, micro_batch, depth)
         if made is None:
             return None
-        stages.append(made[0])
-    steps = [execution(table, stages[0])]
-    for left, right in pairwise(stages):
-        steps += [communication(problem, left, right), execution(table, right)]
+        stage, step = made
+        steps += [communication(problem, stages[-1], stage), step] if stages else [step]
+        stages.append(stage)
     return Plan(
         planner=planner,
         model=problem.model,
@@ -124,6 +119,9 @@ def shared_s(
     def stage_s(p: int, start: int, stop: int) -> float:
         if cost.static_bytes(table, start, stop) > roomiest[p]:
             return inf
+        first, *others = works[p]
+        if not others:
+            return max(first[stop] - first[start], 1e-12)
         return 1 / sum([1 / max(sums[stop] - sums[start], 1e-12) for sums in works[p]])
 
     return stage_s

@@ -105,6 +105,10 @@ class CandidatePool:
         self.best = min(self.best, score)
         return score
 
+    def may_beat(self, plan: Plan, score: float) -> bool:
+        """Whether `plan` may have a lower score: where joules decide its seconds do not tell."""
+        return is_thrifty(self.problem) or least_s(self.table, plan) < score
+
     def _is_hopeless(self, plan: Plan) -> bool:
         """Whether the plan is far from the best however fast its links are; or with those there
         are, where it need not say what its devices would take.

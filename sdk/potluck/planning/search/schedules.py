@@ -20,7 +20,7 @@ from potluck.simulate import cost, direct_simulation
 
 ANY = "any"
 STRAIGHT = ("zb-h1", "zb-2p", "zb-compact")
-N_PLANS = 4  # the best pipelines, whose schedules are tried
+N_PLANS = 12  # the best pipelines, whose schedules are tried
 
 
 def names_of(schedules: str | Sequence[str]) -> tuple[str, ...]:
@@ -85,7 +85,8 @@ def best_s(problem: Problem, plans: Sequence[Plan]) -> float:
 def promising(
     problem: Problem, table: cost.CostTable, plans: Iterable[Plan], most_s: float
 ) -> list[Plan]:
-    """Those that may take less than `most_s`, judged, as far as their policies suit their stages.
+    """Those that may take less than `most_s`, and than those before them, judged, as far as their
+    policies suit their stages.
 
     Parameters
     ----------
@@ -104,6 +105,7 @@ def promising(
             continue
         with suppress(PlanError):
             found.append(judge(problem, plan, table, simulator))
+            most_s = min(most_s, best_s(problem, found[-1:]))
     return found
 
 
