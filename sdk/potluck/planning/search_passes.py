@@ -254,7 +254,8 @@ class SearchPass:
         judged
             All so far.
         """
-        problem, table, qoe = self.problem, self.table, self.problem.qoe
+        problem, table = self.problem, self.table
+        qoe = problem.qoe
         holding = [plan for plan in judged if not feasibility.breaches(problem, plan)]
         if self.is_late(0.0) or not is_small(table):
             return []
