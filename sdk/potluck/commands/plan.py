@@ -25,7 +25,7 @@ USAGE = """potluck plan HOME MODEL [options]
        potluck plan list [homes|devices|networks|models|planners]"""
 EPILOG = """HOME and MODEL are names from `potluck plan list`, or files of your own. MODEL:float16
 is in half precision, MODEL:decode writes a text token by token, MODEL:float16:decode does both.
-The layers of MODEL:bfloat16-links hand on half the bytes.
+The layers of MODEL:bfloat16-links hand on half the bytes, of MODEL:int8-links a quarter.
 
 examples:
   potluck plan smart-home-2 bert-base --train batch=32

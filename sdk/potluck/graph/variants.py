@@ -4,6 +4,7 @@ token by token: what-if on its operators' costs. Pure.
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from potluck.errors import UserError
 from potluck.graph.modelgraph import ModelGraph, OperatorNode
@@ -11,7 +12,8 @@ from potluck.graph.modelgraph import ModelGraph, OperatorNode
 ID_BYTES = 8  # a token on its way in is an int64
 ITEM_BYTES = {"float32": 4, "float16": 2}
 HALF, DECODE = "float16", "decode"
-ROUNDED = "bfloat16-links"
+ROUNDED = {"bfloat16-links": 2, "int8-links": 4}  # so many times fewer bytes are handed on
+SCALE_BYTES = 4  # of each row's tokens, as int8
 FOR_ANSWERS_ONLY = frozenset({HALF, DECODE})  # nothing is trained so
 _SIZES = ("parameter_bytes", "frozen_bytes", "output_bytes", "activation_bytes", "traffic_bytes")
 
@@ -19,7 +21,7 @@ _SIZES = ("parameter_bytes", "frozen_bytes", "output_bytes", "activation_bytes",
 def split(name: str) -> tuple[str, tuple[str, ...]]:
     """A model's name, and what is wanted of it: `qwen3-0.6b:float16:decode`."""
     words: list[str] = []
-    while (head := name.rpartition(":"))[2] in (HALF, ROUNDED, DECODE):
+    while (head := name.rpartition(":"))[2] in (HALF, *ROUNDED, DECODE):
         name = head[0]
         words.insert(0, head[2])
     return name, tuple(words)
@@ -33,7 +35,7 @@ def of(graph: ModelGraph, words: Sequence[str], rows: int) -> ModelGraph:
     graph
         Of the library.
     words
-        `float16`, `bfloat16-links` and `decode`.
+        `float16`, `bfloat16-links` or `int8-links`, and `decode`.
     rows
         Texts that are written at a time.
 
@@ -44,7 +46,7 @@ def of(graph: ModelGraph, words: Sequence[str], rows: int) -> ModelGraph:
     """
     changes: dict[str, Callable[[ModelGraph], ModelGraph]] = {
         HALF: in_half,
-        ROUNDED: handing_on_half,
+        **{word: partial(handing_on_less, word=word) for word in ROUNDED},
         DECODE: lambda made: decoding(made, rows),
     }
     for word, change in changes.items():
@@ -69,24 +71,35 @@ def in_half(graph: ModelGraph) -> ModelGraph:
     return replace(graph, name=f"{graph.name}:{HALF}", nodes=nodes, dtype="float16")
 
 
-def handing_on_half(graph: ModelGraph) -> ModelGraph:
-    """The model whose layers hand on bfloat16: see `Model.rounded`. What it takes to convert is
-    left out.
+def handing_on_less(graph: ModelGraph, word: str) -> ModelGraph:
+    """The model whose layers hand on bfloat16 or int8: see `Model.rounded`.
+
+    What it takes to convert is left out, and so are the scales of an image's channels. A value that
+    several layers read is counted once.
+
+    Parameters
+    ----------
+    graph
+        The model as it is.
+    word
+        One of `ROUNDED`.
 
     Raises
     ------
     UserError
-        It is in half precision already.
+        It hands on smaller values already.
     """
-    if graph.dtype != "float32":
-        raise UserError(f"{graph.name} hands on {graph.dtype} already.")
-    nodes = tuple(
-        node
-        if node.name in graph.outputs
-        else replace(node, output_bytes=-(-node.output_bytes // 2))
-        for node in graph.nodes
-    )
-    return replace(graph, name=f"{graph.name}:{ROUNDED}", nodes=nodes)
+    if graph.dtype != "float32" or split(graph.name)[1]:
+        handed = graph.dtype if graph.dtype != "float32" else split(graph.name)[1][0]
+        raise UserError(f"{graph.name} hands on {handed} already.")
+    scales_bytes = SCALE_BYTES * (graph.sequence or 0) if word == "int8-links" else 0
+
+    def handed_bytes(node: OperatorNode) -> int:
+        less = -(-node.output_bytes // ROUNDED[word]) + scales_bytes
+        return node.output_bytes if node.name in graph.outputs else min(node.output_bytes, less)
+
+    nodes = tuple(replace(node, output_bytes=handed_bytes(node)) for node in graph.nodes)
+    return replace(graph, name=f"{graph.name}:{word}", nodes=nodes)
 
 
 def decoding(graph: ModelGraph, rows: int) -> ModelGraph:

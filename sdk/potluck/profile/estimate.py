@@ -82,7 +82,7 @@ def estimate(
         Names in the library (`potluck plan list`), or files of your own; or a `potluck.Model`.
         `qwen3-0.6b:float16` is in half precision, and `qwen3-0.6b:decode` writes: each row is one
         new token, the keys and values of a text before it are kept. The layers of
-        `resnet50:bfloat16-links` hand on bfloat16: see `Model.rounded`.
+        `resnet50:bfloat16-links` hand on bfloat16, of `:int8-links` int8: see `Model.rounded`.
     max_layers
         The model's operators are merged into at most so many layers.
     rows

@@ -147,21 +147,27 @@ def test_half_of_a_graph_with_frozen_weights_has_half_of_them():
     assert half.nodes[0].frozen_bytes == half.nodes[0].parameter_bytes == 45
 
 
-def test_layers_that_hand_on_half_change_nothing_but_what_crosses():
-    graph = by_hand()
-    made = variants.of(graph, ("bfloat16-links",), 1)
-    assert made.name == "small:bfloat16-links"
+@pytest.mark.parametrize(("word", "times"), [("bfloat16-links", 2), ("int8-links", 4)])
+def test_layers_that_hand_on_less_change_nothing_but_what_crosses(word, times):
+    graph = replace(by_hand(), sequence=None)
+    made = variants.of(graph, (word,), 1)
+    assert made.name == f"small:{word}"
     for old, new in zip(graph.nodes, made.nodes, strict=True):
         answers = old.name in graph.outputs
-        assert new.output_bytes == (old.output_bytes if answers else -(-old.output_bytes // 2))
+        assert new.output_bytes == (old.output_bytes if answers else -(-old.output_bytes // times))
         assert replace(new, output_bytes=0) == replace(old, output_bytes=0)
-    with pytest.raises(UserError, match="hands on float16 already"):
-        variants.handing_on_half(variants.in_half(graph))
+    for less in (variants.in_half(graph), made):
+        with pytest.raises(
+            UserError, match=r"hands on (float16|.*-links) already"
+        ):
+            variants.handing_on_less(less, word)
 
 
 def test_a_plan_that_trains_counts_the_smaller_transfers():
     sizes = []
-    for name in ("bert-small", "bert-small:bfloat16-links"):
+    for name in ("bert-small", "bert-small:bfloat16-links", "bert-small:int8-links"):
         problem = potluck.estimate("family", name).problem(potluck.Training(batch=8))
         sizes.append([layer.output_bytes for layer in problem.layers[:-1]])
     assert sizes[1] == [size / 2 for size in sizes[0]]
+    assert sizes[2][0] == sizes[0][0] / 4 + 4 * 512  # a scale for each token
+    assert all(quarter > size / 4 for quarter, size in zip(sizes[2], sizes[0], strict=True))
