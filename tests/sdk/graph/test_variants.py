@@ -157,9 +157,7 @@ def test_layers_that_hand_on_less_change_nothing_but_what_crosses(word, times):
         assert new.output_bytes == (old.output_bytes if answers else -(-old.output_bytes // times))
         assert replace(new, output_bytes=0) == replace(old, output_bytes=0)
     for less in (variants.in_half(graph), made):
-        with pytest.raises(
-            UserError, match=r"hands on (float16|.*-links) already"
-        ):
+        with pytest.raises(UserError, match=r"hands on (float16|.*-links) already"):
             variants.handing_on_less(less, word)
 
 
