@@ -594,7 +594,7 @@ ROWS: dict[str, Row] = {
             "test_nobody_is_an_entrance_of_what_has_ended",
         ),
         "who is handed a request sees its inputs, and may answer wrongly; how idle it is, it says "
-        "itself",
+        "itself; a notebook that guesses a service's name may take it before, and answers for it",
     ),
     "L1": Row(
         "load",
