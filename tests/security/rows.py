@@ -418,6 +418,7 @@ ROWS: dict[str, Row] = {
             "test_silent_connections_shut_nobody_out_and_are_closed "
             "test_connections_that_break_and_come_again_from_one_port_take_one_place "
             "test_no_header_says_which_connection_asks test_a_stream_whose_reader_has_left_ends "
+            "test_others_are_answered_while_very_much_is_asked_for "
             "test_bodies_have_room_together_and_give_it_back "
             "test_a_body_in_chunks_that_becomes_too_long_is_refused "
             "test_who_comes_by_another_name_than_this_computers_gets_nothing "

@@ -5,6 +5,7 @@ import json
 import select
 import socket
 import struct
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 
@@ -418,7 +419,7 @@ def n_free_streams(service):
     held = []
     with suppress(NotServed):
         while True:
-            held.append(service.stream([torch.zeros(1, 8)], fps=20))
+            held.append(service.stream([torch.zeros(1, 8)], fps=50))
     return len(held)
 
 
@@ -437,6 +438,45 @@ def test_a_stream_whose_reader_has_left_ends(gateway, n_blanks):
                 leaving.sendall(head.encode() + body)
         assert answer_of(opened, "POST", path, body)[0] == 200
     assert n_free_streams(camera) == n_free
+
+
+class SlowToAsk:
+    """A service whose requests and frames take a while to be asked for: until they may go on."""
+
+    def __init__(self, service):
+        self._service = service
+        self.has_begun, self.may_go_on = threading.Event(), threading.Event()
+
+    def __getattr__(self, name):
+        return getattr(self._service, name)
+
+    def _wait(self):
+        self.has_begun.set()
+        assert self.may_go_on.wait(60)
+
+    def request(self, *inputs, **named):
+        self._wait()
+        return self._service.request(*inputs, **named)
+
+    def pending_frames(self, frames):
+        self._wait()
+        yield from self._service.pending_frames(frames)
+
+
+@pytest.mark.parametrize(
+    ("name", "verb", "n_rows"), [("camera", "stream", 1), ("birds", "infer", 64)]
+)
+def test_others_are_answered_while_very_much_is_asked_for(gateway, name, verb, n_rows):
+    slow = SlowToAsk(gateway.services[name])
+    data = [0.0] * 8 * n_rows
+    row = {"name": "input", "datatype": "FP32", "shape": [n_rows, 8], "data": data}
+    body, path = json.dumps({"inputs": [row]}).encode(), f"/v2/models/{name}/{verb}"
+    with Gateway(lambda: {name: slow}) as opened, ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(answer_of, opened, "POST", path, body)
+        assert slow.has_begun.wait(60)
+        assert answer_of(opened, "GET", "/v2/health/live")[0] == 200
+        slow.may_go_on.set()
+        assert asked.result()[0] == 200
 
 
 def test_bodies_have_room_together_and_give_it_back(gateway):
