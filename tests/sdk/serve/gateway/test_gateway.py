@@ -437,7 +437,8 @@ def test_a_stream_whose_reader_has_left_ends(gateway, n_blanks):
             with socket.create_connection(("127.0.0.1", opened.port), 60) as leaving:
                 leaving.sendall(head.encode() + body)
         assert answer_of(opened, "POST", path, body)[0] == 200
-    assert n_free_streams(camera) == n_free
+    # a thread that is at the next frame ends its stream once it has that
+    assert any(n_free_streams(camera) == n_free for _ in range(50))
 
 
 class SlowToAsk:
