@@ -151,7 +151,7 @@ class AskExchange:
         if layout is None:
             return RefusalCode.UNKNOWN_RUN, "no such program is loaded"
         try:
-            own.grants.put(message, document, layout, now_s)
+            own.grants.put(message, document, layout, own.worker.computed_s, now_s)
         except WireError as error:
             return RefusalCode.DOCUMENT, error.text
         return None
@@ -381,10 +381,6 @@ class AskExchange:
             self._answer(each, end.cause, end.text, now_s)
             return
         each.is_through = True
-        own = self._workspaces.of_run(each.name.run)
-        grant = own.grants.services.get(each.request.service) if own is not None else None
-        if each.to is None and grant is not None:
-            grant.n_answered += 1
         if each.to is None or each.report is not None:
             self._answer(each, "", "", now_s)
 
@@ -447,7 +443,7 @@ class AskExchange:
         for own in self._workspaces:
             members = self._members(own.key)
             for grant in own.grants.services.values():
-                if grant.count(now_s):
+                if grant.count(now_s, own.worker.computed_s):
                     self._tell(own, grant, members, now_s)
 
     def _tell(

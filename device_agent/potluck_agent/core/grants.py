@@ -68,9 +68,9 @@ class ServiceGrant:
     outputs: tuple[str, ...]
     peers: dict[str, PeerGrant]
     until_s: float
-    n_answered: int = 0  # since `stated_s`
+    computed_s: float = 0.0  # by its worker, as of `stated_s`
     stated_s: float = 0.0
-    used_per_s: float = 0.0
+    busy_frac: float = 0.0  # of the last interval
     relays: dict[str, DependencyGraph] = field(default_factory=dict)
 
     def peer(self, name: str, now_s: float) -> PeerGrant | None:
@@ -84,23 +84,27 @@ class ServiceGrant:
         return self.relays[peer]
 
     def standing(self, n_before: int) -> Standing:
-        """How it stands: idle goodput is what was not used in the last interval (EPARA, eq. 1)."""
+        """How it stands: idle goodput is what was not used in the last interval (EPARA, eq. 1), by
+        whatever its worker did.
+        """
         capacity = 1 / self.said.run_s
         return Standing(
             service=self.said.service,
             capacity_per_s=capacity,
-            idle_per_s=max(0.0, capacity - self.used_per_s),
+            idle_per_s=capacity * (1 - self.busy_frac),
             queue_s=n_before * self.said.run_s,
             run_s=self.said.run_s,
         )
 
-    def count(self, now_s: float) -> bool:
-        """Once per interval: how many requests were answered in it; False: it is not over."""
+    def count(self, now_s: float, computed_s: float) -> bool:
+        """Once per interval: how busy its worker was, which has computed for so long in all; False:
+        the interval is not over.
+        """
         passed_s = now_s - self.stated_s
         if passed_s < STANDING_S:
             return False
-        self.used_per_s, self.n_answered = self.n_answered / passed_s, 0
-        self.stated_s = now_s
+        self.busy_frac = min(1.0, max(0.0, computed_s - self.computed_s) / passed_s)
+        self.stated_s, self.computed_s = now_s, computed_s
         return True
 
 
@@ -111,7 +115,12 @@ class GrantTable:
         self.services: dict[str, ServiceGrant] = {}
 
     def put(
-        self, said: GrantService, document: Buffer, layout: DependencyGraph, now_s: float
+        self,
+        said: GrantService,
+        document: Buffer,
+        layout: DependencyGraph,
+        computed_s: float,
+        now_s: float,
     ) -> None:
         """Put this in the place of what was granted before. WireError where it does not hold."""
         if not is_identifier(said.service):
@@ -144,6 +153,7 @@ class GrantTable:
             outputs=_outputs(layout, inputs.keys()),
             peers=peers,
             until_s=now_s + said.lasts_s if said.lasts_s else float("inf"),
+            computed_s=computed_s,
             stated_s=now_s,
         )
 

@@ -74,7 +74,7 @@ class AddingWorker:
             self.offset = (self.offset + 64) % ARENA_BYTES
             self.outbound[self.offset : self.offset + len(total)] = total
             rows.append([name, self.offset, len(total), "float32", [len(total) // 4]])
-        done = m.Computed(tag=order.tag, start_s=now_s, stop_s=now_s)
+        done = m.Computed(tag=order.tag, start_s=now_s - RUN_S, stop_s=now_s)
         return FromWorker(done, (json.dumps(rows).encode(),))
 
 
@@ -94,6 +94,7 @@ class House:
         self.reports: list[str] = []
         self.taken_over: set[str] = set()  # a test speaks for these; they only take values
         self.n_asks = self.n_values = 0
+        self.n_steps = 0
         for name in names:
             self.tell(name, m.Hello(major=1, minor=11, name="notebook"))
             self.tell(name, m.Roster(home="h"), json.dumps(self.roster()).encode())
@@ -242,6 +243,13 @@ class House:
         self.tell(name, ask)
         self.tell(name, self.value(self.n_asks), floats(*(numbers or (1.0, 2.0))))
         return self.n_asks
+
+    def step(self, name: str) -> None:
+        """The notebook has its own program executed there."""
+        self.n_steps += 1
+        step = {"run": f"r-{name}", "program": "p", "step": self.n_steps}
+        self.tell(name, m.Execute(**step))
+        self.tell(name, self.value(0, **step), floats(1.0, 2.0))
 
     def value(self, number: int, **changes: Any) -> m.Value:
         """The header of an input."""

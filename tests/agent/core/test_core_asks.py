@@ -89,9 +89,12 @@ def test_nobody_is_handed_what_was_not_heard_of_for_long():
 
 def test_it_is_handed_on_by_idle_goodput():
     house = House("abc").grant_all()
-    for _ in range(5):  # of b, half of what is possible was used
-        house.ask("b")
-    house.tick(1.0)
+    for _ in range(5):  # of b, a part of what is possible was used, by the notebook's own steps
+        house.step("b")
+        house.tick(RUN_S)
+    house.tick(0.75)
+    told = [each for s, _, each in house.said if s == "b" and isinstance(each, m.Standing)]
+    assert told[-1].idle_per_s == pytest.approx((1 - 0.5 / 1.25) / RUN_S)
     full(house, "a")
     tried = []
     house.lost = lambda sender, to, message: isinstance(message, m.Ask) and not tried.append(to)
