@@ -201,8 +201,9 @@ class GatewayRoutes:
         service = self._service(request)
         body = await self._body(request)
         frames, tensors = await self._aside(body, lambda: _frames(service.model, body))
-        found = service.pending_frames(tensors)
-        return StreamingResponse(
+        found = FramesUnderWay(service.pending_frames(tensors))
+        return FrameStream(
+            found,
             _events(service, frames, found),
             media_type="text/event-stream",
             headers={"Cache-Control": "no-store"},
@@ -420,15 +421,66 @@ def arrays(model: Any, answer: Any) -> dict[str, Any]:
     }
 
 
+class FrameStream(StreamingResponse):
+    """A stream of events, whose frames end with it: also where it has not begun, and where a thread
+    is at the next frame.
+
+    Parameters
+    ----------
+    found
+        What becomes of the frames.
+    *arguments, **more
+        As for `StreamingResponse`.
+    """
+
+    def __init__(self, found: "FramesUnderWay", *arguments: Any, **more: Any) -> None:
+        super().__init__(*arguments, **more)
+        self._found = found
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """As ASGI has it."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._found.end()
+
+
+class FramesUnderWay:
+    """The frames of a stream, asked for one after the other in any thread, until it is ended in any
+    other.
+
+    Parameters
+    ----------
+    pending
+        What becomes of each.
+    """
+
+    def __init__(self, pending: "Generator[Pending, None, None]") -> None:
+        self._pending, self._is_over = pending, False
+
+    def next(self) -> "Pending":
+        """The next one."""
+        found = next(self._pending)
+        if self._is_over:
+            self.end()
+        return found
+
+    def end(self) -> None:
+        """No more of them; where a thread is at one, once it has that."""
+        self._is_over = True
+        with suppress(ValueError):  # it is at it
+            self._pending.close()
+
+
 async def _events(
-    service: "Service", frames: list[Infer], found: "Generator[Pending, None, None]"
+    service: "Service", frames: list[Infer], found: FramesUnderWay
 ) -> AsyncIterator[bytes]:
     """One event per frame: its answer, or that it had none in time; or an error, and the end."""
     number, loop = 0, asyncio.get_running_loop()
     try:
         for number, frame in enumerate(frames):
             # in a thread: the first one asks for all that may be under way, seconds for thousands
-            pending = await loop.run_in_executor(None, next, found)
+            pending = await loop.run_in_executor(None, found.next)
             try:
                 answer = await asyncio.wrap_future(pending.future)
             except NotServed:
@@ -441,6 +493,3 @@ async def _events(
     except PotluckError as error:
         text = json.dumps({"error": str(error), "frame": number})
         yield f"id: {number}\nevent: error\ndata: {text}\n\n".encode()
-    finally:
-        with suppress(ValueError):  # that thread is at it still, and it ends when forgotten
-            found.close()
