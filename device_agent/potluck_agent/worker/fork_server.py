@@ -152,7 +152,7 @@ class _Server:
 def _request(data: bytes) -> dict[str, Any]:
     try:
         request = json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return request if isinstance(request, dict) else {}
 

@@ -1,6 +1,5 @@
 """Workers that a fork server starts are confined and ended as processes of their own are."""
 
-import json
 import os
 import socket
 import subprocess
@@ -152,11 +151,13 @@ def test_where_none_has_loaded_the_same_the_worker_is_a_process_of_its_own(
         link.kill()
 
 
-@pytest.mark.parametrize("said", [b"", b"[]", b"\xff", b"{}", json.dumps({"workers_of": []})])
+@pytest.mark.parametrize(
+    "said", [b"", b"[]", b"\xff", b"{}", b"[" * 50_000, b'{"workers_of": []}', b'{"command": 1}']
+)
 def test_what_is_no_request_ends_its_connection_and_nothing_else(fork_server, forked, said):
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
         connection.connect(str(fork_server))
-        connection.send(said if isinstance(said, bytes) else said.encode())
+        connection.send(said)
         connection.settimeout(PATIENCE_S)
         assert connection.recv(64) in (b"", b"0", b"[]")
     assert is_forked(forked.link, fork_server)
