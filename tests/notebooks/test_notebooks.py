@@ -74,6 +74,7 @@ def test_notebooks_are_valid_and_what_they_show_lasts_and_is_small(path):
     assert all(output.output_type != "error" for cell in code for output in cell.outputs)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_first_home_learns_and_names_the_flower(executed):
     text = "\n".join(text_of(cell) for cell in executed.cells)
@@ -103,6 +104,7 @@ def test_who_wants_their_laptop_back_gets_it(executed):
     assert "laptop" not in switched.outputs[-1]["data"]["text/plain"].replace("old-laptop", "")
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_closing_ends_every_agent(executed):
     assert "closed" in text_of(executed.cells[-2])

@@ -221,6 +221,7 @@ FOLLOWS = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("place", "nbytes"), FOLLOWS.values(), ids=FOLLOWS)
 def test_who_copies_from_one_that_lies_without_end_can_be_ended(home, monkeypatch, place, nbytes):
     home.shared()

@@ -132,6 +132,7 @@ def torn_off():
     return net, loader, model
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_who_keeps_a_home_has_it_and_trains_on(state, holder):
     process = holder("keep")

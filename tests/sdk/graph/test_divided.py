@@ -32,7 +32,7 @@ def lanes(model):
     return tuple(layer.lane for layer in model.layers())
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     "seed", [pytest.param(seed, marks=[pytest.mark.long] * (seed >= 4)) for seed in range(40)]

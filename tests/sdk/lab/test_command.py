@@ -186,7 +186,7 @@ device = "two"
 """
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("links", "number"),
     [

@@ -104,6 +104,7 @@ def branches_that_just_fit(seed):
     return replace(home, devices=devices)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("seed", [6, 10, 14, *later(range(6)), *later(range(15, 24))])
 def test_branches_that_just_fit_are_planned_as_well_as_by_looking_at_every_plan(seed):
     home = branches_that_just_fit(seed)
@@ -112,6 +113,7 @@ def test_branches_that_just_fit_are_planned_as_well_as_by_looking_at_every_plan(
     assert best_s == found_s or best_s >= 0.99 * found_s
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [10, *later(range(10)), *later(range(11, 20))])
 def test_no_plan_next_to_the_best_is_better_and_fits_whatever_closed_forms_say(seed):
     home = branches_that_just_fit(seed)

@@ -124,7 +124,7 @@ def of_little_power(problem):
     return replace(problem, devices=devices, qoe=qoe)
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("drawn", [random_home, random_branches])
 @pytest.mark.parametrize("workload", WORKLOADS[:2], ids=str)
 @pytest.mark.parametrize("seed", [0, *later(range(1, 4))])

@@ -31,7 +31,7 @@ from potluck.simulate.direct_simulation import Direct
 from potluck.simulate.footprint import memory_bytes
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("seed", [*range(12), *later(range(12, 80))])
 def test_what_a_plan_needs_as_simulated_is_enough_for_one_as_good(seed):
     """The best of a few plans of a random home; who has nothing to do there can hold nothing."""

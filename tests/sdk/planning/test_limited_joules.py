@@ -37,6 +37,7 @@ def solved(problem, name):
         return float("inf")
 
 
+@pytest.mark.long
 @pytest.mark.few(1)
 @pytest.mark.parametrize("limit", range(2), ids=["of each", "of all"])
 @pytest.mark.parametrize("name", ["dapple", "gpipe"])
@@ -85,6 +86,7 @@ def followed(problem, error):
     return replace(problem, qoe=replace(qoe, device_energy_j=joules))
 
 
+@pytest.mark.long
 @pytest.mark.few(1)
 @pytest.mark.parametrize("slow", [None, 0.97], ids=["joules", "joules and seconds"])
 @pytest.mark.parametrize("seed", [*range(4), *later(range(4, 30))])
@@ -137,6 +139,7 @@ def test_a_plan_within_its_joules_that_just_fits_is_kept_though_faster_ones_are_
     assert make_plans(home).best.devices == (name,)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("seed", [0, *later(range(1, 8))])
 @pytest.mark.parametrize("kind", ["chain", "frozen", "branches"])
 def test_a_device_alone_is_cut_anywhere_where_the_others_may_not_compute(kind, seed):

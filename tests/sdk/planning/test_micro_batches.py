@@ -44,6 +44,7 @@ def short_home(seed, batch, rows=1):
     return granted(problem, {device.name: int(1.02 * needed) for device in problem.devices})
 
 
+@pytest.mark.long
 @pytest.mark.few(1)
 @pytest.mark.parametrize("batch", AWKWARD)
 def test_what_fits_only_in_single_rows_is_planned_whatever_divisors_the_batch_has(batch):

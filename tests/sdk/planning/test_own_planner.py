@@ -75,7 +75,7 @@ def test_no_plan_of_any_micro_batch_size_is_below_the_bound_even_where_memory_is
         assert 0 < lower_bound_s(problem, table, float("inf")) <= least_s * (1 + 1e-9)
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("seed", range(24))
 def test_no_plan_is_below_the_bound_on_cables_and_air(seed):
     """Slow links, so that what they carry decides."""

@@ -54,6 +54,7 @@ def test_where_two_limits_are_impossible_no_single_one_is_blamed():
         raise explained(Infeasible("no.", next_step="x"), problem, make_plans, make_plans)
 
 
+@pytest.mark.long
 def test_the_joules_of_one_device_are_loosened_alone():
     problem = random_home(4, Training(batch=8))
     limits = {device.name: 1e-6 for device in problem.devices}

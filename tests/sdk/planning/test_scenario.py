@@ -87,7 +87,7 @@ def test_an_unknown_medium_is_named_with_near_ones():
         rated(random_home(1).network, "aire", 1.0)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("seed", range(3))
 def test_a_second_device_or_a_faster_medium_never_makes_the_best_plan_slower(seed):
     problem = random_home(seed, Training(batch=8, micro_batch=4))

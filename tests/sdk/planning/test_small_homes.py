@@ -49,6 +49,7 @@ def test_our_own_search_is_within_1_percent_of_brute_force(kind, seed):
     assert ours_s(problem, borrow=False) <= best_s(problem, Direct(problem, table), plans) * 1.01
 
 
+@pytest.mark.long
 @pytest.mark.few(1)
 @pytest.mark.parametrize("seed", [259, *range(6), *later(range(6, 20))])
 def test_rows_that_a_stream_wants_on_slow_links_are_found_though_their_neighbours_are_worse(seed):
@@ -69,6 +70,7 @@ def test_where_memory_binds_plans_that_only_the_simulator_knows_to_hold_are_foun
     assert ours_s(problem) <= least_s * 1.01
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("seed", [8, 52])
 def test_a_plan_that_memory_does_not_hold_is_tried_with_its_cuts_elsewhere(seed):
     tight = small_homes.draw("tight", f"recut {seed}", {"devices": 3, "layers": 6})

@@ -114,6 +114,7 @@ def test_smaller_ones_go_before_a_slow_link_and_larger_ones_where_each_costs():
     assert first.rows < second.rows
 
 
+@pytest.mark.long
 def test_what_takes_a_plans_place_is_never_worse_and_nothing_near_is_better():
     for seed in range(12):
         problem = random_home(seed, Training(batch=8, micro_batch=2))

@@ -105,6 +105,7 @@ def on_all_devices(problem):
             )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [0, *later([None, *range(1, 12)])])
 def test_where_memory_binds_no_shares_of_rows_on_all_devices_are_better(seed):
     problem = tight_home(seed)

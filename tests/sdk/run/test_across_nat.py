@@ -104,6 +104,7 @@ def check_learned(result, steps):
     assert result["weights"] == 0.0
 
 
+@pytest.mark.long
 def test_devices_behind_routers_train_what_one_machine_trains(internet, tmp_path):
     home = RelayedHome(internet, tmp_path)
     notebook = home.notebook(4, home.through_relay())

@@ -103,6 +103,7 @@ def spoiled(frame, rng):
     return struct.pack("<I", len(document)) + document + frame[4 + head_length :]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_a_whole_frame_sets_right_whatever_came_before(page, seed):
     rng = random.Random(seed)

@@ -88,6 +88,7 @@ def choose(tab):
     tab.page.get_by_role("button", name="Switch to this plan").first.click()
 
 
+@pytest.mark.long
 def test_a_click_switches_while_a_fit_is_under_way_and_what_is_saved_is_a_picture(opened, shots):
     tab = opened("switch.ipynb", HOME, "home.cockpit()", FIT)
     tab.run_all()
@@ -178,6 +179,7 @@ HTML(html.of_table("x", Table(title="T", columns=(">time", "who"), rows=rows)))
 """
 
 
+@pytest.mark.long
 def test_tables_of_a_cell_sort_by_pointer_and_by_keyboard(opened, shots):
     tab = opened("table.ipynb", TABLE)
     tab.run_all()

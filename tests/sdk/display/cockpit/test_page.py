@@ -154,6 +154,7 @@ def started(played):
     played.handle(Planned(order=1, plans=(BOTH, ALONE)))
 
 
+@pytest.mark.few(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("width", "dark"), [(1200, False), (1200, True), (400, False)], ids=["light", "dark", "narrow"]

@@ -44,6 +44,7 @@ def column(page, within=""):
     )
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", VALUES)
 def test_a_column_sorts_by_value_whatever_its_units(page, name):
     values, say = VALUES[name]
