@@ -112,6 +112,7 @@ def test_devices_behind_routers_train_what_one_machine_trains(internet, tmp_path
     check_learned(fact(notebook, "steps"), 8)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_relay_that_dies_is_a_loss_and_training_goes_on_when_it_is_back(internet, tmp_path):
     home = RelayedHome(internet, tmp_path)

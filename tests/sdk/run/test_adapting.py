@@ -118,6 +118,7 @@ def trained(changing, changes, n_steps=N_STEPS):
     return run, plan, [each for each in history.decisions if each.action == "switch"]
 
 
+@pytest.mark.long
 def test_a_link_that_becomes_slow_is_left_and_taken_again_when_it_is_not(changing):
     run, plan, switches = trained(
         changing,
@@ -130,6 +131,7 @@ def test_a_link_that_becomes_slow_is_left_and_taken_again_when_it_is_not(changin
     check_equal(run, tolerance=1e-5, norm=False)
 
 
+@pytest.mark.long
 def test_over_a_link_that_carries_less_go_smaller_micro_batches(changing):
     """Nothing moves, and the same is learned."""
     run, plan, switches = trained(

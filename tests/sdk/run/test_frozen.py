@@ -126,7 +126,7 @@ def case(frozen):
     return net, x, y, model
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("frozen", FROZEN)
 def test_what_is_frozen_stays_and_all_else_is_trained_as_on_one_machine(home, frozen, shape):

@@ -106,6 +106,7 @@ def apart(run, net):
     )
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("n_batches", [12, 11, 9])  # whole rounds, and a last one that is short
 @pytest.mark.parametrize(
     ("inner", "theirs", "outer"),

@@ -107,6 +107,7 @@ def check(run, net, begun, losses, expected):
         assert (state[name] - weight).abs().max() <= 0.05 * moved.abs().max(), name
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("stages", PLANS.values(), ids=PLANS)
 @pytest.mark.parametrize("gain", [1.0, 300.0], ids=["finite", "overflows at first"])
 def test_training_in_float16_is_that_of_grad_scaler(home, stages, gain):

@@ -151,7 +151,7 @@ def check_learned(run, kind, batches, plans, tolerance=0.0):
         torch.testing.assert_close(state[name], tensor, rtol=0, atol=tolerance, msg=name)
 
 
-@pytest.mark.few(8)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("kind", ["cnn", "normed cnn", "transformer"])
 @pytest.mark.parametrize("schedule", [None, "fill-drain", "zb-compact"])
 @pytest.mark.parametrize("name", SIZES)
@@ -258,7 +258,7 @@ def learned(run, batches, before, after, n):
     return True
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", ["cnn", "normed cnn"])
 @pytest.mark.parametrize("profiled", [True, False])
 @pytest.mark.parametrize("recovery", ["lightweight", "heavy"])

@@ -64,6 +64,7 @@ def test_when_one_of_them_goes_the_others_share_it(wide):
         assert settled([service.ask(x)], net, x) == 1
 
 
+@pytest.mark.long
 def test_a_division_that_fails_once_is_tried_again(wide, monkeypatch):
     net, model = wide
     fails, divided = iter([True]), serving.divide
