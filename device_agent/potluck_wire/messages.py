@@ -286,7 +286,7 @@ class Abort(Message):
     """End one execution, begun or not, and nothing else: its values are given back, and none is
     taken any more.
 
-    AskEnded by its `Failed` (cause `cancelled`), unless it is over and so answered already.
+    Answered by its `Failed` (cause `cancelled`), unless it is over and so answered already.
     """
 
     run: str = ""

@@ -21,6 +21,8 @@ from enum import Enum
 from random import Random
 from typing import Protocol
 
+from potluck_wire.limits import is_device_name
+
 MAX_OFFLOADS = 5  # section 4.1: the paper's default
 ROUNDED_S = 1e-9
 
@@ -201,6 +203,23 @@ def decide(
         # a stream that cannot be divided goes where it gets more
         return served if chosen.idle_per_s <= part_fps else Offload(chosen.server)
     return Offload(chosen.server, part_fps)
+
+
+def is_route(path: Sequence[str], first: str, before: Sequence[str] = ()) -> bool:
+    """Whether a request can have gone this way: from `first` on, after it was at those `before`.
+
+    Parameters
+    ----------
+    path
+        The devices that are said to have had it.
+    first
+        Whom it was sent to.
+    before
+        Who had it by then, in order.
+    """
+    whole = (*before, *path)
+    is_short = len({*whole}) == len(whole) <= 1 + MAX_OFFLOADS
+    return tuple(path[:1]) == (first,) and is_short and all(map(is_device_name, path))
 
 
 def _here(request: AskedRequest, local: Sequence[LocalOption]) -> Serve | None:

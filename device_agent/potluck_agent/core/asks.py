@@ -45,6 +45,7 @@ from potluck_wire.request_handler import (
     Way,
     by_idle_goodput,
     decide,
+    is_route,
 )
 
 CODES = {
@@ -356,16 +357,12 @@ class AskExchange:
 
     def _reported(self, each: AskUnderWay, report: AskEnded, now_s: float) -> None:
         """Whom it was handed on to says how it went."""
-        before, after = each.request.path, report.path
         if report.code:
             code = report.code if report.code in CODES else RefusalCode.STATE
             self._fail(each, code, f"{each.to_name}: {report.text}", now_s)
         elif (
-            after[:1] != (each.to_name,)
-            or len({*before, *after}) < len(before) + len(after)
-            or len(before) + len(after) > 1 + MAX_OFFLOADS
-            or not all(map(is_device_name, after))
-            or len(report.hops_s) != len(after)
+            not is_route(report.path, each.to_name, each.request.path)
+            or len(report.hops_s) != len(report.path)
             or min(report.hops_s) < 0
         ):
             text = f"{each.to_name} tells of a path that cannot be"

@@ -18,6 +18,8 @@ from potluck_wire.limits import (
     MAX_DIMENSIONS,
     MAX_GRANTS,
     MAX_ITEMS,
+    MAX_LIMIT_S,
+    MIN_RUN_S,
     STANDING_S,
     is_device_name,
     is_identifier,
@@ -29,7 +31,6 @@ from potluck_wire.tensors import DTYPES
 
 # what changes nothing on the device, and goes to nobody else
 HARMLESS = frozenset({"recv", "run", "slice", "pad", "concat", "add", "send"})
-MIN_RUN_S, MAX_LIMIT_S = 1e-6, 3600.0
 HAND_ON = "hand-on"  # the program that hands a request on
 
 Type = tuple[str, tuple[int, ...]]

@@ -69,13 +69,12 @@ class Executions:
 
         `asked(device)`: the same of the services that it was asked for.
         """
-        return {
-            device: HeldValues(
-                peer.traffic.held_bytes + self.arrived_bytes(device) + asked(device).here_bytes,
-                self.expected_bytes(device) + asked(device).expected_bytes,
-            )
-            for device, peer in self._peers.items()
-        }
+        found = {}
+        for device, peer in self._peers.items():
+            here_bytes, expected_bytes = asked(device)
+            here_bytes += peer.traffic.held_bytes + self.arrived_bytes(device)
+            found[device] = HeldValues(here_bytes, expected_bytes + self.expected_bytes(device))
+        return found
 
     def expected_bytes(self, device: str) -> int:
         """Of the values that a device may send home."""

@@ -12,7 +12,6 @@ import sys
 import tempfile
 import threading
 import weakref
-from contextlib import suppress
 from pathlib import Path
 
 from potluck_agent.worker import fork_server
@@ -29,8 +28,10 @@ class ForkServer:
         self._process: subprocess.Popen[bytes] | None = None
         if sys.platform == "linux":
             self._path = Path(tempfile.mkdtemp(prefix=PREFIX)) / "socket"
-            with suppress(OSError):
+            try:
                 self._process = fork_server.start(self._path)
+            except OSError:  # where temporary files are, its path may be too long for a socket
+                shutil.rmtree(self._path.parent, ignore_errors=True)
 
     def arguments(self) -> list[str]:
         """What tells an agent of it."""

@@ -12,9 +12,9 @@ from potluck.sessions.expected_values import ExpectedValues, HeldValues
 from potluck.sessions.pending_records import Peer
 from potluck.sessions.traffic import Envelope, Place, Raw
 from potluck_wire.errors import WireCode, WireError
-from potluck_wire.limits import ANSWER, ASK, is_device_name
+from potluck_wire.limits import ANSWER, ASK
 from potluck_wire.messages import Ask, AskEnded
-from potluck_wire.request_handler import MAX_OFFLOADS
+from potluck_wire.request_handler import is_route
 
 PATIENCE_S = 10.0  # after its time is over, in which a device says so itself
 
@@ -105,8 +105,7 @@ def _answer(number: int) -> Place:
 
 def _check(device: str, message: AskEnded) -> None:
     path, hops_s = message.path, message.hops_s
-    is_path = path[:1] == (device,) and len({*path}) == len(path) <= 1 + MAX_OFFLOADS
-    if not is_path or not all(map(is_device_name, path)):
+    if not is_route(path, device):
         raise WireError(WireCode.FIELD, "a path that cannot be")
     if len(hops_s) != len(path) or min(hops_s) < 0:
         raise WireError(WireCode.FIELD, "times that cannot be")

@@ -18,13 +18,12 @@ from potluck.sessions.events import AskService, Payload, RequestAll, ServiceAnsw
 from potluck.sessions.link import SessionLink
 from potluck.sessions.members import Members
 from potluck_wire.documents import dump
+from potluck_wire.limits import MAX_LIMIT_S, MIN_RUN_S
 from potluck_wire.messages import GrantService
 from potluck_wire.version import GRANTS
 
 if TYPE_CHECKING:
     import torch
-
-LEAST_RUN_S, MOST_LIMIT_S = 1e-6, 3600.0  # that agents take
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +74,11 @@ class Entrances:
         before = self._granted.get(name)
         service = before.service if before else f"service-{uuid.uuid4().hex[:12]}"
         run_s = {
-            loaded.devices[0]: max(LEAST_RUN_S, seconds)
+            loaded.devices[0]: max(MIN_RUN_S, seconds)
             for loaded, seconds in placed
             if len(loaded.devices) == 1 and self._can(loaded.devices[0])
         }
-        limit_s = min(limit_s, MOST_LIMIT_S)
+        limit_s = min(limit_s, MAX_LIMIT_S)
         programs = {}
         for loaded, _ in placed:
             program = loaded.row_program()
