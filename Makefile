@@ -40,7 +40,7 @@ short-tests: $(VENV)/installed
 		$(BIN)/python -m pytest -m "not long" --last-failed --last-failed-no-failures none $(ARGS)
 
 test-long: lint
-	HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest --timeout 3600 $(ARGS)
+	HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest --timeout 3600 -o faulthandler_timeout=4000 $(ARGS)
 
 # On an ARM processor that QEMU plays; by hand, for it fetches some 500 MB into build/arm64.
 test-arm: $(VENV)/installed

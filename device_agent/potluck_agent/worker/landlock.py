@@ -35,6 +35,8 @@ NODES = {
 FACTS = {
     **dict.fromkeys(("cuda", "tensorrt"), ("/proc/driver/nvidia", "/proc/devices", "/proc/modules"))
 }
+# Its threads' names are written there, and CUDA computes only where it may write them.
+OWN_THREADS = "/proc/self/task"
 # one number everywhere
 _CREATE = 444
 _ADD = 445
@@ -44,6 +46,8 @@ _EXECUTE = 1 << 0
 _WRITE = 1 << 1
 _READ = 1 << 2
 _LIST = 1 << 3
+_EMPTY = 1 << 14  # a file that is written
+_COMMAND = 1 << 15  # a device, by `ioctl`
 # How many kinds of access each version of it knows, the first ones alike.
 _KINDS = {1: 13, 2: 14, 3: 15, 4: 15}
 _KINDS_NOW = 16
@@ -68,7 +72,8 @@ def _kind(used: str) -> str:
 def restrict(nodes: Sequence[str] = (), facts: Sequence[str] = ()) -> bool:
     """Have the kernel refuse all other files, to this thread and those that it starts.
 
-    `nodes` may be written, too, and `facts` be read.
+    `nodes` may be written, too, and `facts` be read; with nodes, the names of its own threads may
+    be written.
     """
     if not sys.platform.startswith("linux"):
         return False
@@ -84,7 +89,9 @@ def restrict(nodes: Sequence[str] = (), facts: Sequence[str] = ()) -> bool:
         for path in (*readable(), *facts):
             _permit(libc, rules, path, _READ | _LIST | _EXECUTE)
         for path in (os.devnull, *nodes):
-            _permit(libc, rules, path, _READ | _WRITE)
+            _permit(libc, rules, path, (_READ | _WRITE | _COMMAND) & known)
+        if nodes:
+            _permit(libc, rules, OWN_THREADS, (_READ | _WRITE | _EMPTY) & known)
         return bool(libc.syscall(_RESTRICT, rules, 0) == 0)
     finally:
         os.close(rules)

@@ -39,7 +39,8 @@ READS_LITTLE = (
 )
 CHANGES_NONE = "none opened for writing, made, renamed or removed; no core"
 CHANGES_DEVICES = (
-    "none opened for writing but its accelerator's, none made, renamed or removed; no core"
+    "none opened for writing but its accelerator's and the system's of its own threads, none made, "
+    "renamed or removed; no core"
 )
 _WHY_NOT = {
     True: "not limited: the agent is run by root",

@@ -6,6 +6,7 @@ time.
 """
 
 import operator
+import os
 import sys
 import types
 from functools import cache
@@ -62,6 +63,7 @@ def _use_all(device: str) -> None:
             sys.modules.pop(name, None)
         if _COMPILER in stood_in:
             del torch._dynamo
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = sys.prefix  # no folder may be made, one is there
         _learn()
     if device:
         _learn(device)

@@ -2,6 +2,7 @@
 missing.
 """
 
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,6 +15,11 @@ from potluck_agent.meters.records import CounterGauge, PowerGauge
 
 RAPL = "sys/class/powercap/intel-rapl:0"
 BATTERY = "sys/class/power_supply/BAT0"
+
+
+@pytest.fixture(autouse=True)
+def no_gpu_of_this_machine(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", None)
 
 
 def plant(root, files):

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(
 
 # Run in a process of its own, as the worker does. What was opened before must not help.
 TRIALS = """
-import ctypes, json, mmap, os, resource, socket, sys
+import ctypes, fcntl, json, mmap, os, resource, socket, sys, threading
 sys.path.insert(0, sys.argv[1])
 from potluck_agent.worker import landlock, sandbox, seccomp
 agent, place, without = int(sys.argv[2]), sys.argv[3], sys.argv[4]
@@ -39,7 +39,20 @@ def number(number, *arguments):
 ours, theirs = socket.socketpair()
 early, directory = os.open(old, os.O_RDONLY), os.open(place, os.O_RDONLY)
 nowhere = sandbox.nowhere()
-bounds = sandbox.isolate(ours) | sandbox.confine(64 << 20, nowhere)
+landlock.NODES["cuda"] = ("/dev/random",)
+uses = ("cuda",) if without == "a processor alone" else ()
+bounds = sandbox.isolate(ours, uses)
+def drive():
+    fcntl.ioctl(os.open("/dev/random", os.O_RDWR), 0x80045200, bytes(4))  # how much it has
+    with open(f"/proc/self/task/{threading.get_native_id()}/comm", "w") as name:
+        name.write("cuda")
+    driven.append(True)
+driven = []
+if uses:
+    thread = threading.Thread(target=drive)
+    thread.start()
+    thread.join()
+bounds |= sandbox.confine(64 << 20, nowhere, 1, uses, bounds["reading"])
 def shared():
     with mmap.mmap(os.open(old, os.O_RDWR), 0) as memory:
         memory[0] = 0
@@ -112,12 +125,14 @@ def tried(ways):
             continue
         worked.append(name)
     return worked
-said = {"bounds": bounds, "changes": tried(CHANGES), "processes": tried(PROCESSES)}
+said = {"bounds": bounds, "driven": driven, "changes": tried(CHANGES)}
+said["processes"] = tried(PROCESSES)
 print(json.dumps(said | {"reads": tried(READS)}))
 os.sched_setaffinity(0, {0})  # of itself it may
 os.sched_getaffinity(agent)
 """
-KINDS = ("nothing", "landlock", "namespaces")  # what is missing, as where a kernel has none
+# what is missing, as where a kernel has none, or an accelerator is there
+KINDS = ("nothing", "landlock", "namespaces", "a processor alone")
 
 
 @pytest.fixture
@@ -143,11 +158,14 @@ def test_what_the_bounds_say_holds(place, without):
     bounds = report["bounds"]
     if bounds["signals"] != seccomp.IN_FORCE:
         pytest.skip(bounds["signals"])
-    assert bounds["files"] == sandbox.CHANGES_NONE
+    drives = without == "a processor alone"
+    assert report["driven"] == [True] * drives
+    knows = drives and bounds["reading"] != sandbox.READS_ALL
+    assert bounds["files"] == (sandbox.CHANGES_DEVICES if knows else sandbox.CHANGES_NONE)
     assert report["changes"] == []
     assert report["processes"] == []
     assert snapshot(place) == before
-    if bounds["reading"] == sandbox.READS_LITTLE:
+    if bounds["reading"].startswith(sandbox.READS_LITTLE):
         assert report["reads"] == []
     else:
         assert "a file" in report["reads"]  # it says no more than what holds

@@ -32,6 +32,10 @@ class Cockpit(anywidget.AnyWidget):
         super().__init__(name=f"potluck-{uuid.uuid4().hex[:8]}")
         self.watching = watching
         self._place: Any = None  # of the picture that lasts
+        if self.comm is not None:
+            # ipykernel 7.4 hands what a page asks to the subshell of whatever ran last, even when
+            # that is gone with its tab; without this it goes to the page's own, as before 7.4
+            self.comm._reply_subshell_for = None
         self.on_msg(self._on_message)
         watching.show(lambda frame: self.send({"frame": True}, [frame]))
         watching.keep_still(self._draw)
