@@ -21,7 +21,7 @@ class Spec:
     use, or "512 MiB". `power`: watts idle, fully busy, and on top for the radio. `emulated`: the
     notebook knows how long its tasks last. `backends`: what it computes with, of torch and
     onnxruntime; by default all that is installed. `threads`: to compute with; one, as several share
-    this machine.
+    this machine. `processor`: "cpu", or an accelerator of this machine, as "cuda" or "cuda:1".
     """
 
     name: str
@@ -32,6 +32,7 @@ class Spec:
     emulated: bool = False
     backends: tuple[str, ...] = ()
     threads: int = 1
+    processor: str = "cpu"
 
     def __post_init__(self) -> None:
         if not is_device_name(self.name) or self.name == "home":
@@ -52,7 +53,8 @@ class Spec:
 
     def arguments(self) -> list[str]:
         """The agent's options that make it this device."""
-        given = ["--name", self.name, "--threads", str(self.threads), "--device", "cpu"]
+        given = ["--name", self.name, "--threads", str(self.threads)]
+        given += ["--device", self.processor]
         if self.slowdown > 1.0:
             given += ["--slowdown", f"{self.slowdown:g}"]
         if self.emulated:

@@ -1,6 +1,7 @@
 """The cockpit in a notebook: one anywidget, whose page is `page.js`, and a picture that lasts.
 
-Frames go to all views of the widget at once. A click is handled where no cell runs: until then the
+Frames go to all views of the widget at once. A click is handled at once where JupyterLab has a
+thread of the kernel's for widgets (4.4 and newer); elsewhere when no cell runs, and until then the
 page says that it is queued.
 """
 
