@@ -14,6 +14,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import time
 import traceback
 from contextlib import suppress
 from pathlib import Path
@@ -24,6 +25,7 @@ from potluck_agent.worker.launch import worker_command, worker_environment
 
 BACKLOG = 128
 LOOK_S = 0.5  # whether its owner is there
+BREATH_S = 0.05  # where it can take no more
 N_FDS = 4  # pipe, inbound, outbound, standard error
 
 
@@ -53,15 +55,17 @@ def serve(listener: socket.socket, owner: int) -> int:
 
     Returns the exit code.
     """
-    _load()
-    os.close(os.pidfd_open(os.getpid()))  # OSError where Linux is too old for it
-    if len(os.listdir("/proc/self/task")) > 1:  # a fork would lose the others, with what they hold
-        return 1
-    os.write(1, b"r")
-    server = _Server(listener)
-    while os.getppid() == owner:
-        server.step()
-    shutil.rmtree(Path(listener.getsockname()).parent, ignore_errors=True)
+    try:
+        _load()
+        os.close(os.pidfd_open(os.getpid()))  # OSError where Linux is too old for it
+        if len(os.listdir("/proc/self/task")) > 1:  # a fork would lose the others, with their locks
+            return 1
+        os.write(1, b"r")
+        server = _Server(listener)
+        while os.getppid() == owner:
+            server.step()
+    finally:
+        shutil.rmtree(Path(listener.getsockname()).parent, ignore_errors=True)
     return 0
 
 
@@ -99,9 +103,7 @@ class _Server:
         """Whatever is to be done next, in a while."""
         for fd, _ in self._poller.poll(LOOK_S * 1000):
             if fd == self._listener.fileno():
-                connection = self._listener.accept()[0]
-                self._asking[connection.fileno()] = connection
-                self._poller.register(connection, select.POLLIN)
+                self._accept()
             elif fd in self._ends:
                 self._report(fd)
             elif fd in self._workers:  # its agent is gone, or wants no more of it
@@ -111,18 +113,29 @@ class _Server:
             elif fd in self._asking:
                 self._answer(fd, self._asking.pop(fd))
 
+    def _accept(self) -> None:
+        try:
+            connection = self._listener.accept()[0]
+        except OSError:  # too many descriptors: whoever asks waits, or does without
+            time.sleep(BREATH_S)
+            return
+        self._asking[connection.fileno()] = connection
+        self._poller.register(connection, select.POLLIN)
+
     def _answer(self, fd: int, connection: socket.socket) -> None:
         data, fds, _, _ = socket.recv_fds(connection, MAX_REQUEST_BYTES, N_FDS)
         try:
             request = _request(data)
             if _has_loaded(request) and len(fds) == N_FDS:
-                pid = _fork(fds, request.get("affinity", []))
-                worker, end = _Worker(pid, request.get("agent", 0), connection), os.pidfd_open(pid)
-                self._workers[fd] = self._ends[end] = worker
-                self._poller.register(end, select.POLLIN)
-                _say(connection, pid)
-                return
-            if "workers_of" in request:
+                with suppress(OSError):  # too many processes, or descriptors
+                    pid, end = _fork(fds, request.get("affinity", []))
+                    worker = _Worker(pid, request.get("agent", 0), connection)
+                    self._workers[fd] = self._ends[end] = worker
+                    self._poller.register(end, select.POLLIN)
+                    _say(connection, pid)
+                    return
+                _say(connection, 0)
+            elif "workers_of" in request:
                 of = request["workers_of"]
                 _say(connection, [each.pid for each in self._ends.values() if each.agent == of])
             else:
@@ -168,13 +181,20 @@ def _say(connection: socket.socket, what: Any) -> None:
         connection.send(json.dumps(what).encode())
 
 
-def _fork(fds: list[int], affinity: list[int]) -> int:
-    """A new worker on these descriptors (pipe, inbound, outbound, standard error) alone."""
+def _fork(fds: list[int], affinity: list[int]) -> tuple[int, int]:
+    """A new worker on these descriptors (pipe, inbound, outbound, standard error) alone; its
+    process, and a descriptor that shows its end.
+    """
     pid = os.fork()
     if pid:
         with suppress(OSError):  # the child does the same; by now it may even have ended
             os.setpgid(pid, pid)
-        return pid
+        try:
+            return pid, os.pidfd_open(pid)
+        except OSError:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            raise
     code = 1
     try:
         os.setpgid(0, 0)

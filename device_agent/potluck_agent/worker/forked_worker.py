@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 MAX_REQUEST_BYTES = 1 << 16
+ANSWER_S = 5.0  # 20 ms alone; one that takes longer is stopped, or stuck
 
 
 class ForkedWorker:
     """A worker that a fork server started, as `subprocess.Popen` shows a child.
 
-    Raises ConnectionError where the server starts none for this request.
+    Raises ConnectionError where the server starts none for this request, another OSError where
+    nobody answers there in time; it may start one on these descriptors later.
     """
 
     stdin = None
@@ -25,6 +27,7 @@ class ForkedWorker:
         self.stderr: Any = None
         reading, writing = os.pipe2(os.O_CLOEXEC)
         self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._connection.settimeout(ANSWER_S)
         try:
             self._connection.connect(str(path))
             socket.send_fds(self._connection, [json.dumps(request).encode()], [*fds, writing])
@@ -62,8 +65,9 @@ class ForkedWorker:
 
 
 def workers_of(path: Path, agent: int) -> list[int]:
-    """The processes of the workers that this process asked for; none where nobody listens there."""
+    """The processes of the workers that this process asked for; none where nobody answers there."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+        connection.settimeout(ANSWER_S)
         try:
             connection.connect(str(path))
             connection.send(json.dumps({"workers_of": agent}).encode())

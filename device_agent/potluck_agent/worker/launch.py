@@ -36,6 +36,7 @@ KEPT_ENVIRONMENT = (
 )
 # a process that closed its pipe by ending is gone within this; its own last word is the true reason
 ENDING_S = 0.5
+ENDED_S = 5.0  # some ms after it was killed; whatever keeps it longer keeps no agent
 # the folder of the program is no place to import from; Python 3.10 is told so by the program
 SAFE_PATH = ("-P",) if sys.version_info >= (3, 11) else ()
 READ_BYTES = 1 << 16  # memory for a read of 1 MiB costs more than the read
@@ -218,7 +219,8 @@ class WorkerLink:
                     self._process.kill()
                 else:
                     os.killpg(self.pid, signal.SIGKILL)
-            self._process.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(ENDED_S)
         self.listen(READS_AT_ITS_END)
 
     def listen(self, most_reads: int = READS_AT_ONCE) -> None:
@@ -251,7 +253,8 @@ def start(
 ) -> WorkerLink:
     """A new worker, configured; it answers `WorkerReady` once its libraries are loaded (seconds).
 
-    Where a `fork_server` listens there, and has loaded the same ones, it answers at once.
+    Where a `fork_server` listens there, and has loaded the same ones, it answers at once. One that
+    is stuck costs seconds, and the worker is a process of its own.
 
     Call it from a thread that lives as long as the worker shall: on Linux the worker ends with that
     thread.
@@ -267,8 +270,12 @@ def start(
         device=device,
     )
     uses = (provider, device)
-    forks = None if backends else fork_server  # which has loaded all that are installed
-    return _started(configure, threads, uses, inbound_bytes, outbound_bytes, forks)
+    sizes = inbound_bytes, outbound_bytes
+    # the server has loaded all backends that are installed, and no accelerator's
+    if fork_server is not None and not backends and not any(uses) and sys.platform == "linux":
+        with contextlib.suppress(OSError):
+            return _started(configure, threads, uses, *sizes, fork_server)
+    return _started(configure, threads, uses, *sizes)
 
 
 def start_trial(message: TryProcessor) -> WorkerLink:
@@ -285,12 +292,17 @@ def _started(
     outbound_bytes: int,
     fork_server: Path | None = None,
 ) -> WorkerLink:
-    """A process that is told this first; `uses`: onnxruntime's accelerator, and torch's."""
+    """A process that is told this first; `uses`: onnxruntime's accelerator, and torch's.
+
+    OSError where the `fork_server` gives none; what it got is then no other worker's.
+    """
     ours, theirs = socket.socketpair()
     inbound, outbound = Arena(inbound_bytes), Arena(outbound_bytes)
     try:
-        process = _forked(fork_server, threads, uses, theirs, inbound, outbound) or _new_process(
-            threads, uses, theirs, inbound, outbound
+        process = (
+            _new_process(threads, uses, theirs, inbound, outbound)
+            if fork_server is None
+            else _forked(fork_server, threads, theirs, inbound, outbound)
         )
         if process.stderr is not None and sys.platform != "win32":
             os.set_blocking(process.stderr.fileno(), False)
@@ -308,25 +320,15 @@ def _started(
 
 
 def _forked(
-    path: Path | None,
-    threads: int,
-    uses: tuple[str, str],
-    theirs: socket.socket,
-    inbound: Arena,
-    outbound: Arena,
-) -> ForkedWorker | None:
-    """A worker of the fork server there; None where there is none that has loaded the same."""
-    if path is None or any(uses) or sys.platform != "linux":
-        return None
+    path: Path, threads: int, theirs: socket.socket, inbound: Arena, outbound: Arena
+) -> ForkedWorker:
     request = {
         "agent": os.getpid(),
         "command": worker_command(),
         "environment": worker_environment(threads),
-        "affinity": sorted(os.sched_getaffinity(0)),
+        "affinity": sorted(os.sched_getaffinity(0)) if sys.platform == "linux" else [],
     }
-    with contextlib.suppress(OSError):
-        return ForkedWorker(path, request, [theirs.fileno(), *inbound.fds, *outbound.fds])
-    return None
+    return ForkedWorker(path, request, [theirs.fileno(), *inbound.fds, *outbound.fds])
 
 
 def _new_process(

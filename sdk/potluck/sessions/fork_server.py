@@ -26,6 +26,7 @@ class ForkServer:
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
+        self._awaiting = threading.Lock()  # its one word is for whoever reads it first
         if sys.platform == "linux":
             self._path = Path(tempfile.mkdtemp(prefix=PREFIX)) / "socket"
             try:
@@ -39,13 +40,14 @@ class ForkServer:
 
     def await_ready(self) -> None:
         """Until it has loaded what workers need; one that cannot is ended, and nobody misses it."""
-        process = self._process
-        if process is None or process.stdout is None or process.stdout.closed:
-            return
-        if select.select([process.stdout], [], [], READY_S)[0] and process.stdout.read(1):
-            process.stdout.close()
-        else:
-            self.close()
+        with self._awaiting:
+            process = self._process
+            if process is None or process.stdout is None or process.stdout.closed:
+                return
+            if select.select([process.stdout], [], [], READY_S)[0] and process.stdout.read(1):
+                process.stdout.close()
+            else:
+                self.close()
 
     def workers_of(self, agent: int) -> list[int]:
         """The processes of the workers that an agent's process has from here."""

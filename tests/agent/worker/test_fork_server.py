@@ -15,6 +15,7 @@ from tests.agent.worker.worker_driver import begin, load
 from tests.timeouts import PATIENCE_S
 
 from potluck_agent.worker import fork_server as servers
+from potluck_agent.worker import forked_worker, launch
 from potluck_agent.worker.forked_worker import workers_of
 from potluck_agent.worker.launch import start
 
@@ -25,7 +26,8 @@ import sys
 from pathlib import Path
 from potluck_agent.worker import fork_server
 process = fork_server.start(Path(sys.argv[1]))
-process.stdout.read(1)
+if sys.argv[2] == "loaded":
+    process.stdout.read(1)
 print("ready", flush=True)
 sys.stdin.read()
 """
@@ -117,7 +119,7 @@ def test_server_and_workers_end_with_whoever_started_them(tmp_path, ends):
     path = tmp_path / "own" / "socket"
     path.parent.mkdir()
     owner = psutil.Popen(
-        [sys.executable, "-c", OWNER, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, "-c", OWNER, path, "loaded"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     assert owner.stdout.readline()
     link = start(memory_bytes=1 << 20, inbound_bytes=64, outbound_bytes=64, fork_server=path)
@@ -129,6 +131,73 @@ def test_server_and_workers_end_with_whoever_started_them(tmp_path, ends):
     assert link.exit_reason()[1] == "the worker was killed from outside"
     assert not path.parent.exists()
     link.kill()
+
+
+def test_whose_owner_ends_before_it_has_loaded_leaves_nothing(tmp_path):
+    path = tmp_path / "own" / "socket"
+    path.parent.mkdir()
+    owner = psutil.Popen(
+        [sys.executable, "-c", OWNER, path, "loads"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert owner.stdout.readline()
+    (server,) = owner.children()
+    owner.kill()
+    owner.communicate()
+    assert eventually(lambda: not server.is_running())
+    assert not path.parent.exists()
+
+
+@pytest.fixture
+def own_server(tmp_path):
+    """One that a test may stop: its process, and where it listens."""
+    process = servers.start(tmp_path / "socket")
+    assert process.stdout.read(1)
+    yield psutil.Process(process.pid), tmp_path / "socket"
+    process.kill()
+    process.communicate()
+
+
+def test_a_stuck_server_keeps_nobody_waiting_for_ever(own_server, monkeypatch):
+    process, path = own_server
+    monkeypatch.setattr(forked_worker, "ANSWER_S", 1.0)
+    monkeypatch.setattr(launch, "ENDED_S", 1.0)
+    talks = [begin(fork_server=path)]
+    assert is_forked(talks[0].link, path)
+    process.suspend()
+    assert workers_of(path, os.getpid()) == []
+    talks.append(begin(fork_server=path))  # a process of its own
+    assert talks[1].link.pid in [child.pid for child in psutil.Process().children()]
+    process.resume()  # and starts another one for the same request, perhaps
+    load(talks[1])  # which reads nothing that this one is told
+    assert eventually(lambda: workers_of(path, os.getpid()) == [talks[0].link.pid])
+    process.suspend()
+    for talk in talks:
+        talk.link.kill()
+        assert talk.link.exit_reason()[1] == "the worker was stopped by its agent"
+    process.resume()
+    assert eventually(lambda: workers_of(path, os.getpid()) == [])
+
+
+@pytest.mark.parametrize(
+    "n_free", [0, 1, 5], ids=["no connection", "no request", "nothing that shows its end"]
+)
+def test_without_descriptors_for_one_more_it_keeps_those_it_has(own_server, monkeypatch, n_free):
+    process, path = own_server
+    monkeypatch.setattr(forked_worker, "ANSWER_S", 1.0)
+    first = begin(fork_server=path)
+    taken = set(map(int, os.listdir(f"/proc/{process.pid}/fd")))
+    free = [number for number in range(1 << 10) if number not in taken]
+    process.rlimit(psutil.RLIMIT_NOFILE, (free[n_free], 1 << 10))
+    link = start(memory_bytes=1 << 20, inbound_bytes=64, outbound_bytes=64, fork_server=path)
+    process.rlimit(psutil.RLIMIT_NOFILE, (1 << 10, 1 << 10))
+    try:
+        assert is_forked(first.link, path)
+        assert not is_forked(link, path)
+        load(first)
+    finally:
+        link.kill()
+        first.link.kill()
+    assert eventually(lambda: not process.children())
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 import pytest
@@ -31,3 +32,14 @@ def test_closed_it_leaves_no_process_and_no_file(tmp_path, monkeypatch):
     server.close()  # twice is fine
     assert psutil.Process().children() == before
     assert not list(tmp_path.iterdir())
+
+
+def test_homes_that_are_made_at_the_same_time_await_the_same_server():
+    server = ForkServer()
+    try:
+        with ThreadPoolExecutor(8) as threads:
+            for waiting in [threads.submit(server.await_ready) for _ in range(8)]:
+                waiting.result()
+        assert server.arguments()
+    finally:
+        server.close()
