@@ -138,11 +138,25 @@ class Coordinator:
         shared = self._shared
         return self._guests | (shared.group.may_ask if shared is not None else frozenset())
 
+    def guests_of(self, job: str) -> frozenset[str]:
+        """The keys of those that may ask about a job because it is shared with them.
+
+        Parameters
+        ----------
+        job
+            Its name.
+        """
+        shared = self._shared
+        if shared is not None and shared.job == job:
+            return shared.group.may_ask
+        with suppress(PotluckError, OSError):
+            group = self.progress(job).group
+            return group.may_ask if group is not None else frozenset()
+        return frozenset()
+
     def _remember_guests(self) -> None:
         for job in self.jobs():
-            with suppress(PotluckError, OSError):
-                group = self.progress(job).group
-                self._guests |= group.may_ask if group is not None else frozenset()
+            self._guests |= self.guests_of(job)
 
     @property
     def plan(self) -> str:

@@ -40,6 +40,7 @@ MAX_COMING = 4  # jobs on their way at once
 MAX_ADMITTING = 16  # answers that wait for jobs to be looked through
 LOOK_S = 0.1
 OF_WHO_ACTS = ("status", "start", "stop", "read", "forget")
+OF_GUESTS = (*OF_WHO_ACTS, "join", "files", "file", "pull")
 # what must not happen and did; silent in an honest home
 FAULTS = logging.getLogger("potluck.faults")
 
@@ -136,7 +137,7 @@ class CoordinatorServer:
 
     # --- answers ----------------------------------------------------------------------------------
 
-    def answer(self, parts: list[bytes], key: str = "") -> "Answer | Future[Answer]":
+    def answer(self, parts: list[bytes], key: str) -> "Answer | Future[Answer]":
         """What is answered to a request, or will be.
 
         Parameters
@@ -161,12 +162,29 @@ class CoordinatorServer:
         act = self._answers.get(what)
         if act is None:
             raise UserError(f"nobody here answers {what[:40]!r}.")
+        if key not in self._known and what != "jobs":
+            self._check_guest(key, what, request)
         if what in OF_WHO_ACTS and (seat := self._coordinator.elsewhere(_name(request))):
             return {"acts": seat.row()}, b""
         return act({**request, "key": key}, parts[2])
 
+    def _check_guest(self, key: str, what: str, request: Mapping[str, Any]) -> None:
+        """Who may ask because a job is shared with it asks about that one, and hands nothing
+        over: who else is heard here, the owner says.
+        """
+        shared = self._coordinator.shared if what == "join" else None
+        job = shared.job if shared is not None else _name(request)
+        if what not in OF_GUESTS or key not in self._coordinator.guests_of(job):
+            raise UserError(
+                f"{what!r} is not for a key that is not trusted here.",
+                next_step=f"Start the coordinator with --trust '{key}'.",
+            )
+
     def _jobs(self, request: Mapping[str, Any], _: bytes) -> Answer:
-        return {"jobs": [*self._coordinator.jobs()[-MAX_JOBS:]]}, b""
+        key, jobs = request["key"], self._coordinator.jobs()
+        if key not in self._known:
+            jobs = tuple(job for job in jobs if key in self._coordinator.guests_of(job))
+        return {"jobs": [*jobs[-MAX_JOBS:]]}, b""
 
     def _status(self, request: Mapping[str, Any], _: bytes) -> Answer:
         job, since = _name(request), _whole(request, "since")

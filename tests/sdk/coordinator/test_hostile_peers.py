@@ -3,6 +3,7 @@ bounded memory, and nothing outside the folder is read or written.
 """
 
 import json
+import shutil
 import threading
 from contextlib import contextmanager
 
@@ -10,10 +11,11 @@ import pytest
 from tests.sdk.coordinator.in_memory import JOB, again, new_keys, until
 from tests.sdk.coordinator.test_kill_moments import Watched, case, home
 
-from potluck.coordinator.coordinator_group import MAX_SEATS, Seat
+from potluck.coordinator.coordinator import Coordinator
+from potluck.coordinator.coordinator_group import MAX_SEATS, CoordinatorGroup, Seat
 from potluck.coordinator.job import JOURNAL, MODEL, files_of
 from potluck.coordinator.journal import Journal
-from potluck.coordinator.server import CHUNK_BYTES, VERSION
+from potluck.coordinator.server import CHUNK_BYTES, VERSION, CoordinatorServer
 from potluck.coordinator.shared_job import MAX_JOURNAL_BYTES, fetch
 from potluck.errors import HomeError, PotluckError, UserError
 
@@ -61,11 +63,14 @@ def say(server, who, **about):
 
 @pytest.mark.parametrize("what", ["files", "file", "pull"])
 def test_a_notebook_that_has_not_joined_copies_nothing(calm, what):
-    for keys in (calm.keys["notebook"], new_keys()):
+    for keys, why in (
+        (calm.keys["notebook"], "is shared with others"),
+        (new_keys(), "is not for a key that is not trusted here"),
+    ):
         answer, data = say(
             calm.alive["A"].server, keys.public, ask=what, job=JOB, file=MODEL, **PULL
         )
-        assert "is shared with others" in answer["error"]
+        assert why in answer["error"]
         assert data == b""
 
 
@@ -126,13 +131,68 @@ def test_an_odd_pull_counts_for_nothing(calm, odd):
     assert (answer["acts"], answer["at"]) == (True, 0)
 
 
-def test_no_more_join_than_have_room(home, server):
-    seen = [
-        say(server, new_keys().public, ask="join", host="a", port=1 + i)[0]
-        for i in range(MAX_SEATS)
-    ]
+def test_no_more_join_than_have_room(home):
+    trusted = [new_keys().public for _ in range(MAX_SEATS)]
+    with standing(home):
+        server = CoordinatorServer(home.alive["A"].coordinator, home.keys["A"], frozenset(trusted))
+        seen = [
+            say(server, key, ask="join", host="a", port=1 + i)[0] for i, key in enumerate(trusted)
+        ]
+        server.close()
     assert [("error" in answer) for answer in seen] == [False] * (MAX_SEATS - 2) + [True] * 2
     assert "no more coordinators fit in" in seen[-1]["error"]
+
+
+OWN = "own"
+EVERYTHING = [
+    *({"ask": what, "job": OWN} for what in ("status", "start", "stop", "read", "forget")),
+    *({"ask": what, "job": OWN, **PULL} for what in ("files", "file", "pull")),
+    *({"ask": what, "job": "new", "files": {}, "at": 0} for what in ("begin", "put", "admit")),
+    {"ask": "begin", "job": JOB, "files": {}},
+    {"ask": "join", "host": "h", "port": 1, "job": OWN},
+]
+
+
+@pytest.fixture(scope="module")
+def entrance(calm):
+    """Of B, which trusts itself alone, has joined A, and has another job of its own."""
+    coordinator, keys = calm.alive["B"].coordinator, calm.keys["B"]
+    shutil.copytree(calm.case.packed, coordinator.folder / OWN)
+    coordinator.admit(OWN)
+    server = CoordinatorServer(coordinator, keys, frozenset({keys.public}))
+    yield server
+    server.close()
+
+
+@pytest.mark.parametrize("who", ["A", "notebook", "nobody"])
+def test_with_whom_a_job_is_shared_asks_about_that_one_alone(calm, entrance, who):
+    keys = calm.keys.get(who) or new_keys()
+    is_guest = who != "nobody"
+    for about in EVERYTHING[: None if not is_guest else -1]:
+        assert "is not for a key" in say(entrance, keys.public, **about)[0]["error"], about
+    assert calm.alive["B"].coordinator.jobs() == (JOB, OWN)
+    assert say(entrance, keys.public, ask="jobs")[0] == {"jobs": [JOB] if is_guest else []}
+    assert say(entrance, calm.keys["B"].public, ask="status", job=OWN)[0]["state"] == "waiting"
+    assert ("acts" in say(entrance, keys.public, ask="status", job=JOB)[0]) is is_guest
+
+
+def test_no_guest_has_another_job_shared_with_it(tmp_path, case):
+    """Of what is trained here for others, nobody founds a group by asking."""
+    mine, guest = new_keys(), new_keys()
+    coordinator = Coordinator(tmp_path, list)
+    shutil.copytree(case.packed, tmp_path / JOB)
+    coordinator.admit(JOB)
+    group = CoordinatorGroup(
+        seats=(Seat(key=guest.public, host="h", port=1),), voters=(mine.public,), notebooks=()
+    )
+    Journal(tmp_path / JOB / JOURNAL).add(group=group.row())
+    server = CoordinatorServer(coordinator, mine, frozenset({mine.public}))
+    try:
+        assert say(server, guest.public, ask="status", job=JOB)[0]["seats"]
+        answer, _ = say(server, guest.public, ask="join", host="h", port=1)
+        assert "error" in answer
+    finally:
+        server.close()
 
 
 LIES = [

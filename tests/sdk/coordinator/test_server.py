@@ -118,6 +118,10 @@ def test_a_file_that_came_otherwise_than_it_was_sent_is_no_job(tmp_path, case, s
     assert coordinator.jobs() == ()
 
 
+def known_to(keys):
+    return frozenset({keys.public})
+
+
 ODD = [
     {"ask": "fly"},
     {"ask": None},
@@ -152,10 +156,10 @@ ODD = [
 
 @pytest.mark.parametrize("request_", ODD, ids=str)
 def test_what_cannot_be_asked_is_refused_and_leaves_nothing(tmp_path, mine, request_):
-    server = CoordinatorServer(Coordinator(tmp_path / "jobs", list), mine, frozenset())
+    server = CoordinatorServer(Coordinator(tmp_path / "jobs", list), mine, known_to(mine))
     try:
         text = json.dumps({"version": VERSION, **request_}).encode()
-        answer, data = server.answer([b"", text, b"abc"])
+        answer, data = server.answer([b"", text, b"abc"], mine.public)
         assert set(answer) == {"error"}
         assert answer["error"]
         assert not data
@@ -167,7 +171,7 @@ def test_what_cannot_be_asked_is_refused_and_leaves_nothing(tmp_path, mine, requ
 def test_no_request_of_any_form_is_anything_but_answered(tmp_path, mine, record_property):
     record_property("inputs", N_REQUESTS)
     rng = random.Random(0)
-    server = CoordinatorServer(Coordinator(tmp_path / "jobs", list), mine, frozenset())
+    server = CoordinatorServer(Coordinator(tmp_path / "jobs", list), mine, known_to(mine))
     values = [
         None,
         True,
@@ -197,7 +201,7 @@ def test_no_request_of_any_form_is_anything_but_answered(tmp_path, mine, record_
             parts = [b"", json.dumps(request).encode(), b"x" * rng.choice([0, 7])]
             if rng.random() < 0.2:
                 parts = [rng.randbytes(rng.randint(0, 40)) for _ in range(rng.randint(0, 4))]
-            answer, _ = server.answer(parts)
+            answer, _ = server.answer(parts, mine.public)
             assert "error" in answer or answer == {"jobs": []}, request
     finally:
         server.close()
@@ -206,24 +210,27 @@ def test_no_request_of_any_form_is_anything_but_answered(tmp_path, mine, record_
 
 @pytest.mark.faults
 def test_a_fault_of_ours_is_told_and_the_next_is_answered(tmp_path, mine, monkeypatch):
-    server = CoordinatorServer(Coordinator(tmp_path / "jobs", None), mine, frozenset())
+    server = CoordinatorServer(Coordinator(tmp_path / "jobs", None), mine, known_to(mine))
     request = [b"", json.dumps({"version": VERSION, "ask": "jobs"}).encode(), b""]
     with monkeypatch.context() as patch:
         patch.setattr(Coordinator, "jobs", lambda self: 1 / 0)
-        assert "a fault of potluck's (ZeroDivisionError)" in server.answer(request)[0]["error"]
-    assert server.answer(request)[0] == {"jobs": []}
+        assert (
+            "a fault of potluck's (ZeroDivisionError)"
+            in server.answer(request, mine.public)[0]["error"]
+        )
+    assert server.answer(request, mine.public)[0] == {"jobs": []}
     server.close()
 
 
 def test_more_than_the_disk_has_is_refused_before_it_is_sent(tmp_path, mine):
-    server = CoordinatorServer(Coordinator(tmp_path / "jobs", list), mine, frozenset())
+    server = CoordinatorServer(Coordinator(tmp_path / "jobs", list), mine, known_to(mine))
     try:
         files = {name: [2**58, ""] for name in ("model.safetensors", "start.safetensors")} | {
             "job.json": [9, ""],
             "batches/order.safetensors": [0, ""],
         }
         request = {"version": VERSION, "ask": "begin", "job": "x", "files": files}
-        answer, _ = server.answer([b"", json.dumps(request).encode(), b""])
+        answer, _ = server.answer([b"", json.dumps(request).encode(), b""], mine.public)
         assert "are free where the coordinator keeps it" in answer["error"]
     finally:
         server.close()
@@ -245,11 +252,11 @@ def test_what_takes_more_memory_than_it_may_is_refused_before_it_is_sent(
     tmp_path, mine, monkeypatch, name, nbytes, why
 ):
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1 << 60))
-    server = CoordinatorServer(Coordinator(tmp_path / "jobs", list), mine, frozenset())
+    server = CoordinatorServer(Coordinator(tmp_path / "jobs", list), mine, known_to(mine))
     try:
         files = {each: [9, ""] for each in FILES} | {name: [nbytes, ""]}
         request = {"version": VERSION, "ask": "begin", "job": "x", "files": files}
-        answer, _ = server.answer([b"", json.dumps(request).encode(), b""])
+        answer, _ = server.answer([b"", json.dumps(request).encode(), b""], mine.public)
         assert why in answer["error"]
         assert [*(tmp_path / "jobs").iterdir()] == []
     finally:
