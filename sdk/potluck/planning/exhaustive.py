@@ -99,7 +99,7 @@ def _branched(problem: Problem, table: cost.CostTable) -> Iterator[Plan]:
                 plan = Plan(
                     planner="exhaustive",
                     model=problem.model,
-                    stages=with_depths(problem, stages),
+                    stages=with_depths(table, stages),
                     micro_batch=micro_batch,
                     n_micro_batches=n_micro_batches,
                     training=isinstance(problem.workload, Training),

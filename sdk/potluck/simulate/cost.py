@@ -13,8 +13,18 @@ from math import inf
 from operator import itemgetter
 
 from potluck.errors import UserError
-from potluck.records import Device, Layer, LayerCost, Network, Problem, SharedWeight, Training
+from potluck.records import (
+    Device,
+    Layer,
+    LayerCost,
+    Network,
+    Problem,
+    SharedWeight,
+    Stage,
+    Training,
+)
 from potluck.schedule.rows import overlaps
+from potluck.schedule.stage_graph import Before
 from potluck.schedule.step import LOSS_BYTES
 from potluck.simulate import flows
 from potluck.simulate.interpolation import interpolated
@@ -68,6 +78,8 @@ class CostTable:
         self.devices = {device.name: device for device in problem.devices}
         self.branches = problem.branches
         self._feeds: dict[tuple[int, int], int] = {}
+        self._handed: dict[tuple[int, ...], tuple[tuple[flows.OutputGroup, ...], ...]] = {}
+        self._before: dict[tuple[int, ...], Before] = {}
         self.budgets = {device.name: budget_bytes(problem, device) for device in problem.devices}
         layers = problem.layers
         training = isinstance(problem.workload, Training)
@@ -300,6 +312,20 @@ class CostTable:
                 )
             self._crossing[start, stop] = taken, given
         return self._crossing[start, stop]
+
+    def handed(self, stages: Sequence[Stage]) -> tuple[tuple[flows.OutputGroup, ...], ...]:
+        """Per stage of a plan what it hands on, as `flows.output_groups`."""
+        starts = tuple(stage.start for stage in stages)
+        if starts not in self._handed:
+            self._handed[starts] = flows.output_groups(self.problem, stages)
+        return self._handed[starts]
+
+    def before(self, stages: Sequence[Stage]) -> Before:
+        """Per stage of a plan, the stages that hand something to it."""
+        starts = tuple(stage.start for stage in stages)
+        if starts not in self._before:
+            self._before[starts] = flows.before(self.handed(stages))
+        return self._before[starts]
 
     def runs_ahead(self, start: int, stop: int) -> bool:
         """Whether a stage of layers [start, stop), as it has no backward, waits for no gradient."""

@@ -149,6 +149,14 @@ class StepOutcome:
             self._peaks = self._most_bytes()
         return self._peaks
 
+    def keeps_to(self, most_s: float, budgets: Mapping[str, int] | None) -> bool:
+        """Whether it takes no longer, and no more bytes on any device."""
+        if self.latency_s > most_s:
+            return False
+        return budgets is None or all(
+            nbytes <= budgets[name] for name, nbytes in self.peak_bytes().items()
+        )
+
     def _energy_j(self) -> dict[str, float]:
         layout, times = self._laid.layout, self._times
         names = self._plan.devices
@@ -259,20 +267,20 @@ class Direct:
         self.n_simulated = 0  # tasks so far
         self._paths = Paths(problem)
         self._graphs: dict[tuple[Shape, int, int], _Graph] = {}
-        self._cuts: dict[
-            tuple[int, ...], tuple[tuple[tuple[flows.OutputGroup, ...], ...], tuple[bool, ...]]
-        ] = {}
+        self._learning: dict[tuple[int, ...], tuple[bool, ...]] = {}
 
     @property
     def n_layouts(self) -> int:
         """How many layouts are kept."""
         return len(self._graphs)
 
-    def run(self, plan: Plan, most_s: float = inf) -> StepOutcome:
+    def run(
+        self, plan: Plan, most_s: float = inf, budgets: Mapping[str, int] | None = None
+    ) -> StepOutcome:
         """Simulate one step of `plan`, or some requests in flight when they stream.
 
-        The plan must suit the problem. Of streams that seem to take longer than `most_s` the pace
-        need not be exact.
+        The plan must suit the problem. Of streams that seem to take longer than `most_s`, or more
+        than `budgets`, the pace need not be exact.
 
         Parameters
         ----------
@@ -280,10 +288,12 @@ class Direct:
             To be carried out.
         most_s
             Plans that take longer are of no use to who asks.
+        budgets
+            Nor plans that hold more bytes on a device.
         """
         few = self._n_steps(plan)
         outcome = self._outcome(plan, few)
-        if outcome.is_settled or outcome.latency_s > most_s:
+        if outcome.is_settled or not outcome.keeps_to(most_s, budgets):
             return outcome
         return self._outcome(plan, max(few, MANY_REQUESTS))
 
@@ -328,7 +338,7 @@ class Direct:
 
     def _shape(self, plan: Plan) -> Shape:
         slot = {name: i for i, name in enumerate(plan.devices)}
-        handed, learns = self._handed(plan), self.learning(plan)
+        handed, learns = self.table.handed(plan.stages), self.learning(plan)
         return Shape(
             slots=tuple(tuple(slot[name] for name in stage.devices) for stage in plan.stages),
             shares=tuple(stage.shares for stage in plan.stages),
@@ -379,22 +389,12 @@ class Direct:
     def _times(self, plan: Plan) -> StageTimes:
         return stage_times(self.table, plan)
 
-    def _handed(self, plan: Plan) -> tuple[tuple[flows.OutputGroup, ...], ...]:
-        return self._flows(plan)[0]
-
     def learning(self, plan: Plan) -> tuple[bool, ...]:
         """Per stage, whether a gradient comes back to it."""
-        return self._flows(plan)[1]
-
-    def _flows(
-        self, plan: Plan
-    ) -> tuple[tuple[tuple[flows.OutputGroup, ...], ...], tuple[bool, ...]]:
-        """What each stage hands on, and whether a gradient comes back to it."""
-        key = tuple(stage.start for stage in plan.stages)
-        if key not in self._cuts:
-            handed = flows.output_groups(self.problem, plan.stages)
-            self._cuts[key] = handed, flows.learning(handed)
-        return self._cuts[key]
+        starts = tuple(stage.start for stage in plan.stages)
+        if starts not in self._learning:
+            self._learning[starts] = flows.learning(self.table.handed(plan.stages))
+        return self._learning[starts]
 
     def _n_elements(self, plan: Plan, p: int) -> int:
         """Of the vector of stage p: statistics, and where it learns gradients."""
@@ -440,7 +440,7 @@ class Direct:
         problem, stage = self.problem, plan.stages[item.stage]
         tensor = item.tensor
         if tensor in ("y", "z"):
-            _, output_bytes, gradient_bytes = self._handed(plan)[item.stage][item.group]
+            _, output_bytes, gradient_bytes = self.table.handed(plan.stages)[item.stage][item.group]
             return item.rows * (gradient_bytes if tensor == "y" else output_bytes - gradient_bytes)
         if tensor in ("vector", "piece"):
             n_elements, n = self._n_elements(plan, item.stage), len(stage.devices)
@@ -466,39 +466,29 @@ def _graph(layout: StepLayout, n_steps: int, in_flight: int, graph: TaskGraph) -
     Several are each between a task of begin and of end.
     """
     resources = [2 * layout.items[i].slot + (layout.items[i].kind == SEND) for i in layout.item]
-    if n_steps == 1:
-        return _Graph(layout, _single(layout, resources, graph), [0])
-    idle, first = 2 * layout.home, []
-    ends = list[int]()
-    sinks = set(range(len(layout.item))).difference(*layout.waits)
-    for step in range(n_steps):
-        since = step * HOME_PRIORITY
-        begin = graph.add(
-            idle,
-            0.0,
-            after=ends[step - in_flight : step - in_flight + 1] if step >= in_flight else (),
-        )
-        first.append(len(graph.resource))
-        for resource, priority, waits in zip(resources, layout.priority, layout.waits, strict=True):
-            after = [first[-1] + task for task in waits] or [begin]
-            graph.add(
-                resource,
-                0.0,
-                after=after,
-                priority=priority + (since if resource == idle + 1 else 0),
-            )
-        ends.append(graph.add(idle, 0.0, after=[first[-1] + task for task in sorted(sinks)]))
-    return _Graph(layout, graph, first)
-
-
-def _single(layout: StepLayout, resources: list[int], graph: TaskGraph) -> TaskGraph:
-    """The tasks of one step, filled in at once."""
-    n_tasks = len(resources)
-    graph.resource, graph.priority = resources, [*layout.priority]
-    graph.work, graph.route = [0.0] * n_tasks, [COMPUTE] * n_tasks
-    graph.n_waits = [len(waits) for waits in layout.waits]
-    graph.followers = [[] for _ in resources]
+    priority, n_waits = [*layout.priority], [len(waits) for waits in layout.waits]
+    followers, first, n_tasks = [list[int]() for _ in resources], [0], len(resources)
     for task, waits in enumerate(layout.waits):
         for before in waits:
-            graph.followers[before].append(task)
-    return graph
+            followers[before].append(task)
+    if n_steps > 1:
+        idle, size = 2 * layout.home, n_tasks + 2
+        first = [1 + step * size for step in range(n_steps)]
+        since = [HOME_PRIORITY * (resource == idle + 1) for resource in resources]
+        pairs = list(zip(priority, since, strict=True))
+        priority = [p for step in range(n_steps) for p in (0, *(a + step * b for a, b in pairs), 0)]
+        ready = [task for task, n in enumerate(n_waits) if not n]
+        n_sinks = sum(not row for row in followers)
+        n_waits = [0, *(n or 1 for n in n_waits), n_sinks] * n_steps
+        # an end lets the request begin that is so many behind
+        rows = [ready, *(row or [n_tasks] for row in followers), [in_flight * size - 1]]
+        followers = [[at + task for task in row] for at in first for row in rows]
+        for step in range(in_flight, n_steps):
+            n_waits[step * size] = 1
+        for step in range(max(0, n_steps - in_flight), n_steps):
+            followers[(step + 1) * size - 1] = []
+        resources = [idle, *resources, idle] * n_steps
+    graph.resource, graph.priority, graph.n_waits = resources, priority, n_waits
+    graph.followers, graph.work = followers, [0.0] * len(resources)
+    graph.route = [COMPUTE] * len(resources)
+    return _Graph(layout, graph, first)

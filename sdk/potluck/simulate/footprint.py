@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from potluck.records import Stage, Training
-from potluck.simulate.cost import CostTable, static_bytes, working_bytes
+from potluck.simulate.cost import CostTable, resting_bytes, static_bytes, working_bytes
 
 
 def memory_bytes(
@@ -95,6 +95,33 @@ def plan_bytes(table: CostTable, stages: Sequence[Stage], in_flight: int = 1) ->
             )
             needed[name] = needed[name] + nbytes - table.floor_bytes if name in needed else nbytes
     return needed
+
+
+def least_bytes(table: CostTable, stages: Sequence[Stage]) -> dict[str, int]:
+    """What every device of a plan with these stages holds at once at the least, however quick links
+    and other devices are: all its layers, and of one stage what its warm-up keeps and a task works
+    on.
+
+    Parameters
+    ----------
+    table
+        Of the problem.
+    stages
+        Of the plan.
+    """
+    workload = table.problem.workload
+    ranges, moving = dict[str, set[tuple[int, int]]](), dict[str, int]()
+    for stage in stages:
+        place = stage.start, stage.stop
+        learns = isinstance(workload, Training) and not table.runs_ahead(*place)
+        own = table.of(stage.recompute and learns)
+        depth = min(stage.warm_up, workload.batch // stage.rows) if learns else 0
+        for name, rows in zip(stage.devices, stage.shares, strict=True):
+            kept = depth * (own.kept_bytes(*place) * rows + own.copied_bytes(*place))
+            nbytes = kept + working_bytes(own, *place, rows)
+            ranges.setdefault(name, set()).add(place)
+            moving[name] = max(moving.get(name, 0), nbytes)
+    return {name: nbytes + resting_bytes(table, ranges[name]) for name, nbytes in moving.items()}
 
 
 def rows_that_fit(

@@ -3,6 +3,7 @@ again and again, and three of four need not be simulated.
 """
 
 from collections import OrderedDict
+from collections.abc import Mapping
 from math import inf
 
 from potluck.records import Plan, Problem, Stage
@@ -38,7 +39,9 @@ class SimulatorCache(Direct):
         self._most_tasks = most_tasks
         self._n_kept = 0
 
-    def run(self, plan: Plan, most_s: float = inf) -> StepOutcome:
+    def run(
+        self, plan: Plan, most_s: float = inf, budgets: Mapping[str, int] | None = None
+    ) -> StepOutcome:
         """As of any simulator; of a plan that is remembered at once.
 
         Parameters
@@ -47,14 +50,16 @@ class SimulatorCache(Direct):
             To be carried out.
         most_s
             Plans that take longer are of no use to who asks.
+        budgets
+            Nor plans that hold more bytes on a device.
         """
         key = plan.stages, plan.micro_batch, plan.schedule
         found = self._outcomes.pop(key, None)
-        if found is not None and (found.is_settled or found.latency_s > most_s):
+        if found is not None and (found.is_settled or not found.keeps_to(most_s, budgets)):
             self._outcomes[key] = found
             return found
         self._n_kept -= found.n_tasks if found is not None else 0
-        found = self._outcomes[key] = super().run(plan, most_s)
+        found = self._outcomes[key] = super().run(plan, most_s, budgets)
         self._n_kept += found.n_tasks
         while self._n_kept > self._most_tasks and len(self._outcomes) > 1:
             self._n_kept -= self._outcomes.popitem(last=False)[1].n_tasks

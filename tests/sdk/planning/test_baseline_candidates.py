@@ -134,7 +134,7 @@ def test_regrouped_plans_can_be_carried_out_and_join_cut_and_move(home):
             (4, 6, (names[3],), (rows,)),
         )
     )
-    plan = replace(start, stages=with_depths(problem, stages))
+    plan = replace(start, stages=with_depths(table, stages))
     found = list(Places(table).regrouped(table, plan))
     for other in found:
         check_plan(other, problem)

@@ -249,7 +249,7 @@ def test_a_cut_that_moves_into_another_branch_leaves_no_stage_waiting(seed, cuts
         n_micro_batches=8,
         training=True,
         stages=with_depths(
-            problem, [Stage(start=a, stop=b, devices=("d0",), shares=(1,)) for a, b in bounds]
+            table, [Stage(start=a, stop=b, devices=("d0",), shares=(1,)) for a, b in bounds]
         ),
     )
     others = list(neighbours(table, plan))

@@ -59,6 +59,6 @@ def test_no_stage_is_made_so_deep_that_others_wait_for_ever(seed):
             for name, depth in [(rng.choice(names), rng.randint(1, 3))]
         )
         plan = Plan(planner="p", model=home.model, stages=stages, micro_batch=2, n_micro_batches=4)
-        if terminates(home, plan, stages):
+        if terminates(table, plan, stages):
             score = pool.score(plan)
             assert pool.score(joined(pool, Places(table), plan)) <= score * (1 + 1e-9)

@@ -154,7 +154,7 @@ def random_plan(rng, problem):
     if own_sizes:  # a stage that keeps too few would wait for ever
         stages = [
             replace(stage, warm_up=max(stage.warm_up, deep.warm_up))
-            for stage, deep in zip(stages, with_depths(problem, stages), strict=True)
+            for stage, deep in zip(stages, with_depths(CostTable(problem), stages), strict=True)
         ]
     return Plan(
         planner="random",
@@ -249,6 +249,22 @@ def test_of_streams_too_slow_to_matter_the_pace_may_be_rough_until_somebody_asks
     assert exact.is_settled
     assert exact.n_steps > rough.n_steps
     assert exact.latency_s == Direct(problem).run(plan).latency_s
+
+
+def test_of_streams_that_memory_does_not_hold_the_pace_may_be_rough_until_somebody_asks():
+    rng = random.Random(22)
+    problem = replace(random_problem(rng), workload=Inference(batch=4, streaming=True))
+    paths = {pair: replace(p, latency_s=0.5) for pair, p in problem.network.paths.items()}
+    problem = replace(problem, network=replace(problem.network, paths=paths))
+    plan = replace(random_plan(rng, problem), training=False)
+    exact = Direct(problem).run(plan)
+    held = exact.peak_bytes()
+    assert exact.is_settled
+    assert SimulatorCache(problem).run(plan, budgets=held).latency_s == exact.latency_s
+    cache = SimulatorCache(problem)
+    for name in held:
+        assert not cache.run(plan, budgets={**held, name: held[name] // 2}).is_settled
+    assert cache.run(plan, budgets=held).is_settled
 
 
 @pytest.mark.few(60)

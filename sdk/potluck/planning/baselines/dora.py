@@ -68,10 +68,10 @@ def plan_dora(problem: Problem, table: cost.CostTable | None = None) -> Iterator
                 if len(plan.stages) > 1 and any(
                     s.start < end < s.stop for s in plan.stages for end in ends
                 ):
-                    yield _one_by_one(problem, plan, ends)
+                    yield _one_by_one(table, plan, ends)
 
 
-def _one_by_one(problem: Problem, plan: Plan, ends: Sequence[int]) -> Plan:
+def _one_by_one(table: cost.CostTable, plan: Plan, ends: Sequence[int]) -> Plan:
     """The same plan with a stage for each of the chains in a stage, on the same devices."""
     stages = tuple(
         replace(stage, start=start, stop=stop)
@@ -80,7 +80,7 @@ def _one_by_one(problem: Problem, plan: Plan, ends: Sequence[int]) -> Plan:
             sorted({stage.start, stage.stop, *(e for e in ends if stage.start < e < stage.stop)})
         )
     )
-    return replace(plan, stages=with_depths(problem, stages))
+    return replace(plan, stages=with_depths(table, stages))
 
 
 def _best(search: Search, order: Sequence[str], ends: Sequence[int]) -> list[Suffix]:

@@ -192,7 +192,7 @@ class BestFirst:
             yield Plan(
                 planner="potluck",
                 model=self.problem.model,
-                stages=with_depths(self.problem, stages),
+                stages=with_depths(self.table, stages),
                 micro_batch=self.problem.workload.batch // n,
                 n_micro_batches=n,
                 training=self._training,

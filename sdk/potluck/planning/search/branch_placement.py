@@ -44,7 +44,6 @@ class Places:
         self._groups: dict[int, list[Group]] = {}
         self._stages: dict[tuple[Span, int], Stage | None] = {}
         self._work: dict[tuple[int, int, Group, tuple[int, ...]], float] = {}
-        self._output_groups: dict[tuple[int, ...], tuple[tuple[flows.OutputGroup, ...], ...]] = {}
         self._links: dict[Group, tuple[float, float]] = {}
         self._capacity = {
             medium.name: medium.capacity_bytes_per_s for medium in table.problem.network.media
@@ -200,7 +199,7 @@ class Places:
         if not plan.training and getattr(self.problem.workload, "streaming", False):
             return floor_s(self.table, plan)  # many are on their way at once
         stages, at_s = plan.stages, [0.0] * len(plan.stages)
-        for p, (stage, handed) in enumerate(zip(stages, self._handed(stages), strict=True)):
+        for p, (stage, handed) in enumerate(zip(stages, self.table.handed(stages), strict=True)):
             at_s[p] += self._work_s(stage, plan.training)
             for group in handed:
                 for q in group.to:
@@ -220,12 +219,6 @@ class Places:
                 for name, rows in zip(stage.devices, stage.shares, strict=True)
             )
         return self._work[key]
-
-    def _handed(self, stages: Sequence[Stage]) -> tuple[tuple[flows.OutputGroup, ...], ...]:
-        starts = tuple(stage.start for stage in stages)
-        if starts not in self._output_groups:
-            self._output_groups[starts] = flows.output_groups(self.problem, stages)
-        return self._output_groups[starts]
 
     def _link_s(self, source: Stage, target: Stage, nbytes: int) -> float:
         """Between two devices; rows that several share go many ways, so that nothing is counted."""
@@ -333,7 +326,7 @@ class Places:
         known = [stage for stage in stages if stage is not None]
         if len(known) < len(stages):
             return None
-        deep = with_depths(self.problem, known)
+        deep = with_depths(self.table, known)
         return replace(plan, stages=deep) if fits(self.table, plan, deep) else None
 
     def _stage(self, span: Span, micro_batch: int) -> Stage | None:

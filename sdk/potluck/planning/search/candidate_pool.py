@@ -9,12 +9,12 @@ from math import inf
 from potluck.planning.building_blocks import candidates
 from potluck.planning.building_blocks.device_classes import peers, shape
 from potluck.planning.plans import is_thrifty, rounded
-from potluck.planning.search.local_search import fits, floor_s
+from potluck.planning.search.local_search import floor_s
 from potluck.planning.search.plan_floor import least_s
 from potluck.planning.search.subset_dp import objective
 from potluck.planning.search.work_budget import TASK_S, WorkBudget, given_s, is_many
 from potluck.records import Plan, Problem, QoE, Stage
-from potluck.simulate import cost, direct_simulation
+from potluck.simulate import cost, direct_simulation, footprint
 
 MAX_WORK = 3e5  # a pass beyond takes seconds; only who gives a time limit gets it
 # of its memory by the closed form, that is near the simulated peak: up to here a plan holds
@@ -105,6 +105,17 @@ class CandidatePool:
         self.best = min(self.best, score)
         return score
 
+    @property
+    def _asks_for_joules(self) -> bool:
+        return is_thrifty(self.problem) or self.keeps_joules
+
+    def exact_score(self, plan: Plan) -> float:
+        """The same, of a stream with the pace of many requests however slow it is."""
+        score = self.score(plan)
+        if score < inf and self.simulator.streaming and not self._asks_for_joules:
+            return self.simulator.run(plan).latency_s
+        return score
+
     def may_beat(self, plan: Plan, score: float) -> bool:
         """Whether `plan` may have a lower score: where joules decide its seconds do not tell."""
         return is_thrifty(self.problem) or least_s(self.table, plan) < score
@@ -121,21 +132,25 @@ class CandidatePool:
 
     def simulate(self, plan: Plan) -> direct_simulation.StepOutcome:
         """What would become of the plan; counted, unless the simulator remembers it. Of streams
-        that are not among the fastest the pace is not exact.
+        that are not among the fastest, or that memory does not hold, the pace is not exact.
         """
         before = self.simulator.n_simulated
-        most_s = inf if is_thrifty(self.problem) or self.keeps_joules else self.best * PACE_ERROR
-        outcome = self.simulator.run(plan, most_s)
+        most_s = inf if self._asks_for_joules else self.best * PACE_ERROR
+        budgets = None if self._has_plenty(plan) else self.budgets
+        outcome = self.simulator.run(plan, most_s, budgets)
         self.budget.count(self.simulator.n_simulated - before, TASK_S)
         return outcome
 
     def _simulated(self, plan: Plan) -> tuple[float, float]:
-        """Score and latency."""
+        """Score and latency; of a plan that memory cannot hold neither is looked at."""
+        least = footprint.least_bytes(self.table, plan.stages)
+        if any(nbytes > self.budgets[name] for name, nbytes in least.items()):
+            return inf, inf
         outcome = self.simulate(plan)
         if not self._holds(plan, outcome):
             return inf, outcome.latency_s
         latency_s, qoe = outcome.latency_s, self.problem.qoe
-        joules = outcome.device_energy_j() if is_thrifty(self.problem) or self.keeps_joules else {}
+        joules = outcome.device_energy_j() if self._asks_for_joules else {}
         excess = LATE_J * excess_joules(qoe, joules) if self.keeps_joules else 0.0
         if not is_thrifty(self.problem):
             return latency_s + excess, latency_s
@@ -144,13 +159,18 @@ class CandidatePool:
         return objective(qoe, latency_s, sum(joules.values())) + late + excess, latency_s
 
     def _holds(self, plan: Plan, outcome: direct_simulation.StepOutcome) -> bool:
-        """Whether every device has memory for what it has at once; not looked at where by the
-        closed form, which knows of one request at a time, there is plenty.
+        """Whether every device has memory for what it has at once; not looked at where there is
+        plenty.
         """
-        given = not self.simulator.streaming and self.budgets is self.table.budgets
-        if given and fits(self.table, plan, plan.stages, PLENTY):
-            return True
-        return all(nbytes <= self.budgets[name] for name, nbytes in outcome.peak_bytes().items())
+        return self._has_plenty(plan) or outcome.keeps_to(inf, self.budgets)
+
+    def _has_plenty(self, plan: Plan) -> bool:
+        """Whether memory holds the plan by far, by the closed form."""
+        if self.budgets is not self.table.budgets:
+            return False
+        n_requests = direct_simulation.in_flight(plan) if self.simulator.streaming else 1
+        needed = footprint.plan_bytes(self.table, plan.stages, n_requests)
+        return all(nbytes <= PLENTY * self.budgets[name] for name, nbytes in needed.items())
 
     def ranking(self) -> list[Plan]:
         """All simulated plans, the best first; of equally good ones, those of the fewest stages."""

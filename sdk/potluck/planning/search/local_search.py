@@ -5,6 +5,7 @@ The simulator says what helps.
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from itertools import chain, pairwise, permutations, product
 
 from potluck.planning.building_blocks import candidates
@@ -12,9 +13,9 @@ from potluck.planning.building_blocks.device_classes import classes_of, peers
 from potluck.planning.building_blocks.row_levels import allocate_by_level, edges_of, may_level
 from potluck.planning.building_blocks.stages import make_stage
 from potluck.planning.search.work_budget import is_many
-from potluck.records import Plan, Problem, Stage, Training
+from potluck.records import Plan, Stage, Training
 from potluck.schedule.policies import warm_up_depth, warm_ups_of_rows
-from potluck.simulate import cost, flows, footprint
+from potluck.simulate import cost, footprint
 
 STEPS = (8, 4, 2, 1)  # layers by which a cut moves, parts of a share that shift
 
@@ -50,7 +51,7 @@ def _fitting(
     seen, limits = {plan.stages}, _limits(table, plan)
     for other in changed:
         stages = _keeping_less(table, plan, other, limits) if table.recomputes else other
-        if stages in seen or not terminates(table.problem, plan, stages):
+        if stages in seen or not terminates(table, plan, stages):
             continue
         if fits(table, plan, stages, limits=limits):
             seen.add(stages)
@@ -129,24 +130,29 @@ def smaller(plan: Plan) -> Iterator[Plan]:
             yield replace(plan, stages=tuple(stages))
 
 
-def with_depths(problem: Problem, stages: Sequence[Stage]) -> tuple[Stage, ...]:
+def with_depths(table: cost.CostTable, stages: Sequence[Stage]) -> tuple[Stage, ...]:
     """The stages with warm-ups K_p, each by the longest way from it to the end, and by the rows of
     the stages behind it.
 
     Parameters
     ----------
-    problem
-        What is planned.
+    table
+        Of the problem.
     stages
         In order.
     """
-    if not isinstance(problem.workload, Training):
+    workload = table.problem.workload
+    if not isinstance(workload, Training):
         return tuple(stages)
     rows = [stage.rows for stage in stages]
-    counts = [problem.workload.batch // n for n in rows]
-    before = flows.before(flows.output_groups(problem, stages))
-    depths = warm_ups_of_rows(rows, counts, before)
-    return tuple(replace(s, warm_up=depth) for s, depth in zip(stages, depths, strict=True))
+    counts = [workload.batch // n for n in rows]
+    depths = warm_ups_of_rows(rows, counts, table.before(stages))
+    return tuple(map(_at_depth, stages, depths))
+
+
+@lru_cache(maxsize=1 << 14)  # a search makes the same stages again and again
+def _at_depth(stage: Stage, depth: int) -> Stage:
+    return replace(stage, warm_up=depth)
 
 
 def floor_s(table: cost.CostTable, plan: Plan) -> float:
@@ -167,11 +173,9 @@ def fits(
     table: cost.CostTable,
     plan: Plan,
     stages: Sequence[Stage],
-    part: float = 1.0,
     limits: Mapping[str, int] | None = None,
 ) -> bool:
-    """Whether every device holds all its stages in this part of what it may use, by the closed form
-    of memory.
+    """Whether every device holds all its stages, by the closed form of memory.
 
     Parameters
     ----------
@@ -181,29 +185,27 @@ def fits(
         Gives the number of micro-batches.
     stages
         To be held.
-    part
-        Of what each device may use, from 0 to 1.
     limits
         What that is; default: the budgets of the table.
     """
     needed, limits = (footprint.plan_bytes(table, stages), limits or table.budgets)
-    return all(nbytes <= limits[name] * part for name, nbytes in needed.items())
+    return all(nbytes <= limits[name] for name, nbytes in needed.items())
 
 
-def terminates(problem: Problem, plan: Plan, stages: Sequence[Stage]) -> bool:
+def terminates(table: cost.CostTable, plan: Plan, stages: Sequence[Stage]) -> bool:
     """Whether no stage waits for ever for a gradient: none is less deep than one that takes from
     it.
 
     Parameters
     ----------
-    problem
-        What is planned.
+    table
+        Of the problem.
     plan
         Says whether it is for training.
     stages
         Those in question.
     """
-    before = flows.before(flows.output_groups(problem, stages)) if plan.training else ()
+    before = table.before(stages) if plan.training else ()
     return all(
         stages[p].warm_up >= stages[q].warm_up for q, sources in enumerate(before) for p in sources
     )

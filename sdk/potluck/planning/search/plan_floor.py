@@ -66,11 +66,11 @@ def _ways(table: cost.CostTable, plan: Plan) -> Iterator[float]:
     """
     times = [_row_times(table, stage, plan.training) for stage in plan.stages]
     least = [(min(f for f, _ in each), min(b for _, b in each)) for each in times]
-    links = links_of(table)
+    links, counts = links_of(table), plan.counts
     for p, stage in enumerate(plan.stages):
         outward_s = sum(f for f, _ in least[:p])
         back = sum(b for _, b in least[:p]) if plan.training else sum(f for f, _ in least[p + 1 :])
-        all_s = [plan.counts[p] * (f + b) for f, b in times[p]]
+        all_s = [counts[p] * (f + b) for f, b in times[p]]
         yield outward_s + max(all_s) + back
         n = len(stage.devices)
         if n == 1 or not plan.training:
@@ -106,16 +106,18 @@ def _traffic(table: cost.CostTable, plan: Plan) -> tuple[dict[int, float], dict[
     media = media_of(table)
     numbers = numbers_of(table)
     sent_s, passed_s = defaultdict[int, float](float), defaultdict[str, float](float)
+    most_rows = plan.sizes[0]
+    n_times = plan.batch // most_rows
     for left, right in pairwise(plan.stages):
         layer = table.problem.layers[left.stop - 1]
         learns = plan.training and not table.runs_ahead(left.start, left.stop)
         back_bytes = layer.gradient_bytes if learns else 0
-        for piece in _overlaps(left, right, plan.sizes[0]):
+        for piece in _overlaps(left, right, most_rows):
             i = numbers[left.devices[piece.left % len(left.devices)]]
             j = numbers[right.devices[piece.right % len(right.devices)]]
             if i == j:
                 continue
-            rows = (piece.stop - piece.start) * (plan.batch // plan.sizes[0])
+            rows = (piece.stop - piece.start) * n_times
             for pair, nbytes in (((i, j), layer.output_bytes), ((j, i), back_bytes)):
                 sent_s[pair[0]] += rows * nbytes * links[pair].byte_s
                 for name, byte_s in media.get(pair, ()):

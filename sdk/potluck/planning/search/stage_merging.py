@@ -28,9 +28,9 @@ def joined(pool: CandidatePool, places: Places, plan: Plan) -> Plan:
     """
     other: Plan | None = plan
     while other is not None:
-        plan, limit = other, pool.score(other) * ROUNDING
+        plan, limit = other, pool.exact_score(other) * ROUNDING
         wholes = chain(_without_cuts(pool, places, plan), places.joined(plan))
-        other = next((one for one in wholes if pool.score(one) <= limit), None)
+        other = next((one for one in wholes if pool.exact_score(one) <= limit), None)
     return plan
 
 
@@ -41,5 +41,5 @@ def _without_cuts(pool: CandidatePool, places: Places, plan: Plan) -> Iterator[P
         if like == right and left.stop not in places.ends:
             merged = replace(left, stop=right.stop)
             stages = (*plan.stages[:p], merged, *plan.stages[p + 2 :])
-            if fits(pool.table, plan, stages) and terminates(pool.problem, plan, stages):
+            if fits(pool.table, plan, stages) and terminates(pool.table, plan, stages):
                 yield replace(plan, stages=stages)
