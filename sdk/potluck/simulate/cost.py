@@ -81,8 +81,7 @@ class CostTable:
         self._handed: dict[tuple[int, ...], tuple[tuple[flows.OutputGroup, ...], ...]] = {}
         self._before: dict[tuple[int, ...], Before] = {}
         self.budgets = {device.name: budget_bytes(problem, device) for device in problem.devices}
-        layers = problem.layers
-        training = isinstance(problem.workload, Training)
+        layers, training = problem.layers, isinstance(problem.workload, Training)
         self.weight_copies = 1 if training else problem.weight_copies
         # beside each weight that is trained: its gradient and moments
         self.trained_copies = 1 + optimizer_copies(problem) if training else 0
