@@ -467,7 +467,8 @@ def _graph(layout: StepLayout, n_steps: int, in_flight: int, graph: TaskGraph) -
     """
     resources = [2 * layout.items[i].slot + (layout.items[i].kind == SEND) for i in layout.item]
     priority, n_waits = [*layout.priority], [len(waits) for waits in layout.waits]
-    followers, first, n_tasks = [list[int]() for _ in resources], [0], len(resources)
+    n_tasks, first = len(resources), [0]
+    followers = [list[int]() for _ in resources]
     for task, waits in enumerate(layout.waits):
         for before in waits:
             followers[before].append(task)
@@ -488,7 +489,7 @@ def _graph(layout: StepLayout, n_steps: int, in_flight: int, graph: TaskGraph) -
         for step in range(max(0, n_steps - in_flight), n_steps):
             followers[(step + 1) * size - 1] = []
         resources = [idle, *resources, idle] * n_steps
-    graph.resource, graph.priority, graph.n_waits = resources, priority, n_waits
-    graph.followers, graph.work = followers, [0.0] * len(resources)
-    graph.route = [COMPUTE] * len(resources)
+    graph.resource, graph.priority = resources, priority
+    graph.n_waits, graph.followers = n_waits, followers
+    graph.work, graph.route = [0.0] * len(resources), [COMPUTE] * len(resources)
     return _Graph(layout, graph, first)
