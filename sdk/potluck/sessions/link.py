@@ -65,7 +65,7 @@ class SessionLink(ABC):
         self._submitted: deque[Event] = deque()
         self._following: deque[Event] = deque()  # what actions of the event at hand have led to
         self._lock = threading.Lock()
-        self._n_tickets = 0
+        self._n_tickets, self._is_over = 0, False
         self._pid = os.getpid()
         self._closing, self._closed = False, threading.Event()
         self._thread = threading.Thread(target=self._loop, name="potluck link", daemon=True)
@@ -83,6 +83,8 @@ class SessionLink(ABC):
         self._check()
         future: Future[Any] = Future()
         with self._lock:
+            if self._is_over:
+                raise _closed()
             self._n_tickets += 1
             ticket = self._n_tickets
             self._futures[ticket] = future
@@ -142,7 +144,7 @@ class SessionLink(ABC):
                 "a home does not survive fork().", next_step="Make a new Home in the child process."
             )
         if self._closing or not self._thread.is_alive():
-            raise HomeError("this home is closed.", next_step="Make a new one.")
+            raise _closed()
 
     def _abandoned(self, ticket: int, future: "Future[Any]") -> None:
         if not future.cancelled():
@@ -226,10 +228,11 @@ class SessionLink(ABC):
                 future.set_exception(error)
 
     def _end_futures(self) -> None:
-        """Nobody will answer any more."""
-        closed = HomeError("this home was closed.", next_step="Make a new one.")
+        """Nobody will answer any more, and nothing is asked for after this."""
+        with self._lock:
+            self._is_over = True
         for ticket in tuple(self._futures):
-            self._settle(ticket, None, closed)
+            self._settle(ticket, None, _closed())
 
     def _send_frames(self, action: Send) -> None:
         try:
@@ -286,6 +289,10 @@ class SessionLink(ABC):
     @abstractmethod
     def _send(self, device: str, channel: Channel, frames: list[Any]) -> None:
         """Send a message, where there is a connection."""
+
+
+def _closed() -> HomeError:
+    return HomeError("this home is closed.", next_step="Make a new one.")
 
 
 _open_links: "weakref.WeakSet[SessionLink]" = weakref.WeakSet()

@@ -9,7 +9,7 @@ import zmq
 from tests.sdk.sessions.controller_driver import Play, place
 from tests.timeouts import PATIENCE_S
 
-from potluck.errors import DeviceGone, ProtocolError
+from potluck.errors import DeviceGone, HomeError, ProtocolError
 from potluck.sessions import pending_records
 from potluck.sessions.connections import (
     AT_ONCE,
@@ -269,3 +269,25 @@ def test_a_statement_that_would_take_long_to_read_is_not(monkeypatch):
     play.receive("a", m.Welcome(major=1), b'{"x":[' + b"[]," * (MAX_STATEMENT_BYTES // 3) + b"[]]}")
     assert isinstance(play.ended()[1].error, ProtocolError)
     assert read == []
+
+
+@pytest.mark.parametrize("is_late", [False, True], ids=["before", "while it closes"])
+def test_nobody_waits_for_an_answer_of_a_link_that_is_closed(monkeypatch, is_late):
+    public, secret = zmq.curve_keypair()
+    link = CurveLink(Keys(public=public.decode(), secret=secret.decode()))
+    check = link._check
+
+    def checked():
+        check()
+        link.close()
+
+    if is_late:  # by another thread, at the worst moment
+        monkeypatch.setattr(link, "_check", checked)
+    asked = OpenSession(device="a", address=Address(host="127.0.0.1", port=9), key=public.decode())
+    with pytest.raises(HomeError, match="this home is closed"):
+        try:
+            answer = link.ask(asked)
+        finally:
+            link.close()
+        answer.result(PATIENCE_S)
+    assert link.n_unanswered == 0
